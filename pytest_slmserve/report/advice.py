@@ -30,8 +30,7 @@ CONTINUED = " \\"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Engines to be started one after the other. what: a description for people. mps: whether they should share the
-    GPU by MPS."""
+    """Engines to be started one after the other. what: for people. mps: whether they should share the GPU by MPS."""
 
     what: str
     commands: tuple[tuple[str, ...], ...]
@@ -39,8 +38,8 @@ class Start:
 
 
 def starts(plan: Plan) -> Iterator[Start]:
-    """Ways to serve: one engine for each model that fits next to the others; a single engine for each model whose
-    memory is unknown; and several engines of one model, if they are worth a trial."""
+    """Ways to serve: one engine of each model that fits beside the others; a single engine of each model whose memory
+    is unknown; and several engines of one model, if they are worth a trial."""
     engines = ((advice, advice.subject.engine, advice.batch) for advice in plan.advices)
     serving = [(advice, engine, batch) for advice, engine, batch in engines if engine and batch is not None]
     placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
@@ -58,8 +57,7 @@ def starts(plan: Plan) -> Iterator[Start]:
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
-    """The words of one command, with all arguments that affected the engine's speed. What is unknown of the engine is
-    left to vLLM."""
+    """The words of one command. What is unknown of the engine is left to vLLM."""
     spec = engine.spec
     variables = [f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"]
     words = ["env", *variables] if variables else []
@@ -132,8 +130,8 @@ FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowa
 
 
 def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = ()) -> Section:
-    """Heading, table, reasons, notes on all models, the commands, and of curves on several numbers of GPUs which
-    deployment to choose."""
+    """Return the table, the reasons, notes on all models, the commands, and which deployment to choose of those on
+    several numbers of GPUs."""
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
         most = percent(wish.gpu_memory_utilization)
@@ -146,13 +144,10 @@ def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = (
         parts += ["", f"{advice.subject.name}\n{text_table.named_lines(pairs)}"]
     if remarks := list(general(plan, source)):
         parts += ["", *remarks]
+    width = text_table.layout().width
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
-        parts += [
-            "",
-            "; ".join(sentences),
-            *(shell_lines(words, text_table.layout().width) for words in start.commands),
-        ]
+        parts += ["", "; ".join(sentences), *(shell_lines(words, width) for words in start.commands)]
     parts += [f"{curve.subject} on {text}" for curve, found in several_gpus(curves) for text in answers(curve, found)]
     return Section(heading, parts, "good" if plan.possible else "open")
 
@@ -178,7 +173,7 @@ def _mark(advice: Advice) -> str:
 
 
 def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Pairs of a subject and a sentence: the batch, the memory, the gain and the number of engines, the cost, notes."""
+    """Yield pairs of a subject and a sentence."""
     yield "batch", batch_text(advice, plan)
     if allowed := caps_text(advice.decision):
         yield "law", allowed
@@ -186,9 +181,8 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
         yield "memory", _memory(advice)
         if (gains := advice.gains) and (gains.time_slicing or advice.replicas):
             sliced, overlap, power = gains.time_slicing, gains.mps, gains.power_share
-            if sliced is None:
-                said = "of several engines: not bounded by any sensor or data sheet"
-            else:
+            said = "of several engines: not bounded by any sensor or data sheet"
+            if sliced is not None:
                 bounds = [f"{figure(c.factor)} times the throughput of one ({c.why})" for c in (sliced, overlap) if c]
                 said = f"several engines have by time slicing at most {bounds[0]}; under MPS at most {bounds[-1]}"
                 if overlap is None or sliced is overlap:
@@ -265,12 +259,12 @@ def _memory(advice: Advice) -> str:
 
 
 def no_memory(advice: Advice) -> str:
-    """The reason why the memory that a model needs is unknown."""
+    """Return why the memory that a model needs is unknown."""
     return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
 
 
 def general(plan: Plan, source: ResultSource) -> Iterator[str]:
-    """Notes that concern all models of a plan, and how they fit together."""
+    """Yield notes that concern all models of a plan, and how they fit together."""
     yield from (f"note: {note}" for note in source.notes)
     if not plan.advices:
         yield "note: no sweep was measured"
@@ -297,8 +291,8 @@ def general(plan: Plan, source: ResultSource) -> Iterator[str]:
 
 
 def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Facts on a plan and each of its models. curves: of these models, on any number of GPUs. several_gpus: the best
-    deployments for each number of GPUs and each concurrency, if there is a choice."""
+    """Return a plan and each of its models for JSON. curves: of these models, on any number of GPUs, of which the best
+    deployments are told if there is a choice."""
     wish, models, several = plan.wish, [], []
     for advice in plan.advices:
         seen, footprint = advice.decision, advice.subject.footprint
@@ -318,11 +312,8 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
         for gpus, load, best in best_on_several(curve, found):
             row = {"model": curve.subject, "gpus": gpus, "concurrency": load}
             for goal, (one, value) in best.items():
-                row[f"best_{goal}"] = {
-                    "deployment": deployment_name(one),
-                    **facts(one, "engines", "tensor_parallel_size"),
-                    goal: value,
-                }
+                made_of = facts(one, "engines", "tensor_parallel_size")
+                row[f"best_{goal}"] = {"deployment": deployment_name(one), **made_of, goal: value}
             several.append(row)
     return {
         **facts(source, "device", "latency"),
@@ -331,16 +322,12 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
         "models": models,
         "together": plan.together,
         "several_gpus": several,
-        "starts": [
-            {**facts(start, "what", "mps"), "commands": map(shlex.join, start.commands)} for start in starts(plan)
-        ],
+        "starts": [{**facts(way, "what", "mps"), "commands": map(shlex.join, way.commands)} for way in starts(plan)],
         "notes": general(plan, source),
     }
 
 
 Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None if only the other GPU has this load
-
-
 OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
     Column("tokens/s\nmeasured", lambda row: figure(row["output_tokens_per_s"], 4)),
     Column("predicted\nthere", lambda row: figure(row["predicted_tokens_per_s"], 4)),
@@ -357,12 +344,9 @@ OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
 
 
 def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curve]) -> tuple[dict[str, Any], str]:
-    """A prediction under the label of its sweep, compared load by load with sweeps that were measured on that GPU.
-
-    Returns:
-        Facts for JSON, with all rows and a verdict for each such sweep. And the text: a table for each such sweep, or
-        one of the prediction, the law on both GPUs, and the verdicts.
-    """
+    """Return a prediction, compared load by load with sweeps that were measured on that GPU: facts for JSON, with all
+    rows and a verdict for each sweep; and a text, with a table for each sweep, or one without any. name: label of the
+    sweep that it is predicted from."""
     curve, law, gpu = prediction.curve, prediction.law, prediction.gpu.family
     tables, verdicts = [], [carries(prediction, there) for there in measured]
     for there in measured or (None,):

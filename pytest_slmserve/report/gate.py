@@ -24,6 +24,7 @@ from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import SIMULATED, Measurement
 from pytest_slmserve.schema.specs import GIB
 
+NOTHING_DIFFERS = "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
 DIAGNOSIS_COLUMNS: tuple[Column[Change], ...] = (
     Column("", lambda c: c.name, "left"),
     Column("baseline", lambda c: figure(c.baseline)),
@@ -82,8 +83,7 @@ def split_findings(split: Split) -> Iterator[str]:
     if change is None or abs(change) < NOTABLE:
         yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
     else:
-        for found in filter(None, map(diagnosis.explaining, (by_step, by_device))):
-            part, share = found
+        for part, share in filter(None, map(diagnosis.explaining, (by_step, by_device))):
             more = ", and the other part went the other way" if round(share, 2) > 1 else ""
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
         yield f"steps per request {_signed_percents(count)} %, time per step {_signed_percents(step)} %"
@@ -109,22 +109,15 @@ def difference_parts(differences: Sequence[Difference]) -> Iterator[Part]:
     differs."""
     rows = []
     for each in differences:
-        values = [[ABSENT if value is None else value for value in side] for side in (each.baseline, each.candidate)]
-        cells = [" or ".join(side) for side in values]
+        sides = [[ABSENT if value is None else value for value in side] for side in (each.baseline, each.candidate)]
+        in_gib = sides
         if each.field.endswith("_bytes"):
-            in_gib = [
-                " or ".join(f"{figure(int(text) / GIB, 4)} GiB" if text.isdigit() else text for text in side)
-                for side in values
-            ]
-            cells = in_gib if in_gib[0] != in_gib[1] else cells
-        rows.append([each.field, *cells])
+            in_gib = [[f"{figure(int(v) / GIB, 4)} GiB" if v.isdigit() else v for v in side] for side in sides]
+        rows.append([each.field, *map(" or ".join, in_gib if in_gib[0] != in_gib[1] else sides)])
     columns = [Column(head, itemgetter(place), "left") for place, head in enumerate(("", *SIDES))]
     yield Table(rows, columns, "What differs", "what differs between the sides:", always=len(columns))
     if not rows:
-        yield from (
-            "",
-            "nothing differs in the environments, in what the engines resolved, or in what was asked of them",
-        )
+        yield from ("", NOTHING_DIFFERS)
 
 
 def _difference(seen: Change) -> str:
@@ -202,8 +195,7 @@ def gate_charts(compared: Sequence[Comparison]) -> Iterator[Chart]:
     yield Chart("Candidate over baseline", charts.gate_forest(compared), note)
     for each in compared:
         if each.interim:
-            looks = "Dashed: the margin, and no change."
-            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)
+            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), "Dashed: the margin, and no change.")
 
 
 def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Table]:
@@ -228,25 +220,25 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
 
 
 def title(gated: Gated) -> str:
-    """The outcome; with fewer pairs than the first interim analysis needs, that speed is not judged."""
+    """The outcome, or that speed is not judged by so few pairs."""
     if has_few_pairs(gated):
         return f"{gated.model}: speed NOT JUDGED after {counted(len(gated.pairs), 'pair')} of launches"
     return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
 
 
 def is_simulated(gated: Gated) -> bool:
-    """Whether its numbers come from a formula."""
+    """Return whether its numbers come from a formula."""
     return any(pair.baseline.measurements[0].environment.platform == "simulated" for pair in gated.pairs)
 
 
 def has_few_pairs(gated: Gated) -> bool:
-    """Whether an inconclusive gate has some pairs, and fewer than its first interim analysis needs."""
+    """Return whether an inconclusive gate has some pairs, and fewer than its first interim analysis needs."""
     return gated.outcome is State.INCONCLUSIVE and 0 < len(gated.pairs) < FIRST_LOOKS[0]
 
 
 def next_step(gated: Gated) -> str:
-    """What may decide an inconclusive gate: the options that measure what it lacks for its next interim analysis, with
-    the time that this takes; or a repair, or a new gate. Empty for any other gate, and if no pair counts."""
+    """Return what may decide an inconclusive gate: options that measure up to its next interim analysis, with the time
+    that takes; or a repair, or a new gate. Empty for any other gate, and if no pair counts."""
     if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
         return ""
     unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
@@ -258,48 +250,41 @@ def next_step(gated: Gated) -> str:
         more = f"-o slm_gate_pairs={2 * most}"
         return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
     look = next_look(there, gated.terms) or most
-    more = counted(look - there, "more pair")
+    takes = everything = ""
     if there > 1:
         # A pair's time has that of its engine starts; one pair more is for the launches that do not count. The median
         # leaves out a pause.
         began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
         times = map(datetime.fromisoformat, began)
         each_s = median((after - before).total_seconds() for before, after in pairwise(times))
-        more += f", about {(look - there + 1) * each_s:.0f} s, can decide"
-        more += f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
-    else:
-        more += " can decide"
+        takes = f", about {(look - there + 1) * each_s:.0f} s,"
+        everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
     first = gated.pairs[0].baseline.measurements
-    loads = ",".join(f"{m.load.max_concurrency}" for m in first)
-    return f"{more}: {first[0].environment.mode} --slm-gate --slm-resume --slm-concurrency={loads}"
+    mode, loads = first[0].environment.mode, ",".join(f"{m.load.max_concurrency}" for m in first)
+    more = f"{counted(look - there, 'more pair')}{takes} can decide{everything}"
+    return f"{more}: {mode} --slm-gate --slm-resume --slm-concurrency={loads}"
 
 
 def caches_text(gated: Gated) -> str:
     """State of the compilation caches, and the median seconds of a start that compiling or reading took on each side,
     if engines report it. A low number means that the cache was hit."""
-    took = []
-    for side in SIDES:
-        if known := [s for m in gated.measurements(side) if (s := m.resolved.compile_s) is not None]:
-            took.append(figure(median(known), 2))
-    if len(took) < len(SIDES):
-        return CACHES[gated.caches]
-    return f"{CACHES[gated.caches]}; compiling took {' and '.join(took)} s of a start"
+    seconds = ([s for m in gated.measurements(side) if (s := m.resolved.compile_s) is not None] for side in SIDES)
+    took = [figure(median(each), 2) for each in seconds if each]
+    told = f"; compiling took {' and '.join(took)} s of a start" if len(took) == len(SIDES) else ""
+    return f"{CACHES[gated.caches]}{told}"
 
 
 def outputs_text(gated: Gated) -> str:
     """Comparison of both sides' tokens, with dummy weights, which prove nothing. Empty if no tokens were requested, and
     for real weights, which have a verdict."""
-    seen = gated.answers
-    if seen is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
+    if (seen := gated.answers) is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
         return ""
-    asked = f"outputs: the first {seen.tokens} greedy tokens of {counted(seen.requests, 'request')}"
-    unsteady = "" if seen.steady else "; launches of one side differ among themselves"
-    unsteady += "; whether they are right, dummy weights cannot tell"
-    if seen.differs is None:
-        return f"{asked} are the same{unsteady}"
-    at = seen.differs
-    tokens = f"{at.baseline} and {at.candidate}"
-    return f"{asked} differ from token {at.position} of request {at.request} on ({tokens}){unsteady}"
+    differ = "are the same"
+    if at := seen.differs:
+        differ = f"differ from token {at.position} of request {at.request} on ({at.baseline} and {at.candidate})"
+    differ += "" if seen.steady else "; launches of one side differ among themselves"
+    asked = f"the first {seen.tokens} greedy tokens of {counted(seen.requests, 'request')}"
+    return f"outputs: {asked} {differ}; whether they are right, dummy weights cannot tell"
 
 
 def calibration_text(kept: StoredNoise) -> str:

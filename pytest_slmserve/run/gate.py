@@ -53,8 +53,8 @@ class Gates:
 
     @cached_property
     def waivers(self) -> tuple[diagnosis.Waiver, ...]:
-        """Waivers of the file that the options name. Raises BadUsage if the file cannot be read, or names an endpoint
-        that no gate compares."""
+        """Waivers of the file that the options name. Raises BadUsage if it cannot be read, or names an endpoint that no
+        gate compares."""
         path = self.session.options.waivers
         found = baselines.read_waivers(Path(path)) if path else ()
         if unknown := next((w for w in found if w.endpoint not in ENDPOINTS), None):
@@ -62,8 +62,7 @@ class Gates:
         return found
 
     def waiver(self, model: str, endpoint: str) -> diagnosis.Waiver | None:
-        """The waiver of a regression of this model's endpoint on this device, valid or expired, with its owner; None
-        without a waiver."""
+        """The waiver of a regression of this model's endpoint on this device, valid or expired; None without one."""
         device = self.session.host.environment.gpu_name or self.session.platform
         return diagnosis.waiver_for(self.waivers, model, endpoint, device)
 
@@ -86,7 +85,7 @@ class Gates:
 
 
 def is_short(session: Session) -> bool:
-    """Whether a gate runs among other tests. Then it makes SHORT pairs, only at the large load, and decides what is no
+    """Whether a gate runs among other tests: then it makes SHORT pairs, only at the large load, and judges what is no
     matter of chance. A simulated gate takes no time and runs in full."""
     return not session.options.gate and session.platform != "simulated"
 
@@ -137,15 +136,15 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
 
 
 def order(number: int) -> tuple[Side, Side]:
-    """Sides of a pair in the order of launching: AB, BA, BA, AB, and again. Neither a drift of the host nor the first
+    """Sides of a pair in the order of launching: AB, BA, BA, AB, so that neither a drift of the host nor the first
     place favours a side."""
     baseline, candidate = SIDES
     return (baseline, candidate) if number % 4 in (0, 1) else (candidate, baseline)
 
 
 def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
-    """The specification of each side: the engine of the options, with the side's own interpreter, variables and
-    arguments. Raises BadUsage for an argument of the wrong type."""
+    """The specification of each side: `spec` with the side's own interpreter, variables and arguments. Raises BadUsage
+    for an argument of the wrong type."""
     found: dict[Side, EngineSpec] = {}
     for side in SIDES:
         python, env, arguments = options.side_of(side)
@@ -158,9 +157,8 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """The small load and the large one: the ends of `--slm-concurrency`. By default only the model's batch of table 1,
-    because the speed of small loads depends on the host. The small load has a longer window. A short gate has only the
-    large load."""
+    """The small load, with a longer window, and the large one: the ends of `--slm-concurrency`. By default, and in a
+    short gate, only the large one, because the speed of small loads depends on the host."""
     planner, chosen = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
     ends = sorted({chosen[0], chosen[-1]} if chosen else {large})
@@ -263,8 +261,8 @@ class OneGate:
         return looks and not self.session.options.calibrate and gated.settled
 
     def cold(self, launched: Collection[Engines] = ()) -> tuple[Side, ...]:
-        """Sides of which nothing was launched since this host was booted. Two equal sides count as one, and then
-        the launches of the run's other tests count too. launched: those that are planned."""
+        """Sides of which nothing was launched since this host was booted. Two equal sides count as one, and then the
+        launches of the run's other tests count too. launched: those that are planned."""
         host = self.session.host.environment.host
         same = self.specs["baseline"] == self.specs["candidate"]  # else each has caches of its own
         measured = [*self.found, *(self.session.results.measurements() if same else ())]
@@ -272,8 +270,8 @@ class OneGate:
         return tuple(side for side in (SIDES[:1] if same else SIDES) if self.specs[side] not in there)
 
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Measurements of a fresh launch of each side, an empty list for a warm-up. If the host has enough cores, two
-        pairs are launched at once and wait for their turns. Imports take as long as the rest of a start.
+        """Measurements of each launch, an empty list for a warm-up. If the host has enough cores, two pairs are
+        launched at once and wait for their turns, because imports take as long as the rest of a start.
 
         Args:
             launches: Each side with the number of its pair, or `WARM_UP`. The launches of a pair follow each other.
@@ -292,8 +290,8 @@ class OneGate:
                     yield found
 
     def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: whether
-        the launch is the second of its pair."""
+        """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: of its
+        pair."""
         engine.differ(f"{side} {number}")
         spec = self.specs[side]
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches)
@@ -314,8 +312,8 @@ class OneGate:
 
     def traced(self, gated: Gated) -> str:
         """Serve the load of the first failing endpoint with one more launch of each side under its profiler. Returns a
-        sentence with the paths of the traces, or with the reason why there are none: the measurements stand. Empty if
-        no endpoint fails that is read at a load."""
+        sentence with the paths of the traces, or why there are none; empty if no endpoint fails that is read at a
+        load."""
         verdicts = ((each.load, gated.verdict(each.name)) for each in GATED)
         places = [place for place, seen in verdicts if place is not None and seen and seen.state is State.FAILS]
         if not places:

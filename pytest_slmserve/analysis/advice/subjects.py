@@ -41,7 +41,7 @@ TPOT = "the mean time per output token after the first, TPOT"
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Models, and the source of their measurements: the device and its memory, the kind of latency, notes on all."""
+    """Models, and what their measurements are of. latency: which kind. notes: on all of them."""
 
     device: str
     latency: str
@@ -53,8 +53,8 @@ class ResultSource:
 def of_curves(
     curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()
 ) -> ResultSource:
-    """Models to advise on, one for each model of the curves, in the order first met: its sweep with the most loads to
-    choose from, and of several such the last measured.
+    """Models to advise on, in the order first met: of each its sweep with the most loads to choose from, and of several
+    such the last measured.
 
     Args:
         model: The only model to advise on; None for all.
@@ -133,18 +133,18 @@ def _beyond_graphs(curve: Curve) -> Iterator[str]:
 
 
 def _left_out(curve: Curve) -> Iterator[str]:
-    if degraded := [p.concurrency for p in curve.points if p.valid and p.degraded]:
-        loads = curve.axes.at(", ".join(map(str, degraded)))
-        yield f"left out, for their sensors tell of a disturbance: {loads}"
-    if invalid := [p.concurrency for p in curve.points if not p.valid]:
-        yield f"left out, for they are not valid: {curve.axes.at(', '.join(map(str, invalid)))}"
+    degraded = [p.concurrency for p in curve.points if p.valid and p.degraded]
+    invalid = [p.concurrency for p in curve.points if not p.valid]
+    for why, loads in (("their sensors tell of a disturbance", degraded), ("they are not valid", invalid)):
+        if loads:
+            yield f"left out, for {why}: {curve.axes.at(', '.join(map(str, loads)))}"
 
 
 def _served(
     spec: EngineSpec, longest: int | None, resolved: Resolved | None = None, beyond_kv_bytes: int = 0
 ) -> ServedEngine:
-    """A model as it was served. longest: tokens of a request at full length, None if unknown. resolved: as reported by
-    the engine; None for external results. beyond_kv_bytes: memory in use beyond the KV cache, 0 without sensors."""
+    """A model as it was served. longest: tokens of a full request, None if unknown. resolved: None for external
+    results. beyond_kv_bytes: memory in use beyond the KV cache, 0 without sensors."""
     each, layout = kv_cache.value_bytes(spec, resolved), kv_cache.kv_layout(spec, resolved)
     weights = (resolved and resolved.weight_bytes) or (kv_cache.weight_bytes(spec, each) if each else None)
     footprint, why_not = None, ""
@@ -185,7 +185,7 @@ def of_external(
     kv_blocks: int | None = None,
 ) -> ResultSource:
     """One subject, the curve of external results. spec: an engine of the model; with None only the batch can be
-    advised. longest: tokens of a request at full length. kv_blocks: of the engine, of 16 tokens each."""
+    advised. longest: tokens of a full request. kv_blocks: of the engine, of 16 tokens each."""
     notes, points, engine, shares = [*notes, *_left_out(curve)], [], None, []
     if over := [p.concurrency for p in curve.points if more_in_flight(p)]:
         odd = f"output rate x latency is more than the knob at {', '.join(map(str, over))}"
@@ -213,7 +213,7 @@ def of_external(
 
 
 def more_in_flight(point: Point) -> bool:
-    """Whether by Little's law more requests were in flight than were sent. Then the latency is not per output token."""
+    """Whether by Little's law more requests were active than were sent: then the latency is not per output token."""
     return point.batch is not None and point.batch > (1 + NOT_THE_BATCH) * point.concurrency
 
 
@@ -229,9 +229,8 @@ BOUNDED = "gain-within-bound"
 
 
 def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
-    """Verdict on whether the batch that the advisor of arXiv:2503.08311 chooses serves at least `bound` of what any
-    other load does. value: the share that decides. Its objective is twice the time per output token at 32 in
-    flight."""
+    """Verdict on whether the batch that the advisor chooses, for twice the time per output token at 32 in flight,
+    serves at least `bound` of what any other load does. value: the share that decides."""
     subject, wish = of_curve(curve, None), Objectives(slo=OBJECTIVE)
     found = decide(subject, wish)
     points = {p.concurrency: p for p in subject.usable}
@@ -253,8 +252,8 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
 def kv_blocks_as_predicted(
     spec: EngineSpec, launches: Sequence[Resolved], tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
 ) -> Verdict:
-    """Return the verdict on whether an engine has the KV blocks that the model's shape predicts, within `tolerance`
-    blocks: of the launch that is farthest off, so that one bad launch among many shows."""
+    """Verdict on whether an engine has the KV blocks that the model's shape predicts, within `tolerance` blocks: of the
+    launch that is farthest off, so that one bad launch among many shows."""
     subject, found = short_name(spec.model), []
     for resolved in launches:
         predicted, seen = kv_cache.predicted_blocks(spec, resolved), resolved.kv_blocks
@@ -291,8 +290,7 @@ def verified(
     advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float = MARGIN
 ) -> Iterator[Verdict]:
     """Verdicts on what was predicted of an engine: that it preempts no request, its KV blocks if they are known, its
-    throughput, its latency. found: all measurements of the engine `spec` at the advised batch, invalid ones too; at
-    least one."""
+    throughput, its latency. found: all its measurements at the advised batch, invalid ones too; at least one."""
     name, limit, point = advice.subject.name, advice.decision.limit, with_tpot(points_of(found)[0])
     state, why = State.PASSES, "no request was preempted"
     if count := sum(sum(m.run.steps.preempted) for m in found):
@@ -323,8 +321,8 @@ def verified(
 
 
 def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint) -> Verdict:
-    """Verdict on whether the gain of several engines over one is within the bound of the advice. single: one engine at
-    the advised batch. together: the engines that share the device."""
+    """Verdict on whether the gain of several engines over one is within the bound of the advice. single: at the advised
+    batch. together: the engines that share the device."""
     name, gains = engines(together.models), advice.gains
     ceiling = None if gains is None else gains.mps if together.sharing == "mps" else gains.time_slicing
     for point in (together, single):
