@@ -92,11 +92,7 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nmodel", lambda a: a.subject.name, "left"),
     Column("\nbatch", lambda a: ABSENT if a.batch is None else str(a.batch)),
     Column("tokens\n/s", lambda a: figure(a.advised.tokens_per_s.value if a.advised else None, 4)),
-    Column(
-        "ms/\ntoken",
-        lambda a: milliseconds(getattr(a.advised and a.advised.latency_s, "value", None)),
-        rank=1,
-    ),
+    Column("ms/\ntoken", lambda a: milliseconds(getattr(a.advised and a.advised.latency_s, "value", None)), rank=1),
     Column("of peak\n%", lambda a: hundredths(a.advised.share if a.advised else None), rank=6),
     Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None), rank=4),
     Column("KV\nGiB", lambda a: gib(a.needs.kv_bytes if a.needs else None), rank=3),
