@@ -43,13 +43,13 @@ POLL_S = 0.01
 GAP_S = 0.25  # idle time after each window: a whole period lies in it, which may be seen 0.2 s late
 IDLE = 0.01  # share of a period
 SIDES = "baseline", "candidate"
-GRAPHICS, SM = 1, 2  # GPM's metrics: the share of time in which a kernel runs, and of time and units that do
+GRAPHICS = 1  # GPM's number of the share of time in which a kernel runs
 
 
 @contextmanager
-def noted_changes(found: list[tuple[float, float, float]]) -> Iterator[None]:
+def noted_changes(found: list[tuple[float, float]]) -> Iterator[None]:
     """While the block runs, append each change of the counters: the time at which it was seen, by the monotonic clock,
-    and the mean activity in percent since the beginning, of the GPU and of its multiprocessors."""
+    and the share of the time since the beginning, in percent, in which a kernel ran."""
     import pynvml as nv
 
     nv.nvmlInit()
@@ -61,13 +61,12 @@ def noted_changes(found: list[tuple[float, float, float]]) -> Iterator[None]:
         last = nv.nvmlGpmSampleAlloc()
         while not stop.wait(POLL_S):
             nv.nvmlGpmSampleGet(device, last)
-            asked = nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=2, sample1=first, sample2=last)
-            asked.metrics[0].metricId, asked.metrics[1].metricId = GRAPHICS, SM
-            now = time.monotonic()
+            asked = nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=1, sample1=first, sample2=last)
+            asked.metrics[0].metricId, now = GRAPHICS, time.monotonic()
             nv.nvmlGpmMetricsGet(asked)
-            values = asked.metrics[0].value, asked.metrics[1].value
-            if not any(map(math.isnan, values)) and (not found or found[-1][1:] != values):
-                found.append((now, *values))
+            active = round(asked.metrics[0].value, 6)
+            if not math.isnan(active) and (not found or found[-1][1] != active):
+                found.append((now, active))
 
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
@@ -101,7 +100,7 @@ def launched(
         ready_s = time.monotonic() - began
         for side in (0, 1, 1, 0):
             job(engines[side], workload, load)
-        changes: list[tuple[float, float, float]] = []
+        changes: list[tuple[float, float]] = []
         windows = []
         with noted_changes(changes):
             time.sleep(GAP_S)
@@ -127,7 +126,7 @@ def busy_seconds(launch: Mapping[str, Any]) -> dict[tuple[int, int], float]:
         idle.append(busy[-1] - busy[-2] < IDLE * PERIOD_S)
     found, before = {}, 0.0
     for pair, side, _, ended in launch["windows"]:
-        after = next(total for (t, *_), total, quiet in zip(changes, busy, idle) if quiet and t > ended)
+        after = next(total for (t, _), total, quiet in zip(changes, busy, idle) if quiet and t > ended)
         found[pair, side], before = after - before, after
     return found
 

@@ -464,7 +464,7 @@ def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
     total, changes = 0.0, []
     for number, share in enumerate(active):
         total += share * 0.1
-        changes.append((number * 0.1 + 0.01 * (number % 3), 100 * total / max(number * 0.1, 0.1), 0.0))
+        changes.append((number * 0.1 + 0.01 * (number % 3), 100 * total / max(number * 0.1, 0.1)))
     launch = {"changes": changes, "windows": [(0, 0, 0.12, 0.5), (0, 1, 0.84, 1.14)]}
     assert study.busy_seconds(launch) == pytest.approx({(0, 0): 0.4, (0, 1): 0.3})
 
