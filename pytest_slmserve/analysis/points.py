@@ -149,8 +149,7 @@ class Point(Summary):
         `.attainment` is their share, `.per_s` their rate. None without a valid repeat. Raises BadUsage for what is no
         SLO, and for a limit on ITL."""
         limits = window.parse_slo(slo) if isinstance(slo, str) else slo
-        each = ([window.goodput_of(m, limits) for m in group] for group in self.used)
-        return window.pooled_goodput([window.pooled_goodput(engines, at_once=True) for engines in each])
+        return window.goodput_of(limits, *self.used) if self.used else None
 
     def on_hosts_of(self, other: Point) -> Point | None:
         """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none. The

@@ -83,7 +83,7 @@ def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
 def test_goodput_of_engines_at_once_is_added_up_and_of_repeats_averaged():
     measured = [*together(400.0, 600.0), *together(400.0, 600.0, repeat=1)]
     [point] = shared_points(measured)
-    alone = [goodput_of(m, parse_slo("e2e:600ms")) for m in measured]
+    alone = [goodput_of(parse_slo("e2e:600ms"), (m,)) for m in measured]
     found = point.goodput("e2e:600ms")
     assert [each.attainment for each in alone] == [0, 1, 0, 1]
     assert found.per_s == pytest.approx(alone[1].per_s) and found.requests == sum(each.requests for each in alone)

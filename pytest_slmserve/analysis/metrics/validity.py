@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow, roofline_fraction
-from pytest_slmserve.analysis.metrics.window import judged_failures, judged_rows, latencies_of
+from pytest_slmserve.analysis.metrics.window import judged_requests, latencies_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.models import short_name
@@ -325,8 +325,8 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
     Where requests failed and none was served, that is reported already, and no window would be long enough. A job has
     no steady window. Its preemptions are counted elsewhere, since a KV cache that is too small may be the question.
     """
-    run, judged = measurement.run, judged_failures(measurement)
-    counts = (run.failures, len(run.samples)), (judged, len(judged_rows(measurement)))
+    run, judged = measurement.run, judged_requests(measurement)
+    counts = (run.failures, len(run.samples)), (judged.failures, len(judged.rows))
     share = max(failed / max(1, failed + others) for failed, others in counts)
     if share > failed_share:
         borne = f" ({percent(share)} of the requests, {percent(failed_share)} may)" if failed_share else ""

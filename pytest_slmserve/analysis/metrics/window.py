@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
+from pytest_slmserve.schema.records import Failures, Measurement, ReplicaGroup, Run, Samples
 from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_steady
 
 T = TypeVar("T")
@@ -330,9 +330,8 @@ def held_back(run: Run) -> HeldBack | None:
 @dataclass(frozen=True, slots=True)
 class Percentiles:
     """Percentiles of one latency, in seconds. A percentile is None without requests, or where it falls among requests
-    that never came so far. mean: over the `known` ones, None unless they are all of `requests`."""
+    that never came so far. mean: over the `known` requests, None unless they are all."""
 
-    requests: int
     known: int
     mean: float | None
     p50: float | None
@@ -412,7 +411,7 @@ def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
         tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
         e2e_s=percentiles([each.e2e_s for each in seen]),
         normalized_latency_s=percentiles([each.normalized_latency_s for each in seen]),
-        itl_s=Percentiles(gaps.gaps, gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES)) if gaps else None,
+        itl_s=Percentiles(gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES)) if gaps else None,
     )
 
 
@@ -426,25 +425,25 @@ def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
     return latencies([run], judged_by)
 
 
-def judged_rows(measurement: Measurement) -> Sequence[int]:
-    """Return the rows by which the load is judged: sent in an open loop's window, or ended in that of any other."""
-    return _rows_in_window(measurement.run, measurement.load.judged_by)
+class Judged(NamedTuple):
+    """The requests by which a load is judged: rows of the samples, the tokens of these, and how many others failed."""
+
+    rows: Sequence[int]
+    prompt_tokens: int
+    output_tokens: int
+    failures: int
 
 
-def judged_tokens(measurement: Measurement) -> tuple[int, int]:
-    """Return prompt and output tokens of the requests by which the load is judged."""
-    rows, samples = judged_rows(measurement), measurement.run.samples
-    return sum(samples.prompt_tokens[row] for row in rows), sum(samples.output_tokens[row] for row in rows)
-
-
-def judged_failures(measurement: Measurement) -> int:
-    """Return the number of failed requests among those by which the load is judged. A load with a fixed number of
-    requests counts all of its failures. An open loop counts those sent in its window; any other load, those that failed
-    in it. A record without failure times counts all failures of the run."""
-    run = measurement.run
-    if run.failed is None or measurement.load.requests is not None:
-        return run.failures
-    return _failed_in_window(run, measurement.load.judged_by)
+def judged_requests(measurement: Measurement) -> Judged:
+    """Return the requests that were sent in the window of an open loop, or ended in that of any other load, and the
+    failed ones of the same moments. A load with a number of requests counts all of its failures, and so does a record
+    that does not say when requests failed."""
+    run, judged_by, samples = measurement.run, measurement.load.judged_by, measurement.run.samples
+    rows, failures = _rows_in_window(run, judged_by), run.failures
+    if run.failed is not None and measurement.load.requests is None:
+        failures = _failed_in_window(run, judged_by)
+    prompts, outputs = (sum(column[row] for row in rows) for column in (samples.prompt_tokens, samples.output_tokens))
+    return Judged(rows, prompts, outputs, failures)
 
 
 def _rows_in_window(run: Run, judged_by: JudgedBy) -> Sequence[int]:
@@ -465,7 +464,7 @@ def percentiles(values: Sequence[float | None]) -> Percentiles:
     padded = sorted(known) + [math.inf] * (len(values) - len(known))
     found = (percentile(padded, share) for share in SHARES)
     seen = (value if value is not None and math.isfinite(value) else None for value in found)
-    return Percentiles(len(values), len(known), mean_of_known(known) if len(known) == len(values) else None, *seen)
+    return Percentiles(len(known), mean_of_known(known) if len(known) == len(values) else None, *seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,15 +511,12 @@ class GapHistogram:
 def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
     """Gaps in the windows of all runs together; None where one has none, or counted them in other bins."""
     found = [gap_histogram(run.stream.gaps) if run.stream and run.stream.gaps else None for run in runs]
-    known = [each for each in found if each is not None]
+    known = [each for each in found if each]
     if not known or len(known) < len(found) or len({(each.growth, each.least_s) for each in known}) > 1:
         return None
-    if len(known) == 1:
-        return known[0]
     sums = [each.sum_s for each in known if each.sum_s is not None]
     counts = sum((Counter(each.counts) for each in known), Counter[int]())
-    total = math.fsum(sums) if len(sums) == len(known) else None
-    return GapHistogram(known[0].growth, known[0].least_s, counts, total)
+    return replace(known[0], counts=counts, sum_s=math.fsum(sums) if len(sums) == len(known) else None)
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
@@ -538,10 +534,10 @@ EXPONENT = {"ms": "e-3", "s": ""}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Upper bounds in seconds that one request must keep, all of them; None is no bound.
+    """Upper bounds in seconds that one request must keep, all of them; None is no bound. Raises BadUsage without one.
 
     ttft_s: to the first token. tpot_s: per output token after it; a request of one token meets it, as in vLLM.
-    itl_s: the longest gap between two of its tokens. e2e_s: to the last token.
+    itl_s: always None: a bound on the gaps between tokens is refused. e2e_s: to the last token.
     """
 
     ttft_s: float | None = None
@@ -555,10 +551,13 @@ class Slo:
         for name, bound in self.bounds.items():
             if not 0 < bound < float("inf"):
                 raise BadUsage(f"an SLO of {bound} s for {name}", EXAMPLE)
+        if self.itl_s is not None:
+            why = "the gaps between a request's tokens are counted together, not request by request"
+            raise BadUsage(why, "tpot:50ms")
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Seconds by name: ttft, tpot, itl, e2e, those that there are."""
+        """Seconds by name (ttft, tpot, e2e) of the bounds that there are."""
         found = ((field.name.removesuffix("_s"), getattr(self, field.name)) for field in fields(self))
         return {name: bound for name, bound in found if bound is not None}
 
@@ -571,8 +570,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the SLO of words like ttft:200ms,tpot:50ms. Raises BadUsage with what to type instead, for a bound on the
-    gaps between tokens too, which no record keeps request by request."""
+    """Return the SLO of words like ttft:200ms,tpot:50ms. Raises BadUsage with what to type instead."""
     bounds: dict[str, float] = {}
     known = [field.name.removesuffix("_s") for field in fields(Slo)]
     for part in text.split(","):
@@ -587,10 +585,7 @@ def parse_slo(text: str) -> Slo:
         if f"{name}_s" in bounds:
             raise BadUsage(f"{name} twice in the SLO {text!r}", EXAMPLE)
         bounds[f"{name}_s"] = float(number + EXPONENT[unit])
-    slo = Slo(**bounds)
-    if slo.itl_s is not None:
-        raise BadUsage("the gaps between a request's tokens are counted together, not request by request", "tpot:50ms")
-    return slo
+    return Slo(**bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -612,42 +607,27 @@ class Goodput:
     by_slo: tuple[tuple[str, float | None], ...]
 
 
-def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
-    """Goodput over the requests by which this kind of load is judged, failed requests included. None if the SLO bounds
-    the gaps between tokens, which a record does not keep by request."""
-    if slo.itl_s is not None:
-        return None
-    run, bounds, failed, rows = measurement.run, slo.bounds, judged_failures(measurement), judged_rows(measurement)
-    each = (request_latency(run.samples, row) for row in rows)
-    finished = [seen for seen in each if seen.e2e_s is not None]
-    good, kept = 0, dict.fromkeys(bounds, 0)
-    for seen in finished:
-        values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
-        met = [name for name, bound in bounds.items() if (value := values[name]) is not None and value <= bound]
-        good += len(met) == len(kept)
-        for name in met:
-            kept[name] += 1
-    dropped = failed + len(rows) - len(finished)
-    return _counted(slo, len(rows) + failed, good, dropped, per_second(good, run.window_s), kept)
-
-
-def pooled_goodput(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodput | None:
-    """Return several windows of one load as one: requests are summed; goodput is the mean, or the sum if the windows
-    were `at_once`, of engines beside each other. None if one is not known, and of none."""
-    found = [each for each in seen if each is not None]
-    if not found or len(found) < len(seen):
-        return None
-    requests, good, dropped = (sum(getattr(each, n) for each in found) for n in ("requests", "good", "dropped"))
-    names = [name for name, _ in found[0].by_slo]
-    kept = {name: sum((dict(each.by_slo)[name] or 0.0) * each.requests for each in found) for name in names}
-    per_s = (math.fsum if at_once else fmean)(each.per_s for each in found)
-    return _counted(found[0].slo, requests, good, dropped, per_s, kept)
-
-
-def _counted(slo: Slo, requests: int, good: int, dropped: int, per_s: float, kept: Mapping[str, float]) -> Goodput:
-    """Goodput by its counts. kept: number of requests that met each SLO."""
-    by_slo = tuple((name, count / requests if requests else None) for name, count in kept.items())
-    return Goodput(slo, requests, good, dropped, per_s, good / requests if requests else None, by_slo)
+def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
+    """Return the goodput of one or more repeats of a load, over the requests by which it is judged, failed ones
+    included. Requests are summed; the rate is the sum over engines beside each other, and the mean over repeats."""
+    bounds, kept, rates = slo.bounds, Counter[str](), [0.0] * len(repeats)
+    requests = finished = good = 0
+    for i, group in enumerate(repeats):
+        for m in group:
+            judged, before = judged_requests(m), good
+            requests += len(judged.rows) + judged.failures
+            for row in judged.rows:
+                seen = request_latency(m.run.samples, row)
+                if seen.e2e_s is None:
+                    continue
+                values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
+                met = [name for name, bound in bounds.items() if (value := values[name]) is not None and value <= bound]
+                kept.update(met)
+                finished, good = finished + 1, good + (len(met) == len(bounds))
+            rates[i] += per_second(good - before, m.run.window_s)
+    by_slo = tuple((name, kept[name] / requests if requests else None) for name in bounds)
+    attainment = good / requests if requests else None
+    return Goodput(slo, requests, good, requests - finished, fmean(rates), attainment, by_slo)
 
 
 def finished_output_tokens(run: Run) -> list[int]:

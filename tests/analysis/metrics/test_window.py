@@ -144,7 +144,7 @@ def test_a_step_has_the_gaps_of_its_own_window():
     of_steps = ({"counts": {"462": 90}, "sum_s": 0.9}, {"counts": {"602": 180}, "sum_s": 7.2})
     stream = replace(whole.run.stream, step_gaps=tuple({**whole.run.stream.gaps, **each} for each in of_steps))
     slow, fast = (latencies_of(m).itl_s for m in steps_of(replace(whole, run=replace(whole.run, stream=stream))))
-    assert (slow.requests, slow.mean, fast.requests, fast.mean) == (90, 0.01, 180, 0.04)
+    assert (slow.known, slow.mean, fast.known, fast.mean) == (90, 0.01, 180, 0.04)
     assert [slow.p50, slow.p90, slow.p95, slow.p99] == pytest.approx([0.01] * 4, rel=0.01)
     assert [fast.p50, fast.p90, fast.p95, fast.p99] == pytest.approx([0.04] * 4, rel=0.01)
 
@@ -152,7 +152,7 @@ def test_a_step_has_the_gaps_of_its_own_window():
 def test_an_older_record_does_not_say_which_step_a_gap_was_of():
     for step in steps_of(served(RAMP)):
         itl = latencies_of(step).itl_s
-        assert (itl.requests, itl.mean, itl.p50, itl.p99) == (0, None, None, None)
+        assert (itl.known, itl.mean, itl.p50, itl.p99) == (0, None, None, None)
 
 
 def test_a_failure_is_of_its_step_settling_included():
