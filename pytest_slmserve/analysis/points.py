@@ -295,11 +295,11 @@ def summarize(measurement: Measurement) -> Summary:
         ),
         "little": window.littles_law(run),
         **window.latencies_of(measurement).figures,
-        "unexplained": step.unexplained if step else None,
+        "unexplained": step.unexplained,
         "decode_dram": dram,
         "decode_tensor": tensor,
         "saturation_gap": gpu_figures.saturation_gap(dram, tensor),
-        "bound": step.bound if step else gpu_figures.bound_by_counters(run),
+        "bound": step.bound,
         **sensed(run, tokens_per_s),
     }
     if not is_job(load):

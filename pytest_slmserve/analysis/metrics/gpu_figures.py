@@ -5,8 +5,8 @@ import math
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from operator import itemgetter, or_
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
-from pytest_slmserve.analysis.estimates import mean_of_known, once, percentile
+from pytest_slmserve.analysis.estimates import once, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.kv_cache import kv_bytes, kv_layout, quantization_of, value_bytes, weight_bytes
@@ -330,25 +330,22 @@ class GpuMemory:
 
 
 def memory_in_use(groups: Iterable[ReplicaGroup]) -> GpuMemory | None:
-    """The repeat with the most memory in use; None where of none the parts are known."""
-    known = [memory for group in groups if (memory := gpu_memory(group))]
-    return max(known, key=lambda memory: memory.used_bytes or 0, default=None)
-
-
-def gpu_memory(group: ReplicaGroup) -> GpuMemory | None:
-    """Memory of one run. None where an engine did not tell its weights, or a cache or the GPU's memory is not known;
-    and of MIG instances, of which each has a memory of its own."""
-    first = group[0]
-    sharing, each = first.replica and first.replica.sharing, first.environment.gpu_memory_bytes
-    sizes = [(short_name(m.spec.model), m.resolved.weight_bytes or 0, kv_bytes(m.spec, m.resolved)) for m in group]
-    if each is None or sharing == "mig" or not all(weights and cache for _, weights, cache in sizes):
-        return None
-    gpus = sum(m.spec.tensor_parallel_size for m in (group if sharing == "gpus" else group[:1]))
-    memory = GpuMemory(tuple(EngineMemory(*size) for size in sizes), each * gpus)
-    used = int(most_memory_used(group) or 0.0)
-    if memory.engine_bytes > memory.total_bytes:
-        return None
-    return replace(memory, used_bytes=used) if used >= memory.engine_bytes else memory
+    """Return the memory of the run that had most of it in use. A run has none where an engine did not tell its weights,
+    or a cache or the GPU's memory is not known, and on MIG instances, of which each has a memory of its own. None: no
+    run has."""
+    found = []
+    for group in groups:
+        first, sharing = group[0], group[0].replica and group[0].replica.sharing
+        sizes = [(short_name(m.spec.model), m.resolved.weight_bytes or 0, kv_bytes(m.spec, m.resolved)) for m in group]
+        known = sharing != "mig" and all(weights and cache for _, weights, cache in sizes)
+        if not known or (each := first.environment.gpu_memory_bytes) is None:
+            continue
+        gpus = sum(m.spec.tensor_parallel_size for m in (group if sharing == "gpus" else group[:1]))
+        memory = GpuMemory(tuple(EngineMemory(*size) for size in sizes), each * gpus)
+        if memory.engine_bytes <= memory.total_bytes:
+            used = int(most_memory_used(group) or 0.0)
+            found.append(replace(memory, used_bytes=used) if used >= memory.engine_bytes else memory)
+    return max(found, key=lambda memory: memory.used_bytes or 0, default=None)
 
 
 def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
@@ -359,39 +356,25 @@ def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
 
 FASTEST = 0.05  # percentile of all pieces: the fastest alone may be a stroke of luck
 
-# A host, and sources: the name of a host-speed probe has its Python, which sets its speed.
-Place = tuple[str | None, tuple[str, ...]]
 
-
-def fastest_pieces(measurements: Iterable[Measurement]) -> dict[Place, float]:
-    """CPU time of the host-speed probe's fastest pieces in the windows of each host, in seconds."""
-    found: dict[Place, list[float]] = {}
+def host_speeds(measurements: Iterable[Measurement]) -> dict[str, float]:
+    """Return the speed of the host in each window with a host-speed probe, by the measurement's id: 1 where its CPU
+    time was that of the fastest pieces in all windows of this host, by the same Python, which sets their speed too."""
+    pieces: dict[tuple[str | None, tuple[str, ...]], list[float]] = {}
+    windows = []
     for m in measurements:
-        if (place := _place(m)) and (watch := watched(m.run)):
-            found.setdefault(place, []).extend(watch.values(of.PROBE_CPU))
-    return {place: fastest for place, values in found.items() if (fastest := percentile(values, FASTEST))}
-
-
-def host_speed(measurements: Iterable[Measurement], fastest: Mapping[Place, float]) -> float | None:
-    """Mean speed of the host during these windows: 1 where it was as fast as in its fastest pieces."""
-    speeds = []
-    for m in measurements:
-        cpu_s, best = device_figures(m.run).probe_cpu_s, fastest.get(_place(m) or (None, ()))
-        speeds.append(best / cpu_s if best and cpu_s else None)
-    return mean_of_known(speeds)
+        watch, cpu_s = watched(m.run), device_figures(m.run).probe_cpu_s
+        if watch and cpu_s:
+            probes = tuple(name for name in watch.telemetry.sources if name.startswith(of.SPEED_PROBE))
+            pieces.setdefault((m.environment.host, probes), []).extend(watch.values(of.PROBE_CPU))
+            windows.append((m.id, (m.environment.host, probes), cpu_s))
+    fastest = {place: percentile(values, FASTEST) for place, values in pieces.items()}
+    return {key: best / cpu_s for key, place, cpu_s in windows if (best := fastest[place])}
 
 
 def probe_waiting(probe_s: float | None, probe_cpu_s: float | None) -> float | None:
     """Share of a piece's time in which it had no core."""
     return max(0.0, 1 - probe_cpu_s / probe_s) if probe_s and probe_cpu_s is not None else None
-
-
-def _place(measurement: Measurement) -> Place | None:
-    """The host and its probe; None without a probe."""
-    seen = measurement.run.telemetry
-    if seen is None or of.PROBE_CPU not in seen.columns:
-        return None
-    return measurement.environment.host, tuple(name for name in seen.sources if name.startswith(of.SPEED_PROBE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,49 +545,35 @@ IDLE = 0.3  # arXiv:2503.08311, figure 7: gaps took 25 % of a step of OPT-1.3B a
 EXPLAINED = 0.5  # by shapes alone: more than half of the step must go there at the very least
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """The mean step of a measurement. weights_s, kv_s, flops_s: the time that the weights, the keys and values, and the
-    FLOPs take at least, by shapes and the data sheet. unexplained: the share of the step that the larger of bytes and
-    FLOPs does not fill: host, launches, and all that stays below the data sheet. bound: by counters, else by shapes;
-    None: neither can tell."""
+class StepTime(NamedTuple):
+    """The mean step of a measurement, in shares of its time.
 
-    weights_s: float
-    kv_s: float
-    flops_s: float
-    unexplained: float
+    parts: shares by name, which add up to 1; none where neither data sheet nor counters tell, and where the counters
+    saw kernels for less than the data sheet allows. weights, kv: to move the weights, and the keys and values, at the
+    data sheet's rate. flops: what arithmetic takes beyond both, at its rate. kernels: further time in which a kernel
+    ran. idle: time in which none did. unsplit: kernels and idle together, where no counter tells them apart.
+    unexplained: what the larger of bytes and FLOPs does not fill; None if the GPU or the model's shape is unknown.
+    bound: by counters, else by shapes; None: neither can tell.
+    """
+
+    parts: dict[str, float]
+    unexplained: float | None
     bound: Bound | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """Shares of a step, which add up to 1; None: not known, or not a part.
-
-    weights, kv: to move the weights, and the keys and values, at the data sheet's rate. flops: what arithmetic takes
-    beyond both, at its rate. kernels: further time in which a kernel ran. idle: time in which none did. unsplit:
-    kernels and idle together, where no counter tells them apart.
-    """
-
-    weights: float | None = None
-    kv: float | None = None
-    flops: float | None = None
-    kernels: float | None = None
-    idle: float | None = None
-    unsplit: float | None = None
-
-
-def step_time(measurement: Measurement) -> StepTime | None:
-    """Return the mean step of a window. None if the GPU or the model's shape is unknown, or the window has no steps.
+def step_time(measurement: Measurement) -> StepTime:
+    """Return the mean step of a window.
 
     Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts are
     written. A prompt's last step yields its first token, so that token is the prefill's.
     """
     run, trace, step_s = measurement.run, window.window_trace(measurement.run), window.step_s(measurement.run)
+    idle, bound = idle_share(device_figures(run).engine_active), bound_by_counters(run)
     steps, span = trace.steps[1:], trace.span_s
     peaks = peaks_of_engine(measurement.spec, measurement.environment)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
     if peaks is None or work is None or span is None or step_s is None:
-        return None
+        return StepTime({} if step_s is None or idle is None else {"kernels": 1 - idle, "idle": idle}, None, bound)
     rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
     prompts = [tokens for tokens, first in rows if first is not None and span[0] < first <= span[1]]
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
@@ -615,32 +584,22 @@ def step_time(measurement: Measurement) -> StepTime | None:
     weights_s = fmean(work.weights_read(max(each)) for each in tokens) / peaks.bytes_per_s
     kv_s = kv_tokens * work.kv_bytes_per_token / len(steps) / peaks.bytes_per_s
     flops_s = (decoded * work.token_flops + prefill) / len(steps) / peaks.flops_per_s
-    bound = bound_by_counters(run)
-    if bound is None and max(weights_s + kv_s, flops_s) >= EXPLAINED * step_s:
+    explained = max(weights_s + kv_s, flops_s) / step_s
+    if bound is None and explained >= EXPLAINED:
         bound = "memory" if weights_s + kv_s >= flops_s else "compute"
-    return StepTime(weights_s, kv_s, flops_s, 1 - max(weights_s + kv_s, flops_s) / step_s, bound)
+    rest = 1 - explained - (idle or 0.0)
+    beyond_s = max(0.0, flops_s - (weights_s + kv_s))
+    parts = {"weights": weights_s / step_s, "kv": kv_s / step_s, "flops": beyond_s / step_s}
+    parts |= {"unsplit": rest} if idle is None else {"kernels": rest, "idle": idle}
+    return StepTime(parts if rest >= 0 else {}, 1 - explained, bound)
 
 
-def step_parts(measurements: Sequence[Measurement]) -> StepParts | None:
-    """Parts of the mean step: means over repeats. None if a repeat has none, or other ones than the others: where
-    neither data sheet nor counters tell, and where the counters saw kernels for less than the data sheet allows."""
-    each: list[StepParts] = []
-    for m in measurements:
-        step_s, known = window.step_s(m.run), step_time(m)
-        idle = idle_share(device_figures(m.run).engine_active)
-        if known is not None and step_s is not None:
-            unexplained = known.unexplained - (idle or 0.0)
-            bytes_s = known.weights_s + known.kv_s
-            least = known.weights_s / step_s, known.kv_s / step_s, max(0.0, known.flops_s - bytes_s) / step_s
-            if unexplained >= 0:
-                rest = (None, None, unexplained) if idle is None else (unexplained, idle)
-                each.append(StepParts(*least, *rest))
-        elif step_s is not None and idle is not None:
-            each.append(StepParts(kernels=1 - idle, idle=idle))
-    kinds = {tuple(share is None for share in astuple(parts)) for parts in each}
-    if len(each) < len(measurements) or len(kinds) != 1:
-        return None
-    return StepParts(*(mean_of_known(shares) for shares in zip(*map(astuple, each))))
+def step_parts(measurements: Sequence[Measurement]) -> dict[str, float]:
+    """Return the parts of the mean step, means over repeats; none if a repeat has none, or other ones than the
+    others."""
+    each = [step_time(m).parts for m in measurements]
+    alike = len({tuple(parts) for parts in each}) == 1
+    return {name: fmean(parts[name] for parts in each) for name in each[0]} if alike else {}
 
 
 def idle_share(engine_active: float | None) -> float | None:
