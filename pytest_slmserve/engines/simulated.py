@@ -20,7 +20,7 @@ from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, ScheduleP
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps
-from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
+from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, MEMORY_USED, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.schema.specs import EngineSpec, Workload
 from pytest_slmserve.telemetry.sampler import BUSY, POWER_W, STEADY, simulated
 
@@ -248,17 +248,16 @@ class SimulatedEngine(Engine):
             progress(Progress("over", now, done, in_flight, sum(steps.new_tokens) / now if now else None))
         failed = done if loop.concurrency >= faults.fail_at else 0
         window = loop.window or (0.0, now)
-        ratios = {
+        values = {
             ENGINE_ACTIVE: faults.engine_active,
             DRAM_ACTIVE: faults.dram_active,
             TENSOR_ACTIVE: faults.tensor_active,
             SM_OCCUPANCY: faults.sm_occupancy,
-        }
+        } | ({} if faults.memory_used is None else {MEMORY_USED: faults.memory_used})
         sensors = simulated(
             window,
-            ratios,
+            values,
             power_w=faults.power_w,
-            memory_used=faults.memory_used,
             slow_clock=loop.concurrency >= faults.slow_clock_from,
             lost=loop.concurrency >= faults.lost_from,
             hot=loop.concurrency >= faults.hot_from,

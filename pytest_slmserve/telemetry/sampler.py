@@ -218,27 +218,26 @@ def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorS
         return []
 
 
-CLOCK_HZ, SLOW_HZ = 1.98e9, 1.6e9
+SLOW_HZ = 1.6e9
 HW_THERMAL_SLOWDOWN = 0x40  # of NVML's clock event reasons
-STEADY = {of.GPU_UTIL: 1.0, of.ENGINE_ACTIVE: 0.97, of.SM_ACTIVE: 0.7, of.POWER_LIMIT: 700.0}
+STEADY = {
+    **{of.GPU_UTIL: 1.0, of.ENGINE_ACTIVE: 0.97, of.SM_ACTIVE: 0.7, of.POWER_LIMIT: 700.0, of.TEMPERATURE: 50.0},
+    **{of.GPU_PROCESSES: 1.0, of.FOREIGN_PROCESSES: 0.0, of.SM_CLOCK: 1.98e9, of.CLOCK_REASONS: 0.0},
+}
 BUSY = {of.SM_OCCUPANCY: 0.15, of.TENSOR_ACTIVE: 0.05, of.DRAM_ACTIVE: 0.85}
 POWER_W = 350.0
-QUIET = {of.TEMPERATURE: 50.0, of.GPU_PROCESSES: 1.0, of.FOREIGN_PROCESSES: 0.0}
 
 
-def simulated_values(at_s: float, power_w: float, *, slow_clock: bool = False, hot: bool = False) -> dict[int, float]:
+def simulated_values(at_s: float, power_w: float) -> dict[int, float | None]:
     """Values of a busy GPU in which nothing changes, `at_s` seconds after its energy counter began."""
-    power = {of.POWER: power_w, of.POWER_INSTANT: power_w, of.ENERGY: round(power_w * at_s, 3)}
-    reasons = float(HW_THERMAL_SLOWDOWN if hot else 0)
-    return {**STEADY, **QUIET, **power, of.SM_CLOCK: SLOW_HZ if slow_clock else CLOCK_HZ, of.CLOCK_REASONS: reasons}
+    return {**STEADY, of.POWER: power_w, of.POWER_INSTANT: power_w, of.ENERGY: power_w * at_s}
 
 
 def simulated(
     window_s: tuple[float, float],
-    ratios: Mapping[int, float],
+    values: Mapping[int, float],
     *,
     power_w: float,
-    memory_used: float | None = None,
     slow_clock: bool = False,
     hot: bool = False,
     lost: bool = False,
@@ -248,18 +247,18 @@ def simulated(
     """Readings through the window and one interval around it, all alike except for what is planted. imbalance: share by
     which the last of several GPUs takes less power than the first."""
     opens, closes = window_s
-    rows = int((closes - opens) / INTERVAL_S) + 3  # from one before the window to one after it
-    times = tuple(round(opens + (i - 1) * INTERVAL_S, 6) for i in range(rows))
-    more = {**ratios, **({} if memory_used is None else {of.MEMORY_USED: float(memory_used)})}
-    each = []
-    for gpu in range(gpus):
-        watts = power_w * (1 - imbalance * gpu / max(1, gpus - 1))
-        slow = (slow_clock and i % 4 == 0 for i in range(rows))
-        read = [simulated_values(at, watts, slow_clock=is_slow, hot=hot) | more for at, is_slow in zip(times, slow)]
-        each.append({number: tuple(values[number] for values in read) for number in read[0]})
-    columns, several = (each[0], ()) if gpus == 1 else ({}, tuple(each))
-    notes = (f"simulated failed after {rows} readings: as it was told to",) if lost else ()
-    return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns, notes=notes, gpus=several)
+    watts = [power_w * (1 - imbalance * gpu / max(1, gpus - 1)) for gpu in range(gpus)]
+    found = Recording([SimulatedSource()], INTERVAL_S)
+    for i in range(int((closes - opens) / INTERVAL_S) + 3):  # from one before the window to one after it
+        at_s = opens + (i - 1) * INTERVAL_S
+        planted = {**values, **({of.CLOCK_REASONS: float(HW_THERMAL_SLOWDOWN)} if hot else {})}
+        if slow_clock and i % 4 == 0:
+            planted[of.SM_CLOCK] = SLOW_HZ
+        each = tuple({**simulated_values(at_s, w), **planted} for w in watts)
+        found.rows.append((at_s, Reading({}, INTERVAL_S, gpus=each) if gpus > 1 else Reading(each[0], INTERVAL_S)))
+    if lost:
+        found.failed["simulated"] = f"simulated failed after {len(found.rows)} readings: as it was told to"
+    return found.telemetry(0.0)
 
 
 class SimulatedSource(SensorSource):

@@ -448,7 +448,7 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
             period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
             each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0]) if len(run.steps) else 0
             halves = range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
-        begin, end = (window.tokens_per_s(run, half) for half in halves)
+        begin, end = (window.output_tokens_per_s(run, half) for half in halves)
         if min(map(len, halves)) <= MIN_STEPS_PER_HALF or not begin or not end:
             return
         first, second = first + begin, second + end

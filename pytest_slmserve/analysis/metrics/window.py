@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from operator import mul, sub
 from statistics import fmean, variance
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
@@ -70,19 +70,14 @@ def piece(column: Sequence[T], steps: range) -> Sequence[T]:
     return column[steps.start : steps.stop]
 
 
-def tokens_per_s(run: Run, steps: range) -> float | None:
-    """Output tokens per second between the ends of the first and the last of `steps`."""
-    if len(steps) < 2:
-        return None
-    trace = window_trace(run)
-    seconds = trace.ends_s[steps[-1]] - trace.ends_s[steps[0]]
-    return sum(piece(trace.tokens, steps[1:])) / seconds if seconds > 0 else None
-
-
 @once
-def output_tokens_per_s(run: Run) -> float | None:
-    """Output tokens of the trace in the window / window; None below two steps."""
-    return tokens_per_s(run, window_trace(run).steps)
+def output_tokens_per_s(run: Run, steps: range | None = None) -> float | None:
+    """Output tokens per second between the ends of the first and the last of these steps of the trace, which default to
+    those of the window; None below two."""
+    trace = window_trace(run)
+    steps = trace.steps if steps is None else steps
+    seconds = trace.ends_s[steps[-1]] - trace.ends_s[steps[0]] if len(steps) > 1 else 0.0
+    return sum(piece(trace.tokens, steps[1:])) / seconds if seconds > 0 else None
 
 
 @once
@@ -140,7 +135,7 @@ def mean_batch(run: Run) -> float | None:
     tells no steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
     """
     if not len(run.steps) and run.stream is not None:
-        return _mean_open(run, run.samples.sent_s)
+        return requests_in_flight(run, "sent_s")
     trace = window_trace(run)
     if trace.span_s is None:
         return None
@@ -149,16 +144,11 @@ def mean_batch(run: Run) -> float | None:
 
 
 @once
-def requests_in_flight(run: Run) -> float | None:
-    """Return the mean number of admitted requests, over their own intervals from admitted to last token. A request cut
+def requests_in_flight(run: Run, since: Literal["admitted_s", "sent_s"] = "admitted_s") -> float | None:
+    """Return the mean number of requests between their admission, or their sending, and their last token. A request cut
     off by the end of the run counts until the end of the window. None if no request says when it was admitted, or the
     window has no steps."""
-    return _mean_open(run, run.samples.admitted_s)
-
-
-def _mean_open(run: Run, begins: Sequence[float | None]) -> float | None:
-    """Mean number of requests between their beginning and their last token."""
-    span, samples = window_trace(run).span_s, run.samples
+    span, samples, begins = window_trace(run).span_s, run.samples, getattr(run.samples, since)
     if span is None or all(at is None for at in begins):
         return None
     inside, (opens, closes) = [], span
