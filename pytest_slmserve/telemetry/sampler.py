@@ -218,8 +218,6 @@ def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorS
         return []
 
 
-SLOW_HZ = 1.6e9
-HW_THERMAL_SLOWDOWN = 0x40  # of NVML's clock event reasons
 STEADY = {
     **{of.GPU_UTIL: 1.0, of.ENGINE_ACTIVE: 0.97, of.SM_ACTIVE: 0.7, of.POWER_LIMIT: 700.0, of.TEMPERATURE: 50.0},
     **{of.GPU_PROCESSES: 1.0, of.FOREIGN_PROCESSES: 0.0, of.SM_CLOCK: 1.98e9, of.CLOCK_REASONS: 0.0},
@@ -231,34 +229,6 @@ POWER_W = 350.0
 def simulated_values(at_s: float, power_w: float) -> dict[int, float | None]:
     """Values of a busy GPU in which nothing changes, `at_s` seconds after its energy counter began."""
     return {**STEADY, of.POWER: power_w, of.POWER_INSTANT: power_w, of.ENERGY: power_w * at_s}
-
-
-def simulated(
-    window_s: tuple[float, float],
-    values: Mapping[int, float],
-    *,
-    power_w: float,
-    slow_clock: bool = False,
-    hot: bool = False,
-    lost: bool = False,
-    gpus: int = 1,
-    imbalance: float = 0.0,
-) -> Telemetry:
-    """Readings through the window and one interval around it, all alike except for what is planted. imbalance: share by
-    which the last of several GPUs takes less power than the first."""
-    opens, closes = window_s
-    watts = [power_w * (1 - imbalance * gpu / max(1, gpus - 1)) for gpu in range(gpus)]
-    found = Recording([SimulatedSource()], INTERVAL_S)
-    for i in range(int((closes - opens) / INTERVAL_S) + 3):  # from one before the window to one after it
-        at_s = opens + (i - 1) * INTERVAL_S
-        planted = {**values, **({of.CLOCK_REASONS: float(HW_THERMAL_SLOWDOWN)} if hot else {})}
-        if slow_clock and i % 4 == 0:
-            planted[of.SM_CLOCK] = SLOW_HZ
-        each = tuple({**simulated_values(at_s, w), **planted} for w in watts)
-        found.rows.append((at_s, Reading({}, INTERVAL_S, gpus=each) if gpus > 1 else Reading(each[0], INTERVAL_S)))
-    if lost:
-        found.failed["simulated"] = f"simulated failed after {len(found.rows)} readings: as it was told to"
-    return found.telemetry(0.0)
 
 
 class SimulatedSource(SensorSource):

@@ -16,7 +16,7 @@ from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
-from pytest_slmserve.telemetry.sampler import INTERVAL_S, simulated
+from pytest_slmserve.telemetry.sampler import INTERVAL_S
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)
 
@@ -188,7 +188,7 @@ def slow_engine(**extra):
 
 @given(st.floats(0, 1e4), st.floats(0.01, 100))
 def test_readings_cover_the_window_and_an_interval_around_it(opens, length):
-    found = simulated((opens, opens + length), {}, power_w=300.0)
+    found = slow_engine().sensed((opens, opens + length), 8)
     assert found.time_s[0] == pytest.approx(opens - INTERVAL_S, abs=1e-5)
     assert opens + length - 1e-5 <= found.time_s[-1] <= opens + length + 2 * INTERVAL_S
     assert {len(column) for column in found.columns.values()} == {len(found)} == {len(found.span_s)}
