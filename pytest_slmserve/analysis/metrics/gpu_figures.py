@@ -569,13 +569,13 @@ def step_time(measurement: Measurement) -> StepTime:
     """
     run, trace, step_s = measurement.run, window.window_trace(measurement.run), window.step_s(measurement.run)
     idle, bound = idle_share(device_figures(run).engine_active), bound_by_counters(run)
-    steps, span = trace.steps[1:], trace.span_s
+    steps = trace.steps[1:]
     peaks = peaks_of_engine(measurement.spec, measurement.environment)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
-    if peaks is None or work is None or span is None or step_s is None:
+    if peaks is None or work is None or step_s is None:
         return StepTime({} if step_s is None or idle is None else {"kernels": 1 - idle, "idle": idle}, None, bound)
-    rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
-    prompts = [tokens for tokens, first in rows if first is not None and span[0] < first <= span[1]]
+    rows, begins, ends = zip(run.samples.prompt_tokens, run.samples.first_token_s), trace.ends_s[0], trace.ends_s[-1]
+    prompts = [tokens for tokens, first in rows if first is not None and begins < first <= ends]
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)
     prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)

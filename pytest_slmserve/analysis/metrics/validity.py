@@ -279,7 +279,7 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
     )
     starved = all(found.starved for found in each if found.problems)
     runs = window.common_span(group)
-    if not problems and any(window.window_trace(run).span_s is None for run in runs):
+    if not problems and not all(window.window_trace(run).seconds for run in runs):
         problems, starved = ("the windows of the replicas have no time in common",), False
     if not problems:
         within = (replace(m, run=run) for m, run in zip(group, runs, strict=True))
@@ -339,7 +339,8 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
         return
     if preempted := window.preemptions(run):
         yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
-    if (steps := len(window.window_trace(run).steps)) < MIN_STEPS or window.window_trace(run).span_s is None:
+    trace = window.window_trace(run)
+    if (steps := len(trace.steps)) < MIN_STEPS or not trace.seconds:
         told = f"{steps} engine steps in the window, {MIN_STEPS} are needed"
         if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
             bin_s = run.stream.bin_s
@@ -438,17 +439,17 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
     first = second = 0.0  # output tokens/s at both ends of the window
     for measurement in together:
         load, run, trace = measurement.load, measurement.run, window.window_trace(measurement.run)
-        if not is_steady(load) or trace.span_s is None:
+        if not is_steady(load) or not trace.seconds:
             return
-        steps, ends = trace.steps, trace.ends_s
+        ends, n = trace.ends_s, len(trace.steps)
         if load.ramp_up == "staggered":
-            middle = bisect_left(ends, (ends[steps[0]] + ends[steps[-1]]) / 2, steps[0], steps[-1])
-            halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
+            middle = bisect_left(ends, (ends[0] + ends[-1]) / 2, 0, n - 1)
+            halves = range(middle + 1), range(middle, n)
         else:
             period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
-            each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0]) if len(run.steps) else 0
-            halves = range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
-        begin, end = (window.output_tokens_per_s(run, half) for half in halves)
+            each = min(round(n / period) // 2 * period, n - 1) if len(run.steps) else 0
+            halves = range(each + 1), range(n - 1 - each, n)
+        begin, end = (window.output_tokens_per_s(run, half.start, half.stop) for half in halves)
         if min(map(len, halves)) <= MIN_STEPS_PER_HALF or not begin or not end:
             return
         first, second = first + begin, second + end

@@ -20,8 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
-from operator import mul, sub
+from itertools import accumulate, pairwise
 from statistics import fmean, variance
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -38,22 +37,22 @@ LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the
 
 @dataclass(frozen=True, slots=True)
 class WindowTrace:
-    """The trace of a run, and its part in the window.
+    """The part of a run's trace in its window.
 
-    ends_s, tokens: end times and output tokens of all engine steps, as two columns. Where a server reports no steps:
-    those of the equal spans of time in which its client received the tokens. steps: indices of those whose end lies in
-    the window. span_s: the first and the last of these ends in seconds; None where no time lies between them.
+    steps: indices of the engine steps whose end lies in the window. ends_s, tokens: end times and output tokens of
+    these steps. Where a server reports no steps: of the equal spans of time in which its client received the tokens.
+    seconds: from the first of these ends to the last; 0 below two.
     """
 
+    steps: range
     ends_s: Sequence[float]
     tokens: Sequence[float]
-    steps: range
-    span_s: tuple[float, float] | None
+    seconds: float
 
 
 @once
 def window_trace(run: Run) -> WindowTrace:
-    """The trace of a run with its window."""
+    """The trace of a run in its window."""
     stream, (opens, closes) = run.stream, run.window_s
     ends: Sequence[float] = run.steps.time_s
     tokens: Sequence[float] = run.steps.new_tokens
@@ -61,8 +60,8 @@ def window_trace(run: Run) -> WindowTrace:
         ends = [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))]
         tokens = stream.tokens
     steps = range(bisect_left(ends, opens), bisect_right(ends, closes))
-    span = (ends[steps[0]], ends[steps[-1]]) if len(steps) > 1 else (0.0, 0.0)
-    return WindowTrace(ends, tokens, steps, span if span[1] > span[0] else None)
+    ends, tokens = piece(ends, steps), piece(tokens, steps)
+    return WindowTrace(steps, ends, tokens, max(0.0, ends[-1] - ends[0]) if len(steps) > 1 else 0.0)
 
 
 def piece(column: Sequence[T], steps: range) -> Sequence[T]:
@@ -71,13 +70,13 @@ def piece(column: Sequence[T], steps: range) -> Sequence[T]:
 
 
 @once
-def output_tokens_per_s(run: Run, steps: range | None = None) -> float | None:
-    """Output tokens per second between the ends of the first and the last of these steps of the trace, which default to
-    those of the window; None below two."""
+def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> float | None:
+    """Output tokens per second between the ends of the first and the last of some steps of the window; None below two.
+    first, end: of these steps, among those of the window; all of them unless told."""
     trace = window_trace(run)
-    steps = trace.steps if steps is None else steps
-    seconds = trace.ends_s[steps[-1]] - trace.ends_s[steps[0]] if len(steps) > 1 else 0.0
-    return sum(piece(trace.tokens, steps[1:])) / seconds if seconds > 0 else None
+    ends, tokens = trace.ends_s[first:end], trace.tokens[first:end]
+    seconds = ends[-1] - ends[0] if len(ends) > 1 else 0.0
+    return sum(tokens[1:]) / seconds if seconds > 0 else None
 
 
 @once
@@ -86,15 +85,14 @@ def relative_variance(run: Run) -> float | None:
     if a part has no tokens, or the window too few steps. Over the committed sweeps it explains why loads differ in
     noise, with 4 to 32 parts alike (docs/intervals.md)."""
     trace = window_trace(run)
-    steps, span = trace.steps, trace.span_s
-    if len(steps) < 2 * BATCHES or span is None:
+    if len(trace.steps) < 2 * BATCHES or not trace.seconds:
         return None
-    parts, each = [0.0] * BATCHES, (span[1] - span[0]) / BATCHES
-    before = span[0]
-    for at, made in zip(piece(trace.ends_s, steps[1:]), piece(trace.tokens, steps[1:])):
-        first, last = (min(int((moment - span[0]) / each), BATCHES - 1) for moment in (before, at))
+    parts, each, begins = [0.0] * BATCHES, trace.seconds / BATCHES, trace.ends_s[0]
+    before = begins
+    for at, made in zip(trace.ends_s[1:], trace.tokens[1:]):
+        first, last = (min(int((moment - begins) / each), BATCHES - 1) for moment in (before, at))
         for part in range(first, last + 1):  # a step across a boundary belongs to both parts, by its time
-            inside = min(at, span[0] + (part + 1) * each) - max(before, span[0] + part * each)
+            inside = min(at, begins + (part + 1) * each) - max(before, begins + part * each)
             parts[part] += made * inside / (at - before) if at > before else 0.0
         before = at
     centre = math.fsum(parts) / BATCHES
@@ -112,9 +110,7 @@ def prompt_tokens_per_s(run: Run) -> float | None:
 def step_s(run: Run) -> float | None:
     """Mean time between successive engine steps, which a running request waits; None without a trace of steps."""
     trace = window_trace(run)
-    if trace.span_s is None or not len(run.steps):
-        return None
-    return (trace.span_s[1] - trace.span_s[0]) / (len(trace.steps) - 1)
+    return trace.seconds / (len(trace.steps) - 1) if trace.seconds and len(run.steps) else None
 
 
 def steps_with_prompts(run: Run) -> float | None:
@@ -137,10 +133,10 @@ def mean_batch(run: Run) -> float | None:
     if not len(run.steps) and run.stream is not None:
         return requests_in_flight(run, "sent_s")
     trace = window_trace(run)
-    if trace.span_s is None:
+    if not trace.seconds:
         return None
-    ends, tokens = piece(trace.ends_s, trace.steps), piece(trace.tokens, trace.steps[1:])
-    return math.fsum(map(mul, tokens, map(sub, ends[1:], ends))) / (trace.span_s[1] - trace.span_s[0])
+    weighted = (made * (at - before) for made, (before, at) in zip(trace.tokens[1:], pairwise(trace.ends_s)))
+    return math.fsum(weighted) / trace.seconds
 
 
 @once
@@ -148,10 +144,10 @@ def requests_in_flight(run: Run, since: Literal["admitted_s", "sent_s"] = "admit
     """Return the mean number of requests between their admission, or their sending, and their last token. A request cut
     off by the end of the run counts until the end of the window. None if no request says when it was admitted, or the
     window has no steps."""
-    span, samples, begins = window_trace(run).span_s, run.samples, getattr(run.samples, since)
-    if span is None or all(at is None for at in begins):
+    trace, samples, begins = window_trace(run), run.samples, getattr(run.samples, since)
+    if not trace.seconds or all(at is None for at in begins):
         return None
-    inside, (opens, closes) = [], span
+    inside, opens, closes = [], trace.ends_s[0], trace.ends_s[-1]
     for began, last, finished in zip(begins, samples.last_token_s, samples.finished, strict=True):
         if began is not None:
             ended = last if finished and last is not None and last < closes else closes
@@ -228,9 +224,8 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
             stream = replace(stream, gaps=stream.step_gaps[number] if stream.step_gaps else unknown, step_gaps=())
         if failed is not None:  # the step's own, those of its settling time included
             rows = [row for row, at in enumerate(failed.sent_s) if begin - load.settle_s <= at < end]
-            columns = {column.name: getattr(failed, column.name) for column in fields(failed)}
-            own = {name: values and tuple(values[row] for row in rows) for name, values in columns.items()}
-            failed, failures = Failures(**own), len(rows)
+            columns = (getattr(failed, column.name) for column in fields(failed))
+            failed, failures = Failures(*(c and tuple(c[row] for row in rows) for c in columns)), len(rows)
         part = replace(run, window_s=(begin, end), stream=stream, failed=failed, failures=failures)
         step = replace(load, rate=rate, window_s=end - begin, steps=())
         found.append(replace(measurement, load=step, run=part))
