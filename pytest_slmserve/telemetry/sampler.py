@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 
 from pytest_slmserve.schema import sensors as of
@@ -166,7 +165,7 @@ def open_sampler(
         return None, []
     interval_s = Sampler((), interval_s).interval_s  # refuses the interval before anything is opened
     notes: list[str] = []
-    host = [*_tried(HostSource, notes), open_speed_probe(device)]
+    host = [HostSource(), open_speed_probe(device)]
     if choice == "host" or (choice == "auto" and device in NO_GPU):
         return Sampler(host, interval_s), notes
     if device in NO_GPU:
@@ -187,14 +186,19 @@ def _sources_of_gpu(choice: str, device: str, interval_s: float, notes: list[str
     match choice.partition("=")[::2]:
         case "auto", _:
             # NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, if it runs.
-            nvml = _tried(partial(open_nvml, device, profile=True), notes)
-            if nvml and nvml[0].name == "nvml-gpm":
-                return nvml
-            why: list[str] = []
-            dcgm = _tried(partial(open_dcgm, device, interval_s=interval_s), why)
-            none = "no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU"
-            notes += [f"{none}; {reason}" for reason in why]
-            return [*dcgm, *nvml]  # of what both have, DCGM's counts
+            found: list[SensorSource] = []
+            try:
+                found.append(open_nvml(device, profile=True))
+                if found[0].name == "nvml-gpm":
+                    return found
+            except SensorFailed as error:
+                notes.append(f"telemetry: {error.problem}")
+            try:  # of what both have, DCGM's counts
+                return [open_dcgm(device, interval_s=interval_s), *found]
+            except SensorFailed as error:
+                none = "no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU"
+                notes.append(f"{none}; telemetry: {error.problem}")
+                return found
         case "gpm", _:
             source = open_nvml(device, profile=True)
             if source.name != "nvml-gpm":
@@ -208,14 +212,6 @@ def _sources_of_gpu(choice: str, device: str, interval_s: float, notes: list[str
             return [open_dcgm(device, interval_s=interval_s, address=address or ADDRESS)]
         case _:
             return [ExporterSource(choice, device)]
-
-
-def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorSource]:
-    try:
-        return [opened()]
-    except SensorFailed as error:
-        notes.append(f"telemetry: {error.problem}")
-        return []
 
 
 STEADY = {

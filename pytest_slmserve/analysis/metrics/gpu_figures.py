@@ -37,17 +37,15 @@ JOINS: dict[int, Callable[[Sequence[float]], float]] = {
 
 
 def joined_gpus(telemetry: Telemetry) -> Telemetry:
-    """All GPUs as one device, with the columns of the host. A value is None if it is not known of every GPU."""
+    """Return all GPUs as one device, with the columns of the host. A value is None if one GPU has none."""
     if not telemetry.gpus:
         return telemetry
     columns = dict(telemetry.columns)
     for number in sorted(set.intersection(*map(set, telemetry.gpus))):
         is_ratio = number in of.SENSORS and of.SENSORS[number].unit == "ratio"
-        join, joined = JOINS.get(number, fmean if is_ratio else sum), list[float | None]()
-        for row in zip(*(gpu[number] for gpu in telemetry.gpus), strict=True):
-            known = [value for value in row if value is not None]
-            joined.append(join(known) if len(known) == len(row) else None)
-        columns[number] = tuple(joined)
+        join, rows = JOINS.get(number, fmean if is_ratio else sum), zip(*(gpu[number] for gpu in telemetry.gpus))
+        known = ([value for value in row if value is not None] for row in rows)
+        columns[number] = tuple(join(row) if len(row) == len(telemetry.gpus) else None for row in known)
     return replace(telemetry, columns=columns, gpus=())
 
 
@@ -118,13 +116,13 @@ class SensorWindow:
     rows: tuple[int, ...]
 
     def value(self, number: int, row: int) -> float | None:
-        """Reading of one sensor in one row; None where it is missing or not finite."""
+        """Reading of one sensor in one row; None if it is missing or not finite."""
         column = self.telemetry.columns.get(number, ())
         found = column[row] if row < len(column) else None
         return found if found is not None and math.isfinite(found) else None
 
     def values(self, number: int) -> list[float]:
-        """The known readings of one sensor in the window's rows."""
+        """The known readings of one sensor in the window."""
         return [value for row in self.rows if (value := self.value(number, row)) is not None]
 
     def readings(self, number: int) -> list[WeightedReading]:
@@ -153,8 +151,8 @@ class SensorWindow:
 
 @once
 def watched(run: Run) -> SensorWindow | None:
-    """The run's telemetry with its window; None if no reading belongs to the window. A reading belongs to the window if
-    more than half of its span lies in it, or without a span its moment."""
+    """Return the readings of a run's window; None without any. A reading belongs to the window if more than half of its
+    span lies in it, or without a span its moment."""
     if run.telemetry is None:
         return None
     telemetry, rows, (opens, closes) = joined_gpus(run.telemetry), [], run.window_s
@@ -211,8 +209,8 @@ def device_figures(run: Run) -> DeviceFigures:
 
 @once
 def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
-    """Return the run with the telemetry of each GPU of an engine that has several, the first with the host's columns
-    and the notes too; none of an engine that has one."""
+    """Return the run with the telemetry of each GPU, the first with the host's columns and the notes too. An engine on
+    one GPU has none."""
     if run.telemetry is None:
         return ()
     each = [replace(run.telemetry, columns=columns, notes=(), gpus=()) for columns in run.telemetry.gpus]
@@ -224,12 +222,11 @@ def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
 
 @once
 def decode_window(run: Run) -> SensorWindow | None:
-    """The readings of decoding: those of the window during which no prompt was processed. There are some if requests
-    begin together: no reading is short enough to fall between the prompts of requests that begin one by one. None
-    without telemetry or steps.
+    """Return the readings of the window during which no prompt was processed; None without telemetry or steps. If
+    requests begin one by one there are none, because no reading is short enough to fall between their prompts.
 
-    A prompt takes the time of its step with the step before and the one after: a trace has the time at which a step's
-    output was seen, and an engine runs a step ahead of it.
+    A prompt takes the time of its step with the step before and the one after, because a trace has the time at which a
+    step's output was seen, and an engine runs a step ahead of it.
     """
     watch = watched(run)
     if watch is None or not len(run.steps):
@@ -247,12 +244,11 @@ def decode_window(run: Run) -> SensorWindow | None:
 
 
 def _counter_w(readings: Sequence[WeightedReading]) -> float | None:
-    """Mean power in W by the energy counter; None below two readings. None too where it falls (restarted or wrapped),
-    or stands still, which no powered GPU does.
+    """Mean power in W by the energy counter, None below two readings, and if it falls (restarted or wrapped) or stands
+    still, which no powered GPU does.
 
-    From the mean of the first two readings to that of the last two, if these are few of all: the counter moves every
-    0.1 s, so of readings every 0.25 s one of two neighbours is 0.05 s staler. The slope of a fit would do too, but
-    counts the middle of a window more than its ends.
+    From the mean of the first two of many readings to that of the last two: the counter moves every 0.1 s, so of
+    readings every 0.25 s one of two neighbours is 0.05 s staler.
     """
     if len(readings) < 2 or any(b.value < a.value for a, b in pairwise(readings)):
         return None
@@ -264,8 +260,8 @@ def _counter_w(readings: Sequence[WeightedReading]) -> float | None:
 
 
 def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
-    """Return the mean of the power readings, each holding from its moment back to the reading before. Steps, not
-    trapezoids: a sensor repeats what it last saw until its next update, so straight lines would make ramps of jumps."""
+    """Mean of the power readings, each holding back to the reading before: a sensor repeats what it last saw until its
+    next update, so trapezoids would make ramps of jumps."""
     number = of.POWER_INSTANT if watch.values(of.POWER_INSTANT) else of.POWER
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
@@ -277,8 +273,8 @@ def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: floa
 
 
 def _coverage(watch: SensorWindow) -> float | None:
-    """Return the share of the window that known spans cover, each moment counted once; None if no reading has a span.
-    If there are profiled counters, a span is known if one of them is."""
+    """Share of the window that known spans cover; None if no reading has a span. If there are profiled counters, a span
+    is known if one of them is."""
     telemetry, (opens, closes), covered = watch.telemetry, watch.window_s, 0.0
     if all(span is None for span in telemetry.span_s):
         return None
@@ -306,8 +302,8 @@ class EngineMemory:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Memory of the GPUs of one or more engines. used_bytes: in use at most, by anybody; None where no sensor told it,
-    or less than weights and KV caches take."""
+    """Memory of the GPUs of one or more engines. used_bytes: in use at most, by anybody; None if no sensor told it, or
+    less than weights and KV caches take."""
 
     engines: tuple[EngineMemory, ...]
     total_bytes: int
@@ -315,17 +311,16 @@ class GpuMemory:
 
     @property
     def engine_bytes(self) -> int:
-        """Weights and KV caches of all engines."""
         return sum(engine.weight_bytes + engine.kv_bytes for engine in self.engines)
 
     @property
     def other_bytes(self) -> int | None:
-        """In use beyond weights and KV caches: activations, captured graphs, contexts. None where that is not known."""
+        """In use beyond weights and KV caches: activations, captured graphs, contexts."""
         return None if self.used_bytes is None else self.used_bytes - self.engine_bytes
 
     @property
     def left_bytes(self) -> int:
-        """Free memory, with what the driver keeps; where use is not known, all that weights and KV caches leave."""
+        """Free memory, with what the driver keeps; if use is not known, all that weights and KV caches leave."""
         return self.total_bytes - (self.engine_bytes if self.used_bytes is None else self.used_bytes)
 
 
@@ -373,14 +368,14 @@ def host_speeds(measurements: Iterable[Measurement]) -> dict[str, float]:
 
 
 def probe_waiting(probe_s: float | None, probe_cpu_s: float | None) -> float | None:
-    """Share of a piece's time in which it had no core."""
+    """Share of the host-speed probe's time in which it had no core."""
     return max(0.0, 1 - probe_cpu_s / probe_s) if probe_s and probe_cpu_s is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """A GPU by its data sheet. words: all of them are in its NVML name. flops_per_s: dense fp16/bf16 tensor with fp32
-    accumulation, never the sparse number. fp8_flops_per_s: the same in fp8; None where the GPU has none."""
+    accumulation, never the sparse number. fp8_flops_per_s: the same in fp8; None if the GPU has none."""
 
     family: str
     words: tuple[str, ...]
@@ -420,8 +415,8 @@ class Work:
 
     @property
     def context(self) -> float:
-        """Mean context while decoding: the prompt and half of the output. For lengths that vary it is low (long
-        outputs weigh more), so a bound stays a bound."""
+        """Mean context while decoding: the prompt and half of the output. If lengths vary it is low, because long
+        outputs weigh more, so a bound stays a bound."""
         return self.prompt_tokens + self.output_tokens / 2
 
     @property
@@ -442,14 +437,12 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of decoding as the batch grows without limit: the FLOPs of a token over the bytes of its
-        context. Above the ridge of a GPU, arithmetic bounds decoding, else memory. It is b_half + query heads per KV
-        head."""
+        """FLOP per byte of decoding as the batch grows without limit, which is b_half + query heads per KV head. Above
+        the ridge of a GPU, arithmetic bounds decoding, else memory."""
         return self.token_flops / (self.context * self.kv_bytes_per_token)
 
     def weights_read(self, tokens: float) -> float:
-        """Bytes of the weights that a step of so many tokens reads; of the experts those that one of them is sent to,
-        as many as there are if each token chooses at random."""
+        """Bytes of the weights that a step of so many tokens reads, if each token chooses its experts at random."""
         untouched: float = (1 - self.routed_share) ** max(0.0, tokens - 1)
         return self.weight_bytes * (1 - self.idle_share * untouched)
 
@@ -470,8 +463,8 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
 
 
 def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
-    """Return the peak rates of all GPUs of an engine, in fp8 if it multiplies weights and activations as 8-bit floats
-    and the GPU has them. peaks: of one GPU."""
+    """Return the peak rates of all GPUs of an engine, in fp8 if it multiplies weights and activations so and the GPU
+    can. peaks: of one GPU."""
     gpus, method = spec.tensor_parallel_size, quantization_of(spec) or ""
     own = spec.model_facts and spec.model_facts.quantization
     in_fp8 = own and own.fp8_inputs if method == "compressed-tensors" else method.startswith("fp8")
@@ -480,8 +473,8 @@ def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
 
 
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
-    """Return the work of a workload's mean request. None if the weights, what the layers keep or the data type is not
-    known, or if prompts may come from a cache."""
+    """Return the work of a workload's mean request; None if weights, layers or data type are not known, or prompts may
+    come from a cache."""
     model, each = spec.model_facts, value_bytes(spec, resolved)
     if model is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
         return None
@@ -507,10 +500,9 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
 def ceiling_tokens_per_s(work: Work, peaks: Peaks, batch: float, *, overlap: bool = False) -> float:
     """Upper bound of the output tokens/s of `batch` running sequences.
 
-    A request costs its prefill (bound by arithmetic) and a decode step for each token after the first, each bound by
-    bytes or by arithmetic, whichever is slower. overlap: prefill may hide behind the memory traffic of decoding, as
-    chunked prefill tries to; only then is the bound one that no engine can pass. A batch under 1 (an engine that
-    sometimes idles) has the bound of 1.
+    A request costs its prefill (bound by arithmetic) and a decode step for each token after the first, bound by bytes
+    or by arithmetic, whichever is slower. overlap: prefill may hide behind the memory traffic of decoding, as chunked
+    prefill tries to; only then can no engine pass the bound. A batch under 1 has the bound of 1.
     """
     batch = max(batch, 1.0)
     decoded = max(work.output_tokens - 1, 0.0)
@@ -608,9 +600,9 @@ def idle_share(engine_active: float | None) -> float | None:
 
 
 def bound_by_counters(run: Run) -> Bound | None:
-    """host: the GPU idles for at least IDLE of the time, and longer than its memory is busy. Else memory or compute,
-    whichever is nearer to what it can reach, if at least half way there. Else mixed: nothing is near its end, kernels
-    wait for latencies and for each other. None without both counters."""
+    """Return host if the GPU idles for at least IDLE of the time, and longer than its memory is busy. Else memory or
+    compute, whichever is nearer to what it can reach, if at least half way there. Else mixed: kernels wait for
+    latencies and for each other. None without both counters."""
     figures = device_figures(run)
     dram, tensor, idle = figures.dram_active, figures.tensor_active, idle_share(figures.engine_active)
     if dram is None or tensor is None:
@@ -624,8 +616,8 @@ def bound_by_counters(run: Run) -> Bound | None:
 
 
 def saturation_gap(dram: float | None, tensor: float | None) -> float | None:
-    """Return ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters. None
-    if either is not known or was not busy at all."""
+    """Return ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters; None
+    if either was not busy at all."""
     if dram is None or tensor is None or dram <= 0 or tensor <= 0:
         return None
     return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)

@@ -13,8 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.metrics import gpu_figures, window
-from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow, roofline_fraction
-from pytest_slmserve.analysis.metrics.window import judged_requests, latencies_of
+from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.models import short_name
@@ -299,7 +298,10 @@ def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
     unheld = tuple(_load_not_held(measurement))  # a client without a core sends late
     late = []
     if stream and stream.stamp_uncertainty_s:
-        doubt_s, harmless_s = stream.stamp_uncertainty_s[0], window.harmless_s(latencies_of(measurement).ttft_s.p50)
+        doubt_s, harmless_s = (
+            stream.stamp_uncertainty_s[0],
+            window.harmless_s(window.latencies_of(measurement).ttft_s.p50),
+        )
         if doubt_s > harmless_s:
             what = f"the client was held up: its stamps can be {doubt_s * 1e3:.1f} ms late in the mean"
             late.append(f"{what}, {harmless_s * 1e3:.1f} ms are harmless")
@@ -316,7 +318,7 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
     Where requests failed and none was served, that is reported already, and no window would be long enough. A job has
     no steady window. Its preemptions are counted elsewhere, since a KV cache that is too small may be the question.
     """
-    run, judged = measurement.run, judged_requests(measurement)
+    run, judged = measurement.run, window.judged_requests(measurement)
     counts = (run.failures, len(run.samples)), (judged.failures, len(judged.rows))
     share = max(failed / max(1, failed + others) for failed, others in counts)
     if share > failed_share:
@@ -362,7 +364,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     """
     run, load, environment = measurement.run, measurement.load, measurement.environment
     rate, batch = window.output_tokens_per_s(run), window.mean_batch(run)
-    fraction = roofline_fraction(measurement, rate, batch, overlap=True)
+    fraction = gpu_figures.roofline_fraction(measurement, rate, batch, overlap=True)
     if rate is not None and fraction is not None and fraction > 1:
         what = f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times"
         yield f"{what} what {environment.gpu_name} can do at most"
@@ -375,7 +377,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if is_job(load) and len(run.steps) and abs(made / max(1, asked) - 1) > TOKENS_TOLERANCE:
         yield f"the requests have {asked} output tokens, the trace of the steps {made}"
     delay = window.delay_of(run)
-    if delay and (late := window.late_sends(delay, latencies_of(measurement).ttft_s.p50)):
+    if delay and (late := window.late_sends(delay, window.latencies_of(measurement).ttft_s.p50)):
         yield late
     cached = cache_hit_share(run)
     if cached and cached.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
