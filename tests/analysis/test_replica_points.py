@@ -94,7 +94,9 @@ def test_goodput_of_engines_at_once_is_added_up_and_of_repeats_averaged():
 def test_gaps_of_engines_at_once_are_counted_together():
     counts = [{"10": 3}, {"10": 1, "20": 4}]
     made = together(400.0, 600.0)
-    streams = [Stream(0.1, 0.0, (1.0,), {"growth": 1.01, "least_s": 1e-4, "counts": each}) for each in counts]
+    streams = [
+        Stream(0.1, 0.0, (1.0,), {"growth": 1.01, "least_s": 1e-4, "counts": each, "sum_s": 0.0}) for each in counts
+    ]
     members = tuple(replace(m, run=replace(m.run, stream=s)) for m, s in zip(made, streams))
     seen = summary_of(*members)
     assert (seen.itl_p50_s, seen.itl_p90_s) == pytest.approx((1e-4 * 1.01**10.5, 1e-4 * 1.01**20.5))

@@ -207,8 +207,8 @@ def common_span(group: Sequence[Measurement]) -> list[Run]:
 
 def steps_of(measurement: Measurement) -> list[Measurement]:
     """A measurement for each step of the load, whose window is the step but for its first `settle_s`; none where the
-    load is no ramp. Gaps between tokens are those of the step. An older record has gaps of the whole run only, and
-    where it has no times of failures each step keeps all failures.
+    load is no ramp. Gaps between tokens are those of the step. If it is not known when requests failed, each step
+    keeps all failures.
 
     What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog:
     this is what a ramp is for. A rate by itself is measured by a load of its own.
@@ -220,8 +220,7 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
     for number, ((rate, _), (begin, end)) in enumerate(zip(load.steps, load.step_windows_s, strict=True)):
         stream, failed, failures = run.stream, run.failed, run.failures
         if stream:
-            unknown = {**stream.gaps, "counts": {}, "sum_s": None}
-            stream = replace(stream, gaps=stream.step_gaps[number] if stream.step_gaps else unknown, step_gaps=())
+            stream = replace(stream, gaps=stream.step_gaps[number] if stream.step_gaps else {}, step_gaps=())
         if failed is not None:  # the step's own, those of its settling time included
             rows = [row for row, at in enumerate(failed.sent_s) if begin - load.settle_s <= at < end]
             columns = (getattr(failed, column.name) for column in fields(failed))
@@ -456,15 +455,15 @@ def percentiles(values: Sequence[float | None]) -> Percentiles:
 class GapHistogram:
     """Gaps between successive tokens of a request (ITL), counted in bins whose edges grow by a factor.
 
-    A client of a server sees chunks of its stream: where one bears several tokens, the gap is between chunks. Bin i
-    holds gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
-    least_s, whatever their number. sum_s: of all gaps; None where an older record does not have it.
+    A client of a server sees chunks of its stream: if one bears several tokens, the gap is between chunks. Bin i holds
+    gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
+    least_s, whatever their number. sum_s: of all gaps.
     """
 
     growth: float
     least_s: float
     counts: Mapping[int, int]
-    sum_s: float | None = None
+    sum_s: float
 
     @property
     def gaps(self) -> int:
@@ -472,11 +471,8 @@ class GapHistogram:
 
     @property
     def mean_s(self) -> float | None:
-        """Mean gap in seconds: exact where `sum_s` is present, else from the middles of the bins. None without gaps."""
-        if not self.gaps:
-            return None
-        middles = (self.middle_s(index) * count for index, count in self.counts.items())
-        return (math.fsum(middles) if self.sum_s is None else self.sum_s) / self.gaps
+        """Mean gap in seconds; None without gaps."""
+        return self.sum_s / self.gaps if self.gaps else None
 
     def middle_s(self, index: int) -> float:
         """Middle of bin `index` on the logarithmic scale, in seconds; `least_s` for the bin below all others."""
@@ -494,22 +490,20 @@ class GapHistogram:
 
 
 def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
-    """Gaps in the windows of all runs together; None where one has none, or counted them in other bins."""
+    """Gaps in the windows of all runs together; None if one has none, or counted them in other bins."""
     found = [gap_histogram(run.stream.gaps) if run.stream and run.stream.gaps else None for run in runs]
     known = [each for each in found if each]
     if not known or len(known) < len(found) or len({(each.growth, each.least_s) for each in known}) > 1:
         return None
-    sums = [each.sum_s for each in known if each.sum_s is not None]
     counts = sum((Counter(each.counts) for each in known), Counter[int]())
-    return replace(known[0], counts=counts, sum_s=math.fsum(sums) if len(sums) == len(known) else None)
+    return replace(known[0], counts=counts, sum_s=math.fsum(each.sum_s for each in known))
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
-    """A histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}. JSON
-    makes the indices strings; they become integers again. `sum_s` may be missing."""
+    """A histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}, whose
+    indices may be strings."""
     counts = {int(index): int(count) for index, count in facts["counts"].items()}
-    sum_s = None if facts.get("sum_s") is None else float(facts["sum_s"])
-    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, sum_s)
+    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, float(facts["sum_s"]))
 
 
 EXAMPLE = "ttft:200ms,tpot:50ms,e2e:5s"

@@ -333,7 +333,7 @@ def test_a_broken_run_is_not_clean_whatever_the_sensors_say():
     assert not is_clean((made,)) and only(made).startswith("2 preemptions") and check(made).degradations == ()
 
 
-STREAM = Stream(0.01, 0.0, (), {"growth": 1.01, "least_s": 1e-4, "counts": {}})
+STREAM = Stream(0.01, 0.0, (), {"growth": 1.01, "least_s": 1e-4, "counts": {}, "sum_s": 0.0})
 
 
 def told(tokens, *, of_all=True):
