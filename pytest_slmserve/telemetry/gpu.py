@@ -536,7 +536,7 @@ def ask_once(
 
 
 EXAMPLE = "http://localhost:9400/metrics"
-NUMBERS = {name: sensor.number for sensor in of.SENSORS.values() if sensor.number < of.OURS for name in sensor.names}
+NUMBERS = {name: number for number, sensor in of.SENSORS.items() if number < of.OURS for name in sensor.names}
 TIMEOUT_S = 2.0
 
 

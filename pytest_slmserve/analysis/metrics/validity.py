@@ -203,10 +203,10 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tup
         if busy > BUSY and len(values) >= DEAD_READINGS and not any(values):
             what = f"{of.SENSORS[number].names[0]} is 0 in all {len(values)} readings while the GPU is busy"
             yield "invalid", f"{what} for {percent(busy)} of the time (bound {percent(BUSY)})"
-    for sensor in (of.SENSORS[n] for n in watch.telemetry.columns if n < of.OURS and n in of.SENSORS):
-        wrong = [v for v in watch.values(sensor.number) if not 0 <= v <= RATIO_END]
-        if sensor.unit == "ratio" and wrong:
-            what = f"{sensor.names[0]} was {max(wrong, key=abs):.3g}, which is no ratio"
+    for number in (n for n in watch.telemetry.columns if n < of.OURS and n in of.SENSORS):
+        wrong = [v for v in watch.values(number) if not 0 <= v <= RATIO_END]
+        if of.SENSORS[number].unit == "ratio" and wrong:
+            what = f"{of.SENSORS[number].names[0]} was {max(wrong, key=abs):.3g}, which is no ratio"
             yield "invalid", f"{what} (bounds 0 and {RATIO_END})"
     rows = len(watch.rows)
     for number in (n for n in of.PROFILED if n in watch.telemetry.columns):
