@@ -78,6 +78,9 @@ class Child:
         name: What the child is, for errors.
     """
 
+    log_name = "engine.log"
+    keep_log = killed = False
+
     def __init__(
         self,
         command: Sequence[str],
@@ -88,7 +91,7 @@ class Child:
     ) -> None:
         self.name = name
         self.folder = folder or Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self.log = self.folder / "engine.log"
+        self.log = self.folder / self.log_name
         self._temporary = self.folder / "t"
         self._temporary.mkdir()
         own = {FOLDER: str(self.folder)}
@@ -114,7 +117,6 @@ class Child:
         if cores:
             os.sched_setaffinity(self.process.pid, cores)  # before it has a child, which would keep the other cores
         self._lines = Lines(self.socket)
-        self.keep_log = self._killed = False
 
     def send(self, **message: Any) -> None:
         """Send one message. Raises EngineFailed if the child has ended."""
@@ -172,9 +174,9 @@ class Child:
     def kill(self) -> None:
         """Kill the process group of the child and remove its folder. A second call does nothing, because the system may
         have given the number of the group to another one."""
-        if self._killed:
+        if self.killed:
             return
-        self._killed = True
+        self.killed = True
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

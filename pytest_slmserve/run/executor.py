@@ -26,7 +26,7 @@ from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, ReplicaSpec, Workload, is_job
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, Workload, is_job
 from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cores, visible_names
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
 
@@ -149,15 +149,10 @@ class Devices:
     # Engines
 
     def start(self, spec: Engines) -> Engine | ReplicaEngines:
-        """The engine, or the set of replicas, of `spec`: what runs, or what is started. What runs is stopped if `spec`
-        does not start. Raises BadUsage, DeviceBusy, EngineFailed."""
+        """The engine, or the set of replicas, of `spec`: what runs, or what is started. Raises BadUsage, DeviceBusy,
+        EngineFailed."""
         self.take(spec)
-        self.pool.check(spec)
-        try:
-            return self.pool.replicas(spec) if isinstance(spec, ReplicaSpec) else self.pool.engine(spec)
-        except BaseException:
-            self.pool.close()
-            raise
+        return self.pool.engine(spec)
 
     # Sensors
 

@@ -149,7 +149,7 @@ def test_its_key_is_told_to_nobody(engine):
 def test_two_servers_share_a_device_as_two_engines_do():
     pair = (stand_in_server(),) * 2
     with closing(Pool()) as pool:
-        replicas = pool.replicas(ReplicaSpec(pair))
+        replicas = pool.engine(ReplicaSpec(pair))
         runs = replicas.run([small_workload()] * 2, [ClosedLoop(3, window_s=0.5)] * 2)
         assert len({engine.port for engine in replicas.engines}) == 2
         assert [run.failures for run in runs] == [0, 0] and all(len(run.steps) > 20 for run in runs)
