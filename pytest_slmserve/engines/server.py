@@ -427,19 +427,14 @@ def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Co
 
 
 def model_for(spec: EngineSpec) -> str:
-    """The name or folder by which the engine loads its model: with dummy weights a folder of ours with its
-    configuration and a tokenizer. Raises BadUsage if that folder cannot be made."""
+    """The name or folder by which the engine loads its model: with dummy weights a folder in the user's cache with its
+    configuration and a tokenizer, made if it does not exist, whose name depends on their content. Raises BadUsage if it
+    cannot be made, or holds something else, because then another model would be measured."""
     if spec.load_format == "auto":
         return hub_name(spec.model)
-    model = spec.known_model
+    model, name = spec.known_model, short_name(spec.model)
     files = {"config.json": json.dumps(dict(model.config)), **tokenizer_files(model)}
-    return str(kept(short_name(spec.model), files))
-
-
-def kept(name: str, files: Mapping[str, str]) -> Path:
-    """A folder of the user's cache with these files, made if it does not exist. Its name depends on their content.
-    Raises BadUsage if it cannot be made, or holds something else, because then another model would be measured."""
-    folder = user_cache() / f"{name}-{short_hash(dict(files))}"
+    folder = user_cache() / f"{name}-{short_hash(files)}"
     try:
         if not folder.is_dir():
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -457,7 +452,7 @@ def kept(name: str, files: Mapping[str, str]) -> Path:
         raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
     with suppress(OSError, ValueError):
         if all((folder / file).read_text("utf-8") == text for file, text in files.items()):
-            return folder
+            return str(folder)
     raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
 
 
