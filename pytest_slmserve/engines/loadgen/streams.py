@@ -208,13 +208,14 @@ class Bodies:
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One request and its answer. number: which of the load. due, asked, sent: when it was to be sent, was handed over,
-    and was sent first. read_until: the time of the last piece that was read.
+    """One request and its answer. index: which of the bodies. wanted: output tokens that it asks for. due, asked, sent:
+    when it was to be sent, was handed over, and was sent first. read_until: the time of the last piece that was read.
 
-    failure: why it failed, as kind and text, at `failed`; `complete` and `cut off` are the other two ways to end.
+    failure: why it failed, as kind and text, at `failed`. cut: whether it was cut off at the end of its load.
     """
 
-    number: int
+    index: int
+    wanted: int
     body: bytes
     due: float | None = None
     answer: Answer = field(default_factory=Answer)
@@ -223,6 +224,7 @@ class RequestStream:
     failed: float = 0.0
     read_until: float = 0.0
     failure: tuple[str, str] | None = None
+    cut: bool = False
     connection: Connection | None = None
     unread: deque[tuple[Clock, bytes, bytes]] = field(default_factory=deque)
 
@@ -319,6 +321,7 @@ class Streams:
             self.read(stream)
         cut = list(self.in_flight)
         for stream in cut:
+            stream.cut = True
             self._leave(stream)
         return cut
 
