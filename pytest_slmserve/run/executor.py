@@ -16,7 +16,7 @@ from itertools import product
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback
-from pytest_slmserve.engines.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool, ReplicaEngines
 from pytest_slmserve.options.table import Options
@@ -138,10 +138,8 @@ class Devices:
             return
         for device in devices:
             if device not in self._locked:
-                lock = DeviceLock(device)
-                lock.acquire()
+                self._undo.enter_context(lock_device(device))
                 self._locked.add(device)
-                self._undo.callback(lock.release)
 
     def close(self) -> None:
         self._undo.close()
