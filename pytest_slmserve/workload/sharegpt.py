@@ -5,7 +5,6 @@ The format: a JSON list of {"id", "conversations": [{"from": role, "value": text
 
 import random
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
@@ -99,40 +98,38 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
     """Items of the list that a file holds. Raises DamagedDataset after the last whole item, and BadDataset for another
     value than a list, or one that is nested deeper than DEEPEST."""
     ijson = tokens.imported("ijson")
-    found = ijson.sendable_list()
-    parser = ijson.items_coro(found, "item", use_float=True)
     events = ijson.sendable_list()
-    flat = ijson.basic_parse_coro(events, use_float=True)  # it keeps no paths
+    parser = ijson.basic_parse_coro(events, use_float=True)
+    item = ijson.ObjectBuilder()
     offset = whole = depth = 0
     bad: int | None = None
     keys: dict[str, None] = {}  # of the object that the file holds in place of a list
     first = ""  # event
     while bad is None and (chunk := file.read(CHUNK_BYTES)):
-        with suppress(ijson.JSONError, UnicodeDecodeError):  # which the other parser tells
-            flat.send(chunk)
-        for event, value in events:
-            first = first or event
-            if depth == 1 and event == "map_key":
-                keys[value] = None
-            depth += STEPS.get(event, 0)
-            if depth > DEEPEST:
-                raise _not_sharegpt(path, f"it is nested more than {DEEPEST} deep")
-        del events[:]
-        if first not in ("", "start_array"):
-            raise _not_sharegpt(path, f"it holds {_kind(keys) if first == 'start_map' else f'a {first}'}")
         try:
             parser.send(chunk)
         except (ijson.JSONError, UnicodeDecodeError):
             bad = _first_bad_byte(path, offset)
         offset += len(chunk)
-        whole += len(found)
-        yield from found
-        del found[:]
+        for event, value in events:
+            first, before = first or event, depth
+            depth += STEPS.get(event, 0)
+            if depth > DEEPEST:
+                raise _not_sharegpt(path, f"it is nested more than {DEEPEST} deep")
+            if first != "start_array":
+                keys |= {value: None} if depth == 1 and event == "map_key" else {}
+            elif before and depth:
+                item.event(event, value)
+                if depth == 1:
+                    yield item.value
+                    whole, item = whole + 1, ijson.ObjectBuilder()
+        if first not in ("", "start_array"):
+            raise _not_sharegpt(path, f"it holds {_kind(keys) if first == 'start_map' else f'a {first}'}")
+        del events[:]
     if bad is not None:
         raise DamagedDataset(path, bad, whole, ends=False)
     try:
         parser.close()
-        flat.close()
     except ijson.JSONError:
         raise DamagedDataset(path, offset, whole, ends=True) from None
     if events and not first:  # a number is known to end where the file does
@@ -163,19 +160,11 @@ def _not_sharegpt(path: Path, found: str) -> BadDataset:
 
 def _kind(value: Any) -> str:
     """The kind of a JSON value, for people; never its text."""
-    match value:
-        case dict():
-            return f"an object with {'the keys ' + ', '.join([*value][:5]) if value else 'no keys'}"
-        case list():
-            return f"a list of {len(value)}"
-        case str():
-            return "a string"
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case _:
-            return "a number"
+    if isinstance(value, dict):
+        return f"an object with {'the keys ' + ', '.join([*value][:5]) if value else 'no keys'}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return {str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
 
 
 def natural_requests(
