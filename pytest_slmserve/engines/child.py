@@ -45,7 +45,7 @@ def stage_of(log: Path) -> str:
 
 
 LOG_LINES = 25
-POLL_S = 0.5
+POLL_S, LOOK_S = 0.5, 0.05  # between two looks for a message, and whether something is over
 SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 GUARDIAN = Path(__file__).parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
@@ -143,6 +143,19 @@ class Child:
             if "event" not in message:
                 raise ValueError
         return message
+
+    def wait_until(
+        self, over: Callable[[], bool], within_s: float, late: str, on_wait: StartCallback | None = None
+    ) -> None:
+        """Wait until `over` says so, or the child has ended. Raises EngineFailed with the problem `late` after
+        `within_s` seconds."""
+        until = time.monotonic() + within_s
+        while not over() and self.process.poll() is None:
+            if time.monotonic() > until:
+                raise self.failed(late)
+            if on_wait:
+                on_wait(self.log)
+            time.sleep(LOOK_S)
 
     @contextmanager
     def _ending_told(self) -> Iterator[None]:

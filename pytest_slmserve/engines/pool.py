@@ -189,15 +189,13 @@ class ReplicaEngines:
             on_progress: Called with the progress of the first replica.
 
         Raises:
-            BadUsage: There is not one workload and one load with a window for each replica.
+            BadUsage: A load has no window.
             EngineFailed: A replica, which is named, died; the others are stopped.
         """
         engines = self.engines
-        if len(workloads) != len(engines) or len(loads) != len(engines):
-            raise BadUsage(f"{len(engines)} replicas, {len(workloads)} workloads, {len(loads)} loads", "one of each")
         if any(load.requests is not None for load in loads):
             raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
-        for index, (engine, workload) in enumerate(zip(engines, workloads)):
+        for index, (engine, workload) in enumerate(zip(engines, workloads, strict=True)):
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
         barrier = WindowBarrier([message_of(load) for load in loads])
@@ -328,16 +326,16 @@ class MpsDaemon(Child):
         self._own_environment = own | shared | {"PATH": path}
         command = ["sh", "-c", LAUNCH, found, sys.executable, str(GUARDIAN)]
         super().__init__(command, self._own_environment, folder)
-        until = time.monotonic() + START_S
+
+        def answers() -> bool:
+            with suppress(EngineFailed):
+                self._ask("get_server_list")
+                return True
+            return False
+
         with undone_on_error(self.close):
-            while True:
-                with suppress(EngineFailed):
-                    self._ask("get_server_list")
-                    break
-                self.check()
-                if time.monotonic() >= until:
-                    raise self.failed(f"does not answer {START_S:g} s after its start")
-                time.sleep(POLL_S)
+            self.wait_until(answers, START_S, f"does not answer {START_S:g} s after its start")
+            self.check()
 
     def _ask(self, command: str) -> list[int]:
         """The process ids in the daemon's answer; other words are remarks."""

@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -31,7 +31,6 @@ from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Request, W
 from pytest_slmserve.telemetry.gpu import ask_once
 from pytest_slmserve.telemetry.host import own_cores
 
-LOOK_S = 0.05  # between two questions whether a child is ready
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 WORKER = Path(__file__).parent / "worker" / "vllm_worker.py"
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn: we limit how long a start may take
@@ -99,17 +98,8 @@ class ProcessEngine(Engine):
         raise NotImplementedError
 
     def await_turn(self, on_wait: StartCallback | None = None) -> None:
-        self._wait_until(lambda: self._waiting_since() is not None, "had not imported vLLM", on_wait)
-
-    def _wait_until(self, over: Callable[[], bool], late: str, on_wait: StartCallback | None) -> None:
-        """Wait until `over` says so, or the process has ended. Raises EngineFailed after START_S; late: its problem."""
-        until = time.monotonic() + START_S
-        while not over() and self.child.process.poll() is None:
-            if time.monotonic() > until:
-                raise self.child.failed(f"{late} after {START_S:.0f} s")
-            if on_wait:
-                on_wait(self.child.log)
-            time.sleep(LOOK_S)
+        late = f"had not imported vLLM after {START_S:.0f} s"
+        self.child.wait_until(lambda: self._waiting_since() is not None, START_S, late, on_wait)
 
     def _waiting_since(self) -> float | None:
         """The time of day at which the last of its processes began to wait; None unless all of them wait."""
@@ -255,7 +245,7 @@ class ServerEngine(ProcessEngine):
                     return sum(isinstance(line, dict) for line in told) >= front_ends
             return False
 
-        self._wait_until(answers, "was not ready", on_wait)
+        self.child.wait_until(answers, START_S, f"was not ready after {START_S:.0f} s", on_wait)
         if self.child.process.poll() is not None:
             raise self.child.failed("did not start")
         try:
