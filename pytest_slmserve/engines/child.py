@@ -124,15 +124,9 @@ class Child:
             self._lines.say(**message)
 
     def receive(self, within_s: float, what: str, on_wait: StartCallback | None = None) -> dict[str, Any]:
-        """The next message, whose "event" says what happened.
-
-        Args:
-            what: What the child does meanwhile, for errors.
-            on_wait: Called with the log while no message comes.
-
-        Raises:
-            EngineFailed: The child has ended, was silent for `within_s` seconds, or sent something else.
-        """
+        """The next message, whose "event" says what happened. Raises EngineFailed if the child has ended, was silent
+        for `within_s` seconds, or sent something else. what: What the child does meanwhile, for errors. on_wait: Called
+        with the log while no message comes."""
         until = time.monotonic() + within_s
         with self._ending_told():
             while (message := self._lines.hear(min(POLL_S, max(0.0, until - time.monotonic())))) is None:

@@ -20,17 +20,10 @@ LONGEST = 10_000  # characters of a note
 
 
 def open_lock(path: Path, *, make: bool = True) -> IO[str]:
-    """Open the file of a lock that the users of a host share, at least for reading, which is enough to lock it.
-
-    Other users may put anything into its folder. So no link is followed, only a regular file with a single name is
-    taken, and nothing of a file that exists is changed.
-
-    Args:
-        make: Whether a missing file is created.
-
-    Raises:
-        OSError: The file cannot be opened, or is not such a file.
-    """
+    """Open the file of a lock that the users of a host share, at least for reading, which is enough to lock it. If it
+    is missing and `make` says so it is created. Other users may put anything into its folder: so no link is followed,
+    only a regular file with a single name is taken, and nothing of a file that exists is changed. Raises OSError if the
+    file cannot be opened, or is not such a file."""
     for access in (os.O_RDWR, os.O_RDONLY):
         try:
             descriptor = os.open(path, access | SAFELY)

@@ -253,14 +253,9 @@ class EndpointEngine(Engine):
         self, spec: EngineSpec, own_prompts: bool = True, timeout_s: float = TIMEOUT_S, processes: int = 1
     ) -> None:
         """Check the endpoint and start the client. Raises BadUsage if it does not stream an answer to any request of
-        ours, with the answer to the request that asks for least.
-
-        Args:
-            own_prompts: Whether no two requests begin alike, in one load or in several. Prompts that may come from a
-                cache by the specification, and text, are sent as they are.
-            timeout_s: The longest that one request may last.
-            processes: Number of processes that share the load.
-        """
+        ours, with the answer to the request that asks for least. own_prompts: Whether no two requests begin alike, in
+        one load or in several. Prompts that may come from a cache by the specification, and text, are sent as they are.
+        timeout_s, processes: See `LoadClient`."""
         super().__init__(spec)
         self.resolved = Resolved()
         self._is_chat = urlsplit(spec.url).path.endswith(CHAT)

@@ -98,15 +98,8 @@ class ReplicaEngines:
     one after the other."""
 
     def __init__(self, spec: ReplicaSpec, launch: Callable[..., Engine], device: str = "none") -> None:
-        """Launch all replicas.
-
-        Args:
-            launch: Launches one engine, as `launch_engine` does.
-            device: UUID of the device that they share, or "cpu" or "none".
-
-        Raises:
-            EngineFailed: One of them, which is named, cannot be launched.
-        """
+        """Launch all replicas by `launch`, which is like `launch_engine`. Raises EngineFailed, naming the replica, if
+        one cannot be launched. device: UUID of the device that they share, or "cpu" or "none"."""
         self.spec, self.device = spec, device
         self.engines: list[Engine] = []
         self._daemon: MpsDaemon | None = None
@@ -131,10 +124,8 @@ class ReplicaEngines:
     def start(self, on_wait: StartCallback | None = None) -> Self:
         """Start the replicas one after the other, each as soon as the device's memory is stable, because vLLM takes
         memory that other processes free or take meanwhile for its own. With a GPU each the first replica compiles, and
-        the others, which find the compiled code, start side by side.
-
-        Raises EngineFailed, naming the replica, if one does not start or is not a client of the MPS daemon; then all
-        are stopped."""
+        the others, which find the compiled code, start side by side. Raises EngineFailed, naming the replica, if one
+        does not start or is not a client of the MPS daemon; then all are stopped."""
         with undone_on_error(self.close):
             if self.spec.sharing == "gpus":
                 self._start(0, on_wait)
@@ -183,15 +174,9 @@ class ReplicaEngines:
         self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], on_progress: ProgressCallback = None
     ) -> tuple[Run, ...]:
         """Put a load on each replica and return their runs. All begin at once and have one window, which opens when the
-        last replica has settled (`WindowBarrier`).
-
-        Args:
-            on_progress: Called with the progress of the first replica.
-
-        Raises:
-            BadUsage: A load has no window.
-            EngineFailed: A replica, which is named, died; the others are stopped.
-        """
+        last replica has settled (`WindowBarrier`). `on_progress` is called with the progress of the first replica.
+        Raises BadUsage for a load without a window, and EngineFailed, naming the replica, if one died; then all are
+        stopped."""
         engines = self.engines
         if any(load.requests is not None for load in loads):
             raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
@@ -282,28 +267,17 @@ def mps_program() -> str | None:
 
 
 class MpsDaemon(Child):
-    """A control daemon of MPS, which is started when this object is made.
+    """A control daemon of MPS, which is started when this object is made. It runs in the foreground: with `-d` it would
+    not be our child, and we would have to believe a file that names its process id.
 
-    It runs in the foreground, as our child: so we see when and how it ends, and need not believe a file that names its
-    process id. With `-d` it would not be our child.
-
-    Attributes:
-        environment: The variables that a client's environment needs. Clients run as our user.
+    environment: The variables that a client's environment needs. Clients run as our user.
     """
 
     log_name = "log/daemon.log"
 
     def __init__(self, gpu: str, thread_percentage: int | None = None) -> None:
-        """Start the daemon.
-
-        Args:
-            gpu: UUID of the GPU.
-            thread_percentage: Percentage of the SMs that each client may use.
-
-        Raises:
-            BadUsage: There is no control program.
-            EngineFailed: The daemon does not come up.
-        """
+        """Start the daemon of the GPU of that UUID. Raises BadUsage if there is no control program, and EngineFailed if
+        the daemon does not come up. thread_percentage: Percentage of the SMs that each client may use."""
         if not (found := mps_program()):
             raise BadUsage(f"{PROGRAM} is not on the PATH", "the programs of NVIDIA's driver, or time slicing")
         self._program = found
@@ -388,10 +362,8 @@ class MpsDaemon(Child):
         return EngineFailed(f"the MPS control daemon {problem}; logs in {self.logs}\n{shown}", hint)
 
     def close(self) -> None:
-        """Ask the daemon to quit, then end what is left, and remove its folder. Its clients have been ended before.
-
-        May be called twice. Takes a few END_S at most, whatever hangs. Never speaks to another daemon.
-        """
+        """Ask the daemon to quit, then end what is left, and remove its folder. Its clients have been ended before. May
+        be called twice. Takes a few END_S at most, whatever hangs."""
         if self.killed:
             return
         try:
@@ -428,11 +400,9 @@ Launched = TypeVar("Launched", Engine, ReplicaEngines)
 class Pool:
     """The engine or the replicas that run. A request for another specification stops them first.
 
-    Attributes:
-        launch: Launches an engine, as `launch_engine` does.
-        starts: The specification of each start, in order.
-        on_wait: Called while an engine starts, with its specification and its log.
-        on_started: Called when an engine is ready, with its specification and the seconds that its start took.
+    launch: Launches an engine, as `launch_engine` does. starts: The specification of each start, in order. on_wait:
+    Called while an engine starts, with its specification and its log. on_started: Called when an engine is ready, with
+    its specification and the seconds that its start took.
     """
 
     def __init__(

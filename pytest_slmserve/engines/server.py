@@ -74,12 +74,8 @@ class ProcessEngine(Engine):
     def __init__(
         self, spec: EngineSpec, *, extra_env: Mapping[str, str] | None = None, cores: Collection[int] = ()
     ) -> None:
-        """Launch the engine. Raises BadUsage if its model cannot be described.
-
-        Args:
-            extra_env: Environment variables of this launch only, which change no measurement.
-            cores: CPU cores that the engine may use. Defaults to all.
-        """
+        """Launch the engine. Raises BadUsage if its model cannot be described. extra_env: Environment variables of this
+        launch only, which change no measurement. cores: CPU cores that the engine may use. Defaults to all."""
         super().__init__(spec)
         self.ready = False
         self._cores = cores
@@ -386,11 +382,8 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
 
 def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Collection[int] = ()) -> dict[str, str]:
     """The environment of an engine: the part of ours that an engine may see, what its platform needs, and last what the
-    specification says. A token of the Hub is passed on only if real weights are loaded.
-
-    Args:
-        cores: The CPU cores of an engine that is pinned. Each of its processes gets as many, neighbors together.
-    """
+    specification says. A token of the Hub is passed on only if real weights are loaded. cores: The CPU cores of an
+    engine that is pinned. Each of its processes gets as many, neighbors together."""
     env = passed_on(inherited, hub=spec.load_format == "auto")
     env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all engines: it is in the hash of what is compiled

@@ -51,28 +51,19 @@ def dataset_path(path: str) -> Path:
 
 
 def follows(rule: Rule, conversation: Conversation) -> bool:
-    """Check whether a conversation counts under a rule; its first two turns are then prompt and reply.
+    """Whether a conversation counts under a rule; its first two turns are then prompt and reply.
 
     vllm: two turns at least, whatever the roles, as vLLM's own benchmark takes them. human-first: besides, a human
     asks and the model replies, as the authors of arXiv:2503.08311 filter (of the splits, many begin with a reply).
     """
-    match rule:
-        case "vllm":
-            return len(conversation) >= 2
-        case "human-first":
-            return [turn.role for turn in conversation[:2]] == ["human", "gpt"]
+    roles = [turn.role for turn in conversation[:2]]
+    return len(roles) == 2 if rule == "vllm" else roles == ["human", "gpt"]
 
 
 def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) -> Iterator[Conversation]:
-    """Conversations of a file in its order, never more than a few of them in memory.
-
-    Args:
-        damages: Takes the damage of a file, at which the conversations then end. None raises it.
-
-    Raises:
-        DamagedDataset: The file ends early or stops being JSON; after all that stood before.
-        BadDataset: The file is JSON but not ShareGPT, or cannot be read.
-    """
+    """Conversations of a file in its order, never more than a few of them in memory. Raises DamagedDataset, after all
+    that stood before, for a file that ends early or stops being JSON, unless `damages` takes it, and BadDataset for
+    JSON that is not ShareGPT, or for a file that cannot be read."""
     try:
         with open(path, "rb", opener=regular) as file:
             for number, item in enumerate(_items(file, path), start=1):
@@ -171,12 +162,8 @@ def natural_requests(
     pairs: Collection[Conversation], tokenize: Tokenize, output_tokens: int | None = None
 ) -> Iterator[Request]:
     """Requests of pairs of prompt and reply, in their order, of those within vLLM's limits. No more is tokenised than
-    is needed, but for the rest of a block.
-
-    Args:
-        output_tokens: Output tokens of each, in place of those of its reply (vLLM's --sharegpt-output-len; it lifts the
-            lower bound on replies).
-    """
+    is needed, but for the rest of a block. output_tokens: Output tokens of each, in place of those of its reply (vLLM's
+    --sharegpt-output-len; it lifts the lower bound on replies)."""
     prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
     replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
     for (prompt, _), ids, reply in zip(pairs, prompts, replies):
@@ -189,14 +176,9 @@ def sample_as_vllm(
     read: Iterable[Conversation], tokenize: Tokenize, requests: int, *, seed: int = 0, output_tokens: int | None = None
 ) -> list[Request]:
     """The requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too few.
-
-    Args:
-        tokenize: The model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
-        output_tokens: See `natural_requests`.
-
-    Raises:
-        BadDataset: No conversation is within vLLM's limits, of which vLLM makes an IndexError.
-    """
+    Raises BadDataset if no conversation is within vLLM's limits, of which vLLM makes an IndexError. tokenize: The
+    model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies. output_tokens: See
+    `natural_requests`."""
     pairs = [conversation[:2] for conversation in read if follows("vllm", conversation)]
     random.Random(seed).shuffle(pairs)
     kept = list(islice(natural_requests(pairs, tokenize, output_tokens), requests))
