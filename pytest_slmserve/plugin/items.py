@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.claims.table import claim_of, models_read
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
 from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, device_figures
-from pytest_slmserve.analysis.metrics.validity import Health, health, trustworthy
+from pytest_slmserve.analysis.metrics.validity import CheckResult, health, trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.engines.base import check_fits
@@ -675,7 +675,7 @@ class SampledBlock:
         return device_figures(self.seen)
 
     @property
-    def health(self) -> Health:
+    def health(self) -> CheckResult:
         return health(self.seen, self.environment)
 
 

@@ -16,7 +16,7 @@ from itertools import product
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback
-from pytest_slmserve.engines.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool, ReplicaEngines
 from pytest_slmserve.options.table import Options
@@ -26,8 +26,8 @@ from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, ReplicaSpec, Workload, is_job
-from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cores, visible_names
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, Workload, is_job
+from pytest_slmserve.telemetry.host import Host, numa_nodes, own_cores, visible_names
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
 
 
@@ -138,10 +138,8 @@ class Devices:
             return
         for device in devices:
             if device not in self._locked:
-                lock = DeviceLock(device)
-                lock.acquire()
+                self._undo.enter_context(lock_device(device))
                 self._locked.add(device)
-                self._undo.callback(lock.release)
 
     def close(self) -> None:
         self._undo.close()
@@ -149,15 +147,10 @@ class Devices:
     # Engines
 
     def start(self, spec: Engines) -> Engine | ReplicaEngines:
-        """The engine, or the set of replicas, of `spec`: what runs, or what is started. What runs is stopped if `spec`
-        does not start. Raises BadUsage, DeviceBusy, EngineFailed."""
+        """The engine, or the set of replicas, of `spec`: what runs, or what is started. Raises BadUsage, DeviceBusy,
+        EngineFailed."""
         self.take(spec)
-        self.pool.check(spec)
-        try:
-            return self.pool.replicas(spec) if isinstance(spec, ReplicaSpec) else self.pool.engine(spec)
-        except BaseException:
-            self.pool.close()
-            raise
+        return self.pool.engine(spec)
 
     # Sensors
 
@@ -348,7 +341,7 @@ class GpuSlots:
         if 0 < len(ours) < count:
             why = f"each engine needs a core, and there are {len(ours)}"
             raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(ours)}")
-        near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
+        near = [gpu.near_cores & ours or ours for gpu in host.gpus[:count]] or [ours] * count
         devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
         visible = visible_names()[:count] if host.environment.platform == "cuda" else []
         cores = equal_parts(near, sorted(ours))
