@@ -296,11 +296,9 @@ def verified(
     if count := sum(sum(m.run.steps.preempted) for m in found):
         state, why = State.FAILS, f"{count} preemptions, though its KV cache was to hold all at full length"
     yield Verdict(UNPREEMPTED, name, state, why)
-    if all(
-        blocks is not None
-        for blocks in (kv_cache.predicted_blocks(spec, found[0].resolved), found[0].resolved.kv_blocks)
-    ):
-        yield kv_blocks_as_predicted(spec, [found[0].resolved], records=(found[0].id,))
+    blocks = kv_blocks_as_predicted(spec, [found[0].resolved], records=(found[0].id,))
+    if blocks.state is not State.INCONCLUSIVE:
+        yield blocks
     advised, usable = advice.advised, advice.subject.usable
     if point.degraded or not point.valid or advised is None:
         why = "; ".join(point.degraded if point.valid else point.problems) or "no latency per output token is known"
