@@ -4,17 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.advisor import (
-    Advice,
-    Footprint,
-    ModelSweep,
-    Objectives,
-    ServedEngine,
-    around,
-    decide,
-    needs,
-    utilization,
-)  # fmt: skip
+from pytest_slmserve.analysis.advice import advisor
+from pytest_slmserve.analysis.advice.advisor import Advice, Footprint, ModelSweep, Objectives, ServedEngine
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval, times
 from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
@@ -232,7 +223,7 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
     """Verdict on whether the batch that the advisor chooses, for twice the time per output token at 32 in flight,
     serves at least `bound` of what any other load does. value: the share that decides."""
     subject, wish = of_curve(curve, None), Objectives(slo=OBJECTIVE)
-    found = decide(subject, wish)
+    found = advisor.decide(subject, wish)
     points = {p.concurrency: p for p in subject.usable}
     if found.batch not in points:
         raise Inconclusive(found.reason or f"{found.batch} in flight was predicted, not measured")
@@ -240,7 +231,7 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
     state, seen, most = every(
         above, bound, lambda several: [(ratio(chosen, p, subject.usable, several=several), p) for p in points.values()]
     )
-    memory = needs(subject, chosen.concurrency, wish)
+    memory = advisor.needs(subject, chosen.concurrency, wish)
     freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
     why = (
         f"{chosen.concurrency} in flight, chosen for twice the latency at 32, serves {percent_interval(seen)} of what "
@@ -280,7 +271,7 @@ def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSp
     share = spec.gpu_memory_utilization
     if engine.gpu_had_bytes is not None:
         # vLLM checks at its start that this share is free: less than its own total would check nothing.
-        share = utilization(engine.footprint.total_bytes(batch), engine.gpu_had_bytes)
+        share = advisor.utilization(engine.footprint.total_bytes(batch), engine.gpu_had_bytes)
     return replace(
         limited, max_model_len=engine.footprint.longest, kv_cache_bytes=kv_bytes, gpu_memory_utilization=share
     )
@@ -308,11 +299,11 @@ def verified(
     if before is not None:
         over = ratio(point, before, valid_points(among))
     else:  # a prediction by the law has no noise of its own
-        over = around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
+        over = advisor.around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
     why = f"{percent_interval(over)} of what was predicted (bound {percent(margin)} apart){unsure(over)}"
     yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - margin, 1 + margin), why, over, 1.0, point)
     if limit is not None:
-        wait, bound = around(point, among, e2e_s), limit.seconds * (1 + margin)
+        wait, bound = advisor.around(point, among, e2e_s), limit.seconds * (1 + margin)
         ms = f"{1e3 * wait.value:.3g} ms per output token, {1e3 * limit.seconds:.3g} ms are allowed"
         why = f"{ms} (bound {percent(margin)} above it){unsure(wait)}"
         yield Verdict.from_interval(LATENCY, name, below(wait, bound), why, wait, bound, point)
