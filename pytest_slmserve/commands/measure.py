@@ -22,11 +22,11 @@ from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.options.table import positive, share, whole_number
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
-from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.page.writer import check_replaceable, write_page
 from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.vllm_bench import Export, export_to
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command

@@ -22,7 +22,7 @@ from pytest_slmserve.engines.pool import Pool, ReplicaEngines
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, url_lock
 from pytest_slmserve.plan.planner import Planner
-from pytest_slmserve.report.export.vllm_bench import Export
+from pytest_slmserve.report.vllm_bench import Export
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run

@@ -26,9 +26,9 @@ from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, Case, point_title
 from pytest_slmserve.plan.planner import Planner, check_there
-from pytest_slmserve.report.export.vllm_bench import export_to
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import RunPage
+from pytest_slmserve.report.vllm_bench import export_to
 from pytest_slmserve.run.executor import Devices, Executor, Results
 from pytest_slmserve.run.judge import Verdicts
 from pytest_slmserve.schema.errors import BadUsage, SlmError, is_file

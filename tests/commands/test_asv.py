@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from stored_records import BUSY, engine_alone
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve.report.export import asv
-from pytest_slmserve.report.export.asv import START, BenchmarkHost, Rows, Value
+from pytest_slmserve.commands import asv
+from pytest_slmserve.commands.asv import START, BenchmarkHost, Rows, Value
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
@@ -26,7 +26,7 @@ statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
 COMMIT = asv.Commit("c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600)
 COSTS = ("seconds_per_1000_requests", "ms_per_output_token", "joules_per_1000_output_tokens")
 READY = replace(RESOLVED, ready_s=40.0)
-KEPT = sorted((Path(__file__).parents[3] / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
+KEPT = sorted((Path(__file__).parents[2] / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
 
 
 def watched(m: Measurement) -> Measurement:
