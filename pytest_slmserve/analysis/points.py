@@ -160,7 +160,7 @@ class Point(Summary):
         if not there or None in here | there or here <= there:
             return self
         kept = [m for m in mine if m.environment.host in there]
-        return point_of(self.concurrency, kept) if kept else None
+        return point_of([(m,) for m in kept]) if kept else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,17 +334,12 @@ def choose(groups: Iterable[ReplicaGroup]) -> tuple[list[FoundRepeat], list[Foun
     return list(compress(judged, counts)), [one for one, counted in zip(judged, counts) if not counted]
 
 
-P = TypeVar("P", bound=Point)
-
-
-def _point(kind: type[P], groups: Iterable[ReplicaGroup], **facts: Any) -> P:
-    """Return the point of a case from its repeats, valid or not.
+def point_of(groups: Sequence[ReplicaGroup]) -> Point:
+    """Return the point of the repeats of one case, valid or not, wherever they were measured: a `JobPoint` of a job, a
+    `ReplicaPoint` of several engines.
 
     A figure is the mean of what is a number. Of the deviations from Little's law it is the one farthest from 0, of the
     limiting resources the most frequent one; the power limit is known if there was but one.
-
-    Args:
-        facts: Fields that this kind of point has beside its figures.
     """
     used, others = choose(groups)
     each = tuple(summary_of(*group) for group, _ in used)
@@ -361,6 +356,30 @@ def _point(kind: type[P], groups: Iterable[ReplicaGroup], **facts: Any) -> P:
     if "each_tokens_per_s" in names:
         by_engine = (mean_of_known(rates) for rates in zip(*known("each_tokens_per_s")))
         figures["each_tokens_per_s"] = tuple(rate for rate in by_engine if rate is not None)
+    members, first = groups[0], groups[0][0]
+    kind: type[Point] = Point
+    if len(members) > 1 and (part := first.replica):
+        kind, hashes = ReplicaPoint, {m.workload.hash for m in members}
+        loads = tuple(m.load.max_concurrency or 0 for m in members)
+        figures |= {
+            "models": tuple(short_name(m.spec.model) for m in members),
+            "families": frozenset(m.spec.family for m in members),
+            "sharing": part.sharing,
+            "concurrency": sum(loads),
+            "loads": loads,
+            "pinned": part.pinned,
+            "thread_percentage": part.thread_percentage,
+            "environment": first.environment,
+            "workload": hashes.pop() if len(hashes) == 1 else None,
+            "ramp_up": "burst" if isinstance(first.load, OpenLoop) else first.load.ramp_up,
+            "tensor_parallel_size": first.spec.tensor_parallel_size,
+        }
+    elif is_job(first.load):
+        kind, resolved = JobPoint, used[0][0][0].resolved if used else first.resolved
+        figures |= {"spec": first.spec, "resolved": resolved, "environment": first.environment}
+        figures |= {"workload": first.workload, "load": first.load}
+    else:
+        figures["concurrency"] = first.load.max_concurrency or 0
     return kind(
         repeats=tuple(known("output_tokens_per_s")),
         e2e_repeats=tuple(known("e2e_s")),
@@ -373,62 +392,33 @@ def _point(kind: type[P], groups: Iterable[ReplicaGroup], **facts: Any) -> P:
         degraded=tuple(dict.fromkeys(text for _, found in used for text in found.degradations)),
         noise=tuple(dict.fromkeys(text for _, found in used for text in found.noise)),
         **figures,
-        **facts,
     )
 
 
-def point_of(concurrency: int, measurements: Iterable[Measurement]) -> Point:
-    """Return the point of repeats of one load, whether they are of a sweep or not."""
-    return _point(Point, ((m,) for m in measurements), concurrency=concurrency)
+P = TypeVar("P", bound=Point)
 
 
-def job_point(groups: Sequence[ReplicaGroup]) -> JobPoint:
-    """Return the point of repeats of one job."""
-    [first] = groups[0]
-    facts = {"spec": first.spec, "environment": first.environment, "workload": first.workload, "load": first.load}
-    point = _point(JobPoint, groups, resolved=first.resolved, **facts)
-    return replace(point, resolved=point.used[0][0].resolved) if point.used else point
-
-
-def shared_point(groups: Sequence[ReplicaGroup]) -> ReplicaPoint:
-    """Return the point of one or more repeats of one set of engines, wherever they were measured."""
-    members, first, part = groups[0], groups[0][0], groups[0][0].replica
-    assert part is not None
-    hashes = {m.workload.hash for m in members}
-    loads = tuple(m.load.max_concurrency or 0 for m in members)
-    return _point(
-        ReplicaPoint,
-        groups,
-        models=tuple(short_name(m.spec.model) for m in members),
-        families=frozenset(m.spec.family for m in members),
-        sharing=part.sharing,
-        concurrency=sum(loads),
-        loads=loads,
-        pinned=part.pinned,
-        thread_percentage=part.thread_percentage,
-        environment=first.environment,
-        workload=hashes.pop() if len(hashes) == 1 else None,
-        ramp_up="burst" if isinstance(first.load, OpenLoop) else first.load.ramp_up,
-        tensor_parallel_size=first.spec.tensor_parallel_size,
-    )
+def case_points(kind: type[P], groups: Iterable[ReplicaGroup]) -> tuple[P, ...]:
+    """Return the points of this kind, one for each case, in the order first met."""
+    found = map(point_of, grouped(groups, group_key).values())
+    return tuple(point for point in found if isinstance(point, kind))
 
 
 def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
     """Return one point per concurrency, ascending, whatever the order of the measurements. Other loads are left out."""
     by_load = grouped(sorted(measurements, key=lambda m: (m.measured_at, m.launch)), concurrency_of)
-    return tuple(point_of(load, by_load[load]) for load in sorted(load for load in by_load if load is not None))
+    return tuple(point_of([(m,) for m in by_load[load]]) for load in sorted(filter(None, by_load)))
 
 
 def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
     """Return one point for each job, in the order first requested; other loads are left out."""
-    jobs = ((m,) for m in measurements if is_job(m.load) and m.alone and m.paired is None)
-    return tuple(map(job_point, grouped(jobs, group_key).values()))
+    return case_points(JobPoint, ((m,) for m in measurements if is_job(m.load) and m.alone and m.paired is None))
 
 
 def shared_points(measurements: Iterable[Measurement]) -> tuple[ReplicaPoint, ...]:
     """Return one point for each set of engines, way of sharing and load, in the order first measured."""
-    groups = sorted(all_groups(m for m in measurements if not m.alone), key=lambda members: members[0].measured_at)
-    return tuple(map(shared_point, grouped(groups, group_key).values()))
+    groups = all_groups(m for m in measurements if not m.alone)
+    return case_points(ReplicaPoint, sorted(groups, key=lambda members: members[0].measured_at))
 
 
 def concurrency_of(measurement: Measurement) -> int | None:

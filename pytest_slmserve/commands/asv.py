@@ -256,7 +256,7 @@ def values(found: Sequence[Measurement], machine: str | None = None) -> dict[Ben
     for place, group in grouped(found, lambda m: _place(m, machine)).items():
         rows = made[place] = {}
         for (requests, model, concurrency), repeats in grouped(group, _benchmark).items():
-            point = point_of(concurrency, repeats)
+            point = point_of([(m,) for m in repeats])
             latest = max(m.measured_at for each in point.used for m in each)
             for name, (_, field) in COSTS.items():
                 inverse = METRICS[field].higher_is_better

@@ -32,16 +32,15 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis import points
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Differences, Interval, Repeat, factor, grouped, percent
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, watched
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, all_groups, engines, point_of
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, hosts_of, moment, release
 from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
-from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, is_job, is_steady
+from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, is_steady
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
 POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock
@@ -280,7 +279,7 @@ class ComparedCase:
     def engines(self) -> str:
         """The name of what served: "opt-1.3b", or "2 x opt-1.3b by mps"."""
         several = self.sharing.partition(" engines ")[2]
-        return self.models[0] if len(self.models) == 1 else f"{points.engines(self.models)} {several}"
+        return self.models[0] if len(self.models) == 1 else f"{engines(self.models)} {several}"
 
     @property
     def load(self) -> str:
@@ -417,7 +416,7 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
     """Return measurements by what was measured: of single engines in the order first met, then of several engines that
     shared a device and are all there. steady: whether to leave out loads without a window."""
     found: dict[ComparedCase, list[Measurement]] = {}
-    for members in points.all_groups(measurements):
+    for members in all_groups(measurements):
         models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
         case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
         if case.steady or not steady:
@@ -473,21 +472,12 @@ def same_engines(
         yield from (([], group) for group in second.values())
 
 
-def served(case: ComparedCase, measurements: Sequence[Measurement]) -> Point:
-    """Return the point of one case, on whatever hosts it was measured."""
-    if len(case.models) > 1:
-        return points.shared_point(points.all_groups(measurements))
-    if is_job(case.loads[0]):
-        return points.job_point(points.all_groups(measurements))
-    return points.point_of(case.concurrency, measurements)
-
-
 def compared_pair(
     case: ComparedCase, load: str, there: Sequence[Measurement], here: Sequence[Measurement], *, stored: bool = False
 ) -> ComparedPair:
     """Return both sides of one case. Nothing can be said if a side is of several engines or releases, invalid or
     degraded, or if a fact that has to match differs. stored: see `compare`."""
-    both = served(case, there), served(case, here)
+    both = point_of(all_groups(there)), point_of(all_groups(here))
     used = [list(chain(*point.used)) for point in both]
     obstacles: list[str] = []
     sides = ("the baseline", "this run" if stored else "the candidate")
@@ -659,8 +649,42 @@ class ReleaseHistory:
     releases: tuple[ReleaseMean, ...]
 
 
+def release_order(version: str) -> tuple[object, ...]:
+    """Return the sort key of a version: "0.9.0" before "0.10.0rc1.dev3", "0.10.0rc1", "0.10.0" and "0.10.0.post1"."""
+    stages = re.findall(r"(dev|a|b|rc|post)(\d*)", version.partition("+")[0])
+    return release(version), (*((STAGES[stage], int(number or 0)) for stage, number in stages), (0, 0)), version
+
+
 # A case of one engine, and the measurements and point of each release that has it, the oldest first.
 HistoryCase = tuple[ComparedCase, list[tuple[list[Measurement], Point]]]
+
+
+def history_cases(alike: Sequence[Measurement]) -> Iterator[HistoryCase]:
+    """Yield the case of each engine under the load that most releases have a valid point of, the largest of several;
+    nothing of an engine of which no two have one. Engines of two releases are the same as in `compare`. Of a release
+    that several hosts measured, the host counts that most releases were measured on."""
+    lines: list[list[list[Measurement]]] = []  # of each engine the measurements of each release
+    by_release = grouped(alike, lambda m: m.environment.vllm or "")
+    for version in sorted(by_release, key=release_order):
+        last = {requested_engine(line[-1][0]): line for line in lines}
+        for before, here in same_engines(list(chain(*(line[-1] for line in lines))), by_release[version]):
+            if before and here:
+                last[requested_engine(before[0])].append(here)
+            elif here:
+                lines.append([here])
+    for line in lines:
+        hosts = Counter(host for measured in line for host in hosts_of(measured))
+        by_case = [compared_cases(measured, steady=True) for measured in line]
+        found: list[HistoryCase] = []
+        for case in dict.fromkeys(chain(*by_case)):
+            by_host = (
+                grouped(measured[case], lambda m: m.environment.host) for measured in by_case if case in measured
+            )
+            there = [max(each.values(), key=lambda ms: (hosts[ms[0].environment.host], len(ms))) for each in by_host]
+            found.append((case, [(ms, point) for ms in there if (point := point_of(all_groups(ms))).valid]))
+        best = max(found, key=lambda each: (len(each[1]), each[0].concurrency))
+        if len(best[1]) > 1:
+            yield best
 
 
 def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistory]:
@@ -673,70 +697,24 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
         return m.environment.platform, m.environment.title, m.spec.interface, m.spec.model, m.workload.hash, load
 
     usable = [m for m in measurements if m.alone and m.paired is None and is_steady(m.load) and m.environment.vllm]
-    lines = [line for alike in grouped(usable, family).values() for line in lines_of_engines(alike)]
-    found = [each for line in lines if (each := at_largest_load(line))]
+    found = [case for alike in grouped(usable, family).values() for case in history_cases(alike)]
     histories = []
-    for alike in grouped(found, lambda each: each[1][0][0][0].environment.title).values():
-        loads = load_names([case for case, _ in alike])
-        names = [f"{case.engines} at {load}" for (case, _), load in zip(alike, loads)]
-        for each, name in zip(alike, names):
-            first = each[1][0][0][0]
+    for device, shown in grouped(found, lambda each: each[1][0][0][0].environment.title).items():
+        names = [f"{case.engines} at {load}" for (case, _), load in zip(shown, load_names([case for case, _ in shown]))]
+        for (case, releases), name in zip(shown, names):
+            first = releases[0][0][0]
             more = f", {first.spec.interface} interface, engine {requested_engine(first)[:6]}"
             subject = name + (more if names.count(name) > 1 else "")
-            histories += [release_history(each, subject, metric) for metric in FOLLOWED]
-    return [each for each in histories if len(each.releases) > 1]
-
-
-def release_order(version: str) -> tuple[object, ...]:
-    """Return the sort key of a version: "0.9.0" before "0.10.0rc1.dev3", "0.10.0rc1", "0.10.0" and "0.10.0.post1"."""
-    stages = re.findall(r"(dev|a|b|rc|post)(\d*)", version.partition("+")[0])
-    return release(version), (*((STAGES[stage], int(number or 0)) for stage, number in stages), (0, 0)), version
-
-
-def lines_of_engines(alike: Sequence[Measurement]) -> list[list[list[Measurement]]]:
-    """Return the measurements of each release, for each engine. Engines of two releases are the same as in
-    `compare`."""
-    lines: list[list[list[Measurement]]] = []
-    by_release = grouped(alike, lambda m: m.environment.vllm or "")
-    for version in sorted(by_release, key=release_order):
-        last = {requested_engine(line[-1][0]): line for line in lines}
-        for before, here in same_engines(list(chain(*(line[-1] for line in lines))), by_release[version]):
-            if before and here:
-                last[requested_engine(before[0])].append(here)
-            elif here:
-                lines.append([here])
-    return lines
-
-
-def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None:
-    """Return the case under the load that most releases have a valid point of, the largest of several; None if no two
-    have one. Of a release that several hosts measured, the host counts that most releases were measured on."""
-    hosts = Counter(host for measured in line for host in hosts_of(measured))
-    by_case = [compared_cases(measured, steady=True) for measured in line]
-    found = []
-    for case in dict.fromkeys(chain(*by_case)):
-        releases = []
-        for measured in by_case:
-            by_host = grouped(measured.get(case, ()), lambda m: m.environment.host)
-            if by_host:
-                there = max(by_host.values(), key=lambda group: (hosts[group[0].environment.host], len(group)))
-                if (point := served(case, there)).valid:
-                    releases.append((there, point))
-        if len(releases) > 1:
-            found.append((case, releases))
-    return max(found, key=lambda each: (len(each[1]), each[0].concurrency), default=None)
-
-
-def release_history(of: HistoryCase, subject: str, metric: str) -> ReleaseHistory:
-    """Return the history of one metric, of the releases that measured it."""
-    case, releases = of
-    known = [(each, side) for each, point in releases if (side := repeats_by_launch(point, metric))]
-    noise = repeat_noise([side for _, side in known])
-    steps: list[MetricChange | None] = [None]
-    for (one, _), (other, _) in pairwise(known):
-        steps.append(change_of(compared_pair(case, case.load, one, other), METRICS[metric], TOLERANCE))
-    means = []
-    for i, ((each, side), step) in enumerate(zip(known, steps)):
-        mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
-        means.append(ReleaseMean(each[0].environment.vllm or "", mean, len(side), step))
-    return ReleaseHistory(subject, releases[0][0][0].environment.title, metric, TOLERANCE, tuple(means))
+            for metric in FOLLOWED:
+                known = [(each, side) for each, point in releases if (side := repeats_by_launch(point, metric))]
+                noise = repeat_noise([side for _, side in known])
+                steps: list[MetricChange | None] = [None]
+                for (one, _), (other, _) in pairwise(known):
+                    steps.append(change_of(compared_pair(case, case.load, one, other), METRICS[metric], TOLERANCE))
+                means = []
+                for i, ((each, side), step) in enumerate(zip(known, steps)):
+                    mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
+                    means.append(ReleaseMean(each[0].environment.vllm or "", mean, len(side), step))
+                if len(means) > 1:
+                    histories.append(ReleaseHistory(subject, device, metric, TOLERANCE, tuple(means)))
+    return histories
