@@ -28,35 +28,30 @@ NORMAL = NormalDist()
 
 
 def survival(t: float, df: float) -> float:
-    """Return P(T > t) for `df` degrees of freedom, a whole number or not. Raises ValueError if there is none."""
+    """Return P(T > t) for `df` degrees of freedom, a whole number or not. Raises ValueError if there is none.
+
+    The incomplete beta function is a continued fraction, by Lentz's method as modified by Thompson and Barnett (1986).
+    """
     if df < 1:
         raise ValueError(f"{df} degrees of freedom: at least 1 is needed")
     a, b, x = df / 2, 0.5, df / (df + t * t)
     whole = float(x >= 1)  # of the incomplete beta function
     if 0 < x < 1:
         log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-        if x < (a + 1) / (a + b + 2):
-            whole = math.exp(log_front) * _continued_fraction(a, b, x) / a
-        else:
-            whole = 1 - math.exp(log_front) * _continued_fraction(b, a, 1 - x) / b
+        if other_side := x >= (a + 1) / (a + b + 2):  # where the fraction converges slowly
+            a, b, x = b, a, 1 - x
+        c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or TINY)
+        found = d
+        for m in range(1, TERMS):
+            even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+            for term in (even, -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+                c, d = (1 + term / c) or TINY, 1 / ((1 + term * d) or TINY)
+                found *= c * d
+            if abs(c * d - 1) < CLOSE:
+                break
+        part = math.exp(log_front) * found / a
+        whole = 1 - part if other_side else part
     return 0.5 * whole if t >= 0 else 1 - 0.5 * whole
-
-
-def _continued_fraction(a: float, b: float, x: float) -> float:
-    """Return the continued fraction of the incomplete beta function, by Lentz's method as modified by Thompson and
-    Barnett (1986)."""
-    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or TINY)
-    found = d
-    for m in range(1, TERMS):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            c, d = (1 + term / c) or TINY, 1 / ((1 + term * d) or TINY)
-            found *= c * d
-        if abs(c * d - 1) < CLOSE:
-            break
-    return found
 
 
 def least(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
@@ -439,28 +434,22 @@ def prior(variances: Sequence[tuple[float, int]]) -> Prior:
     floor = LEAST * sorted(v for v, _ in variances)[len(variances) // 2] if variances else 0.0
     if len(variances) < 3 or not floor:
         return pooled
-    logs = [math.log(max(v, floor)) - digamma(df / 2) + math.log(df / 2) for v, df in variances]
-    beyond = variance(logs) - fmean(trigamma(df / 2) for _, df in variances)
+    chance = [digammas(df / 2) for _, df in variances]
+    logs = [math.log(max(v, floor)) - first + math.log(df / 2) for (v, df), (first, _) in zip(variances, chance)]
+    beyond = variance(logs) - fmean(second for _, second in chance)
     if beyond <= 0:
         return pooled
-    # The x with trigamma(x) = beyond, which falls with x.
-    half = math.exp(least(lambda log: trigamma(math.exp(log)) <= beyond, math.log(1e-3), math.log(1e6)))
-    return Prior(math.exp(fmean(logs) + digamma(half) - math.log(half)), 2 * half, total)
+    # The x whose trigamma is `beyond`: it falls with x.
+    half = math.exp(least(lambda log: digammas(math.exp(log))[1] <= beyond, math.log(1e-3), math.log(1e6)))
+    return Prior(math.exp(fmean(logs) + digammas(half)[0] - math.log(half)), 2 * half, total)
 
 
-def digamma(x: float) -> float:
-    """Derivative of ln gamma(x) for x > 0 (Abramowitz and Stegun 1964, 6.3.5 and 6.3.18)."""
-    below = 0.0
+def digammas(x: float) -> tuple[float, float]:
+    """Return the first and the second derivative of ln gamma(x), digamma and trigamma, for x > 0 (Abramowitz and Stegun
+    1964, 6.3.5, 6.3.18, 6.4.6 and 6.4.12)."""
+    first = second = 0.0
     while x < 6:
-        below, x = below - 1 / x, x + 1
+        first, second, x = first - 1 / x, second + 1 / x**2, x + 1
     y = 1 / x**2
-    return below + math.log(x) - 0.5 / x - y * (1 / 12 - y * (1 / 120 - y / 252))
-
-
-def trigamma(x: float) -> float:
-    """Derivative of digamma(x) for x > 0 (Abramowitz and Stegun 1964, 6.4.6 and 6.4.12)."""
-    below = 0.0
-    while x < 6:
-        below, x = below + 1 / x**2, x + 1
-    y = 1 / x**2
-    return below + 1 / x + y / 2 + y / x * (1 / 6 - y * (1 / 30 - y / 42))
+    first = first + math.log(x) - 0.5 / x - y * (1 / 12 - y * (1 / 120 - y / 252))
+    return first, second + 1 / x + y / 2 + y / x * (1 / 6 - y * (1 / 30 - y / 42))

@@ -337,11 +337,10 @@ INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
 def interfaces_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
     """Yield each model that was measured through both interfaces, load by load, then how to read the tables."""
     found = deployments.at_both_interfaces(curves)
-    for each in found:
-        server = each.server
-        launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (each.engine, server))
+    for engine, server, loads in found:
+        launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (engine, server))
         through = f"{server.subject} through the server{front_ends(server.spec)} beside the engine"
         title = f"{through}: {served_on(server.environment)}, {launches}"
-        yield Section(title, [Table(each.loads, INTERFACES, caption=through)])
+        yield Section(title, [Table(loads, INTERFACES, caption=through)])
     if found:
         yield Legend(INTERFACES_LEGEND)
