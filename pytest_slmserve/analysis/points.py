@@ -12,8 +12,7 @@ from operator import attrgetter
 from statistics import fmean, mode
 from typing import Any, TypeVar
 
-from pytest_slmserve.analysis import estimates
-from pytest_slmserve.analysis.estimates import TAIL, Differences, Interval, Repeat, grouped, mean_of_known
+from pytest_slmserve.analysis.estimates import TAIL, Differences, Interval, Repeat, factor, grouped, mean_of_known
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.metrics.window import Goodput, Slo
@@ -499,12 +498,9 @@ def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Di
             samples.append(tuple(map(Repeat, values)))
             continue
         even = all(len(g) == 1 and is_steady(g[0].load) and g[0].load.ramp_up == "staggered" for g in groups)
-        rows = zip(values, (group[0] for group in groups), strict=True)
-        samples.append(
-            tuple(
-                Repeat(v, m.measured_at, m.launch, window.relative_variance(m.run) if even else None) for v, m in rows
-            )
-        )
+        told = [window.relative_variance(m.run) if even else None for m, *_ in groups]
+        rows = zip(values, groups, told, strict=True)
+        samples.append(tuple(Repeat(v, m.measured_at, m.launch, within) for v, (m, *_), within in rows))
     return _differences(tuple(samples))
 
 
@@ -516,7 +512,7 @@ def ratio(of: Point, to: Point, among: Sequence[Point] = (), what: Figure = outp
         several: Number of ratios of which this one is chosen, so that the interval has to hold for all (Bonferroni).
     """
     points = among or (to, of)
-    return estimates.factor(point_differences(points, what).between(points.index(to), points.index(of), TAIL / several))
+    return factor(point_differences(points, what).between(points.index(to), points.index(of), TAIL / several))
 
 
 def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1) -> Interval | None:
@@ -536,11 +532,3 @@ def at_common_loads(first: Sequence[Point], second: Sequence[Point]) -> tuple[li
     pairs = [(p, by_load[p.concurrency]) for p in first if p.concurrency in by_load]
     paired = {p.concurrency for p, _ in pairs}
     return pairs, [*(p for pair in pairs for p in pair), *(p for p in (*first, *second) if p.concurrency not in paired)]
-
-
-def system_throughput(shared: ReplicaSummary, alone: Sequence[float]) -> float | None:
-    """Return the sum of each engine's throughput over what it has alone under its own load: 1 is what taking turns
-    would give (Eyerman and Eeckhout, IEEE Micro 2008). It is None if an engine's is not known."""
-    if len(shared.each_tokens_per_s) != len(alone) or not all(alone):
-        return None
-    return sum(rate / own for rate, own in zip(shared.each_tokens_per_s, alone))

@@ -224,10 +224,8 @@ def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
     if not path.exists():
         return {}
     try:
-        found = [
-            StoredNoise(converted(NoiseKey, facts), converted(str, facts["measured_at"]), converted(Calibration, facts))
-            for facts in json.loads(content(path))
-        ]
+        rows = json.loads(content(path))
+        found = [converted(StoredNoise, {"place": row, "calibration": row, **row}) for row in rows]
     except (OSError, *UNUSABLE) as error:
         hint = "remove it, and calibrate again: --slm-calibrate"
         raise BadUsage(f"{path} is no calibration ({error})", hint) from None

@@ -62,6 +62,8 @@ ANOTHER = "--slm-records with another path"
 
 _FIRST = b'{"kind":"session"'  # how every archive begins
 BULK = b'{"kind":"measurement"'
+_RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
+_NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
 _SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
 _CHUNK = 1 << 12  # of xz it may become 30 MB
 _UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
@@ -559,10 +561,6 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
     return facts
 
 
-_NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
-_RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
-
-
 @dataclass(frozen=True, slots=True)
 class Merged:
     """written, known: measurements that came into the archive, and that were there. notes: what could not be used."""
@@ -591,20 +589,17 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
         stored, whole = stored_in(part, raw)
         found, own, pieces = scan(part, stored, columns=False), dict[str, bytes](), list[bytes]()
         for line, facts in found.whole:
-            head, added = line.partition(_RUN)[0], [line]
-            match facts["kind"]:
-                case "engine":  # added with its first measurement
-                    own[facts["id"]] = line
-                    continue
-                case "measurement":
-                    known, written = known + (head in seen), written + (head not in seen)
-                    launch = facts["engine"]
-                    if head not in seen and engines.get(launch) != own[launch]:
-                        added, engines[launch] = [own[launch], line], own[launch]
-            if head in seen or facts["kind"] is None:
+            if facts["kind"] == "engine":  # added with its first measurement
+                own[facts["id"]] = line
                 continue
-            seen.add(head)
-            pieces.append(b"".join(each + b"\n" for each in added))
+            head, added = line.partition(_RUN)[0], [line]
+            if facts["kind"] == "measurement":
+                known, written, launch = known + (head in seen), written + (head not in seen), facts["engine"]
+                if head not in seen and engines.get(launch) != own[launch]:
+                    added, engines[launch] = [own[launch], line], own[launch]
+            if head not in seen and facts["kind"] is not None:
+                seen.add(head)
+                pieces.append(b"".join(each + b"\n" for each in added))
         into._engines.clear()  # the lines may describe a launch anew
         into._append(pieces)
         notes += [f"{part}: not merged: {what}" for what in found.damaged]

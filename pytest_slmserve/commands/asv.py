@@ -14,7 +14,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -86,7 +86,7 @@ def init_asv(given: argparse.Namespace) -> int:
 def convert_to_asv(given: argparse.Namespace) -> int:
     """Write a result file for each release and machine, the machine's own, and the list of benchmarks. Notes tell of
     measurements left out, and of hosts whose launches were taken together."""
-    statistics()  # before what else may be missing: without them there is nothing to write
+    asv_facts([1.0])  # before what else may be missing: without its statistics there is nothing to write
     contents = read_all(given)
     found = steady_measurements(contents.measurements)
     if not found:
@@ -164,10 +164,8 @@ COSTS = {  # benchmarks by their last name: the unit, and the compared metric of
 }
 START = "start.seconds_to_start"
 VERSION = "1"  # of every benchmark: asv passes over results of another
-PER_VALUE = (
-    *("result", "stats_ci_99_a", "stats_ci_99_b", "stats_q_25", "stats_q_75"),
-    *("stats_number", "stats_repeat", "samples"),
-)
+STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")
+PER_VALUE = ("result", *(f"stats_{name}" for name in STATISTICS), "samples")
 COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
 LAUNCHES = "launches"  # our own entry of a file: by benchmark, of each value its parameters, launches and soundness
 
@@ -346,21 +344,15 @@ def result_file(place: BenchmarkHost, commit: Commit, found: Rows, old: File | N
 
 
 def asv_facts(samples: list[float]) -> dict[str, Any]:
-    """Return a value, the median, with asv's statistics. Raises BadUsage if asv_runner is not installed."""
-    result, stats = statistics()(samples, 1)
-    # Five significant digits, as asv writes statistics.
-    told = {f"stats_{name}": float(f"{v:.4e}") if isinstance(v, float) else v for name, v in stats.items()}
-    return {"result": rounded_value(result), "samples": samples, **told}
-
-
-def statistics() -> Callable[[list[float], int], tuple[float, dict[str, Any]]]:
-    """Return asv's own statistics of the samples of one value. Raises BadUsage if asv_runner is not installed."""
+    """Return a value, the median, with asv's own statistics. Raises BadUsage if asv_runner is not installed."""
     try:
         from asv_runner.statistics import compute_stats
     except ImportError:
         raise BadUsage("asv's statistics need asv_runner", "pip install 'pytest-slmserve[asv]'") from None
-    found: Callable[[list[float], int], tuple[float, dict[str, Any]]] = compute_stats
-    return found
+    result, stats = compute_stats(samples, 1)
+    # Five significant digits, as asv writes statistics.
+    told = {f"stats_{name}": float(f"{v:.4e}") if isinstance(v, float) else v for name, v in stats.items()}
+    return {"result": rounded_value(result), "samples": samples, **told}
 
 
 def result_rows(file: File) -> Rows:
@@ -388,9 +380,8 @@ def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
     for file in results:
         for name, row in file["results"].items():
             keys.setdefault(name, set()).update(product(*dict(zip(file["result_columns"], row))["params"]))
-    units = {START: "seconds", **{name: unit for name, (unit, _) in COSTS.items()}}
-    # None: no benchmark of ours.
-    known = {name: units.get(name if name == START else name.rpartition(".")[2]) for name in (*keys, *(old or {}))}
+    units = {"seconds_to_start": "seconds", **{name: unit for name, (unit, _) in COSTS.items()}}
+    known = {name: units.get(name.rpartition(".")[2]) for name in (*keys, *(old or {}))}  # None: no benchmark of ours
     ours = {
         name: {
             "code": "",

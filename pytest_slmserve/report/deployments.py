@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.compare.deployments import AtBothInterfaces, Deployment
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, memory_in_use, runs_of_each_gpu
-from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
 from pytest_slmserve.analysis.verdict import above
 from pytest_slmserve.report.findings import Findings
@@ -176,11 +176,11 @@ def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
                 if point.workload is None or (c.workload and c.workload.hash == point.workload)
             ]
             alone.append(next((one.output_tokens_per_s or 0.0 for one in found if one), 0.0))
-        together = system_throughput(point, alone)
-        if together is not None:
-            each = ", ".join(
-                f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, point.each_tokens_per_s)
-            )
+        rates = point.each_tokens_per_s
+        if len(rates) == len(alone) and all(alone):
+            each = ", ".join(f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, rates))
+            # 1 is what taking turns would give (system throughput: Eyerman and Eeckhout, IEEE Micro 2008).
+            together = sum(rate / own for rate, own in zip(rates, alone))
             yield f"{name}: {each}; {figure(together)} times what serving one after the other would give"
 
 
