@@ -101,7 +101,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
         hint = f"slmserve asv init --into {given.into}, or --into with another folder"
         raise BadUsage(f"{given.into} has no repository of releases", hint) from None
     tagged = (line.split() for line in tags.splitlines())
-    commits = {tag.removeprefix("v"): Commit(commit, int(at)) for tag, commit, at in tagged}
+    commits: dict[str, Commit] = {tag.removeprefix("v"): (commit, int(at)) for tag, commit, at in tagged}
     for release in (place.release for place in measured if place.release not in commits):
         row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / RELEASES}'
         hint = f"{row}, then slmserve asv init --into {given.into}"
@@ -120,7 +120,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
             told = {key: str(value) for key, value in known.items() if value is not None}
             files[path] = {"machine": machine, "version": 1, **told}
     written = {
-        folder / place.machine / f"{commits[place.release].hash[:8]}-{place.env_name}.json": (place, rows)
+        folder / place.machine / f"{commits[place.release][0][:8]}-{place.env_name}.json": (place, rows)
         for place, rows in measured.items()
     }
     listed = folder / "benchmarks.json"
@@ -172,12 +172,7 @@ LAUNCHES = "launches"  # our own entry of a file: by benchmark, of each value it
 File = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The commit of a release in the repository of releases."""
-
-    hash: str
-    authored_s: int
+Commit = tuple[str, int]  # of a release in the repository of releases: its hash, and when it was made in seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,9 +324,9 @@ def result_file(place: BenchmarkHost, commit: Commit, found: Rows, old: File | N
         launches[name] = [(key, [*value.launches], value.degraded) for key, value in sorted(row.items())]
     return {
         "version": 2,
-        "commit_hash": commit.hash,
+        "commit_hash": commit[0],
         "env_name": place.env_name,
-        "date": 1000 * commit.authored_s,
+        "date": 1000 * commit[1],
         "params": {"machine": place.machine, **dict(place.curve)},
         "python": "",
         "requirements": {"vllm": place.release, "torch": place.torch},

@@ -248,7 +248,7 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
         Column("tokens/s\nper GPU", lambda one: figure(one.tokens_per_s / one.gpus, 4), rank=4),
         Column("gain\n%", lambda one: changed(gain(one))[0], rank=1),
         Column("95 %\n", lambda one: changed(gain(one))[1], "left", rank=2),
-        Column("E2E s\nmean", lambda one: figure(one.e2e_s), rank=1),
+        Column("E2E s\nmean", lambda one: figure(one.served.e2e_s), rank=1),
         Column("E2E s\np99", lambda one: figure(one.served.e2e_p99_s), rank=5),
         Column("power\nW", lambda one: figure(one.served.power_w), rank=3),
         Column("imbal-\nance %", lambda one: hundredths(one.served.power_imbalance), rank=8),
@@ -299,7 +299,7 @@ def best_on_several(
         most = max(choices, key=lambda one: one.tokens_per_s)
         best: dict[str, tuple[Deployment, float | None]] = {"requests_per_s": (most, requests_per_s(curve, most))}
         costs = {
-            "e2e_s": [one.e2e_s for one in choices],
+            "e2e_s": [one.served.e2e_s for one in choices],
             "joules_per_request": [joules_per_request(curve, one) for one in choices],
         }
         for wish, values in costs.items():

@@ -48,10 +48,6 @@ class Deployment:
     def tokens_per_s(self) -> float:
         return self.served.output_tokens_per_s or 0.0
 
-    @property
-    def e2e_s(self) -> float | None:
-        return self.served.e2e_s
-
 
 def with_wider(curves: Iterable[Curve]) -> list[Curve]:
     """Return each curve; the one on the fewest GPUs of a kind of engine with those of the same on more, of the same
