@@ -40,7 +40,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, hosts_of, moment, release
 from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
-from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, is_steady
+from pytest_slmserve.schema.specs import ClosedLoop, Load, is_steady
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
 POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock
@@ -64,12 +64,9 @@ class Fact:
 
 
 def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact] | None = None) -> tuple[str, ...]:
-    """Return the reasons why the speeds of two measurements cannot be compared, a short clause per mismatch, for
+    """Return the reasons why the speeds of two measurements of one case cannot be compared, a clause per mismatch, for
     example "driver 570.1 there, 580.2 here". "There" is the baseline, "here" the candidate. A fact that only one side
-    knows is a mismatch.
-
-    Args:
-        facts: Facts that have to match, all by default.
+    knows is a mismatch. facts: those that have to match, all by default.
     """
     on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
     clauses = []
@@ -127,20 +124,6 @@ def sharing_of(measurement: Measurement) -> str:
     return f"{replica.count} engines by {replica.sharing}{share}{', pinned' if replica.pinned else ''}"
 
 
-def _load(load: Load) -> str:
-    match load:
-        case ClosedLoop():
-            return f"{load.title} ({_terms(load)})"
-        case OpenLoop(requests=None):
-            return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
-    return f"job of {load.title}"
-
-
-def _terms(load: ClosedLoop) -> str:
-    window = "no window" if load.requests else f"window {load.window_s:g} s"
-    return f"ramp-up {load.ramp_up}, {window}, warm-up {load.settle_lifetimes:g}"
-
-
 def _clock_mhz(measurement: Measurement, number: int) -> Any:
     """Return the largest reading of a clock in the window, None if there is none. An SM clock under the power limit is
     what the load leaves of it: an effect, not a setting."""
@@ -161,10 +144,7 @@ def _kv_tokens(measurement: Measurement) -> int | None:
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "chunked_prefill", "prefix_caching")
 
 MACHINE_FACTS: tuple[Fact, ...] = (
-    Fact("model", lambda m: short_name(m.spec.model)),
     Fact("load format", attrgetter("spec.load_format")),
-    Fact("workload", attrgetter("workload.hash")),
-    Fact("load", attrgetter("load"), _load),
     Fact("interface", attrgetter("spec.interface")),
     Fact("prompts from a cache", attrgetter("spec.allow_prefix_cache"), lambda may: "allowed" if may else "refused"),
     Fact("platform", attrgetter("environment.platform")),
@@ -176,7 +156,6 @@ MACHINE_FACTS: tuple[Fact, ...] = (
     Fact("power limit", lambda m: device_figures(m.run).power_limit_w, "{:g} W".format, of_gpu=True),
     Fact("SM clock", lambda m: _clock_mhz(m, SM_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),
     Fact("memory clock", lambda m: _clock_mhz(m, MEMORY_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),
-    Fact("sharing", sharing_of),
     Fact("CPU", attrgetter("environment.cpu"), optional=True),
     Fact("cores", attrgetter("environment.cores")),
 )
@@ -290,7 +269,9 @@ class ComparedCase:
     def details(self) -> str:
         """Load and workload in words, to distinguish two cases of one name."""
         load, workloads = self.loads[0], f"workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
-        return f"{_terms(load)}, {workloads}" if is_steady(load) else workloads
+        if not is_steady(load):
+            return workloads
+        return f"ramp-up {load.ramp_up}, window {load.window_s:g} s, warm-up {load.settle_lifetimes:g}, {workloads}"
 
 
 @dataclass(frozen=True, slots=True)
