@@ -55,8 +55,8 @@ def survival(t: float, df: float) -> float:
 
 
 def least(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
-    """Return the least number above `low` from which on something is `enough`, to the last digit. high: where the
-    search begins; it goes farther if that is not enough."""
+    """Return the least number above `low` from which on something is `enough`, to the last digit. high: where to
+    begin."""
     while not enough(high):
         low, high = high, 2 * high
     while (middle := (low + high) / 2) not in (low, high):
@@ -169,8 +169,7 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
 
 
 def possible(seen: Interval, most: float = math.inf) -> Interval:
-    """The part of an interval that can be: its ends are cut at 0 and `most`. Where no part of it can be, there is
-    none."""
+    """Return the part of an interval that can be, between 0 and `most`; where no part of it can be, there is none."""
     if seen.low is None or seen.high is None or seen.high < 0 or seen.low > most:
         return Interval(seen.value)
     return Interval(seen.value, max(seen.low, 0.0), min(seen.high, most))
@@ -193,8 +192,8 @@ P = ParamSpec("P")
 
 
 def once(quantity: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
-    """Decorates a function of a run so that each run computes it once for the same further arguments. The answer is
-    kept with the run, which is frozen, for as long as that lives. Nobody may change a returned value."""
+    """Decorate a function of a run so that each run computes it once for the same further arguments. The answer is kept
+    with the run, for as long as that lives. Nobody may change it."""
     name = f"{quantity.__module__}.{quantity.__name__}"
 
     @wraps(quantity)
@@ -244,8 +243,7 @@ def boundaries(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[floa
 
 
 def spent(share: float, alpha: float) -> float:
-    """Return the part of `alpha` to be spent when `share` of the pairs is measured (Lan and DeMets 1983, Pocock's
-    kind)."""
+    """Return the part of `alpha` to be spent at this share of the pairs (Lan and DeMets 1983, Pocock's kind)."""
     return alpha * math.log(1 + (math.e - 1) * min(1.0, share))
 
 
@@ -349,14 +347,12 @@ class Differences:
 
     @cached_property
     def _told(self) -> tuple[Sample, ...]:
-        """The samples. What the courses of windows tell counts where all of them tell it."""
         if all(r.within is not None for sample in self.samples for r in sample):
             return self.samples
         return tuple(tuple(r._replace(within=None) for r in sample) for sample in self.samples)
 
     def between(self, first: int, second: int, tail: float = TAIL) -> Interval:
-        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end. A
-        sample has no noise against itself."""
+        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
         if first == second:
             return Interval(0.0, 0.0, 0.0)
         found = contrast(self._told[first], self._told[second])
@@ -379,8 +375,8 @@ class Differences:
 
 
 def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
-    """Return the contrast of two samples. Their repeats are paired with their neighbours in time if all were measured
-    in turn and, where both samples are of the same launches, each pair is of one."""
+    """Return the contrast of two samples. Their repeats are paired with neighbours in time if all were measured in
+    turn, and each pair is of one launch if both samples are of the same."""
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
     order = sorted([*((r.at, 0, r) for r in first), *((r.at, 1, r) for r in second)], key=lambda row: row[:2])
@@ -427,8 +423,9 @@ def moderated(ratio: float, df: int, common: Prior) -> tuple[float, float]:
 
 
 def prior(variances: Sequence[tuple[float, int]]) -> Prior:
-    """What variances with their degrees of freedom have in common, by the mean and the scatter of their logarithms.
-    Equal in all but chance: the pooled variance, worth any number of degrees of freedom."""
+    """Return what variances with their degrees of freedom have in common, by the mean and the scatter of their
+    logarithms. If they are equal in all but chance, it is the pooled variance, worth any number of degrees of
+    freedom."""
     total = sum(df for _, df in variances)
     pooled = Prior(sum(v * df for v, df in variances) / total if total else 0.0, math.inf, total)
     floor = LEAST * sorted(v for v, _ in variances)[len(variances) // 2] if variances else 0.0

@@ -82,13 +82,10 @@ class Summary(gpu_figures.SensorFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary(Summary):
-    """Figures of one repeat of a job, its rates over the whole of it. batch: at a rate, where the engine idles at
-    times, the mean number of admitted requests.
-
-    rate: at which its requests arrived, in fact; None if they came all at once. preemptions: over the whole job.
-    waste: share of what its batches computed for sequences that had ended, or for padding; None if batches are made
-    anew at every step.
-    """
+    """Figures of one repeat of a job, over the whole of it. batch: at a rate the mean number of admitted requests,
+    because the engine idles at times. rate: at which requests arrived, in fact; None if all came at once. waste: share
+    of what its batches computed for sequences that had ended, or for padding; None if batches are made anew at every
+    step."""
 
     rate: float | None = None
     seconds: float | None = None
@@ -99,12 +96,11 @@ class JobSummary(Summary):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSummary(Summary):
     """Figures of one repeat of several engines, over the span that their windows have in common, or over whole convoys
-    of each if requests start together.
+    of each if requests start together. Figures of sensors are the device's.
 
     output_tokens_per_s: of all engines. each_tokens_per_s: of each engine in the span. sum_tokens_per_s: of each engine
     over its own window, added up (the paper's way). Latencies: of all requests that ended in the span, pooled; ITL of
-    each engine's own window. largest_e2e_s: the largest of the engines' means (the paper's way). Figures of sensors are
-    the device's, for all engines. What is a figure of a single engine, such as its batch, is not measured.
+    each engine's own window. largest_e2e_s: the largest of the engines' means (the paper's way).
     """
 
     each_tokens_per_s: tuple[float, ...] = ()
@@ -114,14 +110,12 @@ class ReplicaSummary(Summary):
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Summary):
-    """One case: its figures are means over the repeats used (of percentiles too), None if there is none.
-
-    Used are the clean repeats; if there is none, the degraded ones; never an invalid one. Jobs and replicas are points
-    with facts of their own: they have classes because a job's load is another type than a sweep's concurrency.
+    """One case: its figures are means over the repeats used (of percentiles too), None if there is none. Used are the
+    clean repeats; if there is none, the degraded ones; never an invalid one.
 
     concurrency: requests in flight, in all engines. each: figures of each repeat used, in the order measured. repeats,
-    e2e_repeats, batch_repeats: output tokens/s, mean E2E and mean batch of each. used: measurements of each repeat,
-    one for each engine; records: their ids. left_out: number of repeats not used; problems: what was wrong with them.
+    e2e_repeats, batch_repeats: output tokens/s, mean E2E and mean batch of each. used: measurements of each repeat, one
+    for each engine; records: their ids. left_out: number of repeats not used; problems: what was wrong with them.
     degraded: what the sensors say against those used. noise: what disturbed the host while those used were made.
     """
 
@@ -144,9 +138,8 @@ class Point(Summary):
         return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
 
     def goodput(self, slo: str | Slo) -> Goodput | None:
-        """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used:
-        `.attainment` is their share, `.per_s` their rate. None without a valid repeat. Raises BadUsage for what is no
-        SLO, and for a limit on ITL."""
+        """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used; None without
+        a valid repeat. Raises BadUsage for what is no SLO, and for a limit on ITL."""
         limits = window.parse_slo(slo) if isinstance(slo, str) else slo
         each = ([window.goodput_of(m, limits) for m in group] for group in self.used)
         return window.pooled_goodput([window.pooled_goodput(engines, at_once=True) for engines in each])
@@ -200,7 +193,7 @@ class JobPoint(Point, JobSummary):
 
     @property
     def fits(self) -> bool:
-        """True if there is room for all of its requests at once."""
+        """Whether there is room for all of its requests at once."""
         return self.capacity is not None and self.capacity >= min(self.requests, self.spec.max_num_seqs)
 
     @property
@@ -211,12 +204,9 @@ class JobPoint(Point, JobSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPoint(Point, ReplicaSummary):
-    """Several engines under one load.
-
-    models: of each engine. families: of the engines (`EngineSpec.family`). environment: where. workload: the hash of
-    the engines' requests, None if they differ. loads: requests in flight in each engine, `ramp_up` of their loads.
-    tensor_parallel_size: GPUs of each engine.
-    """
+    """Several engines under one load. families: of the engines (`EngineSpec.family`). workload: the hash of the
+    engines' requests, None if they differ. loads: requests in flight in each engine. tensor_parallel_size: GPUs of each
+    engine."""
 
     each: tuple[ReplicaSummary, ...] = field(default=(), repr=False)
     models: tuple[str, ...]
@@ -241,13 +231,11 @@ class ReplicaPoint(Point, ReplicaSummary):
 
     @property
     def valid(self) -> bool:
-        """True if a claim on their throughput may rest on it."""
         return bool(self.repeats) and all(0 < rate < float("inf") for rate in self.repeats)
 
 
 def summary_of(*group: Measurement) -> Summary:
-    """Return the figures of one repeat: of one engine under a load, of a job, or of several engines together, where a
-    sum is None if one of its engines' is not known."""
+    """Return the figures of one repeat. A sum over several engines is None if one of them is not known."""
     if len(group) == 1:
         return summarize(group[0])
     runs = window.common_span(group)
@@ -325,8 +313,7 @@ def sensed(run: Run, tokens_per_s: float | None) -> dict[str, Any]:
 
 
 def choose(groups: Iterable[ReplicaGroup]) -> tuple[list[FoundRepeat], list[FoundRepeat]]:
-    """Return the repeats that count, and the others, each with what was found. The clean repeats count; if there is
-    none, the degraded ones; never an invalid one."""
+    """Return the repeats that count, and the others: the clean ones count; if there is none, the degraded ones."""
     judged = [(group, check(*group)) for group in groups]
     any_clean = any(not found.problems and not found.degradations for _, found in judged)
     counts = [not found.problems and not (any_clean and found.degradations) for _, found in judged]
@@ -421,14 +408,13 @@ def shared_points(measurements: Iterable[Measurement]) -> tuple[ReplicaPoint, ..
 
 
 def concurrency_of(measurement: Measurement) -> int | None:
-    """Return the concurrency of a point of a sweep. It is None for a load without a steady window (a fixed number of
-    requests), and for an engine that shared its device, or was measured to be compared with such."""
+    """Return the concurrency of a point of a sweep; None for a load without a steady window, and for an engine that
+    shared its device, or was measured to be compared with such."""
     return measurement.load.max_concurrency if is_steady(measurement.load) and not measurement.replica else None
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Return measurements by the curve that they belong to, in the order first met, without jobs, gates and
-    replicas."""
+    """Return measurements by their curve, in the order first met, without jobs, gates and replicas."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
         if m.alone and m.paired is None and is_steady(m.load):
@@ -438,8 +424,8 @@ def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement
 
 
 def all_groups(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
-    """Return the repeats: of one engine alone, each a group of one, and then of several engines, each with its engines
-    in order. A repeat of several that lacks a record is left out."""
+    """Return the repeats: of one engine alone, each a group of one, then of several engines, each with its engines in
+    order. A repeat that lacks a record is left out."""
     found: list[ReplicaGroup] = []
     parts: dict[tuple[str, int], dict[int, Measurement]] = {}
     for m in measurements:
@@ -461,8 +447,7 @@ def group_key(group: ReplicaGroup) -> str:
 
 
 def limit_groups(jobs: Iterable[JobPoint]) -> list[list[JobPoint]]:
-    """Return jobs whose requests come all at once and that differ in `max_num_seqs` only, in groups, each
-    ascending."""
+    """Return jobs whose requests come all at once and that differ in `max_num_seqs` only, each group ascending."""
     served = [p for p in jobs if p.batching == CONTINUOUS and p.load.at_once]
     alike = grouped(served, lambda p: (*p.asked, p.environment.key, replace(p.spec, max_num_seqs=1).key))
     return [sorted(group, key=lambda p: p.spec.max_num_seqs) for group in alike.values()]
@@ -479,8 +464,7 @@ e2e_s: Figure = attrgetter("e2e_repeats")
 
 
 def figure_named(name: str, least: float = -math.inf) -> Figure:
-    """Return a figure by its name: its finite values above `least` in the repeats of a point; others count as not
-    measured."""
+    """Return a figure by its name: its finite values above `least`; others count as not measured."""
     return lambda point: [v for s in point.each if (v := getattr(s, name)) is not None and least < v < math.inf]
 
 
@@ -516,8 +500,8 @@ def ratio(of: Point, to: Point, among: Sequence[Point] = (), what: Figure = outp
 
 
 def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1) -> Interval | None:
-    """Return the factor of a figure of replicas over that of one engine ("power_w", or "largest_e2e_s" over the mean
-    E2E of one engine). It is None if one of them is not known, or reads 0. several: see `ratio`."""
+    """Return the factor of a figure of replicas over that of one engine, of "largest_e2e_s" over its mean E2E. It is
+    None if one of them is not known, or reads 0. several: see `ratio`."""
 
     def values(point: Point) -> list[float]:
         return [value for s in point.each if (value := getattr(s, name, s.e2e_s))]
@@ -526,8 +510,7 @@ def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1
 
 
 def at_common_loads(first: Sequence[Point], second: Sequence[Point]) -> tuple[list[tuple[Point, Point]], list[Point]]:
-    """Return pairs of points under one load, ascending, and all points to tell the noise of their ratios: pairs
-    first."""
+    """Return pairs of points under one load, ascending, and all points to tell the noise of their ratios."""
     by_load = {p.concurrency: p for p in second}
     pairs = [(p, by_load[p.concurrency]) for p in first if p.concurrency in by_load]
     paired = {p.concurrency for p, _ in pairs}

@@ -60,13 +60,9 @@ def accept(
     """Write what is valid into `folder`, an archive for each device and release, and return what each holds, and what
     was left out. claims: stored beside it. Of several engines on one device all are kept, or none is.
 
-    Records of several devices or releases are split, not refused: a name says which device and release a baseline is
-    of, so each has its own, and one run over two interpreters is a usual way to make two. Whole archives are written,
-    or none: they are made beside their places, and moved when all are there.
-
-    Raises:
-        BadUsage: An archive is there already and not to be replaced, nothing can be a baseline, or the folder cannot be
-            written. Nothing is written then.
+    Records of several devices or releases are split, because a name says which ones a baseline is of. Whole archives
+    are written, or none: they are made beside their places, and moved when all are there. Raises BadUsage if an archive
+    is there already and not to be replaced, nothing can be a baseline, or the folder cannot be written.
     """
     missing = "it belongs to a run of several engines on one device, of which others are missing"
     reasons = dict.fromkeys(map(id, measurements), missing)
@@ -140,7 +136,7 @@ NAME = "calibration.json"
 class NoiseKey:
     """The place where noise was measured, and the terms by which it was judged. Another driver, load or margin is
     another place, and a start that compiles is noisy in another way. asked: hash of the interface, of the requests and
-    of all that the loads are; empty in entries of before, which are of no place."""
+    of all that the loads are; empty in older entries, which are of no place."""
 
     model: str
     loads: tuple[int, ...]
@@ -185,8 +181,8 @@ def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoi
 
 
 def keep(records: str | Path, kept: StoredNoise) -> None:
-    """Add an entry to the calibrations beside an archive; the one of the same place is replaced. Raises BadUsage if the
-    file cannot be read or written."""
+    """Add an entry to the calibrations beside an archive, instead of one of the same place. Raises BadUsage if the file
+    cannot be read or written."""
     entries = {**read_calibrations(records), kept.place: kept}.values()
     facts = [{**asdict(e.place), "measured_at": e.measured_at, **asdict(e.calibration)} for e in entries]
     path = Path(records).with_name(NAME)
@@ -201,8 +197,8 @@ def keep(records: str | Path, kept: StoredNoise) -> None:
 
 
 def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
-    """Return the calibrations beside an archive by their places; empty if there is no file. Raises BadUsage if the file
-    holds anything else."""
+    """Return the calibrations beside an archive by their places; none if there is no file. Raises BadUsage if it is
+    none."""
     path = Path(records).with_name(NAME)
     if not path.exists():
         return {}
@@ -223,8 +219,8 @@ EXAMPLE = (
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
-    """Return the waivers of a file, in the order written: a list of objects that have every field of a waiver as text,
-    and no other. Raises BadUsage for no file, no JSON, or what is no waiver, with the row and the field."""
+    """Return the waivers of a file: a list of objects that have every field of a waiver as text, and no other. Raises
+    BadUsage for no file, no JSON, or what is no waiver, with the row and the field."""
     try:
         rows = json.loads(content(path).decode("utf-8"))
     except OSError as error:

@@ -42,12 +42,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Names of the columns, as the options of `report` have them; None if a file has no such column.
-
-    knob: of the load. throughput: tokens/s of whatever tokens. running: mean number of running requests.
-    output_throughput: output tokens/s. kv_blocks: blocks of the engine's KV cache. latency_unit: "ms" or "s" if the
-    name does not end in it.
-    """
+    """Names of the columns, as the options of `report` have them; None if a file has no such column. throughput:
+    tokens/s of whatever tokens. running: mean number of running requests. output_throughput: output tokens/s.
+    kv_blocks: of the engine's KV cache. latency_unit: "ms" or "s" if the name does not end in it."""
 
     knob: str
     throughput: str
@@ -65,13 +62,13 @@ class Columns:
 
 
 def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
-    """Return the curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold, and
-    if neither the name of the latency nor the user says its unit, or they disagree.
+    """Return the curve over the knob. Rows of the same knob are repeats of a point. Its e2e_s is the latency, whatever
+    it is, its output_tokens_per_s the throughput, of whatever tokens. Its batch is output rate times latency: by
+    Little's law the requests in flight. Its little is how far the reported mean of running requests is from that, a
+    share. If a row preempted, the point keeps its figures, but is not valid.
 
-    Rows of the same knob are repeats of a point. Its e2e_s is the latency, whatever it is, its output_tokens_per_s the
-    throughput, of whatever tokens. Its batch is output rate times latency: by Little's law the requests in flight. Its
-    little is how far the reported mean of running requests is from that, a share. If a row preempted, the point keeps
-    its figures, but is not valid.
+    Raises BadUsage for a value that cannot be what its column is said to hold, and if neither the name of the latency
+    nor the user says its unit, or they disagree.
     """
     name, said = columns.latency, columns.latency_unit
     stem, _, ending = name.rpartition("_")
@@ -128,13 +125,8 @@ def number_in(
     *,
     whole: bool = False,
 ) -> float:
-    """Return a number of a row, from text too. Raises BadUsage if there is none between `low` and `high`, which are
-    those of a rate, a latency or a number of requests.
-
-    Args:
-        why_not: End of the error about another number, as in "is no number of KV blocks".
-        whole: Whether it has to be a whole number.
-    """
+    """Return a number of a row, from text too. Raises BadUsage if there is none between `low` and `high`, by default
+    those of a rate or a latency. why_not: end of the error about another number, as in "is no number of KV blocks"."""
     if column not in row.cells:
         raise BadUsage(f"{row.place} has no {column!r}", "--where NAME=VALUE to leave such rows out")
     value, shown = number_of(row.cells[column]), repr(row.cells[column])
@@ -180,8 +172,8 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
 
 
 def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
-    """Return the rows that have a value in each column, and sentences on those that have none in a column, and on those
-    of vLLM with failed requests. Raises BadUsage if no row has all values."""
+    """Return the rows that have a value in each column, and sentences on the others and on those of vLLM with failed
+    requests. Raises BadUsage if no row has all values."""
     by_empty = grouped(rows, lambda row: next((name for name in columns.names if not row.text(name)), ""))
     left = by_empty.pop("", [])
     if not left:
@@ -253,8 +245,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
 
 
 def read_results(path: Path) -> list[Row]:
-    """Return the rows of a CSV or JSON file, told apart by how it begins; names and values as a terminal may show them.
-    Raises BadUsage."""
+    """Return the rows of a CSV or JSON file; names and values as a terminal may show them. Raises BadUsage."""
     try:
         text = content(path).decode("utf-8-sig")
     except OSError as error:

@@ -177,9 +177,8 @@ Commit = tuple[str, int]  # of a release in the repository of releases: its hash
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkHost:
-    """Identity of one result file: machine, release and the parameters of its curve. curve: values that place results
-    of one machine on one curve of the page; a new driver begins another. It excludes torch, because a release of vLLM
-    brings its own."""
+    """Identity of one result file: machine, release and the values that place it on one curve of the page; a new driver
+    begins another. The curve excludes torch, because a release of vLLM brings its own."""
 
     machine: str
     release: str
@@ -194,8 +193,8 @@ class BenchmarkHost:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a benchmark. launches: the sample of each launch. degraded: all of them. measured_ms: the time of
-    the latest measurement."""
+    """One value of a benchmark. launches: the sample of each launch. degraded: all of them. measured_ms: time of the
+    latest."""
 
     launches: dict[str, float]
     measured_ms: int
@@ -225,23 +224,16 @@ def kind(environment: Environment) -> str:
 
 
 def indexed_release(environment: Environment) -> str:
-    """Return the vLLM release by the package index, without the build after a "+". Raises BadUsage if no vLLM
-    served."""
+    """Return the vLLM release without the build after a "+". Raises BadUsage if no vLLM served."""
     if environment.vllm is None:
         raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
     return environment.vllm.partition("+")[0]
 
 
 def values(found: Sequence[Measurement], machine: str | None = None) -> dict[BenchmarkHost, Rows]:
-    """Return the values of steady measurements, grouped by the result file that they go to. Repeats are chosen, and
-    taken together by launch, as in every comparison.
-
-    Args:
-        machine: Name of the machine. By default that of the GPU, or of the CPU.
-
-    Raises:
-        BadUsage: One name is for several kinds of machines, or a record is of no release.
-    """
+    """Return the values of steady measurements by result file. Repeats are chosen, and taken together by launch, as in
+    every comparison. machine: by default the name of the GPU, or of the CPU. Raises BadUsage if one name is for several
+    kinds of machines, or a record is of no release."""
     kinds = {kind(m.environment) for m in found}
     if machine is not None and len(kinds) > 1:
         raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
@@ -268,14 +260,13 @@ def values(found: Sequence[Measurement], machine: str | None = None) -> dict[Ben
 
 
 def _value(launches: Mapping[str, Sequence[float]], latest: str, degraded: bool = False) -> Value:
-    """Return the value whose samples are the means of the launches. latest: when the last of them was measured."""
     samples = {launch: rounded_value(fmean(each)) for launch, each in launches.items()}
     return Value(samples, round(1000 * moment(latest).timestamp()), degraded)
 
 
 def _benchmark(m: Measurement) -> tuple[str, str, int]:
-    """Return the group of benchmarks that a measurement belongs to, the model and the concurrency. Values of different
-    requests are no history of each other."""
+    """Return the group of benchmarks, the model and the concurrency. Values of different requests are no history of
+    each other."""
     requested, starts = m.workload.spec, load_facts(m.load).get("ramp_up", "")
     natural = requested.prompt_tokens is None
     lengths = "natural" if natural else f"{requested.prompt_tokens}-{requested.output_tokens}"
@@ -307,10 +298,8 @@ def rounded_value(value: float) -> float:
 
 def result_file(place: BenchmarkHost, commit: Commit, found: Rows, old: File | None = None) -> File:
     """Return the result file that asv would have written for these values. old: the existing file; its launches that
-    were not measured now are kept.
-
-    Raises BadUsage if asv_runner is not installed, and one of UNUSABLE if `old` is no such file.
-    """
+    were not measured now are kept. Raises BadUsage if asv_runner is not installed, and one of UNUSABLE if `old` is no
+    such file."""
     rows = {} if old is None else result_rows(old)
     for name, row in found.items():
         known = rows.setdefault(name, {})
@@ -364,7 +353,6 @@ def result_rows(file: File) -> Rows:
 
 
 def _axes(keys: Iterable[tuple[str, ...]]) -> list[list[str]]:
-    """Return the values of each parameter, numbers in their order."""
     return [sorted({*each}, key=lambda text: (int(text) if text.isdigit() else 0, text)) for each in zip(*keys)]
 
 
@@ -401,8 +389,7 @@ Release = tuple[str, str]  # of vLLM, and the day it came out
 
 
 def initial_files() -> dict[str, str]:
-    """Return the files that a folder for asv begins with: what git ignores, asv's configuration, the releases of
-    vLLM."""
+    """Return the files that a folder for asv begins with: what git ignores, a configuration, releases of vLLM."""
     here = resources.files("pytest_slmserve.commands")
     return {
         ".gitignore": f"/{REPOSITORY}/\n/.asv/\n",
@@ -431,14 +418,8 @@ def git(repository: Path, *arguments: str, given: str = "") -> str:
 
 
 def make_repository(path: Path, rows: Sequence[Release]) -> int:
-    """Make the repository of releases, which has a commit and a tag for each row, or continue it.
-
-    Returns:
-        The number of commits added.
-
-    Raises:
-        ValueError: The rows do not continue those that the repository has.
-    """
+    """Make the repository of releases, which has a commit and a tag for each row, or continue it, and return the number
+    of commits added. Raises ValueError if the rows do not continue those that the repository has."""
     if len({release for release, _ in rows}) < len(rows):
         raise ValueError("a release stands there twice: nothing was changed")
     log = git(path, "log", "--reverse", "--format=%s %as", BRANCH) if path.exists() else ""

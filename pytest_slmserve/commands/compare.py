@@ -194,8 +194,8 @@ def _days(seen: Mapping[str, Any]) -> str:
 
 
 def _baseline_facts(path: Path, found: store.Contents) -> dict[str, Any]:
-    """Return facts on a baseline for JSON. measured: when, first and last. environment: of each entry the distinct
-    values in the order met; none if it is not known."""
+    """Return facts on a baseline for JSON. measured: when, first and last. environment: the distinct values of each
+    entry."""
     seen = found.measurements
     values = {
         name: dict.fromkeys(getattr(m.environment, name) for m in seen) for line in LINES.values() for _, name in line

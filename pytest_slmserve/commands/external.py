@@ -69,8 +69,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
     """Return the results of another tool in the files, or None if the files are archives of ours.
 
     Files are external results if columns are named, if they are CSV, or if they are JSON with the keys of `vllm bench
-    serve`. Raises BadUsage if they cannot be read, if a column is not named or not there, and if runs are wanted,
-    because only archives of ours have any.
+    serve`. Raises BadUsage if they cannot be read, if a column is not named or not there, and if runs are wanted.
     """
     suffixes = {path.suffix for path in given.paths}
     named = any(getattr(given, name) for name in NEEDED) or suffixes == {".csv"}
@@ -124,13 +123,8 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
 
 
 def external_report(results: ExternalResults, found: advisor.Plan, tolerance: float) -> tuple[Section, dict[str, Any]]:
-    """Return the section of a sweep with the batch to choose and notes; and for JSON its points and figures as those of
-    archives, the columns, and the batch. Seconds and shares; null is what is not known or not reached.
-
-    Args:
-        found: Advice on this curve only.
-        tolerance: Gain per doubling below which throughput counts as flat.
-    """
+    """Return the section of a sweep with the batch to choose and notes; and its facts for JSON, in seconds and shares.
+    found: advice on this curve only. tolerance: gain per doubling below which throughput counts as flat."""
     (advice,), curve, notes = found.advices, results.curve, list(_notes(results, found))
     seen, b_half = advice.decision, advice.subject.b_half
     shown = sweep_section(curve, curve.subject, Findings(flat=tolerance, b_half=b_half))

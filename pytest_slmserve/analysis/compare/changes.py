@@ -51,9 +51,7 @@ EFFECT = object()  # in place of a value that the load made, and no setting of t
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One thing that has to match. of: its value, None if it is not known. apart: by how much numbers may differ.
-
-    optional: whether both sides may leave it unknown. of_gpu: whether it has to be known of a GPU only.
-    """
+    optional: whether both sides may leave it unknown. of_gpu: whether it has to be known of a GPU only."""
 
     words: str
     of: Callable[[Measurement], Any]
@@ -85,8 +83,8 @@ def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact]
 
 
 def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
-    """Return warnings about two comparable measurements, one sentence each: other hosts, a time between them in which a
-    machine drifts, unknown facts."""
+    """Return warnings about two comparable measurements, one sentence each: other hosts, days between, unknown
+    facts."""
     there, here = baseline.environment, candidate.environment
     found = []
     if not (there.host and here.host):
@@ -135,8 +133,7 @@ def _clock_mhz(measurement: Measurement, number: int) -> Any:
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:
-    """Return the tokens that the KV cache holds, or None. A release that changes only the size of a block changes no
-    limit."""
+    """Return the tokens that the KV cache holds. A release that changes the size of a block changes no limit."""
     blocks, size = measurement.resolved.kv_blocks, measurement.resolved.block_size
     return None if blocks is None or size is None else blocks * size
 
@@ -236,8 +233,8 @@ METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class ComparedCase:
-    """The measured case, whatever engine served it. models, workloads, loads: of each engine, if several shared the
-    device. sharing: how they did, "alone" for a single engine."""
+    """The measured case, whatever engine served it. models, workloads, loads: of each engine that shared the device.
+    sharing: how they did, "alone" for a single engine."""
 
     models: tuple[str, ...]
     workloads: tuple[str, ...]
@@ -308,7 +305,7 @@ class ComparedPair:
 @dataclass(frozen=True, slots=True)
 class MetricChange:
     """One metric of one case. subject: the engines. ratio: candidate over baseline, with its 95 % interval if that is
-    known. launches: of each side. why: the reason of an inconclusive verdict, else ""."""
+    known. launches: of each side. why: the reason of an inconclusive verdict."""
 
     subject: str
     load: str
@@ -395,7 +392,7 @@ def compare(
 
 def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict[ComparedCase, list[Measurement]]:
     """Return measurements by what was measured: of single engines in the order first met, then of several engines that
-    shared a device and are all there. steady: whether to leave out loads without a window."""
+    are all there. steady: whether to leave out loads without a window."""
     found: dict[ComparedCase, list[Measurement]] = {}
     for members in all_groups(measurements):
         models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
@@ -406,8 +403,7 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
 
 
 def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
-    """Return the measurements of one model under a steady load; of several models on a device, those whose first it
-    is."""
+    """Return the measurements of one model under a steady load; of several on a device, if it is the first."""
     by_case = compared_cases(measurements, steady=True)
     return [m for case, found in by_case.items() if case.models[0] == model for m in found]
 
@@ -419,8 +415,7 @@ def load_names(cases: Sequence[ComparedCase]) -> list[str]:
 
 
 def listed_cases(cases: Iterable[ComparedCase]) -> list[str]:
-    """Return "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load by
-    itself."""
+    """Return "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load."""
     by_steady = grouped(cases, lambda case: case.steady)
     listed = []
     for alike in grouped(by_steady.get(True, []), lambda case: (case.engines, case.details)).values():
@@ -535,13 +530,11 @@ def repeats_by_launch(side: Point, name: str) -> list[list[Repeat]]:
 
 
 def mean_of_repeats(launches: Sequence[Sequence[Repeat]]) -> float:
-    """Return the mean of all repeats."""
     return fmean(repeat.value for repeat in chain(*launches))
 
 
 def repeat_noise(sides: Sequence[Sequence[Sequence[Repeat]]]) -> Differences:
-    """Return the sides with what tells their noise: their launches if each side has enough of them, else the
-    repeats."""
+    """Return the sides with what tells their noise: launches if each side has enough of them, else repeats."""
     if min(map(len, sides), default=0) < LAUNCHES:
         return Differences(tuple(tuple(chain(*side)) for side in sides))
     return Differences(

@@ -185,5 +185,4 @@ def compared(curve: Curve, sharing: Sharing) -> list[PairReplicas]:
 
 
 def has_replicas(curve: Curve, sharing: Sharing) -> bool:
-    """Return whether replicas that share so were measured."""
     return any(shared.sharing == sharing for shared in curve.shared)
