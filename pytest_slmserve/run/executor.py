@@ -14,6 +14,7 @@ from functools import partial
 from itertools import product
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
+from pytest_slmserve.archive.external import Export
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback
 from pytest_slmserve.engines.device_lock import lock_device
@@ -22,7 +23,6 @@ from pytest_slmserve.engines.pool import Pool, ReplicaEngines
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, url_lock
 from pytest_slmserve.plan.planner import Planner
-from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run

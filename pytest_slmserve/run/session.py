@@ -22,11 +22,11 @@ from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import Grid, looks_from, next_measurement
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.archive.external import export_to
 from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, Case, point_title
 from pytest_slmserve.plan.planner import Planner, check_there
-from pytest_slmserve.report.export.vllm_bench import export_to
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import RunPage
 from pytest_slmserve.run.executor import Devices, Executor, Results
