@@ -47,15 +47,11 @@ WAIT_S = 0.1  # that a dynamic batch waits for more requests
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One model's points on one engine.
-
-    cut: loads left out, and why. adaptive: only those are measured that decide where the plateau is.
-    """
+    """One model's points on one engine. cut: loads left out, and why."""
 
     spec: EngineSpec
     cases: tuple[Case, ...]
     cut: tuple[tuple[int, str], ...] = ()
-    adaptive: bool = False
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
@@ -221,13 +217,14 @@ class Planner:
                 self.notes.append(f"{model}: the licence of its weights restricts their use: {licence}")
         self._found.update(new)
 
-    def misfit(self, model: str, gpu_memory: int | None = None) -> str | None:
-        """Return why a model cannot be served here, or None. Raises BadUsage for an unknown one."""
+    def misfit(self, model: str, **changes: Any) -> str | None:
+        """Return why a model cannot be served here, or None. changes: as of `spec`. Raises BadUsage for an unknown
+        model."""
         if self.platform == "remote":
             return None
         self._find([model])
         try:
-            self.spec(model, gpu_memory=gpu_memory)
+            self.spec(model, **changes)
         except BadUsage as error:
             return error.problem
         return None
@@ -263,9 +260,9 @@ class Planner:
                 self._workloads[name] = Workload(spec, tuple(made), source)
         return self._workloads[name]
 
-    def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
-        """Return the engine of a model. gpus, gpu_memory: if others than the options say. Raises BadUsage if they are
-        not there."""
+    def spec(self, model: str, gpus: int | None = None, **changes: Any) -> EngineSpec:
+        """Return the engine of a model. gpus: if others than the options say. changes: options with values of their
+        own. Raises BadUsage if its GPUs are not there, or their memory is too small."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return EngineSpec(
@@ -278,8 +275,7 @@ class Planner:
                 allow_prefix_cache=self.options.allow_prefix_cache,
             )
         self._find([model])
-        options = self.options._replace(gpu_memory=gpu_memory) if gpu_memory else self.options
-        spec = engine_spec(options, self.platform, model, self.host.environment, gpus)
+        spec = engine_spec(self.options._replace(**changes), self.platform, model, self.host.environment, gpus)
         check_there(self.host, spec.gpus)
         return spec
 
@@ -307,15 +303,12 @@ class Planner:
             return ReplicaSpec(tuple(urls), sharing or "urls", bool(pinned), thread_percentage)
         apart = sharing == "gpus"
         share = self.options.gpu_memory_utilization / (1 if apart else len(models))
-        options = self.options._replace(gpu_memory_utilization=share)
-        self._find(models)
-        engines = [engine_spec(options, self.platform, model, self.host.environment) for model in models]
+        engines = [self.spec(model, gpu_memory_utilization=share) for model in models]
         if apart:
             engines = [replace(engine, gpu=i * engine.tensor_parallel_size) for i, engine in enumerate(engines)]
         check_there(self.host, engines[-1].gpus)
-        own_cores = self.options.pin_cores if pinned is None else pinned
         # vLLM's CPU backend binds its threads to cores, where they spin: two engines on the same ones come to no step.
-        pin = own_cores or self.platform == "cpu"
+        pin = self.platform == "cpu" or (self.options.pin_cores if pinned is None else pinned)
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def sweep(self, model: str) -> Sweep:
@@ -336,7 +329,7 @@ class Planner:
             raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
         loads = {f"{short_name(model)}-{n}": self.load(n) for n, why in fits.items() if not why}
         cases = tuple(self.case(spec, [workload], [load], model=model, id=id) for id, load in loads.items())
-        self.sweeps[model] = Sweep(spec, cases, cut, self.options.sweep == "adaptive")
+        self.sweeps[model] = Sweep(spec, cases, cut)
         return self.sweeps[model]
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
@@ -571,10 +564,10 @@ def job_case(
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"
     name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
-    memory = None if gpu_memory is None else kv_cache.parse_memory(gpu_memory)
-    if why := planner.misfit(model, memory):
+    memory = {} if gpu_memory is None else {"gpu_memory": kv_cache.parse_memory(gpu_memory)}
+    if why := planner.misfit(model, **memory):
         return Case(model=model, id=name, skip_reason=why)
-    spec = planner.spec(model, gpu_memory=memory)
+    spec = planner.spec(model, **memory)
     workload = planner.workload(model, {"lengths": lengths or (None, None)}, requests)
     if shorter > 1:
         cut = tuple(Request(r.prompt, max(1, r.output_tokens // shorter)) for r in workload.requests)

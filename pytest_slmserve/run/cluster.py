@@ -29,7 +29,7 @@ from typing import Any
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.engines.child import FOLDER, GUARDIAN
+from pytest_slmserve.engines.child import FOLDER, GUARDIAN, undone_on_error
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, clock, engine_title, groups_of, start_estimate_s
 from pytest_slmserve.plan.planner import check_there
@@ -426,9 +426,8 @@ class RayEngines:
     host: Host
     slots: GpuSlots | None = None
     on_progress: Callable[[Case, str], None] = lambda case, text: None
-    _session: Session | None = None
-    _waiting: list[RunningEngine] = field(default_factory=list)
-    _running: list[RunningEngine] = field(default_factory=list)
+    _session: Session = field(init=False)  # from `send` on
+    _engines: list[RunningEngine] = field(default_factory=list)  # in the order in which they begin
     _calls: dict[Any, tuple[RunningEngine, str | None]] = field(default_factory=dict)  # key: None of the last call
     _planned: set[str] = field(default_factory=set)
     _failed: dict[str, BaseException] = field(default_factory=dict)  # by the key of a case
@@ -453,14 +452,13 @@ class RayEngines:
             node = Node("local", "this host", len(every), len(every))
             return cls(None, options, [node], slots.host(here, every), slots)
         ray = join_cluster(options)
-        try:
+        with undone_on_error(ray.shutdown):
             listed = measuring(nodes_of(ray.nodes(), options.ray_resource), platform)
             found = node_hosts(ray, options, listed)
             nodes = measuring(list(found), platform)  # that answered
-            return cls(ray, options, nodes, one_host(found, this_host(platform, root)))
-        except BaseException:
-            ray.shutdown()
-            raise
+            joined = cls(ray, options, nodes, one_host(found, this_host(platform, root)))
+        joined._undo.callback(ray.shutdown)
+        return joined
 
     @property
     def where(self) -> str:
@@ -479,7 +477,7 @@ class RayEngines:
         missing = [case for case in cases if self._missing(case)]
         for engine in (group.engine for group in groups_of(rows)):
             if open_ := {case.key: case for case in missing if case.engine == engine}:
-                self._waiting.append(RunningEngine(engine, self._need(engine), open_))
+                self._engines.append(RunningEngine(engine, self._need(engine), open_))
         expected = [cell.seconds + start_estimate_s(cell.engine) for cell in rows if cell.engine]
         self._quiet_s = LEAST_QUIET_S + PATIENCE * max(expected, default=0.0)
         self._begin()
@@ -490,7 +488,7 @@ class RayEngines:
         if case.key not in self._planned:
             why = f"{case.title} was not planned before the run, so it was not sent to Ray"
             raise BadUsage(why, "without --slm-ray")
-        while any(case.key in engine.open for engine in (*self._running, *self._waiting)):
+        while any(case.key in engine.open for engine in self._engines):
             self._hear()
             running = sum(engine.place is not None for engine in self._running)
             waiting = len(self._running) - running
@@ -508,15 +506,14 @@ class RayEngines:
             if all(m.neighbours for (m,) in session.results.repeats[case.key] if not problems(m)):
                 while self._calls:  # engines whose last case has come may still be stopping
                     self._hear()
-                need = self._need(case.engine)
-                self._waiting.append(RunningEngine(case.engine, need, {case.key: case}, again=True))
+                self._engines.append(RunningEngine(case.engine, self._need(case.engine), {case.key: case}, again=True))
                 self._begin()
                 self.fetch(case)
 
     def close(self) -> None:
         """Take what has come, and stop what still runs; may be called twice."""
         try:
-            self._waiting.clear()
+            self._engines = self._running
             while self._hear(0.0):
                 pass
             for engine in [each for each in self._running if each.open]:
@@ -524,7 +521,8 @@ class RayEngines:
             until = time.monotonic() + END_S
             while self._calls and time.monotonic() < until:
                 self._hear()
-            if (session := self._session) and self._ran:
+            if self._ran:
+                session = self._session
                 ran = ", ".join(f"{node} ({counted(n, 'engine')})" for node, n in self._ran.items())
                 judged = {verdict.claim for verdict, _ in session.verdicts.judged}
                 if not self.slots:
@@ -534,8 +532,6 @@ class RayEngines:
                 self._ran.clear()
         finally:
             self._undo.close()
-            if self.ray and not self.slots:
-                self.ray.shutdown()
 
     def _need(self, engine: Engines) -> Need:
         if self.slots:
@@ -543,18 +539,20 @@ class RayEngines:
         return need_of(engine, self.nodes, self.options.ray_resource)
 
     def _missing(self, case: Case) -> int:
-        assert self._session is not None
         return self._session.executor.count_missing(case, self.options.repeats)
 
     # Engines
 
+    @property
+    def _running(self) -> list[RunningEngine]:
+        return [engine for engine in self._engines if engine.actor is not None]
+
     def _begin(self) -> None:
         """Begin the engines that wait, as far as slots are free. On a cluster Ray finds the places."""
-        while self._waiting:
-            engine = self._waiting[0]
+        for engine in [each for each in self._engines if each.actor is None]:
             resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
             if self.slots:
-                taken = {slot for other in self._running for slot in other.at}
+                taken = {slot for other in self._engines for slot in other.at}
                 at = self.slots.block(engine.need.gpus, set(range(len(self.slots.devices))) - taken)
                 if at is None:
                     return
@@ -564,7 +562,6 @@ class RayEngines:
                 touched = {need.resource: A_TOUCH} if need.resource else {}
                 resources = {"num_gpus": need.gpus, "num_cpus": need.cpus, "resources": touched}
                 resources["scheduling_strategy"] = "SPREAD"
-            self._running.append(self._waiting.pop(0))
             actor = self.ray.remote(RemoteEngine).options(max_restarts=RESTARTS, max_task_retries=-1, **resources)
             engine.actor = actor.remote(self.options, self.host.environment, self.slots, engine.at)
             engine.cases = self.ray.put(dict(engine.open))  # no argument of the actor: they would be lost with its node
@@ -572,9 +569,8 @@ class RayEngines:
             for key, case in engine.open.items():
                 for _ in range(1 if engine.again else self._missing(case)):
                     self._calls[engine.actor.measure.remote(key, engine.cases)] = engine, key
-            for running in self._running:
-                beside = sum(len(other.at) for other in self._running if other is not running)
-                running.neighbours = max(running.neighbours, beside)
+            for each in self._running:
+                each.neighbours = max(each.neighbours, self._beside(each))
 
     def _end(self, engine: RunningEngine, error: BaseException | None = None) -> None:
         """End an engine. error: why its open cases fail; None if they do not."""
@@ -582,9 +578,8 @@ class RayEngines:
             self._failed |= {key: error for key, case in engine.open.items() if self._missing(case) or engine.again}
         engine.open.clear()
         self._calls = {call: of for call, of in self._calls.items() if of[0] is not engine}
-        for engines in (self._waiting, self._running):
-            if engine in engines:
-                engines.remove(engine)
+        if engine in self._engines:
+            self._engines.remove(engine)
         if engine.actor is not None:
             self.ray.kill(engine.actor)
             engine.actor = None
@@ -614,7 +609,6 @@ class RayEngines:
 
     def _take(self, engine: RunningEngine, key: str | None, answer: EngineAnswer) -> None:
         session = self._session
-        assert session is not None
         if answer.place != engine.place:
             if engine.place and key:
                 engine.lost.append(self._how_lost(engine))
@@ -630,14 +624,14 @@ class RayEngines:
         elif answer.packed:
             self._came += 1
             group = tuple(replace(m, neighbours=engine.neighbours) for m in unpacked(answer.packed))
-            engine.neighbours = sum(len(other.at) for other in self._running if other is not engine)
+            engine.neighbours = self._beside(engine)
             session.results.repeats.setdefault(key, []).append(group)
             try:
                 session.executor.write(group)
             except SlmError as error:
                 self._failed[key] = error
                 if isinstance(error, BadUsage):  # nothing that comes could be written
-                    for each in [*self._running, *self._waiting]:
+                    for each in [*self._engines]:
                         self._end(each, error)
                     return
         if (case := engine.open.get(key)) and (engine, key) not in self._calls.values():
@@ -653,7 +647,7 @@ class RayEngines:
         for too long."""
         if not self.slots:
             living = nodes_of(self.ray.nodes(), self.options.ray_resource)
-            for engine in list(self._running):
+            for engine in self._running:
                 there = engine.place is not None and engine.place[0] in {node.id for node in living}
                 if not there and not any(map(engine.need.fits, living)):
                     gone = [f"{node.name} died" for node in self.nodes if node not in living]
@@ -661,10 +655,14 @@ class RayEngines:
                     what = f"{counted(len(engine.open), 'cell')} of {engine.name}" if engine.place else engine.name
                     self._end(engine, EngineFailed(f"{lost}, and no other node has {engine.need} for {what}", RESUME))
         if time.monotonic() - self._heard_at >= self._quiet_s:
-            for engine in list(self._running):
+            for engine in self._running:
                 where = self._name(engine) if engine.place else f"no node, {engine.need} being taken"
                 why = f"{engine.name}: nothing came for {clock(self._quiet_s)} (on {where})"
                 self._end(engine, EngineFailed(why, "ray status; what came is kept: --slm-resume"))
+
+    def _beside(self, engine: RunningEngine) -> int:
+        """Slots on which other engines run."""
+        return sum(len(other.at) for other in self._engines if other is not engine)
 
     def _name(self, engine: RunningEngine) -> str:
         if self.slots:

@@ -51,20 +51,18 @@ class Session:
         failed: Failed tests, each with a line of why, once all have ended.
         command: Command that makes the same run again.
         undo: What is done when the session closes, the last first: while the archive still takes measurements.
-        options, platform, host: Those of the planner.
+        options, platform, host: Those of the planner, `devices.planner`.
         notes: Notes of one sentence each, for the end of the run; `note` adds some, each once.
         results: All repeats that are known so far.
         keeps_records: Whether the measurements stay. Those of a formula stay only if an archive was named, or is
             resumed: in the usual one they would stand among what was measured.
-        source: The archive that is resumed.
+        source: The archive that is resumed, if `resumes`: it is there, and was named, or is that of this run.
         gate_terms: Criteria of a gate.
         budget_s: Seconds that the sweep of a model may take, without its engine's start.
         looks: Numbers of repeats of a load after which the claims of a sweep may be judged; only one if nothing is
             measured until it is decided.
     """
 
-    planner: Planner
-    devices: Devices
     executor: Executor
     slo: Slo | None = None
     page: RunPage | None = None
@@ -78,12 +76,16 @@ class Session:
     undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        planner, options = self.planner, self.planner.options
-        self.options, self.platform, self.host = options, planner.platform, planner.host
-        self.notes, self.results = planner.notes, self.executor.results
+        self.devices, self.results = self.executor.devices, self.executor.results
+        planner = self.planner = self.devices.planner
+        options = self.options = planner.options
+        self.platform, self.host, self.notes = planner.platform, planner.host, planner.notes
         named = options.source["records"] != "default"
         self.keeps_records = planner.platform != "simulated" or named or bool(options.resume)
         self.source = Path(options.resume if isinstance(options.resume, str) else options.records)
+        self.resumes = bool(options.resume) and is_file(self.source)  # the archive of this run may be made later
+        if isinstance(options.resume, str) and not self.resumes:
+            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
         self.gate_terms = GateCriteria(options.gate_margin, pairs=options.gate_pairs)
         self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
@@ -110,16 +112,12 @@ class Session:
         check_there(host, range(options.tensor_parallel_size[-1]))
         planner = Planner(options, platform, host, list(host.warnings))
         planner.check_options()
-        devices = Devices.from_options(planner)
-        executor = Executor(devices, Results(), options.repeats, export=export)
-        page = RunPage(Path(options.html)) if options.html else None
-        return cls(planner, devices, executor, slo=slo, page=page)
+        executor = Executor(Devices.from_options(planner), Results(), options.repeats, export=export)
+        return cls(executor, slo, RunPage(Path(options.html)) if options.html else None)
 
     def open(self) -> None:
         """Take the device, open the archive, and resume if requested. Raises BadUsage, DeviceBusy or BadArchive."""
         self.devices.hold()
-        if not is_file(self.source):
-            self.resume()  # nothing, or the error: the archive of this run, made next, has nothing to be resumed
         if self.keeps_records:
             archive = self.undo.enter_context(Archive.open(self.options.records, moves=True))
             self.executor.archive = archive
@@ -155,15 +153,11 @@ class Session:
 
     @cached_property
     def resumed(self) -> Contents | None:
-        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive, or
-        BadUsage if another archive than that of this run was named, and is not there."""
-        options, there = self.options, is_file(self.source)
-        if isinstance(options.resume, str) and not there:
-            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
-        return read(self.source, skip_damaged=options.skip_damaged) if options.resume and there else None
+        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive."""
+        return read(self.source, skip_damaged=self.options.skip_damaged) if self.resumes else None
 
     def resume(self) -> None:
-        """Take over the valid measurements of the archive that is resumed, if any. Raises BadUsage or BadArchive."""
+        """Take over the valid measurements of the archive that is resumed, if any. Raises BadArchive."""
         if self.resumed is None:
             return
         self.notes.extend(self.resumed.notes)
@@ -213,12 +207,14 @@ class Session:
 class Rounds:
     """Rounds over the cases of one engine, by their load: each round measures all loads on one more state of the host.
 
-    failed: loads that could not be measured, and how. spent_s: so far, without the engine's start: of each repeat the
-    seconds on its engine's clock from the first request to the end of the window.
+    asked: repeats that an adaptive sweep requested, by load. failed: loads that could not be measured, and how.
+    spent_s: so far, without the engine's start: of each repeat the seconds on its engine's clock from the first request
+    to the end of the window.
     """
 
     session: Session
     cases: Mapping[int, Case]
+    asked: dict[int, int] = field(default_factory=dict)
     failed: dict[int, SlmError] = field(default_factory=dict)
     spent_s: float = 0.0
 
@@ -268,14 +264,12 @@ class Sweeps:
     which of them runs first, and a sweep that was interrupted goes on where it ended: what is known is not measured
     again.
 
-    loads: by model, those that its items ask for. claims: by model, those that it judges. asked: repeats that adaptive
-    sweeps requested, by model and load.
+    loads: by model, those that its items ask for. claims: by model, those that it judges.
     """
 
     session: Session
     loads: Mapping[str, Sequence[int]]
     claims: Mapping[str, Sequence[str]]
-    asked: dict[tuple[str, int], int] = field(default_factory=dict)
     _done: dict[str, Rounds] = field(default_factory=dict)
 
     def carry_out(self, model: str) -> Rounds:
@@ -302,7 +296,7 @@ class Sweeps:
 
             grid = Grid(sweep.concurrencies, tolerance, session.options.repeats, seconds, session.looks)
             while not rounds.failed and (wanted := next_measurement(grid, verdicts.curve(model).points)):
-                self.asked[model, wanted.concurrency] = wanted.repeats
+                rounds.asked[wanted.concurrency] = wanted.repeats
                 rounds.round(wanted.repeats, [wanted.concurrency], wanted.why)
             for load, error in rounds.failed.items():
                 where = f"{short_name(model)}: the adaptive sweep ended at {load} in flight"
@@ -316,10 +310,10 @@ class Sweeps:
         It is 1 for a load of an adaptive sweep that was measured already and is not needed, None for one that was not
         measured. Raises the error that kept the load from being measured.
         """
-        failed = self.carry_out(model).failed
-        if concurrency in failed:
-            raise failed[concurrency]
-        if not self.session.planner.sweep(model).adaptive:
+        rounds = self.carry_out(model)
+        if concurrency in rounds.failed:
+            raise rounds.failed[concurrency]
+        if self.session.options.sweep != "adaptive":
             return self.session.options.repeats
         known = any(p.concurrency == concurrency for p in self.session.verdicts.curve(model).points)
-        return self.asked.get((model, concurrency), 1 if known else None)
+        return rounds.asked.get(concurrency, 1 if known else None)
