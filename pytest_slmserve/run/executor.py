@@ -18,7 +18,7 @@ from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback
 from pytest_slmserve.engines.device_lock import DeviceLock
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.pool import Pool, ReplicaEngines
+from pytest_slmserve.engines.pool import Pool, ReplicaEngines, equal_parts
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, url_lock
 from pytest_slmserve.plan.planner import Planner
@@ -28,7 +28,7 @@ from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, ReplicaSpec, Workload, is_job
 from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cores, visible_names
-from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, SimulatedSource, open_sampler
 
 
 def measure(
@@ -186,8 +186,6 @@ class Devices:
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]
             return self.sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
-        from pytest_slmserve.telemetry.sampler import SimulatedSource
-
         return Sampler([SimulatedSource()], options.telemetry_interval or INTERVAL_S)
 
 
@@ -351,7 +349,7 @@ class GpuSlots:
         near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
         devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
         visible = visible_names()[:count] if host.environment.platform == "cuda" else []
-        cores = equal_parts(near, sorted(ours))
+        cores = equal_parts(near, ours)
         if host.gpus and count < widest:
             raise BadUsage(f"--slm-ray local:{count}: an engine takes {widest} GPUs", f"--slm-ray local:{widest}")
         if not host.gpus and 0 < len(cores[0]) < widest:
@@ -396,19 +394,3 @@ def slot_count(options: Options, host: Host) -> int:
             return min(len(host.gpus), len(own_cores()) or 1)
         case _:
             return numa_nodes()
-
-
-def equal_parts(near: Sequence[frozenset[int]], ours: Sequence[int]) -> list[tuple[int, ...]]:
-    """Parts of the cores, one for each slot: equally many, near its GPU, adjacent, none for two slots. Measurements on
-    different numbers of cores are not compared. If the cores near some GPU are too few, the parts are taken from all
-    cores."""
-    sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
-    each = min((len(cores) // sharing for cores, sharing in zip(near, sharers)), default=0)
-    if each == 0:
-        near, each = [frozenset(ours)] * len(near), len(ours) // max(1, len(near))
-    taken, parts = set[int](), []
-    for cores in near:
-        part = tuple(sorted(cores - taken)[:each])
-        taken |= set(part)
-        parts.append(part)
-    return parts
