@@ -296,9 +296,11 @@ def opt(read: Any, default: Any, metavar: str | None = None, **more: Any) -> Opt
 
 class Options(NamedTuple):
     """Options of a run as values, made by `read_options`. The default of a field is its row of the table, an `Opt`.
-    source: the place that each value is from, "command line", "environment", "ini" or "default"."""
+    source: the place that each value is from, "command line", "environment", "ini" or "default". texts: what was given
+    there, a text for each time."""
 
     source: Mapping[str, str]
+    texts: Mapping[str, Sequence[str]]
 
     gpu: bool = opt(truth, False).described("run the benchmarks on this host's GPU")
     cpu: bool = opt(truth, False).described("run the same benchmarks on vLLM's CPU backend")
