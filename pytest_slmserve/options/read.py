@@ -12,19 +12,6 @@ from pytest_slmserve.schema.errors import BadUsage
 
 OF_A_SIDE = ("side", "simulate_slowdown")
 OF_A_GATE = (*OF_A_SIDE, "gate_margin")  # options that say nothing without a gate
-OF_OUR_ENGINES = (  # options that say nothing of a server that runs already
-    "interface",
-    "engine_arg",
-    "env",
-    "gpu_memory",
-    "gpu_memory_utilization",
-    "max_num_seqs",
-    "python",
-    "replicas",
-    "sharing",
-    "telemetry",
-    "tensor_parallel_size",
-)
 EXAMPLES = {  # values to type for options without a default of their own, by the placeholder in the help
     "N": "8",
     "S": "5",
@@ -119,8 +106,7 @@ def _check(options: Options) -> None:
     if options.endpoint and options.baseline:
         why = "a server does not tell the limits it works under, so two days of it cannot be held against each other"
         raise BadUsage(f"--slm-baseline: {why}", "--slm-endpoint without it")
-    ours = [opt for opt in typed if opt.name in OF_OUR_ENGINES]
-    lost = next((opt.flag for opt in ours if getattr(options, opt.name) != "off"), None)
+    lost = next((opt.flag for opt in typed if opt.own and getattr(options, opt.name) != "off"), None)
     if options.endpoint and lost:
         why = f"{lost} is for engines that are started here, and an endpoint runs already"
         raise BadUsage(why, f"no {lost} with an endpoint")

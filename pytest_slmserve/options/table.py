@@ -229,16 +229,6 @@ TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 
 
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
-GROUPS = {  # of `pytest --help`, by the first option of each
-    "gpu": "what to run",
-    "concurrency": "load",
-    "interface": "engine",
-    "replicas": "replicas",
-    "gate": "gate",
-    "telemetry": "telemetry",
-    "records": "records",
-    "ray": "cluster",
-}
 
 
 class Opt(NamedTuple):
@@ -252,7 +242,8 @@ class Opt(NamedTuple):
         ini_only: Whether the command line has no such option, because few people need it. pytest's own
             `-o slm_NAME=VALUE` sets it there.
         choices: The words to choose from, if `read` allows no others.
-        group: Heading in `pytest --help`.
+        group: Heading in `pytest --help`, of the first option below it.
+        own: Whether it is about engines that are started here, and says nothing of a server that runs already.
         flag: Words before "=VALUE" on a command line of pytest.
         variable: Name in the environment.
         key: Name in the ini file, and in pytest's own parsed command line.
@@ -266,8 +257,9 @@ class Opt(NamedTuple):
     bare: str | None = None
     ini_only: bool = False
     choices: tuple[str, ...] = ()
-    name: str = ""
     group: str = ""
+    own: bool = False
+    name: str = ""
     flag: str = ""
     variable: str = ""
     key: str = ""
@@ -302,7 +294,7 @@ class Options(NamedTuple):
     source: Mapping[str, str]
     texts: Mapping[str, Sequence[str]]
 
-    gpu: bool = opt(truth, False).described("run the benchmarks on this host's GPU")
+    gpu: bool = opt(truth, False, group="what to run").described("run the benchmarks on this host's GPU")
     cpu: bool = opt(truth, False).described("run the same benchmarks on vLLM's CPU backend")
     simulate: bool = opt(truth, False).described("run them on a simulated engine, to try the plugin without vLLM")
     endpoint: tuple[str, ...] = opt(urls, (), "URL,URL").described(
@@ -323,7 +315,7 @@ class Options(NamedTuple):
     )
     strict: bool = opt(truth, False).described("fail if a published claim does not hold, including known exceptions")
 
-    concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4").described(
+    concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4", group="load").described(
         "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity"
     )
     sweep: errors.Sweeping = opt(errors.Sweeping, "full", "HOW").described(
@@ -364,7 +356,7 @@ class Options(NamedTuple):
         "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report"
     )
 
-    interface: errors.OwnInterface = opt(errors.OwnInterface, "engine", "HOW").described(
+    interface: errors.OwnInterface = opt(errors.OwnInterface, "engine", "HOW", group="engine", own=True).described(
         "how requests reach the model: engine (vLLM's engine, no HTTP) or server (vLLM's OpenAI-compatible server)"
     )
     load_format: errors.LoadFormat = opt(errors.LoadFormat, "dummy", "HOW").described(
@@ -376,38 +368,40 @@ class Options(NamedTuple):
     kv_cache_dtype: str = opt(KV_DTYPES, "", "TYPE").described(
         "type of the KV cache: fp8, or one of its kinds; default: that of the model"
     )
-    gpu_memory_utilization: float = opt(share, 0.9, "SHARE").described(
+    gpu_memory_utilization: float = opt(share, 0.9, "SHARE", own=True).described(
         "share of the GPU's memory that the engine may take"
     )
-    gpu_memory: int | None = opt(memory_size, None, "SIZE").described(
+    gpu_memory: int | None = opt(memory_size, None, "SIZE", own=True).described(
         "plan as if the GPU had only this much memory, for example 40GiB; default: all of it"
     )
-    max_num_seqs: int | None = opt(partial(whole_number, least=1), None, "N").described(
+    max_num_seqs: int | None = opt(partial(whole_number, least=1), None, "N", own=True).described(
         "largest number of sequences in one step of the engine; default: 1024, or the largest load if that is more"
     )
-    tensor_parallel_size: tuple[int, ...] = opt(ascending, (1,), "1,2,4").described(
+    tensor_parallel_size: tuple[int, ...] = opt(ascending, (1,), "1,2,4", own=True).described(
         "tensor-parallel sizes; tests of tensor parallelism sweep all of them, other tests use the first"
     )
-    python: str = opt(str, "", "PATH").described("interpreter that has vLLM; default: the one that runs pytest")
-    env: tuple[tuple[str, str], ...] = opt(variable, (), "NAME=VALUE", many=True).described(
+    python: str = opt(str, "", "PATH", own=True).described(
+        "interpreter that has vLLM; default: the one that runs pytest"
+    )
+    env: tuple[tuple[str, str], ...] = opt(variable, (), "NAME=VALUE", many=True, own=True).described(
         "variable for the engine; may be given again"
     )
-    engine_arg: tuple[tuple[str, Any], ...] = opt(argument, (), "NAME=JSON", many=True).described(
+    engine_arg: tuple[tuple[str, Any], ...] = opt(argument, (), "NAME=JSON", many=True, own=True).described(
         "further argument for vLLM's engine; may be given again"
     )
     allow_prefix_cache: bool = opt(truth, False, ini_only=True).described(
         "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid"
     )
 
-    replicas: tuple[int, ...] = opt(ascending, (2,), "2,3").described(
+    replicas: tuple[int, ...] = opt(ascending, (2,), "2,3", group="replicas", own=True).described(
         "numbers of engines that share the device, in tests of replicas"
     )
-    sharing: tuple[errors.OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW").described(
+    sharing: tuple[errors.OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW", own=True).described(
         "ways to share it: time-slicing, mps, mig or gpus (one for each)"
     )
     pin_cores: bool = opt(truth, False, ini_only=True).described("give each replica its own part of the CPU cores")
 
-    gate: bool = opt(truth, False).described(
+    gate: bool = opt(truth, False, group="gate").described(
         "run only the gate: launch baseline and candidate alternately and compare them"
     )
     baseline: str = opt(str, "", "PATH").described("archive, or kept baseline, to compare this run's points with")
@@ -438,7 +432,7 @@ class Options(NamedTuple):
         "file of known regressions that a gate ignores until an expiry date"
     )
 
-    telemetry: str = opt(telemetry, "auto", "SOURCE").described(
+    telemetry: str = opt(telemetry, "auto", "SOURCE", group="telemetry", own=True).described(
         "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off"
     )
     telemetry_interval: float | None = opt(positive, None, "S", ini_only=True).described(
@@ -448,7 +442,7 @@ class Options(NamedTuple):
         "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU that the plugin does not know"
     )
 
-    records: str = opt(str, ".slm/records.jsonl", "PATH").described(
+    records: str = opt(str, ".slm/records.jsonl", "PATH", group="records").described(
         "results file to append measurements to; compressed if it ends in .gz or .xz"
     )
     report: errors.Detail = opt(errors.Detail, "summary", "HOW").described(
@@ -467,7 +461,7 @@ class Options(NamedTuple):
         "leave out damaged lines of the archive that is resumed"
     )
 
-    ray: str = opt(ray_address, "", "ADDRESS").described(
+    ray: str = opt(ray_address, "", "ADDRESS", group="cluster").described(
         "distribute the run with Ray: local (all GPUs of this host), local:N, auto (this host's cluster) or HOST:PORT"
     )
     ray_env: str = opt(str, "", "FILE", ini_only=True).described(
@@ -508,7 +502,7 @@ class Options(NamedTuple):
 def _rows() -> tuple[Opt, ...]:
     group, rows = "", []
     for name, row in Options._field_defaults.items():
-        group, key = GROUPS.get(name, group), f"slm_{name}"
+        group, key = row.group or group, f"slm_{name}"
         flag = f"-o {key}" if row.ini_only else f"--{key.replace('_', '-')}"
         rows.append(row._replace(name=name, group=group, flag=flag, variable=key.upper(), key=key))
     return tuple(rows)
