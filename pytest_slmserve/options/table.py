@@ -160,9 +160,7 @@ def argument(text: str) -> tuple[str, Any]:
 
 
 def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """Parse SIDE:ENTRY,ENTRY, where SIDE is a side of a gate and each entry is python=PATH, env=NAME=VALUE or
-    arg=NAME=JSON. A comma separates entries only in front of one of these three words: JSON and paths have commas too.
-    """
+    """SIDE:ENTRY,ENTRY. A comma separates entries only in front of one of three words: JSON and paths have commas."""
     wanted = "baseline:ENTRY or candidate:ENTRY, where ENTRY is python=PATH, env=NAME=VALUE or arg=NAME=JSON"
     name, _, entries = text.partition(":")
     if name not in SIDES:
@@ -186,7 +184,6 @@ def frozen(value: Any) -> Any:
 
 
 def telemetry(text: str) -> str:
-    """Parse a source of telemetry: a name, the address of a dcgm-exporter or the URL of its page. Raises ValueError."""
     name, equals, address = text.partition("=")
     if text in TELEMETRY or (name == "dcgm" and equals and address) or text.startswith(("http://", "https://")):
         return text
@@ -194,8 +191,8 @@ def telemetry(text: str) -> str:
 
 
 def ray_address(text: str) -> str:
-    """Parse `local`, `local:N`, or the address of a cluster that has this host as a node. Results stream to a driver,
-    which a client from outside is not. Raises ValueError."""
+    """`local`, `local:N`, or the address of a cluster that has this host as a node: a client from outside is no driver,
+    to which results stream."""
     host, colon, port = text.rpartition(":")
     named = host and colon and port.isdecimal() and "/" not in host and (host, int(port)) != ("local", 0)
     if named or text in ("auto", "local"):
@@ -221,13 +218,9 @@ def whole_number(text: str, least: int = 0, most: int = 1 << 63) -> int:
 SIDES = ("baseline", "candidate")
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 MOST_PAIRS = 1000  # with more the first analyses decide nothing: the error rate is spent over all
-
 # Beginnings of arguments by which an engine takes several GPUs.
 OF_SEVERAL_GPUS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "prefill_context_parallel")
-
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
-
-
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
 
 
@@ -286,17 +279,22 @@ def opt(read: Any, default: Any, metavar: str | None = None, **more: Any) -> Opt
     return Opt(str if words else read, default, metavar, choices=words, **more)
 
 
+def flag(help: str, **more: Any) -> Any:
+    """Return the row of an option without a value."""
+    return Opt(truth, False, help=help, **more)
+
+
 class Options(NamedTuple):
     """Options of a run as values, made by `read_options`. The default of a field is its row of the table, an `Opt`.
-    source: the place that each value is from, "command line", "environment", "ini" or "default". texts: what was given
-    there, a text for each time."""
+    source: where a value is from: "command line", "environment", "ini" or "default". texts: as given there, each time.
+    """
 
     source: Mapping[str, str]
     texts: Mapping[str, Sequence[str]]
 
-    gpu: bool = opt(truth, False, group="what to run").described("run the benchmarks on this host's GPU")
-    cpu: bool = opt(truth, False).described("run the same benchmarks on vLLM's CPU backend")
-    simulate: bool = opt(truth, False).described("run them on a simulated engine, to try the plugin without vLLM")
+    gpu: bool = flag("run the benchmarks on this host's GPU", group="what to run")
+    cpu: bool = flag("run the same benchmarks on vLLM's CPU backend")
+    simulate: bool = flag("run them on a simulated engine, to try the plugin without vLLM")
     endpoint: tuple[str, ...] = opt(urls, (), "URL,URL").described(
         "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)"
     )
@@ -309,11 +307,9 @@ class Options(NamedTuple):
     suite: errors.Suite = opt(errors.Suite, "core", "NAME").described(
         "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all"
     )
-    plan: bool = opt(truth, False).described("print items, engines, order and expected seconds, and run nothing")
-    allow_inconclusive: bool = opt(truth, False).described(
-        "exit with status 0, not 10, where something is inconclusive and nothing fails"
-    )
-    strict: bool = opt(truth, False).described("fail if a published claim does not hold, including known exceptions")
+    plan: bool = flag("print items, engines, order and expected seconds, and run nothing")
+    allow_inconclusive: bool = flag("exit with status 0, not 10, where something is inconclusive and nothing fails")
+    strict: bool = flag("fail if a published claim does not hold, including known exceptions")
 
     concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4", group="load").described(
         "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity"
@@ -348,9 +344,7 @@ class Options(NamedTuple):
     tokenizer: str = opt(str, "", "PATH", ini_only=True).described(
         "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own"
     )
-    accept_truncated: bool = opt(truth, False, ini_only=True).described(
-        "if the file of a dataset is truncated, use the intact part"
-    )
+    accept_truncated: bool = flag("if the file of a dataset is truncated, use the intact part", ini_only=True)
     seed: int = opt(whole_number, 0, "N", ini_only=True).described("seed of the workload and of the dummy weights")
     goodput: str = opt(str, "", "LIMITS").described(
         "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report"
@@ -389,8 +383,9 @@ class Options(NamedTuple):
     engine_arg: tuple[tuple[str, Any], ...] = opt(argument, (), "NAME=JSON", many=True, own=True).described(
         "further argument for vLLM's engine; may be given again"
     )
-    allow_prefix_cache: bool = opt(truth, False, ini_only=True).described(
-        "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid"
+    allow_prefix_cache: bool = flag(
+        "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid",
+        ini_only=True,
     )
 
     replicas: tuple[int, ...] = opt(ascending, (2,), "2,3", group="replicas", own=True).described(
@@ -399,17 +394,15 @@ class Options(NamedTuple):
     sharing: tuple[errors.OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW", own=True).described(
         "ways to share it: time-slicing, mps, mig or gpus (one for each)"
     )
-    pin_cores: bool = opt(truth, False, ini_only=True).described("give each replica its own part of the CPU cores")
+    pin_cores: bool = flag("give each replica its own part of the CPU cores", ini_only=True)
 
-    gate: bool = opt(truth, False, group="gate").described(
-        "run only the gate: launch baseline and candidate alternately and compare them"
-    )
+    gate: bool = flag("run only the gate: launch baseline and candidate alternately and compare them", group="gate")
     baseline: str = opt(str, "", "PATH").described("archive, or kept baseline, to compare this run's points with")
     side: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = opt(side, (), "SIDE:ENTRY", many=True).described(
         "interpreter, variable or engine argument of one side of a gate alone, "
         "for example candidate:python=PATH,env=A=1,arg=seed=3; may be given again"
     )
-    calibrate: bool = opt(truth, False).described(
+    calibrate: bool = flag(
         "gate identical sides to measure the noise of this host and the smallest slowdown that a gate can detect here"
     )
     gate_margin: float = opt(percentage, 0.03, "SHARE").described(
@@ -457,9 +450,7 @@ class Options(NamedTuple):
     resume: bool | str = opt(archive, False, "[RECORDS]", bare="1").described(
         "reuse valid measurements from the results file, or from RECORDS, instead of repeating them"
     )
-    skip_damaged: bool = opt(truth, False, ini_only=True).described(
-        "leave out damaged lines of the archive that is resumed"
-    )
+    skip_damaged: bool = flag("leave out damaged lines of the archive that is resumed", ini_only=True)
 
     ray: str = opt(ray_address, "", "ADDRESS", group="cluster").described(
         "distribute the run with Ray: local (all GPUs of this host), local:N, auto (this host's cluster) or HOST:PORT"

@@ -80,11 +80,11 @@ class PlannedItem(NamedTuple):
 
 def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
     """Return roughly the seconds of one repeat: of a closed loop the ramp, settling and the window; of a job the time
-    of all work, or that of all arrivals and the last request if that is longer.
+    of all work, or that of all arrivals and the last request if that is longer. concurrency: of all engines that share
+    the device, which are taken to be as fast as one that serves it all.
 
     Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers is taken to cost 20 ms on a
-    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did. concurrency: of all engines that share the device,
-    which are taken to be as fast as one that serves it all.
+    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did.
     """
     prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
     on_cpu, context = spec.platform == "cpu", prompt + output / 2
@@ -135,9 +135,9 @@ NOWHERE = Environment()
 class Case:
     """One thing to measure: an engine, or several that share a device, with a workload and a load for each.
 
-    engines: as they share the device. A set of one is what larger sets are compared with, and no point of a sweep.
-    None: this host cannot have them, and skip_reason says why.
-    model, id: as the options or a marker name the model, and the id of the test; "" for what a test's body requests.
+    engines: None if this host cannot have them, and skip_reason says why. A set of one is what larger sets are compared
+    with, and no point of a sweep. model, id: as the options or a marker name the model, and the id of the test; "" for
+    what a test's body requests.
     """
 
     engines: Engines | None = None
@@ -225,9 +225,8 @@ def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
-    """Return groups in the order in which they are to begin: those that others are compared with, so that a run that is
-    cut off can say what more GPUs gain; then the widest, because an engine on many GPUs would wait long for the last of
-    them; within one width the longest, because all wait for one that begins late."""
+    """Return groups in the order in which they are to begin: those that others are compared with, because a run may be
+    cut off; then the widest, which would wait long for the last of many GPUs; within one width the longest."""
 
     def subject(group: Group) -> tuple[str, str]:
         engine = engines_of_set(group.engine)[0]
@@ -245,11 +244,9 @@ def in_order(groups: Iterable[Group]) -> list[Group]:
 
 
 def spread(groups: Sequence[Group], gpus: int) -> list[Group]:
-    """Return the groups in the order of `in_order`, each placed on the GPUs that are free soonest.
-
-    If each takes one GPU, the last end is at most 2 - 1/gpus times the least possible (Graham 1966, "Bounds for certain
-    multiprocessing anomalies"). Raises BadUsage if an engine wants more GPUs than there are.
-    """
+    """Return the groups in the order of `in_order`, each placed on the GPUs that are free soonest: if each takes one,
+    the last end is at most 2 - 1/gpus times the least possible (Graham 1966, "Bounds for certain multiprocessing
+    anomalies"). Raises BadUsage if an engine wants more GPUs than there are."""
     free = [(0.0, gpu) for gpu in range(gpus)]
     placed = []
     for group in in_order(groups):

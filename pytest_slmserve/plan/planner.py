@@ -1,5 +1,5 @@
-"""The planner of a run: what the options and the words of markers mean on this host, as models, engines, requests,
-sweeps, and the cases of each kind of test. Arithmetic: it needs no GPU, and starts nothing."""
+"""The planner of a run: what options and markers mean on this host, as models, engines, requests, sweeps, and cases of
+each kind of test. Arithmetic: it needs no GPU, and starts nothing."""
 
 import inspect
 import math
@@ -123,8 +123,8 @@ def engine_spec(
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
-    """Return the requests of the options: of a trace (CSV or JSON lines), of ShareGPT (one array), or, with no dataset,
-    of the shipped lengths. Raises BadUsage if the options want fixed lengths of a trace."""
+    """Return the requests of the options: of a trace, of ShareGPT, or, with no dataset, of the shipped lengths. Raises
+    BadUsage if the options want fixed lengths of a trace."""
     given, source = (options.input_len, options.output_len), "lengths"
     if options.dataset:
         source = "trace-lengths" if options.dataset.endswith(TRACES) else "sharegpt"
@@ -166,11 +166,8 @@ def checked_lengths(given: Any) -> tuple[int | None, int | None]:
 
 @dataclass(repr=False)
 class Planner:
-    """What the options mean on a host: its models, their engines, requests and sweeps.
-
-    notes: for the user. sweeps: planned so far, by model. beside: keys of curves that are measured to be compared with
-    each other, and are no sweeps.
-    """
+    """What the options mean on a host. notes: for the user. sweeps: planned so far, by model. beside: keys of curves
+    that are measured to be compared with each other, and are no sweeps."""
 
     options: Options
     platform: Platform
@@ -230,12 +227,9 @@ class Planner:
         return None
 
     def workload(self, model: str, words: Words = NO_WORDS, requests: int | None = None) -> Workload:
-        """Return the requests for `model`, as the options and a marker say, made once. Models of one vocabulary share
-        them if no dataset is read; an unknown model of an endpoint has ids that most models have.
-
-        requests: their number in a job, which may have some that its engine does not take. Raises BadUsage for text
-        without a tokenizer, and otherwise for fixed lengths that are too long for the model.
-        """
+        """Return the requests for `model`, as the options and a marker say, made once: models of one vocabulary share
+        them if no dataset is read. requests: their number in a job. Raises BadUsage for text without a tokenizer, and,
+        but in a job, for fixed lengths that are too long for the model."""
         spec = workload_spec(self.options, self.platform)
         if "lengths" in words:
             spec = spec.with_lengths(*checked_lengths(words["lengths"]))
@@ -294,8 +288,8 @@ class Planner:
         thread_percentage: int | None = None,
     ) -> ReplicaSpec:
         """Return an engine for each of `models`; unless each has a GPU of its own, their shares of the memory add up to
-        that of one engine. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage if one of
-        them has no room for a KV cache, no GPU, or no URL."""
+        that of one engine. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage if one has no
+        room for a KV cache, no GPU, or no URL."""
         if self.platform == "remote":
             urls = [replace(self.spec(model), url=url) for model, url in zip(models, self.options.endpoint)]
             if len(urls) < len(models):
@@ -333,8 +327,7 @@ class Planner:
         return self.sweeps[model]
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
-        """Return the environment of `spec`: this host, with the versions of its own interpreter. Its cores are those of
-        all of its GPUs, if each GPU has a part of them."""
+        """Return the environment of `spec`: this host, with the versions of its own interpreter."""
         first, here = engines_of_set(spec)[0], self.host.environment
         own = first.python, first.env
         if first.platform == "remote":
@@ -468,16 +461,15 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
 
 
 def replica_load(model: str) -> int:
-    """Return the requests in flight in all replicas of a model: of 3, 6, 12 ..., which two, three and four replicas
-    divide, the largest up to the paper's batch of the model (arXiv:2404.03353, table 1), or to 96."""
+    """Return the load of all replicas of a model: of 3, 6, 12 ..., which two, three and four replicas divide, the
+    largest up to the paper's batch of the model (arXiv:2404.03353, table 1), or to 96."""
     largest = PUBLISHED.get(short_name(model), 96)
     return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))
 
 
 def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
-    """Return cases on several GPUs: for each model one engine on each number of GPUs under each load. Sets of replicas,
-    each with GPUs of its own, follow under loads of at least ENOUGH_FOR_A_REPLICA requests for each GPU. An endpoint
-    has none."""
+    """Return cases on several GPUs, of an endpoint none: for each model one engine on each number of GPUs under each
+    load, then sets of replicas with GPUs of their own, under loads of ENOUGH_FOR_A_REPLICA requests for each GPU."""
     options = planner.options
     if options.endpoint:
         return []
@@ -551,13 +543,9 @@ def job_case(
 ) -> Case:
     """Return one job of a model. Raises BadUsage for an unknown model. A limit that is None is as the options say.
 
-    Args:
-        requests, rate: As of an open loop.
-        lengths: Prompt and output tokens. None: natural lengths, the outputs divided by `shorter`.
-        kv_requests: Number of requests at full length that the KV cache holds.
-        max_num_seqs: The most sequences in the engine at once.
-        gpu_memory: Memory of the GPU to plan for, "40GiB".
-        batching: By Transformers, in batches one after the other. None: continuously, by vLLM.
+    requests, rate: as of an open loop. lengths: prompt and output tokens; None: natural ones, the outputs divided by
+    `shorter`. kv_requests: number of requests at full length that the KV cache holds. max_num_seqs: the most sequences
+    in the engine at once. gpu_memory: to plan for, "40GiB". batching: by Transformers; None: continuously, by vLLM.
     """
     arrivals = f"{requests}-at-once" if rate == math.inf else f"{rate:g}-per-s"
     limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory}
@@ -599,8 +587,7 @@ def job_case(
 
 
 def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
-    """Return a copy of `spec` that serves by Transformers, on one GPU, without vLLM's arguments; the simulated engine
-    keeps its own."""
+    """Return a copy that serves by Transformers, on one GPU, without vLLM's arguments (the simulated engine's stay)."""
     extra = spec.extra if spec.platform == "simulated" else ()
     how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
     return replace(spec, interface="transformers", tensor_parallel_size=1, extra=(*extra, *how))

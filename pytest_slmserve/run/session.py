@@ -42,38 +42,25 @@ from pytest_slmserve.telemetry.host import Host, probe
 class Session:
     """All that belongs to one run. `open` takes the device and the archive, and `close` releases both.
 
-    Attributes:
-        reused: Identifiers of the stored measurements that this run resumes.
-        stored: All measurements of the archive that is resumed, valid or not.
-        gates: Gates that have ended.
-        claims: Names of the claims that the tests of this run judge. None if no tests are known.
-        inconclusive: Inconclusive tests, each with the reason, except for claims and gates.
-        failed: Failed tests, each with a line of why, once all have ended.
-        command: Command that makes the same run again.
-        undo: What is done when the session closes, the last first: while the archive still takes measurements.
-        options, platform, host: Those of the planner, `devices.planner`.
-        notes: Notes of one sentence each, for the end of the run; `note` adds some, each once.
-        results: All repeats that are known so far.
-        keeps_records: Whether the measurements stay. Those of a formula stay only if an archive was named, or is
-            resumed: in the usual one they would stand among what was measured.
-        source: The archive that is resumed, if `resumes`: it is there, and was named, or is that of this run.
-        gate_terms: Criteria of a gate.
-        budget_s: Seconds that the sweep of a model may take, without its engine's start.
-        looks: Numbers of repeats of a load after which the claims of a sweep may be judged; only one if nothing is
-            measured until it is decided.
+    notes: sentences for the end of the run; `note` adds some, each once. results: all repeats that are known so far.
+    keeps_records: whether the measurements stay. Those of a formula do only if an archive was named, or is resumed: in
+    the usual one they would stand among what was measured. source: the archive that is resumed, if `resumes`: it is
+    there, and was named, or is that of this run. budget_s: seconds that the sweep of a model may take, without its
+    engine's start. looks: numbers of repeats of a load after which the claims of a sweep may be judged; only one if
+    nothing is measured until it is decided.
     """
 
     executor: Executor
     slo: Slo | None = None
     page: RunPage | None = None
-    reused: set[str] = field(default_factory=set)
-    stored: list[Measurement] = field(default_factory=list)
-    gates: list[Gated] = field(default_factory=list)
-    claims: Collection[str] | None = None
-    inconclusive: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    command: str = ""
-    undo: ExitStack = field(default_factory=ExitStack)
+    reused: set[str] = field(default_factory=set)  # ids of the stored measurements that this run resumes
+    stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
+    gates: list[Gated] = field(default_factory=list)  # that have ended
+    claims: Collection[str] | None = None  # that the tests of this run judge; None if no tests are known
+    inconclusive: list[str] = field(default_factory=list)  # tests with the reason, except for claims and gates
+    failed: list[str] = field(default_factory=list)  # tests with a line of why, once all have ended
+    command: str = ""  # that makes the same run again
+    undo: ExitStack = field(default_factory=ExitStack)  # at the close, while the archive still takes measurements
 
     def __post_init__(self) -> None:
         self.devices, self.results = self.executor.devices, self.executor.results
@@ -95,8 +82,8 @@ class Session:
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
-        """A session on this host, which is probed if `host` is None. Raises BadUsage if the platform cannot run; a plan
-        assumes a host instead."""
+        """A session on `host`; None: on this one, which is probed. Raises BadUsage if the platform cannot run, or the
+        options fit neither host nor archive; a plan assumes a host instead."""
         platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
@@ -258,11 +245,8 @@ class Rounds:
 
 @dataclass(repr=False)
 class Sweeps:
-    """The planned sweeps of a run.
-
-    An item of a planned load carries out the whole sweep of its model, if no item before it did. So it does not matter
-    which of them runs first, and a sweep that was interrupted goes on where it ended: what is known is not measured
-    again.
+    """The planned sweeps of a run. An item of a planned load carries out the whole sweep of its model, if none before
+    it did: it does not matter which runs first, and what is known is not measured again.
 
     loads: by model, those that its items ask for. claims: by model, those that it judges.
     """
@@ -273,11 +257,8 @@ class Sweeps:
     _done: dict[str, Rounds] = field(default_factory=dict)
 
     def carry_out(self, model: str) -> Rounds:
-        """Measure a model's sweep, once in a run.
-
-        An adaptive sweep measures what is wanted next until nothing is, or a load cannot be measured: the choice
-        depends on it.
-        """
+        """Measure a model's sweep, once in a run. An adaptive sweep measures what is wanted next until nothing is, or a
+        load cannot be measured: the choice depends on it."""
         if model in self._done:
             return self._done[model]
         session, sweep = self.session, self.session.planner.sweep(model)
@@ -305,11 +286,9 @@ class Sweeps:
         return rounds
 
     def repeats(self, model: str, concurrency: int) -> int | None:
-        """Return the number of repeats that the sweep requested of this load, after carrying out the whole sweep.
-
-        It is 1 for a load of an adaptive sweep that was measured already and is not needed, None for one that was not
-        measured. Raises the error that kept the load from being measured.
-        """
+        """Carry out the sweep, and return the number of repeats that it requested of this load: 1 for one that an
+        adaptive sweep does not need and that was measured already, None for one that was not. Raises the error that
+        kept the load from being measured."""
         rounds = self.carry_out(model)
         if concurrency in rounds.failed:
             raise rounds.failed[concurrency]

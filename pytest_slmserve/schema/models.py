@@ -222,7 +222,7 @@ def _quantization(own: Any) -> Quantization | None:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether the output layer is the embeddings: Transformers writes an entry only if that is unusual for the kind."""
+    """Report whether the output layer is the embeddings, which `config.json` says only if that is unusual."""
     usual = any(AS_CONFIGURED.get(name) for name in config.get("architectures") or ())
     return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 

@@ -119,7 +119,7 @@ def release(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is. phase: "ramp", "settle", "window" or "over"."""
+    """Progress of a run. phase: "ramp", "settle", "window" or "over"."""
 
     phase: str
     elapsed_s: float

@@ -445,12 +445,12 @@ Load = ClosedLoop | OpenLoop
 
 
 def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
-    """Whether a load is a point of a sweep: a closed loop whose window is judged."""
+    """Check whether a load is a point of a sweep: a closed loop whose window is judged."""
     return isinstance(load, ClosedLoop) and load.requests is None
 
 
 def is_job(load: Load) -> TypeGuard[OpenLoop]:
-    """Whether a load is a number of requests that come by a schedule and are served to the end."""
+    """Check whether a load is a number of requests that come by a schedule and are served to the end."""
     return isinstance(load, OpenLoop) and load.requests is not None
 
 
