@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -151,9 +151,8 @@ def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], ver
     reads them, and return notes on those that could not be counted. versions: of the packages of `python`. Raises
     BadUsage for a model without a configuration."""
     wanted = [model for model in dict.fromkeys(models) if wants_probe(model, versions)]
-    notes = []
-    for told in _told(wanted, python, env) if wanted else ():
-        model = told["model"]
+    notes, found = [], _told(wanted, python, env) if wanted else {}
+    for model, told in found.items():
         if kinds := told.get("missing"):
             raise missing(model, kinds)
         if problem := told.get("problem"):
@@ -191,7 +190,7 @@ def wants_probe(model: str, versions: Versions) -> bool:
     return known.parameters is None or unread or "num_experts_per_tok" in config
 
 
-def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     command = [python or sys.executable, str(SIZES), *models]
     why = f"{command[0]} has no Transformers that counts them"
     allowed = passed_on(os.environ, hub=True) | dict(env)
@@ -206,8 +205,7 @@ def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterato
         with suppress(ValueError, TypeError, KeyError):  # what libraries print is none of ours
             told = json.loads(line)
             found[told["model"]] = told
-    for model in models:
-        yield found.get(model) or {"model": model, "problem": why}
+    return {model: found.get(model) or {"problem": why} for model in models}
 
 
 def missing(model: str, kinds: Sequence[str]) -> BadUsage:

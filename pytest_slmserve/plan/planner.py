@@ -205,8 +205,7 @@ class Planner:
 
     def _find(self, models: Sequence[str]) -> None:
         """Have models counted that were not before. Raises BadUsage for an unknown one."""
-        python, env = self.options.engine
-        here = self.host.environment
+        (python, env), here = self.options.engine, self.host.environment
         new = [model for model in models if model not in self._found]
         self.notes += probe_models(new, python, dict(env), {"vllm": here.vllm, "torch": here.torch})
         for model in new if self.options.load_format == "auto" else ():
@@ -360,11 +359,11 @@ class Planner:
     ) -> Case:
         """Return the case of `concurrency` requests in flight in all engines, the same number in each. load: fields of
         a ClosedLoop that differ from the options. Raises BadUsage if the number cannot be divided."""
-        if why := uneven(concurrency, len(engines)):
+        if (n := len(engines)) > concurrency or concurrency % n:
+            why = f"{concurrency} requests in flight cannot be divided evenly among {n} replicas"
             raise BadUsage(why, "a multiple, such as 96, 192 or 384")
-        each = replace(self.load(concurrency // len(engines)), **load or {})
         workloads = [self.workload(engine.model) for engine in engines.engines]
-        return self.case(engines, workloads, [each] * len(engines), **names)
+        return self.case(engines, workloads, [replace(self.load(concurrency // n), **load or {})] * n, **names)
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:
@@ -378,13 +377,6 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
         raise BadUsage(f"{wanted[-1] + 1} GPUs are asked for, and {count} visible", f"{len(host.gpus)} or fewer")
     if host.gpus and (why := unlike([host.gpus[i] for i in (0, *wanted)])):
         raise BadUsage(f"{why}: what they serve cannot be compared", "CUDA_VISIBLE_DEVICES with GPUs of one kind")
-
-
-def uneven(concurrency: int, replicas: int) -> str | None:
-    """Return why requests in flight cannot be divided evenly among replicas, or None."""
-    if concurrency >= replicas and concurrency % replicas == 0:
-        return None
-    return f"{concurrency} requests in flight cannot be divided evenly among {replicas} replicas"
 
 
 # Cases by the kind of test
@@ -448,16 +440,18 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
     options = planner.options
     try:
         spec = planner.replicas([model] * count, sharing)
+        case = planner.replicas_case(spec, concurrency, model=model, id=name)
     except BadUsage as error:
         return Case(model=model, id=name, skip_reason=error.problem)
-    full = kv_cache.no_room(spec.engines[0], planner.workload(model).longest, concurrency // count)
-    why = uneven(concurrency, count) or (f"{full} in a replica" if full else None)
+    full = kv_cache.no_room(spec.engines[0], case.workloads[0].longest, concurrency // count)
     on_a_cluster = options.ray and not options.on_all_gpus and planner.platform == "cuda"
-    if why is None and on_a_cluster and sharing in ("mps", "mig"):
+    if full:
+        why: str | None = f"{full} in a replica"
+    elif on_a_cluster and sharing in ("mps", "mig"):
         why = f"whether a node of a cluster can share a GPU by {sharing} is not known here"
-    if why := why or cannot_share(spec, planner.host.device):
-        return Case(model=model, id=name, skip_reason=why)
-    return planner.replicas_case(spec, concurrency, model=model, id=name)
+    else:
+        why = cannot_share(spec, planner.host.device)
+    return Case(model=model, id=name, skip_reason=why) if why else case
 
 
 def replica_load(model: str) -> int:
@@ -574,8 +568,10 @@ def job_case(
         return Case(model=model, id=name, skip_reason=why)
     if spec.platform != "remote":
         spec = replace(spec, max_num_seqs=max_num_seqs or spec.max_num_seqs)
-    if batching is not None and spec.platform != "remote":
-        spec = batched(spec, batching)
+    if batching is not None and spec.platform != "remote":  # without vLLM's arguments; the simulated engine's stay
+        extra: tuple[tuple[str, Any], ...] = spec.extra if spec.platform == "simulated" else ()
+        extra = (*extra, ("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
+        spec = replace(spec, interface="transformers", tensor_parallel_size=1, extra=extra)
     elif kv_requests and layout.windows and layout.bytes_per_token:
         each = kv_cache.request_blocks(spec, layout.windows, layout.block_size, longest)
         blocks = kv_requests * each + kv_cache.NULL_BLOCKS
@@ -584,10 +580,3 @@ def job_case(
         else:
             spec = replace(spec, kv_cache_bytes=blocks * layout.block_size * layout.bytes_per_token)
     return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
-
-
-def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
-    """Return a copy that serves by Transformers, on one GPU, without vLLM's arguments (the simulated engine's stay)."""
-    extra = spec.extra if spec.platform == "simulated" else ()
-    how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
-    return replace(spec, interface="transformers", tensor_parallel_size=1, extra=(*extra, *how))

@@ -50,20 +50,13 @@ def detail_of(config: pytest.Config) -> Detail:
 
 @dataclass(eq=False, repr=False)
 class SessionHooks:
-    """The hooks of one run.
-
-    Attributes:
-        slm: The session of the run.
-        elsewhere: Measures in place of this process, if the run uses Ray.
-        problem: Why the options cannot be carried out, found while items were made.
-        collected: Sentences on the tests that are no part of the run, and on its length.
-    """
+    """The hooks of one run."""
 
     config: pytest.Config
     slm: Session
-    elsewhere: RayEngines | None = None
-    problem: str = ""
-    collected: list[str] = field(default_factory=list)
+    elsewhere: RayEngines | None = None  # measures in place of this process, if the run uses Ray
+    problem: str = ""  # why the options cannot be carried out, found while items were made
+    collected: list[str] = field(default_factory=list)  # sentences on tests that are no part of the run, on its length
 
     @classmethod
     def from_options(cls, config: pytest.Config, options: Options, typed: Sequence[str]) -> SessionHooks:
@@ -131,9 +124,7 @@ class SessionHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Deselect what is no part of this run, and sort the rest. What does not measure is none if a mode and no path
-        was given: the mode was given to measure. A gate runs alone: other measurements could wait, and its engines
-        would not be fresh."""
+        """Deselect what is no part of this run, and sort the rest. A gate runs alone: other measurements can wait."""
         if self.problem:
             raise pytest.UsageError(self.problem)
         options, named = self.slm.options, self.config.args_source is pytest.Config.ArgsSource.ARGS

@@ -1,7 +1,7 @@
 """Engines that Ray runs for a session, on the nodes of a cluster or on all GPUs of this host, and the way into Ray.
 
 Each engine is an actor, which measures one repeat at a call. If its process or node is lost, Ray starts it again and
-repeats the calls that were not answered. Answers are taken in one thread, while an item waits for its own.
+repeats the calls that were not answered.
 """
 
 from __future__ import annotations
@@ -58,11 +58,8 @@ PATIENT = {"health_check_timeout_ms": 600_000, "health_check_failure_threshold":
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """The answer of an engine to one call.
-
-    place: Ray's identifier of the node, and the process there. packed: one repeat, as `packed_measurements` makes it.
-    error: why there is none; an exception would be wrapped by Ray. notes: for the user.
-    """
+    """The answer of an engine to one call. place: Ray's identifier of the node, and the process there. packed: one
+    repeat, as `packed_measurements` makes it. error: why there is none; Ray would wrap an exception."""
 
     place: tuple[str, int]
     packed: bytes = b""
@@ -78,10 +75,8 @@ def process_place() -> tuple[str, int]:
 
 class RemoteEngine:
     """An engine as an actor of Ray: each call measures one repeat. It keeps no records and resumes nothing.
-
-    environment: of the other nodes, of whose kind this one has to be. slots, at: the slots of the session's host, whose
-    devices it has locked, and those on which the engine runs.
-    """
+    environment: of the other nodes, of whose kind this one has to be. slots, at: of the session's host, whose devices
+    are locked, and those of the engine."""
 
     def __init__(
         self, options: Options, environment: Environment, slots: GpuSlots | None = None, at: Sequence[int] = ()
@@ -110,8 +105,8 @@ class RemoteEngine:
         return EngineAnswer(process_place(), error=error)
 
     def _open(self) -> Session:
-        """Open the session, whose host is this node as its engine will find it. Raises BadUsage if the node is of
-        another kind than those that were looked at before, or DeviceBusy."""
+        """Open the session on this node as its engine will find it. Raises BadUsage if the node is of another kind than
+        the others, DeviceBusy."""
         if self.slots:
             self.slots.pin(self.at)
         if isinstance(host := look_around(self.options), SlmError):
@@ -135,8 +130,8 @@ class RemoteEngine:
 
 
 def look_around(options: Options) -> Host | SlmError:
-    """Return the node as engines will find it, or an error, because Ray would wrap an exception. An engine must not
-    inherit what Ray sets: few threads, and no GPUs for a task that takes none."""
+    """Return the node as engines will find it, or an error, because Ray would wrap an exception. They must not inherit
+    what Ray sets: few threads, and no GPUs for a task that takes none."""
     os.environ.pop("OMP_NUM_THREADS", None)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -202,7 +197,7 @@ def nodes_of(rows: Iterable[Mapping[str, Any]], resource: str = "") -> list[Node
 
 
 def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
-    """Return the nodes on which cases are measured; the simulated engine takes GPUs too, to try out how cases spread.
+    """Return the nodes on which cases are measured: those with GPUs, if there are any, for the simulated engine too.
     Raises BadUsage if there is no such node."""
     with_gpus, with_cpus = [n for n in nodes if n.gpus], [n for n in nodes if n.cpus]
     found = {"cuda": with_gpus, "simulated": with_gpus or with_cpus}.get(platform, with_cpus)
@@ -214,8 +209,7 @@ def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
 
 
 def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
-    """Return what an engine takes of a node; on the CPU all cores. nodes: those that measure. Raises BadUsage if none
-    of them has room for it."""
+    """Return what an engine takes of a node; on the CPU all cores. Raises BadUsage if none of the nodes has it."""
     if engine.platform == "cpu":
         return Need(0, min(node.cpus for node in nodes), resource)
     on_gpus = any(node.gpus for node in nodes)
@@ -227,8 +221,8 @@ def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
 
 
 def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
-    """Return the nodes as one host, with the GPUs of the widest of them. mine: of the session's process. Raises
-    BadUsage if they are of different kinds, or have another release of this package."""
+    """Return the nodes as one host, with the GPUs of the widest. mine: of the session's process. Raises BadUsage if
+    they are of different kinds, or have another release of this package."""
     first = next(iter(found))
     for node, host in found.items():
         if host.environment.pytest_slmserve != mine.pytest_slmserve:
@@ -247,8 +241,8 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
 
 
 def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
-    """Return the host that each node reports, less the nodes that are gone although Ray lists them. Raises BadUsage if
-    a node cannot measure, or does not answer."""
+    """Return the host that each node reports, without nodes that are gone although Ray lists them. Raises BadUsage if a
+    node cannot measure, or does not answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(max_calls=1, num_cpus=0, max_retries=0)(look_around)
@@ -284,8 +278,8 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
 
 
 def join_cluster(options: Options) -> Any:
-    """Return Ray, connected to the cluster of the options. A process of its own asks first, because it can be ended.
-    Raises BadUsage if nobody answers there, or if the file of slm_ray_env holds no JSON object."""
+    """Return Ray, connected to the cluster of the options; a process that can be ended asks first. Raises BadUsage if
+    nobody answers there, or the file of slm_ray_env holds no JSON object."""
     environment, address, told = None, options.ray, ""
     if path := options.ray_env:
         hint = '{"pip": ["vllm==0.26.0"]}'
@@ -330,8 +324,8 @@ def _ray_at(address: str, **words: Any) -> Any:
 
 @contextmanager
 def start_here(tasks: int) -> Iterator[Any]:
-    """Context of a Ray on this host, for this number of engines at a time. Its processes and files do not outlive this
-    process, however it ends: Ray's agents are children of a child of ours, and end a minute after it."""
+    """Context of a Ray on this host, for this number of engines at a time, whose processes and files do not outlive
+    this process: Ray's agents are children of a child of ours, and end a minute after it."""
     with ExitStack() as undo:
         undo.callback(os.environ.update, {name: os.environ[name] for name in OWN if name in os.environ})
         for name in OWN:
@@ -376,27 +370,18 @@ UNCHECKED = (
 
 @dataclass(eq=False)
 class RunningEngine:
-    """An engine with what is to be measured on it.
-
-    Attributes:
-        open: Cases of which repeats are missing, by key.
-        actor, cases: Ray's handles of the engine, and of all of its cases. None before it begins.
-        place: Node and process of the engine, since its first answer.
-        lost: How each of its earlier processes ended, in words.
-        again: Whether its cases get one repeat more than the run wanted.
-        at, neighbours: Its slots, and the most slots that other engines had since its last repeat, if there are slots.
-    """
+    """An engine with what is to be measured on it."""
 
     spec: Engines
     need: Need
-    open: dict[str, Case]
-    again: bool = False
-    actor: Any = None
-    cases: Any = None
-    place: tuple[str, int] | None = None
-    lost: list[str] = field(default_factory=list)
-    at: tuple[int, ...] = ()
-    neighbours: int = 0
+    open: dict[str, Case]  # of which repeats are missing, by key
+    again: bool = False  # its cases get one repeat more than the run wanted
+    actor: Any = None  # Ray's handle, once it has begun
+    cases: Any = None  # and that of all of its cases
+    place: tuple[str, int] | None = None  # node and process, since its first answer
+    lost: list[str] = field(default_factory=list)  # how each of its earlier processes ended
+    at: tuple[int, ...] = ()  # its slots, if there are slots
+    neighbours: int = 0  # the most slots that other engines had since its last repeat
 
     @property
     def name(self) -> str:
@@ -409,23 +394,15 @@ class RunningEngine:
 
 @dataclass(eq=False, repr=False)
 class RayEngines:
-    """Measures for a session.
+    """Measures for a session. If it has slots, engines begin in their order, so that one that needs several GPUs does
+    not wait for ever; on a cluster Ray finds the places. Answers are taken in one thread, while an item waits."""
 
-    Attributes:
-        ray: Ray, once it is connected.
-        nodes: The nodes on which engines may run.
-        host: What an engine finds on any of the nodes.
-        slots: The GPUs of this host, or parts of its CPU, if engines run here. Engines then begin in their order, so
-            that one that needs several GPUs does not wait for ever.
-        on_progress: Called while a case is waited for, with how the wait goes.
-    """
-
-    ray: Any
+    ray: Any  # once it is connected
     options: Options
-    nodes: list[Node]
-    host: Host
-    slots: GpuSlots | None = None
-    on_progress: Callable[[Case, str], None] = lambda case, text: None
+    nodes: list[Node]  # of the cluster, on which engines may run
+    host: Host  # what an engine finds on any of them
+    slots: GpuSlots | None = None  # the GPUs of this host, or parts of its CPU, if engines run here
+    on_progress: Callable[[Case, str], None] = lambda case, text: None  # how the wait for a case goes
     _session: Session = field(init=False)  # from `send` on
     _engines: list[RunningEngine] = field(default_factory=list)  # in the order in which they begin
     _calls: dict[Any, tuple[RunningEngine, str | None]] = field(default_factory=dict)  # key: None of the last call
@@ -449,8 +426,7 @@ class RayEngines:
             slots = GpuSlots.from_host(here, slot_count(options, here), options.tensor_parallel_size[-1])
             every = range(len(slots.devices))
             check_there(here, every if here.gpus else (0,))
-            node = Node("local", "this host", len(every), len(every))
-            return cls(None, options, [node], slots.host(here, every), slots)
+            return cls(None, options, [], slots.host(here, every), slots)
         ray = join_cluster(options)
         with undone_on_error(ray.shutdown):
             listed = measuring(nodes_of(ray.nodes(), options.ray_resource), platform)
@@ -467,8 +443,8 @@ class RayEngines:
         return f"on {counted(len(self.nodes), 'node')} of a Ray cluster"
 
     def send(self, session: Session, cases: Sequence[Case], rows: Sequence[PlannedItem]) -> None:
-        """Begin the engines of the cases that are missing: the widest first, then the longest. Raises BadUsage if one
-        fits on no node, with none begun, and DeviceBusy."""
+        """Begin the engines of the cases that are missing: the widest first, then the longest. Raises BadUsage, with
+        none begun, if one fits on no node, and DeviceBusy."""
         self._session, self._planned = session, {case.key for case in cases}
         if self.slots:
             if self.slots.visible:  # parts of the CPU have one lock, which an open session holds
@@ -497,8 +473,8 @@ class RayEngines:
             raise error
 
     def measure_alone(self, session: Session, model: str) -> None:
-        """Measure two cases of a model's sweep again, if they were measured beside others: the smallest load, for which
-        the CPU is most of a step, and the largest."""
+        """Measure two cases of a model's sweep again that were measured beside others: the smallest load, of which the
+        CPU is most of a step, and the largest."""
         found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
         beside = sorted({m.load.concurrency for m in found if m.neighbours and is_steady(m.load)})
         for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
@@ -548,7 +524,6 @@ class RayEngines:
         return [engine for engine in self._engines if engine.actor is not None]
 
     def _begin(self) -> None:
-        """Begin the engines that wait, as far as slots are free. On a cluster Ray finds the places."""
         for engine in [each for each in self._engines if each.actor is None]:
             resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
             if self.slots:
@@ -666,7 +641,7 @@ class RayEngines:
 
     def _name(self, engine: RunningEngine) -> str:
         if self.slots:
-            return self.nodes[0].name
+            return "this host"
         if engine.place is None:
             return "a node"
         node = engine.place[0]

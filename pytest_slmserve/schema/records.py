@@ -27,9 +27,6 @@ class GpuPeaks:
     tflops: float
     gbps: float
 
-    def __str__(self) -> str:
-        return f"tflops={self.tflops},gbps={self.gbps}"
-
 
 @dataclass(frozen=True)  # no slots, as of a workload
 class Environment:
