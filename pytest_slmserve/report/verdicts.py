@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_slmserve.analysis.claims.table import CLAIMS, ClaimRow, Expected
+from pytest_slmserve.analysis.claims.evidence import Expected
+from pytest_slmserve.analysis.claims.table import CLAIMS, ClaimRow
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict

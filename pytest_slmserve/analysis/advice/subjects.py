@@ -5,19 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, ServedEngine, decide, needs
-from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval
+from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, ServedEngine
+from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent
 from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
-from pytest_slmserve.analysis.points import Point, ratio
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Curve, labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, above, every
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import hub_name, short_name
 from pytest_slmserve.schema.records import Resolved
-from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.specs import EngineSpec
 
 GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
 # Arguments that an advice sets: their values in the sweep no longer count.
@@ -229,27 +228,4 @@ def more_in_flight(point: Point) -> bool:
     return point.batch is not None and point.batch > (1 + NOT_THE_BATCH) * point.concurrency
 
 
-CLAIM = "advised-batch-costs-little"
 OBJECTIVE = RelativeSlo(2.0, 32)  # of the paper: twice the latency at 32
-
-
-def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
-    """Verdict on whether the batch that the advisor of arXiv:2503.08311 chooses serves at least `bound` of what any
-    other load does. value: the share that decides. Its objective is twice the time per output token at 32 in
-    flight."""
-    subject, wish = of_curve(curve, None), Objectives(slo=OBJECTIVE)
-    found = decide(subject, wish)
-    points = {p.concurrency: p for p in subject.usable}
-    if found.batch not in points:
-        raise Inconclusive(found.reason or f"{found.batch} in flight was predicted, not measured")
-    chosen = points.pop(found.batch)
-    state, seen, most = every(
-        above, bound, lambda several: [(ratio(chosen, p, subject.usable, several=several), p) for p in points.values()]
-    )
-    memory = needs(subject, chosen.concurrency, wish)
-    freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
-    why = (
-        f"{chosen.concurrency} in flight, chosen for twice the latency at 32, serves {percent_interval(seen)} of what "
-        f"{most.concurrency} does{freed} (threshold {bound:.0%})"
-    )
-    return Verdict.from_interval(CLAIM, curve.subject, state, why, seen, bound, chosen, most)

@@ -29,7 +29,6 @@ SURE = 2.2  # standard errors to an end of an interval, once there are many repe
 TOLERANCE = 0.10
 MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
-MARGINAL = "marginal-after-128"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +189,6 @@ class Curve:
             if least.value < -MARGIN and least is not most:
                 why += f"; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
         return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
-
-    def marginal_after(self, load: int, tolerance: float) -> Verdict:
-        """Return the verdict on whether throughput gains less than `tolerance` from `load` in flight to the next one
-        measured. value, low, high: that gain per doubling."""
-        gain = next((each for each in self.gains() if each.start == load), None)
-        if gain is None:
-            return Verdict.inconclusive(MARGINAL, self.subject, f"not measured at {load} in flight and twice as many")
-        why = f"{load} to {gain.end} in flight gains {percent_interval(gain)}, threshold {percent(tolerance)}"
-        if gain.value < 0:
-            why = f"from {load} to {gain.end} in flight throughput is {_lower(gain)}, threshold {percent(tolerance)}"
-        return _verdict(MARGINAL, self, below(gain, tolerance), why, gain, tolerance, (gain.start, gain.end))
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
         """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
@@ -377,23 +365,27 @@ def _largest_two(curve: Curve) -> list[int]:
 def _verdict(
     claim: str, curve: Curve, state: State, why: str, seen: Interval, threshold: float, loads: tuple[int, ...]
 ) -> Verdict:
+    why += sparsely(curve)
+    verdict = Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, *curve.valid)
+    return with_remedy(verdict, curve, loads)
+
+
+def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdict:
     """Return a verdict on the curve, and if it is inconclusive what would decide it, roughly: an interval shrinks with
     the square root of the number of repeats, and has to end at the threshold. An engine is started first. Nobody knows
     how long repeats of external results take. loads: those on which the verdict depends most."""
-    verdict = Verdict.from_interval(
-        claim, curve.subject, state, f"{why}{sparsely(curve)}", seen, threshold, *curve.valid
-    )
-    if state is not State.INCONCLUSIVE:
+    value, low, high, threshold = verdict.value, verdict.low, verdict.high, verdict.threshold
+    if verdict.state is not State.INCONCLUSIVE or value is None or threshold is None:
         return verdict
     points = [p for p in curve.valid if p.concurrency in loads]
     there, where = min(len(p.repeats) for p in points), curve.axes.at(" and ".join(map(str, loads)))
     if curve.unneeded:
         return replace(verdict, again=loads, remedy="--slm-sweep full with --slm-resume measures the rest")
-    if seen.low is None or seen.high is None or curve.load is None:
+    if low is None or high is None or curve.load is None:
         return replace(verdict, again=loads, remedy=f"more repeats at {where}")
     df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
     certainty = estimates.t_above(plateau.tail_at(there, curve.looks), df)
-    reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - threshold)
+    reach, distance = (high - low) / 2 * SURE / certainty, abs(value - threshold)
     if distance * MOST_REPEATS**0.5 < reach * there**0.5:
         remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
         return replace(verdict, again=loads, remedy=remedy)
