@@ -36,6 +36,7 @@ from pytest_slmserve.plan.cases import Case, Engines, engine_title
 from pytest_slmserve.plugin import PARAMETRISED, is_measured
 from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run.gate import check_gate, is_short
+from pytest_slmserve.run.judge import Question
 from pytest_slmserve.run.session import Rounds, Session, Sweeps
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit, RampUp, Sharing, Suite, naming
 from pytest_slmserve.schema.kv_cache import predicted_blocks
@@ -79,7 +80,7 @@ class ItemPlan:
         engine: The engine that the item needs, or whose measurements it reads. None for a model that is not swept here.
         model: The model whose measurements the item reads, if its parameter names one.
         gate: The model whose gate the item carries out, if its parameter names one.
-        claim: The claim that the item judges.
+        claim: The claim that the item judges, of its model.
         swept: Whether the case is a point of a sweep that the options plan, not one that the marker names.
         compares: Whether the item compares two sides.
         reads: Whether it reads what other items have measured.
@@ -93,7 +94,7 @@ class ItemPlan:
     engine: Engines | None = None
     model: str | None = None
     gate: str | None = None
-    claim: str | None = None
+    claim: Question | None = None
     swept: bool = False
     compares: bool = False
     reads: bool = False
@@ -377,7 +378,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         engine=engine,
         model=model,
         gate=sides[0] if sides else None,
-        claim=str(words["claim"]) if "slm_claim" in fixtures else None,
+        claim=session.verdicts.question(words["claim"], model, words) if model and "slm_claim" in fixtures else None,
         swept=swept,
         compares="slm_gates" in fixtures,
         reads=reads,
@@ -605,12 +606,12 @@ def own_job(
 
 def planned_sweeps(session: Session, plans: Sequence[ItemPlan]) -> Sweeps:
     """Return the planned sweeps of a run, with the loads and the claims that its items ask for."""
-    loads, claims = defaultdict[str, list[int]](list), defaultdict[str, list[str]](list)
+    loads, claims = defaultdict[str, list[int]](list), defaultdict[str, list[Question]](list)
     for plan in plans:
         if plan.case and plan.swept:
             loads[plan.case.model].append(plan.case.concurrency)
-        if plan.claim and plan.model and claim_of(plan.claim).of == "sweeps":
-            claims[plan.model].append(plan.claim)
+        if plan.claim and plan.claim.claim.of == "sweeps":
+            claims[plan.claim.model].append(plan.claim)
     return Sweeps(session, loads, claims)
 
 

@@ -582,7 +582,7 @@ def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     return [point for group in groups for point in {p.batching: p for p in group}.values()]
 
 
-def _refuse_jobs(points: Sequence[JobPoint], least: int, why: str, *, there: bool) -> None:
+def _refuse_jobs(points: Sequence[JobPoint], least: int, why: str, there: bool = True) -> None:
     """Raise Inconclusive if these jobs cannot be compared. why: the reason if there are fewer than `least` of them.
     there: whether any jobs of this kind were measured; else it is NotMeasured."""
     if len(points) < least:
@@ -607,7 +607,7 @@ def of_arrivals(claim: Claim, curve: Curve) -> Evidence:
     at_once = sorted((p for p in grid if p.load.at_once), key=attrgetter("output_tokens"))
     match claim.kind:
         case "throughput-follows-arrivals":
-            _refuse_jobs(slowest, 1, "no job at a rate was measured", there=len(grid) > 1)
+            _refuse_jobs(slowest, 1, "no job at a rate was measured")
             served = point_differences(slowest, figure_named(claim.figure))
 
             def kept_up(several: int) -> list[Seen[Told]]:
@@ -622,10 +622,10 @@ def of_arrivals(claim: Claim, curve: Curve) -> Evidence:
         case "all-at-once-waits-longer":
             pairs = [(p, q) for p in grid for q in slowest if p.load.at_once and p.workload.hash == q.workload.hash]
             used, both = [*chain.from_iterable(pairs)], bool(at_once) and bool(slowest)
-            _refuse_jobs(used, 2, "no length was measured at a rate and all at once", there=both)
+            _refuse_jobs(used, 2, "no length was measured at a rate and all at once", both)
             rows = [Compared(p, q) for p, q in pairs]
             return of_ratios(claim, rows, used, grid, qualifier=f"; least of {len(pairs)} lengths")
-    _refuse_jobs(at_once, 2, "jobs of two output lengths, all at once, are needed", there=len(grid) > 1)
+    _refuse_jobs(at_once, 2, "jobs of two output lengths, all at once, are needed")
     if not all(map(figure_named(claim.figure, 0.0), at_once)):
         raise Inconclusive(f"no engine reported its {claim.figure}")
     return of_ratios(claim, [Compared(at_once[-1], at_once[0])], at_once, at_once)
@@ -642,7 +642,7 @@ def of_one_size(claim: Claim, curve: Curve, others: Others) -> Evidence:
     reference = grouped((job for c in others if c.subject == name for job in jobs_of_size(c.jobs)), size)
     pairs = [(p, q) for p in mine for q in reference.get(size(p), ())]
     used = [*chain.from_iterable(pairs)]
-    _refuse_jobs(used, 2, f"no job was measured of both {curve.subject} and {name}", there=len(mine) > 1)
+    _refuse_jobs(used, 2, f"no job was measured of both {curve.subject} and {name}", len(mine) > 1)
     figures = ((output_rate, f"serves {{}} what {name} does"), (e2e_s, f"takes {{}} as long as {name}"))
     rows = [
         Compared(p, q, {"does": does, "jobs": len(pairs)}, figure=figure) for p, q in pairs for figure, does in figures
@@ -670,7 +670,7 @@ def of_limits(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence:
     elif "little" not in claim.parameters:
         steps = steps[-1:]
     used = list(dict.fromkeys(chain.from_iterable(steps)))
-    _refuse_jobs(used, 2, "jobs under two limits that bound the batch are needed", there=there)
+    _refuse_jobs(used, 2, "jobs under two limits that bound the batch are needed", there)
     if "little" in claim.parameters:
         rates, largest = [p.output_tokens_per_s or 0.0 for p in used], used[-1]
         first = next(p for p, rate in zip(used, rates) if max(rates) < parameters["little"] * rate)
@@ -692,11 +692,11 @@ def of_batching(claim: Claim, curve: Curve) -> Evidence:
     if claim.kind == "dynamic-batching-answers-sooner":
         at_rate = {p.batching: p for p in ways if not p.load.at_once}
         used = [at_rate[name] for name in ("dynamic", "static") if name in at_rate]
-        _refuse_jobs(used, 2, "jobs at a rate by dynamic and by static batching are needed", there=False)
+        _refuse_jobs(used, 2, "jobs at a rate by dynamic and by static batching are needed", False)
         return of_ratios(claim, [Compared(used[0], used[1])], used)
     at_once = [p for p in ways if p.load.at_once]
     mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
-    _refuse_jobs(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed", there=False)
+    _refuse_jobs(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed", False)
     factors = {p.batching: ratio(mine[-1], p, at_once).value for p in theirs}
     rows = []
     for p in theirs:
@@ -717,7 +717,7 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     claim, points = "throughput-grows-with-kv-blocks", sorted(caches_of(curve.jobs), key=attrgetter("kv_blocks"))
     fitting = [p for p in points if p.fits]
     several = len({p.kv_blocks for p in points}) > 1
-    _refuse_jobs(points if several else [], 2, "jobs on engines with two sizes of a KV cache are needed", there=False)
+    _refuse_jobs(points if several else [], 2, "jobs on engines with two sizes of a KV cache are needed", False)
     if not fitting or len(fitting) == len(points):
         which = "every KV cache that was measured holds" if fitting else "no KV cache that was measured holds"
         raise Inconclusive(f"{which} all requests at once")

@@ -90,8 +90,8 @@ def _read() -> tuple[dict[str, Claim], tuple[ClaimRow, ...]]:
 CLAIMS, ROWS = _read()
 
 
-def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:
-    """Return the verdict on a claim by the row's parameters; inconclusive if data is missing.
+def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
+    """Return the verdict on the claim of a row by its parameters; inconclusive if data is missing.
 
     Args:
         others: Curves measured in the same run, for claims that compare models.
@@ -99,16 +99,16 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
     Raises:
         LookupError: The row lacks a parameter of the claim.
     """
-    known, parameters = claim_of(claim), row.parameters
-    threshold = parameters[known.threshold] if known.threshold in known.parameters else None
+    claim, parameters = CLAIMS[row.claim], row.parameters
+    threshold = parameters[claim.threshold] if claim.threshold in claim.parameters else None
     try:
-        found = evidence.evidence_for(known, curve, parameters, others)
+        found = evidence.evidence_for(claim, curve, parameters, others)
     except Inconclusive as reason:
-        return Verdict.inconclusive(claim, curve.subject, str(reason), threshold)
+        return Verdict.inconclusive(claim.name, curve.subject, str(reason), threshold)
     if isinstance(found, Verdict):
         return found
-    assert threshold is not None, f"{claim} has evidence, but no threshold"
-    match known.passes:
+    assert threshold is not None, f"{claim.name} has evidence, but no threshold"
+    match claim.passes:
         case "below":
             state, seen, (sentence, points) = every(below, threshold, found.estimates)
         case "above":
@@ -122,13 +122,15 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
     if found.in_percent:
         told, limit = percent_interval(seen), percent(threshold)
     why = f"{sentence.replace('{}', told)} (threshold {limit}{found.qualifier}){found.remark}{unsure(seen)}"
-    verdict = Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, *points)
+    verdict = Verdict.from_interval(claim.name, curve.subject, state, why, seen, threshold, *points)
     return with_remedy(verdict, curve, found.again) if found.again else verdict
 
 
 def applies(claim: Claim, curve: Curve) -> bool:
     """Return whether the curve has something that the claim judges, for a report on whatever was measured."""
     if claim.models and curve.subject not in claim.models:
+        return False
+    if claim.compares == "arrivals" and len(evidence.grid_of(curve.jobs)) < 2:
         return False
     if claim.of in ("replicas", "gpus", "jobs"):
         try:
@@ -203,7 +205,8 @@ def row_for(
     peaks = peaks_of(where.gpu_name)
     devices = [ANY, where.platform, peaks.family if peaks else None]
     version, fitting = release(where.vllm or ""), []
-    for row in (row for row in rows if row.claim == claim_of(claim).name):
+    known = claim_of(claim)
+    for row in (row for row in rows if row.claim == known.name):
         first, last = map(release, row.vllm)
         released = row.vllm == ANY_RELEASE or (
             where.vllm is not None and first <= version and (not last or version < last)
@@ -315,7 +318,7 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
             with _usable(f"the parameters of {claim.name}"):
                 row = row_for(*where, rows)
                 then = row_for(*where, stored) if stored else row
-                verdict = judge_row(claim.name, curve, row, curves)
+                verdict = judge_row(row, curve, curves)
             changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
             judged.append((replace(verdict, subject=label, why=verdict.why + changed), row))
     return judged
