@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
-from pytest_slmserve.analysis.sweep.curve import Curve, labels, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import hub_name, short_name
@@ -94,8 +94,8 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         name=curve.subject,
         points=tuple(map(with_tpot, curve.points)),
         engine=engine,
-        work=work_of_curve(curve),
-        peaks=peaks_of_curve(curve),
+        work=curve.work,
+        peaks=curve.peaks,
         notes=(*_left_out(curve), *_beyond_graphs(curve)),
     )
 

@@ -732,7 +732,7 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     )
     if len(fitting) > 1:
         state, grown, larger = every(
-            below, flat, lambda n: [(ratio(q, p, points, several=n), q) for p, q in pairwise(fitting)]
+            lambda n: [(ratio(q, p, points, several=n), q) for p, q in pairwise(fitting)], most=flat
         )
         states.append(state)
         why += f"; {larger.kv_blocks:,} blocks serve {times(grown)} as much (threshold {flat:g})"

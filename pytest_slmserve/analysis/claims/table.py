@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import groupby
+from math import inf
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +34,7 @@ from pytest_slmserve.analysis.sweep.curve import (
     with_remedy,
     with_shared,
 )
-from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above, below, every, every_within, unsure
+from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, every, unsure
 from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Interface, RampUp, SlmError
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, known_fields, release
@@ -108,14 +109,9 @@ def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
     if isinstance(found, Verdict):
         return found
     assert threshold is not None, f"{claim.name} has evidence, but no threshold"
-    match claim.passes:
-        case "below":
-            state, seen, (sentence, points) = every(below, threshold, found.estimates)
-        case "above":
-            state, seen, (sentence, points) = every(above, threshold, found.estimates)
-        case "within":
-            least = -threshold if found.in_percent else 1 / threshold
-            state, seen, (sentence, points) = every_within(least, threshold, found.estimates)
+    inverse = -threshold if found.in_percent else 1 / threshold
+    least, most = {"below": (-inf, threshold), "above": (threshold, inf), "within": (inverse, threshold)}[claim.passes]
+    state, seen, (sentence, points) = every(found.estimates, least, most)
     if found.sparse and state is State.PASSES:
         state = State.INCONCLUSIVE
     told, limit = times(seen), f"{threshold:g}"

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_e
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, points_of
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction, next_load, predictions
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every
+from pytest_slmserve.analysis.verdict import State, Verdict, below, every
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved
@@ -121,6 +121,16 @@ class Curve:
         """Longest requests that fit into the KV cache at once."""
         return kv_capacity(self.first.spec, self.first.workload.longest, self.first.resolved) if self.first else None
 
+    @property
+    def work(self) -> Work | None:
+        """Work of a request on a GPU; None if the model's shape or data type is not known."""
+        return work_of_workload(self.first.spec, self.first.resolved, self.first.workload) if self.first else None
+
+    @property
+    def peaks(self) -> Peaks | None:
+        """Data sheet of the engine's GPUs, if it is known."""
+        return peaks_of_engine(self.first.spec, self.first.environment) if self.first else None
+
     def one_engine(self, concurrency: int, replicas: ReplicaPoint | None = None) -> Point | None:
         """The point of one engine alone under a load, measured for comparisons or in the sweep; None where there is
         none. replicas: only what their hosts measured."""
@@ -204,7 +214,7 @@ class Curve:
             found = plateau.gains(self.points, e2e_s, self.looks, several)
             return [(gain, (gain.start, gain.end)) for gain in found if gain.start >= knee]
 
-        state, flattest, loads = every(above, tolerance, rises)
+        state, flattest, loads = every(rises, least=tolerance)
         why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
         if flattest.value < 0:
             why += f"from {loads[0]} to {loads[1]} it is {_lower(flattest)}"
@@ -228,7 +238,7 @@ class Curve:
         def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
             return [(by, (p, q)) for p in upto for q, by in plateau.advantages(self.points, p, self.looks, several)]
 
-        state, by, (point, rival) = every(below, margin, rivals)
+        state, by, (point, rival) = every(rivals, most=margin)
         if state is State.PASSES:
             why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
             why += f"than {', '.join(str(p.concurrency) for p in upto)} in flight"
@@ -477,14 +487,3 @@ def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]
 def front_ends(spec: EngineSpec | None) -> str:
     """Return a clause with the number of front ends, such as " with 4 front ends"; empty for one."""
     return f" with {spec.front_ends} front ends" if spec and spec.front_ends > 1 else ""
-
-
-def work_of_curve(curve: Curve) -> Work | None:
-    """Work of a request of this sweep on a GPU; None where shape or data type are unknown."""
-    if curve.spec is None or curve.workload is None or not curve.resolved:
-        return None
-    return work_of_workload(curve.spec, curve.resolved[0], curve.workload)
-
-
-def peaks_of_curve(curve: Curve) -> Peaks | None:
-    return peaks_of_engine(curve.spec, curve.environment) if curve.spec and curve.environment else None
