@@ -16,24 +16,8 @@ from typing import Any, Literal, NamedTuple
 from pytest_slmserve.analysis import estimates
 from pytest_slmserve.analysis.advice import subjects, verification
 from pytest_slmserve.analysis.advice.advisor import Objectives, decide, needs
-from pytest_slmserve.analysis.compare.deployments import (
-    HOW,
-    Deployment,
-    compared,
-    deployments,
-    has_replicas,
-    one_engine_each,
-)
-from pytest_slmserve.analysis.estimates import (
-    TAIL,
-    Interval,
-    factor,
-    grouped,
-    percent,
-    percent_interval,
-    possible,
-    times,
-)
+from pytest_slmserve.analysis.compare.deployments import HOW, Deployment, compared, deployments, one_engine_each
+from pytest_slmserve.analysis.estimates import Interval, factor, grouped, percent, percent_interval, possible, times
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
 from pytest_slmserve.analysis.points import (
     CONTINUOUS,
@@ -52,7 +36,7 @@ from pytest_slmserve.analysis.points import (
 )
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
 from pytest_slmserve.analysis.sweep.plateau import valid_points
-from pytest_slmserve.analysis.verdict import Inconclusive, Seen, State, Verdict, above, all_of, below, every, unsure
+from pytest_slmserve.analysis.verdict import Inconclusive, Seen, State, Verdict, above, all_of, below, every
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS
 from pytest_slmserve.schema.models import CATALOGUE
@@ -113,7 +97,7 @@ class Evidence:
         in_percent: Whether they are shares, not factors.
         qualifier: Clause on the threshold.
         remark: Clause on all.
-        sparse: Whether loads that an adaptive sweep left out may decide otherwise, so that the claim cannot pass.
+        doubtful: The state that noise, or loads that an adaptive sweep left out, may turn: then it is inconclusive.
         again: Loads whose further measurements would decide it, if they are known.
     """
 
@@ -121,7 +105,7 @@ class Evidence:
     in_percent: bool = False
     qualifier: str = ""
     remark: str = ""
-    sparse: bool = False
+    doubtful: State | None = None
     again: tuple[int, ...] = ()
 
 
@@ -174,13 +158,15 @@ def of_ratios(
 def evidence_for(claim: Claim, curve: Curve, parameters: Parameters, others: Others) -> Evidence | Verdict:
     """Return the evidence for a claim of one threshold, or the verdict on one with a rule of its own. Raises
     Inconclusive with the reason if there is neither."""
-    if claim.compares in ("counters", "loads") and (reason := obstacle(curve)):
+    if claim.compares in ("counters", "loads", "first full load") and (reason := obstacle(curve)):
         raise Inconclusive(reason)
     match claim.compares:
         case "counters":
             return of_counters(claim, curve)
         case "loads":
             return of_loads(claim, curve)
+        case "first full load":
+            return of_the_first_full_load(claim, curve, parameters)
         case "next load":
             return of_the_next_load(claim, curve)
         case "neighbours":
@@ -213,8 +199,6 @@ def evidence_for(claim: Claim, curve: Curve, parameters: Parameters, others: Oth
                 raise Inconclusive("no engine was measured")
             records = tuple(record for p in curve.points for record in p.records)
             return verification.kv_blocks_as_predicted(curve.spec, curve.resolved, parameters["blocks"], records)
-        case "gpu-util-saturates-first":
-            return util_saturates_first(curve, parameters["threshold"], parameters["full"])
         case "throughput-grows-with-kv-blocks":
             return throughput_grows_with_kv_blocks(curve, parameters["threshold"], parameters["flat"])
     return judge_arithmetic(claim.kind, curve.subject)
@@ -339,8 +323,9 @@ def of_counters(claim: Claim, curve: Curve) -> Evidence:
             found.append((factor(around) if gap else possible(around, most), (sentence, judged)))
         return found
 
-    remark, sparse = "" if at_largest else sparsely(curve), bool(curve.unneeded) and not (gap or at_largest)
-    return Evidence(estimates=seen, in_percent=not gap, remark=remark, sparse=sparse)
+    remark = "" if at_largest else sparsely(curve)
+    doubtful = State.PASSES if curve.unneeded and not (gap or at_largest) else None
+    return Evidence(estimates=seen, in_percent=not gap, remark=remark, doubtful=doubtful)
 
 
 def of_loads(claim: Claim, curve: Curve) -> Evidence:
@@ -427,17 +412,15 @@ def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     return of_ratios(claim, [Compared(own, its, {"smaller": smaller})], [own, its], several=len(small))
 
 
-def util_saturates_first(curve: Curve, threshold: float, full: float) -> Verdict:
-    """Return the verdict on whether throughput still grows by `threshold` (a factor) after GPU utilization has reached
-    `full`.
+def of_the_first_full_load(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence | Verdict:
+    """Return the largest throughput over that at the first load at which GPU utilization has reached `full`; 1 if that
+    load is the largest. If none has, it is a verdict without a value.
 
-    value: largest throughput over that at the first load of full utilization, 1 if that is the largest. What fails at
-    the loads of an adaptive sweep need not fail: a load that it left out may have reached full utilization first.
-    arXiv:2404.03353, figure 8: GPU utilization tells that some kernel ran, not how much of the GPU it used.
+    What fails at the loads of an adaptive sweep need not fail: a load that it left out may have reached full
+    utilization first. arXiv:2404.03353, figure 8: GPU utilization tells that some kernel ran, not how much of the GPU
+    it used.
     """
-    claim, points = "gpu-util-saturates-first", curve.valid
-    if reason := obstacle(curve):
-        raise Inconclusive(reason)
+    points, full, threshold = curve.valid, parameters["full"], parameters["threshold"]
     _refuse_unseen(NO_UTIL, points, UTILIZATION)
 
     def grown(first: Point) -> tuple[Interval, Point]:
@@ -452,20 +435,15 @@ def util_saturates_first(curve: Curve, threshold: float, full: float) -> Verdict
         why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most{sparsely(curve)}"
         surely = below(most, full) is State.PASSES and not curve.unneeded
         state = State.FAILS if surely else State.INCONCLUSIVE
-        return Verdict.from_interval(claim, curve.subject, state, why, None, threshold, *points)
-    seen, best = grown(first)
-    state, doubt = above(seen, threshold), ""
+        return Verdict.from_interval(claim.name, curve.subject, state, why, None, threshold, *points)
+    (seen, best), doubt = grown(first), ""
+    fails = above(seen, threshold) is State.FAILS
     earliest = next(p for p in points if estimates.ends(_around(p, points, UTILIZATION))[1] >= full)
-    if state is State.FAILS and above(grown(earliest)[0], threshold) is not state:
+    if fails and above(grown(earliest)[0], threshold) is not State.FAILS:
         doubt = f"; noise leaves open whether {percent(full)} are reached at {earliest.concurrency}"
-        state = State.INCONCLUSIVE
-    why = (
-        f"utilisation is {percent(fmean(UTILIZATION(first)))} at {first.concurrency} in flight already, where "
-        f"{best.concurrency} in flight serve {times(seen)} as much (threshold {threshold:g}){doubt}"
-        f"{sparsely(curve)}{unsure(seen)}"
-    )
-    state = State.INCONCLUSIVE if curve.unneeded and state is State.FAILS else state
-    return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, first, best)
+    told = claim.words.format("{}", of=best, to=first, share=percent(fmean(UTILIZATION(first)))), [first, best]
+    open_to = State.FAILS if doubt or curve.unneeded else None
+    return Evidence(estimates=lambda several: [(seen, told)], remark=doubt + sparsely(curve), doubtful=open_to)
 
 
 def at_table_1(curve: Curve) -> Point | None:
@@ -521,7 +499,7 @@ def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 
     centre = fmean(values)
     if not df:
         return Interval(centre)
-    half = estimates.t_above(TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
+    half = estimates.t_above(estimates.TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
 
 
@@ -614,7 +592,7 @@ def of_arrivals(claim: Claim, curve: Curve) -> Evidence:
                 found: list[Seen[Told]] = []
                 for place, p in enumerate(slowest):
                     came = p.rate or p.load.rate  # known exactly
-                    seen = factor(served.mean(place, TAIL / several)).mapped(partial(mul, 1 / came))
+                    seen = factor(served.mean(place, estimates.TAIL / several)).mapped(partial(mul, 1 / came))
                     found.append((seen, (claim.words.format("{}", of=p), slowest)))
                 return found
 
@@ -811,7 +789,7 @@ def of_gpus(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence:
                     rest = f"; {of.room} requests fit at once on the more GPUs, {to.room} on the fewer"
         case "replicas-per-gpu-beat-tensor-parallel":
             why = "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
-            there = there and has_replicas(curve, "gpus")
+            there = there and any(one.sharing == "gpus" for one in curve.shared)
             sets = (one for one in found if one.sharing == "gpus" and one.tensor_parallel_size < one.gpus)
             both = [(one, single) for one in sets if (single := engines.get(one.gpus, {}).get(one.concurrency))]
             if both:

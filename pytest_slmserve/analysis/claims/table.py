@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import groupby
-from math import inf
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -110,10 +109,10 @@ def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
         return found
     assert threshold is not None, f"{claim.name} has evidence, but no threshold"
     inverse = -threshold if found.in_percent else 1 / threshold
-    least, most = {"below": (-inf, threshold), "above": (threshold, inf), "within": (inverse, threshold)}[claim.passes]
-    state, seen, (sentence, points) = every(found.estimates, least, most)
-    if found.sparse and state is State.PASSES:
-        state = State.INCONCLUSIVE
+    limits = {"below": {"most": threshold}, "above": {"least": threshold}}
+    sides = limits.get(claim.passes, {"least": inverse, "most": threshold})
+    state, seen, (sentence, points) = every(found.estimates, **sides)
+    state = State.INCONCLUSIVE if state is found.doubtful else state
     told, limit = times(seen), f"{threshold:g}"
     if found.in_percent:
         told, limit = percent_interval(seen), percent(threshold)
