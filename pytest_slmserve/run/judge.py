@@ -92,11 +92,11 @@ class Verdicts:
         """Return the curve of a planned sweep as measured so far, with other loads that users' tests requested on the
         same curve."""
         sweep = self.planner.sweep(model)
-        series = {case.series for case in sweep.cases}  # none if each load is cut
-        self._begun |= series
-        by_series, _ = self._known()
-        if found := next(filter(None, map(by_series.get, series)), None):
-            return found
+        if sweep.cases:  # else each load is cut
+            series = sweep.cases[0].series
+            self._begun.add(series)
+            if found := self._known()[0].get(series):
+                return found
         planned, adaptive = sweep.concurrencies, self.adaptive(model)
         return curve_of(short_name(model), (), planned=planned, cut=sweep.cut, adaptive=adaptive, looks=self.looks)
 

@@ -55,7 +55,6 @@ class Claim:
 
     Attributes:
         name: As items and records have it.
-        kind: The name without the way of sharing, if there is one claim for each.
         of: The measurements that it reads: sweeps; replicas, with one engine alone under the same load; engines on
             several numbers of GPUs; jobs; or none, for arithmetic.
         models: Those that the statement speaks of; empty for any.
@@ -70,7 +69,6 @@ class Claim:
     """
 
     name: str
-    kind: str
     statement: str
     source: str
     of: Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"] = "sweeps"
@@ -155,7 +153,7 @@ def of_ratios(
     return Evidence(estimates=seen, **clauses)
 
 
-def evidence_for(claim: Claim, curve: Curve, parameters: Parameters, others: Others) -> Evidence | Verdict:
+def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdict:
     """Return the evidence for a claim of one threshold, or the verdict on one with a rule of its own. Raises
     Inconclusive with the reason if there is neither."""
     if claim.compares in ("counters", "loads", "first full load") and (reason := obstacle(curve)):
@@ -166,7 +164,7 @@ def evidence_for(claim: Claim, curve: Curve, parameters: Parameters, others: Oth
         case "loads":
             return of_loads(claim, curve)
         case "first full load":
-            return of_the_first_full_load(claim, curve, parameters)
+            return of_the_first_full_load(claim, curve)
         case "next load":
             return of_the_next_load(claim, curve)
         case "neighbours":
@@ -180,28 +178,28 @@ def evidence_for(claim: Claim, curve: Curve, parameters: Parameters, others: Oth
         case "arrivals":
             return of_arrivals(claim, curve)
         case "limits":
-            return of_limits(claim, curve, parameters)
+            return of_limits(claim, curve)
         case "batching":
             return of_batching(claim, curve)
         case "replicas":
-            return of_replicas(claim, curve, parameters["sharing"])
+            return of_replicas(claim, curve)
         case "gpus":
-            return of_gpus(claim, curve, parameters)
-    match claim.kind:
+            return of_gpus(claim, curve)
+    match claim.name:
         case "throughput-plateau":
-            return curve.pareto_plateau(parameters["tolerance"])
+            return curve.pareto_plateau(claim.parameters["tolerance"])
         case "latency-rises-past-plateau":
-            return curve.latency_keeps_rising(parameters["tolerance"])
+            return curve.latency_keeps_rising(claim.parameters["tolerance"])
         case "pareto-up-to-plateau":
-            return curve.pareto_up_to_plateau(parameters["tolerance"], parameters["margin"])
+            return curve.pareto_up_to_plateau(claim.parameters["tolerance"], claim.parameters["margin"])
         case verification.KV_BLOCKS:
             if curve.spec is None or not curve.resolved:
                 raise Inconclusive("no engine was measured")
             records = tuple(record for p in curve.points for record in p.records)
-            return verification.kv_blocks_as_predicted(curve.spec, curve.resolved, parameters["blocks"], records)
+            return verification.kv_blocks_as_predicted(curve.spec, curve.resolved, claim.parameters["blocks"], records)
         case "throughput-grows-with-kv-blocks":
-            return throughput_grows_with_kv_blocks(curve, parameters["threshold"], parameters["flat"])
-    return judge_arithmetic(claim.kind, curve.subject)
+            return throughput_grows_with_kv_blocks(curve, claim.parameters["threshold"], claim.parameters["flat"])
+    return judge_arithmetic(claim.name, curve.subject)
 
 
 # Table 1 of arXiv:2404.03353, by arithmetic: an A100 with 40 GiB, and requests of 512 and 256 tokens.
@@ -412,7 +410,7 @@ def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     return of_ratios(claim, [Compared(own, its, {"smaller": smaller})], [own, its], several=len(small))
 
 
-def of_the_first_full_load(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence | Verdict:
+def of_the_first_full_load(claim: Claim, curve: Curve) -> Evidence | Verdict:
     """Return the largest throughput over that at the first load at which GPU utilization has reached `full`; 1 if that
     load is the largest. If none has, it is a verdict without a value.
 
@@ -420,7 +418,7 @@ def of_the_first_full_load(claim: Claim, curve: Curve, parameters: Parameters) -
     utilization first. arXiv:2404.03353, figure 8: GPU utilization tells that some kernel ran, not how much of the GPU
     it used.
     """
-    points, full, threshold = curve.valid, parameters["full"], parameters["threshold"]
+    points, full, threshold = curve.valid, claim.parameters["full"], claim.parameters["threshold"]
     _refuse_unseen(NO_UTIL, points, UTILIZATION)
 
     def grown(first: Point) -> tuple[Interval, Point]:
@@ -583,7 +581,7 @@ def of_arrivals(claim: Claim, curve: Curve) -> Evidence:
     lowest = min((p.load.rate for p in grid), default=0.0)
     slowest = [p for p in grid if p.load.rate == lowest and not p.load.at_once]
     at_once = sorted((p for p in grid if p.load.at_once), key=attrgetter("output_tokens"))
-    match claim.kind:
+    match claim.name:
         case "throughput-follows-arrivals":
             _refuse_jobs(slowest, 1, "no job at a rate was measured")
             served = point_differences(slowest, figure_named(claim.figure))
@@ -628,7 +626,7 @@ def of_one_size(claim: Claim, curve: Curve, others: Others) -> Evidence:
     return of_ratios(claim, rows, used, used, qualifier=" either way")
 
 
-def of_limits(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence:
+def of_limits(claim: Claim, curve: Curve) -> Evidence:
     """Return a figure under a `max_num_seqs` over that under a smaller one, all requests at once: throughput over that
     under the limit before, under each after `after` or only under the largest; or mean E2E under the largest over that
     under the first after which none gains `little` of throughput.
@@ -642,7 +640,7 @@ def of_limits(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence:
     # The larger limit made the mean batch larger: it was the limit that bound it.
     steps = [(p, q) for p, q in pairwise(limits) if (q.batch or 0.0) >= FULL_BATCH * (p.batch or 0.0)]
     if "after" in claim.parameters:
-        after = parameters["after"]
+        after = claim.parameters["after"]
         steps = [(p, q) for p, q in steps if p.spec.max_num_seqs >= after]
         there = there and after in {p.spec.max_num_seqs for p in limits[:-1]}
     elif "little" not in claim.parameters:
@@ -651,7 +649,7 @@ def of_limits(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence:
     _refuse_jobs(used, 2, "jobs under two limits that bound the batch are needed", there)
     if "little" in claim.parameters:
         rates, largest = [p.output_tokens_per_s or 0.0 for p in used], used[-1]
-        first = next(p for p, rate in zip(used, rates) if max(rates) < parameters["little"] * rate)
+        first = next(p for p, rate in zip(used, rates) if max(rates) < claim.parameters["little"] * rate)
         if first is largest:
             raise Inconclusive(f"throughput still grows at max_num_seqs {first.spec.max_num_seqs}")
         steps = [(first, largest)]
@@ -667,7 +665,7 @@ def of_batching(claim: Claim, curve: Curve) -> Evidence:
     mean E2E at a rate under dynamic batching over that under static batching. Dynamic batching waits for a while,
     static batching until a batch is full."""
     ways = ways_of(curve.jobs)
-    if claim.kind == "dynamic-batching-answers-sooner":
+    if claim.name == "dynamic-batching-answers-sooner":
         at_rate = {p.batching: p for p in ways if not p.load.at_once}
         used = [at_rate[name] for name in ("dynamic", "static") if name in at_rate]
         _refuse_jobs(used, 2, "jobs at a rate by dynamic and by static batching are needed", False)
@@ -719,7 +717,7 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     return Verdict.from_interval(claim, curve.subject, all_of(states), why, seen, threshold, *points)
 
 
-def of_replicas(claim: Claim, curve: Curve, sharing: Sharing) -> Evidence:
+def of_replicas(claim: Claim, curve: Curve) -> Evidence:
     """Return a figure of replicas over that of one engine: throughput of the best number of replicas over one engine at
     its best load; or another figure of the replicas that serve most, under the same load. Intervals are corrected for
     what was chosen; by Little's law most served is least waited for.
@@ -729,6 +727,7 @@ def of_replicas(claim: Claim, curve: Curve, sharing: Sharing) -> Evidence:
     OPT-125M and OPT-1.3B, constant with OPT-2.7B (7). arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine
     without chunked prefill, 1.236 against one with it.
     """
+    sharing: Sharing = claim.parameters["sharing"]
     pairs, shared = compared(curve, sharing), [s for s in curve.shared if s.sharing == sharing]
     if not pairs:
         if not shared:
@@ -763,7 +762,7 @@ def of_replicas(claim: Claim, curve: Curve, sharing: Sharing) -> Evidence:
     return of_ratios(claim, [Compared(best, alone, {"rest": rest})], several=max(len(pairs), len(engines)))
 
 
-def of_gpus(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence:
+def of_gpus(claim: Claim, curve: Curve) -> Evidence:
     """Return throughput on several GPUs over that on others (arXiv:2404.03353, figure 1).
 
     - An engine over that on the fewest GPUs, under the largest load that fits at once on both: per GPU, however many it
@@ -777,14 +776,14 @@ def of_gpus(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence:
     engines = one_engine_each(found)
     pairs: list[tuple[Deployment, Deployment]] = []  # one, and the one that it is compared with
     degrees, there = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}, bool(curve.wider)
-    match claim.kind:
+    match claim.name:
         case "tensor-parallel-still-gains":
-            fewer, more = engines.get(parameters["fewer"]), engines.get(parameters["more"])
-            why = f"no engine was measured on {parameters['fewer']} and on {parameters['more']} GPUs"
-            there = there and degrees >= {parameters["fewer"], parameters["more"]}
-            if fewer and more:
-                to, of = (max(its.values(), key=attrgetter("tokens_per_s")) for its in (fewer, more))
-                pairs, several = [(of, to)], len(fewer) * len(more)
+            fewer, more = claim.parameters["fewer"], claim.parameters["more"]
+            why = f"no engine was measured on {fewer} and on {more} GPUs"
+            there = there and degrees >= {fewer, more}
+            if engines.get(fewer) and engines.get(more):
+                to, of = (max(engines[gpus].values(), key=attrgetter("tokens_per_s")) for gpus in (fewer, more))
+                pairs, several = [(of, to)], len(engines[fewer]) * len(engines[more])
                 if to.room is not None and of.room is not None:
                     rest = f"; {of.room} requests fit at once on the more GPUs, {to.room} on the fewer"
         case "replicas-per-gpu-beat-tensor-parallel":
@@ -804,11 +803,11 @@ def of_gpus(claim: Claim, curve: Curve, parameters: Parameters) -> Evidence:
             for _, its in others:
                 if loads := [load for load in fewest.keys() & its.keys() if fewest[load].fits and its[load].fits]:
                     pairs.append((its[max(loads)], fewest[max(loads)]))
-            if pairs and claim.kind == "tensor-parallel-serves-less-in-all":
+            if pairs and claim.name == "tensor-parallel-serves-less-in-all":
                 pairs = [max(pairs, key=lambda pair: pair[0].gpus)]
     if not pairs:
         raise (Inconclusive if there else NotMeasured)(why)
-    per_gpu, rows = claim.kind == "tensor-parallel-loses-per-gpu", []
+    per_gpu, rows = claim.name == "tensor-parallel-loses-per-gpu", []
     for of, to in pairs:
         scale = to.gpus / of.gpus if per_gpu else 1.0
         rows.append(Compared(of.served, to.served, {"of": of, "to": to, "rest": rest}, scale))

@@ -69,12 +69,12 @@ def _read() -> tuple[dict[str, Claim], tuple[ClaimRow, ...]]:
     facts = tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))
     claims = {}
     for ways, entries in groupby(facts["claim"], key=lambda entry: entry.pop("sharing", ("",))):
-        group = [{"kind": entry["name"], **entry, "models": tuple(entry.get("models", ()))} for entry in entries]
+        group = [{**entry, "models": tuple(entry.get("models", ()))} for entry in entries]
         for way, entry in ((way, entry) for way in ways for entry in group):
             if way:
                 words = {"how": deployments.HOW[way], "where": "" if way == "gpus" else " on one GPU"}
                 entry = entry | {
-                    "name": f"{entry['kind']}-{way}",
+                    "name": f"{entry['name']}-{way}",
                     "statement": entry["statement"].format(**words),
                     "words": entry["words"].replace("{how}", words["how"]),
                     "parameters": {"sharing": way, **entry["parameters"]},
@@ -99,15 +99,14 @@ def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
     Raises:
         LookupError: The row lacks a parameter of the claim.
     """
-    claim, parameters = CLAIMS[row.claim], row.parameters
-    threshold = parameters[claim.threshold] if claim.threshold in claim.parameters else None
+    claim = replace(CLAIMS[row.claim], parameters=row.parameters)
     try:
-        found = evidence.evidence_for(claim, curve, parameters, others)
+        found = evidence.evidence_for(claim, curve, others)
     except Inconclusive as reason:
-        return Verdict.inconclusive(claim.name, curve.subject, str(reason), threshold)
+        return Verdict.inconclusive(claim.name, curve.subject, str(reason), row.parameters.get(claim.threshold))
     if isinstance(found, Verdict):
         return found
-    assert threshold is not None, f"{claim.name} has evidence, but no threshold"
+    threshold = row.parameters[claim.threshold]
     inverse = -threshold if found.in_percent else 1 / threshold
     limits = {"below": {"most": threshold}, "above": {"least": threshold}}
     sides = limits.get(claim.passes, {"least": inverse, "most": threshold})
@@ -129,15 +128,13 @@ def applies(claim: Claim, curve: Curve) -> bool:
         return False
     if claim.of in ("replicas", "gpus", "jobs"):
         try:
-            evidence.evidence_for(claim, curve, claim.parameters, ())
+            evidence.evidence_for(claim, curve, ())
         except evidence.NotMeasured:
             return False
         except Inconclusive:
             pass
         return True
-    match claim.kind:
-        case _ if claim.of == "arithmetic":
-            return is_main_sweep(curve)
+    match claim.name:
         case "throughput-plateau" | "latency-rises-past-plateau" | "pareto-up-to-plateau":
             return is_main_sweep(curve)
         case deployments.CLAIM:
@@ -162,7 +159,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
 
 def models_read(claim: Claim, model: str) -> tuple[str, ...]:
     """Return the models whose measurements the claim on `model` takes; none for arithmetic."""
-    match claim.kind:
+    match claim.name:
         case "energy-per-token-grows-with-model" if smaller := NEXT_SMALLER.get(short_name(model)):
             return model, smaller
         case "larger-models-draw-more-power":

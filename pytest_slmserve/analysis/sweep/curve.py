@@ -75,8 +75,7 @@ class Curve:
 
     @property
     def first(self) -> Measurement | None:
-        """Any one of the measurements: engine, workload, environment and load (but for its concurrency) are those of
-        all."""
+        """Any measurement: its engine, workload, environment and load (but for the concurrency) are those of all."""
         return self.measurements[0] if self.measurements else None
 
     @property
@@ -132,8 +131,7 @@ class Curve:
         return peaks_of_engine(self.first.spec, self.first.environment) if self.first else None
 
     def one_engine(self, concurrency: int, replicas: ReplicaPoint | None = None) -> Point | None:
-        """The point of one engine alone under a load, measured for comparisons or in the sweep; None where there is
-        none. replicas: only what their hosts measured."""
+        """The point of one engine alone under a load, if there is one. replicas: only what their hosts measured."""
         valid = [*plateau.valid_points(self.alone), *self.valid]
         found = (point for point in valid if point.concurrency == concurrency)
         return next(filter(None, (point.on_hosts_of(replicas) if replicas else point for point in found)), None)
@@ -145,8 +143,7 @@ class Curve:
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
-        """Predictions by the saturation law for the loads that were not needed; empty where it does not describe the
-        curve."""
+        """Predictions by the saturation law for the loads that were not needed, if it describes the curve."""
         return predictions(self.points, self.unneeded)
 
     def gains(self) -> tuple[Gain, ...]:
@@ -168,12 +165,8 @@ class Curve:
         )
 
     def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Return the verdict on whether throughput reaches a plateau within the points measured.
-
-        It passes if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; it
-        fails if the last one gains more with the same confidence. value, low, high: the gain of the last doubling,
-        which decides.
-        """
+        """Return the verdict on whether throughput reaches a plateau within the points measured: whether the last
+        doubling, whose gain is the value, gains less than `tolerance` with 97.5 % confidence."""
         if reason := obstacle(self, _largest_two(self).__contains__):
             return Verdict.inconclusive(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
         last, threshold = self.gains()[-1], f"threshold {percent(tolerance)}"
@@ -201,11 +194,8 @@ class Curve:
         return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
-
-        It passes if every one does with 97.5 % confidence, fails if one does not with the same confidence, corrected
-        for having been chosen of all. value, low, high: of the doubling that decides.
-        """
+        """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`,
+        with 97.5 % confidence (`verdict.every`). value: of the doubling that decides."""
         knee, reason = _knee(self, tolerance, lambda load, knee: load >= knee)
         if knee is None:
             return Verdict.inconclusive(LATENCY, self.subject, reason + sparsely(self), tolerance, *self.valid)
@@ -224,10 +214,8 @@ class Curve:
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
         """Return the verdict on whether every point up to the plateau is Pareto-optimal: no other beats it by more than
-        `margin` both in throughput and in mean E2E. Every point measured, if they reach no plateau.
-
-        Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
-        of another point over one of these that decides; of several it is corrected for having been chosen.
+        `margin` both in throughput and in mean E2E. Every point measured, if they reach no plateau. Without a margin
+        noise would tell two points of equal latency apart. value: the advantage that decides.
         """
         largest = max((p.concurrency for p in self.valid), default=None)
         knee, reason = _knee(self, tolerance, lambda load, knee: load <= knee, largest)
@@ -308,7 +296,7 @@ def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list
 
 
 def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
-    """Each curve with the jobs of its model, and one more for each model of which jobs alone were served."""
+    """Return each curve with the jobs of its model, and one more for each model of which only jobs were served."""
     known = list(curves)
     alone = dict.fromkeys(job.model for job in jobs if job.model not in {curve.subject for curve in known})
     return [
@@ -368,7 +356,7 @@ def _lower(seen: Interval) -> str:
 
 
 def _largest_two(curve: Curve) -> list[int]:
-    """The loads of the last doubling, measured or not: it decides whether there is a plateau."""
+    """Return the loads of the last doubling, measured or not: it decides whether there is a plateau."""
     return sorted({*curve.missing, *(p.concurrency for p in curve.points)})[-2:]
 
 
@@ -442,8 +430,7 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
 
 def _facts(curve: Curve) -> list[str]:
-    """Return what can differ between two curves of one model beside requests and engine, the plainest first; empty if
-    nothing was measured."""
+    """Return what can differ between two curves of one model beside requests and engine, the plainest first."""
     first, load = curve.first, curve.load
     if first is None or load is None:
         return []
