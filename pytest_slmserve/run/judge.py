@@ -11,7 +11,6 @@ from typing import Any
 
 from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims.evidence import Claim
 from pytest_slmserve.analysis.compare.changes import against_stored, of_model
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
 from pytest_slmserve.analysis.points import by_series, job_points
@@ -39,18 +38,16 @@ WARNING = (
 class Question:
     """A claim on a model, as an item of a run asks it.
 
-    row: what is expected. series: key of the curve that the claim reads; None if it reads several, or none. planned:
-    whether that is the sweep of the options, whose missing loads count.
+    row: what is expected. of: the measurements that the claim reads, see `Claim`. series: key of the curve that it
+    reads; None if it reads several, or none. planned: whether that is the sweep of the options, whose missing loads
+    count.
     """
 
     row: table.ClaimRow
     model: str
+    of: str
     series: str | None = None
     planned: bool = False
-
-    @property
-    def claim(self) -> Claim:
-        return table.CLAIMS[self.row.claim]
 
 
 @dataclass(repr=False)
@@ -129,12 +126,12 @@ class Verdicts:
         """Return a claim on a model, with the curve that it reads: the model's sweep, or what was measured of it beside
         the sweeps, as the options and the words of a marker say. What a user's own engine or load gave is another
         curve."""
-        row = self.row(name, model, words)
-        if table.CLAIMS[name].of not in ("sweeps", "replicas"):
-            return Question(row, model)
-        series = self.planner.point(model, 1, words).series
-        swept = table.CLAIMS[name].of == "sweeps" and self.planner.swept(model)
-        return Question(row, model, series, swept and series == self.planner.point(model, 1).series)
+        row, of, planner = self.row(name, model, words), table.CLAIMS[name].of, self.planner
+        if of not in ("sweeps", "replicas"):
+            return Question(row, model, of)
+        series = planner.point(model, 1, words).series
+        planned = of == "sweeps" and planner.swept(model) and series == planner.point(model, 1).series
+        return Question(row, model, of, series, planned)
 
     def judge(self, question: Question) -> Verdict:
         """Judge a claim from what was measured, and remember it for the report."""
@@ -146,7 +143,7 @@ class Verdicts:
         """Return the verdict on a claim from what was measured so far. Of jobs it reads all curves of the model, of
         several GPUs the curve on the fewest. A model of which nothing was measured here has no curve: what can be
         judged of it is arithmetic."""
-        of, subject = question.claim.of, short_name(question.model)
+        of, subject = question.of, short_name(question.model)
         curve = self.curve(question.model) if question.planned else None
         by_series, curves = self._known()
         if of in ("gpus", "jobs"):

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -196,7 +195,7 @@ def row_for(
     where = environment or Environment()
     peaks = peaks_of(where.gpu_name)
     devices = [ANY, where.platform, peaks.family if peaks else None]
-    version, fitting = release(where.vllm or ""), []
+    version, fitting = release(where.vllm or ""), dict[tuple[Any, ...], ClaimRow]()
     known = claim_of(claim)
     for row in (row for row in rows if row.claim == known.name):
         first, last = map(release, row.vllm)
@@ -206,10 +205,11 @@ def row_for(
         there = row.model in (ANY, short_name(model)) and row.device in devices and released
         if there and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up):
             open_entries = (row.interface == ANY, row.ramp_up == ANY, row.vllm == ANY_RELEASE)
-            fitting.append(((row.model != ANY, devices.index(row.device), *(not each for each in open_entries)), row))
+            rank = row.model != ANY, devices.index(row.device), *(not each for each in open_entries)
+            fitting.setdefault(rank, row)
     if not fitting:
         raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
-    return max(fitting, key=itemgetter(0))[1]
+    return fitting[max(fitting)]
 
 
 # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "skipped": [[4, "why"]]}}}, of an adaptive sweep also

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis import estimates
-from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval
+from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval, t_above
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, points_of
 from pytest_slmserve.analysis.sweep import plateau
@@ -382,7 +381,7 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
     if low is None or high is None or curve.load is None:
         return replace(verdict, again=loads, remedy=f"more repeats at {where}")
     df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
-    certainty = estimates.t_above(plateau.tail_at(there, curve.looks), df)
+    certainty = t_above(plateau.tail_at(there, curve.looks), df)
     reach, distance = (high - low) / 2 * SURE / certainty, abs(value - threshold)
     if distance * MOST_REPEATS**0.5 < reach * there**0.5:
         remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
