@@ -69,6 +69,17 @@ def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened, monkeypatc
     assert judged(session, "table-1-batch-fits", "opt-13b"), "arithmetic needs no engine that fits the host"
 
 
+def test_a_claim_under_another_ramp_up_reads_its_own_curve_and_no_planned_load(opened):
+    """So a sweep whose claims are open is not measured again for it."""
+    session = opened()
+    sweep(session)
+    ours, other = (session.verdicts.question("throughput-plateau", MODEL, w) for w in ({}, {"ramp_up": "burst"}))
+    assert ours.planned and not other.planned and ours.series != other.series
+    assert session.verdicts.verdict(ours).n == 8
+    unseen = session.verdicts.verdict(other)
+    assert (unseen.why, unseen.again) == ("0 valid points, 3 are needed", ())
+
+
 def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
     session = opened()
     sweep(session)

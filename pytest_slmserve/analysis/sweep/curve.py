@@ -376,22 +376,20 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
         return verdict
     points = [p for p in curve.valid if p.concurrency in loads]
     there, where = min(len(p.repeats) for p in points), curve.axes.at(" and ".join(map(str, loads)))
+    remedy = f"more repeats at {where}"
     if curve.unneeded:
-        return replace(verdict, again=loads, remedy="--slm-sweep full with --slm-resume measures the rest")
-    if low is None or high is None or curve.load is None:
-        return replace(verdict, again=loads, remedy=f"more repeats at {where}")
-    df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
-    certainty = t_above(plateau.tail_at(there, curve.looks), df)
-    reach, distance = (high - low) / 2 * SURE / certainty, abs(value - threshold)
-    if distance * MOST_REPEATS**0.5 < reach * there**0.5:
+        remedy = "--slm-sweep full with --slm-resume measures the rest"
+    elif low is not None and high is not None and curve.load and curve.environment:
+        df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
+        certainty = t_above(plateau.tail_at(there, curve.looks), df)
+        reach, distance = (high - low) / 2 * SURE / certainty, abs(value - threshold)
         remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
-        return replace(verdict, again=loads, remedy=remedy)
-    more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
-    seconds = more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
-    starts = [each.ready_s for each in curve.resolved if each.ready_s is not None]
-    seconds += fmean(starts) if starts else 0.0
-    start, mode = ", with an engine start," if starts else "", curve.environment.mode if curve.environment else ""
-    remedy = f"about {seconds:.0f} s more at {where}{start} would decide: {mode} --slm-resume"
+        if distance * MOST_REPEATS**0.5 >= reach * there**0.5:
+            more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
+            starts = [each.ready_s for each in curve.resolved if each.ready_s is not None]
+            seconds = fmean(starts or [0.0]) + more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
+            start = ", with an engine start," if starts else ""
+            remedy = f"about {seconds:.0f} s more at {where}{start} would decide: {curve.environment.mode} --slm-resume"
     return replace(verdict, again=loads, remedy=remedy)
 
 
