@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis import estimates
-from pytest_slmserve.analysis.advice import subjects, verification
+from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.advice.advisor import Objectives, decide, needs
 from pytest_slmserve.analysis.compare.deployments import HOW, Deployment, compared, deployments, one_engine_each
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped, percent, percent_interval, possible, times
@@ -192,11 +192,11 @@ def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdi
             return curve.latency_keeps_rising(claim.parameters["tolerance"])
         case "pareto-up-to-plateau":
             return curve.pareto_up_to_plateau(claim.parameters["tolerance"], claim.parameters["margin"])
-        case verification.KV_BLOCKS:
+        case subjects.KV_BLOCKS:
             if curve.spec is None or not curve.resolved:
                 raise Inconclusive("no engine was measured")
             records = tuple(record for p in curve.points for record in p.records)
-            return verification.kv_blocks_as_predicted(curve.spec, curve.resolved, claim.parameters["blocks"], records)
+            return subjects.kv_blocks_as_predicted(curve.spec, curve.resolved, claim.parameters["blocks"], records)
         case "throughput-grows-with-kv-blocks":
             return throughput_grows_with_kv_blocks(curve, claim.parameters["threshold"], claim.parameters["flat"])
     return judge_arithmetic(claim.name, curve.subject)

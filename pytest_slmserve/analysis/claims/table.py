@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_slmserve.analysis.advice import subjects, verification
+from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.evidence import AFTER, NEXT_SMALLER, Claim, Expected, Others, Parameters
 from pytest_slmserve.analysis.compare import deployments
@@ -138,15 +138,13 @@ def applies(claim: Claim, curve: Curve) -> bool:
             return is_main_sweep(curve)
         case deployments.CLAIM:
             return any(m.neighbours for m in curve.measurements)
-        case verification.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
+        case subjects.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
             return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
         case "marginal-after-128":
             return is_main_sweep(curve) and {AFTER, 2 * AFTER} <= {p.concurrency for p in curve.points}
         case "decode-stays-memory-bound" | "decode-saturates-dram":  # the decoding was seen, at the largest load too
             return is_sweep(curve) and bool(curve.valid) and curve.valid[-1].saturation_gap is not None
-        case (
-            "advised-batch-costs-little"
-        ):  # on one GPU, with the objective's load, that of efficiency, and further ones
+        case "advised-batch-costs-little":  # on one GPU, under the loads of objective and efficiency, and further ones
             usable = {p.concurrency for p in curve.valid}
             alone = curve.spec is not None and curve.spec.tensor_parallel_size == 1
             return is_main_sweep(curve) and alone and {1, subjects.OBJECTIVE.at} <= usable and len(usable) > 2
