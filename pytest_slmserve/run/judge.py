@@ -19,7 +19,6 @@ from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_
 from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, all_of
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.plan.planner import NO_WORDS, Planner, Words
-from pytest_slmserve.report.verdicts import Judged
 from pytest_slmserve.run.executor import Results
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
@@ -58,7 +57,7 @@ class Verdicts:
     planner: Planner
     results: Results
     looks: tuple[int, ...] = ()
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[table.Judged] = field(default_factory=list)
     _begun: set[str] = field(default_factory=set)  # series of the sweeps that were asked for
     # Curves by series, all curves with their jobs, and for how many repeats of each case.
     _curves: tuple[dict[str, Curve], list[Curve], tuple[int, ...]] = ({}, [], ())

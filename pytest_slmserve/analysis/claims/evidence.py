@@ -286,6 +286,7 @@ def of_counters(claim: Claim, curve: Curve) -> Evidence:
     """
     points, counter, gap = curve.valid, figure_named(claim.figure), claim.figure == "saturation_gap"
     judged, at_largest, most = points, False, 1.0
+    offset, sign, reach = 0.0, 1.0, 1.0
     match claim.figure:
         case "saturation_gap":
             tensor, decoding = figure_named("tensor_active"), figure_named("decode_tensor")
@@ -296,20 +297,17 @@ def of_counters(claim: Claim, curve: Curve) -> Evidence:
                 raise Inconclusive(IDLE_TENSOR)
         case "decode_dram":
             _refuse_unseen(NO_DECODING, points, counter)
-            judged, at_largest, most = points[-1:], True, math.inf
+            judged, at_largest, most, reach = points[-1:], True, math.inf, REACHABLE_DRAM
         case "sm_occupancy":
             judged, at_largest = points[-1:], True
             _refuse_unseen(NO_PROFILE, judged, counter)
         case _:
             _refuse_unseen(NO_PROFILE, points, counter)
+    if claim.figure == "engine_active":  # the share of the time without a kernel
+        offset, sign = 1.0, -1.0
 
     def share(point: Point) -> list[float]:
-        match claim.figure:
-            case "engine_active":  # of the time without a kernel
-                return [1 - active for active in counter(point)]
-            case "decode_dram":
-                return [active / REACHABLE_DRAM for active in counter(point)]
-        return [*counter(point)]
+        return [(offset + sign * active) / reach for active in counter(point)]
 
     def seen(several: int) -> list[Seen[Told]]:
         found: list[Seen[Told]] = []

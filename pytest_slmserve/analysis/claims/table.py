@@ -214,7 +214,7 @@ def row_for(
 # "adaptive": {"tolerance": 0.1}; "compared": series keys of curves that are no sweeps; "interim_analyses": numbers of
 # repeats after which a sweep that measures until its claims are decided may be judged
 Plan = Mapping[str, Any]
-Judged = tuple[Verdict, ClaimRow]
+Judged = tuple[Verdict, ClaimRow | None]
 
 
 @contextmanager

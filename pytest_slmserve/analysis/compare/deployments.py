@@ -89,7 +89,7 @@ def deployments(curve: Curve) -> tuple[Deployment, ...]:
 
 def on_several_gpus(curve: Curve) -> bool:
     """Return whether its engine was measured on several numbers of GPUs, or as replicas with a GPU each."""
-    return bool(curve.wider) or has_replicas(curve, "gpus")
+    return bool(curve.wider) or any(shared.sharing == "gpus" for shared in curve.shared)
 
 
 def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployment]]:
@@ -157,7 +157,3 @@ def compared(curve: Curve, sharing: Sharing) -> list[PairReplicas]:
     """Return replicas, and one engine alone on their host under the same load in all, if both are valid."""
     valid = (shared for shared in curve.shared if shared.sharing == sharing and shared.valid)
     return [(shared, one) for shared in valid if (one := curve.one_engine(shared.concurrency, shared))]
-
-
-def has_replicas(curve: Curve, sharing: Sharing) -> bool:
-    return any(shared.sharing == sharing for shared in curve.shared)

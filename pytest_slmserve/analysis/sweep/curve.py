@@ -168,8 +168,8 @@ class Curve:
         doubling, whose gain is the value, gains less than `tolerance` with 97.5 % confidence."""
         if reason := obstacle(self, _largest_two(self).__contains__):
             return Verdict.inconclusive(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
-        last, threshold = self.gains()[-1], f"threshold {percent(tolerance)}"
-        state = below(last, tolerance)
+        gains, threshold = self.gains(), f"threshold {percent(tolerance)}"
+        last, state = gains[-1], below(gains[-1], tolerance)
         why = f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, {threshold}"
         if last.value < 0:
             why = f"with the last doubling ({last.start} to {last.end}) throughput is {_lower(last)}, {threshold}"
@@ -183,7 +183,7 @@ class Curve:
                 why += f"; the KV cache holds {self.kv_capacity} requests"
         else:
             flat = self.plateau(tolerance)
-            later = [g for g in self.gains() if g.start >= (flat.value or 0)]
+            later = [g for g in gains if g.start >= (flat.value or 0)]
             most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
             gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
             why = f"plateau from {flat.value} in flight (95 %: {flat.low} to {flat.high}): later doublings {gain}"
