@@ -202,9 +202,8 @@ def row_for(
         )
         there = row.model in (ANY, short_name(model)) and row.device in devices and released
         if there and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up):
-            open_entries = (row.interface == ANY, row.ramp_up == ANY, row.vllm == ANY_RELEASE)
-            rank = row.model != ANY, devices.index(row.device), *(not each for each in open_entries)
-            fitting.setdefault(rank, row)
+            narrowed = row.interface != ANY, row.ramp_up != ANY, row.vllm != ANY_RELEASE
+            fitting.setdefault((row.model != ANY, devices.index(row.device), *narrowed), row)
     if not fitting:
         raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
     return fitting[max(fitting)]

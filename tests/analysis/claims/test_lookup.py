@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from typing import get_args
 
@@ -35,6 +36,12 @@ def test_each_claim_states_a_sentence_of_a_paper_or_says_that_it_is_ours():
     assert {claim.name for claim in CLAIMS.values() if "arXiv" not in claim.source} == of_ours - {
         "replicas-keep-the-tail-urls"
     }
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.name)
+def test_a_claim_that_compares_has_a_threshold_and_tells_its_estimate(claim):
+    if claim.compares:
+        assert claim.threshold in claim.parameters and re.search(r"{(|told|does)}", claim.words)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.claim}-{row.model}")
