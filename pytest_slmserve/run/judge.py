@@ -142,15 +142,14 @@ class Verdicts:
         """Return the verdict on a claim from what was measured so far. Of jobs it reads all curves of the model, of
         several GPUs the curve on the fewest. A model of which nothing was measured here has no curve: what can be
         judged of it is arithmetic."""
-        of, subject = question.of, short_name(question.model)
         curve = self.curve(question.model) if question.planned else None
         by_series, curves = self._known()
-        if of in ("gpus", "jobs"):
-            mine = (each for each in curves if each.subject == subject)
-            curve = next((each for each in mine if of == "jobs" or on_several_gpus(each)), None)
+        if question.of in ("gpus", "jobs"):
+            mine = (each for each in curves if each.subject == short_name(question.model))
+            curve = next((each for each in mine if question.of == "jobs" or on_several_gpus(each)), None)
         elif question.series and not curve:
             curve = by_series.get(question.series)
-        return table.judge_row(question.row, curve or Curve(subject=subject), curves)
+        return table.judge_row(question.row, curve or Curve(subject=short_name(question.model)), curves)
 
     def advice(self, model: str, slo_itl: str | None, efficiency: float) -> advisor.Advice:
         """Return the advice on one model, as `slmserve advise --model` gives it from the run's archive.

@@ -58,6 +58,7 @@ class Claim:
         of: The measurements that it reads: sweeps; replicas, with one engine alone under the same load; engines on
             several numbers of GPUs; jobs; or none, for arithmetic.
         models: Those that the statement speaks of; empty for any.
+        against: By model, those that it is compared with, if the claim compares models.
         compares: What its figure is compared over, see `evidence_for`; empty if a function of its own judges it.
         passes: The side of the threshold on which all that is compared lies if it passes. "within" is between the
             threshold, a factor, and its inverse; or between a share and its opposite.
@@ -73,6 +74,7 @@ class Claim:
     source: str
     of: Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"] = "sweeps"
     models: tuple[str, ...] = ()
+    against: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compares: str = ""
     passes: Literal["below", "above", "within"] = "below"
     threshold: str = "threshold"
@@ -209,7 +211,6 @@ KNOWN = PROMPT_TOKENS + OUTPUT_TOKENS
 MEAN = PROMPT_TOKENS + OUTPUT_TOKENS // 2  # of requests whose phases are spread evenly
 BLOCK_SIZE = 16
 PUBLISHED = {"opt-125m": 512, "opt-1.3b": 256, "opt-2.7b": 128, "opt-6.7b": 64, "opt-13b": 16}  # largest batches
-NEXT_SMALLER = {larger: model for model, larger in pairwise(PUBLISHED)}
 REQUEST_MODEL = "opt-1.3b"
 
 
@@ -262,7 +263,6 @@ def judge_arithmetic(claim: str, subject: str) -> Verdict:
     return Verdict(claim, subject, State.PASSES if passes else State.FAILS, why, value=value, threshold=threshold)
 
 
-SMALL = ("opt-1.3b", "opt-2.7b")  # of figure 4
 NO_PROFILE = "no sensor gave the profiling counters (SM, tensor and DRAM activity)"
 NO_ENERGY = "no sensor gave power or energy"
 NO_UTIL = "no sensor gave GPU utilisation"
@@ -389,23 +389,20 @@ def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     It is the energy of a token over that of the next smaller model, or the power over the larger one of OPT-1.3B and
     OPT-2.7B (arXiv:2404.03353, figure 4, which has watts only: "considerably lower").
     """
-    own, smaller, what = at_table_1(curve), NEXT_SMALLER.get(curve.subject), figure_named(claim.figure, 0.0)
-    alike = [(c.subject, p) for c in others if _facts(c) == _facts(curve) and (p := at_table_1(c))]
-    if claim.figure == "power_w":
-        small = [p for subject, p in alike if subject in SMALL and what(p)]
-        if own is None or not what(own) or not small:
-            of = "OPT-1.3B or OPT-2.7B at its batch of table 1" if own else curve.subject
-            raise Inconclusive(f"no power of {of}")
-    else:
-        if smaller is None:
-            raise Inconclusive("no smaller model in table 1")
-        small = [p for subject, p in alike if subject == smaller][:1]
-        if own is None or not small:
-            missing = curve.subject if own is None else smaller
-            raise Inconclusive(f"no energy of {missing} at {PUBLISHED[missing]} in flight")
+    own, smaller, what = at_table_1(curve), claim.against.get(curve.subject), figure_named(claim.figure, 0.0)
+    if smaller is None:
+        raise Inconclusive("no smaller model in table 1")
+    alike = [p for c in others if c.subject in smaller and _facts(c) == _facts(curve) and (p := at_table_1(c))]
+    small = list(filter(what, alike))
+    if own is None or not what(own) or not small:
+        missing = smaller[0] if own else curve.subject
+        why = f"no energy of {missing} at {PUBLISHED[missing]} in flight"
+        if claim.figure == "power_w":
+            why = f"no power of {'OPT-1.3B or OPT-2.7B at its batch of table 1' if own else missing}"
+        raise Inconclusive(why)
     _refuse_other_limits([own, *small])
     its = max(small, key=lambda point: fmean(what(point)))
-    return of_ratios(claim, [Compared(own, its, {"smaller": smaller})], [own, its], several=len(small))
+    return of_ratios(claim, [Compared(own, its, {"smaller": smaller[0]})], [own, its], several=len(small))
 
 
 def of_the_first_full_load(claim: Claim, curve: Curve) -> Evidence | Verdict:
@@ -500,8 +497,6 @@ def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 
 
 
 FULL_BATCH = 1.25  # a larger limit that makes the batch larger by less was not what bound it: the KV cache was
-# The OPT that others of its size are compared with.
-SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
 
 
 def most_varied(groups: Iterable[list[JobPoint]], varied: Callable[[JobPoint], Hashable]) -> list[JobPoint]:
@@ -612,7 +607,7 @@ def of_one_size(claim: Claim, curve: Curve, others: Others) -> Evidence:
     def size(p: JobPoint) -> Hashable:
         return p.workload.spec.prompt_tokens, p.workload.spec.output_tokens, p.requests, p.environment.key
 
-    name, mine = SIZED_AS.get(curve.subject, curve.subject), jobs_of_size(curve.jobs)
+    [name], mine = claim.against.get(curve.subject, (curve.subject,)), jobs_of_size(curve.jobs)
     reference = grouped((job for c in others if c.subject == name for job in jobs_of_size(c.jobs)), size)
     pairs = [(p, q) for p in mine for q in reference.get(size(p), ())]
     used = [*chain.from_iterable(pairs)]

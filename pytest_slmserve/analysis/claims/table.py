@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.claims import evidence
-from pytest_slmserve.analysis.claims.evidence import AFTER, NEXT_SMALLER, Claim, Expected, Others, Parameters
+from pytest_slmserve.analysis.claims.evidence import AFTER, Claim, Expected, Others, Parameters
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.estimates import grouped, percent, percent_interval, times
 from pytest_slmserve.analysis.gate.decision import GateCriteria
@@ -68,7 +68,7 @@ def _read() -> tuple[dict[str, Claim], tuple[ClaimRow, ...]]:
     facts = tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))
     claims = {}
     for ways, entries in groupby(facts["claim"], key=lambda entry: entry.pop("sharing", ("",))):
-        group = [{**entry, "models": tuple(entry.get("models", ()))} for entry in entries]
+        group = [{**entry, "models": tuple(entry.get("models", entry.get("against", ())))} for entry in entries]
         for way, entry in ((way, entry) for way in ways for entry in group):
             if way:
                 words = {"how": deployments.HOW[way], "where": "" if way == "gpus" else " on one GPU"}
@@ -156,14 +156,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
 
 def models_read(claim: Claim, model: str) -> tuple[str, ...]:
     """Return the models whose measurements the claim on `model` takes; none for arithmetic."""
-    match claim.name:
-        case "energy-per-token-grows-with-model" if smaller := NEXT_SMALLER.get(short_name(model)):
-            return model, smaller
-        case "larger-models-draw-more-power":
-            return model, *evidence.SMALL
-        case "alike-at-one-size":
-            return model, evidence.SIZED_AS.get(short_name(model), model)
-    return () if claim.of == "arithmetic" else (model,)
+    return () if claim.of == "arithmetic" else (model, *claim.against.get(short_name(model), ()))
 
 
 def claim_of(name: str) -> Claim:
