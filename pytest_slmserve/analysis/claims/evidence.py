@@ -37,7 +37,6 @@ from pytest_slmserve.analysis.points import (
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
 from pytest_slmserve.analysis.sweep.plateau import valid_points
 from pytest_slmserve.analysis.verdict import Inconclusive, Seen, State, Verdict, above, all_of, below, every
-from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import GIB
@@ -720,7 +719,7 @@ def of_replicas(claim: Claim, curve: Curve) -> Evidence:
     OPT-125M and OPT-1.3B, constant with OPT-2.7B (7). arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine
     without chunked prefill, 1.236 against one with it.
     """
-    sharing: Sharing = claim.parameters["sharing"]
+    sharing = claim.parameters["sharing"]
     pairs, shared = compared(curve, sharing), [s for s in curve.shared if s.sharing == sharing]
     if not pairs:
         if not shared:

@@ -128,10 +128,8 @@ def applies(claim: Claim, curve: Curve) -> bool:
     if claim.of in ("replicas", "gpus", "jobs"):
         try:
             evidence.evidence_for(claim, curve, ())
-        except evidence.NotMeasured:
-            return False
-        except Inconclusive:
-            pass
+        except Inconclusive as reason:
+            return not isinstance(reason, evidence.NotMeasured)
         return True
     match claim.name:
         case "throughput-plateau" | "latency-rises-past-plateau" | "pareto-up-to-plateau":
