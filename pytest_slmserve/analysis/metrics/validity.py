@@ -187,12 +187,12 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tup
     that differs from it, a unit at 0 while the GPU is busy, and a ratio of the GPU below 0 or above `RATIO_END`. The
     host's ratios are not checked: Linux adds up pressure every two seconds, so one reading may hold what belongs to the
     one before."""
-    readings, apart, (opens, closes) = watch.readings(of.ENERGY), figures.energy_deviation, watch.window_s
-    seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
-    fall = next(((a.value, b.value) for a, b in pairwise(readings) if b.value < a.value), None)
+    (times, joules), apart, (opens, closes) = watch.readings(of.ENERGY), figures.energy_deviation, watch.window_s
+    seconds = times[-1] - times[0] if times else 0.0
+    fall = next(((before, after) for before, after in pairwise(joules) if after < before), None)
     if fall:
         yield "invalid", f"the energy counter fell from {fall[0]:.0f} J to {fall[1]:.0f} J (bound: no fall)"
-    elif seconds >= STILL_S and readings[-1].value == readings[0].value:
+    elif seconds >= STILL_S and joules[-1] == joules[0]:
         yield "invalid", f"the energy counter stood still for {seconds:.1f} s (bound {STILL_S:.1f} s)"
     if not fall and apart is not None and abs(apart) > ENERGY_APART and closes - opens >= ENERGY_WINDOW_S:
         what = f"integrated power is {percent(apart)} apart from the energy counter"
