@@ -7,9 +7,7 @@ import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import pairwise
-from operator import itemgetter, or_
 from pathlib import Path
 from statistics import fmean, median
 from typing import Literal, NamedTuple
@@ -24,7 +22,10 @@ from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference
 
 
 def all_bits(reasons: Sequence[float]) -> float:
-    return float(reduce(or_, map(int, reasons)))
+    bits = 0
+    for each in reasons:
+        bits |= int(each)
+    return float(bits)
 
 
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
@@ -228,10 +229,11 @@ def decode_window(run: Run) -> SensorWindow | None:
     ends, spans, at = run.steps.time_s, watch.telemetry.span_s, watch.telemetry.time_s
     steps = (i for i, tokens in enumerate(run.steps.prompt_tokens) if tokens)
     prompts = [(ends[i - 2] if i > 1 else -math.inf, ends[min(i + 1, len(ends) - 1)]) for i in steps]
+    over = [ended for _, ended in prompts]
     rows = []
     for row in watch.rows:
         if (span := spans[row]) is not None:
-            after = bisect_right(prompts, at[row] - span, key=itemgetter(1))  # the first prompt that ends later
+            after = bisect_right(over, at[row] - span)  # the first prompt that ends later
             if after == len(prompts) or prompts[after][0] >= at[row]:
                 rows.append(row)
     return replace(watch, rows=tuple(rows))

@@ -298,10 +298,8 @@ def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
     unheld = tuple(_load_not_held(measurement))  # a client without a core sends late
     late = []
     if stream and stream.stamp_uncertainty_s:
-        doubt_s, harmless_s = (
-            stream.stamp_uncertainty_s[0],
-            window.harmless_s(window.latencies_of(measurement).ttft_s.p50),
-        )
+        doubt_s = stream.stamp_uncertainty_s[0]
+        harmless_s = window.harmless_s(window.latencies_of(measurement).ttft_s.p50)
         if doubt_s > harmless_s:
             what = f"the client was held up: its stamps can be {doubt_s * 1e3:.1f} ms late in the mean"
             late.append(f"{what}, {harmless_s * 1e3:.1f} ms are harmless")
