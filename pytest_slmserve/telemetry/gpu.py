@@ -552,11 +552,8 @@ def samples(page: str, names: Iterable[str]) -> list[Any]:
 
 
 def values_of_gpu(page: Iterable[Any], device_uuid: str) -> dict[int, float]:
-    """Values of one GPU among the samples of a page, by number, in DCGM's units. Metrics without a number are skipped.
-
-    The GPU is the one of that UUID or, if either we or the page know none, the only one. Raises SensorFailed if it is
-    not on the page, or if MIG divides it.
-    """
+    """Values of one GPU among the samples of a page, by number, in DCGM's units. The GPU is the one of that UUID or, if
+    the page knows none, the only one. Raises SensorFailed if it is not on the page, or if MIG divides it."""
     gpus: dict[str, dict[int, float]] = {}
     divided = set()
     for sample in page:
@@ -567,8 +564,8 @@ def values_of_gpu(page: Iterable[Any], device_uuid: str) -> dict[int, float]:
             divided |= {gpu} if labels.get("GPU_I_ID") else set()
     if device_uuid not in gpus:
         there = sorted(gpus)
-        if len(there) != 1 or (device_uuid and not there[0].startswith("gpu ")):
-            known = f"{device_uuid or 'just one GPU'}, but of {', '.join(there) or 'no GPU at all'}"
+        if len(there) != 1 or not there[0].startswith("gpu "):
+            known = f"{device_uuid}, but of {', '.join(there) or 'no GPU at all'}"
             hint = "the page of the dcgm-exporter on the host that measures"
             raise SensorFailed(f"the page has no values of {known}", hint)
         (device_uuid,) = there
@@ -582,8 +579,7 @@ class ExporterSource(SensorSource):
     """Scrapes the page at each reading. A page that says what the last one said counts as not updated.
 
     The first page is read when the source is made, because nobody knows how old it is: values are given once they
-    change. device_uuid: "" for the only GPU. Raises BadUsage for a URL that is not of http or https, SensorFailed if
-    there is no such page or GPU.
+    change. Raises BadUsage for a URL that is not of http or https, SensorFailed if there is no such page or GPU.
     """
 
     name = "dcgm-exporter"

@@ -81,9 +81,8 @@ def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> flo
 
 @once
 def relative_variance(run: Run) -> float | None:
-    """Return the relative variance of the window's throughput by its own course, from the means of equal parts. None
-    if a part has no tokens, or the window too few steps. Over the committed sweeps it explains why loads differ in
-    noise, with 4 to 32 parts alike (docs/intervals.md)."""
+    """Return the relative variance of the window's throughput by its own course, from the means of equal parts
+    (docs/intervals.md). None if a part has no tokens, or the window too few steps."""
     trace = window_trace(run)
     if len(trace.steps) < 2 * BATCHES or not trace.seconds:
         return None
@@ -125,10 +124,9 @@ def steps_with_prompts(run: Run) -> float | None:
 def mean_batch(run: Run) -> float | None:
     """Mean number of sequences that a step carried to their next token, weighted by time.
 
-    It is the new tokens of a step, also where the step did some prefills: a prefill that ends in the step yields its
-    first token there and counts as the sequence it is. One whose prompt is not through yields none and does not count,
-    although it takes part: with chunked prefill the true number can be a little higher, never lower. Where a server
-    tells no steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
+    It is the new tokens of a step. A prefill that ends in the step yields its first token there and counts; one whose
+    prompt is not through does not, so with chunked prefill the true number can be a little higher. If a server tells no
+    steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
     """
     if not len(run.steps) and run.stream is not None:
         return requests_in_flight(run, "sent_s")
@@ -168,9 +166,8 @@ def most_in_flight(run: Run) -> int:
 
 @once
 def littles_law(run: Run) -> float | None:
-    """Return the relative deviation of the requests in flight from the mean batch: two counts of the same thing, from
-    the requests' own intervals and from the step trace, equal in an honest run whatever its arrivals. None: not
-    measured."""
+    """Return the relative deviation of the requests in flight, by their own intervals, from the mean batch, by the step
+    trace. Both are equal in an honest run whatever its arrivals. None: not measured."""
     requests, batch = requests_in_flight(run), mean_batch(run)
     return None if requests is None or not batch else requests / batch - 1
 
@@ -210,8 +207,7 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
     load is no ramp. Gaps between tokens are those of the step. If it is not known when requests failed, each step
     keeps all failures.
 
-    What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog:
-    this is what a ramp is for. A rate by itself is measured by a load of its own.
+    What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog.
     """
     load = measurement.load
     if not isinstance(load, OpenLoop):
@@ -271,7 +267,7 @@ def delay_of(run: Run) -> ScheduleDelay | None:
 
 
 def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
-    """Message that late or unsent requests invalidate the run; None where the client kept up. Without a TTFT: None."""
+    """Return the problem that requests were sent late or never; None if the client kept up."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
     bound = harmless_s(median_ttft_s)
@@ -290,12 +286,8 @@ def harmless_s(median_ttft_s: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Waiting times in seconds under a limit on the requests in flight, over all requests that were sent. They are no
-    part of latencies, which tell of the server: a request is due when it may be sent. But users waited, and a gateway
-    that holds requests back only moves where they do.
-
-    requests: number that waited at all. mean_s, p99_s, max_s: over all sent requests, those that did not wait included.
-    """
+    """Waiting times in seconds under a limit on the requests in flight, which are no part of latencies. requests: how
+    many waited at all. mean_s, p99_s, max_s: over all sent requests, those that did not wait included."""
 
     requests: int
     mean_s: float
@@ -304,7 +296,7 @@ class HeldBack:
 
 
 def held_back(run: Run) -> HeldBack | None:
-    """Waiting times of a run's requests; None without a limit on requests in flight, or where nothing was sent."""
+    """Waiting times of a run's requests; None without a limit on requests in flight, or if nothing was sent."""
     waited = run.stream.waited_s if run.stream else ()
     if not waited:
         return None
@@ -353,8 +345,8 @@ PARTS, SHARES = ("p50", "p90", "p95", "p99"), (0.50, 0.90, 0.95, 0.99)
 
 
 class RequestLatency(NamedTuple):  # made for each request of an archive: three times as fast as a frozen dataclass
-    """One request's latencies in seconds; None where it never came so far. tpot_s is None too where it has a single
-    output token: `single` tells these apart."""
+    """One request's latencies in seconds; None if it never came so far. tpot_s: None too for a `single` output
+    token."""
 
     ttft_s: float | None
     tpot_s: float | None
