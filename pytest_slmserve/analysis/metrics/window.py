@@ -375,10 +375,12 @@ def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
     """Return the latencies of all requests that finished in the windows of these runs, or were sent in them, whenever
     they ended. A failed request that was sent counts as never ended. An older record does not say when its failed
     requests were sent, so they are left out."""
-    seen = [request_latency(run.samples, row) for run in runs for row in _rows_in_window(run, judged_by)]
-    if judged_by == "sent":
-        failed = sum(_failed_in_window(run, judged_by) for run in runs if run.failed)
-        seen += [RequestLatency(None, None, None, None, single=False)] * failed
+    seen = []
+    for run in runs:
+        rows, failed = _in_window(run, judged_by)
+        seen += [request_latency(run.samples, row) for row in rows]
+        if judged_by == "sent":
+            seen += [RequestLatency(None, None, None, None, single=False)] * (failed or 0)
     gaps = gaps_of(runs)
     return Latencies(
         requests=len(seen),
@@ -414,24 +416,21 @@ def judged_requests(measurement: Measurement) -> Judged:
     """Return the requests that were sent in the window of an open loop, or ended in that of any other load, and the
     failed ones of the same moments. A load with a number of requests counts all of its failures, and so does a record
     that does not say when requests failed."""
-    run, judged_by, samples = measurement.run, measurement.load.judged_by, measurement.run.samples
-    rows, failures = _rows_in_window(run, judged_by), run.failures
-    if run.failed is not None and measurement.load.requests is None:
-        failures = _failed_in_window(run, judged_by)
+    run, load, samples = measurement.run, measurement.load, measurement.run.samples
+    rows, failed = _in_window(run, load.judged_by)
     prompts, outputs = (sum(column[row] for row in rows) for column in (samples.prompt_tokens, samples.output_tokens))
-    return Judged(rows, prompts, outputs, failures)
+    return Judged(rows, prompts, outputs, run.failures if failed is None or load.requests is not None else failed)
 
 
-def _rows_in_window(run: Run, judged_by: JudgedBy) -> Sequence[int]:
-    if judged_by == "ended":
-        return finished_in_window(run)
-    opens, closes = run.window_s
-    return [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
-
-
-def _failed_in_window(run: Run, judged_by: JudgedBy) -> int:
-    opens, closes = run.window_s
-    return sum(opens <= at < closes for at in getattr(run.failed, f"{judged_by}_s"))
+def _in_window(run: Run, judged_by: JudgedBy) -> tuple[Sequence[int], int | None]:
+    """Rows of the samples that were sent, or ended, in the window, and the number of failed requests that were; None if
+    the record does not say when."""
+    (opens, closes), rows = run.window_s, finished_in_window(run)
+    if judged_by == "sent":
+        rows = [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
+    if run.failed is None:
+        return rows, None
+    return rows, sum(opens <= at < closes for at in getattr(run.failed, f"{judged_by}_s"))
 
 
 def percentiles(values: Sequence[float | None]) -> Percentiles:
