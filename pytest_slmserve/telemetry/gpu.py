@@ -225,7 +225,7 @@ class NvmlSource(SensorSource):
             nv.nvmlDeviceRegisterEvents(device, wanted, event_set)
             self._event_set = event_set
         self._xid = 0
-        self._counted_s: float | None = None
+        self._counted_s = -math.inf
         self.gpm: Gpm | None = None
 
     def read(self, now_s: float) -> Reading:
@@ -235,7 +235,7 @@ class NvmlSource(SensorSource):
         answers, span_s = self.gpm.ratios(now_s) if self.gpm else ({}, None)
         skipped: set[int] = COUNTERS
         # A reading that is a hair early is the one that was meant.
-        if self._counted_s is None or not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
+        if not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
             self._counted_s, skipped = now_s, set()
         asks = [ask for ask in self._asks if ask.number not in skipped]
         if fields := [ask for ask in asks if ask.id]:

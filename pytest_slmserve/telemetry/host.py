@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
@@ -266,8 +266,6 @@ STEAL = 7
 WAITED = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)  # time in which at least one task waited
 THROTTLED = re.compile(r"^throttled_usec (\d+)$", re.MULTILINE)
 
-K = TypeVar("K")
-
 
 @dataclass(frozen=True, slots=True)
 class Used:
@@ -277,7 +275,7 @@ class Used:
     reaped_s: float
 
 
-def newly_used(before: Mapping[K, Used], now: Mapping[K, Used]) -> float:
+def newly_used(before: Mapping[Any, Used], now: Mapping[Any, Used]) -> float:
     """CPU seconds that a process tree used between two samples, never negative.
 
     A process that ended is found again in `reaped_s` of its parent, with all it ever used, so what was known of it is

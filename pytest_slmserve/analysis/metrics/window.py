@@ -22,14 +22,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, variance
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Measurement, ReplicaGroup, Run, Samples
 from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_steady
-
-T = TypeVar("T")
 
 BATCHES = 8
 LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the stamps, which a record rounds
@@ -39,11 +37,12 @@ LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the
 class WindowTrace:
     """The part of a run's trace in its window.
 
-    steps: indices of the engine steps whose end lies in the window. ends_s, tokens: end times and output tokens of
-    these steps. Where a server reports no steps: of the equal spans of time in which its client received the tokens.
-    seconds: from the first of these ends to the last; 0 below two.
+    inside: the engine steps whose end lies in the window, as a slice of the trace; steps: their indices. ends_s,
+    tokens: their end times and output tokens. If a server reports no steps: of the equal spans of time in which its
+    client received the tokens. seconds: from the first of these ends to the last; 0 below two.
     """
 
+    inside: slice
     steps: range
     ends_s: Sequence[float]
     tokens: Sequence[float]
@@ -59,14 +58,11 @@ def window_trace(run: Run) -> WindowTrace:
     if not len(run.steps) and stream is not None:
         ends = [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))]
         tokens = stream.tokens
-    steps = range(bisect_left(ends, opens), bisect_right(ends, closes))
-    ends, tokens = piece(ends, steps), piece(tokens, steps)
-    return WindowTrace(steps, ends, tokens, max(0.0, ends[-1] - ends[0]) if len(steps) > 1 else 0.0)
-
-
-def piece(column: Sequence[T], steps: range) -> Sequence[T]:
-    """Part of a trace column that belongs to `steps`, as one slice, since there are thousands."""
-    return column[steps.start : steps.stop]
+    first, end = bisect_left(ends, opens), bisect_right(ends, closes)
+    inside = slice(first, end)
+    ends, tokens = ends[inside], tokens[inside]
+    seconds = max(0.0, ends[-1] - ends[0]) if len(ends) > 1 else 0.0
+    return WindowTrace(inside, range(first, end), ends, tokens, seconds)
 
 
 @once
@@ -116,7 +112,7 @@ def steps_with_prompts(run: Run) -> float | None:
     """Share of the window's steps that processed a prompt, or a part of one. None where a server tells no steps."""
     if not len(run.steps):
         return None
-    prompts = piece(run.steps.prompt_tokens, window_trace(run).steps)
+    prompts = run.steps.prompt_tokens[window_trace(run).inside]
     return sum(tokens > 0 for tokens in prompts) / len(prompts) if prompts else None
 
 
@@ -174,12 +170,12 @@ def littles_law(run: Run) -> float | None:
 
 def kv_usage(run: Run) -> float | None:
     """Largest share of the KV blocks in use in the window, 0 to 1; None without a trace of steps."""
-    return max((v for v in piece(run.steps.kv_usage, window_trace(run).steps) if v is not None), default=None)
+    return max((v for v in run.steps.kv_usage[window_trace(run).inside] if v is not None), default=None)
 
 
 def preemptions(run: Run) -> int:
     """Requests thrown out of the engine in the window, to be computed again later; 0 without a trace of steps."""
-    return sum(piece(run.steps.preempted, window_trace(run).steps))
+    return sum(run.steps.preempted[window_trace(run).inside])
 
 
 @once
