@@ -110,10 +110,6 @@ class AtBothInterfaces:
     ratio: Interval
     prompt_steps: tuple[float | None, float | None]
 
-    @property
-    def concurrency(self) -> int:
-        return self.engine.concurrency
-
 
 # Two sweeps that differ in the interface, without and with the server, and the loads that both have valid points of.
 Interfaces = tuple[Curve, Curve, tuple[AtBothInterfaces, ...]]
