@@ -64,7 +64,7 @@ class Verdicts:
 
     def adaptive(self, model: str) -> float | None:
         """Return the tolerance of a plateau, if sweeps measure only what it depends on; None if they measure all."""
-        if not self.planner.sweep(model).adaptive:
+        if self.planner.options.sweep != "adaptive":
             return None
         return float(self.row(PLATEAU, model).parameters["tolerance"])
 
