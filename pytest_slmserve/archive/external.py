@@ -140,9 +140,7 @@ def number_in(
 ) -> float:
     """Return a number of a row, from text too. Raises BadUsage if there is none between `low` and `high`, by default
     those of a rate or a latency. why_not: end of the error about another number, as in "is no number of KV blocks"."""
-    if column not in row.cells:
-        raise BadUsage(f"{row.place} has no {column!r}", "--where NAME=VALUE to leave such rows out")
-    value, shown = number_of(row.cells[column]), repr(row.cells[column])
+    value, shown = number_of(cell := row.cells.get(column)), repr(cell)
     said = f"{row.place}: {column} is {shown if len(shown) <= 40 else f'{shown[:37]}...'}, which"
     if value is None or not math.isfinite(value):
         raise BadUsage(f"{said} is no number", "--where to leave such rows out")

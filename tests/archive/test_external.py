@@ -160,7 +160,7 @@ def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
 
 
 def test_a_row_without_the_value():
-    with pytest.raises(BadUsage, match="row 2 has no 'output_throughput'"):
+    with pytest.raises(BadUsage, match="row 2: output_throughput is None, which is no number"):
         points(rows(result(8), {"max_concurrency": 4}), VLLM)
 
 
