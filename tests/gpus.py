@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from measured import measure
+
 from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.run.executor import measure, measure_case
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, ReplicaSpec, Request, Workload, WorkloadSpec
 

@@ -106,7 +106,8 @@ class ReplicaEngines:
         self._undo = ExitStack()
         count, simulated = len(spec), spec.platform == "simulated"
         extra_envs: Sequence[Mapping[str, str]] = [{}] * count
-        cores = cores_of_each(count, spec.pinned)
+        ours = own_cores()
+        cores = equal_parts([ours] * count, ours) if spec.pinned else [()] * count
         on_gpus = spec.sharing == "gpus"
         part = {"gpus": count} if on_gpus else {"speed": IMAGINED_GAIN.get(spec.sharing, 1.0) / count}
         with undone_on_error(self.close):
@@ -200,12 +201,20 @@ class ReplicaEngines:
         self._undo.close()
 
 
-def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
-    """The CPU cores of each replica: ours in equal parts, neighbors together. Parts are empty, which means all cores,
-    if replicas are not pinned or there are fewer cores than replicas."""
-    ours = sorted(own_cores()) if pinned else []
-    each = len(ours) // replicas
-    return [tuple(ours[i * each : (i + 1) * each]) for i in range(replicas)]
+def equal_parts(near: Sequence[frozenset[int]], ours: frozenset[int]) -> list[tuple[int, ...]]:
+    """Parts of our CPU cores, one for each engine: equally many, adjacent, no core in two of them, and near its device
+    (`near`: those that are) if there are enough. Measurements on different numbers of cores are not compared. Parts are
+    empty, which means all cores, if there are fewer cores than engines."""
+    sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
+    each = min((len(cores) // max(1, sharing) for cores, sharing in zip(near, sharers)), default=0)
+    if each == 0:
+        near, each = [ours] * len(near), len(ours) // max(1, len(near))
+    taken, parts = set[int](), []
+    for cores in near:
+        part = tuple(sorted(cores - taken)[:each])
+        taken |= set(part)
+        parts.append(part)
+    return parts
 
 
 def cannot_share(spec: ReplicaSpec, device: str) -> str | None:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import pytest
 from interfaces import SIMULATED, engine_with, problems_of, small_workload, somebodys_server, url_of
+from measured import measure
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import problems
@@ -26,7 +27,6 @@ from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.report.loads import ValidityCriteria, in_words, load_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, Request

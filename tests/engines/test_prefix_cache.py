@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interfaces import engine_with, problems_of, small_workload, somebodys_server, stand_in, url_of
+from measured import measure
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
@@ -18,7 +19,6 @@ from pytest_slmserve.engines import endpoint
 from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, FreshPrompts, cache_lookups
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import server_command
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Request, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import this_host
 
