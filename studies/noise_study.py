@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from common import BASELINES, parser_of
+from host_noise import HostNoise
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.points import Point, by_series
@@ -28,7 +29,7 @@ from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve
 from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.simulated import TICK_S, HostNoise
+from pytest_slmserve.engines.simulated import TICK_S
 from pytest_slmserve.plan.cases import DEFAULTS
 from pytest_slmserve.run.session import Rounds
 from pytest_slmserve.schema.records import Run, Samples, Steps
@@ -175,10 +176,9 @@ def recorded(name: str, model: str) -> tuple[float, ...]:
     for m in read(BASELINES / name).measurements:
         if m.spec.model == model and by_series([m]):
             trace = window.window_trace(m.run)
-            steps, times, tokens = trace.steps, trace.ends_s, trace.tokens
             ticks = Counter[int]()
-            for at, made in zip(times[steps.start + 1 : steps.stop], tokens[steps.start + 1 : steps.stop]):
-                ticks[int((at - times[steps.start]) / TICK_S)] += made
+            for at, made in zip(trace.ends_s[1:], trace.tokens[1:]):
+                ticks[int((at - trace.ends_s[0]) / TICK_S)] += made
             windows[m.load.max_concurrency or 0].append([ticks[i] for i in range(len(ticks) - 1)])
     return tuple(
         tick / fmean(map(fmean, of_load)) for of_load in windows.values() for ticks in of_load for tick in ticks

@@ -40,7 +40,7 @@ def alone(spec: EngineSpec, loads=(4, 16), repeats: int = 2) -> list[Measurement
 def replicas(gpus: int, load: int = 16, repeats: int = 2, **planted: float) -> list[Measurement]:
     each = tuple(replace(engine(**planted), gpu=i) for i in range(gpus))
     spec, loads = ReplicaSpec(each, "gpus"), (ClosedLoop(load // gpus, window_s=3.0),) * gpus
-    running, case = Pool().replicas(spec), Case(spec, (WORKLOAD,) * gpus, loads, HERE)
+    running, case = Pool().engine(spec), Case(spec, (WORKLOAD,) * gpus, loads, HERE)
     return [m for _ in range(repeats) for m in measure_case(running, case)]
 
 

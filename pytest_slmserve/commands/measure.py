@@ -15,6 +15,7 @@ from typing import Any, get_args
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import parse_slo, steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
+from pytest_slmserve.archive.external import Export, export_to
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli
 from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine, only_model
@@ -23,7 +24,6 @@ from pytest_slmserve.options.table import positive, share, whole_number
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
-from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.page.writer import check_replaceable, write_page

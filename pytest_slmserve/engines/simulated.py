@@ -8,84 +8,37 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Outputs, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, pacer_of, serve_batches
 from pytest_slmserve.schema import kv_cache
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps
-from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
+from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, Workload
-from pytest_slmserve.telemetry.sampler import BUSY, POWER_W, STEADY, simulated
+from pytest_slmserve.telemetry import sampler
+from pytest_slmserve.telemetry.host import Reading
 
-TICK_S = 0.25  # the factor is constant for so long
-BLOCK = 16  # ticks of recorded noise that stay together
-OCTAVES = tuple(TICK_S * 2**i for i in range(10))  # time constants of 1/f noise: to two minutes
+TICK_S = 0.25  # the speed of a noisy host is constant for so long
 
 
 class HostNoise:
-    """The factor of a host's speed at a time. Raises BadUsage for a kind that is not listed here.
+    """The factor of a host's speed at a time: the exponential of an Ornstein-Uhlenbeck process of this standard
+    deviation, and of a time constant of so many seconds."""
 
-    kind: "white:SD", "ou:SD:SECONDS" (Ornstein-Uhlenbeck with that time constant), "pink:SD" (1/f),
-    "slow:SHARE:DEPTH:SECONDS" (slower by DEPTH for a SHARE of the time, so many seconds each time), "states:APART" (two
-    states, one for a whole launch), several of these joined with "+", or a sequence of recorded factors, one for each
-    tick, which is resampled in blocks. SD is the relative standard deviation of a tick.
-    """
-
-    def __init__(self, kind: str | Sequence[float], seed: str) -> None:
-        self._factors: list[float] = []
-        self._more = _factors(kind, random.Random(seed))
+    def __init__(self, sd: float, seconds: float, seed: str) -> None:
+        self._sd, self._keeps, self._chance = sd, math.exp(-TICK_S / seconds), random.Random(seed)
+        self._values = [self._chance.gauss(0, sd)]  # of each tick so far
 
     def __call__(self, at_s: float) -> float:
-        tick = int(at_s / TICK_S)
-        if tick >= len(self._factors):
-            self._factors += islice(self._more, 2 * tick + 64 - len(self._factors))
-        return self._factors[tick]
-
-
-def _factors(kind: str | Sequence[float], chance: random.Random) -> Iterator[float]:
-    """An endless series of factors, one for each tick."""
-
-    def ou(sd: float, seconds: float) -> Iterator[float]:
-        value, keeps = chance.gauss(0, sd), math.exp(-TICK_S / seconds)
-        while True:
-            yield value
-            value = keeps * value + math.sqrt(1 - keeps**2) * chance.gauss(0, sd)
-
-    def slowdowns(share: float, depth: float, seconds: float) -> Iterator[float]:
-        """A Markov chain of two states, which is slow for `share` of the time."""
-        slow = chance.random() < share
-        ends = {True: TICK_S / seconds, False: TICK_S / seconds * share / (1 - share)}
-        while True:
-            yield 1 - depth if slow else 1.0
-            slow = slow ^ (chance.random() < ends[slow])
-
-    if not isinstance(kind, str):
-        starts = (chance.randrange(max(1, len(kind) - BLOCK + 1)) for _ in count())
-        return chain.from_iterable(kind[start : start + BLOCK] for start in starts)
-    if "+" in kind:
-        return map(math.prod, zip(*(_factors(part, chance) for part in kind.split("+"))))
-    name, *numbers = kind.split(":")
-    with suppress(ValueError):
-        match name, [float(number) for number in numbers]:
-            case "white", [sd]:
-                return (math.exp(chance.gauss(0, sd)) for _ in count())
-            case "ou", [sd, seconds]:
-                return map(math.exp, ou(sd, seconds))
-            case "pink", [sd]:
-                each = [ou(sd / math.sqrt(len(OCTAVES)), seconds) for seconds in OCTAVES]
-                return map(math.exp, map(sum, zip(*each)))
-            case "slow", [share, depth, seconds]:
-                return slowdowns(share, depth, seconds)
-            case "states", [apart]:
-                return repeat(math.exp(apart / 2 * chance.choice((-1, 1))))
-    raise BadUsage(f"host_noise={kind} is no noise of a host", "host_noise=pink:0.12")
+        while len(self._values) <= at_s / TICK_S:
+            drawn = math.sqrt(1 - self._keeps**2) * self._chance.gauss(0, self._sd)
+            self._values.append(self._keeps * self._values[-1] + drawn)
+        return math.exp(self._values[int(at_s / TICK_S)])
 
 
 BLOCK_SIZE = 16
@@ -96,6 +49,7 @@ MAX_STEPS = 2_000_000
 LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
 DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gate.md says
 SAME_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype")  # of a specification and its engine
+SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event reasons
 NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"})
 
 
@@ -121,7 +75,7 @@ class Faults:
         scatter: Relative standard deviation of the speed between launches of a gate. That of their starts is three
             times as large.
         slowdown: Share by which a step takes longer.
-        host_noise: Noise of the speed over time, a kind of `HostNoise`.
+        host_noise, host_noise_s: Relative standard deviation of the speed over time, and its time constant.
         lasts_s: Seconds of real time that a run takes at least, during which other things can happen.
     """
 
@@ -133,11 +87,11 @@ class Faults:
     fail_at: float = math.inf
     sensors: bool = True
     profiler: bool = True
-    engine_active: float = STEADY[ENGINE_ACTIVE]
-    dram_active: float = BUSY[DRAM_ACTIVE]
-    tensor_active: float = BUSY[TENSOR_ACTIVE]
-    sm_occupancy: float = BUSY[SM_OCCUPANCY]
-    power_w: float = POWER_W
+    engine_active: float = sampler.STEADY[of.ENGINE_ACTIVE]
+    dram_active: float = sampler.BUSY[of.DRAM_ACTIVE]
+    tensor_active: float = sampler.BUSY[of.TENSOR_ACTIVE]
+    sm_occupancy: float = sampler.BUSY[of.SM_OCCUPANCY]
+    power_w: float = sampler.POWER_W
     memory_used: float | None = None
     start_s: float = 20.0
     other_token_at: float = math.inf
@@ -149,7 +103,8 @@ class Faults:
     imbalance: float = 0.0
     scatter: float = 0.016
     slowdown: float = 0.0
-    host_noise: str | tuple[float, ...] = ""
+    host_noise: float = 0.0
+    host_noise_s: float = 1.0
     lasts_s: float = 0.0
 
 
@@ -188,8 +143,8 @@ class SimulatedEngine(Engine):
         self.gpus = gpus or spec.tensor_parallel_size
         self.model = spec.known_model
         self.random = random.Random(f"{spec.seed}")
-        noise = self.faults.host_noise
-        self.host = HostNoise(noise, f"host {spec.seed}") if noise else None
+        noise = self.faults.host_noise, self.faults.host_noise_s
+        self.host = HostNoise(*noise, f"host {spec.seed}") if noise[0] else None
         self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
         layout = kv_cache.kv_layout(spec)
         block_bytes = BLOCK_SIZE * (layout.bytes_per_token or LAYOUT_UNKNOWN)
@@ -248,25 +203,36 @@ class SimulatedEngine(Engine):
             progress(Progress("over", now, done, in_flight, sum(steps.new_tokens) / now if now else None))
         failed = done if loop.concurrency >= faults.fail_at else 0
         window = loop.window or (0.0, now)
-        ratios = {
-            ENGINE_ACTIVE: faults.engine_active,
-            DRAM_ACTIVE: faults.dram_active,
-            TENSOR_ACTIVE: faults.tensor_active,
-            SM_OCCUPANCY: faults.sm_occupancy,
-        }
-        sensors = simulated(
-            window,
-            ratios,
-            power_w=faults.power_w,
-            memory_used=faults.memory_used,
-            slow_clock=loop.concurrency >= faults.slow_clock_from,
-            lost=loop.concurrency >= faults.lost_from,
-            hot=loop.concurrency >= faults.hot_from,
-            gpus=self.gpus,
-            imbalance=faults.imbalance,
-        )
         why = "PlantedFailure: as it was told to" if failed else None
-        return Run(samples, steps, window, failed, why, telemetry=sensors if faults.sensors else None)
+        telemetry = self.sensed(window, loop.concurrency) if faults.sensors else None
+        return Run(samples, steps, window, failed, why, telemetry=telemetry)
+
+    def sensed(self, window_s: tuple[float, float], concurrency: float) -> Telemetry:
+        """Readings through the window and one interval around it, all alike except for what is planted."""
+        faults, (opens, closes) = self.faults, window_s
+        planted = {
+            of.ENGINE_ACTIVE: faults.engine_active,
+            of.DRAM_ACTIVE: faults.dram_active,
+            of.TENSOR_ACTIVE: faults.tensor_active,
+            of.SM_OCCUPANCY: faults.sm_occupancy,
+        }
+        if faults.memory_used is not None:
+            planted[of.MEMORY_USED] = faults.memory_used
+        if concurrency >= faults.hot_from:
+            planted[of.CLOCK_REASONS] = HW_THERMAL_SLOWDOWN
+        watts = [faults.power_w * (1 - faults.imbalance * gpu / max(1, self.gpus - 1)) for gpu in range(self.gpus)]
+        found = sampler.Recording([sampler.SimulatedSource()], sampler.INTERVAL_S)
+        for i in range(int((closes - opens) / sampler.INTERVAL_S) + 3):
+            at_s = opens + (i - 1) * sampler.INTERVAL_S
+            slow = {of.SM_CLOCK: SLOW_HZ} if concurrency >= faults.slow_clock_from and i % 4 == 0 else {}
+            each = tuple({**sampler.simulated_values(at_s, power_w), **planted, **slow} for power_w in watts)
+            reading = (
+                Reading({}, sampler.INTERVAL_S, gpus=each) if len(each) > 1 else Reading(each[0], sampler.INTERVAL_S)
+            )
+            found.rows.append((at_s, reading))
+        if concurrency >= faults.lost_from:
+            found.failed["simulated"] = f"simulated failed after {len(found.rows)} readings: as it was told to"
+        return found.telemetry(0.0)
 
     def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, int]:
         """The requests that were sent, the steps, and the number of requests that have not ended.

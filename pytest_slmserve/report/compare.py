@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.compare.changes import METRICS, Judgement, MetricC
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.gate import LOOKS, difference_text
+from pytest_slmserve.report.gate import LOOKS, difference_parts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, interval_text, table
@@ -115,7 +115,6 @@ CHANGES: tuple[Column[tuple[MetricChange, bool]], ...] = (
 
 
 def value_text(metric: str, value: float) -> str:
-    """Return a value in the unit of its heading."""
     return FOUR(METRICS[metric].scale * value)
 
 
@@ -123,7 +122,7 @@ def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparis
     """Return both sides, what differs, a table for each model, and in the end what is known and what is not."""
     parts: list[Part] = [Named([("baseline", baseline.about), ("candidate", candidate.about)])]
     if found.changes or found.differences:
-        parts += ["", difference_text(found.differences)]
+        parts += difference_parts(found.differences)
     for subject, alike in grouped(found.changes, lambda each: each.subject).items():
         loads = pairwise(["", *(each.load for each in alike)])
         rows = [(each, before != load) for each, (before, load) in zip(alike, loads)]
@@ -198,8 +197,8 @@ HISTORY: tuple[Column[tuple[str, changes.ReleaseMean]], ...] = (
 
 
 def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section | Legend]:
-    """Yield the table and the charts of each case of which several releases were measured, and why steps are
-    inconclusive; then what all verdicts rest on."""
+    """Yield the table and the charts of each case of which several releases were measured, then what verdicts rest
+    on."""
     for title, alike in grouped(found, lambda each: f"{each.subject}, {each.device}").items():
         rows = [(each.metric, release) for each in alike for release in each.releases]
         steps = [(release.step, release) for _, release in rows if release.step]

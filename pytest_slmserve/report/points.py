@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeGuard
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, StepParts, step_parts
+from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, step_parts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.text_table import ABSENT, Column, gib, hundredths, milliseconds
@@ -92,15 +92,15 @@ class StepRow:
     """A point with the parts of its mean step."""
 
     point: Point
-    parts: StepParts
+    parts: Mapping[str, float]
 
 
 def _part(head: str, name: str) -> Column[StepRow]:
     """Return the column of a part of a step, in per cent; a part of nothing has an empty cell."""
-    return Column(head, lambda row: hundredths(share) if (share := getattr(row.parts, name)) else "")
+    return Column(head, lambda row: hundredths(share) if (share := row.parts.get(name)) else "")
 
 
-STEP_PARTS: dict[str, Column[StepRow]] = {  # by the fields of `StepParts`, in the order of a bar
+STEP_PARTS: dict[str, Column[StepRow]] = {  # by the names in `StepTime.parts`, in the order of a bar
     "weights": _part("weights\n%", "weights"),
     "kv": _part("KV\n%", "kv"),
     "flops": _part("FLOPs\n%", "flops"),

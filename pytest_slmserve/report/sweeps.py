@@ -8,8 +8,8 @@ from operator import itemgetter
 from statistics import fmean, median
 
 from pytest_slmserve.analysis.claims.evidence import at_table_1
-from pytest_slmserve.analysis.estimates import grouped, percent
-from pytest_slmserve.analysis.metrics.gpu_figures import host_speed, memory_in_use, probe_waiting
+from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent
+from pytest_slmserve.analysis.metrics.gpu_figures import memory_in_use, probe_waiting
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep import curve as sweep
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
@@ -181,7 +181,7 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
         return Column(head, lambda p: hundredths(getattr(p, name)), rank=rank)
 
     rows = [p for p in curve.points if {p.gpu_util, p.sm_active, p.power_w, p.own_cores} != {None}]
-    speeds = {p.concurrency: host_speed((m for group in p.used for m in group), found.fastest) for p in rows}
+    speeds = {p.concurrency: mean_of_known(map(found.host_speeds.get, p.records)) for p in rows}
     columns: tuple[Column[Point], ...] = (
         Column("in\nflight", lambda p: str(p.concurrency)),
         share("GPU\nutil %", "gpu_util", 7),

@@ -14,20 +14,20 @@ from functools import partial
 from itertools import product
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
+from pytest_slmserve.archive.external import Export
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback
-from pytest_slmserve.engines.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool, ReplicaEngines, equal_parts
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, url_lock
 from pytest_slmserve.plan.planner import Planner
-from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, is_job
-from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cores, visible_names
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, is_job
+from pytest_slmserve.telemetry.host import Host, numa_nodes, own_cores, visible_names
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, SimulatedSource, open_sampler
 
 
@@ -116,10 +116,8 @@ class Devices:
             return
         for device in devices:
             if device not in self._locked:
-                lock = DeviceLock(device)
-                lock.acquire()
+                self._undo.enter_context(lock_device(device))
                 self._locked.add(device)
-                self._undo.callback(lock.release)
 
     def close(self) -> None:
         self._undo.close()
@@ -130,12 +128,7 @@ class Devices:
         """The engine, or the set of replicas, of `spec`, which runs or is started. Raises BadUsage, DeviceBusy,
         EngineFailed."""
         self.take(spec)
-        self.pool.check(spec)
-        try:
-            return self.pool.replicas(spec) if isinstance(spec, ReplicaSpec) else self.pool.engine(spec)
-        except BaseException:
-            self.pool.close()
-            raise
+        return self.pool.engine(spec)
 
     # Sensors
 
@@ -312,7 +305,7 @@ class GpuSlots:
             why, most = f"an engine of {widest} processes needs a core for each, and has {each}", len(ours) // widest
         if why:
             raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{most or 1}")
-        near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
+        near = [gpu.near_cores & ours or ours for gpu in host.gpus[:count]] or [ours] * count
         devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
         visible = visible_names()[:count] if host.environment.platform == "cuda" else []
         return cls(tuple(devices), tuple(visible), tuple(equal_parts(near, ours)))

@@ -170,7 +170,7 @@ class StoredBaseline:
         read."""
         named = verdicts.planner.options.baseline
         try:
-            there = baselines.baseline(baselines.FOLDER, named)
+            _, there = baselines.baseline(baselines.FOLDER, named)
         except BadUsage as error:
             raise BadUsage(f"--slm-baseline {named}: {error.problem}, and no such file", error.hint) from None
         return cls(verdicts, there.measurements, (*there.notes, WARNING))

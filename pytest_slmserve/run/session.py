@@ -22,11 +22,11 @@ from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import Grid, looks_from, next_measurement
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.archive.external import export_to
 from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, Case, point_title
 from pytest_slmserve.plan.planner import Planner, check_there
-from pytest_slmserve.report.export.vllm_bench import export_to
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import RunPage
 from pytest_slmserve.run.executor import Devices, Executor, Results
@@ -160,9 +160,7 @@ class Session:
         shown = archive.path if archive else None
         if archive and not self.keeps_records:  # the file goes with the run, and the HTML report holds it
             shown = self.page.path if self.page else None
-        of_gates = [
-            m for gated in self.gates for side in SIDES for p in gated.pairs for m in p.launch(side).measurements
-        ]
+        of_gates = [m for gated in self.gates for side in SIDES for m in gated.measurements(side)]
         reused: Counter[str] = Counter()  # measurements of the archive that stood in for new ones
         for group in chain.from_iterable(self.results.repeats.get(key, ()) for key in self.results.requested):
             several = f"{len(group)} x " if len(group) > 1 else ""

@@ -20,7 +20,6 @@ from pytest_slmserve.analysis.points import (
     ratio,
     shared_points,
     summary_of,
-    system_throughput,
 )
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
@@ -83,7 +82,7 @@ def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
 def test_goodput_of_engines_at_once_is_added_up_and_of_repeats_averaged():
     measured = [*together(400.0, 600.0), *together(400.0, 600.0, repeat=1)]
     [point] = shared_points(measured)
-    alone = [goodput_of(m, parse_slo("e2e:600ms")) for m in measured]
+    alone = [goodput_of(parse_slo("e2e:600ms"), (m,)) for m in measured]
     found = point.goodput("e2e:600ms")
     assert [each.attainment for each in alone] == [0, 1, 0, 1]
     assert found.per_s == pytest.approx(alone[1].per_s) and found.requests == sum(each.requests for each in alone)
@@ -94,7 +93,9 @@ def test_goodput_of_engines_at_once_is_added_up_and_of_repeats_averaged():
 def test_gaps_of_engines_at_once_are_counted_together():
     counts = [{"10": 3}, {"10": 1, "20": 4}]
     made = together(400.0, 600.0)
-    streams = [Stream(0.1, 0.0, (1.0,), {"growth": 1.01, "least_s": 1e-4, "counts": each}) for each in counts]
+    streams = [
+        Stream(0.1, 0.0, (1.0,), {"growth": 1.01, "least_s": 1e-4, "counts": each, "sum_s": 0.0}) for each in counts
+    ]
     members = tuple(replace(m, run=replace(m.run, stream=s)) for m, s in zip(made, streams))
     seen = summary_of(*members)
     assert (seen.itl_p50_s, seen.itl_p90_s) == pytest.approx((1e-4 * 1.01**10.5, 1e-4 * 1.01**20.5))
@@ -319,12 +320,6 @@ def test_what_is_missing_is_said():
     once = judge(PAY, curve((1000.0,), runs))
     assert once.state is INCONCLUSIVE and "--slm-repeats 2" in once.why
     assert has_replicas(curve((1.0,), runs), "mps") and not has_replicas(curve((1.0,), runs), "mig")
-
-
-def test_two_models_against_taking_turns():
-    (pair,) = shared_points(together(900.0, 600.0, models=["opt-125m", "opt-1.3b"]))
-    assert system_throughput(pair, [1500.0, 1200.0]) == pytest.approx(0.6 + 0.5)
-    assert system_throughput(pair, [1500.0]) is None and system_throughput(pair, [1500.0, 0.0]) is None
 
 
 def test_a_latency_that_nobody_knows_has_no_ratio():

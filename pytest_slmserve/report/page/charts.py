@@ -383,7 +383,7 @@ def step_parts_chart(rows: Sequence[StepRow], subject: str) -> Spec | None:
             if text := column.cell(row):
                 part = {"subject": f"{row.point.concurrency} in flight", "series": column.name.removesuffix(" %")}
                 words = f"{text} % of {milliseconds(row.point.step_s)} ms"
-                parts.append(part | {"size": 100 * getattr(row.parts, field), "shown": words})
+                parts.append(part | {"size": 100 * row.parts[field], "shown": words})
     looks = {column.name.removesuffix(" %"): STEP_COLOURS[field] for field, column in STEP_PARTS.items()}
     return stacked_bars(parts, looks, "% of the step", f"parts of a step over {IN_FLIGHT}, {subject}")
 

@@ -273,7 +273,7 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None, failed_s
         for m in steps_of(group[0]) or group:
             found, delay = check(m, failed_share=failed_share), delay_of(m.run)
             if not found.problems and delay is not None:
-                kept = goodput_of(m, slo) if slo else None
+                kept = goodput_of(slo, (m,)) if slo else None
                 loads.append((delay.achieved_per_s, summarize(m), bool(found.degradations), kept))
         if loads:
             groups.append((group[0], loads))
