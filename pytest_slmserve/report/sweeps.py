@@ -58,7 +58,9 @@ def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
     heads = set[str]()
     for curve, label in shown:
         yield (section := sweep_section(curve, label, found))
-        heads.update(head for cells in section.tables for head in (cells.caption.partition(",")[0], *cells.heads))
+        for part in section.parts:
+            if isinstance(part, Table) and part.rows:
+                heads.update((part.caption.partition(",")[0], *part.cells.heads))
     of_sensors = " ".join(text for head, text in SENSOR_LEGEND.items() if head in heads)
     legends = (SWEEP_LEGEND if shown else "", of_sensors, STEP_LEGEND if STEP_TITLE in heads else "")
     yield from map(Legend, filter(None, legends))

@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.deployments import best_deployments
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, section_text
+from pytest_slmserve.report.section import Cells, Chart, Look, Section
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
 from pytest_slmserve.schema.errors import BadUsage, SlmError, regular
 from pytest_slmserve.schema.printable import printable
@@ -73,24 +72,6 @@ GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the p
 UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
 
 
-def page_section(heading: str, shown: Iterable[Section | Legend]) -> dict[str, Any]:
-    """Return sections below one heading for the template. The text of each is that of a terminal, with the legends."""
-    everything = list(shown)
-    with laid_out(TEXT_WIDTH):
-        legends = [section_text(each) for each in everything if isinstance(each, Legend)]
-        parts = [
-            {**_part(each), "text": "\n\n".join([section_text(each), *legends])}
-            for each in everything
-            if isinstance(each, Section)
-        ]
-    return {"heading": heading, "parts": parts}
-
-
-def _part(section: Section) -> dict[str, Any]:
-    drawn = grouped((chart for chart in section.charts() if chart.spec), lambda chart: chart.group)
-    return {"section": section, "chart_groups": drawn}
-
-
 def page_content(found: Findings, status: int | None, sections: Mapping[str, Iterable[Section]]) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones by their heading, after the gates."""
     measurements, kinds = found.measurements, verdicts.by_outcome(found.outcomes)
@@ -108,7 +89,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
         tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
     del others["Models"]  # they have a place of their own
-    subjects = [page_section(*each) for each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
+    subjects = [(heading, [*each]) for heading, each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
     title, measured = _measured(measurements)
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
     with laid_out(WIDE):
@@ -131,8 +112,8 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
                 for name, group in verdicts.by_claim(found.outcomes).items()
             ],
             "pareto": [Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE) for curves in alike],
-            "models": [_model(label, sweeps.sweep_section(curve, label, found)) for label, curve in shown],
-            "sections": [section for section in subjects if section["parts"]],
+            "models": [(label, sweeps.sweep_section(curve, label, found)) for label, curve in shown],
+            "sections": [(heading, each) for heading, each in subjects if each],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
             "costs": cost_part(shown),
@@ -179,19 +160,6 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
     rows = [[name.replace("_", " "), *(ABSENT if v is None else str(v) for v in row)] for name, row in values.items()]
     heads = ["fact", *("value" if len(each) == 1 else f"environment {i}" for i in range(1, len(each) + 1))]
     return Cells("Environment", heads, rows, [False] * len(heads)) if rows else None
-
-
-def _model(label: str, section: Section) -> dict[str, Any]:
-    """Return a sweep as the template shows it: lines on what was measured, findings, charts, tables, remarks."""
-    head = [*takewhile(lambda part: isinstance(part, str), section.parts)]
-    texts = [part.strip() for part in section.parts if isinstance(part, str)]
-    return {
-        "label": label,
-        "head": [section.title, *texts[: len(head)]],
-        "findings": [pair for part in section.parts if isinstance(part, Named) for pair in part.pairs],
-        "part": _part(section),
-        "remarks": texts[len(head) :],
-    }
 
 
 def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[str, Any] | None:
