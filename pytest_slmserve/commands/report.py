@@ -24,12 +24,12 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.options.table import percentage
 from pytest_slmserve.report import compare as run_list
+from pytest_slmserve.report import loads
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import calibration_text, gate_facts
-from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
+from pytest_slmserve.report.page.pictures import draw_pictures
 from pytest_slmserve.report.page.writer import write_page
-from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
@@ -80,22 +80,22 @@ def run_report(given: argparse.Namespace) -> int:
             raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
         return report_external(given, results)
     found, status = findings_of_archives(given)
-    drawn = [] if given.figures is None else draw_figures(given, found)
+    drawn = [] if given.figures is None else draw_pictures(found, given.figures, given.format)
     aside = sys.stderr if given.json or given.csv else sys.stdout
     points = point_facts(found.curves, found.shared, found.jobs, found.slo)
-    terms = ValidityCriteria(found.slo)
+    terms = loads.ValidityCriteria(found.slo)
     shown = {
         "points": points,
-        "loads": (facts_of_load(m, terms) for m in found.loads),
+        "loads": (loads.facts_of_load(m, terms) for m in found.loads),
         "sweeps": sweep_facts(found.curves),
         "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
         "gates": map(gate_facts, found.gates),
         "history": found.history,
         "notes": found.notes,
     }
-    loads = ({"kind": "load", **row} for m in found.loads for row in rows_of_load(m, terms))
+    rows_of_loads = ({"kind": "load", **row} for m in found.loads for row in loads.rows_of_load(m, terms))
     notes = found.notes if given.csv else []  # the text has them
-    cli.print_result(given, shown, chain(points, loads), report_lines(found, given.show), notes)
+    cli.print_result(given, shown, chain(points, rows_of_loads), report_lines(found, given.show), notes)
     for line in drawn:
         print(line, file=aside)
     if given.html is not None:
@@ -124,35 +124,6 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
         command = ""
     paths = list(map(str, given.paths))
     return replace(found, gates=gates, notes=notes, archives=paths, command=command), cli.EXIT_STATUS[all_of(states)]
-
-
-def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:
-    """Draw every picture that the archives have the measurements for, and return a line for each, drawn or not. Raises
-    BadUsage if there is nothing to draw, or the folder cannot be made."""
-    from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
-
-    at_rates, folder = [m for m in found.loads if is_windowed(m.load)], given.figures
-    drawn = gate_pictures(found.gates)
-    if found.curves or found.jobs or at_rates:
-        drawn += pictures(found.curves, found.jobs, at_rates, found.slo)
-    if not any(picture.panels for picture in drawn):
-        reasons = "; ".join(f"{picture.name}: {picture.why_not}" for picture in drawn)
-        why = f"no picture can be drawn: {reasons}"
-        if not drawn:
-            why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
-        raise BadUsage(why, "slmserve report without --figures")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = f"cannot make the folder {folder}: {error.strerror}"
-        raise BadUsage(why, "--figures with another folder") from None
-    lines = []
-    for picture in drawn:
-        path = folder / f"{picture.name}.{given.format}"
-        if picture.panels:
-            save_picture(picture, path)
-        lines.append(f"drawn: {path}" if picture.panels else f"not drawn: {picture.name}: {picture.why_not}")
-    return lines
 
 
 def merge_archives(given: argparse.Namespace) -> int:
@@ -191,7 +162,10 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         if detail == "summary":
-            yield from (f"{section_text(each)}\n" for each in load_sections(found.loads, ValidityCriteria(found.slo)))
+            yield from (
+                f"{section_text(each)}\n"
+                for each in loads.load_sections(found.loads, loads.ValidityCriteria(found.slo))
+            )
 
 
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
@@ -237,7 +211,7 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
         shared=shared_points(measurements),
         jobs=jobs,
         history=release_histories(measurements),
-        loads=[m for m in measurements if is_windowed(m.load) or is_counted_loop(m)],
+        loads=[m for m in measurements if loads.is_windowed(m.load) or loads.is_counted_loop(m)],
         measurements=measurements,
         strict=strict,
         notes=[NOT_JUDGED] if len(kept) < len(judged) else [],

@@ -5,12 +5,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeGuard
 
-from pytest_slmserve.analysis.estimates import grouped, percentile
+from pytest_slmserve.analysis.estimates import Interval, grouped, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
 from pytest_slmserve.analysis.metrics.window import Goodput, Slo, steps_of
@@ -19,12 +20,12 @@ from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE,
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.page.pictures import rates_picture
-from pytest_slmserve.report.points import is_windowed, offered_rate, rate_series, reasons, served_on, valid_cell
+from pytest_slmserve.report.points import origin, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import Column, figure, hundredths, milliseconds, whole
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, short_hash
 
 SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
 LATENCY_CHARTS = "Latency of requests"
@@ -313,6 +314,31 @@ def _requests(m: Measurement) -> tuple[str, str]:
     return f"{m.spec.model} at {place}", f"{lengths} requested in the mean{source}"
 
 
+def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
+    """Return whether a load is an open loop whose window is judged."""
+    return isinstance(load, OpenLoop) and load.requests is None
+
+
+def offered_rate(m: Measurement) -> float:
+    """Return the requested rate of an open loop in requests/s. The rate of its schedule is random."""
+    assert isinstance(m.load, OpenLoop)
+    return m.load.rate
+
+
+def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
+    """Return the open loops among these: each ramp as a series of its own, and loads that differ only in their rate as
+    one series, by rate."""
+
+    def alike(m: Measurement) -> str:
+        assert isinstance(m.load, OpenLoop)
+        requests = asdict(replace(m.workload.spec, requests=1))
+        process, timing = m.load.arrivals.partition(",")[0], (m.load.settle_s, m.load.window_s)
+        return m.id if m.load.steps else short_hash([m.spec.key, requests, m.environment.key, process, *timing])
+
+    groups = grouped((m for m in measurements if is_windowed(m.load)), alike)
+    return [sorted(group, key=offered_rate) for group in groups.values()]
+
+
 def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) -> list[Section]:
     """Return a section for each closed loop of an endpoint with a number of requests, which is no point of a sweep,
     then for each series of open loops."""
@@ -376,9 +402,66 @@ def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
 
 
 def _rate_charts(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[Chart]:
-    drawn = rates_picture(points, terms.slo, terms.failed_share)
-    yield from (Chart(panel["description"], panel) for panel in drawn.panels)
+    panels, _ = rate_panels(points, terms.slo, terms.failed_share)
+    yield from (Chart(panel["description"], panel) for panel in panels)
     yield from latency_charts({offered_rate(m): [m] for m in points}, "requests/s asked for")
+
+
+def rate_panels(
+    measurements: Sequence[Measurement], slo: Slo | None, failed_share: float = FAILED_SHARE
+) -> tuple[list[charts.Spec], tuple[str, ...]]:
+    """Return charts over the rate sent, of the valid loads, and their origins: requests served per second, and those
+    within the SLO; p50 and p99 of TTFT, TPOT and E2E. A ramp is a line by itself; loads that differ only in their rate
+    are another. failed_share: share of the requests that may fail in a valid load."""
+    facts_of, lines = [], []
+    for group in rate_series(measurements):
+        judged = [(m, check(m, failed_share=failed_share), window.delay_of(m.run)) for m in steps_of(group[0]) or group]
+        if line := [(m, delay, bool(seen.degradations)) for m, seen, delay in judged if delay and not seen.problems]:
+            first, timing, process = group[0], "ramp", ""
+            assert isinstance(first.load, OpenLoop)
+            if not first.load.steps:
+                timing = f"each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
+                process = first.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
+            where = origin(first.environment, first.workload)
+            facts_of.append([short_name(first.spec.model), where, timing, process])
+            lines.append(line)
+    if not lines:
+        return [], ()
+    differ = [True, *(len({*column} - {""}) > 1 for column in [*zip(*facts_of, strict=True)][1:])]
+    names = [", ".join(fact for fact, told in zip(row, differ) if told and fact) for row in facts_of]
+    x, within = charts.axis("x", "requests/s sent"), f"good: {slo}"
+    served: charts.Values = []
+    waits: dict[str, charts.Values] = {"TTFT, ms": [], "TPOT, ms": [], "E2E, ms": []}
+    for name, line in zip(names, lines):
+        for m, delay, degraded in line:
+            summary, sent = summary_of(m), delay.achieved_per_s
+            good = window.goodput_of(m, slo) if slo else None
+            for stroke, per_s in (("served", summary.requests_per_s), (within, good.per_s if good else None)):
+                if per_s is not None:
+                    served.append(charts.interval_row(sent, Interval(per_s), name, degraded) | {"stroke": stroke})
+            for heading, part in product(waits, charts.PERCENTILES):
+                field = f"{heading.partition(',')[0].lower()}_{part}_s"
+                if (seconds := getattr(summary, field)) is not None:
+                    row = charts.interval_row(sent, Interval(1e3 * seconds), name, degraded)
+                    waits[heading].append(row | {"stroke": part})
+    most = max(row["x"] for row in served)
+    equal, strokes = (
+        charts.guide([{"x": 0, "y": 0}, {"x": most, "y": most}]),
+        ("served", within) if slo else ("served",),
+    )
+    panels = [charts.line_chart(served, x, charts.axis("y", "requests/s"), names, strokes=strokes, under=[equal])]
+    for heading, rows in waits.items():
+        if rows:
+            y, rules = charts.axis("y", heading, "log"), slo_rule(heading, slo)
+            panels.append(charts.line_chart(rows, x, y, names, strokes=charts.PERCENTILES, rules=rules))
+    return panels, tuple(dict.fromkeys(where for _, where, *_ in facts_of))
+
+
+def slo_rule(heading: str, slo: Slo | None) -> charts.Values:
+    """Return the line at the limit that an SLO has for a latency, as "TTFT, ms", in the words of the SLO; none without
+    one."""
+    texts = zip(slo.bounds.items(), str(slo).split(",")) if slo else ()
+    return [{"y": 1e3 * limit, "text": text} for (name, limit), text in texts if heading == f"{name.upper()}, ms"]
 
 
 def _delay(head: str, name: str, show: Callable[[float | None], str], rank: int) -> Column[dict[str, Any]]:

@@ -1,18 +1,17 @@
-"""What tables and charts of points share: validity, requested rates, parts of a step and memory."""
+"""What tables and charts of points share: where they were measured, validity, parts of a step and memory."""
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TypeGuard
+from dataclasses import dataclass
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, StepParts, step_parts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.text_table import ABSENT, Column, gib, hundredths, milliseconds
-from pytest_slmserve.schema.records import Environment, Measurement
-from pytest_slmserve.schema.specs import Load, OpenLoop, short_hash
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import WorkloadReference
 
 
 def served_on(where: Environment | None) -> str:
@@ -20,6 +19,16 @@ def served_on(where: Environment | None) -> str:
     device = where and (where.url or where.gpu_name or where.cpu or where.platform)
     vllm = f", vLLM {where.vllm}" if where and where.vllm else ""
     return f"{device or 'unknown device'}{vllm}"
+
+
+def origin(where: Environment | None, workload: WorkloadReference | None = None) -> str:
+    """Return the device, the release of vLLM and the mean lengths of the requests, for the title of a chart."""
+    if where and where.platform == "simulated":
+        return "SIMULATED, not measured on a device"
+    if where is None or workload is None:
+        return served_on(where)
+    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
+    return f"{served_on(where)}, {prompt:.0f} prompt and {output:.0f} output tokens"
 
 
 def valid_cell(point: Point) -> str:
@@ -52,31 +61,6 @@ def first_of_each_kind(texts: Sequence[str]) -> str:
 def reason_kind(text: str) -> str:
     """Return a reason without its figures."""
     return re.split(r":| [-+.\d]+ ", text, maxsplit=1)[0]
-
-
-def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
-    """Return whether a load is an open loop whose window is judged."""
-    return isinstance(load, OpenLoop) and load.requests is None
-
-
-def offered_rate(m: Measurement) -> float:
-    """Return the requested rate of an open loop in requests/s. The rate of its schedule is random."""
-    assert isinstance(m.load, OpenLoop)
-    return m.load.rate
-
-
-def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
-    """Return the open loops among these: each ramp as a series of its own, and loads that differ only in their rate as
-    one series, by rate."""
-
-    def alike(m: Measurement) -> str:
-        assert isinstance(m.load, OpenLoop)
-        requests = asdict(replace(m.workload.spec, requests=1))
-        process, timing = m.load.arrivals.partition(",")[0], (m.load.settle_s, m.load.window_s)
-        return m.id if m.load.steps else short_hash([m.spec.key, requests, m.environment.key, process, *timing])
-
-    groups = grouped((m for m in measurements if is_windowed(m.load)), alike)
-    return [sorted(group, key=offered_rate) for group in groups.values()]
 
 
 STEP_LEGEND = (

@@ -39,6 +39,7 @@ STATES = {  # of a verdict: color and shape
     State.FAILS.value: (RED, "cross"),
     State.INCONCLUSIVE.value: (GREY, "diamond"),
 }
+PERCENTILES = ("p50", "p99")  # of a latency, as solid and dashed lines
 LATENCIES = {"E2E mean": "e2e_s", "E2E p99": "e2e_p99_s", "TTFT mean": "ttft_s", "TPOT mean": "tpot_s"}
 SHARES = {
     "of the roofline": "roofline_fraction",
