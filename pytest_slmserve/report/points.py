@@ -1,15 +1,10 @@
-"""What tables and charts of points share: where they were measured, validity, parts of a step and memory."""
+"""What tables and charts of points share: where they were measured, how far they are valid, and why."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, StepParts, step_parts
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.text_table import ABSENT, Column, gib, hundredths, milliseconds
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import WorkloadReference
 
@@ -61,78 +56,3 @@ def first_of_each_kind(texts: Sequence[str]) -> str:
 def reason_kind(text: str) -> str:
     """Return a reason without its figures."""
     return re.split(r":| [-+.\d]+ ", text, maxsplit=1)[0]
-
-
-STEP_LEGEND = (
-    "Parts of a step: weights, KV: to move the weights, and the keys and values, at the data sheet's rate. FLOPs: what "
-    "arithmetic takes beyond both. other kernels: the further time in which a kernel ran. no kernel: the GPU waited "
-    "for the host. Not known: what the host does then (schedule, sample, hand out) or beside a kernel, and which part "
-    "of the kernels is attention."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """A point with the parts of its mean step."""
-
-    point: Point
-    parts: StepParts
-
-
-def _part(head: str, name: str) -> Column[StepRow]:
-    """Return the column of a part of a step, in per cent; a part of nothing has an empty cell."""
-    return Column(head, lambda row: hundredths(share) if (share := getattr(row.parts, name)) else "")
-
-
-STEP_PARTS: dict[str, Column[StepRow]] = {  # by the fields of `StepParts`, in the order of a bar
-    "weights": _part("weights\n%", "weights"),
-    "kv": _part("KV\n%", "kv"),
-    "flops": _part("FLOPs\n%", "flops"),
-    "kernels": _part("other\nkernels %", "kernels"),
-    "idle": _part("no\nkernel %", "idle"),
-    "unsplit": _part("kernels and\nhost %", "unsplit"),
-}
-STEP: tuple[Column[StepRow], ...] = (
-    Column("in\nflight", lambda row: str(row.point.concurrency)),
-    Column("step\nms", lambda row: milliseconds(row.point.step_s)),
-    *STEP_PARTS.values(),
-)
-
-
-def step_rows(curve: Curve) -> list[StepRow]:
-    """Return the valid points of which the parts of a step are known."""
-    each = ((point, step_parts([m for group in point.used for m in group])) for point in curve.valid)
-    return [StepRow(point, parts) for point, parts in each if parts]
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
-    """A set of engines with the most that their GPUs had in use under any load."""
-
-    engines: str
-    sharing: str
-    memory: GpuMemory
-
-    def each_gib(self, name: str) -> str:
-        """Return a size of each engine in GiB, one of them if all are alike: "2.45", "0.234 + 2.45"."""
-        sizes = [getattr(engine, name) for engine in self.memory.engines]
-        return " + ".join(map(gib, sizes[:1] if len(set(sizes)) == 1 else sizes))
-
-
-def memory_names(rows: Sequence[MemoryRow]) -> list[str]:
-    """Return names of the rows, with their KV cache if only that tells two apart."""
-    names = [f"{row.engines}, {row.sharing}" for row in rows]
-    often = Counter(names)
-    return [f"{name}, KV {row.each_gib('kv_bytes')} GiB" if often[name] > 1 else name for name, row in zip(names, rows)]
-
-
-MEMORY: tuple[Column[MemoryRow], ...] = (
-    Column("\nengines", lambda r: r.engines, "left"),
-    Column("\nsharing", lambda r: r.sharing, "left"),
-    Column("weights\nGiB each", lambda r: r.each_gib("weight_bytes")),
-    Column("KV cache\nGiB each", lambda r: r.each_gib("kv_bytes")),
-    Column("other\nGiB", lambda r: gib(r.memory.other_bytes)),
-    Column("free\nGiB", lambda r: ABSENT if r.memory.used_bytes is None else gib(r.memory.left_bytes)),
-    Column("other and\nunused GiB", lambda r: gib(r.memory.left_bytes) if r.memory.used_bytes is None else ABSENT),
-    Column("of\nGiB", lambda r: gib(r.memory.total_bytes)),
-)

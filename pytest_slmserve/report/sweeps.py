@@ -1,6 +1,6 @@
 """Sections of sweeps: what was measured where, a row for each point, sensors, goodput, findings and charts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from pytest_slmserve.analysis.claims.evidence import at_table_1
 from pytest_slmserve.analysis.estimates import grouped, percent
-from pytest_slmserve.analysis.metrics.gpu_figures import host_speed, memory_in_use, probe_waiting
+from pytest_slmserve.analysis.metrics.gpu_figures import StepParts, host_speed, memory_in_use, probe_waiting, step_parts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep import curve as sweep
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.points import STEP, STEP_LEGEND, reasons, served_on, step_rows, valid_cell
+from pytest_slmserve.report.points import reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -34,6 +34,12 @@ SWEEP_LEGEND = (
     "row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. -: not measured."
 )
 STEP_TITLE = "Where a step goes"
+STEP_LEGEND = (
+    "Parts of a step: weights, KV: to move the weights, and the keys and values, at the data sheet's rate. FLOPs: what "
+    "arithmetic takes beyond both. other kernels: the further time in which a kernel ran. no kernel: the GPU waited "
+    "for the host. Not known: what the host does then (schedule, sample, hand out) or beside a kernel, and which part "
+    "of the kernels is attention."
+)
 SENSOR_LEGEND = {  # by the name of the column
     "GPU util %": "GPU util: time in which any kernel ran, as NVML samples it.",
     "busy %": "busy: the same by the profiling counters.",
@@ -206,6 +212,48 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
         Column("\nsensors", lambda p: "degraded" if p.degraded else "ok" if p.valid else ABSENT, "left"),
     )
     return Table(rows, columns, caption=f"Sensors of {label}")
+
+
+StepRow = tuple[Point, StepParts]
+
+
+def _part(head: str, field: str) -> Column[StepRow]:
+    """Return the column of a part of a step, in per cent; a part of nothing has an empty cell."""
+    return Column(head, lambda row: hundredths(share) if (share := getattr(row[1], field)) else "")
+
+
+STEP_PARTS = {  # by the fields of `StepParts`, in the order of a bar, with the color in it
+    "weights": (_part("weights\n%", "weights"), charts.BLUE),
+    "kv": (_part("KV\n%", "kv"), charts.SKY),
+    "flops": (_part("FLOPs\n%", "flops"), charts.RED),
+    "kernels": (_part("other\nkernels %", "kernels"), charts.YELLOW),
+    "idle": (_part("no\nkernel %", "idle"), charts.GREY),
+    "unsplit": (_part("kernels and\nhost %", "unsplit"), charts.PINK),
+}
+STEP: tuple[Column[StepRow], ...] = (
+    Column("in\nflight", lambda row: str(row[0].concurrency)),
+    Column("step\nms", lambda row: milliseconds(row[0].step_s)),
+    *(column for column, _ in STEP_PARTS.values()),
+)
+
+
+def step_rows(curve: Curve) -> list[StepRow]:
+    """Return the valid points of which the parts of a step are known."""
+    each = ((point, step_parts([m for group in point.used for m in group])) for point in curve.valid)
+    return [(point, parts) for point, parts in each if parts]
+
+
+def step_chart(rows: Sequence[StepRow], subject: str) -> charts.Spec | None:
+    """Return the parts of the mean step of each load, in per cent, one behind the other; None if none is known."""
+    bars: charts.Values = []
+    for point, parts in rows:
+        for field, (column, _) in STEP_PARTS.items():
+            if text := column.cell((point, parts)):
+                bar = {"subject": f"{point.concurrency} in flight", "series": column.name.removesuffix(" %")}
+                words = f"{text} % of {milliseconds(point.step_s)} ms"
+                bars.append(bar | {"size": 100 * getattr(parts, field), "shown": words})
+    looks = {column.name.removesuffix(" %"): color for column, color in STEP_PARTS.values()}
+    return charts.stacked_bars(bars, looks, "% of the step", f"parts of a step over {charts.IN_FLIGHT}, {subject}")
 
 
 def remarks(curve: Curve) -> Iterator[str]:
@@ -410,7 +458,7 @@ def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
         return
     yield Chart("Throughput over load", throughput, THROUGHPUT_NOTE)
     yield from charts.load_charts(curve)
-    yield Chart(STEP_TITLE, charts.step_parts_chart(step_rows(curve), curve.subject), STEP_LEGEND)
+    yield Chart(STEP_TITLE, step_chart(step_rows(curve), curve.subject), STEP_LEGEND)
     yield from latency_charts({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})
     largest = curve.valid[-1]
     if largest.used:

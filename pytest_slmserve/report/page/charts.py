@@ -18,14 +18,11 @@ from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, 
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
 from pytest_slmserve.report.section import Chart
 from pytest_slmserve.report.text_table import figure as shown
-from pytest_slmserve.report.text_table import gib, milliseconds
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import GIB
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -69,8 +66,6 @@ STEP_LOOKS = {  # of a release, by what became of the metric since the one befor
     changes.NOT_COMPARABLE: (GREY, "diamond"),
 }
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
-STEP_COLOURS = dict(zip(STEP_PARTS, (BLUE, SKY, RED, YELLOW, GREY, PINK), strict=True))
-MEMORY_COLOURS = {"weights": BLUE, "KV cache": SKY, "other": YELLOW, "free": GREY, "other and unused": PINK}
 SENSED = (  # what a course of sensors shows: unit, name, number and factor
     ("%", "SM active", sensors.SM_ACTIVE, 100.0),
     ("%", "DRAM active", sensors.DRAM_ACTIVE, 100.0),
@@ -374,37 +369,6 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
     under = [front_line, whiskers("left", "right", "x", y="y", color=color)]
     words = "throughput against latency"
     return line_chart(rows, x, y, names, joined=False, under=under, description=words, height=320)
-
-
-def step_parts_chart(rows: Sequence[StepRow], subject: str) -> Spec | None:
-    """Return the parts of the mean step of each load, in per cent, one behind the other; None if none is known."""
-    parts: Values = []
-    for row in rows:
-        for field, column in STEP_PARTS.items():
-            if text := column.cell(row):
-                part = {"subject": f"{row.point.concurrency} in flight", "series": column.name.removesuffix(" %")}
-                words = f"{text} % of {milliseconds(row.point.step_s)} ms"
-                parts.append(part | {"size": 100 * getattr(row.parts, field), "shown": words})
-    looks = {column.name.removesuffix(" %"): STEP_COLOURS[field] for field, column in STEP_PARTS.items()}
-    return stacked_bars(parts, looks, "% of the step", f"parts of a step over {IN_FLIGHT}, {subject}")
-
-
-def memory(rows: Sequence[MemoryRow]) -> Spec | None:
-    """Return the memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is
-    left."""
-    made: Values = []
-    for row, name in zip(rows, memory_names(rows)):
-        seen = row.memory
-        parts: list[tuple[str, str, int]] = []  # whose, what, and how many bytes
-        for number, engine in enumerate(seen.engines, 1):
-            whose = f"engine {number}, {engine.model}" if len(seen.engines) > 1 else engine.model
-            parts += [(whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes)]
-        parts += [] if seen.other_bytes is None else [("all", "other", seen.other_bytes)]
-        parts.append(("", "other and unused" if seen.used_bytes is None else "free", seen.left_bytes))
-        for whose, series, size in parts:
-            part = {"subject": name, "engine": whose, "series": series}
-            made.append(part | {"size": size / GIB, "shown": f"{gib(size)} GiB"})
-    return stacked_bars(made, MEMORY_COLOURS, "GiB of the memory", "memory of the GPU by engine")
 
 
 def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, description: str) -> Spec | None:
