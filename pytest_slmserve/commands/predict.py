@@ -22,8 +22,7 @@ STATUS = (
 def add_predict(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "predict", STATUS, run_predict)
     cli.add_archives(command, "RECORDS")
-    gpu = "kind of the GPU: H200, A100-80, L40S ..."
-    command.add_argument("--gpu", metavar="NAME", required=True, help=gpu)
+    command.add_argument("--gpu", metavar="NAME", required=True, help="kind of the GPU: H200, A100-80, L40S ...")
     cli.add_formats(command, "each load")
 
 

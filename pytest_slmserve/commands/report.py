@@ -23,11 +23,9 @@ from pytest_slmserve.archive.store import Contents
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.options.table import percentage
-from pytest_slmserve.report import compare as run_list
-from pytest_slmserve.report import loads
+from pytest_slmserve.report import compare, gate, loads
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate import calibration_text, gate_facts
 from pytest_slmserve.report.page.pictures import draw_pictures
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.screen import screen, tables
@@ -82,14 +80,14 @@ def run_report(given: argparse.Namespace) -> int:
     found, status = findings_of_archives(given)
     drawn = [] if given.figures is None else draw_pictures(found, given.figures, given.format)
     aside = sys.stderr if given.json or given.csv else sys.stdout
-    points = point_facts(found.curves, found.shared, found.jobs, found.slo)
+    points = point_facts(found)
     terms = loads.ValidityCriteria(found.slo)
     shown = {
         "points": points,
         "loads": (loads.facts_of_load(m, terms) for m in found.loads),
-        "sweeps": sweep_facts(found.curves),
+        "sweeps": sweep_facts(found),
         "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
-        "gates": map(gate_facts, found.gates),
+        "gates": map(gate.gate_facts, found.gates),
         "history": found.history,
         "notes": found.notes,
     }
@@ -147,12 +145,12 @@ def list_runs(given: argparse.Namespace) -> int:
         {
             "path": path,
             **facts(run.header, "id", "started", "resumes", "pytest_slmserve"),
-            **run_list.measured_facts(run.measurements),
+            **compare.measured_facts(run.measurements),
         }
         for path, contents in archives.items()
         for run in store.runs_of(contents)
     ]
-    text = run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything"
+    text = compare.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything"
     cli.print_result(given, {"runs": rows}, rows, [text], [note for each in archives.values() for note in each.notes])
     return cli.PASSES
 
@@ -188,7 +186,7 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
         for gated, note in stored_gates(contents.measurements, contents.plans):
             if gated.gate not in found:
                 found[gated.gate], known = judged_by_noise(gated, path)
-                notes += filter(None, (note, calibration_text(known) if known else ""))
+                notes += filter(None, (note, gate.calibration_text(known) if known else ""))
     return list(found.values()), notes
 
 

@@ -14,9 +14,8 @@ from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio,
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
 from pytest_slmserve.analysis.verdict import above
 from pytest_slmserve.report import text_table
-from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.findings import Findings, reasons, served_on, valid_cell
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.points import reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, changed, counted, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.errors import Sharing

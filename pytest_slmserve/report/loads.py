@@ -14,13 +14,13 @@ from typing import Any, TypeGuard
 from pytest_slmserve.analysis.estimates import Interval, grouped, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
-from pytest_slmserve.analysis.metrics.window import Goodput, Slo, steps_of
+from pytest_slmserve.analysis.metrics.window import Slo, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
+from pytest_slmserve.report.findings import origin, reasons, served_on, valid_cell
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.points import origin, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import Column, figure, hundredths, milliseconds, whole
 from pytest_slmserve.schema.models import short_name
@@ -56,7 +56,7 @@ class Served:
     whether the highest goodput may be the one of this load."""
 
     load: float
-    goodput: Goodput | None
+    goodput: window.Goodput | None
     dropped: int
     valid: bool = True
 
@@ -163,8 +163,7 @@ def job_sections(jobs: Sequence[JobPoint]) -> list[Section]:
     sections = []
     for points in grouped(jobs, lambda p: p.environment.key).values():
         where = points[0].environment
-        simulated = ": SIMULATED, NOT MEASURED" if where.platform == "simulated" else ""
-        title = f"Jobs on {served_on(where)}{simulated}"
+        title = f"Jobs on {served_on(where)}{': SIMULATED, NOT MEASURED' if where.platform == 'simulated' else ''}"
         remarks = (text for p in points for text in reasons(p, f"{p.model}, {p.output_tokens:.0f} output tokens"))
         # Rates descend from all requests at once.
         rows = sorted(points, key=lambda p: (p.model, p.batching, p.output_tokens, -p.load.rate, p.kv_blocks or 0))
@@ -181,6 +180,7 @@ class ValidityCriteria:
     failed_share: float = FAILED_SHARE  # share of requests that may fail without making a measurement invalid
 
 
+BEST_RATES = ("peak", "highest_load")  # of all rates, or of all steps of a ramp
 CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end of text may have no chunk
 
 
@@ -221,13 +221,9 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
     }
     if not (steps := steps_of(measurement)):
         return found
-    rows = [{**rate_row(m, terms), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps]
+    times = ({"from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps)
+    rows = [{"rate": offered_rate(m), **load_figures(m, terms), **each} for m, each in zip(steps, times)]
     return {**found, "steps": rows, **_best_rates(steps, terms)}
-
-
-def rate_row(m: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
-    """Return the figures of a load at a rate, or of a step of a ramp, with the rate that was offered."""
-    return {"rate": offered_rate(m), **load_figures(m, terms)}
 
 
 def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
@@ -240,9 +236,7 @@ def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict
     """Return the facts of one load as a row of a table; of a ramp a row for each step, with what its steps share."""
     shared = facts_of_load(measurement, terms)
     steps: list[dict[str, Any]] = shared.pop("steps", [{}])
-    for name in ("peak", "highest_load"):
-        shared.pop(name, None)
-    return [{**shared, **step} for step in steps]
+    return [{name: value for name, value in {**shared, **step}.items() if name not in BEST_RATES} for step in steps]
 
 
 def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Served]:
@@ -253,8 +247,7 @@ def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Serv
 
 
 def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
-    best, highest = goodput_found(_served(points, terms), terms.attainment, RATE)
-    return {"peak": best, "highest_load": highest}
+    return dict(zip(BEST_RATES, goodput_found(_served(points, terms), terms.attainment, RATE)))
 
 
 def doubts_of(row: Mapping[str, Any], name: str = "") -> list[str]:
@@ -348,8 +341,7 @@ def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) 
 
 def is_counted_loop(m: Measurement) -> bool:
     """Return whether it is a closed loop of an endpoint with a number of requests."""
-    counted = isinstance(m.load, ClosedLoop) and m.load.requests is not None
-    return m.spec.interface == "endpoint" and m.alone and counted
+    return m.spec.interface == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None
 
 
 LATENCY: tuple[Column[tuple[str, window.Percentiles]], ...] = (
@@ -504,7 +496,7 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     notes = [(m, list(_load_notes(m))) for m in points]
     common = [text for text in notes[0][1] if all(text in told for _, told in notes)]
     single = (f"{offered_rate(m):g} requests/s: {text}" for m, told in notes for text in told if text not in common)
-    rows = [rate_row(m, terms) for m in steps or points]
+    rows = [{"rate": offered_rate(m), **load_figures(m, terms)} for m in steps or points]
     title, lengths = _requests(first)
     parts: list[Part] = [lengths, *common, *single, timing]
     parts += [Table(rows, RATES, caption="Rates", always=len(RATES)), "", Legend(RATES_LEGEND)]

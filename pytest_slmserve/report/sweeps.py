@@ -16,10 +16,9 @@ from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, labels
 from pytest_slmserve.analysis.sweep.plateau import DESCRIBES, fit, law_error
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.findings import Findings, reasons, served_on, valid_cell
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.points import reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.errors import TooFewPoints

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.compare import changes
-from pytest_slmserve.analysis.compare.changes import METRICS, Judgement
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
@@ -58,10 +57,10 @@ SAMPLES = 60  # of a smooth line
 FIRST_RELEASE = "first release"
 STEP_LOOKS = {  # of a release, by what became of the metric since the one before: color and shape
     FIRST_RELEASE: (BLUE, "circle"),
-    changes.WORDS[Judgement.BETTER]: (GREEN, "triangle-up"),
-    changes.WORDS[Judgement.WORSE]: (RED, "cross"),
-    Judgement.SAME.value: (BLUE, "square"),
-    Judgement.NO_WORSE.value: (BLUE, "triangle-down"),
+    changes.WORDS[changes.Judgement.BETTER]: (GREEN, "triangle-up"),
+    changes.WORDS[changes.Judgement.WORSE]: (RED, "cross"),
+    changes.Judgement.SAME.value: (BLUE, "square"),
+    changes.Judgement.NO_WORSE.value: (BLUE, "triangle-down"),
     changes.NO_DIFFERENCE: (GREY, "circle"),
     changes.NOT_COMPARABLE: (GREY, "diamond"),
 }
@@ -331,8 +330,8 @@ def load_charts(curve: Curve) -> Iterator[Chart]:
     x = load_axis([*(p.concurrency for p in curve.valid), *(p.concurrency for p in curve.predictions)])
 
     def drawn(rows: Values, y: Spec, words: str, height: int = 200, **more: Any) -> Spec | None:
-        description = f"{words}, {curve.subject}"
-        return line_chart(rows, x, y, description=description, height=height, **more) if rows else None
+        described = f"{words}, {curve.subject}"
+        return line_chart(rows, x, y, description=described, height=height, **more) if rows else None
 
     waits = [row for name, field in LATENCIES.items() for row in point_rows(curve.valid, field, name, 1e3, "ms")]
     held = point_rows(curve.valid, "batch", "batch held", noise=False)
@@ -367,8 +366,7 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
     color = series_looks(names)["color"]
     front_line = layer(LINE, where="datum.optimal", x="x", y="y", color=color)
     under = [front_line, whiskers("left", "right", "x", y="y", color=color)]
-    words = "throughput against latency"
-    return line_chart(rows, x, y, names, joined=False, under=under, description=words, height=320)
+    return line_chart(rows, x, y, names, joined=False, under=under, description=PLANE.lower(), height=320)
 
 
 def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, description: str) -> Spec | None:
@@ -539,15 +537,14 @@ def interim(found: Comparison) -> Spec:
     x = axis("x", "pairs", domain=(looks[0] - 1, looks[-1] + 1), values=looks, grid=False)
     y = axis("y", "candidate / baseline") | {"scale": {"zero": False}}
     fixed: Values = [{"y": margin_at(found)}, {"y": 1}]
-    words = f"interim analyses of {found.name}"
-    return line_chart(rows, x, y, [*INTERIM], rules=fixed, description=words, height=200)
+    return line_chart(rows, x, y, [*INTERIM], rules=fixed, description=f"interim analyses of {found.name}", height=200)
 
 
 def history(found: changes.ReleaseHistory) -> tuple[Spec, list[str]]:
     """Return one metric over releases, and the releases whose interval goes on beyond the chart. A line joins releases
     that can be compared. The axis reaches every mean, the tolerance around them, and as much of the intervals as leaves
     steps visible."""
-    metric, run, rows = METRICS[found.metric], 0, list[dict[str, Any]]()
+    metric, run, rows = changes.METRICS[found.metric], 0, list[dict[str, Any]]()
     for each in found.releases:
         run += each.step_words == changes.NOT_COMPARABLE  # number of the line that the release lies on
         mean = each.mean.mapped(lambda end: metric.scale * end)

@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis.claims import evidence
-from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, nothing_counts
@@ -23,12 +22,11 @@ from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHAB
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_ratio, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
-from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.findings import Findings, origin
 from pytest_slmserve.report.gate import title
 from pytest_slmserve.report.loads import is_windowed, rate_panels, slo_rule
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.charts import IN_FLIGHT, PERCENTILES, TOKENS_PER_S, Spec, Values, axis, line_chart
-from pytest_slmserve.report.points import origin
 from pytest_slmserve.report.text_table import figure as digits
 from pytest_slmserve.schema.errors import BadUsage, Sharing
 
@@ -135,9 +133,8 @@ def pictures(found: Findings) -> list[Picture]:
         waiting = [(name, c) for name, c in sweeps if sum(p.ttft_p50_s is not None for p in c.valid) > 1]
         limited = ("ttft", "tpot", *(("e2e",) if slo and "e2e" in slo.bounds else ()))
         waits = [Gauge(f"{name.upper()}, ms", f"{name}_p50_s", "ms", f"{name}_p99_s") for name in limited]
-        unknown = "percentiles of TTFT are not known at two loads of any model"
         drawn += [
-            _over_load("latency", waiting, waits, unknown, slo),
+            _over_load("latency", waiting, waits, "percentiles of TTFT are not known at two loads of any model", slo),
             _over_load("sm-per-batch", sweeps, SMS, evidence.NO_PROFILE),
             _energy(sweeps),
             _utilisation(sweeps),
@@ -161,8 +158,7 @@ def _gates(gates: Sequence[Gated]) -> list[Picture]:
         if spec is None:
             drawn.append(Picture(name, why_not=nothing_counts(gated.dropped)))
             continue
-        first = gated.pairs[0]
-        before, after = (first.launch(side).measurements[0].environment for side in SIDES)
+        before, after = (gated.pairs[0].launch(side).measurements[0].environment for side in SIDES)
         releases = f"vLLM {after.vllm} against {before.vllm}" if before.vllm != after.vllm else f"vLLM {after.vllm}"
         drawn.append(Picture(name, (origin(replace(before, vllm=None)), title(gated), releases), (spec,)))
     return drawn
@@ -217,8 +213,7 @@ def whole_picture(picture: Picture) -> Spec:
 
 
 def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
-    found = [origin(c.environment, c.first.workload if c.first else None) for _, c in named]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(origin(c.environment, c.first.workload if c.first else None) for _, c in named))
 
 
 def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str = "", slo: Slo | None = None) -> Picture:
@@ -277,7 +272,9 @@ def _energy(sweeps: Named) -> Picture:
     limits are of different cards, so each limit has bars of its own."""
     bars: dict[str, Values] = {"power_w": [], "energy_per_token_j": []}
     seen = []
-    for name, curve in sorted(sweeps, key=lambda pair: ([*PUBLISHED, pair[1].subject].index(pair[1].subject), pair[0])):
+    for name, curve in sorted(
+        sweeps, key=lambda pair: ([*evidence.PUBLISHED, pair[1].subject].index(pair[1].subject), pair[0])
+    ):
         point = evidence.at_table_1(curve)
         known = [s for s in point.each if s.power_w is not None and s.energy_per_token_j is not None] if point else []
         by_limit = grouped(known, lambda s: None if s.power_limit_w is None else round(s.power_limit_w))

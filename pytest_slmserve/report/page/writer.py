@@ -26,9 +26,7 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import BEGINS, embedded, make_folder
-from pytest_slmserve.report import compare, gate, loads, screen, sweeps, verdicts
-from pytest_slmserve.report.as_json import plain
-from pytest_slmserve.report.deployments import best_deployments
+from pytest_slmserve.report import as_json, compare, deployments, gate, loads, screen, sweeps, verdicts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Cells, Chart, Look, Section
@@ -104,7 +102,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
             "facts": measured.items(),
             "reproduce": found.command or reproduce(measurements),
             "overview": [shown.cells for shown in sweeps.overview_tables(found)],
-            "deployments": list(best_deployments(found)),
+            "deployments": list(deployments.best_deployments(found)),
             "disturbed": disturbed if found.curves or found.shared or found.jobs or found.gates else None,
             "environments": _environments(measurements),
             "claims": [
@@ -328,7 +326,7 @@ def packed(text: str) -> str:
 
 def as_script_json(value: Any) -> str:
     """Return JSON that may stand in a script element, because no tag can begin or end in it."""
-    text = json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(as_json.plain(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

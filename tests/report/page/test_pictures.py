@@ -228,7 +228,7 @@ def test_energy_has_bars_of_each_power_limit_with_the_smallest_and_the_largest_r
 
 def test_percentiles_of_sweeps_are_those_that_the_report_tells():
     curves = stored_curves(read(SWEEPS).measurements, [])
-    told = [each for each in point_facts(curves, (), ()) if each["valid"]]
+    told = [each for each in point_facts(Findings(curves=curves)) if each["valid"]]
     panels = by_name(curves)["latency"].panels
     models = list(dict.fromkeys(map(itemgetter("subject"), told)))
     assert len(models) == 3 and [panel["layer"][0]["encoding"]["y"]["title"] for panel in panels] == [
