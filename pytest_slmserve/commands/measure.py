@@ -331,12 +331,11 @@ def run_measure(given: argparse.Namespace) -> int:
     cli.print_result(given, facts, rows, [section_text(section)])
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
-    windows = [each for m in found for each in (m, *steps_of(m))]  # of a ramp each step
-    valid = not any(problems(each, terms.failed_share) for each in windows)
-    status = cli.PASSES if valid and not moved else cli.FAILS
+    windows = (each for m in found for each in (m, *steps_of(m)))  # of a ramp each step
+    wrong = moved or any(problems(each, terms.failed_share) for each in windows)
+    status = cli.FAILS if wrong else cli.PASSES
     if given.html:
-        shown = replace(section, look="good" if status == cli.PASSES else "bad")
-        sections = {"Load": [shown]}
+        sections = {"Load": [replace(section, look="good" if status == cli.PASSES else "bad")]}
         write_page(given.html, Findings(measurements=found), [given.records], status=status, sections=sections)
     return status
 

@@ -77,33 +77,6 @@ def run_report(given: argparse.Namespace) -> int:
         if given.figures is not None:
             raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
         return report_external(given, results)
-    found, status = findings_of_archives(given)
-    drawn = [] if given.figures is None else draw_pictures(found, given.figures, given.format)
-    aside = sys.stderr if given.json or given.csv else sys.stdout
-    points = point_facts(found)
-    terms = loads.ValidityCriteria(found.slo)
-    shown = {
-        "points": points,
-        "loads": (loads.facts_of_load(m, terms) for m in found.loads),
-        "sweeps": sweep_facts(found),
-        "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
-        "gates": map(gate.gate_facts, found.gates),
-        "history": found.history,
-        "notes": found.notes,
-    }
-    rows_of_loads = ({"kind": "load", **row} for m in found.loads for row in loads.rows_of_load(m, terms))
-    notes = found.notes if given.csv else []  # the text has them
-    cli.print_result(given, shown, chain(points, rows_of_loads), report_lines(found, given.show), notes)
-    for line in drawn:
-        print(line, file=aside)
-    if given.html is not None:
-        write_page(given.html, found, given.paths, status=status)
-        print(f"written: {given.html}", file=aside)
-    return status
-
-
-def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
-    """Return everything that the archives show, with their gates, and the exit status."""
     archives = read_archives(given)
     contents, (gates, remarks) = store.as_one([each for _, each in archives]), gates_of(archives)
     found = judged_again(contents, given.strict, parse_slo(given.goodput) if given.goodput else None)
@@ -111,8 +84,7 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
-    states = [kinds[each.outcome] for each in found.outcomes]
-    states += [each.outcome for each in gates]
+    states = [*(kinds[each.outcome] for each in found.outcomes), *(each.outcome for each in gates)]
     if found.curves or found.jobs or found.loads:
         states.append(State.PASSES)  # because nothing is claimed of them
     commands = [*{str(session.plan.get("command", "")) for session in contents.sessions}]
@@ -120,8 +92,28 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
         command = printable(shlex.join(shlex.split(commands[0]))) if len(commands) == 1 else ""
     except ValueError:  # a quotation without an end: none of ours
         command = ""
-    paths = list(map(str, given.paths))
-    return replace(found, gates=gates, notes=notes, archives=paths, command=command), cli.EXIT_STATUS[all_of(states)]
+    found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)), command=command)
+    drawn = [] if given.figures is None else draw_pictures(found, given.figures, given.format)
+    points, terms = point_facts(found), loads.ValidityCriteria(found.slo)
+    shown = {
+        "points": points,
+        "loads": (loads.facts_of_load(m, terms) for m in found.loads),
+        "sweeps": sweep_facts(found),
+        "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
+        "gates": map(gate.gate_facts, found.gates),
+        "history": found.history,
+        "notes": notes,
+    }
+    rows_of_loads = ({"kind": "load", **row} for m in found.loads for row in loads.rows_of_load(m, terms))
+    notes = notes if given.csv else []  # the text has them
+    cli.print_result(given, shown, chain(points, rows_of_loads), report_lines(found, given.show), notes)
+    status = cli.EXIT_STATUS[all_of(states)]
+    if given.html is not None:
+        write_page(given.html, found, given.paths, status=status)
+        drawn.append(f"written: {given.html}")
+    for line in drawn:
+        print(line, file=sys.stderr if given.json or given.csv else sys.stdout)
+    return status
 
 
 def merge_archives(given: argparse.Namespace) -> int:

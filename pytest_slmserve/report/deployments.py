@@ -270,16 +270,14 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
         )
         parts: list[Part] = [Table(found, _deployment_columns(curve, found), caption="Deployments"), *waiting]
         for wide in curve.wider:  # power and activity of each GPU under the largest load
-            largest = wide.valid[-1] if wide.valid and wide.spec else None
-            runs = runs_of_each_gpu(largest.used[0][0].run) if largest and largest.used else ()
-            gpus = tuple(map(device_figures, runs))
-            if largest and wide.spec and any(gpu.power_w is not None for gpu in gpus):
-                told = (
+            for largest in (point for point in wide.valid[-1:] if point.used):
+                gpus = [device_figures(run) for run in runs_of_each_gpu(largest.used[0][0].run)]
+                told = "; ".join(
                     f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
                     for i, g in enumerate(gpus)
                 )
-                width = wide.spec.tensor_parallel_size
-                parts.append(f"TP {width}, {largest.concurrency} in flight: {'; '.join(told)}")
+                if wide.spec and any(gpu.power_w is not None for gpu in gpus):
+                    parts.append(f"TP {wide.spec.tensor_parallel_size}, {largest.concurrency} in flight: {told}")
         yield Section(f"{name} on several GPUs: {served_on(curve.environment)}", [*parts, *answers(curve, found)])
     if shown:
         yield Legend(SEVERAL_GPUS_LEGEND)

@@ -104,6 +104,7 @@ class Section:
     parts: Sequence[Part] = ()
     look: Look = "open"  # how an HTML report marks the title
     charts: Callable[[], Iterable[Chart]] = tuple  # called only for an HTML report: fits and intervals take time
+    name: str = ""  # heading in an HTML report, if it tells the section from others with this title
 
     @property
     def drawn(self) -> dict[str, list[Chart]]:

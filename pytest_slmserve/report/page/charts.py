@@ -343,11 +343,10 @@ def load_charts(curve: Curve) -> Iterator[Chart]:
     spent = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
     latency = drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300)
     yield Chart("Latency over load", latency, "Whiskers: 95 % interval of the mean. Both axes are logarithmic.")
-    sequences, words = axis("y", "batch, sequences", "log"), f"batch held over {IN_FLIGHT}"
-    batches = drawn(held, sequences, words, joined=False, under=[guide(full)])
+    sequences, joules = axis("y", "batch, sequences", "log"), axis("y", "mJ per output token", "log")
+    batches = drawn(held, sequences, f"batch held over {IN_FLIGHT}", joined=False, under=[guide(full)])
     yield Chart("Batch held", batches, "Dashed: every request in flight is in the batch.")
     yield Chart("Use of the device", drawn(used, axis("y", "%"), "use of the device"))
-    joules = axis("y", "mJ per output token", "log")
     yield Chart("Energy", drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False))
 
 

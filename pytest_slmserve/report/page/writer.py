@@ -86,7 +86,6 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
     for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
         tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
-    del others["Models"]  # they have a place of their own
     subjects = [(heading, [*each]) for heading, each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
     title, measured = _measured(measurements)
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
@@ -110,7 +109,6 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
                 for name, group in verdicts.by_claim(found.outcomes).items()
             ],
             "pareto": [Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE) for curves in alike],
-            "models": [(label, sweeps.sweep_section(curve, label, found)) for label, curve in shown],
             "sections": [(heading, each) for heading, each in subjects if each],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
