@@ -5,7 +5,7 @@ The advice on a model rests on its sweep, which the points below measure, or --s
 
 import pytest
 
-from pytest_slmserve.analysis.advice.verification import (
+from pytest_slmserve.analysis.advice.subjects import (
     KV_BLOCKS,
     LATENCY,
     THROUGHPUT,

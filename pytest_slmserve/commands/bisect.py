@@ -40,15 +40,6 @@ class Release:
     engine_arg: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseGate:
-    """Gate of a release against the good one. gates: one for each model; none if the release did not start."""
-
-    outcome: State
-    gates: Sequence[Gated] = ()
-    note: str = ""
-
-
 def add_bisect(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "bisect", STATUS, run_bisect)
     command.add_argument("--good", metavar="RELEASE", required=True, help="a release that is fast enough")
@@ -69,31 +60,38 @@ def add_bisect(commands: cli.Commands) -> None:
 def run_bisect(given: argparse.Namespace) -> int:
     """Gate the slow release, then the middle of the suspects, until the first slow one is known."""
     releases = {each.release: each for each in releases_of(given)}
-    found, wanted = dict[str, ReleaseGate](), given.bad
+    told, outcomes, gates_found, wanted = dict[str, str](), dict[str, State](), list[dict[str, Any]](), given.bad
     while wanted is not None:
         print(f"gating {wanted} against {given.good} ...", file=sys.stderr, flush=True)
-        found[wanted] = gated(given, releases[given.good], releases[wanted])
-        print(hanging(_told(wanted, found[wanted]), 2), file=sys.stderr, flush=True)
-        outcomes = {name: gate.outcome for name, gate in found.items()}
+        gates, note = gated(given, releases[given.good], releases[wanted])
+        outcomes[wanted] = State.INCONCLUSIVE if note else all_of(each.outcome for each in gates)
+        said = []  # the outcome of each model, and each endpoint that fails with its ratio and interval
+        for each in gates:
+            failing = [(one.name, one.ratio) for one in each.gated if one.outcome is State.FAILS and one.ratio]
+            ratios = (f"{name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
+            said.append(", ".join([title(each), *ratios]))
+        told[wanted] = f"{wanted}: {note or '; '.join(said)}"
+        print(hanging(told[wanted], 2), file=sys.stderr, flush=True)
+        gates_found.append({"release": wanted, "note": note, "gates": map(gate_facts, gates)})
         last = outcomes[given.bad]
         left, wanted = suspects([*releases], outcomes) if last is State.FAILS else ([], None)
     if left:
         answer = f"one of {', '.join(left)} is the first slow release: the gates between were inconclusive"
-        answer = f"first slow release: {_told(left[0], found[left[0]])}" if len(left) == 1 else answer
+        answer = f"first slow release: {told[left[0]]}" if len(left) == 1 else answer
     else:
         known = "is not slower than" if last is State.PASSES else "cannot be told from"
-        answer = f"nothing to find: {given.bad} {known} {given.good}: {_told(given.bad, found[given.bad])}"
+        answer = f"nothing to find: {given.bad} {known} {given.good}: {told[given.bad]}"
     if given.json:
-        gates = [{"release": name, "note": g.note, "gates": map(gate_facts, g.gates)} for name, g in found.items()]
-        print(as_json({"good": given.good, "bad": given.bad, "suspects": left, "gates": gates}))
+        print(as_json({"good": given.good, "bad": given.bad, "suspects": left, "gates": gates_found}))
     else:
         print(hanging(answer, 2))
     return cli.PASSES if len(left) == 1 or last is State.PASSES else cli.INCONCLUSIVE
 
 
-def gated(given: argparse.Namespace, good: Release, candidate: Release) -> ReleaseGate:
-    """A gate by pytest, which goes on with what its archive has. Raises BadUsage if the slow release cannot be gated,
-    and KeyboardInterrupt if pytest was interrupted."""
+def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple[Sequence[Gated], str]:
+    """Gates of a release by pytest, one for each model, which go on with what their archive has; and why there is no
+    outcome, empty if there is one. Raises BadUsage if the slow release cannot be gated, and KeyboardInterrupt if pytest
+    was interrupted."""
     place = given.folder / candidate.release
     place.mkdir(parents=True, exist_ok=True)
     records, log = place / "records.jsonl", place / "pytest.txt"
@@ -106,14 +104,14 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> Relea
         raise KeyboardInterrupt
     gates = report.gates_of([(records, read(records))])[0] if records.exists() else []
     if gates and status not in NOTHING_SAID:
-        return ReleaseGate(all_of(each.outcome for each in gates), gates)
+        return gates, ""
     # The first error in the output of pytest, else its last line.
     lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
     note = f"pytest ended with {status}: {told}"
     if candidate.release == given.bad:
         raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
-    return ReleaseGate(State.INCONCLUSIVE, gates, note)
+    return gates, note
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:
@@ -152,8 +150,8 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
 
 
 def side_options(given: argparse.Namespace, release: Release, side: str) -> list[str]:
-    """Options of pytest for one side of a gate. If no interpreter is named, pip makes one. Raises BadUsage if there
-    is no interpreter."""
+    """Options of pytest for one side of a gate. If no interpreter is named, pip makes one, else BadUsage is raised if
+    it is not there."""
     python = release.python
     if python and not Path(python).exists():
         raise BadUsage(f"there is no interpreter {python}", "--python with {release} in its path")
@@ -173,13 +171,3 @@ def side_options(given: argparse.Namespace, release: Release, side: str) -> list
     options += [f"env={name}={value}" for name, value in release.env.items()]
     options += [f"arg={name}={json.dumps(value)}" for name, value in release.engine_arg.items()]
     return [f"--slm-side={side}:{option}" for option in options]
-
-
-def _told(release: str, gate: ReleaseGate) -> str:
-    """Outcome of each model, and each endpoint that fails with its ratio and interval."""
-    told = []
-    for gated in gate.gates:
-        failing = [(each.name, each.ratio) for each in gated.gated if each.outcome is State.FAILS and each.ratio]
-        ratios = (f"{name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
-        told.append(", ".join([title(gated), *ratios]))
-    return f"{release}: {gate.note or '; '.join(told)}"

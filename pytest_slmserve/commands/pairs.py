@@ -43,7 +43,7 @@ def run_pairs(given: argparse.Namespace) -> int:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
     external.check_columns(rows, SIDES)
     sides = ([external.number_in(row, side) if row.text(side) else None for row in rows] for side in SIDES)
-    series = decision.PairSeries(given.path.name, given.direction, tuple(zip(*sides)))
+    series = decision.PairSeries(given.path.name, given.direction, tuple(zip(*sides)), given.margin)
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
     parts, status = report.comparison_parts([found]), cli.EXIT_STATUS[found.outcome]
     text = section_text(Section("", parts)).lstrip("\n")

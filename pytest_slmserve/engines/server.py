@@ -27,7 +27,7 @@ from pytest_slmserve.schema.errors import BadUsage, Caches, EngineFailed, Side, 
 from pytest_slmserve.schema.models import Model, hub_name, short_name
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Request, Workload, short_hash
+from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Request, Workload, command_words, short_hash
 from pytest_slmserve.telemetry.gpu import ask_once
 from pytest_slmserve.telemetry.host import own_cores
 
@@ -338,13 +338,7 @@ def server_command(spec: EngineSpec, model: str, port: int) -> list[str]:
     arguments |= {"served_model_name": NAME, "disable_uvicorn_access_log": True, "middleware": GUARD}
     arguments |= {"host": HOST, "port": port}
     words = [ONE_FRONT_END] if spec.front_ends == 1 else [VLLM_SERVE, "serve", str(arguments.pop("model"))]
-    for name, value in arguments.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
-    return words
+    return [*words, *command_words(arguments)]
 
 
 def free_port() -> int:

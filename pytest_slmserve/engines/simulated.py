@@ -18,11 +18,12 @@ from typing import Any
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Outputs, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, pacer_of, serve_batches
 from pytest_slmserve.schema import kv_cache
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps
-from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
+from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, Workload
-from pytest_slmserve.telemetry.sampler import BUSY, POWER_W, STEADY, simulated
+from pytest_slmserve.telemetry import sampler
+from pytest_slmserve.telemetry.host import Reading
 
 TICK_S = 0.25  # the factor is constant for so long
 BLOCK = 16  # ticks of recorded noise that stay together
@@ -96,6 +97,7 @@ MAX_STEPS = 2_000_000
 LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
 DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gate.md says
 SAME_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype")  # of a specification and its engine
+SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event reasons
 NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"})
 
 
@@ -133,11 +135,11 @@ class Faults:
     fail_at: float = math.inf
     sensors: bool = True
     profiler: bool = True
-    engine_active: float = STEADY[ENGINE_ACTIVE]
-    dram_active: float = BUSY[DRAM_ACTIVE]
-    tensor_active: float = BUSY[TENSOR_ACTIVE]
-    sm_occupancy: float = BUSY[SM_OCCUPANCY]
-    power_w: float = POWER_W
+    engine_active: float = sampler.STEADY[of.ENGINE_ACTIVE]
+    dram_active: float = sampler.BUSY[of.DRAM_ACTIVE]
+    tensor_active: float = sampler.BUSY[of.TENSOR_ACTIVE]
+    sm_occupancy: float = sampler.BUSY[of.SM_OCCUPANCY]
+    power_w: float = sampler.POWER_W
     memory_used: float | None = None
     start_s: float = 20.0
     other_token_at: float = math.inf
@@ -248,25 +250,36 @@ class SimulatedEngine(Engine):
             progress(Progress("over", now, done, in_flight, sum(steps.new_tokens) / now if now else None))
         failed = done if loop.concurrency >= faults.fail_at else 0
         window = loop.window or (0.0, now)
-        ratios = {
-            ENGINE_ACTIVE: faults.engine_active,
-            DRAM_ACTIVE: faults.dram_active,
-            TENSOR_ACTIVE: faults.tensor_active,
-            SM_OCCUPANCY: faults.sm_occupancy,
-        }
-        sensors = simulated(
-            window,
-            ratios,
-            power_w=faults.power_w,
-            memory_used=faults.memory_used,
-            slow_clock=loop.concurrency >= faults.slow_clock_from,
-            lost=loop.concurrency >= faults.lost_from,
-            hot=loop.concurrency >= faults.hot_from,
-            gpus=self.gpus,
-            imbalance=faults.imbalance,
-        )
         why = "PlantedFailure: as it was told to" if failed else None
-        return Run(samples, steps, window, failed, why, telemetry=sensors if faults.sensors else None)
+        telemetry = self.sensed(window, loop.concurrency) if faults.sensors else None
+        return Run(samples, steps, window, failed, why, telemetry=telemetry)
+
+    def sensed(self, window_s: tuple[float, float], concurrency: float) -> Telemetry:
+        """Readings through the window and one interval around it, all alike except for what is planted."""
+        faults, (opens, closes) = self.faults, window_s
+        planted = {
+            of.ENGINE_ACTIVE: faults.engine_active,
+            of.DRAM_ACTIVE: faults.dram_active,
+            of.TENSOR_ACTIVE: faults.tensor_active,
+            of.SM_OCCUPANCY: faults.sm_occupancy,
+        }
+        if faults.memory_used is not None:
+            planted[of.MEMORY_USED] = faults.memory_used
+        if concurrency >= faults.hot_from:
+            planted[of.CLOCK_REASONS] = HW_THERMAL_SLOWDOWN
+        watts = [faults.power_w * (1 - faults.imbalance * gpu / max(1, self.gpus - 1)) for gpu in range(self.gpus)]
+        found = sampler.Recording([sampler.SimulatedSource()], sampler.INTERVAL_S)
+        for i in range(int((closes - opens) / sampler.INTERVAL_S) + 3):
+            at_s = opens + (i - 1) * sampler.INTERVAL_S
+            slow = {of.SM_CLOCK: SLOW_HZ} if concurrency >= faults.slow_clock_from and i % 4 == 0 else {}
+            each = tuple({**sampler.simulated_values(at_s, power_w), **planted, **slow} for power_w in watts)
+            reading = (
+                Reading({}, sampler.INTERVAL_S, gpus=each) if len(each) > 1 else Reading(each[0], sampler.INTERVAL_S)
+            )
+            found.rows.append((at_s, reading))
+        if concurrency >= faults.lost_from:
+            found.failed["simulated"] = f"simulated failed after {len(found.rows)} readings: as it was told to"
+        return found.telemetry(0.0)
 
     def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, int]:
         """The requests that were sent, the steps, and the number of requests that have not ended.

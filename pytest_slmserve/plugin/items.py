@@ -21,11 +21,11 @@ from typing import Any, TypeVar, get_args
 import pytest
 
 from pytest_slmserve.analysis import points
-from pytest_slmserve.analysis.advice import verification
+from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.claims.table import claim_of, models_read
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
 from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, device_figures
-from pytest_slmserve.analysis.metrics.validity import Health, health, trustworthy
+from pytest_slmserve.analysis.metrics.validity import CheckResult, health, trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.engines.base import check_fits
@@ -234,7 +234,7 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
             if "jobs" in words:
                 jobs = (job.model for job in planning.job_cases(planner, words) if not job.skip_reason)
                 named = [model for model in dict.fromkeys(jobs) if named is None or model in named]
-            of_blocks = session.platform != "remote" and claim == verification.KV_BLOCKS
+            of_blocks = session.platform != "remote" and claim == subjects.KV_BLOCKS
             why = "what its layers keep is not known beforehand: the engine's own KV blocks count"
             for model in planner.models if named is None else named_models(session, claim, named):
                 unknown = of_blocks and predicted_blocks(planner.spec(model)) is None
@@ -675,7 +675,7 @@ class SampledBlock:
         return device_figures(self.seen)
 
     @property
-    def health(self) -> Health:
+    def health(self) -> CheckResult:
         return health(self.seen, self.environment)
 
 

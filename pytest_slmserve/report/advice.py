@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import Advice, Decision, Plan, ServedEngine, conditions, utilization
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
-from pytest_slmserve.analysis.advice.subjects import ResultSource
+from pytest_slmserve.analysis.advice.subjects import ADVISED, ResultSource
 from pytest_slmserve.analysis.estimates import Interval, percent
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
@@ -19,7 +19,10 @@ from pytest_slmserve.report.deployments import answers, best_on_several, deploym
 from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hanging, hundredths, milliseconds
+from pytest_slmserve.schema.models import hub_name
+from pytest_slmserve.schema.specs import command_words
 
+TOLD_APART = {*ADVISED, "dtype", "max_num_batched_tokens"}  # arguments that are not among the further ones
 FIRST_PORT = 8000  # of vLLM's server by default
 INDENT = "    "
 CONTINUED = " \\"
@@ -27,8 +30,7 @@ CONTINUED = " \\"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Engines to be started one after the other. what: a description for people. mps: whether they should share the
-    GPU by MPS."""
+    """Engines to be started one after the other. what: for people. mps: whether they should share the GPU by MPS."""
 
     what: str
     commands: tuple[tuple[str, ...], ...]
@@ -36,38 +38,38 @@ class Start:
 
 
 def starts(plan: Plan) -> Iterator[Start]:
-    """Ways to serve: one engine for each model that fits next to the others; a single engine for each model whose
-    memory is unknown; and several engines of one model, if they are worth a trial."""
+    """Ways to serve: one engine of each model that fits beside the others; a single engine of each model whose memory
+    is unknown; and several engines of one model, if they are worth a trial."""
     engines = ((advice, advice.subject.engine, advice.batch) for advice in plan.advices)
     serving = [(advice, engine, batch) for advice, engine, batch in engines if engine and batch is not None]
     placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
-
-    def start(what: str, rows: Sequence[tuple[ServedEngine, int]], mps: bool = False) -> Start:
-        served = enumerate((serve_words(engine, batch, plan.wish.gpu_bytes) for engine, batch in rows), FIRST_PORT)
-        return Start(what, tuple((*words, "--port", str(port)) for port, words in served), mps)
-
-    if placed:
-        what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
-        yield start(what, [(engine, batch) for _, engine, batch in placed])
-    for row in (row for row in serving if row not in placed):
-        yield start(f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others", [row[1:]])
+    what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
+    ways = [(what, [row[1:] for row in placed], False)] if placed else []
+    alone = "one engine of {}, alone: it is not known to fit beside others"
+    ways += [(alone.format(row[0].subject.name), [row[1:]], False) for row in serving if row not in placed]
     for advice, engine, _ in serving:
         if (fit := advice.replicas) and fit.advised > 1:
             what = f"{fit.advised} engines of {fit.each} requests each, for a trial"
-            yield start(what, [(engine, fit.each)] * fit.advised, mps=True)
+            ways.append((what, [(engine, fit.each)] * fit.advised, True))
+    for what, rows, mps in ways:
+        served = enumerate((serve_words(*row, plan.wish.gpu_bytes) for row in rows), FIRST_PORT)
+        yield Start(what, tuple((*words, "--port", str(port)) for port, words in served), mps)
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
     """The words of one command. What is unknown of the engine is left to vLLM."""
-    words = ["env", *engine.env] if engine.env else []
-    words += ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
+    spec = engine.spec
+    variables = [f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"]
+    words = ["env", *variables] if variables else []
+    words += ["vllm", "serve", hub_name(spec.model), "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
     if engine.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
     if (footprint := engine.footprint) and not engine.no_footprint:
         words += ["--max-model-len", str(footprint.longest), "--kv-cache-memory-bytes", str(footprint.kv_bytes(batch))]
         if gpu_bytes is not None:
             words += ["--gpu-memory-utilization", f"{utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
-    return (*words, *engine.arguments)
+    eager = ["--enforce-eager"] if spec.enforce_eager else []
+    return *words, *eager, *command_words({name: value for name, value in spec.extra if name not in TOLD_APART})
 
 
 def shell_lines(words: Sequence[str], width: int) -> str:
@@ -128,8 +130,8 @@ FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowa
 
 
 def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = ()) -> Section:
-    """Heading, table, reasons, notes on all models, the commands, and of curves on several numbers of GPUs which
-    deployment to choose."""
+    """Return the table, the reasons, notes on all models, the commands, and which deployment to choose of those on
+    several numbers of GPUs."""
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
         most = percent(wish.gpu_memory_utilization)
@@ -142,13 +144,10 @@ def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = (
         parts += ["", f"{advice.subject.name}\n{text_table.named_lines(pairs)}"]
     if remarks := list(general(plan, source)):
         parts += ["", *remarks]
+    width = text_table.layout().width
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
-        parts += [
-            "",
-            "; ".join(sentences),
-            *(shell_lines(words, text_table.layout().width) for words in start.commands),
-        ]
+        parts += ["", "; ".join(sentences), *(shell_lines(words, width) for words in start.commands)]
     parts += [f"{curve.subject} on {text}" for curve, found in several_gpus(curves) for text in answers(curve, found)]
     return Section(heading, parts, "good" if plan.possible else "open")
 
@@ -174,7 +173,7 @@ def _mark(advice: Advice) -> str:
 
 
 def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Pairs of a subject and a sentence: the batch, the memory, the gain and the number of engines, the cost, notes."""
+    """Yield pairs of a subject and a sentence."""
     yield "batch", batch_text(advice, plan)
     if allowed := caps_text(advice.decision):
         yield "law", allowed
@@ -182,9 +181,8 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
         yield "memory", _memory(advice)
         if (gains := advice.gains) and (gains.time_slicing or advice.replicas):
             sliced, overlap, power = gains.time_slicing, gains.mps, gains.power_share
-            if sliced is None:
-                said = "of several engines: not bounded by any sensor or data sheet"
-            else:
+            said = "of several engines: not bounded by any sensor or data sheet"
+            if sliced is not None:
                 bounds = [f"{figure(c.factor)} times the throughput of one ({c.why})" for c in (sliced, overlap) if c]
                 said = f"several engines have by time slicing at most {bounds[0]}; under MPS at most {bounds[-1]}"
                 if overlap is None or sliced is overlap:
@@ -261,12 +259,12 @@ def _memory(advice: Advice) -> str:
 
 
 def no_memory(advice: Advice) -> str:
-    """The reason why the memory that a model needs is unknown."""
+    """Return why the memory that a model needs is unknown."""
     return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
 
 
 def general(plan: Plan, source: ResultSource) -> Iterator[str]:
-    """Notes that concern all models of a plan, and how they fit together."""
+    """Yield notes that concern all models of a plan, and how they fit together."""
     yield from (f"note: {note}" for note in source.notes)
     if not plan.advices:
         yield "note: no sweep was measured"
@@ -293,8 +291,8 @@ def general(plan: Plan, source: ResultSource) -> Iterator[str]:
 
 
 def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Facts on a plan and each of its models. curves: of these models, on any number of GPUs. several_gpus: the best
-    deployments for each number of GPUs and each concurrency, if there is a choice."""
+    """Return a plan and each of its models for JSON. curves: of these models, on any number of GPUs, of which the best
+    deployments are told if there is a choice."""
     wish, models, several = plan.wish, [], []
     for advice in plan.advices:
         seen, footprint = advice.decision, advice.subject.footprint
@@ -314,11 +312,8 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
         for gpus, load, best in best_on_several(curve, found):
             row = {"model": curve.subject, "gpus": gpus, "concurrency": load}
             for goal, (one, value) in best.items():
-                row[f"best_{goal}"] = {
-                    "deployment": deployment_name(one),
-                    **facts(one, "engines", "tensor_parallel_size"),
-                    goal: value,
-                }
+                made_of = facts(one, "engines", "tensor_parallel_size")
+                row[f"best_{goal}"] = {"deployment": deployment_name(one), **made_of, goal: value}
             several.append(row)
     return {
         **facts(source, "device", "latency"),
@@ -327,16 +322,12 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
         "models": models,
         "together": plan.together,
         "several_gpus": several,
-        "starts": [
-            {**facts(start, "what", "mps"), "commands": map(shlex.join, start.commands)} for start in starts(plan)
-        ],
+        "starts": [{**facts(way, "what", "mps"), "commands": map(shlex.join, way.commands)} for way in starts(plan)],
         "notes": general(plan, source),
     }
 
 
 Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None if only the other GPU has this load
-
-
 OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
     Column("tokens/s\nmeasured", lambda row: figure(row["output_tokens_per_s"], 4)),
     Column("predicted\nthere", lambda row: figure(row["predicted_tokens_per_s"], 4)),
@@ -353,12 +344,9 @@ OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
 
 
 def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curve]) -> tuple[dict[str, Any], str]:
-    """A prediction under the label of its sweep, compared load by load with sweeps that were measured on that GPU.
-
-    Returns:
-        Facts for JSON, with all rows and a verdict for each such sweep. And the text: a table for each such sweep, or
-        one of the prediction, the law on both GPUs, and the verdicts.
-    """
+    """Return a prediction, compared load by load with sweeps that were measured on that GPU: facts for JSON, with all
+    rows and a verdict for each sweep; and a text, with a table for each sweep, or one without any. name: label of the
+    sweep that it is predicted from."""
     curve, law, gpu = prediction.curve, prediction.law, prediction.gpu.family
     tables, verdicts = [], [carries(prediction, there) for there in measured]
     for there in measured or (None,):
@@ -386,14 +374,14 @@ def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curv
         "gpu": gpu,
         "t_inf": law.t_inf.value,
         "b_half": law.b_half.value,
-        "predicted_t_inf": prediction.t_inf,
-        "predicted_b_half": prediction.b_half,
+        "predicted_t_inf": prediction.step.pace,
+        "predicted_b_half": prediction.step.b_half,
         "loads": [row for rows in tables for row in rows],
         "verdicts": verdicts,
     }
     columns = (Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"])), *OTHER_GPU_COLUMNS)
     here_law = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
-    there_law = f"T_inf {figure(prediction.t_inf, 4)}, b_half {figure(prediction.b_half)}"
+    there_law = f"T_inf {figure(prediction.step.pace, 4)}, b_half {figure(prediction.step.b_half)}"
     checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
     lines = [
         hanging(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2),

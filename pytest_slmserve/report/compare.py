@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.compare.changes import METRICS, Judgement, MetricC
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.gate import LOOKS, difference_text
+from pytest_slmserve.report.gate import LOOKS, difference_parts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, interval_text, table
@@ -123,7 +123,7 @@ def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparis
     """Return both sides, what differs, a table for each model, and in the end what is known and what is not."""
     parts: list[Part] = [Named([("baseline", baseline.about), ("candidate", candidate.about)])]
     if found.changes or found.differences:
-        parts += ["", difference_text(found.differences)]
+        parts += difference_parts(found.differences)
     for subject, alike in grouped(found.changes, lambda each: each.subject).items():
         loads = pairwise(["", *(each.load for each in alike)])
         rows = [(each, before != load) for each, (before, load) in zip(alike, loads)]

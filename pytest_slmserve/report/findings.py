@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_slmserve.analysis.compare.changes import ReleaseHistory
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.gpu_figures import Place, fastest_pieces
+from pytest_slmserve.analysis.metrics.gpu_figures import host_speeds
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, labels
@@ -56,9 +56,9 @@ class Findings:
         return claim_outcomes(self.judged, strict=self.strict)
 
     @cached_property
-    def fastest(self) -> Mapping[Place, float]:
-        """What the speed of each host is relative to: the fastest pieces of its probe beside any window."""
-        return fastest_pieces(m for curve in self.curves for m in curve.measurements)
+    def host_speeds(self) -> Mapping[str, float]:
+        """The speed of the host in each window that had a host-speed probe, by the measurement's id."""
+        return host_speeds(m for curve in self.curves for m in curve.measurements)
 
     def tolerance(self, curve: Curve, label: str) -> float:
         """Return the gain per doubling below which throughput counts as flat: that of the claim that was judged."""

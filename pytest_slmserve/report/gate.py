@@ -1,4 +1,4 @@
-"""Findings of a gate, and comparisons of any two sides: text, Markdown for a pull request, facts for JSON."""
+"""Findings of a gate, and comparisons of any two sides: their section and their facts for JSON."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,13 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Chart, Legend, Look, Named, Part, Section, Table
-from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hanging, hundredths, interval_text, table
+from pytest_slmserve.report.section import Chart, Details, Legend, Look, Named, Part, Section, Table
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hundredths, interval_text
 from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import SIMULATED, Measurement
 from pytest_slmserve.schema.specs import GIB
 
+NOTHING_DIFFERS = "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
 DIAGNOSIS_COLUMNS: tuple[Column[Change], ...] = (
     Column("", lambda c: c.name, "left"),
     Column("baseline", lambda c: figure(c.baseline)),
@@ -48,35 +49,30 @@ PROBE_LEGEND = (
 )
 
 
-def diagnosis_lines(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Iterator[str]:
-    """Explanations of a difference between two sides, as pieces of text: where the time goes, start-up times, and facts
-    that differ. Nothing if nothing was measured on both sides. Invalid measurements count only for their launch."""
-    divided, starts = diagnosis.splits(baseline, candidate), diagnosis.start_ups(baseline, candidate)
-    differences = diagnosis.fact_differences(baseline, candidate)
-    yield from map(split_text, divided)
+def diagnosis_parts(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Iterator[Part]:
+    """Yield explanations of a difference between two sides: where the time goes at each load, start-up times, and facts
+    that differ. Invalid measurements count only for their launch."""
+    divided = diagnosis.splits(baseline, candidate)
+    for split in divided:
+        counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
+        heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
+        rows = [
+            Change(label, scale * change.baseline, scale * change.candidate)
+            for name, (label, scale) in DIAGNOSIS_ROWS.items()
+            for change in split.known([name])
+        ]
+        caption = f"{split.model}, {split.load.title}: seconds per 1,000 requests"
+        yield Table(rows, DIAGNOSIS_COLUMNS, caption, heading, always=len(DIAGNOSIS_COLUMNS))
+        yield from split_findings(split)
     if divided:
-        yield hanging(SPLIT_LEGEND, 0)
+        yield from ("", Legend(SPLIT_LEGEND))
     if any(split.known(PROBE) for split in divided):
-        yield hanging(PROBE_LEGEND, 0)
-    for start in starts:
+        yield from ("", Legend(PROBE_LEGEND))
+    for start in diagnosis.start_ups(baseline, candidate):
         relative = f" ({_signed_percents(start.relative)} %)" if start.relative is not None else ""
         told = f"{figure(start.baseline)} -> {figure(start.candidate)} s{relative}"
-        yield f"start-up of {start.name}: {told}, mean of each side's launches"
-    if divided or starts or differences:
-        yield difference_text(differences)
-
-
-def split_text(split: Split) -> str:
-    """Heading, table and findings of one load."""
-    counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
-    heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
-    rows = [
-        Change(label, scale * change.baseline, scale * change.candidate)
-        for name, (label, scale) in DIAGNOSIS_ROWS.items()
-        for change in split.known([name])
-    ]
-    shown = table(rows, DIAGNOSIS_COLUMNS, always=len(DIAGNOSIS_COLUMNS))
-    return "\n".join([heading, shown, *(hanging(line, 2) for line in split_findings(split))])
+        yield from ("", f"start-up of {start.name}: {told}, mean of each side's launches")
+    yield from difference_parts(diagnosis.fact_differences(baseline, candidate))
 
 
 def split_findings(split: Split) -> Iterator[str]:
@@ -87,8 +83,7 @@ def split_findings(split: Split) -> Iterator[str]:
     if change is None or abs(change) < NOTABLE:
         yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
     else:
-        for found in filter(None, map(diagnosis.explaining, (by_step, by_device))):
-            part, share = found
+        for part, share in filter(None, map(diagnosis.explaining, (by_step, by_device))):
             more = ", and the other part went the other way" if round(share, 2) > 1 else ""
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
         yield f"steps per request {_signed_percents(count)} %, time per step {_signed_percents(step)} %"
@@ -109,23 +104,20 @@ def split_findings(split: Split) -> Iterator[str]:
         yield f"host gap unknown: no sensor told how long the GPU ran no kernel ({lacking})"
 
 
-def difference_text(differences: Sequence[Difference]) -> str:
-    """A row for each fact that is not the same; bytes in GiB if that tells the sides apart."""
-    if not differences:
-        return "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
+def difference_parts(differences: Sequence[Difference]) -> Iterator[Part]:
+    """Yield a table of the facts that are not the same, bytes in GiB if that tells the sides apart; or that nothing
+    differs."""
     rows = []
     for each in differences:
-        values = [[ABSENT if value is None else value for value in side] for side in (each.baseline, each.candidate)]
-        cells = [" or ".join(side) for side in values]
+        sides = [[ABSENT if value is None else value for value in side] for side in (each.baseline, each.candidate)]
+        in_gib = sides
         if each.field.endswith("_bytes"):
-            in_gib = [
-                " or ".join(f"{figure(int(text) / GIB, 4)} GiB" if text.isdigit() else text for text in side)
-                for side in values
-            ]
-            cells = in_gib if in_gib[0] != in_gib[1] else cells
-        rows.append([each.field, *cells])
+            in_gib = [[f"{figure(int(v) / GIB, 4)} GiB" if v.isdigit() else v for v in side] for side in sides]
+        rows.append([each.field, *map(" or ".join, in_gib if in_gib[0] != in_gib[1] else sides)])
     columns = [Column(head, itemgetter(place), "left") for place, head in enumerate(("", *SIDES))]
-    return f"what differs between the sides:\n{table(rows, columns, always=len(columns))}"
+    yield Table(rows, columns, "What differs", "what differs between the sides:", always=len(columns))
+    if not rows:
+        yield from ("", NOTHING_DIFFERS)
 
 
 def _difference(seen: Change) -> str:
@@ -181,20 +173,20 @@ INTERIM: tuple[Column[Step], ...] = (
 
 
 def gate_section(gated: Gated) -> Section:
-    """A gate: what was compared, the endpoints, the next step, the launches that do not count, and the diagnosis if it
-    failed."""
+    """Return one gate: what was compared, the endpoints, the next step, how it was decided, and why it fails."""
     endpoints, reasons, interim = comparison_parts(gated.compared)
     parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
     parts += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]
     parts += [endpoints, reasons] if gated.gated else ["", "nothing was compared"]
-    parts += exact_lines(gated)
+    for verdict in gated.exact:
+        parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
     parts += [f"next: {more}"] if (more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
-    parts += [*(f"left out: {why}" for why in gated.dropped), interim, "", Legend(KEY)]
-    for lines in failure_lines(gated):
-        parts += ["", lines]
-    drawn = partial(gate_charts, gated.compared)
-    return Section(title(gated), parts, LOOKS[gated.outcome], drawn)
+    parts += [f"left out: {why}" for why in gated.dropped]
+    parts += [Details("How it was decided, and what the columns mean"), interim, "", Legend(KEY)]
+    if gated.outcome is State.FAILS:
+        parts += [Details("Where the time goes, and what differs"), *diagnosis_parts(*map(gated.measurements, SIDES))]
+    return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared))
 
 
 def gate_charts(compared: Sequence[Comparison]) -> Iterator[Chart]:
@@ -203,8 +195,7 @@ def gate_charts(compared: Sequence[Comparison]) -> Iterator[Chart]:
     yield Chart("Candidate over baseline", charts.gate_forest(compared), note)
     for each in compared:
         if each.interim:
-            looks = "Dashed: the margin, and no change."
-            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)
+            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), "Dashed: the margin, and no change.")
 
 
 def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Table]:
@@ -213,29 +204,6 @@ def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Tabl
     steps = [(each.name, step) for each in compared for step in each.interim]
     endpoints = Table(compared, COLUMNS, caption="Endpoints", always=len(COLUMNS))
     return endpoints, Named(reasons), Table(steps, INTERIM, caption="Interim analyses")
-
-
-def as_markdown(gates: Sequence[Gated]) -> str:
-    """Gates as Markdown for the summary of a workflow, or for a comment on a pull request."""
-    lines = []
-    for gated in gates:
-        lines += [f"### {title(gated)}", "", *((f"**{SIMULATED}**", "") if is_simulated(gated) else ())]
-        lines += [f"- {side}: {words}" for side, words in described_sides(gated)]
-        lines += [f"- {caches_text(gated)}", ""]
-        cells = comparison_parts(gated.compared)[0].cells
-        lines.append(f"| {' | '.join(head or 'outcome' for head in cells.heads)} |")
-        lines.append(f"|{'|'.join('---:' if right else '---' for right in cells.numeric)}|")
-        lines += [*(f"| {' | '.join(row)} |" for row in cells.rows), ""]
-        lines += [f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.PASSES]
-        lines += [f"- {line}" for line in exact_lines(gated)]
-        lines += ["", f"**Next:** {more}"] if (more := next_step(gated)) else []
-        lines += ["", outputs] if (outputs := outputs_text(gated)) else []
-        lines += [f"\nleft out: {why}" for why in gated.dropped]
-        if explained := failure_lines(gated):
-            lines += ["", "<details><summary>Where the time goes, and what differs</summary>", "", "```"]
-            lines += [*explained, "```", "", "</details>"]
-        lines.append("")
-    return "\n".join(lines)
 
 
 def gate_facts(gated: Gated) -> dict[str, Any]:
@@ -252,25 +220,25 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
 
 
 def title(gated: Gated) -> str:
-    """The outcome; with fewer pairs than the first interim analysis needs, that speed is not judged."""
+    """The outcome, or that speed is not judged by so few pairs."""
     if has_few_pairs(gated):
         return f"{gated.model}: speed NOT JUDGED after {counted(len(gated.pairs), 'pair')} of launches"
     return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
 
 
 def is_simulated(gated: Gated) -> bool:
-    """Whether its numbers come from a formula."""
+    """Return whether its numbers come from a formula."""
     return any(pair.baseline.measurements[0].environment.platform == "simulated" for pair in gated.pairs)
 
 
 def has_few_pairs(gated: Gated) -> bool:
-    """Whether an inconclusive gate has some pairs, and fewer than its first interim analysis needs."""
+    """Return whether an inconclusive gate has some pairs, and fewer than its first interim analysis needs."""
     return gated.outcome is State.INCONCLUSIVE and 0 < len(gated.pairs) < FIRST_LOOKS[0]
 
 
 def next_step(gated: Gated) -> str:
-    """What may decide an inconclusive gate: the options that measure what it lacks for its next interim analysis, with
-    the time that this takes; or a repair, or a new gate. Empty for any other gate, and if no pair counts."""
+    """Return what may decide an inconclusive gate: options that measure up to its next interim analysis, with the time
+    that takes; or a repair, or a new gate. Empty for any other gate, and if no pair counts."""
     if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
         return ""
     unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
@@ -282,63 +250,41 @@ def next_step(gated: Gated) -> str:
         more = f"-o slm_gate_pairs={2 * most}"
         return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
     look = next_look(there, gated.terms) or most
-    more = counted(look - there, "more pair")
+    takes = everything = ""
     if there > 1:
         # A pair's time has that of its engine starts; one pair more is for the launches that do not count. The median
         # leaves out a pause.
         began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
         times = map(datetime.fromisoformat, began)
         each_s = median((after - before).total_seconds() for before, after in pairwise(times))
-        more += f", about {(look - there + 1) * each_s:.0f} s, can decide"
-        more += f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
-    else:
-        more += " can decide"
+        takes = f", about {(look - there + 1) * each_s:.0f} s,"
+        everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
     first = gated.pairs[0].baseline.measurements
-    loads = ",".join(f"{m.load.max_concurrency}" for m in first)
-    return f"{more}: {first[0].environment.mode} --slm-gate --slm-resume --slm-concurrency={loads}"
-
-
-def failure_lines(gated: Gated) -> list[str]:
-    """Diagnosis of a gate that fails, from the launches that count; empty for any other gate."""
-    if gated.outcome is not State.FAILS:
-        return []
-    sides = ([m for pair in gated.pairs for m in pair.launch(side).measurements] for side in SIDES)
-    return list(diagnosis_lines(*sides))
-
-
-def exact_lines(gated: Gated) -> Iterator[str]:
-    """A line for each verdict on what is no matter of chance."""
-    for verdict in gated.exact:
-        yield f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}"
+    mode, loads = first[0].environment.mode, ",".join(f"{m.load.max_concurrency}" for m in first)
+    more = f"{counted(look - there, 'more pair')}{takes} can decide{everything}"
+    return f"{more}: {mode} --slm-gate --slm-resume --slm-concurrency={loads}"
 
 
 def caches_text(gated: Gated) -> str:
     """State of the compilation caches, and the median seconds of a start that compiling or reading took on each side,
     if engines report it. A low number means that the cache was hit."""
-    took = []
-    for side in SIDES:
-        seconds = [m.resolved.compile_s for pair in gated.pairs for m in pair.launch(side).measurements]
-        if known := [s for s in seconds if s is not None]:
-            took.append(figure(median(known), 2))
-    if len(took) < len(SIDES):
-        return CACHES[gated.caches]
-    return f"{CACHES[gated.caches]}; compiling took {' and '.join(took)} s of a start"
+    seconds = ([s for m in gated.measurements(side) if (s := m.resolved.compile_s) is not None] for side in SIDES)
+    took = [figure(median(each), 2) for each in seconds if each]
+    told = f"; compiling took {' and '.join(took)} s of a start" if len(took) == len(SIDES) else ""
+    return f"{CACHES[gated.caches]}{told}"
 
 
 def outputs_text(gated: Gated) -> str:
     """Comparison of both sides' tokens, with dummy weights, which prove nothing. Empty if no tokens were requested, and
     for real weights, which have a verdict."""
-    seen = gated.answers
-    if seen is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
+    if (seen := gated.answers) is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
         return ""
-    asked = f"outputs: the first {seen.tokens} greedy tokens of {counted(seen.requests, 'request')}"
-    unsteady = "" if seen.steady else "; launches of one side differ among themselves"
-    unsteady += "; whether they are right, dummy weights cannot tell"
-    if seen.differs is None:
-        return f"{asked} are the same{unsteady}"
-    at = seen.differs
-    tokens = f"{at.baseline} and {at.candidate}"
-    return f"{asked} differ from token {at.position} of request {at.request} on ({tokens}){unsteady}"
+    differ = "are the same"
+    if at := seen.differs:
+        differ = f"differ from token {at.position} of request {at.request} on ({at.baseline} and {at.candidate})"
+    differ += "" if seen.steady else "; launches of one side differ among themselves"
+    asked = f"the first {seen.tokens} greedy tokens of {counted(seen.requests, 'request')}"
+    return f"outputs: {asked} {differ}; whether they are right, dummy weights cannot tell"
 
 
 def calibration_text(kept: StoredNoise) -> str:

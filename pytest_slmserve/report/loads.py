@@ -41,7 +41,9 @@ def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = chart
                 gaps = window.gaps_of(m.run for m in each)
                 quantiles = map(gaps.percentile, SHARES) if gaps else []
             else:
-                requests = (window.request_latency(m.run.samples, row) for m in each for row in window.judged_rows(m))
+                requests = (
+                    window.request_latency(m.run.samples, row) for m in each for row in window.judged_requests(m).rows
+                )
                 known = sorted(s for one in requests if (s := getattr(one, f"{name.lower()}_s")) is not None)
                 quantiles = (percentile(known, share) for share in SHARES)
             for share, seconds in zip(SHARES, quantiles):
@@ -188,7 +190,7 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
     """Return the figures of one load or of a step of a ramp, in seconds, tokens and shares; null is not measured."""
     found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
-    prompts, outputs = window.judged_tokens(measurement)
+    judged = window.judged_requests(measurement)
     return {
         "valid": not found.problems,
         "problems": found.problems,
@@ -197,8 +199,8 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
         **facts(window.latencies_of(measurement), "requests", "unfinished"),
         **facts(run, "failures", "first_failure"),
         "failed": run.failed and Counter(run.failed.kind),
-        "prompt_tokens": prompts,
-        "output_tokens": outputs,
+        "prompt_tokens": judged.prompt_tokens,
+        "output_tokens": judged.output_tokens,
         "concurrency_max": window.most_in_flight(run),
         "window_s": run.window_s[1] - run.window_s[0],
         **facts(summary_of(measurement)),
@@ -206,7 +208,7 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
         "cached_prompt_share": from_cache and from_cache.share,
         "schedule_delay": window.delay_of(run),
         "held_back": window.held_back(run),
-        "goodput": goodput_facts(window.goodput_of(measurement, terms.slo) if terms.slo else None),
+        "goodput": goodput_facts(window.goodput_of(terms.slo, (measurement,)) if terms.slo else None),
     }
 
 
@@ -240,10 +242,8 @@ def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict
 
 
 def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Served]:
-    found = [(m, window.goodput_of(m, terms.slo)) for m in points] if terms.slo else []
-    return [
-        Served(offered_rate(m), good, good.dropped, not problems(m, terms.failed_share)) for m, good in found if good
-    ]
+    found = [(m, window.goodput_of(terms.slo, (m,))) for m in points] if terms.slo else []
+    return [Served(offered_rate(m), good, good.dropped, not problems(m, terms.failed_share)) for m, good in found]
 
 
 def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
@@ -427,7 +427,7 @@ def rate_panels(
     for name, line in zip(names, lines):
         for m, delay, degraded in line:
             summary, sent = summary_of(m), delay.achieved_per_s
-            good = window.goodput_of(m, slo) if slo else None
+            good = window.goodput_of(slo, (m,)) if slo else None
             for stroke, per_s in (("served", summary.requests_per_s), (within, good.per_s if good else None)):
                 if per_s is not None:
                     served.append(charts.interval_row(sent, Interval(per_s), name, degraded) | {"stroke": stroke})

@@ -22,11 +22,10 @@ from pytest_slmserve.report import compare, deployments, loads, sweeps
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings, first_of_each_kind, reason_kind, valid_cell
-from pytest_slmserve.report.section import Legend, Section, Table, section_text
+from pytest_slmserve.report.section import Legend, Section, Table, Verbatim, section_markdown, section_text
 from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.errors import Detail
-from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import SIMULATED
 
 MOST_LINES = 23  # and the line that pytest puts above them
@@ -249,25 +248,25 @@ def tables(found: Findings) -> Iterator[Line]:
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:
-    """Write gates as JSON and Markdown next to the records. Write them, the tests that failed, and the summary if there
-    is more than gates, on the page of a GitHub workflow.
+    """Write gates as JSON and Markdown next to the records. On the page of a GitHub workflow write the gates with the
+    command that repeats them, the tests that failed, and the summary if there is more than gates.
 
     Returns:
         The paths next to the records, or why nothing was written: the records hold the measurements anyway.
     """
     beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
-    markdown = gates.as_markdown(found.gates)
+    sections = [gates.gate_section(gated) for gated in found.gates]
+    markdown = "\n".join(map(section_markdown, sections))
     try:
         if page:
-            # Texts of tests and commands are never folded, so that none of them can end the block.
-            command = f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
-            lines = [f"failed: {printable(text, layout='')}" for text in found.failed]
+            lines = [f"failed: {text}" for text in found.failed]
             if not found.gates or found.curves or found.judged:
                 with laid_out(ON_A_PAGE):
                     lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
-            block = "### pytest-slmserve\n\n```text\n{}\n```\n".format("\n".join(lines)) if lines else ""
+            sections += [Section("To repeat it", [Verbatim(found.command, "sh")])] if found.command and sections else []
+            sections += [Section("pytest-slmserve", [Verbatim("\n".join(lines))])] if lines else []
             with Path(page).open("a", encoding="utf-8") as file:
-                file.write(f"{markdown}{command if found.command and markdown else ''}{block}\n")
+                file.write("\n".join([*map(section_markdown, sections), ""]))
         if not found.gates:
             return ""
         make_folder(beside.parent)

@@ -1,4 +1,4 @@
-"""What a report shows of one subject, as a value, and how the terminal and the HTML report draw it.
+"""What a report shows of one subject, as a value, and how the terminal, Markdown and the HTML report draw it.
 
 A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once, by a function that returns a `Section`:
 
@@ -8,26 +8,30 @@ A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once,
             "  baseline: vLLM 0.25.0, at 256 requests in flight",
             Table(rows, COLUMNS, caption="Endpoints"),
             Named([("output tokens/s", "pass: at least 0.995 of the baseline")]),
+            Details("How it was decided"),
             "",
             Legend("spread: standard deviation of a pair."),
         ],
         look="good",
-        charts=partial(gate_charts, compared, [], series),  # a function that yields `Chart` values
+        charts=partial(gate_charts, compared),  # a function that yields `Chart` values
     )
 
-`section_text` draws it for a terminal and leaves the charts out. The template of the HTML report draws the names with
-their sentences, the charts, and then all other parts in their order. JSON and CSV hold the values that the section was
-made of (`report.as_json`).
+`section_text` draws it for a terminal, and `section_markdown` for GitHub; both leave the charts out. The template of
+the HTML report draws the names with their sentences, the charts, and then all other parts in their order. JSON and CSV
+hold the values that the section was made of (`report.as_json`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.report.text_table import Column, folded, hanging, named_lines, table, telling
+from pytest_slmserve.schema.printable import printable
 
 Look = Literal["good", "bad", "open"]
 
@@ -49,6 +53,22 @@ class Named:
     """Names with a sentence each, below each other after an empty line."""
 
     pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verbatim:
+    """Lines that Markdown shows as they are: commands, or the summary of a terminal. language: of the shell, "sh"."""
+
+    text: str
+    language: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Heading of parts that tell how and why. Markdown folds all parts up to the next heading, or to the end, below it.
+    Nothing else shows it."""
+
+    heading: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +113,9 @@ class Chart:
     group: str = ""  # heading above this chart and others of the same group
 
 
-Part = str | Legend | Named | Table  # a string is one or several lines; an empty one is an empty line
+Part = (
+    str | Legend | Named | Table | Verbatim | Details
+)  # a string is one or several lines; an empty one is an empty line
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +145,42 @@ def section_text(shown: Section | Legend) -> str:
                 lines.append(part)
             case Legend():
                 lines.append(part.lines)
+            case Verbatim(text):
+                lines.append(text)
             case Named(pairs) if pairs:
                 lines += ["", named_lines(pairs)]
             case Table(rows, columns, heading=heading, always=always) if rows:
                 lines += ["", *filter(None, [heading]), table(rows, columns, always)]
     return folded("\n".join(lines))
+
+
+def section_markdown(shown: Section) -> str:
+    """Return a section as Markdown, for the page of a workflow or an issue: sentences as a list, tables with all their
+    columns that say something, and what stands below `Details` folded."""
+    lines, end = [f"### {_escaped(shown.title)}", ""], [""]
+    for part in shown.parts:
+        match part:
+            case str() if part:
+                lines.append(f"- {_escaped(part)}")
+            case Named(pairs):
+                lines += [f"- {_escaped(name)}: {_escaped(text)}" for name, text in pairs]
+            case Legend(text, notes):
+                lines += ["", _escaped(text), "", *(f"- {_escaped(note)}" for note in notes)]
+            case Verbatim(text, language):
+                fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+                lines += ["", f"{fence}{language}", printable(text), fence, ""]
+            case Details(heading):
+                lines += [*end, f"<details><summary>{heading}</summary>", ""]
+                end = ["", "</details>", ""]
+            case Table(rows, heading=heading) if rows:
+                cells = part.cells
+                head, *body = [" | ".join(map(_escaped, row)) for row in (cells.heads, *cells.rows)]
+                sides = " | ".join("---:" if right else "---" for right in cells.numeric)
+                lines += ["", _escaped(heading), "", *(f"| {row} |" for row in (head, sides, *body)), ""]
+    # A part has empty lines around it; two of them say no more than one.
+    return "\n".join(line for before, line in pairwise(["", *lines, *end]) if line or before)
+
+
+def _escaped(text: str) -> str:
+    """A text on one line, of which Markdown and HTML take nothing for theirs."""
+    return re.sub(r"([\\`*\[\]<|])", r"\\\1", printable(" ".join(text.split()), layout=""))

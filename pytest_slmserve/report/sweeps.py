@@ -1,6 +1,6 @@
 """Sections of sweeps: what was measured where, a row for each point, sensors, goodput, findings and charts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -8,8 +8,8 @@ from operator import itemgetter
 from statistics import fmean, median
 
 from pytest_slmserve.analysis.claims.evidence import at_table_1
-from pytest_slmserve.analysis.estimates import grouped, percent
-from pytest_slmserve.analysis.metrics.gpu_figures import StepParts, host_speed, memory_in_use, probe_waiting, step_parts
+from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent
+from pytest_slmserve.analysis.metrics.gpu_figures import memory_in_use, probe_waiting, step_parts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep import curve as sweep
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
@@ -188,7 +188,7 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
         return Column(head, lambda p: hundredths(getattr(p, name)), rank=rank)
 
     rows = [p for p in curve.points if {p.gpu_util, p.sm_active, p.power_w, p.own_cores} != {None}]
-    speeds = {p.concurrency: host_speed((m for group in p.used for m in group), found.fastest) for p in rows}
+    speeds = {p.concurrency: mean_of_known(map(found.host_speeds.get, p.records)) for p in rows}
     columns: tuple[Column[Point], ...] = (
         Column("in\nflight", lambda p: str(p.concurrency)),
         share("GPU\nutil %", "gpu_util", 7),
@@ -213,15 +213,15 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
     return Table(rows, columns, caption=f"Sensors of {label}")
 
 
-StepRow = tuple[Point, StepParts]
+StepRow = tuple[Point, Mapping[str, float]]
 
 
 def _part(head: str, field: str) -> Column[StepRow]:
     """Return the column of a part of a step, in per cent; a part of nothing has an empty cell."""
-    return Column(head, lambda row: hundredths(share) if (share := getattr(row[1], field)) else "")
+    return Column(head, lambda row: hundredths(share) if (share := row[1].get(field)) else "")
 
 
-STEP_PARTS = {  # by the fields of `StepParts`, in the order of a bar, with the color in it
+STEP_PARTS = {  # by the names in `StepTime.parts`, in the order of a bar, with the color in it
     "weights": (_part("weights\n%", "weights"), charts.BLUE),
     "kv": (_part("KV\n%", "kv"), charts.SKY),
     "flops": (_part("FLOPs\n%", "flops"), charts.RED),
@@ -250,7 +250,7 @@ def step_chart(rows: Sequence[StepRow], subject: str) -> charts.Spec | None:
             if text := column.cell((point, parts)):
                 bar = {"subject": f"{point.concurrency} in flight", "series": column.name.removesuffix(" %")}
                 words = f"{text} % of {milliseconds(point.step_s)} ms"
-                bars.append(bar | {"size": 100 * getattr(parts, field), "shown": words})
+                bars.append(bar | {"size": 100 * parts[field], "shown": words})
     looks = {column.name.removesuffix(" %"): color for column, color in STEP_PARTS.values()}
     return charts.stacked_bars(bars, looks, "% of the step", f"parts of a step over {charts.IN_FLIGHT}, {subject}")
 

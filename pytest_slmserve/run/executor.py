@@ -27,7 +27,7 @@ from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, ReplicaSpec, Workload, is_job
-from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cores, visible_names
+from pytest_slmserve.telemetry.host import Host, numa_nodes, own_cores, visible_names
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
 
 
@@ -348,7 +348,7 @@ class GpuSlots:
         if 0 < len(ours) < count:
             why = f"each engine needs a core, and there are {len(ours)}"
             raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(ours)}")
-        near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
+        near = [gpu.near_cores & ours or ours for gpu in host.gpus[:count]] or [ours] * count
         devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
         visible = visible_names()[:count] if host.environment.platform == "cuda" else []
         cores = equal_parts(near, sorted(ours))

@@ -26,30 +26,21 @@ from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.errors import (
-    ENDS_WITH,
-    BadUsage,
-    EngineFailed,
-    LoadFormat,
-    Platform,
-    Side,
-    SlmError,
-    naming,
-)
+from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, EngineFailed, Side, SlmError, naming
 from pytest_slmserve.schema.kv_cache import no_room
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Workload
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
 SHORT = 2  # pairs of a gate among other tests, because each takes most of a minute
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
 WARM_UP = 0  # in place of a pair's number
 # Requests, and tokens of each, that both sides generate: with real weights as many as a verdict takes.
-ASKED: dict[LoadFormat, tuple[int, int]] = {"dummy": (4, 32), "auto": (64, 16)}
+ASKED = {"dummy": (4, 32), "auto": (64, 16)}
 SCORED = 2  # pairs whose launches tell how likely the baseline's tokens are: two of the baseline, to know their scatter
 SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
-LARGE_LOAD: dict[Platform, int] = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
+LARGE_LOAD = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
 
 
 @dataclass
@@ -62,8 +53,8 @@ class Gates:
 
     @cached_property
     def waivers(self) -> tuple[diagnosis.Waiver, ...]:
-        """Waivers of the file that the options name. Raises BadUsage if the file cannot be read, or names an endpoint
-        that no gate compares."""
+        """Waivers of the file that the options name. Raises BadUsage if it cannot be read, or names an endpoint that no
+        gate compares."""
         path = self.session.options.waivers
         found = baselines.read_waivers(Path(path)) if path else ()
         if unknown := next((w for w in found if w.endpoint not in ENDPOINTS), None):
@@ -71,8 +62,7 @@ class Gates:
         return found
 
     def waiver(self, model: str, endpoint: str) -> diagnosis.Waiver | None:
-        """The waiver of a regression of this model's endpoint on this device, valid or expired, with its owner; None
-        without a waiver."""
+        """The waiver of a regression of this model's endpoint on this device, valid or expired; None without one."""
         device = self.session.host.environment.gpu_name or self.session.platform
         return diagnosis.waiver_for(self.waivers, model, endpoint, device)
 
@@ -82,7 +72,7 @@ class Gates:
             raise type(error)(f"the gate of {short_name(model)} was broken off: {error.cause}", error.hint)
         if model not in self.found:
             try:
-                gated = run_gate(self.session, model)
+                gated = OneGate(self.session, model).run()
                 self.found[model] = gated if is_short(self.session) else in_view_of_noise(self.session, gated)
             except Exception as error:  # a full disk too: launches are dear, and would end in the same way
                 known = isinstance(error, SlmError)
@@ -95,7 +85,7 @@ class Gates:
 
 
 def is_short(session: Session) -> bool:
-    """Whether a gate runs among other tests. Then it makes SHORT pairs, only at the large load, and decides what is no
+    """Whether a gate runs among other tests: then it makes SHORT pairs, only at the large load, and judges what is no
     matter of chance. A simulated gate takes no time and runs in full."""
     return not session.options.gate and session.platform != "simulated"
 
@@ -111,56 +101,17 @@ def check_gate(session: Session, model: str) -> None:
                 session.planner.environment(spec)
 
 
-def run_gate(session: Session, model: str) -> Gated:
-    """Measure pairs until the outcome is known, or all of them are measured."""
-    options, terms, began = session.options, session.gate_terms, time.monotonic()
-    one = OneGate(session, model)
-    if one.specs["baseline"] == one.specs["candidate"]:
-        session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
-    found, gated = one.go_on()
-    try:
-        if gated is None or not _is_over(gated, session):
-            if session.platform != "simulated":  # launches that do not count read files from disk and fill caches
-                list(one.launch_in_turn([(side, WARM_UP) for side in one.cold(found)]))
-            there = {pair.number for pair in pairs_of(found)}
-            numbers = (number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there)
-            launches = [(side, number) for number in numbers for side in order(number)]
-            with closing(one.launch_in_turn(launches)) as each:
-                for pair in zip(each, each):
-                    found += chain(*pair)
-                    gated = judge_gate(found, terms)
-                    if _is_over(gated, session):
-                        break
-        assert gated is not None
-        traced = one.traced(gated) if options.profile and not options.calibrate else ""
-    except KeyboardInterrupt:
-        if gated:  # the summary says how far it came
-            session.gates.append(gated)
-        raise
-    finally:
-        session.devices.pool.close()
-    if not is_short(session):
-        took_s = time.monotonic() - began
-        took = f"{took_s / 60:.1f} minutes" if took_s >= 60 else f"{took_s:.0f} s"
-        session.notes.append(f"the gate of {short_name(model)} took {took}, {len(gated.pairs)} pairs count")
-    if traced:
-        session.notes.append(traced)
-    return gated
-
-
 def launches_left(session: Session, model: str, launched: Collection[Engines] = ()) -> tuple[int, int]:
     """The number of launches that do not count, one of each side, and of those that follow in a clear case: up to the
     next interim analysis, or in a calibration all. launched: what other tests will have launched before."""
-    terms, one = session.gate_terms, OneGate(session, model)
-    found, gated = one.go_on()
-    there = len(gated.pairs) if gated else 0
-    goal = (
-        SHORT if is_short(session) else terms.pairs if session.options.calibrate else decision.next_look(there, terms)
-    )
-    ended = any(gated.model == short_name(model) for gated in session.gates)
-    if ended or goal is None or (gated and _is_over(gated, session)):
+    one, terms = OneGate(session, model), session.gate_terms
+    there = len(one.gated.pairs) if one.gated else 0
+    goal = decision.next_look(there, terms)
+    if is_short(session) or session.options.calibrate:
+        goal = SHORT if is_short(session) else terms.pairs
+    if goal is None or one.over or any(gated.model == short_name(model) for gated in session.gates):
         return 0, 0
-    return len(one.cold(found, launched)), 2 * (goal - there)
+    return len(one.cold(launched)), 2 * (goal - there)
 
 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
@@ -184,28 +135,16 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     return gated
 
 
-def _is_over(gated: Gated, session: Session) -> bool:
-    """Whether a gate ends: all pairs are measured, too many were dropped, or the outcome is settled at a planned
-    interim analysis. Between two of them the outcome counts for nothing. A calibration and a short gate have none."""
-    there, dropped = len(gated.pairs), len(gated.dropped)
-    if is_short(session):
-        return there + dropped >= SHORT
-    if there >= gated.terms.pairs or dropped > MAX_DROPPED:
-        return True
-    looks = there > 0 and decision.next_look(there - 1, gated.terms) == there and not session.options.calibrate
-    return looks and gated.settled
-
-
 def order(number: int) -> tuple[Side, Side]:
-    """Sides of a pair in the order of launching: AB, BA, BA, AB, and again. Neither a drift of the host nor the first
+    """Sides of a pair in the order of launching: AB, BA, BA, AB, so that neither a drift of the host nor the first
     place favours a side."""
     baseline, candidate = SIDES
     return (baseline, candidate) if number % 4 in (0, 1) else (candidate, baseline)
 
 
 def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
-    """The specification of each side: the engine of the options, with the side's own interpreter, variables and
-    arguments. Raises BadUsage for an argument of the wrong type."""
+    """The specification of each side: `spec` with the side's own interpreter, variables and arguments. Raises BadUsage
+    for an argument of the wrong type."""
     found: dict[Side, EngineSpec] = {}
     for side in SIDES:
         python, env, arguments = options.side_of(side)
@@ -218,9 +157,8 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """The small load and the large one: the ends of `--slm-concurrency`. By default only the model's batch of table 1,
-    because the speed of small loads depends on the host. The small load has a longer window. A short gate has only the
-    large load."""
+    """The small load, with a longer window, and the large one: the ends of `--slm-concurrency`. By default, and in a
+    short gate, only the large one, because the speed of small loads depends on the host."""
     planner, chosen = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
     ends = sorted({chosen[0], chosen[-1]} if chosen else {large})
@@ -234,56 +172,106 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
 
 
 class OneGate:
-    """The gate of one model while it is measured."""
+    """The gate of one model while it is measured: `found` so far, and `gated` what that tells, if anything."""
 
     def __init__(self, session: Session, model: str) -> None:
-        self.session, self.model = session, model
+        """A gate that goes on with its measurements in the resumed archive, and takes over their id. Of several fitting
+        gates the last counts. Sides, loads and caches must be the same, on any host of this kind, because a pair is
+        compared within itself. The terms must be the same: a gate whose terms changed after an interim analysis would
+        err more often than they say."""
+        self.session, self.model, self.title = session, model, f"the gate of {short_name(model)}"
         self.specs = sides(session.planner.spec(model), session.options)
-        self.id = uuid.uuid4().hex[:12]
-        self.workload: Workload = session.planner.workload(model)
+        self.id, self.workload = uuid.uuid4().hex[:12], session.planner.workload(model)
         self.loads = loads_of(session, model)
         self.reference: Outputs = ()  # of the first baseline
-
-    def go_on(self) -> tuple[list[Measurement], Gated | None]:
-        """The measurements of this gate in the resumed archive, and their outcome; the gate takes over the stored id.
-        Returns an empty list and None if nothing fits. Of several fitting gates the last counts. Sides, loads and
-        caches must be the same, on any host of this kind, because a pair is compared within itself. The terms must be
-        the same: a gate whose terms changed after an interim analysis would err more often than they say."""
-        session, stored = self.session, self.session.resumed
-        of = f"the gate of {short_name(self.model)}"
-        if stored is None:
+        self.found: list[Measurement] = []
+        self.gated: Gated | None = None
+        if (stored := session.resumed) is None:
             if session.options.resume:
-                session.note(f"{of} begins anew: there is no archive {session.source} yet")
-            return [], None
-        wanted = {
-            side: (spec, session.planner.environment(spec).key, self.workload.hash, session.options.gate_caches)
-            for side, spec in self.specs.items()
-        }
+                session.note(f"{self.title} begins anew: there is no archive {session.source} yet")
+            return
+        caches_, environment = session.options.gate_caches, session.planner.environment
+        wanted = {side: (spec, environment(spec).key, self.workload.hash, caches_) for side, spec in self.specs.items()}
         for gated, assumed in reversed([*stored_gates(stored.measurements, stored.plans)]):
             parts = [(m, part) for m in stored.measurements if (part := m.paired) and part.gate == gated.gate]
-            facts = ((part.side, (m.spec, m.environment.key, m.workload.hash, part.caches)) for m, part in parts)
-            fits = gated.terms == session.gate_terms and not assumed and all(wanted[side] == own for side, own in facts)
-            if fits and all(m.load in self.loads for m, _ in parts):
-                outputs = (part.outputs for _, part in parts if part.side == "baseline" and part.outputs)
-                self.id, self.reference, found = gated.gate, next(outputs, ()), [m for m, _ in parts]
-                there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {session.source}"
-                session.note(f"{of} goes on from {there}")
-                return found, gated
-        session.note(f"{of} begins anew: {session.source} has none of the same sides, loads, caches and terms")
-        return [], None
+            if (
+                assumed
+                or gated.terms != session.gate_terms
+                or not all(
+                    wanted[part.side] == (m.spec, m.environment.key, m.workload.hash, part.caches)
+                    and m.load in self.loads
+                    for m, part in parts
+                )
+            ):
+                continue
+            outputs = (part.outputs for _, part in parts if part.side == "baseline" and part.outputs)
+            self.id, self.gated, self.reference = gated.gate, gated, next(outputs, ())
+            self.found = [m for m, _ in parts]
+            there = f"{counted(len(pairs_of(self.found)), 'pair')} of launches in {session.source}"
+            session.note(f"{self.title} goes on from {there}")
+            return
+        session.note(f"{self.title} begins anew: {session.source} has none of the same sides, loads, caches and terms")
 
-    def cold(self, found: Sequence[Measurement], launched: Collection[Engines] = ()) -> tuple[Side, ...]:
-        """Sides of which nothing was launched since this host was booted. Two equal sides count as one, and then
-        the launches of the run's other tests count too. launched: those that are planned."""
+    def run(self) -> Gated:
+        """Measure pairs until the outcome is known, or all of them are measured."""
+        session, terms, began = self.session, self.session.gate_terms, time.monotonic()
+        if self.specs["baseline"] == self.specs["candidate"]:
+            session.notes.append(f"both sides of {self.title} are the same: what differs is noise")
+        try:
+            if not self.over:
+                if session.platform != "simulated":  # launches that do not count read files from disk and fill caches
+                    list(self.launch_in_turn([(side, WARM_UP) for side in self.cold()]))
+                there = {pair.number for pair in pairs_of(self.found)}
+                numbers = (number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there)
+                launches = [(side, number) for number in numbers for side in order(number)]
+                with closing(self.launch_in_turn(launches)) as each:
+                    for pair in zip(each, each):
+                        self.found += chain(*pair)
+                        self.gated = judge_gate(self.found, terms)
+                        if self.over:
+                            break
+            assert self.gated is not None
+            traced = self.traced(self.gated) if session.options.profile and not session.options.calibrate else ""
+        except KeyboardInterrupt:
+            if self.gated:  # the summary says how far it came
+                session.gates.append(self.gated)
+            raise
+        finally:
+            session.devices.pool.close()
+        if not is_short(session):
+            took_s = time.monotonic() - began
+            took = f"{took_s / 60:.1f} minutes" if took_s >= 60 else f"{took_s:.0f} s"
+            session.notes.append(f"{self.title} took {took}, {len(self.gated.pairs)} pairs count")
+        session.notes += [traced] if traced else []
+        return self.gated
+
+    @property
+    def over(self) -> bool:
+        """Whether the gate ends: all pairs are measured, too many were dropped, or the outcome is settled at a planned
+        interim analysis. Between two of them the outcome counts for nothing. A calibration and a short gate have
+        none."""
+        if (gated := self.gated) is None:
+            return False
+        there, dropped = len(gated.pairs), len(gated.dropped)
+        if is_short(self.session):
+            return there + dropped >= SHORT
+        if there >= gated.terms.pairs or dropped > MAX_DROPPED:
+            return True
+        looks = there > 0 and decision.next_look(there - 1, gated.terms) == there
+        return looks and not self.session.options.calibrate and gated.settled
+
+    def cold(self, launched: Collection[Engines] = ()) -> tuple[Side, ...]:
+        """Sides of which nothing was launched since this host was booted. Two equal sides count as one, and then the
+        launches of the run's other tests count too. launched: those that are planned."""
         host = self.session.host.environment.host
         same = self.specs["baseline"] == self.specs["candidate"]  # else each has caches of its own
-        measured = [*found, *(self.session.results.measurements() if same else ())]
+        measured = [*self.found, *(self.session.results.measurements() if same else ())]
         there = {m.spec for m in measured if host and m.environment.host == host} | set(launched if same else ())
         return tuple(side for side in (SIDES[:1] if same else SIDES) if self.specs[side] not in there)
 
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Measurements of a fresh launch of each side, an empty list for a warm-up. If the host has enough cores, two
-        pairs are launched at once and wait for their turns. Imports take as long as the rest of a start.
+        """Measurements of each launch, an empty list for a warm-up. If the host has enough cores, two pairs are
+        launched at once and wait for their turns, because imports take as long as the rest of a start.
 
         Args:
             launches: Each side with the number of its pair, or `WARM_UP`. The launches of a pair follow each other.
@@ -302,8 +290,8 @@ class OneGate:
                     yield found
 
     def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: whether
-        the launch is the second of its pair."""
+        """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: of its
+        pair."""
         engine.differ(f"{side} {number}")
         spec = self.specs[side]
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches)
@@ -324,10 +312,10 @@ class OneGate:
 
     def traced(self, gated: Gated) -> str:
         """Serve the load of the first failing endpoint with one more launch of each side under its profiler. Returns a
-        sentence with the paths of the traces, or with the reason why there are none: the measurements stand. Empty if
-        no endpoint fails that is read at a load."""
-        failed = {each.name for each in gated.gated if each.outcome is State.FAILS}
-        places = [each.load for each in GATED if each.label_in(gated.pairs) in failed and each.load is not None]
+        sentence with the paths of the traces, or why there are none; empty if no endpoint fails that is read at a
+        load."""
+        verdicts = ((each.load, gated.verdict(each.name)) for each in GATED)
+        places = [place for place, seen in verdicts if place is not None and seen and seen.state is State.FAILS]
         if not places:
             return ""
         load = gated.pairs[0].baseline.measurements[places[0]].load

@@ -179,9 +179,7 @@ class Session:
         shown = archive.path if archive else None
         if archive and not self.keeps_records:  # the file goes with the run, and the HTML report holds it
             shown = self.page.path if self.page else None
-        of_gates = [
-            m for gated in self.gates for side in SIDES for p in gated.pairs for m in p.launch(side).measurements
-        ]
+        of_gates = [m for gated in self.gates for side in SIDES for m in gated.measurements(side)]
         reused: Counter[str] = Counter()  # measurements of the archive that stood in for new ones
         for group in chain.from_iterable(self.results.repeats.get(key, ()) for key in self.results.requested):
             several = f"{len(group)} x " if len(group) > 1 else ""

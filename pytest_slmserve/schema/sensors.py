@@ -16,7 +16,6 @@ class Sensor:
     resolution: what a stored value is a whole multiple of.
     """
 
-    number: int
     names: tuple[str, ...]
     unit: str
     resolution: float
@@ -36,49 +35,43 @@ SPEED_PROBE = "host-speed probe"  # how the name of its source begins in a recor
 PROFILED = (ENGINE_ACTIVE, SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE)  # what DCGM calls PROF
 
 SENSORS: dict[int, Sensor] = {
-    s.number: s
-    for s in (
-        Sensor(GPU_UTIL, ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"), "ratio", 0.01),
-        Sensor(ENGINE_ACTIVE, ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"), "ratio", 1e-4),
-        Sensor(SM_ACTIVE, ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), "ratio", 1e-4),
-        Sensor(SM_OCCUPANCY, ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), "ratio", 1e-4),
-        Sensor(TENSOR_ACTIVE, ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"), "ratio", 1e-4),
-        Sensor(DRAM_ACTIVE, ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), "ratio", 1e-4),
-        Sensor(POWER, ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS"), "W", 1e-3),
-        Sensor(POWER_INSTANT, ("DCGM_FI_DEV_POWER_USAGE_INSTANT", "DCGM_FI_DEV_BOARD_POWER_RAW_WATTS"), "W", 1e-3),
-        Sensor(ENERGY, ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",), "J", 1e-3),
-        Sensor(
-            POWER_LIMIT, ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"), "W", 1e-3
-        ),
-        Sensor(SM_CLOCK, ("DCGM_FI_DEV_SM_CLOCK",), "Hz", 1e6),
-        Sensor(MEMORY_CLOCK, ("DCGM_FI_DEV_MEM_CLOCK",), "Hz", 1e6),
-        Sensor(TEMPERATURE, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"), "°C", 1.0),
-        Sensor(MEMORY_USED, ("DCGM_FI_DEV_FB_USED",), "bytes", float(1 << 20)),
-        Sensor(CLOCK_REASONS, ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"), "bits", 1.0),
-        Sensor(XID, ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"), "number of the last error, 0: none", 1.0),
-        Sensor(ECC_DOUBLE_BIT, ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",), "errors", 1.0),
-        Sensor(
-            REMAPPED_ROWS,
-            ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"),
-            "rows",
-            1.0,
-        ),
-        Sensor(CAPPED_POWER, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP_NS",), "s", 1e-6),
-        Sensor(CAPPED_SW_THERMAL, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS",), "s", 1e-6),
-        Sensor(CAPPED_HW_THERMAL, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS",), "s", 1e-6),
-        Sensor(CAPPED_BRAKE, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS",), "s", 1e-6),
-        Sensor(GPU_PROCESSES, ("processes that compute on the GPU",), "processes", 1.0),
-        Sensor(FOREIGN_PROCESSES, ("of them not started by this run",), "processes", 1.0),
-        Sensor(OWN_CORES, ("CPU time of this run's processes",), "cores", 1e-3),
-        Sensor(OWN_MEMORY, ("resident memory of this run's processes",), "bytes", float(1 << 20)),
-        Sensor(HOST_CORES, ("CPU time of all processes",), "cores", 1e-3),
-        Sensor(STOLEN_CORES, ("CPU time that the hypervisor gave to others",), "cores", 1e-3),
-        Sensor(CPU_PRESSURE, ("share of time in which a task waited for a CPU",), "ratio", 1e-4),
-        Sensor(MEMORY_PRESSURE, ("share of time in which a task waited for memory",), "ratio", 1e-4),
-        Sensor(CPU_THROTTLED, ("share of time in which the CPU quota was used up",), "ratio", 1e-4),
-        Sensor(PROBE, ("time of a fixed piece of Python, begun at the reading before",), "s", 1e-6),
-        Sensor(PROBE_CPU, ("its CPU time",), "s", 1e-6),
-    )
+    GPU_UTIL: Sensor(("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"), "ratio", 0.01),
+    ENGINE_ACTIVE: Sensor(("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"), "ratio", 1e-4),
+    SM_ACTIVE: Sensor(("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), "ratio", 1e-4),
+    SM_OCCUPANCY: Sensor(("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), "ratio", 1e-4),
+    TENSOR_ACTIVE: Sensor(("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"), "ratio", 1e-4),
+    DRAM_ACTIVE: Sensor(("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), "ratio", 1e-4),
+    POWER: Sensor(("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS"), "W", 1e-3),
+    POWER_INSTANT: Sensor(("DCGM_FI_DEV_POWER_USAGE_INSTANT", "DCGM_FI_DEV_BOARD_POWER_RAW_WATTS"), "W", 1e-3),
+    ENERGY: Sensor(("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",), "J", 1e-3),
+    POWER_LIMIT: Sensor(
+        ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"), "W", 1e-3
+    ),
+    SM_CLOCK: Sensor(("DCGM_FI_DEV_SM_CLOCK",), "Hz", 1e6),
+    MEMORY_CLOCK: Sensor(("DCGM_FI_DEV_MEM_CLOCK",), "Hz", 1e6),
+    TEMPERATURE: Sensor(("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"), "°C", 1.0),
+    MEMORY_USED: Sensor(("DCGM_FI_DEV_FB_USED",), "bytes", float(1 << 20)),
+    CLOCK_REASONS: Sensor(("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"), "bits", 1.0),
+    XID: Sensor(("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"), "number of the last error, 0: none", 1.0),
+    ECC_DOUBLE_BIT: Sensor(("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",), "errors", 1.0),
+    REMAPPED_ROWS: Sensor(
+        ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"), "rows", 1.0
+    ),
+    CAPPED_POWER: Sensor(("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP_NS",), "s", 1e-6),
+    CAPPED_SW_THERMAL: Sensor(("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS",), "s", 1e-6),
+    CAPPED_HW_THERMAL: Sensor(("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS",), "s", 1e-6),
+    CAPPED_BRAKE: Sensor(("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS",), "s", 1e-6),
+    GPU_PROCESSES: Sensor(("processes that compute on the GPU",), "processes", 1.0),
+    FOREIGN_PROCESSES: Sensor(("of them not started by this run",), "processes", 1.0),
+    OWN_CORES: Sensor(("CPU time of this run's processes",), "cores", 1e-3),
+    OWN_MEMORY: Sensor(("resident memory of this run's processes",), "bytes", float(1 << 20)),
+    HOST_CORES: Sensor(("CPU time of all processes",), "cores", 1e-3),
+    STOLEN_CORES: Sensor(("CPU time that the hypervisor gave to others",), "cores", 1e-3),
+    CPU_PRESSURE: Sensor(("share of time in which a task waited for a CPU",), "ratio", 1e-4),
+    MEMORY_PRESSURE: Sensor(("share of time in which a task waited for memory",), "ratio", 1e-4),
+    CPU_THROTTLED: Sensor(("share of time in which the CPU quota was used up",), "ratio", 1e-4),
+    PROBE: Sensor(("time of a fixed piece of Python, begun at the reading before",), "s", 1e-6),
+    PROBE_CPU: Sensor(("its CPU time",), "s", 1e-6),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
@@ -210,6 +210,23 @@ class EngineSpec:
     def gpus(self) -> range:
         """Indices of the visible GPUs that the engine takes."""
         return range(self.gpu, self.gpu + self.tensor_parallel_size)
+
+
+def command_words(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of vLLM's engine as words of `vllm serve`. What is None is left to vLLM."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        match value:
+            case None:
+                continue
+            case True | False:
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            case list() | tuple():
+                words += [f"--{flag}", *map(str, value)]
+            case _:
+                words += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
+    return words
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,52 +60,45 @@ COUNTERS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """A number that nvmlDeviceGetFieldValues has under an id. wide: only a 64-bit value is what is meant."""
-
-    number: int
-    id: int
-    unit: float = 1.0
-    wide: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Ask:
-    """A number that a function of NVML has. arguments: what follows the device. part: of an answer with several."""
+    """A number that nvmlDeviceGetFieldValues has under an id, or that a function of NVML has. arguments: what follows
+    the device. part: of an answer with several. wide: only a 64-bit value is what is meant."""
 
     number: int
-    function: str
-    arguments: tuple[int, ...] = ()
+    id: int = 0
     unit: float = 1.0
+    function: str = ""
+    arguments: tuple[int, ...] = ()
     part: str = ""
+    wide: bool = False
 
 
 # Rows of one number are alternatives, the best first. NVIDIA has moved the slowdowns: nvidia-ml-py 12.575 and 13.580.65
 # have them at 251 to 253, 13.580.82 and later at 269 to 271, and each gives the other's ids to power smoothing, which
 # has small values. A driver of release 580 may go by either, so it is asked for both.
 FIELDS = (
-    Field(of.POWER, 185, MILLI),
-    Field(of.POWER_INSTANT, 186, MILLI),
-    Field(of.ENERGY, 83, MILLI),
-    Field(of.ECC_DOUBLE_BIT, 4),
-    Field(of.REMAPPED_ROWS, 143),
-    Field(of.CAPPED_POWER, 74, NANO),
-    *(Field(number, 269 + i, NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
-    *(Field(number, 251 + i, NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
+    Ask(of.POWER, 185, MILLI),
+    Ask(of.POWER_INSTANT, 186, MILLI),
+    Ask(of.ENERGY, 83, MILLI),
+    Ask(of.ECC_DOUBLE_BIT, 4),
+    Ask(of.REMAPPED_ROWS, 143),
+    Ask(of.CAPPED_POWER, 74, NANO),
+    *(Ask(number, 269 + i, NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
+    *(Ask(number, 251 + i, NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
 )
-ASKS = (
-    Ask(of.GPU_UTIL, "nvmlDeviceGetUtilizationRates", (), PERCENT, "gpu"),
-    Ask(of.POWER, "nvmlDeviceGetPowerUsage", (), MILLI),
-    Ask(of.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), MILLI),
-    Ask(of.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit", (), MILLI),
-    Ask(of.SM_CLOCK, "nvmlDeviceGetClockInfo", (SM,), MEGA),
-    Ask(of.MEMORY_CLOCK, "nvmlDeviceGetClockInfo", (MEMORY,), MEGA),
-    Ask(of.TEMPERATURE, "nvmlDeviceGetTemperature", (0,)),
-    Ask(of.TEMPERATURE, "nvmlDeviceGetTemperatureV", (0,)),
-    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", (MEMORY_V2,), part="used"),
-    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", part="used"),
-    Ask(of.CLOCK_REASONS, "nvmlDeviceGetCurrentClocksEventReasons"),
-    Ask(of.CLOCK_REASONS, "nvmlDeviceGetCurrentClocksThrottleReasons"),
+FUNCTIONS = (
+    Ask(of.GPU_UTIL, function="nvmlDeviceGetUtilizationRates", unit=PERCENT, part="gpu"),
+    Ask(of.POWER, function="nvmlDeviceGetPowerUsage", unit=MILLI),
+    Ask(of.ENERGY, function="nvmlDeviceGetTotalEnergyConsumption", unit=MILLI),
+    Ask(of.POWER_LIMIT, function="nvmlDeviceGetEnforcedPowerLimit", unit=MILLI),
+    Ask(of.SM_CLOCK, function="nvmlDeviceGetClockInfo", arguments=(SM,), unit=MEGA),
+    Ask(of.MEMORY_CLOCK, function="nvmlDeviceGetClockInfo", arguments=(MEMORY,), unit=MEGA),
+    Ask(of.TEMPERATURE, function="nvmlDeviceGetTemperature", arguments=(0,)),
+    Ask(of.TEMPERATURE, function="nvmlDeviceGetTemperatureV", arguments=(0,)),
+    Ask(of.MEMORY_USED, function="nvmlDeviceGetMemoryInfo", arguments=(MEMORY_V2,), part="used"),
+    Ask(of.MEMORY_USED, function="nvmlDeviceGetMemoryInfo", part="used"),
+    Ask(of.CLOCK_REASONS, function="nvmlDeviceGetCurrentClocksEventReasons"),
+    Ask(of.CLOCK_REASONS, function="nvmlDeviceGetCurrentClocksThrottleReasons"),
 )
 
 
@@ -257,9 +250,7 @@ class NvmlSource(SensorSource):
         self.undo = undo
         self.unsupported: dict[int, str] = {}
         self._nv, self._device, self._own_pids = nv, device, own_pids
-        rows = self._supported_rows()
-        self._fields = [row for row in rows if isinstance(row, Field)]
-        self._asks = [row for row in rows if isinstance(row, Ask)]
+        self._asks = self._supported()
         refusals = {name: self._refusal(name) for name in LISTS}  # processes that compute, and MPS's clients
         self._lists = [] if refusals[LISTS[0]] else [name for name, why in refusals.items() if why is None]
         if why := refusals[LISTS[0]]:
@@ -287,18 +278,18 @@ class NvmlSource(SensorSource):
         # A reading that is a hair early is the one that was meant.
         if self._counted_s is None or not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
             self._counted_s, skipped = now_s, set()
-        if fields := [field for field in self._fields if field.number not in skipped]:
-            with errors_become_reasons(nv, answers, [field.number for field in fields]):
-                found = nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in fields])
-                for field, value in zip(fields, found):
+        asks = [ask for ask in self._asks if ask.number not in skipped]
+        if fields := [ask for ask in asks if ask.id]:
+            with errors_become_reasons(nv, answers, [ask.number for ask in fields]):
+                found = nv.nvmlDeviceGetFieldValues(self._device, [ask.id for ask in fields])
+                for ask, value in zip(fields, found):
                     code, kind = value.nvmlReturn, VALUE_TYPES[value.valueType]
-                    known = f"NVML says {nv.NVMLError(code)}" if code else getattr(value.value, kind) * field.unit
-                    answers[field.number] = known
-        for ask in self._asks:
-            if ask.number not in skipped:
-                with errors_become_reasons(nv, answers, [ask.number]):
-                    answer = call(nv, ask.function, self._device, *ask.arguments)
-                    answers[ask.number] = float(getattr(answer, ask.part) if ask.part else answer) * ask.unit
+                    known = f"NVML says {nv.NVMLError(code)}" if code else getattr(value.value, kind) * ask.unit
+                    answers[ask.number] = known
+        for ask in (ask for ask in asks if ask.function):
+            with errors_become_reasons(nv, answers, [ask.number]):
+                answer = call(nv, ask.function, self._device, *ask.arguments)
+                answers[ask.number] = float(getattr(answer, ask.part) if ask.part else answer) * ask.unit
         if self._event_set is not None:
             try:
                 for _ in range(MOST_EVENTS):
@@ -318,32 +309,25 @@ class NvmlSource(SensorSource):
                     answers[of.FOREIGN_PROCESSES] = why
         return reading_of(answers, span_s)
 
-    def _supported_rows(self) -> list[Field | Ask]:
-        """The first row of each number that the GPU does not refuse. `unsupported` gets the reason if all are."""
-        nv, refusals = self._nv, dict[Field | Ask, str | None]()
+    def _supported(self) -> list[Ask]:
+        """The first of each number that the GPU does not refuse. `unsupported` gets the first reason if all are."""
+        nv, refusals = self._nv, dict[Ask, str | None]()
         try:
-            found = nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in FIELDS])
+            found = nv.nvmlDeviceGetFieldValues(self._device, [ask.id for ask in FIELDS])
+            for ask, answer in zip(FIELDS, found):
+                code, refusals[ask] = answer.nvmlReturn, None
+                if code in REFUSED or (code and ask.wide):
+                    refusals[ask] = f"NVML says {nv.NVMLError(code)}"
+                elif ask.wide and answer.valueType not in WIDE_TYPES:
+                    refusals[ask] = f"field {ask.id} of this driver is something else"
         except nv.NVMLError as error:
             refusals |= dict.fromkeys(FIELDS, error_text(error))
-        else:
-            for field, answer in zip(FIELDS, found):
-                why = f"NVML says {nv.NVMLError(answer.nvmlReturn)}"
-                if field.wide and not answer.nvmlReturn and answer.valueType not in WIDE_TYPES:
-                    why = f"field {field.id} of this driver is something else"
-                elif answer.nvmlReturn not in REFUSED and not (answer.nvmlReturn and field.wide):
-                    why = ""
-                refusals[field] = why or None
-        have = {field.number for field, why in refusals.items() if why is None}
-        refusals |= {a: self._refusal(a.function, *a.arguments) for a in ASKS if a.number not in have}
-        rows: dict[int, Field | Ask] = {}
-        for row, refusal in refusals.items():
-            if refusal is None:
-                rows.setdefault(row.number, row)
-            else:
-                self.unsupported.setdefault(row.number, refusal)
-        for number in rows:
-            self.unsupported.pop(number, None)
-        return list(rows.values())
+        have = {ask.number for ask, why in refusals.items() if why is None}
+        refusals |= {ask: self._refusal(ask.function, *ask.arguments) for ask in FUNCTIONS if ask.number not in have}
+        backwards = [*refusals.items()][::-1]  # so that the first of a number stays
+        supported = {ask.number: ask for ask, why in backwards if why is None}
+        self.unsupported |= {ask.number: why for ask, why in backwards if why and ask.number not in supported}
+        return [*supported.values()]
 
     def _refusal(self, function: str, *arguments: Any) -> str | None:
         """The reason why NVML refuses the call for good; None if it answers, or fails in a way that may pass."""
@@ -364,13 +348,14 @@ DEFAULT_FOLDERS = (
 ADDRESS = "localhost:5555"  # where a host engine listens by default
 AUTO = "--slm-telemetry auto"
 
-# DCGM's units are percent, mJ, ns, MHz and MiB; the others are ours.
-DIVIDE: dict[int, float] = {
+# DCGM's units in one of ours: percent, mJ, ns, MHz and MiB; the others are ours.
+PER_UNIT: dict[int, float] = {
     of.GPU_UTIL: 100,  # a percentage, though 4.6 calls it a ratio (dcgmlib/src/DcgmCacheManager.cpp)
     of.ENERGY: 1000,
-    **dict.fromkeys((of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE), 1_000_000_000),
+    **dict.fromkeys((of.CAPPED_POWER, *SLOWDOWNS), 1_000_000_000),
+    **dict.fromkeys((of.SM_CLOCK, of.MEMORY_CLOCK), 1e-6),
+    of.MEMORY_USED: 2**-20,
 }
-MULTIPLY: dict[int, float] = {of.SM_CLOCK: 1_000_000, of.MEMORY_CLOCK: 1_000_000, of.MEMORY_USED: 1 << 20}
 
 # These, and the three after each, are no values and say why (NVIDIA/DCGM, dcgmlib/dcgm_structs.h).
 BLANK_INT32, BLANK_INT64, BLANK_FP64 = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, 140737488355328.0
@@ -390,7 +375,7 @@ def in_our_unit(number: int, value: float) -> Answer:
     if value >= (BLANK_INT64 if isinstance(value, int) else BLANK_FP64):
         return WHY_BLANK[0]
     try:
-        ours = value * MULTIPLY.get(number, 1) / DIVIDE.get(number, 1)
+        ours = value / PER_UNIT.get(number, 1)
     except OverflowError:
         return "an integer that is too large"
     return ours if math.isfinite(ours) else f"{ours}"
@@ -551,7 +536,7 @@ def ask_once(
 
 
 EXAMPLE = "http://localhost:9400/metrics"
-NUMBERS = {name: sensor.number for sensor in of.SENSORS.values() if sensor.number < of.OURS for name in sensor.names}
+NUMBERS = {name: number for number, sensor in of.SENSORS.items() if number < of.OURS for name in sensor.names}
 TIMEOUT_S = 2.0
 
 

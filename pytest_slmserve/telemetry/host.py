@@ -80,13 +80,14 @@ def reading_of(answers: Mapping[int, Answer], span_s: float | None = None) -> Re
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML sees it."""
+    """One GPU as NVML sees it. near_cores: CPU cores of the NUMA node that it is attached to; empty if unknown."""
 
     uuid: str
     name: str
     memory_bytes: int
     driver: str
     cuda: str
+    near_cores: frozenset[int] = frozenset()
 
 
 IMAGINED_GPUS = tuple(Gpu(f"simulated-{i}", "simulated", 0, "", "") for i in range(8))  # of the simulated host
@@ -170,8 +171,11 @@ def visible_gpus() -> tuple[Gpu, ...]:
             cuda = nv.nvmlSystemGetCudaDriverVersion_v2()
             texts = nv.nvmlDeviceGetUUID(gpu), nv.nvmlDeviceGetName(gpu), nv.nvmlSystemGetDriverVersion()
             uuid, model, driver = (text.decode() if isinstance(text, bytes) else text for text in texts)
-            memory_bytes = int(nv.nvmlDeviceGetMemoryInfo(gpu).total)
-            gpus.append(Gpu(uuid, model, memory_bytes, driver, f"{cuda // 1000}.{cuda % 1000 // 10}"))
+            memory_bytes, near = int(nv.nvmlDeviceGetMemoryInfo(gpu).total), frozenset[int]()
+            with suppress(nv.NVMLError):
+                masks = nv.nvmlDeviceGetCpuAffinity(gpu, -(-(os.cpu_count() or 1) // 64))  # of 64 cores each
+                near = frozenset(i for i in range(64 * len(masks)) if masks[i // 64] >> i % 64 & 1)
+            gpus.append(Gpu(uuid, model, memory_bytes, driver, f"{cuda // 1000}.{cuda % 1000 // 10}", near))
     except (nv.NVMLError, BadUsage) as error:  # a GPU that is not there ends the list, as CUDA has it
         if not gpus and isinstance(error, BadUsage):
             raise
@@ -184,21 +188,6 @@ def visible_names() -> list[str]:
     """The names that CUDA_VISIBLE_DEVICES gives the GPUs, in its order, including those that are not there."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
-
-
-def near_cores(gpu: Gpu) -> frozenset[int]:
-    """CPU cores of the NUMA node that a GPU is attached to; empty if that is not known."""
-    if not gpu.uuid.startswith(("GPU-", "MIG-")):
-        return frozenset()
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-        masks = pynvml.nvmlDeviceGetCpuAffinity(device, -(-(os.cpu_count() or 1) // 64))
-    except pynvml.NVMLError:
-        return frozenset()
-    return frozenset(64 * word + bit for word, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1)
 
 
 def numa_nodes() -> int:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 
 from pytest_slmserve.schema import sensors as of
@@ -166,7 +165,7 @@ def open_sampler(
         return None, []
     interval_s = Sampler((), interval_s).interval_s  # refuses the interval before anything is opened
     notes: list[str] = []
-    host = [*_tried(HostSource, notes), open_speed_probe(device)]
+    host = [HostSource(), open_speed_probe(device)]
     if choice == "host" or (choice == "auto" and device in NO_GPU):
         return Sampler(host, interval_s), notes
     if device in NO_GPU:
@@ -187,14 +186,19 @@ def _sources_of_gpu(choice: str, device: str, interval_s: float, notes: list[str
     match choice.partition("=")[::2]:
         case "auto", _:
             # NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, if it runs.
-            nvml = _tried(partial(open_nvml, device, profile=True), notes)
-            if nvml and nvml[0].name == "nvml-gpm":
-                return nvml
-            why: list[str] = []
-            dcgm = _tried(partial(open_dcgm, device, interval_s=interval_s), why)
-            none = "no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU"
-            notes += [f"{none}; {reason}" for reason in why]
-            return [*dcgm, *nvml]  # of what both have, DCGM's counts
+            found: list[SensorSource] = []
+            try:
+                found.append(open_nvml(device, profile=True))
+                if found[0].name == "nvml-gpm":
+                    return found
+            except SensorFailed as error:
+                notes.append(f"telemetry: {error.problem}")
+            try:  # of what both have, DCGM's counts
+                return [open_dcgm(device, interval_s=interval_s), *found]
+            except SensorFailed as error:
+                none = "no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU"
+                notes.append(f"{none}; telemetry: {error.problem}")
+                return found
         case "gpm", _:
             source = open_nvml(device, profile=True)
             if source.name != "nvml-gpm":
@@ -210,56 +214,17 @@ def _sources_of_gpu(choice: str, device: str, interval_s: float, notes: list[str
             return [ExporterSource(choice, device)]
 
 
-def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorSource]:
-    try:
-        return [opened()]
-    except SensorFailed as error:
-        notes.append(f"telemetry: {error.problem}")
-        return []
-
-
-CLOCK_HZ, SLOW_HZ = 1.98e9, 1.6e9
-HW_THERMAL_SLOWDOWN = 0x40  # of NVML's clock event reasons
-STEADY = {of.GPU_UTIL: 1.0, of.ENGINE_ACTIVE: 0.97, of.SM_ACTIVE: 0.7, of.POWER_LIMIT: 700.0}
+STEADY = {
+    **{of.GPU_UTIL: 1.0, of.ENGINE_ACTIVE: 0.97, of.SM_ACTIVE: 0.7, of.POWER_LIMIT: 700.0, of.TEMPERATURE: 50.0},
+    **{of.GPU_PROCESSES: 1.0, of.FOREIGN_PROCESSES: 0.0, of.SM_CLOCK: 1.98e9, of.CLOCK_REASONS: 0.0},
+}
 BUSY = {of.SM_OCCUPANCY: 0.15, of.TENSOR_ACTIVE: 0.05, of.DRAM_ACTIVE: 0.85}
 POWER_W = 350.0
-QUIET = {of.TEMPERATURE: 50.0, of.GPU_PROCESSES: 1.0, of.FOREIGN_PROCESSES: 0.0}
 
 
-def simulated_values(at_s: float, power_w: float, *, slow_clock: bool = False, hot: bool = False) -> dict[int, float]:
+def simulated_values(at_s: float, power_w: float) -> dict[int, float | None]:
     """Values of a busy GPU in which nothing changes, `at_s` seconds after its energy counter began."""
-    power = {of.POWER: power_w, of.POWER_INSTANT: power_w, of.ENERGY: round(power_w * at_s, 3)}
-    reasons = float(HW_THERMAL_SLOWDOWN if hot else 0)
-    return {**STEADY, **QUIET, **power, of.SM_CLOCK: SLOW_HZ if slow_clock else CLOCK_HZ, of.CLOCK_REASONS: reasons}
-
-
-def simulated(
-    window_s: tuple[float, float],
-    ratios: Mapping[int, float],
-    *,
-    power_w: float,
-    memory_used: float | None = None,
-    slow_clock: bool = False,
-    hot: bool = False,
-    lost: bool = False,
-    gpus: int = 1,
-    imbalance: float = 0.0,
-) -> Telemetry:
-    """Readings through the window and one interval around it, all alike except for what is planted. imbalance: share by
-    which the last of several GPUs takes less power than the first."""
-    opens, closes = window_s
-    rows = int((closes - opens) / INTERVAL_S) + 3  # from one before the window to one after it
-    times = tuple(round(opens + (i - 1) * INTERVAL_S, 6) for i in range(rows))
-    more = {**ratios, **({} if memory_used is None else {of.MEMORY_USED: float(memory_used)})}
-    each = []
-    for gpu in range(gpus):
-        watts = power_w * (1 - imbalance * gpu / max(1, gpus - 1))
-        slow = (slow_clock and i % 4 == 0 for i in range(rows))
-        read = [simulated_values(at, watts, slow_clock=is_slow, hot=hot) | more for at, is_slow in zip(times, slow)]
-        each.append({number: tuple(values[number] for values in read) for number in read[0]})
-    columns, several = (each[0], ()) if gpus == 1 else ({}, tuple(each))
-    notes = (f"simulated failed after {rows} readings: as it was told to",) if lost else ()
-    return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns, notes=notes, gpus=several)
+    return {**STEADY, of.POWER: power_w, of.POWER_INSTANT: power_w, of.ENERGY: power_w * at_s}
 
 
 class SimulatedSource(SensorSource):

@@ -83,7 +83,7 @@ def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
 def test_goodput_of_engines_at_once_is_added_up_and_of_repeats_averaged():
     measured = [*together(400.0, 600.0), *together(400.0, 600.0, repeat=1)]
     [point] = shared_points(measured)
-    alone = [goodput_of(m, parse_slo("e2e:600ms")) for m in measured]
+    alone = [goodput_of(parse_slo("e2e:600ms"), (m,)) for m in measured]
     found = point.goodput("e2e:600ms")
     assert [each.attainment for each in alone] == [0, 1, 0, 1]
     assert found.per_s == pytest.approx(alone[1].per_s) and found.requests == sum(each.requests for each in alone)
@@ -94,7 +94,9 @@ def test_goodput_of_engines_at_once_is_added_up_and_of_repeats_averaged():
 def test_gaps_of_engines_at_once_are_counted_together():
     counts = [{"10": 3}, {"10": 1, "20": 4}]
     made = together(400.0, 600.0)
-    streams = [Stream(0.1, 0.0, (1.0,), {"growth": 1.01, "least_s": 1e-4, "counts": each}) for each in counts]
+    streams = [
+        Stream(0.1, 0.0, (1.0,), {"growth": 1.01, "least_s": 1e-4, "counts": each, "sum_s": 0.0}) for each in counts
+    ]
     members = tuple(replace(m, run=replace(m.run, stream=s)) for m, s in zip(made, streams))
     seen = summary_of(*members)
     assert (seen.itl_p50_s, seen.itl_p90_s) == pytest.approx((1e-4 * 1.01**10.5, 1e-4 * 1.01**20.5))

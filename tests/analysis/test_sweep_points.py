@@ -155,7 +155,7 @@ def test_goodput_of_a_point_is_over_all_repeats_used():
     broken = measurement(8, 1000.0, repeat=2)
     broken = replace(broken, run=replace(broken.run, failures=1))
     [seen] = points_of([fast, slow, broken])
-    alone = [goodput_of(m, parse_slo("e2e:300ms")) for m in (fast, slow)]
+    alone = [goodput_of(parse_slo("e2e:300ms"), (m,)) for m in (fast, slow)]
     found = seen.goodput("e2e:300ms")
     assert [each.attainment for each in alone] == [1, 0]
     assert (found.requests, found.good) == (sum(each.requests for each in alone), alone[0].requests)

@@ -290,7 +290,7 @@ def test_a_ramp_is_told_step_by_step(there, tmp_path):
     assert (slow["from_s"], slow["until_s"], fast["from_s"], fast["until_s"]) == (0.2, 1, 1.2, 2)
     assert slow["goodput"]["attainment"] == 1 == fast["goodput"]["attainment"]
     (kept,) = read(tmp_path / "r.jsonl").measurements
-    whole, *gaps = (latencies_of(m).itl_s.requests for m in (kept, *steps_of(kept)))
+    whole, *gaps = (latencies_of(m).itl_s.known for m in (kept, *steps_of(kept)))
     for step, seen in zip((slow, fast), gaps, strict=True):
         assert seen == pytest.approx(7 * step["requests"], rel=0.2), "but for those at the window's ends"
         assert step["itl_s"] == pytest.approx(step["tpot_s"], rel=0.2)

@@ -10,7 +10,7 @@ import pytest
 from interfaces import SIMULATED, small_workload, stand_in
 from real_engine import SPEC
 
-from pytest_slmserve.analysis.advice.verification import BLOCK_TOLERANCE
+from pytest_slmserve.analysis.advice.subjects import BLOCK_TOLERANCE
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import predicted_blocks

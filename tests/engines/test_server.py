@@ -50,9 +50,12 @@ def test_a_server_gets_the_limits_of_the_engine_without_http():
 
 def test_further_arguments_become_flags_of_their_kind():
     spec = replace(CUDA, extra=(("compilation_config", '{"level": 0}'), ("enable_lora", True), ("block_size", 32)))
+    spec = replace(spec, extra=(*spec.extra, ("cudagraph_capture_sizes", [1, 2]), ("revision", None)))
     given = server_command(spec, "m", 8000)
     assert json.loads(given[given.index("--compilation-config") + 1]) == {"level": 0}
     assert "--enable-lora" in given and given[given.index("--block-size") + 1] == "32"
+    sizes = given.index("--cudagraph-capture-sizes")
+    assert given[sizes + 1 : sizes + 3] == ["1", "2"] and "--revision" not in given
 
 
 def test_one_front_end_is_a_module_several_are_a_matter_of_vllm_serve():

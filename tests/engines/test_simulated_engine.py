@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from interfaces import SIMULATED, small_workload
 
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
-from pytest_slmserve.analysis.metrics.validity import Health, health
+from pytest_slmserve.analysis.metrics.validity import CheckResult, health
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
-from pytest_slmserve.telemetry.sampler import INTERVAL_S, simulated
+from pytest_slmserve.telemetry.sampler import INTERVAL_S
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)
 
@@ -188,7 +188,7 @@ def slow_engine(**extra):
 
 @given(st.floats(0, 1e4), st.floats(0.01, 100))
 def test_readings_cover_the_window_and_an_interval_around_it(opens, length):
-    found = simulated((opens, opens + length), {}, power_w=300.0)
+    found = slow_engine().sensed((opens, opens + length), 8)
     assert found.time_s[0] == pytest.approx(opens - INTERVAL_S, abs=1e-5)
     assert opens + length - 1e-5 <= found.time_s[-1] <= opens + length + 2 * INTERVAL_S
     assert {len(column) for column in found.columns.values()} == {len(found)} == {len(found.span_s)}
@@ -224,7 +224,7 @@ def test_its_health_suffers_from_the_planted_load_on(fault, state, why):
 
 def test_a_clock_that_is_planted_to_sink_is_noise():
     shaky = slow_engine(slow_clock_from=8)
-    assert health(shaky.run(WORKLOAD, ClosedLoop(7, window_s=10.0))) == Health("ok")
+    assert health(shaky.run(WORKLOAD, ClosedLoop(7, window_s=10.0))) == CheckResult()
     seen = health(shaky.run(WORKLOAD, LONG))
     assert (seen.state, seen.reasons) == ("ok", ()) and len(seen.noise) == 1
     assert "the SM clock fell to 1600 MHz from a median of 1980 MHz" in seen.noise[0]

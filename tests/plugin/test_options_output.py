@@ -11,7 +11,7 @@ from inside import SWEEP, usage_error
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.claims.table import ROWS
-from pytest_slmserve.analysis.metrics.window import goodput_of, output_tokens_per_s, parse_slo, pooled_goodput
+from pytest_slmserve.analysis.metrics.window import goodput_of, output_tokens_per_s, parse_slo
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import LEFT_OUT, runs_of
 from pytest_slmserve.plugin import progress, session_hooks
@@ -279,9 +279,7 @@ def test_attainment_and_goodput_of_each_point(sweep, archive):
     assert [row[0] for row in rows] == ["1", "16", "64", "128", "256"]
     measurements = archive().measurements
     for row in rows:
-        found = pooled_goodput(
-            [goodput_of(m, parse_slo(SLO)) for m in measurements if m.load.concurrency == int(row[0])]
-        )
+        found = goodput_of(parse_slo(SLO), *((m,) for m in measurements if m.load.concurrency == int(row[0])))
         assert row[1] == f"{found.requests:,}" and row[3] == f"{100 * found.attainment:.1f}" and row[-1] == "0"
     assert rows[0][3] == "100.0" and float(rows[-1][3]) < 50, "steps of 256 take some 6 ms"
     assert "in flight" in further[0] and "90 % of the requests are good up to" in further[1]

@@ -178,14 +178,14 @@ def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_br
     ids=["the other passes", "the other fails"],
 )
 def test_a_gate_that_broke_off_is_no_failure_and_hides_none(gate, monkeypatch, arguments, status, outcomes):
-    of = gates.run_gate
+    run = gates.OneGate.run
 
-    def one_breaks(session, model):
-        if model == "opt-350m":
+    def one_breaks(self):
+        if self.model == "opt-350m":
             raise OSError("No space left on device")
-        return of(session, model)
+        return run(self)
 
-    monkeypatch.setattr(gates, "run_gate", one_breaks)
+    monkeypatch.setattr(gates.OneGate, "run", one_breaks)
     result = gate("--slm-models=opt-125m,opt-350m", *arguments)
     assert result.ret == status
     result.assert_outcomes(**outcomes)
@@ -195,10 +195,10 @@ def test_a_gate_that_broke_off_is_no_failure_and_hides_none(gate, monkeypatch, a
 
 
 def test_an_assertion_of_our_own_is_no_verdict(gate, monkeypatch):
-    def breaks(session, model):
+    def breaks(self):
         raise AssertionError("what cannot be")
 
-    monkeypatch.setattr(gates, "run_gate", breaks)
+    monkeypatch.setattr(gates.OneGate, "run", breaks)
     result = gate()
     assert result.ret == 3
     result.assert_outcomes(errors=6)
@@ -464,7 +464,7 @@ def test_what_was_found_is_there_for_others(gate, pytester, monkeypatch):
     markdown = (pytester.path / ".slm" / "gate.md").read_text("utf-8")
     assert "### opt-125m: FAIL after 4 pairs of launches" in markdown and "| s to start | lower | 4 |" in markdown
     told = page.read_text("utf-8")
-    assert "<details>" in markdown and told.startswith(f"# Before\n{markdown}To repeat it:\n\n```sh\npytest ")
+    assert "<details>" in markdown and told.startswith(f"# Before\n{markdown}\n### To repeat it\n\n```sh\npytest ")
     assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in told
 
 

@@ -12,7 +12,7 @@ import pytest
 from runs import START_S, PytestRun, nothing_left_of
 from shipped import put
 
-from pytest_slmserve.analysis.advice.verification import BLOCK_TOLERANCE
+from pytest_slmserve.analysis.advice.subjects import BLOCK_TOLERANCE
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.schema.kv_cache import predicted_blocks
 

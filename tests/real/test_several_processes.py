@@ -10,7 +10,7 @@ import pytest
 from processes import gone, group
 from real_engine import SPEC
 
-from pytest_slmserve.analysis.advice.verification import kv_blocks_as_predicted
+from pytest_slmserve.analysis.advice.subjects import kv_blocks_as_predicted
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.plan.models import model_of

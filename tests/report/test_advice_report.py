@@ -20,12 +20,16 @@ from pytest_slmserve.report.advice import advice_facts, advice_section, serve_wo
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
-from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 SOURCE = ResultSource("NVIDIA H200", "TPOT", 140 * GIB)
 FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
 ENGINE = ServedEngine(
-    model="facebook/opt-1.3b", dtype="float16", max_num_batched_tokens=8192, footprint=FOOTPRINT, kv_had_bytes=120 * GIB
+    spec=EngineSpec("opt-1.3b"),
+    dtype="float16",
+    max_num_batched_tokens=8192,
+    footprint=FOOTPRINT,
+    kv_had_bytes=120 * GIB,
 )
 SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 650.0, "power_limit_w": 700.0}
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -148,7 +152,8 @@ def test_a_prediction_is_said_in_the_table_and_below():
 
 # Commands
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(lambda s: s[0] != "-")
+VISIBLE = st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))  # as a specification has them
+NAMES = st.text(VISIBLE, min_size=1).filter(lambda s: s[0] != "-")
 FOOTPRINTS = st.builds(
     Footprint,
     weight_bytes=st.integers(1, 30 * GIB),
@@ -160,7 +165,7 @@ FOOTPRINTS = st.builds(
 
 @given(NAMES, FOOTPRINTS, st.integers(1, 2000), st.integers(1, 200), st.none() | st.integers(1, 10**6))
 def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
-    engine = ServedEngine(model=model, dtype="float16", max_num_batched_tokens=tokens, footprint=footprint)
+    engine = ServedEngine(spec=EngineSpec(model), dtype="float16", max_num_batched_tokens=tokens, footprint=footprint)
     words = serve_words(engine, batch, gib * GIB)
     seen = options(shlex.join(words))
     assert shlex.split(shlex.join(words)) == list(words) and words[:3] == ("vllm", "serve", model)
@@ -173,13 +178,13 @@ def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, toke
 
 @given(NAMES, st.integers(30, 200))
 def test_a_command_broken_for_a_terminal_is_the_same_for_a_shell(model, width):
-    words = (*serve_words(replace(ENGINE, model=model), 64, 140 * GIB), "--port", "8000")
+    words = (*serve_words(replace(ENGINE, spec=EngineSpec(model)), 64, 140 * GIB), "--port", "8000")
     assert shlex.split(shell_lines(words, width).replace(" \\\n    ", " ")) == list(words)
     assert shell_lines(words, 10_000) == shlex.join(words)
 
 
 def test_what_is_not_known_of_the_engine_is_left_to_vllm():
-    bare = replace(ENGINE, max_num_batched_tokens=None, footprint=None, arguments=("--enforce-eager",))
+    bare = replace(ENGINE, max_num_batched_tokens=None, footprint=None, spec=EngineSpec("opt-1.3b", enforce_eager=True))
     assert (
         shlex.join(serve_words(bare, 8, None))
         == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"

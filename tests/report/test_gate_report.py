@@ -8,10 +8,10 @@ from launches import pair_of_launches, pairs
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate import as_markdown, caches_text, gate_section, next_step, title
+from pytest_slmserve.report.gate import caches_text, gate_section, next_step, title
 from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
-from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.section import section_markdown, section_text
 from pytest_slmserve.schema.records import SIMULATED
 
 OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
@@ -20,6 +20,10 @@ NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2
 
 def gate_lines(gated):
     return section_text(gate_section(gated))
+
+
+def as_markdown(gated):
+    return section_markdown(gate_section(gated))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def gate_lines(gated):
 )
 def test_a_gate_before_its_first_look_says_what_can_decide_it(there, more):
     gated = judge_gate(pairs(there), GateCriteria())
-    assert next_step(gated) == more and f"**Next:** {more}" in as_markdown([gated])
+    assert next_step(gated) == more and f"\n- next: {more}\n" in as_markdown(gated)
     assert f"next: {more}" in gate_lines(gated)
     assert title(gated).startswith("opt-1.3b: speed NOT JUDGED after ")
 
@@ -51,18 +55,18 @@ def test_the_pause_before_a_gate_was_resumed_is_no_time_of_its_pairs():
 @pytest.mark.parametrize("measured", [pairs(2, kv_blocks=1000), pairs(4)])
 def test_a_gate_that_fails_or_passes_needs_no_more(measured):
     found = judge_gate(measured, GateCriteria())
-    assert next_step(found) == "" and "Next" not in as_markdown([found])
+    assert next_step(found) == "" and "next:" not in as_markdown(found)
 
 
 def test_an_inconclusive_gate_says_why_and_what_may_decide_it():
     gated = judge_gate(NOISY, GateCriteria())
-    said = as_markdown([gated])
+    said = as_markdown(gated)
     assert title(gated) == "opt-1.3b: INCONCLUSIVE after 12 pairs of launches"
     assert "| detectable % worse |" in said
     assert (
-        "- output tokens/s, large load: inconclusive, neither worse for certain nor within the 3 % margin; det" in said
+        "- output tokens/s, large load: inconclusive: neither worse for certain nor within the 3 % margin; det" in said
     )
-    assert "**Next:** a new gate with -o slm_gate_pairs=24, a quieter host (slmserve doctor) or a larger margin" in said
+    assert "- next: a new gate with -o slm_gate_pairs=24, a quieter host (slmserve doctor) or a larger margin" in said
 
 
 @pytest.mark.parametrize("missing", [{"ready_s": None}, {"kv_blocks": None}])
@@ -73,10 +77,9 @@ def test_where_a_value_is_missing_more_pairs_decide_nothing(there, missing):
 
 
 def test_what_passes_has_no_smallest_change():
-    rows = [
-        line for line in as_markdown([judge_gate(pairs(4), GateCriteria())]).split("\n") if line.endswith(" pass |")
-    ]
-    assert rows and all(row.split(" | ")[6] == "-" for row in rows)
+    rows = [line for line in as_markdown(judge_gate(pairs(4), GateCriteria())).split("\n") if line.endswith(" pass |")]
+    of_endpoints = [row for row in rows if row.count(" | ") == 8]
+    assert of_endpoints and all(row.split(" | ")[6] == "-" for row in of_endpoints)
 
 
 @pytest.mark.parametrize("platform", ["simulated", "cuda"])
@@ -85,7 +88,7 @@ def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
     gated = judge_gate(measured, GateCriteria())
     screen_text = "\n".join(line for line, _ in screen(Findings(gates=[gated])))
     heading = page_content(Findings(gates=[gated], measurements=measured), 0, {})["title"]
-    for said in (gate_lines(gated), as_markdown([gated]), screen_text, heading):
+    for said in (gate_lines(gated), as_markdown(gated), screen_text, heading):
         assert (SIMULATED in said) is (platform == "simulated")
 
 

@@ -1,8 +1,17 @@
-"""A section as text."""
+"""A section as text of a terminal, and as Markdown."""
 
 from __future__ import annotations
 
-from pytest_slmserve.report.section import Legend, Named, Section, Table, section_text
+from pytest_slmserve.report.section import (
+    Details,
+    Legend,
+    Named,
+    Section,
+    Table,
+    Verbatim,
+    section_markdown,
+    section_text,
+)
 from pytest_slmserve.report.text_table import Column
 
 COLUMNS = (Column("\nload", str), Column("tokens\n/s", lambda row: f"{1000 * row:,}"), Column("nothing", lambda _: "-"))
@@ -14,8 +23,13 @@ SHOWN = Section(
         Table([], COLUMNS),
         Named([("output tokens/s", "pass: not worse")]),
         "",
-        "what differs:\n  vllm  0.25.0  0.26.0",
-        Legend("tokens: of output."),
+        Verbatim("pytest --slm-gpu", "sh"),
+        "next: a new gate",
+        Details("How to read it"),
+        Table([2], COLUMNS[:2], heading="half of it:"),
+        Legend("tokens: of output.", ["note: measured once"]),
+        Details("Why"),
+        "a reason",
     ],
 )
 
@@ -33,7 +47,78 @@ def test_a_section_is_text_with_its_tables_below_empty_lines():
         "",
         "output tokens/s  pass: not worse",
         "",
-        "what differs:",
-        "  vllm  0.25.0  0.26.0",
+        "pytest --slm-gpu",
+        "next: a new gate",
+        "",
+        "half of it:",
+        "      tokens",
+        "load      /s",
+        "----  ------",
+        "   2   2,000",
         "tokens: of output.",
+        "note: measured once",
+        "a reason",
+    ]
+
+
+def test_a_section_is_markdown_with_lists_and_what_explains_it_is_folded():
+    assert (
+        section_markdown(SHOWN)
+        == """### opt-125m: PASS
+
+- baseline: vLLM 0.25.0
+
+| load | tokens /s |
+| ---: | ---: |
+| 1 | 1,000 |
+| 64 | 64,000 |
+
+- output tokens/s: pass: not worse
+
+```sh
+pytest --slm-gpu
+```
+
+- next: a new gate
+
+<details><summary>How to read it</summary>
+
+half of it:
+
+| load | tokens /s |
+| ---: | ---: |
+| 2 | 2,000 |
+
+tokens: of output.
+
+- note: measured once
+
+</details>
+
+<details><summary>Why</summary>
+
+- a reason
+
+</details>
+"""
+    )
+
+
+def test_markdown_of_a_section_shows_what_others_wrote_and_obeys_nothing_of_it():
+    cells = (Column("model", str, "left"),)
+    shown = Section("a|b", [Table(["<b>|[x](y)"], cells), "two\nlines\x1b of `code`", Verbatim("```\n# no heading")])
+    assert section_markdown(shown).split("\n") == [
+        r"### a\|b",
+        "",
+        "| model |",
+        "| --- |",
+        r"| \<b>\|\[x\](y) |",
+        "",
+        r"- two lines\\x1b of \`code\`",
+        "",
+        "````text",
+        "```",
+        "# no heading",
+        "````",
+        "",
     ]

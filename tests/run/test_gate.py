@@ -317,8 +317,10 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
 
 
 def test_it_ends_at_planned_looks_only(opened):
-    made, session = pairs(12), opened()
-    over = [n for n in range(1, 13) if gate._is_over(judge_gate(made[: 4 * n], GateCriteria()), session)]
+    made, one, over = pairs(12), gate.OneGate(opened(), MODEL), []
+    for n in range(1, 13):
+        one.gated = judge_gate(made[: 4 * n], GateCriteria())
+        over += [n] if one.over else []
     assert over == [4, 6, 8, 12]
 
 
@@ -506,14 +508,18 @@ def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
     session = opened(resume=True, side=["candidate:arg=b_half=9"])
     (found,), host = {m.paired.side: m for m in stored(session)}.values(), session.host.environment.host
     both = sides(session.planner.spec(MODEL), session.options)
-    one = gate.OneGate(session, MODEL)
     assert found.paired.side == "baseline" and found.environment.host == host
-    assert one.cold([]) == SIDES and one.cold([found]) == ("candidate",)
+
+    def cold(*measured, specs=both):
+        one = gate.OneGate(session, MODEL)
+        one.specs, one.found = specs, [*measured]
+        return one.cold()
+
+    assert cold() == SIDES and cold(found) == ("candidate",)
     for other in (None, "another boot"):
-        assert one.cold([replace(found, environment=replace(found.environment, host=other))]) == SIDES
-    same = gate.OneGate(session, MODEL)
-    same.specs = dict.fromkeys(SIDES, both["baseline"])
-    assert same.cold([]) == ("baseline",) and same.cold([found]) == ()
+        assert cold(replace(found, environment=replace(found.environment, host=other))) == SIDES
+    same = dict.fromkeys(SIDES, both["baseline"])
+    assert cold(specs=same) == ("baseline",) and cold(found, specs=same) == ()
 
 
 # When it is broken off

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.advice import verification as kv_blocks
+from pytest_slmserve.analysis.advice import subjects as kv_blocks
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage

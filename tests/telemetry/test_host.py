@@ -88,6 +88,11 @@ class Nvml(SimpleNamespace):
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
         return SimpleNamespace(total=150_754_820_096, used=1, free=2)
 
+    def nvmlDeviceGetCpuAffinity(self, handle, words):  # noqa: N802
+        if not handle.startswith("GPU-"):
+            raise NVMLError("Not Supported")
+        return [0b101, *[0b10] * (words > 1)]
+
     def nvmlSystemGetDriverVersion(self):  # noqa: N802
         return self.text("570.133.20")
 
@@ -114,6 +119,13 @@ def test_a_gpu_is_described(nvml):
     gpu = visible_gpus()[0]
     assert (gpu.uuid, gpu.name, gpu.memory_bytes) == ("GPU-0", "NVIDIA H200 (GPU-0)", 150_754_820_096)
     assert (gpu.driver, gpu.cuda) == ("570.133.20", "12.8")
+
+
+@pytest.mark.parametrize(("cores", "visible", "near"), [(64, "0", {0, 2}), (65, "0", {0, 2, 65}), (64, "MIG-5", set())])
+def test_the_cores_near_a_gpu_are_those_of_its_masks(nvml, monkeypatch, cores, visible, near):
+    monkeypatch.setattr(host_module.os, "cpu_count", lambda: cores)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus()[0].near_cores == near
 
 
 def test_it_is_asked_once(nvml):

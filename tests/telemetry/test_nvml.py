@@ -28,11 +28,11 @@ from hypothesis import strategies as st
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.telemetry import gpu as nvml
-from pytest_slmserve.telemetry.gpu import ASKS, COUNTERS, COUNTERS_S, FIELDS, GPM, NvmlSource, open_nvml
+from pytest_slmserve.telemetry.gpu import COUNTERS, COUNTERS_S, FIELDS, FUNCTIONS, GPM, NvmlSource, open_nvml
 from pytest_slmserve.telemetry.host import MIN_SPAN_S, Reading
 
 OURS, THEIRS = 4711, 815
-EVERYTHING = {ask.number for ask in ASKS} | {field.number for field in FIELDS} | set(of.PROFILED)
+EVERYTHING = {ask.number for ask in (*FIELDS, *FUNCTIONS)} | set(of.PROFILED)
 EVERYTHING |= {of.XID, of.GPU_PROCESSES, of.FOREIGN_PROCESSES}
 WITHOUT_GPM = EVERYTHING - set(of.PROFILED)
 

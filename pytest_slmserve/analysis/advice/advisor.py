@@ -27,6 +27,7 @@ from pytest_slmserve.analysis.sweep.curve import MARGIN
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Fit, fit, valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
+from pytest_slmserve.schema.specs import EngineSpec
 
 GPU_MEMORY_UTILIZATION = 0.9  # of the GPU for all engines together
 UTILIZATION_STEPS = 1000  # vLLM takes its share of the memory with three decimals
@@ -40,12 +41,9 @@ Unit = Literal["host", "dram", "tensor", "roofline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Memory that an engine of a model takes.
-
-    kv_bytes_per_token: in the layers that share a block. longest: tokens of a request at full length. groups: of such
-    layers; each may take blocks for all tokens. allowance_bytes: for activations, captured graphs and the context.
-    allowance_seen: whether sensors measured it, as memory used less weights less KV cache.
-    """
+    """Memory that an engine of a model takes. kv_bytes_per_token: in the layers that share a block. longest: tokens of
+    a full request. groups: of such layers; each may take blocks for all tokens. allowance_bytes: activations,
+    captured graphs and the context. allowance_seen: by sensors, as memory used less weights less KV cache."""
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -74,14 +72,12 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEngine:
-    """A model as it was served. env: variables of its engine, as NAME=VALUE. no_footprint: why there is no memory of a
-    GPU to plan; empty if there is. kv_had_bytes, gpu_had_bytes: its KV cache, and the memory of its GPU."""
+    """A model as it was served. dtype, max_num_batched_tokens: as the engine reported them. no_footprint: why there is
+    no memory of a GPU to plan; empty if there is. kv_had_bytes, gpu_had_bytes: its KV cache, and all of its GPU."""
 
-    model: str
+    spec: EngineSpec
     dtype: str = "auto"
     max_num_batched_tokens: int | None = None
-    arguments: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
     footprint: Footprint | None = None
     no_footprint: str = ""
     kv_had_bytes: int | None = None
@@ -90,11 +86,9 @@ class ServedEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSweep:
-    """One model. points: of one engine; their `e2e_repeats` are seconds per output token.
-
-    output_share: share of output tokens in the tokens that the points' rates count; None if unknown. b_half: if it is
-    known beforehand. work, peaks: for the roofline. notes: what a reader should know of the source.
-    """
+    """One model. points: of one engine; their `e2e_repeats` are seconds per output token. output_share: output tokens
+    as a share of those that the points' rates count. b_half: if it is known beforehand. work, peaks: for the
+    roofline. notes: what a reader should know of the source."""
 
     name: str
     points: tuple[Point, ...]
@@ -132,10 +126,9 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """choice: B_opt, with ends by the noise of repeats if it was measured; None if there is none, and `reason` says
-    why. predicted: by the laws through two loads. limit: of the latency. base: T(1). step, wait: laws of the seconds of
-    a step and of an output token, None if there is none. notes: what rests on more than measurement, and what to know.
-    """
+    """choice: B_opt, with ends by the noise of repeats if it was measured. predicted: by the laws through two loads.
+    limit: of the latency. base: T(1). step, wait: laws of the seconds of a step and of an output token. reason: why
+    there is no B_opt. notes: what rests on more than measurement, and what to know."""
 
     choice: ChosenLoad = field(default_factory=ChosenLoad)
     predicted: bool = False
@@ -163,8 +156,8 @@ class BatchOption:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Upper bound of the gain of several engines. busy: one engine's use of `unit`, as a share of what can be used.
-    factor: of one engine's throughput. why: the resource with its measured value."""
+    """Upper bound of the gain of several engines. busy: one engine's share of what can be used of `unit`. factor: of
+    one engine's throughput. why: the resource with its measured value."""
 
     unit: Unit
     busy: float
@@ -174,8 +167,8 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Upper bounds for several engines, measured at the load `at`, the tightest of each way to share; None if nothing
-    bounds it. power_share: of the power limit."""
+    """Tightest upper bounds for each way to share the GPU, None if nothing bounds it, measured at the load `at`.
+    power_share: of the power limit."""
 
     at: int
     power_share: float | None
@@ -186,7 +179,7 @@ class Gains:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingPoint:
     """Figures of a batch, with 95 % intervals if noise is known. share: of the largest throughput measured. latency_s:
-    per output token. efficiency: T(B)/(B T(1)). cost: of a million output tokens."""
+    of an output token. efficiency: T(B)/(B T(1)). cost: of a million output tokens."""
 
     batch: int
     tokens_per_s: Interval
@@ -212,8 +205,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAdvice:
-    """at_batch, split: the number of engines that fit with the batch each, and with the batch divided among them.
-    advised: the number that is worth a trial, for the reason `why`. each: requests of each of these."""
+    """Numbers of engines: that fit with the batch each, that fit with a part of it each (split), and that are worth a
+    trial for the reason `why` (advised), with `each` requests each."""
 
     at_batch: int
     split: int
@@ -225,7 +218,7 @@ class ReplicaAdvice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """The advice on one model. batch: B_opt, or less if the memory does not hold that; None if nothing is advised.
-    advised, largest, single: at this batch, at the largest load measured, and at 1."""
+    advised, largest, single: figures at this batch, at the largest load measured, and at 1."""
 
     subject: ModelSweep
     decision: Decision
@@ -240,8 +233,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class CombinedPlacement:
-    """All models with a batch on one GPU. total_bytes: what they take, at the least if they do not fit. lowered: the
-    models that have less than their B_opt."""
+    """All models with a batch on one GPU. total_bytes: at the least if they do not fit. lowered: models with less than
+    their B_opt."""
 
     fits: bool
     total_bytes: int
@@ -296,31 +289,48 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
     if len(loads) < 2:
         at = f" ({loads[0].concurrency} in flight)" if loads else ""
         return Decision(reason=f"{len(loads)} load{'' if len(loads) == 1 else 's'} to judge by{at}: two are needed")
+    law = step = None
+    if len(loads) > 2 or subject.b_half is not None:  # of two loads both laws meet them as well as they can
+        with suppress(TooFewPoints):
+            law = fit(loads, subject.b_half)
+            step = LatencyLaw(law.t_inf.value, law.b_half.value) if law.identified else None
+        wait = batching.latency_law(loads, subject.b_half)
+    else:  # seconds of a step (batch over tokens/s), and of an output token, by the true batch
+        batches = [fmean(p.batch_repeats) for p in loads]
+        step = through(*((batch, batch / fmean(p.repeats)) for batch, p in zip(batches, loads)))
+        wait = through(*((batch, fmean(p.e2e_repeats)) for batch, p in zip(batches, loads)))
+    base, alone = batching.measured_base(loads), "no valid point at 1: T(1) is by the"
     try:
-        return _predicted(subject, loads, wish) if len(loads) == 2 else _measured(subject, loads, wish)
+        if len(loads) == 2 and (step is None or wait is None):
+            both = f"{loads[0].concurrency} and {loads[-1].concurrency} in flight"
+            raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
+        if base is None and step is not None and len(loads) == 2:
+            base = Base(1 / step.seconds(1), f"{alone} law as well")
+        elif base is None and law is not None and law.identified:
+            trust = f"which is off by up to {percent(law.error_max)} elsewhere"
+            base = Base(law.tokens_per_s(1), f"{alone} saturation law, {trust}")
+        elif base is None:
+            raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it")
+        limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, wait)
     except TooFewPoints as error:
         return Decision(reason=error.problem)
+    choice = batching.b_opt(loads, base, limit, wish.threshold)
+    notes = tuple(note for note in (base.note, limit and limit.note) if note)
+    known = Decision(choice=choice, limit=limit, base=base, step=step, wait=wait, notes=notes)
+    return _predicted(subject, known, wish) if len(loads) == 2 else _measured(subject, known, law, wish)
 
 
-def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
-    law, step, wait = _fitted(loads, subject.b_half)
-    base, slo = batching.measured_base(loads), wish.slo
-    if base is None:
-        if law is None or not law.identified:
-            raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it")
-        trust = f"which is off by up to {percent(law.error_max)} elsewhere"
-        base = Base(law.tokens_per_s(1), f"no valid point at 1: T(1) is by the saturation law, {trust}")
-    limit = None if slo is None else batching.limit_of(slo, loads, wait)
-    choice, reason = batching.b_opt(loads, base, limit, wish.threshold), ""
-    notes = [note for note in (base.note, limit and limit.note) if note]
-    if choice.value is None:
-        reason = f"no load that was measured has {conditions(wish, limit)}"
+def _measured(subject: ModelSweep, known: Decision, law: Fit | None, wish: Objectives) -> Decision:
+    loads, chosen, wait, slo = subject.usable, known.batch, known.wait, wish.slo
+    notes, reason = [*known.notes], ""
+    if chosen is None:
+        reason = f"no load that was measured has {conditions(wish, known.limit)}"
     else:
-        if choice.value == loads[-1].concurrency:
-            notes.append(f"{choice.value} is the largest load measured: a larger batch may serve more")
-        rates = {p.concurrency: fmean(p.repeats) for p in loads if p.concurrency <= choice.value}
+        if chosen == loads[-1].concurrency:
+            notes.append(f"{chosen} is the largest load measured: a larger batch may serve more")
+        rates = {p.concurrency: fmean(p.repeats) for p in loads if p.concurrency <= chosen}
         best = max(rates, key=lambda load: rates[load])
-        if (more := rates[best] / rates[choice.value] - 1) > MARGIN:
+        if (more := rates[best] / rates[chosen] - 1) > MARGIN:
             notes.append(f"the rule takes the largest, but {best} in flight has {percent(more)} more throughput")
     if law and not law.describes:
         off = f"the saturation law is off by up to {percent(law.error_max)} here"
@@ -331,45 +341,26 @@ def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> 
     if slo is not None and wait is not None:
         seconds = slo.factor * wait.seconds(slo.at) if isinstance(slo, RelativeSlo) else slo.seconds
         soon = max(wait.batch(seconds), 0.0)
-    return Decision(
-        choice=choice,
-        limit=limit,
-        base=base,
-        caps=Caps(efficient, soon),
-        step=step,
-        wait=wait,
-        reason=reason,
-        notes=tuple(notes),
-    )
+    return replace(known, caps=Caps(efficient, soon), reason=reason, notes=tuple(notes))
 
 
-def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
+def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decision:
     """The largest batch within the conditions by the laws through two loads, unless the larger load measured is no
-    less. They give seconds of a step (batch over tokens/s), and of an output token, by the true batch."""
+    less."""
+    loads, limit, step, wait, base = subject.usable, known.limit, known.step, known.wait, known.base
+    assert step and wait and base
     both = f"{loads[0].concurrency} and {loads[-1].concurrency} in flight"
-    if subject.b_half is None:
-        batches = [fmean(p.batch_repeats) for p in loads]
-        step = through(*((batch, batch / fmean(p.repeats)) for batch, p in zip(batches, loads)))
-        wait = through(*((batch, fmean(p.e2e_repeats)) for batch, p in zip(batches, loads)))
-    else:  # both laws have it, and meet the two loads as well as they can
-        _, step, wait = _fitted(loads, subject.b_half)
-    if step is None or wait is None:
-        raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
-    limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, wait)
-    base = batching.measured_base(loads)
-    base = base or Base(1 / step.seconds(1), "no valid point at 1: T(1) is by the law as well")
-    efficiency = step.pace / (wish.threshold * base.per_s) - step.b_half
+    efficiency, reach = step.pace / (wish.threshold * base.per_s) - step.b_half, REACH * loads[-1].concurrency
     caps = Caps(efficiency, None if limit is None else max(0.0, wait.batch(limit.seconds)))
-    reach, choice = REACH * loads[-1].concurrency, batching.b_opt(loads, base, limit, wish.threshold)
     tokens = (subject.engine and subject.engine.max_num_batched_tokens) or reach
     efficient = math.ceil(min(efficiency, 1e12)) - 1  # below the cap
     batch = min(efficient, reach, tokens, reach if caps.slo is None else math.floor(caps.slo))
-    unmeasured = tuple(note for note in (base.note, limit and limit.note) if note)
-    known = Decision(limit=limit, base=base, caps=caps, step=step, wait=wait, notes=unmeasured)
-    if choice.value is not None and choice.value >= batch:
-        return replace(known, choice=choice)
+    known = replace(known, caps=caps)
+    if known.batch is not None and known.batch >= batch:
+        return known
     if batch < 1:
-        return replace(known, reason=f"by the law through {both}, no batch has {conditions(wish, limit)}")
+        reason = f"by the law through {both}, no batch has {conditions(wish, limit)}"
+        return replace(known, choice=ChosenLoad(), reason=reason)
     notes = [f"predicted by the saturation law through {both}, and not measured: measure there before use"]
     if batch == reach:
         notes.append(f"the law allows more, but no prediction goes beyond {REACH} times the largest load measured")
@@ -378,15 +369,6 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     if subject.footprint is None or wish.budget_bytes is None:
         notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
     return replace(known, choice=ChosenLoad(batch), predicted=True, notes=(*notes, *known.notes))
-
-
-def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, LatencyLaw | None, LatencyLaw | None]:
-    """The fitted saturation law, None if there are too few points, and the laws of a step and of an output token."""
-    law = step = None
-    with suppress(TooFewPoints):
-        law = fit(loads, b_half)
-        step = LatencyLaw(law.t_inf.value, law.b_half.value) if law.identified else None
-    return law, step, batching.latency_law(loads, b_half)
 
 
 def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyLaw | None:
@@ -444,8 +426,7 @@ def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
 
 
 def utilization(total_bytes: int, gpu_bytes: int) -> float:
-    """The share for vLLM, three decimals, rounded up. If the KV bytes are given, only the check at the start uses it:
-    that share must be free."""
+    """The share for vLLM, rounded up. If the KV bytes are given, vLLM only checks that this share is free."""
     return min(1.0, math.ceil(total_bytes * UTILIZATION_STEPS / gpu_bytes) / UTILIZATION_STEPS)
 
 
@@ -469,12 +450,9 @@ def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | N
 def place(
     subjects: Sequence[ModelSweep], decisions: Sequence[Decision], wish: Objectives
 ) -> tuple[list[int | None], CombinedPlacement | None]:
-    """Each model's batch so that all fit, B_opt if they do; and what they take together. A model whose memory is
-    unknown keeps its B_opt and is not counted.
-
-    A model may get its B_opt or less: loads that were measured, or by the law the largest that fits into the budget,
-    and powers of two; and 1.
-    """
+    """Each model's batch so that all fit, and what they take together. A model whose memory is unknown keeps its B_opt
+    and is not counted. Others get it or less: loads that were measured, or by the law the largest that fits into the
+    budget, and powers of two; and 1."""
     batches, budget = [decision.batch for decision in decisions], wish.budget_bytes
     options: dict[int, list[BatchOption]] = {}
     for i, (subject, decision) in enumerate(zip(subjects, decisions)):
@@ -502,15 +480,16 @@ def place(
 
 def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, ...] | None:
     """The place of the option that each model gets, so that all engines fit; None if not even the first options do.
-    models: their options by ascending batch, of which the last is the best.
-
     From the last options, the step down is taken that loses the least of its model's throughput per byte. What the last
     step freed too much may let other models up again.
+
+    Args:
+        models: Their options by ascending batch, of which the last is the best.
     """
     places = [len(options) - 1 for options in models]
 
     def worth(model: int, place: int) -> float:
-        """Share of the model's best throughput that the step up to this place adds, per byte that it takes."""
+        """Share of the model's best throughput that the step up to this place adds, per byte."""
         before, after = models[model][place - 1 : place + 1]
         more = (after.tokens_per_s - before.tokens_per_s) / models[model][-1].tokens_per_s
         return more / (after.total_bytes - before.total_bytes)

@@ -1,9 +1,8 @@
 """Prediction of a sweep for another GPU: the fitted law of saturation, carried over by the data sheets of both.
 
-A step has a part that no batch changes and a part for each sequence (`saturation`). Reading the weights is in the
-first; reading a sequence's context and computing its share of a prompt are in the second. These change with the GPU.
-The rest, the host and the launching of kernels, stays. Measurements on that GPU, none of them in the fit, tell how far
-this is true.
+A step has a part that no batch changes, with the reading of the weights, and a part for each sequence, with the reading
+of its context and its share of a prompt. These change with the GPU. The rest, the host and the launching of kernels,
+stays. Measurements on that GPU, none of them in the fit, tell how far this is true.
 """
 
 import math
@@ -16,6 +15,7 @@ from pytest_slmserve.analysis.estimates import TAIL, Interval, ends, factor, per
 from pytest_slmserve.analysis.metrics import gpu_figures
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
 from pytest_slmserve.analysis.points import Point, job_points, limit_groups, point_differences
+from pytest_slmserve.analysis.sweep.batching import LatencyLaw
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.plateau import Fit, fit, fit_law, with_batches
 from pytest_slmserve.analysis.verdict import Verdict, every_within
@@ -30,25 +30,15 @@ LIMIT = Axes("max_num_seqs")
 
 @dataclass(frozen=True, slots=True)
 class CarriedLaw:
-    """Law of a sweep on another GPU. law: as fitted to the sweep. fixed_s, sequence_s: seconds of a step there that no
-    batch changes, and those of each sequence."""
+    """Law of a sweep on another GPU. law: as fitted to the sweep. step: seconds of a step there."""
 
     curve: Curve
     law: Fit
     gpu: Peaks
-    fixed_s: float
-    sequence_s: float
-
-    @property
-    def t_inf(self) -> float:
-        return 1 / self.sequence_s
-
-    @property
-    def b_half(self) -> float:
-        return self.fixed_s / self.sequence_s
+    step: LatencyLaw
 
     def tokens_per_s(self, batch: float) -> float:
-        return batch / (self.fixed_s + self.sequence_s * batch)
+        return batch / self.step.seconds(batch)
 
 
 def gpu_named(name: str) -> Peaks:
@@ -61,8 +51,8 @@ def gpu_named(name: str) -> Peaks:
 
 
 def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
-    """Prediction for one GPU of that kind: how a step's seconds change with the bandwidth and the peak rate of the data
-    sheets. Raises TooFewPoints if no law describes the sweep, or its work or its own data sheet is unknown."""
+    """Prediction for one GPU of that kind, by the bandwidth and the peak rate of both data sheets. Raises TooFewPoints
+    if no law describes the sweep, or its work or its own data sheet is unknown."""
     work, here = work_of_curve(curve), peaks_of_curve(curve)
     if not (work and here) or curve.spec is None or curve.spec.tensor_parallel_size > 1:
         raise TooFewPoints(
@@ -80,8 +70,9 @@ def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
     context = min(sequence_s, work.context * work.kv_bytes_per_token / (REACHABLE_DRAM * here.bytes_per_s))
     prompt_s = work.prefill_flops / work.output_tokens / (REACHABLE_TENSOR * here.flops_per_s)
     prompt = min(sequence_s - context, prompt_s)
-    fixed_there_s = fixed_s + (bandwidth - 1) * weights
-    return CarriedLaw(curve, law, gpu, fixed_there_s, sequence_s + (bandwidth - 1) * context + (rate - 1) * prompt)
+    fixed_s += (bandwidth - 1) * weights
+    sequence_s += (bandwidth - 1) * context + (rate - 1) * prompt
+    return CarriedLaw(curve, law, gpu, LatencyLaw(1 / sequence_s, fixed_s / sequence_s))
 
 
 def limit_sweeps(measurements: Sequence[Measurement]) -> list[Curve]:
@@ -117,7 +108,7 @@ def measured_there(prediction: CarriedLaw, curves: Iterable[Curve]) -> list[Curv
 
 def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple[Interval, Point]]:
     """Predicted throughput over the measured one, at each load. The intervals have the noise of the measurement there,
-    and that of each point of the fit, as far as the law at this batch depends on it. several: number of loads whose
+    and that of the fitted points as far as the law at this batch depends on it. several: number of loads whose
     intervals hold together."""
     tail, fitted = TAIL / several, with_batches(prediction.curve.points)
     here, own = point_differences(fitted), point_differences(there.valid)

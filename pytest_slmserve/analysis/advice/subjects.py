@@ -1,38 +1,47 @@
-"""Models to advise on, from sweeps of ours or from external results."""
+"""Models to advise on, from sweeps of ours or from external results; and verdicts on what an advice predicted."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, ServedEngine, decide, needs
-from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval
+from pytest_slmserve.analysis.advice.advisor import (
+    Advice,
+    Footprint,
+    ModelSweep,
+    Objectives,
+    ServedEngine,
+    around,
+    decide,
+    needs,
+    utilization,
+)  # fmt: skip
+from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval, times
 from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
-from pytest_slmserve.analysis.points import Point, ratio
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, e2e_s, engines, output_rate, points_of, ratio
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Curve, labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, above, every
+from pytest_slmserve.analysis.sweep.plateau import valid_points
+from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above, below, every, unsure, within
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.models import hub_name, short_name
-from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
 # Arguments that an advice sets: their values in the sweep no longer count.
 KV_SIZE = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
 ADVISED = ("max_num_seqs", "max_model_len", *KV_SIZE)
-TOLD_APART = {*ADVISED, "dtype", "max_num_batched_tokens"}  # of a served engine
 LARGEST_GRAPH = 512  # tokens, of vLLM's default: twice max_num_seqs, and no more than this
 MANY = 0.3  # share of the steps that hold a prompt: what fewer of them cost is not most of the time
 NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a note says so
-LATENCY = "the mean time per output token after the first, TPOT"
+TPOT = "the mean time per output token after the first, TPOT"
 
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Models, and the source of their measurements: the device and its memory, the kind of latency, notes on all."""
+    """Models, and what their measurements are of. latency: which kind. notes: on all of them."""
 
     device: str
     latency: str
@@ -44,8 +53,8 @@ class ResultSource:
 def of_curves(
     curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()
 ) -> ResultSource:
-    """Models to advise on, one for each model of the curves, in the order first met: its sweep with the most loads to
-    choose from, and of several such the last measured.
+    """Models to advise on, in the order first met: of each its sweep with the most loads to choose from, and of several
+    such the last measured.
 
     Args:
         model: The only model to advise on; None for all.
@@ -81,7 +90,7 @@ def of_curves(
         subjects.append(best)
     known = [(e.title, e.gpu_memory_bytes) for e in devices.values()]
     [(device, gpu_bytes)] = known or [("nothing was measured", None)]
-    return ResultSource(device, LATENCY, gpu_bytes, tuple(notes), tuple(subjects))
+    return ResultSource(device, TPOT, gpu_bytes, tuple(notes), tuple(subjects))
 
 
 def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
@@ -124,18 +133,18 @@ def _beyond_graphs(curve: Curve) -> Iterator[str]:
 
 
 def _left_out(curve: Curve) -> Iterator[str]:
-    if degraded := [p.concurrency for p in curve.points if p.valid and p.degraded]:
-        loads = curve.axes.at(", ".join(map(str, degraded)))
-        yield f"left out, for their sensors tell of a disturbance: {loads}"
-    if invalid := [p.concurrency for p in curve.points if not p.valid]:
-        yield f"left out, for they are not valid: {curve.axes.at(', '.join(map(str, invalid)))}"
+    degraded = [p.concurrency for p in curve.points if p.valid and p.degraded]
+    invalid = [p.concurrency for p in curve.points if not p.valid]
+    for why, loads in (("their sensors tell of a disturbance", degraded), ("they are not valid", invalid)):
+        if loads:
+            yield f"left out, for {why}: {curve.axes.at(', '.join(map(str, loads)))}"
 
 
 def _served(
     spec: EngineSpec, longest: int | None, resolved: Resolved | None = None, beyond_kv_bytes: int = 0
 ) -> ServedEngine:
-    """A model as it was served. longest: tokens of a request at full length, None if unknown. resolved: as reported by
-    the engine; None for external results. beyond_kv_bytes: memory in use beyond the KV cache, 0 without sensors."""
+    """A model as it was served. longest: tokens of a full request, None if unknown. resolved: None for external
+    results. beyond_kv_bytes: memory in use beyond the KV cache, 0 without sensors."""
     each, layout = kv_cache.value_bytes(spec, resolved), kv_cache.kv_layout(spec, resolved)
     weights = (resolved and resolved.weight_bytes) or (kv_cache.weight_bytes(spec, each) if each else None)
     footprint, why_not = None, ""
@@ -159,33 +168,12 @@ def _served(
     if spec.platform == "cpu":
         why_not = "it was measured on a CPU, so there is no memory of a GPU to plan"
     return ServedEngine(
-        model=hub_name(spec.model),
+        spec=spec,
         dtype=(resolved and resolved.dtype) or spec.dtype,
         max_num_batched_tokens=(resolved.max_num_batched_tokens or spec.max_num_batched_tokens) if resolved else None,
-        arguments=tuple(_arguments(spec)),
-        env=tuple(f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"),
         footprint=footprint,
         no_footprint=why_not,
     )
-
-
-def _arguments(spec: EngineSpec) -> Iterator[str]:
-    """Other arguments that affected the engine's speed, as `vllm serve` takes them."""
-    if spec.enforce_eager:
-        yield "--enforce-eager"
-    for field, value in spec.extra:
-        name = field.replace("_", "-")
-        match value:
-            case _ if field in TOLD_APART or value is None:
-                continue
-            case True | False:
-                yield f"--{name}" if value else f"--no-{name}"
-            case str():
-                yield from (f"--{name}", value)
-            case list() | tuple():
-                yield from (f"--{name}", *map(str, value))
-            case _:
-                yield from (f"--{name}", json.dumps(value))
 
 
 def of_external(
@@ -197,7 +185,7 @@ def of_external(
     kv_blocks: int | None = None,
 ) -> ResultSource:
     """One subject, the curve of external results. spec: an engine of the model; with None only the batch can be
-    advised. longest: tokens of a request at full length. kv_blocks: of the engine, of 16 tokens each."""
+    advised. longest: tokens of a full request. kv_blocks: of the engine, of 16 tokens each."""
     notes, points, engine, shares = [*notes, *_left_out(curve)], [], None, []
     if over := [p.concurrency for p in curve.points if more_in_flight(p)]:
         odd = f"output rate x latency is more than the knob at {', '.join(map(str, over))}"
@@ -225,18 +213,24 @@ def of_external(
 
 
 def more_in_flight(point: Point) -> bool:
-    """Whether by Little's law more requests were in flight than were sent. Then the latency is not per output token."""
+    """Whether by Little's law more requests were active than were sent: then the latency is not per output token."""
     return point.batch is not None and point.batch > (1 + NOT_THE_BATCH) * point.concurrency
 
 
+# Verdicts
+
 CLAIM = "advised-batch-costs-little"
 OBJECTIVE = RelativeSlo(2.0, 32)  # of the paper: twice the latency at 32
+BLOCK_TOLERANCE = 2  # the engine may round its bytes to pages and share them between layers
+MARGIN = 0.15  # share by which a measured value may differ from its prediction
+KV_BLOCKS = "kv-blocks-as-predicted"
+THROUGHPUT, LATENCY, UNPREEMPTED = "throughput-as-predicted", "latency-within-limit", "no-request-preempted"
+BOUNDED = "gain-within-bound"
 
 
 def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
-    """Verdict on whether the batch that the advisor of arXiv:2503.08311 chooses serves at least `bound` of what any
-    other load does. value: the share that decides. Its objective is twice the time per output token at 32 in
-    flight."""
+    """Verdict on whether the batch that the advisor chooses, for twice the time per output token at 32 in flight,
+    serves at least `bound` of what any other load does. value: the share that decides."""
     subject, wish = of_curve(curve, None), Objectives(slo=OBJECTIVE)
     found = decide(subject, wish)
     points = {p.concurrency: p for p in subject.usable}
@@ -253,3 +247,92 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
         f"{most.concurrency} does{freed} (threshold {bound:.0%})"
     )
     return Verdict.from_interval(CLAIM, curve.subject, state, why, seen, bound, chosen, most)
+
+
+def kv_blocks_as_predicted(
+    spec: EngineSpec, launches: Sequence[Resolved], tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
+) -> Verdict:
+    """Verdict on whether an engine has the KV blocks that the model's shape predicts, within `tolerance` blocks: of the
+    launch that is farthest off, so that one bad launch among many shows."""
+    subject, found = short_name(spec.model), []
+    for resolved in launches:
+        predicted, seen = kv_cache.predicted_blocks(spec, resolved), resolved.kv_blocks
+        if predicted is None or seen is None:
+            unknown = "the engine did not report its KV blocks" if seen is None else "its shape or data type is unknown"
+            return Verdict(KV_BLOCKS, subject, State.INCONCLUSIVE, unknown, records=records)
+        found.append((seen - predicted, seen, predicted, kv_cache.kv_layout(spec, resolved).block_size))
+    off, seen, predicted, size = max(found, key=lambda each: abs(each[0]))
+    state = State.PASSES if abs(off) <= tolerance else State.FAILS
+    why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (bound {tolerance} apart)"
+    n = max(1, len(records))
+    return Verdict(KV_BLOCKS, subject, state, why, value=off, threshold=tolerance, n=n, records=records)
+
+
+def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSpec:
+    """The engine of a sweep with the limits that are advised for `batch` requests. spec: the engine of the sweep."""
+    engine, extra = advice.subject.engine, tuple(pair for pair in spec.extra if pair[0] not in ADVISED)
+    limited = replace(spec, max_num_seqs=batch, extra=extra)
+    if engine is None or engine.footprint is None:
+        return limited
+    kv_bytes = engine.footprint.kv_bytes(batch)
+    if spec.platform == "cpu":  # vLLM's CPU backend takes whole GiB
+        return replace(limited, kv_cache_bytes=max(1, -(-kv_bytes // GIB)) * GIB)
+    share = spec.gpu_memory_utilization
+    if engine.gpu_had_bytes is not None:
+        # vLLM checks at its start that this share is free: less than its own total would check nothing.
+        share = utilization(engine.footprint.total_bytes(batch), engine.gpu_had_bytes)
+    return replace(
+        limited, max_model_len=engine.footprint.longest, kv_cache_bytes=kv_bytes, gpu_memory_utilization=share
+    )
+
+
+def verified(
+    advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float = MARGIN
+) -> Iterator[Verdict]:
+    """Verdicts on what was predicted of an engine: that it preempts no request, its KV blocks if they are known, its
+    throughput, its latency. found: all its measurements at the advised batch, invalid ones too; at least one."""
+    name, limit, point = advice.subject.name, advice.decision.limit, with_tpot(points_of(found)[0])
+    state, why = State.PASSES, "no request was preempted"
+    if count := sum(sum(m.run.steps.preempted) for m in found):
+        state, why = State.FAILS, f"{count} preemptions, though its KV cache was to hold all at full length"
+    yield Verdict(UNPREEMPTED, name, state, why)
+    if all(
+        blocks is not None
+        for blocks in (kv_cache.predicted_blocks(spec, found[0].resolved), found[0].resolved.kv_blocks)
+    ):
+        yield kv_blocks_as_predicted(spec, [found[0].resolved], records=(found[0].id,))
+    advised, usable = advice.advised, advice.subject.usable
+    if point.degraded or not point.valid or advised is None:
+        why = "; ".join(point.degraded if point.valid else point.problems) or "no latency per output token is known"
+        yield from (Verdict.inconclusive(claim, name, why) for claim in (THROUGHPUT, LATENCY))
+        return
+    before, among = next((p for p in usable if p.concurrency == advised.batch), None), [*usable, point]
+    if before is not None:
+        over = ratio(point, before, valid_points(among))
+    else:  # a prediction by the law has no noise of its own
+        over = around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
+    why = f"{percent_interval(over)} of what was predicted (bound {percent(margin)} apart){unsure(over)}"
+    yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - margin, 1 + margin), why, over, 1.0, point)
+    if limit is not None:
+        wait, bound = around(point, among, e2e_s), limit.seconds * (1 + margin)
+        ms = f"{1e3 * wait.value:.3g} ms per output token, {1e3 * limit.seconds:.3g} ms are allowed"
+        why = f"{ms} (bound {percent(margin)} above it){unsure(wait)}"
+        yield Verdict.from_interval(LATENCY, name, below(wait, bound), why, wait, bound, point)
+
+
+def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint) -> Verdict:
+    """Verdict on whether the gain of several engines over one is within the bound of the advice. single: at the advised
+    batch. together: the engines that share the device."""
+    name, gains = engines(together.models), advice.gains
+    ceiling = None if gains is None else gains.mps if together.sharing == "mps" else gains.time_slicing
+    for point in (together, single):
+        if point.degraded or not point.valid:
+            why = "; ".join(point.degraded if point.valid else point.problems) or "it has no valid repeat"
+            return Verdict.inconclusive(BOUNDED, name, why)
+    if ceiling is None:
+        return Verdict.inconclusive(BOUNDED, name, "no sensor or data sheet bounds the gain")
+    gain = ratio(together, single)
+    why = f"{times(gain)} what one has alone, by {together.sharing}; at most {ceiling.factor:.3g} times is possible"
+    why = f"{why} (bound {percent(MARGIN)} above it){unsure(gain)}"
+    state = below(gain, ceiling.factor * (1 + MARGIN))
+    return Verdict.from_interval(BOUNDED, name, state, why, gain, ceiling.factor, together, single)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.advice import subjects as advice
-from pytest_slmserve.analysis.advice import verification
 from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.evidence import NEXT_SMALLER, Evidence, Others
 from pytest_slmserve.analysis.compare import deployments
@@ -162,11 +161,11 @@ def _found(claim: Claim, curve: Curve, parameters: Parameters, others: Others) -
             return curve.marginal_after(AFTER, parameters["tolerance"])
         case deployments.CLAIM:
             return deployments.neighbours_do_not_disturb(curve, parameters["margin"])
-        case verification.KV_BLOCKS:
+        case advice.KV_BLOCKS:
             if curve.spec is None or not curve.resolved:
                 raise Inconclusive("no engine was measured")
             records = tuple(record for p in curve.points for record in p.records)
-            return verification.kv_blocks_as_predicted(curve.spec, curve.resolved, parameters["blocks"], records)
+            return advice.kv_blocks_as_predicted(curve.spec, curve.resolved, parameters["blocks"], records)
         case advice.CLAIM:
             return advice.advised_batch_costs_little(curve, parameters["threshold"])
         case "gpu-util-saturates-first":
@@ -237,7 +236,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
             return is_main_sweep(curve)
         case deployments.CLAIM:
             return any(m.neighbours for m in curve.measurements)
-        case verification.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
+        case advice.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
             return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
         case "marginal-after-128":
             return is_main_sweep(curve) and {AFTER, 2 * AFTER} <= loads

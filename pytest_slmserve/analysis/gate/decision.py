@@ -36,8 +36,8 @@ RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
 
 @dataclass(frozen=True, slots=True)
 class GateCriteria:
-    """margin: how much worse a candidate may be, as a share. alpha, beta: how often an unchanged candidate fails, and
-    one that is worse by the margin passes, at most. pairs: as many as may be measured."""
+    """margin: how much worse a candidate may be, as a share. alpha, beta: largest shares of unchanged candidates that
+    fail, and of those worse by the margin that pass. pairs: as many as may be measured."""
 
     margin: float = MARGIN
     alpha: float = 0.01
@@ -55,17 +55,16 @@ class GateCriteria:
 
 @dataclass(frozen=True, slots=True)
 class PairSeries:
-    """Values of one endpoint in each pair, in the order of measurement. margin: the endpoint's own; None: that of the
-    criteria."""
+    """Values of one endpoint in each pair, in the order of measurement. margin: of this endpoint, as a share."""
 
     name: str
     better: Better
     pairs: tuple[Pair, ...]
-    margin: float | None = None
+    margin: float = MARGIN
 
     @property
     def sign(self) -> float:
-        """Factor from the logarithm of a ratio to that of a cost ratio: 1 if lower is better, else -1."""
+        """Factor from the logarithm of a ratio to that of a cost ratio."""
         return 1.0 if self.better == "lower" else -1.0
 
     @property
@@ -76,16 +75,11 @@ class PairSeries:
             for baseline, candidate in self.pairs
         ]
 
-    def margin_of(self, criteria: GateCriteria) -> float:
-        """Margin of this endpoint, as a share: its own, or that of the gate."""
-        return criteria.margin if self.margin is None else self.margin
-
 
 @dataclass(frozen=True, slots=True)
 class InterimAnalysis:
-    """Test of an endpoint after a number of pairs. mean: geometric mean of candidate over baseline. fails_beyond,
-    passes_within: the endpoint fails if the mean is worse than the first, and passes if it is better than the second.
-    outcome: from this analysis on."""
+    """Test of an endpoint after `pairs` pairs. mean: geometric mean of candidate over baseline. The endpoint fails if
+    it is worse than `fails_beyond`, and passes if it is better than `passes_within`. outcome: from this analysis on."""
 
     pairs: int
     mean: float
@@ -96,16 +90,14 @@ class InterimAnalysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(PairSeries):
-    """Both sides compared in one endpoint, over all pairs. margin: the one that counts.
+    """Both sides compared in one endpoint, over all pairs.
 
     gated: whether it has an outcome. n: pairs with both values. ratio: candidate over baseline (Hodges and Lehmann
     1963), with its 95 % interval. worse: mean logarithm of the cost ratio. sd: standard deviation of one pair.
     detectable: the smallest worsening of this endpoint only, as a share, that this number of pairs finds with a power
-    of 90 %. decided_at: pairs at which the outcome was known, None if it is not known. interim: the analyses that led
-    to it.
+    of 90 %. decided_at: pairs at which the outcome was known, if it is.
     """
 
-    margin: float
     gated: bool
     outcome: State
     why: str
@@ -119,8 +111,8 @@ class Comparison(PairSeries):
 
 
 def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparison, ...]:
-    """Judge the gated endpoints, at most four, together. Raises BadUsage if there are more or none, if two have one
-    name, and if they do not have the same number of pairs."""
+    """Judge one to four endpoints together. Raises BadUsage for another number, for two of one name, and for different
+    numbers of pairs."""
     if not 1 <= len(series) <= MAX_GATED:
         raise BadUsage(
             f"{len(series)} gated endpoints", f"1 to {MAX_GATED}: the more are gated, the less each can show"
@@ -139,11 +131,8 @@ def next_look(done: int, criteria: GateCriteria) -> int | None:
 
 
 def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> dict[str, list[InterimAnalysis]]:
-    """Interim analyses of each endpoint by name, up to its failure or its first missing value.
-
-    An endpoint that passed is tested again as long as others are open. A failure then counts, because the boundaries of
-    failing take no account of passes.
-    """
+    """Interim analyses of each endpoint by name, up to its failure or its first missing value. An endpoint that passed
+    is tested again as long as others are open, and may still fail: the boundaries of failing do not rely on passes."""
     ratios = {each.name: each.log_ratios for each in series}
     made = min(len(each.pairs) for each in series)
     looks, maximum = estimates.looks_until(made), max(criteria.pairs, made)
@@ -164,7 +153,7 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
         for t, mean, error, each in sorted(tests, key=lambda test: (-test[0], test[3].name)):
             critical = estimates.boundaries(looks, maximum, criteria.alpha / family)[number]
             family -= t > critical
-            margin, earlier = math.log1p(each.margin_of(criteria)), found[each.name]
+            margin, earlier = math.log1p(each.margin), found[each.name]
             outcome = earlier[-1].outcome if earlier else State.INCONCLUSIVE
             if t > critical and mean > margin / 2:
                 outcome = State.FAILS
@@ -177,22 +166,20 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
 
 
 def _students_t(distance: float, error: float) -> float:
-    """Student's t of a mean at that distance; infinite, or 0, if the values do not vary."""
     if error > 0:
         return distance / error
     return math.copysign(math.inf, distance) if distance else 0.0
 
 
 def is_positive(value: float | None) -> TypeGuard[float]:
-    """Whether a value was measured and is a positive, finite number."""
+    """Whether a value was measured, is finite and above 0."""
     return value is not None and math.isfinite(value) and value > 0
 
 
 def compare_sides(
     series: PairSeries, criteria: GateCriteria, interim: Sequence[InterimAnalysis] | None = None, family: int = 1
 ) -> Comparison:
-    """Comparison of an endpoint. interim: its interim analyses; None if it is not gated. family: number of endpoints
-    that are gated together."""
+    """Comparison of an endpoint. interim: None if it is not gated. family: number of endpoints gated together."""
     outcome = interim[-1].outcome if interim else State.INCONCLUSIVE
     decided = None if outcome is State.INCONCLUSIVE else next(i.pairs for i in interim or () if i.outcome is outcome)
     missing = [
@@ -201,7 +188,7 @@ def compare_sides(
         for side, value in zip(("baseline", "candidate"), pair)
         if not is_positive(value)
     ]
-    margin, ratios = series.margin_of(criteria), [ratio for ratio in series.log_ratios if ratio is not None]
+    ratios = [ratio for ratio in series.log_ratios if ratio is not None]
     n, sd, detectable = len(ratios), estimates.sample_sd(ratios) if len(ratios) > 1 else None, None
     if sd is not None and (looks := estimates.looks_until(n)):
         # At the interim analysis of n pairs, the others unchanged: out of the noise, as the first of the family, and
@@ -209,8 +196,8 @@ def compare_sides(
         critical = estimates.boundaries(looks, max(n, criteria.pairs), criteria.alpha / family)[-1]
         error = sd / math.sqrt(n)
         out_of_noise = estimates.shift(POWER, critical, n - 1) * error
-        detectable = growth(max(out_of_noise, math.log1p(margin) / 2 + estimates.NORMAL.inv_cdf(POWER) * error))
-    share = f"the {100 * margin:.3g} % margin"
+        detectable = growth(max(out_of_noise, math.log1p(series.margin) / 2 + estimates.NORMAL.inv_cdf(POWER) * error))
+    share = f"the {100 * series.margin:.3g} % margin"
     if outcome is State.FAILS:
         seen = fmean(ratios[:decided])
         change, cost = growth(seen), growth(series.sign * seen)
@@ -218,7 +205,7 @@ def compare_sides(
         why += f"({round(1 + change, 3):g} times the baseline)"
         why += "" if decided == n else f" in the first {decided} pairs"
         small = f": more than half of {share}, and noise does not explain it"
-        why += small if cost <= margin else ", which noise does not explain"
+        why += small if cost <= series.margin else ", which noise does not explain"
     elif missing or not ratios:
         why = missing[0] if missing else "no pairs"
     elif outcome is State.PASSES:
@@ -232,7 +219,7 @@ def compare_sides(
         name=series.name,
         better=series.better,
         pairs=series.pairs,
-        margin=margin,
+        margin=series.margin,
         gated=interim is not None,
         outcome=outcome,
         why=why,
@@ -287,8 +274,7 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class PairNoise:
-    """Logarithms of cost ratios in pairs whose sides were the same, for each endpoint; `costs[i]` of all endpoints is
-    of one pair."""
+    """Logarithms of cost ratios in pairs of equal sides: `costs[i]` of one pair, for each endpoint of `names`."""
 
     names: tuple[str, ...]
     costs: tuple[tuple[float, ...], ...]
@@ -296,7 +282,7 @@ class PairNoise:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Shares of drawn gates that fail and that pass, and the mean number of pairs they took."""
+    """Shares of drawn gates that fail and that pass, and their mean number of pairs."""
 
     fail: float
     passed: float
@@ -305,8 +291,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """noise: of the pairs of equal sides that were measured. unchanged: rates of an unchanged candidate. worse: by
-    endpoint, those of a candidate that is worse by the margin in this endpoint and in no other."""
+    """Rates of gates drawn from the noise of measured pairs: of an unchanged candidate, and by endpoint of one that is
+    worse by the margin in this endpoint only."""
 
     noise: PairNoise
     unchanged: Rates
@@ -314,8 +300,8 @@ class Calibration:
 
 
 def noise_of(series: Sequence[PairSeries]) -> PairNoise:
-    """Noise of pairs with equal sides, without pairs that miss a value. Costs are centred, because an order effect is
-    no difference of sides. They are stretched by what centring takes from the variance of so few pairs."""
+    """Noise of the pairs with every value. Costs are centred, because an order effect is no difference of sides, and
+    stretched by what centring takes from the variance of so few pairs."""
     columns = [[None if ratio is None else each.sign * ratio for ratio in each.log_ratios] for each in series]
     whole = [row for row in zip(*columns) if None not in row]
     means = [fmean(column) for column in zip(*whole)]
@@ -327,8 +313,7 @@ def noise_of(series: Sequence[PairSeries]) -> PairNoise:
 def calibrate(
     noise: PairNoise, series: Sequence[PairSeries], criteria: GateCriteria, gates: int = GATES
 ) -> Calibration:
-    """Rates of gates drawn from that noise, of a candidate that is worse by the margin in each endpoint of `series` in
-    turn, and of an unchanged one. series: directions and margins; its pairs are not read."""
+    """Rates of `gates` gates drawn from that noise. series: directions and margins; its pairs are not read."""
     drawn, rates = random.Random(SEED), dict[str | None, Rates]()
     for name in (*(each.name for each in series), None):  # None: the candidate is unchanged
         outcomes, taken = [], 0
@@ -337,7 +322,7 @@ def calibrate(
             rows = [(drawn.choice((-1.0, 1.0)), row) for row in drawn.choices(noise.costs, k=criteria.pairs)]
             made = []
             for i, each in enumerate(series):
-                worse = math.log1p(each.margin_of(criteria)) if each.name == name else 0.0
+                worse = math.log1p(each.margin) if each.name == name else 0.0
                 costs = (sign * row[i] + worse for sign, row in rows)
                 made.append(replace(each, pairs=tuple((1.0, math.exp(each.sign * cost)) for cost in costs)))
             for n in estimates.looks_until(criteria.pairs):
@@ -354,8 +339,8 @@ def calibrate(
 
 
 def weakened(compared: Sequence[Comparison], calibration: Calibration) -> tuple[Comparison, ...]:
-    """Comparisons in view of a runner's noise: a pass becomes inconclusive if a worsening by the margin would mostly be
-    missed. More pairs do not change that, so it keeps `decided_at`."""
+    """Comparisons in view of a runner's noise: a pass becomes inconclusive if a worsening by the margin would be missed
+    too often. More pairs do not change that, so it keeps `decided_at`."""
     found = []
     for each in compared:
         power = calibration.worse[each.name].fail if each.name in calibration.worse else 1.0

@@ -49,8 +49,7 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """Change as a share of the baseline; None if the baseline is not positive, because what prompts add may be only
-        noise."""
+        """Change as a share of the baseline; None if that is not positive, because what prompts add may be noise."""
         return self.absolute / self.baseline if self.baseline > 0 else None
 
 
@@ -60,13 +59,11 @@ PROBE = ("host-speed probe", "its CPU time")
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """All windows of one side at one load, together.
-
-    with_prompt: steps whose row names a prompt. alone: steps that only decode. figures: those that are known, by name.
-    "total" and its parts are seconds of the engine per request, which are not a user's waiting time. There is no
+    """All windows of one side at one load, together. with_prompt, alone: steps whose row names a prompt, and that only
+    decode. figures: those that are known, by name; "total" and its parts are seconds of the engine per request, which
+    are not a user's waiting time, and `PROBE` the mean seconds of a piece of work of the host-speed probe. There is no
     prefill and no decode if fewer than `FEWEST_ALONE` steps only decode or no row names a prompt, and no host gap and
-    no kernels without sensors. `PROBE`: mean seconds of a piece of work of the host-speed probe.
-    """
+    no kernels without sensors."""
 
     measurements: int
     with_prompt: int
@@ -91,8 +88,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A fact that is not the same on both sides, as text; several values if the launches of a side differ, None for a
-    value that is not known."""
+    """A fact that differs between the sides, as text: the values of all launches of a side, None if one is unknown."""
 
     field: str
     baseline: tuple[str | None, ...]
@@ -100,10 +96,8 @@ class Difference:
 
 
 def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Split, ...]:
-    """One for each model, workload and load that both sides have measured validly, in the order first met.
-
-    Degraded measurements count if a side has no clean one. Engines that shared their device are left out.
-    """
+    """One for each model, workload and load that both sides have measured validly, in the order first met. Degraded
+    measurements count if a side has no clean one. Engines that shared their device are left out."""
     sides = []
     for measurements in (baseline, candidate):
         usable = (m for m in measurements if m.alone and window.output_tokens_per_s(m.run))
@@ -127,18 +121,17 @@ def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
 def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
     """Sums over the windows of one side, from each window's first step boundary to its last. lag: rows before the one
     that names a prompt which its work may have delayed."""
-    requests, seconds, steps, with_prompt, alone_s = [], [], 0, 0, []
+    requests, seconds, with_prompt, alone_s = [], [], 0, []
     for m in measurements:
         trace, rows = m.run.steps, window.window_trace(m.run).steps[1:]
         requests.append(sum(trace.new_tokens[i] for i in rows) / m.workload.mean_output_tokens)  # no whole number
-        steps += len(rows)
         for i in rows:
-            step_s = trace.time_s[i] - trace.time_s[i - 1]
-            seconds.append(step_s)
+            seconds.append(trace.time_s[i] - trace.time_s[i - 1])
             with_prompt += bool(trace.prompt_tokens[i])
             following = trace.prompt_tokens[i : i + lag + 1]  # at the very end of a trace the next rows are not known
             if len(following) == lag + 1 and not any(following):
-                alone_s.append(step_s)
+                alone_s.append(seconds[-1])
+    steps = len(seconds)
     total_s, seen = math.fsum(seconds) / math.fsum(requests), [device_figures(m.run) for m in measurements]
     figures = {
         "total": total_s,
@@ -158,8 +151,8 @@ def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
 
 
 def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:
-    """The part that changed most in the direction of the whole, and its share of the whole change, which is more than 1
-    if other parts made up for some of it. None if nothing changed."""
+    """The part that changed most in the direction of the whole, and its share of the whole change: more than 1 if other
+    parts made up for some of it. None if nothing changed."""
     whole = math.fsum(part.absolute for part in parts)
     if whole == 0:
         return None
@@ -174,35 +167,31 @@ def start_ups(baseline: Sequence[Measurement], candidate: Sequence[Measurement])
     for side in (baseline, candidate):
         launches = {(short_name(m.spec.model), m.launch): m.resolved.ready_s for m in side}
         by_model = grouped(launches, lambda launch: launch[0])
-        means.append({model: mean_of_known(launches[each] for each in same) for model, same in by_model.items()})
+        found = {model: mean_of_known(launches[each] for each in same) for model, same in by_model.items()}
+        means.append({model: mean for model, mean in found.items() if mean is not None})
     before, after = means
-    both = ((model, mean, after.get(model)) for model, mean in before.items())
-    return tuple(Change(model, old, new) for model, old, new in both if old is not None and new is not None)
+    return tuple(Change(model, old, after[model]) for model, old in before.items() if model in after)
 
 
 def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:
-    """Facts that are not the same: of the environments, of what the engines resolved, and of their specifications.
-
-    Only of models that both sides have measured. A difference in what was resolved is not named a second time as one of
-    the specifications. Fields that differ at every start are left out.
-    """
+    """Facts that differ: of the environments, of what the engines resolved, and of their specifications. Only of models
+    that both sides have measured; fields that differ at every start are left out. A difference in what was resolved is
+    not named a second time as one of the specifications."""
     shared = {short_name(m.spec.model) for m in baseline} & {short_name(m.spec.model) for m in candidate}
     sides = [[_facts(m) for m in side if short_name(m.spec.model) in shared] for side in (baseline, candidate)]
     found: dict[str, Difference] = {}
     for key in dict.fromkeys(key for side in sides for facts in side for key in facts):
-        before, after = ([facts.get(key) for facts in side] for side in sides)
-        _, name = key
-        texts = _texts(before, name == "capture_sizes"), _texts(after, name == "capture_sizes")
-        if texts[0] == texts[1]:  # sizes of one summary may differ
-            texts = _texts(before), _texts(after)
+        values = [[facts.get(key) for facts in side] for side in sides]
+        short, whole = ([_texts(side, short) for side in values] for short in (key[1] == "capture_sizes", False))
+        texts = short if short[0] != short[1] else whole  # sizes of one summary may differ
         if texts[0] != texts[1]:
-            found.setdefault(name, Difference(name, *texts))
+            found.setdefault(key[1], Difference(key[1], *texts))
     return tuple(found.values())
 
 
 def _facts(measurement: Measurement) -> dict[tuple[int, str], Any]:
-    """Facts by part and name: of the environment, of what was resolved, and of the specification. Its pairs have names
-    of their own: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
+    """Facts by part (environment, what was resolved, specification) and name. Pairs of the specification have names of
+    their own: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
     parts: list[Any] = [measurement.environment, measurement.resolved, measurement.spec]
     facts = {(i, f.name): getattr(part, f.name) for i, part in enumerate(parts) for f in fields(part)}
     pairs = {(2, f"{kind}.{name}"): value for kind in ("extra", "env") for name, value in facts.pop((2, kind))}
@@ -227,8 +216,7 @@ ANY = "*"
 @dataclass(frozen=True, slots=True)
 class Waiver:
     """Permission for an endpoint to fail. endpoint: as the gate names it. model: a short name or "*". device: a
-    platform ("cuda", "cpu", "simulated"), a GPU family of `gpu_figures.GPUS` ("H200"), a name as the driver has it, or
-    "*". until: the last day on which it holds."""
+    platform ("cuda"), a GPU family ("H200"), a name as the driver has it, or "*". until: its last day."""
 
     endpoint: str
     model: str
@@ -239,11 +227,8 @@ class Waiver:
 
 
 def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str) -> Waiver | None:
-    """The most specific waiver that fits, expired or not; of equals the one that holds longest.
-
-    model: a name or a path. device: a platform, a GPU family or a GPU's name. A waiver that names the model counts for
-    more than one that names the device.
-    """
+    """The most specific waiver that fits, expired or not: one that names the model before one that names the device; of
+    equals the one that holds longest. model: a name or a path. device: as in a waiver."""
     peaks = peaks_of(device)
     devices, models = {ANY, device, peaks.family if peaks else ANY}, {ANY, short_name(model)}
     fitting = [w for w in waivers if w.endpoint == endpoint and w.model in models and w.device in devices]
@@ -251,7 +236,7 @@ def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str
 
 
 def explained(waiver: Waiver, today: date) -> str:
-    """One sentence for a verdict: who waived it, until which day and why; or that the waiver expired."""
+    """Return who waived a regression, until which day and why; or that the waiver expired."""
     waived = f"{waiver.endpoint} of {waiver.model} on {waiver.device}"
     if today > waiver.until:
         return f"the waiver of {waived} expired on {waiver.until}; its owner is {waiver.owner} ({waiver.reason})"

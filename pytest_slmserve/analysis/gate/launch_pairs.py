@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from operator import attrgetter
 from statistics import fmean
-from typing import get_args
+from typing import Any, get_args
 
 from pytest_slmserve.analysis.estimates import ends, grouped, possible, student_interval
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries, compare_sides, gate
@@ -44,10 +44,10 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Comparison of the greedy tokens of both sides, which is shown and not judged. With the same weights and prompts
-    the likeliest token is the same unless roundings differ: another kernel, another order of sums. With dummy weights
-    all tokens are nearly as likely. requests, tokens: the number of requests and of tokens of each. same: requests
-    whose tokens are all the same. steady: launches of one side agree."""
+    """Comparison of the greedy tokens of both sides, which is shown and not judged. With the same weights the likeliest
+    token is the same unless roundings differ (another kernel, another order of sums); with dummy weights all tokens are
+    nearly as likely. tokens: of each request. same: requests of which all tokens are the same. steady: launches of one
+    side agree."""
 
     requests: int
     tokens: int
@@ -58,26 +58,15 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One fresh start of an engine, measured at each load, ascending. figures: of each measurement. problems: why a
-    measurement is invalid or degraded. outputs: greedy tokens of each request, scores: mean log probability of the
-    baseline's tokens of each request; both empty if they were not requested."""
+    """One fresh start of an engine, measured at each load, ascending. problems: why a measurement is invalid or
+    degraded. outputs, scores: greedy tokens of each request, and the mean log probability of the baseline's tokens of
+    each; empty if they were not requested."""
 
     measurements: tuple[Measurement, ...]
     figures: tuple[Summary, ...]
     problems: tuple[str, ...]
     outputs: Outputs
     scores: tuple[float, ...]
-
-    @property
-    def kv_blocks(self) -> int | None:
-        """KV blocks as reported by the engine."""
-        return self.measurements[0].resolved.kv_blocks
-
-    @property
-    def memory_bytes(self) -> float | None:
-        """Bytes of the device's memory in use at most, over all loads; None if one of them has no sensors."""
-        each = [most_memory_used([m]) for m in self.measurements]
-        return None if None in each else most_memory_used(self.measurements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +87,8 @@ class PairOfLaunches:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A quantity that sides are compared by. label: with its unit. figure: its name in a Summary. load: which of the
-    loads of a launch it is read at; None for the seconds to start. margin: its own, None for that of the gate."""
+    """A quantity that sides are compared by. label: with its unit. figure: its name in a Summary. load: place of its
+    load among those of a launch; None for the seconds to start. margin: None for that of the gate."""
 
     name: str
     label: str
@@ -109,7 +98,7 @@ class Endpoint:
     margin: float | None = None
 
     def label_in(self, pairs: Sequence[PairOfLaunches]) -> str:
-        """The label, without the load if the gate has only one."""
+        """The label, without the load if there is only one."""
         return self.label.partition(",")[0] if has_one_load(pairs) else self.label
 
     def read(self, launch: Launch) -> float | None:
@@ -143,8 +132,8 @@ ENDPOINTS = (*(each.name for each in GATED), *EXACT, OUTPUTS)
 @dataclass(frozen=True, slots=True)
 class Gated:
     """Findings of a gate for one model. pairs: those that count. dropped: why the others do not, a sentence each.
-    gated, shown: comparisons by endpoint. exact: verdicts on what is no matter of chance. An endpoint without any
-    measured value is absent. KV blocks are never absent, and if no pair counts, the device memory is not either."""
+    gated, shown: comparisons of endpoints with any value. exact: verdicts on what is no matter of chance: always on KV
+    blocks, and if no pair counts on the device memory."""
 
     model: str
     gate: str
@@ -173,8 +162,7 @@ class Gated:
 
     @property
     def settled(self) -> bool:
-        """Whether more pairs can change nothing: a missing value stays missing, and a verdict on what is no matter of
-        chance stays inconclusive."""
+        """Whether more pairs can change nothing: a missing value stays missing, and an exact verdict inconclusive."""
         waiting = [each for each in self.gated if each.outcome is State.INCONCLUSIVE and each.n == len(self.pairs)]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 
@@ -195,6 +183,10 @@ class Gated:
         why = f"{found.name}: {found.why}"
         return Verdict(claim, self.model, found.outcome, why, value, low, high, found.margin, found.n, records)
 
+    def measurements(self, side: Side) -> list[Measurement]:
+        """Measurements of one side in the pairs that count."""
+        return [m for pair in self.pairs for m in pair.launch(side).measurements]
+
 
 def has_one_load(pairs: Sequence[PairOfLaunches]) -> bool:
     return all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
@@ -206,8 +198,8 @@ def nothing_counts(dropped: Sequence[str]) -> str:
 
 
 def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
-    """Whole pairs of one gate, in the order of measuring. A launch that was broken off makes no pair. Of a pair that
-    was measured again because it was broken off, the last launch of each side counts."""
+    """Whole pairs of one gate, in the order of measuring: of a pair that was broken off and measured again, the last
+    launch of each side."""
     found = []
     in_time = sorted(measurements, key=attrgetter("measured_at"))
     for number, members in sorted(grouped(in_time, attrgetter("paired.pair")).items()):
@@ -237,7 +229,8 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
     problems = {p.number: [*p.baseline.problems, *p.candidate.problems] for p in everything}
     pairs = tuple(pair for pair in everything if not problems[pair.number])
     dropped = tuple(f"pair {number}: {texts[0]}" for number, texts in problems.items() if texts)
-    series, model = series_of(GATED, pairs), short_name(first.spec.model)
+    series, shown = (series_of(endpoints, pairs, criteria.margin) for endpoints in (GATED, SHOWN))
+    model = short_name(first.spec.model)
     outputs = outputs_kept(first, everything)
     return Gated(
         model=model,
@@ -246,22 +239,22 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
         pairs=pairs,
         dropped=dropped,
         gated=gate(series, criteria) if series else (),
-        shown=tuple(compare_sides(each, criteria) for each in series_of(SHOWN, pairs)),
+        shown=tuple(compare_sides(each, criteria) for each in shown),
         exact=(*exact_verdicts(model, pairs, dropped), *(() if outputs is None else (outputs,))),
         caches=first.paired.caches if first.paired else "warm",
     )
 
 
-def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
-    """Series of the endpoints of which a value was measured. If there is only one load, it is the large one as well as
-    the small one, and figures that are only shown are shown of the large one."""
+def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], margin: float) -> list[PairSeries]:
+    """Series of the endpoints of which a value was measured. A single load is the large one as well as the small one,
+    and figures that are only shown are shown of the large one. margin: of an endpoint without its own."""
     found, one_load = [], has_one_load(pairs)
     for each in endpoints:
         if one_load and each in SHOWN and each.load == SMALL:
             continue
         values = [(each.read(pair.baseline), each.read(pair.candidate)) for pair in pairs]
         if any(value is not None for pair_values in values for value in pair_values):
-            found.append(PairSeries(each.label_in(pairs), each.better, tuple(values), each.margin))
+            found.append(PairSeries(each.label_in(pairs), each.better, tuple(values), each.margin or margin))
     return found
 
 
@@ -269,13 +262,19 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
     """Verdicts on the KV blocks and on the device memory in use, by the pair that leaves the least room to its bound.
     Value and threshold are ratios to the baseline. Inconclusive if no pair counts or a value is missing. No verdict on
     the device memory if no launch has a value, because not every device has sensors."""
+
+    def value(launch: Launch) -> Any:
+        if blocks:
+            return launch.measurements[0].resolved.kv_blocks
+        used: list[Any] = [most_memory_used([m]) for m in launch.measurements]
+        return None if None in used else max(used)
+
     for name, label in EXACT.items():
         blocks = name == BLOCKS
         if not pairs:
             yield Verdict.inconclusive(name, model, nothing_counts(dropped))
             continue
-        of = attrgetter("kv_blocks" if blocks else "memory_bytes")
-        seen = [(of(pair.baseline), of(pair.candidate)) for pair in pairs]
+        seen = [(value(pair.baseline), value(pair.candidate)) for pair in pairs]
         if not all(before and after is not None for before, after in seen):
             if blocks or any(value is not None for pair in seen for value in pair):
                 missing = f"not every launch told its {label}: what is missing never passes"

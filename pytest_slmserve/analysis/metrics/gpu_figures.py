@@ -5,8 +5,8 @@ import math
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from operator import itemgetter, or_
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
-from pytest_slmserve.analysis.estimates import mean_of_known, once, percentile
+from pytest_slmserve.analysis.estimates import once, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.kv_cache import kv_bytes, kv_layout, quantization_of, value_bytes, weight_bytes
@@ -37,17 +37,15 @@ JOINS: dict[int, Callable[[Sequence[float]], float]] = {
 
 
 def joined_gpus(telemetry: Telemetry) -> Telemetry:
-    """All GPUs as one device, with the columns of the host. A value is None if it is not known of every GPU."""
+    """Return all GPUs as one device, with the columns of the host. A value is None if one GPU has none."""
     if not telemetry.gpus:
         return telemetry
     columns = dict(telemetry.columns)
     for number in sorted(set.intersection(*map(set, telemetry.gpus))):
         is_ratio = number in of.SENSORS and of.SENSORS[number].unit == "ratio"
-        join, joined = JOINS.get(number, fmean if is_ratio else sum), list[float | None]()
-        for row in zip(*(gpu[number] for gpu in telemetry.gpus), strict=True):
-            known = [value for value in row if value is not None]
-            joined.append(join(known) if len(known) == len(row) else None)
-        columns[number] = tuple(joined)
+        join, rows = JOINS.get(number, fmean if is_ratio else sum), zip(*(gpu[number] for gpu in telemetry.gpus))
+        known = ([value for value in row if value is not None] for row in rows)
+        columns[number] = tuple(join(row) if len(row) == len(telemetry.gpus) else None for row in known)
     return replace(telemetry, columns=columns, gpus=())
 
 
@@ -118,13 +116,13 @@ class SensorWindow:
     rows: tuple[int, ...]
 
     def value(self, number: int, row: int) -> float | None:
-        """Reading of one sensor in one row; None where it is missing or not finite."""
+        """Reading of one sensor in one row; None if it is missing or not finite."""
         column = self.telemetry.columns.get(number, ())
         found = column[row] if row < len(column) else None
         return found if found is not None and math.isfinite(found) else None
 
     def values(self, number: int) -> list[float]:
-        """The known readings of one sensor in the window's rows."""
+        """The known readings of one sensor in the window."""
         return [value for row in self.rows if (value := self.value(number, row)) is not None]
 
     def readings(self, number: int) -> list[WeightedReading]:
@@ -153,8 +151,8 @@ class SensorWindow:
 
 @once
 def watched(run: Run) -> SensorWindow | None:
-    """The run's telemetry with its window; None if no reading belongs to the window. A reading belongs to the window if
-    more than half of its span lies in it, or without a span its moment."""
+    """Return the readings of a run's window; None without any. A reading belongs to the window if more than half of its
+    span lies in it, or without a span its moment."""
     if run.telemetry is None:
         return None
     telemetry, rows, (opens, closes) = joined_gpus(run.telemetry), [], run.window_s
@@ -211,8 +209,8 @@ def device_figures(run: Run) -> DeviceFigures:
 
 @once
 def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
-    """Return the run with the telemetry of each GPU of an engine that has several, the first with the host's columns
-    and the notes too; none of an engine that has one."""
+    """Return the run with the telemetry of each GPU, the first with the host's columns and the notes too. An engine on
+    one GPU has none."""
     if run.telemetry is None:
         return ()
     each = [replace(run.telemetry, columns=columns, notes=(), gpus=()) for columns in run.telemetry.gpus]
@@ -224,12 +222,11 @@ def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
 
 @once
 def decode_window(run: Run) -> SensorWindow | None:
-    """The readings of decoding: those of the window during which no prompt was processed. There are some if requests
-    begin together: no reading is short enough to fall between the prompts of requests that begin one by one. None
-    without telemetry or steps.
+    """Return the readings of the window during which no prompt was processed; None without telemetry or steps. If
+    requests begin one by one there are none, because no reading is short enough to fall between their prompts.
 
-    A prompt takes the time of its step with the step before and the one after: a trace has the time at which a step's
-    output was seen, and an engine runs a step ahead of it.
+    A prompt takes the time of its step with the step before and the one after, because a trace has the time at which a
+    step's output was seen, and an engine runs a step ahead of it.
     """
     watch = watched(run)
     if watch is None or not len(run.steps):
@@ -247,12 +244,11 @@ def decode_window(run: Run) -> SensorWindow | None:
 
 
 def _counter_w(readings: Sequence[WeightedReading]) -> float | None:
-    """Mean power in W by the energy counter; None below two readings. None too where it falls (restarted or wrapped),
-    or stands still, which no powered GPU does.
+    """Mean power in W by the energy counter, None below two readings, and if it falls (restarted or wrapped) or stands
+    still, which no powered GPU does.
 
-    From the mean of the first two readings to that of the last two, if these are few of all: the counter moves every
-    0.1 s, so of readings every 0.25 s one of two neighbours is 0.05 s staler. The slope of a fit would do too, but
-    counts the middle of a window more than its ends.
+    From the mean of the first two of many readings to that of the last two: the counter moves every 0.1 s, so of
+    readings every 0.25 s one of two neighbours is 0.05 s staler.
     """
     if len(readings) < 2 or any(b.value < a.value for a, b in pairwise(readings)):
         return None
@@ -264,8 +260,8 @@ def _counter_w(readings: Sequence[WeightedReading]) -> float | None:
 
 
 def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
-    """Return the mean of the power readings, each holding from its moment back to the reading before. Steps, not
-    trapezoids: a sensor repeats what it last saw until its next update, so straight lines would make ramps of jumps."""
+    """Mean of the power readings, each holding back to the reading before: a sensor repeats what it last saw until its
+    next update, so trapezoids would make ramps of jumps."""
     number = of.POWER_INSTANT if watch.values(of.POWER_INSTANT) else of.POWER
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
@@ -277,8 +273,8 @@ def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: floa
 
 
 def _coverage(watch: SensorWindow) -> float | None:
-    """Return the share of the window that known spans cover, each moment counted once; None if no reading has a span.
-    If there are profiled counters, a span is known if one of them is."""
+    """Share of the window that known spans cover; None if no reading has a span. If there are profiled counters, a span
+    is known if one of them is."""
     telemetry, (opens, closes), covered = watch.telemetry, watch.window_s, 0.0
     if all(span is None for span in telemetry.span_s):
         return None
@@ -306,8 +302,8 @@ class EngineMemory:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Memory of the GPUs of one or more engines. used_bytes: in use at most, by anybody; None where no sensor told it,
-    or less than weights and KV caches take."""
+    """Memory of the GPUs of one or more engines. used_bytes: in use at most, by anybody; None if no sensor told it, or
+    less than weights and KV caches take."""
 
     engines: tuple[EngineMemory, ...]
     total_bytes: int
@@ -315,40 +311,36 @@ class GpuMemory:
 
     @property
     def engine_bytes(self) -> int:
-        """Weights and KV caches of all engines."""
         return sum(engine.weight_bytes + engine.kv_bytes for engine in self.engines)
 
     @property
     def other_bytes(self) -> int | None:
-        """In use beyond weights and KV caches: activations, captured graphs, contexts. None where that is not known."""
+        """In use beyond weights and KV caches: activations, captured graphs, contexts."""
         return None if self.used_bytes is None else self.used_bytes - self.engine_bytes
 
     @property
     def left_bytes(self) -> int:
-        """Free memory, with what the driver keeps; where use is not known, all that weights and KV caches leave."""
+        """Free memory, with what the driver keeps; if use is not known, all that weights and KV caches leave."""
         return self.total_bytes - (self.engine_bytes if self.used_bytes is None else self.used_bytes)
 
 
 def memory_in_use(groups: Iterable[ReplicaGroup]) -> GpuMemory | None:
-    """The repeat with the most memory in use; None where of none the parts are known."""
-    known = [memory for group in groups if (memory := gpu_memory(group))]
-    return max(known, key=lambda memory: memory.used_bytes or 0, default=None)
-
-
-def gpu_memory(group: ReplicaGroup) -> GpuMemory | None:
-    """Memory of one run. None where an engine did not tell its weights, or a cache or the GPU's memory is not known;
-    and of MIG instances, of which each has a memory of its own."""
-    first = group[0]
-    sharing, each = first.replica and first.replica.sharing, first.environment.gpu_memory_bytes
-    sizes = [(short_name(m.spec.model), m.resolved.weight_bytes or 0, kv_bytes(m.spec, m.resolved)) for m in group]
-    if each is None or sharing == "mig" or not all(weights and cache for _, weights, cache in sizes):
-        return None
-    gpus = sum(m.spec.tensor_parallel_size for m in (group if sharing == "gpus" else group[:1]))
-    memory = GpuMemory(tuple(EngineMemory(*size) for size in sizes), each * gpus)
-    used = int(most_memory_used(group) or 0.0)
-    if memory.engine_bytes > memory.total_bytes:
-        return None
-    return replace(memory, used_bytes=used) if used >= memory.engine_bytes else memory
+    """Return the memory of the run that had most of it in use. A run has none where an engine did not tell its weights,
+    or a cache or the GPU's memory is not known, and on MIG instances, of which each has a memory of its own. None: no
+    run has."""
+    found = []
+    for group in groups:
+        first, sharing = group[0], group[0].replica and group[0].replica.sharing
+        sizes = [(short_name(m.spec.model), m.resolved.weight_bytes or 0, kv_bytes(m.spec, m.resolved)) for m in group]
+        known = sharing != "mig" and all(weights and cache for _, weights, cache in sizes)
+        if not known or (each := first.environment.gpu_memory_bytes) is None:
+            continue
+        gpus = sum(m.spec.tensor_parallel_size for m in (group if sharing == "gpus" else group[:1]))
+        memory = GpuMemory(tuple(EngineMemory(*size) for size in sizes), each * gpus)
+        if memory.engine_bytes <= memory.total_bytes:
+            used = int(most_memory_used(group) or 0.0)
+            found.append(replace(memory, used_bytes=used) if used >= memory.engine_bytes else memory)
+    return max(found, key=lambda memory: memory.used_bytes or 0, default=None)
 
 
 def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
@@ -359,45 +351,31 @@ def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
 
 FASTEST = 0.05  # percentile of all pieces: the fastest alone may be a stroke of luck
 
-# A host, and sources: the name of a host-speed probe has its Python, which sets its speed.
-Place = tuple[str | None, tuple[str, ...]]
 
-
-def fastest_pieces(measurements: Iterable[Measurement]) -> dict[Place, float]:
-    """CPU time of the host-speed probe's fastest pieces in the windows of each host, in seconds."""
-    found: dict[Place, list[float]] = {}
+def host_speeds(measurements: Iterable[Measurement]) -> dict[str, float]:
+    """Return the speed of the host in each window with a host-speed probe, by the measurement's id: 1 where its CPU
+    time was that of the fastest pieces in all windows of this host, by the same Python, which sets their speed too."""
+    pieces: dict[tuple[str | None, tuple[str, ...]], list[float]] = {}
+    windows = []
     for m in measurements:
-        if (place := _place(m)) and (watch := watched(m.run)):
-            found.setdefault(place, []).extend(watch.values(of.PROBE_CPU))
-    return {place: fastest for place, values in found.items() if (fastest := percentile(values, FASTEST))}
-
-
-def host_speed(measurements: Iterable[Measurement], fastest: Mapping[Place, float]) -> float | None:
-    """Mean speed of the host during these windows: 1 where it was as fast as in its fastest pieces."""
-    speeds = []
-    for m in measurements:
-        cpu_s, best = device_figures(m.run).probe_cpu_s, fastest.get(_place(m) or (None, ()))
-        speeds.append(best / cpu_s if best and cpu_s else None)
-    return mean_of_known(speeds)
+        watch, cpu_s = watched(m.run), device_figures(m.run).probe_cpu_s
+        if watch and cpu_s:
+            probes = tuple(name for name in watch.telemetry.sources if name.startswith(of.SPEED_PROBE))
+            pieces.setdefault((m.environment.host, probes), []).extend(watch.values(of.PROBE_CPU))
+            windows.append((m.id, (m.environment.host, probes), cpu_s))
+    fastest = {place: percentile(values, FASTEST) for place, values in pieces.items()}
+    return {key: best / cpu_s for key, place, cpu_s in windows if (best := fastest[place])}
 
 
 def probe_waiting(probe_s: float | None, probe_cpu_s: float | None) -> float | None:
-    """Share of a piece's time in which it had no core."""
+    """Share of the host-speed probe's time in which it had no core."""
     return max(0.0, 1 - probe_cpu_s / probe_s) if probe_s and probe_cpu_s is not None else None
-
-
-def _place(measurement: Measurement) -> Place | None:
-    """The host and its probe; None without a probe."""
-    seen = measurement.run.telemetry
-    if seen is None or of.PROBE_CPU not in seen.columns:
-        return None
-    return measurement.environment.host, tuple(name for name in seen.sources if name.startswith(of.SPEED_PROBE))
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """A GPU by its data sheet. words: all of them are in its NVML name. flops_per_s: dense fp16/bf16 tensor with fp32
-    accumulation, never the sparse number. fp8_flops_per_s: the same in fp8; None where the GPU has none."""
+    accumulation, never the sparse number. fp8_flops_per_s: the same in fp8; None if the GPU has none."""
 
     family: str
     words: tuple[str, ...]
@@ -437,8 +415,8 @@ class Work:
 
     @property
     def context(self) -> float:
-        """Mean context while decoding: the prompt and half of the output. For lengths that vary it is low (long
-        outputs weigh more), so a bound stays a bound."""
+        """Mean context while decoding: the prompt and half of the output. If lengths vary it is low, because long
+        outputs weigh more, so a bound stays a bound."""
         return self.prompt_tokens + self.output_tokens / 2
 
     @property
@@ -459,14 +437,12 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of decoding as the batch grows without limit: the FLOPs of a token over the bytes of its
-        context. Above the ridge of a GPU, arithmetic bounds decoding, else memory. It is b_half + query heads per KV
-        head."""
+        """FLOP per byte of decoding as the batch grows without limit, which is b_half + query heads per KV head. Above
+        the ridge of a GPU, arithmetic bounds decoding, else memory."""
         return self.token_flops / (self.context * self.kv_bytes_per_token)
 
     def weights_read(self, tokens: float) -> float:
-        """Bytes of the weights that a step of so many tokens reads; of the experts those that one of them is sent to,
-        as many as there are if each token chooses at random."""
+        """Bytes of the weights that a step of so many tokens reads, if each token chooses its experts at random."""
         untouched: float = (1 - self.routed_share) ** max(0.0, tokens - 1)
         return self.weight_bytes * (1 - self.idle_share * untouched)
 
@@ -487,8 +463,8 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
 
 
 def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
-    """Return the peak rates of all GPUs of an engine, in fp8 if it multiplies weights and activations as 8-bit floats
-    and the GPU has them. peaks: of one GPU."""
+    """Return the peak rates of all GPUs of an engine, in fp8 if it multiplies weights and activations so and the GPU
+    can. peaks: of one GPU."""
     gpus, method = spec.tensor_parallel_size, quantization_of(spec) or ""
     own = spec.model_facts and spec.model_facts.quantization
     in_fp8 = own and own.fp8_inputs if method == "compressed-tensors" else method.startswith("fp8")
@@ -497,8 +473,8 @@ def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
 
 
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
-    """Return the work of a workload's mean request. None if the weights, what the layers keep or the data type is not
-    known, or if prompts may come from a cache."""
+    """Return the work of a workload's mean request; None if weights, layers or data type are not known, or prompts may
+    come from a cache."""
     model, each = spec.model_facts, value_bytes(spec, resolved)
     if model is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
         return None
@@ -524,10 +500,9 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
 def ceiling_tokens_per_s(work: Work, peaks: Peaks, batch: float, *, overlap: bool = False) -> float:
     """Upper bound of the output tokens/s of `batch` running sequences.
 
-    A request costs its prefill (bound by arithmetic) and a decode step for each token after the first, each bound by
-    bytes or by arithmetic, whichever is slower. overlap: prefill may hide behind the memory traffic of decoding, as
-    chunked prefill tries to; only then is the bound one that no engine can pass. A batch under 1 (an engine that
-    sometimes idles) has the bound of 1.
+    A request costs its prefill (bound by arithmetic) and a decode step for each token after the first, bound by bytes
+    or by arithmetic, whichever is slower. overlap: prefill may hide behind the memory traffic of decoding, as chunked
+    prefill tries to; only then can no engine pass the bound. A batch under 1 has the bound of 1.
     """
     batch = max(batch, 1.0)
     decoded = max(work.output_tokens - 1, 0.0)
@@ -562,51 +537,37 @@ IDLE = 0.3  # arXiv:2503.08311, figure 7: gaps took 25 % of a step of OPT-1.3B a
 EXPLAINED = 0.5  # by shapes alone: more than half of the step must go there at the very least
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """The mean step of a measurement. weights_s, kv_s, flops_s: the time that the weights, the keys and values, and the
-    FLOPs take at least, by shapes and the data sheet. unexplained: the share of the step that the larger of bytes and
-    FLOPs does not fill: host, launches, and all that stays below the data sheet. bound: by counters, else by shapes;
-    None: neither can tell."""
+class StepTime(NamedTuple):
+    """The mean step of a measurement, in shares of its time.
 
-    weights_s: float
-    kv_s: float
-    flops_s: float
-    unexplained: float
+    parts: shares by name, which add up to 1; none where neither data sheet nor counters tell, and where the counters
+    saw kernels for less than the data sheet allows. weights, kv: to move the weights, and the keys and values, at the
+    data sheet's rate. flops: what arithmetic takes beyond both, at its rate. kernels: further time in which a kernel
+    ran. idle: time in which none did. unsplit: kernels and idle together, where no counter tells them apart.
+    unexplained: what the larger of bytes and FLOPs does not fill; None if the GPU or the model's shape is unknown.
+    bound: by counters, else by shapes; None: neither can tell.
+    """
+
+    parts: dict[str, float]
+    unexplained: float | None
     bound: Bound | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """Shares of a step, which add up to 1; None: not known, or not a part.
-
-    weights, kv: to move the weights, and the keys and values, at the data sheet's rate. flops: what arithmetic takes
-    beyond both, at its rate. kernels: further time in which a kernel ran. idle: time in which none did. unsplit:
-    kernels and idle together, where no counter tells them apart.
-    """
-
-    weights: float | None = None
-    kv: float | None = None
-    flops: float | None = None
-    kernels: float | None = None
-    idle: float | None = None
-    unsplit: float | None = None
-
-
-def step_time(measurement: Measurement) -> StepTime | None:
-    """Return the mean step of a window. None if the GPU or the model's shape is unknown, or the window has no steps.
+def step_time(measurement: Measurement) -> StepTime:
+    """Return the mean step of a window.
 
     Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts are
     written. A prompt's last step yields its first token, so that token is the prefill's.
     """
     run, trace, step_s = measurement.run, window.window_trace(measurement.run), window.step_s(measurement.run)
-    steps, span = trace.steps[1:], trace.span_s
+    idle, bound = idle_share(device_figures(run).engine_active), bound_by_counters(run)
+    steps = trace.steps[1:]
     peaks = peaks_of_engine(measurement.spec, measurement.environment)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
-    if peaks is None or work is None or span is None or step_s is None:
-        return None
-    rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
-    prompts = [tokens for tokens, first in rows if first is not None and span[0] < first <= span[1]]
+    if peaks is None or work is None or step_s is None:
+        return StepTime({} if step_s is None or idle is None else {"kernels": 1 - idle, "idle": idle}, None, bound)
+    rows, begins, ends = zip(run.samples.prompt_tokens, run.samples.first_token_s), trace.ends_s[0], trace.ends_s[-1]
+    prompts = [tokens for tokens, first in rows if first is not None and begins < first <= ends]
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)
     prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
@@ -615,32 +576,22 @@ def step_time(measurement: Measurement) -> StepTime | None:
     weights_s = fmean(work.weights_read(max(each)) for each in tokens) / peaks.bytes_per_s
     kv_s = kv_tokens * work.kv_bytes_per_token / len(steps) / peaks.bytes_per_s
     flops_s = (decoded * work.token_flops + prefill) / len(steps) / peaks.flops_per_s
-    bound = bound_by_counters(run)
-    if bound is None and max(weights_s + kv_s, flops_s) >= EXPLAINED * step_s:
+    explained = max(weights_s + kv_s, flops_s) / step_s
+    if bound is None and explained >= EXPLAINED:
         bound = "memory" if weights_s + kv_s >= flops_s else "compute"
-    return StepTime(weights_s, kv_s, flops_s, 1 - max(weights_s + kv_s, flops_s) / step_s, bound)
+    rest = 1 - explained - (idle or 0.0)
+    beyond_s = max(0.0, flops_s - (weights_s + kv_s))
+    parts = {"weights": weights_s / step_s, "kv": kv_s / step_s, "flops": beyond_s / step_s}
+    parts |= {"unsplit": rest} if idle is None else {"kernels": rest, "idle": idle}
+    return StepTime(parts if rest >= 0 else {}, 1 - explained, bound)
 
 
-def step_parts(measurements: Sequence[Measurement]) -> StepParts | None:
-    """Parts of the mean step: means over repeats. None if a repeat has none, or other ones than the others: where
-    neither data sheet nor counters tell, and where the counters saw kernels for less than the data sheet allows."""
-    each: list[StepParts] = []
-    for m in measurements:
-        step_s, known = window.step_s(m.run), step_time(m)
-        idle = idle_share(device_figures(m.run).engine_active)
-        if known is not None and step_s is not None:
-            unexplained = known.unexplained - (idle or 0.0)
-            bytes_s = known.weights_s + known.kv_s
-            least = known.weights_s / step_s, known.kv_s / step_s, max(0.0, known.flops_s - bytes_s) / step_s
-            if unexplained >= 0:
-                rest = (None, None, unexplained) if idle is None else (unexplained, idle)
-                each.append(StepParts(*least, *rest))
-        elif step_s is not None and idle is not None:
-            each.append(StepParts(kernels=1 - idle, idle=idle))
-    kinds = {tuple(share is None for share in astuple(parts)) for parts in each}
-    if len(each) < len(measurements) or len(kinds) != 1:
-        return None
-    return StepParts(*(mean_of_known(shares) for shares in zip(*map(astuple, each))))
+def step_parts(measurements: Sequence[Measurement]) -> dict[str, float]:
+    """Return the parts of the mean step, means over repeats; none if a repeat has none, or other ones than the
+    others."""
+    each = [step_time(m).parts for m in measurements]
+    alike = len({tuple(parts) for parts in each}) == 1
+    return {name: fmean(parts[name] for parts in each) for name in each[0]} if alike else {}
 
 
 def idle_share(engine_active: float | None) -> float | None:
@@ -649,9 +600,9 @@ def idle_share(engine_active: float | None) -> float | None:
 
 
 def bound_by_counters(run: Run) -> Bound | None:
-    """host: the GPU idles for at least IDLE of the time, and longer than its memory is busy. Else memory or compute,
-    whichever is nearer to what it can reach, if at least half way there. Else mixed: nothing is near its end, kernels
-    wait for latencies and for each other. None without both counters."""
+    """Return host if the GPU idles for at least IDLE of the time, and longer than its memory is busy. Else memory or
+    compute, whichever is nearer to what it can reach, if at least half way there. Else mixed: kernels wait for
+    latencies and for each other. None without both counters."""
     figures = device_figures(run)
     dram, tensor, idle = figures.dram_active, figures.tensor_active, idle_share(figures.engine_active)
     if dram is None or tensor is None:
@@ -665,8 +616,8 @@ def bound_by_counters(run: Run) -> Bound | None:
 
 
 def saturation_gap(dram: float | None, tensor: float | None) -> float | None:
-    """Return ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters. None
-    if either is not known or was not busy at all."""
+    """Return ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters; None
+    if either was not busy at all."""
     if dram is None or tensor is None or dram <= 0 or tensor <= 0:
         return None
     return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)

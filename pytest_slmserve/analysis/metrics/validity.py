@@ -8,22 +8,19 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from operator import itemgetter
 from statistics import fmean, median
 from typing import Literal, NamedTuple, get_args
 
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.metrics import gpu_figures, window
-from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow, roofline_fraction
-from pytest_slmserve.analysis.metrics.window import judged_failures, judged_rows, latencies_of
+from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, Replica, ReplicaGroup, Run
 from pytest_slmserve.schema.specs import is_job, is_steady
 
-HealthState = Literal["invalid", "degraded", "unknown", "ok"]  # the worst first
-Finding = tuple[Literal["noise", "degraded", "invalid"], str]
+Kind = Literal["invalid", "degraded"]
 
 COVERAGE = 0.95  # a ratio of the unseen twentieth may be anything: the mean of the window is then known to 0.05
 GAP_INTERVALS, GAP_S = 5, 2.0  # a late reading or two is usual; in two seconds a load can change and change back
@@ -52,25 +49,34 @@ SLOWDOWNS: tuple[tuple[int, int | None, str], ...] = (
 GPU_IDLE = 0x01  # a clock falls because nothing runs
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The state of a run's window by its sensors. Its state is "unknown" if nothing was sampled.
+class CheckResult(NamedTuple):
+    """One sentence each. problems: make a measurement invalid. degradations: of the sensors, without making it invalid;
+    no gate rests on such a measurement. noise: what slowed the host or hid it from the sensors, kept and shown, because
+    an interval covers it. starved: other processes had the CPU cores, and the problems are of the kind that this
+    causes. unknown: why the sensors tell nothing."""
 
-    reasons: of the state, the worst first; none if it is "ok". noise: what slowed the host or hid it from the sensors;
-    an interval covers it. starved: processes of the run waited for CPU cores that others had.
-    """
-
-    state: HealthState
-    reasons: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    degradations: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
     starved: bool = False
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> Literal["invalid", "degraded", "unknown", "ok"]:
+        """The worst that was found."""
+        return "invalid" if self.problems else "degraded" if self.degradations else "unknown" if self.unknown else "ok"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Sentences on the state; none if it is "ok"."""
+        return self.problems or self.degradations or self.unknown
 
 
 def health(
     run: Run, environment: Environment | None = None, replica: Replica | None = None, even: bool = True
-) -> Health:
-    """The verdict of the sensors over one run's window. An engine on several GPUs has the state of the worst of them,
-    and each reason names its GPU.
+) -> CheckResult:
+    """Findings of the sensors over one run's window. If they make it invalid, what degrades it is a problem too. An
+    engine on several GPUs has the state of the worst of them, and each reason names its GPU.
 
     Args:
         environment: Has the number of cores of the host, without which a busy host is not noticed.
@@ -81,33 +87,31 @@ def health(
         found = [health(one, environment, replica, even) for one in gpus]
         reasons = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.reasons)
         noise = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.noise)
-        worst = min((one.state for one in found), key=get_args(HealthState).index)
-        return Health(worst, reasons, noise, starved=any(one.starved for one in found))
+        states, starved = {one.state for one in found}, any(one.starved for one in found)
+        if "invalid" in states:
+            return CheckResult(problems=reasons, noise=noise, starved=starved)
+        if "degraded" in states:
+            return CheckResult(degradations=reasons, noise=noise, starved=starved)
+        return CheckResult(unknown=reasons, noise=noise, starved=starved)
     watch = gpu_figures.watched(run)
     if watch is None:
-        return Health("unknown", ("no telemetry was taken in the window",))
+        return CheckResult(unknown=("no telemetry was taken in the window",))
     if not any(watch.values(number) for number in watch.telemetry.columns):
-        return Health("unknown", ("no sensor said anything in the window",))
+        return CheckResult(unknown=("no sensor said anything in the window",))
     figures = gpu_figures.device_figures(run)
     own = 1  # vLLM computes in one process per GPU; under MPS there is a server as well
     if replica and replica.sharing != "gpus":
         own = replica.count + (replica.sharing == "mps")
-    starving = list(_busy_host(watch, figures, environment.cores if environment else None))
-    findings = [
-        *_unseen_or_uneven(watch, figures, even),
-        *_gpu_events(watch, own),
-        *_wrong_readings(watch, figures),
-        *starving,
-    ]
-    kinds = grouped(findings, itemgetter(0))
-    invalid, degraded, noise = (
-        tuple(text for _, text in kinds.get(kind, ())) for kind in ("invalid", "degraded", "noise")
-    )
-    state: HealthState = "invalid" if invalid else "degraded" if degraded else "ok"
-    return Health(state, (*invalid, *degraded), noise, starved=bool(starving))
+    starving = tuple(_busy_host(watch, figures, environment.cores if environment else None))
+    findings = [*_gpu_events(watch, own), *_wrong_readings(watch, figures)]
+    invalid, degraded = (tuple(text for kind, text in findings if kind == wanted) for wanted in get_args(Kind))
+    noise = (*_unseen_or_uneven(watch, figures, even), *starving)
+    if invalid:
+        invalid, degraded = (*invalid, *degraded), ()
+    return CheckResult(invalid, degraded, noise, starved=bool(starving))
 
 
-def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -> Iterator[Finding]:
+def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -> Iterator[str]:
     """Yield a finding if profiled counters miss too much of the window, or a GPU's sensors have no reading for too
     long, since some report a moment only; and if the SM clock fell. The host's sensors are counters, which miss
     nothing. One interval may be missing whatever its share: the one under way when the run ends.
@@ -120,13 +124,13 @@ def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -
     missing_s, allowed_s = (1 - (share or 0.0)) * (closes - opens), (1 - COVERAGE) * (closes - opens)
     profiled = any(number in telemetry.columns for number in of.PROFILED)
     if share is not None and profiled and missing_s > max(allowed_s, telemetry.interval_s):
-        yield "noise", f"profiled counters cover {percent(share)} of the window (bound {percent(COVERAGE)})"
+        yield f"profiled counters cover {percent(share)} of the window (bound {percent(COVERAGE)})"
     if any(number < of.OURS for number in telemetry.columns):
         moments = [opens, *sorted(at for at in telemetry.time_s if opens < at < closes), closes]
         longest = max(after - before for before, after in pairwise(moments))
         bound = max(GAP_INTERVALS * telemetry.interval_s, GAP_S)
         if longest > bound:
-            yield "noise", f"no reading for {longest:.1f} s of the window (bound {bound:.1f} s)"
+            yield f"no reading for {longest:.1f} s of the window (bound {bound:.1f} s)"
     rows = []
     for row in watch.rows:
         clock, reasons = watch.value(of.SM_CLOCK, row) or 0, int(watch.value(of.CLOCK_REASONS, row) or 0)
@@ -137,19 +141,17 @@ def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -
         then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
         if even and abs(now / then - 1) > CLOCK_DROP:
             yield (
-                "noise",
                 f"under the power limit the mean SM clock moved from {then / 1e6:.0f} MHz in the first half of the "
-                f"window to {now / 1e6:.0f} MHz ({percent(now / then - 1)}, bound {percent(CLOCK_DROP)})",
+                f"window to {now / 1e6:.0f} MHz ({percent(now / then - 1)}, bound {percent(CLOCK_DROP)})"
             )
     elif rows and (lowest := min(rows)[0]) < (1 - CLOCK_DROP) * (middle := median(clock for clock, _ in rows)):
         yield (
-            "noise",
             f"the SM clock fell to {lowest / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
-            f"({percent(1 - lowest / middle)} lower, bound {percent(CLOCK_DROP)})",
+            f"({percent(1 - lowest / middle)} lower, bound {percent(CLOCK_DROP)})"
         )
 
 
-def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[Finding]:
+def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[tuple[Kind, str]]:
     """Yield a finding for each slowdown, foreign process, error and change of the power limit. own_processes: of this
     run, that compute on the GPU. The Xid is the number of the last error and stays: only a change is an error."""
     bits = [int(value) for value in watch.values(of.CLOCK_REASONS)]
@@ -179,7 +181,7 @@ def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[Finding]:
         yield "invalid", f"the power limit moved between {min(limits):.0f} W and {max(limits):.0f} W (bound: no change)"
 
 
-def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[Finding]:
+def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tuple[Kind, str]]:
     """Yield a finding for each failure of a source, for each profiled counter that is missing in too many readings, and
     for each sensor that says what cannot be: a counter of energy that falls or stands still, power
     that differs from it, a unit at 0 while the GPU is busy, and a ratio of the GPU below 0 or above `RATIO_END`. The
@@ -201,10 +203,10 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[Fin
         if busy > BUSY and len(values) >= DEAD_READINGS and not any(values):
             what = f"{of.SENSORS[number].names[0]} is 0 in all {len(values)} readings while the GPU is busy"
             yield "invalid", f"{what} for {percent(busy)} of the time (bound {percent(BUSY)})"
-    for sensor in (of.SENSORS[n] for n in watch.telemetry.columns if n < of.OURS and n in of.SENSORS):
-        wrong = [v for v in watch.values(sensor.number) if not 0 <= v <= RATIO_END]
-        if sensor.unit == "ratio" and wrong:
-            what = f"{sensor.names[0]} was {max(wrong, key=abs):.3g}, which is no ratio"
+    for number in (n for n in watch.telemetry.columns if n < of.OURS and n in of.SENSORS):
+        wrong = [v for v in watch.values(number) if not 0 <= v <= RATIO_END]
+        if of.SENSORS[number].unit == "ratio" and wrong:
+            what = f"{of.SENSORS[number].names[0]} was {max(wrong, key=abs):.3g}, which is no ratio"
             yield "invalid", f"{what} (bounds 0 and {RATIO_END})"
     rows = len(watch.rows)
     for number in (n for n in of.PROFILED if n in watch.telemetry.columns):
@@ -216,20 +218,20 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[Fin
         yield "degraded", f"a sensor was lost: {note}"
 
 
-def _busy_host(watch: SensorWindow, figures: DeviceFigures, cores: int | None) -> Iterator[Finding]:
+def _busy_host(watch: SensorWindow, figures: DeviceFigures, cores: int | None) -> Iterator[str]:
     """Yield a finding for each sign that processes of ours waited for CPU cores."""
     own, used, stolen = figures.own_cores, figures.host_cores, figures.stolen_cores
     if stolen is not None and (base := own or used) and stolen > STOLEN * base:
         what = f"the hypervisor took {stolen:.2f} cores where {base:.2f} were used"
-        yield "noise", f"{what} ({percent(stolen / base)}, bound {percent(STOLEN)})"
+        yield f"{what} ({percent(stolen / base)}, bound {percent(STOLEN)})"
     share = watch.mean(of.CPU_THROTTLED)
     if share is not None and share > THROTTLED:
-        yield "noise", f"the CPU quota was used up for {percent(share)} of the time (bound {percent(THROTTLED)})"
+        yield f"the CPU quota was used up for {percent(share)} of the time (bound {percent(THROTTLED)})"
     if own is not None and used is not None and cores:
         others, idle = (used - own) / cores, 1 - used / cores
         if others > OTHERS and idle < IDLE:
             what = f"others used {used - own:.1f} of {cores} cores (bound {percent(OTHERS)})"
-            yield "noise", f"{what} and {percent(max(idle, 0.0))} were idle (bound {percent(IDLE)})"
+            yield f"{what} and {percent(max(idle, 0.0))} were idle (bound {percent(IDLE)})"
 
 
 # What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
@@ -248,17 +250,6 @@ STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a rep
 # Of the prompt tokens. Prompts are at most about half of the work at the usual lengths, so what is saved by this moves
 # a rate by less than repeats differ; a chat template that begins every prompt stays below it.
 MOST_CACHED = 0.05
-
-
-class CheckResult(NamedTuple):
-    """One sentence each. problems: make a measurement invalid. degradations: of the sensors, without making it invalid;
-    no gate rests on such a measurement. noise: what disturbed the host, kept and shown. starved: other processes had
-    the CPU cores, and the problems are of the kind that this causes."""
-
-    problems: tuple[str, ...] = ()
-    degradations: tuple[str, ...] = ()
-    noise: tuple[str, ...] = ()
-    starved: bool = False
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
@@ -287,7 +278,7 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
     )
     starved = all(found.starved for found in each if found.problems)
     runs = window.common_span(group)
-    if not problems and any(window.window_trace(run).span_s is None for run in runs):
+    if not problems and not all(window.window_trace(run).seconds for run in runs):
         problems, starved = ("the windows of the replicas have no time in common",), False
     if not problems:
         within = (replace(m, run=run) for m, run in zip(group, runs, strict=True))
@@ -297,24 +288,26 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
 
 
 def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
-    job, stream = is_job(measurement.load), measurement.run.stream
-    seen = health(measurement.run, measurement.environment, measurement.replica, even=not job)
-    invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
+    stream = measurement.run.stream
+    seen = health(measurement.run, measurement.environment, measurement.replica, even=not is_job(measurement.load))
     broken = tuple(_broken(measurement, failed_share))
     if broken:
         starved = seen.starved and all(LONGER_WINDOW in text for text in broken)
-        return CheckResult(broken, degraded, seen.noise, starved)
-    others = (*_implausible(measurement), *invalid)
+        return CheckResult(broken, seen.degradations, seen.noise, starved)
+    others = (*_implausible(measurement), *seen.problems)
     unheld = tuple(_load_not_held(measurement))  # a client without a core sends late
     late = []
     if stream and stream.stamp_uncertainty_s:
-        doubt_s, harmless_s = stream.stamp_uncertainty_s[0], window.harmless_s(latencies_of(measurement).ttft_s.p50)
+        doubt_s, harmless_s = (
+            stream.stamp_uncertainty_s[0],
+            window.harmless_s(window.latencies_of(measurement).ttft_s.p50),
+        )
         if doubt_s > harmless_s:
             what = f"the client was held up: its stamps can be {doubt_s * 1e3:.1f} ms late in the mean"
             late.append(f"{what}, {harmless_s * 1e3:.1f} ms are harmless")
     steadiness = not_steady([measurement]) if measurement.alone else ()
     noise = (*late, *steadiness, *seen.noise)
-    return CheckResult((*others, *unheld), degraded, noise, seen.starved and not others and unheld != ())
+    return CheckResult((*others, *unheld), seen.degradations, noise, seen.starved and not others and unheld != ())
 
 
 def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
@@ -325,8 +318,8 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
     Where requests failed and none was served, that is reported already, and no window would be long enough. A job has
     no steady window. Its preemptions are counted elsewhere, since a KV cache that is too small may be the question.
     """
-    run, judged = measurement.run, judged_failures(measurement)
-    counts = (run.failures, len(run.samples)), (judged, len(judged_rows(measurement)))
+    run, judged = measurement.run, window.judged_requests(measurement)
+    counts = (run.failures, len(run.samples)), (judged.failures, len(judged.rows))
     share = max(failed / max(1, failed + others) for failed, others in counts)
     if share > failed_share:
         borne = f" ({percent(share)} of the requests, {percent(failed_share)} may)" if failed_share else ""
@@ -348,7 +341,8 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
         return
     if preempted := window.preemptions(run):
         yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
-    if (steps := len(window.window_trace(run).steps)) < MIN_STEPS or window.window_trace(run).span_s is None:
+    trace = window.window_trace(run)
+    if (steps := len(trace.steps)) < MIN_STEPS or not trace.seconds:
         told = f"{steps} engine steps in the window, {MIN_STEPS} are needed"
         if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
             bin_s = run.stream.bin_s
@@ -370,7 +364,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     """
     run, load, environment = measurement.run, measurement.load, measurement.environment
     rate, batch = window.output_tokens_per_s(run), window.mean_batch(run)
-    fraction = roofline_fraction(measurement, rate, batch, overlap=True)
+    fraction = gpu_figures.roofline_fraction(measurement, rate, batch, overlap=True)
     if rate is not None and fraction is not None and fraction > 1:
         what = f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times"
         yield f"{what} what {environment.gpu_name} can do at most"
@@ -383,7 +377,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if is_job(load) and len(run.steps) and abs(made / max(1, asked) - 1) > TOKENS_TOLERANCE:
         yield f"the requests have {asked} output tokens, the trace of the steps {made}"
     delay = window.delay_of(run)
-    if delay and (late := window.late_sends(delay, latencies_of(measurement).ttft_s.p50)):
+    if delay and (late := window.late_sends(delay, window.latencies_of(measurement).ttft_s.p50)):
         yield late
     cached = cache_hit_share(run)
     if cached and cached.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
@@ -447,17 +441,17 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
     first = second = 0.0  # output tokens/s at both ends of the window
     for measurement in together:
         load, run, trace = measurement.load, measurement.run, window.window_trace(measurement.run)
-        if not is_steady(load) or trace.span_s is None:
+        if not is_steady(load) or not trace.seconds:
             return
-        steps, ends = trace.steps, trace.ends_s
+        ends, n = trace.ends_s, len(trace.steps)
         if load.ramp_up == "staggered":
-            middle = bisect_left(ends, (ends[steps[0]] + ends[steps[-1]]) / 2, steps[0], steps[-1])
-            halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
+            middle = bisect_left(ends, (ends[0] + ends[-1]) / 2, 0, n - 1)
+            halves = range(middle + 1), range(middle, n)
         else:
             period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
-            each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0]) if len(run.steps) else 0
-            halves = range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
-        begin, end = (window.tokens_per_s(run, half) for half in halves)
+            each = min(round(n / period) // 2 * period, n - 1) if len(run.steps) else 0
+            halves = range(each + 1), range(n - 1 - each, n)
+        begin, end = (window.output_tokens_per_s(run, half.start, half.stop) for half in halves)
         if min(map(len, halves)) <= MIN_STEPS_PER_HALF or not begin or not end:
             return
         first, second = first + begin, second + end

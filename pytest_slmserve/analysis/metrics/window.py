@@ -20,14 +20,13 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
-from operator import mul, sub
+from itertools import accumulate, pairwise
 from statistics import fmean, variance
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
+from pytest_slmserve.schema.records import Failures, Measurement, ReplicaGroup, Run, Samples
 from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_steady
 
 T = TypeVar("T")
@@ -38,22 +37,22 @@ LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the
 
 @dataclass(frozen=True, slots=True)
 class WindowTrace:
-    """The trace of a run, and its part in the window.
+    """The part of a run's trace in its window.
 
-    ends_s, tokens: end times and output tokens of all engine steps, as two columns. Where a server reports no steps:
-    those of the equal spans of time in which its client received the tokens. steps: indices of those whose end lies in
-    the window. span_s: the first and the last of these ends in seconds; None where no time lies between them.
+    steps: indices of the engine steps whose end lies in the window. ends_s, tokens: end times and output tokens of
+    these steps. Where a server reports no steps: of the equal spans of time in which its client received the tokens.
+    seconds: from the first of these ends to the last; 0 below two.
     """
 
+    steps: range
     ends_s: Sequence[float]
     tokens: Sequence[float]
-    steps: range
-    span_s: tuple[float, float] | None
+    seconds: float
 
 
 @once
 def window_trace(run: Run) -> WindowTrace:
-    """The trace of a run with its window."""
+    """The trace of a run in its window."""
     stream, (opens, closes) = run.stream, run.window_s
     ends: Sequence[float] = run.steps.time_s
     tokens: Sequence[float] = run.steps.new_tokens
@@ -61,8 +60,8 @@ def window_trace(run: Run) -> WindowTrace:
         ends = [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))]
         tokens = stream.tokens
     steps = range(bisect_left(ends, opens), bisect_right(ends, closes))
-    span = (ends[steps[0]], ends[steps[-1]]) if len(steps) > 1 else (0.0, 0.0)
-    return WindowTrace(ends, tokens, steps, span if span[1] > span[0] else None)
+    ends, tokens = piece(ends, steps), piece(tokens, steps)
+    return WindowTrace(steps, ends, tokens, max(0.0, ends[-1] - ends[0]) if len(steps) > 1 else 0.0)
 
 
 def piece(column: Sequence[T], steps: range) -> Sequence[T]:
@@ -70,19 +69,14 @@ def piece(column: Sequence[T], steps: range) -> Sequence[T]:
     return column[steps.start : steps.stop]
 
 
-def tokens_per_s(run: Run, steps: range) -> float | None:
-    """Output tokens per second between the ends of the first and the last of `steps`."""
-    if len(steps) < 2:
-        return None
-    trace = window_trace(run)
-    seconds = trace.ends_s[steps[-1]] - trace.ends_s[steps[0]]
-    return sum(piece(trace.tokens, steps[1:])) / seconds if seconds > 0 else None
-
-
 @once
-def output_tokens_per_s(run: Run) -> float | None:
-    """Output tokens of the trace in the window / window; None below two steps."""
-    return tokens_per_s(run, window_trace(run).steps)
+def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> float | None:
+    """Output tokens per second between the ends of the first and the last of some steps of the window; None below two.
+    first, end: of these steps, among those of the window; all of them unless told."""
+    trace = window_trace(run)
+    ends, tokens = trace.ends_s[first:end], trace.tokens[first:end]
+    seconds = ends[-1] - ends[0] if len(ends) > 1 else 0.0
+    return sum(tokens[1:]) / seconds if seconds > 0 else None
 
 
 @once
@@ -91,15 +85,14 @@ def relative_variance(run: Run) -> float | None:
     if a part has no tokens, or the window too few steps. Over the committed sweeps it explains why loads differ in
     noise, with 4 to 32 parts alike (docs/intervals.md)."""
     trace = window_trace(run)
-    steps, span = trace.steps, trace.span_s
-    if len(steps) < 2 * BATCHES or span is None:
+    if len(trace.steps) < 2 * BATCHES or not trace.seconds:
         return None
-    parts, each = [0.0] * BATCHES, (span[1] - span[0]) / BATCHES
-    before = span[0]
-    for at, made in zip(piece(trace.ends_s, steps[1:]), piece(trace.tokens, steps[1:])):
-        first, last = (min(int((moment - span[0]) / each), BATCHES - 1) for moment in (before, at))
+    parts, each, begins = [0.0] * BATCHES, trace.seconds / BATCHES, trace.ends_s[0]
+    before = begins
+    for at, made in zip(trace.ends_s[1:], trace.tokens[1:]):
+        first, last = (min(int((moment - begins) / each), BATCHES - 1) for moment in (before, at))
         for part in range(first, last + 1):  # a step across a boundary belongs to both parts, by its time
-            inside = min(at, span[0] + (part + 1) * each) - max(before, span[0] + part * each)
+            inside = min(at, begins + (part + 1) * each) - max(before, begins + part * each)
             parts[part] += made * inside / (at - before) if at > before else 0.0
         before = at
     centre = math.fsum(parts) / BATCHES
@@ -117,9 +110,7 @@ def prompt_tokens_per_s(run: Run) -> float | None:
 def step_s(run: Run) -> float | None:
     """Mean time between successive engine steps, which a running request waits; None without a trace of steps."""
     trace = window_trace(run)
-    if trace.span_s is None or not len(run.steps):
-        return None
-    return (trace.span_s[1] - trace.span_s[0]) / (len(trace.steps) - 1)
+    return trace.seconds / (len(trace.steps) - 1) if trace.seconds and len(run.steps) else None
 
 
 def steps_with_prompts(run: Run) -> float | None:
@@ -140,28 +131,23 @@ def mean_batch(run: Run) -> float | None:
     tells no steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
     """
     if not len(run.steps) and run.stream is not None:
-        return _mean_open(run, run.samples.sent_s)
+        return requests_in_flight(run, "sent_s")
     trace = window_trace(run)
-    if trace.span_s is None:
+    if not trace.seconds:
         return None
-    ends, tokens = piece(trace.ends_s, trace.steps), piece(trace.tokens, trace.steps[1:])
-    return math.fsum(map(mul, tokens, map(sub, ends[1:], ends))) / (trace.span_s[1] - trace.span_s[0])
+    weighted = (made * (at - before) for made, (before, at) in zip(trace.tokens[1:], pairwise(trace.ends_s)))
+    return math.fsum(weighted) / trace.seconds
 
 
 @once
-def requests_in_flight(run: Run) -> float | None:
-    """Return the mean number of admitted requests, over their own intervals from admitted to last token. A request cut
+def requests_in_flight(run: Run, since: Literal["admitted_s", "sent_s"] = "admitted_s") -> float | None:
+    """Return the mean number of requests between their admission, or their sending, and their last token. A request cut
     off by the end of the run counts until the end of the window. None if no request says when it was admitted, or the
     window has no steps."""
-    return _mean_open(run, run.samples.admitted_s)
-
-
-def _mean_open(run: Run, begins: Sequence[float | None]) -> float | None:
-    """Mean number of requests between their beginning and their last token."""
-    span, samples = window_trace(run).span_s, run.samples
-    if span is None or all(at is None for at in begins):
+    trace, samples, begins = window_trace(run), run.samples, getattr(run.samples, since)
+    if not trace.seconds or all(at is None for at in begins):
         return None
-    inside, (opens, closes) = [], span
+    inside, opens, closes = [], trace.ends_s[0], trace.ends_s[-1]
     for began, last, finished in zip(begins, samples.last_token_s, samples.finished, strict=True):
         if began is not None:
             ended = last if finished and last is not None and last < closes else closes
@@ -221,8 +207,8 @@ def common_span(group: Sequence[Measurement]) -> list[Run]:
 
 def steps_of(measurement: Measurement) -> list[Measurement]:
     """A measurement for each step of the load, whose window is the step but for its first `settle_s`; none where the
-    load is no ramp. Gaps between tokens are those of the step. An older record has gaps of the whole run only, and
-    where it has no times of failures each step keeps all failures.
+    load is no ramp. Gaps between tokens are those of the step. If it is not known when requests failed, each step
+    keeps all failures.
 
     What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog:
     this is what a ramp is for. A rate by itself is measured by a load of its own.
@@ -234,13 +220,11 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
     for number, ((rate, _), (begin, end)) in enumerate(zip(load.steps, load.step_windows_s, strict=True)):
         stream, failed, failures = run.stream, run.failed, run.failures
         if stream:
-            unknown = {**stream.gaps, "counts": {}, "sum_s": None}
-            stream = replace(stream, gaps=stream.step_gaps[number] if stream.step_gaps else unknown, step_gaps=())
+            stream = replace(stream, gaps=stream.step_gaps[number] if stream.step_gaps else {}, step_gaps=())
         if failed is not None:  # the step's own, those of its settling time included
             rows = [row for row, at in enumerate(failed.sent_s) if begin - load.settle_s <= at < end]
-            columns = {column.name: getattr(failed, column.name) for column in fields(failed)}
-            own = {name: values and tuple(values[row] for row in rows) for name, values in columns.items()}
-            failed, failures = Failures(**own), len(rows)
+            columns = (getattr(failed, column.name) for column in fields(failed))
+            failed, failures = Failures(*(c and tuple(c[row] for row in rows) for c in columns)), len(rows)
         part = replace(run, window_s=(begin, end), stream=stream, failed=failed, failures=failures)
         step = replace(load, rate=rate, window_s=end - begin, steps=())
         found.append(replace(measurement, load=step, run=part))
@@ -330,9 +314,8 @@ def held_back(run: Run) -> HeldBack | None:
 @dataclass(frozen=True, slots=True)
 class Percentiles:
     """Percentiles of one latency, in seconds. A percentile is None without requests, or where it falls among requests
-    that never came so far. mean: over the `known` ones, None unless they are all of `requests`."""
+    that never came so far. mean: over the `known` requests, None unless they are all."""
 
-    requests: int
     known: int
     mean: float | None
     p50: float | None
@@ -412,7 +395,7 @@ def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
         tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
         e2e_s=percentiles([each.e2e_s for each in seen]),
         normalized_latency_s=percentiles([each.normalized_latency_s for each in seen]),
-        itl_s=Percentiles(gaps.gaps, gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES)) if gaps else None,
+        itl_s=Percentiles(gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES)) if gaps else None,
     )
 
 
@@ -426,25 +409,25 @@ def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
     return latencies([run], judged_by)
 
 
-def judged_rows(measurement: Measurement) -> Sequence[int]:
-    """Return the rows by which the load is judged: sent in an open loop's window, or ended in that of any other."""
-    return _rows_in_window(measurement.run, measurement.load.judged_by)
+class Judged(NamedTuple):
+    """The requests by which a load is judged: rows of the samples, the tokens of these, and how many others failed."""
+
+    rows: Sequence[int]
+    prompt_tokens: int
+    output_tokens: int
+    failures: int
 
 
-def judged_tokens(measurement: Measurement) -> tuple[int, int]:
-    """Return prompt and output tokens of the requests by which the load is judged."""
-    rows, samples = judged_rows(measurement), measurement.run.samples
-    return sum(samples.prompt_tokens[row] for row in rows), sum(samples.output_tokens[row] for row in rows)
-
-
-def judged_failures(measurement: Measurement) -> int:
-    """Return the number of failed requests among those by which the load is judged. A load with a fixed number of
-    requests counts all of its failures. An open loop counts those sent in its window; any other load, those that failed
-    in it. A record without failure times counts all failures of the run."""
-    run = measurement.run
-    if run.failed is None or measurement.load.requests is not None:
-        return run.failures
-    return _failed_in_window(run, measurement.load.judged_by)
+def judged_requests(measurement: Measurement) -> Judged:
+    """Return the requests that were sent in the window of an open loop, or ended in that of any other load, and the
+    failed ones of the same moments. A load with a number of requests counts all of its failures, and so does a record
+    that does not say when requests failed."""
+    run, judged_by, samples = measurement.run, measurement.load.judged_by, measurement.run.samples
+    rows, failures = _rows_in_window(run, judged_by), run.failures
+    if run.failed is not None and measurement.load.requests is None:
+        failures = _failed_in_window(run, judged_by)
+    prompts, outputs = (sum(column[row] for row in rows) for column in (samples.prompt_tokens, samples.output_tokens))
+    return Judged(rows, prompts, outputs, failures)
 
 
 def _rows_in_window(run: Run, judged_by: JudgedBy) -> Sequence[int]:
@@ -465,22 +448,22 @@ def percentiles(values: Sequence[float | None]) -> Percentiles:
     padded = sorted(known) + [math.inf] * (len(values) - len(known))
     found = (percentile(padded, share) for share in SHARES)
     seen = (value if value is not None and math.isfinite(value) else None for value in found)
-    return Percentiles(len(values), len(known), mean_of_known(known) if len(known) == len(values) else None, *seen)
+    return Percentiles(len(known), mean_of_known(known) if len(known) == len(values) else None, *seen)
 
 
 @dataclass(frozen=True, slots=True)
 class GapHistogram:
     """Gaps between successive tokens of a request (ITL), counted in bins whose edges grow by a factor.
 
-    A client of a server sees chunks of its stream: where one bears several tokens, the gap is between chunks. Bin i
-    holds gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
-    least_s, whatever their number. sum_s: of all gaps; None where an older record does not have it.
+    A client of a server sees chunks of its stream: if one bears several tokens, the gap is between chunks. Bin i holds
+    gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
+    least_s, whatever their number. sum_s: of all gaps.
     """
 
     growth: float
     least_s: float
     counts: Mapping[int, int]
-    sum_s: float | None = None
+    sum_s: float
 
     @property
     def gaps(self) -> int:
@@ -488,11 +471,8 @@ class GapHistogram:
 
     @property
     def mean_s(self) -> float | None:
-        """Mean gap in seconds: exact where `sum_s` is present, else from the middles of the bins. None without gaps."""
-        if not self.gaps:
-            return None
-        middles = (self.middle_s(index) * count for index, count in self.counts.items())
-        return (math.fsum(middles) if self.sum_s is None else self.sum_s) / self.gaps
+        """Mean gap in seconds; None without gaps."""
+        return self.sum_s / self.gaps if self.gaps else None
 
     def middle_s(self, index: int) -> float:
         """Middle of bin `index` on the logarithmic scale, in seconds; `least_s` for the bin below all others."""
@@ -510,25 +490,20 @@ class GapHistogram:
 
 
 def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
-    """Gaps in the windows of all runs together; None where one has none, or counted them in other bins."""
+    """Gaps in the windows of all runs together; None if one has none, or counted them in other bins."""
     found = [gap_histogram(run.stream.gaps) if run.stream and run.stream.gaps else None for run in runs]
-    known = [each for each in found if each is not None]
+    known = [each for each in found if each]
     if not known or len(known) < len(found) or len({(each.growth, each.least_s) for each in known}) > 1:
         return None
-    if len(known) == 1:
-        return known[0]
-    sums = [each.sum_s for each in known if each.sum_s is not None]
     counts = sum((Counter(each.counts) for each in known), Counter[int]())
-    total = math.fsum(sums) if len(sums) == len(known) else None
-    return GapHistogram(known[0].growth, known[0].least_s, counts, total)
+    return replace(known[0], counts=counts, sum_s=math.fsum(each.sum_s for each in known))
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
-    """A histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}. JSON
-    makes the indices strings; they become integers again. `sum_s` may be missing."""
+    """A histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}, whose
+    indices may be strings."""
     counts = {int(index): int(count) for index, count in facts["counts"].items()}
-    sum_s = None if facts.get("sum_s") is None else float(facts["sum_s"])
-    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, sum_s)
+    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, float(facts["sum_s"]))
 
 
 EXAMPLE = "ttft:200ms,tpot:50ms,e2e:5s"
@@ -538,10 +513,10 @@ EXPONENT = {"ms": "e-3", "s": ""}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Upper bounds in seconds that one request must keep, all of them; None is no bound.
+    """Upper bounds in seconds that one request must keep, all of them; None is no bound. Raises BadUsage without one.
 
     ttft_s: to the first token. tpot_s: per output token after it; a request of one token meets it, as in vLLM.
-    itl_s: the longest gap between two of its tokens. e2e_s: to the last token.
+    itl_s: always None: a bound on the gaps between tokens is refused. e2e_s: to the last token.
     """
 
     ttft_s: float | None = None
@@ -555,10 +530,13 @@ class Slo:
         for name, bound in self.bounds.items():
             if not 0 < bound < float("inf"):
                 raise BadUsage(f"an SLO of {bound} s for {name}", EXAMPLE)
+        if self.itl_s is not None:
+            why = "the gaps between a request's tokens are counted together, not request by request"
+            raise BadUsage(why, "tpot:50ms")
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Seconds by name: ttft, tpot, itl, e2e, those that there are."""
+        """Seconds by name (ttft, tpot, e2e) of the bounds that there are."""
         found = ((field.name.removesuffix("_s"), getattr(self, field.name)) for field in fields(self))
         return {name: bound for name, bound in found if bound is not None}
 
@@ -571,8 +549,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the SLO of words like ttft:200ms,tpot:50ms. Raises BadUsage with what to type instead, for a bound on the
-    gaps between tokens too, which no record keeps request by request."""
+    """Return the SLO of words like ttft:200ms,tpot:50ms. Raises BadUsage with what to type instead."""
     bounds: dict[str, float] = {}
     known = [field.name.removesuffix("_s") for field in fields(Slo)]
     for part in text.split(","):
@@ -587,10 +564,7 @@ def parse_slo(text: str) -> Slo:
         if f"{name}_s" in bounds:
             raise BadUsage(f"{name} twice in the SLO {text!r}", EXAMPLE)
         bounds[f"{name}_s"] = float(number + EXPONENT[unit])
-    slo = Slo(**bounds)
-    if slo.itl_s is not None:
-        raise BadUsage("the gaps between a request's tokens are counted together, not request by request", "tpot:50ms")
-    return slo
+    return Slo(**bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -612,42 +586,27 @@ class Goodput:
     by_slo: tuple[tuple[str, float | None], ...]
 
 
-def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
-    """Goodput over the requests by which this kind of load is judged, failed requests included. None if the SLO bounds
-    the gaps between tokens, which a record does not keep by request."""
-    if slo.itl_s is not None:
-        return None
-    run, bounds, failed, rows = measurement.run, slo.bounds, judged_failures(measurement), judged_rows(measurement)
-    each = (request_latency(run.samples, row) for row in rows)
-    finished = [seen for seen in each if seen.e2e_s is not None]
-    good, kept = 0, dict.fromkeys(bounds, 0)
-    for seen in finished:
-        values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
-        met = [name for name, bound in bounds.items() if (value := values[name]) is not None and value <= bound]
-        good += len(met) == len(kept)
-        for name in met:
-            kept[name] += 1
-    dropped = failed + len(rows) - len(finished)
-    return _counted(slo, len(rows) + failed, good, dropped, per_second(good, run.window_s), kept)
-
-
-def pooled_goodput(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodput | None:
-    """Return several windows of one load as one: requests are summed; goodput is the mean, or the sum if the windows
-    were `at_once`, of engines beside each other. None if one is not known, and of none."""
-    found = [each for each in seen if each is not None]
-    if not found or len(found) < len(seen):
-        return None
-    requests, good, dropped = (sum(getattr(each, n) for each in found) for n in ("requests", "good", "dropped"))
-    names = [name for name, _ in found[0].by_slo]
-    kept = {name: sum((dict(each.by_slo)[name] or 0.0) * each.requests for each in found) for name in names}
-    per_s = (math.fsum if at_once else fmean)(each.per_s for each in found)
-    return _counted(found[0].slo, requests, good, dropped, per_s, kept)
-
-
-def _counted(slo: Slo, requests: int, good: int, dropped: int, per_s: float, kept: Mapping[str, float]) -> Goodput:
-    """Goodput by its counts. kept: number of requests that met each SLO."""
-    by_slo = tuple((name, count / requests if requests else None) for name, count in kept.items())
-    return Goodput(slo, requests, good, dropped, per_s, good / requests if requests else None, by_slo)
+def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
+    """Return the goodput of one or more repeats of a load, over the requests by which it is judged, failed ones
+    included. Requests are summed; the rate is the sum over engines beside each other, and the mean over repeats."""
+    bounds, kept, rates = slo.bounds, Counter[str](), [0.0] * len(repeats)
+    requests = finished = good = 0
+    for i, group in enumerate(repeats):
+        for m in group:
+            judged, before = judged_requests(m), good
+            requests += len(judged.rows) + judged.failures
+            for row in judged.rows:
+                seen = request_latency(m.run.samples, row)
+                if seen.e2e_s is None:
+                    continue
+                values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
+                met = [name for name, bound in bounds.items() if (value := values[name]) is not None and value <= bound]
+                kept.update(met)
+                finished, good = finished + 1, good + (len(met) == len(bounds))
+            rates[i] += per_second(good - before, m.run.window_s)
+    by_slo = tuple((name, kept[name] / requests if requests else None) for name in bounds)
+    attainment = good / requests if requests else None
+    return Goodput(slo, requests, good, requests - finished, fmean(rates), attainment, by_slo)
 
 
 def finished_output_tokens(run: Run) -> list[int]:

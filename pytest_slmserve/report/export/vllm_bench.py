@@ -32,12 +32,10 @@ PERCENTILES = (50, 90, 95, 99)
 def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> dict[str, Any]:
     """One result, with what vLLM's has no word for beside it: the record's id, whether it is valid, versions."""
     run, load, facts = measurement.run, measurement.load, load_facts(measurement.load)
-    rows = window.judged_rows(measurement)
+    judged = window.judged_requests(measurement)
     seconds = run.window_s[1] - run.window_s[0]
     tokens_per_s = summary_of(measurement).output_tokens_per_s
     prompts_per_s = window.prompt_tokens_per_s(run) or 0.0
-    prompts, outputs = window.judged_tokens(measurement)
-    failed = window.judged_failures(measurement)
     backend = "engine" if measurement.spec.interface == "engine" else "openai"
     return {
         "date": measurement.measured_at,
@@ -46,21 +44,21 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "label": measurement.spec.interface,
         "model_id": measurement.spec.model,
         "tokenizer_id": measurement.spec.model,
-        "num_prompts": len(rows) + failed,
+        "num_prompts": len(judged.rows) + judged.failures,
         "request_rate": facts.get("rate") or "inf",
         "burstiness": facts.get("burstiness", 1.0) if is_job(load) else None,
         "max_concurrency": load.max_concurrency,
         "duration": seconds,
-        "completed": sum(run.samples.finished[row] for row in rows),
-        "failed": failed,
-        "total_input_tokens": prompts,
-        "total_output_tokens": outputs,
+        "completed": sum(run.samples.finished[row] for row in judged.rows),
+        "failed": judged.failures,
+        "total_input_tokens": judged.prompt_tokens,
+        "total_output_tokens": judged.output_tokens,
         "request_throughput": per_second(len(window.finished_in_window(run)), run.window_s),
         "request_goodput": served and served.per_s,
         "output_throughput": tokens_per_s,
         "total_token_throughput": None if tokens_per_s is None else tokens_per_s + prompts_per_s,
         "max_concurrent_requests": window.most_in_flight(run),
-        **_latencies(measurement, rows),
+        **_latencies(measurement, judged.rows),
         "record_id": measurement.id,
         "valid": not problems(measurement),
         "vllm_version": measurement.environment.vllm,
@@ -103,7 +101,7 @@ class Export:
 
     def add(self, measurement: Measurement) -> None:
         """Raises BadUsage where it cannot be written; the record is in the archive by then."""
-        result = json.dumps(as_vllm_bench(measurement, goodput_of(measurement, self.slo) if self.slo else None))
+        result = json.dumps(as_vllm_bench(measurement, goodput_of(self.slo, (measurement,)) if self.slo else None))
         try:
             if self.path.suffix == ".json":
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -209,13 +209,13 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
     first token and to the last."""
     (measurement,) = group
     samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
-    rows = window.judged_rows(measurement)
-    ended = [row for row in rows if samples.finished[row] and samples.last_token_s[row] is not None]
+    judged = window.judged_requests(measurement)
+    ended = [row for row in judged.rows if samples.finished[row] and samples.last_token_s[row] is not None]
     sent = [round(1e6 * samples.sent_s[row]) for row in ended]
     first = [None if (at := samples.first_token_s[row]) is None else round(1e6 * at) for row in ended]
     return {
         "seconds": closes - opens,
-        "dropped": window.judged_failures(measurement) + len(rows) - len(ended),
+        "dropped": judged.failures + len(judged.rows) - len(ended),
         "sent": [at - before for at, before in zip(sent, [0, *sent])],
         "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
         "last": [round(1e6 * (samples.last_token_s[row] or 0.0)) - begin for row, begin in zip(ended, sent)],

@@ -29,13 +29,13 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad
 from pytest_slmserve.schema.models import CATALOGUE
-from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SHAPE = CATALOGUE["opt-1.3b"]
 FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
-ENGINE = ServedEngine(model="facebook/opt-1.3b", dtype="float16", footprint=FOOTPRINT, kv_had_bytes=120 * GIB)
+ENGINE = ServedEngine(spec=EngineSpec("opt-1.3b"), dtype="float16", footprint=FOOTPRINT, kv_had_bytes=120 * GIB)
 GPU = 140 * GIB
 
 

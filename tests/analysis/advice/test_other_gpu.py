@@ -61,7 +61,9 @@ def test_a_step_of_memory_compute_and_host_is_predicted_on_another_gpu(host_s, t
     truth = physical(gpu, host_s)
     prediction = predicted_elsewhere(here, gpu)
     assert all(prediction.tokens_per_s(load) == pytest.approx(truth(load), rel=0.01) for load in LOADS)
-    assert prediction.t_inf * LOADS[-1] / (LOADS[-1] + prediction.b_half) == pytest.approx(truth(LOADS[-1]), rel=0.01)
+    assert prediction.step.pace * LOADS[-1] / (LOADS[-1] + prediction.step.b_half) == pytest.approx(
+        truth(LOADS[-1]), rel=0.01
+    )
     assert carries(prediction, sweep(there, truth)).state is State.PASSES
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from strategies import H200, law, measurement
 
 from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Gains, Objectives, plan, utilization
-from pytest_slmserve.analysis.advice.subjects import of_curves
-from pytest_slmserve.analysis.advice.verification import (
+from pytest_slmserve.analysis.advice.subjects import (
     KV_BLOCKS,
     LATENCY,
     THROUGHPUT,
     UNPREEMPTED,
     gain_within_bound,
+    of_curves,
     recommended_engine,
     verified,
 )

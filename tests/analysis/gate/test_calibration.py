@@ -24,7 +24,9 @@ TERMS = GateCriteria()
 GATES = 200
 
 
-def noisy(sd: float, name: str = "tokens/s", n: int = 12, bias: float = 0.0, margin: float | None = None) -> PairSeries:
+def noisy(
+    sd: float, name: str = "tokens/s", n: int = 12, bias: float = 0.0, margin: float = TERMS.margin
+) -> PairSeries:
     chance = random.Random(name)
     pairs = tuple((1.0, math.exp(-bias + chance.gauss(0, sd))) for _ in range(n))
     return PairSeries(name, "higher", pairs, margin)

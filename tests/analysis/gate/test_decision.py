@@ -31,7 +31,7 @@ HALF = math.log1p(TERMS.margin) / 2
 CRITICAL = {family: boundaries((4, 6, 8, 12), 12, TERMS.alpha / family) for family in (1, 2, 3, 4)}
 
 
-def costly(*log_costs: float, name: str = "latency", margin: float | None = None) -> PairSeries:
+def costly(*log_costs: float, name: str = "latency", margin: float = TERMS.margin) -> PairSeries:
     """Pairs of which the candidate's cost is so much above that of the baseline, as a logarithm."""
     return PairSeries(name, "lower", tuple((7.0, 7.0 * math.exp(cost)) for cost in log_costs), margin)
 

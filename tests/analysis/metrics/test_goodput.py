@@ -16,10 +16,9 @@ from pytest_slmserve.analysis.metrics.window import (
     finished_in_window,
     goodput_of,
     parse_slo,
-    pooled_goodput,
 )
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.records import Failures, Run, Samples, Steps
+from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples, Steps
 from pytest_slmserve.schema.specs import OpenLoop
 
 # Words
@@ -98,10 +97,14 @@ def samples_of(*rows) -> Samples:
     return Samples(tuple(range(len(rows))), sent, sent, first, last, (1,) * len(rows), tokens, finished)
 
 
-def goodput(samples: Samples, slo: Slo, failed: int = 0) -> Goodput | None:
-    """Goodput of an open loop with these requests in WINDOW, and failed ones whose times are not known."""
+def served(samples: Samples, failed: int = 0) -> Measurement:
+    """An open loop with these requests in WINDOW, and failed ones whose times are not known."""
     run = Run(samples, Steps(*[()] * 7), WINDOW, failures=failed)
-    return goodput_of(replace(measurement(load=OpenLoop(rate=10.0, window_s=2.0)), run=run), slo)
+    return replace(measurement(load=OpenLoop(rate=10.0, window_s=2.0)), run=run)
+
+
+def goodput(samples: Samples, slo: Slo, failed: int = 0) -> Goodput:
+    return goodput_of(slo, (served(samples, failed),))
 
 
 def test_goodput_is_of_those_that_met_every_slo():
@@ -149,18 +152,14 @@ def test_failures_without_a_row_count_against():
     assert dict(seen.by_slo) == {"ttft": 0.5, "tpot": 0.5, "e2e": 0.5}
 
 
-def test_what_an_itl_bound_would_be_held_against_is_not_measured():
-    assert goodput(samples_of(GOOD, GOOD), Slo(itl_s=0.1)) is None
-
-
 def test_what_the_end_of_a_closed_loop_cuts_off_was_not_dropped():
     planted = measurement(8, 1000.0)
     cut = sum(not finished for finished in planted.run.samples.finished)
-    seen = goodput_of(planted, Slo(e2e_s=100))
+    seen = goodput_of(Slo(e2e_s=100), (planted,))
     assert cut > 0 and (seen.dropped, seen.attainment) == (0, 1)
     assert seen.requests == len(finished_in_window(planted.run))
     open_loop = replace(planted, load=OpenLoop(arrivals="gamma 1", rate=10.0, settle_s=1.0, window_s=2.0))
-    assert goodput_of(open_loop, Slo(e2e_s=100)).dropped == cut, "nobody who waited in an open loop is forgotten"
+    assert goodput_of(Slo(e2e_s=100), (open_loop,)).dropped == cut, "nobody who waited in an open loop is forgotten"
 
 
 def test_only_failures_of_the_window_are_dropped():
@@ -168,23 +167,24 @@ def test_only_failures_of_the_window_are_dropped():
     begin, end = planted.run.window_s
     failed = Failures((0, 1, 2), (begin - 0.1, begin, end), (end,) * 3, ("timeout",) * 3)
     noted = replace(planted, run=replace(planted.run, failed=failed))
-    unknown, known = goodput_of(planted, SLO), goodput_of(noted, SLO)
+    unknown, known = goodput_of(SLO, (planted,)), goodput_of(SLO, (noted,))
     assert unknown.dropped - known.dropped == 2 == unknown.requests - known.requests
     assert known.good == unknown.good
 
 
 def test_repeats_together():
-    one, other = (goodput(samples_of(*rows), SLO) for rows in ((GOOD, SLOW_START), (GOOD, GOOD, GOOD, SLOW_TOKENS)))
-    both = pooled_goodput([one, other])
+    one, other = (served(samples_of(*rows)) for rows in ((GOOD, SLOW_START), (GOOD, GOOD, GOOD, SLOW_TOKENS)))
+    both = goodput_of(SLO, (one,), (other,))
     assert (both.requests, both.good, both.dropped, both.attainment) == (6, 4, 0, 4 / 6)
-    assert both.per_s == (one.per_s + other.per_s) / 2
-    assert dict(both.by_slo) == pytest.approx({"ttft": 5 / 6, "tpot": 5 / 6, "e2e": 1})
-    assert pooled_goodput([one]) == one and pooled_goodput([]) is None
+    assert both.per_s == (1 / 2.0 + 3 / 2.0) / 2
+    assert dict(both.by_slo) == {"ttft": 5 / 6, "tpot": 5 / 6, "e2e": 1}
+    assert goodput_of(SLO, (one, other)) == replace(both, per_s=2 * both.per_s), "engines beside each other"
 
 
 def test_a_bound_on_gaps_cannot_be_held_against_records():
-    with pytest.raises(BadUsage, match="not request by request"):
-        parse_slo("itl:5ms")
+    for refused in (lambda: parse_slo("itl:5ms"), lambda: Slo(itl_s=0.1, e2e_s=5)):
+        with pytest.raises(BadUsage, match="not request by request"):
+            refused()
 
 
 def test_of_nothing_there_are_no_shares():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200, WELL, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, fastest_pieces, host_speed, probe_waiting
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, host_speeds, probe_waiting
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
@@ -26,8 +26,9 @@ def beside(cpu_s, host: str | None = "a", name: str = NAME, wall_s: float = 0.01
 
 
 def speeds(*measurements: Measurement) -> list[float | None]:
-    fastest = fastest_pieces(measurements)
-    return [host_speed([m], fastest) for m in measurements]
+    numbered = [replace(m, launch=f"{i}") for i, m in enumerate(measurements)]
+    found = host_speeds(numbered)
+    return [found.get(m.id) for m in numbered]
 
 
 def test_a_window_is_as_fast_as_its_host_at_best_or_slower():
@@ -51,15 +52,12 @@ def test_one_lucky_piece_is_not_the_speed_of_a_host():
 def test_pieces_outside_the_window_do_not_count():
     opens = beside(0.004).run.window_s[0]
     seen = beside(lambda at: 0.001 if at < opens else 0.004)
-    assert fastest_pieces([seen]) == {("a", (NAME,)): pytest.approx(0.004)}
+    assert speeds(seen) == [pytest.approx(1.0)], "else it is four times as slow as these pieces"
 
 
-def test_repeats_are_averaged_and_those_without_a_probe_left_out():
-    fast, slow, without = beside(0.004), beside(0.008), measurement()
-    fastest = fastest_pieces([fast, slow, without])
-    assert host_speed([fast, slow, without], fastest) == pytest.approx(0.75)
-    assert host_speed([without], fastest) is None and host_speed([], fastest) is None
-    assert host_speed([fast], {}) is None
+def test_windows_without_a_probe_are_left_out():
+    assert speeds(beside(0.004), measurement(), beside(0.008)) == [pytest.approx(1.0), None, pytest.approx(0.5)]
+    assert host_speeds([]) == {}
 
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=6))
@@ -83,5 +81,5 @@ def test_the_figures_of_a_window_are_means_over_its_pieces():
 @pytest.mark.parametrize("path", FORMATS, ids=lambda path: path.name)
 def test_records_without_a_probe_tell_no_speed(path):
     found = read(path).measurements
-    assert found and fastest_pieces(found) == {} and host_speed(found, {}) is None
+    assert found and host_speeds(found) == {}
     assert all(device_figures(m.run).probe_s is None for m in found)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import WELL, any_telemetry, measurement, planted_telemetry, watched_run
 
-from pytest_slmserve.analysis.metrics.validity import Health, check, health
+from pytest_slmserve.analysis.metrics.validity import CheckResult, check, health
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Environment, Replica
 from pytest_slmserve.workload.arrivals import job
@@ -26,13 +26,13 @@ def until(at_s, before, after):
 
 
 def test_a_gpu_that_is_well():
-    assert of() == Health("ok")
-    assert of(spans=False) == Health("ok")
-    assert of(interval_s=1.0) == Health("ok")
+    assert of() == CheckResult()
+    assert of(spans=False) == CheckResult()
+    assert of(interval_s=1.0) == CheckResult()
 
 
 def test_nothing_sampled_is_not_ok():
-    assert health(watched_run(None)) == Health("unknown", ("no telemetry was taken in the window",))
+    assert health(watched_run(None)) == CheckResult(unknown=("no telemetry was taken in the window",))
     assert of(until_s=1.0).state == "unknown", "only before the window"
     assert of(dict.fromkeys(WELL)).reasons == ("no sensor said anything in the window",)
 
@@ -125,7 +125,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_is_no_fault(what):
-    assert of(HARMLESS[what]) == Health("ok")
+    assert of(HARMLESS[what]) == CheckResult()
 
 
 @pytest.mark.parametrize(("fault", "told"), [("clock under the power limit", 0), ("clock", 1)])
@@ -144,7 +144,7 @@ def test_readings_that_stop():
         "no reading for 3.0 s of the window (bound 2.0 s)",
     )
     plain = of(until_s=9.0, without=sensors.PROFILED, spans=False)
-    assert plain == Health("ok", noise=stopped.noise[1:])
+    assert plain == CheckResult(noise=stopped.noise[1:])
 
 
 def test_a_gap_in_the_middle_without_profiled_counters():
@@ -152,36 +152,36 @@ def test_a_gap_in_the_middle_without_profiled_counters():
     kept = [i for i, at in enumerate(telemetry.time_s) if not 5 < at < 8]
     columns = {sensors.GPU_UTIL: (0.5,) * len(kept)}
     cut = replace(telemetry, time_s=[telemetry.time_s[i] for i in kept], span_s=[None] * len(kept), columns=columns)
-    assert health(watched_run(cut)) == Health("ok", noise=("no reading for 3.0 s of the window (bound 2.0 s)",))
+    assert health(watched_run(cut)) == CheckResult(noise=("no reading for 3.0 s of the window (bound 2.0 s)",))
 
 
 def test_counters_of_the_host_miss_nothing_in_a_gap():
     rows = planted_telemetry({sensors.OWN_CORES: 2.0, sensors.HOST_CORES: 2.1}, interval_s=4.0)
-    assert health(watched_run(rows)) == Health("ok")
+    assert health(watched_run(rows)) == CheckResult()
 
 
 def test_the_interval_under_way_when_a_run_ends_is_no_gap():
-    assert of(until_s=4.75, window_s=(2.0, 4.99)) == Health("ok"), "8 % of the window, but less than an interval"
+    assert of(until_s=4.75, window_s=(2.0, 4.99)) == CheckResult(), "8 % of the window, but less than an interval"
     (told,) = of(until_s=4.5, window_s=(2.0, 4.99)).noise
     assert told.startswith("profiled counters cover 83.6 % of the window")
 
 
 def test_a_sensor_that_was_lost():
     found = of(notes=("nvml failed after 12 readings: GPU is lost",))
-    assert found == Health("degraded", ("a sensor was lost: nvml failed after 12 readings: GPU is lost",))
+    assert found == CheckResult(degradations=("a sensor was lost: nvml failed after 12 readings: GPU is lost",))
 
 
 def test_the_methods_of_energy_are_compared_on_long_windows_only():
-    assert of({sensors.POWER_INSTANT: 430.0}, window_s=(2.0, 11.0)) == Health("ok")
+    assert of({sensors.POWER_INSTANT: 430.0}, window_s=(2.0, 11.0)) == CheckResult()
 
 
 def test_few_readings_of_zero_are_no_dead_counter():
-    assert of({sensors.SM_ACTIVE: 0.0}, window_s=(2.0, 3.0)) == Health("ok")
+    assert of({sensors.SM_ACTIVE: 0.0}, window_s=(2.0, 3.0)) == CheckResult()
 
 
 def test_without_an_environment_no_host_is_full():
     busy = planted_telemetry({**WELL, sensors.HOST_CORES: 15.5})
-    assert health(watched_run(busy)) == Health("ok")
+    assert health(watched_run(busy)) == CheckResult()
 
 
 @pytest.mark.parametrize(("sharing", "bound"), [("time-slicing", 2), ("mps", 3), ("mig", 2)])

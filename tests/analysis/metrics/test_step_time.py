@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import (
     ceiling_tokens_per_s,
     device_figures,
     peaks_of,
+    step_parts,
     step_time,
     work_of_workload,
 )
@@ -34,28 +35,38 @@ def saturation_gap(m):
     return module.saturation_gap(found.dram_active, found.tensor_active)
 
 
+def with_peaks(m, flops_per_s, bytes_per_s):
+    given = GpuPeaks(tflops=flops_per_s / 1e12, gbps=bytes_per_s / 1e9)
+    return replace(m, environment=replace(m.environment, gpu_peaks=given))
+
+
+def least(m):
+    """Shares of the step that its bytes and its FLOPs take at least: what is explained if the other is for nothing."""
+    peaks = peaks_of("NVIDIA H200")
+    alone = with_peaks(m, 1e30, peaks.bytes_per_s), with_peaks(m, peaks.flops_per_s, 1e30)
+    return tuple(1 - step_time(each).unexplained for each in alone)
+
+
 def work(m):
     return work_of_workload(m.spec, m.resolved, m.workload)
 
 
 def test_bytes_of_a_step_are_the_weights_and_the_contexts():
     m = measurement(8, 1000.0, steps=320)
-    found, w = step_time(m), work(m)
+    w = work(m)
     decoded, prompts = 8 * 31 / 32, 8 / 32  # of a request's 32 tokens, the first is the prefill's
     moved = w.weight_bytes + (decoded * w.context + prompts * 64) * w.kv_bytes_per_token
     computed = decoded * w.token_flops + prompts * w.prefill_flops
-    bytes_s = found.weights_s + found.kv_s
-    assert bytes_s == pytest.approx(moved / 4800e9)
-    assert found.flops_s == pytest.approx(computed / 989e12)
-    assert found.unexplained == pytest.approx(1 - bytes_s / 0.008)
+    assert least(m) == pytest.approx((moved / 4800e9 / 0.008, computed / 989e12 / 0.008))
+    assert step_time(m).unexplained == pytest.approx(1 - moved / 4800e9 / 0.008)
 
 
 def test_prompts_count_with_their_own_lengths():
     m = measurement(8, 1000.0, steps=320)
     samples = replace(m.run.samples, prompt_tokens=[1000] * len(m.run.samples))
-    longer, w = step_time(replace(m, run=replace(m.run, samples=samples))), work(m)
+    longer, w = replace(m, run=replace(m.run, samples=samples)), work(m)
     more = (replace(w, prompt_tokens=1000).prefill_flops - w.prefill_flops) * 8 / 32
-    assert longer.flops_s - step_time(m).flops_s == pytest.approx(more / 989e12)
+    assert least(longer)[1] - least(m)[1] == pytest.approx(more / 989e12 / 0.008)
 
 
 def test_experts_are_read_by_each_step_for_its_own_tokens():
@@ -66,7 +77,7 @@ def test_experts_are_read_by_each_step_for_its_own_tokens():
     m = replace(m, run=replace(m.run, steps=replace(m.run.steps, prompt_tokens=prompts), samples=samples))
     found, w = step_time(m), work(m)
     mean = (63 * w.weights_read(4) + w.weight_bytes) / 64
-    assert found.weights_s == pytest.approx(mean / 4800e9, rel=0.01)
+    assert found.parts["weights"] * window.step_s(m.run) == pytest.approx(mean / 4800e9, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -100,19 +111,16 @@ def test_without_both_counters_shapes_tell(dram, tensor):
 @pytest.mark.parametrize(("shares", "bound"), [((0.6, 0.2), "memory"), ((0.2, 0.6), "compute"), ((0.4, 0.4), None)])
 def test_the_bound_by_shapes(shares, bound):
     """shares: of the step, that its bytes and its FLOPs take at least on a GPU of these peaks."""
-    m, known = measurement(), step_time(measurement())
-    step_s, peaks = window.step_s(m.run), peaks_of("NVIDIA H200")
-    slower = [peak * least / share / step_s for peak, least, share in zip(
-        (peaks.bytes_per_s, peaks.flops_per_s), (known.weights_s + known.kv_s, known.flops_s), shares)]  # fmt: skip
-    given = GpuPeaks(tflops=slower[1] / 1e12, gbps=slower[0] / 1e9)
-    assert step_time(replace(m, environment=replace(m.environment, gpu_peaks=given))).bound == bound
+    m, peaks = measurement(), peaks_of("NVIDIA H200")
+    by_bytes, by_flops = (known / share for known, share in zip(least(m), shares))
+    assert step_time(with_peaks(m, peaks.flops_per_s * by_flops, peaks.bytes_per_s * by_bytes)).bound == bound
 
 
 def test_nothing_known_no_step_time():
-    m = measurement()
-    assert step_time(replace(m, environment=replace(m.environment, gpu_name="Some GPU"))) is None
-    assert step_time(replace(m, spec=replace(m.spec, model="/not/here", model_facts=None))) is None
-    assert step_time(replace(m, run=replace(m.run, window_s=(1e6, 1e6 + 1)))) is None
+    m, nothing = measurement(), module.StepTime({}, None, None)
+    assert step_time(replace(m, environment=replace(m.environment, gpu_name="Some GPU"))) == nothing
+    assert step_time(replace(m, spec=replace(m.spec, model="/not/here", model_facts=None))) == nothing
+    assert step_time(replace(m, run=replace(m.run, window_s=(1e6, 1e6 + 1)))) == nothing
 
 
 @settings(max_examples=40, deadline=None)
@@ -122,9 +130,7 @@ def test_no_share_is_above_1_below_the_roofline(batch, fraction, output_tokens):
     m = measurement(batch, 1.0, output_tokens=output_tokens)
     limit = ceiling_tokens_per_s(work(m), peaks_of("NVIDIA H200"), batch, overlap=True)
     m = measurement(batch, fraction * limit, output_tokens=output_tokens, steps=4 * output_tokens)
-    found = step_time(m)
-    assert 0 <= found.unexplained <= 1
-    assert max(found.weights_s + found.kv_s, found.flops_s) <= window.step_s(m.run)
+    assert 0 <= step_time(m).unexplained <= 1 and max(least(m)) <= 1
 
 
 def test_faster_than_the_roofline_shows():
@@ -155,34 +161,32 @@ def test_step_time_with_any_telemetry(telemetry):
 
 
 def test_parts_of_a_step_are_all_of_it():
-    m, step = seen(engine=0.9), window.step_s(measurement().run)
-    parts, known = module.step_parts([m]), step_time(m)
-    assert parts.weights == pytest.approx(known.weights_s / step) and parts.kv == pytest.approx(known.kv_s / step)
-    assert parts.idle == pytest.approx(0.1) and parts.unsplit is None
-    assert parts.weights + parts.kv + parts.flops + parts.kernels + parts.idle == pytest.approx(1)
-    assert parts.kernels + parts.idle == pytest.approx(known.unexplained)
+    m = seen(engine=0.9)
+    parts, known = step_parts([m]), step_time(m)
+    assert [*parts] == ["weights", "kv", "flops", "kernels", "idle"] and sum(parts.values()) == pytest.approx(1)
+    assert parts["weights"] + parts["kv"] == pytest.approx(least(m)[0]) and parts["idle"] == pytest.approx(0.1)
+    assert parts["kernels"] + parts["idle"] == pytest.approx(known.unexplained)
 
 
 def test_without_counters_kernels_and_host_are_one_part():
-    parts = module.step_parts([measurement()])
-    assert parts.unsplit == pytest.approx(step_time(measurement()).unexplained)
-    assert parts.kernels is None and parts.idle is None
+    parts = step_parts([measurement()])
+    assert [*parts] == ["weights", "kv", "flops", "unsplit"]
+    assert parts["unsplit"] == pytest.approx(step_time(measurement()).unexplained)
 
 
 def test_without_a_data_sheet_there_are_kernels_and_none():
     m = seen(engine=0.9)
-    parts = module.step_parts([replace(m, environment=replace(m.environment, gpu_name="another"))])
-    assert (parts.weights, parts.kernels, parts.idle) == (None, pytest.approx(0.9), pytest.approx(0.1))
+    parts = step_parts([replace(m, environment=replace(m.environment, gpu_name="another"))])
+    assert parts == pytest.approx({"kernels": 0.9, "idle": 0.1})
 
 
 @pytest.mark.parametrize("repeats", [(seen(engine=0.9), measurement()), (seen(engine=1e-6),)])
 def test_repeats_that_differ_and_counters_below_the_data_sheet_have_no_parts(repeats):
-    assert module.step_parts(repeats) is None
+    assert step_parts(repeats) == {}
 
 
-def test_arithmetic_is_a_part_where_it_takes_longer_than_the_bytes(monkeypatch):
-    m = seen(engine=0.9)
-    step = window.step_s(m.run)
-    monkeypatch.setattr(module, "step_time", lambda *_: module.StepTime(0.1 * step, 0.2 * step, 0.5 * step, 0.5, None))
-    parts = module.step_parts([m])
-    assert parts.flops == pytest.approx(0.2) and parts.kernels == pytest.approx(0.4)
+def test_arithmetic_is_a_part_where_it_takes_longer_than_the_bytes():
+    m, peaks = seen(engine=0.9), peaks_of("NVIDIA H200")
+    by_bytes, by_flops = (known / share for known, share in zip(least(m), (0.3, 0.5)))
+    parts = step_parts([with_peaks(m, peaks.flops_per_s * by_flops, peaks.bytes_per_s * by_bytes)])
+    assert parts["flops"] == pytest.approx(0.2) and parts["kernels"] == pytest.approx(0.4)

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.metrics.validity import (
     problems,
     trustworthy,
 )
-from pytest_slmserve.analysis.metrics.window import judged_rows
+from pytest_slmserve.analysis.metrics.window import judged_requests
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.codec import measurement_line, measurement_of
 from pytest_slmserve.schema import sensors
@@ -77,7 +77,7 @@ def test_one_fault_is_the_only_problem(m, text):
 
 def test_a_share_of_failures_may_be_borne():
     m = measurement(8, steps=400, failures=2)
-    share = 2 / (2 + len(judged_rows(m)))
+    share = 2 / (2 + len(judged_requests(m).rows))
     assert problems(m, failed_share=share) == () != problems(m, failed_share=0.9 * share) != problems(m)
     assert "(1.9 % of the requests, 1 % may)" in problems(m, failed_share=0.01)[0]
 
@@ -87,7 +87,7 @@ def test_failures_of_the_window_are_not_diluted_by_what_lies_around_it():
     inside = sum(m.run.window_s) / 2
     failed = Failures((0, 1), (inside,) * 2, (inside,) * 2, ("timeout",) * 2)
     together = replace(m, run=replace(m.run, failed=failed))
-    counted = len(judged_rows(together))
+    counted = len(judged_requests(together).rows)
     assert problems(together, 2 / (2 + counted)) == () != problems(together, 2 / (3 + counted))
 
 
@@ -333,7 +333,7 @@ def test_a_broken_run_is_not_clean_whatever_the_sensors_say():
     assert not is_clean((made,)) and only(made).startswith("2 preemptions") and check(made).degradations == ()
 
 
-STREAM = Stream(0.01, 0.0, (), {"growth": 1.01, "least_s": 1e-4, "counts": {}})
+STREAM = Stream(0.01, 0.0, (), {"growth": 1.01, "least_s": 1e-4, "counts": {}, "sum_s": 0.0})
 
 
 def told(tokens, *, of_all=True):
