@@ -25,9 +25,10 @@ from common import engine_parser, keep, results_in
 from pytest_slmserve.analysis.estimates import student_interval
 from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import engine_spec, workload_spec
-from pytest_slmserve.run.executor import measure
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Workload
 from pytest_slmserve.telemetry.host import probe
@@ -47,7 +48,8 @@ class LatencyEngine(OfflineEngine):
 
 
 def measured_s(engine: OfflineEngine, workload: Workload, load: ClosedLoop, environment: Environment) -> float:
-    began, ended = measure(engine, workload, load, environment).run.window_s
+    [measured] = measure_case(engine, Case(engine.spec, (workload,), (load,), environment))
+    began, ended = measured.run.window_s
     return ended - began
 
 

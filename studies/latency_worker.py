@@ -6,8 +6,7 @@ import random
 import time
 from typing import Any
 
-from slm_steps import resolved  # the package's worker folder is on the path
-from vllm_worker import Server, run_worker
+from vllm_worker import Server, resolved, run_worker  # the package's worker folder is on the path
 
 
 class LatencyServer(Server):

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from common import BASELINES, parser_of
+from host_noise import HostNoise
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.points import Point, by_series
@@ -28,7 +29,7 @@ from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve
 from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.simulated import TICK_S, HostNoise
+from pytest_slmserve.engines.simulated import TICK_S
 from pytest_slmserve.plan.cases import DEFAULTS
 from pytest_slmserve.run.session import Rounds
 from pytest_slmserve.schema.records import Run, Samples, Steps

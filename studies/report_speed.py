@@ -36,8 +36,9 @@ from common import cpu_s, parser_of
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.run.executor import measure
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.records import Environment, Measurement, Run
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
@@ -100,7 +101,8 @@ def make(path: Path, repeats: int) -> None:
             window_s = (STEPS - 2 * workload.mean_output_tokens) * (B_HALF + concurrency) / T_INF
             engine = SimulatedEngine(EngineSpec("opt-125m", platform="simulated", extra=extra))
             environment = Environment(platform="simulated", gpu_name="simulated")
-            simulated = measure(engine, workload, ClosedLoop(concurrency, window_s), environment)
+            case = Case(engine.spec, (workload,), (ClosedLoop(concurrency, window_s),), environment)
+            [simulated] = measure_case(engine, case)
             for repeat in range(repeats):
                 archive.add(roughened(simulated, repeat))
 

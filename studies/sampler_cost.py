@@ -36,9 +36,10 @@ from pytest_slmserve.analysis.estimates import Interval, ends, student_interval,
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import engine_spec, workload_spec
-from pytest_slmserve.run.executor import measure
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.records import Environment, Run
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 from pytest_slmserve.schema.specs import ClosedLoop, Load
@@ -243,7 +244,7 @@ def measured(engine: Engine, load: Load, environment: Environment, sampler: Samp
         workload_spec(read_options({}, {}, {}), engine.spec.platform), model_of(engine.spec.model)
     )
     try:
-        return measure(engine, workload, load, environment, sampler=sampler).run
+        return measure_case(engine, Case(engine.spec, (workload,), (load,), environment), sampler=sampler)[0].run
     finally:
         sampler.close()
 

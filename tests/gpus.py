@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from measured import measure
+
 from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.run.executor import measure, measure_case
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, ReplicaSpec, Request, Workload, WorkloadSpec
 
@@ -38,7 +40,7 @@ def alone(spec: EngineSpec, loads=(4, 16), repeats: int = 2) -> list[Measurement
 def replicas(gpus: int, load: int = 16, repeats: int = 2, **planted: float) -> list[Measurement]:
     each = tuple(replace(engine(**planted), gpu=i) for i in range(gpus))
     spec, loads = ReplicaSpec(each, "gpus"), (ClosedLoop(load // gpus, window_s=3.0),) * gpus
-    running, case = Pool().replicas(spec), Case(spec, (WORKLOAD,) * gpus, loads, HERE)
+    running, case = Pool().engine(spec), Case(spec, (WORKLOAD,) * gpus, loads, HERE)
     return [m for _ in range(repeats) for m in measure_case(running, case)]
 
 

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.records import Measurement
@@ -35,6 +37,13 @@ def somebodys_server(**extra: Any) -> Iterator[ServerEngine]:
         yield server
     finally:
         server.close()
+
+
+def engine_with(key: str, spec: EngineSpec, **options: Any) -> EndpointEngine:
+    """The engine at an endpoint, for a user whose environment has this key."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLM_ENDPOINT_KEY", key)
+        return EndpointEngine(spec, **options)
 
 
 def url_of(server: ServerEngine, path: str = "/v1/completions") -> str:

@@ -54,8 +54,7 @@ MAY_OPEN_FILES = {
     "archive.store": "archives, and those inside pages",
     "report.page.writer": "the page, and the templates that it is made of",
     "report.screen": "GITHUB_STEP_SUMMARY",
-    "report.export.asv": "the results that asv keeps",
-    "report.export.vllm_bench": "the results that it writes",
+    "archive.external": "the results that `vllm bench serve` would write",
 }
 TELL_OF_THE_MACHINE = {"open", "read_text", "read_bytes", "environ", "getenv", "home", "expanduser"}
 

@@ -32,7 +32,7 @@ from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.analysis.verdict import State as Found
 from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.engines.server import OfflineEngine
-from pytest_slmserve.engines.simulated import HostNoise, SimulatedEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import dataset_path, read_conversations
@@ -40,7 +40,7 @@ from pytest_slmserve.workload.tokens import gpt2_tokenizer, shipped_lengths
 
 TESTS = Path(__file__).parent
 STUDIES = checkout_script("studies/common.py").parent
-NOT_RUN = {"common", "bare_worker", "latency_worker", "truth_server"}  # parts of other studies
+NOT_RUN = {"common", "bare_worker", "host_noise", "latency_worker", "truth_server"}  # parts of other studies
 SMALLEST = BASELINES / "h200-vllm-0.26.0-cuda-graphs.jsonl.xz"
 
 
@@ -265,14 +265,14 @@ def test_questions_to_a_gpu_whose_answers_are_planted(study, capsys):
 @of("noise_study")
 @pytest.mark.parametrize("load", [4, 256])
 def test_the_windows_of_the_noise_study_are_those_of_the_simulated_engine(study, load):
-    law, noise = study.Law(0.10), "pink:0.12"
-    planted = {"t_inf": (256 + law.b_half) / study.STEP_S, "b_half": law.b_half, "noise": 0, "host_noise": noise}
+    law = study.Law(0.10)
+    planted = {"t_inf": (256 + law.b_half) / study.STEP_S, "b_half": law.b_half, "noise": 0, "host_noise": 0.12}
     spec = replace(SIMULATED, max_num_seqs=256, max_num_batched_tokens=65536, extra=tuple(planted.items()))
     run = SimulatedEngine(spec).run(
         small_workload(output_tokens=study.OUTPUT), ClosedLoop(load, window_s=study.WINDOW_S)
     )
-    host = study.Host(law, noise, 0)
-    host.noise = HostNoise(noise, f"host {SIMULATED.seed}")
+    host = study.Host(law, "ou:0.12:1", 0)
+    host.noise = study.HostNoise("ou:0.12:1", f"host {SIMULATED.seed}")
     short = host.once(load).run
     assert short.window_s == pytest.approx(run.window_s, rel=0.01)
     assert output_tokens_per_s(short) == pytest.approx(output_tokens_per_s(run), rel=0.01)

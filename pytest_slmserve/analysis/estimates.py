@@ -28,40 +28,35 @@ NORMAL = NormalDist()
 
 
 def survival(t: float, df: float) -> float:
-    """Return P(T > t) for `df` degrees of freedom, a whole number or not. Raises ValueError if there is none."""
+    """Return P(T > t) for `df` degrees of freedom, a whole number or not. Raises ValueError if there is none.
+
+    The incomplete beta function is a continued fraction, by Lentz's method as modified by Thompson and Barnett (1986).
+    """
     if df < 1:
         raise ValueError(f"{df} degrees of freedom: at least 1 is needed")
     a, b, x = df / 2, 0.5, df / (df + t * t)
     whole = float(x >= 1)  # of the incomplete beta function
     if 0 < x < 1:
         log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-        if x < (a + 1) / (a + b + 2):
-            whole = math.exp(log_front) * _continued_fraction(a, b, x) / a
-        else:
-            whole = 1 - math.exp(log_front) * _continued_fraction(b, a, 1 - x) / b
+        if other_side := x >= (a + 1) / (a + b + 2):  # where the fraction converges slowly
+            a, b, x = b, a, 1 - x
+        c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or TINY)
+        found = d
+        for m in range(1, TERMS):
+            even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+            for term in (even, -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+                c, d = (1 + term / c) or TINY, 1 / ((1 + term * d) or TINY)
+                found *= c * d
+            if abs(c * d - 1) < CLOSE:
+                break
+        part = math.exp(log_front) * found / a
+        whole = 1 - part if other_side else part
     return 0.5 * whole if t >= 0 else 1 - 0.5 * whole
 
 
-def _continued_fraction(a: float, b: float, x: float) -> float:
-    """Return the continued fraction of the incomplete beta function, by Lentz's method as modified by Thompson and
-    Barnett (1986)."""
-    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or TINY)
-    found = d
-    for m in range(1, TERMS):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            c, d = (1 + term / c) or TINY, 1 / ((1 + term * d) or TINY)
-            found *= c * d
-        if abs(c * d - 1) < CLOSE:
-            break
-    return found
-
-
 def least(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
-    """Return the least number above `low` from which on something is `enough`, to the last digit. high: where the
-    search begins; it goes farther if that is not enough."""
+    """Return the least number above `low` from which on something is `enough`, to the last digit. high: where to
+    begin."""
     while not enough(high):
         low, high = high, 2 * high
     while (middle := (low + high) / 2) not in (low, high):
@@ -174,8 +169,7 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
 
 
 def possible(seen: Interval, most: float = math.inf) -> Interval:
-    """The part of an interval that can be: its ends are cut at 0 and `most`. Where no part of it can be, there is
-    none."""
+    """Return the part of an interval that can be, between 0 and `most`; where no part of it can be, there is none."""
     if seen.low is None or seen.high is None or seen.high < 0 or seen.low > most:
         return Interval(seen.value)
     return Interval(seen.value, max(seen.low, 0.0), min(seen.high, most))
@@ -198,8 +192,8 @@ P = ParamSpec("P")
 
 
 def once(quantity: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
-    """Decorates a function of a run so that each run computes it once for the same further arguments. The answer is
-    kept with the run, which is frozen, for as long as that lives. Nobody may change a returned value."""
+    """Decorate a function of a run so that each run computes it once for the same further arguments. The answer is kept
+    with the run, for as long as that lives. Nobody may change it."""
     name = f"{quantity.__module__}.{quantity.__name__}"
 
     @wraps(quantity)
@@ -249,8 +243,7 @@ def boundaries(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[floa
 
 
 def spent(share: float, alpha: float) -> float:
-    """Return the part of `alpha` to be spent when `share` of the pairs is measured (Lan and DeMets 1983, Pocock's
-    kind)."""
+    """Return the part of `alpha` to be spent at this share of the pairs (Lan and DeMets 1983, Pocock's kind)."""
     return alpha * math.log(1 + (math.e - 1) * min(1.0, share))
 
 
@@ -354,14 +347,12 @@ class Differences:
 
     @cached_property
     def _told(self) -> tuple[Sample, ...]:
-        """The samples. What the courses of windows tell counts where all of them tell it."""
         if all(r.within is not None for sample in self.samples for r in sample):
             return self.samples
         return tuple(tuple(r._replace(within=None) for r in sample) for sample in self.samples)
 
     def between(self, first: int, second: int, tail: float = TAIL) -> Interval:
-        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end. A
-        sample has no noise against itself."""
+        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
         if first == second:
             return Interval(0.0, 0.0, 0.0)
         found = contrast(self._told[first], self._told[second])
@@ -384,8 +375,8 @@ class Differences:
 
 
 def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
-    """Return the contrast of two samples. Their repeats are paired with their neighbours in time if all were measured
-    in turn and, where both samples are of the same launches, each pair is of one."""
+    """Return the contrast of two samples. Their repeats are paired with neighbours in time if all were measured in
+    turn, and each pair is of one launch if both samples are of the same."""
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
     order = sorted([*((r.at, 0, r) for r in first), *((r.at, 1, r) for r in second)], key=lambda row: row[:2])
@@ -432,35 +423,30 @@ def moderated(ratio: float, df: int, common: Prior) -> tuple[float, float]:
 
 
 def prior(variances: Sequence[tuple[float, int]]) -> Prior:
-    """What variances with their degrees of freedom have in common, by the mean and the scatter of their logarithms.
-    Equal in all but chance: the pooled variance, worth any number of degrees of freedom."""
+    """Return what variances with their degrees of freedom have in common, by the mean and the scatter of their
+    logarithms. If they are equal in all but chance, it is the pooled variance, worth any number of degrees of
+    freedom."""
     total = sum(df for _, df in variances)
     pooled = Prior(sum(v * df for v, df in variances) / total if total else 0.0, math.inf, total)
     floor = LEAST * sorted(v for v, _ in variances)[len(variances) // 2] if variances else 0.0
     if len(variances) < 3 or not floor:
         return pooled
-    logs = [math.log(max(v, floor)) - digamma(df / 2) + math.log(df / 2) for v, df in variances]
-    beyond = variance(logs) - fmean(trigamma(df / 2) for _, df in variances)
+    chance = [digammas(df / 2) for _, df in variances]
+    logs = [math.log(max(v, floor)) - first + math.log(df / 2) for (v, df), (first, _) in zip(variances, chance)]
+    beyond = variance(logs) - fmean(second for _, second in chance)
     if beyond <= 0:
         return pooled
-    # The x with trigamma(x) = beyond, which falls with x.
-    half = math.exp(least(lambda log: trigamma(math.exp(log)) <= beyond, math.log(1e-3), math.log(1e6)))
-    return Prior(math.exp(fmean(logs) + digamma(half) - math.log(half)), 2 * half, total)
+    # The x whose trigamma is `beyond`: it falls with x.
+    half = math.exp(least(lambda log: digammas(math.exp(log))[1] <= beyond, math.log(1e-3), math.log(1e6)))
+    return Prior(math.exp(fmean(logs) + digammas(half)[0] - math.log(half)), 2 * half, total)
 
 
-def digamma(x: float) -> float:
-    """Derivative of ln gamma(x) for x > 0 (Abramowitz and Stegun 1964, 6.3.5 and 6.3.18)."""
-    below = 0.0
+def digammas(x: float) -> tuple[float, float]:
+    """Return the first and the second derivative of ln gamma(x), digamma and trigamma, for x > 0 (Abramowitz and Stegun
+    1964, 6.3.5, 6.3.18, 6.4.6 and 6.4.12)."""
+    first = second = 0.0
     while x < 6:
-        below, x = below - 1 / x, x + 1
+        first, second, x = first - 1 / x, second + 1 / x**2, x + 1
     y = 1 / x**2
-    return below + math.log(x) - 0.5 / x - y * (1 / 12 - y * (1 / 120 - y / 252))
-
-
-def trigamma(x: float) -> float:
-    """Derivative of digamma(x) for x > 0 (Abramowitz and Stegun 1964, 6.4.6 and 6.4.12)."""
-    below = 0.0
-    while x < 6:
-        below, x = below + 1 / x**2, x + 1
-    y = 1 / x**2
-    return below + 1 / x + y / 2 + y / x * (1 / 6 - y * (1 / 30 - y / 42))
+    first = first + math.log(x) - 0.5 / x - y * (1 / 12 - y * (1 / 120 - y / 252))
+    return first, second + 1 / x + y / 2 + y / x * (1 / 6 - y * (1 / 30 - y / 42))

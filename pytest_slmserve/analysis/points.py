@@ -12,8 +12,7 @@ from operator import attrgetter
 from statistics import fmean, mode
 from typing import Any, TypeVar
 
-from pytest_slmserve.analysis import estimates
-from pytest_slmserve.analysis.estimates import TAIL, Differences, Interval, Repeat, grouped, mean_of_known
+from pytest_slmserve.analysis.estimates import TAIL, Differences, Interval, Repeat, factor, grouped, mean_of_known
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.metrics.window import Goodput, Slo
@@ -83,13 +82,10 @@ class Summary(gpu_figures.SensorFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary(Summary):
-    """Figures of one repeat of a job, its rates over the whole of it. batch: at a rate, where the engine idles at
-    times, the mean number of admitted requests.
-
-    rate: at which its requests arrived, in fact; None if they came all at once. preemptions: over the whole job.
-    waste: share of what its batches computed for sequences that had ended, or for padding; None if batches are made
-    anew at every step.
-    """
+    """Figures of one repeat of a job, over the whole of it. batch: at a rate the mean number of admitted requests,
+    because the engine idles at times. rate: at which requests arrived, in fact; None if all came at once. waste: share
+    of what its batches computed for sequences that had ended, or for padding; None if batches are made anew at every
+    step."""
 
     rate: float | None = None
     seconds: float | None = None
@@ -100,12 +96,11 @@ class JobSummary(Summary):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSummary(Summary):
     """Figures of one repeat of several engines, over the span that their windows have in common, or over whole convoys
-    of each if requests start together.
+    of each if requests start together. Figures of sensors are the device's.
 
     output_tokens_per_s: of all engines. each_tokens_per_s: of each engine in the span. sum_tokens_per_s: of each engine
     over its own window, added up (the paper's way). Latencies: of all requests that ended in the span, pooled; ITL of
-    each engine's own window. largest_e2e_s: the largest of the engines' means (the paper's way). Figures of sensors are
-    the device's, for all engines. What is a figure of a single engine, such as its batch, is not measured.
+    each engine's own window. largest_e2e_s: the largest of the engines' means (the paper's way).
     """
 
     each_tokens_per_s: tuple[float, ...] = ()
@@ -115,14 +110,12 @@ class ReplicaSummary(Summary):
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Summary):
-    """One case: its figures are means over the repeats used (of percentiles too), None if there is none.
-
-    Used are the clean repeats; if there is none, the degraded ones; never an invalid one. Jobs and replicas are points
-    with facts of their own: they have classes because a job's load is another type than a sweep's concurrency.
+    """One case: its figures are means over the repeats used (of percentiles too), None if there is none. Used are the
+    clean repeats; if there is none, the degraded ones; never an invalid one.
 
     concurrency: requests in flight, in all engines. each: figures of each repeat used, in the order measured. repeats,
-    e2e_repeats, batch_repeats: output tokens/s, mean E2E and mean batch of each. used: measurements of each repeat,
-    one for each engine; records: their ids. left_out: number of repeats not used; problems: what was wrong with them.
+    e2e_repeats, batch_repeats: output tokens/s, mean E2E and mean batch of each. used: measurements of each repeat, one
+    for each engine; records: their ids. left_out: number of repeats not used; problems: what was wrong with them.
     degraded: what the sensors say against those used. noise: what disturbed the host while those used were made.
     """
 
@@ -145,9 +138,8 @@ class Point(Summary):
         return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
 
     def goodput(self, slo: str | Slo) -> Goodput | None:
-        """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used:
-        `.attainment` is their share, `.per_s` their rate. None without a valid repeat. Raises BadUsage for what is no
-        SLO, and for a limit on ITL."""
+        """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used; None without
+        a valid repeat. Raises BadUsage for what is no SLO, and for a limit on ITL."""
         limits = window.parse_slo(slo) if isinstance(slo, str) else slo
         return window.goodput_of(limits, *self.used) if self.used else None
 
@@ -159,7 +151,7 @@ class Point(Summary):
         if not there or None in here | there or here <= there:
             return self
         kept = [m for m in mine if m.environment.host in there]
-        return point_of(self.concurrency, kept) if kept else None
+        return point_of([(m,) for m in kept]) if kept else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +192,7 @@ class JobPoint(Point, JobSummary):
 
     @property
     def fits(self) -> bool:
-        """True if there is room for all of its requests at once."""
+        """Whether there is room for all of its requests at once."""
         return self.capacity is not None and self.capacity >= min(self.requests, self.spec.max_num_seqs)
 
     @property
@@ -211,12 +203,9 @@ class JobPoint(Point, JobSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPoint(Point, ReplicaSummary):
-    """Several engines under one load.
-
-    models: of each engine. families: of the engines (`EngineSpec.family`). environment: where. workload: the hash of
-    the engines' requests, None if they differ. loads: requests in flight in each engine, `ramp_up` of their loads.
-    tensor_parallel_size: GPUs of each engine.
-    """
+    """Several engines under one load. families: of the engines (`EngineSpec.family`). workload: the hash of the
+    engines' requests, None if they differ. loads: requests in flight in each engine. tensor_parallel_size: GPUs of each
+    engine."""
 
     each: tuple[ReplicaSummary, ...] = field(default=(), repr=False)
     models: tuple[str, ...]
@@ -241,13 +230,11 @@ class ReplicaPoint(Point, ReplicaSummary):
 
     @property
     def valid(self) -> bool:
-        """True if a claim on their throughput may rest on it."""
         return bool(self.repeats) and all(0 < rate < float("inf") for rate in self.repeats)
 
 
 def summary_of(*group: Measurement) -> Summary:
-    """Return the figures of one repeat: of one engine under a load, of a job, or of several engines together, where a
-    sum is None if one of its engines' is not known."""
+    """Return the figures of one repeat. A sum over several engines is None if one of them is not known."""
     if len(group) == 1:
         return summarize(group[0])
     runs = window.common_span(group)
@@ -325,25 +312,19 @@ def sensed(run: Run, tokens_per_s: float | None) -> dict[str, Any]:
 
 
 def choose(groups: Iterable[ReplicaGroup]) -> tuple[list[FoundRepeat], list[FoundRepeat]]:
-    """Return the repeats that count, and the others, each with what was found. The clean repeats count; if there is
-    none, the degraded ones; never an invalid one."""
+    """Return the repeats that count, and the others: the clean ones count; if there is none, the degraded ones."""
     judged = [(group, check(*group)) for group in groups]
     any_clean = any(not found.problems and not found.degradations for _, found in judged)
     counts = [not found.problems and not (any_clean and found.degradations) for _, found in judged]
     return list(compress(judged, counts)), [one for one, counted in zip(judged, counts) if not counted]
 
 
-P = TypeVar("P", bound=Point)
-
-
-def _point(kind: type[P], groups: Iterable[ReplicaGroup], **facts: Any) -> P:
-    """Return the point of a case from its repeats, valid or not.
+def point_of(groups: Sequence[ReplicaGroup]) -> Point:
+    """Return the point of the repeats of one case, valid or not, wherever they were measured: a `JobPoint` of a job, a
+    `ReplicaPoint` of several engines.
 
     A figure is the mean of what is a number. Of the deviations from Little's law it is the one farthest from 0, of the
     limiting resources the most frequent one; the power limit is known if there was but one.
-
-    Args:
-        facts: Fields that this kind of point has beside its figures.
     """
     used, others = choose(groups)
     each = tuple(summary_of(*group) for group, _ in used)
@@ -360,6 +341,30 @@ def _point(kind: type[P], groups: Iterable[ReplicaGroup], **facts: Any) -> P:
     if "each_tokens_per_s" in names:
         by_engine = (mean_of_known(rates) for rates in zip(*known("each_tokens_per_s")))
         figures["each_tokens_per_s"] = tuple(rate for rate in by_engine if rate is not None)
+    members, first = groups[0], groups[0][0]
+    kind: type[Point] = Point
+    if len(members) > 1 and (part := first.replica):
+        kind, hashes = ReplicaPoint, {m.workload.hash for m in members}
+        loads = tuple(m.load.max_concurrency or 0 for m in members)
+        figures |= {
+            "models": tuple(short_name(m.spec.model) for m in members),
+            "families": frozenset(m.spec.family for m in members),
+            "sharing": part.sharing,
+            "concurrency": sum(loads),
+            "loads": loads,
+            "pinned": part.pinned,
+            "thread_percentage": part.thread_percentage,
+            "environment": first.environment,
+            "workload": hashes.pop() if len(hashes) == 1 else None,
+            "ramp_up": "burst" if isinstance(first.load, OpenLoop) else first.load.ramp_up,
+            "tensor_parallel_size": first.spec.tensor_parallel_size,
+        }
+    elif is_job(first.load):
+        kind, resolved = JobPoint, used[0][0][0].resolved if used else first.resolved
+        figures |= {"spec": first.spec, "resolved": resolved, "environment": first.environment}
+        figures |= {"workload": first.workload, "load": first.load}
+    else:
+        figures["concurrency"] = first.load.max_concurrency or 0
     return kind(
         repeats=tuple(known("output_tokens_per_s")),
         e2e_repeats=tuple(known("e2e_s")),
@@ -372,73 +377,43 @@ def _point(kind: type[P], groups: Iterable[ReplicaGroup], **facts: Any) -> P:
         degraded=tuple(dict.fromkeys(text for _, found in used for text in found.degradations)),
         noise=tuple(dict.fromkeys(text for _, found in used for text in found.noise)),
         **figures,
-        **facts,
     )
 
 
-def point_of(concurrency: int, measurements: Iterable[Measurement]) -> Point:
-    """Return the point of repeats of one load, whether they are of a sweep or not."""
-    return _point(Point, ((m,) for m in measurements), concurrency=concurrency)
+P = TypeVar("P", bound=Point)
 
 
-def job_point(groups: Sequence[ReplicaGroup]) -> JobPoint:
-    """Return the point of repeats of one job."""
-    [first] = groups[0]
-    facts = {"spec": first.spec, "environment": first.environment, "workload": first.workload, "load": first.load}
-    point = _point(JobPoint, groups, resolved=first.resolved, **facts)
-    return replace(point, resolved=point.used[0][0].resolved) if point.used else point
-
-
-def shared_point(groups: Sequence[ReplicaGroup]) -> ReplicaPoint:
-    """Return the point of one or more repeats of one set of engines, wherever they were measured."""
-    members, first, part = groups[0], groups[0][0], groups[0][0].replica
-    assert part is not None
-    hashes = {m.workload.hash for m in members}
-    loads = tuple(m.load.max_concurrency or 0 for m in members)
-    return _point(
-        ReplicaPoint,
-        groups,
-        models=tuple(short_name(m.spec.model) for m in members),
-        families=frozenset(m.spec.family for m in members),
-        sharing=part.sharing,
-        concurrency=sum(loads),
-        loads=loads,
-        pinned=part.pinned,
-        thread_percentage=part.thread_percentage,
-        environment=first.environment,
-        workload=hashes.pop() if len(hashes) == 1 else None,
-        ramp_up="burst" if isinstance(first.load, OpenLoop) else first.load.ramp_up,
-        tensor_parallel_size=first.spec.tensor_parallel_size,
-    )
+def case_points(kind: type[P], groups: Iterable[ReplicaGroup]) -> tuple[P, ...]:
+    """Return the points of this kind, one for each case, in the order first met."""
+    found = map(point_of, grouped(groups, group_key).values())
+    return tuple(point for point in found if isinstance(point, kind))
 
 
 def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
     """Return one point per concurrency, ascending, whatever the order of the measurements. Other loads are left out."""
     by_load = grouped(sorted(measurements, key=lambda m: (m.measured_at, m.launch)), concurrency_of)
-    return tuple(point_of(load, by_load[load]) for load in sorted(load for load in by_load if load is not None))
+    return tuple(point_of([(m,) for m in by_load[load]]) for load in sorted(filter(None, by_load)))
 
 
 def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
     """Return one point for each job, in the order first requested; other loads are left out."""
-    jobs = ((m,) for m in measurements if is_job(m.load) and m.alone and m.paired is None)
-    return tuple(map(job_point, grouped(jobs, group_key).values()))
+    return case_points(JobPoint, ((m,) for m in measurements if is_job(m.load) and m.alone and m.paired is None))
 
 
 def shared_points(measurements: Iterable[Measurement]) -> tuple[ReplicaPoint, ...]:
     """Return one point for each set of engines, way of sharing and load, in the order first measured."""
-    groups = sorted(all_groups(m for m in measurements if not m.alone), key=lambda members: members[0].measured_at)
-    return tuple(map(shared_point, grouped(groups, group_key).values()))
+    groups = all_groups(m for m in measurements if not m.alone)
+    return case_points(ReplicaPoint, sorted(groups, key=lambda members: members[0].measured_at))
 
 
 def concurrency_of(measurement: Measurement) -> int | None:
-    """Return the concurrency of a point of a sweep. It is None for a load without a steady window (a fixed number of
-    requests), and for an engine that shared its device, or was measured to be compared with such."""
+    """Return the concurrency of a point of a sweep; None for a load without a steady window, and for an engine that
+    shared its device, or was measured to be compared with such."""
     return measurement.load.max_concurrency if is_steady(measurement.load) and not measurement.replica else None
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Return measurements by the curve that they belong to, in the order first met, without jobs, gates and
-    replicas."""
+    """Return measurements by their curve, in the order first met, without jobs, gates and replicas."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
         if m.alone and m.paired is None and is_steady(m.load):
@@ -448,8 +423,8 @@ def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement
 
 
 def all_groups(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
-    """Return the repeats: of one engine alone, each a group of one, and then of several engines, each with its engines
-    in order. A repeat of several that lacks a record is left out."""
+    """Return the repeats: of one engine alone, each a group of one, then of several engines, each with its engines in
+    order. A repeat that lacks a record is left out."""
     found: list[ReplicaGroup] = []
     parts: dict[tuple[str, int], dict[int, Measurement]] = {}
     for m in measurements:
@@ -471,8 +446,7 @@ def group_key(group: ReplicaGroup) -> str:
 
 
 def limit_groups(jobs: Iterable[JobPoint]) -> list[list[JobPoint]]:
-    """Return jobs whose requests come all at once and that differ in `max_num_seqs` only, in groups, each
-    ascending."""
+    """Return jobs whose requests come all at once and that differ in `max_num_seqs` only, each group ascending."""
     served = [p for p in jobs if p.batching == CONTINUOUS and p.load.at_once]
     alike = grouped(served, lambda p: (*p.asked, p.environment.key, replace(p.spec, max_num_seqs=1).key))
     return [sorted(group, key=lambda p: p.spec.max_num_seqs) for group in alike.values()]
@@ -489,8 +463,7 @@ e2e_s: Figure = attrgetter("e2e_repeats")
 
 
 def figure_named(name: str, least: float = -math.inf) -> Figure:
-    """Return a figure by its name: its finite values above `least` in the repeats of a point; others count as not
-    measured."""
+    """Return a figure by its name: its finite values above `least`; others count as not measured."""
     return lambda point: [v for s in point.each if (v := getattr(s, name)) is not None and least < v < math.inf]
 
 
@@ -508,12 +481,9 @@ def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Di
             samples.append(tuple(map(Repeat, values)))
             continue
         even = all(len(g) == 1 and is_steady(g[0].load) and g[0].load.ramp_up == "staggered" for g in groups)
-        rows = zip(values, (group[0] for group in groups), strict=True)
-        samples.append(
-            tuple(
-                Repeat(v, m.measured_at, m.launch, window.relative_variance(m.run) if even else None) for v, m in rows
-            )
-        )
+        told = [window.relative_variance(m.run) if even else None for m, *_ in groups]
+        rows = zip(values, groups, told, strict=True)
+        samples.append(tuple(Repeat(v, m.measured_at, m.launch, within) for v, (m, *_), within in rows))
     return _differences(tuple(samples))
 
 
@@ -525,12 +495,12 @@ def ratio(of: Point, to: Point, among: Sequence[Point] = (), what: Figure = outp
         several: Number of ratios of which this one is chosen, so that the interval has to hold for all (Bonferroni).
     """
     points = among or (to, of)
-    return estimates.factor(point_differences(points, what).between(points.index(to), points.index(of), TAIL / several))
+    return factor(point_differences(points, what).between(points.index(to), points.index(of), TAIL / several))
 
 
 def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1) -> Interval | None:
-    """Return the factor of a figure of replicas over that of one engine ("power_w", or "largest_e2e_s" over the mean
-    E2E of one engine). It is None if one of them is not known, or reads 0. several: see `ratio`."""
+    """Return the factor of a figure of replicas over that of one engine, of "largest_e2e_s" over its mean E2E. It is
+    None if one of them is not known, or reads 0. several: see `ratio`."""
 
     def values(point: Point) -> list[float]:
         return [value for s in point.each if (value := getattr(s, name, s.e2e_s))]
@@ -539,17 +509,8 @@ def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1
 
 
 def at_common_loads(first: Sequence[Point], second: Sequence[Point]) -> tuple[list[tuple[Point, Point]], list[Point]]:
-    """Return pairs of points under one load, ascending, and all points to tell the noise of their ratios: pairs
-    first."""
+    """Return pairs of points under one load, ascending, and all points to tell the noise of their ratios."""
     by_load = {p.concurrency: p for p in second}
     pairs = [(p, by_load[p.concurrency]) for p in first if p.concurrency in by_load]
     paired = {p.concurrency for p, _ in pairs}
     return pairs, [*(p for pair in pairs for p in pair), *(p for p in (*first, *second) if p.concurrency not in paired)]
-
-
-def system_throughput(shared: ReplicaSummary, alone: Sequence[float]) -> float | None:
-    """Return the sum of each engine's throughput over what it has alone under its own load: 1 is what taking turns
-    would give (Eyerman and Eeckhout, IEEE Micro 2008). It is None if an engine's is not known."""
-    if len(shared.each_tokens_per_s) != len(alone) or not all(alone):
-        return None
-    return sum(rate / own for rate, own in zip(shared.each_tokens_per_s, alone))

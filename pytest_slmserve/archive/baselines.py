@@ -21,7 +21,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.archive.codec import converted
-from pytest_slmserve.archive.store import Archive, chosen, make_folder, read
+from pytest_slmserve.archive.store import Archive, Contents, chosen, make_folder, read
 from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, content, is_file
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement
@@ -32,19 +32,6 @@ SUFFIX = ".jsonl.xz"
 
 
 LeftOut = tuple[Measurement, str]  # a measurement that is no part of a baseline, and why
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """An archive of the folder. notes: what of it could not be used, or why none of it can."""
-
-    path: Path
-    measurements: tuple[Measurement, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.path.name.removesuffix(SUFFIX)
 
 
 def baseline_name(environment: Environment) -> str | None:
@@ -69,17 +56,13 @@ def accept(
     *,
     overwrite: bool = False,
     claims: Mapping[str, Any] | None = None,
-) -> tuple[list[Baseline], list[LeftOut]]:
-    """Write what is valid into `folder`, an archive for each device and release; claims: stored beside it. Of several
-    engines on one device all are kept, or none is.
+) -> tuple[dict[Path, list[Measurement]], list[LeftOut]]:
+    """Write what is valid into `folder`, an archive for each device and release, and return what each holds, and what
+    was left out. claims: stored beside it. Of several engines on one device all are kept, or none is.
 
-    Records of several devices or releases are split, not refused: a name says which device and release a baseline is
-    of, so each has its own, and one run over two interpreters is a usual way to make two. Whole archives are written,
-    or none: they are made beside their places, and moved when all are there.
-
-    Raises:
-        BadUsage: An archive is there already and not to be replaced, nothing can be a baseline, or the folder cannot be
-            written. Nothing is written then.
+    Records of several devices or releases are split, because a name says which ones a baseline is of. Whole archives
+    are written, or none: they are made beside their places, and moved when all are there. Raises BadUsage if an archive
+    is there already and not to be replaced, nothing can be a baseline, or the folder cannot be written.
     """
     missing = "it belongs to a run of several engines on one device, of which others are missing"
     reasons = dict.fromkeys(map(id, measurements), missing)
@@ -115,7 +98,7 @@ def accept(
         raise BadUsage(f"cannot write to {folder}: {error.strerror}", "--folder with another folder") from None
     except BadUsage as error:
         raise BadUsage(error.problem, "--folder with another folder") from None
-    return [Baseline(folder / name, tuple(group)) for name, group in named.items()], left_out
+    return {folder / name: group for name, group in named.items()}, left_out
 
 
 def kept_archives(folder: Path) -> dict[str, Path]:
@@ -123,31 +106,27 @@ def kept_archives(folder: Path) -> dict[str, Path]:
     return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file()}
 
 
-def baselines(folder: Path) -> list[Baseline]:
-    """Return all baselines of a folder, by name. One that cannot be read has a note."""
-    found = []
+def baselines(folder: Path) -> dict[Path, Contents]:
+    """Return all baselines of a folder, by name. One that cannot be read has a note and nothing else."""
+    found = {}
     for path in kept_archives(folder).values():
         try:
-            contents = read(path, skip_damaged=True)
-            found.append(Baseline(path, contents.measurements, contents.notes))
+            found[path] = read(path, skip_damaged=True)
         except BadArchive as error:
-            found.append(Baseline(path, notes=(error.problem,)))
+            found[path] = Contents((), (), (error.problem,))
     return found
 
 
-def baseline(folder: Path, name: str) -> Baseline:
+def baseline(folder: Path, name: str) -> tuple[Path, Contents]:
     """Return one of them, by its name with or without suffix, or the archive of that path, with the last run of each
     case. Raises BadUsage if it is not there, BadArchive if it cannot be read."""
     if is_file(path := Path(name)):
-        contents = chosen(read(path))
-    else:
-        there = kept_archives(folder)
-        if (kept := name.removesuffix(SUFFIX)) not in there:
-            hint = f"one of {', '.join(there)}" if there else "slmserve compare RECORDS --save"
-            raise BadUsage(f"there is no baseline {name} in {folder}", hint)
-        path = there[kept]
-        contents = read(path)
-    return Baseline(path, contents.measurements, contents.notes)
+        return path, chosen(read(path))
+    there = kept_archives(folder)
+    if (kept := name.removesuffix(SUFFIX)) not in there:
+        hint = f"one of {', '.join(there)}" if there else "slmserve compare RECORDS --save"
+        raise BadUsage(f"there is no baseline {name} in {folder}", hint)
+    return there[kept], read(there[kept])
 
 
 NAME = "calibration.json"
@@ -157,7 +136,7 @@ NAME = "calibration.json"
 class NoiseKey:
     """The place where noise was measured, and the terms by which it was judged. Another driver, load or margin is
     another place, and a start that compiles is noisy in another way. asked: hash of the interface, of the requests and
-    of all that the loads are; empty in entries of before, which are of no place."""
+    of all that the loads are; empty in older entries, which are of no place."""
 
     model: str
     loads: tuple[int, ...]
@@ -202,8 +181,8 @@ def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoi
 
 
 def keep(records: str | Path, kept: StoredNoise) -> None:
-    """Add an entry to the calibrations beside an archive; the one of the same place is replaced. Raises BadUsage if the
-    file cannot be read or written."""
+    """Add an entry to the calibrations beside an archive, instead of one of the same place. Raises BadUsage if the file
+    cannot be read or written."""
     entries = {**read_calibrations(records), kept.place: kept}.values()
     facts = [{**asdict(e.place), "measured_at": e.measured_at, **asdict(e.calibration)} for e in entries]
     path = Path(records).with_name(NAME)
@@ -218,16 +197,14 @@ def keep(records: str | Path, kept: StoredNoise) -> None:
 
 
 def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
-    """Return the calibrations beside an archive by their places; empty if there is no file. Raises BadUsage if the file
-    holds anything else."""
+    """Return the calibrations beside an archive by their places; none if there is no file. Raises BadUsage if it is
+    none."""
     path = Path(records).with_name(NAME)
     if not path.exists():
         return {}
     try:
-        found = [
-            StoredNoise(converted(NoiseKey, facts), converted(str, facts["measured_at"]), converted(Calibration, facts))
-            for facts in json.loads(content(path))
-        ]
+        rows = json.loads(content(path))
+        found = [converted(StoredNoise, {"place": row, "calibration": row, **row}) for row in rows]
     except (OSError, *UNUSABLE) as error:
         hint = "remove it, and calibrate again: --slm-calibrate"
         raise BadUsage(f"{path} is no calibration ({error})", hint) from None
@@ -242,8 +219,8 @@ EXAMPLE = (
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
-    """Return the waivers of a file, in the order written: a list of objects that have every field of a waiver as text,
-    and no other. Raises BadUsage for no file, no JSON, or what is no waiver, with the row and the field."""
+    """Return the waivers of a file: a list of objects that have every field of a waiver as text, and no other. Raises
+    BadUsage for no file, no JSON, or what is no waiver, with the row and the field."""
     try:
         rows = json.loads(content(path).decode("utf-8"))
     except OSError as error:

@@ -29,8 +29,8 @@ PER_S = 1_000_000  # stamps and times are stored in microseconds, the KV usage i
 
 @dataclass(frozen=True, slots=True)
 class StoredTelemetry:
-    """Telemetry as a record has it. Columns are differences in whole multiples of the sensor's resolution, or the one
-    value of a column that never changes."""
+    """Telemetry as a record has it. Columns are differences in whole multiples of the sensor's resolution, or one
+    value."""
 
     sources: tuple[str, ...]
     interval_us: int
@@ -204,7 +204,7 @@ def measurement_of(
 
 def converted(kind: Any, value: Any) -> Any:
     """A JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Entries that a class has
-    no field for are left out: a later minor release may have added some. Raises ValueError or TypeError, also where a
+    no field for are left out: a later minor release may have added some. Raises ValueError or TypeError, also if a
     whole number is too large for the arithmetic of fractions."""
     import msgspec  # here, for an idle run reads no records
 
@@ -219,7 +219,6 @@ def converted(kind: Any, value: Any) -> Any:
 
 
 def _run_of(stored: StoredRun) -> Run:
-    """Raises ValueError or TypeError where the columns of the run do not fit to each other."""
     first, *texts = stored.clock_us or [0]
     places = [converted(str, text).encode("ascii").translate(VALUES) for text in texts] or [b""]
     if len(set(map(len, places))) > 1 or any(NO_DIGIT in place for place in places):
@@ -292,7 +291,6 @@ def _table(cls: type, facts: Mapping[str, Any], clock: Sequence[float]) -> dict[
 
 
 def _in_units(values: Iterable[int | None], units: float) -> tuple[Any, ...]:
-    """Stored whole numbers as values, of whose unit each is one part in so many."""
     return tuple([None if value is None else value / units for value in values])
 
 

@@ -62,6 +62,8 @@ ANOTHER = "--slm-records with another path"
 
 _FIRST = b'{"kind":"session"'  # how every archive begins
 BULK = b'{"kind":"measurement"'
+_RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
+_NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
 _SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
 _CHUNK = 1 << 12  # of xz it may become 30 MB
 _UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
@@ -79,7 +81,7 @@ ID_DIGITS = 8
 @dataclass(frozen=True, slots=True)
 class RunHeader:
     """One run that wrote to the archive. started: ISO 8601, UTC. claims, plan, id, resumes: as given to
-    `Archive.begin`. An older release wrote no id: then it is made of the start, and not `known`."""
+    `Archive.begin`. known: False if an older release wrote no id, and it is made of the start."""
 
     format: int
     started: str
@@ -97,8 +99,8 @@ BEFORE_ALL = RunHeader(FORMAT, "", None, {}, {}, id=short_hash([""])[:ID_DIGITS]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of an archive, in the order written. `notes`: one sentence for each thing that could not be used.
-    `written_by`: the session of each measurement."""
+    """Contents of an archive, in the order written. notes: one sentence for each thing that could not be used.
+    written_by: the session of each measurement."""
 
     measurements: tuple[Measurement, ...]
     sessions: tuple[RunHeader, ...]
@@ -117,11 +119,8 @@ class Contents:
 
 
 class Archive(AbstractContextManager["Archive"]):
-    """An archive open for appending; made by `Archive.open`, by one run at a time.
-
-    `notes` tells what had to be repaired when it was opened. moved: why and where a run goes on in a second file; ""
-    where it does not. lost: why a measurement is nowhere; "" while none is.
-    """
+    """An archive open for appending; made by `Archive.open`, by one run at a time. notes: what had to be repaired when
+    it was opened. moved: why and where a run goes on in a second file. lost: why a measurement is nowhere."""
 
     def __init__(self, path: Path, file: io.FileIO, notes: tuple[str, ...] = (), *, moves: bool = False) -> None:
         self.path, self.notes = path, notes
@@ -136,8 +135,8 @@ class Archive(AbstractContextManager["Archive"]):
     @classmethod
     def open(cls, path: str | Path, *, moves: bool = False) -> Archive:
         """Open or create, with its folders. A torn end is moved to `<name>.torn` first, or it would swallow the next
-        line. moves: to a second file, once it cannot be written any more. Raises BadUsage where it cannot be written or
-        another run writes to it, BadArchive where the file is something else or of a newer format."""
+        line. moves: to a second file, once it cannot be written any more. Raises BadUsage if it cannot be written or
+        another run writes to it, BadArchive if the file is something else or of a newer format."""
         path = Path(path)
         try:
             make_folder(path.parent)
@@ -182,12 +181,8 @@ class Archive(AbstractContextManager["Archive"]):
         self._session = session
 
     def add(self, measurement: Measurement) -> None:
-        """Append a measurement. It is on disk on return, if necessary in a second file.
-
-        Raises:
-            BadArchive: It could not be read again, so nothing is written.
-            BadUsage: It cannot be written.
-        """
+        """Append a measurement. It is on disk on return, if necessary in a second file. Raises BadArchive if it could
+        not be read again, so that nothing is written, and BadUsage if it cannot be written."""
         m = measurement
         try:
             engine = line_of(engine_line(m.launch, m.spec, m.resolved, m.environment))
@@ -258,7 +253,7 @@ class Archive(AbstractContextManager["Archive"]):
             _cannot_write(self.path, error)
 
     def _check_there(self) -> None:
-        """Raises OSError where the path names another file than the open one, or this one is shorter than it was."""
+        """Raises OSError if the path names another file than the open one, or this one is shorter than it was."""
         there, ours = self.path.stat(), os.fstat(self._file.fileno())
         if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
             raise OSError(errno.ESTALE, "another file was put in its place")
@@ -282,18 +277,16 @@ class Archive(AbstractContextManager["Archive"]):
 
 
 def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
-    """All measurements of an archive, or of those inside a page. A torn end, as a kill leaves it, only makes a note.
-
-    Raises BadArchive where the file cannot be read or is no archive, where a line is damaged (unless `skip_damaged`,
-    which makes it a note) and where the format is newer than FORMAT.
-    """
+    """Return all measurements of an archive, or of those inside a page. A torn end, as a kill leaves it, only makes a
+    note. Raises BadArchive if the file cannot be read or is no archive, if a line is damaged (unless `skip_damaged`,
+    which makes it a note) and if the format is newer than FORMAT."""
     each = [contents for _, contents in read_each(path, skip_damaged=skip_damaged)]
     return each[0] if len(each) == 1 else as_one(each)
 
 
 def as_one(archives: Sequence[Contents]) -> Contents:
-    """The contents of several archives, each measurement once, and the sessions by their start, because the claims of
-    the last one are those that were expected."""
+    """Return the contents of several archives, each measurement once, and the sessions by their start, because the
+    claims of the last one are those that were expected."""
     measured: dict[str, tuple[Measurement, RunHeader]] = {}
     for contents in archives:
         for m, run in zip(contents.measurements, contents.written_by, strict=True):
@@ -307,8 +300,8 @@ def as_one(archives: Sequence[Contents]) -> Contents:
 
 
 def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Path, Contents]]:
-    """The archive at a path; or each of those inside a page, by a path below that of the page. Raises BadArchive, as
-    `read`."""
+    """Return the archive at a path; or each of those inside a page, by a path below that of the page. Raises
+    BadArchive, as `read`."""
     path = Path(path)
     archives = _archives_in(path)
     if not archives:
@@ -344,7 +337,7 @@ def embedded(path: Path) -> list[tuple[str, str]]:
 
 
 def _archives_in(path: Path) -> list[tuple[Path, bytes]]:
-    """The archives of a page, each as a path below that of the page; of any other file, the file itself."""
+    """Return the archives of a page, each as a path below that of the page; of any other file, the file itself."""
     raw = _read(path)
     if raw[: len(BEGINS)].lower() != BEGINS:
         return [(path, raw)]
@@ -412,14 +405,8 @@ class ScannedLines:
 
 
 def stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
-    """The lines of a file, and the number of its bytes before a torn end.
-
-    Returns:
-        Lines without their ends, None for a packed piece that cannot be read; and the number of bytes.
-
-    Raises:
-        BadArchive: The file is something else, or takes more memory than an archive may take.
-    """
+    """Return the lines of a file without their ends, None for a packed piece that cannot be read, and the number of
+    bytes before a torn end. Raises BadArchive if it is something else, or takes more memory than an archive may."""
     lines: list[bytes | None]
     try:
         if packing := _PACKINGS.get(path.suffix):
@@ -524,11 +511,8 @@ def facts_of(line: bytes) -> dict[str, Any]:
 
 
 def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[str, Any]:
-    """Decode one line into `found`, and return its facts. Raises one of _DAMAGE for a damaged line.
-
-    Args:
-        columns: False does not decode measurements, and checks only their checksum, engine and form.
-    """
+    """Decode one line into `found`, and return its facts. Raises one of _DAMAGE for a damaged line. columns: False does
+    not decode measurements, and checks only their checksum, engine and form."""
     sealed_otherwise = line.startswith(_FIRST) and not _SEAL.search(line)  # as in other formats
     body = line if sealed_otherwise or not line.strip() else unsealed(line)
     checked_only = not columns and line.startswith(BULK)
@@ -559,10 +543,6 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
     return facts
 
 
-_NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
-_RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
-
-
 @dataclass(frozen=True, slots=True)
 class Merged:
     """written, known: measurements that came into the archive, and that were there. notes: what could not be used."""
@@ -573,12 +553,9 @@ class Merged:
 
 
 def merge(parts: Iterable[Path], into: Archive) -> Merged:
-    """Add what `into` does not have: measurements with their engines, and sessions. The parts stay as they are.
-
-    A torn end, or a damaged line, only makes a note; all else of that part is added. Merging again, also after an
-    interruption, adds what is missing. Raises BadArchive where a part cannot be read, is no archive or of a newer
-    format, BadUsage where `into` cannot be written.
-    """
+    """Add what `into` does not have: measurements with their engines, and sessions. The parts stay as they are. A torn
+    end, or a damaged line, only makes a note. Merging again adds what is missing. Raises BadArchive if a part cannot be
+    read, is no archive or of a newer format, BadUsage if `into` cannot be written."""
     lines = [line for line in stored_in(into.path, _read(into.path))[0] if line]
     seen = {line.partition(_RUN)[0] for line in lines}
     others = scan(into.path, [line for line in lines if not line.startswith(BULK)], columns=False)
@@ -591,20 +568,17 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
         stored, whole = stored_in(part, raw)
         found, own, pieces = scan(part, stored, columns=False), dict[str, bytes](), list[bytes]()
         for line, facts in found.whole:
-            head, added = line.partition(_RUN)[0], [line]
-            match facts["kind"]:
-                case "engine":  # added with its first measurement
-                    own[facts["id"]] = line
-                    continue
-                case "measurement":
-                    known, written = known + (head in seen), written + (head not in seen)
-                    launch = facts["engine"]
-                    if head not in seen and engines.get(launch) != own[launch]:
-                        added, engines[launch] = [own[launch], line], own[launch]
-            if head in seen or facts["kind"] is None:
+            if facts["kind"] == "engine":  # added with its first measurement
+                own[facts["id"]] = line
                 continue
-            seen.add(head)
-            pieces.append(b"".join(each + b"\n" for each in added))
+            head, added = line.partition(_RUN)[0], [line]
+            if facts["kind"] == "measurement":
+                known, written, launch = known + (head in seen), written + (head not in seen), facts["engine"]
+                if head not in seen and engines.get(launch) != own[launch]:
+                    added, engines[launch] = [own[launch], line], own[launch]
+            if head not in seen and facts["kind"] is not None:
+                seen.add(head)
+                pieces.append(b"".join(each + b"\n" for each in added))
         into._engines.clear()  # the lines may describe a launch anew
         into._append(pieces)
         notes += [f"{part}: not merged: {what}" for what in found.damaged]
@@ -640,14 +614,10 @@ def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
 
 
 def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
-    """The part of an archive that was chosen, with a note if runs of the same cases were left out, or pooled.
+    """Return the part of an archive that was chosen, with a note if runs of the same cases were left out, or pooled.
 
-    Args:
-        run: An id or its beginning, "last", or "all"; "": of each case the last run that measured it.
-        since: Leaves out what was measured before, in ISO 8601.
-
-    Raises:
-        BadUsage: The archive does not have the run, or `since` is no time.
+    run: an id or its beginning, "last", or "all"; "": of each case the last run that measured it. since: leaves out
+    what was measured before, in ISO 8601. Raises BadUsage if the archive does not have the run, or `since` is no time.
     """
     runs = runs_of(contents)
     notes: list[str] = []

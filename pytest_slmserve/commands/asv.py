@@ -1,17 +1,40 @@
-"""`asv init|convert`: measurements as results of asv (airspeed velocity), to follow releases of vLLM."""
+"""`asv init|convert`: measurements as results of asv (airspeed velocity), to follow releases of vLLM on its page.
+
+Files are as asv 0.6 reads them: results and benchmarks 2, machine 1. asv knows one direction, lower is better, so every
+quantity is a cost. A result file is of one release on one machine. In it a benchmark has a row, whose entries are lists
+over the product of the benchmark's parameters. The samples of a value are the launches, each the mean of its repeats,
+because repeats within a launch agree with each other more than with the next one. Beside asv's own entries, which have
+no place for it, the file tells of which launch each sample is.
+"""
+
+from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from itertools import product
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+from pytest_slmserve.analysis.compare.changes import METRICS, repeats_by_launch
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.points import concurrency_of
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.points import concurrency_of, point_of
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
-from pytest_slmserve.report.export import asv as export
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, content
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Environment, Measurement, moment
+from pytest_slmserve.schema.specs import load_facts, short_hash
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
 INIT_STATUS = f"{PASSES} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
@@ -37,16 +60,16 @@ def add_asv(commands: Commands) -> None:
 def init_asv(given: argparse.Namespace) -> int:
     """Write the files that are missing, add new releases to the list, and make the repository of all."""
     folder: Path = given.into
-    listed, repository, files = folder / export.RELEASES, folder / export.REPOSITORY, export.initial_files()
+    listed, repository, files = folder / RELEASES, folder / REPOSITORY, initial_files()
     try:
-        own = export.releases_in(listed.read_text("utf-8")) if listed.exists() else []
-        shipped = export.releases_in(files[export.RELEASES])
+        own = releases_in(listed.read_text("utf-8")) if listed.exists() else []
+        shipped = releases_in(files[RELEASES])
         rows = shipped if shipped[: len(own)] == own else own
         folder.mkdir(parents=True, exist_ok=True)
-        added = export.make_repository(repository, rows)
+        added = make_repository(repository, rows)
         new = {name: text for name, text in files.items() if not (folder / name).exists()}
         if rows != own:
-            new[export.RELEASES] = export.releases_text(rows)
+            new[RELEASES] = releases_text(rows)
         for name, text in new.items():
             (folder / name).write_text(text, "utf-8")
             print(f"written: {folder / name}")
@@ -63,24 +86,31 @@ def init_asv(given: argparse.Namespace) -> int:
 def convert_to_asv(given: argparse.Namespace) -> int:
     """Write a result file for each release and machine, the machine's own, and the list of benchmarks. Notes tell of
     measurements left out, and of hosts whose launches were taken together."""
-    export.statistics()  # before what else may be missing: without them there is nothing to write
+    asv_facts([1.0])  # before what else may be missing: without its statistics there is nothing to write
     contents = read_all(given)
-    found = export.steady_measurements(contents.measurements)
+    found = steady_measurements(contents.measurements)
     if not found:
         raise BadUsage("there is no valid measurement of a sweep of one engine", "records of --slm-gpu or --slm-cpu")
     name = given.machine  # it becomes the name of a folder
     if name is not None and (name != Path(name).name or name in ("", "..")):
         raise BadUsage(f"--machine {name!r} is no name of a folder", "--machine gpu-runner-1")
-    measured, commits = export.values(found, name), export.release_commits(given.into)
+    measured, form = values(found, name), "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
+    try:
+        tags = git(given.into / REPOSITORY, "for-each-ref", form, "refs/tags/v*")
+    except (OSError, subprocess.CalledProcessError):
+        hint = f"slmserve asv init --into {given.into}, or --into with another folder"
+        raise BadUsage(f"{given.into} has no repository of releases", hint) from None
+    tagged = (line.split() for line in tags.splitlines())
+    commits: dict[str, Commit] = {tag.removeprefix("v"): (commit, int(at)) for tag, commit, at in tagged}
     for release in (place.release for place in measured if place.release not in commits):
-        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / export.RELEASES}'
+        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / RELEASES}'
         hint = f"{row}, then slmserve asv init --into {given.into}"
         raise BadUsage(f"vLLM {release} is not in the repository of releases", hint)
     notes, folder = list(contents.notes), given.into / "results"
     if invalid := sum(concurrency_of(m) is not None for m in contents.measurements) - len(found):
         notes.append(f"left out: {counted(invalid, 'measurement')}, invalid")
-    places = grouped([m.environment for m in found], lambda e: (export.indexed_release(e), name or export.kind(e)))
-    files: dict[Path, export.File] = {}  # to be written
+    places = grouped([m.environment for m in found], lambda e: (indexed_release(e), name or kind(e)))
+    files: dict[Path, File] = {}  # to be written
     for (release, machine), alike in places.items():
         if (hosts := len({each.host for each in alike})) > 1:
             together = f"vLLM {release} on {machine}: launches of {hosts} hosts are taken together"
@@ -89,10 +119,13 @@ def convert_to_asv(given: argparse.Namespace) -> int:
             known = {"cpu": alike[-1].cpu, "gpu": alike[-1].gpu_name, "num_cpu": alike[-1].cores}
             told = {key: str(value) for key, value in known.items() if value is not None}
             files[path] = {"machine": machine, "version": 1, **told}
-    written = {folder / place.path(commits[place.release]): (place, rows) for place, rows in measured.items()}
+    written = {
+        folder / place.machine / f"{commits[place.release][0][:8]}-{place.env_name}.json": (place, rows)
+        for place, rows in measured.items()
+    }
     listed = folder / "benchmarks.json"
     try:  # all that is there is read before anything is written
-        there: dict[Path, export.File] = {}
+        there: dict[Path, File] = {}
         for path in [*(each for each in folder.glob("*/*.json") if each.name != "machine.json"), listed]:
             if path.exists():
                 there[path] = json.loads(content(path))
@@ -100,9 +133,9 @@ def convert_to_asv(given: argparse.Namespace) -> int:
                     raise TypeError("no object")
         benchmarks = there.pop(listed, None)
         for path, (place, rows) in written.items():
-            there[path] = files[path] = export.result_file(place, commits[place.release], rows, there.get(path))
+            there[path] = files[path] = result_file(place, commits[place.release], rows, there.get(path))
         path = folder
-        files[listed] = export.benchmarks_file(there.values(), benchmarks)
+        files[listed] = benchmarks_file(there.values(), benchmarks)
     except UNUSABLE as error:
         raise BadUsage(f"{path} does not hold results of asv ({type(error).__name__}: {error})", HINT) from None
     except OSError as error:
@@ -117,3 +150,295 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     for path, (_, rows) in written.items():
         print(f"written: {path} ({counted(sum(map(len, rows.values())), 'value')})")
     return PASSES
+
+
+DIGITS = 6  # of a sample: far finer than any noise, and short in a file
+UNKNOWN = "unknown"
+# The model is a parameter. How much memory the KV cache gets follows from the card, and does not move the speed of a
+# measurement that stands: one in which requests were thrown out, or had to wait, does not.
+NO_SETTINGS = ("model", "kv_cache_bytes", "gpu_memory_utilization")
+COSTS = {  # benchmarks by their last name: the unit, and the compared metric of which it is a thousandfold, or inverse
+    "seconds_per_1000_requests": ("s/1000 requests", "requests_per_s"),
+    "ms_per_output_token": ("ms/token", "tpot_s"),
+    "joules_per_1000_output_tokens": ("J/1000 tokens", "energy_per_token_j"),
+}
+START = "start.seconds_to_start"
+VERSION = "1"  # of every benchmark: asv passes over results of another
+STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")
+PER_VALUE = ("result", *(f"stats_{name}" for name in STATISTICS), "samples")
+COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
+LAUNCHES = "launches"  # our own entry of a file: by benchmark, of each value its parameters, launches and soundness
+
+File = dict[str, Any]
+
+
+Commit = tuple[str, int]  # of a release in the repository of releases: its hash, and when it was made in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkHost:
+    """Identity of one result file: machine, release and the values that place it on one curve of the page; a new driver
+    begins another. The curve excludes torch, because a release of vLLM brings its own."""
+
+    machine: str
+    release: str
+    curve: tuple[tuple[str, str], ...]
+    torch: str
+
+    @property
+    def env_name(self) -> str:
+        """The name of the environment in asv's words, of which there is one for each curve and torch."""
+        return f"vllm-{short_hash([self.curve, self.torch])[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a benchmark. launches: the sample of each launch. degraded: all of them. measured_ms: time of the
+    latest."""
+
+    launches: dict[str, float]
+    measured_ms: int
+    degraded: bool = False
+
+    def joined(self, old: Value) -> Value:
+        """Return the value with the launches that a file has of it; what is degraded gives way to what is sound."""
+        if self.degraded != old.degraded:
+            return old if self.degraded else self
+        return Value(old.launches | self.launches, max(old.measured_ms, self.measured_ms), self.degraded)
+
+
+Rows = dict[str, dict[tuple[str, ...], Value]]  # of a result file: by benchmark, and its parameters as asv writes them
+
+
+def steady_measurements(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Return the valid measurements from sweeps of one engine, in the order measured."""
+    found = [m for m in measurements if concurrency_of(m) is not None and not problems(m)]
+    return sorted(found, key=lambda m: (m.measured_at, m.launch))
+
+
+def kind(environment: Environment) -> str:
+    """Return a machine's name if none is given: hosts with the same GPU have the same."""
+    cores = [f"{environment.cores} cores"] if environment.cores else []
+    words = [environment.gpu_name] if environment.gpu_name else [environment.cpu or "cpu", *cores]
+    return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
+
+
+def indexed_release(environment: Environment) -> str:
+    """Return the vLLM release without the build after a "+". Raises BadUsage if no vLLM served."""
+    if environment.vllm is None:
+        raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
+    return environment.vllm.partition("+")[0]
+
+
+def values(found: Sequence[Measurement], machine: str | None = None) -> dict[BenchmarkHost, Rows]:
+    """Return the values of steady measurements by result file. Repeats are chosen, and taken together by launch, as in
+    every comparison. machine: by default the name of the GPU, or of the CPU. Raises BadUsage if one name is for several
+    kinds of machines, or a record is of no release."""
+    kinds = {kind(m.environment) for m in found}
+    if machine is not None and len(kinds) > 1:
+        raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
+    made: dict[BenchmarkHost, Rows] = {}
+    for place, group in grouped(found, lambda m: _place(m, machine)).items():
+        rows = made[place] = {}
+        for (requests, model, concurrency), repeats in grouped(group, _benchmark).items():
+            point = point_of([(m,) for m in repeats])
+            latest = max(m.measured_at for each in point.used for m in each)
+            for name, (_, field) in COSTS.items():
+                inverse = METRICS[field].higher_is_better
+                costs = {
+                    each[0].launch: [1000 / repeat.value if inverse else 1000 * repeat.value for repeat in each]
+                    for each in repeats_by_launch(point, field)
+                }
+                if costs:
+                    row = rows.setdefault(f"{requests}.{name}", {})
+                    row[repr(model), repr(concurrency)] = _value(costs, latest, bool(point.degraded))
+        for model, launched in grouped(group, lambda m: short_name(m.spec.model)).items():
+            ready = grouped((m for m in launched if m.resolved.ready_s is not None), lambda m: m.launch)
+            if starts := {launch: [m.resolved.ready_s or 0.0 for m in each] for launch, each in ready.items()}:
+                rows.setdefault(START, {})[repr(model),] = _value(starts, max(m.measured_at for m in launched))
+    return made
+
+
+def _value(launches: Mapping[str, Sequence[float]], latest: str, degraded: bool = False) -> Value:
+    samples = {launch: rounded_value(fmean(each)) for launch, each in launches.items()}
+    return Value(samples, round(1000 * moment(latest).timestamp()), degraded)
+
+
+def _benchmark(m: Measurement) -> tuple[str, str, int]:
+    """Return the group of benchmarks, the model and the concurrency. Values of different requests are no history of
+    each other."""
+    requested, starts = m.workload.spec, load_facts(m.load).get("ramp_up", "")
+    natural = requested.prompt_tokens is None
+    lengths = "natural" if natural else f"{requested.prompt_tokens}-{requested.output_tokens}"
+    return f"{lengths}-{starts}-{m.workload.hash[:6]}", short_name(m.spec.model), concurrency_of(m) or 0
+
+
+def _place(m: Measurement, machine: str | None) -> BenchmarkHost:
+    """Return the result file that a measurement goes to. The engine's settings are in words, with a hash that also
+    covers the settings that the words leave out."""
+    where, spec, limit = m.environment, m.spec, device_figures(m.run).power_limit_w
+    absent = UNKNOWN if where.gpu_name else "none"
+    settings = short_hash({name: value for name, value in spec.facts.items() if name not in NO_SETTINGS})
+    limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
+    curve = {
+        "gpu": where.gpu_name or "none",
+        "driver": where.driver or absent,
+        "cuda": where.cuda or absent,
+        "power limit": absent if limit is None else f"{limit:.0f} W",
+        "host": f"{where.cores or UNKNOWN} cores, {where.cpu or UNKNOWN}",
+        "engine": f"{spec.load_format} {spec.dtype}, {limits}, {settings[:6]}",
+    }
+    return BenchmarkHost(machine or kind(where), indexed_release(where), tuple(curve.items()), where.torch or UNKNOWN)
+
+
+def rounded_value(value: float) -> float:
+    """Return a value as a file holds it."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def result_file(place: BenchmarkHost, commit: Commit, found: Rows, old: File | None = None) -> File:
+    """Return the result file that asv would have written for these values. old: the existing file; its launches that
+    were not measured now are kept. Raises BadUsage if asv_runner is not installed, and one of UNUSABLE if `old` is no
+    such file."""
+    rows = {} if old is None else result_rows(old)
+    for name, row in found.items():
+        known = rows.setdefault(name, {})
+        known |= {key: value.joined(known.get(key, value)) for key, value in row.items()}
+    results, launches = {}, {}
+    for name, row in sorted(rows.items()):
+        axes, latest = _axes(row), max(value.measured_ms for value in row.values())
+        facts = [asv_facts([*row[key].launches.values()]) if key in row else {} for key in product(*axes)]
+        first, *others = ([each.get(column) for each in facts] for column in PER_VALUE)
+        results[name] = [first, axes, VERSION, latest, None, *others]
+        launches[name] = [(key, [*value.launches], value.degraded) for key, value in sorted(row.items())]
+    return {
+        "version": 2,
+        "commit_hash": commit[0],
+        "env_name": place.env_name,
+        "date": 1000 * commit[1],
+        "params": {"machine": place.machine, **dict(place.curve)},
+        "python": "",
+        "requirements": {"vllm": place.release, "torch": place.torch},
+        "env_vars": {},
+        "result_columns": list(COLUMNS),
+        "results": results,
+        "durations": {},
+        LAUNCHES: launches,
+    }
+
+
+def asv_facts(samples: list[float]) -> dict[str, Any]:
+    """Return a value, the median, with asv's own statistics. Raises BadUsage if asv_runner is not installed."""
+    try:
+        from asv_runner.statistics import compute_stats
+    except ImportError:
+        raise BadUsage("asv's statistics need asv_runner", "pip install 'pytest-slmserve[asv]'") from None
+    result, stats = compute_stats(samples, 1)
+    # Five significant digits, as asv writes statistics.
+    told = {f"stats_{name}": float(f"{v:.4e}") if isinstance(v, float) else v for name, v in stats.items()}
+    return {"result": rounded_value(result), "samples": samples, **told}
+
+
+def result_rows(file: File) -> Rows:
+    """Return the values of a result file of ours. Raises one of UNUSABLE if it is none."""
+    rows: Rows = {}
+    for name, row in file["results"].items():
+        columns = dict(zip(file["result_columns"], row, strict=True))
+        samples = dict(zip(product(*columns["params"]), columns["samples"], strict=True))
+        rows[name] = {
+            tuple(key): Value(dict(zip(launches, samples[tuple(key)], strict=True)), columns["started_at"], degraded)
+            for key, launches, degraded in file[LAUNCHES][name]
+        }
+    return rows
+
+
+def _axes(keys: Iterable[tuple[str, ...]]) -> list[list[str]]:
+    return [sorted({*each}, key=lambda text: (int(text) if text.isdigit() else 0, text)) for each in zip(*keys)]
+
+
+def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
+    """Return the index of benchmarks in all result files: asv shows no parameter that it does not list. old: the
+    existing file; its benchmarks that are not ours are kept."""
+    keys: dict[str, set[tuple[str, ...]]] = {}
+    for file in results:
+        for name, row in file["results"].items():
+            keys.setdefault(name, set()).update(product(*dict(zip(file["result_columns"], row))["params"]))
+    units = {"seconds_to_start": "seconds", **{name: unit for name, (unit, _) in COSTS.items()}}
+    known = {name: units.get(name.rpartition(".")[2]) for name in (*keys, *(old or {}))}  # None: no benchmark of ours
+    ours = {
+        name: {
+            "code": "",
+            "name": name,
+            "param_names": ["model"] if name == START else ["model", "concurrency"],
+            "params": _axes(found),
+            "timeout": 0,
+            "type": "track",
+            "unit": known[name],
+            "version": VERSION,
+        }
+        for name, found in sorted(keys.items())
+        if known[name] and found
+    }
+    others = {name: found for name, found in (old or {}).items() if name != "version" and not known[name]}
+    return {"version": 2, **others, **ours}
+
+
+BRANCH = "refs/heads/main"
+CONFIGURATION, RELEASES, REPOSITORY = "asv.conf.json", "releases.json", "releases.git"
+Release = tuple[str, str]  # of vLLM, and the day it came out
+
+
+def initial_files() -> dict[str, str]:
+    """Return the files that a folder for asv begins with: what git ignores, a configuration, releases of vLLM."""
+    here = resources.files("pytest_slmserve.commands")
+    return {
+        ".gitignore": f"/{REPOSITORY}/\n/.asv/\n",
+        CONFIGURATION: here.joinpath("asv.conf.json").read_text("utf-8"),
+        RELEASES: here.joinpath("asv_releases.json").read_text("utf-8"),
+    }
+
+
+def releases_in(text: str) -> list[Release]:
+    """Return a list of releases. Raises ValueError or TypeError if the text holds none."""
+    return [(str(release), str(day)) for release, day in json.loads(text)]
+
+
+def releases_text(rows: Sequence[Release]) -> str:
+    """Return a list of releases with a line for each, so that a new row is a new line."""
+    return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n]\n"
+
+
+def git(repository: Path, *arguments: str, given: str = "") -> str:
+    """Return the output of git. The user's settings and a hook's variables are left out: both would change hashes, or
+    the repository meant."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    command = ["git", "--git-dir", str(repository), *arguments]
+    return subprocess.run(command, input=given, env=env, check=True, capture_output=True, text=True).stdout
+
+
+def make_repository(path: Path, rows: Sequence[Release]) -> int:
+    """Make the repository of releases, which has a commit and a tag for each row, or continue it, and return the number
+    of commits added. Raises ValueError if the rows do not continue those that the repository has."""
+    if len({release for release, _ in rows}) < len(rows):
+        raise ValueError("a release stands there twice: nothing was changed")
+    log = git(path, "log", "--reverse", "--format=%s %as", BRANCH) if path.exists() else ""
+    have = [tuple(line.split()[-2:]) for line in log.splitlines()]
+    for number, old in enumerate(have):
+        if list(rows[number : number + 1]) != [old]:
+            raise ValueError(
+                f"row {number + 1} should be {' of '.join(old)}, as in {path}: rows are only added at the end, or "
+                "every result after it would lose its release; nothing was changed"
+            )
+    text = []  # as `git fast-import` reads it; the committer's name is part of the hashes that kept results have
+    for number, (release, day) in enumerate(rows[len(have) :]):
+        at = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp())
+        subject, pin = f"vllm {release}\n", f"vllm=={release}\n"
+        text.append(f"commit {BRANCH}\ncommitter ledger <ledger@localhost> {at} +0000\ndata {len(subject)}\n{subject}")
+        text.append(f"from {BRANCH}^0\n" if have and number == 0 else "")
+        text.append(f"M 100644 inline requirements.txt\ndata {len(pin)}\n{pin}")
+        text.append(f"reset refs/tags/v{release}\nfrom {BRANCH}\n\n")
+    if not have:
+        git(path, "init", "--quiet", "--bare", "--object-format=sha1", "--initial-branch=main")
+    git(path, "fast-import", "--quiet", given="".join(text))
+    return len(rows) - len(have)

@@ -2,7 +2,7 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,10 +134,10 @@ def save_baselines(given: argparse.Namespace) -> int:
         for text, count in sorted(lines.items()):
             print(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
 
-    for each in kept:
-        kept_of = ", ".join(report.measured_facts(each.measurements)["models"])
-        print(f"kept: {each.path}: {counted(len(each.measurements), 'measurement')} of {kept_of}")
-        doubts = ((m, "; ".join(check(m).degradations)) for m in each.measurements)
+    for path, measurements in kept.items():
+        models = ", ".join(report.measured_facts(measurements)["models"])
+        print(f"kept: {path}: {counted(len(measurements), 'measurement')} of {models}")
+        doubts = ((m, "; ".join(check(m).degradations)) for m in measurements)
         print_reasons("note: degraded, kept", (pair for pair in doubts if pair[1]))
     print_reasons("left out", left_out)
     cli.print_notes(contents.notes)
@@ -146,34 +146,34 @@ def save_baselines(given: argparse.Namespace) -> int:
 
 def list_baselines(given: argparse.Namespace) -> int:
     """Print a line for each baseline, and a note on each that cannot be read, and return the exit status."""
-    found = baselines.baselines(given.folder)
+    found = [_baseline_facts(*each) for each in baselines.baselines(given.folder).items()]
     if given.json:
-        print(as_json(map(_baseline_facts, found)))
+        print(as_json(found))
         return cli.PASSES
-    rows = [(each, report.measured_facts(each.measurements)) for each in found if each.measurements or not each.notes]
-    columns: tuple[Column[tuple[baselines.Baseline, dict[str, Any]]], ...] = (
-        Column("name", lambda row: row[0].name, side="left"),
-        Column("measured", lambda row: report.days_of(row[0].measurements) or ABSENT, side="left"),
-        Column("measurements", lambda row: str(row[1]["measurements"])),
-        Column("launches", lambda row: str(row[1]["launches"])),
-        Column("models", lambda row: ", ".join(row[1]["models"]), side="left"),
+    rows = [each for each in found if each["measurements"] or not each["notes"]]
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        Column("name", lambda row: row["name"], side="left"),
+        Column("measured", _days, side="left"),
+        Column("measurements", lambda row: str(row["measurements"])),
+        Column("launches", lambda row: str(row["launches"])),
+        Column("models", lambda row: ", ".join(row["models"]), side="left"),
     )
     print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
-    cli.print_notes(note for each in found for note in each.notes)
+    cli.print_notes(note for each in found for note in each["notes"])
     return cli.PASSES
 
 
 def show_baseline(given: argparse.Namespace) -> int:
     """Print launches, dates, environment and the tables of `report` of one baseline, and return the exit status."""
-    found = baselines.baseline(given.folder, given.show)
-    seen = _baseline_facts(found)
-    tables = replace(judged_again(store.Contents(found.measurements, ())), judged=[], history=[])
+    path, found = baselines.baseline(given.folder, given.show)
+    seen = _baseline_facts(path, found)
+    tables = replace(judged_again(replace(found, sessions=())), judged=[], history=[])
     if given.json:
         print(as_json({**seen, "points": point_facts(tables)}))
         return cli.PASSES
     launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["environment"]["host"]), "host")
-    count, days = counted(seen["measurements"], "measurement"), report.days_of(found.measurements) or ABSENT
-    print(f"{found.name}: {count}, {launches}, {hosts}, measured {days}")
+    count = counted(seen["measurements"], "measurement")
+    print(f"{seen['name']}: {count}, {launches}, {hosts}, measured {_days(seen)}")
     about = []
     for line, names in LINES.items():
         known = []
@@ -189,16 +189,21 @@ def show_baseline(given: argparse.Namespace) -> int:
     return cli.PASSES
 
 
-def _baseline_facts(found: baselines.Baseline) -> dict[str, Any]:
-    """Return facts on a baseline for JSON. measured: when, first and last. environment: of each entry the distinct
-    values in the order met; none if it is not known."""
+def _days(seen: Mapping[str, Any]) -> str:
+    return " to ".join(dict.fromkeys(at[:10] for at in seen["measured"])) or ABSENT
+
+
+def _baseline_facts(path: Path, found: store.Contents) -> dict[str, Any]:
+    """Return facts on a baseline for JSON. measured: when, first and last. environment: the distinct values of each
+    entry."""
     seen = found.measurements
-    environments = [m.environment for m in seen]
     values = {
-        name: dict.fromkeys(getattr(each, name) for each in environments) for line in LINES.values() for _, name in line
+        name: dict.fromkeys(getattr(m.environment, name) for m in seen) for line in LINES.values() for _, name in line
     }
     return {
-        **facts(found, "name", "path", "notes"),
+        "name": path.name.removesuffix(baselines.SUFFIX),
+        "path": path,
+        "notes": found.notes,
         **{name: report.measured_facts(seen)[name] for name in ("measurements", "launches", "models")},
         "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
         "environment": {name: [each for each in met if each is not None] for name, met in values.items()},

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ import psutil
 
 from pytest_slmserve.analysis.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
-from pytest_slmserve.engines.device_lock import DeviceLock, holder_of, open_lock
+from pytest_slmserve.engines.device_lock import holder_of, lock_path, open_lock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cache
@@ -377,7 +376,7 @@ def examine(pythons: Sequence[str]) -> list[Finding]:
         extras.append(Finding(name, "ok", "not installed" if advice else "installed", advice))
     return [
         *findings,
-        of_lock(DeviceLock(device, Path(tempfile.gettempdir())).path),
+        of_lock(lock_path(device)),
         of_cores(usable, total),
         *of_a_second(host.HostSource(proc=ROOT / "proc", cgroup=ROOT / "sys/fs/cgroup"), usable),
         of_core_speeds(),

@@ -69,8 +69,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
     """Return the results of another tool in the files, or None if the files are archives of ours.
 
     Files are external results if columns are named, if they are CSV, or if they are JSON with the keys of `vllm bench
-    serve`. Raises BadUsage if they cannot be read, if a column is not named or not there, and if runs are wanted,
-    because only archives of ours have any.
+    serve`. Raises BadUsage if they cannot be read, if a column is not named or not there, and if runs are wanted.
     """
     suffixes = {path.suffix for path in given.paths}
     named = any(getattr(given, name) for name in NEEDED) or suffixes == {".csv"}
@@ -114,51 +113,39 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         problem = f"{counted(len(curve.valid), 'value')} of {columns.knob}{without}, {FEWEST_POINTS} are needed"
         raise TooFewPoints("; ".join([problem, *notes]), "results of more loads, or other conditions")
     sweep = advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)
-    found = advisor.plan([sweep], wish)
-    section = external_section(results, found, given.tolerance)
-    told, aside = external_facts(results, found, given.tolerance), notes if given.csv else []  # the text has them
+    section, told = external_report(results, advisor.plan([sweep], wish), given.tolerance)
+    aside = notes if given.csv else []  # the text has them
     cli.print_result(given, told, told["points"], [section_text(section)], aside)
     if given.html:
         write_page(given.html, Findings(), sections={"External results": [section]})
     return cli.PASSES
 
 
-def external_section(results: ExternalResults, found: advisor.Plan, tolerance: float) -> Section:
-    """Return the section of a sweep with the batch to choose and notes.
-
-    Args:
-        found: Advice on this curve only.
-        tolerance: Gain per doubling below which throughput counts as flat.
-    """
-    (advice,) = found.advices
-    flat = Findings(flat=tolerance, b_half=advice.subject.b_half)
-    section = sweep_section(results.curve, results.curve.subject, flat)
-    *parts, findings = section.parts
+def external_report(results: ExternalResults, found: advisor.Plan, tolerance: float) -> tuple[Section, dict[str, Any]]:
+    """Return the section of a sweep with the batch to choose and notes; and its facts for JSON, in seconds and shares.
+    found: advice on this curve only. tolerance: gain per doubling below which throughput counts as flat."""
+    (advice,), curve, notes = found.advices, results.curve, list(_notes(results, found))
+    seen, b_half = advice.decision, advice.subject.b_half
+    alone = Findings(curves=[curve], flat=tolerance, b_half=b_half)
+    shown = sweep_section(curve, curve.subject, alone)
+    *parts, findings = shown.parts
     assert isinstance(findings, Named)
     pairs = [*findings.pairs, ("batch", report.batch_text(advice, found))]
-    pairs += [("closed form", caps)] if (caps := report.caps_text(advice.decision)) else []
-    pairs += [("note", note) for note in _notes(results, found)]
-    return replace(section, parts=[*parts, Named(pairs)])
-
-
-def external_facts(results: ExternalResults, found: advisor.Plan, tolerance: float) -> dict[str, Any]:
-    """Return the points and the sweep as of archives, the columns, and the batch to choose. Seconds and shares; null is
-    what is not known or not reached."""
-    (advice,) = found.advices
-    notes, law, seen = list(_notes(results, found)), None, advice.decision
-    shown = Findings(curves=[results.curve], flat=tolerance)
+    pairs += [("closed form", caps)] if (caps := report.caps_text(seen)) else []
+    pairs += [("note", note) for note in notes]
+    law = None
     try:
-        law = fit(results.curve.points, advice.subject.b_half)
+        law = fit(curve.points, b_half)
         if not law.identified:
             law = None
             notes.append("the saturation law is not identified: the points fit a b_half below 0, which cannot be")
     except TooFewPoints as error:
         notes.append(f"the saturation law is not fitted: {error.problem}")
-    return {
+    told = {
         "columns": results.columns,
         "objectives": found.wish,
-        "points": point_facts(shown),
-        "sweeps": sweep_facts(shown),
+        "points": list(point_facts(alone)),
+        "sweeps": sweep_facts(alone),
         "saturation_law": law
         and {"t_inf_tokens_per_s": law.t_inf, **facts(law, "b_half", "fixed_s", "error_mean", "error_max")},
         "b_opt": seen.choice,
@@ -167,6 +154,7 @@ def external_facts(results: ExternalResults, found: advisor.Plan, tolerance: flo
         "advised": advice.advised,
         "notes": notes,
     }
+    return replace(shown, parts=[*parts, Named(pairs)]), told
 
 
 def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:

@@ -15,19 +15,20 @@ from typing import Any, get_args
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import parse_slo, steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
+from pytest_slmserve.archive.external import Export, export_to
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli
 from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine, only_model
 from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.options.table import positive, share, whole_number
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
-from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.page.writer import check_replaceable, write_page
 from pytest_slmserve.report.section import section_text
-from pytest_slmserve.run.executor import measure
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command
 from pytest_slmserve.schema.printable import SECRET, SECRET_NAME
@@ -373,7 +374,7 @@ def measured(
         here = this_host("remote")
         for load, workload in wanted:
             line.begin(status())
-            found.append(measure(engine, workload, load, here, show))
+            found += measure_case(engine, Case(engine.spec, (workload,), (load,), here), show)
             archive.add(found[-1])
             if export:
                 export.add(found[-1])

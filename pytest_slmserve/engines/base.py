@@ -50,11 +50,8 @@ def message_of(load: Load) -> Message:
 
 
 class WindowBarrier:
-    """A barrier between the runs of engines that are measured together.
-
-    All runs begin at `begins_s`, by the host's monotonic clock. The common window opens as soon as each run has settled
-    or has ended.
-    """
+    """A barrier between the runs of engines that are measured together. All runs begin at `begins_s`, by the host's
+    monotonic clock. The common window opens as soon as each run has settled or has ended."""
 
     def __init__(self, loads: Sequence[Message]) -> None:
         """loads: The load of each run, as the message to its process."""
@@ -159,16 +156,9 @@ class Engine:
         on_progress: ProgressCallback = None,
         barrier: WindowBarrier | None = None,
     ) -> Run:
-        """Put `load` on the engine and return the facts of the run.
-
-        Args:
-            on_progress: Called about twice a second.
-            barrier: The barrier of the engines that are measured together.
-
-        Raises:
-            BadUsage: The engine cannot serve this load.
-            EngineFailed: The engine died.
-        """
+        """Put `load` on the engine and return the facts of the run. Raises BadUsage for a load that the engine cannot
+        serve, and EngineFailed if the engine died. on_progress: Called about twice a second. barrier: The barrier of
+        the engines that are measured together."""
         if self.jobs_only and not is_job(load):  # users who wait for an answer and a static batch wait for each other
             raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
         windowed = isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None)

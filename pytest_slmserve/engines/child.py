@@ -45,7 +45,7 @@ def stage_of(log: Path) -> str:
 
 
 LOG_LINES = 25
-POLL_S = 0.5
+POLL_S, LOOK_S = 0.5, 0.05  # between two looks for a message, and whether something is over
 SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 GUARDIAN = Path(__file__).parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
@@ -78,6 +78,9 @@ class Child:
         name: What the child is, for errors.
     """
 
+    log_name = "engine.log"
+    keep_log = killed = False
+
     def __init__(
         self,
         command: Sequence[str],
@@ -88,7 +91,7 @@ class Child:
     ) -> None:
         self.name = name
         self.folder = folder or Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self.log = self.folder / "engine.log"
+        self.log = self.folder / self.log_name
         self._temporary = self.folder / "t"
         self._temporary.mkdir()
         own = {FOLDER: str(self.folder)}
@@ -114,7 +117,6 @@ class Child:
         if cores:
             os.sched_setaffinity(self.process.pid, cores)  # before it has a child, which would keep the other cores
         self._lines = Lines(self.socket)
-        self.keep_log = self._killed = False
 
     def send(self, **message: Any) -> None:
         """Send one message. Raises EngineFailed if the child has ended."""
@@ -122,15 +124,9 @@ class Child:
             self._lines.say(**message)
 
     def receive(self, within_s: float, what: str, on_wait: StartCallback | None = None) -> dict[str, Any]:
-        """The next message, whose "event" says what happened.
-
-        Args:
-            what: What the child does meanwhile, for errors.
-            on_wait: Called with the log while no message comes.
-
-        Raises:
-            EngineFailed: The child has ended, was silent for `within_s` seconds, or sent something else.
-        """
+        """The next message, whose "event" says what happened. Raises EngineFailed if the child has ended, was silent
+        for `within_s` seconds, or sent something else. what: What the child does meanwhile, for errors. on_wait: Called
+        with the log while no message comes."""
         until = time.monotonic() + within_s
         with self._ending_told():
             while (message := self._lines.hear(min(POLL_S, max(0.0, until - time.monotonic())))) is None:
@@ -141,6 +137,19 @@ class Child:
             if "event" not in message:
                 raise ValueError
         return message
+
+    def wait_until(
+        self, over: Callable[[], bool], within_s: float, late: str, on_wait: StartCallback | None = None
+    ) -> None:
+        """Wait until `over` says so, or the child has ended. Raises EngineFailed with the problem `late` after
+        `within_s` seconds."""
+        until = time.monotonic() + within_s
+        while not over() and self.process.poll() is None:
+            if time.monotonic() > until:
+                raise self.failed(late)
+            if on_wait:
+                on_wait(self.log)
+            time.sleep(LOOK_S)
 
     @contextmanager
     def _ending_told(self) -> Iterator[None]:
@@ -172,9 +181,9 @@ class Child:
     def kill(self) -> None:
         """Kill the process group of the child and remove its folder. A second call does nothing, because the system may
         have given the number of the group to another one."""
-        if self._killed:
+        if self.killed:
             return
-        self._killed = True
+        self.killed = True
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -6,6 +6,8 @@ import os
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -18,17 +20,10 @@ LONGEST = 10_000  # characters of a note
 
 
 def open_lock(path: Path, *, make: bool = True) -> IO[str]:
-    """Open the file of a lock that the users of a host share, at least for reading, which is enough to lock it.
-
-    Other users may put anything into its folder. So no link is followed, only a regular file with a single name is
-    taken, and nothing of a file that exists is changed.
-
-    Args:
-        make: Whether a missing file is created.
-
-    Raises:
-        OSError: The file cannot be opened, or is not such a file.
-    """
+    """Open the file of a lock that the users of a host share, at least for reading, which is enough to lock it. If it
+    is missing and `make` says so it is created. Other users may put anything into its folder: so no link is followed,
+    only a regular file with a single name is taken, and nothing of a file that exists is changed. Raises OSError if the
+    file cannot be opened, or is not such a file."""
     for access in (os.O_RDWR, os.O_RDONLY):
         try:
             descriptor = os.open(path, access | SAFELY)
@@ -51,48 +46,38 @@ def open_lock(path: Path, *, make: bool = True) -> IO[str]:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
-class DeviceLock:
-    """A lock that one process at a time holds. The kernel releases it when that process ends, however it ends."""
+def lock_path(device: str, folder: Path | None = None) -> Path:
+    """The file of a device's lock. folder: Defaults to that of temporary files."""
+    return (folder or Path(tempfile.gettempdir())) / f"pytest-slmserve-{device}.lock"
 
-    def __init__(self, device: str, folder: Path | None = None) -> None:
-        self.path = (folder or Path(tempfile.gettempdir())) / f"pytest-slmserve-{device}.lock"
-        self.is_gpu = device.startswith(("GPU-", "MIG-"))
-        self.file: IO[str] | None = None
 
-    def acquire(self) -> None:
-        """Take the lock. Raises DeviceBusy, naming the holder, if another run has it, and BadUsage if its file cannot
-        be locked."""
-        file: IO[str] | None = None
+@contextmanager
+def lock_device(device: str, folder: Path | None = None) -> Iterator[None]:
+    """Hold the lock of a device, which one process at a time can. The kernel releases it when that process ends,
+    however it ends. The file stays, because otherwise a third process could lock a new file of the same name while a
+    second one still holds the old file. Raises DeviceBusy, naming the holder, if another run has the lock, and BadUsage
+    if its file cannot be locked."""
+    path, hint = lock_path(device, folder), "remove it, or TMPDIR with a folder of your own"
+    with ExitStack() as undo:
         try:
-            file = open_lock(self.path)
+            file = undo.enter_context(open_lock(path))
+            hint = "TMPDIR with a folder on a file system that has locks"
             locked = try_lock(file)
         except OSError as error:
             why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-            hint = "remove it, or TMPDIR with a folder of your own"
-            if file:
-                file.close()
-                hint = "TMPDIR with a folder on a file system that has locks"
-            raise BadUsage(f"the lock of this device, {self.path}, cannot be taken ({why})", hint) from None
+            raise BadUsage(f"the lock of this device, {path}, cannot be taken ({why})", hint) from None
         if not locked:
             holder = holder_of(file.read(LONGEST))
-            file.close()
             why = f"this device is being measured by another run ({holder}): two at once would measure each other"
-            hint = "wait until it ends" + (", or choose another GPU with CUDA_VISIBLE_DEVICES" if self.is_gpu else "")
+            is_gpu = device.startswith(("GPU-", "MIG-"))
+            hint = "wait until it ends" + (", or choose another GPU with CUDA_VISIBLE_DEVICES" if is_gpu else "")
             raise DeviceBusy(why, hint)
         if file.writable():
             file.truncate(0)
+            undo.callback(file.truncate, 0)
             json.dump({"pid": os.getpid(), "since": time.strftime("%H:%M:%S"), "folder": str(Path.cwd())}, file)
             file.flush()
-        self.file = file
-
-    def release(self) -> None:
-        """Release the lock. Its file stays, because otherwise a third process could lock a new file of the same name
-        while a second one still holds the old file."""
-        if self.file:
-            if self.file.writable():
-                self.file.truncate(0)
-            self.file.close()
-            self.file = None
+        yield
 
 
 def holder_of(text: str) -> str:

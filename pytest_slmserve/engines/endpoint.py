@@ -250,30 +250,19 @@ class EndpointEngine(Engine):
     _fresh: FreshPrompts | None = None
 
     def __init__(
-        self,
-        spec: EngineSpec,
-        key: str | None = None,
-        own_prompts: bool = True,
-        timeout_s: float = TIMEOUT_S,
-        processes: int = 1,
+        self, spec: EngineSpec, own_prompts: bool = True, timeout_s: float = TIMEOUT_S, processes: int = 1
     ) -> None:
         """Check the endpoint and start the client. Raises BadUsage if it does not stream an answer to any request of
-        ours, with the answer to the request that asks for least.
-
-        Args:
-            key: Sent as a bearer token. Defaults to that of the environment.
-            own_prompts: Whether no two requests begin alike, in one load or in several. Prompts that may come from a
-                cache by the specification, and text, are sent as they are.
-            timeout_s: The longest that one request may last.
-            processes: Number of processes that share the load.
-        """
+        ours, with the answer to the request that asks for least. own_prompts: Whether no two requests begin alike, in
+        one load or in several. Prompts that may come from a cache by the specification, and text, are sent as they are.
+        timeout_s, processes: See `LoadClient`."""
         super().__init__(spec)
         self.resolved = Resolved()
         self._is_chat = urlsplit(spec.url).path.endswith(CHAT)
         self._further = {name: json.loads(value) for name, value in spec.extra}
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
-        self._key, self._headers = headers_with(key)
+        self._key, self._headers = own_headers()
         within_s = min(ANSWER_S, timeout_s)
         try:
             for without in LESS:
@@ -302,8 +291,7 @@ class EndpointEngine(Engine):
         else token ids for completions, and words for a chat or a server that refuses ids."""
         body = completion(request, self.spec.model)
         fresh = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
-        in_words = self._is_chat or TOKEN_IDS in self.without
-        ids = prompt_words(request.prompt) if in_words else list(request.prompt)
+        ids = prompt_words(request.prompt) if self._in_words else list(request.prompt)
         body["prompt"] = fresh or request.text or ids
         if self._is_chat:
             body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
@@ -312,9 +300,13 @@ class EndpointEngine(Engine):
         body |= self._further
         return json.dumps({name: value for name, value in body.items() if value is not None})
 
+    @property
+    def _in_words(self) -> bool:
+        return self._is_chat or TOKEN_IDS in self.without
+
     def _hand_over(self, workload: Workload) -> None:
         own = self._own_prompts and not any(request.text for request in workload.requests)
-        self._fresh = FreshPrompts(workload, self._is_chat or TOKEN_IDS in self.without) if own else None
+        self._fresh = FreshPrompts(workload, self._in_words) if own else None
         mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", [])
         self._client.load(workload, [self.body(request) for request in workload.requests], mark, rounds)
 
@@ -333,10 +325,10 @@ class EndpointEngine(Engine):
         self._client.kill()
 
 
-def headers_with(key: str | None) -> tuple[str, dict[str, str]]:
-    """The key without blanks around it, by default that of the environment, and the headers of a request with it as a
-    bearer token. Raises BadUsage, which does not repeat the key, if no header could hold it."""
-    key = (os.environ.get(KEY, "") if key is None else key).strip()
+def own_headers() -> tuple[str, dict[str, str]]:
+    """The key of the environment without blanks around it, and the headers of a request with it as a bearer token.
+    Raises BadUsage, which does not repeat the key, if no header could hold it."""
+    key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise BadUsage(f"{KEY} holds what no header may hold", "the key alone, in one line of ASCII")
     return key, {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
@@ -350,7 +342,7 @@ def told_by_server(text: str, key: str) -> str:
 def only_model(url: str, timeout_s: float) -> str:
     """The only model that the server of `url` lists at /models beside its completions. Raises BadUsage if no server
     answers, and if it lists no model or several models."""
-    parts, (key, headers) = urlsplit(url), headers_with(None)
+    parts, (key, headers) = urlsplit(url), own_headers()
     path = parts.path.removesuffix("/completions").removesuffix("/chat")
     listed = urlunsplit(parts._replace(path=f"{path}/models"))
     try:

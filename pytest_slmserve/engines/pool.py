@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from pytest_slmserve.engines.base import Engine, ProgressCallback, StartCallback, WindowBarrier, message_of
-from pytest_slmserve.engines.child import GUARDIAN, last_lines, undone_on_error
+from pytest_slmserve.engines.child import GUARDIAN, Child, last_lines, undone_on_error
 from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine
 from pytest_slmserve.engines.server import BatchedEngine, OfflineEngine, ServerEngine
 from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
@@ -50,8 +50,9 @@ IMAGINED_GAIN: dict[Sharing, float] = {"mps": 1.2}  # of the simulated device; o
 
 PROGRAM = "nvidia-cuda-mps-control"
 DRIVER_FOLDER = "/usr/local/nvidia/bin"  # where containers get the driver's programs, not always on their PATH
-# In one process group: the guardian, no child of the daemon's, and the daemon, in the place of the shell.
-LAUNCH = '("$1" -I -S "$2" "$3" &); exec "$0" -f'
+# In one process group: the guardian of our process ($4), no child of the daemon's, and the daemon, in the place of the
+# shell, which needs no descriptor ($3).
+LAUNCH = '("$1" -I -S "$2" "$4" &); exec "$0" -f'
 COMM = PROGRAM[:15]  # what the kernel keeps of the names of the daemon and of its servers
 LONGEST = len("/slm-mps-12345678/pipe/control_privileged")
 SOCKET_BYTES = 108  # sun_path, its closing zero included; a daemon with a longer one ends without saying why
@@ -97,22 +98,16 @@ class ReplicaEngines:
     one after the other."""
 
     def __init__(self, spec: ReplicaSpec, launch: Callable[..., Engine], device: str = "none") -> None:
-        """Launch all replicas.
-
-        Args:
-            launch: Launches one engine, as `launch_engine` does.
-            device: UUID of the device that they share, or "cpu" or "none".
-
-        Raises:
-            EngineFailed: One of them, which is named, cannot be launched.
-        """
+        """Launch all replicas by `launch`, which is like `launch_engine`. Raises EngineFailed, naming the replica, if
+        one cannot be launched. device: UUID of the device that they share, or "cpu" or "none"."""
         self.spec, self.device = spec, device
         self.engines: list[Engine] = []
         self._daemon: MpsDaemon | None = None
         self._undo = ExitStack()
         count, simulated = len(spec), spec.platform == "simulated"
         extra_envs: Sequence[Mapping[str, str]] = [{}] * count
-        cores = cores_of_each(count, spec.pinned)
+        ours = own_cores()
+        cores = equal_parts([ours] * count, ours) if spec.pinned else [()] * count
         on_gpus = spec.sharing == "gpus"
         part = {"gpus": count} if on_gpus else {"speed": IMAGINED_GAIN.get(spec.sharing, 1.0) / count}
         with undone_on_error(self.close):
@@ -130,10 +125,8 @@ class ReplicaEngines:
     def start(self, on_wait: StartCallback | None = None) -> Self:
         """Start the replicas one after the other, each as soon as the device's memory is stable, because vLLM takes
         memory that other processes free or take meanwhile for its own. With a GPU each the first replica compiles, and
-        the others, which find the compiled code, start side by side.
-
-        Raises EngineFailed, naming the replica, if one does not start or is not a client of the MPS daemon; then all
-        are stopped."""
+        the others, which find the compiled code, start side by side. Raises EngineFailed, naming the replica, if one
+        does not start or is not a client of the MPS daemon; then all are stopped."""
         with undone_on_error(self.close):
             if self.spec.sharing == "gpus":
                 self._start(0, on_wait)
@@ -182,21 +175,13 @@ class ReplicaEngines:
         self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], on_progress: ProgressCallback = None
     ) -> tuple[Run, ...]:
         """Put a load on each replica and return their runs. All begin at once and have one window, which opens when the
-        last replica has settled (`WindowBarrier`).
-
-        Args:
-            on_progress: Called with the progress of the first replica.
-
-        Raises:
-            BadUsage: There is not one workload and one load with a window for each replica.
-            EngineFailed: A replica, which is named, died; the others are stopped.
-        """
+        last replica has settled (`WindowBarrier`). `on_progress` is called with the progress of the first replica.
+        Raises BadUsage for a load without a window, and EngineFailed, naming the replica, if one died; then all are
+        stopped."""
         engines = self.engines
-        if len(workloads) != len(engines) or len(loads) != len(engines):
-            raise BadUsage(f"{len(engines)} replicas, {len(workloads)} workloads, {len(loads)} loads", "one of each")
         if any(load.requests is not None for load in loads):
             raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
-        for index, (engine, workload) in enumerate(zip(engines, workloads)):
+        for index, (engine, workload) in enumerate(zip(engines, workloads, strict=True)):
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
         barrier = WindowBarrier([message_of(load) for load in loads])
@@ -216,12 +201,20 @@ class ReplicaEngines:
         self._undo.close()
 
 
-def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
-    """The CPU cores of each replica: ours in equal parts, neighbors together. Parts are empty, which means all cores,
-    if replicas are not pinned or there are fewer cores than replicas."""
-    ours = sorted(own_cores()) if pinned else []
-    each = len(ours) // replicas
-    return [tuple(ours[i * each : (i + 1) * each]) for i in range(replicas)]
+def equal_parts(near: Sequence[frozenset[int]], ours: frozenset[int]) -> list[tuple[int, ...]]:
+    """Parts of our CPU cores, one for each engine: equally many, adjacent, no core in two of them, and near its device
+    (`near`: those that are) if there are enough. Measurements on different numbers of cores are not compared. Parts are
+    empty, which means all cores, if there are fewer cores than engines."""
+    sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
+    each = min((len(cores) // max(1, sharing) for cores, sharing in zip(near, sharers)), default=0)
+    if each == 0:
+        near, each = [ours] * len(near), len(ours) // max(1, len(near))
+    taken, parts = set[int](), []
+    for cores in near:
+        part = tuple(sorted(cores - taken)[:each])
+        taken |= set(part)
+        parts.append(part)
+    return parts
 
 
 def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
@@ -282,35 +275,27 @@ def mps_program() -> str | None:
     return shutil.which(PROGRAM, path=os.pathsep.join([os.environ.get("PATH", os.defpath), DRIVER_FOLDER]))
 
 
-class MpsDaemon:
-    """A control daemon of MPS, which is started when this object is made.
+class MpsDaemon(Child):
+    """A control daemon of MPS, which is started when this object is made. It runs in the foreground: with `-d` it would
+    not be our child, and we would have to believe a file that names its process id.
 
-    It runs in the foreground, as our child: so we see when and how it ends, and need not believe a file that names its
-    process id. With `-d` it would not be our child. A guardian kills its process group when this process is gone,
-    however it ended; only the folder stays then.
-
-    Attributes:
-        environment: The variables that a client's environment needs. Clients run as our user.
+    environment: The variables that a client's environment needs. Clients run as our user.
     """
 
+    log_name = "log/daemon.log"
+
     def __init__(self, gpu: str, thread_percentage: int | None = None) -> None:
-        """Start the daemon.
-
-        Args:
-            gpu: UUID of the GPU.
-            thread_percentage: Percentage of the SMs that each client may use.
-
-        Raises:
-            BadUsage: There is no control program.
-            EngineFailed: The daemon does not come up.
-        """
+        """Start the daemon of the GPU of that UUID. Raises BadUsage if there is no control program, and EngineFailed if
+        the daemon does not come up. thread_percentage: Percentage of the SMs that each client may use."""
         if not (found := mps_program()):
             raise BadUsage(f"{PROGRAM} is not on the PATH", "the programs of NVIDIA's driver, or time slicing")
         self._program = found
         temporary = tempfile.gettempdir()
         short = temporary if len(os.fsencode(temporary)) + LONGEST < SOCKET_BYTES else "/tmp"
-        self._folder = tempfile.TemporaryDirectory(prefix="slm-mps-", dir=short, ignore_cleanup_errors=True)
-        self.pipe, self.logs = Path(self._folder.name, "pipe"), Path(self._folder.name, "log")
+        folder = Path(tempfile.mkdtemp(prefix="slm-mps-", dir=short))
+        self.pipe, self.logs = folder / "pipe", folder / "log"
+        self.pipe.mkdir()
+        self.logs.mkdir()
         shared = {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
@@ -322,28 +307,18 @@ class MpsDaemon:
         own = {name: value for name, value in passed_on(os.environ).items() if not name.startswith("CUDA_MPS_")}
         path = os.pathsep.join([str(Path(found).parent), os.environ.get("PATH", os.defpath)])
         self._own_environment = own | shared | {"PATH": path}
-        self.process: subprocess.Popen[bytes] | None = None
+        command = ["sh", "-c", LAUNCH, found, sys.executable, str(GUARDIAN)]
+        super().__init__(command, self._own_environment, folder)
+
+        def answers() -> bool:
+            with suppress(EngineFailed):
+                self._ask("get_server_list")
+                return True
+            return False
+
         with undone_on_error(self.close):
-            self.pipe.mkdir()
-            self.logs.mkdir()
-            with (self.logs / "daemon.log").open("ab") as log:
-                self.process = subprocess.Popen(
-                    ["sh", "-c", LAUNCH, self._program, sys.executable, str(GUARDIAN), str(os.getpid())],
-                    start_new_session=True,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=self._own_environment,
-                )
-            until = time.monotonic() + START_S
-            while True:
-                with suppress(EngineFailed):
-                    self._ask("get_server_list")
-                    break
-                self.check()
-                if time.monotonic() >= until:
-                    raise self._failed(f"does not answer {START_S:g} s after its start")
-                time.sleep(POLL_S)
+            self.wait_until(answers, START_S, f"does not answer {START_S:g} s after its start")
+            self.check()
 
     def _ask(self, command: str) -> list[int]:
         """The process ids in the daemon's answer; other words are remarks."""
@@ -358,9 +333,9 @@ class MpsDaemon:
                 env=self._own_environment,
             )
         except subprocess.TimeoutExpired:
-            raise self._failed(f"did not answer to {command} within {ASK_S:g} s") from None
+            raise self.failed(f"did not answer to {command} within {ASK_S:g} s") from None
         if done.returncode:
-            raise self._failed(f"was not reached ({command}: {(done.stdout + done.stderr).strip()})")
+            raise self.failed(f"was not reached ({command}: {(done.stdout + done.stderr).strip()})")
         return [int(word) for word in done.stdout.split() if word.isdigit()]
 
     def clients(self) -> set[int]:
@@ -373,7 +348,7 @@ class MpsDaemon:
         clients = self.clients()
         if clients.isdisjoint(pids):
             ours, theirs = (", ".join(map(str, sorted(each))) or "none" for each in (pids, clients))
-            raise self._failed(
+            raise self.failed(
                 f"does not serve {name}, which silently runs without MPS: of its processes ({ours}) none is"
                 f" among the clients ({theirs})",
                 "start it as the same user, in the same container, with the daemon's CUDA_MPS_PIPE_DIRECTORY; or share"
@@ -381,15 +356,14 @@ class MpsDaemon:
             )
 
     def check(self) -> None:
-        """Raise EngineFailed, with the last lines of the logs, if the daemon has ended."""
-        if self.process is None:
-            raise self._failed("ended (it was closed)")
+        """Raise EngineFailed if the daemon has ended."""
         if (code := self.process.poll()) is not None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            raise self._failed(f"ended ({how})")
+            raise self.failed(f"ended ({'it was closed' if self.killed else how})")
 
-    def _failed(self, problem: str, hint: str = "") -> EngineFailed:
-        """An error with the last lines of each log: the daemon's, its servers', and what the daemon printed."""
+    def failed(self, problem: str, hint: str = "") -> EngineFailed:
+        """An error with the last lines of each log: the daemon's, its servers', and what the daemon printed. No log is
+        kept."""
         tails = []
         for log in sorted(self.logs.glob("*.log")):
             tails += [f"  {log.name}", *lines] if (lines := last_lines(log)) else []
@@ -397,32 +371,24 @@ class MpsDaemon:
         return EngineFailed(f"the MPS control daemon {problem}; logs in {self.logs}\n{shown}", hint)
 
     def close(self) -> None:
-        """Ask the daemon to quit, then end what is left, and remove its folder. Its clients have been ended before.
-
-        May be called twice. Takes a few END_S at most, whatever hangs. Never speaks to another daemon.
-        """
+        """Ask the daemon to quit, then end what is left, and remove its folder. Its clients have been ended before. May
+        be called twice. Takes a few END_S at most, whatever hangs."""
+        if self.killed:
+            return
         try:
-            if self.process and self.process.poll() is None:
-                with suppress(EngineFailed, subprocess.TimeoutExpired):
+            with suppress(EngineFailed, subprocess.TimeoutExpired):
+                if self.process.poll() is None:
                     self._ask("quit")
                     self.process.wait(END_S)
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                for pid in self._left():
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, number)
+                until = time.monotonic() + END_S
+                while self._left() and time.monotonic() < until:
+                    time.sleep(POLL_S)
         finally:
-            process, self.process = self.process, None
-            try:
-                for number in (signal.SIGTERM, signal.SIGKILL) if process else ():
-                    for pid in self._left():
-                        with suppress(ProcessLookupError, PermissionError):
-                            os.kill(pid, number)
-                    until = time.monotonic() + END_S
-                    while self._left() and time.monotonic() < until:
-                        time.sleep(POLL_S)
-            finally:
-                if process:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(END_S)
-                self._folder.cleanup()
+            self.kill()
 
     def _left(self) -> list[int]:
         """Process ids of the daemon and its servers, by their name and by our folder in their environment, because a
@@ -443,11 +409,9 @@ Launched = TypeVar("Launched", Engine, ReplicaEngines)
 class Pool:
     """The engine or the replicas that run. A request for another specification stops them first.
 
-    Attributes:
-        launch: Launches an engine, as `launch_engine` does.
-        starts: The specification of each start, in order.
-        on_wait: Called while an engine starts, with its specification and its log.
-        on_started: Called when an engine is ready, with its specification and the seconds that its start took.
+    launch: Launches an engine, as `launch_engine` does. starts: The specification of each start, in order. on_wait:
+    Called while an engine starts, with its specification and its log. on_started: Called when an engine is ready, with
+    its specification and the seconds that its start took.
     """
 
     def __init__(
@@ -466,27 +430,24 @@ class Pool:
     def current(self) -> Engines | None:
         return self._running.spec if self._running else None
 
-    def engine(self, spec: EngineSpec) -> Engine:
-        """The engine of `spec`: the one that runs if it is ready, or one that is started. Raises EngineFailed if it
-        does not start; an engine that did not start is not tried again."""
-        if isinstance(self._running, Engine) and self._running.spec == spec and self._running.ready:
+    def engine(self, spec: Engines) -> Engine | ReplicaEngines:
+        """The engine, or the replicas, of `spec`: what runs if it is ready, or what is started. Raises BadUsage if
+        replicas cannot share the device in this way (`cannot_share` says it beforehand), and EngineFailed if an engine
+        does not start; what did not start is not tried again."""
+        if self._running and self._running.spec == spec and self._running.ready:
             return self._running
-        return self.start(spec, partial(self.launch, spec))
-
-    def replicas(self, spec: ReplicaSpec) -> ReplicaEngines:
-        """The replicas of `spec`: those that run if all of them are ready, or those that are started. Raises BadUsage
-        if they cannot share the device in this way (`cannot_share` says it beforehand), and EngineFailed if one of them
-        does not start; replicas that did not start are not tried again."""
-        if isinstance(self._running, ReplicaEngines) and self._running.spec == spec and self._running.ready:
-            return self._running
+        if isinstance(spec, EngineSpec):
+            return self.start(spec, partial(self.launch, spec))
         if why := cannot_share(spec, self.device):
             raise BadUsage(why, "another way of sharing: time-slicing")
         return self.start(spec, partial(ReplicaEngines, spec, self.launch, self.device))
 
     def start(self, spec: Engines, launch: Callable[[], Launched]) -> Launched:
-        """Stop what runs, and start what `launch` returns in its place. Raises EngineFailed."""
+        """Stop what runs, and start what `launch` returns in its place. Raises EngineFailed; at once, and nothing is
+        stopped, if this specification was the last one that did not start."""
+        if self._failed and self._failed[0] == spec:
+            raise EngineFailed(f"not tried again: {self._failed[1].cause}", self._failed[1].hint)
         self.close()
-        self.check(spec)
         self.starts.append(spec)
         began = time.monotonic()
         try:
@@ -498,11 +459,6 @@ class Pool:
         if self.on_started:
             self.on_started(spec, time.monotonic() - began)
         return running
-
-    def check(self, spec: Engines) -> None:
-        """Raise EngineFailed if this specification was the last one that did not start."""
-        if self._failed and self._failed[0] == spec:
-            raise EngineFailed(f"not tried again: {self._failed[1].cause}", self._failed[1].hint)
 
     def close(self) -> None:
         """Stop what runs."""

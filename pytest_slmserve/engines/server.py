@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -31,7 +31,6 @@ from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Request, W
 from pytest_slmserve.telemetry.gpu import ask_once
 from pytest_slmserve.telemetry.host import own_cores
 
-LOOK_S = 0.05  # between two questions whether a child is ready
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 WORKER = Path(__file__).parent / "worker" / "vllm_worker.py"
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn: we limit how long a start may take
@@ -75,12 +74,8 @@ class ProcessEngine(Engine):
     def __init__(
         self, spec: EngineSpec, *, extra_env: Mapping[str, str] | None = None, cores: Collection[int] = ()
     ) -> None:
-        """Launch the engine. Raises BadUsage if its model cannot be described.
-
-        Args:
-            extra_env: Environment variables of this launch only, which change no measurement.
-            cores: CPU cores that the engine may use. Defaults to all.
-        """
+        """Launch the engine. Raises BadUsage if its model cannot be described. extra_env: Environment variables of this
+        launch only, which change no measurement. cores: CPU cores that the engine may use. Defaults to all."""
         super().__init__(spec)
         self.ready = False
         self._cores = cores
@@ -99,17 +94,8 @@ class ProcessEngine(Engine):
         raise NotImplementedError
 
     def await_turn(self, on_wait: StartCallback | None = None) -> None:
-        self._wait_until(lambda: self._waiting_since() is not None, "had not imported vLLM", on_wait)
-
-    def _wait_until(self, over: Callable[[], bool], late: str, on_wait: StartCallback | None) -> None:
-        """Wait until `over` says so, or the process has ended. Raises EngineFailed after START_S; late: its problem."""
-        until = time.monotonic() + START_S
-        while not over() and self.child.process.poll() is None:
-            if time.monotonic() > until:
-                raise self.child.failed(f"{late} after {START_S:.0f} s")
-            if on_wait:
-                on_wait(self.child.log)
-            time.sleep(LOOK_S)
+        late = f"had not imported vLLM after {START_S:.0f} s"
+        self.child.wait_until(lambda: self._waiting_since() is not None, START_S, late, on_wait)
 
     def _waiting_since(self) -> float | None:
         """The time of day at which the last of its processes began to wait; None unless all of them wait."""
@@ -255,7 +241,7 @@ class ServerEngine(ProcessEngine):
                     return sum(isinstance(line, dict) for line in told) >= front_ends
             return False
 
-        self._wait_until(answers, "was not ready", on_wait)
+        self.child.wait_until(answers, START_S, f"was not ready after {START_S:.0f} s", on_wait)
         if self.child.process.poll() is not None:
             raise self.child.failed("did not start")
         try:
@@ -390,11 +376,8 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
 
 def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Collection[int] = ()) -> dict[str, str]:
     """The environment of an engine: the part of ours that an engine may see, what its platform needs, and last what the
-    specification says. A token of the Hub is passed on only if real weights are loaded.
-
-    Args:
-        cores: The CPU cores of an engine that is pinned. Each of its processes gets as many, neighbors together.
-    """
+    specification says. A token of the Hub is passed on only if real weights are loaded. cores: The CPU cores of an
+    engine that is pinned. Each of its processes gets as many, neighbors together."""
     env = passed_on(inherited, hub=spec.load_format == "auto")
     env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all engines: it is in the hash of what is compiled
@@ -421,19 +404,14 @@ def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Co
 
 
 def model_for(spec: EngineSpec) -> str:
-    """The name or folder by which the engine loads its model: with dummy weights a folder of ours with its
-    configuration and a tokenizer. Raises BadUsage if that folder cannot be made."""
+    """The name or folder by which the engine loads its model: with dummy weights a folder in the user's cache with its
+    configuration and a tokenizer, made if it does not exist, whose name depends on their content. Raises BadUsage if it
+    cannot be made, or holds something else, because then another model would be measured."""
     if spec.load_format == "auto":
         return hub_name(spec.model)
-    model = spec.known_model
+    model, name = spec.known_model, short_name(spec.model)
     files = {"config.json": json.dumps(dict(model.config)), **tokenizer_files(model)}
-    return str(kept(short_name(spec.model), files))
-
-
-def kept(name: str, files: Mapping[str, str]) -> Path:
-    """A folder of the user's cache with these files, made if it does not exist. Its name depends on their content.
-    Raises BadUsage if it cannot be made, or holds something else, because then another model would be measured."""
-    folder = user_cache() / f"{name}-{short_hash(dict(files))}"
+    folder = user_cache() / f"{name}-{short_hash(files)}"
     try:
         if not folder.is_dir():
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -451,7 +429,7 @@ def kept(name: str, files: Mapping[str, str]) -> Path:
         raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
     with suppress(OSError, ValueError):
         if all((folder / file).read_text("utf-8") == text for file, text in files.items()):
-            return folder
+            return str(folder)
     raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
 
 

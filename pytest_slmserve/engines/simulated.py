@@ -8,10 +8,8 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,68 +23,22 @@ from pytest_slmserve.schema.specs import EngineSpec, Workload
 from pytest_slmserve.telemetry import sampler
 from pytest_slmserve.telemetry.host import Reading
 
-TICK_S = 0.25  # the factor is constant for so long
-BLOCK = 16  # ticks of recorded noise that stay together
-OCTAVES = tuple(TICK_S * 2**i for i in range(10))  # time constants of 1/f noise: to two minutes
+TICK_S = 0.25  # the speed of a noisy host is constant for so long
 
 
 class HostNoise:
-    """The factor of a host's speed at a time. Raises BadUsage for a kind that is not listed here.
+    """The factor of a host's speed at a time: the exponential of an Ornstein-Uhlenbeck process of this standard
+    deviation, and of a time constant of so many seconds."""
 
-    kind: "white:SD", "ou:SD:SECONDS" (Ornstein-Uhlenbeck with that time constant), "pink:SD" (1/f),
-    "slow:SHARE:DEPTH:SECONDS" (slower by DEPTH for a SHARE of the time, so many seconds each time), "states:APART" (two
-    states, one for a whole launch), several of these joined with "+", or a sequence of recorded factors, one for each
-    tick, which is resampled in blocks. SD is the relative standard deviation of a tick.
-    """
-
-    def __init__(self, kind: str | Sequence[float], seed: str) -> None:
-        self._factors: list[float] = []
-        self._more = _factors(kind, random.Random(seed))
+    def __init__(self, sd: float, seconds: float, seed: str) -> None:
+        self._sd, self._keeps, self._chance = sd, math.exp(-TICK_S / seconds), random.Random(seed)
+        self._values = [self._chance.gauss(0, sd)]  # of each tick so far
 
     def __call__(self, at_s: float) -> float:
-        tick = int(at_s / TICK_S)
-        if tick >= len(self._factors):
-            self._factors += islice(self._more, 2 * tick + 64 - len(self._factors))
-        return self._factors[tick]
-
-
-def _factors(kind: str | Sequence[float], chance: random.Random) -> Iterator[float]:
-    """An endless series of factors, one for each tick."""
-
-    def ou(sd: float, seconds: float) -> Iterator[float]:
-        value, keeps = chance.gauss(0, sd), math.exp(-TICK_S / seconds)
-        while True:
-            yield value
-            value = keeps * value + math.sqrt(1 - keeps**2) * chance.gauss(0, sd)
-
-    def slowdowns(share: float, depth: float, seconds: float) -> Iterator[float]:
-        """A Markov chain of two states, which is slow for `share` of the time."""
-        slow = chance.random() < share
-        ends = {True: TICK_S / seconds, False: TICK_S / seconds * share / (1 - share)}
-        while True:
-            yield 1 - depth if slow else 1.0
-            slow = slow ^ (chance.random() < ends[slow])
-
-    if not isinstance(kind, str):
-        starts = (chance.randrange(max(1, len(kind) - BLOCK + 1)) for _ in count())
-        return chain.from_iterable(kind[start : start + BLOCK] for start in starts)
-    if "+" in kind:
-        return map(math.prod, zip(*(_factors(part, chance) for part in kind.split("+"))))
-    name, *numbers = kind.split(":")
-    with suppress(ValueError):
-        match name, [float(number) for number in numbers]:
-            case "white", [sd]:
-                return (math.exp(chance.gauss(0, sd)) for _ in count())
-            case "ou", [sd, seconds]:
-                return map(math.exp, ou(sd, seconds))
-            case "pink", [sd]:
-                each = [ou(sd / math.sqrt(len(OCTAVES)), seconds) for seconds in OCTAVES]
-                return map(math.exp, map(sum, zip(*each)))
-            case "slow", [share, depth, seconds]:
-                return slowdowns(share, depth, seconds)
-            case "states", [apart]:
-                return repeat(math.exp(apart / 2 * chance.choice((-1, 1))))
-    raise BadUsage(f"host_noise={kind} is no noise of a host", "host_noise=pink:0.12")
+        while len(self._values) <= at_s / TICK_S:
+            drawn = math.sqrt(1 - self._keeps**2) * self._chance.gauss(0, self._sd)
+            self._values.append(self._keeps * self._values[-1] + drawn)
+        return math.exp(self._values[int(at_s / TICK_S)])
 
 
 BLOCK_SIZE = 16
@@ -123,7 +75,7 @@ class Faults:
         scatter: Relative standard deviation of the speed between launches of a gate. That of their starts is three
             times as large.
         slowdown: Share by which a step takes longer.
-        host_noise: Noise of the speed over time, a kind of `HostNoise`.
+        host_noise, host_noise_s: Relative standard deviation of the speed over time, and its time constant.
         lasts_s: Seconds of real time that a run takes at least, during which other things can happen.
     """
 
@@ -151,7 +103,8 @@ class Faults:
     imbalance: float = 0.0
     scatter: float = 0.016
     slowdown: float = 0.0
-    host_noise: str | tuple[float, ...] = ""
+    host_noise: float = 0.0
+    host_noise_s: float = 1.0
     lasts_s: float = 0.0
 
 
@@ -190,8 +143,8 @@ class SimulatedEngine(Engine):
         self.gpus = gpus or spec.tensor_parallel_size
         self.model = spec.known_model
         self.random = random.Random(f"{spec.seed}")
-        noise = self.faults.host_noise
-        self.host = HostNoise(noise, f"host {spec.seed}") if noise else None
+        noise = self.faults.host_noise, self.faults.host_noise_s
+        self.host = HostNoise(*noise, f"host {spec.seed}") if noise[0] else None
         self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
         layout = kv_cache.kv_layout(spec)
         block_bytes = BLOCK_SIZE * (layout.bytes_per_token or LAYOUT_UNKNOWN)

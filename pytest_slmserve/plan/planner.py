@@ -1,5 +1,5 @@
-"""The planner of a run: what the options and the words of markers mean on this host, as models, engines, requests,
-sweeps, and the cases of each kind of test. Arithmetic: it needs no GPU, and starts nothing."""
+"""The planner of a run: what options and markers mean on this host, as models, engines, requests, sweeps, and cases of
+each kind of test. Arithmetic: it needs no GPU, and starts nothing."""
 
 import inspect
 import math
@@ -47,15 +47,11 @@ WAIT_S = 0.1  # that a dynamic batch waits for more requests
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One model's points on one engine.
-
-    cut: loads left out, and why. adaptive: only those are measured that decide where the plateau is.
-    """
+    """One model's points on one engine. cut: loads left out, and why."""
 
     spec: EngineSpec
     cases: tuple[Case, ...]
     cut: tuple[tuple[int, str], ...] = ()
-    adaptive: bool = False
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
@@ -127,8 +123,8 @@ def engine_spec(
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
-    """Return the requests of the options: of a trace (CSV or JSON lines), of ShareGPT (one array), or, with no dataset,
-    of the shipped lengths. Raises BadUsage if the options want fixed lengths of a trace."""
+    """Return the requests of the options: of a trace, of ShareGPT, or, with no dataset, of the shipped lengths. Raises
+    BadUsage if the options want fixed lengths of a trace."""
     given, source = (options.input_len, options.output_len), "lengths"
     if options.dataset:
         source = "trace-lengths" if options.dataset.endswith(TRACES) else "sharegpt"
@@ -170,11 +166,8 @@ def checked_lengths(given: Any) -> tuple[int | None, int | None]:
 
 @dataclass(repr=False)
 class Planner:
-    """What the options mean on a host: its models, their engines, requests and sweeps.
-
-    notes: for the user. sweeps: planned so far, by model. beside: keys of curves that are measured to be compared with
-    each other, and are no sweeps.
-    """
+    """What the options mean on a host. notes: for the user. sweeps: planned so far, by model. beside: keys of curves
+    that are measured to be compared with each other, and are no sweeps."""
 
     options: Options
     platform: Platform
@@ -212,8 +205,7 @@ class Planner:
 
     def _find(self, models: Sequence[str]) -> None:
         """Have models counted that were not before. Raises BadUsage for an unknown one."""
-        python, env = self.options.engine
-        here = self.host.environment
+        (python, env), here = self.options.engine, self.host.environment
         new = [model for model in models if model not in self._found]
         self.notes += probe_models(new, python, dict(env), {"vllm": here.vllm, "torch": here.torch})
         for model in new if self.options.load_format == "auto" else ():
@@ -221,24 +213,22 @@ class Planner:
                 self.notes.append(f"{model}: the licence of its weights restricts their use: {licence}")
         self._found.update(new)
 
-    def misfit(self, model: str, gpu_memory: int | None = None) -> str | None:
-        """Return why a model cannot be served here, or None. Raises BadUsage for an unknown one."""
+    def misfit(self, model: str, **changes: Any) -> str | None:
+        """Return why a model cannot be served here, or None. changes: as of `spec`. Raises BadUsage for an unknown
+        model."""
         if self.platform == "remote":
             return None
         self._find([model])
         try:
-            self.spec(model, gpu_memory=gpu_memory)
+            self.spec(model, **changes)
         except BadUsage as error:
             return error.problem
         return None
 
     def workload(self, model: str, words: Words = NO_WORDS, requests: int | None = None) -> Workload:
-        """Return the requests for `model`, as the options and a marker say, made once. Models of one vocabulary share
-        them if no dataset is read; an unknown model of an endpoint has ids that most models have.
-
-        requests: their number in a job, which may have some that its engine does not take. Raises BadUsage for text
-        without a tokenizer, and otherwise for fixed lengths that are too long for the model.
-        """
+        """Return the requests for `model`, as the options and a marker say, made once: models of one vocabulary share
+        them if no dataset is read. requests: their number in a job. Raises BadUsage for text without a tokenizer, and,
+        but in a job, for fixed lengths that are too long for the model."""
         spec = workload_spec(self.options, self.platform)
         if "lengths" in words:
             spec = spec.with_lengths(*checked_lengths(words["lengths"]))
@@ -263,9 +253,9 @@ class Planner:
                 self._workloads[name] = Workload(spec, tuple(made), source)
         return self._workloads[name]
 
-    def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
-        """Return the engine of a model. gpus, gpu_memory: if others than the options say. Raises BadUsage if they are
-        not there."""
+    def spec(self, model: str, gpus: int | None = None, **changes: Any) -> EngineSpec:
+        """Return the engine of a model. gpus: if others than the options say. changes: options with values of their
+        own. Raises BadUsage if its GPUs are not there, or their memory is too small."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return EngineSpec(
@@ -278,8 +268,7 @@ class Planner:
                 allow_prefix_cache=self.options.allow_prefix_cache,
             )
         self._find([model])
-        options = self.options._replace(gpu_memory=gpu_memory) if gpu_memory else self.options
-        spec = engine_spec(options, self.platform, model, self.host.environment, gpus)
+        spec = engine_spec(self.options._replace(**changes), self.platform, model, self.host.environment, gpus)
         check_there(self.host, spec.gpus)
         return spec
 
@@ -298,8 +287,8 @@ class Planner:
         thread_percentage: int | None = None,
     ) -> ReplicaSpec:
         """Return an engine for each of `models`; unless each has a GPU of its own, their shares of the memory add up to
-        that of one engine. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage if one of
-        them has no room for a KV cache, no GPU, or no URL."""
+        that of one engine. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage if one has no
+        room for a KV cache, no GPU, or no URL."""
         if self.platform == "remote":
             urls = [replace(self.spec(model), url=url) for model, url in zip(models, self.options.endpoint)]
             if len(urls) < len(models):
@@ -307,15 +296,12 @@ class Planner:
             return ReplicaSpec(tuple(urls), sharing or "urls", bool(pinned), thread_percentage)
         apart = sharing == "gpus"
         share = self.options.gpu_memory_utilization / (1 if apart else len(models))
-        options = self.options._replace(gpu_memory_utilization=share)
-        self._find(models)
-        engines = [engine_spec(options, self.platform, model, self.host.environment) for model in models]
+        engines = [self.spec(model, gpu_memory_utilization=share) for model in models]
         if apart:
             engines = [replace(engine, gpu=i * engine.tensor_parallel_size) for i, engine in enumerate(engines)]
         check_there(self.host, engines[-1].gpus)
-        own_cores = self.options.pin_cores if pinned is None else pinned
         # vLLM's CPU backend binds its threads to cores, where they spin: two engines on the same ones come to no step.
-        pin = own_cores or self.platform == "cpu"
+        pin = self.platform == "cpu" or (self.options.pin_cores if pinned is None else pinned)
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def sweep(self, model: str) -> Sweep:
@@ -336,12 +322,11 @@ class Planner:
             raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
         loads = {f"{short_name(model)}-{n}": self.load(n) for n, why in fits.items() if not why}
         cases = tuple(self.case(spec, [workload], [load], model=model, id=id) for id, load in loads.items())
-        self.sweeps[model] = Sweep(spec, cases, cut, self.options.sweep == "adaptive")
+        self.sweeps[model] = Sweep(spec, cases, cut)
         return self.sweeps[model]
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
-        """Return the environment of `spec`: this host, with the versions of its own interpreter. Its cores are those of
-        all of its GPUs, if each GPU has a part of them."""
+        """Return the environment of `spec`: this host, with the versions of its own interpreter."""
         first, here = engines_of_set(spec)[0], self.host.environment
         own = first.python, first.env
         if first.platform == "remote":
@@ -374,11 +359,11 @@ class Planner:
     ) -> Case:
         """Return the case of `concurrency` requests in flight in all engines, the same number in each. load: fields of
         a ClosedLoop that differ from the options. Raises BadUsage if the number cannot be divided."""
-        if why := uneven(concurrency, len(engines)):
+        if (n := len(engines)) > concurrency or concurrency % n:
+            why = f"{concurrency} requests in flight cannot be divided evenly among {n} replicas"
             raise BadUsage(why, "a multiple, such as 96, 192 or 384")
-        each = replace(self.load(concurrency // len(engines)), **load or {})
         workloads = [self.workload(engine.model) for engine in engines.engines]
-        return self.case(engines, workloads, [each] * len(engines), **names)
+        return self.case(engines, workloads, [replace(self.load(concurrency // n), **load or {})] * n, **names)
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:
@@ -392,13 +377,6 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
         raise BadUsage(f"{wanted[-1] + 1} GPUs are asked for, and {count} visible", f"{len(host.gpus)} or fewer")
     if host.gpus and (why := unlike([host.gpus[i] for i in (0, *wanted)])):
         raise BadUsage(f"{why}: what they serve cannot be compared", "CUDA_VISIBLE_DEVICES with GPUs of one kind")
-
-
-def uneven(concurrency: int, replicas: int) -> str | None:
-    """Return why requests in flight cannot be divided evenly among replicas, or None."""
-    if concurrency >= replicas and concurrency % replicas == 0:
-        return None
-    return f"{concurrency} requests in flight cannot be divided evenly among {replicas} replicas"
 
 
 # Cases by the kind of test
@@ -462,29 +440,30 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
     options = planner.options
     try:
         spec = planner.replicas([model] * count, sharing)
+        case = planner.replicas_case(spec, concurrency, model=model, id=name)
     except BadUsage as error:
         return Case(model=model, id=name, skip_reason=error.problem)
-    full = kv_cache.no_room(spec.engines[0], planner.workload(model).longest, concurrency // count)
-    why = uneven(concurrency, count) or (f"{full} in a replica" if full else None)
+    full = kv_cache.no_room(spec.engines[0], case.workloads[0].longest, concurrency // count)
     on_a_cluster = options.ray and not options.on_all_gpus and planner.platform == "cuda"
-    if why is None and on_a_cluster and sharing in ("mps", "mig"):
+    if full:
+        why: str | None = f"{full} in a replica"
+    elif on_a_cluster and sharing in ("mps", "mig"):
         why = f"whether a node of a cluster can share a GPU by {sharing} is not known here"
-    if why := why or cannot_share(spec, planner.host.device):
-        return Case(model=model, id=name, skip_reason=why)
-    return planner.replicas_case(spec, concurrency, model=model, id=name)
+    else:
+        why = cannot_share(spec, planner.host.device)
+    return Case(model=model, id=name, skip_reason=why) if why else case
 
 
 def replica_load(model: str) -> int:
-    """Return the requests in flight in all replicas of a model: of 3, 6, 12 ..., which two, three and four replicas
-    divide, the largest up to the paper's batch of the model (arXiv:2404.03353, table 1), or to 96."""
+    """Return the load of all replicas of a model: of 3, 6, 12 ..., which two, three and four replicas divide, the
+    largest up to the paper's batch of the model (arXiv:2404.03353, table 1), or to 96."""
     largest = PUBLISHED.get(short_name(model), 96)
     return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))
 
 
 def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
-    """Return cases on several GPUs: for each model one engine on each number of GPUs under each load. Sets of replicas,
-    each with GPUs of its own, follow under loads of at least ENOUGH_FOR_A_REPLICA requests for each GPU. An endpoint
-    has none."""
+    """Return cases on several GPUs, of an endpoint none: for each model one engine on each number of GPUs under each
+    load, then sets of replicas with GPUs of their own, under loads of ENOUGH_FOR_A_REPLICA requests for each GPU."""
     options = planner.options
     if options.endpoint:
         return []
@@ -558,23 +537,19 @@ def job_case(
 ) -> Case:
     """Return one job of a model. Raises BadUsage for an unknown model. A limit that is None is as the options say.
 
-    Args:
-        requests, rate: As of an open loop.
-        lengths: Prompt and output tokens. None: natural lengths, the outputs divided by `shorter`.
-        kv_requests: Number of requests at full length that the KV cache holds.
-        max_num_seqs: The most sequences in the engine at once.
-        gpu_memory: Memory of the GPU to plan for, "40GiB".
-        batching: By Transformers, in batches one after the other. None: continuously, by vLLM.
+    requests, rate: as of an open loop. lengths: prompt and output tokens; None: natural ones, the outputs divided by
+    `shorter`. kv_requests: number of requests at full length that the KV cache holds. max_num_seqs: the most sequences
+    in the engine at once. gpu_memory: to plan for, "40GiB". batching: by Transformers; None: continuously, by vLLM.
     """
     arrivals = f"{requests}-at-once" if rate == math.inf else f"{rate:g}-per-s"
     limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory}
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"
     name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
-    memory = None if gpu_memory is None else kv_cache.parse_memory(gpu_memory)
-    if why := planner.misfit(model, memory):
+    memory = {} if gpu_memory is None else {"gpu_memory": kv_cache.parse_memory(gpu_memory)}
+    if why := planner.misfit(model, **memory):
         return Case(model=model, id=name, skip_reason=why)
-    spec = planner.spec(model, gpu_memory=memory)
+    spec = planner.spec(model, **memory)
     workload = planner.workload(model, {"lengths": lengths or (None, None)}, requests)
     if shorter > 1:
         cut = tuple(Request(r.prompt, max(1, r.output_tokens // shorter)) for r in workload.requests)
@@ -593,8 +568,10 @@ def job_case(
         return Case(model=model, id=name, skip_reason=why)
     if spec.platform != "remote":
         spec = replace(spec, max_num_seqs=max_num_seqs or spec.max_num_seqs)
-    if batching is not None and spec.platform != "remote":
-        spec = batched(spec, batching)
+    if batching is not None and spec.platform != "remote":  # without vLLM's arguments; the simulated engine's stay
+        extra: tuple[tuple[str, Any], ...] = spec.extra if spec.platform == "simulated" else ()
+        extra = (*extra, ("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
+        spec = replace(spec, interface="transformers", tensor_parallel_size=1, extra=extra)
     elif kv_requests and layout.windows and layout.bytes_per_token:
         each = kv_cache.request_blocks(spec, layout.windows, layout.block_size, longest)
         blocks = kv_requests * each + kv_cache.NULL_BLOCKS
@@ -603,11 +580,3 @@ def job_case(
         else:
             spec = replace(spec, kv_cache_bytes=blocks * layout.block_size * layout.bytes_per_token)
     return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
-
-
-def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
-    """Return a copy of `spec` that serves by Transformers, on one GPU, without vLLM's arguments; the simulated engine
-    keeps its own."""
-    extra = spec.extra if spec.platform == "simulated" else ()
-    how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
-    return replace(spec, interface="transformers", tensor_parallel_size=1, extra=(*extra, *how))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_slmserve import plugin
-from pytest_slmserve.plugin import BASELINE, ELSEWHERE, NEEDS_A_MODE, OUR_KEY, SESSION
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def slm_session(request: pytest.FixtureRequest) -> Session:
     """The session of this run: options, host, engines, archive, measurements."""
-    if SESSION not in request.config.stash:  # a test that asks by `getfixturevalue` was not known to measure
-        pytest.skip(NEEDS_A_MODE)
-    return request.config.stash[SESSION]
+    if plugin.SESSION not in request.config.stash:  # a test that asks by `getfixturevalue` was not known to measure
+        pytest.skip(plugin.NEEDS_A_MODE)
+    return request.config.stash[plugin.SESSION]
 
 
 @pytest.fixture
@@ -163,16 +162,16 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 def slm_alone(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], None]:
     """Measures two cells of `slm_model` once more, when no other engine of the run works: the smallest and the largest
     load of those that were measured next to others. Skipped without `--slm-ray local`."""
-    engines = request.config.stash[ELSEWHERE]
+    engines = request.config.stash[plugin.ELSEWHERE]
     return lambda: engines.measure_alone(slm_session, slm_model)
 
 
 @pytest.fixture(scope="session")
 def slm_baseline(request: pytest.FixtureRequest) -> StoredBaseline:
     """The stored baseline that `--slm-baseline` names; without that option, tests that request it are skipped."""
-    if BASELINE not in request.config.stash:
+    if plugin.BASELINE not in request.config.stash:
         pytest.skip("nothing to be held against: needs --slm-baseline")
-    return request.config.stash[BASELINE]
+    return request.config.stash[plugin.BASELINE]
 
 
 @pytest.fixture
@@ -267,11 +266,11 @@ class BenchmarkReporter:
         from pytest_slmserve.plugin.session_hooks import detail_of
 
         wanted = config.getoption("benchmark_compare") or config.getoption("benchmark_histogram")
-        shown = wanted or (SESSION in config.stash and detail_of(config) == "all")
+        shown = wanted or (plugin.SESSION in config.stash and detail_of(config) == "all")
         found: list[tuple[str | None, list[Any]]] = []
         for name, benchmarks in (yield):
-            ours = [each for each in benchmarks if OUR_KEY in each["extra_info"]]
-            others = [each for each in benchmarks if OUR_KEY not in each["extra_info"]]
+            ours = [each for each in benchmarks if plugin.OUR_KEY in each["extra_info"]]
+            others = [each for each in benchmarks if plugin.OUR_KEY not in each["extra_info"]]
             found += [(name, others)] if others else []
             found += [(f"s per request: {name}" if name else "s per request", ours)] if ours and shown else []
         return found

@@ -70,35 +70,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ItemPlan:
-    """What a test item measures or reads. It is found once, when all items are collected.
-
-    Attributes:
-        name: Name of the item.
-        skipped: Whether the item does not run; then it has none of the following.
-        case: The case that the item's parameter has it measure.
-        engine: The engine that the item needs, or whose measurements it reads. None for a model that is not swept here.
-        model: The model whose measurements the item reads, if its parameter names one.
-        gate: The model whose gate the item carries out, if its parameter names one.
-        claim: The claim that the item judges.
-        swept: Whether the case is a point of a sweep that the options plan, not one that the marker names.
-        compares: Whether the item compares two sides.
-        reads: Whether it reads what other items have measured.
-        starts: Whether an item without a case needs the engine for itself; one that only reads does not.
-        open: Whether only its body determines what it measures.
-    """
+    """What a test item measures or reads. It is found once, when all items are collected."""
 
     name: str
-    skipped: bool = False
-    case: Case | None = None
-    engine: Engines | None = None
-    model: str | None = None
-    gate: str | None = None
-    claim: str | None = None
-    swept: bool = False
-    compares: bool = False
-    reads: bool = False
-    starts: bool = False
-    open: bool = False
+    skipped: bool = False  # it does not run, and has none of the following
+    case: Case | None = None  # that its parameter has it measure
+    engine: Engines | None = None  # that it needs, or whose measurements it reads; None for a model not swept here
+    model: str | None = None  # whose measurements it reads, if its parameter names one
+    gate: str | None = None  # the model whose gate it carries out, if its parameter names one
+    claim: str | None = None  # that it judges
+    swept: bool = False  # its case is a point of a sweep that the options plan, not one that the marker names
+    compares: bool = False  # two sides
+    reads: bool = False  # what other items have measured
+    starts: bool = False  # without a case, it needs the engine for itself; one that only reads does not
+    open: bool = False  # only its body determines what it measures
 
 
 PLAN = pytest.StashKey[ItemPlan]()
@@ -133,8 +118,7 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
 
 
 def check_item(item: Any) -> None:
-    """Raise BadUsage if the words of an item's slm marker are wrong, or its body drops a verdict. A parametrised item
-    has the models and the engine of the options, so words that choose one say nothing there."""
+    """Raise BadUsage if the words of an item's slm marker are wrong, or say nothing, or its body drops a verdict."""
     marker, words = item.get_closest_marker("slm"), words_of(item)
     if marker and marker.args:
         given = ", ".join(map(repr, marker.args))
@@ -212,12 +196,10 @@ def carries_out_gates(session: Session, words: Mapping[str, Any]) -> bool:
 
 
 def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[Any]:
-    """Return the parameters of a fixture that the options parametrise. words: of the marker.
-
-    They are cases; of `slm_gate` models with the endpoints that a gate compares, a single None without a gate; of
-    `slm_model` the models of the sweep, those that the marker names, or those of its jobs that can be measured here.
-    Raises BadUsage for a marker that does not fit the options, and for a gate that could not be carried out.
-    """
+    """Return the parameters of a fixture that the options and the marker's words determine: cases; of `slm_gate` models
+    with the endpoints that a gate compares, a single None without a gate; of `slm_model` the models of the sweep, those
+    that the marker names, or those of its jobs that can be measured here. Raises BadUsage for a marker that does not
+    fit the options, and for a gate that could not be carried out."""
     planner, claim, found = session.planner, words.get("claim"), list[Any]()
     match fixture:
         case "slm_gate":
@@ -262,8 +244,8 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
-    """Return the models of a marker that can be judged here: if models were chosen, all that the claim reads are among
-    them; else all fit. Raises BadUsage for an unknown claim or model, and if `named` is no list."""
+    """Return the models of a marker that can be judged here: all that the claim reads were chosen, or fit if none were.
+    Raises BadUsage for an unknown claim or model, and if `named` is no list."""
     if not isinstance(named, list | tuple) or not all(isinstance(model, str) for model in named):
         given = named if isinstance(named, str) else "opt-125m"
         raise BadUsage(f"@pytest.mark.slm(models={named!r}) is no list of models", f"models=[{given!r}]")
@@ -390,9 +372,9 @@ def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
     """Give each item that measures its plan, skip those that this mode cannot carry out, and return all in the order in
     which they run. Raises BadUsage for wrong markers, and for verdicts that nothing asserts.
 
-    Engines come in the order of their first item, claims and advice after the points that they read. Items that read
-    points of several engines come last; so do gates, which end the engine of the others, and skipped items, because no
-    engine ends for them. If cases are measured again alone in the end, every reader waits for them.
+    Engines come in the order of their first item, claims and advice after the points that they read. Last come items
+    that read points of several engines, gates, which end the engine of the others, and skipped items. If cases are
+    measured again alone in the end, every reader waits for them.
     """
     for item in items:
         check_item(item)
@@ -447,8 +429,8 @@ def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
 
 
 def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
-    """Return the differences between the measurement and the case that are most alike, in three clauses at most. There
-    is the archive, here the run. cases: without workload and load if only the body of a test determines them."""
+    """Return the differences between the measurement ("there") and the case ("here") that are most alike, in three
+    clauses at most. cases: without workload and load if only the body of a test determines them."""
     kinds = list({m.key: m for m in stored}.values())
     clauses: list[list[str]] = []
     for m, case in product(kinds[:LOOKED_AT], cases[:LOOKED_AT]):
@@ -517,8 +499,8 @@ class PlannedCase:
     sweeps: Sweeps | None = None
 
     def measure(self) -> Verdict:
-        """Measure what is missing. The verdict tells whether the measurements can be trusted. The test is skipped if an
-        adaptive sweep does not need this point, or the engine turns out to have no room for it."""
+        """Measure what is missing, and return whether it can be trusted. The test is skipped if an adaptive sweep does
+        not need this point, or the engine turns out to have no room for it."""
         model, concurrency, wanted = self.case.model, self.case.concurrency, self.session.options.repeats
         try:
             if self.sweeps:
@@ -538,7 +520,7 @@ class PlannedCase:
 
 @dataclass(frozen=True, repr=False)
 class OwnEngine:
-    """The engine that the marker of a test item asks for, and what the test measures on it."""
+    """The engine that the marker of a test asks for."""
 
     session: Session
     spec: EngineSpec

@@ -1,5 +1,4 @@
-"""Progress of a run: estimates of its time, in seconds, and one live line on a terminal; elsewhere a line for each case
-and each engine start."""
+"""Progress of a run: estimates of its time, one live line on a terminal; elsewhere a line for each case or start."""
 
 import sys
 import time
@@ -50,8 +49,7 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
 
 
 def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) -> TimeLeft:
-    """The time left for items, of which the first runs. step_s: the estimate for what it does at present; a gate is one
-    step."""
+    """The time left for items, of which the first runs. step_s: of what it does at present, unless it is a gate."""
     rows, planned = plan_rows(session, plans), {case.key for case in cases_of_items(plans)}
     asked = {case: missing for case, missing in session.executor.awaited().items() if case.key not in planned}
     engines = {row.engine for row in rows if row.engine} | {case.engine for case in asked}
@@ -66,8 +64,7 @@ def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) 
 
 
 def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[PlannedItem]) -> tuple[float, str]:
-    """Seconds that a run of items takes, and the same in words, with its engine starts and models. rows: what
-    `plan_rows` makes of them."""
+    """Seconds that a run of items takes, and a sentence of it. rows: what `plan_rows` makes of them."""
     groups = cases.groups_of(rows)
     gates = {plan.gate for plan in plans if plan.gate}
     engines = {group.engine for group in groups}
@@ -87,8 +84,8 @@ def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[Planne
 
 
 class ProgressLine:
-    """One line below pytest's own, written over while something is started or measured. If the output is no
-    terminal: lines that stay, unless pytest is to be quiet."""
+    """One line below pytest's own, written over while something is started or measured; on no terminal lines that stay,
+    unless pytest is to be quiet."""
 
     def __init__(self, session: pytest.Session, slm: Session, reporter: Any) -> None:
         self.plans, self.slm, self.reporter = plans_of(session.items), slm, reporter
@@ -151,9 +148,8 @@ class ProgressLine:
             self._tell(f"{engine_title(spec)} started in {seconds:.0f} s")
 
     def _left(self, step: object, estimate_s: float) -> str:
-        """The time left, in words. What is left is estimated once for each step: that hashes the keys of cases, too
-        much to do twice a second during a measurement. A gate is one step, because how many pairs it needs shows late.
-        """
+        """The time left, in words, estimated once for each step, because that hashes the keys of cases. A gate is one
+        step: how many pairs it needs shows late."""
         began = time.monotonic()
         if self.left[0].compares:
             step, began = self.left[0], self.item_began

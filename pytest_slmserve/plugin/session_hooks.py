@@ -50,20 +50,13 @@ def detail_of(config: pytest.Config) -> Detail:
 
 @dataclass(eq=False, repr=False)
 class SessionHooks:
-    """The hooks of one run.
-
-    Attributes:
-        slm: The session of the run.
-        elsewhere: Measures in place of this process, if the run uses Ray.
-        problem: Why the options cannot be carried out, found while items were made.
-        collected: Sentences on the tests that are no part of the run, and on its length.
-    """
+    """The hooks of one run."""
 
     config: pytest.Config
     slm: Session
-    elsewhere: RayEngines | None = None
-    problem: str = ""
-    collected: list[str] = field(default_factory=list)
+    elsewhere: RayEngines | None = None  # measures in place of this process, if the run uses Ray
+    problem: str = ""  # why the options cannot be carried out, found while items were made
+    collected: list[str] = field(default_factory=list)  # sentences on tests that are no part of the run, on its length
 
     @classmethod
     def from_options(cls, config: pytest.Config, options: Options, typed: Sequence[str]) -> SessionHooks:
@@ -131,9 +124,7 @@ class SessionHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Deselect what is no part of this run, and sort the rest. What does not measure is none if a mode and no path
-        was given: the mode was given to measure. A gate runs alone: other measurements could wait, and its engines
-        would not be fresh."""
+        """Deselect what is no part of this run, and sort the rest. A gate runs alone: other measurements can wait."""
         if self.problem:
             raise pytest.UsageError(self.problem)
         options, named = self.slm.options, self.config.args_source is pytest.Config.ArgsSource.ARGS
@@ -165,18 +156,23 @@ class SessionHooks:
     @pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Take the device before the first item: a run that would disturb another must not start."""
-        slm, measured = self.slm, list(filter(is_measured, session.items))
-        if self.config.option.collectonly or self.problem or not measured:
+        slm, options, plans = self.slm, self.slm.options, tests.plans_of(session.items)
+        if self.config.option.collectonly or self.problem or not any(map(is_measured, session.items)):
             return  # the hook is called although the one before it has raised
-        plans = tests.plans_of(session.items)
+        terminal = self.config.pluginmanager.getplugin("terminalreporter")
         with self._as_usage_errors():
-            if slm.options.plan:
-                self._resume(session)
+            if options.plan:
+                slm.resume()
+            else:
+                if options.baseline:
+                    self.config.stash[BASELINE] = StoredBaseline.of_run(slm.verdicts)
+                slm.open()
+            if options.resume and not options.gate and (slm.resumes or not options.plan):
+                said = tests.fits(slm, plans)
+                if terminal:
+                    terminal.write_line(folded(f"slmserve: {said}"))
+            if options.plan:
                 return
-            if slm.options.baseline:
-                self.config.stash[BASELINE] = StoredBaseline.of_run(slm.verdicts)
-            slm.open()
-            self._resume(session)
             rows = plan_rows(slm, plans)
             if self.elsewhere:
                 slm.undo.callback(self.elsewhere.close)  # what has come by then goes into the archive
@@ -187,22 +183,11 @@ class SessionHooks:
             if seconds >= LONG_S:
                 self.collected.append(f"slmserve: {length}; --slm-plan lists them")
             slm.begin(compares=any(plan.compares for plan in plans))
-        if reporter := self.config.pluginmanager.getplugin("terminalreporter"):
-            progress = ProgressLine(session, slm, reporter)
+        if terminal:
+            progress = ProgressLine(session, slm, terminal)
             if self.elsewhere:
                 self.elsewhere.on_progress = progress.wait
             self.config.pluginmanager.register(progress, "slmserve-progress")
-
-    def _resume(self, session: pytest.Session) -> None:
-        """Say before the first engine starts what is resumed; of a plan it is read here. Raises SlmError."""
-        options = self.slm.options
-        if options.gate or not options.resume or (options.plan and self.slm.resumed is None):
-            return
-        if options.plan:
-            self.slm.resume()
-        said = tests.fits(self.slm, tests.plans_of(session.items))
-        if terminal := self.config.pluginmanager.getplugin("terminalreporter"):
-            terminal.write_line(folded(f"slmserve: {said}"))
 
     def pytest_report_collectionfinish(self) -> list[str]:
         return list(map(folded, self.collected))

@@ -1,1 +1,1 @@
-"""Output of the analysis for readers: tables, figures, texts and exports. Nothing here decides a verdict."""
+"""Output of the analysis for readers: tables, figures and texts. Nothing here decides a verdict."""

@@ -115,7 +115,6 @@ CHANGES: tuple[Column[tuple[MetricChange, bool]], ...] = (
 
 
 def value_text(metric: str, value: float) -> str:
-    """Return a value in the unit of its heading."""
     return FOUR(METRICS[metric].scale * value)
 
 
@@ -198,8 +197,8 @@ HISTORY: tuple[Column[tuple[str, changes.ReleaseMean]], ...] = (
 
 
 def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section | Legend]:
-    """Yield the table and the charts of each case of which several releases were measured, and why steps are
-    inconclusive; then what all verdicts rest on."""
+    """Yield the table and the charts of each case of which several releases were measured, then what verdicts rest
+    on."""
     for title, alike in grouped(found, lambda each: f"{each.subject}, {each.device}").items():
         rows = [(each.metric, release) for each in alike for release in each.releases]
         steps = [(release.step, release) for _, release in rows if release.step]

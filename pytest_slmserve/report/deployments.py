@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.compare.deployments import AtBothInterfaces, Deployment
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, device_figures, memory_in_use, runs_of_each_gpu
-from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
 from pytest_slmserve.analysis.verdict import above
 from pytest_slmserve.report import text_table
@@ -231,11 +231,11 @@ def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
                 if point.workload is None or (c.workload and c.workload.hash == point.workload)
             ]
             alone.append(next((one.output_tokens_per_s or 0.0 for one in found if one), 0.0))
-        together = system_throughput(point, alone)
-        if together is not None:
-            each = ", ".join(
-                f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, point.each_tokens_per_s)
-            )
+        rates = point.each_tokens_per_s
+        if len(rates) == len(alone) and all(alone):
+            each = ", ".join(f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, rates))
+            # 1 is what taking turns would give (system throughput: Eyerman and Eeckhout, IEEE Micro 2008).
+            together = sum(rate / own for rate, own in zip(rates, alone))
             yield f"{name}: {each}; {figure(together)} times what serving one after the other would give"
 
 
@@ -301,7 +301,7 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
         Column("tokens/s\nper GPU", lambda one: figure(one.tokens_per_s / one.gpus, 4), rank=4),
         Column("gain\n%", lambda one: changed(gain(one))[0], rank=1),
         Column("95 %\n", lambda one: changed(gain(one))[1], "left", rank=2),
-        Column("E2E s\nmean", lambda one: figure(one.e2e_s), rank=1),
+        Column("E2E s\nmean", lambda one: figure(one.served.e2e_s), rank=1),
         Column("E2E s\np99", lambda one: figure(one.served.e2e_p99_s), rank=5),
         Column("power\nW", lambda one: figure(one.served.power_w), rank=3),
         Column("imbal-\nance %", lambda one: hundredths(one.served.power_imbalance), rank=8),
@@ -352,7 +352,7 @@ def best_on_several(
         most = max(choices, key=lambda one: one.tokens_per_s)
         best: dict[str, tuple[Deployment, float | None]] = {"requests_per_s": (most, requests_per_s(curve, most))}
         costs = {
-            "e2e_s": [one.e2e_s for one in choices],
+            "e2e_s": [one.served.e2e_s for one in choices],
             "joules_per_request": [joules_per_request(curve, one) for one in choices],
         }
         for wish, values in costs.items():
@@ -390,11 +390,10 @@ INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
 def interfaces_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
     """Yield each model that was measured through both interfaces, load by load, then how to read the tables."""
     found = deployments.at_both_interfaces(curves)
-    for each in found:
-        server = each.server
-        launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (each.engine, server))
+    for engine, server, loads in found:
+        launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (engine, server))
         through = f"{server.subject} through the server{front_ends(server.spec)} beside the engine"
         title = f"{through}: {served_on(server.environment)}, {launches}"
-        yield Section(title, [Table(each.loads, INTERFACES, caption=through)])
+        yield Section(title, [Table(loads, INTERFACES, caption=through)])
     if found:
         yield Legend(INTERFACES_LEGEND)

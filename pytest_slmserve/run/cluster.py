@@ -1,7 +1,7 @@
 """Engines that Ray runs for a session, on the nodes of a cluster or on all GPUs of this host, and the way into Ray.
 
 Each engine is an actor, which measures one repeat at a call. If its process or node is lost, Ray starts it again and
-repeats the calls that were not answered. Answers are taken in one thread, while an item waits for its own.
+repeats the calls that were not answered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.engines.child import FOLDER, GUARDIAN
+from pytest_slmserve.engines.child import FOLDER, GUARDIAN, undone_on_error
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, clock, engine_title, groups_of, start_estimate_s
 from pytest_slmserve.plan.planner import check_there
@@ -58,11 +58,8 @@ PATIENT = {"health_check_timeout_ms": 600_000, "health_check_failure_threshold":
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """The answer of an engine to one call.
-
-    place: Ray's identifier of the node, and the process there. packed: one repeat, as `packed_measurements` makes it.
-    error: why there is none; an exception would be wrapped by Ray. notes: for the user.
-    """
+    """The answer of an engine to one call. place: Ray's identifier of the node, and the process there. packed: one
+    repeat, as `packed_measurements` makes it. error: why there is none; Ray would wrap an exception."""
 
     place: tuple[str, int]
     packed: bytes = b""
@@ -78,10 +75,8 @@ def process_place() -> tuple[str, int]:
 
 class RemoteEngine:
     """An engine as an actor of Ray: each call measures one repeat. It keeps no records and resumes nothing.
-
-    environment: of the other nodes, of whose kind this one has to be. slots, at: the slots of the session's host, whose
-    devices it has locked, and those on which the engine runs.
-    """
+    environment: of the other nodes, of whose kind this one has to be. slots, at: of the session's host, whose devices
+    are locked, and those of the engine."""
 
     def __init__(
         self, options: Options, environment: Environment, slots: GpuSlots | None = None, at: Sequence[int] = ()
@@ -110,8 +105,8 @@ class RemoteEngine:
         return EngineAnswer(process_place(), error=error)
 
     def _open(self) -> Session:
-        """Open the session, whose host is this node as its engine will find it. Raises BadUsage if the node is of
-        another kind than those that were looked at before, or DeviceBusy."""
+        """Open the session on this node as its engine will find it. Raises BadUsage if the node is of another kind than
+        the others, DeviceBusy."""
         if self.slots:
             self.slots.pin(self.at)
         if isinstance(host := look_around(self.options), SlmError):
@@ -135,8 +130,8 @@ class RemoteEngine:
 
 
 def look_around(options: Options) -> Host | SlmError:
-    """Return the node as engines will find it, or an error, because Ray would wrap an exception. An engine must not
-    inherit what Ray sets: few threads, and no GPUs for a task that takes none."""
+    """Return the node as engines will find it, or an error, because Ray would wrap an exception. They must not inherit
+    what Ray sets: few threads, and no GPUs for a task that takes none."""
     os.environ.pop("OMP_NUM_THREADS", None)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -202,7 +197,7 @@ def nodes_of(rows: Iterable[Mapping[str, Any]], resource: str = "") -> list[Node
 
 
 def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
-    """Return the nodes on which cases are measured; the simulated engine takes GPUs too, to try out how cases spread.
+    """Return the nodes on which cases are measured: those with GPUs, if there are any, for the simulated engine too.
     Raises BadUsage if there is no such node."""
     with_gpus, with_cpus = [n for n in nodes if n.gpus], [n for n in nodes if n.cpus]
     found = {"cuda": with_gpus, "simulated": with_gpus or with_cpus}.get(platform, with_cpus)
@@ -214,8 +209,7 @@ def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
 
 
 def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
-    """Return what an engine takes of a node; on the CPU all cores. nodes: those that measure. Raises BadUsage if none
-    of them has room for it."""
+    """Return what an engine takes of a node; on the CPU all cores. Raises BadUsage if none of the nodes has it."""
     if engine.platform == "cpu":
         return Need(0, min(node.cpus for node in nodes), resource)
     on_gpus = any(node.gpus for node in nodes)
@@ -227,8 +221,8 @@ def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
 
 
 def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
-    """Return the nodes as one host, with the GPUs of the widest of them. mine: of the session's process. Raises
-    BadUsage if they are of different kinds, or have another release of this package."""
+    """Return the nodes as one host, with the GPUs of the widest. mine: of the session's process. Raises BadUsage if
+    they are of different kinds, or have another release of this package."""
     first = next(iter(found))
     for node, host in found.items():
         if host.environment.pytest_slmserve != mine.pytest_slmserve:
@@ -247,8 +241,8 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
 
 
 def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
-    """Return the host that each node reports, less the nodes that are gone although Ray lists them. Raises BadUsage if
-    a node cannot measure, or does not answer."""
+    """Return the host that each node reports, without nodes that are gone although Ray lists them. Raises BadUsage if a
+    node cannot measure, or does not answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(max_calls=1, num_cpus=0, max_retries=0)(look_around)
@@ -284,8 +278,8 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
 
 
 def join_cluster(options: Options) -> Any:
-    """Return Ray, connected to the cluster of the options. A process of its own asks first, because it can be ended.
-    Raises BadUsage if nobody answers there, or if the file of slm_ray_env holds no JSON object."""
+    """Return Ray, connected to the cluster of the options; a process that can be ended asks first. Raises BadUsage if
+    nobody answers there, or the file of slm_ray_env holds no JSON object."""
     environment, address, told = None, options.ray, ""
     if path := options.ray_env:
         hint = '{"pip": ["vllm==0.26.0"]}'
@@ -330,8 +324,8 @@ def _ray_at(address: str, **words: Any) -> Any:
 
 @contextmanager
 def start_here(tasks: int) -> Iterator[Any]:
-    """Context of a Ray on this host, for this number of engines at a time. Its processes and files do not outlive this
-    process, however it ends: Ray's agents are children of a child of ours, and end a minute after it."""
+    """Context of a Ray on this host, for this number of engines at a time, whose processes and files do not outlive
+    this process: Ray's agents are children of a child of ours, and end a minute after it."""
     with ExitStack() as undo:
         undo.callback(os.environ.update, {name: os.environ[name] for name in OWN if name in os.environ})
         for name in OWN:
@@ -376,27 +370,18 @@ UNCHECKED = (
 
 @dataclass(eq=False)
 class RunningEngine:
-    """An engine with what is to be measured on it.
-
-    Attributes:
-        open: Cases of which repeats are missing, by key.
-        actor, cases: Ray's handles of the engine, and of all of its cases. None before it begins.
-        place: Node and process of the engine, since its first answer.
-        lost: How each of its earlier processes ended, in words.
-        again: Whether its cases get one repeat more than the run wanted.
-        at, neighbours: Its slots, and the most slots that other engines had since its last repeat, if there are slots.
-    """
+    """An engine with what is to be measured on it."""
 
     spec: Engines
     need: Need
-    open: dict[str, Case]
-    again: bool = False
-    actor: Any = None
-    cases: Any = None
-    place: tuple[str, int] | None = None
-    lost: list[str] = field(default_factory=list)
-    at: tuple[int, ...] = ()
-    neighbours: int = 0
+    open: dict[str, Case]  # of which repeats are missing, by key
+    again: bool = False  # its cases get one repeat more than the run wanted
+    actor: Any = None  # Ray's handle, once it has begun
+    cases: Any = None  # and that of all of its cases
+    place: tuple[str, int] | None = None  # node and process, since its first answer
+    lost: list[str] = field(default_factory=list)  # how each of its earlier processes ended
+    at: tuple[int, ...] = ()  # its slots, if there are slots
+    neighbours: int = 0  # the most slots that other engines had since its last repeat
 
     @property
     def name(self) -> str:
@@ -409,26 +394,17 @@ class RunningEngine:
 
 @dataclass(eq=False, repr=False)
 class RayEngines:
-    """Measures for a session.
+    """Measures for a session. If it has slots, engines begin in their order, so that one that needs several GPUs does
+    not wait for ever; on a cluster Ray finds the places. Answers are taken in one thread, while an item waits."""
 
-    Attributes:
-        ray: Ray, once it is connected.
-        nodes: The nodes on which engines may run.
-        host: What an engine finds on any of the nodes.
-        slots: The GPUs of this host, or parts of its CPU, if engines run here. Engines then begin in their order, so
-            that one that needs several GPUs does not wait for ever.
-        on_progress: Called while a case is waited for, with how the wait goes.
-    """
-
-    ray: Any
+    ray: Any  # once it is connected
     options: Options
-    nodes: list[Node]
-    host: Host
-    slots: GpuSlots | None = None
-    on_progress: Callable[[Case, str], None] = lambda case, text: None
-    _session: Session | None = None
-    _waiting: list[RunningEngine] = field(default_factory=list)
-    _running: list[RunningEngine] = field(default_factory=list)
+    nodes: list[Node]  # of the cluster, on which engines may run
+    host: Host  # what an engine finds on any of them
+    slots: GpuSlots | None = None  # the GPUs of this host, or parts of its CPU, if engines run here
+    on_progress: Callable[[Case, str], None] = lambda case, text: None  # how the wait for a case goes
+    _session: Session = field(init=False)  # from `send` on
+    _engines: list[RunningEngine] = field(default_factory=list)  # in the order in which they begin
     _calls: dict[Any, tuple[RunningEngine, str | None]] = field(default_factory=dict)  # key: None of the last call
     _planned: set[str] = field(default_factory=set)
     _failed: dict[str, BaseException] = field(default_factory=dict)  # by the key of a case
@@ -450,17 +426,15 @@ class RayEngines:
             slots = GpuSlots.from_host(here, slot_count(options, here), options.tensor_parallel_size[-1])
             every = range(len(slots.devices))
             check_there(here, every if here.gpus else (0,))
-            node = Node("local", "this host", len(every), len(every))
-            return cls(None, options, [node], slots.host(here, every), slots)
+            return cls(None, options, [], slots.host(here, every), slots)
         ray = join_cluster(options)
-        try:
+        with undone_on_error(ray.shutdown):
             listed = measuring(nodes_of(ray.nodes(), options.ray_resource), platform)
             found = node_hosts(ray, options, listed)
             nodes = measuring(list(found), platform)  # that answered
-            return cls(ray, options, nodes, one_host(found, this_host(platform, root)))
-        except BaseException:
-            ray.shutdown()
-            raise
+            joined = cls(ray, options, nodes, one_host(found, this_host(platform, root)))
+        joined._undo.callback(ray.shutdown)
+        return joined
 
     @property
     def where(self) -> str:
@@ -469,8 +443,8 @@ class RayEngines:
         return f"on {counted(len(self.nodes), 'node')} of a Ray cluster"
 
     def send(self, session: Session, cases: Sequence[Case], rows: Sequence[PlannedItem]) -> None:
-        """Begin the engines of the cases that are missing: the widest first, then the longest. Raises BadUsage if one
-        fits on no node, with none begun, and DeviceBusy."""
+        """Begin the engines of the cases that are missing: the widest first, then the longest. Raises BadUsage, with
+        none begun, if one fits on no node, and DeviceBusy."""
         self._session, self._planned = session, {case.key for case in cases}
         if self.slots:
             if self.slots.visible:  # parts of the CPU have one lock, which an open session holds
@@ -479,7 +453,7 @@ class RayEngines:
         missing = [case for case in cases if self._missing(case)]
         for engine in (group.engine for group in groups_of(rows)):
             if open_ := {case.key: case for case in missing if case.engine == engine}:
-                self._waiting.append(RunningEngine(engine, self._need(engine), open_))
+                self._engines.append(RunningEngine(engine, self._need(engine), open_))
         expected = [cell.seconds + start_estimate_s(cell.engine) for cell in rows if cell.engine]
         self._quiet_s = LEAST_QUIET_S + PATIENCE * max(expected, default=0.0)
         self._begin()
@@ -490,7 +464,7 @@ class RayEngines:
         if case.key not in self._planned:
             why = f"{case.title} was not planned before the run, so it was not sent to Ray"
             raise BadUsage(why, "without --slm-ray")
-        while any(case.key in engine.open for engine in (*self._running, *self._waiting)):
+        while any(case.key in engine.open for engine in self._engines):
             self._hear()
             running = sum(engine.place is not None for engine in self._running)
             waiting = len(self._running) - running
@@ -499,8 +473,8 @@ class RayEngines:
             raise error
 
     def measure_alone(self, session: Session, model: str) -> None:
-        """Measure two cases of a model's sweep again, if they were measured beside others: the smallest load, for which
-        the CPU is most of a step, and the largest."""
+        """Measure two cases of a model's sweep again that were measured beside others: the smallest load, of which the
+        CPU is most of a step, and the largest."""
         found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
         beside = sorted({m.load.concurrency for m in found if m.neighbours and is_steady(m.load)})
         for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
@@ -508,15 +482,14 @@ class RayEngines:
             if all(m.neighbours for (m,) in session.results.repeats[case.key] if not problems(m)):
                 while self._calls:  # engines whose last case has come may still be stopping
                     self._hear()
-                need = self._need(case.engine)
-                self._waiting.append(RunningEngine(case.engine, need, {case.key: case}, again=True))
+                self._engines.append(RunningEngine(case.engine, self._need(case.engine), {case.key: case}, again=True))
                 self._begin()
                 self.fetch(case)
 
     def close(self) -> None:
         """Take what has come, and stop what still runs; may be called twice."""
         try:
-            self._waiting.clear()
+            self._engines = self._running
             while self._hear(0.0):
                 pass
             for engine in [each for each in self._running if each.open]:
@@ -524,7 +497,8 @@ class RayEngines:
             until = time.monotonic() + END_S
             while self._calls and time.monotonic() < until:
                 self._hear()
-            if (session := self._session) and self._ran:
+            if self._ran:
+                session = self._session
                 ran = ", ".join(f"{node} ({counted(n, 'engine')})" for node, n in self._ran.items())
                 judged = {verdict.claim for verdict, _ in session.verdicts.judged}
                 if not self.slots:
@@ -534,8 +508,6 @@ class RayEngines:
                 self._ran.clear()
         finally:
             self._undo.close()
-            if self.ray and not self.slots:
-                self.ray.shutdown()
 
     def _need(self, engine: Engines) -> Need:
         if self.slots:
@@ -543,18 +515,19 @@ class RayEngines:
         return need_of(engine, self.nodes, self.options.ray_resource)
 
     def _missing(self, case: Case) -> int:
-        assert self._session is not None
         return self._session.executor.count_missing(case, self.options.repeats)
 
     # Engines
 
+    @property
+    def _running(self) -> list[RunningEngine]:
+        return [engine for engine in self._engines if engine.actor is not None]
+
     def _begin(self) -> None:
-        """Begin the engines that wait, as far as slots are free. On a cluster Ray finds the places."""
-        while self._waiting:
-            engine = self._waiting[0]
+        for engine in [each for each in self._engines if each.actor is None]:
             resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
             if self.slots:
-                taken = {slot for other in self._running for slot in other.at}
+                taken = {slot for other in self._engines for slot in other.at}
                 at = self.slots.block(engine.need.gpus, set(range(len(self.slots.devices))) - taken)
                 if at is None:
                     return
@@ -564,7 +537,6 @@ class RayEngines:
                 touched = {need.resource: A_TOUCH} if need.resource else {}
                 resources = {"num_gpus": need.gpus, "num_cpus": need.cpus, "resources": touched}
                 resources["scheduling_strategy"] = "SPREAD"
-            self._running.append(self._waiting.pop(0))
             actor = self.ray.remote(RemoteEngine).options(max_restarts=RESTARTS, max_task_retries=-1, **resources)
             engine.actor = actor.remote(self.options, self.host.environment, self.slots, engine.at)
             engine.cases = self.ray.put(dict(engine.open))  # no argument of the actor: they would be lost with its node
@@ -572,9 +544,8 @@ class RayEngines:
             for key, case in engine.open.items():
                 for _ in range(1 if engine.again else self._missing(case)):
                     self._calls[engine.actor.measure.remote(key, engine.cases)] = engine, key
-            for running in self._running:
-                beside = sum(len(other.at) for other in self._running if other is not running)
-                running.neighbours = max(running.neighbours, beside)
+            for each in self._running:
+                each.neighbours = max(each.neighbours, self._beside(each))
 
     def _end(self, engine: RunningEngine, error: BaseException | None = None) -> None:
         """End an engine. error: why its open cases fail; None if they do not."""
@@ -582,9 +553,8 @@ class RayEngines:
             self._failed |= {key: error for key, case in engine.open.items() if self._missing(case) or engine.again}
         engine.open.clear()
         self._calls = {call: of for call, of in self._calls.items() if of[0] is not engine}
-        for engines in (self._waiting, self._running):
-            if engine in engines:
-                engines.remove(engine)
+        if engine in self._engines:
+            self._engines.remove(engine)
         if engine.actor is not None:
             self.ray.kill(engine.actor)
             engine.actor = None
@@ -614,7 +584,6 @@ class RayEngines:
 
     def _take(self, engine: RunningEngine, key: str | None, answer: EngineAnswer) -> None:
         session = self._session
-        assert session is not None
         if answer.place != engine.place:
             if engine.place and key:
                 engine.lost.append(self._how_lost(engine))
@@ -630,14 +599,14 @@ class RayEngines:
         elif answer.packed:
             self._came += 1
             group = tuple(replace(m, neighbours=engine.neighbours) for m in unpacked(answer.packed))
-            engine.neighbours = sum(len(other.at) for other in self._running if other is not engine)
+            engine.neighbours = self._beside(engine)
             session.results.repeats.setdefault(key, []).append(group)
             try:
                 session.executor.write(group)
             except SlmError as error:
                 self._failed[key] = error
                 if isinstance(error, BadUsage):  # nothing that comes could be written
-                    for each in [*self._running, *self._waiting]:
+                    for each in [*self._engines]:
                         self._end(each, error)
                     return
         if (case := engine.open.get(key)) and (engine, key) not in self._calls.values():
@@ -653,7 +622,7 @@ class RayEngines:
         for too long."""
         if not self.slots:
             living = nodes_of(self.ray.nodes(), self.options.ray_resource)
-            for engine in list(self._running):
+            for engine in self._running:
                 there = engine.place is not None and engine.place[0] in {node.id for node in living}
                 if not there and not any(map(engine.need.fits, living)):
                     gone = [f"{node.name} died" for node in self.nodes if node not in living]
@@ -661,14 +630,18 @@ class RayEngines:
                     what = f"{counted(len(engine.open), 'cell')} of {engine.name}" if engine.place else engine.name
                     self._end(engine, EngineFailed(f"{lost}, and no other node has {engine.need} for {what}", RESUME))
         if time.monotonic() - self._heard_at >= self._quiet_s:
-            for engine in list(self._running):
+            for engine in self._running:
                 where = self._name(engine) if engine.place else f"no node, {engine.need} being taken"
                 why = f"{engine.name}: nothing came for {clock(self._quiet_s)} (on {where})"
                 self._end(engine, EngineFailed(why, "ray status; what came is kept: --slm-resume"))
 
+    def _beside(self, engine: RunningEngine) -> int:
+        """Slots on which other engines run."""
+        return sum(len(other.at) for other in self._engines if other is not engine)
+
     def _name(self, engine: RunningEngine) -> str:
         if self.slots:
-            return self.nodes[0].name
+            return "this host"
         if engine.place is None:
             return "a node"
         node = engine.place[0]

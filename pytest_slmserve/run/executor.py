@@ -14,34 +14,21 @@ from functools import partial
 from itertools import product
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
+from pytest_slmserve.archive.external import Export
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback
-from pytest_slmserve.engines.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.pool import Pool, ReplicaEngines
+from pytest_slmserve.engines.pool import Pool, ReplicaEngines, equal_parts
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, url_lock
 from pytest_slmserve.plan.planner import Planner
-from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, ReplicaSpec, Workload, is_job
+from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, ReplicaGroup, Run
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, is_job
 from pytest_slmserve.telemetry.host import Host, numa_nodes, own_cores, visible_names
-from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
-
-
-def measure(
-    engine: Engine,
-    workload: Workload,
-    load: Load,
-    environment: Environment,
-    on_progress: ProgressCallback = None,
-    sampler: Sampler | None = None,
-) -> Measurement:
-    """Measure one load on one engine that runs; see `measure_case`."""
-    [found] = measure_case(engine, Case(engine.spec, (workload,), (load,), environment), on_progress, sampler)
-    return found
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, SimulatedSource, open_sampler
 
 
 def measure_case(
@@ -50,12 +37,9 @@ def measure_case(
     on_progress: ProgressCallback = None,
     sampler: Sampler | None = None,
 ) -> ReplicaGroup:
-    """Run the loads of a case once, with the sensors read meanwhile, and keep every fact: a record for each engine.
-
-    The readings of the sensors are those of all engines, and stand in the first record; if that engine has a clock of
-    its own they are left out. Raises EngineFailed when an engine dies; sensors that fail only leave a note in the
-    record.
-    """
+    """Run the loads of a case once, with the sensors read meanwhile, and return a record for each engine. The readings
+    are those of all engines, and stand in the first record, unless that engine has a clock of its own. Raises
+    EngineFailed if an engine dies; sensors that fail only leave a note in the record."""
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
     engines: Sequence[Engine]
     runs: Sequence[Run]
@@ -87,25 +71,19 @@ def measure_case(
 
 @dataclass(repr=False)
 class Devices:
-    """Locks, sensors and the running engine of a session, held from `hold` until `close`.
-
-    Attributes:
-        locked_for_us: Whether the process that started this one has locked the devices.
-        sampler: Sensors of the first device.
-    """
+    """Locks, sensors and the running engine of a session, held from `hold` until `close`."""
 
     planner: Planner
     pool: Pool = field(default_factory=Pool)
-    locked_for_us: bool = False
-    sampler: Sampler | None = None
+    locked_for_us: bool = False  # by the process that started this one
+    sampler: Sampler | None = None  # of the first device
     _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
     _locked: set[str] = field(default_factory=set)
     _undo: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def from_options(cls, planner: Planner) -> Devices:
-        """The devices of a run, with sensors if any can be read. Raises SensorFailed or BadUsage if requested sensors
-        are missing."""
+        """The devices of a run. Raises SensorFailed or BadUsage if requested sensors are missing."""
         found = cls(planner, Pool(device=planner.host.device, timeout_s=planner.options.timeout))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
@@ -125,8 +103,8 @@ class Devices:
         self._undo.callback(self.pool.close)
 
     def take(self, spec: Engines) -> None:
-        """Lock the GPUs that it runs on until the session ends; the first is locked since the session was opened.
-        Raises BadUsage if they are not there, DeviceBusy if another run has one of them."""
+        """Lock the GPUs of `spec` until the session ends; the first is locked since `hold`. Raises BadUsage if they are
+        not there, DeviceBusy if another run has one of them."""
         self.lock([device for device in self.planner.devices(spec) if device != self.planner.host.device])
 
     def lock(self, devices: Sequence[str]) -> None:
@@ -138,10 +116,8 @@ class Devices:
             return
         for device in devices:
             if device not in self._locked:
-                lock = DeviceLock(device)
-                lock.acquire()
+                self._undo.enter_context(lock_device(device))
                 self._locked.add(device)
-                self._undo.callback(lock.release)
 
     def close(self) -> None:
         self._undo.close()
@@ -149,20 +125,14 @@ class Devices:
     # Engines
 
     def start(self, spec: Engines) -> Engine | ReplicaEngines:
-        """The engine, or the set of replicas, of `spec`: what runs, or what is started. What runs is stopped if `spec`
-        does not start. Raises BadUsage, DeviceBusy, EngineFailed."""
+        """The engine, or the set of replicas, of `spec`, which runs or is started. Raises BadUsage, DeviceBusy,
+        EngineFailed."""
         self.take(spec)
-        self.pool.check(spec)
-        try:
-            return self.pool.replicas(spec) if isinstance(spec, ReplicaSpec) else self.pool.engine(spec)
-        except BaseException:
-            self.pool.close()
-            raise
+        return self.pool.engine(spec)
 
     # Sensors
 
     def _opened(self, devices: Sequence[str]) -> Sampler | None:
-        """Raises SensorFailed or BadUsage if sensors that were asked for are not there."""
         options, notes = self.planner.options, self.planner.notes
         interval_s = options.telemetry_interval or INTERVAL_S
         sampler, said = open_sampler(options.telemetry, devices[0], interval_s, devices[1:])
@@ -180,25 +150,21 @@ class Devices:
         return self._samplers[devices]
 
     def own_sampler(self) -> Sampler | None:
-        """A sampler for blocks of a user's tests: the sensors of the engines, or simulated ones for a simulated engine.
-        None if the run reads no sensors."""
+        """A sampler for blocks of a user's tests: the sensors of the engines, simulated if they are. None if the run
+        reads none."""
         options = self.planner.options
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]
             return self.sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
-        from pytest_slmserve.telemetry.sampler import SimulatedSource
-
         return Sampler([SimulatedSource()], options.telemetry_interval or INTERVAL_S)
 
 
 @dataclass(repr=False)
 class Results:
-    """Repeats of cases.
+    """Repeats of cases, in the order made, by the key of their case.
 
-    Attributes:
-        repeats: Repeats by the key of their case, in the order made.
-        requested: This run's cases by key, in the order that they were requested, each with the clean repeats that are
-            waited for, 0 once nobody waits. What an archive knows beyond them is no part of this run.
+    requested: this run's cases by key, in the order that they were requested, each with the clean repeats that are
+    waited for, 0 once nobody waits. What an archive knows beyond them is no part of this run.
     """
 
     repeats: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
@@ -216,12 +182,9 @@ WARM_UP = 64  # requests at once
 
 @dataclass(repr=False)
 class Executor:
-    """Measures the cases of a run.
-
-    A case is measured until it has the number of clean repeats that was requested. A repeat that is invalid or degraded
-    (for example because another process used the GPU) is stored and shown like any other, and the case gets one extra
-    attempt.
-    """
+    """Measures the cases of a run, each until it has the number of clean repeats that was requested. A repeat that is
+    invalid or degraded (for example because another process used the GPU) is stored and shown like any other, and the
+    case gets one extra attempt."""
 
     devices: Devices
     results: Results
@@ -235,13 +198,9 @@ class Executor:
     def measure(self, case: Case, repeats: int | None = None, why: str = "") -> list[ReplicaGroup]:
         """Measure the repeats that are missing for a case, and return all that it has, also unclean ones.
 
-        Args:
-            repeats: Number of clean repeats wanted. Defaults to that of the run.
-            why: Reason for measuring the case again, for example "the noise is not known yet". Shown with the progress.
-
-        Raises:
-            DoesNotFit: The engine's KV cache is too small for the load.
-            EngineFailed: The engine did not start, or crashed.
+        repeats: number of clean repeats wanted; None: that of the run. why: reason for measuring the case again, shown
+        with the progress. Raises DoesNotFit if the engine's KV cache is too small for the load, EngineFailed if the
+        engine did not start, or crashed.
         """
         self.ask([case], repeats)
         known = self.results.repeats.setdefault(case.key, [])
@@ -254,8 +213,7 @@ class Executor:
         return known
 
     def ask(self, cases: Sequence[Case], repeats: int | None = None) -> None:
-        """Note cases that will be measured, so that the progress shows all of them from the first one on. The largest
-        number of repeats that was requested for a case stays."""
+        """Note cases that will be measured, for the progress. The largest number of repeats of a case stays."""
         for case in cases:
             _, before = self.results.requested.get(case.key, (case, 0))
             self.results.requested[case.key] = case, max(before, repeats or self.repeats)
@@ -278,9 +236,8 @@ class Executor:
         return count_missing(map(is_clean, self.results.repeats.get(case.key, ())), repeats)
 
     def measure_once(self, case: Case, title: str, paired: GateLaunch | None = None) -> ReplicaGroup:
-        """Measure one repeat, and write it. paired: the part of a gate that it is; a gate counts pairs, so the results
-        do not have it. Raises DoesNotFit if the engine reports a KV cache for fewer requests than the load keeps in
-        flight; a load that the plan could check has been checked there."""
+        """Measure one repeat, and write it. paired: the part of a gate that it is. Raises DoesNotFit if the engine
+        reports a KV cache for fewer requests than the load keeps in flight, which the plan could not know."""
         if self.archive:
             self.archive.check_writable()  # a repeat that cannot be stored is not worth its GPU time
         devices, spec = self.devices, case.engine
@@ -313,11 +270,8 @@ class Executor:
 
 
 def count_missing(clean: Iterable[bool], repeats: int) -> int:
-    """Return the number of repeats still to be made, if each new one is clean. clean: whether each known repeat is.
-
-    A case is measured until `repeats` are clean, with one extra attempt for one that is not; call this again after each
-    repeat to know whether another one is due.
-    """
+    """Return the number of repeats still to be made, if each new one is clean, until `repeats` are, with one extra
+    attempt for one that is not. clean: whether each known repeat is."""
     known = list(clean)
     return max(0, min(repeats - sum(known), repeats - len(known) + EXTRA_ATTEMPTS))
 
@@ -328,9 +282,7 @@ def count_missing(clean: Iterable[bool], repeats: int) -> int:
 @dataclass(frozen=True, slots=True)
 class GpuSlots:
     """Slots of a host. A slot is a GPU, or a part of the CPU if there are no GPUs, and serves one engine at a time.
-
-    devices: in the order of the host. visible: their names in CUDA_VISIBLE_DEVICES, none on a simulated host. cores:
-    of each slot, equally many.
+    visible: names of the devices in CUDA_VISIBLE_DEVICES, none on a simulated host. cores: of each slot, equally many.
     """
 
     devices: tuple[str, ...]
@@ -351,7 +303,7 @@ class GpuSlots:
         near = [gpu.near_cores & ours or ours for gpu in host.gpus[:count]] or [ours] * count
         devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
         visible = visible_names()[:count] if host.environment.platform == "cuda" else []
-        cores = equal_parts(near, sorted(ours))
+        cores = equal_parts(near, ours)
         if host.gpus and count < widest:
             raise BadUsage(f"--slm-ray local:{count}: an engine takes {widest} GPUs", f"--slm-ray local:{widest}")
         if not host.gpus and 0 < len(cores[0]) < widest:
@@ -396,19 +348,3 @@ def slot_count(options: Options, host: Host) -> int:
             return min(len(host.gpus), len(own_cores()) or 1)
         case _:
             return numa_nodes()
-
-
-def equal_parts(near: Sequence[frozenset[int]], ours: Sequence[int]) -> list[tuple[int, ...]]:
-    """Parts of the cores, one for each slot: equally many, near its GPU, adjacent, none for two slots. Measurements on
-    different numbers of cores are not compared. If the cores near some GPU are too few, the parts are taken from all
-    cores."""
-    sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
-    each = min((len(cores) // sharing for cores, sharing in zip(near, sharers)), default=0)
-    if each == 0:
-        near, each = [frozenset(ours)] * len(near), len(ours) // max(1, len(near))
-    taken, parts = set[int](), []
-    for cores in near:
-        part = tuple(sorted(cores - taken)[:each])
-        taken |= set(part)
-        parts.append(part)
-    return parts

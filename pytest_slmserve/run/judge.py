@@ -64,7 +64,7 @@ class Verdicts:
 
     def adaptive(self, model: str) -> float | None:
         """Return the tolerance of a plateau, if sweeps measure only what it depends on; None if they measure all."""
-        if not self.planner.sweep(model).adaptive:
+        if self.planner.options.sweep != "adaptive":
             return None
         return float(self.row(PLATEAU, model).parameters["tolerance"])
 
@@ -170,7 +170,7 @@ class StoredBaseline:
         read."""
         named = verdicts.planner.options.baseline
         try:
-            there = baselines.baseline(baselines.FOLDER, named)
+            _, there = baselines.baseline(baselines.FOLDER, named)
         except BadUsage as error:
             raise BadUsage(f"--slm-baseline {named}: {error.problem}, and no such file", error.hint) from None
         return cls(verdicts, there.measurements, (*there.notes, WARNING))

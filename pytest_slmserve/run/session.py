@@ -22,11 +22,11 @@ from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import Grid, looks_from, next_measurement
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.archive.external import export_to
 from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, Case, point_title
 from pytest_slmserve.plan.planner import Planner, check_there
-from pytest_slmserve.report.export.vllm_bench import export_to
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import RunPage
 from pytest_slmserve.run.executor import Devices, Executor, Results
@@ -42,48 +42,37 @@ from pytest_slmserve.telemetry.host import Host, probe
 class Session:
     """All that belongs to one run. `open` takes the device and the archive, and `close` releases both.
 
-    Attributes:
-        reused: Identifiers of the stored measurements that this run resumes.
-        stored: All measurements of the archive that is resumed, valid or not.
-        gates: Gates that have ended.
-        claims: Names of the claims that the tests of this run judge. None if no tests are known.
-        inconclusive: Inconclusive tests, each with the reason, except for claims and gates.
-        failed: Failed tests, each with a line of why, once all have ended.
-        command: Command that makes the same run again.
-        undo: What is done when the session closes, the last first: while the archive still takes measurements.
-        options, platform, host: Those of the planner.
-        notes: Notes of one sentence each, for the end of the run; `note` adds some, each once.
-        results: All repeats that are known so far.
-        keeps_records: Whether the measurements stay. Those of a formula stay only if an archive was named, or is
-            resumed: in the usual one they would stand among what was measured.
-        source: The archive that is resumed.
-        gate_terms: Criteria of a gate.
-        budget_s: Seconds that the sweep of a model may take, without its engine's start.
-        looks: Numbers of repeats of a load after which the claims of a sweep may be judged; only one if nothing is
-            measured until it is decided.
+    notes: sentences for the end of the run; `note` adds some, each once. results: all repeats that are known so far.
+    keeps_records: whether the measurements stay. Those of a formula do only if an archive was named, or is resumed: in
+    the usual one they would stand among what was measured. source: the archive that is resumed, if `resumes`: it is
+    there, and was named, or is that of this run. budget_s: seconds that the sweep of a model may take, without its
+    engine's start. looks: numbers of repeats of a load after which the claims of a sweep may be judged; only one if
+    nothing is measured until it is decided.
     """
 
-    planner: Planner
-    devices: Devices
     executor: Executor
     slo: Slo | None = None
     page: RunPage | None = None
-    reused: set[str] = field(default_factory=set)
-    stored: list[Measurement] = field(default_factory=list)
-    gates: list[Gated] = field(default_factory=list)
-    claims: Collection[str] | None = None
-    inconclusive: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    command: str = ""
-    undo: ExitStack = field(default_factory=ExitStack)
+    reused: set[str] = field(default_factory=set)  # ids of the stored measurements that this run resumes
+    stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
+    gates: list[Gated] = field(default_factory=list)  # that have ended
+    claims: Collection[str] | None = None  # that the tests of this run judge; None if no tests are known
+    inconclusive: list[str] = field(default_factory=list)  # tests with the reason, except for claims and gates
+    failed: list[str] = field(default_factory=list)  # tests with a line of why, once all have ended
+    command: str = ""  # that makes the same run again
+    undo: ExitStack = field(default_factory=ExitStack)  # at the close, while the archive still takes measurements
 
     def __post_init__(self) -> None:
-        planner, options = self.planner, self.planner.options
-        self.options, self.platform, self.host = options, planner.platform, planner.host
-        self.notes, self.results = planner.notes, self.executor.results
+        self.devices, self.results = self.executor.devices, self.executor.results
+        planner = self.planner = self.devices.planner
+        options = self.options = planner.options
+        self.platform, self.host, self.notes = planner.platform, planner.host, planner.notes
         named = options.source["records"] != "default"
         self.keeps_records = planner.platform != "simulated" or named or bool(options.resume)
         self.source = Path(options.resume if isinstance(options.resume, str) else options.records)
+        self.resumes = bool(options.resume) and is_file(self.source)  # the archive of this run may be made later
+        if isinstance(options.resume, str) and not self.resumes:
+            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
         self.gate_terms = GateCriteria(options.gate_margin, pairs=options.gate_pairs)
         self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
@@ -93,8 +82,8 @@ class Session:
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
-        """A session on this host, which is probed if `host` is None. Raises BadUsage if the platform cannot run; a plan
-        assumes a host instead."""
+        """A session on `host`; None: on this one, which is probed. Raises BadUsage if the platform cannot run, or the
+        options fit neither host nor archive; a plan assumes a host instead."""
         platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
@@ -110,16 +99,12 @@ class Session:
         check_there(host, range(options.tensor_parallel_size[-1]))
         planner = Planner(options, platform, host, list(host.warnings))
         planner.check_options()
-        devices = Devices.from_options(planner)
-        executor = Executor(devices, Results(), options.repeats, export=export)
-        page = RunPage(Path(options.html)) if options.html else None
-        return cls(planner, devices, executor, slo=slo, page=page)
+        executor = Executor(Devices.from_options(planner), Results(), options.repeats, export=export)
+        return cls(executor, slo, RunPage(Path(options.html)) if options.html else None)
 
     def open(self) -> None:
         """Take the device, open the archive, and resume if requested. Raises BadUsage, DeviceBusy or BadArchive."""
         self.devices.hold()
-        if not is_file(self.source):
-            self.resume()  # nothing, or the error: the archive of this run, made next, has nothing to be resumed
         if self.keeps_records:
             archive = self.undo.enter_context(Archive.open(self.options.records, moves=True))
             self.executor.archive = archive
@@ -155,15 +140,11 @@ class Session:
 
     @cached_property
     def resumed(self) -> Contents | None:
-        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive, or
-        BadUsage if another archive than that of this run was named, and is not there."""
-        options, there = self.options, is_file(self.source)
-        if isinstance(options.resume, str) and not there:
-            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
-        return read(self.source, skip_damaged=options.skip_damaged) if options.resume and there else None
+        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive."""
+        return read(self.source, skip_damaged=self.options.skip_damaged) if self.resumes else None
 
     def resume(self) -> None:
-        """Take over the valid measurements of the archive that is resumed, if any. Raises BadUsage or BadArchive."""
+        """Take over the valid measurements of the archive that is resumed, if any. Raises BadArchive."""
         if self.resumed is None:
             return
         self.notes.extend(self.resumed.notes)
@@ -211,12 +192,14 @@ class Session:
 class Rounds:
     """Rounds over the cases of one engine, by their load: each round measures all loads on one more state of the host.
 
-    failed: loads that could not be measured, and how. spent_s: so far, without the engine's start: of each repeat the
-    seconds on its engine's clock from the first request to the end of the window.
+    asked: repeats that an adaptive sweep requested, by load. failed: loads that could not be measured, and how.
+    spent_s: so far, without the engine's start: of each repeat the seconds on its engine's clock from the first request
+    to the end of the window.
     """
 
     session: Session
     cases: Mapping[int, Case]
+    asked: dict[int, int] = field(default_factory=dict)
     failed: dict[int, SlmError] = field(default_factory=dict)
     spent_s: float = 0.0
 
@@ -260,28 +243,20 @@ class Rounds:
 
 @dataclass(repr=False)
 class Sweeps:
-    """The planned sweeps of a run.
+    """The planned sweeps of a run. An item of a planned load carries out the whole sweep of its model, if none before
+    it did: it does not matter which runs first, and what is known is not measured again.
 
-    An item of a planned load carries out the whole sweep of its model, if no item before it did. So it does not matter
-    which of them runs first, and a sweep that was interrupted goes on where it ended: what is known is not measured
-    again.
-
-    loads: by model, those that its items ask for. claims: by model, those that it judges. asked: repeats that adaptive
-    sweeps requested, by model and load.
+    loads: by model, those that its items ask for. claims: by model, those that it judges.
     """
 
     session: Session
     loads: Mapping[str, Sequence[int]]
     claims: Mapping[str, Sequence[str]]
-    asked: dict[tuple[str, int], int] = field(default_factory=dict)
     _done: dict[str, Rounds] = field(default_factory=dict)
 
     def carry_out(self, model: str) -> Rounds:
-        """Measure a model's sweep, once in a run.
-
-        An adaptive sweep measures what is wanted next until nothing is, or a load cannot be measured: the choice
-        depends on it.
-        """
+        """Measure a model's sweep, once in a run. An adaptive sweep measures what is wanted next until nothing is, or a
+        load cannot be measured: the choice depends on it."""
         if model in self._done:
             return self._done[model]
         session, sweep = self.session, self.session.planner.sweep(model)
@@ -300,7 +275,7 @@ class Sweeps:
 
             grid = Grid(sweep.concurrencies, tolerance, session.options.repeats, seconds, session.looks)
             while not rounds.failed and (wanted := next_measurement(grid, verdicts.curve(model).points)):
-                self.asked[model, wanted.concurrency] = wanted.repeats
+                rounds.asked[wanted.concurrency] = wanted.repeats
                 rounds.round(wanted.repeats, [wanted.concurrency], wanted.why)
             for load, error in rounds.failed.items():
                 where = f"{short_name(model)}: the adaptive sweep ended at {load} in flight"
@@ -309,15 +284,13 @@ class Sweeps:
         return rounds
 
     def repeats(self, model: str, concurrency: int) -> int | None:
-        """Return the number of repeats that the sweep requested of this load, after carrying out the whole sweep.
-
-        It is 1 for a load of an adaptive sweep that was measured already and is not needed, None for one that was not
-        measured. Raises the error that kept the load from being measured.
-        """
-        failed = self.carry_out(model).failed
-        if concurrency in failed:
-            raise failed[concurrency]
-        if not self.session.planner.sweep(model).adaptive:
+        """Carry out the sweep, and return the number of repeats that it requested of this load: 1 for one that an
+        adaptive sweep does not need and that was measured already, None for one that was not. Raises the error that
+        kept the load from being measured."""
+        rounds = self.carry_out(model)
+        if concurrency in rounds.failed:
+            raise rounds.failed[concurrency]
+        if self.session.options.sweep != "adaptive":
             return self.session.options.repeats
         known = any(p.concurrency == concurrency for p in self.session.verdicts.curve(model).points)
-        return self.asked.get((model, concurrency), 1 if known else None)
+        return rounds.asked.get(concurrency, 1 if known else None)

@@ -23,11 +23,8 @@ def quantization_of(spec: EngineSpec) -> str | None:
 
 
 def weight_bytes(spec: EngineSpec, each: int) -> int | None:
-    """Bytes of all weights as the engine holds them; None if they are not counted, or the method is not known.
-
-    Args:
-        each: Bytes of a weight that is not quantized. Embeddings and output layer never are.
-    """
+    """Bytes of all weights as the engine holds them; None if they are not counted, or the method is not known. each: of
+    a weight that is not quantized, as those of embeddings and output layer."""
     model, method = spec.model_facts, quantization_of(spec)
     if model is None or model.parameters is None:
         return None
@@ -70,20 +67,18 @@ KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of one weight or activation; None for an unknown type, such as "auto" before the engine has reported
-    one."""
+    """Bytes of one weight or activation; None for an unknown type, as "auto" is before the engine has reported one."""
     dtype = (resolved.dtype if resolved else None) or spec.arguments.get("dtype") or spec.dtype
     return VALUE_BYTES.get(str(dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The layout of an engine's KV cache.
+    """The layout of an engine's KV cache. None is "not known".
 
-    value_bytes: of one number; None for an unknown type. bytes_per_token: of a token's keys and values in the layers
-    that share a block, over all GPUs; None if layout or type are not known. windows: of each group of layers in tokens,
-    None for all tokens, 0 for a state of a fixed size; None instead if the groups are not known. block_size: tokens per
-    block.
+    value_bytes: of one number. bytes_per_token: of a token's keys and values in the layers that share a block, over all
+    GPUs. windows: of each group of layers in tokens, None for all tokens, 0 for a state of a fixed size. block_size: in
+    tokens.
     """
 
     value_bytes: int | None
@@ -114,12 +109,7 @@ def kv_layout(spec: EngineSpec, resolved: Resolved | None = None) -> KvLayout:
 def request_blocks(spec: EngineSpec, windows: tuple[int | None, ...], block_size: int, longest: int) -> int:
     """Blocks that one request takes at most, over all groups of layers. Of a group that slides vLLM keeps the window,
     and the tokens that are scheduled and not yet settled (`SlidingWindowSpec.max_admission_blocks_per_request`).
-
-    Args:
-        spec: The engine, whose steps have a largest number of tokens.
-        windows: Of each group, see `KvLayout`.
-        longest: Tokens of the request, prompt and output.
-    """
+    windows: as of `KvLayout`. longest: tokens of the request, prompt and output."""
     whole, in_flight = -(-longest // block_size), STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens")
     return sum(
         whole if w is None else STATE_BLOCKS if w == 0 else min(whole, -(-(w - 1 + in_flight) // block_size) + 1)
@@ -152,8 +142,8 @@ def specified_kv_bytes(spec: EngineSpec) -> int:
 
 
 def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
-    """Bytes of the engine's KV cache, over all GPUs: by its own number of blocks, or else by the predicted one. If
-    blocks or bytes per token are not known, the bytes of the specification; 0 is "not known"."""
+    """Bytes of the engine's KV cache, over all GPUs: by its own number of blocks, the predicted one, or else as the
+    specification says; 0 is "not known"."""
     layout, blocks = kv_layout(spec, resolved), resolved.kv_blocks or predicted_blocks(spec, resolved)
     if blocks is None or layout.bytes_per_token is None:
         return specified_kv_bytes(spec)

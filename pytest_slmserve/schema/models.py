@@ -36,11 +36,10 @@ KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
 class Quantization:
     """The quantization of a checkpoint by its `quantization_config`.
 
-    bits: of a weight, without its scale; None if groups of layers differ, or the checkpoint does not have it.
-    group_size: number of weights that share a scale; None if so many that the scale does not count. zero_points: each
-    group has a zero point, too. fp8_inputs: activations are 8-bit floats, as the weights. kv_cache_dtype: type of the
-    KV cache that vLLM takes for "auto": fp8 if the checkpoint has scales for one, "" for another type of the
-    checkpoint, else "auto".
+    bits: of a weight, without its scale; None if groups of layers differ, or it is not told. group_size: number of
+    weights that share a scale; None if so many that the scale does not count. zero_points: each group has one, too.
+    fp8_inputs: activations are 8-bit floats, as the weights. kv_cache_dtype: what vLLM takes for "auto": fp8 if the
+    checkpoint has scales for it, "" for another type of the checkpoint, else "auto".
     """
 
     method: str | None = None
@@ -55,15 +54,14 @@ class Quantization:
 class Model:
     """A decoder model as its `config.json` gives it, as far as speed and memory depend on it.
 
-    It is made once, when a run is planned, and goes with the engine's specification into the record, so that a record
-    is read alike wherever its reader is.
+    It is made when a run is planned, and goes with the engine's specification into the record, so that a record is read
+    alike wherever its reader is.
 
-    parameters: number of weights; active: those that one token is multiplied with. None where nobody has counted them.
-    windows: of each layer, the tokens that it looks back, None for all; None instead where vLLM is not known to keep
-    keys and values so, as in layers that have a state of their own. dtype: of the weights as vLLM loads them by itself.
+    parameters: number of weights; active: those that one token is multiplied with. None if nobody has counted them.
+    windows: of each layer, the tokens that it looks back, None for all; None instead if vLLM is not known to keep keys
+    and values so, as in layers that have a state of their own. dtype: of the weights as vLLM loads them by itself.
     embedding_width: numbers of a row of the embeddings. tied: the output layer is the embeddings. feed_forward: width
-    of the feed-forward layers, None where it is not told. experts, experts_per_token: 0 without any. source: where the
-    configuration came from. config: `config.json` as it is handed to the engine; no record keeps it.
+    of these layers, if it is told. config: `config.json` as it is handed to the engine; no record keeps it.
     """
 
     name: str
@@ -99,14 +97,14 @@ class Model:
         return self.vocabulary * self.embedding_width
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:
-        """Bytes of all weights, or None where they are not counted."""
+        """Bytes of all weights; None if they are not counted."""
         return None if self.parameters is None else int(self.parameters * bytes_per_weight)
 
     @property
     def kv_groups(self) -> tuple[int, tuple[int | None, ...]] | None:
         """Layers that share a block of the KV cache, and the window of each group of so many, as vLLM groups them
-        (`_get_kv_cache_groups_uniform_page_size`). None where that is not known: its releases round differently where
-        the kinds of layers are nearly equal in number."""
+        (`_get_kv_cache_groups_uniform_page_size`). None if that is not known: its releases round differently if the
+        kinds of layers are nearly equal in number."""
         if not self.windows:
             return None
         counts = Counter(self.windows)
@@ -117,14 +115,13 @@ class Model:
         return each, tuple(window for window, count in counts.items() for _ in range(-(-count // each)))
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2, gpus: int = 1) -> int | None:
-        """Bytes of one token's keys and values in the layers that share a block, on all `gpus` together: of all layers,
-        where all look back equally far. With fewer KV heads than GPUs each of them holds one, so some are held
-        twice. None where vLLM's layout is not known."""
+        """Bytes of one token's keys and values in the layers that share a block, on all `gpus` together; with fewer KV
+        heads than GPUs some heads are held twice. None if vLLM's layout is not known."""
         groups = self.kv_groups
         return None if groups is None else groups[0] * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
     def kv_read_bytes(self, context: float, bytes_per_value: int = 2, gpus: int = 1) -> float | None:
-        """Bytes of keys and values that a token reads with so many before it, over all layers and GPUs; None where what
+        """Bytes of keys and values that a token reads with so many before it, over all layers and GPUs; None if what
         the layers keep is not known."""
         seen = self._seen(context)
         return None if seen is None else seen * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
@@ -141,9 +138,8 @@ class Model:
         return sum(context if window is None else min(context, window) for window in self.windows)
 
     def indivisible(self, gpus: int) -> str | None:
-        """The reason why tensor parallelism cannot divide the model among so many GPUs; None if it can. Each GPU takes
-        equally many heads and columns of the feed-forward layers. KV heads are divided evenly, or each is held by
-        equally many GPUs."""
+        """The reason why tensor parallelism cannot divide the model among so many GPUs; None if it can. Heads and
+        columns of the feed-forward layers are divided evenly; KV heads too, or each is held by equally many GPUs."""
         if self.heads % gpus or (self.feed_forward or gpus) % gpus:
             what = f"{self.heads} heads" if self.heads % gpus else f"feed-forward layers {self.feed_forward} wide"
             return f"{self.name} has {what}, which {gpus} GPUs cannot divide evenly"
@@ -160,8 +156,8 @@ def model_from_config(
     completed: Mapping[str, Any] | None = None,
     source: ModelSource = "catalogue",
 ) -> Model:
-    """The model of a Transformers `config.json`. parameters, active: as counted. completed: what Transformers reads in
-    the entries that are not there. Raises BadUsage where a needed entry is missing."""
+    """The model of a Transformers `config.json`. completed: what Transformers reads in the entries that are not there.
+    Raises BadUsage if a needed entry is missing."""
     entries = {**config, **(config.get("text_config") or {}), **(completed or {})}
     told = {word: value for word, value in entries.items() if value is not None}
     words = (next((each for each in (word, *older) if each in told), word) for word, older in OTHER_WORDS.items())
@@ -226,8 +222,7 @@ def _quantization(own: Any) -> Quantization | None:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Report whether the output layer is the embeddings. Transformers writes an entry only if that is unusual for the
-    architecture."""
+    """Report whether the output layer is the embeddings, which `config.json` says only if that is unusual."""
     usual = any(AS_CONFIGURED.get(name) for name in config.get("architectures") or ())
     return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 

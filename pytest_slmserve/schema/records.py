@@ -27,9 +27,6 @@ class GpuPeaks:
     tflops: float
     gbps: float
 
-    def __str__(self) -> str:
-        return f"tflops={self.tflops},gbps={self.gbps}"
-
 
 @dataclass(frozen=True)  # no slots, as of a workload
 class Environment:
@@ -55,7 +52,7 @@ class Environment:
 
     @property
     def kind(self) -> dict[str, Any]:
-        """Values by field of all that has to match where measurements are compared."""
+        """Values by field of all that has to match if measurements are compared."""
         names = (*MUST_MATCH, *OF_AN_ENDPOINT) if self.platform == "remote" else MUST_MATCH
         return {name: getattr(self, name) for name in names}
 
@@ -84,7 +81,7 @@ class Environment:
 
     @cached_property
     def per_gpu_key(self) -> str:
-        """Equal where engines have as many cores for each of their GPUs, if these are divided among them."""
+        """Equal if engines have as many cores for each of their GPUs, and the cores are divided among these."""
         return self.on(1).key
 
     def on(self, gpus: int) -> Environment:
@@ -119,7 +116,7 @@ def release(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run: phase is "ramp", "settle", "window" or "over"."""
+    """Progress of a run. phase: "ramp", "settle", "window" or "over"."""
 
     phase: str
     elapsed_s: float
@@ -194,8 +191,8 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """One row per engine step, as vLLM's stat logger saw it. `running` is counted after finished requests have left;
-    in a step that only decodes, `new_tokens` is the batch. None where a release does not report a field."""
+    """One row per engine step, as vLLM's stat logger saw it; None where a release does not report a field. `running` is
+    counted after finished requests have left; in a step that only decodes, `new_tokens` is the batch."""
 
     time_s: Sequence[float]
     running: Sequence[int | None]
@@ -213,10 +210,9 @@ class Steps:
 class Telemetry:
     """Readings of the sensors during a run, one row per reading, in the order taken. None is "not known".
 
-    sources: who answered. time_s: when a reading was taken, in seconds since the run began. span_s: length of the time
-    before it that its ratios are means over. columns: by number (`pytest_slmserve.schema.sensors`), SI units and ratios
-    of 1. missing: why values are None, and how many. notes: what failed, one sentence each. gpus: the columns of each
-    GPU, where there were several; `columns` then has what the host said.
+    sources: who answered. time_s: seconds since the run began. span_s: time before a reading that its ratios are means
+    over. columns: by number (`pytest_slmserve.schema.sensors`), SI units and ratios of 1. missing: why values are None,
+    and how many. notes: what failed. gpus: of several GPUs the columns of each; `columns` then has those of the host.
     """
 
     sources: tuple[str, ...]
@@ -241,13 +237,11 @@ class Stream:
     least_s * growth**i on, at -1 those below; `sum_s` is their sum. step_gaps: the same of the window of each step of a
     ramp. tokens_per_chunk: by the server's count. scheduled_s: when each request was to be sent, in the order of the
     samples; None without a schedule. unsent_s: when those were to be sent that were not, since the load was given up.
-    waited_s: of a job that is held back, how long each that was sent had been there when it was to be sent; ascending.
-    cpu_s: of the client. stamp_uncertainty_s: by how much the stamps of what was fetched at one time can be too late,
-    in the mean over all pieces and at most: chunks that came since the client looked last have one stamp, that of the
-    last of them. refused: what a server that is not ours refused of what we ask for, so that it was not asked for.
-    salt: ids that no other load's prompts have (`engines/endpoint.py`); None where they are as the workload has them.
-    cache_lookups: prompt tokens that the server looked up in its cache of prefixes meanwhile, and found there, whoever
-    asked.
+    waited_s: of a job that is held back, how long each request had been there when it was to be sent; ascending. cpu_s:
+    of the client. stamp_uncertainty_s: by how much stamps can be too late, in the mean over all pieces and at most:
+    chunks that came since the client looked last have one stamp, that of the last of them. refused: what a server that
+    is not ours refused of what we ask for. salt: ids that no other load's prompts have (`engines/endpoint.py`), if any.
+    cache_lookups: prompt tokens that the server looked up in its cache of prefixes, and found there, whoever asked.
     """
 
     bin_s: float
@@ -268,11 +262,10 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Results of one load on one engine. `window_s`: from and to, in seconds since the run began. `began_s`: that
-    beginning by the host's monotonic clock; None for an engine with a clock of its own. steps: none where a server
-    does not report them. failures: number of failed requests, of which the samples have no row. failed: their own rows;
-    None where there are none, or where it was not noted when each was sent. stream: where there was a client. derived:
-    results computed from the run, by name and arguments (`analysis/estimates.py`)."""
+    """Results of one load on one engine. window_s: from and to, in seconds since the run began. began_s: that beginning
+    by the host's monotonic clock; None for an engine with a clock of its own. steps: none if a server does not report
+    them. failures: number of failed requests, of which the samples have no row. failed: their own rows, if it was noted
+    when each was sent. derived: results computed from the run, by name and arguments (`analysis/estimates.py`)."""
 
     samples: Samples
     steps: Steps
@@ -288,12 +281,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One engine's part in a run of several on one device; of one alone (count 1), where it is there to compare them
-    with, which makes it no point of a sweep.
-
-    group: the same in all records of one run. index, count: which of how many. set: hash of all engines, how they share
-    the device, and of all loads and workloads: what was asked.
-    """
+    """One engine's part in a run of several on one device, or of one (count 1) that they are compared with, which is no
+    point of a sweep. group: the same in all records of one run. set: hash of all engines, how they share the device,
+    and of all loads and workloads."""
 
     group: str
     index: int
@@ -304,17 +294,15 @@ class Replica:
     thread_percentage: int | None = None
 
     def key(self, alone: str) -> str:
-        """The key of this engine's measurement. alone: its key without regard to the engines measured at the same
-        time."""
+        """The key of this engine's measurement. alone: that without regard to the engines beside it."""
         return short_hash([alone, self.set, self.index])
 
 
 @dataclass(frozen=True, slots=True)
 class GateLaunch:
-    """A launch's part in a gate: which side, in which pair (from 1), and whether it came second in it. outputs: greedy
-    tokens of its first requests, where they were asked for. scores: mean log probability, in nats, of the tokens that
-    the first baseline gave to each of them; with real weights. caches: "warm" if compiled code was there when it
-    started."""
+    """A launch's part in a gate: its side, in which pair (from 1), and whether it came second in it. outputs: greedy
+    tokens of its first requests, if they were asked for. scores: with real weights the mean log probability, in nats,
+    of the first baseline's tokens of each. caches: "warm" if compiled code was there when it started."""
 
     gate: str  # the same in all records of one
     pair: int
@@ -327,9 +315,8 @@ class GateLaunch:
 
 @dataclass(frozen=True)  # no slots, as of a workload
 class Measurement:
-    """A run with all that is needed to judge it later, on another machine, by another rule. replica: None for an engine
-    that had its device to itself. paired: None but in a gate. neighbours: engines of the same run that worked on other
-    GPUs of the host when this began or ended, whichever were more."""
+    """A run with all that is needed to judge it later, on another machine, by another rule. neighbours: engines of the
+    same run that worked on other GPUs of the host when this began or ended, whichever were more."""
 
     spec: EngineSpec
     resolved: Resolved
@@ -339,8 +326,8 @@ class Measurement:
     run: Run
     launch: str  # one start of one engine
     measured_at: str  # ISO 8601, UTC
-    replica: Replica | None = None
-    paired: GateLaunch | None = None
+    replica: Replica | None = None  # None: an engine that had its device to itself
+    paired: GateLaunch | None = None  # of a gate
     neighbours: int = 0
 
     @property

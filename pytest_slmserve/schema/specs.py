@@ -42,8 +42,7 @@ def check_url(url: str) -> None:
 
 
 def completed(url: str) -> str:
-    """The URL that requests go to, also if only that of the server or its /v1 is given. Raises BadUsage as `check_url`
-    does."""
+    """The URL that requests go to, if that of the server or its /v1 is given. Raises BadUsage as `check_url` does."""
     check_url(url)
     parts = urlsplit(url)
     path = parts.path.rstrip("/") or "/v1"
@@ -78,24 +77,20 @@ class EngineSpec:
     """One engine: what to start, where, and every limit that moves its speed (no default of vLLM is trusted).
 
     python: interpreter that has vLLM; "" is the one that runs pytest.
-    env: variables added to the engine's environment, as pairs.
-    kv_cache_bytes: set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple of 1 GiB.
-    Of each GPU, where there are several. 0: as much as the engine finds room for.
-    load_format: "dummy" weights, for speed depends on shapes, or "auto": real ones.
-    gpu_memory_utilization: share of the device's memory the engine may take, 0 to 1.
-    gpu, tensor_parallel_size: the first of the visible GPUs that it takes, and how many: each holds its part of every
-    layer.
+    kv_cache_bytes: of each GPU, set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple
+    of 1 GiB. 0: as much as the engine finds room for.
+    load_format: "dummy" weights, because speed depends on shapes, or "auto": real ones.
+    gpu, tensor_parallel_size: the first of the visible GPUs that it takes, and how many.
     interface: how requests come in. "engine": into vLLM's asynchronous engine, without HTTP; this shows the GPU.
     "server": into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into
     whatever answers at `url`, of which the limits here say nothing. "transformers": into Transformers' generate(), in
-    batches made one after the other of `max_num_seqs` requests at most.
-    allow_prefix_cache: whether prompts may come from a prefix cache. Otherwise a measurement with many of them is
-    invalid.
+    batches one after the other, of `max_num_seqs` requests at most.
+    allow_prefix_cache: otherwise a measurement with many prompts from a prefix cache is invalid.
     extra: further arguments for vLLM's engine, as pairs; of Transformers how it batches: `batching` is "none", "static"
     or "dynamic", and `wait_s` how long a dynamic batch waits for more; of an endpoint further fields of each request's
     body, their values as JSON, of which null takes one of ours away.
-    model_facts: sizes of the model, resolved where the run was planned; None where nobody knows them, as of a server
-    that calls its model as it likes. A catalogue model brings its own.
+    model_facts: sizes of the model, resolved when the run was planned. A catalogue model brings its own; None if nobody
+    knows them, as of a server that calls its model as it likes.
     """
 
     model: str
@@ -148,8 +143,8 @@ class EngineSpec:
             raise BadUsage(f"{self.kv_cache_bytes} KV bytes: vLLM's CPU backend takes whole GiB", f"{GIB}")
 
     def with_arguments(self, arguments: Sequence[tuple[str, Any]]) -> EngineSpec:
-        """A copy with further arguments of the engine. One that is a field of the specification sets that field: else
-        it would go over the field. Raises BadUsage for a value of another type."""
+        """A copy with further arguments of the engine; one that is a field of the specification sets that field.
+        Raises BadUsage for a value of another type."""
         given = self.arguments | dict(arguments)
         own = {name: _typed(name, value, getattr(self, name)) for name, value in given.items() if name in OWN_FIELDS}
         extra = tuple((name, value) for name, value in given.items() if name not in OWN_FIELDS)
@@ -157,8 +152,7 @@ class EngineSpec:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All that can change a measurement. Where the interpreter lies is not among it: what it holds is part of the
-        environment."""
+        """All that can change a measurement. What the interpreter holds is part of the environment."""
         found = asdict(self)
         found["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
         del found["python"], found["gpu"], found["model_facts"]
@@ -233,10 +227,9 @@ def command_words(arguments: Mapping[str, Any]) -> list[str]:
 class ReplicaSpec:
     """Several engines at once on one device, of one model or of several.
 
-    sharing: by time slicing (what a GPU and an operating system do by themselves), under MPS, each on a MIG instance of
-    its own, or each on a GPU of its own ("gpus"), where all they share is the host; endpoints have a URL each ("urls"),
-    and what they share is not known. pinned: each on its own part of the CPU cores. thread_percentage: of the SMs each
-    may use, under MPS.
+    sharing: by time slicing (what a GPU and an operating system do by themselves), under MPS, or with a MIG instance, a
+    GPU ("gpus") or a URL ("urls") for each. pinned: each on its own part of the CPU cores. thread_percentage: of the
+    SMs that each may use, under MPS.
     """
 
     engines: tuple[EngineSpec, ...]
@@ -315,16 +308,15 @@ class WorkloadSpec:
             raise BadUsage("a workload needs at least one request of at least one token each way", hint)
 
     def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
-        """A copy with these lengths in tokens, None for natural ones. With fixed lengths the source "trace-lengths"
-        becomes "lengths", for a trace has nothing but lengths."""
+        """A copy with these lengths in tokens, None for natural ones. Fixed ones make "lengths" of the source
+        "trace-lengths", because a trace has nothing but lengths."""
         needless = self.source == "trace-lengths" and prompt_tokens is not None
         spec = replace(self, source="lengths", path="") if needless else self
         return replace(spec, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     @property
     def as_vllm(self) -> bool:
-        """Whether these are the requests of vLLM's own benchmark. A fixed output length then replaces the length of the
-        reply, as its --sharegpt-output-len does."""
+        """Whether these are the requests of vLLM's own benchmark, whose --sharegpt-output-len is a fixed output."""
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None
 
 
@@ -383,16 +375,14 @@ class ClosedLoop:
 class OpenLoop:
     """Requests sent when a schedule says, whatever becomes of those before them: a job of so many, or a window.
 
-    rate: requests per second as asked for, in the mean; infinity: all at once. requests: each is served to the end,
-    as `vllm bench serve --num-prompts --request-rate` does. Without them those sent from `settle_s` on for `window_s`
-    are judged, whenever they end; meanwhile the load goes on, for `settle_s` more. max_concurrency: in flight at most,
-    as behind a gateway that holds the others back. How long they wait there is no part of their latencies (as with
-    vLLM's `--max-concurrency`), but told.
-
-    schedule_s: when each is sent, in seconds since the beginning; a record does without. seed, burstiness: of a job's
-    gamma arrivals, 1.0 being Poisson and infinity constant gaps. arrivals: how the schedule of a window came about, in
-    words that no other schedule has. steps: of a ramp, requests per second and seconds of each; a step settles for
-    `settle_s` and is judged by itself.
+    rate: requests per second in the mean; infinity: all at once. requests: each is served to the end, as `vllm bench
+    serve --num-prompts --request-rate` does. Without them those sent from `settle_s` on for `window_s` are judged,
+    whenever they end; meanwhile the load goes on, for `settle_s` more. max_concurrency: in flight at most, as behind a
+    gateway that holds the others back. How long they wait there is no part of their latencies (as with vLLM's
+    `--max-concurrency`), but told. schedule_s: seconds since the beginning when each is sent; a record does without.
+    seed, burstiness: of a job's gamma arrivals, 1.0 being Poisson and infinity constant gaps. arrivals: how the
+    schedule of a window came about, in words that no other schedule has. steps: of a ramp, requests per second and
+    seconds of each; a step settles for `settle_s` and is judged by itself.
     """
 
     rate: int | float = math.inf
@@ -472,7 +462,7 @@ Load = ClosedLoop | OpenLoop
 
 
 def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
-    """Check whether a load is a point of a sweep: a closed loop, so many in flight, whose window is judged."""
+    """Check whether a load is a point of a sweep: a closed loop whose window is judged."""
     return isinstance(load, ClosedLoop) and load.requests is None
 
 
@@ -482,8 +472,8 @@ def is_job(load: Load) -> TypeGuard[OpenLoop]:
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """Facts of a load as a record keeps them. A closed loop keeps all fields. An open loop keeps
-    those that its kind always had, and each other that is not the default."""
+    """Facts of a load as a record keeps them: all fields of a closed loop; of an open loop those that its kind always
+    had, and each other that is not the default."""
     if isinstance(load, ClosedLoop):
         return {**asdict(load), "kind": "closed_loop"}
     always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}
@@ -507,8 +497,8 @@ def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored). text: what the ids say, of a
-    prompt that was text; for servers that are somebody else's."""
+    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored). text: what the ids say, if
+    the prompt was text; for servers that are somebody else's."""
 
     prompt: tuple[int, ...]
     output_tokens: int

@@ -58,16 +58,12 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
 def requests_of(
     spec: WorkloadSpec, vocabulary: int, longest: int, tokenizer: Tokenize | None = None
 ) -> tuple[list[Request], str]:
-    """The requests of a specification, or as many as there are, and where they came from.
+    """The requests of a specification, or as many as there are, and where they came from. Raises BadDataset for a file
+    that is missing, damaged or of another kind.
 
-    Args:
-        vocabulary: Number of token ids; synthetic ids are below it.
-        longest: Tokens of the longest request that is taken from a trace.
-        tokenizer: Tokenizes text, with special tokens if the requests are to be vLLM's own. Defaults to the tokenizer
-            that the specification names.
-
-    Raises:
-        BadDataset: A file is missing, damaged or of another kind.
+    vocabulary: Number of token ids; synthetic ids are below it. longest: Tokens of the longest request that is taken
+    from a trace. tokenizer: Tokenizes text, with special tokens if the requests are to be vLLM's own. Defaults to the
+    tokenizer that the specification names.
     """
     match spec.source:
         case "trace":

@@ -5,7 +5,6 @@ The format: a JSON list of {"id", "conversations": [{"from": role, "value": text
 
 import random
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
@@ -52,28 +51,19 @@ def dataset_path(path: str) -> Path:
 
 
 def follows(rule: Rule, conversation: Conversation) -> bool:
-    """Check whether a conversation counts under a rule; its first two turns are then prompt and reply.
+    """Whether a conversation counts under a rule; its first two turns are then prompt and reply.
 
     vllm: two turns at least, whatever the roles, as vLLM's own benchmark takes them. human-first: besides, a human
     asks and the model replies, as the authors of arXiv:2503.08311 filter (of the splits, many begin with a reply).
     """
-    match rule:
-        case "vllm":
-            return len(conversation) >= 2
-        case "human-first":
-            return [turn.role for turn in conversation[:2]] == ["human", "gpt"]
+    roles = [turn.role for turn in conversation[:2]]
+    return len(roles) == 2 if rule == "vllm" else roles == ["human", "gpt"]
 
 
 def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) -> Iterator[Conversation]:
-    """Conversations of a file in its order, never more than a few of them in memory.
-
-    Args:
-        damages: Takes the damage of a file, at which the conversations then end. None raises it.
-
-    Raises:
-        DamagedDataset: The file ends early or stops being JSON; after all that stood before.
-        BadDataset: The file is JSON but not ShareGPT, or cannot be read.
-    """
+    """Conversations of a file in its order, never more than a few of them in memory. Raises DamagedDataset, after all
+    that stood before, for a file that ends early or stops being JSON, unless `damages` takes it, and BadDataset for
+    JSON that is not ShareGPT, or for a file that cannot be read."""
     try:
         with open(path, "rb", opener=regular) as file:
             for number, item in enumerate(_items(file, path), start=1):
@@ -99,40 +89,38 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
     """Items of the list that a file holds. Raises DamagedDataset after the last whole item, and BadDataset for another
     value than a list, or one that is nested deeper than DEEPEST."""
     ijson = tokens.imported("ijson")
-    found = ijson.sendable_list()
-    parser = ijson.items_coro(found, "item", use_float=True)
     events = ijson.sendable_list()
-    flat = ijson.basic_parse_coro(events, use_float=True)  # it keeps no paths
+    parser = ijson.basic_parse_coro(events, use_float=True)
+    item = ijson.ObjectBuilder()
     offset = whole = depth = 0
     bad: int | None = None
     keys: dict[str, None] = {}  # of the object that the file holds in place of a list
     first = ""  # event
     while bad is None and (chunk := file.read(CHUNK_BYTES)):
-        with suppress(ijson.JSONError, UnicodeDecodeError):  # which the other parser tells
-            flat.send(chunk)
-        for event, value in events:
-            first = first or event
-            if depth == 1 and event == "map_key":
-                keys[value] = None
-            depth += STEPS.get(event, 0)
-            if depth > DEEPEST:
-                raise _not_sharegpt(path, f"it is nested more than {DEEPEST} deep")
-        del events[:]
-        if first not in ("", "start_array"):
-            raise _not_sharegpt(path, f"it holds {_kind(keys) if first == 'start_map' else f'a {first}'}")
         try:
             parser.send(chunk)
         except (ijson.JSONError, UnicodeDecodeError):
             bad = _first_bad_byte(path, offset)
         offset += len(chunk)
-        whole += len(found)
-        yield from found
-        del found[:]
+        for event, value in events:
+            first, before = first or event, depth
+            depth += STEPS.get(event, 0)
+            if depth > DEEPEST:
+                raise _not_sharegpt(path, f"it is nested more than {DEEPEST} deep")
+            if first != "start_array":
+                keys |= {value: None} if depth == 1 and event == "map_key" else {}
+            elif before and depth:
+                item.event(event, value)
+                if depth == 1:
+                    yield item.value
+                    whole, item = whole + 1, ijson.ObjectBuilder()
+        if first not in ("", "start_array"):
+            raise _not_sharegpt(path, f"it holds {_kind(keys) if first == 'start_map' else f'a {first}'}")
+        del events[:]
     if bad is not None:
         raise DamagedDataset(path, bad, whole, ends=False)
     try:
         parser.close()
-        flat.close()
     except ijson.JSONError:
         raise DamagedDataset(path, offset, whole, ends=True) from None
     if events and not first:  # a number is known to end where the file does
@@ -163,31 +151,19 @@ def _not_sharegpt(path: Path, found: str) -> BadDataset:
 
 def _kind(value: Any) -> str:
     """The kind of a JSON value, for people; never its text."""
-    match value:
-        case dict():
-            return f"an object with {'the keys ' + ', '.join([*value][:5]) if value else 'no keys'}"
-        case list():
-            return f"a list of {len(value)}"
-        case str():
-            return "a string"
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case _:
-            return "a number"
+    if isinstance(value, dict):
+        return f"an object with {'the keys ' + ', '.join([*value][:5]) if value else 'no keys'}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return {str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
 
 
 def natural_requests(
     pairs: Collection[Conversation], tokenize: Tokenize, output_tokens: int | None = None
 ) -> Iterator[Request]:
     """Requests of pairs of prompt and reply, in their order, of those within vLLM's limits. No more is tokenised than
-    is needed, but for the rest of a block.
-
-    Args:
-        output_tokens: Output tokens of each, in place of those of its reply (vLLM's --sharegpt-output-len; it lifts the
-            lower bound on replies).
-    """
+    is needed, but for the rest of a block. output_tokens: Output tokens of each, in place of those of its reply (vLLM's
+    --sharegpt-output-len; it lifts the lower bound on replies)."""
     prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
     replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
     for (prompt, _), ids, reply in zip(pairs, prompts, replies):
@@ -200,14 +176,9 @@ def sample_as_vllm(
     read: Iterable[Conversation], tokenize: Tokenize, requests: int, *, seed: int = 0, output_tokens: int | None = None
 ) -> list[Request]:
     """The requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too few.
-
-    Args:
-        tokenize: The model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
-        output_tokens: See `natural_requests`.
-
-    Raises:
-        BadDataset: No conversation is within vLLM's limits, of which vLLM makes an IndexError.
-    """
+    Raises BadDataset if no conversation is within vLLM's limits, of which vLLM makes an IndexError. tokenize: The
+    model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies. output_tokens: See
+    `natural_requests`."""
     pairs = [conversation[:2] for conversation in read if follows("vllm", conversation)]
     random.Random(seed).shuffle(pairs)
     kept = list(islice(natural_requests(pairs, tokenize, output_tokens), requests))

@@ -6,6 +6,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
+from measured import measure
 from strategies import job_point, planted_telemetry
 
 from pytest_slmserve.analysis.claims.evidence import most_varied, same_but_kv, same_engine
@@ -13,7 +14,6 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import e2e_s, job_points, ratio
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Environment, Samples

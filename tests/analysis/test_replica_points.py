@@ -20,7 +20,6 @@ from pytest_slmserve.analysis.points import (
     ratio,
     shared_points,
     summary_of,
-    system_throughput,
 )
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
@@ -321,12 +320,6 @@ def test_what_is_missing_is_said():
     once = judge(PAY, curve((1000.0,), runs))
     assert once.state is INCONCLUSIVE and "--slm-repeats 2" in once.why
     assert has_replicas(curve((1.0,), runs), "mps") and not has_replicas(curve((1.0,), runs), "mig")
-
-
-def test_two_models_against_taking_turns():
-    (pair,) = shared_points(together(900.0, 600.0, models=["opt-125m", "opt-1.3b"]))
-    assert system_throughput(pair, [1500.0, 1200.0]) == pytest.approx(0.6 + 0.5)
-    assert system_throughput(pair, [1500.0]) is None and system_throughput(pair, [1500.0, 0.0]) is None
 
 
 def test_a_latency_that_nobody_knows_has_no_ratio():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from measured import measure
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import problems
@@ -10,7 +11,6 @@ from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Request, Workload, WorkloadSpec
 

@@ -59,7 +59,7 @@ def test_whatever_a_device_is_called_its_name_stays_in_the_folder(gpu_name, vllm
 
 def test_what_is_kept_is_an_ordinary_archive_that_can_be_compared_with(tmp_path):
     kept, left_out = accept(GOOD, tmp_path / "new" / "folder", claims={"rows": []})
-    (path,) = (each.path for each in kept)
+    (path,) = kept
     assert path == tmp_path / "new" / "folder" / "h200-vllm-0.26.0.jsonl.xz" and left_out == []
     contents = read(path)
     assert [m.id for m in contents.measurements] == [m.id for m in GOOD] and contents.claims == {"rows": []}
@@ -79,8 +79,9 @@ def test_what_is_kept_is_an_ordinary_archive_that_can_be_compared_with(tmp_path)
     ],
 )
 def test_what_is_invalid_or_no_part_of_a_baseline_is_left_out_and_told(bad, why, tmp_path):
-    (kept,), [(left_out, reason)] = accept([*GOOD, bad], tmp_path)
-    assert kept.measurements == tuple(GOOD) and left_out is bad and why in reason
+    by_path, [(left_out, reason)] = accept([*GOOD, bad], tmp_path)
+    (kept,) = by_path.values()
+    assert kept == GOOD and left_out is bad and why in reason
     with pytest.raises(BadUsage, match="nothing here can be a baseline: .*" + why):
         accept([bad], tmp_path / "other")
     assert not (tmp_path / "other").exists()
@@ -93,8 +94,8 @@ def test_engines_that_shared_a_device_are_kept_all_or_none(tmp_path):
         return [replace(first, replica=part), replace(second, replica=replace(part, index=1))]
 
     sound, broken, torn = run("one"), run("two", failures=2), run("three")[:1]
-    (kept,), left_out = accept([*sound, *broken, *torn], tmp_path)
-    assert list(kept.measurements) == sound and len(left_out) == 3
+    kept, left_out = accept([*sound, *broken, *torn], tmp_path)
+    assert [*kept.values()] == [sound] and len(left_out) == 3
     assert [why.partition(":")[0] for _, why in left_out[:2]] == ["replica 2"] * 2
     assert left_out[2][1].endswith("of which others are missing")
 
@@ -102,8 +103,8 @@ def test_engines_that_shared_a_device_are_kept_all_or_none(tmp_path):
 @pytest.mark.parametrize("seen", [CROWDED, {**BUSY, sensors.STOLEN_CORES: 0.5}], ids=["degraded", "noisy"])
 def test_what_is_degraded_or_noisy_is_kept(seen, tmp_path):
     doubtful = engine_alone(columns=seen, repeat=5)
-    (kept,), left_out = accept([*GOOD, doubtful], tmp_path)
-    assert left_out == [] and kept.measurements == (*GOOD, doubtful)
+    kept, left_out = accept([*GOOD, doubtful], tmp_path)
+    assert left_out == [] and [*kept.values()] == [[*GOOD, doubtful]]
 
 
 def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
@@ -114,17 +115,17 @@ def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
         accept(other, tmp_path)
     assert names(tmp_path) == ["h200-vllm-0.26.0.jsonl.xz"] and (tmp_path / names(tmp_path)[0]).read_bytes() == before
     accept(other, tmp_path, overwrite=True)
-    assert [m.load.concurrency for m in baseline(tmp_path, "h200-vllm-0.26.0").measurements] == [16]
+    assert [m.load.concurrency for m in baseline(tmp_path, "h200-vllm-0.26.0")[1].measurements] == [16]
     assert len(names(tmp_path)) == 2
 
 
 def test_each_device_and_release_has_its_own(tmp_path):
     newer, on_cpu = replace(KNOWN, vllm="0.27.0"), repeats([9, 9], environment=ON_CPU, sensed=False)
     kept, _ = accept([*GOOD, *repeats([5, 5], environment=newer), *on_cpu], tmp_path)
-    assert [each.path.name for each in kept] == [
+    assert [path.name for path in kept] == [
         f"{name}{SUFFIX}" for name in ("h200-vllm-0.26.0", "h200-vllm-0.27.0", "cpu-vllm-0.32.0")
     ]
-    assert [len(each.measurements) for each in baselines(tmp_path)] == [2, 3, 2]
+    assert [len(each.measurements) for each in baselines(tmp_path).values()] == [2, 3, 2]
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
@@ -145,9 +146,9 @@ def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     accept(GOOD, tmp_path)
     (tmp_path / f"broken{SUFFIX}").write_text("not xz")
     (tmp_path / "notes.txt").write_text("of no concern")
-    broken, good = baselines(tmp_path)
-    assert (broken.name, broken.measurements) == ("broken", ()) and "is not xz" in broken.notes[0]
-    assert (good.name, len(good.measurements), good.notes) == ("h200-vllm-0.26.0", 3, ())
+    (bad, broken), (path, good) = baselines(tmp_path).items()
+    assert (bad.name, broken.measurements) == (f"broken{SUFFIX}", ()) and "is not xz" in broken.notes[0]
+    assert (path.name, len(good.measurements), good.notes) == (f"h200-vllm-0.26.0{SUFFIX}", 3, ())
     with pytest.raises(BadArchive):
         baseline(tmp_path, "broken")
 
@@ -159,4 +160,4 @@ def test_one_is_found_by_its_name(tmp_path):
         baseline(tmp_path, "../h200-vllm-0.26.0")
     with pytest.raises(BadUsage, match="slmserve compare RECORDS --save"):
         baseline(tmp_path / "none", "h200-vllm-0.26.0")
-    assert baselines(tmp_path / "none") == []
+    assert baselines(tmp_path / "none") == {}

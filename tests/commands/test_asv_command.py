@@ -17,7 +17,7 @@ from strategies import H200, RESOLVED, law, measurement
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.export import asv as export
+from pytest_slmserve.commands import asv as export
 from pytest_slmserve.schema.records import Measurement
 
 pytest.importorskip("asv_runner", reason="needs asv")

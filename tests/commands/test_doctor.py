@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from fake_nvml import FakeNvml, State, installed
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands import doctor
 from pytest_slmserve.commands.doctor import Finding, examine, finding_lines
-from pytest_slmserve.engines.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import lock_device, lock_path
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, SM_ACTIVE, STOLEN_CORES, TEMPERATURE
 from pytest_slmserve.schema.specs import GIB
@@ -28,7 +29,7 @@ from pytest_slmserve.telemetry.host import Gpu, Reading, visible_gpus
 def root(tmp_path, monkeypatch):
     """The folder that the checks take for the root of the host; all else that they read is empty."""
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("CUDA_MPS_PIPE_DIRECTORY", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT"):
         monkeypatch.delenv(name, raising=False)
@@ -543,14 +544,13 @@ def test_no_telemetry_is_a_warning(monkeypatch):
 
 
 def test_a_held_lock_is_a_problem_and_nothing_is_changed(tmp_path):
-    lock = DeviceLock("cpu", tmp_path)
-    assert doctor.of_lock(lock.path).state == "ok" and not lock.path.exists()
-    lock.acquire()
-    found = doctor.of_lock(lock.path)
+    path = lock_path("cpu", tmp_path)
+    assert doctor.of_lock(path).state == "ok" and not path.exists()
+    with lock_device("cpu", tmp_path):
+        found = doctor.of_lock(path)
     assert found.state == "problem" and f"process {os.getpid()}, since" in found.found
-    lock.release()
-    assert doctor.of_lock(lock.path).state == "ok" and lock.path.read_text() == ""
-    with lock.path.open() as file:
+    assert doctor.of_lock(path).state == "ok" and path.read_text() == ""
+    with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the look has let go
 
 

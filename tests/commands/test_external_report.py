@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Axes, Curve
 from pytest_slmserve.archive.external import Columns
-from pytest_slmserve.commands.external import ExternalResults, external_facts, external_section
+from pytest_slmserve.commands.external import ExternalResults, external_report
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
@@ -66,9 +66,9 @@ def said(
     found = plan(
         [ModelSweep(name="results", points=curve.points, b_half=b_half)], Objectives(slo=slo, threshold=threshold)
     )
-    facts = (ExternalResults(curve, columns, ["planted note"], None), found, TOLERANCE)
     with laid_out(150):
-        return Said(section_text(external_section(*facts)), json.loads(as_json(external_facts(*facts))))
+        section, facts = external_report(ExternalResults(curve, columns, ["planted note"], None), found, TOLERANCE)
+        return Said(section_text(section), json.loads(as_json(facts)))
 
 
 def planted(knob: int, *scales: float, lost: float = 0.0, **facts: object) -> Point:

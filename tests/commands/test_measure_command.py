@@ -180,7 +180,7 @@ def stopped_at_the_second(monkeypatch, error):
     """`measure` ends with this error when the second load begins."""
     from pytest_slmserve.commands import measure
 
-    real, calls = measure.measure, []
+    real, calls = measure.measure_case, []
 
     def stops(*arguments):
         calls.append(arguments)
@@ -188,7 +188,7 @@ def stopped_at_the_second(monkeypatch, error):
             raise error
         return real(*arguments)
 
-    monkeypatch.setattr(measure, "measure", stops)
+    monkeypatch.setattr(measure, "measure_case", stops)
 
 
 def test_rates_measured_before_an_error_are_kept(there, tmp_path, monkeypatch):

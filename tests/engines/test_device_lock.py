@@ -14,19 +14,29 @@ import pytest
 
 from pytest_slmserve.commands.doctor import of_lock
 from pytest_slmserve.engines import device_lock
-from pytest_slmserve.engines.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import lock_device, lock_path
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
 
 PRECIOUS = "PRECIOUS DATA"
 
 
 @pytest.fixture
-def lock(tmp_path):
-    """A lock in a folder that all users share."""
+def path(tmp_path):
+    """The file of a lock in a folder that all users share."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
-    return DeviceLock("cpu", folder)
+    return lock_path("cpu", folder)
+
+
+def held(path):
+    """The lock of that file."""
+    return lock_device("cpu", path.parent)
+
+
+def take(path):
+    with held(path):
+        pass
 
 
 @pytest.fixture
@@ -51,47 +61,43 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_what_is_no_file_of_its_own_is_refused_and_left_alone(lock, victim, kind):
-    PLANTED[kind](lock.path, victim)
+def test_what_is_no_file_of_its_own_is_refused_and_left_alone(path, victim, kind):
+    PLANTED[kind](path, victim)
     before = sorted(path.name for path in victim.parent.iterdir())
     with pytest.raises(BadUsage, match=r"the lock of this device, .*cpu\.lock, cannot be taken \(") as caught:
-        lock.acquire()
+        take(path)
     assert "TMPDIR with a folder of your own" in caught.value.hint and len(caught.value.problem.splitlines()) == 1
-    assert of_lock(lock.path).state == "problem"
+    assert of_lock(path).state == "problem"
     assert sorted(path.name for path in victim.parent.iterdir()) == before, "nothing was made"
 
 
-def test_a_new_lock_can_be_taken_by_every_user_whatever_our_umask(lock):
+def test_a_new_lock_can_be_taken_by_every_user_whatever_our_umask(path):
     before = os.umask(0o077)
     try:
-        lock.acquire()
+        take(path)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(lock.path.stat().st_mode) == 0o666
-    lock.release()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o600, 0o664])
-def test_the_mode_of_a_file_that_was_there_stays(lock, mode):
-    lock.path.touch()
-    lock.path.chmod(mode)
-    lock.acquire()
-    lock.release()
-    assert stat.S_IMODE(lock.path.stat().st_mode) == mode
+def test_the_mode_of_a_file_that_was_there_stays(path, mode):
+    path.touch()
+    path.chmod(mode)
+    take(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_of_another_user_is_a_lock_like_any_other(lock):
-    lock.path.touch()
-    os.chown(lock.path, 65534, 65534)
-    lock.acquire()
-    with pytest.raises(DeviceBusy):
-        DeviceLock("cpu", lock.path.parent).acquire()
-    lock.release()
-    assert lock.path.stat().st_uid == 65534
+def test_a_file_of_another_user_is_a_lock_like_any_other(path):
+    path.touch()
+    os.chown(path, 65534, 65534)
+    with held(path), pytest.raises(DeviceBusy):
+        take(path)
+    assert path.stat().st_uid == 65534
 
 
-def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(lock, monkeypatch):
+def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(path, monkeypatch):
     """It is not there, then it is: nothing that appears is followed, and a plain file is locked."""
     really = os.open
 
@@ -101,32 +107,29 @@ def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(lock, monke
         return really(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", late)
-    lock.acquire()
-    monkeypatch.undo()
-    lock.release()
+    with held(path):
+        monkeypatch.undo()
 
 
-def test_nothing_is_written_before_the_lock_is_ours(lock, monkeypatch):
-    lock.path.write_text("the note of somebody", "utf-8")
+def test_nothing_is_written_before_the_lock_is_ours(path, monkeypatch):
+    path.write_text("the note of somebody", "utf-8")
     monkeypatch.setattr(device_lock, "try_lock", lambda file: False)
     with pytest.raises(DeviceBusy):
-        lock.acquire()
-    assert lock.path.read_text("utf-8") == "the note of somebody"
+        take(path)
+    assert path.read_text("utf-8") == "the note of somebody"
 
 
-def test_a_terminal_does_not_obey_what_a_holder_has_written(lock):
-    holder = DeviceLock("cpu", lock.path.parent)
-    holder.acquire()
-    note = {"pid": 1, "since": "\x1b]0;pwned\x07", "folder": "\x1b[2J\u202e/home"}
-    lock.path.write_text(json.dumps(note), "utf-8")
-    with pytest.raises(DeviceBusy, match=r"\\x1b\[2J") as caught:
-        lock.acquire()
-    shown = of_lock(lock.path).found
-    assert not {"\x1b", "\x07", "\u202e"} & {*str(caught.value), *shown}
-    lock.path.write_text("[" * 100_000, "utf-8")
-    with pytest.raises(DeviceBusy, match="it has not said which"):
-        lock.acquire()
-    holder.release()
+def test_a_terminal_does_not_obey_what_a_holder_has_written(path):
+    with held(path):
+        note = {"pid": 1, "since": "\x1b]0;pwned\x07", "folder": "\x1b[2J\u202e/home"}
+        path.write_text(json.dumps(note), "utf-8")
+        with pytest.raises(DeviceBusy, match=r"\\x1b\[2J") as caught:
+            take(path)
+        shown = of_lock(path).found
+        assert not {"\x1b", "\x07", "\u202e"} & {*str(caught.value), *shown}
+        path.write_text("[" * 100_000, "utf-8")
+        with pytest.raises(DeviceBusy, match="it has not said which"):
+            take(path)
 
 
 # Who holds it
@@ -134,11 +137,10 @@ def test_a_terminal_does_not_obey_what_a_holder_has_written(lock):
 HOLD = """
 import sys, time
 from pathlib import Path
-from pytest_slmserve.engines.device_lock import DeviceLock
-lock = DeviceLock("GPU-0", Path(sys.argv[1]))
-lock.acquire()
-print("held", flush=True)
-time.sleep(60)
+from pytest_slmserve.engines.device_lock import lock_device, lock_path
+with lock_device("GPU-0", Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
 """
 
 
@@ -146,52 +148,44 @@ def test_a_second_holder_is_told_of_the_first_until_the_kernel_lets_go(tmp_path)
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
-        lock, other = DeviceLock("GPU-0", tmp_path), DeviceLock("GPU-1", tmp_path)
-        with pytest.raises(DeviceBusy) as caught:
-            lock.acquire()
-        other.acquire()
+        with pytest.raises(DeviceBusy) as caught, lock_device("GPU-0", tmp_path):
+            pass
+        with lock_device("GPU-1", tmp_path):
+            pass
         os.kill(holder.pid, signal.SIGKILL)
     assert f"process {holder.pid}, since " in caught.value.problem and f"in {Path.cwd()}" in caught.value.problem
     assert caught.value.hint == "wait until it ends, or choose another GPU with CUDA_VISIBLE_DEVICES"
-    lock.acquire()
-    assert f'"pid": {os.getpid()}' in lock.path.read_text("utf-8")
-    for each in (lock, other):
-        each.release()
-        assert each.file is None
+    with lock_device("GPU-0", tmp_path):
+        assert f'"pid": {os.getpid()}' in lock_path("GPU-0", tmp_path).read_text("utf-8")
 
 
-def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_it(lock):
-    lock.path.write_text("x" * 10_000, "utf-8")
-    lock.acquire()
-    note = lock.path.read_text("utf-8")
-    assert note.startswith('{"pid": ') and "x" * 100 not in note
-    lock.path.write_text("", "utf-8")
-    second = DeviceLock("cpu", lock.path.parent)
-    with pytest.raises(DeviceBusy, match="it has not said which"):
-        second.acquire()
-    lock.release()
-    lock.release()
-    assert lock.path.read_text("utf-8") == ""
-    second.acquire()
-    second.release()
+def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_it(path):
+    path.write_text("x" * 10_000, "utf-8")
+    with held(path):
+        note = path.read_text("utf-8")
+        assert note.startswith('{"pid": ') and "x" * 100 not in note
+        path.write_text("", "utf-8")
+        with pytest.raises(DeviceBusy, match="it has not said which"):
+            take(path)
+        path.write_text(note, "utf-8")
+    assert path.read_text("utf-8") == ""
+    take(path)
 
 
-def test_a_file_system_without_locks_is_a_sentence(lock, monkeypatch):
+def test_a_file_system_without_locks_is_a_sentence(path, monkeypatch):
     def none(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", none)
     with pytest.raises(BadUsage, match=r"cannot be taken \(No locks available\)") as caught:
-        lock.acquire()
+        take(path)
     assert "TMPDIR" in caught.value.hint
 
 
-def test_a_file_that_may_only_be_read_can_be_locked(lock, monkeypatch):
-    lock.path.touch(0o444)
+def test_a_file_that_may_only_be_read_can_be_locked(path, monkeypatch):
+    path.touch(0o444)
     if os.geteuid() == 0:  # who may write to every file
         monkeypatch.setattr(device_lock, "open_lock", lambda path: path.open("r"))
-    lock.acquire()
-    with pytest.raises(DeviceBusy):
-        DeviceLock("cpu", lock.path.parent).acquire()
-    lock.release()
-    assert lock.path.read_text("utf-8") == ""
+    with held(path), pytest.raises(DeviceBusy):
+        take(path)
+    assert path.read_text("utf-8") == ""

@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from interfaces import SIMULATED, problems_of, small_workload, somebodys_server, url_of
+from interfaces import SIMULATED, engine_with, problems_of, small_workload, somebodys_server, url_of
+from measured import measure
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import problems
@@ -26,7 +27,6 @@ from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.report.loads import ValidityCriteria, in_words, load_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, Request
@@ -49,13 +49,13 @@ def spec_of(there, model="slm", path="/v1/completions"):
 
 @pytest.fixture(scope="module")
 def endpoint(there):
-    found = EndpointEngine(spec_of(there), there._key)
+    found = engine_with(there._key, spec_of(there))
     yield found
     found.close()
 
 
 def test_a_client_that_was_killed_is_not_taken_for_the_next_load(there):
-    engine = EndpointEngine(spec_of(there), there._key)
+    engine = engine_with(there._key, spec_of(there))
     assert engine.ready
 
     def kill(progress):
@@ -137,7 +137,7 @@ def test_a_schedule_with_a_window_or_a_limit_is_for_a_server(load):
 def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(there, monkeypatch, path, text):
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing())
     more = (("ignore_eos", "null"), ("top_k", "1"))
-    engine = EndpointEngine(replace(spec_of(there, path=path), extra=more), "key")
+    engine = engine_with("key", replace(spec_of(there, path=path), extra=more))
     engine.close()
     asked = json.loads(engine.body(Request((5, 6, 7), 9, text)))
     if path == "/v1/completions":
@@ -175,7 +175,7 @@ def test_a_server_that_sends_the_key_back_is_told_without_it(there, monkeypatch,
 
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", answer)
     with pytest.raises(BadUsage, match=r"k=\[hidden\]=* end") as caught:
-        EndpointEngine(spec_of(there), key)
+        engine_with(key, spec_of(there))
     assert encode(key)[:8] not in str(caught.value) and "\x1b" not in str(caught.value)
 
 
@@ -199,7 +199,7 @@ def test_modules_of_the_working_folder_are_not_run_by_the_client(there, monkeypa
 )
 def test_what_is_refused_is_an_error_before_anything_is_measured(there, model, path, key, problem):
     with pytest.raises(BadUsage, match=problem) as caught:
-        EndpointEngine(spec_of(there, model, path), key or there._key)
+        engine_with(key or there._key, spec_of(there, model, path))
     assert there._key not in str(caught.value)
 
 
@@ -234,7 +234,7 @@ IDS = '"prompt": ['
 def test_what_a_server_refuses_is_not_asked_for(there, monkeypatch, words, without):
     server = Refusing(*words)
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", server)
-    engine = EndpointEngine(spec_of(there), "key-of-somebody")
+    engine = engine_with("key-of-somebody", spec_of(there))
     engine.close()
     assert engine.without == without
     assert isinstance(server.asked[-1]["prompt"], str if "token ids" in without else list)
@@ -244,7 +244,7 @@ def test_what_a_server_refuses_is_not_asked_for(there, monkeypatch, words, witho
 def test_what_is_refused_to_the_least_is_told_without_the_key(there, monkeypatch):
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing("ignore_eos", '"model"'))
     with pytest.raises(BadUsage, match=r'answered 422: no "model" here, Bearer \[hidden\]'):
-        EndpointEngine(spec_of(there), "key-of-somebody")
+        engine_with("key-of-somebody", spec_of(there))
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_what_is_refused_to_the_least_is_told_without_the_key(there, monkeypatch
 def test_what_to_do_depends_on_the_status(there, monkeypatch, status, hint):
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", lambda *_: (status, "text/plain", "no"))
     with pytest.raises(BadUsage, match=f"answered {status}: no") as raised:
-        EndpointEngine(spec_of(there), "key")
+        engine_with("key", spec_of(there))
     assert hint in raised.value.hint
 
 
 def test_an_error_in_the_stream_is_told_before_anything_is_measured(there, monkeypatch):
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing(event='{"error": "out of memory"}'))
     with pytest.raises(BadUsage, match="said in its stream: .*out of memory"):
-        EndpointEngine(spec_of(there), "key")
+        engine_with("key", spec_of(there))
 
 
 def test_requests_that_ended_early_are_counted(counted):

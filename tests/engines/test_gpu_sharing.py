@@ -98,7 +98,7 @@ def test_where_mps_cannot_run_the_reason_is_said(monkeypatch):
     spec = ReplicaSpec((CUDA, CUDA), "mps")
     assert cannot_share(spec, GPU) == "GPU-1234 has no MPS"
     with pytest.raises(BadUsage, match=r"GPU-1234 has no MPS\n  try: another way of sharing: time-slicing"):
-        Pool(launched, device=GPU).replicas(spec)
+        Pool(launched, device=GPU).engine(spec)
 
 
 @pytest.mark.parametrize("spec", [ReplicaSpec((CUDA, CUDA)), ReplicaSpec((SIMULATED, SIMULATED), "mps")])
@@ -173,8 +173,8 @@ def test_the_pool_holds_an_engine_or_replicas():
     with closing(Pool()) as pool:
         alone = pool.engine(SIMULATED)
         assert pool.engine(SIMULATED) is alone and pool.current == SIMULATED
-        two = pool.replicas(pair)
-        assert pool.replicas(pair) is two and pool.current == pair and two.ready
+        two = pool.engine(pair)
+        assert pool.engine(pair) is two and pool.current == pair and two.ready
         assert pool.engine(SIMULATED) is not alone
         assert pool.starts == [SIMULATED, pair, SIMULATED]
     assert pool.current is None
@@ -186,6 +186,6 @@ def test_replicas_that_did_not_start_are_not_tried_again():
 
     pool = Pool(refuse)
     with pytest.raises(EngineFailed, match=r"^replica 1 of 2 \(opt-tiny\): no room"):
-        pool.replicas(ReplicaSpec((SIMULATED, SIMULATED)))
+        pool.engine(ReplicaSpec((SIMULATED, SIMULATED)))
     with pytest.raises(EngineFailed, match=r"not tried again: replica 1 of 2 \(opt-tiny\): no room"):
-        pool.replicas(ReplicaSpec((SIMULATED, SIMULATED)))
+        pool.engine(ReplicaSpec((SIMULATED, SIMULATED)))

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from interfaces import SIMULATED, small_workload, stand_in
+from measured import measure
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.points import job_points
@@ -17,7 +18,6 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import BatchedEngine
 from pytest_slmserve.engines.simulated import SimulatedBatches
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, WorkloadSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.engines.server import kept, model_for, tokenizer_files
+from pytest_slmserve.engines.server import model_for, tokenizer_files
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import EngineSpec
@@ -67,10 +67,10 @@ def test_a_folder_that_somebody_changed_is_not_measured(cache, how):
 
 def test_starts_at_once_make_one_folder(cache):
     """None ever sees a part of it, and nothing is left beside it."""
-    files, found = {f"{n}.json": "x" * 10_000 for n in range(20)}, []
+    files, found = {"config.json", "tokenizer.json", "tokenizer_config.json"}, []
 
     def start() -> None:
-        folder = kept("m", files)
+        folder = Path(model_for(TINY))
         found.append((folder, {path.name for path in folder.iterdir()}))
 
     threads = [threading.Thread(target=start) for _ in range(16)]
@@ -78,14 +78,14 @@ def test_starts_at_once_make_one_folder(cache):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [(found[0][0], set(files))] * 16
+    assert found == [(found[0][0], files)] * 16
     assert list(cache.iterdir()) == [found[0][0]]
 
 
 def test_a_cache_that_cannot_be_written_to_is_one_sentence(cache):
     cache.write_text("a file is in the way")
-    with pytest.raises(BadUsage, match=r"cannot describe m in .*pytest-slmserve: (.|\n)*XDG_CACHE_HOME=FOLDER"):
-        kept("m", {"config.json": "{}"})
+    with pytest.raises(BadUsage, match=r"cannot describe opt-tiny in .*pytest-slmserve: (.|\n)*XDG_CACHE_HOME=FOLDER"):
+        model_for(TINY)
 
 
 def test_there_is_a_word_for_each_token(tmp_path):

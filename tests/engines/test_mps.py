@@ -270,7 +270,7 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(told, tmp_pa
         owner.kill()
     assert gone(int(pid))
     until(lambda: not of(told), 10, "all processes have ended")
-    mps.shutil.rmtree(folder)  # the only thing that is left, in the system's folder for temporary files
+    until(lambda: not Path(folder).exists(), 10, "its folder is removed")
 
 
 def test_without_the_program_it_is_bad_usage_and_a_reason_to_skip(monkeypatch, tmp_path):

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interfaces import problems_of, small_workload, somebodys_server, stand_in, url_of
+from interfaces import engine_with, problems_of, small_workload, somebodys_server, stand_in, url_of
+from measured import measure
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines import endpoint
-from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, EndpointEngine, FreshPrompts, cache_lookups
+from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, FreshPrompts, cache_lookups
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import server_command
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Request, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import this_host
 
@@ -141,7 +141,7 @@ def test_rounds_within_one_load_are_not_alike_either(caching):
     """Thirty-two requests, five times over."""
     server, how = caching
     spec = EngineSpec("slm", platform="remote", interface="endpoint", url=url_of(server))
-    engine = EndpointEngine(spec, server._key)
+    engine = engine_with(server._key, spec)
     try:
         found = measure(engine, small_workload(), ClosedLoop(4, requests=160), this_host("remote"))
         again = measure(engine, small_workload(), ClosedLoop(4, requests=160), this_host("remote"))
@@ -155,7 +155,7 @@ def test_rounds_within_one_load_are_not_alike_either(caching):
 def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
     with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=False) as server:
         spec = EngineSpec("slm", platform="remote", interface="endpoint", url=url_of(server))
-        engine = EndpointEngine(spec, server._key, own_prompts=False)
+        engine = engine_with(server._key, spec, own_prompts=False)
         found = [measure(engine, small_workload(), BURST, this_host("remote")) for _ in range(2)]
         engine.close()
         assert cache_lookups(url_of(server), {}) is None

@@ -20,10 +20,11 @@ from traces import share_a_window
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.engines import pool as replicas
 from pytest_slmserve.engines.base import WindowBarrier, message_of
-from pytest_slmserve.engines.pool import ReplicaEngines, cores_of_each, launch_engine
+from pytest_slmserve.engines.pool import ReplicaEngines, equal_parts, launch_engine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec
+from pytest_slmserve.telemetry.host import own_cores
 
 WORKLOAD = small_workload()
 LOAD = ClosedLoop(4, window_s=0.5)
@@ -94,8 +95,11 @@ def test_cores_and_shares_are_of_each_and_each_is_checked_when_it_has_started(mo
 
     monkeypatch.setattr(ReplicaEngines, "check", lambda self, index: seen.append(self.name(index)))
     started(SIMULATED, SIMULATED, launch=launch, pinned=True)
-    cores = cores_of_each(2, pinned=True)
+    cores = equal_parts([own_cores()] * 2, own_cores())
     assert seen == [(cores[0], 0.5), (cores[1], 0.5), "replica 1 of 2 (opt-tiny)", "replica 2 of 2 (opt-tiny)"]
+    seen.clear()
+    started(SIMULATED, SIMULATED, launch=launch)
+    assert seen[:2] == [((), 0.5), ((), 0.5)], "all cores, unless they are pinned"
 
 
 def test_all_are_launched_at_once_and_take_the_device_in_turn(monkeypatch):
@@ -119,15 +123,14 @@ def test_a_pinned_replica_keeps_to_its_cores():
         pytest.skip("one core")
     with started(stand_in(), stand_in(), pinned=True) as replicas:
         kept = [os.sched_getaffinity(pid) for pid in processes_of(replicas)]
-    assert kept == [set(part) for part in cores_of_each(2, pinned=True)] and not kept[0] & kept[1]
+    assert kept == [set(part) for part in equal_parts([own_cores()] * 2, own_cores())] and not kept[0] & kept[1]
 
 
 @given(st.integers(1, 9))
 def test_cores_are_in_equal_parts_and_nobody_has_anothers(replicas):
-    parts = cores_of_each(replicas, pinned=True)
+    parts = equal_parts([own_cores()] * replicas, own_cores())
     assert len(parts) == replicas and len({len(part) for part in parts}) == 1
     assert len({core for part in parts for core in part}) == sum(map(len, parts))
-    assert cores_of_each(replicas, pinned=False) == [()] * replicas
 
 
 # Faults
@@ -206,13 +209,9 @@ def test_one_that_is_no_longer_where_it_should_be_after_a_run():
             measured(replicas)
 
 
-@pytest.mark.parametrize(
-    ("workloads", "load", "problem"),
-    [(1, LOAD, "2 replicas, 1 workloads, 2 loads"), (2, replace(LOAD, requests=8), "no window to measure")],
-)
-def test_loads_that_are_none_for_replicas(workloads, load, problem):
-    with started(SIMULATED, SIMULATED) as replicas, pytest.raises(BadUsage, match=problem):
-        replicas.run([WORKLOAD] * workloads, [load] * 2)
+def test_loads_that_are_none_for_replicas():
+    with started(SIMULATED, SIMULATED) as replicas, pytest.raises(BadUsage, match="no window to measure"):
+        replicas.run([WORKLOAD] * 2, [replace(LOAD, requests=8)] * 2)
 
 
 def test_nobody_waits_for_one_that_has_failed():

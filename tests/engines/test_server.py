@@ -152,12 +152,15 @@ def test_its_key_is_told_to_nobody(engine):
 def test_two_servers_share_a_device_as_two_engines_do():
     pair = (stand_in_server(),) * 2
     with closing(Pool()) as pool:
-        replicas = pool.replicas(ReplicaSpec(pair))
+        replicas = pool.engine(ReplicaSpec(pair))
         runs = replicas.run([small_workload()] * 2, [ClosedLoop(3, window_s=0.5)] * 2)
         assert len({engine.port for engine in replicas.engines}) == 2
-        assert [run.failures for run in runs] == [0, 0] and all(len(run.steps) > 20 for run in runs)
+        assert [run.failures for run in runs] == [0, 0]
+        assert all(len(run.steps) > 2 * 8 for run in runs), "a lifetime of the ramp, and one of settling"
         spans = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
-        assert spans[0] == pytest.approx(spans[1], abs=0.05), "one window for both"
+        held_up_s = max(b - a for run in runs for a, b in pairwise(run.steps.time_s))  # a window ends with a step
+        unread_s = max(run.stream.stamp_uncertainty_s[1] for run in runs)  # of a client that was held up
+        assert spans[0] == pytest.approx(spans[1], abs=0.05 + held_up_s + unread_s), "one window for both"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from shipped import BENCHMARKS, put
 
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.points import shared_points
-from pytest_slmserve.engines.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.options.table import urls
 from pytest_slmserve.plan.cases import url_lock
 from pytest_slmserve.schema.specs import is_job
@@ -198,12 +198,8 @@ def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(pytester, a
 def test_a_lock_is_held_on_each_url(pytester, at, there):
     """Two runs at once would measure each other."""
     pytester.makepyfile(SWEEP)
-    held = DeviceLock(url_lock(url_of(there)))
-    held.acquire()
-    try:
+    with lock_device(url_lock(url_of(there))):
         assert "is being measured by another run" in usage_error(at())
-    finally:
-        held.release()
 
 
 class Hooked:

@@ -160,7 +160,7 @@ NOISY = (
     "--slm-output-len=64",
     "--slm-engine-arg=t_inf=14000",
     "--slm-engine-arg=b_half=14",
-    "--slm-engine-arg=host_noise=ou:0.02:1",
+    "--slm-engine-arg=host_noise=0.02",
 )
 
 

@@ -14,18 +14,17 @@ import pytest
 from processes import gone
 from runs import POINTS, START_S, STEADY, PytestRun, nothing_left_of
 
-from pytest_slmserve.engines.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.run.executor import EXTRA_ATTEMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 HOLD = """
     import sys, time
     from pathlib import Path
-    from pytest_slmserve.engines.device_lock import DeviceLock
-    lock = DeviceLock("cpu", Path(sys.argv[1]))
-    lock.acquire()
-    print("held", flush=True)
-    time.sleep(60)
+    from pytest_slmserve.engines.device_lock import lock_device
+    with lock_device("cpu", Path(sys.argv[1])):
+        print("held", flush=True)
+        time.sleep(60)
 """
 
 
@@ -58,10 +57,8 @@ def by_themselves(folder, *loads):
 
 
 def device_is_free(folder):
-    lock = DeviceLock("cpu", folder)
-    lock.acquire()
-    lock.release()
-    return True
+    with lock_device("cpu", folder):
+        return True
 
 
 def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(pytest_run, tmp_path, tmp):

@@ -7,11 +7,10 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from interfaces import url_of
+from interfaces import engine_with, url_of
 from real_engine import SPEC
 from smollm2 import missing, written
 
-from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.server import NAME, ServerEngine
 from pytest_slmserve.plan.models import model_of, stored_parameters
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
@@ -86,7 +85,7 @@ def test_texts_end_by_themselves_and_are_as_long_as_they_are(server, questions):
     """Without ignore_eos a request has as many tokens as its answer."""
     further = (("ignore_eos", json.dumps(None)),)
     spec = EngineSpec(NAME, platform="remote", interface="endpoint", url=url_of(server), extra=further)
-    engine = EndpointEngine(spec, key=server._key, own_prompts=False)
+    engine = engine_with(server._key, spec, own_prompts=False)
     try:
         run = engine.run(questions, ClosedLoop(2, requests=len(questions.requests), settle_lifetimes=0))
     finally:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+from measured import measure
 from processes import gone, group
 from real_engine import SPEC
 
@@ -14,7 +15,6 @@ from pytest_slmserve.analysis.advice.subjects import kv_blocks_as_predicted
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import OwnInterface
 from pytest_slmserve.schema.specs import ClosedLoop, WorkloadSpec
 from pytest_slmserve.telemetry.host import probe

@@ -32,7 +32,7 @@ def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
     workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), model_of(SPEC.model))
     environment = probe("cpu").environment
     spec = ReplicaSpec((SPEC, SPEC), pinned=True)
-    replicas, case = Pool().replicas(spec), Case(spec, (workload, workload), (LOAD, LOAD), environment)
+    replicas, case = Pool().engine(spec), Case(spec, (workload, workload), (LOAD, LOAD), environment)
     try:
         found = measure_case(replicas, case)
         assert [m.replica.index for m in found] == [0, 1] and len({m.launch for m in found}) == 2

@@ -34,18 +34,17 @@ def curve(*args, **more):
 
 
 def test_each_load_that_both_have_is_a_row():
-    (interfaces,) = at_both_interfaces([curve(), curve("server", 0.9, loads=(8, 16, 32))])
-    assert [at.concurrency for at in interfaces.loads] == [8, 16]
-    assert [at.ratio.value for at in interfaces.loads] == pytest.approx([0.9, 0.9], rel=0.02)
-    assert all(at.ratio.low <= at.ratio.value <= at.ratio.high for at in interfaces.loads)
+    ((_, _, loads),) = at_both_interfaces([curve(), curve("server", 0.9, loads=(8, 16, 32))])
+    assert [at.concurrency for at in loads] == [8, 16]
+    assert [at.ratio.value for at in loads] == pytest.approx([0.9, 0.9], rel=0.02)
+    assert all(at.ratio.low <= at.ratio.value <= at.ratio.high for at in loads)
 
 
 def test_front_ends_are_no_matter_of_the_engine_and_are_named():
     several = [replace(m, spec=replace(m.spec, extra=(("api_server_count", 4),))) for m in sweep("server", 1.2)]
     curves = [curve(), curve("server"), curve_of("opt-1.3b", several)]
-    assert [interfaces.loads[0].ratio.value for interfaces in at_both_interfaces(curves)] == pytest.approx(
-        [1.0, 1.2], rel=0.02
-    )
+    found = [loads[0].ratio.value for _, _, loads in at_both_interfaces(curves)]
+    assert found == pytest.approx([1.0, 1.2], rel=0.02)
     text = "\n".join(map(section_text, interfaces_sections(curves)))
     assert "opt-1.3b through the server beside" in text
     assert "opt-1.3b through the server with 4 front ends beside" in text
@@ -60,8 +59,8 @@ def test_where_more_prompts_come_together_fewer_steps_have_one():
     prompts = [[64] * 20, [64, 0, 0, 0] * 5]
     made = [replace(m, run=with_prompts(m.run, each)) for m, each in zip((alone, together), prompts)]
     served = [replace(m, spec=replace(m.spec, interface="server")) for m in made[1:]]
-    (interfaces,) = at_both_interfaces([curve_of("opt-1.3b", made[:1]), curve_of("opt-1.3b", served)])
-    assert interfaces.loads[0].prompt_steps == pytest.approx((1.0, 0.25), abs=0.02)
+    ((_, _, loads),) = at_both_interfaces([curve_of("opt-1.3b", made[:1]), curve_of("opt-1.3b", served)])
+    assert loads[0].prompt_steps == pytest.approx((1.0, 0.25), abs=0.02)
 
 
 def with_prompts(run, prompts):

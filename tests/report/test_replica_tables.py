@@ -251,8 +251,14 @@ def test_different_models_are_compared_with_taking_turns():
 
 @pytest.mark.parametrize(
     "shared",
-    [pair(loads=(64, 16)), pair(environment=OTHER), pair(workload="of other requests"), pair(ramp_up="burst")],
-    ids=["another load", "another host", "other requests", "another way to start"],
+    [
+        pair(loads=(64, 16)),
+        pair(environment=OTHER),
+        pair(workload="of other requests"),
+        pair(ramp_up="burst"),
+        pair(each_tokens_per_s=(1800.0,)),
+    ],
+    ids=["another load", "another host", "other requests", "another way to start", "an unknown rate"],
 )
 def test_taking_turns_needs_both_models_alone_under_the_same_conditions(shared):
     curves = [curve(model=model, points=(point(32, [800.0]), point(64, [3000.0]))) for model in pair().models]

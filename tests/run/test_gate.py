@@ -258,7 +258,7 @@ def real_session(
     options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
     planner = Planner(options, "cpu", Host(Environment(platform="cpu", host=host), "none"))
     devices = Devices(planner, Pool(lambda spec, **_: start(spec)))
-    return Session(planner, devices, Executor(devices, Results(), 2, archive=session.executor.archive))
+    return Session(Executor(devices, Results(), 2, archive=session.executor.archive))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.engines.pool import equal_parts
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run import cluster
-from pytest_slmserve.run.executor import GpuSlots, equal_parts, slot_count
+from pytest_slmserve.run.executor import GpuSlots, slot_count
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.records import Environment
@@ -25,7 +26,7 @@ def test_each_slot_has_as_many_cores_as_any_other_near_its_gpu(nodes, workers, c
     """GPUs in turn on NUMA nodes of the same size."""
     near = [frozenset(range(node * cores, (node + 1) * cores)) for node in range(nodes)]
     wanted = [near[i % nodes] for i in range(workers)]
-    parts = equal_parts(wanted, sorted(set().union(*near)))
+    parts = equal_parts(wanted, frozenset().union(*near))
     assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
     if cores >= -(-workers // nodes):
         assert parts[0] and all(set(part) <= there for part, there in zip(parts, wanted))
@@ -34,7 +35,7 @@ def test_each_slot_has_as_many_cores_as_any_other_near_its_gpu(nodes, workers, c
 @given(NODES, st.integers(1, 8))
 def test_no_core_is_given_twice_whatever_the_host(nodes, workers):
     near = [nodes[i % len(nodes)] for i in range(workers)]
-    parts = equal_parts(near, sorted(set().union(*near)))
+    parts = equal_parts(near, frozenset().union(*near))
     assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
 
 
@@ -125,6 +126,11 @@ def test_an_engine_that_is_wider_than_the_slots(monkeypatch):
     assert len(GpuSlots.from_host(cpu, 2, widest=2).devices) == 2
     with pytest.raises(BadUsage, match="an engine of 2 processes needs a core for each, and has 1"):
         GpuSlots.from_host(cpu, 4, widest=2)
+
+
+def test_a_system_that_does_not_say_our_cores_has_slots_with_all_of_them(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert GpuSlots.from_host(host(4), 2).cores == ((), ())
 
 
 @pytest.mark.parametrize(

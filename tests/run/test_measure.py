@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from measured import measure
 from strategies import planted_run
 
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import EngineFailed, SensorFailed
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER

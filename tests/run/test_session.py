@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -161,22 +162,18 @@ def two_gpus(opened, monkeypatch):
     """A session that takes its two GPUs for real ones; what it locks and which sensors it opens."""
     locked, read = [], []
 
-    class Lock:
-        def __init__(self, device: str) -> None:
-            self.device = device
-
-        def acquire(self) -> None:
-            locked.append(self.device)
-
-        def release(self) -> None:
-            locked.remove(self.device)
+    @contextmanager
+    def lock(device: str) -> Iterator[None]:
+        locked.append(device)
+        yield
+        locked.remove(device)
 
     def opens(choice: str, device: str, interval_s: float, others: Sequence[str] = ()):
         read.append((device, *others))
         return Sampler([SimulatedSource()]), []
 
     session = opened()
-    monkeypatch.setattr(places, "DeviceLock", Lock)
+    monkeypatch.setattr(places, "lock_device", lock)
     monkeypatch.setattr(places, "open_sampler", opens)
     gpus = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 << 30, "1", "12.8") for i in range(2))
     session.planner.host = Host(Environment(platform="cuda"), "GPU-0", gpus=gpus)

@@ -61,9 +61,9 @@ def said(sweeps: Sweeps) -> str:
 
 def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
     sweeps = opened()
-    sweeps.carry_out(MODEL)
+    rounds = sweeps.carry_out(MODEL)
     assert measured(sweeps) == [1, 512, 128, 64, 64, 128]
-    assert sweeps.asked == {(MODEL, 1): 1, (MODEL, 512): 1, (MODEL, 128): 2, (MODEL, 64): 2}
+    assert rounds.asked == {1: 1, 512: 1, 128: 2, 64: 2}
     assert [sweeps.repeats(MODEL, load) for load in (1, 2, 64)] == [1, None, 2]
     assert len(measured(sweeps)) == 6, "once carried out, it is over"
     curve = sweeps.session.verdicts.curve(MODEL)
@@ -167,7 +167,6 @@ def test_invalid_measurements_are_made_again_and_it_ends(opened, monkeypatch):
 
 def test_two_models_are_two_sweeps(opened):
     sweeps = opened(models="opt-125m,opt-350m")
-    for model in sweeps.session.planner.models:
-        sweeps.carry_out(model)
+    rounds = [sweeps.carry_out(model) for model in sweeps.session.planner.models]
     assert [c.unneeded for c in sweeps.session.verdicts.curves()] == [(2, 4, 8, 16, 32, 256)] * 2
-    assert {model for model, _ in sweeps.asked} == {"opt-125m", "opt-350m"}
+    assert len(rounds) == 2 and all(each.asked for each in rounds)

@@ -32,16 +32,15 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis import points
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Differences, Interval, Repeat, factor, grouped, percent
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, watched
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, all_groups, engines, point_of
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, hosts_of, moment, release
 from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
-from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, is_job, is_steady
+from pytest_slmserve.schema.specs import ClosedLoop, Load, is_steady
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
 POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock
@@ -52,9 +51,7 @@ EFFECT = object()  # in place of a value that the load made, and no setting of t
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One thing that has to match. of: its value, None if it is not known. apart: by how much numbers may differ.
-
-    optional: whether both sides may leave it unknown. of_gpu: whether it has to be known of a GPU only.
-    """
+    optional: whether both sides may leave it unknown. of_gpu: whether it has to be known of a GPU only."""
 
     words: str
     of: Callable[[Measurement], Any]
@@ -65,12 +62,9 @@ class Fact:
 
 
 def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact] | None = None) -> tuple[str, ...]:
-    """Return the reasons why the speeds of two measurements cannot be compared, a short clause per mismatch, for
+    """Return the reasons why the speeds of two measurements of one case cannot be compared, a clause per mismatch, for
     example "driver 570.1 there, 580.2 here". "There" is the baseline, "here" the candidate. A fact that only one side
-    knows is a mismatch.
-
-    Args:
-        facts: Facts that have to match, all by default.
+    knows is a mismatch. facts: those that have to match, all by default.
     """
     on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
     clauses = []
@@ -89,8 +83,8 @@ def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact]
 
 
 def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
-    """Return warnings about two comparable measurements, one sentence each: other hosts, a time between them in which a
-    machine drifts, unknown facts."""
+    """Return warnings about two comparable measurements, one sentence each: other hosts, days between, unknown
+    facts."""
     there, here = baseline.environment, candidate.environment
     found = []
     if not (there.host and here.host):
@@ -128,20 +122,6 @@ def sharing_of(measurement: Measurement) -> str:
     return f"{replica.count} engines by {replica.sharing}{share}{', pinned' if replica.pinned else ''}"
 
 
-def _load(load: Load) -> str:
-    match load:
-        case ClosedLoop():
-            return f"{load.title} ({_terms(load)})"
-        case OpenLoop(requests=None):
-            return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
-    return f"job of {load.title}"
-
-
-def _terms(load: ClosedLoop) -> str:
-    window = "no window" if load.requests else f"window {load.window_s:g} s"
-    return f"ramp-up {load.ramp_up}, {window}, warm-up {load.settle_lifetimes:g}"
-
-
 def _clock_mhz(measurement: Measurement, number: int) -> Any:
     """Return the largest reading of a clock in the window, None if there is none. An SM clock under the power limit is
     what the load leaves of it: an effect, not a setting."""
@@ -153,8 +133,7 @@ def _clock_mhz(measurement: Measurement, number: int) -> Any:
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:
-    """Return the tokens that the KV cache holds, or None. A release that changes only the size of a block changes no
-    limit."""
+    """Return the tokens that the KV cache holds. A release that changes the size of a block changes no limit."""
     blocks, size = measurement.resolved.kv_blocks, measurement.resolved.block_size
     return None if blocks is None or size is None else blocks * size
 
@@ -162,10 +141,7 @@ def _kv_tokens(measurement: Measurement) -> int | None:
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "chunked_prefill", "prefix_caching")
 
 MACHINE_FACTS: tuple[Fact, ...] = (
-    Fact("model", lambda m: short_name(m.spec.model)),
     Fact("load format", attrgetter("spec.load_format")),
-    Fact("workload", attrgetter("workload.hash")),
-    Fact("load", attrgetter("load"), _load),
     Fact("interface", attrgetter("spec.interface")),
     Fact("prompts from a cache", attrgetter("spec.allow_prefix_cache"), lambda may: "allowed" if may else "refused"),
     Fact("platform", attrgetter("environment.platform")),
@@ -177,7 +153,6 @@ MACHINE_FACTS: tuple[Fact, ...] = (
     Fact("power limit", lambda m: device_figures(m.run).power_limit_w, "{:g} W".format, of_gpu=True),
     Fact("SM clock", lambda m: _clock_mhz(m, SM_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),
     Fact("memory clock", lambda m: _clock_mhz(m, MEMORY_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),
-    Fact("sharing", sharing_of),
     Fact("CPU", attrgetter("environment.cpu"), optional=True),
     Fact("cores", attrgetter("environment.cores")),
 )
@@ -258,8 +233,8 @@ METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class ComparedCase:
-    """The measured case, whatever engine served it. models, workloads, loads: of each engine, if several shared the
-    device. sharing: how they did, "alone" for a single engine."""
+    """The measured case, whatever engine served it. models, workloads, loads: of each engine that shared the device.
+    sharing: how they did, "alone" for a single engine."""
 
     models: tuple[str, ...]
     workloads: tuple[str, ...]
@@ -280,7 +255,7 @@ class ComparedCase:
     def engines(self) -> str:
         """The name of what served: "opt-1.3b", or "2 x opt-1.3b by mps"."""
         several = self.sharing.partition(" engines ")[2]
-        return self.models[0] if len(self.models) == 1 else f"{points.engines(self.models)} {several}"
+        return self.models[0] if len(self.models) == 1 else f"{engines(self.models)} {several}"
 
     @property
     def load(self) -> str:
@@ -291,7 +266,9 @@ class ComparedCase:
     def details(self) -> str:
         """Load and workload in words, to distinguish two cases of one name."""
         load, workloads = self.loads[0], f"workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
-        return f"{_terms(load)}, {workloads}" if is_steady(load) else workloads
+        if not is_steady(load):
+            return workloads
+        return f"ramp-up {load.ramp_up}, window {load.window_s:g} s, warm-up {load.settle_lifetimes:g}, {workloads}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +305,7 @@ class ComparedPair:
 @dataclass(frozen=True, slots=True)
 class MetricChange:
     """One metric of one case. subject: the engines. ratio: candidate over baseline, with its 95 % interval if that is
-    known. launches: of each side. why: the reason of an inconclusive verdict, else ""."""
+    known. launches: of each side. why: the reason of an inconclusive verdict."""
 
     subject: str
     load: str
@@ -415,9 +392,9 @@ def compare(
 
 def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict[ComparedCase, list[Measurement]]:
     """Return measurements by what was measured: of single engines in the order first met, then of several engines that
-    shared a device and are all there. steady: whether to leave out loads without a window."""
+    are all there. steady: whether to leave out loads without a window."""
     found: dict[ComparedCase, list[Measurement]] = {}
-    for members in points.all_groups(measurements):
+    for members in all_groups(measurements):
         models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
         case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
         if case.steady or not steady:
@@ -426,8 +403,7 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
 
 
 def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
-    """Return the measurements of one model under a steady load; of several models on a device, those whose first it
-    is."""
+    """Return the measurements of one model under a steady load; of several on a device, if it is the first."""
     by_case = compared_cases(measurements, steady=True)
     return [m for case, found in by_case.items() if case.models[0] == model for m in found]
 
@@ -439,8 +415,7 @@ def load_names(cases: Sequence[ComparedCase]) -> list[str]:
 
 
 def listed_cases(cases: Iterable[ComparedCase]) -> list[str]:
-    """Return "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load by
-    itself."""
+    """Return "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load."""
     by_steady = grouped(cases, lambda case: case.steady)
     listed = []
     for alike in grouped(by_steady.get(True, []), lambda case: (case.engines, case.details)).values():
@@ -473,21 +448,12 @@ def same_engines(
         yield from (([], group) for group in second.values())
 
 
-def served(case: ComparedCase, measurements: Sequence[Measurement]) -> Point:
-    """Return the point of one case, on whatever hosts it was measured."""
-    if len(case.models) > 1:
-        return points.shared_point(points.all_groups(measurements))
-    if is_job(case.loads[0]):
-        return points.job_point(points.all_groups(measurements))
-    return points.point_of(case.concurrency, measurements)
-
-
 def compared_pair(
     case: ComparedCase, load: str, there: Sequence[Measurement], here: Sequence[Measurement], *, stored: bool = False
 ) -> ComparedPair:
     """Return both sides of one case. Nothing can be said if a side is of several engines or releases, invalid or
     degraded, or if a fact that has to match differs. stored: see `compare`."""
-    both = served(case, there), served(case, here)
+    both = point_of(all_groups(there)), point_of(all_groups(here))
     used = [list(chain(*point.used)) for point in both]
     obstacles: list[str] = []
     sides = ("the baseline", "this run" if stored else "the candidate")
@@ -564,13 +530,11 @@ def repeats_by_launch(side: Point, name: str) -> list[list[Repeat]]:
 
 
 def mean_of_repeats(launches: Sequence[Sequence[Repeat]]) -> float:
-    """Return the mean of all repeats."""
     return fmean(repeat.value for repeat in chain(*launches))
 
 
 def repeat_noise(sides: Sequence[Sequence[Sequence[Repeat]]]) -> Differences:
-    """Return the sides with what tells their noise: their launches if each side has enough of them, else the
-    repeats."""
+    """Return the sides with what tells their noise: launches if each side has enough of them, else repeats."""
     if min(map(len, sides), default=0) < LAUNCHES:
         return Differences(tuple(tuple(chain(*side)) for side in sides))
     return Differences(
@@ -659,8 +623,42 @@ class ReleaseHistory:
     releases: tuple[ReleaseMean, ...]
 
 
+def release_order(version: str) -> tuple[object, ...]:
+    """Return the sort key of a version: "0.9.0" before "0.10.0rc1.dev3", "0.10.0rc1", "0.10.0" and "0.10.0.post1"."""
+    stages = re.findall(r"(dev|a|b|rc|post)(\d*)", version.partition("+")[0])
+    return release(version), (*((STAGES[stage], int(number or 0)) for stage, number in stages), (0, 0)), version
+
+
 # A case of one engine, and the measurements and point of each release that has it, the oldest first.
 HistoryCase = tuple[ComparedCase, list[tuple[list[Measurement], Point]]]
+
+
+def history_cases(alike: Sequence[Measurement]) -> Iterator[HistoryCase]:
+    """Yield the case of each engine under the load that most releases have a valid point of, the largest of several;
+    nothing of an engine of which no two have one. Engines of two releases are the same as in `compare`. Of a release
+    that several hosts measured, the host counts that most releases were measured on."""
+    lines: list[list[list[Measurement]]] = []  # of each engine the measurements of each release
+    by_release = grouped(alike, lambda m: m.environment.vllm or "")
+    for version in sorted(by_release, key=release_order):
+        last = {requested_engine(line[-1][0]): line for line in lines}
+        for before, here in same_engines(list(chain(*(line[-1] for line in lines))), by_release[version]):
+            if before and here:
+                last[requested_engine(before[0])].append(here)
+            elif here:
+                lines.append([here])
+    for line in lines:
+        hosts = Counter(host for measured in line for host in hosts_of(measured))
+        by_case = [compared_cases(measured, steady=True) for measured in line]
+        found: list[HistoryCase] = []
+        for case in dict.fromkeys(chain(*by_case)):
+            by_host = (
+                grouped(measured[case], lambda m: m.environment.host) for measured in by_case if case in measured
+            )
+            there = [max(each.values(), key=lambda ms: (hosts[ms[0].environment.host], len(ms))) for each in by_host]
+            found.append((case, [(ms, point) for ms in there if (point := point_of(all_groups(ms))).valid]))
+        best = max(found, key=lambda each: (len(each[1]), each[0].concurrency))
+        if len(best[1]) > 1:
+            yield best
 
 
 def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistory]:
@@ -673,70 +671,24 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
         return m.environment.platform, m.environment.title, m.spec.interface, m.spec.model, m.workload.hash, load
 
     usable = [m for m in measurements if m.alone and m.paired is None and is_steady(m.load) and m.environment.vllm]
-    lines = [line for alike in grouped(usable, family).values() for line in lines_of_engines(alike)]
-    found = [each for line in lines if (each := at_largest_load(line))]
+    found = [case for alike in grouped(usable, family).values() for case in history_cases(alike)]
     histories = []
-    for alike in grouped(found, lambda each: each[1][0][0][0].environment.title).values():
-        loads = load_names([case for case, _ in alike])
-        names = [f"{case.engines} at {load}" for (case, _), load in zip(alike, loads)]
-        for each, name in zip(alike, names):
-            first = each[1][0][0][0]
+    for device, shown in grouped(found, lambda each: each[1][0][0][0].environment.title).items():
+        names = [f"{case.engines} at {load}" for (case, _), load in zip(shown, load_names([case for case, _ in shown]))]
+        for (case, releases), name in zip(shown, names):
+            first = releases[0][0][0]
             more = f", {first.spec.interface} interface, engine {requested_engine(first)[:6]}"
             subject = name + (more if names.count(name) > 1 else "")
-            histories += [release_history(each, subject, metric) for metric in FOLLOWED]
-    return [each for each in histories if len(each.releases) > 1]
-
-
-def release_order(version: str) -> tuple[object, ...]:
-    """Return the sort key of a version: "0.9.0" before "0.10.0rc1.dev3", "0.10.0rc1", "0.10.0" and "0.10.0.post1"."""
-    stages = re.findall(r"(dev|a|b|rc|post)(\d*)", version.partition("+")[0])
-    return release(version), (*((STAGES[stage], int(number or 0)) for stage, number in stages), (0, 0)), version
-
-
-def lines_of_engines(alike: Sequence[Measurement]) -> list[list[list[Measurement]]]:
-    """Return the measurements of each release, for each engine. Engines of two releases are the same as in
-    `compare`."""
-    lines: list[list[list[Measurement]]] = []
-    by_release = grouped(alike, lambda m: m.environment.vllm or "")
-    for version in sorted(by_release, key=release_order):
-        last = {requested_engine(line[-1][0]): line for line in lines}
-        for before, here in same_engines(list(chain(*(line[-1] for line in lines))), by_release[version]):
-            if before and here:
-                last[requested_engine(before[0])].append(here)
-            elif here:
-                lines.append([here])
-    return lines
-
-
-def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None:
-    """Return the case under the load that most releases have a valid point of, the largest of several; None if no two
-    have one. Of a release that several hosts measured, the host counts that most releases were measured on."""
-    hosts = Counter(host for measured in line for host in hosts_of(measured))
-    by_case = [compared_cases(measured, steady=True) for measured in line]
-    found = []
-    for case in dict.fromkeys(chain(*by_case)):
-        releases = []
-        for measured in by_case:
-            by_host = grouped(measured.get(case, ()), lambda m: m.environment.host)
-            if by_host:
-                there = max(by_host.values(), key=lambda group: (hosts[group[0].environment.host], len(group)))
-                if (point := served(case, there)).valid:
-                    releases.append((there, point))
-        if len(releases) > 1:
-            found.append((case, releases))
-    return max(found, key=lambda each: (len(each[1]), each[0].concurrency), default=None)
-
-
-def release_history(of: HistoryCase, subject: str, metric: str) -> ReleaseHistory:
-    """Return the history of one metric, of the releases that measured it."""
-    case, releases = of
-    known = [(each, side) for each, point in releases if (side := repeats_by_launch(point, metric))]
-    noise = repeat_noise([side for _, side in known])
-    steps: list[MetricChange | None] = [None]
-    for (one, _), (other, _) in pairwise(known):
-        steps.append(change_of(compared_pair(case, case.load, one, other), METRICS[metric], TOLERANCE))
-    means = []
-    for i, ((each, side), step) in enumerate(zip(known, steps)):
-        mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
-        means.append(ReleaseMean(each[0].environment.vllm or "", mean, len(side), step))
-    return ReleaseHistory(subject, releases[0][0][0].environment.title, metric, TOLERANCE, tuple(means))
+            for metric in FOLLOWED:
+                known = [(each, side) for each, point in releases if (side := repeats_by_launch(point, metric))]
+                noise = repeat_noise([side for _, side in known])
+                steps: list[MetricChange | None] = [None]
+                for (one, _), (other, _) in pairwise(known):
+                    steps.append(change_of(compared_pair(case, case.load, one, other), METRICS[metric], TOLERANCE))
+                means = []
+                for i, ((each, side), step) in enumerate(zip(known, steps)):
+                    mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
+                    means.append(ReleaseMean(each[0].environment.vllm or "", mean, len(side), step))
+                if len(means) > 1:
+                    histories.append(ReleaseHistory(subject, device, metric, TOLERANCE, tuple(means)))
+    return histories

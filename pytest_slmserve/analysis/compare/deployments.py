@@ -48,10 +48,6 @@ class Deployment:
     def tokens_per_s(self) -> float:
         return self.served.output_tokens_per_s or 0.0
 
-    @property
-    def e2e_s(self) -> float | None:
-        return self.served.e2e_s
-
 
 def with_wider(curves: Iterable[Curve]) -> list[Curve]:
     """Return each curve; the one on the fewest GPUs of a kind of engine with those of the same on more, of the same
@@ -106,8 +102,8 @@ def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployme
 @dataclass(frozen=True, slots=True)
 class AtBothInterfaces:
     """One load without and with the server. ratio: output tokens/s through the server over those without it; its noise
-    is that of the repeats of all loads. prompt_steps: share of the steps that processed a prompt, without
-    and with the server: which arrive together there is a matter of the stack, and of throughput."""
+    is that of the repeats of all loads. prompt_steps: share of the steps that processed a prompt, without and with the
+    server: which arrive together there is a matter of the stack, and of throughput."""
 
     engine: Point
     server: Point
@@ -119,37 +115,31 @@ class AtBothInterfaces:
         return self.engine.concurrency
 
 
-@dataclass(frozen=True, slots=True)
-class Interfaces:
-    """Two sweeps that differ in the interface alone, and the loads that both have valid points of, ascending."""
-
-    engine: Curve
-    server: Curve
-    loads: tuple[AtBothInterfaces, ...]
+# Two sweeps that differ in the interface, without and with the server, and the loads that both have valid points of.
+Interfaces = tuple[Curve, Curve, tuple[AtBothInterfaces, ...]]
 
 
 def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
-    """Return each sweep through the server with the one without it; those without a load in common are left out."""
+    """Return each sweep through the server with the one without it, and their loads in common, ascending; those without
+    one are left out."""
 
     def prompt_steps(curve: Curve, point: Point) -> float | None:
-        """Mean over the repeats on which a point rests."""
         return mean_of_known(steps_with_prompts(m.run) for m in curve.measurements if m.id in point.records)
 
-    by_key = [
-        (series_key(c.first.spec.without_http, c.first.workload.hash, c.load, c.first.environment), c)
-        for c in curves
-        if c.first and c.load and c.first.spec.interface in ("engine", "server")
-    ]
-    engines = {key: curve for key, curve in by_key if curve.spec and curve.spec.interface == "engine"}
-    found = []
-    for key, server in by_key:
-        if server.spec and server.spec.interface == "server" and (engine := engines.get(key)):
+    by_interface: dict[str, list[tuple[str, Curve]]] = {"engine": [], "server": []}
+    for c in curves:
+        if c.first and c.load and c.first.spec.interface in by_interface:
+            key = series_key(c.first.spec.without_http, c.first.workload.hash, c.load, c.first.environment)
+            by_interface[c.first.spec.interface].append((key, c))
+    found, engines = list[Interfaces](), dict(by_interface["engine"])
+    for key, server in by_interface["server"]:
+        if engine := engines.get(key):
             pairs, among = at_common_loads(engine.valid, server.valid)
             loads = tuple(
                 AtBothInterfaces(p, q, ratio(q, p, among), (prompt_steps(engine, p), prompt_steps(server, q)))
                 for p, q in pairs
             )
-            found += [Interfaces(engine, server, loads)] if loads else []
+            found += [(engine, server, loads)] if loads else []
     return found
 
 
@@ -195,5 +185,4 @@ def compared(curve: Curve, sharing: Sharing) -> list[PairReplicas]:
 
 
 def has_replicas(curve: Curve, sharing: Sharing) -> bool:
-    """Return whether replicas that share so were measured."""
     return any(shared.sharing == sharing for shared in curve.shared)

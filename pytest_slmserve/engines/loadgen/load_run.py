@@ -14,8 +14,6 @@ beginning, and a `window` in it. `done` has `began`, `window`, `on_schedule`, `f
 chunks can be wrong, on the average and at most. It is 0 for a piece that is one chunk.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import os
@@ -24,12 +22,10 @@ import select
 import socket
 import sys
 import time
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -45,28 +41,8 @@ Window = tuple[float, float]
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRow:
-    """One request that was sent and did not fail.
-
-    request: index into the bodies. scheduled: None without a schedule. times, tokens: of each chunk with tokens. usage:
-    tokens of prompt and output by the server's count, None if it gave none. finished: False if the request was cut off.
-    asked: output tokens that were requested. cached: tokens of the prompt from a cache.
-    """
-
-    request: int
-    sent: float
-    scheduled: float | None
-    times: array[float]
-    tokens: array[int]
-    usage: tuple[int | None, int | None]
-    finished: bool
-    asked: int
-    cached: int | None = None
-
-
-def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Window] = ()) -> Message:
-    """The results of the requests of a load.
+def results_of(streams: Sequence[RequestStream], window: Window, steps: Sequence[Window] = ()) -> Message:
+    """The results of the requests of a load that did not fail.
 
     Returns:
         samples: a row for each request, in any order. bins: tokens received in each span of BIN_S. A request's tokens
@@ -74,25 +50,26 @@ def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Windo
         they are assumed as in the other requests, but no more than were requested. gaps: those in the window, and in
         that of each step of a ramp. told, chunks: tokens by the server's count, and the number of their chunks.
     """
-    counted = [row for row in rows if row.usage[1] is not None]
-    shown = sum(sum(row.tokens) for row in counted)
-    told = sum(row.usage[1] or 0 for row in counted)
+    counted = [stream.answer for stream in streams if stream.answer.usage[1] is not None]
+    shown = sum(sum(answer.tokens) for answer in counted)
+    told = sum(answer.usage[1] or 0 for answer in counted)
     beyond = told / shown if shown else 1.0
     samples = []
     bins: Counter[int] = Counter()
-    for row in rows:
-        tokens, output = sum(row.tokens), row.usage[1] or 0.0
-        if row.usage[1] is None:
-            output = min(tokens * beyond, max(tokens, row.asked))
-        stamps = (row.times[0], row.times[-1]) if row.times else (None, None)
-        counts = row.usage[0], round(output)
-        samples.append((row.request, row.sent, None, *stamps, *counts, row.finished, row.cached, row.scheduled))
+    for stream in streams:
+        answer = stream.answer
+        tokens, output = sum(answer.tokens), answer.usage[1] or 0.0
+        if answer.usage[1] is None:
+            output = min(tokens * beyond, max(tokens, stream.wanted))
+        stamps = (answer.times[0], answer.times[-1]) if answer.times else (None, None)
+        counts = answer.usage[0], round(output)
+        samples.append((stream.index, stream.sent, None, *stamps, *counts, not stream.cut, answer.cached, stream.due))
         weight = output / (tokens or 1)
-        for at, count in zip(row.times, row.tokens):
+        for at, count in zip(answer.times, answer.tokens):
             bins[math.floor(at / BIN_S)] += count * weight  # type: ignore[assignment]
-    times = [row.times for row in rows]
-    found = [gaps(times, each) for each in (window, *steps)]
-    return {"samples": samples, "bins": bins, "gaps": found, "told": told, "chunks": sum(len(r.times) for r in counted)}
+    found = [gaps((stream.answer.times for stream in streams), each) for each in (window, *steps)]
+    chunks = sum(len(answer.times) for answer in counted)
+    return {"samples": samples, "bins": bins, "gaps": found, "told": told, "chunks": chunks}
 
 
 def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
@@ -126,30 +103,43 @@ def parts_of(load: Message, processes: int) -> list[Message]:
 
 
 AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
+PROGRESS_S = 0.5
+FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
 
 Due = tuple[int, float | None]  # the number of a request, and when it was to be sent if there is a schedule
 
 
-class LoadUsers:
-    """The users of a load. Those of a closed loop send their next request when the last one has ended. Those of an open
-    loop send one each, at times since `began`, whatever the server does; if only so many may be in flight, one that
-    comes meanwhile is due when another has ended.
+class LoadRun:
+    """One load on one server. The users of a closed loop send their next request when the last one has ended. Those of
+    an open loop send one each, at times since `began`, whatever the server does; if only so many may be in flight, one
+    that comes meanwhile is due when another has ended.
 
     connections: how many to open before it begins. waited_s: how long each that was sent was held back, in the order
-    sent; empty without such a limit.
+    sent; empty without such a limit. ended, failed: the streams of the requests that have ended well, or were cut off,
+    and of those that have failed.
     """
 
-    def __init__(self, load: Message, output_tokens: Sequence[int], gated: bool, streams: Streams) -> None:
+    def __init__(
+        self, message: Message, requests: Bodies, output_tokens: Sequence[int], streams: Streams, lines: Lines
+    ) -> None:
+        """message: The load, and `at` if it begins with others; without it: now. The load's `part`, of several
+        processes, says that this one sends every count-th request from the index-th on. requests, output_tokens: Those
+        of all processes, and the tokens that each asks for."""
+        load = self.load = message["load"]
+        self.at: float | None = message.get("at")
+        self.requests, self.output_tokens, self.streams, self.lines = requests, output_tokens, streams, lines
         self.schedule: Sequence[float] = load.get("schedule", ())
+        gated = self.at is not None
         self.loop = pacer_of(load, output_tokens, gated)
         self.began = 0.0
         self.waited_s: list[float] = []
+        self.ended: list[RequestStream] = []
+        self.failed: list[RequestStream] = []
         most = load.get("most")
         self._places = None if most is None else deque([0.0] * most)  # free since when
         self._given: Window | None = load.get("window")
         coming = (bisect_right(self.schedule, at + AHEAD_S) - first for first, at in enumerate(self.schedule))
         self.connections = min(AHEAD, most or AHEAD, max(coming)) if self.schedule else self.loop.concurrency
-        self._timeout_s = streams.timeout_s
         self._lead = Lead(streams.in_flight, streams.read)
         self._free = 0  # users that are due to start, or whose request has ended
         self._lived = 0.0  # steps by the answers that have ended
@@ -178,9 +168,9 @@ class LoadUsers:
             found.append((number, at))
         return found
 
-    def ended(self, now: float, steps: int = 0) -> None:
-        """A request has ended that was in flight. It lived for `steps`, whether the lead saw them or it came in one
-        piece."""
+    def release(self, now: float, steps: int = 0) -> None:
+        """The user of a request that has ended is free. It lived for `steps`, whether the lead saw them or it came in
+        one piece."""
         self._free += 1
         if self._places is not None:
             self._places.append(now)
@@ -189,7 +179,7 @@ class LoadUsers:
             while self.loop.steps < int(self._lived):
                 self.loop.stepped(now)
 
-    def follow(self, lines: Lines) -> None:
+    def follow(self) -> None:
         """Count the steps since the last call. If this loop is one of several, report that it has settled, and take the
         window that the parent sets."""
         if self.loop.requests is not None:
@@ -198,16 +188,17 @@ class LoadUsers:
             self.loop.stepped(at)
         # No request lasts longer than its time limit, so what has not settled after that never does: it has its window
         # all the same.
-        latest = self.began + (1 + self.loop.settled_steps / self.loop.lifetime_steps) * self._timeout_s
+        timeout_s = self.streams.timeout_s
+        latest = self.began + (1 + self.loop.settled_steps / self.loop.lifetime_steps) * timeout_s
         if self.loop.opened_at is not None:
-            latest = self.loop.opened_at + self.loop.window_s + self._timeout_s
+            latest = self.loop.opened_at + self.loop.window_s + timeout_s
         if (now := time.monotonic()) > latest:
             for _ in range(2 * round(self.loop.settled_steps + 1)):  # two lockstep cycles
                 self.loop.stepped(now)
         if self._unsettled and self.loop.settled:
             self._unsettled, self._unopened = False, True
-            lines.say(event="settled")
-        if self._unopened and (message := lines.hear(0.0)):
+            self.lines.say(event="settled")
+        if self._unopened and (message := self.lines.hear(0.0)):
             self._unopened, self.loop.given = False, message["window"]
 
     @property
@@ -220,81 +211,54 @@ class LoadUsers:
         begin, end = self.window
         return "settle" if now < begin else "window" if now < end else "over"
 
-
-PROGRESS_S = 0.5
-FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
-
-
-class StreamingClient:
-    """Sends the requests of a load to one server."""
-
-    def __init__(self, lines: Lines, greeting: Message) -> None:
-        self.lines = lines
-        self.target = Target(greeting["url"], greeting["headers"])
-        self.streams = Streams(self.target, greeting["timeout_s"])
-
-    def load(self, message: Message) -> Message:
-        """Take the requests of the next loads, and the output tokens that each asks for."""
-        self.requests = Bodies(self.target, message["bodies"], message.get("mark", ""), message.get("rounds", ()))
-        self.output_tokens: Sequence[int] = message["output_tokens"]
-        return {"event": "loaded"}
-
-    def run(self, message: Message) -> Message:
-        """Serve the load of the message, and return the message `done`. at: when it begins, with others; without it:
-        now. The load's `part`, of several processes, says that this one sends every count-th request from the index-th
-        on."""
+    def result(self) -> Message:
+        """Serve the load, and return the message `done`."""
         self.requests.begin_anew()
-        load, at = message["load"], message.get("at")
-        self.on_schedule = load["kind"] == "open_loop"
-        self.first, self.stride = load.get("part", (0, 1))
-        self.rows: list[RequestRow] = []
-        self.failed: list[tuple[Any, ...]] = []  # request, when sent (or would have been), when due, when ended, kind
-        self.sent = self.done = 0
-        self.first_failure: str | None = None
-        users = LoadUsers(load, self.output_tokens, at is not None, self.streams)
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection in the middle of a run would hold up all streams
         cpu = time.process_time()
         try:
-            window = self._serve(users, at)
+            self._serve()
         finally:
             gc.enable()
             gc.unfreeze()
-        steps = [(users.began + begin, users.began + end) for begin, end in load.get("steps", ())]
+        window = self.window or (self.began, max((stream.read_until for stream in self.ended), default=self.began))
+        steps = [(self.began + begin, self.began + end) for begin, end in self.load.get("steps", ())]
+        failures = [(stream, *stream.failure) for stream in self.failed if stream.failure]
         return {
             "event": "done",
-            "began": users.began,
+            "began": self.began,
             "window": window,
-            **results_of(self.rows, window, steps),
-            "on_schedule": self.on_schedule,
-            "failed": self.failed,
-            "unsent": [users.began + at for at in users.schedule[users.loop.sent :]],
-            "waited": users.waited_s,
-            "first_failure": self.first_failure,
+            **results_of(self.ended, window, steps),
+            "on_schedule": "schedule" in self.load,
+            "failed": [(s.index, s.sent or s.asked, s.due, s.failed, kind) for s, kind, _ in failures],
+            "unsent": [self.began + at for at in self.schedule[self.loop.sent :]],
+            "waited": self.waited_s,
+            "first_failure": failures[0][-1] if failures else None,
             "client_cpu_s": time.process_time() - cpu,
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
         }
 
-    def _serve(self, users: LoadUsers, at: float | None) -> Window:
-        """Send the requests and note their answers until the load is over, and return its window."""
+    def _serve(self) -> None:
+        """Send the requests and note their answers until the load is over."""
         streams = self.streams
-        streams.begin_anew(users.connections)
-        while at is not None and (left := at - time.monotonic()) > 0:
+        streams.begin_anew(self.connections)
+        while self.at is not None and (left := self.at - time.monotonic()) > 0:
             streams.turn(left)
-        users.began = self.last_answer = told_s = streams.heard = time.monotonic()
+        self.began = told_s = streams.heard = time.monotonic()
         told_tokens = 0
         while not self.given_up:
             busy = streams.in_flight or streams.ended
-            if users.loop.phase == "over" and not (busy and users.loop.requests is not None):
+            if self.loop.phase == "over" and not (busy and self.loop.requests is not None):
                 break
-            self._send_due(users)
-            streams.turn(max(0.0, min(told_s + PROGRESS_S, users.next_due) - time.monotonic()))
-            users.follow(self.lines)
+            self._send_due()
+            streams.turn(max(0.0, min(told_s + PROGRESS_S, self.next_due) - time.monotonic()))
+            self.follow()
             while streams.ended and not self.given_up:
                 steps = self._note(streams.ended.popleft())
-                users.ended(time.monotonic(), steps)
-                self._send_due(users)
+                self.release(time.monotonic(), steps)
+                self._send_due()
             now = time.monotonic()
             if now >= told_s + PROGRESS_S:
                 streams.expire(now)
@@ -303,55 +267,48 @@ class StreamingClient:
                 if has_room:  # a parent that does not listen must not hold up the streams
                     self.lines.say(
                         event="progress",
-                        phase=users.phase(now),
-                        elapsed_s=now - users.began,
-                        done=self.done,
+                        phase=self.phase(now),
+                        elapsed_s=now - self.began,
+                        done=len(self.ended),
                         in_flight=len(streams.in_flight),
                         tokens_per_s=(tokens - told_tokens) / (now - told_s),
                     )
                 told_s, told_tokens = now, tokens
-        cut = streams.cut_off()
-        while streams.ended:
-            self._note(streams.ended.popleft())
-        for stream in cut:
-            if stream.sent:
-                self._note(stream, cut=True)
-        return users.window or (users.began, self.last_answer)
+        cut = [stream for stream in streams.cut_off() if stream.sent]
+        for stream in (*streams.ended, *cut):
+            self._note(stream)
+        streams.ended.clear()
 
     @property
     def given_up(self) -> bool:
         """Whether too many requests have failed, or no user has heard anything for as long as one request may last."""
-        if len(self.failed) > max(FAILURES, FAILED_SHARE * self.sent):
+        if len(self.failed) > max(FAILURES, FAILED_SHARE * self.loop.sent):
             return True
-        users_failed = bool(self.failed) and not self.on_schedule
+        users_failed = bool(self.failed) and "schedule" not in self.load
         return users_failed and time.monotonic() - self.streams.heard > self.streams.timeout_s
 
-    def _send_due(self, users: LoadUsers) -> None:
-        for number, due in users.due(time.monotonic()):
-            request = self.first + self.stride * number
-            self.sent += 1
-            self.streams.send(RequestStream(request, self.requests.of(request), due))
+    def _send_due(self) -> None:
+        first, stride = self.load.get("part", (0, 1))
+        for each, due in self.due(time.monotonic()):
+            number = first + stride * each
+            index = number % len(self.output_tokens)
+            self.streams.send(RequestStream(index, self.output_tokens[index], self.requests.of(number), due))
 
-    def _note(self, stream: RequestStream, cut: bool = False) -> int:
+    def _note(self, stream: RequestStream) -> int:
         """Note the answer of a stream, or its failure. Returns the steps that the answer took: a token each, and as
         many as were requested if it came in one piece; 0 of a failure."""
-        index, answer = stream.number % len(self.output_tokens), stream.answer
-        asked, shown, told = self.output_tokens[index], sum(answer.tokens), answer.usage[1]
-        if stream.failure is None and (told or 0) > max(asked, shown):
-            why = f"the server counts {told} output tokens of a request for {asked}"
+        answer = stream.answer
+        shown, told = sum(answer.tokens), answer.usage[1]
+        if stream.failure is None and (told or 0) > max(stream.wanted, shown):
+            why = f"the server counts {told} output tokens of a request for {stream.wanted}"
             stream.failure, stream.failed = ("malformed", why), stream.read_until
+        stream.body = b""
+        del answer.response  # nor this: what is kept of each request is kept until the load ends
         if stream.failure is not None:
-            kind, why = stream.failure
-            self.failed.append((index, stream.sent or stream.asked, stream.due, stream.failed, kind))
-            self.first_failure = self.first_failure or why
+            self.failed.append(stream)
             return 0
-        row = RequestRow(
-            index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut, asked, answer.cached
-        )
-        self.rows.append(row)
-        self.done += not cut
-        self.last_answer = max(self.last_answer, stream.read_until)
-        return asked if len(answer.times) < 2 else max(shown if told is None else told, len(answer.times))
+        self.ended.append(stream)
+        return stream.wanted if len(answer.times) < 2 else max(shown if told is None else told, len(answer.times))
 
 
 def _main() -> None:
@@ -363,16 +320,20 @@ def _main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each request in flight
         lines = Lines(socket.socket(fileno=descriptor))
         try:
-            client = StreamingClient(lines, lines.hear() or {})
+            greeting = lines.hear() or {}
+            target = Target(greeting["url"], greeting["headers"])
+            streams = Streams(target, greeting["timeout_s"])
         except (ValueError, OSError) as error:
             return lines.say(event="failed", cause=f"{error}")
         lines.say(event="ready")
         while (message := lines.hear()) and message["op"] != "close":
             match message["op"]:
                 case "load":
-                    lines.say(**client.load(message))
+                    requests = Bodies(target, message["bodies"], message.get("mark", ""), message.get("rounds", ()))
+                    output_tokens = message["output_tokens"]
+                    lines.say(event="loaded")
                 case "run":
-                    lines.say(**client.run(message))
+                    lines.say(**LoadRun(message, requests, output_tokens, streams, lines).result())
                 # not "open", of a run that ended before it heard of its window
 
 

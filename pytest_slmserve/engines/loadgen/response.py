@@ -173,18 +173,12 @@ class Answer:
 
     def read(self, at: float, data: bytes) -> None:
         """Read `data`, which arrived at `at` seconds; no data: the connection was closed. Raises RequestFailed."""
-        try:
-            self._read_body(at, self.response.feed(data))
-        except Malformed as error:
-            raise RequestFailed("malformed" if data else "broke off", f"{error}{self._so_far()}") from None
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise RequestFailed("malformed", f"malformed event: {error}") from None
-
-    def _read_body(self, at: float, body: bytes) -> None:
         response = self.response
-        if not self._streams:
-            kind = response.headers.get("content-type", "no content type")
-            self._streams = response.status == 200 and "text/event-stream" in kind
+        try:
+            body = response.feed(data)
+            if not self._streams:
+                kind = response.headers.get("content-type", "no content type")
+                self._streams = response.status == 200 and "text/event-stream" in kind
             if not self._streams:  # the text of an error says what is wrong, and is waited for
                 self._refusal += body
                 if response.status is None or not (response.ended or len(self._refusal) >= READ_OF_A_BODY):
@@ -194,16 +188,18 @@ class Answer:
                     raise RequestFailed(f"HTTP {response.status}", f"HTTP {response.status}: {text}")
                 why = f'the server answered without streaming ({kind}); the body needs "stream": true: {text}'
                 raise RequestFailed("no stream", why)
-        events = self._events.feed(body) if body else []
-        if response.ended:
-            events += self._events.feed(b"\n\n")  # of an event without the blank line after it
-        for data in events:
-            self._take(at, data)
-        if not response.ended:
-            return
-        if not self.complete:
+            events = self._events.feed(body) if body else []
+            if response.ended:
+                events += self._events.feed(b"\n\n")  # of an event without the blank line after it
+            for event in events:
+                self._take(at, event)
+        except Malformed as error:
+            raise RequestFailed("malformed" if data else "broke off", f"{error}{self._so_far()}") from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise RequestFailed("malformed", f"malformed event: {error}") from None
+        if response.ended and not self.complete:
             raise RequestFailed("broke off", f"the stream ended before it was complete{self._so_far()}")
-        if not self.times:
+        if response.ended and not self.times:
             counted = self.usage[1]
             more = f", of which the server counts {counted} (does the server decode them to text?)"
             why = f"the stream was complete without a token{'' if counted is None else more}"

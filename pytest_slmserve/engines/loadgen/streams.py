@@ -51,9 +51,10 @@ Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the tim
 
 
 class Connection:
-    """Plain TCP. `open` once the handshakes are over; until then `advance` is called whenever it is ready."""
+    """TCP, with TLS if there is a context. `open` once the handshakes are over; until then `advance` is called whenever
+    it is ready. With TLS its pieces have no stamp of the kernel: what it decrypts are records, not packets."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, host: str, context: ssl.SSLContext | None) -> None:
         family, where = address
         self.socket: socket.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setblocking(False)
@@ -66,6 +67,7 @@ class Connection:
         self.unsent = b""
         self.watched = 0
         self.number = self.socket.fileno()
+        self._host, self._context = host, context
         try:
             self.socket.connect(where)
         except BlockingIOError:
@@ -78,49 +80,31 @@ class Connection:
         """Continue the handshakes, and return the event to wait for next. Raises OSError."""
         if error := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
-        with suppress(OSError):
+        try:
             self.socket.getpeername()
-            self.open = True
-        return select.EPOLLIN if self.open else select.EPOLLOUT
-
-    def receive(self) -> list[Piece]:
-        """All that has arrived, up to a limit; an empty piece if the server has closed. Raises OSError."""
-        try:
-            data, told, _, _ = self.socket.recvmsg(PIECE, ANCILLARY)
-        except BlockingIOError:
-            return []
-        return [(data, told[0][2] if told else b"")]
-
-
-class SecureConnection(Connection):
-    """TLS. Its pieces have no stamp of the kernel: what it decrypts are records, not packets."""
-
-    def __init__(self, address: Address, context: ssl.SSLContext, host: str) -> None:
-        super().__init__(address)
-        self._context, self._host = context, host
-
-    def advance(self) -> int:
-        if not isinstance(self.socket, ssl.SSLSocket):
-            wanted = super().advance()
-            if not self.open:
-                return wanted
-            self.open = False
-            plain, host = self.socket, self._host
-            self.socket = self._context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
-        try:
-            self.socket.do_handshake()
-        except ssl.SSLWantWriteError:
+        except OSError:
             return select.EPOLLOUT
-        except ssl.SSLWantReadError:
-            return select.EPOLLIN
+        if self._context:
+            if not isinstance(self.socket, ssl.SSLSocket):
+                plain, host = self.socket, self._host
+                self.socket = self._context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+            try:
+                self.socket.do_handshake()
+            except ssl.SSLWantWriteError:
+                return select.EPOLLOUT
+            except ssl.SSLWantReadError:
+                return select.EPOLLIN
         self.open = True
         return select.EPOLLIN
 
     def receive(self) -> list[Piece]:
-        """The pieces that have arrived, read until nothing is left in the TLS layer, which epoll does not see."""
+        """All that has arrived, up to a limit; an empty piece if the server has closed. The TLS layer, which epoll does
+        not see, is read until nothing is left in it. Raises OSError."""
         pieces: list[Piece] = []
-        assert isinstance(self.socket, ssl.SSLSocket), "it is open"
-        with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        with suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if not isinstance(self.socket, ssl.SSLSocket):
+                data, told, _, _ = self.socket.recvmsg(PIECE, ANCILLARY)
+                return [(data, told[0][2] if told else b"")]
             while len(pieces) < PIECES or self.socket.pending():
                 pieces.append((self.socket.recv(PIECE), b""))
                 if not pieces[-1][0]:
@@ -208,13 +192,14 @@ class Bodies:
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One request and its answer. number: which of the load. due, asked, sent: when it was to be sent, was handed over,
-    and was sent first. read_until: the time of the last piece that was read.
+    """One request and its answer. index: which of the bodies. wanted: output tokens that it asks for. due, asked, sent:
+    when it was to be sent, was handed over, and was sent first. read_until: the time of the last piece that was read.
 
-    failure: why it failed, as kind and text, at `failed`; `complete` and `cut off` are the other two ways to end.
+    failure: why it failed, as kind and text, at `failed`. cut: whether it was cut off at the end of its load.
     """
 
-    number: int
+    index: int
+    wanted: int
     body: bytes
     due: float | None = None
     answer: Answer = field(default_factory=Answer)
@@ -223,6 +208,7 @@ class RequestStream:
     failed: float = 0.0
     read_until: float = 0.0
     failure: tuple[str, str] | None = None
+    cut: bool = False
     connection: Connection | None = None
     unread: deque[tuple[Clock, bytes, bytes]] = field(default_factory=deque)
 
@@ -237,8 +223,6 @@ class Streams:
         self.ended: deque[RequestStream] = deque()
         self.in_flight: dict[RequestStream, None] = {}
         self._polled = self.heard = time.monotonic()  # heard: when anything came last
-        self.pieces = self.pieces_read = self.tokens_read = 0
-        self.doubt_s = self.most_doubt_s = 0.0  # the sum, and the most
         self._unread_bytes = 0
         self._address: Address | None = None
         self._context = ssl.create_default_context() if target.tls else None
@@ -254,7 +238,7 @@ class Streams:
         """Set all counts to zero for the next run, and open connections until `count` of them wait for a request, one
         fails, or CONNECT_S seconds have passed."""
         self.pieces = self.pieces_read = self.tokens_read = 0
-        self.doubt_s = self.most_doubt_s = 0.0
+        self.doubt_s = self.most_doubt_s = 0.0  # the sum, and the most
         self.turn(0.0)  # which drops those that were closed since the last run
         until = time.monotonic() + CONNECT_S
         refused = self._refused
@@ -319,6 +303,7 @@ class Streams:
             self.read(stream)
         cut = list(self.in_flight)
         for stream in cut:
+            stream.cut = True
             self._leave(stream)
         return cut
 
@@ -327,10 +312,7 @@ class Streams:
     def _connect(self) -> None:
         try:
             self._address = self._address or address_of(self.target.host, self.target.port)
-            if self._context:
-                connection: Connection = SecureConnection(self._address, self._context, self.target.host)
-            else:
-                connection = Connection(self._address)
+            connection = Connection(self._address, self.target.host, self._context)
         except OSError as error:
             return self._fail_waiting(system_error_text(error))
         self._connections[connection.number] = connection

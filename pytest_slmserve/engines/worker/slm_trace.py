@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from slm_steps import resolved, step_row  # this folder is on the path, its package is not
 from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm_worker import resolved, step_row  # this folder is on the path, its package is not
 
 
 class TraceWriter(StatLoggerBase):  # type: ignore[misc]

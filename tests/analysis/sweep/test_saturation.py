@@ -95,7 +95,7 @@ def test_the_launch_is_what_is_repeated_where_several_measured_equally_often():
     """Two launches of which the second is 4 % faster: their own repeats say nothing of a third."""
     rates = [(launch, i, 1 + 0.04 * launch + 0.001 * i) for launch in range(2) for i in range(3)]
     points = [
-        point_of(b, [measurement(b, law(b) * by, repeat=3 * on + i, launch=f"launch-{on}") for on, i, by in rates])
+        point_of([(measurement(b, law(b) * by, repeat=3 * on + i, launch=f"launch-{on}"),) for on, i, by in rates])
         for b in BATCHES
     ]
     found, means = fit(points).t_inf, student_interval([10_010.0, 10_410.0])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from interfaces import small_workload
 
 from pytest_slmserve.engines.endpoint import run_of
-from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, RequestRow, gaps, results_of
+from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, gaps, results_of
+from pytest_slmserve.engines.loadgen.streams import RequestStream
 
 stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
 WORKLOAD = small_workload()
@@ -29,7 +30,9 @@ REST = {
 
 def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, finished=True, asked=99):
     tokens = [1] * len(times) if tokens is None else tokens
-    return RequestRow(0, sent, scheduled, array("d", times), array("I", tokens), usage, finished, asked)
+    stream = RequestStream(0, asked, b"", scheduled, sent=sent, cut=not finished)
+    stream.answer.times, stream.answer.tokens, stream.answer.usage = array("d", times), array("I", tokens), usage
+    return stream
 
 
 def run(*parts, window=(1000.0, 1003.0), steps=(), on_schedule=False, **more):

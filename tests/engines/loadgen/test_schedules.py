@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.load_run import AHEAD_S, LoadUsers, parts_of
+from pytest_slmserve.engines.loadgen.load_run import AHEAD_S, LoadRun, parts_of
 
 
 def of_schedule(schedule, window=None, most=None):
     load = {"kind": "open_loop", "schedule": schedule, "window": window, "most": most}
-    return LoadUsers(load, [1], False, SimpleNamespace(timeout_s=1.0, in_flight={}, read=None))
+    return LoadRun({"load": load}, None, [1], SimpleNamespace(timeout_s=1.0, in_flight={}, read=None), None)
 
 
 schedules = st.lists(st.floats(0, 100), min_size=1, max_size=50).map(sorted)
@@ -37,7 +37,7 @@ def test_a_request_that_is_held_back_is_due_when_another_has_ended(schedule, mos
     for now, one_ends in sorted(looks):
         if one_ends and loop.loop.sent > len(free) - most:
             free.append(now)
-            loop.ended(now)
+            loop.release(now)
         sent += loop.due(now)
         assert loop.loop.sent == len(schedule) or loop.loop.sent == len(free) or schedule[loop.loop.sent] > now
     assert [number for number, _ in sent] == list(range(len(sent)))
@@ -48,7 +48,7 @@ def test_a_request_that_is_held_back_is_due_when_another_has_ended(schedule, mos
 def test_nobody_knows_when_the_next_is_due_while_all_places_are_taken():
     loop = of_schedule([0.0, 1.0], None, 1)
     assert loop.due(5.0) == [(0, 0.0)] and loop.next_due == float("inf")
-    loop.ended(7.0)
+    loop.release(7.0)
     assert loop.next_due == 1.0 and loop.due(7.0) == [(1, 7.0)] and loop.next_due == float("inf")
     assert loop.loop.phase == "over"
 

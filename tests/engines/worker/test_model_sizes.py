@@ -110,7 +110,7 @@ def outcome(folder: Path) -> str:
 @pytest.mark.skipif(not ARCHITECTURES, reason="needs vLLM's registry of models")
 def test_each_architecture_of_vllm_is_planned_or_asks_the_engine_or_is_refused_in_a_sentence(counted, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path(counted["stranger"]["model"]).parent / "cache"))
-    monkeypatch.setattr(models, "_told", lambda models, python, env: [counted[Path(m).name] for m in models])
+    monkeypatch.setattr(models, "_told", lambda models, python, env: {m: counted[Path(m).name] for m in models})
     outcomes: dict[str, list[str]] = {}
     for name in ARCHITECTURES:
         folder = Path(counted[name]["model"])

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from stored_records import BUSY, engine_alone
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve.report.export import asv
-from pytest_slmserve.report.export.asv import START, BenchmarkHost, Rows, Value
+from pytest_slmserve.commands import asv
+from pytest_slmserve.commands.asv import START, BenchmarkHost, Rows, Value
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
@@ -23,10 +23,10 @@ from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
 
-COMMIT = asv.Commit("c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600)
+COMMIT = "c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600
 COSTS = ("seconds_per_1000_requests", "ms_per_output_token", "joules_per_1000_output_tokens")
 READY = replace(RESOLVED, ready_s=40.0)
-KEPT = sorted((Path(__file__).parents[3] / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
+KEPT = sorted((Path(__file__).parents[2] / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
 
 
 def watched(m: Measurement) -> Measurement:
@@ -257,7 +257,7 @@ def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
         for key, value in zip(keys, columns["result"]):
             known = planted.get((name, key))
             assert value == (None if known is None else asv.rounded_value(statistics.quantile(known, 0.5)))
-    assert (file["commit_hash"], file["date"]) == (COMMIT.hash, 1_784_937_600_000)
+    assert (file["commit_hash"], file["date"]) == (COMMIT[0], 1_784_937_600_000)
     assert file["params"] == {"machine": "nvidia-h200", "gpu": "NVIDIA H200", "driver": "1"}
 
 
@@ -294,5 +294,5 @@ def test_a_kept_file_is_written_as_it_was_read(path: Path) -> None:
     old = json.loads(path.read_text("utf-8"))
     machine, *curve = old["params"].items()
     place = BenchmarkHost(machine[1], old["requirements"]["vllm"], tuple(curve), old["requirements"]["torch"])
-    commit = asv.Commit(old["commit_hash"], old["date"] // 1000)
+    commit = old["commit_hash"], old["date"] // 1000
     assert json.loads(json.dumps(asv.result_file(place, commit, {}, old))) == old

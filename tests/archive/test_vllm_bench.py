@@ -9,7 +9,7 @@ import pytest
 from strategies import measurement
 
 from pytest_slmserve.analysis.points import summarize
-from pytest_slmserve.report.export.vllm_bench import as_vllm_bench
+from pytest_slmserve.archive.external import as_vllm_bench
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 

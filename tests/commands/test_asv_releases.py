@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from scripts import needs_checkout
 
-from pytest_slmserve.report.export import asv
+from pytest_slmserve.commands import asv
 
-RESULTS = Path(__file__).parents[3] / "benchmarks/asv/results"
+RESULTS = Path(__file__).parents[2] / "benchmarks/asv/results"
 FIRST = "9308b394fd60cb7a2c455db7c23db7695e30887d"
 ROWS = [("0.20.0", "2026-04-27"), ("0.20.1", "2026-05-03"), ("0.20.2", "2026-05-10")]
 

@@ -1,4 +1,4 @@
-"""Noise that the simulated engine replays: its size, its memory, and words that are none."""
+"""Noise that studies replay: its size, its memory, and words that are none."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import math
 from statistics import fmean, stdev
 
 import pytest
+from scripts import checkout_script, loaded
 
-from pytest_slmserve.engines.simulated import TICK_S, HostNoise
+from pytest_slmserve.engines.simulated import TICK_S
 from pytest_slmserve.schema.errors import BadUsage
+
+with loaded(checkout_script("studies/host_noise.py")) as study:
+    HostNoise = study.HostNoise
 
 TICKS = 40_000
 

@@ -1,1 +1,0 @@
-"""Views for other tools: asv, and vLLM's JSON."""
