@@ -214,8 +214,7 @@ def check_lengths(given: argparse.Namespace) -> None:
 
 
 def asked(given: argparse.Namespace) -> Asked:
-    """Each load with its requests: a trace, a ramp, a number of requests, users, or one at each rate. Raises BadUsage,
-    and BadDataset for a trace that is none."""
+    """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
     given.seed = given.seed or 0
     check_load(given)
     check_lengths(given)
@@ -278,9 +277,8 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
 
 
 def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
-    """One workload per load, with as many requests as the load sends, all distinct while there are enough. A server's
-    prefix cache would answer a repeat, within a load or in the next one, from its memory. Raises BadDataset if no
-    conversation fits."""
+    """One workload per load, with as many requests as the load sends, all distinct while there are enough, because a
+    server's prefix cache would answer a repeat from its memory. Raises BadDataset if no conversation fits."""
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
     number = min(sum(numbers), DISTINCT)
     spec = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=number, seed=given.seed)
@@ -344,8 +342,8 @@ def run_measure(given: argparse.Namespace) -> int:
 def measured(
     given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool
 ) -> tuple[list[Measurement], str]:
-    """The measurements of the loads, each in the archive when the next begins; and the reason if they are in another
-    file. own_prompts: no two requests begin alike."""
+    """The measurements, each in the archive when the next begins; and the reason if they are in another file.
+    own_prompts: no two requests begin alike."""
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=specs.completed(given.endpoint))
     may, facts = given.allow_prefix_cache, known_model(given.model)

@@ -27,8 +27,7 @@ def add_predict(commands: cli.Commands) -> None:
 
 
 def run_predict(given: argparse.Namespace) -> int:
-    """Print predictions of all sweeps, of loads and of batch limits, that were made on other GPUs, checked by sweeps on
-    the GPU itself."""
+    """Print predictions from all sweeps on other GPUs, of loads and of batch limits, checked by those on the GPU."""
     gpu, contents = gpu_named(given.gpu), read_all(given)
     sweeps = stored_curves(contents.measurements, contents.plans)
     curves = [curve for curve in (*sweeps, *limit_sweeps(contents.measurements)) if curve.valid]

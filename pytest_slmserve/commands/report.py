@@ -183,9 +183,8 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
-    """Return curves, points, loads, the history over releases, and verdicts on the claims that the runs judged: on all
-    claims if `strict`, and if a run does not tell which ones. Raises BadArchive if stored claims or plans cannot be
-    read."""
+    """Return what was measured, with verdicts on the claims that the runs judged; on all claims if `strict`, or if a
+    run does not tell which ones. Raises BadArchive if stored claims or plans cannot be read."""
     measurements, jobs = contents.measurements, job_points(contents.measurements)
     sweeps = stored_curves(measurements, contents.plans)
     curves = with_jobs(sweeps, jobs)

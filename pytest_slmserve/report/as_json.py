@@ -99,8 +99,8 @@ def case_facts(case: Measurement | JobPoint) -> dict[str, Any]:
 
 
 def point_facts(found: Findings) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each point of the sweeps, of engines that replicas are compared with ("alone"), of replicas
-    and of fixed-size workloads. Of the engine and the load, replicas have what all of them share."""
+    """Yield the facts of each point: of sweeps, of engines that replicas are compared with ("alone"), of replicas (with
+    what all of them share) and of fixed-size workloads."""
     for curve, label in found.labelled:
         for kind, point in (*(("point", p) for p in curve.points), *(("alone", p) for p in curve.alone)):
             load = point.concurrency

@@ -133,8 +133,7 @@ def memory_chart(rows: Sequence[MemoryRow]) -> charts.Spec | None:
 
 
 def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[Section | Legend]:
-    """Yield throughput, sensor values and memory of replicas for each kind of host, then how to read the tables. Rows
-    of one model are together, and sets of different models come last."""
+    """Yield throughput, sensor values and memory of replicas on each kind of host, then how to read the tables."""
     any_memory = False
     for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
         where = points[0].environment
@@ -213,8 +212,7 @@ def best_deployments(found: Findings) -> Iterator[str]:
 
 
 def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield lines on replicas that are not valid throughout, and of different models how much faster than one model
-    after the other they are."""
+    """Yield lines on replicas that are not valid throughout, and on what different models gain by serving together."""
     for point in points:
         name = f"{engines(point.models)}, {deployed(point)}"
         used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
@@ -258,8 +256,7 @@ def several_gpus(curves: Iterable[Curve]) -> Iterator[tuple[Curve, Sequence[Depl
 
 
 def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
-    """Yield the deployments of each model that was served on several GPUs and which of them to choose, then how to read
-    the tables."""
+    """Yield the deployments of each model on several GPUs and which of them to choose, then how to read the tables."""
     shown = [(curve, found) for curve, found in several_gpus(curves) if any(one.gpus > 1 for one in found)]
     for name, (curve, found) in zip(labels([curve for curve, _ in shown]), shown):
         waiting = (
@@ -343,8 +340,7 @@ def answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
 def best_on_several(
     curve: Curve, found: Sequence[Deployment]
 ) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
-    """Yield the best deployment by each wish whose value is known of all, for each number of GPUs and load with a
-    choice."""
+    """Yield GPUs and load, if there is a choice, with the best deployment by each wish whose value is known of all."""
     several = grouped((one for one in found if one.gpus > 1), lambda one: (one.gpus, one.concurrency))
     for (gpus, load), choices in sorted(several.items(), key=itemgetter(0)):
         if len(choices) < 2:

@@ -32,8 +32,7 @@ LATENCY_CHARTS = "Latency of requests"
 
 
 def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[Chart]:
-    """Yield the quantiles of each latency of all requests under each load, and of the gaps between tokens. of: what a
-    load is."""
+    """Yield the quantiles of each latency and of the gaps between tokens, by load. of: what a load is."""
     for name in ("TTFT", "TPOT", "E2E", "ITL"):
         values = []
         for load, each in loads.items():
@@ -89,8 +88,7 @@ def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
 
 
 def goodput_rows(curve: Curve, slo: Slo) -> list[Served]:
-    """Return the goodput of each point of a sweep, by the repeats that count. Dropped requests are those of all
-    repeats."""
+    """Return the goodput of each point of a sweep, by the repeats that count; dropped requests are of all repeats."""
     dropped = Counter[int | None]()
     for m in curve.measurements:
         dropped[concurrency_of(m)] += m.run.failures
@@ -319,8 +317,7 @@ def offered_rate(m: Measurement) -> float:
 
 
 def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
-    """Return the open loops among these: each ramp as a series of its own, and loads that differ only in their rate as
-    one series, by rate."""
+    """Return the open loops among these: each ramp by itself, and loads that differ only in their rate, by rate."""
 
     def alike(m: Measurement) -> str:
         assert isinstance(m.load, OpenLoop)
@@ -333,14 +330,13 @@ def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
 
 
 def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) -> list[Section]:
-    """Return a section for each closed loop of an endpoint with a number of requests, which is no point of a sweep,
-    then for each series of open loops."""
+    """Return a section for each load that `is_counted_loop`, then for each series of open loops."""
     single = [load_section(m, terms) for m in measurements if is_counted_loop(m)]
     return [*single, *(rates_section(points, terms) for points in rate_series(measurements))]
 
 
 def is_counted_loop(m: Measurement) -> bool:
-    """Return whether it is a closed loop of an endpoint with a number of requests."""
+    """Return whether it is a closed loop of an endpoint with a number of requests, which is no point of a sweep."""
     return m.spec.interface == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None
 
 
@@ -402,9 +398,8 @@ def _rate_charts(points: Sequence[Measurement], terms: ValidityCriteria) -> Iter
 def rate_panels(
     measurements: Sequence[Measurement], slo: Slo | None, failed_share: float = FAILED_SHARE
 ) -> tuple[list[charts.Spec], tuple[str, ...]]:
-    """Return charts over the rate sent, of the valid loads, and their origins: requests served per second, and those
-    within the SLO; p50 and p99 of TTFT, TPOT and E2E. A ramp is a line by itself; loads that differ only in their rate
-    are another. failed_share: share of the requests that may fail in a valid load."""
+    """Return charts over the rate sent, a line for each series, and the origins of the valid loads: requests served per
+    second, and those within the SLO; p50 and p99 of TTFT, TPOT and E2E. failed_share: see `ValidityCriteria`."""
     facts_of, lines = [], []
     for group in rate_series(measurements):
         judged = [(m, check(m, failed_share=failed_share), window.delay_of(m.run)) for m in steps_of(group[0]) or group]
@@ -450,8 +445,7 @@ def rate_panels(
 
 
 def slo_rule(heading: str, slo: Slo | None) -> charts.Values:
-    """Return the line at the limit that an SLO has for a latency, as "TTFT, ms", in the words of the SLO; none without
-    one."""
+    """Return the line at the limit that an SLO has for a latency, as "TTFT, ms"; none without one."""
     texts = zip(slo.bounds.items(), str(slo).split(",")) if slo else ()
     return [{"y": 1e3 * limit, "text": text} for (name, limit), text in texts if heading == f"{name.upper()}, ms"]
 
@@ -485,8 +479,7 @@ RATES_LEGEND = (
 
 
 def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Section:
-    """Return the section of loads that differ only in their rate, or of one ramp: a row for each rate, goodput, and
-    what is wrong."""
+    """Return the section of loads that differ only in their rate, or of one ramp."""
     first, steps = points[0], steps_of(points[0])
     assert isinstance(first.load, OpenLoop)
     judged = f"one load after the other, each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"

@@ -57,8 +57,8 @@ SENSOR_LEGEND = {  # by the name of the column
 
 
 def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
-    """Yield a section for each sweep, then how to read the tables. A curve that is only for comparison with replicas,
-    or only of fixed-size workloads, is in other tables."""
+    """Yield a section for each sweep, then how to read the tables. Curves only of engines beside replicas, or of jobs,
+    are in other tables."""
     shown = [(curve, label) for curve, label in found.labelled if curve.points or not (curve.alone or curve.jobs)]
     heads = set[str]()
     for curve, label in shown:
@@ -381,8 +381,6 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
 
 
 def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
-    """Yield the counters while engines only decode, how far latencies and the step trace disagree, the parts of the
-    memory, whether the server feeds its engine, and how far repeats differ."""
     # Where the largest load has no counters, small loads would mislead.
     decoding = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
     if decoding and decoding[-1] is curve.valid[-1]:

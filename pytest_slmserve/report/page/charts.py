@@ -122,8 +122,7 @@ def point_rows(
 
 
 def axis(channel: str, title: str, scale: str = "linear", domain: Sequence[float] = (), **ticks: Any) -> Spec:
-    """Return an axis of numbers. scale: "linear" from 0, or "log". domain: both ends, if they do not follow from the
-    data. ticks: further properties of the ticks."""
+    """Return an axis of numbers. scale: "linear" from 0, or "log". domain: both ends, unless the data tell them."""
     kind: Spec = {"type": scale, "nice": False, "padding": PADDING} if scale == "log" else {"type": scale, "zero": True}
     told: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
     told |= {"gridOpacity": 0.5} if scale == "log" else {}
@@ -155,8 +154,7 @@ def named_looks(field: str, names: Iterable[str], looks: Iterable[Any], legend: 
 
 
 def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | None = None) -> Spec:
-    """Return the encodings of color and shape that tell several series apart. looks: color and shape of each name, if
-    they have a meaning."""
+    """Return the encodings of color and shape that tell series apart. looks: both of each name, if they have one."""
     several = len(COLOURS)
     numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
     each = [(COLOURS[i % several], SHAPES[(i + i // several) % len(SHAPES)]) for i in numbers]
@@ -183,8 +181,7 @@ def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding:
 
 
 def whiskers(low: str = "low", high: str = "high", along: str = "y", width: float = 1.5, **encoding: Any) -> Spec:
-    """Return the layer of the intervals between two fields, of rows whose noise is known. along: the axis that they lie
-    along."""
+    """Return the layer of the intervals between two fields, of rows whose noise is known. along: their axis."""
     ends: Spec = {along: low, f"{along}2": high}
     mark = {**RULE, "strokeWidth": width, "clip": True}
     return layer(mark, where=f"isValid(datum.{low}) && isValid(datum.{high})", **ends, **encoding)
@@ -324,9 +321,8 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
 
 
 def load_charts(curve: Curve) -> Iterator[Chart]:
-    """Yield charts over the loads of a sweep: latencies in ms, the sequences of an engine step with the line on which
-    all requests are in the batch, what the sensors and the data sheet say in per cent, and the energy of an output
-    token in mJ."""
+    """Yield charts over the loads of a sweep: latencies in ms, the sequences of an engine step, the use of the device
+    in per cent, and the energy of an output token in mJ."""
     x = load_axis([*(p.concurrency for p in curve.valid), *(p.concurrency for p in curve.predictions)])
 
     def drawn(rows: Values, y: Spec, words: str, height: int = 200, **more: Any) -> Spec | None:
@@ -409,8 +405,7 @@ def bars(rows: Values, x_title: str, y_title: str) -> Spec:
 
 
 def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
-    """Return the share of the requests over their latency, a line for each load. values: ms, share, load. of: what a
-    load is."""
+    """Return the share of requests over their latency, a line for each load. of: what a load is."""
     legend = {"orient": "bottom", "columns": 6, "symbolType": "stroke"}
     scale = {"scheme": {"name": "viridis", "extent": [0.15, 0.9]}}
     color = {"field": "load", "type": "ordinal", "title": of, "scale": scale, "legend": legend}
@@ -502,8 +497,7 @@ def forest(verdicts: Sequence[Verdict]) -> Spec | None:
 
 
 def gate_forest(compared: Sequence[Comparison]) -> Spec | None:
-    """Return candidate over baseline of each endpoint: every pair and the estimate with its interval, and the margin of
-    those that are gated."""
+    """Return candidate over baseline of each endpoint: pairs, estimate with interval, and the margin if it is gated."""
     found: list[Estimate] = []
     pairs: Values = []
     for each in compared:
@@ -524,8 +518,7 @@ def margin_at(seen: Comparison) -> float:
 
 
 def interim(found: Comparison) -> Spec:
-    """Return the mean ratio of an endpoint at each interim analysis, the boundaries beyond which it decides, and the
-    margin."""
+    """Return the mean ratio of an endpoint at each interim analysis, with the boundaries and the margin."""
     rows = [
         {"x": each.pairs, "y": ratio, "series": name, "shown": f"{ratio:.4f}"}
         for name, field in INTERIM.items()
@@ -540,9 +533,8 @@ def interim(found: Comparison) -> Spec:
 
 
 def history(found: changes.ReleaseHistory) -> tuple[Spec, list[str]]:
-    """Return one metric over releases, and the releases whose interval goes on beyond the chart. A line joins releases
-    that can be compared. The axis reaches every mean, the tolerance around them, and as much of the intervals as leaves
-    steps visible."""
+    """Return one metric over releases, and the releases whose interval goes on beyond the chart, because the axis
+    leaves steps visible. A line joins releases that can be compared."""
     metric, run, rows = changes.METRICS[found.metric], 0, list[dict[str, Any]]()
     for each in found.releases:
         run += each.step_words == changes.NOT_COMPARABLE  # number of the line that the release lies on

@@ -118,8 +118,7 @@ class Picture:
 
 
 def pictures(found: Findings) -> list[Picture]:
-    """Return all pictures of the gates, sweeps, replicas, jobs and loads at a rate, in the order of the
-    documentation."""
+    """Return all pictures of gates, sweeps, replicas, rates and jobs, in the order of the documentation."""
     curves, slo = [c for c in found.curves if c.valid or any(point.valid for point in c.shared)], found.slo
     named = list(zip(labels(curves), curves))
     sweeps = [(name, curve) for name, curve in named if curve.valid]
@@ -149,7 +148,6 @@ def pictures(found: Findings) -> list[Picture]:
 
 
 def _gates(gates: Sequence[Gated]) -> list[Picture]:
-    """A picture for each gate: candidate over baseline of each endpoint, with its pairs and its margin."""
     often = Counter(gated.model for gated in gates)
     drawn = []
     for gated in gates:
@@ -331,8 +329,7 @@ def _replicas(named: Named) -> list[Picture]:
 
 
 def _by_count(gauge: Gauge, pairs: Sequence[PairReplicas]) -> list[tuple[int, Interval, bool]]:
-    """Return numbers of engines with a figure and whether it is degraded: ratios to one engine, or one engine and then
-    each number of replicas."""
+    """Return numbers of engines with a figure and whether it is degraded; but for ratios, one engine is the first."""
     field = gauge.field
     if gauge.kind == "ratio":
         ratios = [(pair, ratio(*pair) if field == RATE else figure_ratio(pair[1], pair[0], field)) for pair in pairs]

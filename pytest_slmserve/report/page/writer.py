@@ -159,8 +159,7 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 
 
 def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[str, Any] | None:
-    """Return goodput under an SLO as a table, and what the page needs to compute it for another one; None without
-    points."""
+    """Return goodput under an SLO, and what the page needs to compute it for another one; None without points."""
     if not shown:
         return None
     columns = [column for column in loads.goodput_columns("in\nflight", slo) if column.name in GOODPUT]
@@ -240,8 +239,7 @@ def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **mor
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page: an archive, for example, or a
-    device."""
+    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page, such as an archive."""
     template()
     try:
         with open(path, "rb", opener=regular) as file:
@@ -274,8 +272,7 @@ def rendered(
 
 @cache
 def shared_parts() -> dict[str, Any]:
-    """Return what all pages have: the glossary, our style and script, the libraries, packed, and the policy by which
-    nothing else runs."""
+    """Return what all pages have, with the policy by which nothing but our script and the libraries runs."""
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
     libraries = {name: (FOLDER / "vendor" / name).read_text("utf-8") for name in LIBRARIES}
     for published, ours in _MODULE:
@@ -312,8 +309,7 @@ def template() -> Any:
 
 
 def parts(text: str) -> list[tuple[str, int]]:
-    """Return the parts of a heading: each term with its number in the glossary, from 1, and texts between them with
-    0."""
+    """Return the parts of a heading: each term with its number in the glossary, from 1, and other texts with 0."""
     return [(part, _NUMBERS[part.lower()] if i % 2 else 0) for i, part in enumerate(_TERM.split(text))]
 
 
