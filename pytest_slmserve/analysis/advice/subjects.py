@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pytest_slmserve.analysis.advice import advisor
-from pytest_slmserve.analysis.advice.advisor import Advice, Footprint, ModelSweep, Objectives, ServedEngine
+from pytest_slmserve.analysis.advice.advisor import Advice, Footprint, ModelSweep, ServedEngine
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval, times
 from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, e2e_s, engines, output_rate, points_of, ratio
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
-from pytest_slmserve.analysis.sweep.curve import Curve, labels, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.sweep.plateau import valid_points
-from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above, below, every, unsure, within
+from pytest_slmserve.analysis.verdict import State, Verdict, below, unsure, within
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
@@ -95,8 +95,8 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         name=curve.subject,
         points=tuple(map(with_tpot, curve.points)),
         engine=engine,
-        work=work_of_curve(curve),
-        peaks=peaks_of_curve(curve),
+        work=curve.work,
+        peaks=curve.peaks,
         notes=(*_left_out(curve), *_beyond_graphs(curve)),
     )
 
@@ -210,34 +210,12 @@ def more_in_flight(point: Point) -> bool:
 
 # Verdicts
 
-CLAIM = "advised-batch-costs-little"
 OBJECTIVE = RelativeSlo(2.0, 32)  # of the paper: twice the latency at 32
 BLOCK_TOLERANCE = 2  # the engine may round its bytes to pages and share them between layers
 MARGIN = 0.15  # share by which a measured value may differ from its prediction
 KV_BLOCKS = "kv-blocks-as-predicted"
 THROUGHPUT, LATENCY, UNPREEMPTED = "throughput-as-predicted", "latency-within-limit", "no-request-preempted"
 BOUNDED = "gain-within-bound"
-
-
-def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
-    """Verdict on whether the batch that the advisor chooses, for twice the time per output token at 32 in flight,
-    serves at least `bound` of what any other load does. value: the share that decides."""
-    subject, wish = of_curve(curve, None), Objectives(slo=OBJECTIVE)
-    found = advisor.decide(subject, wish)
-    points = {p.concurrency: p for p in subject.usable}
-    if found.batch not in points:
-        raise Inconclusive(found.reason or f"{found.batch} in flight was predicted, not measured")
-    chosen = points.pop(found.batch)
-    state, seen, most = every(
-        above, bound, lambda several: [(ratio(chosen, p, subject.usable, several=several), p) for p in points.values()]
-    )
-    memory = advisor.needs(subject, chosen.concurrency, wish)
-    freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
-    why = (
-        f"{chosen.concurrency} in flight, chosen for twice the latency at 32, serves {percent_interval(seen)} of what "
-        f"{most.concurrency} does{freed} (threshold {bound:.0%})"
-    )
-    return Verdict.from_interval(CLAIM, curve.subject, state, why, seen, bound, chosen, most)
 
 
 def kv_blocks_as_predicted(
