@@ -314,7 +314,7 @@ class OneGate:
         """Serve the load of the first failing endpoint with one more launch of each side under its profiler. Returns a
         sentence with the paths of the traces, or why there are none; empty if no endpoint fails that is read at a
         load."""
-        verdicts = ((each.load, gated.verdict(each.name)) for each in GATED)
+        verdicts = ((each.load, gated.verdict(name)) for name, each in GATED.items())
         places = [
             place for place, seen in verdicts if place is not None and seen is not None and seen.state is State.FAILS
         ]

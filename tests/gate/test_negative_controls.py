@@ -26,7 +26,7 @@ OF_DUMMY = tuple(name for name in ENDPOINTS if name != OUTPUTS)
 POWER_W = 400.0
 MEMORY_USED = 8.0 * GIB
 MIB = 1 << 20
-NAMES = tuple(each.name for each in GATED)
+NAMES = tuple(GATED)
 
 
 def launch(paired: GateLaunch, factors: Mapping[str, float]) -> Iterator[Measurement]:
@@ -85,8 +85,8 @@ def test_ten_percent_worse_fails_there_and_nowhere_else(endpoint):
 def test_the_ratio_is_the_planted_one(endpoint):
     found = gated(endpoint, 1.1)
     seen = {each.name: each for each in found.gated}
-    for each in GATED:
-        cost = 1.1 if each.name == endpoint else 1.0
+    for name, each in GATED.items():
+        cost = 1.1 if name == endpoint else 1.0
         ratio = 1 / cost if each.better == "higher" else cost
         assert seen[each.label].ratio.value == pytest.approx(ratio, rel=0.01)
 

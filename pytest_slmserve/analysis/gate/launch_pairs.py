@@ -90,7 +90,6 @@ class Endpoint:
     """A quantity that sides are compared by. label: with its unit. figure: its name in a Summary. load: place of its
     load among those of a launch; None for the seconds to start. margin: None for that of the gate."""
 
-    name: str
     label: str
     better: Better
     figure: str = ""
@@ -110,23 +109,23 @@ class Endpoint:
 
 
 SMALL, LARGE = 0, -1
-GATED = (
-    Endpoint("throughput", "output tokens/s, large load", "higher", "output_tokens_per_s", LARGE),
-    Endpoint("latency", "mean E2E, small load", "lower", "e2e_s", SMALL),
-    Endpoint("energy", "J per output token, large load", "lower", "energy_per_token_j", LARGE),
-    Endpoint("start", "s to start", "lower", margin=START_MARGIN),
-)
+GATED = {
+    "throughput": Endpoint("output tokens/s, large load", "higher", "output_tokens_per_s", LARGE),
+    "latency": Endpoint("mean E2E, small load", "lower", "e2e_s", SMALL),
+    "energy": Endpoint("J per output token, large load", "lower", "energy_per_token_j", LARGE),
+    "start": Endpoint("s to start", "lower", margin=START_MARGIN),
+}
 SHOWN = (
-    Endpoint("large-ttft", "mean TTFT, large load", "lower", "ttft_s", LARGE),
-    Endpoint("large-tpot", "mean TPOT, large load", "lower", "tpot_s", LARGE),
-    Endpoint("large-tail", "p99 E2E, large load", "lower", "e2e_p99_s", LARGE),
-    Endpoint("small-throughput", "output tokens/s, small load", "higher", "output_tokens_per_s", SMALL),
-    Endpoint("small-ttft", "mean TTFT, small load", "lower", "ttft_s", SMALL),
+    Endpoint("mean TTFT, large load", "lower", "ttft_s", LARGE),
+    Endpoint("mean TPOT, large load", "lower", "tpot_s", LARGE),
+    Endpoint("p99 E2E, large load", "lower", "e2e_p99_s", LARGE),
+    Endpoint("output tokens/s, small load", "higher", "output_tokens_per_s", SMALL),
+    Endpoint("mean TTFT, small load", "lower", "ttft_s", SMALL),
 )
 BLOCKS, MEMORY = "kv-blocks", "memory"
 EXACT = {BLOCKS: "KV blocks", MEMORY: "device memory"}  # labels of what is no matter of chance
 OUTPUTS = "outputs"  # of real weights; those of dummy weights mean nothing
-ENDPOINTS = (*(each.name for each in GATED), *EXACT, OUTPUTS)
+ENDPOINTS = (*GATED, *EXACT, OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ class Gated:
         pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint == OUTPUTS or endpoint in EXACT:
             return next((each for each in self.exact if each.claim == endpoint), None)
-        label = {each.name: each for each in GATED}[endpoint].label_in(self.pairs)
+        label = GATED[endpoint].label_in(self.pairs)
         claim = f"no-worse-{endpoint}"
         if not self.pairs:
             return Verdict.inconclusive(claim, self.model, nothing_counts(self.dropped))
@@ -229,7 +228,7 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
     problems = {p.number: [*p.baseline.problems, *p.candidate.problems] for p in everything}
     pairs = tuple(pair for pair in everything if not problems[pair.number])
     dropped = tuple(f"pair {number}: {texts[0]}" for number, texts in problems.items() if texts)
-    series, shown = (series_of(endpoints, pairs, criteria.margin) for endpoints in (GATED, SHOWN))
+    series, shown = (series_of(endpoints, pairs, criteria.margin) for endpoints in (GATED.values(), SHOWN))
     model = short_name(first.spec.model)
     return Gated(
         model=model,
