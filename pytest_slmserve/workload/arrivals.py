@@ -27,9 +27,8 @@ LEAST_BURSTINESS = 0.01  # gaps then vary by ten times their mean, and come in b
 def schedule(
     steps: Sequence[tuple[float, float]], burstiness: float = 1.0, seed: int = 0, requests: int | None = None
 ) -> tuple[float, ...]:
-    """Return the times at which to send the requests of an open loop: seconds since the beginning, ascending.
-
-    By chance there may be none, and where gaps are very uneven two may come at the same instant.
+    """Return the times at which to send the requests of an open loop: seconds since the beginning, ascending. By chance
+    there may be none, and if gaps are very uneven two may come at the same instant.
 
     Args:
         steps: Requests per second, and seconds, of each step; a rate of 0 is a pause. One step is a constant rate. A
@@ -140,11 +139,9 @@ class Trace:
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """All rows of a trace of either format in their order, one in memory at a time; the first has offset 0.
-
-    Raises BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or
-    earlier than the line before it.
-    """
+    """All rows of a trace of either format in their order, one in memory at a time; the first has offset 0. Raises
+    BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or earlier than
+    the line before it."""
     try:
         file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
     except OSError as error:
@@ -202,10 +199,8 @@ def _mooncake_row(line: str) -> tuple[int, Any, Any]:
 def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "more tokens") -> Trace:
     """The requests of a file that fit, and come before `until_s`, in seconds of the trace since its first row. A
     request fits if prompt and output together have no more than `max_model_len` tokens, and each has one or more. The
-    file is read no further than it must be.
-
-    Raises BadDataset as `read_trace` does, and with the hint if nothing is left.
-    """
+    file is read no further than it must be. Raises BadDataset as `read_trace` does, and with the hint if nothing is
+    left."""
     rows: list[TraceRow] = []
     left_out = 0
     for row in takewhile(lambda row: row.offset_s < until_s, read_trace(path)):
