@@ -43,11 +43,11 @@ class CarriedLaw:
 
 def gpu_named(name: str) -> Peaks:
     """Return the data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage if it is not listed."""
-    families = {gpu.family: gpu for gpu in gpu_figures.GPUS}
-    named = next((family for family in families if family.lower() == name.lower()), "")
-    if found := families.get(named) or gpu_figures.peaks_of(name):
+    families = {gpu.family.lower(): gpu for gpu in gpu_figures.GPUS}
+    if found := families.get(name.lower()) or gpu_figures.peaks_of(name):
         return found
-    raise BadUsage(f"the data sheet of {name} is not known", f"one of {', '.join(families)}")
+    known = ", ".join(gpu.family for gpu in families.values())
+    raise BadUsage(f"the data sheet of {name} is not known", f"one of {known}")
 
 
 def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:

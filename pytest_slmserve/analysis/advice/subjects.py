@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.advisor import Advice, Footprint, ModelSweep, ServedEngine, around, utilization
+from pytest_slmserve.analysis.advice import advisor
+from pytest_slmserve.analysis.advice.advisor import Advice, Footprint, ModelSweep, ServedEngine
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval, times
 from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
@@ -248,7 +249,7 @@ def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSp
     share = spec.gpu_memory_utilization
     if engine.gpu_had_bytes is not None:
         # vLLM checks at its start that this share is free: less than its own total would check nothing.
-        share = utilization(engine.footprint.total_bytes(batch), engine.gpu_had_bytes)
+        share = advisor.utilization(engine.footprint.total_bytes(batch), engine.gpu_had_bytes)
     return replace(
         limited, max_model_len=engine.footprint.longest, kv_cache_bytes=kv_bytes, gpu_memory_utilization=share
     )
@@ -264,11 +265,9 @@ def verified(
     if count := sum(sum(m.run.steps.preempted) for m in found):
         state, why = State.FAILS, f"{count} preemptions, though its KV cache was to hold all at full length"
     yield Verdict(UNPREEMPTED, name, state, why)
-    if all(
-        blocks is not None
-        for blocks in (kv_cache.predicted_blocks(spec, found[0].resolved), found[0].resolved.kv_blocks)
-    ):
-        yield kv_blocks_as_predicted(spec, [found[0].resolved], records=(found[0].id,))
+    blocks = kv_blocks_as_predicted(spec, [found[0].resolved], records=(found[0].id,))
+    if blocks.state is not State.INCONCLUSIVE:
+        yield blocks
     advised, usable = advice.advised, advice.subject.usable
     if point.degraded or not point.valid or advised is None:
         why = "; ".join(point.degraded if point.valid else point.problems) or "no latency per output token is known"
@@ -278,11 +277,11 @@ def verified(
     if before is not None:
         over = ratio(point, before, valid_points(among))
     else:  # a prediction by the law has no noise of its own
-        over = around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
+        over = advisor.around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
     why = f"{percent_interval(over)} of what was predicted (bound {percent(margin)} apart){unsure(over)}"
     yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - margin, 1 + margin), why, over, 1.0, point)
     if limit is not None:
-        wait, bound = around(point, among, e2e_s), limit.seconds * (1 + margin)
+        wait, bound = advisor.around(point, among, e2e_s), limit.seconds * (1 + margin)
         ms = f"{1e3 * wait.value:.3g} ms per output token, {1e3 * limit.seconds:.3g} ms are allowed"
         why = f"{ms} (bound {percent(margin)} above it){unsure(wait)}"
         yield Verdict.from_interval(LATENCY, name, below(wait, bound), why, wait, bound, point)

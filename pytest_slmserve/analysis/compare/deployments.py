@@ -72,12 +72,11 @@ def deployments(curve: Curve) -> tuple[Deployment, ...]:
     """Return all that were measured of this curve's engine and are valid, by load, then by GPUs."""
     made = []
     for each in (curve, *curve.wider):
-        spec, resolved = each.spec, next(iter(each.resolved), None)
-        if spec and resolved:
-            limits = [n for n in (each.kv_capacity, resolved.max_num_seqs or spec.max_num_seqs) if n is not None]
-            gpus, room = spec.tensor_parallel_size, min(limits, default=None)
+        if first := each.first:
+            gpus, most = first.spec.tensor_parallel_size, first.resolved.max_num_seqs or first.spec.max_num_seqs
+            room, blocks = most if each.kv_capacity is None else min(most, each.kv_capacity), first.resolved.kv_blocks
             for point in (*each.valid, *(point for point in each.alone if point.valid)):
-                made.append(Deployment(gpus, 1, gpus, None, point.concurrency, point, room, resolved.kv_blocks))
+                made.append(Deployment(gpus, 1, gpus, None, point.concurrency, point, room, blocks))
         for shared in each.shared:
             if shared.valid:
                 degree = shared.tensor_parallel_size
@@ -108,10 +107,6 @@ class AtBothInterfaces:
     server: Point
     ratio: Interval
     prompt_steps: tuple[float | None, float | None]
-
-    @property
-    def concurrency(self) -> int:
-        return self.engine.concurrency
 
 
 # Two sweeps that differ in the interface, without and with the server, and the loads that both have valid points of.
