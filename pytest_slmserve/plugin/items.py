@@ -592,7 +592,7 @@ def planned_sweeps(session: Session, plans: Sequence[ItemPlan]) -> Sweeps:
     for plan in plans:
         if plan.case and plan.swept:
             loads[plan.case.model].append(plan.case.concurrency)
-        if plan.claim and plan.claim.of == "sweeps":
+        if plan.claim and plan.claim.planned:
             claims[plan.claim.model].append(plan.claim)
     return Sweeps(session, loads, claims)
 
