@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known, percent, percent_interval
+from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
-from pytest_slmserve.analysis.points import Point, ReplicaPoint, at_common_loads, points_of, ratio
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, at_common_loads, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.records import hosts_of, series_key
 
@@ -89,7 +88,7 @@ def deployments(curve: Curve) -> tuple[Deployment, ...]:
 
 def on_several_gpus(curve: Curve) -> bool:
     """Return whether its engine was measured on several numbers of GPUs, or as replicas with a GPU each."""
-    return bool(curve.wider) or has_replicas(curve, "gpus")
+    return bool(curve.wider) or any(shared.sharing == "gpus" for shared in curve.shared)
 
 
 def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployment]]:
@@ -139,30 +138,6 @@ def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
 
 
 CLAIM = "neighbours-do-not-disturb"
-
-
-def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
-    """Judge whether each case that was measured in both ways is the same within the margin. value, low, high: of output
-    tokens/s alone over those beside others, at the load that decides."""
-    beside, alone = (
-        [p for p in points_of(m for m in curve.measurements if bool(m.neighbours) is busy) if p.valid]
-        for busy in (True, False)
-    )
-    pairs, among = at_common_loads(beside, alone)
-    if not pairs:
-        why = "none of its loads was measured both alone and beside others"
-        return Verdict.inconclusive(CLAIM, curve.subject, why, margin)
-
-    def changes(several: int = 1) -> list[tuple[Interval, int]]:
-        return [(ratio(q, p, among, several=several).mapped(lambda end: end - 1), p.concurrency) for p, q in pairs]
-
-    state, decisive, _ = every_within(-margin, margin, changes)
-    told = "; ".join(f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)} at {n}" for seen, n in changes())
-    why = f"output tokens/s alone against beside others: {told} in flight (threshold {percent(margin)})"
-    points = (point for pair in pairs for point in pair)
-    return Verdict.from_interval(CLAIM, curve.subject, state, why, decisive, margin, *points)
-
-
 HOW: dict[Sharing, str] = {
     "time-slicing": "by time slicing",
     "mps": "under MPS",
@@ -177,7 +152,3 @@ def compared(curve: Curve, sharing: Sharing) -> list[PairReplicas]:
     """Return replicas, and one engine alone on their host under the same load in all, if both are valid."""
     valid = (shared for shared in curve.shared if shared.sharing == sharing and shared.valid)
     return [(shared, one) for shared in valid if (one := curve.one_engine(shared.concurrency, shared))]
-
-
-def has_replicas(curve: Curve, sharing: Sharing) -> bool:
-    return any(shared.sharing == sharing for shared in curve.shared)
