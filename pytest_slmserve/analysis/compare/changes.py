@@ -17,8 +17,8 @@ root of that, beyond the noise of their repeats.
 How far launches differ in TTFT, in percentiles or in energy is bounded by nothing: in those archives two launches on
 one host were up to 1.7 times apart in mean TTFT, and two hosts 2.7 times.
 
-They are of the machine, of the limits the engine works under, and of what was requested of it. What may differ is what
-is tested: vLLM with its torch, CUDA and attention backend, capture sizes, scheduling, further engine arguments.
+Facts that have to match are of the machine and of what was requested; against a stored baseline of the engine's limits
+too. What may differ is what is tested: vLLM with its torch, CUDA and attention backend, further engine arguments.
 """
 
 import enum
