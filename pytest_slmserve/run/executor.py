@@ -293,23 +293,22 @@ class GpuSlots:
     def from_host(cls, host: Host, count: int, widest: int = 1) -> GpuSlots:
         """The first `count` slots. widest: GPUs of an engine, or its processes on the CPU. Raises BadUsage for more
         slots than GPUs or cores, and for an engine that is wider than they are."""
-        if host.gpus and count > len(host.gpus):
-            there = f"{len(host.gpus)} GPU{'s are' if len(host.gpus) > 1 else ' is'}"
-            raise BadUsage(f"--slm-ray local:{count}: {there} visible", f"--slm-ray local:{len(host.gpus)}")
-        ours = own_cores()
-        if 0 < len(ours) < count:
-            why = f"each engine needs a core, and there are {len(ours)}"
-            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(ours)}")
+        ours, there = own_cores(), len(host.gpus)
+        each, why, most = len(ours) // count, "", 0
+        if there and count > there:
+            why, most = f"{there} GPU{'s are' if there > 1 else ' is'} visible", there
+        elif 0 < len(ours) < count:
+            why, most = f"each engine needs a core, and there are {len(ours)}", len(ours)
+        elif there and count < widest:
+            why, most = f"an engine takes {widest} GPUs", widest
+        elif not there and 0 < each < widest:
+            why, most = f"an engine of {widest} processes needs a core for each, and has {each}", len(ours) // widest
+        if why:
+            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{most or 1}")
         near = [gpu.near_cores & ours or ours for gpu in host.gpus[:count]] or [ours] * count
         devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
         visible = visible_names()[:count] if host.environment.platform == "cuda" else []
-        cores = equal_parts(near, ours)
-        if host.gpus and count < widest:
-            raise BadUsage(f"--slm-ray local:{count}: an engine takes {widest} GPUs", f"--slm-ray local:{widest}")
-        if not host.gpus and 0 < len(cores[0]) < widest:
-            why = f"an engine of {widest} processes needs a core for each, and has {len(cores[0])}"
-            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(ours) // widest or 1}")
-        return cls(tuple(devices), tuple(visible), tuple(cores))
+        return cls(tuple(devices), tuple(visible), tuple(equal_parts(near, ours)))
 
     def block(self, count: int, free: Set[int]) -> tuple[int, ...] | None:
         """The first of `free` for one GPU; for several, GPUs next to each other, in the order of the host: how

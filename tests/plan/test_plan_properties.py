@@ -15,7 +15,6 @@ from pytest_slmserve.plan.cases import PlannedItem, groups_of, repeat_estimate_s
 from pytest_slmserve.plan.planner import (
     USUAL_LOADS,
     Planner,
-    batched,
     check_there,
     engine_spec,
     gpus_cases,
@@ -73,10 +72,18 @@ def test_slow_arrivals_take_as_long_as_they_come_and_the_last_request():
     assert job_s(ENGINES[1], 10, 8, 8, rate=0.1) == pytest.approx(100 + 8 * (2.5e-3 + 1.5e-4 * 10))
 
 
+def batched(batching: str, gpus: int = 1) -> EngineSpec:
+    """An engine of Transformers on a CPU, of two requests at once."""
+    options = read_options({"cpu": True, "tensor_parallel_size": str(gpus), "engine_arg": ["a=1"]}, {}, {})
+    own = Planner(options, "cpu", Host(Environment(platform="cpu"), "none"))
+    return job_case(own, "opt-tiny", 4, lengths=(8, 6), max_num_seqs=2, batching=batching).each[0]
+
+
 @pytest.mark.parametrize(("batching", "steps"), [("none", 4 * 6), ("static", 2 * 6)])
 def test_transformers_takes_each_batch_as_long_as_its_longest_output(batching, steps):
-    spec = batched(replace(ENGINES[1], max_num_seqs=2, tensor_parallel_size=2), batching)
+    spec = batched(batching, gpus=2)
     assert (spec.interface, spec.tensor_parallel_size) == ("transformers", 1)
+    assert spec.extra == (("batching", batching), ("wait_s", 0.0)), "without arguments of vLLM"
     assert job_s(spec, 4, 8, 6) == pytest.approx(steps * 12e-3)
 
 
@@ -133,7 +140,7 @@ def test_cases_have_one_key_if_they_measure_the_same_and_else_two():
 
 
 def test_a_batch_of_transformers_waits_for_its_longest():
-    spec = batched(replace(ENGINES[1], max_num_seqs=2), "static")
+    spec = batched("static")
     uneven = Workload(WorkloadSpec(), tuple(Request((7,), n) for n in (1, 9, 4, 2)), "planted")
     assert repeat_estimate_s(spec, uneven, OpenLoop(requests=4)) == pytest.approx((9 + 4) * 12e-3)
 
