@@ -18,7 +18,7 @@ from pathlib import Path
 from common import parser_of
 
 from pytest_slmserve.schema.errors import SlmError
-from pytest_slmserve.workload import sharegpt
+from pytest_slmserve.workload import requests as sharegpt
 from pytest_slmserve.workload.tokens import BLOCK, Tokenize, gpt2_tokenizer
 
 ROW = "prompt_tokens", "reply_tokens", "human_first"

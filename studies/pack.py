@@ -53,7 +53,7 @@ def packed(path: Path, change: Callable[[Measurement], Measurement]) -> bytes:
     for line in filter(None, stored_in(path, path.read_bytes())[0]):
         decode(found, line)
         changed = line.startswith(BULK)
-        lines.append(line_of(measurement_line(change(found.measurements[-1]))) if changed else line + b"\n")
+        lines.append(line_of(measurement_line(change(found.measured[-1][0]))) if changed else line + b"\n")
     return lzma.compress(b"".join(lines), filters=FILTERS)
 
 

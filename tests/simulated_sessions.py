@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Measurement
@@ -33,6 +34,11 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     yield open_session
     for each in sessions:
         each.close()
+
+
+def judged(session: Session, name: str, model: str = MODEL) -> Verdict:
+    """The verdict on a claim from what was measured, which the session remembers."""
+    return session.verdicts.judge(session.verdicts.question(name, model))
 
 
 def sweep(session: Session, only: Sequence[int] = BATCHES) -> None:

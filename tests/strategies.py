@@ -242,7 +242,7 @@ def job_point(
 def judge(claim: str, curve: Curve, others: Sequence[Curve] = (), **parameters: object) -> Verdict:
     """The verdict on a claim by the parameters that it has for any model, or by these."""
     row = ClaimRow(claim, parameters={**claim_of(claim).parameters, **parameters})
-    return judge_row(claim, curve, row, others)
+    return judge_row(row, curve, others)
 
 
 def noisy_curve(

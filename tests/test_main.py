@@ -76,7 +76,7 @@ def live_text(measurements) -> str:
         *((c.name, Curve(subject=model)) for c in table.CLAIMS.values() if c.of == "arithmetic" for model in c.models),
     ]
     rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
-    judged = [(lookup.judge_row(row.claim, c, row), row) for row, c in rows]
+    judged = [(lookup.judge_row(row, c), row) for row, c in rows]
     return "\n".join(text for text, _ in tables(Findings(curves=[curve], judged=judged)))
 
 

@@ -35,7 +35,7 @@ from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
-from pytest_slmserve.workload.sharegpt import dataset_path, read_conversations
+from pytest_slmserve.workload.requests import dataset_path, read_conversations
 from pytest_slmserve.workload.tokens import gpt2_tokenizer, shipped_lengths
 
 TESTS = Path(__file__).parent

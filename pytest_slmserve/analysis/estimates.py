@@ -356,22 +356,20 @@ class Differences:
         if first == second:
             return Interval(0.0, 0.0, 0.0)
         found = contrast(self._told[first], self._told[second])
-        common = self._paired if found.in_turn else self._levels
-        return self._interval(found.value, found.scale, moderated(found.ratio, found.df, common), tail)
+        return self._interval(found, self._paired if found.in_turn else self._levels, tail)
 
     def mean(self, number: int, tail: float = TAIL) -> Interval:
         """ln(mean of a sample), and its interval. tail: probability outside each end."""
         sample = self._told[number]
-        scale = fmean(map(_within, sample)) / len(sample)
-        value = math.log(fmean(r.value for r in sample))
-        return self._interval(value, scale, moderated(*_spread(sample), self._levels), tail)
+        value, scale = math.log(fmean(r.value for r in sample)), fmean(map(_within, sample)) / len(sample)
+        return self._interval(Contrast(value, scale, *_spread(sample), in_turn=False), self._levels, tail)
 
-    def _interval(self, value: float, scale: float, noise: tuple[float, float], tail: float) -> Interval:
+    def _interval(self, seen: Contrast, common: Prior, tail: float) -> Interval:
         if not self.known:
-            return Interval(value)
-        ratio, df = noise
-        half = t_above(tail, df) * math.sqrt(ratio * scale)
-        return Interval(value, value - half, value + half)
+            return Interval(seen.value)
+        ratio, df = moderated(seen.ratio, seen.df, common)
+        half = t_above(tail, df) * math.sqrt(ratio * seen.scale)
+        return Interval(seen.value, seen.value - half, seen.value + half)
 
 
 def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:

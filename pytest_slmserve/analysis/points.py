@@ -138,8 +138,9 @@ class Point(Summary):
         return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
 
     def goodput(self, slo: str | Slo) -> Goodput | None:
-        """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used; None without
-        a valid repeat. Raises BadUsage for what is no SLO, and for a limit on ITL."""
+        """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used: their share
+        (`.attainment`) and rate (`.per_s`). None without a valid repeat. Raises BadUsage for what is no SLO, and for a
+        limit on ITL."""
         limits = window.parse_slo(slo) if isinstance(slo, str) else slo
         return window.goodput_of(limits, *self.used) if self.used else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -136,38 +137,34 @@ def above(seen: Interval, threshold: float) -> State:
 
 
 def every(
-    judge: Callable[[Interval, float], State], threshold: float, seen: Callable[[int], Sequence[Seen[T]]]
+    seen: Callable[[int], Sequence[Seen[T]]], least: float = -math.inf, most: float = math.inf
 ) -> tuple[State, Interval, T]:
-    """Return the state of the promise that each of several estimates lies `below`, or `above`, a threshold, and the
+    """Return the state of the promise that each of several estimates lies above `least` and below `most`, and the
     estimate that decides.
 
     It fails if one does not, corrected for having been chosen (Bonferroni), and passes if each does by its own
-    interval. An estimate that is beyond the threshold only by its own interval is returned with the corrected one.
+    interval. An estimate that is beyond a limit only by its own interval is returned with the corrected one.
 
     Args:
         seen: Returns the estimates, each with an interval that holds together with those of so many.
     """
-    sign = 1 if judge is below else -1
-
-    def reach(row: Seen[T], end: Callable[[Iterable[float]], float]) -> tuple[float, float]:
-        return end(sign * each for each in ends(row[0])), sign * row[0].value
-
     each = seen(1)
     corrected = seen(len(each))
-    broken = max(corrected, key=lambda row: reach(row, min))
-    if judge(broken[0], threshold) is State.FAILS:
-        return State.FAILS, *broken
-    nearest = max(range(len(each)), key=lambda place: reach(each[place], max))
-    state = judge(each[nearest][0], threshold)
-    return (State.INCONCLUSIVE, *corrected[nearest]) if state is State.FAILS else (state, *each[nearest])
 
+    def decisive(judge: Callable[[Interval, float], State], limit: float, sign: int) -> tuple[State, Interval, T]:
+        def reach(row: Seen[T], end: Callable[[Iterable[float]], float]) -> tuple[float, float]:
+            return end(sign * each for each in ends(row[0])), sign * row[0].value
 
-def every_within(least: float, most: float, seen: Callable[[int], Sequence[Seen[T]]]) -> tuple[State, Interval, T]:
-    """Return the state of the promise that each of several estimates lies between two limits, and the estimate that
-    decides; see `every`."""
-    surest = (State.FAILS, State.INCONCLUSIVE, State.PASSES)
-    sides = []
-    for side in (every(below, most, seen), every(above, least, seen)):
+        broken = max(corrected, key=lambda row: reach(row, min))
+        if judge(broken[0], limit) is State.FAILS:
+            return State.FAILS, *broken
+        nearest = max(range(len(each)), key=lambda place: reach(each[place], max))
+        state = judge(each[nearest][0], limit)
+        return (State.INCONCLUSIVE, *corrected[nearest]) if state is State.FAILS else (state, *each[nearest])
+
+    def rank(side: tuple[State, Interval, T]) -> tuple[int, float]:
         low, high = ends(side[1])
-        sides.append((surest.index(side[0]), min(low - least, most - high), side))
-    return min(sides, key=lambda ranked: ranked[:2])[2]
+        return (State.FAILS, State.INCONCLUSIVE, State.PASSES).index(side[0]), min(low - least, most - high)
+
+    sides = ((below, most, 1), (above, least, -1))
+    return min((decisive(*side) for side in sides if math.isfinite(side[1])), key=rank)

@@ -113,7 +113,7 @@ def baselines(folder: Path) -> dict[Path, Contents]:
         try:
             found[path] = read(path, skip_damaged=True)
         except BadArchive as error:
-            found[path] = Contents((), (), (error.problem,))
+            found[path] = Contents(notes=(error.problem,))
     return found
 
 

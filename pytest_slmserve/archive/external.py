@@ -140,9 +140,7 @@ def number_in(
 ) -> float:
     """Return a number of a row, from text too. Raises BadUsage if there is none between `low` and `high`, by default
     those of a rate or a latency. why_not: end of the error about another number, as in "is no number of KV blocks"."""
-    if column not in row.cells:
-        raise BadUsage(f"{row.place} has no {column!r}", "--where NAME=VALUE to leave such rows out")
-    value, shown = number_of(row.cells[column]), repr(row.cells[column])
+    value, shown = number_of(cell := row.cells.get(column)), repr(cell)
     said = f"{row.place}: {column} is {shown if len(shown) <= 40 else f'{shown[:37]}...'}, which"
     if value is None or not math.isfinite(value):
         raise BadUsage(f"{said} is no number", "--where to leave such rows out")
@@ -232,29 +230,29 @@ def some(kinds: Sequence[str]) -> str:
     return f"{', '.join(kind or 'empty' for kind in kinds[:4])}{', ...' if len(kinds) > 4 else ''}"
 
 
-def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
+def check_columns(rows: Sequence[Row], names: Sequence[str]) -> None:
     """Raises BadUsage if no row has one of these columns, and says which there are; lists are none."""
     there = dict.fromkeys(n for row in rows for n, cell in row.cells.items() if not isinstance(cell, (list, dict)))
     for name in names:
-        if rows and name is not None and name not in there:
+        if rows and name not in there:
             raise BadUsage(f"there is no column {name!r}", f"one of {', '.join(there)}")
 
 
 def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
     """Return the rows of all files, and sentences on those left out. `vllm bench sweep` keeps each result in a file of
     its own and in a summary: what an earlier file has, too, is no repeat, nor is a warm-up. Raises BadUsage."""
-    found, first_in, warm_ups, copies = list[Row](), dict[str, int](), 0, 0
+    found, first_in = list[Row](), dict[str, int]()
+    lost = dict.fromkeys(("warm-ups of a sweep", "for an earlier file has the same"), 0)
     for number, path in enumerate(paths):
         for row in read_results(path):
             is_copy = first_in.setdefault(repr(sorted(row.cells.items())), number) < number
             if row.text(RUN) == WARM_UP:
-                warm_ups += 1
+                lost["warm-ups of a sweep"] += 1
             elif is_copy:
-                copies += 1
+                lost["for an earlier file has the same"] += 1
             else:
                 found.append(row)
-    notes = [f"left out, warm-ups of a sweep: {warm_ups}"] if warm_ups else []
-    return found, [*notes, *([f"left out, for an earlier file has the same: {copies}"] if copies else [])]
+    return found, [f"left out, {why}: {times}" for why, times in lost.items() if times]
 
 
 def read_results(path: Path) -> list[Row]:

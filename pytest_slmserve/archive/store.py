@@ -99,13 +99,16 @@ BEFORE_ALL = RunHeader(FORMAT, "", None, {}, {}, id=short_hash([""])[:ID_DIGITS]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of an archive, in the order written. notes: one sentence for each thing that could not be used.
-    written_by: the session of each measurement."""
+    """Contents of an archive: each measurement with the session that wrote it, in the order written. notes: one
+    sentence for each thing that could not be used."""
 
-    measurements: tuple[Measurement, ...]
-    sessions: tuple[RunHeader, ...]
+    measured: tuple[tuple[Measurement, RunHeader], ...] = ()
+    sessions: tuple[RunHeader, ...] = ()
     notes: tuple[str, ...] = ()
-    written_by: tuple[RunHeader, ...] = ()
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        return tuple(m for m, _ in self.measured)
 
     @property
     def claims(self) -> Mapping[str, Any]:
@@ -199,11 +202,11 @@ class Archive(AbstractContextManager["Archive"]):
             self._append([line if self._engines.get(m.launch) == described else engine + line])
             self._engines[m.launch] = described
         except BadUsage as error:
-            self._move(error.problem, [*self._added, m])
+            self._move(error.problem, m)
         self._added.append(m)
 
-    def _move(self, why: str, measurements: Sequence[Measurement]) -> None:
-        """Continue in a second file, a new archive with the session and the measurements. A file that could not be
+    def _move(self, why: str, *last: Measurement) -> None:
+        """Continue in a second file, a new archive with the session and all measurements. A file that could not be
         written completely is removed. Raises BadUsage if no second file can be written, or none is wanted."""
         if not self._moves or self.moved:
             raise BadUsage(why, ANOTHER)
@@ -215,7 +218,7 @@ class Archive(AbstractContextManager["Archive"]):
                 second = Archive(Path(name), Path(name).open("ab+", buffering=0))  # noqa: SIM115 - closed by `close`
                 second._append([self._session] if self._session else [])
                 second._session = self._session
-                for measurement in measurements:
+                for measurement in (*self._added, *last):
                     second.add(measurement)
             except BaseException as error:
                 if second:
@@ -269,7 +272,7 @@ class Archive(AbstractContextManager["Archive"]):
                 self._check_there()
         except OSError as error:
             with suppress(BadUsage):
-                self._move(f"cannot write to {self.path}: {error.strerror}", self._added)
+                self._move(f"cannot write to {self.path}: {error.strerror}")
         self._file.close()
 
     def __exit__(self, *_: object) -> None:
@@ -288,14 +291,12 @@ def as_one(archives: Sequence[Contents]) -> Contents:
     """Return the contents of several archives, each measurement once, and the sessions by their start, because the
     claims of the last one are those that were expected."""
     measured: dict[str, tuple[Measurement, RunHeader]] = {}
-    for contents in archives:
-        for m, run in zip(contents.measurements, contents.written_by, strict=True):
-            measured.setdefault(m.id, (m, run))
+    for m, run in chain.from_iterable(contents.measured for contents in archives):
+        measured.setdefault(m.id, (m, run))
     return Contents(
-        tuple(m for m, _ in measured.values()),
+        tuple(measured.values()),
         tuple(sorted((run for each in archives for run in each.sessions), key=lambda session: session.started)),
         tuple(dict.fromkeys(note for each in archives for note in each.notes)),
-        tuple(run for _, run in measured.values()),
     )
 
 
@@ -317,9 +318,8 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
         if not data:
             notes.append(f"{name} is empty")
         elif whole < len(data):
-            notes.append(f"{torn_end(name, lines)}; measurements used: {len(scanned.measurements)}")
-        measurements, written_by = tuple(scanned.measurements), tuple(scanned.written_by)
-        found.append((name, Contents(measurements, tuple(scanned.sessions), tuple(notes), written_by)))
+            notes.append(f"{torn_end(name, lines)}; measurements used: {len(scanned.measured)}")
+        found.append((name, Contents(tuple(scanned.measured), tuple(scanned.sessions), tuple(notes))))
     return found
 
 
@@ -398,8 +398,7 @@ class ScannedLines:
 
     sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
-    measurements: list[Measurement] = field(default_factory=list)
-    written_by: list[RunHeader] = field(default_factory=list)
+    measured: list[tuple[Measurement, RunHeader]] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     whole: list[tuple[bytes, dict[str, Any]]] = field(default_factory=list)
 
@@ -472,7 +471,7 @@ def scan(path: Path, lines: Iterable[bytes | None], *, columns: bool = True) -> 
             raise BadArchive(problem, f"python studies/migrate.py {path} NEW.jsonl, in a checkout of pytest-slmserve")
         if not columns:
             found.whole.append((line, facts))
-    if number and not (found.sessions or found.engines or found.measurements):
+    if number and not (found.sessions or found.engines or found.measured):
         raise _not_an_archive(path, *found.damaged[:1])
     return found
 
@@ -536,10 +535,10 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
                 if not isinstance(facts["run"], dict):
                     raise ValueError("its run is no object")
                 return facts
-            found.measurements.append(measurement_of(facts, *found.engines[facts["engine"]]))
+            m, before = measurement_of(facts, *found.engines[facts["engine"]]), [*reversed(found.sessions), BEFORE_ALL]
             # The last session before it that had begun by then: a merged archive has lines of others between.
-            at, before = found.measurements[-1].measured_at, [*reversed(found.sessions), BEFORE_ALL]
-            found.written_by.append(next((run for run in before[:-1] if run.started <= at), before[0]))
+            run = next((run for run in before[:-1] if run.started <= m.measured_at), before[0])
+            found.measured.append((m, run))
     return facts
 
 
@@ -606,7 +605,7 @@ class RecordedRun:
 
 def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
     """Runs in the order written, also those that measured nothing; what stands before all is one without a start."""
-    measured = grouped(zip(contents.measurements, contents.written_by, strict=True), lambda pair: pair[1].id)
+    measured = grouped(contents.measured, lambda pair: pair[1].id)
     headers = {BEFORE_ALL.id: BEFORE_ALL} if BEFORE_ALL.id in measured else {}
     for session in contents.sessions:
         headers.setdefault(session.id, session)
@@ -634,9 +633,8 @@ def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
         begin = _moment(since)
         kept = [m for m in kept if _moment(m.measured_at) >= begin]
     ids = set(map(id, kept))
-    pairs = [pair for pair in zip(contents.measurements, contents.written_by) if id(pair[0]) in ids]
-    measurements, written_by = tuple(m for m, _ in pairs), tuple(header for _, header in pairs)
-    return replace(contents, measurements=measurements, written_by=written_by, notes=(*contents.notes, *notes))
+    measured = tuple(pair for pair in contents.measured if id(pair[0]) in ids)
+    return replace(contents, measured=measured, notes=(*contents.notes, *notes))
 
 
 def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:

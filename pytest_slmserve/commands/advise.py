@@ -3,8 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from pytest_slmserve.analysis.advice import subjects
-from pytest_slmserve.analysis.advice.advisor import Objectives, plan
+from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
@@ -67,14 +66,14 @@ def run_advise(given: argparse.Namespace) -> int:
         contents = read_all(given)
         curves = stored_curves(contents.measurements, contents.plans)
         measured = subjects.of_curves(curves, model, longest, contents.notes)
-    wish = Objectives(
+    wish = advisor.Objectives(
         slo=slo,
         threshold=given.efficiency,
         gpu_bytes=gpu_bytes or measured.gpu_bytes,
         gpu_memory_utilization=given.gpu_memory_utilization,
         price_per_hour=given.price_per_hour,
     )
-    found = plan(measured.subjects, wish)
+    found = advisor.plan(measured.subjects, wish)
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
     section = advice_section(found, measured, mine)
     with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too

@@ -33,7 +33,7 @@ from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, content
 from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.records import Environment, Measurement, moment
+from pytest_slmserve.schema.records import Environment, Measurement, hosts_of, moment
 from pytest_slmserve.schema.specs import load_facts, short_hash
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
@@ -109,16 +109,16 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     notes, folder = list(contents.notes), given.into / "results"
     if invalid := sum(concurrency_of(m) is not None for m in contents.measurements) - len(found):
         notes.append(f"left out: {counted(invalid, 'measurement')}, invalid")
-    places = grouped([m.environment for m in found], lambda e: (indexed_release(e), name or kind(e)))
     files: dict[Path, File] = {}  # to be written
-    for (release, machine), alike in places.items():
-        if (hosts := len({each.host for each in alike})) > 1:
-            together = f"vLLM {release} on {machine}: launches of {hosts} hosts are taken together"
+    for place, alike in grouped(found, lambda m: _place(m, name)).items():
+        if (hosts := len(hosts_of(alike))) > 1:
+            together = f"vLLM {place.release} on {place.machine}: launches of {hosts} hosts are taken together"
             notes.append(f"{together}; hosts of one kind can differ by some per cent")
-        if not (path := folder / machine / "machine.json").exists():
-            known = {"cpu": alike[-1].cpu, "gpu": alike[-1].gpu_name, "num_cpu": alike[-1].cores}
+        if not (path := folder / place.machine / "machine.json").exists():
+            last = alike[-1].environment
+            known = {"cpu": last.cpu, "gpu": last.gpu_name, "num_cpu": last.cores}
             told = {key: str(value) for key, value in known.items() if value is not None}
-            files[path] = {"machine": machine, "version": 1, **told}
+            files[path] = {"machine": place.machine, "version": 1, **told}
     written = {
         folder / place.machine / f"{commits[place.release][0][:8]}-{place.env_name}.json": (place, rows)
         for place, rows in measured.items()
@@ -223,13 +223,6 @@ def kind(environment: Environment) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
 
 
-def indexed_release(environment: Environment) -> str:
-    """Return the vLLM release without the build after a "+". Raises BadUsage if no vLLM served."""
-    if environment.vllm is None:
-        raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
-    return environment.vllm.partition("+")[0]
-
-
 def values(found: Sequence[Measurement], machine: str | None = None) -> dict[BenchmarkHost, Rows]:
     """Return the values of steady measurements by result file. Repeats are chosen, and taken together by launch, as in
     every comparison. machine: by default the name of the GPU, or of the CPU. Raises BadUsage if one name is for several
@@ -253,8 +246,7 @@ def values(found: Sequence[Measurement], machine: str | None = None) -> dict[Ben
                     row = rows.setdefault(f"{requests}.{name}", {})
                     row[repr(model), repr(concurrency)] = _value(costs, latest, bool(point.degraded))
         for model, launched in grouped(group, lambda m: short_name(m.spec.model)).items():
-            ready = grouped((m for m in launched if m.resolved.ready_s is not None), lambda m: m.launch)
-            if starts := {launch: [m.resolved.ready_s or 0.0 for m in each] for launch, each in ready.items()}:
+            if starts := {m.launch: [m.resolved.ready_s] for m in launched if m.resolved.ready_s is not None}:
                 rows.setdefault(START, {})[repr(model),] = _value(starts, max(m.measured_at for m in launched))
     return made
 
@@ -277,6 +269,8 @@ def _place(m: Measurement, machine: str | None) -> BenchmarkHost:
     """Return the result file that a measurement goes to. The engine's settings are in words, with a hash that also
     covers the settings that the words leave out."""
     where, spec, limit = m.environment, m.spec, device_figures(m.run).power_limit_w
+    if where.vllm is None:
+        raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
     absent = UNKNOWN if where.gpu_name else "none"
     settings = short_hash({name: value for name, value in spec.facts.items() if name not in NO_SETTINGS})
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
@@ -288,7 +282,8 @@ def _place(m: Measurement, machine: str | None) -> BenchmarkHost:
         "host": f"{where.cores or UNKNOWN} cores, {where.cpu or UNKNOWN}",
         "engine": f"{spec.load_format} {spec.dtype}, {limits}, {settings[:6]}",
     }
-    return BenchmarkHost(machine or kind(where), indexed_release(where), tuple(curve.items()), where.torch or UNKNOWN)
+    release = where.vllm.partition("+")[0]  # without the build, as in the package index
+    return BenchmarkHost(machine or kind(where), release, tuple(curve.items()), where.torch or UNKNOWN)
 
 
 def rounded_value(value: float) -> float:

@@ -114,9 +114,8 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         raise TooFewPoints("; ".join([problem, *notes]), "results of more loads, or other conditions")
     sweep = advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)
     section, told = external_report(results, advisor.plan([sweep], wish), given.tolerance)
-    cli.print_result(
-        given, told, told["points"], [section_text(section)], notes if given.csv else []
-    )  # the text has them
+    aside = notes if given.csv else []  # the text has them
+    cli.print_result(given, told, told["points"], [section_text(section)], aside)
     if given.html:
         write_page(given.html, Findings(), sections={"External results": [section]})
     return cli.PASSES

@@ -5,11 +5,12 @@ import argparse
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted_elsewhere
 from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_for
-from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
+from pytest_slmserve.analysis.sweep.curve import labels
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.advice import prediction_report
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.schema.errors import TooFewPoints
 
 STATUS = (
@@ -33,7 +34,7 @@ def run_predict(given: argparse.Namespace) -> int:
     gpu, contents = gpu_named(given.gpu), read_all(given)
     sweeps = stored_curves(contents.measurements, contents.plans)
     curves = [curve for curve in (*sweeps, *limit_sweeps(contents.measurements)) if curve.valid]
-    others = [c for c in curves if c.spec is None or peaks_of_curve(c) != peaks_for(c.spec, gpu)]
+    others = [c for c in curves if c.spec is None or c.peaks != peaks_for(c.spec, gpu)]
     found, notes = [], list(contents.notes)
     for curve, name in zip(others, labels(others), strict=True):
         try:
@@ -43,7 +44,7 @@ def run_predict(given: argparse.Namespace) -> int:
         else:
             found.append(prediction_report(name, prediction, measured_there(prediction, curves)))
     predictions = [facts for facts, _ in found]
-    text = "\n\n".join(text for _, text in found) or "nothing can be predicted"
+    text = "\n\n".join(section_text(section) for _, section in found) or "nothing can be predicted"
     rows = (row for one in predictions for row in one["loads"])
     cli.print_result(given, {"predictions": predictions, "notes": notes}, rows, [text], notes)
     checked = [verdict.state for one in predictions for verdict in one["verdicts"]]

@@ -85,18 +85,18 @@ class WindowBarrier:
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 
-    def run_together(self, runs: Sequence[Callable[[], Result]], stop: Callable[[], None]) -> list[Result]:
-        """Call these functions at the same time, each of which runs a load up to this barrier, and return their
-        results. Raises the error of the first function that failed; before, `stop` is called to end the others."""
+    def run_together(self, run: Callable[[int], Result], count: int, stop: Callable[[], None]) -> list[Result]:
+        """Call `run` with each index below `count` at the same time, to run a load up to this barrier, and return the
+        results. Raises the error of the first call that failed; before, `stop` is called to end the others."""
 
-        def measured(run: Callable[[], Result]) -> Result:
-            found = run()
+        def measured(index: int) -> Result:
+            found = run(index)
             self.ended()
             return found
 
-        pool = ThreadPoolExecutor(len(runs), thread_name_prefix="slm-run")
+        pool = ThreadPoolExecutor(count, thread_name_prefix="slm-run")
         try:
-            futures = [pool.submit(measured, run) for run in runs]
+            futures = [pool.submit(measured, index) for index in range(count)]
             wait(futures, return_when=FIRST_EXCEPTION)
             # Those that have ended come first, because none of them was stopped for the failure of another one.
             for future in sorted(futures, key=lambda each: not each.done()):

@@ -46,6 +46,7 @@ def stage_of(log: Path) -> str:
 
 LOG_LINES = 25
 POLL_S, LOOK_S = 0.5, 0.05  # between two looks for a message, and whether something is over
+KILLED_S = 20.0
 SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 GUARDIAN = Path(__file__).parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
@@ -186,7 +187,8 @@ class Child:
         self.killed = True
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):  # of one that hangs in a driver
+            self.process.wait(KILLED_S)
         self.socket.close()
         shutil.rmtree(self._temporary if self.keep_log else self.folder, ignore_errors=True)
 

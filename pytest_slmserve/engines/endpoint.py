@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, combinations
 from operator import itemgetter
 from pathlib import Path
@@ -126,7 +125,7 @@ class LoadClient:
             left.discard(index)
             return found
 
-        return together.run_together([partial(measured, index) for index in range(len(parts))], self.kill)
+        return together.run_together(measured, len(parts), self.kill)
 
     def kill(self) -> None:
         for child in self.children:

@@ -191,7 +191,7 @@ class ReplicaEngines:
                 return engines[index].run(workloads[index], loads[index], None if index else on_progress, barrier)
 
         with undone_on_error(self.close):
-            runs = barrier.run_together([partial(run_one, index) for index in range(len(engines))], self.close)
+            runs = barrier.run_together(run_one, len(engines), self.close)
             for index in range(len(engines)):
                 self.check(index)
         return tuple(runs)

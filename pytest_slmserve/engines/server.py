@@ -232,20 +232,21 @@ class ServerEngine(ProcessEngine):
         """Wait until the server answers and all of its HTTP processes have reported their limits, because an answer of
         one says nothing of the others. The facts are these limits, and those of the model's process if vLLM's developer
         endpoint tells them."""
-        front_ends = self.spec.front_ends
+
+        def limits() -> list[dict[str, Any]]:
+            return [line for line in trace_lines(self.trace) if isinstance(line, dict)]
 
         def answers() -> bool:
             with suppress(OSError, HTTPException):
-                if self._ask("GET", "/health")[0] == 200:
-                    told = trace_lines(self.trace) if front_ends > 1 else [{}]
-                    return sum(isinstance(line, dict) for line in told) >= front_ends
+                front_ends = self.spec.front_ends
+                return self._ask("GET", "/health")[0] == 200 and (front_ends == 1 or len(limits()) >= front_ends)
             return False
 
         self.child.wait_until(answers, START_S, f"was not ready after {START_S:.0f} s", on_wait)
         if self.child.process.poll() is not None:
             raise self.child.failed("did not start")
         try:
-            told = [line for line in trace_lines(self.trace) if isinstance(line, dict)]
+            told = limits()
             self._writers, facts = len(told), told[0]
         except (OSError, IndexError):
             problem = "did not tell its steps: vLLM did not load our plugin"

@@ -25,8 +25,7 @@ from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Load, ReplicaSpec, Request, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import Host, probe, unlike
 from pytest_slmserve.workload.arrivals import job, read_trace
-from pytest_slmserve.workload.requests import build_workload, requests_of
-from pytest_slmserve.workload.sharegpt import dataset_path
+from pytest_slmserve.workload.requests import build_workload, dataset_path, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests end

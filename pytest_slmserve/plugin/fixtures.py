@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,12 +151,13 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     If the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict` is
     given.
     """
-    words = plugin.items.words_of(request.node)
-    row = slm_session.verdicts.row(words["claim"], slm_model, words)
+    [plan] = plugin.items.plans_of([request.node])
+    assert plan.claim, "slm_model is parametrised"
+    row = plan.claim.row
     if row.expected != "passes" and not slm_session.options.strict:
         surely = row.expected == "fails"
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=surely, reason=row.evidence))
-    return lambda: slm_session.verdicts.judge(words["claim"], slm_model, words)
+    return partial(slm_session.verdicts.judge, plan.claim)
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from pytest_slmserve.plan.cases import Case, Engines, engine_title
 from pytest_slmserve.plugin import PARAMETRISED, is_measured
 from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run.gate import check_gate, is_short
+from pytest_slmserve.run.judge import Question
 from pytest_slmserve.run.session import Rounds, Session, Sweeps
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit, RampUp, Sharing, Suite, naming
 from pytest_slmserve.schema.kv_cache import predicted_blocks
@@ -78,7 +79,7 @@ class ItemPlan:
     engine: Engines | None = None  # that it needs, or whose measurements it reads; None for a model not swept here
     model: str | None = None  # whose measurements it reads, if its parameter names one
     gate: str | None = None  # the model whose gate it carries out, if its parameter names one
-    claim: str | None = None  # that it judges
+    claim: Question | None = None  # that it judges, of its model
     swept: bool = False  # its case is a point of a sweep that the options plan, not one that the marker names
     compares: bool = False  # two sides
     reads: bool = False  # what other items have measured
@@ -359,7 +360,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         engine=engine,
         model=model,
         gate=sides[0] if sides else None,
-        claim=str(words["claim"]) if "slm_claim" in fixtures else None,
+        claim=session.verdicts.question(words["claim"], model, words) if model and "slm_claim" in fixtures else None,
         swept=swept,
         compares="slm_gates" in fixtures,
         reads=reads,
@@ -587,12 +588,12 @@ def own_job(
 
 def planned_sweeps(session: Session, plans: Sequence[ItemPlan]) -> Sweeps:
     """Return the planned sweeps of a run, with the loads and the claims that its items ask for."""
-    loads, claims = defaultdict[str, list[int]](list), defaultdict[str, list[str]](list)
+    loads, claims = defaultdict[str, list[int]](list), defaultdict[str, list[Question]](list)
     for plan in plans:
         if plan.case and plan.swept:
             loads[plan.case.model].append(plan.case.concurrency)
-        if plan.claim and plan.model and claim_of(plan.claim).of == "sweeps":
-            claims[plan.model].append(plan.claim)
+        if plan.claim and plan.claim.of == "sweeps":
+            claims[plan.claim.model].append(plan.claim)
     return Sweeps(session, loads, claims)
 
 

@@ -142,7 +142,7 @@ class SessionHooks:
                 hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
                 raise BadUsage(f"{flag}: no test uses slm_gate", hint)
             ordered = tests.in_running_order(self.slm, measured)
-            self.slm.claims = {plan.claim for plan in tests.plans_of(ordered) if plan.claim}
+            self.slm.claims = {plan.claim.row.claim for plan in tests.plans_of(ordered) if plan.claim}
             # Their marker names a model that the options do not; an endpoint skips them.
             words = [tests.words_of(item) for item in ordered if not item.stash[tests.PLAN].skipped]
             models = [each["model"] for each in words if "model" in each and options.models]

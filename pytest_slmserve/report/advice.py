@@ -18,7 +18,7 @@ from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.deployments import answers, best_on_several, deployment_name, several_gpus
 from pytest_slmserve.report.points import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
-from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hanging, hundredths, milliseconds
+from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.models import hub_name
 from pytest_slmserve.schema.specs import command_words
 
@@ -92,11 +92,7 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nmodel", lambda a: a.subject.name, "left"),
     Column("\nbatch", lambda a: ABSENT if a.batch is None else str(a.batch)),
     Column("tokens\n/s", lambda a: figure(a.advised.tokens_per_s.value if a.advised else None, 4)),
-    Column(
-        "ms/\ntoken",
-        lambda a: milliseconds(getattr(a.advised and a.advised.latency_s, "value", None)),
-        rank=1,
-    ),
+    Column("ms/\ntoken", lambda a: milliseconds(getattr(a.advised and a.advised.latency_s, "value", None)), rank=1),
     Column("of peak\n%", lambda a: hundredths(a.advised.share if a.advised else None), rank=6),
     Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None), rank=4),
     Column("KV\nGiB", lambda a: gib(a.needs.kv_bytes if a.needs else None), rank=3),
@@ -205,10 +201,9 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
         costs = []
         for offer in {o.batch: o for o in (advice.advised, advice.largest, advice.single) if o}.values():
             if offer.cost:
-                what = ", alone" if offer.batch == 1 else ""
-                if not what and offer.batch == advice.subject.usable[-1].concurrency:
-                    what = ", the largest measured"
-                costs.append(f"{figure(offer.cost.value)}{text_table.between(offer.cost)} at {offer.batch}{what}")
+                known = {advice.subject.usable[-1].concurrency: ", the largest measured", 1: ", alone"}
+                where = f"{offer.batch}{known.get(offer.batch, '')}"
+                costs.append(f"{figure(offer.cost.value)}{text_table.between(offer.cost)} at {where}")
         if costs:
             yield "cost", f"of a million output tokens: {'; '.join(costs)}"
     for note in (*advice.decision.notes, *advice.subject.notes):
@@ -343,10 +338,10 @@ OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curve]) -> tuple[dict[str, Any], str]:
+def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curve]) -> tuple[dict[str, Any], Section]:
     """Return a prediction, compared load by load with sweeps that were measured on that GPU: facts for JSON, with all
-    rows and a verdict for each sweep; and a text, with a table for each sweep, or one without any. name: label of the
-    sweep that it is predicted from."""
+    rows and a verdict for each sweep; and its section, with a table for each sweep, or one without any. name: label of
+    the sweep that it is predicted from."""
     curve, law, gpu = prediction.curve, prediction.law, prediction.gpu.family
     tables, verdicts = [], [carries(prediction, there) for there in measured]
     for there in measured or (None,):
@@ -383,10 +378,7 @@ def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curv
     here_law = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
     there_law = f"T_inf {figure(prediction.step.pace, 4)}, b_half {figure(prediction.step.b_half)}"
     checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
-    lines = [
-        hanging(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2),
-        *(text_table.table(rows, columns) for rows in tables),
-        hanging(f"law: here {here_law}; on {gpu} {there_law}", 2),
-        *(hanging(text, 2) for text in checked or [f"not checked: no archive has this sweep on {gpu}"]),
-    ]
-    return told, "\n".join(lines)
+    parts: list[Part] = [Table(rows, columns) for rows in tables]
+    parts += [f"law: here {here_law}; on {gpu} {there_law}"]
+    parts += checked or [f"not checked: no archive has this sweep on {gpu}"]
+    return told, Section(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", parts)

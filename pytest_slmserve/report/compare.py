@@ -165,13 +165,11 @@ def comparison_charts(baseline: RunSide, candidate: RunSide, found: RunCompariso
     ]
     if curves:
         yield Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE)
-    by_metric = grouped(found.changes, lambda each: (each.subject, each.metric))
-    for subject in dict.fromkeys(each.subject for each in found.changes):
-        for name in DRAWN:
-            if alike := by_metric.get((subject, name)):
-                title, bound = f"{subject}: {METRICS[name].heading}", METRICS[name].threshold(found.tolerance)
-                seen = [(c.load, c.ratio, bound, c.verdict.state, figure(c.ratio.value, 4)) for c in alike]
-                yield Chart(title, charts.interval_chart(seen, "candidate / baseline", title))
+    drawn = (change for change in found.changes if change.metric in DRAWN)
+    for (subject, name), alike in grouped(drawn, lambda each: (each.subject, each.metric)).items():
+        title, bound = f"{subject}: {METRICS[name].heading}", METRICS[name].threshold(found.tolerance)
+        seen = [(c.load, c.ratio, bound, c.verdict.state, figure(c.ratio.value, 4)) for c in alike]
+        yield Chart(title, charts.interval_chart(seen, "candidate / baseline", title))
 
 
 def change_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> dict[str, Any]:

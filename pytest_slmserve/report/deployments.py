@@ -316,7 +316,7 @@ INTERFACES_LEGEND = (
     "interface shows is of these launches."
 )
 INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
-    Column("in\nflight", lambda at: str(at.concurrency)),
+    Column("in\nflight", lambda at: str(at.engine.concurrency)),
     Column("tokens/s\nengine", lambda at: figure(at.engine.output_tokens_per_s, 4)),
     Column("tokens/s\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
     Column("change\n%", lambda at: changed(at.ratio)[0]),

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from pytest_slmserve.analysis.claims.table import Judged
 from pytest_slmserve.analysis.compare.changes import ReleaseHistory
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.gpu_figures import host_speeds
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import JobPoint, ReplicaPoint
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, labels
-from pytest_slmserve.report.verdicts import ClaimOutcome, Judged, claim_outcomes
+from pytest_slmserve.report.verdicts import ClaimOutcome, claim_outcomes
 from pytest_slmserve.schema.records import Measurement
 
 

@@ -290,7 +290,7 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
 
 
 def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str]]:
-    work, peaks, ours = sweep.work_of_curve(curve), sweep.peaks_of_curve(curve), curve.axes.knob is None
+    work, peaks, ours = curve.work, curve.peaks, curve.axes.knob is None
     try:
         law = fit(curve.points, b_half)
     except TooFewPoints:

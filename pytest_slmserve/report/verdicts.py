@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_slmserve.analysis.claims.table import CLAIMS, ClaimRow, Expected
+from pytest_slmserve.analysis.claims.evidence import Expected
+from pytest_slmserve.analysis.claims.table import CLAIMS, Judged
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.section import Look
 from pytest_slmserve.report.text_table import counted, hanging
 
-Judged = tuple[Verdict, ClaimRow | None]
 Colour = Literal["green", "red", "yellow"]
 COLOURS: dict[Look, Colour] = {"good": "green", "bad": "red", "open": "yellow"}
 Outcome = Literal["as expected", "unexpected", "inconclusive"]

@@ -19,7 +19,6 @@ from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_
 from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, all_of
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.plan.planner import NO_WORDS, Planner, Words
-from pytest_slmserve.report.verdicts import Judged
 from pytest_slmserve.run.executor import Results
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
@@ -34,6 +33,22 @@ WARNING = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A claim on a model, as an item of a run asks it.
+
+    row: what is expected. of: the measurements that the claim reads, see `Claim`. series: key of the curve that it
+    reads; None if it reads several, or none. planned: whether that is the sweep of the options, whose missing loads
+    count.
+    """
+
+    row: table.ClaimRow
+    model: str
+    of: str
+    series: str | None = None
+    planned: bool = False
+
+
 @dataclass(repr=False)
 class Verdicts:
     """Curves, verdicts and advice of a run. judged: so far, in the order asked; for the report. looks: of sweeps that
@@ -42,9 +57,10 @@ class Verdicts:
     planner: Planner
     results: Results
     looks: tuple[int, ...] = ()
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[table.Judged] = field(default_factory=list)
     _begun: set[str] = field(default_factory=set)  # series of the sweeps that were asked for
-    _curves: tuple[tuple[int, ...], dict[str, Curve]] = ((), {})  # by series, and for how many repeats of each case
+    # Curves by series, all curves with their jobs, and for how many repeats of each case.
+    _curves: tuple[dict[str, Curve], list[Curve], tuple[int, ...]] = ({}, [], ())
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the sweeps that the archive keeps, as plain JSON values; this run judges by the same
@@ -72,29 +88,31 @@ class Verdicts:
         """Return the curve of a planned sweep as measured so far, with other loads that users' tests requested on the
         same curve."""
         sweep = self.planner.sweep(model)
-        series = {case.series for case in sweep.cases}  # none if each load is cut
-        self._begun |= series
-        if found := next(filter(None, map(self._by_series().get, series)), None):
-            return found
+        if sweep.cases:  # else each load is cut
+            series = sweep.cases[0].series
+            self._begun.add(series)
+            if found := self._known()[0].get(series):
+                return found
         planned, adaptive = sweep.concurrencies, self.adaptive(model)
         return curve_of(short_name(model), (), planned=planned, cut=sweep.cut, adaptive=adaptive, looks=self.looks)
 
     def curves(self) -> list[Curve]:
         """Return all curves that this run requested, in the order requested: planned sweeps, and what users' tests
         measured. Of sweeps that the run has begun they have what an archive knows."""
-        return list(self._by_series().values())
+        return list(self._known()[0].values())
 
-    def _by_series(self) -> dict[str, Curve]:
+    def _known(self) -> tuple[dict[str, Curve], list[Curve]]:
+        """Return the curves by series, and all curves with the jobs of their models; made anew when there is more."""
         repeats = (len(self.results.repeats.get(key, ())) for key in self.results.requested)
         known = len(self.planner.sweeps), len(self._begun), *repeats
-        if self._curves[0] != known:  # each claim asks for them, and they take their time
+        if self._curves[2] != known:
             own = list(self.results.measurements())
             begun = self._begun | by_series(own).keys()
             cases = (case for sweep in self.planner.sweeps.values() for case in sweep.cases if case.series in begun)
             further = {case.key for case in cases} - self.results.requested.keys()
-            measured = [*own, *self.results.measurements(further)]
-            self._curves = known, table.planned_curves(measured, [("", self.plan())])
-        return self._curves[1]
+            found = table.planned_curves([*own, *self.results.measurements(further)], [("", self.plan())])
+            self._curves = found, with_jobs(found.values(), job_points(own)), known
+        return self._curves[:2]
 
     def row(self, name: str, model: str, words: Words = NO_WORDS) -> table.ClaimRow:
         """Return the expectation of a claim for this model on this host."""
@@ -103,31 +121,35 @@ class Verdicts:
         ramp_up = words.get("ramp_up") or planner.options.ramp_up
         return table.row_for(name, model, planner.host.environment, interface, ramp_up)
 
-    def judge(self, name: str, model: str, words: Words = NO_WORDS) -> Verdict:
-        """Judge one claim for one model from what was measured, and remember it for the report."""
-        verdict = self.verdict(name, model, words)
-        self.judged.append((verdict, self.row(name, model, words)))
+    def question(self, name: str, model: str, words: Words = NO_WORDS) -> Question:
+        """Return a claim on a model, with the curve that it reads: the model's sweep, or what was measured of it beside
+        the sweeps, as the options and the words of a marker say. What a user's own engine or load gave is another
+        curve."""
+        row, of, planner = self.row(name, model, words), table.CLAIMS[name].of, self.planner
+        if of not in ("sweeps", "replicas"):
+            return Question(row, model, of)
+        series = planner.point(model, 1, words).series
+        planned = of == "sweeps" and planner.swept(model) and series == planner.point(model, 1).series
+        return Question(row, model, of, series, planned)
+
+    def judge(self, question: Question) -> Verdict:
+        """Judge a claim from what was measured, and remember it for the report."""
+        verdict = self.verdict(question)
+        self.judged.append((verdict, question.row))
         return verdict
 
-    def verdict(self, name: str, model: str, words: Words = NO_WORDS) -> Verdict:
-        """Return the verdict on one claim for one model from what was measured so far.
-
-        The curve is the model's sweep, or what was measured of it beside the sweeps, as the options and the marker say:
-        what a user's own engine or load gave is another curve. Of several GPUs it is the curve on the fewest. A model
-        of which nothing was measured here has no curve: what can be judged of it is arithmetic.
-        """
-        of, subject, planner = table.claim_of(name).of, short_name(model), self.planner
-        curve: Curve | None = None
-        if of in ("sweeps", "replicas"):
-            series = planner.point(model, 1, words).series
-            curve = self._by_series().get(series)
-            if of == "sweeps" and planner.swept(model) and series == planner.point(model, 1).series:
-                curve = self.curve(model)  # what is missing of it counts
-        curves = with_jobs(self.curves(), job_points(self.results.measurements()))
-        if of in ("gpus", "jobs"):
-            mine = [each for each in curves if each.subject == subject and (of == "jobs" or on_several_gpus(each))]
-            curve = next(iter(mine), None)
-        return table.judge_row(name, curve or Curve(subject=subject), self.row(name, model, words), curves)
+    def verdict(self, question: Question) -> Verdict:
+        """Return the verdict on a claim from what was measured so far. Of jobs it reads all curves of the model, of
+        several GPUs the curve on the fewest. A model of which nothing was measured here has no curve: what can be
+        judged of it is arithmetic."""
+        curve = self.curve(question.model) if question.planned else None
+        by_series, curves = self._known()
+        if question.of in ("gpus", "jobs"):
+            mine = (each for each in curves if each.subject == short_name(question.model))
+            curve = next((each for each in mine if question.of == "jobs" or on_several_gpus(each)), None)
+        elif question.series and not curve:
+            curve = by_series.get(question.series)
+        return table.judge_row(question.row, curve or Curve(subject=short_name(question.model)), curves)
 
     def advice(self, model: str, slo_itl: str | None, efficiency: float) -> advisor.Advice:
         """Return the advice on one model, as `slmserve advise --model` gives it from the run's archive.

@@ -30,7 +30,7 @@ from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import RunPage
 from pytest_slmserve.run.executor import Devices, Executor, Results
-from pytest_slmserve.run.judge import Verdicts
+from pytest_slmserve.run.judge import Question, Verdicts
 from pytest_slmserve.schema.errors import BadUsage, SlmError, is_file
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup
@@ -251,7 +251,7 @@ class Sweeps:
 
     session: Session
     loads: Mapping[str, Sequence[int]]
-    claims: Mapping[str, Sequence[str]]
+    claims: Mapping[str, Sequence[Question]]
     _done: dict[str, Rounds] = field(default_factory=dict)
 
     def carry_out(self, model: str) -> Rounds:
@@ -280,7 +280,7 @@ class Sweeps:
             for load, error in rounds.failed.items():
                 where = f"{short_name(model)}: the adaptive sweep ended at {load} in flight"
                 session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
-        rounds.until_decided(lambda: [verdicts.verdict(claim, model) for claim in self.claims.get(model, ())])
+        rounds.until_decided(lambda: list(map(verdicts.verdict, self.claims.get(model, ()))))
         return rounds
 
     def repeats(self, model: str, concurrency: int) -> int | None:

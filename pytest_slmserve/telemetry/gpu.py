@@ -14,19 +14,15 @@ otherwise: fine for a fleet, poor for a short window.
 The exporter's page is text of Prometheus' exposition format, which its own library parses.
 """
 
-from __future__ import annotations
-
 import http.client
 import math
 import sys
 import time
 import uuid
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -133,17 +129,18 @@ class Gpm:
     """
 
     def __init__(self, nv: Any, device: Any, device_uuid: str) -> None:
-        gpu, self._take = device, partial(call, nv, "nvmlGpmSampleGet", device)
+        gpu = device
+        self._take: tuple[Any, ...] = ("nvmlGpmSampleGet", device)
         if device_uuid.startswith("MIG-"):  # its GPU has the counters, and fills a sample with those of the instance
             gpu = call(nv, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device)
             instance = call(nv, "nvmlDeviceGetGpuInstanceId", device)
-            self._take = partial(call, nv, "nvmlGpmMigSampleGet", gpu, instance)
+            self._take = ("nvmlGpmMigSampleGet", gpu, instance)
         if not call(nv, "nvmlGpmQueryDeviceSupport", gpu).isSupportedDevice:
             raise nv.NVMLError(NOT_SUPPORTED)
         self.metrics = dict(GPM)
         self.unsupported: dict[int, str] = {}
         self._nv = nv
-        self._samples: deque[tuple[float, Any]] = deque()  # the baseline, and those that are still too young for one
+        self._samples: list[tuple[float, Any]] = []  # the baseline, and those that are still too young for one
         try:
             for _ in range(2):  # samples over no time at all: values mean nothing then, refusals do
                 self._sample(0.0)
@@ -163,7 +160,7 @@ class Gpm:
             self._sample(now_s)
             # The baseline is the newest sample that is old enough, or else the oldest.
             while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
-                self._free(self._samples.popleft()[1])
+                self._free(self._samples.pop(0)[1])
             span_s = now_s - self._samples[0][0]
             if span_s < MIN_SPAN_S:
                 why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
@@ -176,12 +173,12 @@ class Gpm:
 
     def close(self) -> None:
         while self._samples:
-            self._free(self._samples.popleft()[1])
+            self._free(self._samples.pop(0)[1])
 
     def _sample(self, now_s: float) -> None:
         sample = self._nv.nvmlGpmSampleAlloc()
         try:
-            self._take(sample)
+            call(self._nv, *self._take, sample)
         except self._nv.NVMLError:
             self._free(sample)
             raise
@@ -199,44 +196,6 @@ class Gpm:
             place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
         self._nv.nvmlGpmMetricsGet(request)
         return list(request.metrics[: len(self.metrics)])
-
-
-def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, profile: bool = True) -> NvmlSource:
-    """The source for the GPU, or the MIG device, of that UUID.
-
-    own_pids: process ids of this run, called at every reading that finds processes. profile: take GPM's ratios if the
-    GPU has them. Raises SensorFailed if there is no NVML, no such GPU, or one that MIG divides.
-    """
-    hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
-    try:
-        import pynvml as nv
-    except ImportError:
-        raise SensorFailed("there is no module pynvml, which nvidia-ml-py has", hint) from None
-    if not hasattr(nv, "_nvmlGetFunctionPointer"):
-        raise SensorFailed("the module pynvml that is imported here is not the one of nvidia-ml-py", hint)
-    with ExitStack() as undo:
-        try:
-            nv.nvmlInit()
-            undo.enter_context(suppress(nv.NVMLError))
-            undo.callback(nv.nvmlShutdown)
-            device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
-            with suppress(nv.NVMLError):
-                if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
-                    why = f"MIG divides {device_uuid}, whose counters are those of all instances together"
-                    raise SensorFailed(why, "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists")
-            source = NvmlSource(nv, device, own_pids, undo)
-            if profile:
-                with errors_become_reasons(nv, source.unsupported, GPM.values()):
-                    gpm = Gpm(nv, device, device_uuid)
-                    source.unsupported |= gpm.unsupported
-                    if gpm.metrics:
-                        source.name, source.gpm = "nvml-gpm", gpm
-                        undo.callback(gpm.close)
-        except nv.NVMLError as error:
-            hint = "nvidia-smi -L, which lists what the driver has"
-            raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
-        source.undo = undo.pop_all()
-    return source
 
 
 class NvmlSource(SensorSource):
@@ -266,7 +225,7 @@ class NvmlSource(SensorSource):
             nv.nvmlDeviceRegisterEvents(device, wanted, event_set)
             self._event_set = event_set
         self._xid = 0
-        self._counted_s: float | None = None
+        self._counted_s = -math.inf
         self.gpm: Gpm | None = None
 
     def read(self, now_s: float) -> Reading:
@@ -276,7 +235,7 @@ class NvmlSource(SensorSource):
         answers, span_s = self.gpm.ratios(now_s) if self.gpm else ({}, None)
         skipped: set[int] = COUNTERS
         # A reading that is a hair early is the one that was meant.
-        if self._counted_s is None or not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
+        if not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
             self._counted_s, skipped = now_s, set()
         asks = [ask for ask in self._asks if ask.number not in skipped]
         if fields := [ask for ask in asks if ask.id]:
@@ -337,6 +296,44 @@ class NvmlSource(SensorSource):
             why = error_text(error)
             return why if error.value in REFUSED else None
         return None
+
+
+def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, profile: bool = True) -> NvmlSource:
+    """The source for the GPU, or the MIG device, of that UUID.
+
+    own_pids: process ids of this run, called at every reading that finds processes. profile: take GPM's ratios if the
+    GPU has them. Raises SensorFailed if there is no NVML, no such GPU, or one that MIG divides.
+    """
+    hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
+    try:
+        import pynvml as nv
+    except ImportError:
+        raise SensorFailed("there is no module pynvml, which nvidia-ml-py has", hint) from None
+    if not hasattr(nv, "_nvmlGetFunctionPointer"):
+        raise SensorFailed("the module pynvml that is imported here is not the one of nvidia-ml-py", hint)
+    with ExitStack() as undo:
+        try:
+            nv.nvmlInit()
+            undo.enter_context(suppress(nv.NVMLError))
+            undo.callback(nv.nvmlShutdown)
+            device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
+            with suppress(nv.NVMLError):
+                if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
+                    why = f"MIG divides {device_uuid}, whose counters are those of all instances together"
+                    raise SensorFailed(why, "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists")
+            source = NvmlSource(nv, device, own_pids, undo)
+            if profile:
+                with errors_become_reasons(nv, source.unsupported, GPM.values()):
+                    gpm = Gpm(nv, device, device_uuid)
+                    source.unsupported |= gpm.unsupported
+                    if gpm.metrics:
+                        source.name, source.gpm = "nvml-gpm", gpm
+                        undo.callback(gpm.close)
+        except nv.NVMLError as error:
+            hint = "nvidia-smi -L, which lists what the driver has"
+            raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
+        source.undo = undo.pop_all()
+    return source
 
 
 # DCGM
@@ -555,11 +552,8 @@ def samples(page: str, names: Iterable[str]) -> list[Any]:
 
 
 def values_of_gpu(page: Iterable[Any], device_uuid: str) -> dict[int, float]:
-    """Values of one GPU among the samples of a page, by number, in DCGM's units. Metrics without a number are skipped.
-
-    The GPU is the one of that UUID or, if either we or the page know none, the only one. Raises SensorFailed if it is
-    not on the page, or if MIG divides it.
-    """
+    """Values of one GPU among the samples of a page, by number, in DCGM's units. The GPU is the one of that UUID or, if
+    the page knows none, the only one. Raises SensorFailed if it is not on the page, or if MIG divides it."""
     gpus: dict[str, dict[int, float]] = {}
     divided = set()
     for sample in page:
@@ -570,8 +564,8 @@ def values_of_gpu(page: Iterable[Any], device_uuid: str) -> dict[int, float]:
             divided |= {gpu} if labels.get("GPU_I_ID") else set()
     if device_uuid not in gpus:
         there = sorted(gpus)
-        if len(there) != 1 or (device_uuid and not there[0].startswith("gpu ")):
-            known = f"{device_uuid or 'just one GPU'}, but of {', '.join(there) or 'no GPU at all'}"
+        if len(there) != 1 or not there[0].startswith("gpu "):
+            known = f"{device_uuid}, but of {', '.join(there) or 'no GPU at all'}"
             hint = "the page of the dcgm-exporter on the host that measures"
             raise SensorFailed(f"the page has no values of {known}", hint)
         (device_uuid,) = there
@@ -585,8 +579,7 @@ class ExporterSource(SensorSource):
     """Scrapes the page at each reading. A page that says what the last one said counts as not updated.
 
     The first page is read when the source is made, because nobody knows how old it is: values are given once they
-    change. device_uuid: "" for the only GPU. Raises BadUsage for a URL that is not of http or https, SensorFailed if
-    there is no such page or GPU.
+    change. Raises BadUsage for a URL that is not of http or https, SensorFailed if there is no such page or GPU.
     """
 
     name = "dcgm-exporter"

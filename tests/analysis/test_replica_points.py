@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200, WELL, judge, measurement, planted_run, planted_telemetry, point
 
-from pytest_slmserve.analysis.compare.deployments import has_replicas
+from pytest_slmserve.analysis.claims.table import applies, claim_of
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, trustworthy
 from pytest_slmserve.analysis.metrics.window import goodput_of, latencies, parse_slo
@@ -319,7 +319,8 @@ def test_what_is_missing_is_said():
         assert broken.state is INCONCLUSIVE and "2 replicas have no valid repeat (replica 1: 2 requests" in broken.why
     once = judge(PAY, curve((1000.0,), runs))
     assert once.state is INCONCLUSIVE and "--slm-repeats 2" in once.why
-    assert has_replicas(curve((1.0,), runs), "mps") and not has_replicas(curve((1.0,), runs), "mig")
+    there = {how: applies(claim_of(f"replicas-pay-{how}"), curve((1.0,), runs)) for how in ("mps", "mig")}
+    assert there == {"mps": True, "mig": False}
 
 
 def test_a_latency_that_nobody_knows_has_no_ratio():

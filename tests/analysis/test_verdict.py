@@ -14,7 +14,7 @@ from strategies import H200
 
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.points import points_of
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, every_within
+from pytest_slmserve.analysis.verdict import State, Verdict, every
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 SECOND_FARTHER = [(Interval(1.0, 0.9, 1.1), "a"), (Interval(1.3, 1.2, 1.4), "b")]
@@ -31,18 +31,18 @@ def around(values, half=1.0):
 
 
 @pytest.mark.parametrize(
-    ("judge", "bound", "state", "decides"),
+    ("limits", "state", "decides"),
     [
-        (below, 1.5, PASSES, "b"),
-        (below, 1.3, INCONCLUSIVE, "b"),
-        (below, 1.15, FAILS, "b"),
-        (above, 0.8, PASSES, "a"),
-        (above, 1.0, INCONCLUSIVE, "a"),
-        (above, 1.15, FAILS, "a"),
+        ({"most": 1.5}, PASSES, "b"),
+        ({"most": 1.3}, INCONCLUSIVE, "b"),
+        ({"most": 1.15}, FAILS, "b"),
+        ({"least": 0.8}, PASSES, "a"),
+        ({"least": 1.0}, INCONCLUSIVE, "a"),
+        ({"least": 1.15}, FAILS, "a"),
     ],
 )
-def test_the_one_that_is_nearest_to_its_bound_or_beyond_it_decides(judge, bound, state, decides):
-    found, seen, what = every(judge, bound, lambda several: SECOND_FARTHER)
+def test_the_one_that_is_nearest_to_its_bound_or_beyond_it_decides(limits, state, decides):
+    found, seen, what = every(lambda several: SECOND_FARTHER, **limits)
     assert (found, what) == (state, decides) and seen == dict(map(reversed, SECOND_FARTHER))[decides]
 
 
@@ -57,34 +57,34 @@ def test_the_one_that_is_nearest_to_its_bound_or_beyond_it_decides(judge, bound,
     ],
 )
 def test_between_two_bounds(least, most, state, decides):
-    found, _, what = every_within(least, most, lambda several: SECOND_FARTHER)
+    found, _, what = every(lambda several: SECOND_FARTHER, least, most)
     assert (found, what) == (state, decides)
 
 
-@pytest.mark.parametrize(("judge", "values"), [(below, [2.1, -3.0]), (above, [-2.1, 3.0])])
-def test_an_inconclusive_one_is_told_with_an_interval_that_has_the_bound_in_it(judge, values):
+@pytest.mark.parametrize(("limit", "values"), [("most", [2.1, -3.0]), ("least", [-2.1, 3.0])])
+def test_an_inconclusive_one_is_told_with_an_interval_that_has_the_bound_in_it(limit, values):
     """By its own interval it is beyond the bound, corrected it is not."""
-    state, seen, place = every(judge, 0.0, around(values))
+    state, seen, place = every(around(values), **{limit: 0.0})
     assert (state, place, seen.value) == (INCONCLUSIVE, 0, values[0]) and seen.low < 0 < seen.high
 
 
 def test_without_noise_nothing_is_decided_and_the_farthest_is_named():
     rows = [(Interval(1.0), "a"), (Interval(2.0), "b")]
-    assert every(below, 5.0, lambda several: rows) == (INCONCLUSIVE, Interval(2.0), "b")
-    assert every(above, 0.5, lambda several: rows) == (INCONCLUSIVE, Interval(1.0), "a")
+    assert every(lambda several: rows, most=5.0) == (INCONCLUSIVE, Interval(2.0), "b")
+    assert every(lambda several: rows, least=0.5) == (INCONCLUSIVE, Interval(1.0), "a")
 
 
 def test_one_of_many_that_keep_a_promise_seldom_breaks_it_by_chance():
     """Ten estimates of what lies at the bound: without the correction one in five of these promises would fail."""
     chance, runs = random.Random(1), 2000
-    failed = sum(every(below, 0.0, around([chance.gauss(0, 1) for _ in range(10)]))[0] is FAILS for _ in range(runs))
+    failed = sum(every(around([chance.gauss(0, 1) for _ in range(10)]), most=0.0)[0] is FAILS for _ in range(runs))
     assert failed / runs < 0.04
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=5), st.floats(-5, 5))
 def test_below_a_bound_is_above_it_turned_round(values, bound):
-    one = every(below, bound, around(values))
-    other = every(above, -bound, around([-value for value in values]))
+    one = every(around(values), most=bound)
+    other = every(around([-value for value in values]), least=-bound)
     assert one[0] is other[0] and one[1].value == -other[1].value
 
 

@@ -131,6 +131,12 @@ def test_what_was_left_out_and_what_was_taken_together_is_said(tmp_path, folder,
     assert "vLLM 0.26.0 on nvidia-h200: launches of 2 hosts are taken together" in out
 
 
+def test_hosts_of_two_drivers_are_not_taken_together(tmp_path, folder, capsys) -> None:
+    newer = [replace(m, environment=replace(m.environment, host="two", driver="590")) for m in launches(name="newer")]
+    status, out, _ = run(capsys, folder, archive(tmp_path / "a.jsonl", [*launches(), *newer]))
+    assert status == 0 and out.count("written: ") == 2 and "taken together" not in out
+
+
 def test_a_release_without_a_row_is_4_and_nothing_is_written(tmp_path, folder, capsys) -> None:
     path = archive(tmp_path / "a.jsonl", [*launches(), *launches("0.25.0")])
     status, out, err = run(capsys, folder, path)

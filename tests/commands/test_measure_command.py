@@ -27,7 +27,7 @@ from pytest_slmserve.report import text_table
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 from pytest_slmserve.workload.arrivals import job
-from pytest_slmserve.workload.sharegpt import read_conversations, sample_as_vllm
+from pytest_slmserve.workload.requests import read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import hub_tokenizer
 
 

@@ -6,7 +6,7 @@ import pytest
 from conversations import write_dataset
 from inside import usage_error
 
-from pytest_slmserve.workload.sharegpt import read_conversations, sample_as_vllm
+from pytest_slmserve.workload.requests import read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import hub_tokenizer
 
 VLLM = (

@@ -35,7 +35,7 @@ def curve(*args, **more):
 
 def test_each_load_that_both_have_is_a_row():
     ((_, _, loads),) = at_both_interfaces([curve(), curve("server", 0.9, loads=(8, 16, 32))])
-    assert [at.concurrency for at in loads] == [8, 16]
+    assert [at.engine.concurrency for at in loads] == [8, 16]
     assert [at.ratio.value for at in loads] == pytest.approx([0.9, 0.9], rel=0.02)
     assert all(at.ratio.low <= at.ratio.value <= at.ratio.high for at in loads)
 

@@ -18,7 +18,7 @@ def findings(records, strict: bool = False) -> Findings:
     rows = [lookup.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
     return Findings(
         curves=[curve],
-        judged=[(lookup.judge_row(row.claim, curve, row), row) for row in rows],
+        judged=[(lookup.judge_row(row, curve), row) for row in rows],
         notes=["the line was torn"],
         reused={"opt-1.3b at 128": 3, "opt-1.3b at 256": 1},
         reused_from="some.jsonl",

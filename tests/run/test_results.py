@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulated_sessions import BATCHES, MODEL, point, records_of, sweep
+from simulated_sessions import BATCHES, MODEL, judged, point, records_of, sweep
 
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.table import CLAIMS, applies
@@ -39,7 +39,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
         arithmetic = claim.of == "arithmetic"
         if arithmetic or applies(claim, session.verdicts.curve(MODEL)):
             for model in claim.models if arithmetic else (MODEL,):
-                session.verdicts.judge(claim.name, model)
+                judged(session, claim.name, model)
     live = tables(Findings(curves=session.verdicts.curves(), judged=session.verdicts.judged))
     assert "\n".join(text for text, _ in live) == reported(session)
     missing = "not measured at 256 in flight" in reported(session)
@@ -60,13 +60,24 @@ def test_a_case_that_is_awaited_and_never_measured_is_in_no_report(opened):
 def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened, monkeypatch):
     """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
     session = opened()
-    assert session.verdicts.judge("throughput-plateau", "opt-13b").why == "0 valid points, 3 are needed"
+    assert judged(session, "throughput-plateau", "opt-13b").why == "0 valid points, 3 are needed"
 
     def refuse(model, **words):
         raise BadUsage(f"{model} does not fit", "a smaller model")
 
     monkeypatch.setattr(session.planner, "spec", refuse)
-    assert session.verdicts.judge("table-1-batch-fits", "opt-13b"), "arithmetic needs no engine that fits the host"
+    assert judged(session, "table-1-batch-fits", "opt-13b"), "arithmetic needs no engine that fits the host"
+
+
+def test_a_claim_under_another_ramp_up_reads_its_own_curve_and_no_planned_load(opened):
+    """So a sweep whose claims are open is not measured again for it."""
+    session = opened()
+    sweep(session)
+    ours, other = (session.verdicts.question("throughput-plateau", MODEL, w) for w in ({}, {"ramp_up": "burst"}))
+    assert ours.planned and not other.planned and ours.series != other.series
+    assert session.verdicts.verdict(ours).n == 8
+    unseen = session.verdicts.verdict(other)
+    assert (unseen.why, unseen.again) == ("0 valid points, 3 are needed", ())
 
 
 def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):

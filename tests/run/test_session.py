@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from simulated_sessions import MODEL, point, sweep
+from simulated_sessions import MODEL, judged, point, sweep
 
 from pytest_slmserve.analysis.metrics.validity import check, problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
@@ -83,7 +83,7 @@ def test_what_was_measured_before_an_engine_died_is_on_disk(opened):
     with pytest.raises(EngineFailed, match="died at 64 in flight"):
         sweep(session)
     assert [m.load.concurrency for m in stored(session)] == [8, 8]
-    verdict = session.verdicts.judge("throughput-plateau", MODEL)
+    verdict = judged(session, "throughput-plateau")
     assert verdict.state is State.INCONCLUSIVE and verdict.why == "not measured at 256, 512 in flight"
     assert [p.concurrency for p in session.verdicts.curves()[0].points] == [8]
 

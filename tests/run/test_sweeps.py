@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from simulated_sessions import records_of
+from simulated_sessions import judged, records_of
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
@@ -50,12 +50,9 @@ def reported(sweeps: Sweeps) -> str:
 def said(sweeps: Sweeps) -> str:
     """By the run itself, of the claims on the curve's throughput and latency."""
     session = sweeps.session
-    judged = [
-        (v, session.verdicts.row(v.claim, MODEL))
-        for name in ("throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau")
-        for v in [session.verdicts.judge(name, MODEL)]
-    ]
-    found = Findings(curves=session.verdicts.curves(), judged=judged)
+    for name in ("throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"):
+        judged(session, name)
+    found = Findings(curves=session.verdicts.curves(), judged=session.verdicts.judged)
     return "\n".join(text for text, _ in tables(found))
 
 
@@ -112,7 +109,7 @@ def test_a_sweep_that_was_interrupted_is_inconclusive_and_goes_on_where_it_ended
         patch.setattr(executor, "measure_case", twice)
         first = opened()
         first.carry_out(MODEL)
-    verdict = first.session.verdicts.judge("throughput-plateau", MODEL)
+    verdict = judged(first.session, "throughput-plateau")
     assert verdict.why == "not measured at 128 in flight", "the next one, not those that may not be needed"
     assert "not measured at 128 in flight" in reported(first) and "not at its end" in reported(first)
     again = opened(resume=True)
@@ -161,8 +158,8 @@ def test_invalid_measurements_are_made_again_and_it_ends(opened, monkeypatch):
     assert measured(sweeps)[:4] == [1, 1, 2, 2], "twice in vain; the next larger load is then the smallest"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points if not p.valid] == [1, 2]
-    assert sweeps.session.verdicts.judge("pareto-up-to-plateau", MODEL).why.startswith("invalid at 1, 2 in flight")
-    assert sweeps.session.verdicts.judge("throughput-plateau", MODEL).again == (128, 512), "which needs neither"
+    assert judged(sweeps.session, "pareto-up-to-plateau").why.startswith("invalid at 1, 2 in flight")
+    assert judged(sweeps.session, "throughput-plateau").again == (128, 512), "which needs neither"
 
 
 def test_two_models_are_two_sweeps(opened):

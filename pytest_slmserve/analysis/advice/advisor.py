@@ -528,25 +528,22 @@ def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
         return None
     loads = [p for p in loads if p.concurrency <= batch] or loads[:1]
     point = loads[-1]
-    reachable: dict[Unit, float] = {"dram": gpu_figures.REACHABLE_DRAM, "tensor": gpu_figures.REACHABLE_TENSOR}
-    used: dict[Unit, float | None]
-    used = {"host": point.engine_active, "dram": point.dram_active, "tensor": point.tensor_active}
+    active = "active {share} of the time, of {most} that can be reached"
+    units: list[tuple[Unit, float | None, float, str]] = [
+        ("host", point.engine_active, 1.0, "the host: no kernel runs for {idle} of the time"),
+        ("dram", point.dram_active, gpu_figures.REACHABLE_DRAM, f"the memory: {active}"),
+        ("tensor", point.tensor_active, gpu_figures.REACHABLE_TENSOR, f"the tensor cores: {active}"),
+    ]
     if subject.work is not None and subject.peaks is not None and subject.output_share is not None:
         batch_seen = fmean(point.batch_repeats)
         ceiling = gpu_figures.ceiling_tokens_per_s(subject.work, subject.peaks, batch_seen, overlap=True)
-        used["roofline"] = subject.output_share * fmean(point.repeats) / ceiling
+        reached = subject.output_share * fmean(point.repeats) / ceiling
+        units.append(("roofline", reached, 1.0, "the roofline: {busy} of what the data sheet allows is reached"))
     bounds = []
-    for unit, share in used.items():
-        most = reachable.get(unit, 1.0)
+    for unit, share, most, why in units:
         if share is not None and (busy := share / most) > 0:
-            match unit:
-                case "host":
-                    why = f"the host: no kernel runs for {percent(max(0.0, 1 - busy))} of the time"
-                case "roofline":
-                    why = f"the roofline: {percent(busy)} of what the data sheet allows is reached"
-                case _:
-                    active = f"active {percent(share)} of the time, of {percent(most)} that can be reached"
-                    why = f"the {'memory' if unit == 'dram' else 'tensor cores'}: {active}"
+            told = {"share": share, "most": most, "busy": busy, "idle": max(0.0, 1 - busy)}
+            why = why.format(**{name: percent(value) for name, value in told.items()})
             bounds.append(Ceiling(unit, busy, max(1.0, 1 / busy), why))
     power = point.power_w / point.power_limit_w if point.power_w and point.power_limit_w else None
     alone = (bound for bound in bounds if bound.unit != "host")

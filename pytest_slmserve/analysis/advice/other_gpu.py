@@ -16,9 +16,9 @@ from pytest_slmserve.analysis.metrics import gpu_figures
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
 from pytest_slmserve.analysis.points import Point, job_points, limit_groups, point_differences
 from pytest_slmserve.analysis.sweep.batching import LatencyLaw
-from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.analysis.sweep.plateau import Fit, fit, fit_law, with_batches
-from pytest_slmserve.analysis.verdict import Verdict, every_within
+from pytest_slmserve.analysis.verdict import Verdict, every
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 from pytest_slmserve.schema.records import Measurement
 
@@ -43,17 +43,17 @@ class CarriedLaw:
 
 def gpu_named(name: str) -> Peaks:
     """Return the data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage if it is not listed."""
-    families = {gpu.family: gpu for gpu in gpu_figures.GPUS}
-    named = next((family for family in families if family.lower() == name.lower()), "")
-    if found := families.get(named) or gpu_figures.peaks_of(name):
+    families = {gpu.family.lower(): gpu for gpu in gpu_figures.GPUS}
+    if found := families.get(name.lower()) or gpu_figures.peaks_of(name):
         return found
-    raise BadUsage(f"the data sheet of {name} is not known", f"one of {', '.join(families)}")
+    known = ", ".join(gpu.family for gpu in families.values())
+    raise BadUsage(f"the data sheet of {name} is not known", f"one of {known}")
 
 
 def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
     """Prediction for one GPU of that kind, by the bandwidth and the peak rate of both data sheets. Raises TooFewPoints
     if no law describes the sweep, or its work or its own data sheet is unknown."""
-    work, here = work_of_curve(curve), peaks_of_curve(curve)
+    work, here = curve.work, curve.peaks
     if not (work and here) or curve.spec is None or curve.spec.tensor_parallel_size > 1:
         raise TooFewPoints(
             "it needs a sweep on one GPU whose data sheet is known, of a model whose shape is", "another"
@@ -132,7 +132,7 @@ def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple
 
 def carries(prediction: CarriedLaw, there: Curve) -> Verdict:
     """Verdict on whether the prediction is within `BOUND` of what is measured, at every load."""
-    state, seen, at = every_within(1 - BOUND, 1 + BOUND, lambda several: errors(prediction, there, several))
+    state, seen, at = every(lambda several: errors(prediction, there, several), 1 - BOUND, 1 + BOUND)
     why = (
         f"{prediction.gpu.family}, {there.subject}: predicted is {percent_interval(seen)} of measured at "
         f"{there.axes.at(at.concurrency)}, where they are farthest apart (bound {percent(BOUND)} more or less)"

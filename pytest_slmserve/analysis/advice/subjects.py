@@ -4,25 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.advisor import (
-    Advice,
-    Footprint,
-    ModelSweep,
-    Objectives,
-    ServedEngine,
-    around,
-    decide,
-    needs,
-    utilization,
-)  # fmt: skip
+from pytest_slmserve.analysis.advice import advisor
+from pytest_slmserve.analysis.advice.advisor import Advice, Footprint, ModelSweep, ServedEngine
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval, times
 from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, e2e_s, engines, output_rate, points_of, ratio
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
-from pytest_slmserve.analysis.sweep.curve import Curve, labels, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.sweep.plateau import valid_points
-from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above, below, every, unsure, within
+from pytest_slmserve.analysis.verdict import State, Verdict, below, unsure, within
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
@@ -104,8 +95,8 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         name=curve.subject,
         points=tuple(map(with_tpot, curve.points)),
         engine=engine,
-        work=work_of_curve(curve),
-        peaks=peaks_of_curve(curve),
+        work=curve.work,
+        peaks=curve.peaks,
         notes=(*_left_out(curve), *_beyond_graphs(curve)),
     )
 
@@ -219,34 +210,12 @@ def more_in_flight(point: Point) -> bool:
 
 # Verdicts
 
-CLAIM = "advised-batch-costs-little"
 OBJECTIVE = RelativeSlo(2.0, 32)  # of the paper: twice the latency at 32
 BLOCK_TOLERANCE = 2  # the engine may round its bytes to pages and share them between layers
 MARGIN = 0.15  # share by which a measured value may differ from its prediction
 KV_BLOCKS = "kv-blocks-as-predicted"
 THROUGHPUT, LATENCY, UNPREEMPTED = "throughput-as-predicted", "latency-within-limit", "no-request-preempted"
 BOUNDED = "gain-within-bound"
-
-
-def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
-    """Verdict on whether the batch that the advisor chooses, for twice the time per output token at 32 in flight,
-    serves at least `bound` of what any other load does. value: the share that decides."""
-    subject, wish = of_curve(curve, None), Objectives(slo=OBJECTIVE)
-    found = decide(subject, wish)
-    points = {p.concurrency: p for p in subject.usable}
-    if found.batch not in points:
-        raise Inconclusive(found.reason or f"{found.batch} in flight was predicted, not measured")
-    chosen = points.pop(found.batch)
-    state, seen, most = every(
-        above, bound, lambda several: [(ratio(chosen, p, subject.usable, several=several), p) for p in points.values()]
-    )
-    memory = needs(subject, chosen.concurrency, wish)
-    freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
-    why = (
-        f"{chosen.concurrency} in flight, chosen for twice the latency at 32, serves {percent_interval(seen)} of what "
-        f"{most.concurrency} does{freed} (threshold {bound:.0%})"
-    )
-    return Verdict.from_interval(CLAIM, curve.subject, state, why, seen, bound, chosen, most)
 
 
 def kv_blocks_as_predicted(
@@ -280,7 +249,7 @@ def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSp
     share = spec.gpu_memory_utilization
     if engine.gpu_had_bytes is not None:
         # vLLM checks at its start that this share is free: less than its own total would check nothing.
-        share = utilization(engine.footprint.total_bytes(batch), engine.gpu_had_bytes)
+        share = advisor.utilization(engine.footprint.total_bytes(batch), engine.gpu_had_bytes)
     return replace(
         limited, max_model_len=engine.footprint.longest, kv_cache_bytes=kv_bytes, gpu_memory_utilization=share
     )
@@ -296,11 +265,9 @@ def verified(
     if count := sum(sum(m.run.steps.preempted) for m in found):
         state, why = State.FAILS, f"{count} preemptions, though its KV cache was to hold all at full length"
     yield Verdict(UNPREEMPTED, name, state, why)
-    if all(
-        blocks is not None
-        for blocks in (kv_cache.predicted_blocks(spec, found[0].resolved), found[0].resolved.kv_blocks)
-    ):
-        yield kv_blocks_as_predicted(spec, [found[0].resolved], records=(found[0].id,))
+    blocks = kv_blocks_as_predicted(spec, [found[0].resolved], records=(found[0].id,))
+    if blocks.state is not State.INCONCLUSIVE:
+        yield blocks
     advised, usable = advice.advised, advice.subject.usable
     if point.degraded or not point.valid or advised is None:
         why = "; ".join(point.degraded if point.valid else point.problems) or "no latency per output token is known"
@@ -310,11 +277,11 @@ def verified(
     if before is not None:
         over = ratio(point, before, valid_points(among))
     else:  # a prediction by the law has no noise of its own
-        over = around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
+        over = advisor.around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
     why = f"{percent_interval(over)} of what was predicted (bound {percent(margin)} apart){unsure(over)}"
     yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - margin, 1 + margin), why, over, 1.0, point)
     if limit is not None:
-        wait, bound = around(point, among, e2e_s), limit.seconds * (1 + margin)
+        wait, bound = advisor.around(point, among, e2e_s), limit.seconds * (1 + margin)
         ms = f"{1e3 * wait.value:.3g} ms per output token, {1e3 * limit.seconds:.3g} ms are allowed"
         why = f"{ms} (bound {percent(margin)} above it){unsure(wait)}"
         yield Verdict.from_interval(LATENCY, name, below(wait, bound), why, wait, bound, point)

@@ -5,94 +5,202 @@ reason if a figure that it needs was not measured, or a point is missing or not 
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
-from operator import attrgetter, mul
+from itertools import chain, pairwise
+from operator import add, attrgetter, mul
 from statistics import fmean
+from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis import estimates
+from pytest_slmserve.analysis.advice import subjects
+from pytest_slmserve.analysis.advice.advisor import Objectives, decide, needs
 from pytest_slmserve.analysis.compare.deployments import HOW, Deployment, compared, deployments, one_engine_each
-from pytest_slmserve.analysis.estimates import (
-    TAIL,
-    Interval,
-    factor,
-    grouped,
-    percent,
-    percent_interval,
-    possible,
-    times,
-)
+from pytest_slmserve.analysis.estimates import Interval, factor, grouped, percent, percent_interval, possible, times
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
 from pytest_slmserve.analysis.points import (
     CONTINUOUS,
     Figure,
     JobPoint,
     Point,
-    ReplicaPoint,
+    at_common_loads,
     e2e_s,
     figure_named,
     figure_ratio,
     limit_groups,
     output_rate,
     point_differences,
+    points_of,
     ratio,
 )
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
 from pytest_slmserve.analysis.sweep.plateau import valid_points
-from pytest_slmserve.analysis.verdict import Inconclusive, Seen, State, Verdict, above, all_of, below, every, unsure
-from pytest_slmserve.schema.errors import Sharing
+from pytest_slmserve.analysis.verdict import Inconclusive, Seen, State, Verdict, above, all_of, below, every
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import GIB
 
+Expected = Literal["passes", "fails", "either"]
 Others = Sequence[Curve]
+Parameters = Mapping[str, Any]
+FIGURES: dict[str, Figure] = {"": output_rate, "e2e_s": e2e_s}  # those that make a point valid
+AFTER = 128  # "after a batch size of 128"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A statement that measurements can refute, as `claims.toml` has it.
+
+    Attributes:
+        name: As items and records have it.
+        of: The measurements that it reads: sweeps; replicas, with one engine alone under the same load; engines on
+            several numbers of GPUs; jobs; or none, for arithmetic.
+        models: Those that the statement speaks of; empty for any.
+        against: By model, those that it is compared with, if the claim compares models.
+        compares: What its figure is compared over, see `evidence_for`; empty if a function of its own judges it.
+        passes: The side of the threshold on which all that is compared lies if it passes. "within" is between the
+            threshold, a factor, and its inverse; or between a share and its opposite.
+        threshold: The parameter that is the threshold.
+        figure: The figure that it compares; empty for throughput.
+        words: The sentence of a verdict. "{}" stands for the estimate, other names for facts of what is compared.
+        parameters, expected, evidence: Of its row for any model anywhere. "either" is for a statement that hosts and
+            models decide, so that it is a finding and no failure.
+    """
+
+    name: str
+    statement: str
+    source: str
+    of: Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"] = "sweeps"
+    models: tuple[str, ...] = ()
+    against: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    compares: str = ""
+    passes: Literal["below", "above", "within"] = "below"
+    threshold: str = "threshold"
+    figure: str = ""
+    words: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    expected: Expected = "passes"
+    evidence: str = ""
+
+
+Told = tuple[str, Sequence[Point]]  # a sentence on an estimate, and the points that a verdict by it rests on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What a claim is judged by: estimates that must all lie on one side of its threshold.
 
-    estimates: returns the estimates, each with an interval that holds together with so many, and a sentence on it, in
-    which "{}" stands for the estimate. points: those that the verdict rests on. in_percent: estimates are shares, not
-    factors. qualifier: clause on the threshold. remark: clause on all. sparse: loads that an adaptive sweep left out
-    may decide otherwise, so that the claim cannot pass.
+    Attributes:
+        estimates: Returns the estimates, each with an interval that holds together with so many.
+        in_percent: Whether they are shares, not factors.
+        qualifier: Clause on the threshold.
+        remark: Clause on all.
+        doubtful: The state that noise, or loads that an adaptive sweep left out, may turn: then it is inconclusive.
+        again: Loads whose further measurements would decide it, if they are known.
     """
 
-    estimates: Callable[[int], Sequence[Seen[str]]]
-    points: Sequence[Point]
+    estimates: Callable[[int], Sequence[Seen[Told]]]
     in_percent: bool = False
     qualifier: str = ""
     remark: str = ""
-    sparse: bool = False
+    doubtful: State | None = None
+    again: tuple[int, ...] = ()
+
+
+class NotMeasured(Inconclusive):
+    """Nothing of the kind that a claim compares was measured, so a report does not speak of it."""
+
+
+class Compared(NamedTuple):
+    """A point, and the point that it is compared with. facts: for the claim's words. scale: factor of the ratio.
+    figure: another one than that of the claim."""
+
+    of: Point
+    to: Point
+    facts: Mapping[str, object] = {}
+    scale: float = 1.0
+    figure: Figure | None = None
 
 
 def of_ratios(
-    ratios: Sequence[tuple[Point, Point, str]],
-    points: Sequence[Point],
-    what: Figure = output_rate,
+    claim: Claim,
+    rows: Sequence[Compared],
+    used: Sequence[Point] = (),
     among: Sequence[Point] = (),
     several: int = 1,
-    qualifier: str = "",
+    **clauses: Any,
 ) -> Evidence:
-    """Return the evidence of ratios of one figure.
+    """Return the evidence of the claim's figure at one point of each row over that at another.
+
+    The words tell "{of.concurrency}" and "{to.concurrency}", facts of the two points, and "{mine}" and "{theirs}", the
+    means of their figure.
 
     Args:
-        ratios: A point, the point that it is compared with, and the sentence, of each ratio.
+        used: Points that a verdict rests on. Defaults to the two that decide.
         among, several: See `points.ratio`.
+        clauses: Fields of the evidence.
     """
 
-    def seen(number: int) -> list[Seen[str]]:
-        return [(ratio(of, to, among, what, max(number, several)), sentence) for of, to, sentence in ratios]
+    def seen(number: int) -> list[Seen[Told]]:
+        found = []
+        for of, to, facts, scale, figure in rows:
+            what = figure or FIGURES.get(claim.figure) or figure_named(claim.figure, 0.0)
+            names = {"of": of, "to": to, "mine": fmean(what(of)), "theirs": fmean(what(to)), **facts}
+            estimate = ratio(of, to, among, what, max(number, several)).mapped(partial(mul, scale))
+            found.append((estimate, (claim.words.format("{}", **names), used or (to, of))))
+        return found
 
-    return Evidence(estimates=seen, points=points, qualifier=qualifier)
+    return Evidence(estimates=seen, **clauses)
 
 
-def _refuse_unjudgeable(curve: Curve) -> None:
-    """Raise Inconclusive with the reason if no claim on the sweep can be judged; see `curve.obstacle`."""
-    if reason := obstacle(curve):
+def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdict:
+    """Return the evidence for a claim of one threshold, or the verdict on one with a rule of its own. Raises
+    Inconclusive with the reason if there is neither."""
+    if claim.compares in ("counters", "loads", "first full load") and (reason := obstacle(curve)):
         raise Inconclusive(reason)
+    match claim.compares:
+        case "counters":
+            return of_counters(claim, curve)
+        case "loads":
+            return of_loads(claim, curve)
+        case "first full load":
+            return of_the_first_full_load(claim, curve)
+        case "next load":
+            return of_the_next_load(claim, curve)
+        case "neighbours":
+            return of_neighbours(claim, curve)
+        case "advice":
+            return of_the_advised_batch(claim, curve)
+        case "models":
+            return of_models(claim, curve, others)
+        case "sizes":
+            return of_one_size(claim, curve, others)
+        case "arrivals":
+            return of_arrivals(claim, curve)
+        case "limits":
+            return of_limits(claim, curve)
+        case "batching":
+            return of_batching(claim, curve)
+        case "replicas":
+            return of_replicas(claim, curve)
+        case "gpus":
+            return of_gpus(claim, curve)
+    match claim.name:
+        case "throughput-plateau":
+            return curve.pareto_plateau(claim.parameters["tolerance"])
+        case "latency-rises-past-plateau":
+            return curve.latency_keeps_rising(claim.parameters["tolerance"])
+        case "pareto-up-to-plateau":
+            return curve.pareto_up_to_plateau(claim.parameters["tolerance"], claim.parameters["margin"])
+        case subjects.KV_BLOCKS:
+            if curve.spec is None or not curve.resolved:
+                raise Inconclusive("no engine was measured")
+            records = tuple(record for p in curve.points for record in p.records)
+            return subjects.kv_blocks_as_predicted(curve.spec, curve.resolved, claim.parameters["blocks"], records)
+        case "throughput-grows-with-kv-blocks":
+            return throughput_grows_with_kv_blocks(curve, claim.parameters["threshold"], claim.parameters["flat"])
+    return judge_arithmetic(claim.name, curve.subject)
 
 
 # Table 1 of arXiv:2404.03353, by arithmetic: an A100 with 40 GiB, and requests of 512 and 256 tokens.
@@ -102,7 +210,6 @@ KNOWN = PROMPT_TOKENS + OUTPUT_TOKENS
 MEAN = PROMPT_TOKENS + OUTPUT_TOKENS // 2  # of requests whose phases are spread evenly
 BLOCK_SIZE = 16
 PUBLISHED = {"opt-125m": 512, "opt-1.3b": 256, "opt-2.7b": 128, "opt-6.7b": 64, "opt-13b": 16}  # largest batches
-NEXT_SMALLER = {larger: model for model, larger in pairwise(PUBLISHED)}
 REQUEST_MODEL = "opt-1.3b"
 
 
@@ -155,7 +262,6 @@ def judge_arithmetic(claim: str, subject: str) -> Verdict:
     return Verdict(claim, subject, State.PASSES if passes else State.FAILS, why, value=value, threshold=threshold)
 
 
-SMALL = ("opt-1.3b", "opt-2.7b")  # of figure 4
 NO_PROFILE = "no sensor gave the profiling counters (SM, tensor and DRAM activity)"
 NO_ENERGY = "no sensor gave power or energy"
 NO_UTIL = "no sensor gave GPU utilisation"
@@ -163,141 +269,150 @@ NO_DECODING = "no reading of the sensors fell between prompts (many do after a b
 IDLE_TENSOR = "the tensor cores did not run at any load"
 
 # What reads 0 of a GPU that serves was not measured.
-UTILIZATION, ENERGY, POWER = (figure_named(name, 0.0) for name in ("gpu_util", "energy_per_token_j", "power_w"))
+UTILIZATION, ENERGY = figure_named("gpu_util", 0.0), figure_named("energy_per_token_j", 0.0)
 
 
-def at_the_largest_load(kind: str, curve: Curve) -> Evidence:
-    """Return a mean at the largest load: of the share of warps that are resident, or of what DRAM can reach while the
-    engine decodes.
+def of_counters(claim: Claim, curve: Curve) -> Evidence:
+    """Return a counter of the GPU at every load, or at the largest: a share, or how many times nearer memory is to what
+    it can reach than the tensor cores are. Counters of decoding are read while the engine processes no prompt.
 
-    The threshold of the warps is what a kernel that saturates the GPU has: a smaller share tells of free capacity, a
-    larger one of nothing (arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6). That DRAM saturates tells
-    three cases apart: it passes with `decode-stays-memory-bound` if decoding is bound by memory, that claim fails if it
-    is bound by arithmetic, and only this one fails if neither is near its end (arXiv:2503.08311).
+    The threshold of the resident warps is what a kernel that saturates the GPU has: a smaller share tells of free
+    capacity, a larger one of nothing (arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6). Decode stays
+    memory-bound at large batches (arXiv:2503.08311); by shapes, grouped keys at a short context need not
+    (`gpu_figures.Work.intensity`). That DRAM saturates tells three cases apart: it passes with that claim if decoding
+    is bound by memory, that claim fails if it is bound by arithmetic, and only this one fails if neither is near its
+    end.
     """
-    _refuse_unjudgeable(curve)
-    largest, occupancy, dram = curve.valid[-1], figure_named("sm_occupancy"), figure_named("decode_dram")
-    if kind == "occupancy-below-a-saturated-kernel":
-        if not occupancy(largest):
-            raise Inconclusive(NO_PROFILE)
-        seen = possible(_around(largest, curve.valid, occupancy), most=1.0)
-        active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
-        sentence = f"at {largest.concurrency} in flight {{}} of the warps that fit were resident{active}"
-    else:
-        _refuse_unseen(NO_DECODING, curve.valid, dram)
-        seen = possible(_around(largest, curve.valid, dram).mapped(lambda share: share / REACHABLE_DRAM))
-        sentence = f"at {largest.concurrency} in flight DRAM is active for {{}} of what it can reach"
-        sentence += f", tensor cores {_known_percent(largest.decode_tensor)}"
-    return Evidence(estimates=lambda several: [(seen, sentence)], points=[largest], in_percent=True)
-
-
-def at_every_load(kind: str, curve: Curve) -> Evidence:
-    """Return a share at every load: of the SMs that have work, or of the time without a kernel.
-
-    arXiv:2404.03353: "average SM activity remains low" (figure 3), and CPU overheads take up to 50 % of the latency.
-    """
-    points, of_sms = curve.valid, kind == "sm-activity-stays-low"
-    counter = figure_named("sm_active" if of_sms else "engine_active")
-    words = "of the SMs have work" if of_sms else "of the time no kernel runs"
+    points, counter, gap = curve.valid, figure_named(claim.figure), claim.figure == "saturation_gap"
+    judged, at_largest, most = points, False, 1.0
+    offset, sign, reach = 0.0, 1.0, 1.0
+    match claim.figure:
+        case "saturation_gap":
+            tensor, decoding = figure_named("tensor_active"), figure_named("decode_tensor")
+            _refuse_unseen(NO_PROFILE, points, lambda p: tensor(p) if p.dram_active else [])
+            _refuse_unseen(NO_DECODING, points, lambda p: decoding(p) if p.decode_dram else [])
+            judged = points = [p for p in points if counter(p)]
+            if not points:
+                raise Inconclusive(IDLE_TENSOR)
+        case "decode_dram":
+            _refuse_unseen(NO_DECODING, points, counter)
+            judged, at_largest, most, reach = points[-1:], True, math.inf, REACHABLE_DRAM
+        case "sm_occupancy":
+            judged, at_largest = points[-1:], True
+            _refuse_unseen(NO_PROFILE, judged, counter)
+        case _:
+            _refuse_unseen(NO_PROFILE, points, counter)
+    if claim.figure == "engine_active":  # the share of the time without a kernel
+        offset, sign = 1.0, -1.0
 
     def share(point: Point) -> list[float]:
-        return [active if of_sms else 1 - active for active in counter(point)]
+        return [(offset + sign * active) / reach for active in counter(point)]
 
-    _refuse_unjudgeable(curve)
-    _refuse_unseen(NO_PROFILE, points, share)
-
-    def shares(several: int) -> list[Seen[str]]:
-        each = ((possible(_around(p, points, share, several), most=1.0), p.concurrency) for p in points)
-        return [(seen, f"{{}} {words} at {load} in flight, the most of any load") for seen, load in each]
-
-    sparse = bool(curve.unneeded)
-    return Evidence(estimates=shares, points=points, in_percent=True, remark=sparsely(curve), sparse=sparse)
-
-
-def memory_over_tensor_cores(curve: Curve) -> Evidence:
-    """Return how many times nearer memory is to what it can reach than the tensor cores are, at every load at which
-    these ran. Counters are read while the engine decodes and processes no prompt.
-
-    arXiv:2503.08311: decode stays memory-bound at large batches; by shapes, grouped keys at a short context need not
-    (`gpu_figures.Work.intensity`).
-    """
-    gap, tensor, decoding = map(figure_named, ("saturation_gap", "tensor_active", "decode_tensor"))
-    points = [p for p in curve.valid if gap(p)]
-    _refuse_unjudgeable(curve)
-    _refuse_unseen(NO_PROFILE, curve.valid, lambda p: tensor(p) if p.dram_active else [])
-    _refuse_unseen(NO_DECODING, curve.valid, lambda p: decoding(p) if p.decode_dram else [])
-    if not points:
-        raise Inconclusive(IDLE_TENSOR)
-
-    def nearer(several: int) -> list[Seen[str]]:
-        found = []
-        for p in points:
-            shares = f"DRAM active {_known_percent(p.decode_dram)}, tensor cores {_known_percent(p.decode_tensor)}"
-            sentence = f"least at {p.concurrency} in flight: {shares}, so memory is {{}} as near to its reach"
-            found.append((factor(_around(p, points, gap, several)), sentence))
+    def seen(several: int) -> list[Seen[Told]]:
+        found: list[Seen[Told]] = []
+        for p in judged:
+            around = _around(p, points, share, several)
+            dram, tensor = ("not known" if v is None else percent(v) for v in (p.decode_dram, p.decode_tensor))
+            active = "" if p.sm_active is None else f", {percent(p.sm_active)} of the SMs had work"
+            sentence = claim.words.format("{}", of=p, dram=dram, tensor=tensor, active=active)
+            found.append((factor(around) if gap else possible(around, most), (sentence, judged)))
         return found
 
-    return Evidence(estimates=nearer, points=points, remark=sparsely(curve))
+    remark = "" if at_largest else sparsely(curve)
+    doubtful = State.PASSES if curve.unneeded and not (gap or at_largest) else None
+    return Evidence(estimates=seen, in_percent=not gap, remark=remark, doubtful=doubtful)
 
 
-def largest_over_smallest_load(kind: str, curve: Curve) -> Evidence:
+def of_loads(claim: Claim, curve: Curve) -> Evidence:
     """Return a figure at the largest load over that at the smallest: GPU utilization, or the energy of a token.
 
     arXiv:2404.03353, figure 8: utilization "remains constant", and decreases with large batches, while throughput
     grows. arXiv:2503.08311, raw results, OPT-1.3B: 0.67 J at batch 1, 0.031 J at 256.
     """
-    _refuse_unjudgeable(curve)
-    first, last = ends = curve.valid[0], curve.valid[-1]
-    if kind == "energy-per-token-falls-with-load":
-        what = ENERGY
-        _refuse_unseen(NO_ENERGY, ends, what)
-        _refuse_other_limits(ends)
-        sentence = f"{_joules(first)}, {_joules(last)}: {{}} as much"
+    what, (first, *_, last) = figure_named(claim.figure, 0.0), curve.valid
+    if claim.figure == "energy_per_token_j":
+        _refuse_unseen(NO_ENERGY, [first, last], what)
+        _refuse_other_limits([first, last])
     else:
-        what = UTILIZATION
         _refuse_unseen(NO_UTIL, curve.valid, what)
-        sentence = f"utilisation at {last.concurrency} in flight is {{}} that at {first.concurrency}"
-    return of_ratios([(last, first, sentence)], ends, what, [p for p in curve.valid if what(p)])
+    return of_ratios(claim, [Compared(last, first)], among=[p for p in curve.valid if what(p)])
 
 
-def larger_over_smaller_model(kind: str, curve: Curve, others: Others) -> Evidence:
+def of_the_next_load(claim: Claim, curve: Curve) -> Evidence:
+    """Return the gain of throughput per doubling from 128 requests in flight to the next load that was measured."""
+    gain = next((each for each in curve.gains() if each.start == AFTER), None)
+    if gain is None:
+        raise Inconclusive(f"not measured at {AFTER} in flight and twice as many")
+    told = claim.words.format("{}", to=gain.start, of=gain.end), curve.valid
+    remark, again = sparsely(curve), (gain.start, gain.end)
+    return Evidence(estimates=lambda several: [(gain, told)], in_percent=True, remark=remark, again=again)
+
+
+def of_neighbours(claim: Claim, curve: Curve) -> Evidence:
+    """Return the relative change of throughput of each load that was measured both alone and beside engines on other
+    GPUs of the host."""
+    beside, alone = (
+        valid_points(points_of(m for m in curve.measurements if bool(m.neighbours) is busy)) for busy in (True, False)
+    )
+    pairs, among = at_common_loads(beside, alone)
+    if not pairs:
+        raise Inconclusive("none of its loads was measured both alone and beside others")
+
+    def changes(several: int) -> list[Interval]:
+        return [ratio(q, p, among, several=several).mapped(partial(add, -1)) for p, q in pairs]
+
+    each = ((seen, p.concurrency) for seen, (p, _) in zip(changes(1), pairs))
+    told = "; ".join(f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)} at {load}" for seen, load in each)
+    points = [*chain.from_iterable(pairs)]
+    sentence = claim.words.format(told=told)
+    return Evidence(estimates=lambda n: [(seen, (sentence, points)) for seen in changes(n)], in_percent=True)
+
+
+def of_the_advised_batch(claim: Claim, curve: Curve) -> Evidence:
+    """Return throughput at the batch that the advisor of arXiv:2503.08311 chooses over that at each other load. Its
+    objective is twice the time per output token at 32 in flight."""
+    subject, wish = subjects.of_curve(curve, None), Objectives(slo=subjects.OBJECTIVE)
+    found, points = decide(subject, wish), {p.concurrency: p for p in subject.usable}
+    if found.batch not in points:
+        raise Inconclusive(found.reason or f"{found.batch} in flight was predicted, not measured")
+    chosen = points.pop(found.batch)
+    memory = needs(subject, chosen.concurrency, wish)
+    freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
+    rows = [Compared(chosen, p, {"freed": freed}) for p in points.values()]
+    return of_ratios(claim, rows, among=subject.usable, in_percent=True)
+
+
+def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     """Return a figure of a model over that of a smaller one, each at its largest batch of the paper's table 1.
 
     It is the energy of a token over that of the next smaller model, or the power over the larger one of OPT-1.3B and
     OPT-2.7B (arXiv:2404.03353, figure 4, which has watts only: "considerably lower").
     """
-    own, smaller = at_table_1(curve), NEXT_SMALLER.get(curve.subject)
-    alike = [(c.subject, p) for c in others if _facts(c) == _facts(curve) and (p := at_table_1(c))]
-    if kind == "energy-per-token-grows-with-model":
-        if smaller is None:
-            raise Inconclusive("no smaller model in table 1")
-        its = next((p for subject, p in alike if subject == smaller), None)
-        if own is None or its is None:
-            missing = curve.subject if own is None else smaller
-            raise Inconclusive(f"no energy of {missing} at {PUBLISHED[missing]} in flight")
-        _refuse_other_limits([own, its])
-        sentence = f"{_joules(own)}, {smaller} {_joules(its)}: {{}} as much"
-        return of_ratios([(own, its, sentence)], [own, its], ENERGY)
-    small = [p for subject, p in alike if subject in SMALL and POWER(p)]
-    if own is None or not POWER(own) or not small:
-        of = "OPT-1.3B or OPT-2.7B at its batch of table 1" if own else curve.subject
-        raise Inconclusive(f"no power of {of}")
+    own, smaller, what = at_table_1(curve), claim.against.get(curve.subject), figure_named(claim.figure, 0.0)
+    if smaller is None:
+        raise Inconclusive("no smaller model in table 1")
+    alike = [p for c in others if c.subject in smaller and _facts(c) == _facts(curve) and (p := at_table_1(c))]
+    small = list(filter(what, alike))
+    if own is None or not what(own) or not small:
+        missing = smaller[0] if own else curve.subject
+        why = f"no energy of {missing} at {PUBLISHED[missing]} in flight"
+        if claim.figure == "power_w":
+            why = f"no power of {'OPT-1.3B or OPT-2.7B at its batch of table 1' if own else missing}"
+        raise Inconclusive(why)
     _refuse_other_limits([own, *small])
-    its = max(small, key=lambda point: fmean(POWER(point)))
-    sentence = f"{fmean(POWER(own)):.0f} W, the smaller {fmean(POWER(its)):.0f} W: {{}} as much"
-    return of_ratios([(own, its, sentence)], [own, its], POWER, several=len(small))
+    its = max(small, key=lambda point: fmean(what(point)))
+    return of_ratios(claim, [Compared(own, its, {"smaller": smaller[0]})], [own, its], several=len(small))
 
 
-def util_saturates_first(curve: Curve, threshold: float, full: float) -> Verdict:
-    """Return the verdict on whether throughput still grows by `threshold` (a factor) after GPU utilization has reached
-    `full`.
+def of_the_first_full_load(claim: Claim, curve: Curve) -> Evidence | Verdict:
+    """Return the largest throughput over that at the first load at which GPU utilization has reached `full`; 1 if that
+    load is the largest. If none has, it is a verdict without a value.
 
-    value: largest throughput over that at the first load of full utilization, 1 if that is the largest. What fails at
-    the loads of an adaptive sweep need not fail: a load that it left out may have reached full utilization first.
-    arXiv:2404.03353, figure 8: GPU utilization tells that some kernel ran, not how much of the GPU it used.
+    What fails at the loads of an adaptive sweep need not fail: a load that it left out may have reached full
+    utilization first. arXiv:2404.03353, figure 8: GPU utilization tells that some kernel ran, not how much of the GPU
+    it used.
     """
-    claim, points = "gpu-util-saturates-first", curve.valid
-    _refuse_unjudgeable(curve)
+    points, full, threshold = curve.valid, claim.parameters["full"], claim.parameters["threshold"]
     _refuse_unseen(NO_UTIL, points, UTILIZATION)
 
     def grown(first: Point) -> tuple[Interval, Point]:
@@ -312,20 +427,15 @@ def util_saturates_first(curve: Curve, threshold: float, full: float) -> Verdict
         why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most{sparsely(curve)}"
         surely = below(most, full) is State.PASSES and not curve.unneeded
         state = State.FAILS if surely else State.INCONCLUSIVE
-        return Verdict.from_interval(claim, curve.subject, state, why, None, threshold, *points)
-    seen, best = grown(first)
-    state, doubt = above(seen, threshold), ""
+        return Verdict.from_interval(claim.name, curve.subject, state, why, None, threshold, *points)
+    (seen, best), doubt = grown(first), ""
+    fails = above(seen, threshold) is State.FAILS
     earliest = next(p for p in points if estimates.ends(_around(p, points, UTILIZATION))[1] >= full)
-    if state is State.FAILS and above(grown(earliest)[0], threshold) is not state:
+    if fails and above(grown(earliest)[0], threshold) is not State.FAILS:
         doubt = f"; noise leaves open whether {percent(full)} are reached at {earliest.concurrency}"
-        state = State.INCONCLUSIVE
-    why = (
-        f"utilisation is {percent(fmean(UTILIZATION(first)))} at {first.concurrency} in flight already, where "
-        f"{best.concurrency} in flight serve {times(seen)} as much (threshold {threshold:g}){doubt}"
-        f"{sparsely(curve)}{unsure(seen)}"
-    )
-    state = State.INCONCLUSIVE if curve.unneeded and state is State.FAILS else state
-    return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, first, best)
+    told = claim.words.format("{}", of=best, to=first, share=percent(fmean(UTILIZATION(first)))), [first, best]
+    open_to = State.FAILS if doubt or curve.unneeded else None
+    return Evidence(estimates=lambda several: [(seen, told)], remark=doubt + sparsely(curve), doubtful=open_to)
 
 
 def at_table_1(curve: Curve) -> Point | None:
@@ -381,21 +491,11 @@ def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 
     centre = fmean(values)
     if not df:
         return Interval(centre)
-    half = estimates.t_above(TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
+    half = estimates.t_above(estimates.TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
 
 
-def _known_percent(value: float | None) -> str:
-    return "not known" if value is None else percent(value)
-
-
-def _joules(point: Point) -> str:
-    return f"{fmean(ENERGY(point)):.3g} J a token at {point.concurrency} in flight"
-
-
 FULL_BATCH = 1.25  # a larger limit that makes the batch larger by less was not what bound it: the KV cache was
-# The OPT that others of its size are compared with.
-SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
 
 
 def most_varied(groups: Iterable[list[JobPoint]], varied: Callable[[JobPoint], Hashable]) -> list[JobPoint]:
@@ -450,188 +550,128 @@ def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     return [point for group in groups for point in {p.batching: p for p in group}.values()]
 
 
-def has_jobs_for(kind: str, jobs: Sequence[JobPoint], after: int) -> bool:
-    """Return whether jobs were measured that this claim compares. after: the limit of the claim on larger ones."""
-    grid, limits = grid_of(jobs), {p.spec.max_num_seqs for p in limits_of(jobs)}
-    match kind:
-        case "all-at-once-waits-longer":
-            return len({p.load.at_once for p in grid}) > 1
-        case "alike-at-one-size":
-            return len(jobs_of_size(jobs)) > 1
-        case "throughput-grows-with-kv-blocks":
-            return len({p.kv_blocks for p in caches_of(jobs)}) > 1
-        case "batch-limit-reaches-a-plateau" | "batch-limit-costs-latency":
-            return len(limits) > 1
-        case "batch-limit-gains-little-after-128":
-            return after in limits and max(limits) > after
-        case "continuous-batching-serves-most":
-            return {CONTINUOUS} < {p.batching for p in ways_of(jobs) if p.load.at_once}
-        case "dynamic-batching-answers-sooner":
-            return {"dynamic", "static"} <= {p.batching for p in ways_of(jobs) if not p.load.at_once}
-    return len(grid) > 1
-
-
-def _refuse_jobs(points: Sequence[JobPoint], least: int, why: str) -> None:
-    """Raise Inconclusive if these jobs cannot be compared. why: the reason if there are fewer than `least` of them."""
+def _refuse_jobs(points: Sequence[JobPoint], least: int, why: str, there: bool = True) -> None:
+    """Raise Inconclusive if these jobs cannot be compared. why: the reason if there are fewer than `least` of them.
+    there: whether any jobs of this kind were measured; else it is NotMeasured."""
     if len(points) < least:
-        raise Inconclusive(why)
+        raise (Inconclusive if there else NotMeasured)(why)
     if invalid := next((point for point in points if not point.valid), None):
         raise Inconclusive("; ".join(invalid.problems) or "a job has no valid repeat")
     if not point_differences(points).known:
         raise Inconclusive("noise unknown: one repeat of each job; --slm-repeats 2")
 
 
-def _at_the_lowest_rate(grid: Sequence[JobPoint]) -> list[JobPoint]:
-    lowest = min((p.load.rate for p in grid), default=0.0)
-    return [p for p in grid if p.load.rate == lowest and not p.load.at_once]
+def of_arrivals(claim: Claim, curve: Curve) -> Evidence:
+    """Return what arrivals or the length of the outputs change (arXiv:2404.03353, figure 2, right).
 
-
-def served_over_came(curve: Curve) -> Evidence:
-    """Return the requests/s served over those that came at the lowest rate, for each length of the outputs; below 1 by
-    the time that the last requests take (arXiv:2404.03353, figure 2, right)."""
-    slowest = _at_the_lowest_rate(grid_of(curve.jobs))
-    _refuse_jobs(slowest, 1, "no job at a rate was measured")
-    served = point_differences(slowest, figure_named("requests_per_s"))
-
-    def kept_up(several: int) -> list[Seen[str]]:
-        found = []
-        for place, p in enumerate(slowest):
-            came = p.rate or p.load.rate  # known exactly
-            seen = factor(served.mean(place, TAIL / several)).mapped(partial(mul, 1 / came))
-            where = f"at {p.load.rate:g}/s, {p.output_tokens:.0f} output tokens each"
-            found.append((seen, f"{where}, served are {{}} as many as come"))
-        return found
-
-    return Evidence(estimates=kept_up, points=slowest, qualifier=f"; least of {len(slowest)} lengths")
-
-
-def longest_over_shortest(figure: str, words: str, curve: Curve) -> Evidence:
-    """Return a figure at the longest outputs over that at the shortest, all requests at once: requests/s, the mean
-    batch or the mean E2E. words: a sentence on "{short}" and "{long}" output tokens.
-
-    arXiv:2404.03353, figure 2, right: "a slight increase in latency"; longer outputs reduce the batch, which is why
-    throughput falls.
+    - For each length of the outputs: requests/s served over those that came at the lowest rate, below 1 by the time
+      that the last requests take; or mean E2E of requests that come all at once over that at the lowest rate.
+    - All at once, at the longest outputs over the shortest: requests/s, the mean batch, or the mean E2E ("a slight
+      increase in latency"; longer outputs reduce the batch, which is why throughput falls).
     """
-    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
+    grid = grid_of(curve.jobs)
+    lowest = min((p.load.rate for p in grid), default=0.0)
+    slowest = [p for p in grid if p.load.rate == lowest and not p.load.at_once]
+    at_once = sorted((p for p in grid if p.load.at_once), key=attrgetter("output_tokens"))
+    match claim.name:
+        case "throughput-follows-arrivals":
+            _refuse_jobs(slowest, 1, "no job at a rate was measured")
+            served = point_differences(slowest, figure_named(claim.figure))
+
+            def kept_up(several: int) -> list[Seen[Told]]:
+                found: list[Seen[Told]] = []
+                for place, p in enumerate(slowest):
+                    came = p.rate or p.load.rate  # known exactly
+                    seen = factor(served.mean(place, estimates.TAIL / several)).mapped(partial(mul, 1 / came))
+                    found.append((seen, (claim.words.format("{}", of=p), slowest)))
+                return found
+
+            return Evidence(estimates=kept_up, qualifier=f"; least of {len(slowest)} lengths")
+        case "all-at-once-waits-longer":
+            pairs = [(p, q) for p in grid for q in slowest if p.load.at_once and p.workload.hash == q.workload.hash]
+            used, both = [*chain.from_iterable(pairs)], bool(at_once) and bool(slowest)
+            _refuse_jobs(used, 2, "no length was measured at a rate and all at once", both)
+            rows = [Compared(p, q) for p, q in pairs]
+            return of_ratios(claim, rows, used, grid, qualifier=f"; least of {len(pairs)} lengths")
     _refuse_jobs(at_once, 2, "jobs of two output lengths, all at once, are needed")
-    short, long, what, each = at_once[0], at_once[-1], figure_named(figure), 1.0
-    if figure == "requests_per_s":  # what counts output tokens counts requests here
-        what, each = output_rate, short.output_tokens / long.output_tokens
-    if not all(map(what, at_once)):
-        raise Inconclusive(f"no engine reported its {figure}")
-    seen = ratio(long, short, at_once, what).mapped(partial(mul, each))
-    lengths = {"short": f"{short.output_tokens:.0f}", "long": f"{long.output_tokens:.0f}"}
-    sentence = "all at once, " + words.format("{}", **lengths)
-    return Evidence(estimates=lambda several: [(seen, sentence)], points=at_once)
+    if not all(map(figure_named(claim.figure, 0.0), at_once)):
+        raise Inconclusive(f"no engine reported its {claim.figure}")
+    return of_ratios(claim, [Compared(at_once[-1], at_once[0])], at_once, at_once)
 
 
-def at_once_over_lowest_rate(curve: Curve) -> Evidence:
-    """Return the mean E2E of requests that come all at once over that at the lowest rate, for each length of the
-    outputs (arXiv:2404.03353, figure 2, right)."""
-    grid, words = grid_of(curve.jobs), "a request that comes with all others lasts {} as long"
-    slowest = _at_the_lowest_rate(grid)
-    pairs = [(p, q) for p in grid for q in slowest if p.load.at_once and p.workload.hash == q.workload.hash]
-    used = [p for pair in pairs for p in pair]
-    _refuse_jobs(used, 2, "no length was measured at a rate and all at once")
-    rows = [(p, q, f"at {p.output_tokens:.0f} output tokens, {words}") for p, q in pairs]
-    return of_ratios(rows, used, e2e_s, grid, qualifier=f"; least of {len(pairs)} lengths")
-
-
-def over_the_opt_of_its_size(curve: Curve, others: Others) -> Evidence:
+def of_one_size(claim: Claim, curve: Curve, others: Others) -> Evidence:
     """Return throughput and mean E2E of a model over those of the OPT of its size, all requests at once, at each output
     length and for each number of requests (arXiv:2404.03353, figure 2, left)."""
 
     def size(p: JobPoint) -> Hashable:
         return p.workload.spec.prompt_tokens, p.workload.spec.output_tokens, p.requests, p.environment.key
 
-    name = SIZED_AS.get(curve.subject, curve.subject)
+    [name], mine = claim.against.get(curve.subject, (curve.subject,)), jobs_of_size(curve.jobs)
     reference = grouped((job for c in others if c.subject == name for job in jobs_of_size(c.jobs)), size)
-    pairs = [(p, q) for p in jobs_of_size(curve.jobs) for q in reference.get(size(p), ())]
-    used = [p for pair in pairs for p in pair]
-    _refuse_jobs(used, 2, f"no job was measured of both {curve.subject} and {name}")
-
-    def factors(several: int) -> list[Seen[str]]:
-        found = []
-        for p, q in pairs:
-            job = f"with {p.requests} requests of {p.output_tokens:.0f} output tokens it"
-            of_all = f"which decides of {len(pairs)} jobs, by throughput and latency"
-            rate, wait = ratio(p, q, used, output_rate, several), ratio(p, q, used, e2e_s, several)
-            found.append((rate, f"{job} serves {{}} what {name} does, {of_all}"))
-            found.append((wait, f"{job} takes {{}} as long as {name}, {of_all}"))
-        return found
-
-    return Evidence(estimates=factors, points=used, qualifier=" either way")
+    pairs = [(p, q) for p in mine for q in reference.get(size(p), ())]
+    used = [*chain.from_iterable(pairs)]
+    _refuse_jobs(used, 2, f"no job was measured of both {curve.subject} and {name}", len(mine) > 1)
+    figures = ((output_rate, f"serves {{}} what {name} does"), (e2e_s, f"takes {{}} as long as {name}"))
+    rows = [
+        Compared(p, q, {"does": does, "jobs": len(pairs)}, figure=figure) for p, q in pairs for figure, does in figures
+    ]
+    return of_ratios(claim, rows, used, used, qualifier=" either way")
 
 
-def over_the_limit_before(curve: Curve, after: int | None) -> Evidence:
-    """Return the throughput under a `max_num_seqs` over that under the one before it, all requests at once: under each
-    after `after`, or only under the largest. Limits that the KV cache does not let the batch reach do not count.
+def of_limits(claim: Claim, curve: Curve) -> Evidence:
+    """Return a figure under a `max_num_seqs` over that under a smaller one, all requests at once: throughput over that
+    under the limit before, under each after `after` or only under the largest; or mean E2E under the largest over that
+    under the first after which none gains `little` of throughput.
 
-    arXiv:2404.03353, figure 1 and "after a batch size of 128".
+    Limits that the KV cache does not let the batch reach do not count. arXiv:2404.03353, figure 1: "after a batch size
+    of 128", and "at the cost of a considerable degradation in latency"; waiting counts, so latency need not follow from
+    throughput.
     """
-    steps = _larger_batches(curve)
-    steps = steps[-1:] if after is None else [(p, q) for p, q in steps if p.spec.max_num_seqs >= after]
-    used = list(dict.fromkeys(p for step in steps for p in step))
-    _refuse_jobs(used, 2, TWO_LIMITS)
-    rows = []
-    for less, more in steps:
-        sentence = f"all {more.requests} at once, max_num_seqs {more.spec.max_num_seqs} serves {{}} what "
-        sentence += f"{less.spec.max_num_seqs} does, with a mean batch of {more.batch or 0:.0f} after "
-        sentence += f"{less.batch or 0:.0f} and {more.preemptions or 0:.0f} preemptions"
-        rows.append((more, less, sentence))
-    return of_ratios(rows, used, among=used)
+    limits = limits_of(curve.jobs)
+    there = len({p.spec.max_num_seqs for p in limits}) > 1
+    # The larger limit made the mean batch larger: it was the limit that bound it.
+    steps = [(p, q) for p, q in pairwise(limits) if (q.batch or 0.0) >= FULL_BATCH * (p.batch or 0.0)]
+    if "after" in claim.parameters:
+        after = claim.parameters["after"]
+        steps = [(p, q) for p, q in steps if p.spec.max_num_seqs >= after]
+        there = there and after in {p.spec.max_num_seqs for p in limits[:-1]}
+    elif "little" not in claim.parameters:
+        steps = steps[-1:]
+    used = list(dict.fromkeys(chain.from_iterable(steps)))
+    _refuse_jobs(used, 2, "jobs under two limits that bound the batch are needed", there)
+    if "little" in claim.parameters:
+        rates, largest = [p.output_tokens_per_s or 0.0 for p in used], used[-1]
+        first = next(p for p, rate in zip(used, rates) if max(rates) < claim.parameters["little"] * rate)
+        if first is largest:
+            raise Inconclusive(f"throughput still grows at max_num_seqs {first.spec.max_num_seqs}")
+        steps = [(first, largest)]
+    rows = [
+        Compared(q, p, {"batch": q.batch or 0, "before": p.batch or 0, "preemptions": q.preemptions or 0})
+        for p, q in steps
+    ]
+    return of_ratios(claim, rows, used, used)
 
 
-def latency_past_the_plateau(curve: Curve, little: float) -> Evidence:
-    """Return the mean E2E under the largest `max_num_seqs` over that under the first after which none gains `little` of
-    throughput, all requests at once.
-
-    arXiv:2404.03353, figure 1: "at the cost of a considerable degradation in latency". Waiting counts, so latency need
-    not follow from throughput.
-    """
-    limits = list(dict.fromkeys(p for step in _larger_batches(curve) for p in step))
-    _refuse_jobs(limits, 2, TWO_LIMITS)
-    rates, largest = [p.output_tokens_per_s or 0.0 for p in limits], limits[-1]
-    first = next(p for p, rate in zip(limits, rates) if max(rates) < little * rate)
-    if first is largest:
-        raise Inconclusive(f"throughput still grows at max_num_seqs {first.spec.max_num_seqs}")
-    sentence = f"all {first.requests} at once, a request lasts {{}} as long under max_num_seqs "
-    sentence += f"{largest.spec.max_num_seqs} as under {first.spec.max_num_seqs}, from where throughput gains little"
-    return of_ratios([(largest, first, sentence)], limits, e2e_s, limits)
-
-
-TWO_LIMITS = "jobs under two limits that bound the batch are needed"
-
-
-def _larger_batches(curve: Curve) -> list[tuple[JobPoint, JobPoint]]:
-    """Return neighbouring limits of which the larger one made the mean batch larger: it was the limit that bound it."""
-    return [(p, q) for p, q in pairwise(limits_of(curve.jobs)) if (q.batch or 0.0) >= FULL_BATCH * (p.batch or 0.0)]
-
-
-def continuous_over_other_batching(curve: Curve) -> Evidence:
-    """Return the throughput of continuous batching, all requests at once, over that of each other way to batch."""
-    at_once = [p for p in ways_of(curve.jobs) if p.load.at_once]
+def of_batching(claim: Claim, curve: Curve) -> Evidence:
+    """Return the throughput of continuous batching, all requests at once, over that of each other way to batch; or the
+    mean E2E at a rate under dynamic batching over that under static batching. Dynamic batching waits for a while,
+    static batching until a batch is full."""
+    ways = ways_of(curve.jobs)
+    if claim.name == "dynamic-batching-answers-sooner":
+        at_rate = {p.batching: p for p in ways if not p.load.at_once}
+        used = [at_rate[name] for name in ("dynamic", "static") if name in at_rate]
+        _refuse_jobs(used, 2, "jobs at a rate by dynamic and by static batching are needed", False)
+        return of_ratios(claim, [Compared(used[0], used[1])], used)
+    at_once = [p for p in ways if p.load.at_once]
     mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
-    _refuse_jobs(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed")
+    _refuse_jobs(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed", False)
     factors = {p.batching: ratio(mine[-1], p, at_once).value for p in theirs}
     rows = []
     for p in theirs:
         wasted = "" if p.waste is None else f", {percent(p.waste)} of whose work is wasted"
         rest = ", ".join(f"{way}: {value:.3g}" for way, value in factors.items() if way != p.batching)
-        sentence = f"it serves {{}} what {p.batching} batching does{wasted}{f' ({rest})' if rest else ''}"
-        rows.append((mine[-1], p, sentence))
-    return of_ratios(rows, at_once, among=at_once)
-
-
-def dynamic_over_static_batching(curve: Curve) -> Evidence:
-    """Return the mean E2E at a rate under dynamic batching over that under static batching. Dynamic batching waits for
-    a while, static batching until a batch is full."""
-    ways = {p.batching: p for p in ways_of(curve.jobs) if not p.load.at_once}
-    used = [ways[name] for name in ("dynamic", "static") if name in ways]
-    _refuse_jobs(used, 2, "jobs at a rate by dynamic and by static batching are needed")
-    dynamic, static = used
-    sentence = f"at {static.load.rate:g}/s a request lasts {{}} as long as under static batching"
-    return of_ratios([(dynamic, static, sentence)], used, e2e_s)
+        rows.append(Compared(mine[-1], p, {"wasted": wasted, "rest": f" ({rest})" if rest else ""}))
+    return of_ratios(claim, rows, at_once, at_once)
 
 
 def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float) -> Verdict:
@@ -644,7 +684,8 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     """
     claim, points = "throughput-grows-with-kv-blocks", sorted(caches_of(curve.jobs), key=attrgetter("kv_blocks"))
     fitting = [p for p in points if p.fits]
-    _refuse_jobs(points, 2, "jobs on engines with two sizes of a KV cache are needed")
+    several = len({p.kv_blocks for p in points}) > 1
+    _refuse_jobs(points if several else [], 2, "jobs on engines with two sizes of a KV cache are needed", False)
     if not fitting or len(fitting) == len(points):
         which = "every KV cache that was measured holds" if fitting else "no KV cache that was measured holds"
         raise Inconclusive(f"{which} all requests at once")
@@ -659,7 +700,7 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     )
     if len(fitting) > 1:
         state, grown, larger = every(
-            below, flat, lambda n: [(ratio(q, p, points, several=n), q) for p, q in pairwise(fitting)]
+            lambda n: [(ratio(q, p, points, several=n), q) for p, q in pairwise(fitting)], most=flat
         )
         states.append(state)
         why += f"; {larger.kv_blocks:,} blocks serve {times(grown)} as much (threshold {flat:g})"
@@ -668,131 +709,98 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     return Verdict.from_interval(claim, curve.subject, all_of(states), why, seen, threshold, *points)
 
 
-def figure_of_replicas(figure: str, words: str, curve: Curve, sharing: Sharing) -> Evidence:
-    """Return a figure of the replicas that serve most over that of one engine under the same load; its interval is
-    corrected for the set having been chosen, because by Little's law most served is least waited for.
+def of_replicas(claim: Claim, curve: Curve) -> Evidence:
+    """Return a figure of replicas over that of one engine: throughput of the best number of replicas over one engine at
+    its best load; or another figure of the replicas that serve most, under the same load. Intervals are corrected for
+    what was chosen; by Little's law most served is least waited for.
 
-    The mean E2E is that of the slowest replica, its percentile over the requests of all. arXiv:2404.03353: latency
-    improves (figure 5; no figure has tails), "considerable increase" of utilization (6), more power with OPT-125M and
-    OPT-1.3B, constant with OPT-2.7B (7).
+    The mean E2E is that of the slowest replica, its percentile over the requests of all. arXiv:2404.03353: throughput
+    and latency improve (figure 5; no figure has tails), "considerable increase" of utilization (6), more power with
+    OPT-125M and OPT-1.3B, constant with OPT-2.7B (7). arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine
+    without chunked prefill, 1.236 against one with it.
     """
-    pairs = _compared(curve, sharing)
-    shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)
-    seen = figure_ratio(alone, shared, figure, len(pairs))
-    if seen is None:
-        raise Inconclusive(f"{words} is not known of both")
-    sentence = f"{words} of {shared.count} replicas {HOW[sharing]} is {{}} that of one engine at "
-    sentence += f"{shared.concurrency} in flight"
-    return Evidence(estimates=lambda several: [(seen, sentence)], points=[alone, shared])
-
-
-def replicas_over_one_engine(curve: Curve, sharing: Sharing) -> Evidence:
-    """Return the throughput of the best number of replicas over that of one engine at its best load, corrected for both
-    having been chosen.
-
-    arXiv:2404.03353, figure 5; arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine without chunked
-    prefill, 1.236 against one with it.
-    """
-    pairs = _compared(curve, sharing)
-    shared = max((pair[0] for pair in pairs), key=lambda point: fmean(point.repeats))
+    sharing = claim.parameters["sharing"]
+    pairs, shared = compared(curve, sharing), [s for s in curve.shared if s.sharing == sharing]
+    if not pairs:
+        if not shared:
+            raise NotMeasured(f"no replicas were measured {HOW[sharing]}")
+        if invalid := next((s for s in shared if not s.valid), None):
+            why = "; ".join(invalid.problems) or "not measured"
+            raise Inconclusive(f"{invalid.count} replicas have no valid repeat ({why})")
+        loads = sorted({s.concurrency for s in shared})
+        where = " on their host" if any(map(curve.one_engine, loads)) else ""
+        raise Inconclusive(f"one engine alone was not measured at {', '.join(map(str, loads))} in flight{where}")
+    if claim.figure:
+        best, alone = max(pairs, key=lambda pair: ratio(*pair).value)
+        seen = figure_ratio(alone, best, claim.figure, len(pairs))
+        if seen is None:
+            raise Inconclusive(f"{claim.words.partition(' of {of.count}')[0]} is not known of both")
+        told = claim.words.format("{}", of=best), [alone, best]
+        return Evidence(estimates=lambda several: [(seen, told)])
+    best = max((replicas for replicas, _ in pairs), key=lambda point: fmean(point.repeats))
     single = [*valid_points(curve.alone), *curve.valid]
-    engines = [here for point in single if (here := point.on_hosts_of(shared))]
+    engines = [here for point in single if (here := point.on_hosts_of(best))]
     alone = max(engines, key=lambda point: fmean(point.repeats))
     others = ", ".join(
-        f"{p.count}{'' if p.concurrency == shared.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"
+        f"{p.count}{'' if p.concurrency == best.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"
         for p, _ in pairs
-        if p is not shared and alone.on_hosts_of(p)
+        if p is not best and alone.on_hosts_of(p)
     )
-    load = "" if alone.concurrency == shared.concurrency else f", and one engine serves most at {alone.concurrency}"
-    latency = figure_ratio(alone, shared, "largest_e2e_s")
-    sentence = (
-        f"{shared.count} replicas {HOW[sharing]} serve {{}} what one engine does at {shared.concurrency} in flight"
-        f"{load}{f' ({others})' if others else ''}"
-        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''}"
-    )
+    rest = "" if alone.concurrency == best.concurrency else f", and one engine serves most at {alone.concurrency}"
+    rest += f" ({others})" if others else ""
+    if latency := figure_ratio(alone, best, "largest_e2e_s"):
+        rest += f"; their largest mean E2E is {percent(latency.value)} of its mean"
     # The choice of each side errs in one direction only, so each end is corrected for one of them.
-    return of_ratios([(shared, alone, sentence)], [alone, shared], several=max(len(pairs), len(engines)))
+    return of_ratios(claim, [Compared(best, alone, {"rest": rest})], several=max(len(pairs), len(engines)))
 
 
-def _compared(curve: Curve, sharing: Sharing) -> list[tuple[ReplicaPoint, Point]]:
-    """Return pairs of replicas and one engine under the same load. Raises Inconclusive with the reason if there are
-    none."""
-    if pairs := compared(curve, sharing):
-        return pairs
-    shared = [s for s in curve.shared if s.sharing == sharing]
-    if not shared:
-        raise Inconclusive(f"no replicas were measured {HOW[sharing]}")
-    if invalid := next((s for s in shared if not s.valid), None):
-        why = "; ".join(invalid.problems) or "not measured"
-        raise Inconclusive(f"{invalid.count} replicas have no valid repeat ({why})")
-    loads = sorted({s.concurrency for s in shared})
-    where = " on their host" if any(map(curve.one_engine, loads)) else ""
-    raise Inconclusive(f"one engine alone was not measured at {', '.join(map(str, loads))} in flight{where}")
+def of_gpus(claim: Claim, curve: Curve) -> Evidence:
+    """Return throughput on several GPUs over that on others (arXiv:2404.03353, figure 1).
 
-
-Pair = tuple[Deployment, Deployment]
-
-
-def serves_less(claim: str, curve: Curve, threshold: float) -> Verdict:
-    """Return the verdict on whether an engine serves less than on the fewest GPUs: per GPU, however many it has, or in
-    all on the most GPUs. Each pair is under the largest load that fits at once on both; the verdict rests on the pair
-    that decides. value: its throughput, or that per GPU, over that on the fewest."""
-    in_all, pairs = claim == "tensor-parallel-serves-less-in-all", list[Pair]()
-    engines = sorted(one_engine_each(deployments(curve)).items())
-    for _, more in engines[1:]:
-        fewest = engines[0][1]
-        if loads := [load for load in fewest.keys() & more.keys() if fewest[load].fits and more[load].fits]:
-            pairs.append((fewest[max(loads)], more[max(loads)]))
-    if not pairs:
-        raise Inconclusive("no engine was measured on two numbers of GPUs under a load that fits")
-    if in_all:
-        pairs = [max(pairs, key=lambda pair: pair[1].gpus)]
-
-    def ratios(several: int) -> list[Seen[Pair]]:
-        shares = [1.0 if in_all else base.gpus / other.gpus for base, other in pairs]
-        gains = [ratio(other.served, base.served, several=several) for base, other in pairs]
-        return [(gain.mapped(partial(mul, share)), pair) for gain, share, pair in zip(gains, shares, pairs)]
-
-    state, seen, (base, other) = every(below, threshold, ratios)
-    much = "what it does" if in_all else "as much per GPU as"
-    why = (
-        f"on {other.place} it serves {times(seen)} {much} on {base.place} at {base.concurrency} in flight, the largest "
-        f"load that fits (threshold {threshold:g}){unsure(seen)}"
-    )
-    return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, base.served, other.served)
-
-
-def over_fewer_gpus_at_best(curve: Curve, fewer: int, more: int) -> Evidence:
-    """Return the throughput of an engine on `more` GPUs over that on `fewer`, each under its best load. Their memory
-    counts: a load may only fit into more GPUs. arXiv:2404.03353: "due to memory requirements"."""
-    engines = one_engine_each(deployments(curve))
-    if not (engines.get(fewer) and engines.get(more)):
-        raise Inconclusive(f"no engine was measured on {fewer} and on {more} GPUs")
-    first, second = (max(engines[gpus].values(), key=lambda one: one.tokens_per_s) for gpus in (fewer, more))
-    sentence = f"on {second.place} it serves {{}} what it does on {first.place}, at {second.concurrency} and "
-    sentence += f"{first.concurrency} in flight, the best load of each"
-    if first.room is not None and second.room is not None:
-        sentence += f"; {second.room} requests fit at once on the more GPUs, {first.room} on the fewer"
-    chosen, points = len(engines[fewer]) * len(engines[more]), [first.served, second.served]
-    return of_ratios([(second.served, first.served, sentence)], points, several=chosen)
-
-
-def replicas_over_tensor_parallel(curve: Curve) -> Evidence:
-    """Return the throughput of replicas with a GPU each over that of one engine over as many GPUs, under the largest
-    load that both were measured under. If the load does not fit into one GPU, several GPUs gain by memory too, and the
-    sentence says so."""
-    found = deployments(curve)
+    - An engine over that on the fewest GPUs, under the largest load that fits at once on both: per GPU, however many it
+      has, or in all on the most GPUs.
+    - An engine on `more` GPUs over that on `fewer`, each under its best load. Their memory counts, because a load may
+      only fit into more GPUs: "due to memory requirements".
+    - Replicas with a GPU each over one engine on as many GPUs, under the largest load that both were measured under. If
+      the load does not fit into one GPU, several GPUs gain by memory too, and the sentence says so.
+    """
+    found, rest, several = deployments(curve), "", 1
     engines = one_engine_each(found)
-    sets = (one for one in found if one.sharing == "gpus" and one.tensor_parallel_size < one.gpus)
-    pairs = [(single, one) for one in sets if (single := engines.get(one.gpus, {}).get(one.concurrency))]
+    pairs: list[tuple[Deployment, Deployment]] = []  # one, and the one that it is compared with
+    degrees, there = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}, bool(curve.wider)
+    match claim.name:
+        case "tensor-parallel-still-gains":
+            fewer, more = claim.parameters["fewer"], claim.parameters["more"]
+            why = f"no engine was measured on {fewer} and on {more} GPUs"
+            there = there and degrees >= {fewer, more}
+            if engines.get(fewer) and engines.get(more):
+                to, of = (max(engines[gpus].values(), key=attrgetter("tokens_per_s")) for gpus in (fewer, more))
+                pairs, several = [(of, to)], len(engines[fewer]) * len(engines[more])
+                if to.room is not None and of.room is not None:
+                    rest = f"; {of.room} requests fit at once on the more GPUs, {to.room} on the fewer"
+        case "replicas-per-gpu-beat-tensor-parallel":
+            why = "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
+            there = there and any(one.sharing == "gpus" for one in curve.shared)
+            sets = (one for one in found if one.sharing == "gpus" and one.tensor_parallel_size < one.gpus)
+            both = [(one, single) for one in sets if (single := engines.get(one.gpus, {}).get(one.concurrency))]
+            if both:
+                of, to = max(both, key=lambda pair: (pair[1].gpus, pair[1].concurrency))
+                pairs, alone = [(of, to)], engines.get(of.tensor_parallel_size, {}).get(to.concurrency)
+                if alone and not alone.fits:
+                    rest = f", of which one GPU runs {alone.room} at once: "
+                    rest += "there an engine over several gains memory, not speed alone"
+        case _:
+            why = "no engine was measured on two numbers of GPUs under a load that fits"
+            (_, fewest), *others = sorted(engines.items()) or [(0, {})]
+            for _, its in others:
+                if loads := [load for load in fewest.keys() & its.keys() if fewest[load].fits and its[load].fits]:
+                    pairs.append((its[max(loads)], fewest[max(loads)]))
+            if pairs and claim.name == "tensor-parallel-serves-less-in-all":
+                pairs = [max(pairs, key=lambda pair: pair[0].gpus)]
     if not pairs:
-        why = "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
-        raise Inconclusive(why)
-    single, replicas = max(pairs, key=lambda pair: (pair[0].gpus, pair[0].concurrency))
-    sentence = f"{replicas.engines} replicas serve {{}} what one engine over {single.place} does"
-    sentence += f" at {single.concurrency} in flight"
-    alone = engines.get(replicas.tensor_parallel_size, {}).get(single.concurrency)
-    if alone and not alone.fits:
-        sentence += f", of which one GPU runs {alone.room} at once: "
-        sentence += "there an engine over several gains memory, not speed alone"
-    return of_ratios([(replicas.served, single.served, sentence)], [single.served, replicas.served])
+        raise (Inconclusive if there else NotMeasured)(why)
+    per_gpu, rows = claim.name == "tensor-parallel-loses-per-gpu", []
+    for of, to in pairs:
+        scale = to.gpus / of.gpus if per_gpu else 1.0
+        rows.append(Compared(of.served, to.served, {"of": of, "to": to, "rest": rest}, scale))
+    return of_ratios(claim, rows, several=several)

@@ -1,8 +1,8 @@
 """The table of claims, read from `claims.toml`, and the verdicts by it, while a run goes on and from its archive.
 
 A claim that is known not to hold somewhere has a row that expects it to fail, with the evidence; the most specific row
-that fits a model and an environment rules. `judge_row` chooses the function that judges a claim, `applies` says for
-which curves there is something to judge, and `models_read` names the models whose measurements it takes.
+that fits a model and an environment rules. `applies` says for which curves there is something to judge, and
+`models_read` names the models whose measurements a claim takes.
 """
 
 import tomllib
@@ -11,59 +11,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_slmserve.analysis.advice import subjects as advice
+from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.claims import evidence
-from pytest_slmserve.analysis.claims.evidence import NEXT_SMALLER, Evidence, Others
+from pytest_slmserve.analysis.claims.evidence import AFTER, Claim, Expected, Others, Parameters
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.estimates import grouped, percent, percent_interval, times
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import by_series, shared_points
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_main_sweep, is_sweep, labels, with_shared
-from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above, below, every, every_within, unsure
+from pytest_slmserve.analysis.sweep.curve import (
+    Curve,
+    curve_of,
+    is_main_sweep,
+    is_sweep,
+    labels,
+    with_remedy,
+    with_shared,
+)
+from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, every, unsure
 from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Interface, RampUp, SlmError
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, known_fields, release
 
-Expected = Literal["passes", "fails", "either"]
-Parameters = Mapping[str, Any]
 ANY: Literal["*"] = "*"
 ANY_RELEASE = ("", "")
-AFTER = 128  # "after a batch size of 128"
-# The parameter that is the threshold, where it has another name.
-THRESHOLDS = {"decode-stays-memory-bound": "margin", "decode-saturates-dram": "near"}
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A statement that measurements can refute, as `claims.toml` has it.
-
-    name: as items and records have it. kind: the same for all ways of sharing. of: the measurements that it reads:
-    sweeps; replicas, with one engine alone under the same load; engines on several numbers of GPUs; jobs; or none, for
-    arithmetic. models: those that the statement speaks of; empty for any. passes: the side of the threshold on which
-    all estimates of its `Evidence` lie if it passes ("within": between the threshold, a factor, and its inverse); None
-    if a function of its own judges it. figure, words: the figure that it compares, if it is one of several, and how to
-    tell it. parameters, expected, evidence: of its row for any model anywhere; "either" is for a statement that hosts
-    and models decide, so that it is a finding and no failure.
-    """
-
-    name: str
-    kind: str
-    statement: str
-    source: str
-    of: Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"] = "sweeps"
-    models: tuple[str, ...] = ()
-    passes: Literal["below", "above", "within"] | None = None
-    figure: str = ""
-    words: str = ""
-    parameters: Parameters = field(default_factory=dict)
-    expected: Expected = "passes"
-    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +68,14 @@ def _read() -> tuple[dict[str, Claim], tuple[ClaimRow, ...]]:
     facts = tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))
     claims = {}
     for ways, entries in groupby(facts["claim"], key=lambda entry: entry.pop("sharing", ("",))):
-        group = [{"kind": entry["name"], **entry, "models": tuple(entry.get("models", ()))} for entry in entries]
+        group = [{**entry, "models": tuple(entry.get("models", entry.get("against", ())))} for entry in entries]
         for way, entry in ((way, entry) for way in ways for entry in group):
             if way:
                 words = {"how": deployments.HOW[way], "where": "" if way == "gpus" else " on one GPU"}
                 entry = entry | {
-                    "name": f"{entry['kind']}-{way}",
+                    "name": f"{entry['name']}-{way}",
                     "statement": entry["statement"].format(**words),
+                    "words": entry["words"].replace("{how}", words["how"]),
                     "parameters": {"sharing": way, **entry["parameters"]},
                 }
             claims[entry["name"]] = Claim(**entry)
@@ -113,8 +89,8 @@ def _read() -> tuple[dict[str, Claim], tuple[ClaimRow, ...]]:
 CLAIMS, ROWS = _read()
 
 
-def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:
-    """Return the verdict on a claim by the row's parameters; inconclusive if data is missing.
+def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
+    """Return the verdict on the claim of a row by its parameters; inconclusive if data is missing.
 
     Args:
         others: Curves measured in the same run, for claims that compare models.
@@ -122,130 +98,54 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
     Raises:
         LookupError: The row lacks a parameter of the claim.
     """
-    known, named = claim_of(claim), THRESHOLDS.get(claim, "threshold")
-    threshold = row.parameters[named] if named in known.parameters else None
+    claim = replace(CLAIMS[row.claim], parameters=row.parameters)
     try:
-        found = _found(known, curve, row.parameters, others)
+        found = evidence.evidence_for(claim, curve, others)
     except Inconclusive as reason:
-        return Verdict.inconclusive(claim, curve.subject, str(reason), threshold)
+        return Verdict.inconclusive(claim.name, curve.subject, str(reason), row.parameters.get(claim.threshold))
     if isinstance(found, Verdict):
         return found
-    assert threshold is not None, f"{claim} has evidence, but no threshold"
-    match known.passes:
-        case "below":
-            state, seen, sentence = every(below, threshold, found.estimates)
-        case "above":
-            state, seen, sentence = every(above, threshold, found.estimates)
-        case _:
-            state, seen, sentence = every_within(1 / threshold, threshold, found.estimates)
-    if found.sparse and state is State.PASSES:
-        state = State.INCONCLUSIVE
+    threshold = row.parameters[claim.threshold]
+    inverse = -threshold if found.in_percent else 1 / threshold
+    limits = {"below": {"most": threshold}, "above": {"least": threshold}}
+    sides = limits.get(claim.passes, {"least": inverse, "most": threshold})
+    state, seen, (sentence, points) = every(found.estimates, **sides)
+    state = State.INCONCLUSIVE if state is found.doubtful else state
     told, limit = times(seen), f"{threshold:g}"
     if found.in_percent:
         told, limit = percent_interval(seen), percent(threshold)
     why = f"{sentence.replace('{}', told)} (threshold {limit}{found.qualifier}){found.remark}{unsure(seen)}"
-    return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, *found.points)
-
-
-def _found(claim: Claim, curve: Curve, parameters: Parameters, others: Others) -> Evidence | Verdict:
-    """Return the evidence for a claim of one threshold, or the verdict on one with a rule of its own. Raises
-    Inconclusive with the reason if there is neither."""
-    match kind := claim.kind:
-        case "throughput-plateau":
-            return curve.pareto_plateau(parameters["tolerance"])
-        case "latency-rises-past-plateau":
-            return curve.latency_keeps_rising(parameters["tolerance"])
-        case "pareto-up-to-plateau":
-            return curve.pareto_up_to_plateau(parameters["tolerance"], parameters["margin"])
-        case "marginal-after-128":
-            return curve.marginal_after(AFTER, parameters["tolerance"])
-        case deployments.CLAIM:
-            return deployments.neighbours_do_not_disturb(curve, parameters["margin"])
-        case advice.KV_BLOCKS:
-            if curve.spec is None or not curve.resolved:
-                raise Inconclusive("no engine was measured")
-            records = tuple(record for p in curve.points for record in p.records)
-            return advice.kv_blocks_as_predicted(curve.spec, curve.resolved, parameters["blocks"], records)
-        case advice.CLAIM:
-            return advice.advised_batch_costs_little(curve, parameters["threshold"])
-        case "gpu-util-saturates-first":
-            return evidence.util_saturates_first(curve, parameters["threshold"], parameters["full"])
-        case "tensor-parallel-loses-per-gpu" | "tensor-parallel-serves-less-in-all":
-            return evidence.serves_less(kind, curve, parameters["threshold"])
-        case "throughput-grows-with-kv-blocks":
-            return evidence.throughput_grows_with_kv_blocks(curve, parameters["threshold"], parameters["flat"])
-        case "occupancy-below-a-saturated-kernel" | "decode-saturates-dram":
-            return evidence.at_the_largest_load(kind, curve)
-        case "sm-activity-stays-low" | "host-takes-at-most-half":
-            return evidence.at_every_load(kind, curve)
-        case "decode-stays-memory-bound":
-            return evidence.memory_over_tensor_cores(curve)
-        case "gpu-util-falls-at-the-largest-load" | "energy-per-token-falls-with-load":
-            return evidence.largest_over_smallest_load(kind, curve)
-        case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
-            return evidence.larger_over_smaller_model(kind, curve, others)
-        case "tensor-parallel-still-gains":
-            return evidence.over_fewer_gpus_at_best(curve, parameters["fewer"], parameters["more"])
-        case "replicas-per-gpu-beat-tensor-parallel":
-            return evidence.replicas_over_tensor_parallel(curve)
-        case "throughput-follows-arrivals":
-            return evidence.served_over_came(curve)
-        case "all-at-once-waits-longer":
-            return evidence.at_once_over_lowest_rate(curve)
-        case "alike-at-one-size":
-            return evidence.over_the_opt_of_its_size(curve, others)
-        case "batch-limit-reaches-a-plateau":
-            return evidence.over_the_limit_before(curve, None)
-        case "batch-limit-gains-little-after-128":
-            return evidence.over_the_limit_before(curve, parameters["after"])
-        case "batch-limit-costs-latency":
-            return evidence.latency_past_the_plateau(curve, parameters["little"])
-        case "continuous-batching-serves-most":
-            return evidence.continuous_over_other_batching(curve)
-        case "dynamic-batching-answers-sooner":
-            return evidence.dynamic_over_static_batching(curve)
-        case "replicas-pay":
-            return evidence.replicas_over_one_engine(curve, parameters["sharing"])
-    match claim.of:
-        case "replicas":
-            return evidence.figure_of_replicas(claim.figure, claim.words, curve, parameters["sharing"])
-        case "jobs":
-            return evidence.longest_over_shortest(claim.figure, claim.words, curve)
-    return evidence.judge_arithmetic(kind, curve.subject)
+    verdict = Verdict.from_interval(claim.name, curve.subject, state, why, seen, threshold, *points)
+    return with_remedy(verdict, curve, found.again) if found.again else verdict
 
 
 def applies(claim: Claim, curve: Curve) -> bool:
     """Return whether the curve has something that the claim judges, for a report on whatever was measured."""
-    kind, loads = claim.kind, {p.concurrency for p in curve.points}
     if claim.models and curve.subject not in claim.models:
         return False
-    match claim.of:
-        case "replicas":
-            return deployments.has_replicas(curve, claim.parameters["sharing"])
-        case "gpus":
-            degrees = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}
-            still_gains = kind != "tensor-parallel-still-gains" or degrees >= {2, 4}
-            beats = kind != "replicas-per-gpu-beat-tensor-parallel" or deployments.has_replicas(curve, "gpus")
-            return bool(curve.wider) and still_gains and beats
-        case "jobs":
-            return bool(curve.jobs) and evidence.has_jobs_for(kind, curve.jobs, AFTER)
-        case "arithmetic":
-            return is_main_sweep(curve)
-    match kind:
+    if claim.compares == "arrivals" and len(evidence.grid_of(curve.jobs)) < 2:
+        return False
+    if claim.of in ("replicas", "gpus", "jobs"):
+        try:
+            evidence.evidence_for(claim, curve, ())
+        except Inconclusive as reason:
+            return not isinstance(reason, evidence.NotMeasured)
+        return True
+    match claim.name:
         case "throughput-plateau" | "latency-rises-past-plateau" | "pareto-up-to-plateau":
             return is_main_sweep(curve)
         case deployments.CLAIM:
             return any(m.neighbours for m in curve.measurements)
-        case advice.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
+        case subjects.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
             return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
         case "marginal-after-128":
-            return is_main_sweep(curve) and {AFTER, 2 * AFTER} <= loads
+            return is_main_sweep(curve) and {AFTER, 2 * AFTER} <= {p.concurrency for p in curve.points}
         case "decode-stays-memory-bound" | "decode-saturates-dram":  # the decoding was seen, at the largest load too
             return is_sweep(curve) and bool(curve.valid) and curve.valid[-1].saturation_gap is not None
-        case advice.CLAIM:  # a sweep on one GPU with the loads of the objective and of the efficiency, and further ones
+        case "advised-batch-costs-little":  # on one GPU, under the loads of objective and efficiency, and further ones
             usable = {p.concurrency for p in curve.valid}
             alone = curve.spec is not None and curve.spec.tensor_parallel_size == 1
-            return is_main_sweep(curve) and alone and {1, advice.OBJECTIVE.at} <= usable and len(usable) > 2
+            return is_main_sweep(curve) and alone and {1, subjects.OBJECTIVE.at} <= usable and len(usable) > 2
         case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
             return evidence.at_table_1(curve) is not None
     # Without sensors there is nothing to say of the GPU.
@@ -254,14 +154,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
 
 def models_read(claim: Claim, model: str) -> tuple[str, ...]:
     """Return the models whose measurements the claim on `model` takes; none for arithmetic."""
-    match claim.kind:
-        case "energy-per-token-grows-with-model" if smaller := NEXT_SMALLER.get(short_name(model)):
-            return model, smaller
-        case "larger-models-draw-more-power":
-            return model, *evidence.SMALL
-        case "alike-at-one-size":
-            return model, evidence.SIZED_AS.get(short_name(model), model)
-    return () if claim.of == "arithmetic" else (model,)
+    return () if claim.of == "arithmetic" else (model, *claim.against.get(short_name(model), ()))
 
 
 def claim_of(name: str) -> Claim:
@@ -291,26 +184,27 @@ def row_for(
     where = environment or Environment()
     peaks = peaks_of(where.gpu_name)
     devices = [ANY, where.platform, peaks.family if peaks else None]
-    version, fitting = release(where.vllm or ""), []
-    for row in (row for row in rows if row.claim == claim_of(claim).name):
+    version, fitting = release(where.vllm or ""), dict[tuple[Any, ...], ClaimRow]()
+    known = claim_of(claim)
+    for row in (row for row in rows if row.claim == known.name):
         first, last = map(release, row.vllm)
         released = row.vllm == ANY_RELEASE or (
             where.vllm is not None and first <= version and (not last or version < last)
         )
         there = row.model in (ANY, short_name(model)) and row.device in devices and released
         if there and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up):
-            open_entries = (row.interface == ANY, row.ramp_up == ANY, row.vllm == ANY_RELEASE)
-            fitting.append(((row.model != ANY, devices.index(row.device), *(not each for each in open_entries)), row))
+            narrowed = row.interface != ANY, row.ramp_up != ANY, row.vllm != ANY_RELEASE
+            fitting.setdefault((row.model != ANY, devices.index(row.device), *narrowed), row)
     if not fitting:
         raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
-    return max(fitting, key=itemgetter(0))[1]
+    return fitting[max(fitting)]
 
 
 # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "skipped": [[4, "why"]]}}}, of an adaptive sweep also
 # "adaptive": {"tolerance": 0.1}; "compared": series keys of curves that are no sweeps; "interim_analyses": numbers of
 # repeats after which a sweep that measures until its claims are decided may be judged
 Plan = Mapping[str, Any]
-Judged = tuple[Verdict, ClaimRow]
+Judged = tuple[Verdict, ClaimRow | None]
 
 
 @contextmanager
@@ -404,7 +298,7 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
             with _usable(f"the parameters of {claim.name}"):
                 row = row_for(*where, rows)
                 then = row_for(*where, stored) if stored else row
-                verdict = judge_row(claim.name, curve, row, curves)
+                verdict = judge_row(row, curve, curves)
             changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
             judged.append((replace(verdict, subject=label, why=verdict.why + changed), row))
     return judged

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known, percent, percent_interval
+from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
-from pytest_slmserve.analysis.points import Point, ReplicaPoint, at_common_loads, points_of, ratio
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, at_common_loads, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.records import hosts_of, series_key
 
@@ -73,12 +72,11 @@ def deployments(curve: Curve) -> tuple[Deployment, ...]:
     """Return all that were measured of this curve's engine and are valid, by load, then by GPUs."""
     made = []
     for each in (curve, *curve.wider):
-        spec, resolved = each.spec, next(iter(each.resolved), None)
-        if spec and resolved:
-            limits = [n for n in (each.kv_capacity, resolved.max_num_seqs or spec.max_num_seqs) if n is not None]
-            gpus, room = spec.tensor_parallel_size, min(limits, default=None)
+        if first := each.first:
+            gpus, most = first.spec.tensor_parallel_size, first.resolved.max_num_seqs or first.spec.max_num_seqs
+            room, blocks = most if each.kv_capacity is None else min(most, each.kv_capacity), first.resolved.kv_blocks
             for point in (*each.valid, *(point for point in each.alone if point.valid)):
-                made.append(Deployment(gpus, 1, gpus, None, point.concurrency, point, room, resolved.kv_blocks))
+                made.append(Deployment(gpus, 1, gpus, None, point.concurrency, point, room, blocks))
         for shared in each.shared:
             if shared.valid:
                 degree = shared.tensor_parallel_size
@@ -90,7 +88,7 @@ def deployments(curve: Curve) -> tuple[Deployment, ...]:
 
 def on_several_gpus(curve: Curve) -> bool:
     """Return whether its engine was measured on several numbers of GPUs, or as replicas with a GPU each."""
-    return bool(curve.wider) or has_replicas(curve, "gpus")
+    return bool(curve.wider) or any(shared.sharing == "gpus" for shared in curve.shared)
 
 
 def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployment]]:
@@ -109,10 +107,6 @@ class AtBothInterfaces:
     server: Point
     ratio: Interval
     prompt_steps: tuple[float | None, float | None]
-
-    @property
-    def concurrency(self) -> int:
-        return self.engine.concurrency
 
 
 # Two sweeps that differ in the interface, without and with the server, and the loads that both have valid points of.
@@ -144,30 +138,6 @@ def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
 
 
 CLAIM = "neighbours-do-not-disturb"
-
-
-def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
-    """Judge whether each case that was measured in both ways is the same within the margin. value, low, high: of output
-    tokens/s alone over those beside others, at the load that decides."""
-    beside, alone = (
-        [p for p in points_of(m for m in curve.measurements if bool(m.neighbours) is busy) if p.valid]
-        for busy in (True, False)
-    )
-    pairs, among = at_common_loads(beside, alone)
-    if not pairs:
-        why = "none of its loads was measured both alone and beside others"
-        return Verdict.inconclusive(CLAIM, curve.subject, why, margin)
-
-    def changes(several: int = 1) -> list[tuple[Interval, int]]:
-        return [(ratio(q, p, among, several=several).mapped(lambda end: end - 1), p.concurrency) for p, q in pairs]
-
-    state, decisive, _ = every_within(-margin, margin, changes)
-    told = "; ".join(f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)} at {n}" for seen, n in changes())
-    why = f"output tokens/s alone against beside others: {told} in flight (threshold {percent(margin)})"
-    points = (point for pair in pairs for point in pair)
-    return Verdict.from_interval(CLAIM, curve.subject, state, why, decisive, margin, *points)
-
-
 HOW: dict[Sharing, str] = {
     "time-slicing": "by time slicing",
     "mps": "under MPS",
@@ -182,7 +152,3 @@ def compared(curve: Curve, sharing: Sharing) -> list[PairReplicas]:
     """Return replicas, and one engine alone on their host under the same load in all, if both are valid."""
     valid = (shared for shared in curve.shared if shared.sharing == sharing and shared.valid)
     return [(shared, one) for shared in valid if (one := curve.one_engine(shared.concurrency, shared))]
-
-
-def has_replicas(curve: Curve, sharing: Sharing) -> bool:
-    return any(shared.sharing == sharing for shared in curve.shared)

@@ -231,7 +231,6 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
     dropped = tuple(f"pair {number}: {texts[0]}" for number, texts in problems.items() if texts)
     series, shown = (series_of(endpoints, pairs, criteria.margin) for endpoints in (GATED, SHOWN))
     model = short_name(first.spec.model)
-    outputs = outputs_kept(first, everything)
     return Gated(
         model=model,
         gate=first.paired.gate if first.paired else "",
@@ -240,7 +239,7 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
         dropped=dropped,
         gated=gate(series, criteria) if series else (),
         shown=tuple(compare_sides(each, criteria) for each in shown),
-        exact=(*exact_verdicts(model, pairs, dropped), *(() if outputs is None else (outputs,))),
+        exact=(*exact_verdicts(model, pairs, dropped), *outputs_kept(first, everything)),
         caches=first.paired.caches if first.paired else "warm",
     )
 
@@ -280,38 +279,35 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
                 missing = f"not every launch told its {label}: what is missing never passes"
                 yield Verdict.inconclusive(name, model, missing)
             continue
+        bounds = [
+            (1 - BLOCKS_MARGIN) * had if blocks else had + max(MEMORY_MARGIN * had, MEMORY_GRAIN) for had, _ in seen
+        ]
+        worst = min if blocks else max
+        (before, after), bound = worst(zip(seen, bounds), key=lambda row: row[0][1] / row[1])
+        had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
+        why = f"{used} in use where the baseline has {had} (margin: up to {most})"
         if blocks:
-            before, after = min(seen, key=lambda pair: pair[1] / pair[0])
-            bound = (1 - BLOCKS_MARGIN) * before
             why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {100 * BLOCKS_MARGIN:g} % fewer)"
-        else:
-            bounds = [before + max(MEMORY_MARGIN * before, MEMORY_GRAIN) for before, _ in seen]
-            (before, after), bound = max(zip(seen, bounds), key=lambda row: row[0][1] / row[1])
-            had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
-            why = f"{used} in use where the baseline has {had} (margin: up to {most})"
         state = State.PASSES if (after >= bound if blocks else after <= bound) else State.FAILS
         yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(seen))
 
 
-def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict | None:
+def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Iterator[Verdict]:
     """Verdict on whether the baseline's tokens are as likely to the candidate as to a baseline, within OUTPUTS_MARGIN
-    nats a token. The bound is wider by what launches of the baseline differ among themselves. None with dummy weights.
-
-    value: the change of a request's mean log probability in either direction, in the mean over requests. The tokens of
-    a pair count even if its measurements do not.
-    """
+    nats a token and what launches of the baseline differ among themselves. None with dummy weights. value: the change
+    of a request's mean log probability in either direction, in the mean over requests. The tokens of a pair count even
+    if its measurements do not."""
     if first.spec.load_format == "dummy":
-        return None
+        return
     model = short_name(first.spec.model)
     both = [scores for p in pairs if all(scores := (p.baseline.scores, p.candidate.scores))]
     if not both:
-        return Verdict.inconclusive(
-            OUTPUTS, model, "no launch told how likely the baseline's tokens are", OUTPUTS_MARGIN
-        )
+        why = "no launch told how likely the baseline's tokens are"
+        yield Verdict.inconclusive(OUTPUTS, model, why, OUTPUTS_MARGIN)
+        return
     before, after = ([fmean(each) for each in zip(*side)] for side in zip(*both))
     seen = possible(student_interval([abs(b - a) for b, a in zip(before, after)]))
-    own = both[0][0]
-    scatter = max(fmean(abs(b - a) for b, a in zip(own, baseline)) for baseline, _ in both)
+    scatter = max(fmean(abs(b - a) for b, a in zip(both[0][0], baseline)) for baseline, _ in both)
     bound = OUTPUTS_MARGIN + scatter
     answers = compare_outputs(*([p.launch(side).outputs for p in pairs] for side in SIDES))
     same = f"; {answers.same} of {answers.requests} answers are the same" if answers else ""
@@ -320,7 +316,7 @@ def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict
         f"the log probability of the baseline's tokens changes by {seen.value:.3g} nats (95 %: {low:.2g} to "
         f"{high:.2g}; bound {bound:.3g}, with {scatter:.2g} between launches of the baseline){same}"
     )
-    return Verdict.from_interval(OUTPUTS, model, below(seen, bound), why, seen, bound)
+    yield Verdict.from_interval(OUTPUTS, model, below(seen, bound), why, seen, bound)
 
 
 def compare_outputs(baseline: Sequence[Outputs], candidate: Sequence[Outputs]) -> Answers | None:

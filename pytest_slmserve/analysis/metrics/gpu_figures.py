@@ -7,9 +7,7 @@ import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import pairwise
-from operator import itemgetter, or_
 from pathlib import Path
 from statistics import fmean, median
 from typing import Literal, NamedTuple
@@ -24,7 +22,10 @@ from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference
 
 
 def all_bits(reasons: Sequence[float]) -> float:
-    return float(reduce(or_, map(int, reasons)))
+    bits = 0
+    for each in reasons:
+        bits |= int(each)
+    return float(bits)
 
 
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
@@ -99,14 +100,6 @@ class DeviceFigures(SensorFigures):
     coverage: float | None = None
 
 
-class WeightedReading(NamedTuple):
-    """One value of one sensor. weight_s: how much time it stands for in a mean."""
-
-    at_s: float
-    weight_s: float
-    value: float
-
-
 @dataclass(frozen=True, slots=True)
 class SensorWindow:
     """Telemetry and a window. rows: the rows of the telemetry that lie in the window, in the order taken."""
@@ -125,23 +118,24 @@ class SensorWindow:
         """The known readings of one sensor in the window."""
         return [value for row in self.rows if (value := self.value(number, row)) is not None]
 
-    def readings(self, number: int) -> list[WeightedReading]:
-        """The known readings of one sensor with their times and weights."""
-        at, spans, usual = self.telemetry.time_s, self.telemetry.span_s, self.telemetry.interval_s
-        known = ((row, spans[row] or 0.0, self.value(number, row)) for row in self.rows)
-        return [WeightedReading(at[row], s if s > 0 else usual, value) for row, s, value in known if value is not None]
+    def readings(self, number: int) -> tuple[list[float], list[float]]:
+        """The times and the values of the known readings of one sensor in the window."""
+        known = [row for row in self.rows if self.value(number, row) is not None]
+        return [self.telemetry.time_s[row] for row in known], self.values(number)
 
     def mean(self, number: int) -> float | None:
-        """Mean of one sensor's readings, weighted by time; None without readings."""
-        readings = self.readings(number)
-        weights = sum(reading.weight_s for reading in readings)
-        return sum(reading.value * reading.weight_s for reading in readings) / weights if weights > 0 else None
+        """Mean of one sensor's readings, weighted by their spans; None without readings."""
+        spans, usual = self.telemetry.span_s, self.telemetry.interval_s
+        known = [(value, spans[row] or 0.0) for row in self.rows if (value := self.value(number, row)) is not None]
+        weighted = [(value, span if span > 0 else usual) for value, span in known]
+        seconds = sum(weight for _, weight in weighted)
+        return sum(value * weight for value, weight in weighted) / seconds if seconds > 0 else None
 
     def share_grown(self, counter: int) -> float | None:
         """Growth of a counter of seconds as a share of the time between its first and last reading; None below two."""
-        readings = self.readings(counter)
-        seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
-        return (readings[-1].value - readings[0].value) / seconds if seconds > 0 else None
+        times, values = self.readings(counter)
+        seconds = times[-1] - times[0] if times else 0.0
+        return (values[-1] - values[0]) / seconds if seconds > 0 else None
 
     def with_before(self, number: int) -> list[float]:
         """The window's values after the last known value before the window, so that a change is seen."""
@@ -172,9 +166,10 @@ def device_figures(run: Run) -> DeviceFigures:
     watch = watched(run)
     if watch is None:
         return DeviceFigures()
-    clocks, limits, energy = watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT)), watch.readings(of.ENERGY)
-    counted = _counter_w(energy)
-    integrated = _integrated_w(watch, energy[0].at_s, energy[-1].at_s) if counted else None
+    clocks, limits = watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT))
+    times, joules = watch.readings(of.ENERGY)
+    counted = _counter_w(times, joules)
+    integrated = _integrated_w(watch, times[0], times[-1]) if counted else None
     if (capped := watch.share_grown(of.CAPPED_POWER)) is not None:
         capped = min(1.0, capped)  # its updates are 0.1 s apart, and a reading is taken at any time between
     elif reasons := watch.values(of.CLOCK_REASONS):
@@ -191,7 +186,7 @@ def device_figures(run: Run) -> DeviceFigures:
         sm_occupancy_max=max(watch.values(of.SM_OCCUPANCY), default=None),
         tensor_active=watch.mean(of.TENSOR_ACTIVE),
         dram_active=watch.mean(of.DRAM_ACTIVE),
-        power_w=counted if len(energy) > 1 else _integrated_w(watch),
+        power_w=counted if len(times) > 1 else _integrated_w(watch),
         energy_deviation=integrated / counted - 1 if counted and integrated is not None else None,
         power_limit_w=limits.pop() if len(limits) == 1 else None,
         sm_clock_hz=median(clocks) if clocks else None,
@@ -234,29 +229,28 @@ def decode_window(run: Run) -> SensorWindow | None:
     ends, spans, at = run.steps.time_s, watch.telemetry.span_s, watch.telemetry.time_s
     steps = (i for i, tokens in enumerate(run.steps.prompt_tokens) if tokens)
     prompts = [(ends[i - 2] if i > 1 else -math.inf, ends[min(i + 1, len(ends) - 1)]) for i in steps]
+    over = [ended for _, ended in prompts]
     rows = []
     for row in watch.rows:
         if (span := spans[row]) is not None:
-            after = bisect_right(prompts, at[row] - span, key=itemgetter(1))  # the first prompt that ends later
+            after = bisect_right(over, at[row] - span)  # the first prompt that ends later
             if after == len(prompts) or prompts[after][0] >= at[row]:
                 rows.append(row)
     return replace(watch, rows=tuple(rows))
 
 
-def _counter_w(readings: Sequence[WeightedReading]) -> float | None:
+def _counter_w(times: Sequence[float], joules: Sequence[float]) -> float | None:
     """Mean power in W by the energy counter, None below two readings, and if it falls (restarted or wrapped) or stands
     still, which no powered GPU does.
 
     From the mean of the first two of many readings to that of the last two: the counter moves every 0.1 s, so of
     readings every 0.25 s one of two neighbours is 0.05 s staler.
     """
-    if len(readings) < 2 or any(b.value < a.value for a, b in pairwise(readings)):
+    if len(times) < 2 or any(after < before for before, after in pairwise(joules)):
         return None
-    ends = 2 if len(readings) >= 8 else 1
-    first, last = readings[:ends], readings[-ends:]
-    seconds = sum(r.at_s for r in last) - sum(r.at_s for r in first)
-    joules = sum(r.value for r in last) - sum(r.value for r in first)
-    return joules / seconds if seconds > 0 and joules > 0 else None
+    ends = 2 if len(times) >= 8 else 1
+    seconds, used = (sum(column[-ends:]) - sum(column[:ends]) for column in (times, joules))
+    return used / seconds if seconds > 0 and used > 0 else None
 
 
 def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
@@ -360,9 +354,10 @@ def host_speeds(measurements: Iterable[Measurement]) -> dict[str, float]:
     for m in measurements:
         watch, cpu_s = watched(m.run), device_figures(m.run).probe_cpu_s
         if watch and cpu_s:
-            probes = tuple(name for name in watch.telemetry.sources if name.startswith(of.SPEED_PROBE))
-            pieces.setdefault((m.environment.host, probes), []).extend(watch.values(of.PROBE_CPU))
-            windows.append((m.id, (m.environment.host, probes), cpu_s))
+            probes = (name for name in watch.telemetry.sources if name.startswith(of.SPEED_PROBE))
+            place = m.environment.host, tuple(probes)
+            pieces.setdefault(place, []).extend(watch.values(of.PROBE_CPU))
+            windows.append((m.id, place, cpu_s))
     fastest = {place: percentile(values, FASTEST) for place, values in pieces.items()}
     return {key: best / cpu_s for key, place, cpu_s in windows if (best := fastest[place])}
 

@@ -88,11 +88,8 @@ def health(
         reasons = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.reasons)
         noise = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.noise)
         states, starved = {one.state for one in found}, any(one.starved for one in found)
-        if "invalid" in states:
-            return CheckResult(problems=reasons, noise=noise, starved=starved)
-        if "degraded" in states:
-            return CheckResult(degradations=reasons, noise=noise, starved=starved)
-        return CheckResult(unknown=reasons, noise=noise, starved=starved)
+        worst = "problems" if "invalid" in states else "degradations" if "degraded" in states else "unknown"
+        return CheckResult(noise=noise, starved=starved, **{worst: reasons})
     watch = gpu_figures.watched(run)
     if watch is None:
         return CheckResult(unknown=("no telemetry was taken in the window",))
@@ -113,12 +110,11 @@ def health(
 
 def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -> Iterator[str]:
     """Yield a finding if profiled counters miss too much of the window, or a GPU's sensors have no reading for too
-    long, since some report a moment only; and if the SM clock fell. The host's sensors are counters, which miss
-    nothing. One interval may be missing whatever its share: the one under way when the run ends.
+    long, because some report a moment only; and if the SM clock fell. One interval may be missing whatever its share:
+    the one under way when the run ends.
 
     Readings at which the GPU says that it idles do not count. Under the power limit the clock dithers from reading to
-    reading around what the load takes, and that must stay: there the window's halves are compared, if the load has no
-    halves that differ, as a job's of which prompts come first.
+    reading, so there the window's halves are compared, unless the load's halves differ, as those of a job.
     """
     telemetry, (opens, closes), share = watch.telemetry, watch.window_s, figures.coverage
     missing_s, allowed_s = (1 - (share or 0.0)) * (closes - opens), (1 - COVERAGE) * (closes - opens)
@@ -183,16 +179,14 @@ def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[tuple[Kind,
 
 def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tuple[Kind, str]]:
     """Yield a finding for each failure of a source, for each profiled counter that is missing in too many readings, and
-    for each sensor that says what cannot be: a counter of energy that falls or stands still, power
-    that differs from it, a unit at 0 while the GPU is busy, and a ratio of the GPU below 0 or above `RATIO_END`. The
-    host's ratios are not checked: Linux adds up pressure every two seconds, so one reading may hold what belongs to the
-    one before."""
-    readings, apart, (opens, closes) = watch.readings(of.ENERGY), figures.energy_deviation, watch.window_s
-    seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
-    fall = next(((a.value, b.value) for a, b in pairwise(readings) if b.value < a.value), None)
+    for each sensor that says what cannot be. The host's ratios are not checked: Linux adds up pressure every two
+    seconds, so one reading may hold what belongs to the one before."""
+    (times, joules), apart, (opens, closes) = watch.readings(of.ENERGY), figures.energy_deviation, watch.window_s
+    seconds = times[-1] - times[0] if times else 0.0
+    fall = next(((before, after) for before, after in pairwise(joules) if after < before), None)
     if fall:
         yield "invalid", f"the energy counter fell from {fall[0]:.0f} J to {fall[1]:.0f} J (bound: no fall)"
-    elif seconds >= STILL_S and readings[-1].value == readings[0].value:
+    elif seconds >= STILL_S and joules[-1] == joules[0]:
         yield "invalid", f"the energy counter stood still for {seconds:.1f} s (bound {STILL_S:.1f} s)"
     if not fall and apart is not None and abs(apart) > ENERGY_APART and closes - opens >= ENERGY_WINDOW_S:
         what = f"integrated power is {percent(apart)} apart from the energy counter"
@@ -258,7 +252,7 @@ def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tu
 
 
 def is_clean(group: ReplicaGroup) -> bool:
-    """True where nothing makes a repeat invalid or degrades it."""
+    """Return whether nothing makes a repeat invalid or degrades it."""
     found = check(*group)
     return not found.problems and not found.degradations
 
@@ -298,10 +292,8 @@ def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
     unheld = tuple(_load_not_held(measurement))  # a client without a core sends late
     late = []
     if stream and stream.stamp_uncertainty_s:
-        doubt_s, harmless_s = (
-            stream.stamp_uncertainty_s[0],
-            window.harmless_s(window.latencies_of(measurement).ttft_s.p50),
-        )
+        doubt_s = stream.stamp_uncertainty_s[0]
+        harmless_s = window.harmless_s(window.latencies_of(measurement).ttft_s.p50)
         if doubt_s > harmless_s:
             what = f"the client was held up: its stamps can be {doubt_s * 1e3:.1f} ms late in the mean"
             late.append(f"{what}, {harmless_s * 1e3:.1f} ms are harmless")
@@ -311,12 +303,11 @@ def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
 
 
 def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
-    """Yield problems that leave nothing to check further, since the rates would be of something else: more requests
-    failed than may, of the whole run or of the requests that count; a window too short to have a rate; a job that was
-    not served completely.
+    """Yield problems that leave nothing to check further: more requests failed than may, of the whole run or of the
+    requests that count; a window too short to have a rate; a job that was not served completely.
 
-    Where requests failed and none was served, that is reported already, and no window would be long enough. A job has
-    no steady window. Its preemptions are counted elsewhere, since a KV cache that is too small may be the question.
+    If requests failed and none was served, no window would be long enough. A job has no steady window, and its
+    preemptions are no problem, because a KV cache that is too small may be the question.
     """
     run, judged = measurement.run, window.judged_requests(measurement)
     counts = (run.failures, len(run.samples)), (judged.failures, len(judged.rows))
@@ -355,9 +346,7 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
-    """Yield a problem for each sign that the numbers are of something else: a rate beyond the roofline, a part of a
-    convoy's period, tokens that the engine's steps do not have, requests that were sent late, prompts that came from a
-    cache.
+    """Yield a problem for each sign that the numbers are of something else.
 
     A convoy, requests that start together, first processes its prompts, then decodes. Of one size, a window within one
     period has told 0.4 times its throughput, another 1.1 times.
@@ -392,9 +381,8 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
     """Yield a problem if the load was not in the engine, by Little's law and by the mean number of admitted requests. A
     client of a server does not see when its requests were admitted.
 
-    Requests that wait in a front end that cannot feed the engine do not count, those whose prompt takes several steps
-    do. What may be missing is the share of a request's life between its sending and its admission. An engine limit
-    below the load is no fault of the measurement: it is then the bound.
+    What may be missing is the share of a request's life between its sending and its admission. An engine limit below
+    the load is no fault of the measurement: it is then the bound.
     """
     run, load, output_tokens = measurement.run, measurement.load, measurement.workload.mean_output_tokens
     if measurement.spec.interface != "engine" or is_job(load):
@@ -417,8 +405,8 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
 
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
-    """Holds where at least `wanted` repeats of a case are valid. Its reason tells what is wrong with the others.
-    Inconclusive where all that is wrong comes from other processes that had the host's cores."""
+    """Passes if at least `wanted` repeats of a case are valid; its reason tells what is wrong with the others.
+    Inconclusive if all that is wrong comes from other processes that had the host's cores."""
     wrong = [found for group in repeats if (found := check(*group)).problems]
     valid = len(repeats) - len(wrong)
     what = "runs" if any(len(group) > 1 for group in repeats) else "measurements"
@@ -432,8 +420,7 @@ def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) 
 
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
     """Yield a finding if the throughput of engines that ran at the same time changed within the window; none if one of
-    them is not meant to be steady, or its window is too short. Chance changes it too: at a noise of 12 % per half
-    second, in a fifth of all windows of 5 s.
+    them is not meant to be steady, or its window is too short.
 
     The window is cut at the middle of its time. A convoy prefills, then decodes: parts of a period differ, however
     steady the engine is. So of convoys the ends are equal numbers of whole periods, and a run without steps has none.
@@ -464,17 +451,15 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """share: of the prompt tokens, which were not computed: a rate with them is a different rate. told_by: whose
-    count it is."""
+    """share: of the prompt tokens, that were not computed. told_by: whose count it is."""
 
     share: float
     told_by: str
 
 
 def cache_hit_share(run: Run) -> Cached | None:
-    """Share of the prompt tokens served by a prefix cache, and the source of the count. Per-request counts of the
-    requests that ended in the window come first, where the server or engine reports them. Otherwise a server's counters
-    cover the whole load, its other users included. None where neither is reported."""
+    """Share of the prompt tokens served by a prefix cache: of the requests that ended in the window if each has a
+    count, else by a server's counters, which have the whole load and other users in them. None without either."""
     found, ended = run.samples.cached_tokens, window.finished_in_window(run)
     if any(count is not None for count in found) and ended:  # some servers leave out a count of 0
         prompts = sum(run.samples.prompt_tokens[i] for i in ended)

@@ -22,14 +22,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, variance
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Measurement, ReplicaGroup, Run, Samples
 from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_steady
-
-T = TypeVar("T")
 
 BATCHES = 8
 LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the stamps, which a record rounds
@@ -39,11 +37,12 @@ LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the
 class WindowTrace:
     """The part of a run's trace in its window.
 
-    steps: indices of the engine steps whose end lies in the window. ends_s, tokens: end times and output tokens of
-    these steps. Where a server reports no steps: of the equal spans of time in which its client received the tokens.
-    seconds: from the first of these ends to the last; 0 below two.
+    inside: the engine steps whose end lies in the window, as a slice of the trace; steps: their indices. ends_s,
+    tokens: their end times and output tokens. If a server reports no steps: of the equal spans of time in which its
+    client received the tokens. seconds: from the first of these ends to the last; 0 below two.
     """
 
+    inside: slice
     steps: range
     ends_s: Sequence[float]
     tokens: Sequence[float]
@@ -59,14 +58,11 @@ def window_trace(run: Run) -> WindowTrace:
     if not len(run.steps) and stream is not None:
         ends = [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))]
         tokens = stream.tokens
-    steps = range(bisect_left(ends, opens), bisect_right(ends, closes))
-    ends, tokens = piece(ends, steps), piece(tokens, steps)
-    return WindowTrace(steps, ends, tokens, max(0.0, ends[-1] - ends[0]) if len(steps) > 1 else 0.0)
-
-
-def piece(column: Sequence[T], steps: range) -> Sequence[T]:
-    """Part of a trace column that belongs to `steps`, as one slice, since there are thousands."""
-    return column[steps.start : steps.stop]
+    first, end = bisect_left(ends, opens), bisect_right(ends, closes)
+    inside = slice(first, end)
+    ends, tokens = ends[inside], tokens[inside]
+    seconds = max(0.0, ends[-1] - ends[0]) if len(ends) > 1 else 0.0
+    return WindowTrace(inside, range(first, end), ends, tokens, seconds)
 
 
 @once
@@ -81,9 +77,8 @@ def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> flo
 
 @once
 def relative_variance(run: Run) -> float | None:
-    """Return the relative variance of the window's throughput by its own course, from the means of equal parts. None
-    if a part has no tokens, or the window too few steps. Over the committed sweeps it explains why loads differ in
-    noise, with 4 to 32 parts alike (docs/intervals.md)."""
+    """Return the relative variance of the window's throughput by its own course, from the means of equal parts
+    (docs/intervals.md). None if a part has no tokens, or the window too few steps."""
     trace = window_trace(run)
     if len(trace.steps) < 2 * BATCHES or not trace.seconds:
         return None
@@ -117,7 +112,7 @@ def steps_with_prompts(run: Run) -> float | None:
     """Share of the window's steps that processed a prompt, or a part of one. None where a server tells no steps."""
     if not len(run.steps):
         return None
-    prompts = piece(run.steps.prompt_tokens, window_trace(run).steps)
+    prompts = run.steps.prompt_tokens[window_trace(run).inside]
     return sum(tokens > 0 for tokens in prompts) / len(prompts) if prompts else None
 
 
@@ -125,10 +120,9 @@ def steps_with_prompts(run: Run) -> float | None:
 def mean_batch(run: Run) -> float | None:
     """Mean number of sequences that a step carried to their next token, weighted by time.
 
-    It is the new tokens of a step, also where the step did some prefills: a prefill that ends in the step yields its
-    first token there and counts as the sequence it is. One whose prompt is not through yields none and does not count,
-    although it takes part: with chunked prefill the true number can be a little higher, never lower. Where a server
-    tells no steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
+    It is the new tokens of a step. A prefill that ends in the step yields its first token there and counts; one whose
+    prompt is not through does not, so with chunked prefill the true number can be a little higher. If a server tells no
+    steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
     """
     if not len(run.steps) and run.stream is not None:
         return requests_in_flight(run, "sent_s")
@@ -168,21 +162,20 @@ def most_in_flight(run: Run) -> int:
 
 @once
 def littles_law(run: Run) -> float | None:
-    """Return the relative deviation of the requests in flight from the mean batch: two counts of the same thing, from
-    the requests' own intervals and from the step trace, equal in an honest run whatever its arrivals. None: not
-    measured."""
+    """Return the relative deviation of the requests in flight, by their own intervals, from the mean batch, by the step
+    trace. Both are equal in an honest run whatever its arrivals. None: not measured."""
     requests, batch = requests_in_flight(run), mean_batch(run)
     return None if requests is None or not batch else requests / batch - 1
 
 
 def kv_usage(run: Run) -> float | None:
     """Largest share of the KV blocks in use in the window, 0 to 1; None without a trace of steps."""
-    return max((v for v in piece(run.steps.kv_usage, window_trace(run).steps) if v is not None), default=None)
+    return max((v for v in run.steps.kv_usage[window_trace(run).inside] if v is not None), default=None)
 
 
 def preemptions(run: Run) -> int:
     """Requests thrown out of the engine in the window, to be computed again later; 0 without a trace of steps."""
-    return sum(piece(run.steps.preempted, window_trace(run).steps))
+    return sum(run.steps.preempted[window_trace(run).inside])
 
 
 @once
@@ -210,8 +203,7 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
     load is no ramp. Gaps between tokens are those of the step. If it is not known when requests failed, each step
     keeps all failures.
 
-    What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog:
-    this is what a ramp is for. A rate by itself is measured by a load of its own.
+    What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog.
     """
     load = measurement.load
     if not isinstance(load, OpenLoop):
@@ -271,7 +263,7 @@ def delay_of(run: Run) -> ScheduleDelay | None:
 
 
 def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
-    """Message that late or unsent requests invalidate the run; None where the client kept up. Without a TTFT: None."""
+    """Return the problem that requests were sent late or never; None if the client kept up."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
     bound = harmless_s(median_ttft_s)
@@ -290,12 +282,8 @@ def harmless_s(median_ttft_s: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Waiting times in seconds under a limit on the requests in flight, over all requests that were sent. They are no
-    part of latencies, which tell of the server: a request is due when it may be sent. But users waited, and a gateway
-    that holds requests back only moves where they do.
-
-    requests: number that waited at all. mean_s, p99_s, max_s: over all sent requests, those that did not wait included.
-    """
+    """Waiting times in seconds under a limit on the requests in flight, which are no part of latencies. requests: how
+    many waited at all. mean_s, p99_s, max_s: over all sent requests, those that did not wait included."""
 
     requests: int
     mean_s: float
@@ -304,7 +292,7 @@ class HeldBack:
 
 
 def held_back(run: Run) -> HeldBack | None:
-    """Waiting times of a run's requests; None without a limit on requests in flight, or where nothing was sent."""
+    """Waiting times of a run's requests; None without a limit on requests in flight, or if nothing was sent."""
     waited = run.stream.waited_s if run.stream else ()
     if not waited:
         return None
@@ -353,8 +341,8 @@ PARTS, SHARES = ("p50", "p90", "p95", "p99"), (0.50, 0.90, 0.95, 0.99)
 
 
 class RequestLatency(NamedTuple):  # made for each request of an archive: three times as fast as a frozen dataclass
-    """One request's latencies in seconds; None where it never came so far. tpot_s is None too where it has a single
-    output token: `single` tells these apart."""
+    """One request's latencies in seconds; None if it never came so far. tpot_s: None too for a `single` output
+    token."""
 
     ttft_s: float | None
     tpot_s: float | None
@@ -383,10 +371,12 @@ def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
     """Return the latencies of all requests that finished in the windows of these runs, or were sent in them, whenever
     they ended. A failed request that was sent counts as never ended. An older record does not say when its failed
     requests were sent, so they are left out."""
-    seen = [request_latency(run.samples, row) for run in runs for row in _rows_in_window(run, judged_by)]
-    if judged_by == "sent":
-        failed = sum(_failed_in_window(run, judged_by) for run in runs if run.failed)
-        seen += [RequestLatency(None, None, None, None, single=False)] * failed
+    seen = []
+    for run in runs:
+        rows, failed = _in_window(run, judged_by)
+        seen += [request_latency(run.samples, row) for row in rows]
+        if judged_by == "sent":
+            seen += [RequestLatency(None, None, None, None, single=False)] * (failed or 0)
     gaps = gaps_of(runs)
     return Latencies(
         requests=len(seen),
@@ -422,24 +412,21 @@ def judged_requests(measurement: Measurement) -> Judged:
     """Return the requests that were sent in the window of an open loop, or ended in that of any other load, and the
     failed ones of the same moments. A load with a number of requests counts all of its failures, and so does a record
     that does not say when requests failed."""
-    run, judged_by, samples = measurement.run, measurement.load.judged_by, measurement.run.samples
-    rows, failures = _rows_in_window(run, judged_by), run.failures
-    if run.failed is not None and measurement.load.requests is None:
-        failures = _failed_in_window(run, judged_by)
+    run, load, samples = measurement.run, measurement.load, measurement.run.samples
+    rows, failed = _in_window(run, load.judged_by)
     prompts, outputs = (sum(column[row] for row in rows) for column in (samples.prompt_tokens, samples.output_tokens))
-    return Judged(rows, prompts, outputs, failures)
+    return Judged(rows, prompts, outputs, run.failures if failed is None or load.requests is not None else failed)
 
 
-def _rows_in_window(run: Run, judged_by: JudgedBy) -> Sequence[int]:
-    if judged_by == "ended":
-        return finished_in_window(run)
-    opens, closes = run.window_s
-    return [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
-
-
-def _failed_in_window(run: Run, judged_by: JudgedBy) -> int:
-    opens, closes = run.window_s
-    return sum(opens <= at < closes for at in getattr(run.failed, f"{judged_by}_s"))
+def _in_window(run: Run, judged_by: JudgedBy) -> tuple[Sequence[int], int | None]:
+    """Rows of the samples that were sent, or ended, in the window, and the number of failed requests that were; None if
+    the record does not say when."""
+    (opens, closes), rows = run.window_s, finished_in_window(run)
+    if judged_by == "sent":
+        rows = [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
+    if run.failed is None:
+        return rows, None
+    return rows, sum(opens <= at < closes for at in getattr(run.failed, f"{judged_by}_s"))
 
 
 def percentiles(values: Sequence[float | None]) -> Percentiles:

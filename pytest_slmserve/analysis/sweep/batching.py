@@ -1,12 +1,10 @@
-"""The largest batch that is worth its latency: batching efficiency, a latency objective, and the largest load within
-both.
+"""The largest batch that is worth its latency, by the rule of the batching advisor of arXiv:2503.08311.
 
-The rule is that of the batching configuration advisor of arXiv:2503.08311, as its published code has it. Efficiency is
-eff(B) = T(B)/(B T(1)); B_opt is the largest B measured with eff(B) > epsilon and a latency within the objective.
-Latencies are those of the points (`e2e_repeats`), be it per token or per request. With the saturation law both limits
-have a closed form. For efficiency it is (1 + b_half)/epsilon - b_half; for k times the latency at R it is k (R +
-b_half) - b_half. The second takes the b_half of the latencies: where prompts are worked off between steps, throughput
-has a smaller one.
+Efficiency is eff(B) = T(B)/(B T(1)); B_opt is the largest B measured with eff(B) > epsilon and a latency within the
+objective. Latencies are those of the points (`e2e_repeats`), be it per token or per request. With the saturation law
+both limits have a closed form. For efficiency it is (1 + b_half)/epsilon - b_half; for k times the latency at R it is
+k (R + b_half) - b_half. The second takes the b_half of the latencies: if prompts are worked off between steps,
+throughput has a smaller one.
 """
 
 import math

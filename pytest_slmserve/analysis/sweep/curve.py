@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis import estimates
-from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval
+from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval, t_above
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, points_of
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction, next_load, predictions
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every
+from pytest_slmserve.analysis.verdict import State, Verdict, below, every
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved
@@ -29,7 +28,6 @@ SURE = 2.2  # standard errors to an end of an interval, once there are many repe
 TOLERANCE = 0.10
 MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
-MARGINAL = "marginal-after-128"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,7 @@ class Curve:
 
     @property
     def first(self) -> Measurement | None:
-        """Any one of the measurements: engine, workload, environment and load (but for its concurrency) are those of
-        all."""
+        """Any measurement: its engine, workload, environment and load (but for the concurrency) are those of all."""
         return self.measurements[0] if self.measurements else None
 
     @property
@@ -122,9 +119,18 @@ class Curve:
         """Longest requests that fit into the KV cache at once."""
         return kv_capacity(self.first.spec, self.first.workload.longest, self.first.resolved) if self.first else None
 
+    @property
+    def work(self) -> Work | None:
+        """Work of a request on a GPU; None if the model's shape or data type is not known."""
+        return work_of_workload(self.first.spec, self.first.resolved, self.first.workload) if self.first else None
+
+    @property
+    def peaks(self) -> Peaks | None:
+        """Data sheet of the engine's GPUs, if it is known."""
+        return peaks_of_engine(self.first.spec, self.first.environment) if self.first else None
+
     def one_engine(self, concurrency: int, replicas: ReplicaPoint | None = None) -> Point | None:
-        """The point of one engine alone under a load, measured for comparisons or in the sweep; None where there is
-        none. replicas: only what their hosts measured."""
+        """The point of one engine alone under a load, if there is one. replicas: only what their hosts measured."""
         valid = [*plateau.valid_points(self.alone), *self.valid]
         found = (point for point in valid if point.concurrency == concurrency)
         return next(filter(None, (point.on_hosts_of(replicas) if replicas else point for point in found)), None)
@@ -136,8 +142,7 @@ class Curve:
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
-        """Predictions by the saturation law for the loads that were not needed; empty where it does not describe the
-        curve."""
+        """Predictions by the saturation law for the loads that were not needed, if it describes the curve."""
         return predictions(self.points, self.unneeded)
 
     def gains(self) -> tuple[Gain, ...]:
@@ -159,16 +164,12 @@ class Curve:
         )
 
     def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Return the verdict on whether throughput reaches a plateau within the points measured.
-
-        It passes if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; it
-        fails if the last one gains more with the same confidence. value, low, high: the gain of the last doubling,
-        which decides.
-        """
+        """Return the verdict on whether throughput reaches a plateau within the points measured: whether the last
+        doubling, whose gain is the value, gains less than `tolerance` with 97.5 % confidence."""
         if reason := obstacle(self, _largest_two(self).__contains__):
             return Verdict.inconclusive(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
-        last, threshold = self.gains()[-1], f"threshold {percent(tolerance)}"
-        state = below(last, tolerance)
+        gains, threshold = self.gains(), f"threshold {percent(tolerance)}"
+        last, state = gains[-1], below(gains[-1], tolerance)
         why = f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, {threshold}"
         if last.value < 0:
             why = f"with the last doubling ({last.start} to {last.end}) throughput is {_lower(last)}, {threshold}"
@@ -182,7 +183,7 @@ class Curve:
                 why += f"; the KV cache holds {self.kv_capacity} requests"
         else:
             flat = self.plateau(tolerance)
-            later = [g for g in self.gains() if g.start >= (flat.value or 0)]
+            later = [g for g in gains if g.start >= (flat.value or 0)]
             most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
             gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
             why = f"plateau from {flat.value} in flight (95 %: {flat.low} to {flat.high}): later doublings {gain}"
@@ -191,23 +192,9 @@ class Curve:
                 why += f"; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
         return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
 
-    def marginal_after(self, load: int, tolerance: float) -> Verdict:
-        """Return the verdict on whether throughput gains less than `tolerance` from `load` in flight to the next one
-        measured. value, low, high: that gain per doubling."""
-        gain = next((each for each in self.gains() if each.start == load), None)
-        if gain is None:
-            return Verdict.inconclusive(MARGINAL, self.subject, f"not measured at {load} in flight and twice as many")
-        why = f"{load} to {gain.end} in flight gains {percent_interval(gain)}, threshold {percent(tolerance)}"
-        if gain.value < 0:
-            why = f"from {load} to {gain.end} in flight throughput is {_lower(gain)}, threshold {percent(tolerance)}"
-        return _verdict(MARGINAL, self, below(gain, tolerance), why, gain, tolerance, (gain.start, gain.end))
-
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
-
-        It passes if every one does with 97.5 % confidence, fails if one does not with the same confidence, corrected
-        for having been chosen of all. value, low, high: of the doubling that decides.
-        """
+        """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`,
+        with 97.5 % confidence (`verdict.every`). value: of the doubling that decides."""
         knee, reason = _knee(self, tolerance, lambda load, knee: load >= knee)
         if knee is None:
             return Verdict.inconclusive(LATENCY, self.subject, reason + sparsely(self), tolerance, *self.valid)
@@ -216,7 +203,7 @@ class Curve:
             found = plateau.gains(self.points, e2e_s, self.looks, several)
             return [(gain, (gain.start, gain.end)) for gain in found if gain.start >= knee]
 
-        state, flattest, loads = every(above, tolerance, rises)
+        state, flattest, loads = every(rises, least=tolerance)
         why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
         if flattest.value < 0:
             why += f"from {loads[0]} to {loads[1]} it is {_lower(flattest)}"
@@ -226,10 +213,8 @@ class Curve:
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
         """Return the verdict on whether every point up to the plateau is Pareto-optimal: no other beats it by more than
-        `margin` both in throughput and in mean E2E. Every point measured, if they reach no plateau.
-
-        Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
-        of another point over one of these that decides; of several it is corrected for having been chosen.
+        `margin` both in throughput and in mean E2E. Every point measured, if they reach no plateau. Without a margin
+        noise would tell two points of equal latency apart. value: the advantage that decides.
         """
         largest = max((p.concurrency for p in self.valid), default=None)
         knee, reason = _knee(self, tolerance, lambda load, knee: load <= knee, largest)
@@ -240,7 +225,7 @@ class Curve:
         def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
             return [(by, (p, q)) for p in upto for q, by in plateau.advantages(self.points, p, self.looks, several)]
 
-        state, by, (point, rival) = every(below, margin, rivals)
+        state, by, (point, rival) = every(rivals, most=margin)
         if state is State.PASSES:
             why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
             why += f"than {', '.join(str(p.concurrency) for p in upto)} in flight"
@@ -310,7 +295,7 @@ def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list
 
 
 def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
-    """Each curve with the jobs of its model, and one more for each model of which jobs alone were served."""
+    """Return each curve with the jobs of its model, and one more for each model of which only jobs were served."""
     known = list(curves)
     alone = dict.fromkeys(job.model for job in jobs if job.model not in {curve.subject for curve in known})
     return [
@@ -370,39 +355,41 @@ def _lower(seen: Interval) -> str:
 
 
 def _largest_two(curve: Curve) -> list[int]:
-    """The loads of the last doubling, measured or not: it decides whether there is a plateau."""
+    """Return the loads of the last doubling, measured or not: it decides whether there is a plateau."""
     return sorted({*curve.missing, *(p.concurrency for p in curve.points)})[-2:]
 
 
 def _verdict(
     claim: str, curve: Curve, state: State, why: str, seen: Interval, threshold: float, loads: tuple[int, ...]
 ) -> Verdict:
+    why += sparsely(curve)
+    verdict = Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, *curve.valid)
+    return with_remedy(verdict, curve, loads)
+
+
+def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdict:
     """Return a verdict on the curve, and if it is inconclusive what would decide it, roughly: an interval shrinks with
     the square root of the number of repeats, and has to end at the threshold. An engine is started first. Nobody knows
     how long repeats of external results take. loads: those on which the verdict depends most."""
-    verdict = Verdict.from_interval(
-        claim, curve.subject, state, f"{why}{sparsely(curve)}", seen, threshold, *curve.valid
-    )
-    if state is not State.INCONCLUSIVE:
+    value, low, high, threshold = verdict.value, verdict.low, verdict.high, verdict.threshold
+    if verdict.state is not State.INCONCLUSIVE or value is None or threshold is None:
         return verdict
     points = [p for p in curve.valid if p.concurrency in loads]
     there, where = min(len(p.repeats) for p in points), curve.axes.at(" and ".join(map(str, loads)))
+    remedy = f"more repeats at {where}"
     if curve.unneeded:
-        return replace(verdict, again=loads, remedy="--slm-sweep full with --slm-resume measures the rest")
-    if seen.low is None or seen.high is None or curve.load is None:
-        return replace(verdict, again=loads, remedy=f"more repeats at {where}")
-    df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
-    certainty = estimates.t_above(plateau.tail_at(there, curve.looks), df)
-    reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - threshold)
-    if distance * MOST_REPEATS**0.5 < reach * there**0.5:
+        remedy = "--slm-sweep full with --slm-resume measures the rest"
+    elif low is not None and high is not None and curve.load and curve.environment:
+        df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
+        certainty = t_above(plateau.tail_at(there, curve.looks), df)
+        reach, distance = (high - low) / 2 * SURE / certainty, abs(value - threshold)
         remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
-        return replace(verdict, again=loads, remedy=remedy)
-    more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
-    seconds = more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
-    starts = [each.ready_s for each in curve.resolved if each.ready_s is not None]
-    seconds += fmean(starts) if starts else 0.0
-    start, mode = ", with an engine start," if starts else "", curve.environment.mode if curve.environment else ""
-    remedy = f"about {seconds:.0f} s more at {where}{start} would decide: {mode} --slm-resume"
+        if distance * MOST_REPEATS**0.5 >= reach * there**0.5:
+            more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
+            starts = [each.ready_s for each in curve.resolved if each.ready_s is not None]
+            seconds = fmean(starts or [0.0]) + more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
+            start = ", with an engine start," if starts else ""
+            remedy = f"about {seconds:.0f} s more at {where}{start} would decide: {curve.environment.mode} --slm-resume"
     return replace(verdict, again=loads, remedy=remedy)
 
 
@@ -440,8 +427,7 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
 
 def _facts(curve: Curve) -> list[str]:
-    """Return what can differ between two curves of one model beside requests and engine, the plainest first; empty if
-    nothing was measured."""
+    """Return what can differ between two curves of one model beside requests and engine, the plainest first."""
     first, load = curve.first, curve.load
     if first is None or load is None:
         return []
@@ -485,14 +471,3 @@ def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]
 def front_ends(spec: EngineSpec | None) -> str:
     """Return a clause with the number of front ends, such as " with 4 front ends"; empty for one."""
     return f" with {spec.front_ends} front ends" if spec and spec.front_ends > 1 else ""
-
-
-def work_of_curve(curve: Curve) -> Work | None:
-    """Work of a request of this sweep on a GPU; None where shape or data type are unknown."""
-    if curve.spec is None or curve.workload is None or not curve.resolved:
-        return None
-    return work_of_workload(curve.spec, curve.resolved[0], curve.workload)
-
-
-def peaks_of_curve(curve: Curve) -> Peaks | None:
-    return peaks_of_engine(curve.spec, curve.environment) if curve.spec and curve.environment else None

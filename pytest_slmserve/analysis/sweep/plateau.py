@@ -1,18 +1,14 @@
 """Gains of each doubling of the load, the plateau where they cease to pay, and the loads that find it.
 
-The knob is the concurrency. Gains are per doubling, also where neighbours are not a factor of two apart:
-(T2/T1)**(1/log2(B2/B1)) - 1. Their intervals are those of `stats.noise`, on the log scale. A sweep that measures until
-its claims are decided looks at its data several times, and its intervals hold at all looks together: they are repeated
-confidence intervals (Jennison and Turnbull 2000, chapter 9).
+The load is the requested concurrency. Gains are per doubling, also if neighbours are not a factor of two apart:
+(T2/T1)**(1/log2(B2/B1)) - 1. A sweep that measures until its claims are decided looks at its data several times, and
+its intervals hold at all looks together: they are repeated confidence intervals (Jennison and Turnbull 2000, chapter
+9).
 
-The saturation law holds between two measured loads: the time of a step, load over throughput, is a straight line from
-one to the other. So the smallest load and the largest predict where the plateau begins. The smallest gives the time of
-a step whatever the batch; no prediction shows whether there is more to come past the largest. Then the loads that
-decide this are measured: the load where it begins, and the one before, which must still gain. Past the beginning, one
-load is added between two from which throughput grows by the tolerance or more. Each measurement moves the prediction. A
-plateau never rests on a predicted load.
-
-Throughput is a function of the requested load. Everything here is pure: points in, a decision out.
+By the saturation law the time of a step, load over throughput, is a straight line from one measured load to the next.
+So the smallest load and the largest predict where the plateau begins. Then that load is measured, and the one before,
+which must still gain; past the beginning, one load between two from which throughput grows by the tolerance or more.
+Each measurement moves the prediction. A plateau never rests on a predicted load.
 """
 
 import math
@@ -164,11 +160,10 @@ class Fit:
 
 
 def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
-    """Return the law through the means of the valid points, with intervals from the repeats. Raises TooFewPoints.
+    """Return the law through the means of the valid points, with intervals from the repeats. The i-th repeats of every
+    point make the i-th fit; see `launch_means` for fits of one launch. Raises TooFewPoints.
 
-    b_half: where it is known, for instance from shapes; then T_inf alone is fitted, and b_half has no interval.
-    The i-th repeats of every point make the i-th fit, as far as all points have one; fits of one launch count as one
-    where several launches measured equally often.
+    b_half: if it is known, for instance from shapes; then only T_inf is fitted, and b_half has no interval.
     """
     valid = with_batches(points)
     means = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in valid]
@@ -297,12 +292,8 @@ def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
 
 
 def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) -> Wanted | None:
-    """Return the next load that the plateau depends on; None if all are known. Loads without a valid repeat, though
-    they were tried, are passed over.
-
-    Past the plateau's beginning it is a load between two from which throughput grows so much that a doubling in between
-    may gain more than the tolerance. A single load next to the beginning is left alone: it moves that by no more.
-    """
+    """Return the next load that the plateau depends on; None if all are known. Loads that were tried, and have no valid
+    repeat, are passed over. A single load next to the plateau's beginning is left out: it moves that by no more."""
     known = [p for p in points if p.concurrency in grid]
     rates, invalid = _rates(known), {p.concurrency for p in known if not p.valid}
     loads = sorted(set(grid) - invalid)
@@ -336,7 +327,6 @@ def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) ->
 
 
 def _rates(points: Iterable[Point]) -> dict[int, float]:
-    """Return the mean output tokens/s of the valid points, by load."""
     return {p.concurrency: fmean(p.repeats) for p in valid_points(points)}
 
 
@@ -365,7 +355,7 @@ def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
 
 
 def predictions(points: Iterable[Point], loads: Iterable[int]) -> tuple[Prediction, ...]:
-    """Return predictions by the law for loads between those measured; none if the law does not describe this curve."""
+    """Return predictions by the law for loads between those measured; none if it does not describe this curve."""
     known = tuple(points)
     missed = law_error(known)
     if missed is None or missed[0] > DESCRIBES:

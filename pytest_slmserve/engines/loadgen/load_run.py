@@ -106,8 +106,6 @@ AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most
 PROGRESS_S = 0.5
 FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
 
-Due = tuple[int, float | None]  # the number of a request, and when it was to be sent if there is a schedule
-
 
 class LoadRun:
     """One load on one server. The users of a closed loop send their next request when the last one has ended. Those of
@@ -154,9 +152,9 @@ class LoadRun:
             return math.inf
         return self.began + self.schedule[self.loop.sent]
 
-    def due(self, now: float) -> list[Due]:
-        """The requests to send now."""
-        found: list[Due] = []
+    def due(self, now: float) -> list[tuple[int, float | None]]:
+        """The numbers of the requests to send now, with the time at which each was due if there is a schedule."""
+        found: list[tuple[int, float | None]] = []
         self._free += self.loop.users_due(now - self.began)
         while self._free and self._places != deque() and (number := self.loop.next_request()) is not None:
             self._free -= 1
@@ -302,8 +300,9 @@ class LoadRun:
         if stream.failure is None and (told or 0) > max(stream.wanted, shown):
             why = f"the server counts {told} output tokens of a request for {stream.wanted}"
             stream.failure, stream.failed = ("malformed", why), stream.read_until
+        # What is kept of a request is kept until the load ends, of which it may be one of millions.
+        del answer.response
         stream.body = b""
-        del answer.response  # nor this: what is kept of each request is kept until the load ends
         if stream.failure is not None:
             self.failed.append(stream)
             return 0

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
-from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
@@ -296,7 +296,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
             law = None
         if law and law.describes and law.identified:
             laws += [{"x": load, "y": law.tokens_per_s(load), "series": name} for load in loads]
-        if (work := work_of_curve(curve)) and (peaks := peaks_of_curve(curve)):
+        if (work := curve.work) and (peaks := curve.peaks):
             bound = [(load, ceiling_tokens_per_s(work, peaks, load)) for load in loads]
             roofs |= {at: {"x": at[0], "y": at[1], "series": name} for at in bound if at not in roofs}
         for p in curve.predictions:

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
+from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, nothing_counts
@@ -530,9 +531,10 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
 
     length, limit, blocks = attrgetter("output_tokens"), attrgetter("spec.max_num_seqs"), attrgetter("kv_blocks")
     lengths = by_model(evidence.grid_of, length)
-    others = [group for group in lengths if group[0].model not in evidence.SIZED_AS]
+    against = CLAIMS["alike-at-one-size"].against
+    others = [group for group in lengths if group[0].model not in against]
     # Models that are compared for their size, all at once, beside their reference.
-    sized = {*evidence.SIZED_AS, *evidence.SIZED_AS.values()} if len(others) < len(lengths) else ()
+    sized = {*against, *chain(*against.values())} if len(others) < len(lengths) else ()
     of_one_size = [[p for p in group if p.load.at_once] for group in lengths if group[0].model in sized]
     tokens = {"output_tokens_per_s": TOKENS_PER_S, "e2e_s": "mean E2E latency, s"}
     served = {"requests_per_s": "requests/s", "e2e_s": "mean E2E latency, s"}

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.advice.other_gpu import (
     predicted_elsewhere,
 )
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, work_of_curve
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
@@ -44,7 +44,7 @@ SOME = sweep(H200, lambda load: 100.0 * load)
 
 def physical(gpu: Peaks, host_s: float, slower: float = 1.0):
     """Throughput of an engine whose steps read the weights and contexts, compute prompts, and wait for the host."""
-    work = work_of_curve(SOME)
+    work = SOME.work
     assert work is not None
     bandwidth = REACHABLE_DRAM * gpu.bytes_per_s
     prompt_s = work.prefill_flops / work.output_tokens / (REACHABLE_TENSOR * gpu.flops_per_s)

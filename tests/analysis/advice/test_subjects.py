@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from published import ROWS, served
 from scripts import BASELINES, in_checkout
-from strategies import H200, law, measurement, planted_telemetry
+from strategies import H200, judge, law, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.advice.subjects import advised_batch_costs_little, of_curves, of_external
+from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
 from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.points import ratio
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
@@ -199,7 +199,7 @@ def test_engines_of_several_gpus_tell_nothing_of_one():
 
 def judged(rates):
     curve = curve_of("opt-1.3b", [measurement(n, rate + i, repeat=i) for n, rate in rates.items() for i in range(2)])
-    return curve, advised_batch_costs_little(curve, 0.9)
+    return curve, judge("advised-batch-costs-little", curve)
 
 
 def test_the_load_that_serves_most_is_chosen_of_all_and_corrected_for_it():

@@ -15,13 +15,13 @@ from strategies import H200, judge, measurement, point, without
 
 from pytest_slmserve.analysis.claims.evidence import (
     IDLE_TENSOR,
-    NEXT_SMALLER,
     NO_DECODING,
     NO_ENERGY,
     NO_PROFILE,
     NO_UTIL,
     at_table_1,
 )
+from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.points import Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
@@ -380,13 +380,13 @@ def test_its_own_energy_may_be_missing_too():
 
 @pytest.mark.parametrize("model", ["opt-125m", "opt-350m", "qwen2.5-3b", ""])
 def test_models_without_a_smaller_one_in_the_table(model):
-    assert model not in NEXT_SMALLER
     assert dearer_models(Curve(subject=model), [SMALL, LARGE]).why == "no smaller model in table 1"
 
 
 def test_the_order_of_the_models_is_that_of_the_table():
     models = ["opt-13b", "opt-6.7b", "opt-2.7b", "opt-1.3b", "opt-125m"]
-    assert [NEXT_SMALLER.get(model) for model in models] == [*models[1:], None]
+    smaller = CLAIMS[DEARER].against
+    assert [*smaller] == models[-2::-1] and [smaller[model] for model in models[:-1]] == [[each] for each in models[1:]]
 
 
 def test_the_point_of_the_table():

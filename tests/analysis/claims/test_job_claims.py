@@ -101,7 +101,7 @@ def test_alike_at_one_size_needs_the_other_model():
     llama = curve(job_point(model="llama-7b"), subject="llama-7b")
     assert "of both llama-7b and opt-6.7b" in judge(ALIKE, llama, [llama]).why
     assert models_read(claim_of(ALIKE), "llama-7b") == ("llama-7b", "opt-6.7b")
-    assert models_read(claim_of(ALIKE), "opt-6.7b") == ("opt-6.7b",) * 2
+    assert models_read(claim_of(ALIKE), "opt-6.7b") == ("opt-6.7b",)
     assert not is_judged(ALIKE, llama)
 
 

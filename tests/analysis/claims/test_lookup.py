@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from typing import get_args
 
@@ -35,6 +36,12 @@ def test_each_claim_states_a_sentence_of_a_paper_or_says_that_it_is_ours():
     assert {claim.name for claim in CLAIMS.values() if "arXiv" not in claim.source} == of_ours - {
         "replicas-keep-the-tail-urls"
     }
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.name)
+def test_a_claim_that_compares_has_a_threshold_and_tells_its_estimate(claim):
+    if claim.compares:
+        assert claim.threshold in claim.parameters and re.search(r"{(|told|does)}", claim.words)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.claim}-{row.model}")
@@ -105,7 +112,7 @@ def test_unknown_claims_and_empty_tables():
 def test_the_expected_failures_fail_and_the_others_hold():
     for model in ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b"):
         row = row_for("table-1-batch-fits", model)
-        verdict = judge_row("table-1-batch-fits", Curve(subject=model), row)
+        verdict = judge_row(row, Curve(subject=model))
         assert verdict.state is State(row.expected)
         assert row.expected == "passes" or verdict.why.split()[0] == row.evidence.split()[0], "the arithmetic agrees"
 
@@ -119,41 +126,41 @@ def test_a_server_that_does_not_feed_its_engine_is_no_reason_to_expect_no_platea
 @pytest.mark.parametrize("name", NAMES)
 def test_all_verdicts_name_their_subject_alike(name):
     curve = curve_of("opt-1.3b", [measurement(c, law(c), model="facebook/opt-1.3b") for c in (1, 2, 4)])
-    assert judge_row(name, curve, row_for(name, "facebook/opt-1.3b")).subject == "opt-1.3b"
+    assert judge_row(row_for(name, "facebook/opt-1.3b"), curve).subject == "opt-1.3b"
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
 def test_claims_of_a_curve(name):
     curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
-    verdict = judge_row(name, curve, row_for(name, "opt-1.3b"))
+    verdict = judge_row(row_for(name, "opt-1.3b"), curve)
     assert verdict.claim == name and verdict.state is State.PASSES
 
 
 def test_parameters_of_the_row_rule():
     curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
     strict = replace(row_for(PLATEAU, "opt-1.3b"), parameters={"tolerance": 0.01})
-    assert judge_row(PLATEAU, curve, strict).state is State.FAILS
+    assert judge_row(strict, curve).state is State.FAILS
 
 
 def test_kv_blocks_of_the_worst_launch_count():
     made = [measurement(c, law(c), launch=f"launch-{c}") for c in (1, 2, 4)]
     row = row_for("kv-blocks-as-predicted", "opt-1.3b")
-    assert judge_row(row.claim, curve_of("opt-1.3b", made), row).n == 3
+    assert judge_row(row, curve_of("opt-1.3b", made)).n == 3
     off = replace(made[1], resolved=replace(made[1].resolved, kv_blocks=1000))
-    assert judge_row(row.claim, curve_of("opt-1.3b", [made[0], off, made[2]]), row).state is State.FAILS
+    assert judge_row(row, curve_of("opt-1.3b", [made[0], off, made[2]])).state is State.FAILS
     dumb = replace(off, resolved=replace(off.resolved, kv_blocks=None))
-    assert judge_row(row.claim, curve_of("opt-1.3b", [made[0], dumb, made[2]]), row).state is State.INCONCLUSIVE
+    assert judge_row(row, curve_of("opt-1.3b", [made[0], dumb, made[2]])).state is State.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
 def test_nothing_measured_is_never_green(name):
-    assert judge_row(name, Curve(subject="opt-1.3b"), row_for(name, "opt-1.3b")).state is State.INCONCLUSIVE
+    assert judge_row(row_for(name, "opt-1.3b"), Curve(subject="opt-1.3b")).state is State.INCONCLUSIVE
 
 
 @given(curves())
 def test_judging_is_total(curve):
     for name in NAMES:
-        assert judge_row(name, curve, row_for(name, curve.subject)).claim == name
+        assert judge_row(row_for(name, curve.subject), curve).claim == name
 
 
 @pytest.mark.parametrize("row", [*ROWS, *TABLE], ids=repr)

@@ -197,5 +197,5 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_claim_fails_where_the_records_refute_its_sentence(name):
     curve, *others = REFUTED[name]()
-    verdict = judge_row(name, curve, row_for(name, "*", rows=ROWS[: len(CLAIMS)]), others)
+    verdict = judge_row(row_for(name, "*", rows=ROWS[: len(CLAIMS)]), curve, others)
     assert (verdict.claim, verdict.state) == (name, State.FAILS), verdict.why

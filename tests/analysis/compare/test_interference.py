@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from gpus import alone, engine
+from strategies import judge
 
 from pytest_slmserve.analysis.claims.table import applies, claim_of
-from pytest_slmserve.analysis.compare.deployments import CLAIM, neighbours_do_not_disturb
+from pytest_slmserve.analysis.compare.deployments import CLAIM
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, within
@@ -24,14 +25,14 @@ def curve(slower: float = 1.0, again=(4, 16)):
 
 
 def test_what_is_the_same_holds():
-    verdict = neighbours_do_not_disturb(curve(), MARGIN)
+    verdict = judge(CLAIM, curve(), margin=MARGIN)
     assert verdict.state is State.PASSES and verdict.n == 6
     assert "at 4; " in verdict.why and "at 16 in flight" in verdict.why
 
 
 @pytest.mark.parametrize("slower", [1.1, 0.9])
 def test_what_neighbours_slow_or_hasten_fails_with_the_number(slower):
-    verdict = neighbours_do_not_disturb(curve(slower), MARGIN)
+    verdict = judge(CLAIM, curve(slower), margin=MARGIN)
     assert verdict.state is State.FAILS
     assert verdict.value == pytest.approx(slower - 1, abs=0.01)
 
@@ -40,13 +41,13 @@ def test_one_disturbed_cell_is_enough():
     good, bad = curve(), curve(1.1)
     mixed = [m for m in good.measurements if m.load.concurrency == 4]
     mixed += [replace(m, spec=good.spec) for m in bad.measurements if m.load.concurrency == 16]
-    assert neighbours_do_not_disturb(curve_of("opt-tiny", mixed), MARGIN).state is State.FAILS
+    assert judge(CLAIM, curve_of("opt-tiny", mixed), margin=MARGIN).state is State.FAILS
 
 
 def test_without_both_there_is_nothing_to_tell():
-    verdict = neighbours_do_not_disturb(curve(again=()), MARGIN)
+    verdict = judge(CLAIM, curve(again=()), margin=MARGIN)
     assert verdict.state is State.INCONCLUSIVE and "none of its loads" in verdict.why
-    why = neighbours_do_not_disturb(curve(again=(16,)), MARGIN).why
+    why = judge(CLAIM, curve(again=(16,)), margin=MARGIN).why
     assert "at 16 in flight" in why and why.count(" at ") == 1
 
 

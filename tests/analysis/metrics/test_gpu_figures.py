@@ -190,7 +190,7 @@ def stepping(run, prompt_steps, step_s=0.1):
 
 
 def seconds(watch):
-    return sum(reading.weight_s for reading in watch.readings(sensors.DRAM_ACTIVE))
+    return 0.25 * len(watch.values(sensors.DRAM_ACTIVE))
 
 
 def test_readings_beside_prompts_do_not_tell_of_decoding():

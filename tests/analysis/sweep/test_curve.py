@@ -3,8 +3,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
+import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import curves, law, measurement, noisy_curve, point, without
@@ -17,6 +19,7 @@ from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %
 STEEP = {b: law(b) for b in BATCHES[:7]}  # the last doubling gains 41 %
+gain_after_128 = partial(strategies.judge, "marginal-after-128")
 JUDGES = (Curve.pareto_plateau, Curve.latency_keeps_rising, Curve.pareto_up_to_plateau)
 
 
@@ -273,3 +276,27 @@ def test_an_adaptive_sweep_that_is_inconclusive_says_how_to_go_on():
     verdict = noisy.pareto_plateau()
     assert "too noisy to tell" in verdict.why and verdict.again == (256, 512)
     assert verdict.remedy == "--slm-sweep full with --slm-resume measures the rest"
+
+
+@pytest.mark.parametrize(
+    ("at_256", "state", "why"),
+    [
+        ((410.0, 411.0), State.PASSES, "throughput changes by 2.5 %"),
+        ((350.0, 351.0), State.PASSES, "throughput changes by -12.5 %"),
+        ((500.0, 501.0), State.FAILS, "throughput changes by 25"),
+        ((400.0, 500.0), State.INCONCLUSIVE, "throughput changes by 12.4 %"),
+    ],
+)
+def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, why):
+    rates = {64: (300.0, 301.0), 128: (400.0, 401.0), 256: at_256}
+    verdict = gain_after_128(Curve(subject="opt-1.3b", points=tuple(point(n, each) for n, each in rates.items())))
+    assert verdict.state is state and verdict.why.startswith(why)
+    assert "from 128 to 256 in flight (threshold 10 %)" in verdict.why
+    undecided = state is State.INCONCLUSIVE
+    assert (verdict.again, verdict.remedy) == (
+        ((128, 256), "more repeats at 128 and 256 in flight") if undecided else ((), "")
+    )
+
+
+def test_a_gain_between_loads_that_were_not_measured_is_not_told():
+    assert gain_after_128(noisy_curve({64: 1.0, 256: 2.0})).why == "not measured at 128 in flight and twice as many"

@@ -171,7 +171,7 @@ def test_several_archives_of_one_page_stay_apart(report, tmp_path, capsys):
     one, other = (read(committed(name)) for name in ARCHIVES[:2])
     both = read(tmp_path / "out.html")
     assert both.measurements == one.measurements + other.measurements
-    assert both.written_by[-3:] == other.written_by[-3:]
+    assert both.measured[-3:] == other.measured[-3:]
 
 
 def test_an_archive_that_was_cut_off_keeps_its_whole_lines(tmp_path, report):
