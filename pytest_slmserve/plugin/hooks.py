@@ -97,8 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _warn_of_misread_path(config: pytest.Config) -> None:
-    """Warn if pytest took a path after one of our options for a place of tests, and so another project for the root of
-    the run: when pytest looks for the root it does not know our options yet."""
+    """Warn if pytest took a path after one of our options for tests, and so another project for the root of the run:
+    when it looks for the root it does not know our options yet."""
     here, root, chosen = config.invocation_params.dir, config.rootpath, config.option
     own = config.inipath is not None and here.is_relative_to(root)
     if own or chosen.rootdir or chosen.inifilename:

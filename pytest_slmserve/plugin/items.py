@@ -351,9 +351,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
             with naming(item.nodeid):
                 check_fits(engine, planner.workload(engine.model, words))
-    swept = "slm_point" in fixtures and "points" not in words
-    own = AS_IT_GOES & fixtures
-    reads = not READERS.isdisjoint(fixtures)
+    own, reads = AS_IT_GOES & fixtures, not READERS.isdisjoint(fixtures)
     return ItemPlan(
         name=item.name,
         case=case,
@@ -361,7 +359,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         model=model,
         gate=sides[0] if sides else None,
         claim=session.verdicts.question(words["claim"], model, words) if model and "slm_claim" in fixtures else None,
-        swept=swept,
+        swept="slm_point" in fixtures and "points" not in words,
         compares="slm_gates" in fixtures,
         reads=reads,
         starts=own != {"slm_replicas"} and bool(own or not reads),
