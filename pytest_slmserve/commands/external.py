@@ -126,7 +126,8 @@ def external_report(results: ExternalResults, found: advisor.Plan, tolerance: fl
     found: advice on this curve only. tolerance: gain per doubling below which throughput counts as flat."""
     (advice,), curve, notes = found.advices, results.curve, list(_notes(results, found))
     seen, b_half = advice.decision, advice.subject.b_half
-    shown = sweep_section(curve, curve.subject, Findings(flat=tolerance, b_half=b_half))
+    alone = Findings(curves=[curve], flat=tolerance, b_half=b_half)
+    shown = sweep_section(curve, curve.subject, alone)
     *parts, findings = shown.parts
     assert isinstance(findings, Named)
     pairs = [*findings.pairs, ("batch", report.batch_text(advice, found))]
@@ -143,8 +144,8 @@ def external_report(results: ExternalResults, found: advisor.Plan, tolerance: fl
     told = {
         "columns": results.columns,
         "objectives": found.wish,
-        "points": list(point_facts([curve], (), ())),
-        "sweeps": sweep_facts([curve], tolerance),
+        "points": list(point_facts(alone)),
+        "sweeps": sweep_facts(alone),
         "saturation_law": law
         and {"t_inf_tokens_per_s": law.t_inf, **facts(law, "b_half", "fixed_s", "error_mean", "error_max")},
         "b_opt": seen.choice,

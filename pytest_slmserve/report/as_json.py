@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.metrics.window import Goodput, Slo
-from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, Summary, engines, job_points, points_of
-from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve, labels
+from pytest_slmserve.analysis.points import JobPoint, Point, Summary, engines, job_points, points_of
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import load_facts
 
@@ -98,39 +98,37 @@ def case_facts(case: Measurement | JobPoint) -> dict[str, Any]:
     }
 
 
-def point_facts(
-    curves: Sequence[Curve], shared: Sequence[ReplicaPoint], jobs: Sequence[JobPoint], slo: Slo | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each point of the sweeps, of engines that replicas are compared with ("alone"), of replicas
-    and of fixed-size workloads. Of the engine and the load, replicas have what all of them share."""
-    for curve, label in zip(curves, labels(curves), strict=True):
+def point_facts(found: Findings) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each point: of sweeps, of engines that replicas are compared with ("alone"), of replicas (with
+    what all of them share) and of fixed-size workloads."""
+    for curve, label in found.labelled:
         for kind, point in (*(("point", p) for p in curve.points), *(("alone", p) for p in curve.alone)):
             load = point.concurrency
             first = next((m for m in curve.measurements if m.load.max_concurrency == load), curve.first)
             what = case_facts(first) if first else {}
-            yield {"kind": kind, "subject": label, **what, "concurrency": load, **_figures(point, slo)}
-    for several in shared:
+            yield {"kind": kind, "subject": label, **what, "concurrency": load, **_figures(point, found.slo)}
+    for several in found.shared:
         one, *others = [case_facts(m) for m in several.used[0]] if several.used else [{}]
         what = {name: value for name, value in one.items() if all(other[name] == value for other in others)}
         what |= {"environment": facts(several.environment), "concurrency": several.concurrency}
         title = f"{engines(several.models)} by {several.sharing}"
-        yield {"kind": "replicas", "subject": title, **what, **_figures(several, slo)}
-    for job in jobs:
-        yield {"kind": "job", "subject": job.model, **case_facts(job), **_figures(job, slo)}
+        yield {"kind": "replicas", "subject": title, **what, **_figures(several, found.slo)}
+    for job in found.jobs:
+        yield {"kind": "job", "subject": job.model, **case_facts(job), **_figures(job, found.slo)}
 
 
-def sweep_facts(curves: Sequence[Curve], tolerance: float = TOLERANCE) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each sweep as a whole. tolerance: gain per doubling below which throughput counts as flat."""
-    for curve, label in zip(curves, labels(curves), strict=True):
+def sweep_facts(found: Findings) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each sweep as a whole."""
+    for curve, label in found.labelled:
         yield {
             "subject": label,
-            "plateau": curve.plateau(tolerance),
+            "plateau": curve.plateau(found.flat),
             "pareto": [point.concurrency for point in curve.pareto_front()],
             **facts(curve, "kv_capacity", "cut", "missing", "unneeded"),
         }
 
 
-def _figures(point: Point | JobPoint | ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
+def _figures(point: Point | JobPoint, slo: Slo | None) -> dict[str, Any]:
     """Return all figures of a point, by name, null for those that such a point never has."""
     bulk = BULK if type(point) is Point else {*BULK, "batch_repeats"}
     names = [field.name for field in fields(point) if field.name not in bulk]

@@ -9,16 +9,17 @@ from typing import get_args
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.compare.deployments import AtBothInterfaces, Deployment
 from pytest_slmserve.analysis.estimates import Interval, grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, memory_in_use, runs_of_each_gpu
+from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, device_figures, memory_in_use, runs_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
 from pytest_slmserve.analysis.verdict import above
-from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report import text_table
+from pytest_slmserve.report.findings import Findings, reasons, served_on, valid_cell
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.points import MEMORY, MemoryRow, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
-from pytest_slmserve.report.text_table import ABSENT, Column, changed, counted, figure, hundredths, milliseconds, whole
+from pytest_slmserve.report.text_table import ABSENT, Column, changed, counted, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.errors import Sharing
+from pytest_slmserve.schema.specs import GIB
 
 SHARINGS = get_args(Sharing)
 REPLICAS_LEGEND = (
@@ -77,9 +78,62 @@ SENSED: tuple[Column[Entry], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """A set of engines with the most that their GPUs had in use under any load."""
+
+    engines: str
+    sharing: str
+    memory: GpuMemory
+
+    def each_gib(self, name: str) -> str:
+        """Return a size of each engine in GiB, one of them if all are alike: "2.45", "0.234 + 2.45"."""
+        sizes = [getattr(engine, name) for engine in self.memory.engines]
+        return " + ".join(map(gib, sizes[:1] if len(set(sizes)) == 1 else sizes))
+
+
+MEMORY: tuple[Column[MemoryRow], ...] = (
+    Column("\nengines", lambda r: r.engines, "left"),
+    Column("\nsharing", lambda r: r.sharing, "left"),
+    Column("weights\nGiB each", lambda r: r.each_gib("weight_bytes")),
+    Column("KV cache\nGiB each", lambda r: r.each_gib("kv_bytes")),
+    Column("other\nGiB", lambda r: gib(r.memory.other_bytes)),
+    Column("free\nGiB", lambda r: ABSENT if r.memory.used_bytes is None else gib(r.memory.left_bytes)),
+    Column("other and\nunused GiB", lambda r: gib(r.memory.left_bytes) if r.memory.used_bytes is None else ABSENT),
+    Column("of\nGiB", lambda r: gib(r.memory.total_bytes)),
+)
+MEMORY_COLOURS = {  # of the parts, in the order of the key
+    "weights": charts.BLUE,
+    "KV cache": charts.SKY,
+    "other": charts.YELLOW,
+    "free": charts.GREY,
+    "other and unused": charts.PINK,
+}
+
+
+def memory_chart(rows: Sequence[MemoryRow]) -> charts.Spec | None:
+    """Return the memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is left.
+    A set is named with its KV cache if only that tells it from another."""
+    names = [f"{row.engines}, {row.sharing}" for row in rows]
+    bars: charts.Values = []
+    for row, name in zip(rows, names):
+        seen, subject = row.memory, name
+        if names.count(name) > 1:
+            subject = f"{name}, KV {row.each_gib('kv_bytes')} GiB"
+        parts: list[tuple[str, str, int]] = []  # whose, what, and how many bytes
+        for number, engine in enumerate(seen.engines, 1):
+            whose = f"engine {number}, {engine.model}" if len(seen.engines) > 1 else engine.model
+            parts += [(whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes)]
+        parts += [] if seen.other_bytes is None else [("all", "other", seen.other_bytes)]
+        parts.append(("", "other and unused" if seen.used_bytes is None else "free", seen.left_bytes))
+        for whose, series, size in parts:
+            part = {"subject": subject, "engine": whose, "series": series}
+            bars.append(part | {"size": size / GIB, "shown": f"{gib(size)} GiB"})
+    return charts.stacked_bars(bars, MEMORY_COLOURS, "GiB of the memory", "memory of the GPU by engine")
+
+
 def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[Section | Legend]:
-    """Yield throughput, sensor values and memory of replicas for each kind of host, then how to read the tables. Rows
-    of one model are together, and sets of different models come last."""
+    """Yield throughput, sensor values and memory of replicas on each kind of host, then how to read the tables."""
     any_memory = False
     for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
         where = points[0].environment
@@ -112,7 +166,7 @@ def _replica_charts(entries: Sequence[Entry], memory: Sequence[MemoryRow]) -> It
             gains.append((name, gain, 1.0, above(gain, 1.0), f"{figure(gain.value)} times"))
     drawn = charts.interval_chart(gains, "times the throughput of one engine", "gain over one engine")
     yield Chart("Gain over one engine", drawn, "Bars: 95 % interval. Upright line: one engine alone.")
-    yield Chart(MEMORY_TITLE, charts.memory(memory), MEMORY_LEGEND)
+    yield Chart(MEMORY_TITLE, memory_chart(memory), MEMORY_LEGEND)
 
 
 def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
@@ -158,8 +212,7 @@ def best_deployments(found: Findings) -> Iterator[str]:
 
 
 def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield lines on replicas that are not valid throughout, and of different models how much faster than one model
-    after the other they are."""
+    """Yield lines on replicas that are not valid throughout, and on what different models gain by serving together."""
     for point in points:
         name = f"{engines(point.models)}, {deployed(point)}"
         used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
@@ -203,8 +256,7 @@ def several_gpus(curves: Iterable[Curve]) -> Iterator[tuple[Curve, Sequence[Depl
 
 
 def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
-    """Yield the deployments of each model that was served on several GPUs and which of them to choose, then how to read
-    the tables."""
+    """Yield the deployments of each model on several GPUs and which of them to choose, then how to read the tables."""
     shown = [(curve, found) for curve, found in several_gpus(curves) if any(one.gpus > 1 for one in found)]
     for name, (curve, found) in zip(labels([curve for curve, _ in shown]), shown):
         waiting = (
@@ -215,16 +267,14 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
         )
         parts: list[Part] = [Table(found, _deployment_columns(curve, found), caption="Deployments"), *waiting]
         for wide in curve.wider:  # power and activity of each GPU under the largest load
-            largest = wide.valid[-1] if wide.valid and wide.spec else None
-            runs = runs_of_each_gpu(largest.used[0][0].run) if largest and largest.used else ()
-            gpus = tuple(map(device_figures, runs))
-            if largest and wide.spec and any(gpu.power_w is not None for gpu in gpus):
-                told = (
+            for largest in (point for point in wide.valid[-1:] if point.used):
+                gpus = [device_figures(run) for run in runs_of_each_gpu(largest.used[0][0].run)]
+                told = "; ".join(
                     f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
                     for i, g in enumerate(gpus)
                 )
-                width = wide.spec.tensor_parallel_size
-                parts.append(f"TP {width}, {largest.concurrency} in flight: {'; '.join(told)}")
+                if wide.spec and any(gpu.power_w is not None for gpu in gpus):
+                    parts.append(f"TP {wide.spec.tensor_parallel_size}, {largest.concurrency} in flight: {told}")
         yield Section(f"{name} on several GPUs: {served_on(curve.environment)}", [*parts, *answers(curve, found)])
     if shown:
         yield Legend(SEVERAL_GPUS_LEGEND)
@@ -242,7 +292,7 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
         Column("\nGPUs", lambda one: str(one.gpus)),
         Column("\ndeployment", deployment_name, "left"),
         Column("\nbatch", lambda one: figure(one.served.batch), rank=7),
-        Column("KV\nblocks", lambda one: whole(one.kv_blocks), rank=6),
+        Column("KV\nblocks", lambda one: text_table.whole(one.kv_blocks), rank=6),
         Column("requests\n/s", lambda one: figure(requests_per_s(curve, one)), rank=4),
         Column("tokens\n/s", lambda one: figure(one.tokens_per_s, 4)),
         Column("tokens/s\nper GPU", lambda one: figure(one.tokens_per_s / one.gpus, 4), rank=4),
@@ -290,8 +340,7 @@ def answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
 def best_on_several(
     curve: Curve, found: Sequence[Deployment]
 ) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
-    """Yield the best deployment by each wish whose value is known of all, for each number of GPUs and load with a
-    choice."""
+    """Yield GPUs and load, if there is a choice, with the best deployment by each wish whose value is known of all."""
     several = grouped((one for one in found if one.gpus > 1), lambda one: (one.gpus, one.concurrency))
     for (gpus, load), choices in sorted(several.items(), key=itemgetter(0)):
         if len(choices) < 2:

@@ -5,34 +5,34 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeGuard
 
-from pytest_slmserve.analysis.estimates import grouped, percentile
+from pytest_slmserve.analysis.estimates import Interval, grouped, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
-from pytest_slmserve.analysis.metrics.window import Goodput, Slo, steps_of
+from pytest_slmserve.analysis.metrics.window import Slo, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
+from pytest_slmserve.report.findings import origin, reasons, served_on, valid_cell
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.page.pictures import rates_picture
-from pytest_slmserve.report.points import is_windowed, offered_rate, rate_series, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import Column, figure, hundredths, milliseconds, whole
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, short_hash
 
 SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
 LATENCY_CHARTS = "Latency of requests"
 
 
 def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[Chart]:
-    """Yield the quantiles of each latency of all requests under each load, and of the gaps between tokens. of: what a
-    load is."""
+    """Yield the quantiles of each latency and of the gaps between tokens, by load. of: what a load is."""
     for name in ("TTFT", "TPOT", "E2E", "ITL"):
         values = []
         for load, each in loads.items():
@@ -57,7 +57,7 @@ class Served:
     whether the highest goodput may be the one of this load."""
 
     load: float
-    goodput: Goodput | None
+    goodput: window.Goodput | None
     dropped: int
     valid: bool = True
 
@@ -88,8 +88,7 @@ def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
 
 
 def goodput_rows(curve: Curve, slo: Slo) -> list[Served]:
-    """Return the goodput of each point of a sweep, by the repeats that count. Dropped requests are those of all
-    repeats."""
+    """Return the goodput of each point of a sweep, by the repeats that count; dropped requests are of all repeats."""
     dropped = Counter[int | None]()
     for m in curve.measurements:
         dropped[concurrency_of(m)] += m.run.failures
@@ -164,8 +163,7 @@ def job_sections(jobs: Sequence[JobPoint]) -> list[Section]:
     sections = []
     for points in grouped(jobs, lambda p: p.environment.key).values():
         where = points[0].environment
-        simulated = ": SIMULATED, NOT MEASURED" if where.platform == "simulated" else ""
-        title = f"Jobs on {served_on(where)}{simulated}"
+        title = f"Jobs on {served_on(where)}{': SIMULATED, NOT MEASURED' if where.platform == 'simulated' else ''}"
         remarks = (text for p in points for text in reasons(p, f"{p.model}, {p.output_tokens:.0f} output tokens"))
         # Rates descend from all requests at once.
         rows = sorted(points, key=lambda p: (p.model, p.batching, p.output_tokens, -p.load.rate, p.kv_blocks or 0))
@@ -182,6 +180,7 @@ class ValidityCriteria:
     failed_share: float = FAILED_SHARE  # share of requests that may fail without making a measurement invalid
 
 
+BEST_RATES = ("peak", "highest_load")  # of all rates, or of all steps of a ramp
 CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end of text may have no chunk
 
 
@@ -222,13 +221,9 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
     }
     if not (steps := steps_of(measurement)):
         return found
-    rows = [{**rate_row(m, terms), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps]
+    times = ({"from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps)
+    rows = [{"rate": offered_rate(m), **load_figures(m, terms), **each} for m, each in zip(steps, times)]
     return {**found, "steps": rows, **_best_rates(steps, terms)}
-
-
-def rate_row(m: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
-    """Return the figures of a load at a rate, or of a step of a ramp, with the rate that was offered."""
-    return {"rate": offered_rate(m), **load_figures(m, terms)}
 
 
 def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
@@ -241,9 +236,7 @@ def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict
     """Return the facts of one load as a row of a table; of a ramp a row for each step, with what its steps share."""
     shared = facts_of_load(measurement, terms)
     steps: list[dict[str, Any]] = shared.pop("steps", [{}])
-    for name in ("peak", "highest_load"):
-        shared.pop(name, None)
-    return [{**shared, **step} for step in steps]
+    return [{name: value for name, value in {**shared, **step}.items() if name not in BEST_RATES} for step in steps]
 
 
 def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Served]:
@@ -252,8 +245,7 @@ def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Serv
 
 
 def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
-    best, highest = goodput_found(_served(points, terms), terms.attainment, RATE)
-    return {"peak": best, "highest_load": highest}
+    return dict(zip(BEST_RATES, goodput_found(_served(points, terms), terms.attainment, RATE)))
 
 
 def doubts_of(row: Mapping[str, Any], name: str = "") -> list[str]:
@@ -313,17 +305,39 @@ def _requests(m: Measurement) -> tuple[str, str]:
     return f"{m.spec.model} at {place}", f"{lengths} requested in the mean{source}"
 
 
+def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
+    """Return whether a load is an open loop whose window is judged."""
+    return isinstance(load, OpenLoop) and load.requests is None
+
+
+def offered_rate(m: Measurement) -> float:
+    """Return the requested rate of an open loop in requests/s. The rate of its schedule is random."""
+    assert isinstance(m.load, OpenLoop)
+    return m.load.rate
+
+
+def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
+    """Return the open loops among these: each ramp by itself, and loads that differ only in their rate, by rate."""
+
+    def alike(m: Measurement) -> str:
+        assert isinstance(m.load, OpenLoop)
+        requests = asdict(replace(m.workload.spec, requests=1))
+        process, timing = m.load.arrivals.partition(",")[0], (m.load.settle_s, m.load.window_s)
+        return m.id if m.load.steps else short_hash([m.spec.key, requests, m.environment.key, process, *timing])
+
+    groups = grouped((m for m in measurements if is_windowed(m.load)), alike)
+    return [sorted(group, key=offered_rate) for group in groups.values()]
+
+
 def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) -> list[Section]:
-    """Return a section for each closed loop of an endpoint with a number of requests, which is no point of a sweep,
-    then for each series of open loops."""
+    """Return a section for each load that `is_counted_loop`, then for each series of open loops."""
     single = [load_section(m, terms) for m in measurements if is_counted_loop(m)]
     return [*single, *(rates_section(points, terms) for points in rate_series(measurements))]
 
 
 def is_counted_loop(m: Measurement) -> bool:
-    """Return whether it is a closed loop of an endpoint with a number of requests."""
-    counted = isinstance(m.load, ClosedLoop) and m.load.requests is not None
-    return m.spec.interface == "endpoint" and m.alone and counted
+    """Return whether it is a closed loop of an endpoint with a number of requests, which is no point of a sweep."""
+    return m.spec.interface == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None
 
 
 LATENCY: tuple[Column[tuple[str, window.Percentiles]], ...] = (
@@ -376,9 +390,64 @@ def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
 
 
 def _rate_charts(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[Chart]:
-    drawn = rates_picture(points, terms.slo, terms.failed_share)
-    yield from (Chart(panel["description"], panel) for panel in drawn.panels)
+    panels, _ = rate_panels(points, terms.slo, terms.failed_share)
+    yield from (Chart(panel["description"], panel) for panel in panels)
     yield from latency_charts({offered_rate(m): [m] for m in points}, "requests/s asked for")
+
+
+def rate_panels(
+    measurements: Sequence[Measurement], slo: Slo | None, failed_share: float = FAILED_SHARE
+) -> tuple[list[charts.Spec], tuple[str, ...]]:
+    """Return charts over the rate sent, a line for each series, and the origins of the valid loads: requests served per
+    second, and those within the SLO; p50 and p99 of TTFT, TPOT and E2E. failed_share: see `ValidityCriteria`."""
+    facts_of, lines = [], []
+    for group in rate_series(measurements):
+        judged = [(m, check(m, failed_share=failed_share), window.delay_of(m.run)) for m in steps_of(group[0]) or group]
+        if line := [(m, delay, bool(seen.degradations)) for m, seen, delay in judged if delay and not seen.problems]:
+            first, timing, process = group[0], "ramp", ""
+            assert isinstance(first.load, OpenLoop)
+            if not first.load.steps:
+                timing = f"each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
+                process = first.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
+            where = origin(first.environment, first.workload)
+            facts_of.append([short_name(first.spec.model), where, timing, process])
+            lines.append(line)
+    if not lines:
+        return [], ()
+    differ = [True, *(len({*column} - {""}) > 1 for column in [*zip(*facts_of, strict=True)][1:])]
+    names = [", ".join(fact for fact, told in zip(row, differ) if told and fact) for row in facts_of]
+    x, within = charts.axis("x", "requests/s sent"), f"good: {slo}"
+    served: charts.Values = []
+    waits: dict[str, charts.Values] = {"TTFT, ms": [], "TPOT, ms": [], "E2E, ms": []}
+    for name, line in zip(names, lines):
+        for m, delay, degraded in line:
+            summary, sent = summary_of(m), delay.achieved_per_s
+            good = window.goodput_of(slo, (m,)) if slo else None
+            for stroke, per_s in (("served", summary.requests_per_s), (within, good.per_s if good else None)):
+                if per_s is not None:
+                    served.append(charts.interval_row(sent, Interval(per_s), name, degraded) | {"stroke": stroke})
+            for heading, part in product(waits, charts.PERCENTILES):
+                field = f"{heading.partition(',')[0].lower()}_{part}_s"
+                if (seconds := getattr(summary, field)) is not None:
+                    row = charts.interval_row(sent, Interval(1e3 * seconds), name, degraded)
+                    waits[heading].append(row | {"stroke": part})
+    most = max(row["x"] for row in served)
+    equal, strokes = (
+        charts.guide([{"x": 0, "y": 0}, {"x": most, "y": most}]),
+        ("served", within) if slo else ("served",),
+    )
+    panels = [charts.line_chart(served, x, charts.axis("y", "requests/s"), names, strokes=strokes, under=[equal])]
+    for heading, rows in waits.items():
+        if rows:
+            y, rules = charts.axis("y", heading, "log"), slo_rule(heading, slo)
+            panels.append(charts.line_chart(rows, x, y, names, strokes=charts.PERCENTILES, rules=rules))
+    return panels, tuple(dict.fromkeys(where for _, where, *_ in facts_of))
+
+
+def slo_rule(heading: str, slo: Slo | None) -> charts.Values:
+    """Return the line at the limit that an SLO has for a latency, as "TTFT, ms"; none without one."""
+    texts = zip(slo.bounds.items(), str(slo).split(",")) if slo else ()
+    return [{"y": 1e3 * limit, "text": text} for (name, limit), text in texts if heading == f"{name.upper()}, ms"]
 
 
 def _delay(head: str, name: str, show: Callable[[float | None], str], rank: int) -> Column[dict[str, Any]]:
@@ -410,8 +479,7 @@ RATES_LEGEND = (
 
 
 def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Section:
-    """Return the section of loads that differ only in their rate, or of one ramp: a row for each rate, goodput, and
-    what is wrong."""
+    """Return the section of loads that differ only in their rate, or of one ramp."""
     first, steps = points[0], steps_of(points[0])
     assert isinstance(first.load, OpenLoop)
     judged = f"one load after the other, each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
@@ -421,7 +489,7 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     notes = [(m, list(_load_notes(m))) for m in points]
     common = [text for text in notes[0][1] if all(text in told for _, told in notes)]
     single = (f"{offered_rate(m):g} requests/s: {text}" for m, told in notes for text in told if text not in common)
-    rows = [rate_row(m, terms) for m in steps or points]
+    rows = [{"rate": offered_rate(m), **load_figures(m, terms)} for m in steps or points]
     title, lengths = _requests(first)
     parts: list[Part] = [lengths, *common, *single, timing]
     parts += [Table(rows, RATES, caption="Rates", always=len(RATES)), "", Legend(RATES_LEGEND)]

@@ -18,15 +18,11 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
-from pytest_slmserve.report import deployments
+from pytest_slmserve.report import compare, deployments, loads, sweeps
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.compare import history_sections
-from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.loads import JOB_LEGEND, ValidityCriteria, job_sections, load_sections
-from pytest_slmserve.report.points import first_of_each_kind, reason_kind, valid_cell
+from pytest_slmserve.report.findings import Findings, first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import Legend, Section, Table, Verbatim, section_markdown, section_text
-from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
 from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.errors import Detail
@@ -118,10 +114,10 @@ def _table_part(heading: str, shown: Table, unit: str, weight: int = 1) -> Scree
 
 
 def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
-    for shown in overview_tables(found):
+    for shown in sweeps.overview_tables(found):
         yield _table_part(shown.caption, shown, "model", weight=6)
     yield ScreenPart([[Words(text, None, OTHER, 2)] for text in deployments.best_deployments(found)], "deployment")
-    for section in job_sections(found.jobs):
+    for section in loads.job_sections(found.jobs):
         shown = next(part for part in section.parts if isinstance(part, Table))
         if len(shown.rows) > 1:
             yield _table_part(section.title, shown, "job")
@@ -225,17 +221,17 @@ def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]
 
 def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
     """Return the sections of everything that was measured, with their legends, by heading."""
-    jobs = job_sections(found.jobs)
+    jobs = loads.job_sections(found.jobs)
     return {
-        "Models": sweep_sections(found),
+        "Models": sweeps.sweep_sections(found),
         "Replicas": deployments.replica_sections(found.curves, found.shared),
         "Several GPUs": deployments.gpus_sections(found.curves),
         "Interfaces": deployments.interfaces_sections(found.curves),
-        "Jobs": [*jobs, Legend(JOB_LEGEND)] if jobs else [],
-        "Energy": energy_sections(found),
-        "History": history_sections(found.history),
+        "Jobs": [*jobs, Legend(loads.JOB_LEGEND)] if jobs else [],
+        "Energy": sweeps.energy_sections(found),
+        "History": compare.history_sections(found.history),
         "Gate": map(gates.gate_section, found.gates),
-        "Loads": load_sections(found.loads, ValidityCriteria(found.slo)),
+        "Loads": loads.load_sections(found.loads, loads.ValidityCriteria(found.slo)),
     }
 
 

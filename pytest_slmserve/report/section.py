@@ -16,9 +16,9 @@ A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once,
         charts=partial(gate_charts, compared),  # a function that yields `Chart` values
     )
 
-`section_text` draws it for a terminal, and `section_markdown` for GitHub; both leave the charts out. The HTML report
-draws the charts and the tables, and shows the text of the terminal below them. JSON and CSV hold the values that the
-section was made of (`report.as_json`).
+`section_text` draws it for a terminal, and `section_markdown` for GitHub; both leave the charts out. The template of
+the HTML report draws the names with their sentences, the charts, and then all other parts in their order. JSON and CSV
+hold the values that the section was made of (`report.as_json`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.report.text_table import Column, folded, hanging, named_lines, table, telling
 from pytest_slmserve.schema.printable import printable
 
@@ -125,11 +126,12 @@ class Section:
     parts: Sequence[Part] = ()
     look: Look = "open"  # how an HTML report marks the title
     charts: Callable[[], Iterable[Chart]] = tuple  # called only for an HTML report: fits and intervals take time
+    name: str = ""  # heading in an HTML report, if it tells the section from others with this title
 
     @property
-    def tables(self) -> list[Cells]:
-        """Tables of the section that have rows, for an HTML report."""
-        return [part.cells for part in self.parts if isinstance(part, Table) and part.rows]
+    def drawn(self) -> dict[str, list[Chart]]:
+        """Charts of which something is known, by their group, for an HTML report."""
+        return grouped((chart for chart in self.charts() if chart.spec), lambda chart: chart.group)
 
 
 def section_text(shown: Section | Legend) -> str:

@@ -1,6 +1,6 @@
 """Sections of sweeps: what was measured where, a row for each point, sensors, goodput, findings and charts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -9,17 +9,16 @@ from statistics import fmean, median
 
 from pytest_slmserve.analysis.claims.evidence import at_table_1
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent
-from pytest_slmserve.analysis.metrics.gpu_figures import memory_in_use, probe_waiting
+from pytest_slmserve.analysis.metrics.gpu_figures import memory_in_use, probe_waiting, step_parts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep import curve as sweep
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, labels
 from pytest_slmserve.analysis.sweep.plateau import DESCRIBES, fit, law_error
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.findings import Findings, reasons, served_on, valid_cell
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.points import STEP, STEP_LEGEND, reasons, served_on, step_rows, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -34,6 +33,12 @@ SWEEP_LEGEND = (
     "row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. -: not measured."
 )
 STEP_TITLE = "Where a step goes"
+STEP_LEGEND = (
+    "Parts of a step: weights, KV: to move the weights, and the keys and values, at the data sheet's rate. FLOPs: what "
+    "arithmetic takes beyond both. other kernels: the further time in which a kernel ran. no kernel: the GPU waited "
+    "for the host. Not known: what the host does then (schedule, sample, hand out) or beside a kernel, and which part "
+    "of the kernels is attention."
+)
 SENSOR_LEGEND = {  # by the name of the column
     "GPU util %": "GPU util: time in which any kernel ran, as NVML samples it.",
     "busy %": "busy: the same by the profiling counters.",
@@ -52,13 +57,15 @@ SENSOR_LEGEND = {  # by the name of the column
 
 
 def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
-    """Yield a section for each sweep, then how to read the tables. A curve that is only for comparison with replicas,
-    or only of fixed-size workloads, is in other tables."""
+    """Yield a section for each sweep, then how to read the tables. Curves only of engines beside replicas, or of jobs,
+    are in other tables."""
     shown = [(curve, label) for curve, label in found.labelled if curve.points or not (curve.alone or curve.jobs)]
     heads = set[str]()
     for curve, label in shown:
         yield (section := sweep_section(curve, label, found))
-        heads.update(head for cells in section.tables for head in (cells.caption.partition(",")[0], *cells.heads))
+        for part in section.parts:
+            if isinstance(part, Table) and part.rows:
+                heads.update((part.caption.partition(",")[0], *part.cells.heads))
     of_sensors = " ".join(text for head, text in SENSOR_LEGEND.items() if head in heads)
     legends = (SWEEP_LEGEND if shown else "", of_sensors, STEP_LEGEND if STEP_TITLE in heads else "")
     yield from map(Legend, filter(None, legends))
@@ -73,7 +80,7 @@ def sweep_section(curve: Curve, label: str, found: Findings) -> Section:
     parts.append(Table(step_rows(curve), STEP, caption=f"{STEP_TITLE}, {label}"))
     parts += goodput_parts(goodput_rows(curve, found.slo), found.slo) if found.slo else []
     parts.append(Named(list(findings(curve, tolerance, found.b_half))))
-    return Section(title, parts, charts=partial(sweep_charts, curve, tolerance))
+    return Section(title, parts, name=label, charts=partial(sweep_charts, curve, tolerance))
 
 
 def heading(curve: Curve) -> Iterator[str]:
@@ -206,6 +213,48 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
     return Table(rows, columns, caption=f"Sensors of {label}")
 
 
+StepRow = tuple[Point, Mapping[str, float]]
+
+
+def _part(head: str, field: str) -> Column[StepRow]:
+    """Return the column of a part of a step, in per cent; a part of nothing has an empty cell."""
+    return Column(head, lambda row: hundredths(share) if (share := row[1].get(field)) else "")
+
+
+STEP_PARTS = {  # by the names in `StepTime.parts`, in the order of a bar, with the color in it
+    "weights": (_part("weights\n%", "weights"), charts.BLUE),
+    "kv": (_part("KV\n%", "kv"), charts.SKY),
+    "flops": (_part("FLOPs\n%", "flops"), charts.RED),
+    "kernels": (_part("other\nkernels %", "kernels"), charts.YELLOW),
+    "idle": (_part("no\nkernel %", "idle"), charts.GREY),
+    "unsplit": (_part("kernels and\nhost %", "unsplit"), charts.PINK),
+}
+STEP: tuple[Column[StepRow], ...] = (
+    Column("in\nflight", lambda row: str(row[0].concurrency)),
+    Column("step\nms", lambda row: milliseconds(row[0].step_s)),
+    *(column for column, _ in STEP_PARTS.values()),
+)
+
+
+def step_rows(curve: Curve) -> list[StepRow]:
+    """Return the valid points of which the parts of a step are known."""
+    each = ((point, step_parts([m for group in point.used for m in group])) for point in curve.valid)
+    return [(point, parts) for point, parts in each if parts]
+
+
+def step_chart(rows: Sequence[StepRow], subject: str) -> charts.Spec | None:
+    """Return the parts of the mean step of each load, in per cent, one behind the other; None if none is known."""
+    bars: charts.Values = []
+    for point, parts in rows:
+        for field, (column, _) in STEP_PARTS.items():
+            if text := column.cell((point, parts)):
+                bar = {"subject": f"{point.concurrency} in flight", "series": column.name.removesuffix(" %")}
+                words = f"{text} % of {milliseconds(point.step_s)} ms"
+                bars.append(bar | {"size": 100 * parts[field], "shown": words})
+    looks = {column.name.removesuffix(" %"): color for column, color in STEP_PARTS.values()}
+    return charts.stacked_bars(bars, looks, "% of the step", f"parts of a step over {charts.IN_FLIGHT}, {subject}")
+
+
 def remarks(curve: Curve) -> Iterator[str]:
     """Yield lines on loads that the table does not show, and on points that are not valid throughout."""
     for reason, cut in grouped(curve.cut, itemgetter(1)).items():
@@ -332,8 +381,6 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
 
 
 def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
-    """Yield the counters while engines only decode, how far latencies and the step trace disagree, the parts of the
-    memory, whether the server feeds its engine, and how far repeats differ."""
     # Where the largest load has no counters, small loads would mislead.
     decoding = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
     if decoding and decoding[-1] is curve.valid[-1]:
@@ -408,7 +455,7 @@ def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
         return
     yield Chart("Throughput over load", throughput, THROUGHPUT_NOTE)
     yield from charts.load_charts(curve)
-    yield Chart(STEP_TITLE, charts.step_parts_chart(step_rows(curve), curve.subject), STEP_LEGEND)
+    yield Chart(STEP_TITLE, step_chart(step_rows(curve), curve.subject), STEP_LEGEND)
     yield from latency_charts({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})
     largest = curve.valid[-1]
     if largest.used:

@@ -138,8 +138,7 @@ class Column(Generic[Row]):
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> str:
-    """Return rows below the headings of the columns that tell something, as wide as the layout allows. always: see
-    `telling`."""
+    """Return rows below the headings of the columns that tell something. always: see `telling`."""
     head, body, foot = table_parts(rows, columns, always)
     return "\n".join([*head, *(line for row in body for line in row), *foot])
 
@@ -148,8 +147,7 @@ def table_parts(
     rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Return the lines of the headings, of each row and of the foot, for a caller that shows only some rows. Columns
-    that do not fit go by their rank. The foot names them, or is a table of them. Texts on the left are broken if lines
-    would still be too long."""
+    that do not fit the layout go by their rank: the foot names them, or is a table of them."""
     kept, room = telling(rows, columns, always), layout()
     cells = {column: [column.cell(row) for row in rows] for column in kept}
     widths = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from strategies import job_point
 
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
 from pytest_slmserve.report.page.pictures import pictures
 from pytest_slmserve.report.section import section_text
@@ -48,7 +49,7 @@ SIZED = [job_point(spec=EngineSpec(model), output_tokens=n) for model in ("opt-6
 
 def test_models_of_one_size_have_a_picture_of_their_own():
     """In the other one they would hide each other."""
-    both = pictures([], [*GRID, *SIZED])
+    both = pictures(Findings(jobs=[*GRID, *SIZED]))
     assert [picture.name for picture in both] == ["output-length", "models-of-one-size"]
     labels = [series_of(picture) for picture in both]
     assert labels == [
@@ -61,7 +62,7 @@ def test_jobs_under_several_limits_of_the_batch_differ_in_the_table_and_cards_in
     [table] = job_report(LIMITS)
     assert [line.split()[5] for line in table.splitlines() if "at once" in line] == ["64", "128"]
     other = [replace(job, environment=replace(job.environment, gpu_name="NVIDIA H100 80GB HBM3")) for job in LIMITS]
-    (picture,) = pictures([], [*LIMITS, *other])
+    (picture,) = pictures(Findings(jobs=[*LIMITS, *other]))
     assert series_of(picture) == ["opt-1.3b, NVIDIA H200", "opt-1.3b, NVIDIA H100 80GB HBM3"]
 
 
@@ -92,7 +93,7 @@ def test_a_simulated_job_says_so_and_without_jobs_there_is_nothing():
     ],
 )
 def test_pictures(jobs, name, headings):
-    (picture,) = pictures([], jobs)
+    (picture,) = pictures(Findings(jobs=jobs))
     assert (picture.name, picture.origins) == (name, ("NVIDIA H200, vLLM 0.26.0",))
     assert [panel["layer"][-1]["encoding"]["y"]["title"] for panel in picture.panels] == headings
     assert all(row["y"] is not None for panel in picture.panels for row in panel["data"]["values"])

@@ -16,8 +16,14 @@ from pytest_slmserve.analysis.metrics.gpu_figures import EngineMemory, GpuMemory
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.report.deployments import MEMORY_LEGEND, REPLICAS_LEGEND, alone_at, replica_sections
-from pytest_slmserve.report.points import MemoryRow, memory_names
+from pytest_slmserve.report.deployments import (
+    MEMORY_LEGEND,
+    REPLICAS_LEGEND,
+    MemoryRow,
+    alone_at,
+    memory_chart,
+    replica_sections,
+)
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.records import Environment
@@ -301,5 +307,5 @@ def test_memory_is_told_by_engine_and_adds_up():
 
 def test_sets_of_other_caches_have_other_names():
     rows = [MemoryRow("2 x a", "mps", GpuMemory((EngineMemory("a", GIB, size * GIB),), 9 * GIB)) for size in (2, 3)]
-    assert memory_names(rows) == ["2 x a, mps, KV 2.00 GiB", "2 x a, mps, KV 3.00 GiB"]
-    assert memory_names(rows[:1]) == ["2 x a, mps"]
+    named = [{row["subject"] for row in memory_chart(some)["data"]["values"]} for some in (rows, rows[:1])]
+    assert named == [{"2 x a, mps, KV 2.00 GiB", "2 x a, mps, KV 3.00 GiB"}, {"2 x a, mps"}]

@@ -218,7 +218,7 @@ def test_it_is_one_screen_however_much_there_is(width):
 
 def test_the_parts_are_made_once_however_little_room_there_is(monkeypatch):
     made = []
-    monkeypatch.setattr(last_screen, "overview_tables", lambda found: made.append(found) or [])
+    monkeypatch.setattr(last_screen.sweeps, "overview_tables", lambda found: made.append(found) or [])
     assert len(lines_of(notes=["many words " * 100] * 9)) <= MOST_LINES and len(made) == 1
 
 

@@ -14,11 +14,18 @@ from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import text_table
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.points import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.section import Legend, section_text
 from pytest_slmserve.report.sweeps import SENSOR_LEGEND as LEGEND
-from pytest_slmserve.report.sweeps import SWEEP_LEGEND, energy_sections, sweep_section, sweep_sections
+from pytest_slmserve.report.sweeps import (
+    STEP,
+    STEP_LEGEND,
+    SWEEP_LEGEND,
+    energy_sections,
+    step_rows,
+    sweep_section,
+    sweep_sections,
+)
 from pytest_slmserve.report.sweeps import sensor_table as sensor_section
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement

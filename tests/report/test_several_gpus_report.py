@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.compare.deployments import deployments, with_wider
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.deployments import deployment_name, gpus_sections
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.pictures import pictures
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.sweeps import heading
@@ -30,7 +31,7 @@ def gpus_report(curves):
 
 
 def test_the_picture_has_what_each_number_of_gpus_serves_most_in_all_and_per_gpu(curve):
-    [picture] = [p for p in pictures([curve, *curve.wider]) if p.name == "gpus"]
+    [picture] = [p for p in pictures(Findings(curves=[curve, *curve.wider])) if p.name == "gpus"]
     total, each, blocks = (panel["data"]["values"] for panel in picture.panels)
     found = deployments(curve)
     one, two = (max(d.tokens_per_s for d in found if d.gpus == n and not d.sharing) for n in (1, 2))
@@ -43,14 +44,14 @@ def test_the_picture_has_what_each_number_of_gpus_serves_most_in_all_and_per_gpu
 
 
 def test_a_gpu_each_has_no_bound_of_engines_that_take_turns(curve):
-    [picture] = [p for p in pictures([curve, *curve.wider]) if p.name == "replica-busy"]
+    [picture] = [p for p in pictures(Findings(curves=[curve, *curve.wider])) if p.name == "replica-busy"]
     assert picture.panels == () and picture.why_not == "no replicas shared a GPU"
 
 
 def test_without_several_gpus_there_is_neither(curve):
     one = replace(curve, wider=(), shared=())
     assert [*gpus_report([one])] == []
-    assert "gpus" not in [picture.name for picture in pictures([one])]
+    assert "gpus" not in [picture.name for picture in pictures(Findings(curves=[one]))]
 
 
 def test_the_table_tells_what_waits_what_each_gpu_takes_and_what_to_deploy(curve):

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.compare import changes
-from pytest_slmserve.analysis.compare.changes import METRICS, Judgement
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
@@ -18,14 +17,11 @@ from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, 
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
 from pytest_slmserve.report.section import Chart
 from pytest_slmserve.report.text_table import figure as shown
-from pytest_slmserve.report.text_table import gib, milliseconds
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import GIB
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -39,6 +35,7 @@ STATES = {  # of a verdict: color and shape
     State.FAILS.value: (RED, "cross"),
     State.INCONCLUSIVE.value: (GREY, "diamond"),
 }
+PERCENTILES = ("p50", "p99")  # of a latency, as solid and dashed lines
 LATENCIES = {"E2E mean": "e2e_s", "E2E p99": "e2e_p99_s", "TTFT mean": "ttft_s", "TPOT mean": "tpot_s"}
 SHARES = {
     "of the roofline": "roofline_fraction",
@@ -60,16 +57,14 @@ SAMPLES = 60  # of a smooth line
 FIRST_RELEASE = "first release"
 STEP_LOOKS = {  # of a release, by what became of the metric since the one before: color and shape
     FIRST_RELEASE: (BLUE, "circle"),
-    changes.WORDS[Judgement.BETTER]: (GREEN, "triangle-up"),
-    changes.WORDS[Judgement.WORSE]: (RED, "cross"),
-    Judgement.SAME.value: (BLUE, "square"),
-    Judgement.NO_WORSE.value: (BLUE, "triangle-down"),
+    changes.WORDS[changes.Judgement.BETTER]: (GREEN, "triangle-up"),
+    changes.WORDS[changes.Judgement.WORSE]: (RED, "cross"),
+    changes.Judgement.SAME.value: (BLUE, "square"),
+    changes.Judgement.NO_WORSE.value: (BLUE, "triangle-down"),
     changes.NO_DIFFERENCE: (GREY, "circle"),
     changes.NOT_COMPARABLE: (GREY, "diamond"),
 }
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
-STEP_COLOURS = dict(zip(STEP_PARTS, (BLUE, SKY, RED, YELLOW, GREY, PINK), strict=True))
-MEMORY_COLOURS = {"weights": BLUE, "KV cache": SKY, "other": YELLOW, "free": GREY, "other and unused": PINK}
 SENSED = (  # what a course of sensors shows: unit, name, number and factor
     ("%", "SM active", sensors.SM_ACTIVE, 100.0),
     ("%", "DRAM active", sensors.DRAM_ACTIVE, 100.0),
@@ -127,8 +122,7 @@ def point_rows(
 
 
 def axis(channel: str, title: str, scale: str = "linear", domain: Sequence[float] = (), **ticks: Any) -> Spec:
-    """Return an axis of numbers. scale: "linear" from 0, or "log". domain: both ends, if they do not follow from the
-    data. ticks: further properties of the ticks."""
+    """Return an axis of numbers. scale: "linear" from 0, or "log". domain: both ends, unless the data tell them."""
     kind: Spec = {"type": scale, "nice": False, "padding": PADDING} if scale == "log" else {"type": scale, "zero": True}
     told: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
     told |= {"gridOpacity": 0.5} if scale == "log" else {}
@@ -160,8 +154,7 @@ def named_looks(field: str, names: Iterable[str], looks: Iterable[Any], legend: 
 
 
 def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | None = None) -> Spec:
-    """Return the encodings of color and shape that tell several series apart. looks: color and shape of each name, if
-    they have a meaning."""
+    """Return the encodings of color and shape that tell series apart. looks: both of each name, if they have one."""
     several = len(COLOURS)
     numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
     each = [(COLOURS[i % several], SHAPES[(i + i // several) % len(SHAPES)]) for i in numbers]
@@ -188,8 +181,7 @@ def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding:
 
 
 def whiskers(low: str = "low", high: str = "high", along: str = "y", width: float = 1.5, **encoding: Any) -> Spec:
-    """Return the layer of the intervals between two fields, of rows whose noise is known. along: the axis that they lie
-    along."""
+    """Return the layer of the intervals between two fields, of rows whose noise is known. along: their axis."""
     ends: Spec = {along: low, f"{along}2": high}
     mark = {**RULE, "strokeWidth": width, "clip": True}
     return layer(mark, where=f"isValid(datum.{low}) && isValid(datum.{high})", **ends, **encoding)
@@ -329,14 +321,13 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
 
 
 def load_charts(curve: Curve) -> Iterator[Chart]:
-    """Yield charts over the loads of a sweep: latencies in ms, the sequences of an engine step with the line on which
-    all requests are in the batch, what the sensors and the data sheet say in per cent, and the energy of an output
-    token in mJ."""
+    """Yield charts over the loads of a sweep: latencies in ms, the sequences of an engine step, the use of the device
+    in per cent, and the energy of an output token in mJ."""
     x = load_axis([*(p.concurrency for p in curve.valid), *(p.concurrency for p in curve.predictions)])
 
     def drawn(rows: Values, y: Spec, words: str, height: int = 200, **more: Any) -> Spec | None:
-        description = f"{words}, {curve.subject}"
-        return line_chart(rows, x, y, description=description, height=height, **more) if rows else None
+        described = f"{words}, {curve.subject}"
+        return line_chart(rows, x, y, description=described, height=height, **more) if rows else None
 
     waits = [row for name, field in LATENCIES.items() for row in point_rows(curve.valid, field, name, 1e3, "ms")]
     held = point_rows(curve.valid, "batch", "batch held", noise=False)
@@ -348,11 +339,10 @@ def load_charts(curve: Curve) -> Iterator[Chart]:
     spent = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
     latency = drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300)
     yield Chart("Latency over load", latency, "Whiskers: 95 % interval of the mean. Both axes are logarithmic.")
-    sequences, words = axis("y", "batch, sequences", "log"), f"batch held over {IN_FLIGHT}"
-    batches = drawn(held, sequences, words, joined=False, under=[guide(full)])
+    sequences, joules = axis("y", "batch, sequences", "log"), axis("y", "mJ per output token", "log")
+    batches = drawn(held, sequences, f"batch held over {IN_FLIGHT}", joined=False, under=[guide(full)])
     yield Chart("Batch held", batches, "Dashed: every request in flight is in the batch.")
     yield Chart("Use of the device", drawn(used, axis("y", "%"), "use of the device"))
-    joules = axis("y", "mJ per output token", "log")
     yield Chart("Energy", drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False))
 
 
@@ -371,39 +361,7 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
     color = series_looks(names)["color"]
     front_line = layer(LINE, where="datum.optimal", x="x", y="y", color=color)
     under = [front_line, whiskers("left", "right", "x", y="y", color=color)]
-    words = "throughput against latency"
-    return line_chart(rows, x, y, names, joined=False, under=under, description=words, height=320)
-
-
-def step_parts_chart(rows: Sequence[StepRow], subject: str) -> Spec | None:
-    """Return the parts of the mean step of each load, in per cent, one behind the other; None if none is known."""
-    parts: Values = []
-    for row in rows:
-        for field, column in STEP_PARTS.items():
-            if text := column.cell(row):
-                part = {"subject": f"{row.point.concurrency} in flight", "series": column.name.removesuffix(" %")}
-                words = f"{text} % of {milliseconds(row.point.step_s)} ms"
-                parts.append(part | {"size": 100 * row.parts[field], "shown": words})
-    looks = {column.name.removesuffix(" %"): STEP_COLOURS[field] for field, column in STEP_PARTS.items()}
-    return stacked_bars(parts, looks, "% of the step", f"parts of a step over {IN_FLIGHT}, {subject}")
-
-
-def memory(rows: Sequence[MemoryRow]) -> Spec | None:
-    """Return the memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is
-    left."""
-    made: Values = []
-    for row, name in zip(rows, memory_names(rows)):
-        seen = row.memory
-        parts: list[tuple[str, str, int]] = []  # whose, what, and how many bytes
-        for number, engine in enumerate(seen.engines, 1):
-            whose = f"engine {number}, {engine.model}" if len(seen.engines) > 1 else engine.model
-            parts += [(whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes)]
-        parts += [] if seen.other_bytes is None else [("all", "other", seen.other_bytes)]
-        parts.append(("", "other and unused" if seen.used_bytes is None else "free", seen.left_bytes))
-        for whose, series, size in parts:
-            part = {"subject": name, "engine": whose, "series": series}
-            made.append(part | {"size": size / GIB, "shown": f"{gib(size)} GiB"})
-    return stacked_bars(made, MEMORY_COLOURS, "GiB of the memory", "memory of the GPU by engine")
+    return line_chart(rows, x, y, names, joined=False, under=under, description=PLANE.lower(), height=320)
 
 
 def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, description: str) -> Spec | None:
@@ -447,8 +405,7 @@ def bars(rows: Values, x_title: str, y_title: str) -> Spec:
 
 
 def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
-    """Return the share of the requests over their latency, a line for each load. values: ms, share, load. of: what a
-    load is."""
+    """Return the share of requests over their latency, a line for each load. of: what a load is."""
     legend = {"orient": "bottom", "columns": 6, "symbolType": "stroke"}
     scale = {"scheme": {"name": "viridis", "extent": [0.15, 0.9]}}
     color = {"field": "load", "type": "ordinal", "title": of, "scale": scale, "legend": legend}
@@ -540,8 +497,7 @@ def forest(verdicts: Sequence[Verdict]) -> Spec | None:
 
 
 def gate_forest(compared: Sequence[Comparison]) -> Spec | None:
-    """Return candidate over baseline of each endpoint: every pair and the estimate with its interval, and the margin of
-    those that are gated."""
+    """Return candidate over baseline of each endpoint: pairs, estimate with interval, and the margin if it is gated."""
     found: list[Estimate] = []
     pairs: Values = []
     for each in compared:
@@ -562,8 +518,7 @@ def margin_at(seen: Comparison) -> float:
 
 
 def interim(found: Comparison) -> Spec:
-    """Return the mean ratio of an endpoint at each interim analysis, the boundaries beyond which it decides, and the
-    margin."""
+    """Return the mean ratio of an endpoint at each interim analysis, with the boundaries and the margin."""
     rows = [
         {"x": each.pairs, "y": ratio, "series": name, "shown": f"{ratio:.4f}"}
         for name, field in INTERIM.items()
@@ -574,15 +529,13 @@ def interim(found: Comparison) -> Spec:
     x = axis("x", "pairs", domain=(looks[0] - 1, looks[-1] + 1), values=looks, grid=False)
     y = axis("y", "candidate / baseline") | {"scale": {"zero": False}}
     fixed: Values = [{"y": margin_at(found)}, {"y": 1}]
-    words = f"interim analyses of {found.name}"
-    return line_chart(rows, x, y, [*INTERIM], rules=fixed, description=words, height=200)
+    return line_chart(rows, x, y, [*INTERIM], rules=fixed, description=f"interim analyses of {found.name}", height=200)
 
 
 def history(found: changes.ReleaseHistory) -> tuple[Spec, list[str]]:
-    """Return one metric over releases, and the releases whose interval goes on beyond the chart. A line joins releases
-    that can be compared. The axis reaches every mean, the tolerance around them, and as much of the intervals as leaves
-    steps visible."""
-    metric, run, rows = METRICS[found.metric], 0, list[dict[str, Any]]()
+    """Return one metric over releases, and the releases whose interval goes on beyond the chart, because the axis
+    leaves steps visible. A line joins releases that can be compared."""
+    metric, run, rows = changes.METRICS[found.metric], 0, list[dict[str, Any]]()
     for each in found.releases:
         run += each.step_words == changes.NOT_COMPARABLE  # number of the line that the release lies on
         mean = each.mean.mapped(lambda end: metric.scale * end)

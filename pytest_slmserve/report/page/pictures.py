@@ -15,25 +15,21 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis.claims import evidence
-from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
-from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
-from pytest_slmserve.analysis.metrics.window import Slo, delay_of, goodput_of, steps_of
-from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_ratio, ratio, summarize
+from pytest_slmserve.analysis.metrics.window import Slo
+from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_ratio, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.report.findings import Findings, origin
 from pytest_slmserve.report.gate import title
+from pytest_slmserve.report.loads import is_windowed, rate_panels, slo_rule
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.page.charts import IN_FLIGHT, TOKENS_PER_S, Spec, Values, axis, interval_row, line_chart
-from pytest_slmserve.report.points import rate_series, served_on
+from pytest_slmserve.report.page.charts import IN_FLIGHT, PERCENTILES, TOKENS_PER_S, Spec, Values, axis, line_chart
 from pytest_slmserve.report.text_table import figure as digits
 from pytest_slmserve.schema.errors import BadUsage, Sharing
-from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.records import Environment, Measurement
-from pytest_slmserve.schema.specs import OpenLoop, WorkloadReference
 
 WIDTH, SCALE = 900, 2  # of a picture in pixels, and of its PNG
 MARGIN = 90  # pixels of a panel's width that its axis takes
@@ -58,7 +54,6 @@ CONFIG: Spec = {  # the page's light theme
     "point": {"strokeWidth": 1.5},
 }
 ENOUGH = 4  # loads of a model whose throughput is shown relative to its largest
-PARTS = ("p50", "p99")
 SHARINGS: dict[Sharing, str] = {
     "time-slicing": "time slicing",
     "mps": "MPS",
@@ -123,48 +118,37 @@ class Picture:
     why_not: str = ""
 
 
-def pictures(
-    curves: Sequence[Curve], jobs: Sequence[JobPoint] = (), at_rates: Sequence[Measurement] = (), slo: Slo | None = None
-) -> list[Picture]:
-    """Return all pictures of the sweeps, replicas, jobs and loads at a rate, in the order of the documentation. Raises
-    BadUsage if there are only curves and none of them has a valid point."""
-    known = [curve for curve in curves if curve.valid or any(point.valid for point in curve.shared)]
-    named = list(zip(labels(known), known))
-    others = [
-        *_replicas(named),
-        *_several_gpus(named),
-        *([rates_picture(at_rates, slo)] if at_rates else []),
-        *_jobs([job for job in jobs if job.valid]),
-    ]
-    if not (known or others):
-        problem = "there is no valid point to draw" if curves else "there is no sweep to draw"
-        raise BadUsage(problem, "slmserve report prints what there is")
+def pictures(found: Findings) -> list[Picture]:
+    """Return all pictures of gates, sweeps, replicas, rates and jobs, in the order of the documentation."""
+    curves, slo = [c for c in found.curves if c.valid or any(point.valid for point in c.shared)], found.slo
+    named = list(zip(labels(curves), curves))
     sweeps = [(name, curve) for name, curve in named if curve.valid]
-    if not sweeps:
-        return others
-    drawn = [Picture("sweeps", _origins(sweeps), (charts.throughputs(sweeps), charts.pareto(sweeps)))]
-    shaped = [(name, curve) for name, curve in sweeps if len(curve.valid) >= ENOUGH]
-    if len(shaped) > 1:
-        relative = Gauge("throughput, of each model's largest", RATE, "relative")
-        drawn.append(_over_load("relative-throughput", shaped, [relative]))
-    waiting = [(name, c) for name, c in sweeps if sum(p.ttft_p50_s is not None for p in c.valid) > 1]
-    limited = ("ttft", "tpot", *(("e2e",) if slo and "e2e" in slo.bounds else ()))
-    waits = [Gauge(f"{name.upper()}, ms", f"{name}_p50_s", "ms", f"{name}_p99_s") for name in limited]
-    unknown = "percentiles of TTFT are not known at two loads of any model"
-    return [
-        *drawn,
-        _over_load("latency", waiting, waits, unknown, slo),
-        _over_load("sm-per-batch", sweeps, SMS, evidence.NO_PROFILE),
-        _energy(sweeps),
-        _utilisation(sweeps),
-        _over_load("memory-bound", sweeps, UNITS, evidence.NO_PROFILE),
-        _over_load("decoding", sweeps, DECODING, evidence.NO_DECODING),
-        *others,
-    ]
+    drawn = _gates(found.gates)
+    if sweeps:
+        drawn.append(Picture("sweeps", _origins(sweeps), (charts.throughputs(sweeps), charts.pareto(sweeps))))
+        shaped = [(name, curve) for name, curve in sweeps if len(curve.valid) >= ENOUGH]
+        if len(shaped) > 1:
+            relative = Gauge("throughput, of each model's largest", RATE, "relative")
+            drawn.append(_over_load("relative-throughput", shaped, [relative]))
+        waiting = [(name, c) for name, c in sweeps if sum(p.ttft_p50_s is not None for p in c.valid) > 1]
+        limited = ("ttft", "tpot", *(("e2e",) if slo and "e2e" in slo.bounds else ()))
+        waits = [Gauge(f"{name.upper()}, ms", f"{name}_p50_s", "ms", f"{name}_p99_s") for name in limited]
+        drawn += [
+            _over_load("latency", waiting, waits, "percentiles of TTFT are not known at two loads of any model", slo),
+            _over_load("sm-per-batch", sweeps, SMS, evidence.NO_PROFILE),
+            _energy(sweeps),
+            _utilisation(sweeps),
+            _over_load("memory-bound", sweeps, UNITS, evidence.NO_PROFILE),
+            _over_load("decoding", sweeps, DECODING, evidence.NO_DECODING),
+        ]
+    drawn += [*_replicas(named), *_several_gpus(named)]
+    if at_rates := [m for m in found.loads if is_windowed(m.load)]:
+        panels, origins = rate_panels(at_rates, slo)
+        drawn.append(Picture("rates", origins, tuple(panels), why_not="no load at a request rate is valid"))
+    return [*drawn, *_jobs([job for job in found.jobs if job.valid])]
 
 
-def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
-    """Return a picture for each gate: candidate over baseline of each endpoint, with its pairs and its margin."""
+def _gates(gates: Sequence[Gated]) -> list[Picture]:
     often = Counter(gated.model for gated in gates)
     drawn = []
     for gated in gates:
@@ -173,32 +157,44 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
         if spec is None:
             drawn.append(Picture(name, why_not=nothing_counts(gated.dropped)))
             continue
-        first = gated.pairs[0]
-        before, after = (first.launch(side).measurements[0].environment for side in SIDES)
-        compared_ = f"vLLM {after.vllm} against {before.vllm}" if before.vllm != after.vllm else f"vLLM {after.vllm}"
-        drawn.append(Picture(name, (_origin(replace(before, vllm=None)), title(gated), compared_), (spec,)))
+        before, after = (gated.pairs[0].launch(side).measurements[0].environment for side in SIDES)
+        releases = f"vLLM {after.vllm} against {before.vllm}" if before.vllm != after.vllm else f"vLLM {after.vllm}"
+        drawn.append(Picture(name, (origin(replace(before, vllm=None)), title(gated), releases), (spec,)))
     return drawn
 
 
-def save_picture(picture: Picture, path: Path) -> None:
-    """Write a picture as PNG or SVG, by the suffix of `path`. Raises BadUsage if vl-convert-python is not installed, if
-    the suffix is another one, or if the file cannot be written."""
+def draw_pictures(found: Findings, folder: Path, form: Literal["png", "svg"]) -> list[str]:
+    """Draw every picture that there are measurements for as a file, and return a line for each, drawn or not. Raises
+    BadUsage if there is nothing to draw, if vl-convert-python is not installed, or if a file cannot be written."""
+    drawn, lines = pictures(found), []
+    if not any(picture.panels for picture in drawn):
+        why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
+        if reasons := "; ".join(f"{picture.name}: {picture.why_not}" for picture in drawn):
+            why = f"no picture can be drawn: {reasons}"
+        elif found.curves or found.jobs:
+            why = "there is no valid point to draw"
+        raise BadUsage(why, "slmserve report without --figures")
     try:
         import vl_convert
     except ImportError:
         raise BadUsage("a picture needs vl-convert-python", "pip install vl-convert-python") from None
-    spec = json.dumps(whole_picture(picture))
-    match path.suffix:
-        case ".png":
-            drawn: bytes = vl_convert.vegalite_to_png(spec, scale=SCALE)
-        case ".svg":
-            drawn = vl_convert.vegalite_to_svg(spec).encode()
-        case suffix:
-            raise BadUsage(f"{path}: no picture can be written in the format {suffix!r}", "a .png or .svg")
     try:
-        path.write_bytes(drawn)
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in drawn:
+            if not picture.panels:
+                lines.append(f"not drawn: {picture.name}: {picture.why_not}")
+                continue
+            path, spec = folder / f"{picture.name}.{form}", json.dumps(whole_picture(picture))
+            if form == "png":
+                path.write_bytes(vl_convert.vegalite_to_png(spec, scale=SCALE))
+            else:
+                path.write_text(vl_convert.vegalite_to_svg(spec), "utf-8")
+            lines.append(f"drawn: {path}")
     except OSError as error:
-        raise BadUsage(f"cannot write {path}: {error.strerror}", "another path, in a folder that is there") from None
+        doing = "write" if folder.is_dir() else "make the folder"
+        why = f"cannot {doing} {error.filename}: {error.strerror}"
+        raise BadUsage(why, "--figures with another folder") from None
+    return lines
 
 
 def whole_picture(picture: Picture) -> Spec:
@@ -216,17 +212,7 @@ def whole_picture(picture: Picture) -> Spec:
 
 
 def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
-    found = [_origin(c.environment, c.first.workload if c.first else None) for _, c in named]
-    return tuple(dict.fromkeys(found))
-
-
-def _origin(where: Environment | None, workload: WorkloadReference | None = None) -> str:
-    if where and where.platform == "simulated":
-        return "SIMULATED, not measured on a device"
-    if where is None or workload is None:
-        return served_on(where)
-    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
-    return f"{served_on(where)}, {prompt:.0f} prompt and {output:.0f} output tokens"
+    return tuple(dict.fromkeys(origin(c.environment, c.first.workload if c.first else None) for _, c in named))
 
 
 def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str = "", slo: Slo | None = None) -> Picture:
@@ -236,7 +222,7 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
     x = charts.load_axis(point.concurrency for _, curve in sweeps for point in curve.valid)
     for gauge in gauges:
         rows: Values = []
-        waits, strokes = gauge.kind == "ms", PARTS if gauge.kind == "ms" else ("mean", "max")
+        waits, strokes = gauge.kind == "ms", PERCENTILES if gauge.kind == "ms" else ("mean", "max")
         for (series, curve), (stroke, field) in product(sweeps, zip(strokes, (gauge.field, gauge.second))):
             scale, unit = (1e3, "ms") if waits else (1.0, "")
             if gauge.kind == "relative":
@@ -248,7 +234,7 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
             there = {row["series"] for row in rows}
             seen |= {series: curve for series, curve in sweeps if series in there}
             y = axis("y", gauge.heading, "log") if waits else charts.share_axis(gauge.heading)
-            rules = [{"y": gauge.reach, "text": "achievable peak"}] if gauge.reach else _limit(gauge.heading, slo)
+            rules = [{"y": gauge.reach, "text": "achievable peak"}] if gauge.reach else slo_rule(gauge.heading, slo)
             told = strokes if gauge.second else ()
             panels.append(line_chart(rows, x, y, [name for name, _ in sweeps], strokes=told, rules=rules))
     return Picture(name, _origins(seen.items()), tuple(panels), why_not=unknown)
@@ -256,64 +242,6 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
 
 def _most(curve: Curve) -> float:
     return max(fmean(point.repeats) for point in curve.valid)
-
-
-def _limit(heading: str, slo: Slo | None) -> Values:
-    """Return the line at the limit that an SLO has for a latency in ms, in the words of the SLO; none without one."""
-    texts = zip(slo.bounds.items(), str(slo).split(",")) if slo else ()
-    return [{"y": 1e3 * limit, "text": text} for (name, limit), text in texts if heading == f"{name.upper()}, ms"]
-
-
-def rates_picture(measurements: Sequence[Measurement], slo: Slo | None, failed_share: float = FAILED_SHARE) -> Picture:
-    """Requests served per second, and those within the SLO, over the rate sent; p50 and p99 of TTFT, TPOT and E2E. A
-    ramp is a line by itself; loads that differ only in their rate are another. failed_share: share of the requests that
-    may fail in a valid load."""
-    groups = []
-    for group in rate_series(measurements):
-        loads = []
-        for m in steps_of(group[0]) or group:
-            found, delay = check(m, failed_share=failed_share), delay_of(m.run)
-            if not found.problems and delay is not None:
-                kept = goodput_of(slo, (m,)) if slo else None
-                loads.append((delay.achieved_per_s, summarize(m), bool(found.degradations), kept))
-        if loads:
-            groups.append((group[0], loads))
-    if not groups:
-        return Picture("rates", why_not="no load at a request rate is valid")
-    facts = []
-    for first, _ in groups:
-        load = first.load
-        assert isinstance(load, OpenLoop)
-        timing, process = "ramp", ""
-        if not load.steps:
-            timing = f"each judged for {load.window_s:g} s after {load.settle_s:g} s"
-            process = load.arrivals.partition(",")[0].replace("gamma", "burstiness")
-        facts.append([short_name(first.spec.model), _origin(first.environment, first.workload), timing, process])
-    differ = [True, *(len({*column} - {""}) > 1 for column in [*zip(*facts, strict=True)][1:])]
-    names = [", ".join(fact for fact, told in zip(row, differ) if told and fact) for row in facts]
-    x, within = axis("x", "requests/s sent"), f"good: {slo}"
-    rows: dict[str, Values] = {heading: [] for heading in ("requests/s", "TTFT, ms", "TPOT, ms", "E2E, ms")}
-    for name, (_, loads) in zip(names, groups):
-        for sent, summary, degraded, kept in loads:
-            good = kept.per_s if kept else None
-            figures = [("requests/s", "served", summary.requests_per_s), ("requests/s", within, good)]
-            for latency, part in product(("ttft", "tpot", "e2e"), PARTS):
-                seconds = getattr(summary, f"{latency}_{part}_s")
-                figures.append((f"{latency.upper()}, ms", part, seconds and 1e3 * seconds))
-            for heading, stroke, value in figures:
-                if value is not None:
-                    rows[heading].append(interval_row(sent, Interval(value), name, degraded) | {"stroke": stroke})
-    served = rows.pop("requests/s")
-    most = max(row["x"] for row in served)
-    equal = charts.guide([{"x": 0, "y": 0}, {"x": most, "y": most}])
-    strokes = ("served", within) if slo else ("served",)
-    panels = [line_chart(served, x, axis("y", "requests/s"), names, strokes=strokes, under=[equal])]
-    for heading, each in rows.items():
-        if each:
-            y = axis("y", heading, "log")
-            panels.append(line_chart(each, x, y, names, strokes=PARTS, rules=_limit(heading, slo)))
-    origins = dict.fromkeys(_origin(first.environment, first.workload) for first, _ in groups)
-    return Picture("rates", tuple(origins), tuple(panels))
 
 
 def _utilisation(sweeps: Named) -> Picture:
@@ -327,7 +255,7 @@ def _utilisation(sweeps: Named) -> Picture:
             most = _most(curve)
             for number, p in enumerate(reversed(curve.valid)):
                 if (value := getattr(p, field)) is not None:
-                    row = interval_row(value, Interval(fmean(p.repeats) / most), name, p.degraded)
+                    row = charts.interval_row(value, Interval(fmean(p.repeats) / most), name, p.degraded)
                     told = {"text": str(p.concurrency) if number % 2 == 0 else "", "order": p.concurrency}
                     rows.append(row | told)
         if rows:
@@ -343,7 +271,9 @@ def _energy(sweeps: Named) -> Picture:
     limits are of different cards, so each limit has bars of its own."""
     bars: dict[str, Values] = {"power_w": [], "energy_per_token_j": []}
     seen = []
-    for name, curve in sorted(sweeps, key=lambda pair: ([*PUBLISHED, pair[1].subject].index(pair[1].subject), pair[0])):
+    for name, curve in sorted(
+        sweeps, key=lambda pair: ([*evidence.PUBLISHED, pair[1].subject].index(pair[1].subject), pair[0])
+    ):
         point = evidence.at_table_1(curve)
         known = [s for s in point.each if s.power_w is not None and s.energy_per_token_j is not None] if point else []
         by_limit = grouped(known, lambda s: None if s.power_limit_w is None else round(s.power_limit_w))
@@ -399,25 +329,21 @@ def _replicas(named: Named) -> list[Picture]:
     return [replace(picture, origins=_origins(several)) for picture in drawn] if several else []
 
 
-def _by_count(figure: Gauge, pairs: Sequence[PairReplicas]) -> list[tuple[int, Interval, bool]]:
-    """Return numbers of engines with a figure and whether it is degraded: ratios to one engine, or one engine and then
-    each number of replicas."""
-    field = figure.field
-    if figure.kind == "ratio":
+def _by_count(gauge: Gauge, pairs: Sequence[PairReplicas]) -> list[tuple[int, Interval, bool]]:
+    """Return numbers of engines with a figure and whether it is degraded; but for ratios, one engine is the first."""
+    field = gauge.field
+    if gauge.kind == "ratio":
         ratios = [(pair, ratio(*pair) if field == RATE else figure_ratio(pair[1], pair[0], field)) for pair in pairs]
         known = [(pair, seen) for pair, seen in ratios if seen is not None and math.isfinite(seen.value)]
         return [(pair[0].count, seen, any(side.degraded for side in pair)) for pair, seen in known]
-    several = [pair for pair in pairs if math.isfinite(_known(pair[0], field))]
-    first = _known(several[0][1], field) if several else math.nan
-    one: list[tuple[int, Point]] = [(1, several[0][1])] if first > 0 else []
-    over = first if figure.kind == "relative" else 1.0
-    counts = [*one, *((shared.count, shared) for shared, _ in several)] if over > 0 else []
-    return [(count, Interval(_known(point, field) / over), bool(point.degraded)) for count, point in counts]
-
-
-def _known(point: Point, field: str) -> float:
-    value = getattr(point, field, None)
-    return math.nan if value is None else float(value)
+    several = [pair for pair in pairs if getattr(pair[0], field) is not None]
+    first = (getattr(several[0][1], field) if several else None) or 0.0
+    if gauge.kind == "relative" and not first:
+        return []
+    over = first if gauge.kind == "relative" else 1.0
+    counts: list[tuple[int, Point]] = [(1, several[0][1])] if first else []
+    counts += [(shared.count, shared) for shared, _ in several]
+    return [(count, Interval(getattr(point, field) / over), bool(point.degraded)) for count, point in counts]
 
 
 def _over_counts(
@@ -451,7 +377,7 @@ def _over_counts(
         rows = []
         for number, count, seen, degraded in each:
             place = counts.index(count) + 0.4 * (number - (len(found) - 1) / 2) / len(found)
-            rows.append(interval_row(place, seen, names[number], degraded))
+            rows.append(charts.interval_row(place, seen, names[number], degraded))
         one = {"ratio": "one engine under the same load", "relative": "one engine"}.get(figure.kind)
         panels.append(line_chart(rows, x, y, names, rules=[{"y": 1, "text": one}] if one else ()))
     return Picture(name, (), tuple(panels), columns, why)
@@ -465,7 +391,7 @@ def _replica_busy(found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Pictu
     busy = "engine_active" if any(point.engine_active for point in alone) else "gpu_util"
     rows = {
         way: [
-            interval_row(share, ratio(*pair), model, any(side.degraded for side in pair))
+            charts.interval_row(share, ratio(*pair), model, any(side.degraded for side in pair))
             for model, pair in each
             if (share := getattr(pair[1], busy))
         ]
@@ -504,7 +430,7 @@ def _several_gpus(named: Named) -> list[Picture]:
             for one in sorted(most, key=lambda d: d.gpus):
                 (seen,) = charts.intervals([one.served])
                 seen = Interval(one.tokens_per_s, seen.low, seen.high)
-                total.append(interval_row(one.gpus, seen, f"{model}, {way}", one.served.degraded))
+                total.append(charts.interval_row(one.gpus, seen, f"{model}, {way}", one.served.degraded))
                 if way == over_all and one.kv_blocks:
                     blocks.append(total[-1] | {"x": one.kv_blocks})
     ends = ("y", "low", "high")
@@ -552,7 +478,7 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
         _job_picture("models-of-one-size", of_one_size, length, "output tokens of a request", served),
         _job_picture("batch-limit", by_model(evidence.limits_of, limit), limit, "max_num_seqs", tokens),
         _job_picture("kv-blocks", by_model(evidence.caches_of, blocks), blocks, "KV blocks", held),
-        Picture("batching", tuple(dict.fromkeys(_origin(p.environment) for p in jobs)), tuple(panels)),
+        Picture("batching", tuple(dict.fromkeys(origin(p.environment) for p in jobs)), tuple(panels)),
     ]
     return [picture for picture in found if picture.panels]
 
@@ -577,4 +503,4 @@ def _job_picture(
         place = axis("x", heading, "log") if name == "kv-blocks" else loads
         y = axis("y", title_, "log" if name in ("output-length", "models-of-one-size") else "linear")
         panels.append(line_chart(rows, place, y, list(dict.fromkeys(map(series, jobs))), rules=fitting))
-    return Picture(name, tuple(dict.fromkeys(_origin(p.environment) for p in jobs)), tuple(panels))
+    return Picture(name, tuple(dict.fromkeys(origin(p.environment) for p in jobs)), tuple(panels))

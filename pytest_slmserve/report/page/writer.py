@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,10 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import BEGINS, embedded, make_folder
-from pytest_slmserve.report import compare, gate, loads, screen, sweeps, verdicts
-from pytest_slmserve.report.as_json import plain
-from pytest_slmserve.report.deployments import best_deployments
+from pytest_slmserve.report import as_json, compare, deployments, gate, loads, screen, sweeps, verdicts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, section_text
+from pytest_slmserve.report.section import Cells, Chart, Look, Section
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
 from pytest_slmserve.schema.errors import BadUsage, SlmError, regular
 from pytest_slmserve.schema.printable import printable
@@ -73,24 +70,6 @@ GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the p
 UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
 
 
-def page_section(heading: str, shown: Iterable[Section | Legend]) -> dict[str, Any]:
-    """Return sections below one heading for the template. The text of each is that of a terminal, with the legends."""
-    everything = list(shown)
-    with laid_out(TEXT_WIDTH):
-        legends = [section_text(each) for each in everything if isinstance(each, Legend)]
-        parts = [
-            {**_part(each), "text": "\n\n".join([section_text(each), *legends])}
-            for each in everything
-            if isinstance(each, Section)
-        ]
-    return {"heading": heading, "parts": parts}
-
-
-def _part(section: Section) -> dict[str, Any]:
-    drawn = grouped((chart for chart in section.charts() if chart.spec), lambda chart: chart.group)
-    return {"section": section, "chart_groups": drawn}
-
-
 def page_content(found: Findings, status: int | None, sections: Mapping[str, Iterable[Section]]) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones by their heading, after the gates."""
     measurements, kinds = found.measurements, verdicts.by_outcome(found.outcomes)
@@ -107,8 +86,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
     for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
         tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
-    del others["Models"]  # they have a place of their own
-    subjects = [page_section(*each) for each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
+    subjects = [(heading, [*each]) for heading, each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
     title, measured = _measured(measurements)
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
     with laid_out(WIDE):
@@ -123,7 +101,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
             "facts": measured.items(),
             "reproduce": found.command or reproduce(measurements),
             "overview": [shown.cells for shown in sweeps.overview_tables(found)],
-            "deployments": list(best_deployments(found)),
+            "deployments": list(deployments.best_deployments(found)),
             "disturbed": disturbed if found.curves or found.shared or found.jobs or found.gates else None,
             "environments": _environments(measurements),
             "claims": [
@@ -131,8 +109,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
                 for name, group in verdicts.by_claim(found.outcomes).items()
             ],
             "pareto": [Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE) for curves in alike],
-            "models": [_model(label, sweeps.sweep_section(curve, label, found)) for label, curve in shown],
-            "sections": [section for section in subjects if section["parts"]],
+            "sections": [(heading, each) for heading, each in subjects if each],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
             "costs": cost_part(shown),
@@ -181,22 +158,8 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
     return Cells("Environment", heads, rows, [False] * len(heads)) if rows else None
 
 
-def _model(label: str, section: Section) -> dict[str, Any]:
-    """Return a sweep as the template shows it: lines on what was measured, findings, charts, tables, remarks."""
-    head = [*takewhile(lambda part: isinstance(part, str), section.parts)]
-    texts = [part.strip() for part in section.parts if isinstance(part, str)]
-    return {
-        "label": label,
-        "head": [section.title, *texts[: len(head)]],
-        "findings": [pair for part in section.parts if isinstance(part, Named) for pair in part.pairs],
-        "part": _part(section),
-        "remarks": texts[len(head) :],
-    }
-
-
 def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[str, Any] | None:
-    """Return goodput under an SLO as a table, and what the page needs to compute it for another one; None without
-    points."""
+    """Return goodput under an SLO, and what the page needs to compute it for another one; None without points."""
     if not shown:
         return None
     columns = [column for column in loads.goodput_columns("in\nflight", slo) if column.name in GOODPUT]
@@ -276,8 +239,7 @@ def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **mor
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page: an archive, for example, or a
-    device."""
+    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page, such as an archive."""
     template()
     try:
         with open(path, "rb", opener=regular) as file:
@@ -310,8 +272,7 @@ def rendered(
 
 @cache
 def shared_parts() -> dict[str, Any]:
-    """Return what all pages have: the glossary, our style and script, the libraries, packed, and the policy by which
-    nothing else runs."""
+    """Return what all pages have, with the policy by which nothing but our script and the libraries runs."""
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
     libraries = {name: (FOLDER / "vendor" / name).read_text("utf-8") for name in LIBRARIES}
     for published, ours in _MODULE:
@@ -348,8 +309,7 @@ def template() -> Any:
 
 
 def parts(text: str) -> list[tuple[str, int]]:
-    """Return the parts of a heading: each term with its number in the glossary, from 1, and texts between them with
-    0."""
+    """Return the parts of a heading: each term with its number in the glossary, from 1, and other texts with 0."""
     return [(part, _NUMBERS[part.lower()] if i % 2 else 0) for i, part in enumerate(_TERM.split(text))]
 
 
@@ -360,7 +320,7 @@ def packed(text: str) -> str:
 
 def as_script_json(value: Any) -> str:
     """Return JSON that may stand in a script element, because no tag can begin or end in it."""
-    text = json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(as_json.plain(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -22,9 +22,9 @@ from pytest_slmserve.analysis.points import Point, ReplicaPoint, Summary, job_po
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.as_json import point_facts
-from pytest_slmserve.report.loads import ValidityCriteria, rates_section, rows_of_load
-from pytest_slmserve.report.page.pictures import Picture, gate_pictures, pictures, save_picture, whole_picture
-from pytest_slmserve.report.points import is_windowed
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.loads import ValidityCriteria, is_windowed, rates_section, rows_of_load
+from pytest_slmserve.report.page.pictures import Picture, draw_pictures, pictures, whole_picture
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import ClosedLoop
@@ -68,8 +68,8 @@ def sensed(concurrency: int, rate: float = 1000.0, **figures: object) -> Point:
     return replace(point(concurrency, [rate, rate]), ttft_p50_s=0.01, **figures)
 
 
-def by_name(*args: Any) -> dict[str, Picture]:
-    return {picture.name: picture for picture in pictures(*args)}
+def by_name(curves: list[Curve], **more: Any) -> dict[str, Picture]:
+    return {picture.name: picture for picture in pictures(Findings(curves=curves, **more))}
 
 
 def rows(panel: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,8 +107,8 @@ def rules(panel: dict[str, Any]) -> list[tuple[str, float]]:
 def test_pictures_of_archives_are_specifications_that_vega_lite_knows(name, drawn, vega_lite):
     contents = read(BASELINES / f"{name}.jsonl.xz")
     curves, jobs = stored_curves(contents.measurements, contents.plans), job_points(contents.measurements)
-    at_rates = [m for m in contents.measurements if is_windowed(m.load)]
-    found = {p.name: p for p in pictures(curves, jobs, at_rates, parse_slo(SLO)) if p.panels}
+    drawn_of = by_name(curves, jobs=jobs, loads=contents.measurements, slo=parse_slo(SLO))
+    found = {name: picture for name, picture in drawn_of.items() if picture.panels}
     assert drawn <= found.keys()
     assert [name for name, picture in found.items() if not vega_lite.is_valid(whole_picture(picture))] == []
     assert all(picture.origins for picture in found.values())
@@ -151,33 +151,33 @@ def test_models_of_any_speed_are_on_one_scale():
 
 
 @pytest.mark.parametrize(
-    ("curves", "why"), [([], "no sweep to draw"), ([Curve(subject="x")], "no valid point to draw")]
+    ("curves", "why"), [([], "there is no sweep,"), ([Curve(subject="x")], "no valid point to draw")]
 )
-def test_nothing_to_draw(curves, why):
+def test_nothing_to_draw(curves, why, tmp_path):
     with pytest.raises(BadUsage, match=why):
-        pictures(curves)
+        draw_pictures(Findings(curves=curves), tmp_path / "out", "png")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_png_is_900_pixels_wide_twice_over_and_an_svg_has_the_names(tmp_path):
     pytest.importorskip("vl_convert")
-    picture = by_name([swept(), swept("opt-2.7b", t_inf=5000.0)])["sweeps"]
-    save_picture(picture, tmp_path / "out.png")
-    drawn = (tmp_path / "out.png").read_bytes()
+    found = Findings(curves=[swept(), swept("opt-2.7b", t_inf=5000.0)])
+    for form in ("png", "svg"):
+        assert f"drawn: {tmp_path}/sweeps.{form}" in draw_pictures(found, tmp_path, form)
+    drawn = (tmp_path / "sweeps.png").read_bytes()
     assert drawn.startswith(b"\x89PNG") and 1600 <= int.from_bytes(drawn[16:20], "big") <= 1900
-    save_picture(picture, tmp_path / "out.svg")
-    text = (tmp_path / "out.svg").read_text("utf-8")
-    assert [word for word in ("opt-1.3b", "opt-2.7b", "requests in flight", *picture.origins) if word not in text] == []
+    text, origins = (tmp_path / "sweeps.svg").read_text("utf-8"), pictures(found)[0].origins
+    assert [word for word in ("opt-1.3b", "opt-2.7b", "requests in flight", *origins) if word not in text] == []
 
 
-@pytest.mark.parametrize(("path", "message"), [("no/such/out.png", "cannot write"), ("out.nonsense", "'.nonsense'")])
-def test_what_cannot_be_written_is_a_usage_error(path, message, tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_a_usage_error(tmp_path, monkeypatch):
     pytest.importorskip("vl_convert")
-    picture = by_name([swept()])["sweeps"]
-    with pytest.raises(BadUsage, match=message):
-        save_picture(picture, tmp_path / path)
+    (tmp_path / "sweeps.png").mkdir()
+    with pytest.raises(BadUsage, match="cannot write .*sweeps.png"):
+        draw_pictures(Findings(curves=[swept()]), tmp_path, "png")
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(BadUsage, match="pip install vl-convert-python"):
-        save_picture(picture, tmp_path / "out.png")
+        draw_pictures(Findings(curves=[swept()]), tmp_path, "png")
 
 
 # Sensors
@@ -228,7 +228,7 @@ def test_energy_has_bars_of_each_power_limit_with_the_smallest_and_the_largest_r
 
 def test_percentiles_of_sweeps_are_those_that_the_report_tells():
     curves = stored_curves(read(SWEEPS).measurements, [])
-    told = [each for each in point_facts(curves, (), ()) if each["valid"]]
+    told = [each for each in point_facts(Findings(curves=curves)) if each["valid"]]
     panels = by_name(curves)["latency"].panels
     models = list(dict.fromkeys(map(itemgetter("subject"), told)))
     assert len(models) == 3 and [panel["layer"][0]["encoding"]["y"]["title"] for panel in panels] == [
@@ -245,7 +245,7 @@ def test_percentiles_of_sweeps_are_those_that_the_report_tells():
 
 def test_each_limit_is_a_line_with_its_words_and_e2e_has_a_panel_if_it_is_limited():
     curves = stored_curves(read(SWEEPS).measurements, [])
-    panels = by_name(curves, (), (), parse_slo("ttft:200ms,e2e:5s"))["latency"].panels
+    panels = by_name(curves, slo=parse_slo("ttft:200ms,e2e:5s"))["latency"].panels
     assert [rules(panel) for panel in panels] == [[("ttft:200ms", 200.0)], [], [("e2e:5s", 5000.0)]]
 
 
@@ -270,7 +270,7 @@ def test_rates_are_those_that_the_report_tells():
     criteria = ValidityCriteria(parse_slo(SLO))
     short, *plain, ramp = [rows_of_load(m, criteria) for m in at_rates()]
     series = [short, sorted((row for each in plain for row in each), key=lambda row: row["load"]["rate"]), ramp]
-    served, *waits = by_name([], (), at_rates(), criteria.slo)["rates"].panels
+    served, *waits = by_name([], loads=at_rates(), slo=criteria.slo)["rates"].panels
 
     def told(value: Any) -> list[list[tuple[float, float]]]:
         return [[(row["schedule_delay"].achieved_per_s, value(row)) for row in each] for each in series]
@@ -290,9 +290,9 @@ def failed(m: Measurement) -> Measurement:
 
 def test_a_rate_that_is_not_valid_is_left_out():
     first, *others = at_rates()
-    served = by_name([], (), [failed(first), *others])["rates"].panels[0]
+    served = by_name([], loads=[failed(first), *others])["rates"].panels[0]
     assert list(dots(served)) == ["slm, each judged for 20 s after 5 s", "slm, ramp"]
-    (nothing,) = pictures([], (), [failed(m) for m in at_rates()])
+    (nothing,) = pictures(Findings(loads=[failed(m) for m in at_rates()]))
     assert (nothing.panels, nothing.why_not) == ((), "no load at a request rate is valid")
 
 
@@ -373,7 +373,7 @@ def gated(speed: float = 0.9, **facts: object) -> Gated:
 
 def test_a_gate_has_its_ratios_pairs_and_margins():
     one = gated()
-    (picture,) = gate_pictures([one])
+    (picture,) = pictures(Findings(gates=[one]))
     (panel,) = picture.panels
     assert picture.name == "gate-opt-1.3b" and any("FAIL after 4 pairs" in line for line in picture.origins)
     ratios = {row["subject"]: row for row in panel["data"]["values"]}
@@ -386,9 +386,9 @@ def test_a_gate_has_its_ratios_pairs_and_margins():
 
 def test_two_gates_of_one_model_are_two_pictures_and_one_without_pairs_says_why():
     one = gated()
-    names = [picture.name for picture in gate_pictures([one, replace(one, gate="other"), replace(one, model="x")])]
+    names = list(by_name([], gates=[one, replace(one, gate="other"), replace(one, model="x")]))
     assert names == ["gate-opt-1.3b-gate", "gate-opt-1.3b-other", "gate-x"]
-    (empty,) = gate_pictures([gated(failures=1)])
+    (empty,) = pictures(Findings(gates=[gated(failures=1)]))
     assert empty.panels == () and empty.why_not.startswith("no pair of launches counts; pair 1: ")
 
 
