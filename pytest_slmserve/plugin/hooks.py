@@ -4,20 +4,14 @@ pytest imports this module in every run of every project that has it installed, 
 a mode (`--slm-gpu`, `--slm-simulate` ...) asks for a session; `session_hooks` has the hooks of such a run.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.options.table import OPTS, Options
 from pytest_slmserve.plugin import NEEDS_A_MODE, PARAMETRISED, SESSION, fixtures, is_measured
-
-if TYPE_CHECKING:
-    from pytest_slmserve.options.table import Options
 
 MARKERS = (
     "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., ramp_up=..., needs=..., gpus=..., "
