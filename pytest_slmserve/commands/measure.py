@@ -149,7 +149,7 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def check_load(given: argparse.Namespace) -> None:
+def check_usage(given: argparse.Namespace) -> None:
     """Raises BadUsage if nothing says what the load is, or something was typed that is wrong or would be ignored."""
     typed = [name for name in LOADS if getattr(given, name) is not None]
     users, number, sent, ramp = given.max_concurrency, given.num_prompts, given.request_rate or (), given.ramp or ()
@@ -188,9 +188,6 @@ def check_load(given: argparse.Namespace) -> None:
     if not counted and math.inf in sent:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
 
-
-def check_lengths(given: argparse.Namespace) -> None:
-    """Raises BadUsage if lengths are given in two ways, would be ignored or are not enough."""
     of_a_trace = given.trace or given.lengths_from
     fixed = (given.input_len, given.output_len) != (None, None)
     talk, most = given.sharegpt, given.max_model_len
@@ -216,8 +213,7 @@ def check_lengths(given: argparse.Namespace) -> None:
 def asked(given: argparse.Namespace) -> Asked:
     """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
     given.seed = given.seed or 0
-    check_load(given)
-    check_lengths(given)
+    check_usage(given)
     settle_s = SETTLE_S if given.settle is None else given.settle
     window_s = given.window or WINDOW_S
     length_s = 2 * settle_s + window_s  # it goes on after the window, so that what was sent in it ends under the load
@@ -269,7 +265,7 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
     if not any(load.settle_s <= at < ends_s for at in times):
         judged = f"{load.settle_s:g} s and {ends_s:g} s"
         raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
-    lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]  # of synthetic requests
+    lengths = [row.lengths for row in trace.rows]  # of synthetic requests
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
     known = known_model(given.model)
     requests = tuple(synthetic_requests(lengths, known.vocabulary if known else VOCABULARY, given.seed))

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.window import Goodput, Slo
+from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import JobPoint, Point, Summary, engines, job_points, points_of
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.schema.records import Measurement
@@ -133,12 +133,7 @@ def _figures(point: Point | JobPoint, slo: Slo | None) -> dict[str, Any]:
     bulk = BULK if type(point) is Point else {*BULK, "batch_repeats"}
     names = [field.name for field in fields(point) if field.name not in bulk]
     figures = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}
-    return figures | {"goodput": goodput_facts(point.goodput(slo) if slo else None)}
-
-
-def goodput_facts(found: Goodput | None) -> dict[str, Any] | None:
-    """Return goodput with the shares by the bound's name; null if it is not known."""
-    return None if found is None else {**facts(found), "by_slo": dict(found.by_slo)}
+    return figures | {"goodput": point.goodput(slo) if slo else None}
 
 
 def benchmark_facts(measurements: Sequence[Measurement]) -> tuple[list[float], dict[str, Any]]:

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.metrics.window import Slo, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
+from pytest_slmserve.report.as_json import case_facts, facts
 from pytest_slmserve.report.findings import origin, reasons, served_on, valid_cell
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
@@ -75,14 +75,14 @@ RATES_GOODPUT_LEGEND = (
 def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
     """Return the columns of goodput. load: heading of the first one."""
 
-    def within(i: int) -> Callable[[Served], str]:
-        return lambda s: hundredths(s.goodput.by_slo[i][1] if s.goodput else None)
+    def within(name: str) -> Callable[[Served], str]:
+        return lambda s: hundredths(s.goodput.by_slo[name] if s.goodput else None)
 
     return [
         Column(load, lambda s: f"{s.load:g}"),
         Column("goodput\n/s", lambda s: figure(s.goodput.per_s if s.goodput else None, 4)),
         Column("good\n%", lambda s: hundredths(s.goodput.attainment if s.goodput else None)),
-        *(Column(f"{name}\n%", within(i)) for i, name in enumerate(slo.bounds)),
+        *(Column(f"{name}\n%", within(name)) for name in slo.bounds),
         Column("\ndropped", lambda s: str(s.dropped)),
     ]
 
@@ -206,7 +206,7 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
         "cached_prompt_share": from_cache and from_cache.share,
         "schedule_delay": window.delay_of(run),
         "held_back": window.held_back(run),
-        "goodput": goodput_facts(window.goodput_of(terms.slo, (measurement,)) if terms.slo else None),
+        "goodput": window.goodput_of(terms.slo, (measurement,)) if terms.slo else None,
     }
 
 
@@ -377,10 +377,10 @@ def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
     if any(each.known for _, each in latencies):
         parts.append(Table(latencies, LATENCY, caption="Latency", always=len(LATENCY)))
     if good := row["goodput"]:
-        each = ", ".join(f"{name} {hundredths(share)} %" for name, share in good["by_slo"].items())
-        share = f"{hundredths(good['attainment'])} % of {good['requests']} requests are good ({each})"
-        rate = f"goodput {figure(good['per_s'], 4)} requests/s within {good['slo']}"
-        parts += ["", f"{rate}: {share}, {good['dropped']} dropped"]
+        each = ", ".join(f"{name} {hundredths(share)} %" for name, share in good.by_slo.items())
+        share = f"{hundredths(good.attainment)} % of {good.requests} requests are good ({each})"
+        rate = f"goodput {figure(good.per_s, 4)} requests/s within {good.slo}"
+        parts += ["", f"{rate}: {share}, {good.dropped} dropped"]
     if doubts := doubts_of(row):
         parts += ["", *doubts]
     drawn: Callable[[], Iterator[Chart]] = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})

@@ -133,17 +133,12 @@ def heading(curve: Curve) -> Iterator[str]:
     if len(repeats) == 1:
         each_point = f"{counted(repeats[0], 'repeat')} each"
     launches = counted(len({m.launch for m in curve.trusted}), "launch")
-    on_hosts = f", {counted(known, 'host')}" if (known := hosts(curve)) else ""
+    on_hosts = f", {counted(known, 'host')}" if (known := len(hosts_of(curve.trusted) - {None})) else ""
     points = counted(len(curve.points), "point")
     if curve.adaptive:
         unneeded = f"{counted(len(curve.unneeded), 'planned load')} not needed"
         points += f" (adaptive sweep, {'not at its end' if curve.missing else unneeded})"
     yield f"  measured: {points}, {each_point}, {launches}{on_hosts}"
-
-
-def hosts(curve: Curve) -> int:
-    """Return the number of known hosts that the valid points were measured on."""
-    return len(hosts_of(curve.trusted) - {None})
 
 
 def relative_range(point: Point) -> float | None:
@@ -433,7 +428,7 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         worst, where = max(ranges)
         middle = median(share for share, _ in ranges)
         text = f"differ by {percent(middle)} in the median, {percent(worst)} at most (at {where} in flight)"
-        several = hosts(curve)
+        several = len(hosts_of(curve.trusted) - {None})
         more = f"; {counted(several, 'host')} took part, whose difference is in it" if several > 1 else ""
         yield "repeats", f"{text}{more}"
 

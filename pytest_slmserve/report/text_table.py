@@ -198,8 +198,7 @@ def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0
 
 def hanging(text: str, indent: int) -> str:
     """Return a text broken into lines, its later ones indented."""
-    spaces = " " * indent
-    return fill(text, layout().width, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
+    return fill(text, layout().width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def folded(text: str) -> str:

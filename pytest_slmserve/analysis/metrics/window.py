@@ -399,7 +399,8 @@ def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
     return latencies([run], judged_by)
 
 
-class Judged(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Judged:
     """The requests by which a load is judged: rows of the samples, the tokens of these, and how many others failed."""
 
     rows: Sequence[int]
@@ -570,7 +571,7 @@ class Goodput:
     dropped: int
     per_s: float
     attainment: float | None
-    by_slo: tuple[tuple[str, float | None], ...]
+    by_slo: Mapping[str, float | None]
 
 
 def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
@@ -591,7 +592,7 @@ def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
                 kept.update(met)
                 finished, good = finished + 1, good + (len(met) == len(bounds))
             rates[i] += per_second(good - before, m.run.window_s)
-    by_slo = tuple((name, kept[name] / requests if requests else None) for name in bounds)
+    by_slo = {name: kept[name] / requests if requests else None for name in bounds}
     attainment = good / requests if requests else None
     return Goodput(slo, requests, good, requests - finished, fmean(rates), attainment, by_slo)
 

@@ -472,8 +472,7 @@ def interval_chart(
     known = [*others, *(row[name] for row in values for name in ("x", "bound") if row[name] is not None)]
     reach = FARTHEST * ((max(known) - min(known)) or abs(known[0]) or 1.0)
     domain = axis_ends(known, [row[name] for row in values for name in ("low", "high")], reach, 0.06)
-    large = max(map(abs, domain)) >= 1000
-    x = axis("x", x_title, domain=domain, format="~s" if large else "~r", tickCount=6)
+    x = axis("x", x_title, domain=domain, format="~s" if max(map(abs, domain)) >= 1000 else "~r", tickCount=6)
     y = row_axis(row["subject"] for row in values)
     color, shape = (named_looks("state", STATES, looks) for looks in zip(*STATES.values()))
     told = [{"field": "subject", "title": ""}, {"field": "shown", "title": "value"}, {"field": "state", "title": "it"}]

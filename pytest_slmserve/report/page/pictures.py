@@ -428,9 +428,8 @@ def _several_gpus(named: Named) -> list[Picture]:
         for way, line in ways.items():
             most = [max(same, key=lambda d: d.tokens_per_s) for same in grouped(line, lambda d: d.gpus).values()]
             for one in sorted(most, key=lambda d: d.gpus):
-                (seen,) = charts.intervals([one.served])
-                seen = Interval(one.tokens_per_s, seen.low, seen.high)
-                total.append(charts.interval_row(one.gpus, seen, f"{model}, {way}", one.served.degraded))
+                (row,) = charts.point_rows([one.served], RATE, f"{model}, {way}")
+                total.append(row | {"x": one.gpus})
                 if way == over_all and one.kv_blocks:
                     blocks.append(total[-1] | {"x": one.kv_blocks})
     ends = ("y", "low", "high")

@@ -111,7 +111,7 @@ def test_goodput_is_of_those_that_met_every_slo():
     seen = goodput(samples_of(BEFORE, GOOD, GOOD, SLOW_START, SLOW_TOKENS, LONG, ONE_TOKEN, CUT_OFF, AFTER), SLO)
     assert (seen.requests, seen.good, seen.dropped) == (7, 3, 1)
     assert seen.per_s == 3 / 2.0 and seen.attainment == 3 / 7
-    assert dict(seen.by_slo) == {"ttft": 5 / 7, "tpot": 5 / 7, "e2e": 5 / 7}
+    assert seen.by_slo == {"ttft": 5 / 7, "tpot": 5 / 7, "e2e": 5 / 7}
     assert seen.slo == SLO
 
 
@@ -128,7 +128,7 @@ def test_goodput_is_of_those_that_met_every_slo():
 )
 def test_each_slo_is_held_against_its_own_latency(row, kept):
     seen = goodput(samples_of(row), SLO)
-    assert {name for name, share in seen.by_slo if share} == kept
+    assert {name for name, share in seen.by_slo.items() if share} == kept
     assert seen.good == (len(kept) == 3)
 
 
@@ -149,7 +149,7 @@ def test_one_that_ends_after_the_window_counts_and_one_that_never_ended_counts_a
 def test_failures_without_a_row_count_against():
     seen = goodput(samples_of(GOOD, GOOD), SLO, failed=2)
     assert (seen.requests, seen.good, seen.dropped, seen.attainment) == (4, 2, 2, 0.5)
-    assert dict(seen.by_slo) == {"ttft": 0.5, "tpot": 0.5, "e2e": 0.5}
+    assert seen.by_slo == {"ttft": 0.5, "tpot": 0.5, "e2e": 0.5}
 
 
 def test_what_the_end_of_a_closed_loop_cuts_off_was_not_dropped():
@@ -177,7 +177,7 @@ def test_repeats_together():
     both = goodput_of(SLO, (one,), (other,))
     assert (both.requests, both.good, both.dropped, both.attainment) == (6, 4, 0, 4 / 6)
     assert both.per_s == (1 / 2.0 + 3 / 2.0) / 2
-    assert dict(both.by_slo) == {"ttft": 5 / 6, "tpot": 5 / 6, "e2e": 1}
+    assert both.by_slo == {"ttft": 5 / 6, "tpot": 5 / 6, "e2e": 1}
     assert goodput_of(SLO, (one, other)) == replace(both, per_s=2 * both.per_s), "engines beside each other"
 
 
@@ -189,7 +189,7 @@ def test_a_bound_on_gaps_cannot_be_held_against_records():
 
 def test_of_nothing_there_are_no_shares():
     seen = goodput(samples_of(BEFORE), SLO)
-    assert seen == Goodput(SLO, 0, 0, 0, 0.0, None, (("ttft", None), ("tpot", None), ("e2e", None)))
+    assert seen == Goodput(SLO, 0, 0, 0, 0.0, None, {"ttft": None, "tpot": None, "e2e": None})
 
 
 ROWS = st.lists(
@@ -215,7 +215,9 @@ ROWS = st.lists(
 def test_a_tighter_slo_is_never_met_more_often(rows, ttft, tpot, e2e):
     samples, slo = samples_of(*rows), Slo(ttft, tpot, None, e2e)
     seen = goodput(samples, slo)
-    assert seen.good <= min([seen.requests - seen.dropped, *(round(s * seen.requests) for _, s in seen.by_slo if s)])
+    assert seen.good <= min(
+        [seen.requests - seen.dropped, *(round(s * seen.requests) for s in seen.by_slo.values() if s)]
+    )
     for tighter in (replace(slo, ttft_s=ttft / 2), replace(slo, tpot_s=tpot / 2), replace(slo, e2e_s=e2e / 2)):
         assert goodput(samples, tighter).good <= seen.good
     assert goodput(samples, Slo(ttft_s=ttft)).good >= seen.good

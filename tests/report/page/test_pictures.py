@@ -277,7 +277,7 @@ def test_rates_are_those_that_the_report_tells():
 
     names = ["slm, each judged for 10 s after 5 s", "slm, each judged for 20 s after 5 s", "slm, ramp"]
     assert dots(served, "served") == dict(zip(names, told(itemgetter("requests_per_s"))))
-    assert dots(served, f"good: {SLO}") == dict(zip(names, told(lambda row: row["goodput"]["per_s"])))
+    assert dots(served, f"good: {SLO}") == dict(zip(names, told(lambda row: row["goodput"].per_s)))
     for panel, name in zip(waits, ("ttft", "tpot", "e2e"), strict=True):
         for part in ("p50", "p99"):
             wanted = told(lambda row, key=f"{name}_{part}_s": 1e3 * row[key])
