@@ -196,8 +196,8 @@ def measurement_of(
         run=_run_of(converted(StoredRun, facts["run"])),
         launch=facts["engine"],
         measured_at=converted(str, facts["measured_at"]),
-        replica=converted(records.Replica, facts["replica"]) if facts.get("replica") else None,
-        paired=converted(records.GateLaunch, facts["paired"]) if facts.get("paired") else None,
+        replica=converted(records.Replica | None, facts.get("replica")),
+        paired=converted(records.GateLaunch | None, facts.get("paired")),
         neighbours=converted(int, facts.get("neighbours", 0)),
     )
 

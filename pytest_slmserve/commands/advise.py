@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 
 from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.claims.table import stored_curves
@@ -9,7 +10,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
 from pytest_slmserve.commands.report import read_all
-from pytest_slmserve.options.table import share
+from pytest_slmserve.options.table import memory_size, positive, share, whole_number
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
@@ -17,8 +18,6 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.report.text_table import laid_out
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import parse_memory
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -37,26 +36,22 @@ def add_advise(commands: cli.Commands) -> None:
     blocks = "column of the engine's KV blocks, of external results: tells with --model the memory that a batch frees"
     command.add_argument("--kv-blocks", metavar="NAME", help=blocks)
     longest = "tokens of a full request, prompt and output (default: the longest measured)"
-    command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=longest)
+    command.add_argument(
+        "--max-model-len", metavar="TOKENS", type=cli.typed(partial(whole_number, least=1)), help=longest
+    )
     memory = "memory of the GPU, as 80GiB or in bytes (default: that of the GPU measured on)"
-    command.add_argument("--gpu-memory", metavar="SIZE", help=memory)
+    command.add_argument("--gpu-memory", metavar="SIZE", type=cli.typed(memory_size), help=memory)
     part = "share of the GPU's memory for all engines together (default: 0.9)"
     command.add_argument("--gpu-memory-utilization", metavar="SHARE", type=cli.typed(share), default=0.9, help=part)
     price = "price of the GPU in any currency: adds what a million output tokens cost"
-    command.add_argument("--price-per-hour", metavar="PRICE", type=float, help=price)
+    command.add_argument("--price-per-hour", metavar="PRICE", type=cli.typed(positive), help=price)
     cli.add_formats(command)
     cli.add_html(command)
 
 
 def run_advise(given: argparse.Namespace) -> int:
-    """Print batch, memory and number of engines. Raises BadUsage if a number is out of range, or the files are not what
-    the arguments say."""
+    """Print batch, memory and number of engines. Raises BadUsage if the files are not what the arguments say."""
     slo, model, longest = check_wanted(given), given.model, given.max_model_len
-    if given.price_per_hour is not None and not 0 < given.price_per_hour < 1e9:
-        raise BadUsage(f"--price-per-hour {given.price_per_hour:g} is no price", "--price-per-hour 3.5")
-    if longest is not None and not 0 < longest < 1e9:
-        raise BadUsage(f"--max-model-len {longest} is no number of tokens", "--max-model-len 2048")
-    gpu_bytes = None if given.gpu_memory is None else parse_memory(given.gpu_memory)
     curves: Sequence[Curve] = ()
     if results := external_results(given):
         known = model_of(model) if model else None
@@ -69,7 +64,7 @@ def run_advise(given: argparse.Namespace) -> int:
     wish = advisor.Objectives(
         slo=slo,
         threshold=given.efficiency,
-        gpu_bytes=gpu_bytes or measured.gpu_bytes,
+        gpu_bytes=given.gpu_memory or measured.gpu_bytes,
         gpu_memory_utilization=given.gpu_memory_utilization,
         price_per_hour=given.price_per_hour,
     )

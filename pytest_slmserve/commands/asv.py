@@ -68,8 +68,8 @@ def init_asv(given: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         added = make_repository(repository, rows)
         new = {name: text for name, text in files.items() if not (folder / name).exists()}
-        if rows != own:
-            new[RELEASES] = releases_text(rows)
+        if rows != own:  # a line for each row
+            new[RELEASES] = "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n]\n"
         for name, text in new.items():
             (folder / name).write_text(text, "utf-8")
             print(f"written: {folder / name}")
@@ -396,11 +396,6 @@ def initial_files() -> dict[str, str]:
 def releases_in(text: str) -> list[Release]:
     """Return a list of releases. Raises ValueError or TypeError if the text holds none."""
     return [(str(release), str(day)) for release, day in json.loads(text)]
-
-
-def releases_text(rows: Sequence[Release]) -> str:
-    """Return a list of releases with a line for each, so that a new row is a new line."""
-    return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n]\n"
 
 
 def git(repository: Path, *arguments: str, given: str = "") -> str:

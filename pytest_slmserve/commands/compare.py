@@ -2,7 +2,7 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def list_baselines(given: argparse.Namespace) -> int:
     rows = [each for each in found if each["measurements"] or not each["notes"]]
     columns: tuple[Column[dict[str, Any]], ...] = (
         Column("name", lambda row: row["name"], side="left"),
-        Column("measured", _days, side="left"),
+        Column("measured", lambda row: report.days_of(row["measured"]) or ABSENT, side="left"),
         Column("measurements", lambda row: str(row["measurements"])),
         Column("launches", lambda row: str(row["launches"])),
         Column("models", lambda row: ", ".join(row["models"]), side="left"),
@@ -172,8 +172,8 @@ def show_baseline(given: argparse.Namespace) -> int:
         print(as_json({**seen, "points": point_facts(tables)}))
         return cli.PASSES
     launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["environment"]["host"]), "host")
-    count = counted(seen["measurements"], "measurement")
-    print(f"{seen['name']}: {count}, {launches}, {hosts}, measured {_days(seen)}")
+    count, days = counted(seen["measurements"], "measurement"), report.days_of(seen["measured"]) or ABSENT
+    print(f"{seen['name']}: {count}, {launches}, {hosts}, measured {days}")
     about = []
     for line, names in LINES.items():
         known = []
@@ -187,10 +187,6 @@ def show_baseline(given: argparse.Namespace) -> int:
     missing = f"{others} of loads without a window, or of engines among several of which some are missing"
     cli.print_notes([*found.notes, *([missing] if others else [])])
     return cli.PASSES
-
-
-def _days(seen: Mapping[str, Any]) -> str:
-    return " to ".join(dict.fromkeys(at[:10] for at in seen["measured"])) or ABSENT
 
 
 def _baseline_facts(path: Path, found: store.Contents) -> dict[str, Any]:

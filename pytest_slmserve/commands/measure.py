@@ -265,7 +265,7 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
     if not any(load.settle_s <= at < ends_s for at in times):
         judged = f"{load.settle_s:g} s and {ends_s:g} s"
         raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
-    lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]  # of synthetic requests
+    lengths = [row.lengths for row in trace.rows]  # of synthetic requests
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
     known = known_model(given.model)
     requests = tuple(synthetic_requests(lengths, known.vocabulary if known else VOCABULARY, given.seed))

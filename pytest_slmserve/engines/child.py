@@ -72,11 +72,9 @@ def last_lines(log: Path) -> list[str]:
 class Child:
     """A process that was started with `command + [descriptor, our process id]`, and whose output goes to a log.
 
-    Args:
-        folder: The folder for its log, its temporary files and all else that is its own. It is removed in the end,
-            unless an error has named the log.
-        cores: CPU cores that it and its own children may use. Defaults to all.
-        name: What the child is, for errors.
+    folder: The folder for its log, its temporary files and all else that is its own. It is removed in the end, unless
+    an error has named the log. cores: CPU cores that it and its own children may use; none: all. name: What the child
+    is, for errors.
     """
 
     log_name = "engine.log"

@@ -13,8 +13,6 @@ Multi-Process Service (MPS) have a control daemon of ours, so that their kernels
 - Clients are ended before the daemon, by their owner: it waits for those that are left, then takes the GPU from them.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -75,11 +73,9 @@ def launch_engine(
 ) -> Engine:
     """Launch the engine of a specification. It does not touch its device before its `start`.
 
-    Args:
-        extra_env: Environment variables of this launch only.
-        cores: CPU cores that it may use. Defaults to all.
-        timeout_s: The longest that a request to an endpoint may last.
-        speed, gpus: Of a simulated engine, its share of the device's speed, and the number of GPUs that it reports.
+    extra_env: Environment variables of this launch only. cores: CPU cores that it may use; none: all. timeout_s: The
+    longest that a request to an endpoint may last. speed, gpus: Of a simulated engine, its share of the device's speed,
+    and the number of GPUs that it reports.
     """
     batches = spec.interface == "transformers"
     match spec.platform:

@@ -225,37 +225,22 @@ KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
 
 
 class Opt(NamedTuple):
-    """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file.
+    """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file."""
 
-    Attributes:
-        read: Turns text into the value. Raises ValueError that says which values are allowed.
-        metavar: Placeholder in the help. None for a flag.
-        many: Whether the option may be given several times.
-        bare: Meaning of the option on the command line without a value, if it may have none.
-        ini_only: Whether the command line has no such option, because few people need it. pytest's own
-            `-o slm_NAME=VALUE` sets it there.
-        choices: The words to choose from, if `read` allows no others.
-        group: Heading in `pytest --help`, of the first option below it.
-        own: Whether it is about engines that are started here, and says nothing of a server that runs already.
-        flag: Words before "=VALUE" on a command line of pytest.
-        variable: Name in the environment.
-        key: Name in the ini file, and in pytest's own parsed command line.
-    """
-
-    read: Callable[[str], Any]
+    read: Callable[[str], Any]  # raises ValueError that says which values are allowed
     default: Any
-    metavar: str | None = None
+    metavar: str | None = None  # of the help; None for a flag
     help: str = ""
-    many: bool = False
-    bare: str | None = None
-    ini_only: bool = False
-    choices: tuple[str, ...] = ()
-    group: str = ""
-    own: bool = False
+    many: bool = False  # it may be given several times
+    bare: str | None = None  # its meaning on the command line without a value, if it may have none
+    ini_only: bool = False  # few people need it: on the command line only pytest's own `-o slm_NAME=VALUE` sets it
+    choices: tuple[str, ...] = ()  # if `read` allows no others
+    group: str = ""  # heading in `pytest --help`, of the first option below it
+    own: bool = False  # about engines that are started here, so it says nothing of a server that runs already
     name: str = ""
-    flag: str = ""
-    variable: str = ""
-    key: str = ""
+    flag: str = ""  # words before "=VALUE" on a command line of pytest
+    variable: str = ""  # in the environment
+    key: str = ""  # in the ini file, and in pytest's own parsed command line
 
     def described(self, help: str) -> Any:
         """The same row with its help."""

@@ -40,10 +40,9 @@ def model_of(name: str) -> catalogue.Model:
         return catalogue.CATALOGUE[known]
     folder = config_folder(name)
     if folder is None:
-        near = dict.fromkeys(
-            catalogue.KNOWN_AS[each] for each in get_close_matches(name.lower(), catalogue.KNOWN_AS, cutoff=0.75)
-        )
-        hints = [" or ".join(near)] if near else []
+        alike = get_close_matches(name.lower(), catalogue.KNOWN_AS, cutoff=0.75)
+        near = " or ".join(dict.fromkeys(catalogue.KNOWN_AS[each] for each in alike))
+        hints = [near] if near else []
         if ON_THE_HUB.fullmatch(name):
             own = name.rsplit("/", 1)[-1]
             hints.append(f"`hf download {name} config.json --local-dir {own}` and the folder {own}")

@@ -300,7 +300,7 @@ class Planner:
             engines = [replace(engine, gpu=i * engine.tensor_parallel_size) for i, engine in enumerate(engines)]
         check_there(self.host, engines[-1].gpus)
         # vLLM's CPU backend binds its threads to cores, where they spin: two engines on the same ones come to no step.
-        pin = self.platform == "cpu" or (self.options.pin_cores if pinned is None else pinned)
+        pin = len(models) > 1 and (self.platform == "cpu" or (self.options.pin_cores if pinned is None else pinned))
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def sweep(self, model: str) -> Sweep:
@@ -414,24 +414,18 @@ def point_cases(planner: Planner, words: Words) -> list[Case]:
 def replica_cases(planner: Planner) -> list[Case]:
     """Return for each model one engine alone under each load, then each number of replicas by each way of sharing."""
     found, options, urls = [], planner.options, len(planner.options.endpoint)
-    ways: list[tuple[Sharing, int]] = [(how, n) for how in options.sharing for n in options.replicas if n > 1]
+    ways: list[tuple[Sharing, int]] = [("time-slicing", 1)]
+    ways += [(how, n) for how in options.sharing for n in options.replicas if n > 1]
     if urls:
-        ways = [("urls", max(2, urls))]  # one counts as two
+        ways = [("urls", 1), ("urls", max(2, urls))]  # one counts as two
     for model in planner.models:
         # Those of the options, else one that many numbers of replicas divide, or all URLs.
         usual, name = replica_load(model), short_name(model)
         loads = options.concurrency or (usual - usual % (urls or 1),)
-        spec, workload = planner.spec(model), planner.workload(model)
-        for concurrency in loads:
-            id, why = f"{name}-{concurrency}-x1", kv_cache.no_room(spec, workload.longest, concurrency)
-            try:
-                alone = ReplicaSpec((spec,), "urls" if planner.platform == "remote" else "time-slicing")
-                case = planner.case(alone, [workload], [planner.load(concurrency)], model=model, id=id)
-            except BadUsage as error:  # on several GPUs, say, which no set of replicas shares
-                why = why or error.problem
-            found.append(Case(model=model, id=id, skip_reason=why) if why else case)
+        planner.spec(model)  # which raises if it cannot be served
         for how, n in ways:
-            found += [_replicas(planner, model, n, how, load, f"{name}-{load}-x{n}-{how}") for load in loads]
+            ids = {load: f"{name}-{load}-x{n}{f'-{how}' if n > 1 else ''}" for load in loads}
+            found += [_replicas(planner, model, n, how, load, id) for load, id in ids.items()]
     return found
 
 
@@ -445,11 +439,11 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
     full = kv_cache.no_room(spec.engines[0], case.workloads[0].longest, concurrency // count)
     on_a_cluster = options.ray and not options.on_all_gpus and planner.platform == "cuda"
     if full:
-        why: str | None = f"{full} in a replica"
+        why: str | None = f"{full} in a replica" if count > 1 else full
     elif on_a_cluster and sharing in ("mps", "mig"):
         why = f"whether a node of a cluster can share a GPU by {sharing} is not known here"
     else:
-        why = cannot_share(spec, planner.host.device)
+        why = cannot_share(spec, planner.host.device) if count > 1 else None
     return Case(model=model, id=name, skip_reason=why) if why else case
 
 

@@ -211,8 +211,8 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
             verdict = replace(verdict, why=f"{verdict.why}; {explained(waiver, today)}")
         told = {"gate": verdict.state.value, "ratio": verdict.value, "low": verdict.low, "high": verdict.high}
         told |= {"threshold": verdict.threshold, "pairs": verdict.n}
-        for name, value in told.items():  # for JUnit; record_property would warn of its family
-            request.node.user_properties.append((f"slm_{name}", value))
+        # For JUnit; record_property would warn of its family.
+        request.node.user_properties += [(f"slm_{name}", value) for name, value in told.items()]
         return verdict
 
     return judge

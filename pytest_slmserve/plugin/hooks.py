@@ -4,20 +4,14 @@ pytest imports this module in every run of every project that has it installed, 
 a mode (`--slm-gpu`, `--slm-simulate` ...) asks for a session; `session_hooks` has the hooks of such a run.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.options.table import OPTS, Options
 from pytest_slmserve.plugin import NEEDS_A_MODE, PARAMETRISED, SESSION, fixtures, is_measured
-
-if TYPE_CHECKING:
-    from pytest_slmserve.options.table import Options
 
 MARKERS = (
     "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., ramp_up=..., needs=..., gpus=..., "
@@ -97,8 +91,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _warn_of_misread_path(config: pytest.Config) -> None:
-    """Warn if pytest took a path after one of our options for a place of tests, and so another project for the root of
-    the run: when pytest looks for the root it does not know our options yet."""
+    """Warn if pytest took a path after one of our options for tests, and so another project for the root of the run:
+    when it looks for the root it does not know our options yet."""
     here, root, chosen = config.invocation_params.dir, config.rootpath, config.option
     own = config.inipath is not None and here.is_relative_to(root)
     if own or chosen.rootdir or chosen.inifilename:

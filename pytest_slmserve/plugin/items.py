@@ -219,7 +219,7 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
                 named = [model for model in dict.fromkeys(jobs) if named is None or model in named]
             of_blocks = session.platform != "remote" and claim == subjects.KV_BLOCKS
             why = "what its layers keep is not known beforehand: the engine's own KV blocks count"
-            for model in planner.models if named is None else named_models(session, claim, named):
+            for model in named_models(session, claim, named):
                 unknown = of_blocks and predicted_blocks(planner.spec(model)) is None
                 marks = [pytest.mark.skip(reason=why)] if unknown else []
                 found.append(pytest.param(model, id=short_name(model), marks=marks))
@@ -229,9 +229,7 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
         case "slm_replica_point":
             cases = planning.replica_cases(planner)
         case "slm_gpus_point":
-            named = words.get("models")
-            models = planner.models if named is None else named_models(session, None, named)
-            cases = planning.gpus_cases(planner, models)
+            cases = planning.gpus_cases(planner, named_models(session, None, words.get("models")))
         case _ if "jobs" not in words:
             raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{planning.A_JOB}])")
         case _:
@@ -244,9 +242,11 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
     return found or [NONE_THERE]
 
 
-def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
-    """Return the models of a marker that can be judged here: all that the claim reads were chosen, or fit if none were.
-    Raises BadUsage for an unknown claim or model, and if `named` is no list."""
+def named_models(session: Session, claim: str | None, named: Sequence[str] | None) -> Sequence[str]:
+    """Return the models of the sweep, or those of a marker that can be judged here: all that the claim reads were
+    chosen, or fit if none were. Raises BadUsage for an unknown claim or model, and if `named` is no list."""
+    if named is None:
+        return session.planner.models
     if not isinstance(named, list | tuple) or not all(isinstance(model, str) for model in named):
         given = named if isinstance(named, str) else "opt-125m"
         raise BadUsage(f"@pytest.mark.slm(models={named!r}) is no list of models", f"models=[{given!r}]")
@@ -351,9 +351,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
             with naming(item.nodeid):
                 check_fits(engine, planner.workload(engine.model, words))
-    swept = "slm_point" in fixtures and "points" not in words
-    own = AS_IT_GOES & fixtures
-    reads = not READERS.isdisjoint(fixtures)
+    own, reads = AS_IT_GOES & fixtures, not READERS.isdisjoint(fixtures)
     return ItemPlan(
         name=item.name,
         case=case,
@@ -361,7 +359,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         model=model,
         gate=sides[0] if sides else None,
         claim=session.verdicts.question(words["claim"], model, words) if model and "slm_claim" in fixtures else None,
-        swept=swept,
+        swept="slm_point" in fixtures and "points" not in words,
         compares="slm_gates" in fixtures,
         reads=reads,
         starts=own != {"slm_replicas"} and bool(own or not reads),
@@ -592,7 +590,7 @@ def planned_sweeps(session: Session, plans: Sequence[ItemPlan]) -> Sweeps:
     for plan in plans:
         if plan.case and plan.swept:
             loads[plan.case.model].append(plan.case.concurrency)
-        if plan.claim and plan.claim.of == "sweeps":
+        if plan.claim and plan.claim.planned:
             claims[plan.claim.model].append(plan.claim)
     return Sweeps(session, loads, claims)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,14 +22,12 @@ from pytest_slmserve.plugin import items as tests
 from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
 from pytest_slmserve.report.screen import summary_lines, write_for_others
 from pytest_slmserve.report.text_table import counted, folded
+from pytest_slmserve.run.cluster import RayEngines
 from pytest_slmserve.run.executor import slot_count
 from pytest_slmserve.run.interrupts import as_interrupts
 from pytest_slmserve.run.judge import StoredBaseline
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError
-
-if TYPE_CHECKING:
-    from pytest_slmserve.run.cluster import RayEngines
 
 LONG_S = 300.0  # a run that takes longer says so before it begins
 EXIT_INCONCLUSIVE = 10
@@ -67,8 +65,6 @@ class SessionHooks:
         elsewhere: RayEngines | None = None
         try:
             if options.ray and not options.plan:
-                from pytest_slmserve.run.cluster import RayEngines
-
                 elsewhere = config.stash[ELSEWHERE] = RayEngines.from_options(options, config.rootpath)
                 config.add_cleanup(elsewhere.close)
             slm = Session.from_options(options, config.rootpath, host=elsewhere.host if elsewhere else None)

@@ -52,9 +52,9 @@ def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
     }
 
 
-def days_of(measurements: Iterable[Measurement]) -> str:
-    """Return "2026-01-01 to 2026-01-03", or one day; empty of nothing."""
-    days = sorted({m.measured_at[:10] for m in measurements})
+def days_of(times: Iterable[str]) -> str:
+    """Return "2026-01-01 to 2026-01-03" of times in ISO 8601, or one day; empty of nothing."""
+    days = sorted({at[:10] for at in times})
     return " to ".join(dict.fromkeys((*days[:1], *days[-1:])))
 
 
@@ -94,7 +94,7 @@ class RunSide:
         words = [
             counted(seen["measurements"], "measurement"),
             counted(seen["launches"], "launch"),
-            days_of(self.measurements),
+            days_of(m.measured_at for m in self.measurements),
             " and ".join(f"vLLM {each}" for each in seen["vllm"]) or "no vLLM",
             " and ".join(seen["devices"]),
             " and ".join(f"host {each}" for each in seen["hosts"]),

@@ -315,7 +315,9 @@ class OneGate:
         sentence with the paths of the traces, or why there are none; empty if no endpoint fails that is read at a
         load."""
         verdicts = ((each.load, gated.verdict(each.name)) for each in GATED)
-        places = [place for place, seen in verdicts if place is not None and seen and seen.state is State.FAILS]
+        places = [
+            place for place, seen in verdicts if place is not None and seen is not None and seen.state is State.FAILS
+        ]
         if not places:
             return ""
         load = gated.pairs[0].baseline.measurements[places[0]].load

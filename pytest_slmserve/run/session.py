@@ -246,7 +246,7 @@ class Sweeps:
     """The planned sweeps of a run. An item of a planned load carries out the whole sweep of its model, if none before
     it did: it does not matter which runs first, and what is known is not measured again.
 
-    loads: by model, those that its items ask for. claims: by model, those that it judges.
+    loads: by model, those that its items ask for. claims: by model, those on its sweep.
     """
 
     session: Session

@@ -16,8 +16,8 @@ ENDS_WITH = " ends with\n"  # between the path of a log and its last lines
 
 
 class SlmError(Exception):
-    """A problem the user can act on: `problem` is one sentence, `hint` is what to do about it. Both may repeat what a
-    server, a file or a log says: a terminal shall not obey that."""
+    """A problem that the user can act on, in one sentence, and what to do about it. Both may repeat what a server, a
+    file or a log says: a terminal shall not obey that."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         problem, hint = printable(problem), printable(hint)
@@ -46,8 +46,7 @@ def naming(who: str, kind: type[SlmError] = SlmError) -> Iterator[None]:
 
 @contextmanager
 def of_a_command(*kinds: type[SlmError], records: str = "--records") -> Iterator[None]:
-    """Errors of these kinds name options of a command, which are those of pytest without our prefix. records: its name
-    of that for the archive."""
+    """Errors of these kinds name options of a command: those of pytest without our prefix. records: of the archive."""
     try:
         yield
     except kinds as error:
@@ -107,8 +106,7 @@ Sharing = Literal["time-slicing", "mps", "mig", "gpus", "urls"]  # urls: of endp
 
 
 def regular(path: str, flags: int) -> int:
-    """An opener for `open` that takes files only: a FIFO would be waited for, and a device may have no end. Raises
-    OSError."""
+    """An opener for `open` that takes files only: a FIFO would be waited for, a device may have no end."""
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # `open` itself refuses a folder
@@ -127,9 +125,8 @@ def content(path: Path) -> bytes:
 
 
 def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
-    """Lock an open file until it is closed. Returns False, without waiting, where another holds the lock.
-
-    shared: together with other shared locks. Raises OSError where the file system has no locks."""
+    """Lock an open file until it is closed, and return whether that could be: if another holds the lock nobody waits.
+    shared: together with other shared locks. Raises OSError if the file system has no locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,6 +143,5 @@ def is_file(path: Path) -> bool:
 
 
 def user_cache(name: str = "pytest-slmserve") -> Path:
-    """A folder for what can be made again, in the user's cache by the XDG Base Directory Specification: ours, or that
-    of this name."""
+    """A folder in the user's cache by the XDG Base Directory Specification, for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name

@@ -98,6 +98,12 @@ FUNCTIONS = (
 )
 
 
+def quietly(failed: type[Exception], undo: Callable[..., object], *arguments: object) -> None:
+    """Undo something. That it fails changes nothing: a library that is gone has forgotten us already."""
+    with suppress(failed):
+        undo(*arguments)
+
+
 def call(nv: Any, function: str, *arguments: Any) -> Any:
     """Call it; bindings and drivers that are too old to have it raise the same NVMLError."""
     if not hasattr(nv, function):
@@ -160,7 +166,7 @@ class Gpm:
             self._sample(now_s)
             # The baseline is the newest sample that is old enough, or else the oldest.
             while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
-                self._free(self._samples.pop(0)[1])
+                quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, self._samples.pop(0)[1])
             span_s = now_s - self._samples[0][0]
             if span_s < MIN_SPAN_S:
                 why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
@@ -173,20 +179,16 @@ class Gpm:
 
     def close(self) -> None:
         while self._samples:
-            self._free(self._samples.pop(0)[1])
+            quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, self._samples.pop(0)[1])
 
     def _sample(self, now_s: float) -> None:
         sample = self._nv.nvmlGpmSampleAlloc()
         try:
             call(self._nv, *self._take, sample)
         except self._nv.NVMLError:
-            self._free(sample)
+            quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, sample)
             raise
         self._samples.append((now_s, sample))
-
-    def _free(self, sample: Any) -> None:
-        with suppress(self._nv.NVMLError):
-            self._nv.nvmlGpmSampleFree(sample)
 
     def _ask(self) -> list[Any]:
         """Answers to all metrics over the time from the oldest sample to the newest, in one call."""
@@ -220,8 +222,7 @@ class NvmlSource(SensorSource):
             if not wanted & XID_EVENT:
                 raise nv.NVMLError(NOT_SUPPORTED)
             event_set = call(nv, "nvmlEventSetCreate")
-            undo.enter_context(suppress(nv.NVMLError))
-            undo.callback(nv.nvmlEventSetFree, event_set)
+            undo.callback(quietly, nv.NVMLError, nv.nvmlEventSetFree, event_set)
             nv.nvmlDeviceRegisterEvents(device, wanted, event_set)
             self._event_set = event_set
         self._xid = 0
@@ -314,8 +315,7 @@ def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, 
     with ExitStack() as undo:
         try:
             nv.nvmlInit()
-            undo.enter_context(suppress(nv.NVMLError))
-            undo.callback(nv.nvmlShutdown)
+            undo.callback(quietly, nv.NVMLError, nv.nvmlShutdown)
             device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
             with suppress(nv.NVMLError):
                 if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
@@ -402,7 +402,7 @@ class DcgmSource(SensorSource):
         how = structs.c_dcgmConnectV2Params_v2()  # all zero: a TCP address, and our watches end with the connection
         how.version, how.timeoutMs = structs.c_dcgmConnectV2Params_version, _CONNECT_MS
         self._handle = self._agent.dcgmConnect_v2(address, how)
-        undo.callback(self._quietly, self._agent.dcgmDisconnect, self._handle)
+        undo.callback(quietly, self._failed, self._agent.dcgmDisconnect, self._handle)
         numbers = self._agent.dcgmGetAllDevices(self._handle)
         gpus = {self._agent.dcgmGetDeviceAttributes(self._handle, gpu).identifiers.uuid: gpu for gpu in numbers}
         if device_uuid not in gpus:
@@ -412,7 +412,7 @@ class DcgmSource(SensorSource):
         # Groups of all clients of an engine share one space of names.
         self._name = f"pytest-slmserve-{uuid.uuid4().hex}"
         self._group = self._agent.dcgmGroupCreate(self._handle, _EMPTY_GROUP, self._name)
-        undo.callback(self._quietly, self._agent.dcgmGroupDestroy, self._handle, self._group)
+        undo.callback(quietly, self._failed, self._agent.dcgmGroupDestroy, self._handle, self._group)
         self._agent.dcgmGroupAddDevice(self._handle, self._group, self._gpu)
         wanted = [number for number in of.SENSORS if number < of.OURS]
         theirs = [number for number in wanted if fields.DcgmFieldGetById(number) is not None]
@@ -459,8 +459,8 @@ class DcgmSource(SensorSource):
         try:
             with ExitStack() as undo:  # a field group whose watch is refused is destroyed
                 group = agent.dcgmFieldGroupCreate(handle, numbers, f"{self._name}-{numbers[0]}-{len(numbers)}")
-                undo.callback(self._quietly, agent.dcgmFieldGroupDestroy, handle, group)
-                undo.callback(self._quietly, agent.dcgmUnwatchFields, handle, self._group, group)
+                undo.callback(quietly, self._failed, agent.dcgmFieldGroupDestroy, handle, group)
+                undo.callback(quietly, self._failed, agent.dcgmUnwatchFields, handle, self._group, group)
                 agent.dcgmWatchFields(handle, self._group, group, round(self.interval_s * 1e6), _KEPT_S, 0)
                 self.undo.enter_context(undo.pop_all())
         except self._failed as error:
@@ -470,10 +470,6 @@ class DcgmSource(SensorSource):
             middle = len(numbers) // 2
             self._watch(numbers[:middle])
             self._watch(numbers[middle:])
-
-    def _quietly(self, undo: Callable[..., object], *arguments: object) -> None:
-        with suppress(self._failed):  # an engine that is gone has forgotten us already
-            undo(*arguments)
 
 
 def open_dcgm(

@@ -27,9 +27,8 @@ LEAST_BURSTINESS = 0.01  # gaps then vary by ten times their mean, and come in b
 def schedule(
     steps: Sequence[tuple[float, float]], burstiness: float = 1.0, seed: int = 0, requests: int | None = None
 ) -> tuple[float, ...]:
-    """Return the times at which to send the requests of an open loop: seconds since the beginning, ascending.
-
-    By chance there may be none, and where gaps are very uneven two may come at the same instant.
+    """Return the times at which to send the requests of an open loop: seconds since the beginning, ascending. By chance
+    there may be none, and if gaps are very uneven two may come at the same instant.
 
     Args:
         steps: Requests per second, and seconds, of each step; a rate of 0 is a pause. One step is a constant rate. A
@@ -118,11 +117,10 @@ BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request: seconds since the beginning, and tokens each way."""
+    """One request: seconds since the beginning, and prompt and output tokens."""
 
     offset_s: float
-    prompt_tokens: int
-    output_tokens: int
+    lengths: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +138,9 @@ class Trace:
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """All rows of a trace of either format in their order, one in memory at a time; the first has offset 0.
-
-    Raises BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or
-    earlier than the line before it.
-    """
+    """All rows of a trace of either format in their order, one in memory at a time; the first has offset 0. Raises
+    BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or earlier than
+    the line before it."""
     try:
         file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
     except OSError as error:
@@ -162,8 +158,8 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
             if not line.strip():
                 continue
             try:
-                at_ns, *tokens = _azure_row(line, columns) if columns else _mooncake_row(line)
-                if any(type(count) is not int or count < 0 for count in tokens):
+                at_ns, prompt, output = _azure_row(line, columns) if columns else _mooncake_row(line)
+                if any(type(count) is not int or count < 0 for count in (prompt, output)):
                     raise ValueError
             except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
                 problem = f"line {number} of {path} is no row of this trace"
@@ -172,7 +168,7 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
                 problem = f"line {number} of {path} is earlier than the one before it"
                 raise BadDataset(problem, "the file, sorted by time")
             first_ns, last_ns = at_ns if first_ns is None else first_ns, at_ns
-            yield TraceRow((at_ns - first_ns) / NANOSECONDS, *tokens)
+            yield TraceRow((at_ns - first_ns) / NANOSECONDS, (prompt, output))
 
 
 def _azure_row(line: str, columns: Sequence[int]) -> tuple[int, int, int]:
@@ -202,15 +198,12 @@ def _mooncake_row(line: str) -> tuple[int, Any, Any]:
 def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "more tokens") -> Trace:
     """The requests of a file that fit, and come before `until_s`, in seconds of the trace since its first row. A
     request fits if prompt and output together have no more than `max_model_len` tokens, and each has one or more. The
-    file is read no further than it must be.
-
-    Raises BadDataset as `read_trace` does, and with the hint if nothing is left.
-    """
+    file is read no further than it must be. Raises BadDataset as `read_trace` does, and with the hint if nothing is
+    left."""
     rows: list[TraceRow] = []
     left_out = 0
     for row in takewhile(lambda row: row.offset_s < until_s, read_trace(path)):
-        lengths = row.prompt_tokens, row.output_tokens
-        if min(lengths) < 1 or sum(lengths) > max_model_len:
+        if min(row.lengths) < 1 or sum(row.lengths) > max_model_len:
             left_out += 1
         else:
             rows.append(row)
@@ -224,5 +217,4 @@ def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hin
 def sample_lengths(trace: Trace, requests: int, seed: int) -> list[tuple[int, int]]:
     """Prompt and output tokens of so many rows, drawn with replacement: pairs, as they came together. More requests
     begin with the same ones."""
-    drawn = (trace.rows[int(pick * len(trace.rows))] for pick in islice(draws(seed, "trace"), requests))
-    return [(row.prompt_tokens, row.output_tokens) for row in drawn]
+    return [trace.rows[int(pick * len(trace.rows))].lengths for pick in islice(draws(seed, "trace"), requests)]

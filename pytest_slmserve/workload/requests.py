@@ -21,7 +21,9 @@ from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, wi
 
 
 def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | None = None) -> Workload:
-    """The requests of `spec` for a model.
+    """The requests of `spec` for a model. Raises BadDataset for a file that is missing, damaged or not ShareGPT, or has
+    too few conversations (none is used twice, but by vLLM), BadUsage for a package that is missing or a tokenizer of
+    another model.
 
     Source "lengths" needs no text: synthetic ids, different for every request, of the fixed lengths, or of lengths
     drawn from the shipped table under the rule and vLLM's length filter. Source "sharegpt" takes conversations of a
@@ -30,9 +32,6 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
     prompts of the next conversations. Natural lengths: first turn and length of the second, where vLLM's length filter
     keeps them; under the rule vllm they are the very requests that vLLM's own benchmark makes of the file. Source
     "trace-lengths": synthetic ids, of lengths drawn from those requests of a trace that fit the model.
-
-    Raises BadDataset for a file that is missing, damaged or not ShareGPT, or has too few conversations (none is used
-    twice, but by vLLM), BadUsage for a package that is missing or a tokenizer of another model.
     """
     if tokenizer is None and spec.source == "sharegpt" and not spec.tokenizer:
         if spec.as_vllm:
@@ -88,11 +87,9 @@ def requests_of(
 
 
 def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int) -> list[Request]:
-    """A request of ids in [4, vocabulary) for each pair of prompt and output tokens.
-
-    The first id goes up by one from prompt to prompt: while there are ids enough, no two prompts share even one token
-    of prefix, so no cache of prefixes can serve one from the other.
-    """
+    """A request of ids in [4, vocabulary) for each pair of prompt and output tokens. The first id goes up by one from
+    prompt to prompt: while there are ids enough, no two prompts share even one token of prefix, so no cache of prefixes
+    can serve one from the other."""
     usable, stream = vocabulary - SPECIAL_IDS, tokens.draws(seed, "ids")
     start = int(next(stream) * usable)
     requests = []

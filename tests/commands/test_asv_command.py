@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     for name, text in export.initial_files().items():
         (made / name).write_text(text, "utf-8")
-    (made / export.RELEASES).write_text(export.releases_text(ROWS), "utf-8")
+    (made / export.RELEASES).write_text(json.dumps(ROWS), "utf-8")
     export.make_repository(made / export.REPOSITORY, ROWS)
     return made
 
@@ -219,10 +219,10 @@ def test_a_folder_begins_with_the_releases_and_stays_as_it_is(tmp_path, capsys) 
 def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, capsys) -> None:
     shipped = export.releases_in(export.initial_files()["releases.json"])
     listed = tmp_path / "releases.json"
-    listed.write_text(export.releases_text(shipped[:-2]), "utf-8")
+    listed.write_text(json.dumps(shipped[:-2]), "utf-8")
     assert f"written: {listed}\n" in init(capsys, tmp_path)[1]
-    assert export.releases_in(listed.read_text("utf-8")) == shipped
-    listed.write_text(export.releases_text([*shipped, ("99.0", "2030-01-01")]), "utf-8")
+    assert listed.read_text("utf-8") == export.initial_files()["releases.json"], "so that a difference is a row"
+    listed.write_text(json.dumps([*shipped, ("99.0", "2030-01-01")]), "utf-8")
     status, out, _ = init(capsys, tmp_path)
     assert status == 0 and out == f"{tmp_path}/releases.git: {len(shipped) + 1} releases, 1 added\n"
 

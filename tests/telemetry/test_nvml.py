@@ -601,6 +601,13 @@ def test_a_gpu_that_cannot_be_read_leaves_nothing_open(gpu, uuid, words):
         assert (gpu.initialised, gpu.live_event_sets, gpu.live_samples, gpu.faults) == (0, 0, 0, [])
 
 
+def test_a_library_that_cannot_be_shut_down_does_not_hide_why_a_gpu_cannot_be_read(monkeypatch):
+    with installed(FakeNvml(mig_mode=True)) as gpu:
+        monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: pynvml._nvmlCheckReturn(UNKNOWN))
+        with pytest.raises(SensorFailed, match="MIG divides"):
+            open_nvml(gpu.uuid, own_pids=set)
+
+
 def test_without_a_driver(monkeypatch):
     with installed() as gpu:
         monkeypatch.setattr(pynvml, "nvmlInit", lambda: pynvml._nvmlCheckReturn(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))

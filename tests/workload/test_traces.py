@@ -59,7 +59,7 @@ def azure_2023() -> Path:
 @pytest.mark.parametrize("text", [AZURE, MOONCAKE, "\ufeff" + AZURE, AZURE.replace("\n", "\r\n")])
 def test_both_formats_give_offsets_and_lengths(trace, text):
     rows = list(read_trace(trace(text)))
-    assert [(row.prompt_tokens, row.output_tokens) for row in rows] == LENGTHS
+    assert [row.lengths for row in rows] == LENGTHS
     assert [row.offset_s for row in rows] == pytest.approx([0, 0.2, 0.2, 4], abs=3e-7)
 
 
@@ -71,7 +71,7 @@ def test_columns_are_found_by_name_and_others_passed_over(trace):
     text = "id,GeneratedTokens,TIMESTAMP,ContextTokens\na,5,2024-05-10 00:00:00.25+00:00,7\n" + (
         "b,6,2024-05-10T02:00:01+02:00,8\n"
     )
-    assert list(read_trace(trace(text))) == [TraceRow(0, 7, 5), TraceRow(0.75, 8, 6)]
+    assert list(read_trace(trace(text))) == [TraceRow(0, (7, 5)), TraceRow(0.75, (8, 6))]
 
 
 INSTANTS = st.lists(st.integers(0, 10**12), min_size=1, max_size=20).map(sorted)  # in units of 100 ns
@@ -84,7 +84,7 @@ def test_what_was_written_is_read(trace, ticks, data):
     seconds = [datetime(2023, 11, 16, 18, 15, 46) + timedelta(seconds=tick // 10**7) for tick in ticks]
     lines = [f"{at}.{tick % 10**7:07},{p},{o}\n" for at, tick, (p, o) in zip(seconds, ticks, lengths)]
     rows = list(read_trace(trace(HEADER + "".join(lines))))
-    assert [(row.prompt_tokens, row.output_tokens) for row in rows] == lengths
+    assert [row.lengths for row in rows] == lengths
     assert [row.offset_s for row in rows] == [(tick - ticks[0]) / 10**7 for tick in ticks]
 
 
@@ -159,7 +159,7 @@ def test_a_long_trace_is_not_held_in_memory(trace):
 
 def test_what_does_not_fit_is_left_out_and_counted(trace):
     loaded = load_trace(trace(AZURE), max_model_len=418)
-    assert [(row.prompt_tokens, row.output_tokens) for row in loaded.rows] == [(374, 44), (10, 1)]
+    assert [row.lengths for row in loaded.rows] == [(374, 44), (10, 1)]
     assert loaded.left_out == 2
     assert load_trace(trace(AZURE), max_model_len=2049).left_out == 0
     assert load_trace(trace(AZURE), max_model_len=2048).left_out == 1
@@ -200,13 +200,13 @@ def test_a_slice_with_nothing_in_it_says_why(trace):
 
 # Lengths alone
 
-ROWS = tuple(TraceRow(float(n), n + 1, 2 * n + 1) for n in range(10))
+ROWS = tuple(TraceRow(float(n), (n + 1, 2 * n + 1)) for n in range(10))
 
 
 def test_lengths_are_drawn_in_pairs_with_replacement():
     drawn = sample_lengths(Trace(ROWS, 0, "invented"), 5000, seed=3)
     seen = Counter(drawn)
-    assert seen.keys() == {(row.prompt_tokens, row.output_tokens) for row in ROWS}
+    assert seen.keys() == {row.lengths for row in ROWS}
     assert sum((count - 500) ** 2 / 500 for count in seen.values()) < 27.9, (
         "chi square, nine degrees, one in a thousand"
     )
@@ -245,4 +245,4 @@ def test_a_slice_of_azures_trace_at_twice_the_speed_has_twice_the_rate(azure_202
 
 def test_lines_of_mooncake_in_another_order_of_keys(trace):
     rows = [json.dumps({"output_length": 3, "hash_ids": [], "timestamp": ms, "input_length": 5}) for ms in (0, 1.5)]
-    assert list(read_trace(trace("\n".join(rows)))) == [TraceRow(0, 5, 3), TraceRow(0.0015, 5, 3)]
+    assert list(read_trace(trace("\n".join(rows)))) == [TraceRow(0, (5, 3)), TraceRow(0.0015, (5, 3))]

@@ -279,8 +279,8 @@ def of_counters(claim: Claim, curve: Curve) -> Evidence:
     The threshold of the resident warps is what a kernel that saturates the GPU has: a smaller share tells of free
     capacity, a larger one of nothing (arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6). Decode stays
     memory-bound at large batches (arXiv:2503.08311); by shapes, grouped keys at a short context need not
-    (`gpu_figures.Work.intensity`). That DRAM saturates tells three cases apart: it passes with that claim if decoding
-    is bound by memory, that claim fails if it is bound by arithmetic, and only this one fails if neither is near its
+    (`gpu_figures.Work.intensity`). `decode-saturates-dram` tells three cases apart: it passes with that claim if
+    decoding is bound by memory, that one fails if it is bound by arithmetic, and only this one if neither is near its
     end.
     """
     points, counter, gap = curve.valid, figure_named(claim.figure), claim.figure == "saturation_gap"

@@ -17,8 +17,8 @@ root of that, beyond the noise of their repeats.
 How far launches differ in TTFT, in percentiles or in energy is bounded by nothing: in those archives two launches on
 one host were up to 1.7 times apart in mean TTFT, and two hosts 2.7 times.
 
-They are of the machine, of the limits the engine works under, and of what was requested of it. What may differ is what
-is tested: vLLM with its torch, CUDA and attention backend, capture sizes, scheduling, further engine arguments.
+Facts that have to match are of the machine and of what was requested; against a stored baseline of the engine's limits
+too. What may differ is what is tested: vLLM with its torch, CUDA and attention backend, further engine arguments.
 """
 
 import enum
@@ -111,15 +111,6 @@ def one_boot(*measurements: Measurement) -> bool:
     """Return whether all were measured on one host, without a boot between."""
     hosts = hosts_of(measurements)
     return len(hosts) == 1 and None not in hosts
-
-
-def sharing_of(measurement: Measurement) -> str:
-    """Return "alone", or "2 engines by mps"; MIG shows in the GPU's name and memory as well."""
-    replica = measurement.replica
-    if replica is None or replica.count == 1:
-        return "alone"
-    share = "" if replica.thread_percentage is None else f", {replica.thread_percentage} % of the threads"
-    return f"{replica.count} engines by {replica.sharing}{share}{', pinned' if replica.pinned else ''}"
 
 
 def _clock_mhz(measurement: Measurement, number: int) -> Any:
@@ -395,8 +386,12 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
     are all there. steady: whether to leave out loads without a window."""
     found: dict[ComparedCase, list[Measurement]] = {}
     for members in all_groups(measurements):
+        part, sharing = members[0].replica, "alone"
+        if part and part.count > 1:
+            share = "" if part.thread_percentage is None else f", {part.thread_percentage} % of the threads"
+            sharing = f"{part.count} engines by {part.sharing}{share}{', pinned' if part.pinned else ''}"
         models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
-        case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
+        case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing)
         if case.steady or not steady:
             found.setdefault(case, []).extend(members)
     return found
@@ -491,10 +486,15 @@ def change_of(pair: ComparedPair, metric: Metric, tolerance: float) -> MetricCha
     if why or unseen is None:
         seen = Interval(seen.value)
     elif seen.low is not None and seen.high is not None:
-        low, high = seen.low / math.exp(unseen), seen.high * math.exp(unseen)
-        seen, verdict = Interval(seen.value, low, high), judged(low, high, metric, tolerance)
-        if elsewhere and verdict not in (Judgement.SAME, Judgement.NO_WORSE):
-            verdict = Judgement.INCONCLUSIVE
+        low, high, most = seen.low / math.exp(unseen), seen.high * math.exp(unseen), 1 + tolerance
+        seen = Interval(seen.value, low, high)
+        if high < 1 / most or low > most:
+            if not elsewhere:
+                verdict = Judgement.BETTER if (low > most) is metric.higher_is_better else Judgement.WORSE
+        elif low > 1 / most and high < most:
+            verdict = Judgement.SAME
+        elif low > 1 / most if metric.higher_is_better else high < most:
+            verdict = Judgement.NO_WORSE
     if verdict is Judgement.INCONCLUSIVE and not why:
         if elsewhere:
             why = HOSTS
@@ -505,17 +505,6 @@ def change_of(pair: ComparedPair, metric: Metric, tolerance: float) -> MetricCha
     one, other = (mean_of_repeats(side) for side in sides)
     launches = (len(sides[0]), len(sides[1]))
     return MetricChange(pair.case.engines, pair.load, metric.name, one, other, seen, verdict, why, launches)
-
-
-def judged(low: float, high: float, metric: Metric, tolerance: float) -> Judgement:
-    """Return what the ends of the interval of a ratio, candidate over baseline, say of a metric."""
-    most = 1 + tolerance
-    not_less, not_more = low > 1 / most, high < most
-    if high < 1 / most or low > most:
-        return Judgement.BETTER if (low > most) is metric.higher_is_better else Judgement.WORSE
-    if not_less and not_more:
-        return Judgement.SAME
-    return Judgement.NO_WORSE if (not_less if metric.higher_is_better else not_more) else Judgement.INCONCLUSIVE
 
 
 def repeats_by_launch(side: Point, name: str) -> list[list[Repeat]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pytest_slmserve.analysis.estimates import once, percentile
 from pytest_slmserve.analysis.metrics import window
@@ -532,7 +532,8 @@ IDLE = 0.3  # arXiv:2503.08311, figure 7: gaps took 25 % of a step of OPT-1.3B a
 EXPLAINED = 0.5  # by shapes alone: more than half of the step must go there at the very least
 
 
-class StepTime(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepTime:
     """The mean step of a measurement, in shares of its time.
 
     parts: shares by name, which add up to 1; none where neither data sheet nor counters tell, and where the counters

@@ -399,7 +399,8 @@ def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
     return latencies([run], judged_by)
 
 
-class Judged(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Judged:
     """The requests by which a load is judged: rows of the samples, the tokens of these, and how many others failed."""
 
     rows: Sequence[int]

@@ -34,19 +34,19 @@ class Response:
         self._in_chunk = False  # the end of line after it included
         self._in_trailer = False
         self._interim = 0
-        self._next: Callable[[bytes], bytes] = self._head
+        self._next: Callable[[bytes], bytes] | None = self._head  # None: the rest is body, until the peer closes
 
     def feed(self, data: bytes) -> bytes:
         """The part of the body that is in `data`; no data: the peer has closed, which ends a body that nothing else
         ends. Raises Malformed."""
-        if not data and not self.ended and self._next != self._until_closed:
+        if not data and not self.ended and self._next:
             raise Malformed("the connection broke off" if self.status else "the connection was closed unanswered")
         if data and self.ended:
             raise Malformed("bytes after the end of a response")
         self.ended = self.ended or not data
         if self._rest:
             data, self._rest = self._rest + data, b""
-        return self._next(data) if data else b""
+        return self._next(data) if data and self._next else data
 
     def _head(self, data: bytes) -> bytes:
         """Read status line and headers; they say how the body ends, which `_next` reads from then on."""
@@ -83,14 +83,11 @@ class Response:
             self._left, self._next = int(length), self._counted
             self.ended = not self._left
         else:
-            self.reusable, self._next = False, self._until_closed
+            self.reusable, self._next = False, None
         if self.ended:
             self.reusable = self.reusable and not rest
             return b""
-        return self._next(rest) if rest else b""
-
-    def _until_closed(self, data: bytes) -> bytes:
-        return data
+        return self._next(rest) if rest and self._next else rest
 
     def _counted(self, data: bytes) -> bytes:
         body = data[: self._left]

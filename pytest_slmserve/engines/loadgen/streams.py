@@ -6,8 +6,6 @@ which epoll reported the socket. Chunks that waited together are one piece and h
 far that can be off for the first is counted as `doubt`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import select

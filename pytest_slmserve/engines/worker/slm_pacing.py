@@ -145,20 +145,15 @@ def serve_batches(
     serve: Callable[[float, list[int], int, int], tuple[float, Sequence[float], float]],
     now: float = 0.0,
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Serve requests in batches that are made one after the other, and return their rows and those of the steps.
+    """Serve requests in batches that are made one after the other, and return their rows and those of the steps. Raises
+    ValueError if there is no such way to batch.
 
-    Args:
-        way: The way to batch, and its numbers. "none" makes a batch of each request. "static" waits for `batch`
-            requests, or all that are left. "dynamic" starts when `batch` requests have come, or with fewer when the
-            first one has waited for `wait_s` seconds.
-        times: The time at which each request comes, ascending. All times are by one clock.
-        lengths: Prompt and output tokens of each row of the workload, through which the requests cycle.
-        serve: Serves a batch, from its time, its rows, the tokens of its longest output, and the number of requests
-            before it. Returns the begin of the batch, the end of each step, and the end of the batch.
-        now: The time at which all begins.
-
-    Raises:
-        ValueError: There is no such way to batch.
+    way: The way to batch, and its numbers. "none" makes a batch of each request. "static" waits for `batch` requests,
+    or all that are left. "dynamic" starts when `batch` requests have come, or with fewer when the first one has waited
+    for `wait_s` seconds. times: The time at which each request comes, ascending, by the clock of `now`, at which all
+    begins. lengths: Prompt and output tokens of each row of the workload, through which the requests cycle. serve:
+    Serves a batch, from its time, its rows, the tokens of its longest output, and the number of requests before it.
+    Returns the begin of the batch, the end of each step, and the end of the batch.
     """
     samples: list[tuple[Any, ...]] = []
     steps: list[tuple[Any, ...]] = []

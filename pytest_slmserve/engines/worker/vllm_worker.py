@@ -9,8 +9,6 @@ A run that is one of several at once has a time at which it begins, says `settle
 All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import gc
@@ -167,7 +165,7 @@ class Server:
                     scores.append([row[token].logprob for row, token in zip(table[-len(tokens) :], tokens)])
                 return {"event": "scores", "scores": scores}
             case "profile":
-                return await self.run(message["load"], time.monotonic(), Profiled)
+                return await self.run(message["load"], time.monotonic(), profiled=True)
         return await self.run(message["load"], message.get("at"))
 
     async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -205,9 +203,7 @@ class Server:
             output = answer
         return output
 
-    async def run(
-        self, load: dict[str, Any], at: float | None = None, kind: type[WorkerRun] | None = None
-    ) -> dict[str, Any]:
+    async def run(self, load: dict[str, Any], at: float | None = None, profiled: bool = False) -> dict[str, Any]:
         """Put `load` on the engine, and return its result as a message. at: the time at which it begins together with
         others; None for a run that begins now, and alone."""
         self.runs += 1
@@ -216,12 +212,9 @@ class Server:
         # A collection in the middle of a window would stop the front end for tens of milliseconds. What is frozen stays
         # so: else each run would begin with a look at all that was imported, which takes half a second.
         gc.freeze()
-        run = (kind or WorkerRun)(self, load, gated=at is not None)
+        run = (Profiled if profiled else WorkerRun)(self, load, gated=at is not None)
         await asyncio.sleep(max(0.0, (at or 0.0) - time.monotonic()))
-        try:
-            return await run.result()
-        finally:
-            StepTrace.on_step = None
+        return await run.result()
 
 
 def fork_core(config: Any, chosen: str | None) -> None:
@@ -282,6 +275,7 @@ class WorkerRun:
                 await self.server.engine.abort(list(self.in_flight))
             await asyncio.wait_for(asyncio.gather(*self.users), STALL_S)
         finally:
+            StepTrace.on_step = None
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)  # one of them may still read what the parent says next

@@ -122,7 +122,8 @@ def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]
     title = f"{devices}, vLLM {releases}" if releases and devices else devices
     if measurements and all(m.environment.platform == "simulated" for m in measurements):
         title = SIMULATED
-    each = {"machine": devices, "vLLM": releases, "models": models, "measured": compare.days_of(measurements)}
+    days = compare.days_of(m.measured_at for m in measurements)
+    each = {"machine": devices, "vLLM": releases, "models": models, "measured": days}
     if measurements:
         each["measurements"] = f"{known['measurements']:,}, of {known['launches']:,} launches"
     return title, {name: value for name, value in each.items() if value}
