@@ -18,8 +18,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
-from pytest_slmserve.report import compare, deployments, loads, sweeps
-from pytest_slmserve.report import gate as gates
+from pytest_slmserve.report import compare, deployments, gate, loads, sweeps
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings, first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import Legend, Section, Table, Verbatim, section_markdown, section_text
@@ -107,20 +106,20 @@ def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
     return [(words.text, words.colour) for part in parts for words in part.lines]
 
 
-def _table_part(heading: str, shown: Table, unit: str, weight: int = 1) -> ScreenPart:
+def _table_part(shown: Table, unit: str, weight: int = 1) -> ScreenPart:
     head, rows, foot = table_parts(shown.rows, shown.columns)
-    above = [Words(heading, kind=OTHER), *map(Words, head)]
+    above = [Words(shown.caption, kind=OTHER), *map(Words, head)]
     return ScreenPart([list(map(Words, lines)) for lines in rows], unit, above, list(map(Words, foot)), weight)
 
 
 def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
     for shown in sweeps.overview_tables(found):
-        yield _table_part(shown.caption, shown, "model", weight=6)
+        yield _table_part(shown, "model", weight=6)
     yield ScreenPart([[Words(text, None, OTHER, 2)] for text in deployments.best_deployments(found)], "deployment")
     for section in loads.job_sections(found.jobs):
         shown = next(part for part in section.parts if isinstance(part, Table))
         if len(shown.rows) > 1:
-            yield _table_part(section.title, shown, "job")
+            yield _table_part(shown, "job")
             continue
         [job] = shown.rows
         served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
@@ -132,25 +131,25 @@ def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
 def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
     """Yield each gate with its endpoints, the worst first, and why one does not pass. A gate with too few pairs to
     decide shows only its exact verdicts."""
-    colours = {state: COLOURS[look] for state, look in gates.LOOKS.items()}
+    colours = {state: COLOURS[look] for state, look in gate.LOOKS.items()}
     worst = [State.FAILS, State.INCONCLUSIVE, State.PASSES]
     for gated in found.gates:
-        compared = sorted(() if gates.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
-        above, rows, below = table_parts(compared, gates.COLUMNS)
+        compared = sorted(() if gate.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
+        above, rows, below = table_parts(compared, gate.COLUMNS)
         entries: list[list[Words]] = []
         for each, lines in zip(compared, rows):
             why = [] if each.outcome is State.PASSES else [Words(f"  {each.why}", None, VERDICT, 2)]
             entries.append([*(Words(line, colours[each.outcome]) for line in lines), *why])
         for verdict in sorted(gated.exact, key=lambda each: worst.index(each.state)):
-            text = f"{verdict.claim}: {gates.WORDS[verdict.state]}, {verdict.why}"
+            text = f"{verdict.claim}: {gate.WORDS[verdict.state]}, {verdict.why}"
             entries.append([Words(text, colours[verdict.state], VERDICT, 2)])
         if gated.dropped:
             entries.append([Words(f"left out: {'; '.join(gated.dropped)}", kind=VERDICT)])
         sides = [pair.launch(side).measurements[0].environment.vllm for pair in gated.pairs[:1] for side in SIDES]
         releases = f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
-        head = [Words(f"{gates.title(gated)}{releases}", colours[gated.outcome], VERDICT)]
-        head += [Words(SIMULATED, kind=VERDICT)] if gates.is_simulated(gated) else []
-        head += [Words(f"  next: {more}", "yellow", least=3)] if (more := gates.next_step(gated)) else []
+        head = [Words(f"{gate.title(gated)}{releases}", colours[gated.outcome], VERDICT)]
+        head += [Words(SIMULATED, kind=VERDICT)] if gate.is_simulated(gated) else []
+        head += [Words(f"  next: {more}", "yellow", least=3)] if (more := gate.next_step(gated)) else []
         head += map(Words, above if compared else ())
         yield ScreenPart(entries, "endpoint", head, list(map(Words, below)), weight=4)
 
@@ -230,7 +229,7 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Jobs": [*jobs, Legend(loads.JOB_LEGEND)] if jobs else [],
         "Energy": sweeps.energy_sections(found),
         "History": compare.history_sections(found.history),
-        "Gate": map(gates.gate_section, found.gates),
+        "Gate": map(gate.gate_section, found.gates),
         "Loads": loads.load_sections(found.loads, loads.ValidityCriteria(found.slo)),
     }
 
@@ -255,7 +254,7 @@ def write_for_others(found: Findings, records: str | Path) -> str:
         The paths next to the records, or why nothing was written: the records hold the measurements anyway.
     """
     beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
-    sections = [gates.gate_section(gated) for gated in found.gates]
+    sections = [gate.gate_section(gated) for gated in found.gates]
     markdown = "\n".join(map(section_markdown, sections))
     try:
         if page:
@@ -270,7 +269,7 @@ def write_for_others(found: Findings, records: str | Path) -> str:
         if not found.gates:
             return ""
         make_folder(beside.parent)
-        beside.write_text(as_json(map(gates.gate_facts, found.gates)) + "\n", "utf-8")
+        beside.write_text(as_json(map(gate.gate_facts, found.gates)) + "\n", "utf-8")
         beside.with_suffix(".md").write_text(markdown, "utf-8")
     except OSError as error:
         return f"not written for others: {error}"

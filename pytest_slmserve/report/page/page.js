@@ -152,7 +152,7 @@
     return { series: point.series, x: point.x, per_s: rate / point.windows.length, percent, requests, good, dropped };
   }
 
-  function figure(value, digits) { // as `report/numbers.py` has it
+  function figure(value, digits) { // as `report/text_table.py` has it
     const rounded = Number(value.toPrecision(digits));
     if (rounded === 0) return "0";
     const decimals = Math.min(Math.max(digits - 1 - Math.floor(Math.log10(Math.abs(rounded))), 0), 6);

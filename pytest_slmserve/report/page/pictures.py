@@ -226,7 +226,7 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
         for (series, curve), (stroke, field) in product(sweeps, zip(strokes, (gauge.field, gauge.second))):
             scale, unit = (1e3, "ms") if waits else (1.0, "")
             if gauge.kind == "relative":
-                scale = 1 / _most(curve)
+                scale = 1 / max(fmean(point.repeats) for point in curve.valid)
             rows += charts.point_rows(curve.valid, field, series, scale, unit, noise=waits, stroke=stroke)
         if gauge.field == "engine_active":
             rows = [row | {"y": idle_share(row["y"])} for row in rows]
@@ -240,10 +240,6 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
     return Picture(name, _origins(seen.items()), tuple(panels), why_not=unknown)
 
 
-def _most(curve: Curve) -> float:
-    return max(fmean(point.repeats) for point in curve.valid)
-
-
 def _utilisation(sweeps: Named) -> Picture:
     """Throughput over GPU utilisation and over SM active (arXiv:2404.03353, figure 8): the first is at its end while
     the other still grows. A model with one known load is excluded."""
@@ -252,7 +248,7 @@ def _utilisation(sweeps: Named) -> Picture:
     for heading, field in (("GPU utilisation (some kernel ran)", "gpu_util"), (SMS[0].heading, SMS[0].field)):
         rows = []
         for name, curve in several:
-            most = _most(curve)
+            most = max(fmean(point.repeats) for point in curve.valid)
             for number, p in enumerate(reversed(curve.valid)):
                 if (value := getattr(p, field)) is not None:
                     row = charts.interval_row(value, Interval(fmean(p.repeats) / most), name, p.degraded)
