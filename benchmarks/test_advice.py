@@ -21,7 +21,7 @@ from pytest_slmserve.schema.specs import ReplicaSpec
 
 pytestmark = pytest.mark.slm_suite("all")
 
-SLO = "2x@32"  # at most twice the time per output token at 32 in flight
+SLO = "2x@32"  # at most twice the time per output token at concurrency 32
 EFFICIENCY = 0.1
 REPEATS = 2  # without repeats no noise is known
 

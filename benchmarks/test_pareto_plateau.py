@@ -1,7 +1,7 @@
 """Throughput reaches a Pareto plateau within one GPU (arXiv:2404.03353; arXiv:2503.08311, fig. 2).
 
 Requests of 512 prompt and 256 output tokens, greedy, the end-of-text token ignored, no prefix cache: the first paper's
-workload. One engine per model, one item per number of requests in flight; the claims read the points and measure
+workload. One engine per model, one item per number of concurrent requests; the claims read the points and measure
 nothing.
 """
 
@@ -22,7 +22,7 @@ def test_throughput_reaches_a_plateau(slm_claim):
 @pytest.mark.slm_suite("papers")
 @pytest.mark.slm(claim="marginal-after-128", models=["opt-125m", "opt-1.3b"], needs="gpu")
 def test_throughput_gains_little_after_128(slm_claim):
-    """From 128 requests in flight to 256 throughput gains less than 10 %."""
+    """From 128 concurrent requests to 256 throughput gains less than 10 %."""
     assert slm_claim()
 
 

@@ -1,6 +1,6 @@
 """Whether replicas of a small model on one GPU pay (arXiv:2404.03353, figures 5 to 7; arXiv:2503.08311).
 
-One engine is compared with several that share the GPU and its memory, under as many requests in flight in all:
+One engine is compared with several that share the GPU and its memory, under as many concurrent requests in all:
 throughput, latency, and the use of the GPU. Engines have today's default, chunked prefill, which the papers' baseline
 did not have. Each property is judged for each way of sharing. `--slm-replicas` and `--slm-sharing` choose what is
 measured. On the CPU backend the replicas run as well, but no paper claims what two engines gain on two cores.

@@ -1,7 +1,7 @@
 """More GPUs for one small model: one engine over all of them, or a replica on each? (arXiv:2404.03353, figure 1)
 
-Each model on 1, 2 and 4 GPUs under the same requests in flight in all, as far as there are GPUs; then with a replica on
-each GPU. The report's table answers what to deploy in requests/s, latency and joules. `--slm-tensor-parallel-size`
+Each model on 1, 2 and 4 GPUs under the same concurrent requests in all, as far as there are GPUs; then with a replica
+on each GPU. The report's table answers what to deploy in requests/s, latency and joules. `--slm-tensor-parallel-size`
 chooses the numbers of GPUs, `--slm-concurrency` the loads, one of which is usually that of test_replication_gain.py.
 Where a load does not fit into the KV memory of one GPU, some of its requests wait there: claims are judged under the
 largest load that fits, for above it the gain is memory, not speed; that of the largest model, under its best loads.

@@ -9,7 +9,7 @@ MODEL = str(Path(__file__).parent / "my-llama")
 
 @pytest.mark.slm(model=MODEL)
 def test_plateau(slm_sweep):
-    """More requests in flight bring more throughput, until a doubling gains less than 10 %."""
+    """More concurrent requests bring more throughput, until a doubling gains less than 10 %."""
     curve = slm_sweep(concurrency=[1, 4, 16, 64, 128, 256, 512])
     assert curve.pareto_plateau(tolerance=0.10)
 

@@ -96,7 +96,7 @@ def told(folder: Path, count: int) -> int:
     with Archive.open(records) as into:
         again = timed(lambda: found.append(merge(parts, into)))
     assert [(m.written, m.known, m.notes) for m in found] == [(count, 0, ()), (0, count, ())], found
-    print(f"{count:,} records of {PARTS} parts, {size / 1e6:.0f} MB: {seconds:.2f} s (bound {LIMIT_S:g} s)")
+    print(f"{count:,} records of {PARTS} parts, {size / 1e6:.0f} MB: {seconds:.2f} s (limit {LIMIT_S:g} s)")
     print(f"where all are there: {again:.2f} s; disk: {disk_s(folder, size):.2f} s")
     return int(seconds > LIMIT_S)
 

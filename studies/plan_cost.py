@@ -94,7 +94,7 @@ def main() -> int:
     given = parser.parse_args()
     runs = [planned(given.cases) for _ in range(RUNS)]
     middle = statistics.median(seconds for _, seconds in runs)
-    print(f"{given.cases:,} cases: {middle:.3f} s in the median of {RUNS} (bound {LIMIT_S:g} s)\n")
+    print(f"{given.cases:,} cases: {middle:.3f} s in the median of {RUNS} (limit {LIMIT_S:g} s)\n")
     if given.gpus:
         cases = cases_of_all(given.models)
         print(f"{len(cases)} cases of {len(given.models)} models\n")

@@ -90,7 +90,7 @@ def test_the_archive_gives_the_text_of_the_run(tmp_path, capsys):
     made = measured()
     status, out, err = run(capsys, "report", archive(tmp_path / "a.jsonl", made))
     assert (status, err) == (0, "") and out == f"{live_text(made)}\n"
-    assert "plateau from 256 in flight" in out and "cut: 1024 in flight: the KV cache holds 884" in out
+    assert "plateau from concurrency 256" in out and "cut: concurrency 1024: the KV cache holds 884" in out
     assert "16 verdicts: 11 pass, 4 fail as expected; either expected: 1 fail" in out and "1 host" in out
 
 
@@ -113,7 +113,7 @@ def test_several_archives_are_one_and_a_copy_adds_nothing(tmp_path, capsys):
 
 def test_a_failing_claim_is_1(tmp_path, capsys):
     status, out, err = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(BATCHES[:4]), BATCHES[:4]))
-    assert (status, err) == (1, "") and "FAILS" in out and "no plateau up to 128 in flight" in out
+    assert (status, err) == (1, "") and "FAILS" in out and "no plateau up to concurrency 128" in out
 
 
 FAILING = table.ClaimRow("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails")
@@ -134,7 +134,7 @@ def test_a_stored_expectation_is_printed_and_todays_table_rules(tmp_path, capsys
 
 def test_an_inconclusive_claim_is_10(tmp_path, capsys):
     status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(BATCHES[:5])))
-    assert status == 10 and "not measured, though planned: 512 in flight" in out and "inconclusive" in out
+    assert status == 10 and "not measured, though planned: concurrency 512" in out and "inconclusive" in out
 
 
 def test_one_repeat_is_inconclusive(tmp_path, capsys):
@@ -352,7 +352,7 @@ def test_external_results_choose_as_published(tmp_path, capsys, slo, chosen):
     found = json.loads(out)
     assert (status, err) == (0, "") and (found["b_opt"]["value"], found["b_opt"]["known"]) == (chosen, False)
     status, out, err = run(capsys, "report", path, *asked)
-    assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured with" in out
+    assert (status, err) == (0, "") and f"B_opt is {chosen} concurrent requests, the largest measured with" in out
 
 
 @pytest.mark.parametrize("names", [("--latency", "mean_itl_ms"), ()])
@@ -513,7 +513,7 @@ def test_of_vllms_own_results_the_columns_are_known(tmp_path, capsys):
         "mean_tpot_ms",
     )
     status, out, err = run(capsys, "advise", *paths, "--knob", "max_concurrency")
-    assert (status, err) == (0, "") and "in flight" in out, "of the others one is enough"
+    assert (status, err) == (0, "") and "concurrent requests" in out, "of the others one is enough"
     status, _, err = run(capsys, "report", external(tmp_path))
     assert status == 4 and "try: --knob --throughput --latency NAME" in err, "of others they are not guessed"
 

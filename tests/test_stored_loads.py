@@ -59,13 +59,13 @@ def test_a_schedule_is_no_part_of_what_is_kept():
 @pytest.mark.parametrize(
     ("load", "title", "judged_by", "steady", "job"),
     [
-        (ClosedLoop(64), "64 in flight", "ended", True, False),
-        (ClosedLoop(64, requests=500), "64 in flight, 500 requests", "ended", False, False),
+        (ClosedLoop(64), "concurrency 64", "ended", True, False),
+        (ClosedLoop(64, requests=500), "concurrency 64, 500 requests", "ended", False, False),
         (OpenLoop(**WINDOW), "4 requests/s", "sent", False, False),
         (OpenLoop(requests=500), "500 requests, all at once", "ended", False, True),
         (
             OpenLoop(requests=1500, rate=2.5, seed=1, burstiness=0.5, max_concurrency=64),
-            "1,500 requests, 2.5/s, seed 1, burstiness 0.5, 64 in flight at most",
+            "1,500 requests, 2.5/s, seed 1, burstiness 0.5, at most 64 concurrent requests",
             "ended",
             False,
             True,

@@ -113,7 +113,7 @@ class Point(Summary):
     """One case: its figures are means over the repeats used (of percentiles too), None if there is none. Used are the
     clean repeats; if there is none, the degraded ones; never an invalid one.
 
-    concurrency: requests in flight, in all engines. each: figures of each repeat used, in the order measured. repeats,
+    concurrency: concurrent requests, in all engines. each: figures of each repeat used, in the order measured. repeats,
     e2e_repeats, batch_repeats: output tokens/s, mean E2E and mean batch of each. used: measurements of each repeat, one
     for each engine; records: their ids. left_out: number of repeats not used; problems: what was wrong with them.
     degraded: what the sensors say against those used. noise: what disturbed the host while those used were made.
@@ -205,8 +205,8 @@ class JobPoint(Point, JobSummary):
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPoint(Point, ReplicaSummary):
     """Several engines under one load. families: of the engines (`EngineSpec.family`). workload: the hash of the
-    engines' requests, None if they differ. loads: requests in flight in each engine. tensor_parallel_size: GPUs of each
-    engine."""
+    engines' requests, None if they differ. loads: concurrent requests in each engine. tensor_parallel_size: GPUs of
+    each engine."""
 
     each: tuple[ReplicaSummary, ...] = field(default=(), repr=False)
     models: tuple[str, ...]

@@ -77,7 +77,7 @@ class Columns:
 def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
     """Return the curve over the knob. Rows of the same knob are repeats of a point. Its e2e_s is the latency, whatever
     it is, its output_tokens_per_s the throughput, of whatever tokens. Its batch is output rate times latency: by
-    Little's law the requests in flight. Its little is how far the reported mean of running requests is from that, a
+    Little's law the concurrent requests. Its little is how far the reported mean of running requests is from that, a
     share. If a row preempted, the point keeps its figures, but is not valid.
 
     Raises BadUsage for a value that cannot be what its column is said to hold, and if neither the name of the latency

@@ -158,7 +158,7 @@ def external_report(results: ExternalResults, found: advisor.Plan, tolerance: fl
 
 
 def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
-    """Yield caveats, and findings by Little's law: output rate times latency is the number of requests in flight."""
+    """Yield caveats, and findings by Little's law: output rate times latency is the number of concurrent requests."""
     curve, columns = results.curve, results.columns
     yield from results.notes
     yield from found.advices[0].decision.notes
@@ -187,12 +187,12 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
             yield (
                 f"{columns.running} is biased: it is {low if low == high else f'{low} to {high}'} % off {product} "
                 f"(Little's law), most at {columns.knob} {worst.concurrency}: {figure((1 + off) * batch)} reported, "
-                f"{figure(batch)} in flight"
+                f"{figure(batch)} concurrent requests"
             )
     share, fewest, batch = min((batch / p.concurrency, p.concurrency, batch) for p, batch in known)
     if share < 1 - subjects.NOT_THE_BATCH:
         yield (
-            f"the knob is not the batch: at {curve.axes.at(fewest)} only {figure(batch)} requests were in flight "
+            f"the knob is not the batch: at {curve.axes.at(fewest)} only {figure(batch)} requests were concurrent "
             f"({percent(share)} of it) by Little's law"
         )
 

@@ -64,7 +64,7 @@ def add_measure(commands: cli.Commands) -> None:
     url = "URL of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     add("--endpoint", metavar="URL", required=True, help=url)
     add("--model", metavar="NAME", help="model, as the server calls it (default: its only one)")
-    users = "requests kept in flight; with --request-rate and --num-prompts: in flight at most"
+    users = "concurrent requests; with --request-rate and --num-prompts: at most so many"
     add("--max-concurrency", metavar="N", type=count, help=users)
     sent = "requests to send per second, however fast responses arrive; a list such as 1,2,4 is measured rate by rate; "
     add("--request-rate", metavar="RATE,...", type=cli.typed(rates), help=f"{sent}inf sends all at once")
@@ -182,7 +182,7 @@ def check_usage(given: argparse.Namespace) -> None:
     if counted and given.window is not None:
         raise BadUsage("--num-prompts and --window cannot be combined", "only one of them")
     if counted and not sent and number < users:
-        raise BadUsage(f"--num-prompts {number} cannot keep {users} in flight", f"--num-prompts {users}")
+        raise BadUsage(f"--num-prompts {number} cannot keep {users} concurrent requests", f"--num-prompts {users}")
     if counted and len(sent) > 1:
         raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
     if not counted and math.inf in sent:

@@ -194,7 +194,7 @@ class SimulatedEngine(Engine):
         faults = self.faults
         loop = pacer_of(load, [request.output_tokens for request in workload.requests])
         if loop.concurrency >= faults.die_at:
-            raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
+            raise EngineFailed(f"the simulated engine died at concurrency {loop.concurrency}, as it was told to")
         time.sleep(faults.lasts_s)
         samples, steps, in_flight = self._served(loop, workload)
         now, done = (steps.time_s[-1] if len(steps) else 0.0), len(samples) - in_flight

@@ -297,7 +297,7 @@ class Options(NamedTuple):
     strict: bool = flag("fail if a published claim does not hold, including known exceptions")
 
     concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4", group="load").described(
-        "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity"
+        "concurrent requests at each point; default: by mode, 1,2,4 ... to the capacity"
     )
     sweep: errors.Sweeping = opt(errors.Sweeping, "full", "HOW").described(
         "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)"

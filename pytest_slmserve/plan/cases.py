@@ -193,7 +193,7 @@ class Case:
 
     @property
     def concurrency(self) -> int:
-        """Requests in flight in all engines of a case of closed loops."""
+        """Concurrent requests in all engines of a case of closed loops."""
         return sum(load.concurrency for load in self.loads if isinstance(load, ClosedLoop))
 
     @property

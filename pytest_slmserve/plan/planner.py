@@ -38,7 +38,7 @@ LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those t
 # Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
 ENGINE_ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {ALIBI: (("attention_backend", "TRITON_ATTN"),)}
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
-ENOUGH_FOR_A_REPLICA = 32  # requests in flight
+ENOUGH_FOR_A_REPLICA = 32  # concurrent requests
 A_POINT = 'points=[("opt-125m", 64)]'
 A_JOB = '{"model": "opt-125m", "requests": 500, "rate": 10, "lengths": (512, 256)}'
 WAIT_S = 0.1  # that a dynamic batch waits for more requests
@@ -316,7 +316,7 @@ class Planner:
         fits = {n: kv_cache.no_room(spec, longest, n) for n in asked or doublings}
         cut = tuple((n, why) for n, why in fits.items() if why)
         if cut and asked:
-            why = f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}"
+            why = f"--slm-concurrency: {cut[0][0]} concurrent requests do not fit {spec.model}: {cut[0][1]}"
             smaller = f"up to {kv_cache.kv_capacity(spec, longest)}, shorter requests (--slm-input-len)"
             raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
         loads = {f"{short_name(model)}-{n}": self.load(n) for n, why in fits.items() if not why}
@@ -341,7 +341,7 @@ class Planner:
         return here.on(len(spec.gpus))
 
     def load(self, concurrency: int, words: Words = NO_WORDS) -> ClosedLoop:
-        """Return the closed loop of this number of requests in flight, as the options and a marker say."""
+        """Return the closed loop of this number of concurrent requests, as the options and a marker say."""
         window_s = self.options.window or DEFAULTS[self.platform].window_s
         return ClosedLoop(concurrency, window_s=window_s, ramp_up=words.get("ramp_up") or self.options.ramp_up)
 
@@ -356,10 +356,10 @@ class Planner:
     def replicas_case(
         self, engines: ReplicaSpec, concurrency: int, load: Mapping[str, Any] | None = None, **names: str
     ) -> Case:
-        """Return the case of `concurrency` requests in flight in all engines, the same number in each. load: fields of
+        """Return the case of `concurrency` concurrent requests in all engines, the same number in each. load: fields of
         a ClosedLoop that differ from the options. Raises BadUsage if the number cannot be divided."""
         if (n := len(engines)) > concurrency or concurrency % n:
-            why = f"{concurrency} requests in flight cannot be divided evenly among {n} replicas"
+            why = f"{concurrency} concurrent requests cannot be divided evenly among {n} replicas"
             raise BadUsage(why, "a multiple, such as 96, 192 or 384")
         workloads = [self.workload(engine.model) for engine in engines.engines]
         return self.case(engines, workloads, [replace(self.load(concurrency // n), **load or {})] * n, **names)

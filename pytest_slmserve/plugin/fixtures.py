@@ -98,7 +98,7 @@ def slm_point(
     request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry, slm_sweeps: Sweeps | None
 ) -> PlannedCase:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
-    `points`: pairs of a model and the requests in flight."""
+    `points`: pairs of a model and the concurrent requests."""
     [plan] = plugin.items.plans_of([request.node])
     return plugin.items.PlannedCase(slm_session, request.param, slm_carrier, slm_sweeps if plan.swept else None)
 

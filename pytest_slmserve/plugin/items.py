@@ -624,7 +624,7 @@ class SharedEngines:
 
     @partial(checked, "slm_replicas(...).measure")
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> points.ReplicaPoint:
-        """Put `concurrency` requests in flight in all, the same number in each; more words are fields of ClosedLoop."""
+        """Put `concurrency` concurrent requests in all, equally many in each; more words are fields of ClosedLoop."""
         case = self.session.planner.replicas_case(self.spec, concurrency, load)
         return points.shared_points(chain.from_iterable(self.session.executor.measure(case, repeats)))[0]
 

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.slm(model="opt-125m")
 def test_slo(slm_measure):
-    """A service-level objective of yours: latency with 64 requests in flight."""
+    """A service-level objective of yours: latency with 64 concurrent requests."""
     point = slm_measure(concurrency=64)
     assert point.valid, point.problems
     assert point.ttft_p99_s < 0.2
@@ -17,7 +17,7 @@ def test_slo(slm_measure):
 
 @pytest.mark.slm(model="opt-125m")
 def test_plateau(slm_sweep):
-    """More requests in flight bring more throughput, until a doubling gains less than 10 %."""
+    """More concurrent requests bring more throughput, until a doubling gains less than 10 %."""
     curve = slm_sweep(concurrency=[1, 16, 64, 128, 256])
     assert curve.pareto_plateau(tolerance=0.10)
 

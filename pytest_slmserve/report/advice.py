@@ -185,7 +185,7 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
                     said = f"several engines have at most {bounds[0]}, however they share the GPU"
                 if power is not None and power >= NEAR_LIMIT:
                     said += f"; but power is at {percent(power)} of its limit, where the clock falls"
-                said += f"; seen at {gains.at} in flight"
+                said += f"; seen at concurrency {gains.at}"
             yield "gain", said
         if fit := advice.replicas:
             said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
@@ -218,7 +218,7 @@ def batch_text(advice: Advice, plan: Plan) -> str:
     chosen = seen.choice
     interval = f" (95 %: {chosen.low or 'none'} to {chosen.high or 'none'})" if chosen.known else ""
     how = "predicted as the largest" if seen.predicted else "the largest measured"
-    said = f"B_opt is {seen.batch} in flight{interval}, {how} with {conditions(plan.wish, seen.limit)}"
+    said = f"B_opt is {seen.batch} concurrent requests{interval}, {how} with {conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
         return f"{said}; but the memory does not even hold one request of each model"
     said += "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
@@ -374,8 +374,8 @@ def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curv
         "loads": [row for rows in tables for row in rows],
         "verdicts": verdicts,
     }
-    columns = (Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"])), *OTHER_GPU_COLUMNS)
-    here_law = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
+    columns = (Column(curve.axes.knob or "concur-\nrency", lambda row: str(row["concurrency"])), *OTHER_GPU_COLUMNS)
+    here_law = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} concurrent requests"
     there_law = f"T_inf {figure(prediction.step.pace, 4)}, b_half {figure(prediction.step.b_half)}"
     checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
     parts: list[Part] = [Table(rows, columns) for rows in tables]

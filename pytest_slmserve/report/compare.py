@@ -136,7 +136,7 @@ def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparis
     by_verdict = grouped(found.changes, lambda each: each.verdict)
     for why, concerned in grouped(by_verdict.get(Judgement.INCONCLUSIVE, []), lambda each: each.why).items():
         named_loads = {
-            subject: dict.fromkeys(each.load.removesuffix(" in flight") for each in same)
+            subject: dict.fromkeys(each.load.removeprefix("concurrency ") for each in same)
             for subject, same in grouped(concerned, lambda each: each.subject).items()
         }
         cases = [f"{subject} at {', '.join(each)}" for subject, each in named_loads.items()]

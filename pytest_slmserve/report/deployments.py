@@ -23,7 +23,7 @@ from pytest_slmserve.schema.specs import GIB
 
 SHARINGS = get_args(Sharing)
 REPLICAS_LEGEND = (
-    "in flight: in all engines. tokens: of all, over the span that their windows have in common, or whole convoys of "
+    "concurrency: in all engines. tokens: of all, over the span that their windows have in common, or whole convoys of "
     "requests that start together; sum: of each over its own window, where that differs. gain: over one engine on the "
     "same host under the same load. E2E: the largest of the replicas' means, and the 99th percentile of all requests. "
     "What sensors say is of all engines together."
@@ -54,7 +54,7 @@ def _other_sum(served: Point) -> str:
 NAMES: tuple[Column[Entry], ...] = (
     Column("\nengines", lambda e: e.engines, "left"),
     Column("\nsharing", lambda e: e.sharing, "left"),
-    Column("in\nflight", lambda e: str(e.served.concurrency)),
+    Column("concur-\nrency", lambda e: str(e.served.concurrency)),
 )
 SERVED: tuple[Column[Entry], ...] = (
     Column("tokens\n/s", lambda e: figure(e.served.output_tokens_per_s, 4)),
@@ -162,7 +162,7 @@ def _replica_charts(entries: Sequence[Entry], memory: Sequence[MemoryRow]) -> It
     gains: list[charts.Estimate] = []
     for each in entries:
         if gain := each.gain:
-            name = f"{each.engines}, {each.sharing}, {each.served.concurrency} in flight"
+            name = f"{each.engines}, {each.sharing}, concurrency {each.served.concurrency}"
             gains.append((name, gain, 1.0, above(gain, 1.0), f"{figure(gain.value)} times"))
     drawn = charts.interval_chart(gains, "times the throughput of one engine", "gain over one engine")
     yield Chart("Gain over one engine", drawn, "Bars: 95 % interval. Upright line: one engine alone.")
@@ -206,7 +206,7 @@ def best_deployments(found: Findings) -> Iterator[str]:
             gain = ratio(best, alone, several=len(valid)) if alone else None
             change, ends = changed(gain)
             over = f", {change} % (95 %: {ends}) over one engine" if gain else ""
-            rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
+            rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at concurrency {best.concurrency}{over}"
             of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
             yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
 
@@ -216,7 +216,7 @@ def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
     for point in points:
         name = f"{engines(point.models)}, {deployed(point)}"
         used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
-        yield from reasons(point, f"{name}, {point.concurrency} in flight", used)
+        yield from reasons(point, f"{name}, concurrency {point.concurrency}", used)
         if point.model is not None:
             continue
         alone = []  # output tokens/s of one engine of each model, on the same kind of host and with the same requests
@@ -244,8 +244,8 @@ WISHES = {
     "joules_per_request": ("fewest joules", " J/request"),
 }
 SEVERAL_GPUS_LEGEND = (
-    "in flight: in all engines. batch: mean sequences of an engine step, below the load where some had to wait for KV "
-    "memory. gain: of tokens/s over one engine on the fewest GPUs under that load. power: of all GPUs together; "
+    "concurrency: in all engines. batch: mean sequences of an engine step, below the load where some had to wait for "
+    "KV memory. gain: of tokens/s over one engine on the fewest GPUs under that load. power: of all GPUs together; "
     "imbalance: between the one that takes most and the one that takes least, over their mean."
 )
 
@@ -260,7 +260,7 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
     shown = [(curve, found) for curve, found in several_gpus(curves) if any(one.gpus > 1 for one in found)]
     for name, (curve, found) in zip(labels([curve for curve, _ in shown]), shown):
         waiting = (
-            f"{one.concurrency} in flight do not fit into the KV memory of {one.place}: "
+            f"{one.concurrency} concurrent requests do not fit into the KV memory of {one.place}: "
             f"{figure(one.served.batch)} ran at once, the others waited. What more GPUs gain there is memory, not speed"
             for one in found
             if not one.fits
@@ -274,7 +274,7 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
                     for i, g in enumerate(gpus)
                 )
                 if wide.spec and any(gpu.power_w is not None for gpu in gpus):
-                    parts.append(f"TP {wide.spec.tensor_parallel_size}, {largest.concurrency} in flight: {told}")
+                    parts.append(f"TP {wide.spec.tensor_parallel_size}, concurrency {largest.concurrency}: {told}")
         yield Section(f"{name} on several GPUs: {served_on(curve.environment)}", [*parts, *answers(curve, found)])
     if shown:
         yield Legend(SEVERAL_GPUS_LEGEND)
@@ -288,7 +288,7 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
         return None if first is one else ratio(one.served, first.served)
 
     return (
-        Column("in\nflight", lambda one: str(one.concurrency)),
+        Column("concur-\nrency", lambda one: str(one.concurrency)),
         Column("\nGPUs", lambda one: str(one.gpus)),
         Column("\ndeployment", deployment_name, "left"),
         Column("\nbatch", lambda one: figure(one.served.batch), rank=7),
@@ -334,7 +334,7 @@ def answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
             f"{WISHES[wish][0]}: {deployment_name(one)} ({figure(value)}{WISHES[wish][1]})"
             for wish, (one, value) in best.items()
         ]
-        yield f"{gpus} GPUs, {load} in flight: {'; '.join(wishes)}"
+        yield f"{gpus} GPUs, concurrency {load}: {'; '.join(wishes)}"
 
 
 def best_on_several(
@@ -365,7 +365,7 @@ INTERFACES_LEGEND = (
     "interface shows is of these launches."
 )
 INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
-    Column("in\nflight", lambda at: str(at.engine.concurrency)),
+    Column("concur-\nrency", lambda at: str(at.engine.concurrency)),
     Column("tokens/s\nengine", lambda at: figure(at.engine.output_tokens_per_s, 4)),
     Column("tokens/s\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
     Column("change\n%", lambda at: changed(at.ratio)[0]),

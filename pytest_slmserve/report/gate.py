@@ -141,7 +141,7 @@ WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconcl
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
     "of what does not pass, the smallest worsening of it alone that so many pairs find with a power of 90 %. "
-    "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests; both bounds "
+    "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests; both ends "
     "allow for the noise of so many pairs."
 )
 COLUMNS: tuple[Column[Comparison], ...] = (
@@ -308,7 +308,7 @@ def described_sides(gated: Gated) -> Iterator[tuple[Side, str]]:
         words += [f"max_num_seqs {spec.max_num_seqs:,}", f"max_num_batched_tokens {spec.max_num_batched_tokens:,}"]
         words += ["eager"] if spec.enforce_eager else []
         words += [f"{name}={value}" for name, value in (*spec.env, *spec.extra)]
-        yield side, f"{', '.join(words)}, at {loads} requests in flight"
+        yield side, f"{', '.join(words)}, at concurrency {loads}"
 
 
 def _percents(share: float | None) -> str:

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
 from pytest_slmserve.analysis.metrics.window import Slo, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
-from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
+from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, CONCURRENCY, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.as_json import case_facts, facts
 from pytest_slmserve.report.findings import origin, reasons, served_on, valid_cell
@@ -31,7 +31,7 @@ SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the
 LATENCY_CHARTS = "Latency of requests"
 
 
-def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[Chart]:
+def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.CONCURRENCY) -> Iterator[Chart]:
     """Yield the quantiles of each latency and of the gaps between tokens, by load. of: what a load is."""
     for name in ("TTFT", "TPOT", "E2E", "ITL"):
         values = []
@@ -63,11 +63,11 @@ class Served:
 
 
 GOODPUT_LEGEND = (
-    "good: of the requests that ended in the window, those that finished within every bound; of all repeats together. "
+    "good: of the requests that ended in the window, those that finished within every limit; of all repeats together. "
     "dropped: that failed, in all repeats."
 )
 RATES_GOODPUT_LEGEND = (
-    "good: of the requests sent in the window, those that finished within every bound. dropped: that failed, or did "
+    "good: of the requests sent in the window, those that finished within every limit. dropped: that failed, or did "
     "not end."
 )
 
@@ -96,7 +96,7 @@ def goodput_rows(curve: Curve, slo: Slo) -> list[Served]:
 
 
 def goodput_found(
-    rows: Sequence[Served], attainment: float = ATTAINMENT, unit: str = IN_FLIGHT
+    rows: Sequence[Served], attainment: float = ATTAINMENT, unit: str = CONCURRENCY
 ) -> tuple[Peak | None, HighestLoad | None]:
     """Return the peak of goodput, and the highest load at which enough requests are good; None without a valid row.
     attainment: share of good requests that suffices. unit: of the loads."""
@@ -108,12 +108,12 @@ def goodput_found(
 
 
 def goodput_parts(
-    rows: Sequence[Served], slo: Slo, attainment: float = ATTAINMENT, unit: str = IN_FLIGHT
+    rows: Sequence[Served], slo: Slo, attainment: float = ATTAINMENT, unit: str = CONCURRENCY
 ) -> list[Part]:
     """Return the goodput of each load as a table, where it peaks, and how to read it; nothing without rows."""
     columns, legend = goodput_columns("offered\n/s", slo), RATES_GOODPUT_LEGEND
-    if unit == IN_FLIGHT:
-        columns, legend = goodput_columns("in\nflight", slo), GOODPUT_LEGEND
+    if unit == CONCURRENCY:
+        columns, legend = goodput_columns("concur-\nrency", slo), GOODPUT_LEGEND
         columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
     best, highest = goodput_found(rows, attainment, unit)
     found = [each.why for each in (best, highest) if each]
@@ -140,7 +140,7 @@ JOBS: tuple[Column[JobPoint], ...] = (
     Column("arrived\n/s", lambda p: figure(p.rate), rank=6),
     Column("burst-\niness", lambda p: ARRIVALS.get(p.load.burstiness, f"{p.load.burstiness:g}"), rank=3),
     Column(
-        "most in\nflight", lambda p: "" if p.load.max_concurrency is None else whole(p.load.max_concurrency), rank=3
+        "max concur-\nrency", lambda p: "" if p.load.max_concurrency is None else whole(p.load.max_concurrency), rank=3
     ),
     Column("max_num\n_seqs", lambda p: whole(p.spec.max_num_seqs) if p.spec.platform != "remote" else "", rank=2),
     Column("KV\nblocks", lambda p: whole(p.kv_blocks), rank=2),

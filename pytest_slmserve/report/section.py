@@ -5,7 +5,7 @@ A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once,
     Section(
         "opt-125m: PASS after 4 pairs of launches",
         [
-            "  baseline: vLLM 0.25.0, at 256 requests in flight",
+            "  baseline: vLLM 0.25.0, at concurrency 256",
             Table(rows, COLUMNS, caption="Endpoints"),
             Named([("output tokens/s", "pass: at least 0.995 of the baseline")]),
             Details("How it was decided"),

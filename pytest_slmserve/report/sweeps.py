@@ -28,7 +28,7 @@ UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
 FED = 0.75  # of what was sent; a request's way in and out takes a few per cent of its life
 SWEEP_LEGEND = (
-    "batch: mean sequences of an engine step (requests in flight, where a server does not report steps). tokens: of "
+    "batch: mean sequences of an engine step (concurrent requests, where a server does not report steps). tokens: of "
     "output. spread: (largest - smallest repeat) / mean. ms/token: E2E over output tokens. gain: of tokens/s since the "
     "row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. -: not measured."
 )
@@ -152,7 +152,7 @@ def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
     """Return the columns of the points of a sweep."""
     gains, axes = {gain.end: gain.value for gain in curve.gains()}, curve.axes
     front = {point.concurrency for point in curve.pareto_front()}
-    heads, scale = ("in\nflight", "tokens\n/s", "E2E s\nmean"), 1.0
+    heads, scale = ("concur-\nrency", "tokens\n/s", "E2E s\nmean"), 1.0
     if axes.knob:  # the names of the columns of external results, with the latency in ms
         unitless = axes.latency.removesuffix("_ms").removesuffix("_s")
         heads, scale = (f"\n{axes.knob}", f"\n{axes.throughput}", f"\n{unitless} ms"), 1e3
@@ -185,7 +185,7 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
     rows = [p for p in curve.points if {p.gpu_util, p.sm_active, p.power_w, p.own_cores} != {None}]
     speeds = {p.concurrency: mean_of_known(map(found.host_speeds.get, p.records)) for p in rows}
     columns: tuple[Column[Point], ...] = (
-        Column("in\nflight", lambda p: str(p.concurrency)),
+        Column("concur-\nrency", lambda p: str(p.concurrency)),
         share("GPU\nutil %", "gpu_util", 7),
         share("busy\n%", "engine_active", 3),
         share("SM %\nmean", "sm_active", 1),
@@ -225,7 +225,7 @@ STEP_PARTS = {  # by the names in `StepTime.parts`, in the order of a bar, with 
     "unsplit": (_part("kernels and\nhost %", "unsplit"), charts.PINK),
 }
 STEP: tuple[Column[StepRow], ...] = (
-    Column("in\nflight", lambda row: str(row[0].concurrency)),
+    Column("concur-\nrency", lambda row: str(row[0].concurrency)),
     Column("step\nms", lambda row: milliseconds(row[0].step_s)),
     *(column for column, _ in STEP_PARTS.values()),
 )
@@ -243,11 +243,11 @@ def step_chart(rows: Sequence[StepRow], subject: str) -> charts.Spec | None:
     for point, parts in rows:
         for field, (column, _) in STEP_PARTS.items():
             if text := column.cell((point, parts)):
-                bar = {"subject": f"{point.concurrency} in flight", "series": column.name.removesuffix(" %")}
+                bar = {"subject": f"concurrency {point.concurrency}", "series": column.name.removesuffix(" %")}
                 words = f"{text} % of {milliseconds(point.step_s)} ms"
                 bars.append(bar | {"size": 100 * parts[field], "shown": words})
     looks = {column.name.removesuffix(" %"): color for column, color in STEP_PARTS.values()}
-    return charts.stacked_bars(bars, looks, "% of the step", f"parts of a step over {charts.IN_FLIGHT}, {subject}")
+    return charts.stacked_bars(bars, looks, "% of the step", f"parts of a step over {charts.CONCURRENCY}, {subject}")
 
 
 def remarks(curve: Curve) -> Iterator[str]:
@@ -255,7 +255,7 @@ def remarks(curve: Curve) -> Iterator[str]:
     for reason, cut in grouped(curve.cut, itemgetter(1)).items():
         yield f"cut: {curve.axes.at(*(concurrency for concurrency, _ in cut))}: {reason}"
     if predicted := ", ".join(f"{figure(p.tokens_per_s.value)} at {p.concurrency}" for p in curve.predictions):
-        yield f"not measured, predicted: tokens/s {predicted} in flight; {_trust(curve)}"
+        yield f"not measured, predicted: tokens/s {predicted} concurrent requests; {_trust(curve)}"
     elif curve.unneeded:
         yield f"not measured, not needed: {curve.axes.at(*curve.unneeded)}; {_trust(curve)}"
     if curve.missing:
@@ -367,7 +367,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
     if shares and ours:
         yield (
             "roofline",
-            f"at most {percent(max(shares)[0])} of what the data sheet allows, at {max(shares)[1]} in flight",
+            f"at most {percent(max(shares)[0])} of what the data sheet allows, at concurrency {max(shares)[1]}",
         )
     if work and peaks and ours:
         bound = "compute" if work.intensity > peaks.ridge else "memory"
@@ -382,13 +382,13 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         columns = [[hundredths(getattr(p, name)) for p in decoding] for name in ("decode_dram", "decode_tensor")]
         alike = len(decoding) > 1 and all(len(set(column)) == 1 for column in columns)
         dram, tensor = (column[0] if alike else ", ".join(column) for column in columns)
-        loads = "every number in flight" if alike else curve.axes.at(*(p.concurrency for p in decoding))
+        loads = "every concurrency" if alike else curve.axes.at(*(p.concurrency for p in decoding))
         active = f"DRAM is active {dram} % of the time, the tensor cores {tensor} %"
         yield "decoding", f"while no prompt is processed, {active}, at {loads}"
     seen = [(p.little, p.concurrency) for p in curve.valid if p.little is not None]
     worst, where = max(seen, key=lambda pair: abs(pair[0]), default=(0.0, 0))
     if percent(abs(worst)) != percent(0.0):  # else nothing differs, to the digits shown
-        apart = f"at most {percent(abs(worst))} apart, at {where} in flight"
+        apart = f"at most {percent(abs(worst))} apart, at concurrency {where}"
         yield "Little's law", f"requests' own intervals and step trace {apart}"
     # E2E looks back over a whole request: while a load rises, it is that of a smaller load.
     ratios = [
@@ -401,7 +401,7 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         settled = "" if curve.load is None else f" (the load had settled for {curve.load.settle_lifetimes:g} lifetimes)"
         yield (
             "latency",
-            f"requests/s x mean E2E is up to {percent(-off)} less than the batch (at {where} in flight): requests "
+            f"requests/s x mean E2E is up to {percent(-off)} less than the batch (at concurrency {where}): requests "
             "that ended in the window were sent under a smaller load, so their E2E and TTFT are too low"
             f"{settled}",
         )
@@ -419,15 +419,15 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         if batch <= FED * min(sent, room):
             yield (
                 "front end",
-                f"at {sent} in flight the engine holds {figure(batch, 3)} in the mean, though it has room: the others "
-                "are on their way through the server's one front end; --slm-engine-arg api_server_count=4 starts "
-                "several",
+                f"at concurrency {sent} the engine holds {figure(batch, 3)} in the mean, though it has room: the "
+                "others are on their way through the server's one front end; --slm-engine-arg api_server_count=4 "
+                "starts several",
             )
     ranges = [(share, p.concurrency) for p in curve.valid if (share := relative_range(p)) is not None]
     if ranges:
         worst, where = max(ranges)
         middle = median(share for share, _ in ranges)
-        text = f"differ by {percent(middle)} in the median, {percent(worst)} at most (at {where} in flight)"
+        text = f"differ by {percent(middle)} in the median, {percent(worst)} at most (at concurrency {where})"
         several = len(hosts_of(curve.trusted) - {None})
         more = f"; {counted(several, 'host')} took part, whose difference is in it" if several > 1 else ""
         yield "repeats", f"{text}{more}"
@@ -454,12 +454,12 @@ def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
     yield from latency_charts({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})
     largest = curve.valid[-1]
     if largest.used:
-        yield from charts.timeline(largest.used[-1][0], f"One window at {largest.concurrency} in flight")
+        yield from charts.timeline(largest.used[-1][0], f"One window at concurrency {largest.concurrency}")
 
 
 ENERGY: tuple[Column[tuple[str, Point]], ...] = (
     Column("model", lambda row: row[0], "left"),
-    Column("in flight", lambda row: str(row[1].concurrency)),
+    Column("concurrency", lambda row: str(row[1].concurrency)),
     Column("tokens/s", lambda row: figure(row[1].output_tokens_per_s, 4)),
     Column("power W", lambda row: figure(row[1].power_w)),
     Column("J/token", lambda row: figure(row[1].energy_per_token_j)),
@@ -490,7 +490,7 @@ class ModelRow:
 ROWS: tuple[Column[ModelRow], ...] = (
     Column("\nmodel", lambda row: row.label, "left"),
     Column("\nplateau", lambda row: row.plateau, "left"),
-    Column("in\nflight", lambda row: str(row.point.concurrency) if row.point else ""),
+    Column("concur-\nrency", lambda row: str(row.point.concurrency) if row.point else ""),
     Column("tokens\n/s", lambda row: figure(row.point.output_tokens_per_s if row.point else None, 4)),
     Column("E2E s\nmean", lambda row: figure(row.point.e2e_s if row.point else None)),
     Column("E2E s\np99", lambda row: figure(row.point.e2e_p99_s if row.point else None), rank=2),

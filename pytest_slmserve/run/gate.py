@@ -167,7 +167,9 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
     for load in loads:
         if why := no_room(planner.spec(model), planner.workload(model).longest, load.concurrency):
-            raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-concurrency with less")
+            raise BadUsage(
+                f"{short_name(model)} at concurrency {load.concurrency}: {why}", "--slm-concurrency with less"
+            )
     return loads
 
 

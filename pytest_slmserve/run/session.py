@@ -278,7 +278,7 @@ class Sweeps:
                 rounds.asked[wanted.concurrency] = wanted.repeats
                 rounds.round(wanted.repeats, [wanted.concurrency], wanted.why)
             for load, error in rounds.failed.items():
-                where = f"{short_name(model)}: the adaptive sweep ended at {load} in flight"
+                where = f"{short_name(model)}: the adaptive sweep ended at concurrency {load}"
                 session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
         rounds.until_decided(lambda: list(map(verdicts.verdict, self.claims.get(model, ()))))
         return rounds

@@ -325,7 +325,7 @@ JudgedBy = Literal["sent", "ended"]
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """`concurrency` requests in flight until the window has passed; each that ends is followed by the next.
+    """`concurrency` concurrent requests until the window has passed; each that ends is followed by the next.
 
     ramp_up: "staggered" over one request's lifetime, so that every step looks like every other (a service under steady
     traffic), or a "burst" (a batch job: the requests go on ending together). After that lifetime the loop runs on for
@@ -357,7 +357,7 @@ class ClosedLoop:
 
     @property
     def max_concurrency(self) -> int:
-        """Requests in flight at most, as of an open loop."""
+        """Concurrent requests at most, as of an open loop."""
         return self.concurrency
 
     def duration_s(self, lifetime_s: float) -> float:
@@ -367,8 +367,8 @@ class ClosedLoop:
 
     @property
     def title(self) -> str:
-        """ "64 in flight", or "64 in flight, 500 requests"."""
-        return f"{self.concurrency} in flight{'' if self.requests is None else f', {self.requests:,} requests'}"
+        """ "concurrency 64", or "concurrency 64, 500 requests"."""
+        return f"concurrency {self.concurrency}{'' if self.requests is None else f', {self.requests:,} requests'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,7 +408,9 @@ class OpenLoop:
         if self.at_once and self.requests is None:
             raise BadUsage("what comes all at once is a number of requests", "requests=500, or rate=10")
         if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise BadUsage(f"{self.max_concurrency} in flight at most", "max_concurrency=64; None for as many as come")
+            raise BadUsage(
+                f"at most {self.max_concurrency} concurrent requests", "max_concurrency=64; None for as many as come"
+            )
         if not self.burstiness > 0:
             raise BadUsage(f"arrivals of burstiness {self.burstiness}", "burstiness=0.5; inf for constant gaps")
         if self.at_once and self.burstiness != 1:
@@ -432,13 +434,13 @@ class OpenLoop:
 
     @property
     def title(self) -> str:
-        """ "10 requests/s", or "500 requests, 10/s, seed 0, burstiness 0.5, 64 in flight at most"."""
+        """ "10 requests/s", or "500 requests, 10/s, seed 0, burstiness 0.5, at most 64 concurrent requests"."""
         if self.requests is None:
             return f"{self.rate:g} requests/s"
         even = "at constant gaps" if self.burstiness == math.inf else f"burstiness {self.burstiness:g}"
         parts = [f"{self.requests:,} requests", self.pace, *([] if self.at_once else [f"seed {self.seed}"])]
         parts += [] if self.burstiness == 1 else [even]
-        parts += [] if self.max_concurrency is None else [f"{self.max_concurrency:,} in flight at most"]
+        parts += [] if self.max_concurrency is None else [f"at most {self.max_concurrency:,} concurrent requests"]
         return ", ".join(parts)
 
     @property

@@ -186,7 +186,7 @@ def test_engines_with_nothing_in_common_are_invalid_and_noise_names_its_replica(
     first, second = together(400.0, 400.0)
     busy = planted_telemetry({**WELL, sensors.CPU_THROTTLED: 0.5}, until_s=second.run.window_s[1], interval_s=0.01)
     found = check(first, replace(second, run=replace(second.run, telemetry=busy)))
-    noise = ("replica 2: the CPU quota was used up for 50 % of the time (bound 1 %)",)
+    noise = ("replica 2: the CPU quota was used up for 50 % of the time (limit 1 %)",)
     assert found == CheckResult(noise=noise)
 
 
@@ -245,7 +245,7 @@ def test_do_replicas_pay(rates, state):
     runs = [m for i, rate in enumerate(rates) for m in together(rate, rate, repeat=i)]
     verdict = judge(PAY, curve((1000.0, 1004.0), runs))
     assert (verdict.claim, verdict.state) == (PAY, state)
-    assert "2 replicas under MPS serve" in verdict.why and "at 16 in flight" in verdict.why
+    assert "2 replicas under MPS serve" in verdict.why and "at concurrency 16" in verdict.why
     assert verdict.n == 6 and verdict.value == pytest.approx(2 * sum(rates) / 2 / 1002)
     assert verdict.why.endswith(", of one launch")
 
@@ -274,18 +274,18 @@ def test_the_best_number_of_replicas_decides_and_the_others_are_told():
 
 
 def test_one_engine_is_held_against_them_at_its_best_load():
-    """It serves more at 32 in flight than at the 16 of the replicas, who then do not pay."""
+    """It serves more at concurrency 32 than at the 16 of the replicas, who then do not pay."""
     runs = [m for i in range(2) for m in together(600.0 + i, 600.0 + i, repeat=i)]
     single = [
         measurement(load, rate, repeat=i) for i in range(2) for load, rate in ((16, 1000.0 + i), (32, 1300.0 + i))
     ]
     verdict = judge(PAY, with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0])
     assert verdict.state is FAILS and verdict.value == pytest.approx(1201 / 1300.5, rel=1e-3)
-    assert "at 16 in flight, and one engine serves most at 32" in verdict.why
+    assert "at concurrency 16, and one engine serves most at 32" in verdict.why
 
 
 def test_one_engine_of_another_host_says_nothing_of_them():
-    """Hosts of one kind, in one archive: on the other host one engine serves more at 32, and at 16 in flight."""
+    """Hosts of one kind, in one archive: on the other host one engine serves more at 32, and at concurrency 16."""
     here, there = (replace(H200, host=host) for host in ("here", "there"))
     runs = [m for i in range(2) for m in together(600.0 + i, 600.0 + i, repeat=i, environment=here)]
     mine = [measurement(16, 1000.0 + i, repeat=i, environment=here) for i in range(2)]
@@ -297,7 +297,7 @@ def test_one_engine_of_another_host_says_nothing_of_them():
     assert judged([*mine, *theirs]).state is PASSES
     assert judged([*mine, *theirs]).value == judged(mine).value == pytest.approx(1201 / 1000.5)
     for claim in (PAY, TAIL):
-        assert judged(theirs, claim).why == "one engine alone was not measured at 16 in flight on their host"
+        assert judged(theirs, claim).why == "one engine alone was not measured at concurrency 16 on their host"
 
 
 @pytest.mark.parametrize(("bound", "state"), [(1.1, PASSES), (0.5, FAILS)])
@@ -314,7 +314,7 @@ def test_what_is_missing_is_said():
         none = judge(claim.replace("mps", "time-slicing"), curve((1000.0,), runs))
         assert (none.state, none.why) == (INCONCLUSIVE, "no replicas were measured by time slicing")
         remote_executor = with_shared([curve_of("opt-1.3b", [measurement(8, 900.0)])], shared_points(runs))[0]
-        assert judge(claim, remote_executor).why == "one engine alone was not measured at 16 in flight"
+        assert judge(claim, remote_executor).why == "one engine alone was not measured at concurrency 16"
         broken = judge(claim, curve((1000.0,), together(600.0, 600.0, failures=2)))
         assert broken.state is INCONCLUSIVE and "2 replicas have no valid repeat (replica 1: 2 requests" in broken.why
     once = judge(PAY, curve((1000.0,), runs))

@@ -28,7 +28,7 @@ def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
     assert model["memory"]["kv_blocks"] == chosen * 40 + 1
     assert model["single"]["cost"]["value"] == pytest.approx(2 / 3600 / 276.593 * 1e6, rel=1e-3)
     status, out, err = run(capsys, "advise", external(tmp_path), *asked)
-    assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured" in out
+    assert (status, err) == (0, "") and f"B_opt is {chosen} concurrent requests, the largest measured" in out
     assert f"--max-num-seqs {chosen} " in out and all(len(row) <= 150 for row in out.splitlines())
 
 
@@ -64,12 +64,14 @@ def test_an_archive(tmp_path, capsys):
     words = shlex.split(seen["starts"][0]["commands"][0])
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(model["memory"]["kv_bytes"])
     status, out, err = run(capsys, "advise", path, "--slo-itl", "2x@32")
-    assert (status, err) == (0, "") and "B_opt is 64 in flight" in out and "vllm serve facebook/opt-1.3b" in out
+    assert (
+        (status, err) == (0, "") and "B_opt is 64 concurrent requests" in out and "vllm serve facebook/opt-1.3b" in out
+    )
 
 
 def test_nothing_to_advise_is_10(tmp_path, capsys):
     status, out, err = run(capsys, "advise", archive(tmp_path / "one.jsonl", measured((64,))))
-    assert (status, err) == (10, "") and "1 load to judge by (64 in flight): two are needed" in out
+    assert (status, err) == (10, "") and "1 load to judge by (concurrency 64): two are needed" in out
     status, out, err = run(capsys, "advise", archive(tmp_path / "none.jsonl", []))
     assert (status, err) == (10, "") and "no sweep was measured" in out
     path = archive(tmp_path / "large.jsonl", measured((1, 16, 64)))

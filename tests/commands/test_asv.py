@@ -49,7 +49,7 @@ def place_of(m: Measurement) -> BenchmarkHost:
 
 
 def test_planted_costs_come_out() -> None:
-    """8 in flight at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W."""
+    """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W."""
     planted = dict(zip((*COSTS, "seconds_to_start"), (32, 8, 400, 40)))
     assert costs(watched(measurement(8, 1000.0, resolved=READY))) == {
         name: (pytest.approx(cost, rel=1e-3),) for name, cost in planted.items()

@@ -56,8 +56,8 @@ def test_a_regression_is_named_with_its_ratio_and_the_status_is_1(before, capsys
     assert lines[3].startswith(f"candidate  {after}: 2 measurements")
     assert ["vllm", "0.26.0", "0.27.0"] in [line.split() for line in lines]
     row = next(line.split() for line in lines if "tokens/s" in line)
-    assert row[:6] == ["8", "in", "flight", "tokens/s", "1,000", "909.5"] and row[-1] == "worse"
-    assert "worse: opt-1.3b at 8 in flight: tokens/s 0.9091 of the baseline (95 %: 0.90" in out
+    assert row[:5] == ["concurrency", "8", "tokens/s", "1,000", "909.5"] and row[-1] == "worse"
+    assert "worse: opt-1.3b at concurrency 8: tokens/s 0.9091 of the baseline (95 %: 0.90" in out
     assert "inconclusive: fewer than 4 launches on a side" in out and "miss the truth by chance" in out
     assert lines[-1] == "of 9 metrics: 0 better, 4 worse, 5 inconclusive; tolerance 3 %"
 
@@ -68,7 +68,7 @@ def test_no_regression_is_0_and_what_is_inconclusive_10(before, capsys):
     assert told(capsys, before, same)[0] == 10, "of the latencies nothing is known"
     assert told(capsys, before, written(Path("close.jsonl"), of(1.03)), RATE)[0] == 10
     status, out, _ = told(capsys, before, written(Path("fast.jsonl"), of(0.9)), RATE)
-    assert status == 0 and "better: opt-1.3b at 8 in flight: tokens/s 1.11" in out
+    assert status == 0 and "better: opt-1.3b at concurrency 8: tokens/s 1.11" in out
     assert told(capsys, before, written(Path("wide.jsonl"), of(1.1)), RATE, "--tolerance", "0.2")[0] == 0
 
 
@@ -78,8 +78,8 @@ def test_nothing_in_common_is_inconclusive(before, capsys, monkeypatch):
     status, out, _ = told(capsys, before, other)
     assert status == 10 and "\ninconclusive: nothing was measured by both sides" in out
     assert max(map(len, out.splitlines())) <= 80
-    assert "measured by the baseline alone: opt-1.3b at 8 in flight" in out
-    assert "measured by the candidate alone: opt-1.3b at 64 in flight" in out
+    assert "measured by the baseline alone: opt-1.3b at concurrency 8" in out
+    assert "measured by the candidate alone: opt-1.3b at concurrency 64" in out
     sides = RunSide("before", repeats([1000])), RunSide("after", repeats([900], 64))
     found = compare(*(side.measurements for side in sides), 0.03)
     assert comparison_section(*sides, found).look == "open", "not as if all were well"
@@ -89,7 +89,7 @@ def test_cases_that_are_called_alike_are_counted(before, capsys):
     found = repeats([900, 901])
     other = [[replace(m, spec=replace(m.spec, max_num_seqs=limit)) for m in found] for limit in (64, 128)]
     out = told(capsys, before, written(Path("two.jsonl"), *other))[1]
-    told_once = "measured by the candidate alone: opt-1.3b at 8 in flight, with another engine (2 cases)"
+    told_once = "measured by the candidate alone: opt-1.3b at concurrency 8, with another engine (2 cases)"
     assert told_once in " ".join(out.split())
 
 

@@ -88,7 +88,8 @@ def test_the_published_results_as_text():
         "Pareto-optimal  max_num_seqs 1, 8, 32, 64, 96, 128, 256, 384 (from the means of total and itl_ms" in found.text
     )
     assert (
-        "B_opt is 96 in flight, the largest measured with an efficiency above 10 % and at most 15 ms" in found.unbroken
+        "B_opt is 96 concurrent requests, the largest measured with an efficiency above 10 % and at most 15 ms"
+        in found.unbroken
     )
     assert "81.1 % of the most that was measured" in found.unbroken and lines[-1].startswith("note")
     assert all(line == line.rstrip() and len(line) <= 150 for line in lines)
@@ -99,7 +100,7 @@ def test_littles_law_exposes_the_biased_mean():
     [bias] = [note for note in notes if "biased" in note]
     assert "-21.4 to -2.1 % off out x itl_ms (Little's law), most at max_num_seqs 768: 459 reported, 584" in bias
     [short] = [note for note in notes if "not the batch" in note]
-    assert "at max_num_seqs 768 only 584 requests were in flight (76.1 % of it)" in short
+    assert "at max_num_seqs 768 only 584 requests were concurrent (76.1 % of it)" in short
 
 
 def test_littles_law_agrees_is_missing_or_cannot_be_applied():
@@ -135,7 +136,7 @@ def test_repeats_give_intervals():
         assert seen["low"] < seen["value"] < seen["high"]
     assert [found.json["b_opt"][end] for end in ("value", "low", "high")] == [64, 64, 64]
     assert found.json["sweeps"][0]["plateau"]["low"] <= found.json["sweeps"][0]["plateau"]["value"] == 256
-    assert "B_opt is 64 in flight (95 %: 64 to 64)" in found.text and "not certain" not in found.text
+    assert "B_opt is 64 concurrent requests (95 %: 64 to 64)" in found.text and "not certain" not in found.text
 
 
 def test_a_half_saturation_that_is_known_is_not_fitted():
@@ -202,4 +203,4 @@ def test_nothing_within_the_limits():
 
 def test_a_choice_that_a_smaller_load_beats_is_said():
     falling = [planted(b, 0.7 if b == 512 else 1.0) for b in GRID]
-    assert any("but 256 in flight has" in note for note in said(falling, threshold=0.01).notes)
+    assert any("but concurrency 256 has" in note for note in said(falling, threshold=0.01).notes)

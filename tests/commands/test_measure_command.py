@@ -77,7 +77,7 @@ def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
     done = command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "40", "--html", str(html))
     assert done.status == 0, done.err
     assert "40 requests ended in the window: 0 unfinished, 0 failed" in done.out
-    assert "\n4 in flight, 40 requests\n" in done.out
+    assert "\nconcurrency 4, 40 requests\n" in done.out
     assert {"TTFT", "TPOT", "E2E", "ITL"} <= {line.split()[0] for line in done.out.splitlines() if line}
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert (kept.spec.interface, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
@@ -235,7 +235,7 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
         main(["report", str(tmp_path / "r.jsonl")])
     assert f"{told['request_throughput']:.4g}" in again.getvalue(), "its row among the jobs"
     assert "table-1-batch-fits" not in again.getvalue(), "no claim on models that nobody measured"
-    assert "\n4 in flight, 30 requests\n" in again.getvalue(), "and what was no job"
+    assert "\nconcurrency 4, 30 requests\n" in again.getvalue(), "and what was no job"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_rate_with_a_limit_on_what_is_in_flight(there, tmp_path):
     load = ("--max-concurrency", "2", "--num-prompts", "40", "--export", f"vllm-bench={saved}")
     done = command(there, tmp_path, *load, "--request-rate", "200")
     assert done.status in (0, 1), done.err
-    assert "\n40 requests, 200/s, seed 0, 2 in flight at most; sent " in done.out
+    assert "\n40 requests, 200/s, seed 0, at most 2 concurrent requests; sent " in done.out
     (held,) = read(tmp_path / "r.jsonl").measurements
     assert held.load == OpenLoop(requests=40, rate=200, max_concurrency=2) and held.run.failures == 0
     assert most_in_flight(held.run.samples) == 2
@@ -271,7 +271,7 @@ def test_a_rate_with_a_limit_on_what_is_in_flight(there, tmp_path):
     again = io.StringIO()
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
-    assert "most in" in again.getvalue()
+    assert "max concur-" in again.getvalue()
 
 
 def most_in_flight(samples):
@@ -363,7 +363,7 @@ def test_what_further_was_asked_of_each_request_is_told_and_kept(there, tmp_path
     assert json.loads(command(there, tmp_path, *closed, "--json").out)["extra_body"] == {"top_k": 1}
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
-    assert "\neach request with top_k: 1\n" in again.getvalue() and "\n2 in flight, 30 requests\n" in again.getvalue()
+    assert "\neach request with top_k: 1\n" in again.getvalue() and "\nconcurrency 2, 30 requests\n" in again.getvalue()
     steady = ("--max-concurrency", "2", "--window", "0.5", "--extra-body", '{"top_k": 1}')
     assert command(there, tmp_path, *steady).status in (0, 1)
     with redirect_stdout(again):
@@ -562,7 +562,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         ("--max-concurrency 1 --input-len 1000000000", "'1000000000' is not a whole number"),
         ("--request-rate 1e9", "more than 10,000,000 requests come within 20 s"),
         ("--ramp 1,1e9 --step 9", "more than 10,000,000 requests come within 18 s"),
-        ("--max-concurrency 4 --num-prompts 3", "--num-prompts 3 cannot keep 4 in flight"),
+        ("--max-concurrency 4 --num-prompts 3", "--num-prompts 3 cannot keep 4 concurrent requests"),
         ("--max-concurrency 4 --num-prompts 9 --window 3", "--num-prompts and --window cannot be combined"),
         ("--request-rate 4 --num-prompts 9 --window 3", "--num-prompts and --window cannot be combined"),
         ("--request-rate 4,8 --num-prompts 9", "several rates are judged in windows"),

@@ -55,11 +55,11 @@ def test_save_says_what_is_kept_and_what_is_left_out_and_why(tmp_path, capsys, m
     status, out, err = run(capsys, *paths, "--save")
     kept, note, first, second = out.splitlines()
     assert (status, err) == (0, "") and kept == f"kept: .slm/baselines/{NAME}.jsonl.xz: 4 measurements of opt-1.3b"
-    assert note.startswith("note: degraded, kept: opt-1.3b at 8 in flight: 3 processes computed on the GPU")
-    assert first.startswith("left out: opt-1.3b at 8 in flight: 2 requests failed") and first.endswith("(2 times)")
+    assert note.startswith("note: degraded, kept: opt-1.3b at concurrency 8: 3 processes computed on the GPU")
+    assert first.startswith("left out: opt-1.3b at concurrency 8: 2 requests failed") and first.endswith("(2 times)")
     assert second == (
-        "left out: opt-1.3b at 8 in flight: it belongs to a run of several engines on one device, of which others are "
-        "missing"
+        "left out: opt-1.3b at concurrency 8: it belongs to a run of several engines on one device, of which others "
+        "are missing"
     )
     assert NAME in run(capsys, "--list")[1] and NAME in run(capsys, "--show", NAME)[1]
 

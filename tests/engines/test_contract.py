@@ -166,7 +166,7 @@ def test_the_window_lies_in_the_run_and_is_long_enough(engine, run, load):
 
 
 def test_in_the_window_the_load_is_held(served):
-    """By the requests in flight, not by the batch: an engine on a busy host takes them late, and yet they are there."""
+    """By the concurrent requests, not by the batch: an engine on a busy host takes them late, yet they are there."""
     run = served(WINDOW)
     opened, closed = run.window_s
     rows = zip(run.samples.sent_s, run.samples.last_token_s, run.samples.finished)

@@ -82,7 +82,7 @@ def test_it_dies_at_the_planted_load_and_not_below():
     mortal = engine(die_at=16)
     assert mortal.run(WORKLOAD, OpenLoop(requests=15)).failures == 0
     assert mortal.ready
-    with pytest.raises(EngineFailed, match="died at 16 in flight, as it was told to"):
+    with pytest.raises(EngineFailed, match="died at concurrency 16, as it was told to"):
         mortal.run(WORKLOAD, ClosedLoop(16))
     assert not mortal.ready
 

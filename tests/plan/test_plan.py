@@ -50,7 +50,7 @@ def test_batches_window_and_starts_are_those_asked_for():
 
 def test_a_batch_asked_for_that_does_not_fit_is_wrong_usage():
     with pytest.raises(
-        BadUsage, match=r"--slm-concurrency: 512 requests in flight do not fit opt-1.3b.* of 2048 tokens"
+        BadUsage, match=r"--slm-concurrency: 512 concurrent requests do not fit opt-1.3b.* of 2048 tokens"
     ):
         planner(concurrency="1,512", input_len="1024", output_len="1024").sweep("opt-1.3b")
 

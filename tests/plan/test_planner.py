@@ -133,10 +133,10 @@ def test_one_engine_alone_and_each_number_of_replicas_by_each_way_of_sharing():
 
 def test_replicas_under_loads_of_the_options():
     own = simulated(models="opt-1.3b", concurrency="8,9", sharing="time-slicing")
-    uneven = "9 requests in flight cannot be divided evenly among 2 replicas"
+    uneven = "9 concurrent requests cannot be divided evenly among 2 replicas"
     expected = {f"opt-1.3b-{name}": None for name in ("8-x1", "9-x1", "8-x2-time-slicing")}
     assert told(replica_cases(own)) == {**expected, "opt-1.3b-9-x2-time-slicing": uneven}
-    few = "1 requests in flight cannot be divided evenly among 2 replicas"
+    few = "1 concurrent requests cannot be divided evenly among 2 replicas"
     assert told(replica_cases(simulated(models="opt-1.3b", concurrency="1", sharing="mps"))) == {
         "opt-1.3b-1-x1": None,
         "opt-1.3b-1-x2-mps": few,

@@ -19,7 +19,7 @@ def test_all_as_expected(sweep):
 def test_a_claim_that_fails(sweep):
     result = sweep(FAILS)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to 256 in flight*"])
+    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to concurrency 256*"])
 
 
 def test_nothing_fails_but_something_is_inconclusive(sweep):

@@ -89,7 +89,7 @@ def test_nothing_measured_is_inconclusive(pytester):
     result.stdout.fnmatch_lines(
         [
             "*no advice on opt-1.3b: nothing of it was measured in this run*",
-            "*no advice on opt-1.3b: 1 load to judge by (8 in flight): two are needed*",
+            "*no advice on opt-1.3b: 1 load to judge by (concurrency 8): two are needed*",
         ]
     )
 
@@ -169,7 +169,7 @@ def test_the_engine_as_advised_serves_what_was_predicted(in_use, pytester):
     ],
 )
 def test_what_two_loads_predict_fails_if_it_preempts_or_dies(in_use, words, failed, why):
-    """Planted from 40 in flight on, where the sweep does not go."""
+    """Planted from concurrency 40 on, where the sweep does not go."""
     result = in_use(f"--slm-engine-arg={words}", loads="1,32")
     assert result.ret == 1 and result.parseoutcomes()["failed"] == failed
     result.stdout.fnmatch_lines([why])

@@ -110,7 +110,7 @@ def test_a_runner_that_is_there_to_measure_forbids_the_skip(pytester, monkeypatc
 def test_a_deselected_point_leaves_its_claim_inconclusive(sweep):
     result = sweep("-k", "not 128")
     assert result.ret == 10
-    result.stdout.fnmatch_lines(["*inconclusive*not measured at 128 in flight*"])
+    result.stdout.fnmatch_lines(["*inconclusive*not measured at concurrency 128*"])
 
 
 def test_options_come_from_environment_and_ini_too_and_the_header_says_so(pytester, sweep, monkeypatch):

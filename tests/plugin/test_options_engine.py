@@ -321,7 +321,7 @@ def test_a_planted_preemption_makes_points_invalid_and_the_claim_inconclusive(sw
 
 def test_a_planted_death_fails_its_points_only_and_leaves_the_rest(sweep, archive):
     result = sweep("--slm-engine-arg=die_at=128")
-    result.stdout.fnmatch_lines(["*the simulated engine died at 128 in flight*"])
+    result.stdout.fnmatch_lines(["*the simulated engine died at concurrency 128*"])
     assert [m.load.concurrency for m in archive().measurements] == [1, 16, 64, 1, 16, 64]
 
 

@@ -95,7 +95,7 @@ def test_a_failed_test_is_named_on_the_page_and_in_the_step_summary(pytester, mo
     pytester.runpytest_inprocess("--slm-simulate", "--slm-window=1", "--slm-html=out.html").assert_outcomes(failed=2)
     test = "test_a_failed_test_is_named_on_the_page_and_in_the_step_summary.py"
     objective = f"{test}::test_objective: AssertionError: <b>first</b>\\x1b token"
-    engine = f"{test}::test_engine: EngineFailed: the simulated engine died at 8 in flight, as it was told to"
+    engine = f"{test}::test_engine: EngineFailed: the simulated engine died at concurrency 8, as it was told to"
     seen, summary = page(pytester), (pytester.path / "summary.md").read_text("utf-8")
     assert objective in seen.text and engine in seen.text
     assert f"```text\nfailed: {objective}\nfailed: {engine}\n" in summary

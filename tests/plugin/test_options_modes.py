@@ -211,7 +211,7 @@ def test_its_claims_are_left_out_and_its_points_measured(pytester):
 def test_strict_judges_them(pytester):
     result = pytester.runpytest_subprocess(PLATEAU, *SMALL, *FEW, "--slm-strict")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to 256 in flight*"])
+    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to concurrency 256*"])
     result.stdout.no_fnmatch_line("slmserve leaves out*")
 
 
@@ -242,7 +242,7 @@ def test_a_claim_in_a_file_of_one_s_own_is_judged(pytester):
     put(pytester.path, "test_pareto_plateau")
     result = pytester.runpytest_inprocess(*SMALL, *FEW)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to 256 in flight*"])
+    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to concurrency 256*"])
 
 
 # suite

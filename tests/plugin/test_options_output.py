@@ -282,7 +282,7 @@ def test_attainment_and_goodput_of_each_point(sweep, archive):
         found = goodput_of(parse_slo(SLO), *((m,) for m in measurements if m.load.concurrency == int(row[0])))
         assert row[1] == f"{found.requests:,}" and row[3] == f"{100 * found.attainment:.1f}" and row[-1] == "0"
     assert rows[0][3] == "100.0" and float(rows[-1][3]) < 50, "steps of 256 take some 6 ms"
-    assert "in flight" in further[0] and "90 % of the requests are good up to" in further[1]
+    assert "concurrency" in further[0] and "90 % of the requests are good up to" in further[1]
 
 
 def test_report_says_the_same_of_the_archive(sweep, pytester, capsys, kept):
@@ -368,7 +368,7 @@ def test_strict_makes_it_fail(table_strict):
 
 @pytest.mark.parametrize("gain", [1.05, 1.5])
 def test_what_may_go_either_way_is_no_failure_and_strict_judges_it(pytester, gain):
-    """Throughput from 128 to 256 in flight of a simulated engine whose law is told."""
+    """Throughput from concurrency 128 to 256 of a simulated engine whose law is told."""
     pytester.makepyfile(
         """
         import pytest

@@ -21,7 +21,7 @@ def test_what_cannot_be_shared_is_skipped_with_the_reason(gain):
     result.assert_outcomes(passed=1, skipped=2)
     result.stdout.fnmatch_lines(["SKIPPED*weights and reserve take * no room for a KV cache*"])
     uneven = gain("--slm-replicas=5", "-rs", "-k", "point_of_replicas")
-    uneven.stdout.fnmatch_lines(["SKIPPED*384 requests in flight cannot be divided evenly among 5 replicas*"])
+    uneven.stdout.fnmatch_lines(["SKIPPED*384 concurrent requests cannot be divided evenly among 5 replicas*"])
 
 
 # sharing

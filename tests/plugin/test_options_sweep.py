@@ -21,7 +21,7 @@ FULL = (
 ADAPTIVE = ("--slm-sweep=adaptive", *FULL)
 
 
-DECIDING = [1, 32, 64, 128, 512]  # of a plateau from 64 in flight
+DECIDING = [1, 32, 64, 128, 512]  # of a plateau from concurrency 64
 
 
 def loads(contents):
@@ -32,7 +32,7 @@ def test_every_planned_load_is_measured_unless_told_otherwise(sweep, archive):
     result = sweep(*FULL)
     result.assert_outcomes(passed=11)
     assert len(loads(archive())) == 10 and "adaptive" not in result.stdout.str()
-    result.stdout.fnmatch_lines(["plateau *from 64 in flight*"])
+    result.stdout.fnmatch_lines(["plateau *from concurrency 64*"])
 
 
 def test_only_what_decides_is_measured_and_the_rest_is_skipped_with_what_the_law_says(sweep, archive):
@@ -43,9 +43,9 @@ def test_only_what_decides_is_measured_and_the_rest_is_skipped_with_what_the_law
         [
             "slmserve: simulated, no vLLM; adaptive sweep; *",
             "*measured: 5 points (adaptive sweep, 5 planned loads not needed), 1 to 2 repeats each*",
-            "*not measured, predicted: tokens/s 3,1?? at 2, * at 256 in flight; told the neighbours*",
-            "plateau *from 64 in flight*",
-            "*passes*opt-125m*plateau from 64 in flight*(adaptive sweep: judged at*",
+            "*not measured, predicted: tokens/s 3,1?? at 2, * at concurrency 256; told the neighbours*",
+            "plateau *from concurrency 64*",
+            "*passes*opt-125m*plateau from concurrency 64*(adaptive sweep: judged at*",
             "SKIPPED*not needed: the adaptive sweep found the plateau without it; predicted: 3,1?? tokens/s (*",
         ]
     )
@@ -55,7 +55,7 @@ def test_only_what_decides_is_measured_and_the_rest_is_skipped_with_what_the_law
 def test_without_a_plateau_the_largest_loads_are_measured(sweep, archive):
     result = sweep(*ADAPTIVE, "--slm-engine-arg=b_half=900", "--slm-window=2")  # steps are long there
     assert result.ret == 1 and loads(archive()) == [1, 256, 512]
-    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to 512 in flight*"])
+    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to concurrency 512*"])
 
 
 def test_a_resumed_sweep_goes_on_where_it_ended(sweep, archive):
@@ -91,11 +91,11 @@ def test_a_load_that_cannot_be_measured_fails_and_ends_the_sweep(sweep, archive)
     assert result.ret == 1 and loads(archive()) == [1]
     result.stdout.fnmatch_lines(
         [
-            "*EngineFailed: the simulated engine died at 512 in flight*",
-            "*not measured, though planned: 512 in flight*",
-            "*inconclusive*not measured at 512 in flight*",
-            "note: opt-125m: the adaptive sweep ended at 512 in flight: the simulated engine died*",
-            "SKIPPED*the adaptive sweep ended early: 512 in flight was next*",
+            "*EngineFailed: the simulated engine died at concurrency 512*",
+            "*not measured, though planned: concurrency 512*",
+            "*inconclusive*not measured at concurrency 512*",
+            "note: opt-125m: the adaptive sweep ended at concurrency 512: the simulated engine died*",
+            "SKIPPED*the adaptive sweep ended early: concurrency 512 was next*",
         ]
     )
 
@@ -103,7 +103,7 @@ def test_a_load_that_cannot_be_measured_fails_and_ends_the_sweep(sweep, archive)
 def test_an_invalid_load_fails_its_item_and_leaves_the_claim_inconclusive(sweep, archive):
     result = sweep(*ADAPTIVE, "--slm-engine-arg=fail_at=512")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*inconclusive*invalid at 512 in flight*"])
+    result.stdout.fnmatch_lines(["*inconclusive*invalid at concurrency 512*"])
     assert max(load for load in loads(archive()) if load < 512) == 256, "the largest that is valid"
 
 
@@ -186,7 +186,7 @@ def test_without_a_budget_it_is_inconclusive_and_what_would_decide_is_told(sweep
     result = sweep(*NOISY, "--slm-budget=0", "--slm-report=summary")
     assert result.ret == 10 and set(repeats(archive).values()) == {2}
     text = " ".join(result.stdout.str().split())
-    would = "s more at 128 and 256 in flight, with an engine start, would decide: --slm-simulate --slm-resume"
+    would = "s more at concurrency 128 and 256, with an engine start, would decide: --slm-simulate --slm-resume"
     assert would in text or "too near to its bound" in text
 
 

@@ -17,7 +17,7 @@ def test_each_batch_is_a_point(sweep, archive):
 
 def test_a_batch_over_the_kv_capacity_is_refused_before_any_engine_starts(sweep):
     text = usage_error(sweep("--slm-models=opt-13b", "--slm-concurrency=1,512"))
-    assert "512 requests in flight do not fit opt-13b: the KV cache holds 167 requests of 768 tokens" in text
+    assert "512 concurrent requests do not fit opt-13b: the KV cache holds 167 requests of 768 tokens" in text
 
 
 def test_by_default_what_does_not_fit_is_cut_and_said(pytester):

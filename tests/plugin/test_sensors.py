@@ -277,7 +277,7 @@ def test_a_degraded_point_is_measured_once_more_shown_and_no_failure(sweep, arch
     result.assert_outcomes(passed=6)
     assert result.ret == pytest.ExitCode.OK
     assert [len(repeats(archive, c)) for c in (1, 16, 64, 128, 256)] == [2, 2, 2, 2, 3]
-    result.stdout.fnmatch_lines(["*256 *degraded", "*degraded: 256 in flight: a sensor was lost: simulated failed*"])
+    result.stdout.fnmatch_lines(["*256 *degraded", "*degraded: concurrency 256: a sensor was lost: simulated failed*"])
 
 
 def test_a_noisy_point_is_not_measured_again_and_is_shown(sweep, archive):
@@ -285,7 +285,7 @@ def test_a_noisy_point_is_not_measured_again_and_is_shown(sweep, archive):
     result.assert_outcomes(passed=6)
     assert result.ret == pytest.ExitCode.OK
     assert [len(repeats(archive, c)) for c in (1, 16, 64, 128, 256)] == [2, 2, 2, 2, 2]
-    result.stdout.fnmatch_lines(["*256 *noisy", "noisy, kept: 256 in flight: the SM clock fell to 1600 MHz*"])
+    result.stdout.fnmatch_lines(["*256 *noisy", "noisy, kept: concurrency 256: the SM clock fell to 1600 MHz*"])
     assert "left out" not in result.stdout.str()
 
 
@@ -293,7 +293,7 @@ def test_an_invalid_point_is_measured_once_more_and_fails(sweep, archive):
     result = with_sensors(sweep, "--slm-engine-arg=hot_from=256")
     assert [len(repeats(archive, c)) for c in (128, 256)] == [2, 3]
     result.stdout.fnmatch_lines(
-        ["*0 of 3 measurements are valid, 2 are wanted: hardware thermal slowdown*", "*INVALID: 256 in flight*"]
+        ["*0 of 3 measurements are valid, 2 are wanted: hardware thermal slowdown*", "*INVALID: concurrency 256*"]
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=4, failed=1)

@@ -47,8 +47,8 @@ def test_slow_all_reduces_are_found_and_replicas_recommended(parallel, archive, 
             "*opt-125m on several GPUs: simulated*",
             "*256 * 2  one engine, TP 2 * 630 * 22.2 * yes",
             "*256 * 2  2 replicas, a GPU each * 630 * 22.2 * yes",
-            "*TP 2, 256 in flight: GPU 0 350 W*; GPU 1 280 W*",
-            "*2 GPUs, 256 in flight: most requests/s: 2 replicas, a GPU each*lowest E2E: 2 replicas*",
+            "*TP 2, concurrency 256: GPU 0 350 W*; GPU 1 280 W*",
+            "*2 GPUs, concurrency 256: most requests/s: 2 replicas, a GPU each*lowest E2E: 2 replicas*",
             "*passes*opt-125m*on 4 GPUs it serves 0.57* times*what it does on 1 GPU*",
             "*passes*opt-13b*on 4 GPUs it serves 1.05 times*what it does on 2 GPUs*",
         ]
@@ -115,7 +115,9 @@ def test_a_load_that_waits_for_memory_is_said_to(parallel):
         "--slm-models=opt-13b",
         "--slm-concurrency=4,64",
     )
-    result.stdout.fnmatch_lines(["*64 in flight do not fit into the KV memory of 1 GPU: * ran at once*memory, not*"])
+    result.stdout.fnmatch_lines(
+        ["*64 concurrent requests do not fit into the KV memory of 1 GPU: * ran at once*memory, not*"]
+    )
 
 
 def test_replicas_of_a_users_own_test(pytester):

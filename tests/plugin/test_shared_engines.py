@@ -90,7 +90,10 @@ def test_replicas_of_a_users_own_test(pytester):
     pytester.makepyfile(OWN)
     result = pytester.runpytest_inprocess(*ONE)
     result.assert_outcomes(passed=3, failed=2)
-    lines = "64 requests in flight cannot be divided evenly among 3 replicas", "try: a multiple, such as 96, 192 or 384"
+    lines = (
+        "64 concurrent requests cannot be divided evenly among 3 replicas",
+        "try: a multiple, such as 96, 192 or 384",
+    )
     result.stdout.fnmatch_lines([f"*{line}*" for line in lines])
     result.stdout.fnmatch_lines(["*1 replica is an engine like any other*", "*slm_measure*"])
     result.stdout.fnmatch_lines(["opt-125m + opt-1.3b *"])

@@ -163,7 +163,7 @@ def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_br
     states = [p.attrib["value"] for p in ElementTree.parse(pytester.path / "out.xml").iter("property")]
     assert states == ["broken off"] * 6
     text = "\n".join(line for line in result.outlines if not line.startswith("ERROR"))  # CI repeats all there
-    died = "the candidate, pair 1: the simulated engine died at 16 in flight, as it was told to"
+    died = "the candidate, pair 1: the simulated engine died at concurrency 16, as it was told to"
     assert text.count(f"EngineFailed: {died}") == 1
     assert text.count(f"EngineFailed: the gate of opt-125m was broken off: {died}") == 5
     assert "Traceback" not in text
@@ -329,8 +329,8 @@ def test_the_report_has_the_table_the_sides_and_the_number_of_pairs(gate):
     result.stdout.fnmatch_lines(
         [
             "opt-125m: FAIL after 4 pairs of launches",
-            "*baseline: *t_inf=10000*at 4 and 16 requests in flight",
-            "*candidate: *t_inf=9000*at 4 and 16 requests in flight",
+            "*baseline: *t_inf=10000*at 4 and 16 concurrent requests",
+            "*candidate: *t_inf=9000*at 4 and 16 concurrent requests",
             "  compile caches were warm: *",
             "endpoint *better *pairs *candidate*spread*margin*",
             "output tokens/s, large load *higher *4 *0.9000 *fail",
@@ -397,7 +397,7 @@ def test_a_user_s_own_test_waits_for_a_gate_to_be_asked_for(pytester):
 
 def test_a_gate_that_cannot_be_carried_out_is_an_error_before_anything_starts(gate, pytester):
     text = usage_error(gate("--slm-concurrency=4,900000"))
-    assert "opt-125m at 900000 in flight: the KV cache holds" in text
+    assert "opt-125m at concurrency 900000: the KV cache holds" in text
     assert not (pytester.path / ".slm").exists()
 
 

@@ -118,7 +118,7 @@ def test_several_models_share_the_gpu():
     assert len(start.commands) == 2 and "2 engines that fit on the GPU together" in start.what
     out = advice_text(found, SOURCE)
     assert "together: these 2 models take 26.9 of the 126 GiB" in out and "each with its B_opt" in out
-    assert "none: 1 load to judge by (8 in flight): two are needed" in out and "no advice" in out
+    assert "none: 1 load to judge by (concurrency 8): two are needed" in out and "no advice" in out
 
 
 def test_models_that_do_not_fit_at_their_best_or_at_all():

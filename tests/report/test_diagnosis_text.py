@@ -41,7 +41,7 @@ def rows(text: str) -> dict[str, list[str]]:
 def test_a_split_shows_every_part_of_both_sides():
     text = diagnosis_text(traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0))
     heading, shown = text.strip().splitlines()[0], rows(text)
-    assert heading == ("where the time goes: opt-1.3b, 8 in flight, seconds per 1,000 requests (1 and 1 measurement)")
+    assert heading == ("where the time goes: opt-1.3b, concurrency 8, seconds per 1,000 requests (1 and 1 measurement)")
     assert shown["total"] == ["22.0", "26.0", "+4.0", "+18.2"]
     assert shown["decode"] == ["16.0", "20.0", "+4.0", "+25.0"]
     assert shown["prefill"] == ["6.00", "6.00", "0.00", "0.0"]

@@ -42,7 +42,7 @@ def test_the_worst_of_littles_law_and_where():
     late = [measurement(4, law(4), repeat=i, admitted_early=0.02 * i) for i in range(2)]
     others = [measurement(c, law(c)) for c in BATCHES if c != 4]
     text = found(curve_of("opt-1.3b", [*others, *late]))["Little's law"]
-    assert text.endswith("apart, at 4 in flight") and 1.5 < float(text.split("at most ")[1].split(" %")[0]) < 2.5
+    assert text.endswith("apart, at concurrency 4") and 1.5 < float(text.split("at most ")[1].split(" %")[0]) < 2.5
     exact = tuple(replace(point(c, [100.0 * c] * 2), little=0.0002) for c in (1, 2, 4))
     assert "Little's law" not in found(Curve(subject="x", points=exact)), "what rounds to nothing is not said"
 
@@ -95,16 +95,16 @@ def test_spread_is_over_the_mean():
 def test_repeats_agree_by_so_much():
     points = tuple(point(c, [100.0, 100.0 + c]) for c in (1, 2, 4))
     assert found(Curve(subject="x", points=points))["repeats"] == (
-        "differ by 2 % in the median, 3.9 % at most (at 4 in flight)"
+        "differ by 2 % in the median, 3.9 % at most (at concurrency 4)"
     )
     assert "repeats" not in found(noisy_curve({1: 1.0, 2: 2.0}, repeats=1))
 
 
 def test_the_plateau_with_its_confidence():
     text = found(noisy_curve({b: law(b) for b in (64, 128, 256, 512)}, noise=0.001))["plateau"]
-    assert text == "from 256 in flight (95 %: 256 to 256): past it a doubling gains less than 10 %"
+    assert text == "from concurrency 256 (95 %: 256 to 256): past it a doubling gains less than 10 %"
     once = found(noisy_curve({b: law(b) for b in (64, 128, 256, 512)}, repeats=1, noise=0))["plateau"]
-    assert once.startswith("from 256 in flight: past it") and "not certain: noise unknown" in once
+    assert once.startswith("from concurrency 256: past it") and "not certain: noise unknown" in once
     steep = found(noisy_curve({1: 1.0, 2: 2.0, 4: 4.0}))["plateau"]
     assert (
         steep.startswith("not reached: the last doubling (2 to 4) still gains 99.2 %") and "so it may be" not in steep
@@ -116,19 +116,19 @@ def test_a_flat_stretch_that_does_not_last_is_no_plateau():
     bent = {64: 22.7, 128: 32.7, 256: 34.6, 512: 53.1}
     text = found(noisy_curve({**bent, 1024: 61.8}, noise=0.03, repeats=2))["plateau"]
     assert text.startswith("not reached: the last doubling (512 to 1024) still gains 1")
-    assert ", so it may be from 512 in flight on; it is flat from 128 to 256 (" in text
+    assert ", so it may be from concurrency 512 on; it is flat from 128 to 256 (" in text
     assert "again from 256 to 512" in text
     later = found(noisy_curve({**bent, 1024: 53.5}, noise=0.001))["plateau"]
-    assert later.startswith("from 512 in flight") and "it is flat from 128 to 256" in later
+    assert later.startswith("from concurrency 512") and "it is flat from 128 to 256" in later
 
 
 @pytest.mark.parametrize(
     ("rates", "cut", "text"),
     [
-        ((12_141.0, 12_511.0, 10_893.0, 11_005.0), (), "12,511 at 2 in flight; 8 in flight has 12 % less"),
-        ((100.0, 101.0, 100.0), (), "101.0 at 2 in flight; 4 in flight has about the same"),
-        ((1.0, 2.0), (), "2.000 at 2 in flight, the largest load measured: throughput may still rise"),
-        ((1.0, 2.0), ((4, "too large"),), "2.000 at 2 in flight, the largest load that fits"),
+        ((12_141.0, 12_511.0, 10_893.0, 11_005.0), (), "12,511 at concurrency 2; concurrency 8 has 12 % less"),
+        ((100.0, 101.0, 100.0), (), "101.0 at concurrency 2; concurrency 4 has about the same"),
+        ((1.0, 2.0), (), "2.000 at concurrency 2, the largest load measured: throughput may still rise"),
+        ((1.0, 2.0), ((4, "too large"),), "2.000 at concurrency 2, the largest load that fits"),
     ],
 )
 def test_the_best_load_and_what_lies_past_it(rates, cut, text):
@@ -188,7 +188,7 @@ def test_latencies_of_a_load_that_was_still_rising_are_told():
     young = replace(noisy_curve({8: 800.0}).points[0], requests_per_s=2.0, e2e_s=3.0, batch=8.0)
     settled = replace(young, e2e_s=3.9)
     seen = found(Curve(subject="x", points=(young,)))["latency"]
-    assert seen.startswith("requests/s x mean E2E is up to 25 % less than the batch (at 8 in flight)")
+    assert seen.startswith("requests/s x mean E2E is up to 25 % less than the batch (at concurrency 8)")
     told = found(Curve(subject="x", points=(young,), measurements=(measurement(),)))["latency"]
     assert told.endswith("too low (the load had settled for 1 lifetimes)")
     assert "latency" not in found(Curve(subject="x", points=(settled,)))
@@ -202,7 +202,7 @@ def test_an_engine_that_its_server_does_not_feed_is_told():
     )
     assert "front end" not in found(Curve(subject="x", points=(fed,), measurements=(served,)))
     text = found(Curve(subject="x", points=(fed, starved), measurements=(served,)))["front end"]
-    assert text.startswith("at 512 in flight the engine holds 240 in the mean") and "api_server_count" in text
+    assert text.startswith("at concurrency 512 the engine holds 240 in the mean") and "api_server_count" in text
     waits = replace(starved, kv_usage=0.99)  # in the engine's own queue
     assert "front end" not in found(Curve(subject="x", points=(fed, waits), measurements=(served,)))
     assert "front end" not in found(Curve(subject="x", points=(starved,), measurements=(measurement(),)))
@@ -248,7 +248,7 @@ def test_predictions_stand_below_the_table_and_in_the_reason_of_a_skip():
 
 def test_where_the_law_does_not_describe_the_curve_there_are_none():
     assert next(remarks(DENTED)).startswith(
-        "not measured, not needed: 2, 4, 8, 16, 32, 64, 128, 256 in flight; no prediction"
+        "not measured, not needed: concurrency 2, 4, 8, 16, 32, 64, 128, 256; no prediction"
     )
     assert skip_note(DENTED, 256).endswith("the saturation law misses it by at most 17.4 % (at 512)")
     assert "predicted" not in skip_note(DENTED, 256)
@@ -256,8 +256,8 @@ def test_where_the_law_does_not_describe_the_curve_there_are_none():
 
 def test_a_sweep_that_has_not_ended_says_what_was_next():
     early = swept({1: law(1), 1024: law(1024)})
-    assert [*remarks(early)] == ["not measured, though planned: 256 in flight"]
-    assert skip_note(early, 4) == "the adaptive sweep ended early: 256 in flight was next"
+    assert [*remarks(early)] == ["not measured, though planned: concurrency 256"]
+    assert skip_note(early, 4) == "the adaptive sweep ended early: concurrency 256 was next"
     assert "measured: 2 points (adaptive sweep, not at its end), " in measured(early)
 
 

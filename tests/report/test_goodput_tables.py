@@ -9,7 +9,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.report.loads import goodput_parts, goodput_rows
 from pytest_slmserve.report.section import Section, section_text
 
-SLO = Slo(ttft_s=10, e2e_s=0.5)  # 8 in flight at 1,000 tokens/s take 0.256 s for 32 tokens
+SLO = Slo(ttft_s=10, e2e_s=0.5)  # concurrency 8 at 1,000 tokens/s take 0.256 s for 32 tokens
 
 
 def slo_report(curve: Curve, slo: Slo) -> str:
@@ -28,8 +28,8 @@ def test_a_row_for_each_point_and_the_failures_of_those_that_do_not_count():
         ("32", "0.0", "0"),
         ("64", "-", "3"),
     ]
-    assert "at 8 in flight, the smallest load with" not in text
-    assert "90 % of the requests are good up to 8 in flight (100 %); 0 % are at 32" in text
+    assert "at concurrency 8, the smallest load with" not in text
+    assert "90 % of the requests are good up to 8 concurrent requests (100 %); 0 % are at 32" in text
 
 
 def test_a_repeat_with_failures_counts_only_as_dropped():

@@ -36,7 +36,7 @@ def rows(printed):
 def test_each_release_is_beside_the_one_before(width):
     printed = text(history(), width)
     assert max(map(len, printed.splitlines())) <= width
-    assert "History: opt-1.3b at 8 in flight, NVIDIA H200" in printed
+    assert "History: opt-1.3b at concurrency 8, NVIDIA H200" in printed
     of = (lambda interval: f" {interval}") if width == 160 else lambda _: ""
     assert rows(printed)[5:9] == [
         f"tokens/s 0.9.0 1,000{of('998.7 to 1,001')}",

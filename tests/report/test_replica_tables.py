@@ -66,9 +66,9 @@ def tables(text: str) -> list[list[dict[str, str]]]:
     found = []
     for above, below, rule, *lines in (part.splitlines() for part in text.split("\n\n") if "\n---" in part):
         cells = [slice(*dashes.span()) for dashes in re.finditer("-+", rule)]
-        columns = [" ".join(f"{above[cell]} {below[cell]}".split()) for cell in cells]
+        columns = [" ".join(f"{above[cell]} {below[cell]}".split()).replace("- ", "") for cell in cells]
         rows = [dict(zip(columns, (line[cell].strip() for cell in cells))) for line in lines]
-        found.append([row for row in rows if row["in flight"].isdigit()])  # remarks are none
+        found.append([row for row in rows if row["concurrency"].isdigit()])  # remarks are none
     return found
 
 
@@ -84,7 +84,7 @@ def remarks(text: str) -> list[str]:
 
 
 def names(rows: list[dict[str, str]]) -> list[str]:
-    return [f"{row['engines']}, {row['sharing']}, {row['in flight']}" for row in rows]
+    return [f"{row['engines']}, {row['sharing']}, {row['concurrency']}" for row in rows]
 
 
 # Rows
@@ -177,7 +177,7 @@ def test_rates_and_latencies_in_both_ways_of_counting():
     shared = shared_point(2, (1200.0, 1200.0), sum_tokens_per_s=1234.5, largest_e2e_s=20.5, e2e_p99_s=31.4)
     alone, two = served(report(curve(shared)))
     assert alone == {
-        "engines": "opt-1.3b", "sharing": "alone", "in flight": "96", "tokens /s": "1,000", "sum": "-",
+        "engines": "opt-1.3b", "sharing": "alone", "concurrency": "96", "tokens /s": "1,000", "sum": "-",
         "gain %": "-", "95 %": "-", "E2E s largest": "24.6", "E2E s p99": "25.1", "valid": "yes",
     }  # fmt: skip
     assert (two["tokens /s"], two["sum"], two["E2E s largest"], two["E2E s p99"]) == ("1,200", "1,234", "20.5", "31.4")
@@ -188,13 +188,13 @@ def test_what_the_sensors_saw_is_a_table_of_its_own():
     _, sensed = tables(report(curve(*shared, points=(replace(point(96, [1000.0]), power_w=250.0),))))
     assert names(sensed) == ["opt-1.3b, alone, 96", "2 x opt-1.3b, mps, 96"], "of those of which anything is known"
     assert sensed[1] == {
-        "engines": "2 x opt-1.3b", "sharing": "mps", "in flight": "96", "GPU util %": "100.0", "busy %": "95.0",
+        "engines": "2 x opt-1.3b", "sharing": "mps", "concurrency": "96", "GPU util %": "100.0", "busy %": "95.0",
         "SM %": "50.0", "DRAM %": "40.0", "tensor %": "5.0", "power W": "300", "mJ/ token": "20.0", "cap %": "25.0",
         "own cores": "2.50",
     }  # fmt: skip
     assert (sensed[0]["power W"], sensed[0]["busy %"]) == ("250", "-")
     assert list(tables(report(curve(shared_point(2, (9.0,), power_w=300.0))))[1][0]) == [
-        "engines", "sharing", "in flight", "power W",
+        "engines", "sharing", "concurrency", "power W",
     ]  # fmt: skip
 
 
@@ -208,8 +208,8 @@ def test_what_was_left_out_is_told_with_its_reason():
     text = report(curve(partly, never))
     assert [row["valid"] for row in served(text)] == ["yes", "partly", "NO"]
     assert remarks(text) == [
-        f"left out: 2 x opt-1.3b, mps, 96 in flight: 2 of 3 runs are used: {'; '.join(problems)}",
-        f"INVALID: 3 x opt-1.3b, mps, 96 in flight: 0 of 2 runs are used: {problems[0]}",
+        f"left out: 2 x opt-1.3b, mps, concurrency 96: 2 of 3 runs are used: {'; '.join(problems)}",
+        f"INVALID: 3 x opt-1.3b, mps, concurrency 96: 0 of 2 runs are used: {problems[0]}",
     ]
 
 
@@ -219,12 +219,12 @@ def test_what_was_left_out_is_told_with_its_reason():
         (
             {"pinned": True, "degraded": ("the SM clock moved", "so did it")},
             "degraded",
-            "degraded: 2 x opt-1.3b, mps, pinned, 96 in flight: the SM clock moved; so did it",
+            "degraded: 2 x opt-1.3b, mps, pinned, concurrency 96: the SM clock moved; so did it",
         ),
         (
             {"noise": ("opt-1.3b: not steady: slow",)},
             "noisy",
-            "noisy, kept: 2 x opt-1.3b, mps, 96 in flight: opt-1.3b: not steady: slow",
+            "noisy, kept: 2 x opt-1.3b, mps, concurrency 96: opt-1.3b: not steady: slow",
         ),
     ],
 )

@@ -107,7 +107,7 @@ def test_replicas_and_jobs():
     shared = [shared_point(2, (1200.0, 1210.0)), shared_point(2, (900.0, 910.0), sharing="time-slicing")]
     curve = Curve(subject="opt-1.3b", points=(alone,), shared=tuple(shared), measurements=(measurement(),))
     text = " ".join(" ".join(lines_of(curves=[curve], shared=shared, jobs=[job_point()])).split())
-    assert "replicas: 2 x opt-1.3b, mps: 1,205 tokens/s at 96 in flight, +19.9 % (95 %: " in text
+    assert "replicas: 2 x opt-1.3b, mps: 1,205 tokens/s at concurrency 96, +19.9 % (95 %: " in text
     assert "over one engine; most of 2 deployments and loads" in text
     assert (
         "job: opt-6.7b: 10.05 requests/s, 2,573 tokens/s, mean E2E 2.01 s (500 of 512/256 tokens, all at once)" in text
@@ -140,7 +140,7 @@ def test_claims_are_counted_and_those_that_fail_have_a_sentence():
 def test_inconclusive_claims_are_together_by_what_would_decide_them():
     noisy = {"value": 0.1, "low": 0.05, "high": 0.15}
     judged = [(verdict(State.INCONCLUSIVE, subject=f"opt-{size}", **noisy), None) for size in ("125m", "1.3b", "2.7b")]
-    lost = Verdict.inconclusive("pareto-up-to-plateau", "opt-1.3b", "not measured at 8 in flight")
+    lost = Verdict.inconclusive("pareto-up-to-plateau", "opt-1.3b", "not measured at concurrency 8")
     assert lines_of(curves=[sweep()], judged=[*judged, (lost, None)])[-6:-1] == [
         "claims: 4 inconclusive",
         "  inconclusive: --slm-gpu --slm-resume --slm-repeats 4 or a longer --slm-window",

@@ -92,7 +92,9 @@ def head(table: str) -> str:
     first, second, rule = table.splitlines()[:3]
     columns, at = [], 0
     for dashes in rule.split("  "):
-        columns.append(f"{first[at : at + len(dashes)].strip()} {second[at : at + len(dashes)].strip()}".strip())
+        columns.append(
+            f"{first[at : at + len(dashes)].strip()} {second[at : at + len(dashes)].strip()}".strip().replace("- ", "")
+        )
         at += len(dashes) + 2
     return "|".join(columns)
 
@@ -109,7 +111,7 @@ def test_a_row_shows_the_figures_of_its_point():
         *["2.31", "6.2", "41.2", "compute", "ok"],
     ]
     assert head(table) == (
-        "in flight|GPU util %|busy %|SM % mean|SM % max|warp % mean|warp % max|DRAM %|tensor %|power W|mJ/ token|"
+        "concurrency|GPU util %|busy %|SM % mean|SM % max|warp % mean|warp % max|DRAM %|tensor %|power W|mJ/ token|"
         "clock MHz|cap %|own cores|host wait %|rest %|bound|sensors"
     )
 
@@ -132,7 +134,7 @@ def test_degraded_loads_are_told_from_sound_ones():
     curve = Curve(subject="x", points=(seen(1, power_w=300.0), seen(2, power_w=300.0, degraded=("it was slow",))))
     assert [row[-1] for row in rows(sensor_table(curve))] == ["ok", "degraded"]
     text = sweep_report(curve)
-    assert "degraded: 2 in flight: it was slow" in text
+    assert "degraded: concurrency 2: it was slow" in text
     assert [line.split()[-1] for line in text.splitlines() if line.split()[:1] in (["1"], ["2"])][:2] == [
         "yes",
         "degraded",
@@ -214,7 +216,7 @@ def slower(concurrency: int, cpu_ms: float, model: str = "opt-1.3b") -> Measurem
 
 def test_the_speed_of_the_host_is_shown_beside_each_load():
     table = sensor_table(curve_of("opt-1.3b", [slower(1, 4.0), slower(2, 5.0), slower(4, 4.0)]))
-    assert head(table) == "in flight|own cores|host speed %|host wait %|rest %|sensors"
+    assert head(table) == "concurrency|own cores|host speed %|host wait %|rest %|sensors"
     assert [row[2:4] for row in rows(table)] == [["100.0", "50.0"], ["80.0", "50.0"], ["100.0", "50.0"]]
     assert "host speed: " in legend([curve_of("opt-1.3b", [slower(1, 4.0)])])
 
@@ -222,7 +224,7 @@ def test_the_speed_of_the_host_is_shown_beside_each_load():
 def test_the_speed_of_the_host_is_relative_to_its_best_in_the_whole_run():
     curves = [curve_of(model, [slower(c, ms, model) for c in (1, 2, 4)]) for model, ms in (("a", 4.0), ("b", 8.0))]
     [first, second] = [
-        text for text, _ in tables(Findings(curves=curves)) if "in flight" in text and "batch:" not in text
+        text for text, _ in tables(Findings(curves=curves)) if "concurrency" in text and "batch:" not in text
     ][:2]
     assert " 100.0 " in first and " 50.0 " in second.split("wait")[1]
 
@@ -232,7 +234,7 @@ def test_parts_of_a_step_agree_with_the_sensors_beside_them():
     (curve,) = stored_curves(read(BASELINES / "h200-vllm-0.26.0-core-opt-2.7b.jsonl.xz").measurements, ())
     with text_table.laid_out(400):
         table, sensed = step_table(curve), sensor_table(curve)
-    assert head(table) == "in flight|step ms|weights %|KV %|other kernels %|no kernel %"
+    assert head(table) == "concurrency|step ms|weights %|KV %|other kernels %|no kernel %"
     busy, rest = (head(sensed).split("|").index(name) for name in ("busy %", "rest %"))
     for parts, seen in zip(rows(table), rows(sensed), strict=True):
         _, _, weights, kv, kernels, idle = map(float, parts)
@@ -243,7 +245,7 @@ def test_parts_of_a_step_agree_with_the_sensors_beside_them():
 
 def test_parts_of_a_step_are_told_with_their_legend():
     made = curve_of("opt-1.3b", [measurement(load, 100.0, environment=H200) for load in (1, 2)])
-    assert head(step_table(made)) == "in flight|step ms|weights %|KV %|kernels and host %"
+    assert head(step_table(made)) == "concurrency|step ms|weights %|KV %|kernels and host %"
     assert "Parts of a step: weights" in "".join(text for text, _ in tables(Findings(curves=[made])))
     unknown = curve_of("opt-1.3b", [measurement(1, 100.0, environment=replace(H200, gpu_name="another"))])
     assert step_table(unknown) == ""

@@ -59,9 +59,9 @@ def test_the_table_tells_what_waits_what_each_gpu_takes_and_what_to_deploy(curve
     rows = [line.split() for line in text.splitlines()]
     waiting = next(row for row in rows if row[:4] == ["16", "1", "one", "engine"])
     assert waiting[4] == "4.00" and waiting[-1] == "yes"
-    assert "16 in flight do not fit into the KV memory of 1 GPU: 4.00 ran at once, the others waited." in text
-    assert "TP 2, 16 in flight: GPU 0 350 W, SM 70.0 %, DRAM 85.0 %; GPU 1 280 W" in text
-    assert "2 GPUs, 16 in flight: most requests/s: one engine, TP 2 (25.0)" in " ".join(text.split())
+    assert "16 concurrent requests do not fit into the KV memory of 1 GPU: 4.00 ran at once, the others waited." in text
+    assert "TP 2, concurrency 16: GPU 0 350 W, SM 70.0 %, DRAM 85.0 %; GPU 1 280 W" in text
+    assert "2 GPUs, concurrency 16: most requests/s: one engine, TP 2 (25.0)" in " ".join(text.split())
     assert "imbalance: between the one that takes most" in " ".join(legend.split())
 
 
@@ -101,7 +101,7 @@ def test_advice_ends_with_what_to_deploy_on_several_gpus(curve, tmp_path, capsys
             archive.add(m)
     assert main(["advise", str(tmp_path / "a.jsonl")]) in (0, 10)
     told = " ".join(capsys.readouterr().out.split())
-    assert "opt-tiny on 2 GPUs, 16 in flight: most requests/s: one engine, TP 2" in told
+    assert "opt-tiny on 2 GPUs, concurrency 16: most requests/s: one engine, TP 2" in told
     assert main(["advise", str(tmp_path / "a.jsonl"), "--json"]) in (0, 10)
     [seen] = json.loads(capsys.readouterr().out)["several_gpus"]
     assert (seen["model"], seen["gpus"], seen["concurrency"]) == ("opt-tiny", 2, 16)

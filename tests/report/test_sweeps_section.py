@@ -102,12 +102,12 @@ def test_cut_missing_invalid_and_partly_valid_points_are_named():
     made.append(measurement(8, law(8), repeat=2, failures=3))
     curve = curve_of("opt-1.3b", made, planned=(*BATCHES, 64, 128, 256), cut=((256, "full"), (512, "full")))
     text = sweep_report(curve)
-    assert "cut: 256, 512 in flight: full" in text
-    assert "not measured, though planned: 64, 128 in flight" in text
-    assert "INVALID: 16 in flight: 0 of 2 measurements are used: 1 preemptions in the window" in text
-    assert "left out: 8 in flight: 2 of 3 measurements are used: 3 requests failed" in text
+    assert "cut: concurrency 256, 512: full" in text
+    assert "not measured, though planned: concurrency 64, 128" in text
+    assert "INVALID: concurrency 16: 0 of 2 measurements are used: 1 preemptions in the window" in text
+    assert "left out: concurrency 8: 2 of 3 measurements are used: 3 requests failed" in text
     assert row(point_table(curve), 16) == ["16", *["-"] * 13, "NO"] and row(point_table(curve), 8)[-1] == "partly"
-    assert "INVALID: 4 in flight: 0 of 1 measurements are used: planted: invalid" in sweep_report(
+    assert "INVALID: concurrency 4: 0 of 1 measurements are used: planted: invalid" in sweep_report(
         without(noisy_curve({4: 1.0, 8: 2.0}), 4)
     )
 
@@ -120,7 +120,7 @@ def test_noisy_points_are_marked_and_named():
     text, cells = sweep_report(curve), point_table(curve)
     assert [row(cells, c)[-1] for c in (2, 4, 8)] == ["yes", "partly", "noisy"]
     [line] = [line for line in text.splitlines() if "noisy, kept" in line]
-    assert line.startswith("noisy, kept: 8 in flight: not steady: ") and "8 in flight: 3 of 3" not in text
+    assert line.startswith("noisy, kept: concurrency 8: not steady: ") and "concurrency 8: 3 of 3" not in text
 
 
 def test_the_report_and_the_item_say_alike_what_was_left_out():
@@ -136,7 +136,7 @@ def test_the_report_and_the_item_say_alike_what_was_left_out():
 def test_a_sweep_without_measurements_says_so():
     text = sweep_report(Curve(subject="opt-1.3b", missing=(1, 2)))
     assert text.startswith("opt-1.3b: nothing was measured")
-    assert "not measured, though planned: 1, 2 in flight" in text and "Pareto" not in text
+    assert "not measured, though planned: concurrency 1, 2" in text and "Pareto" not in text
 
 
 @given(curves(repeats=1) | curves(repeats=2))

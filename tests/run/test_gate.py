@@ -191,7 +191,7 @@ def test_a_small_load_and_a_large_one(opened, model, concurrency, wanted):
 
 def test_a_load_that_does_not_fit_is_refused_with_what_to_type(opened):
     with pytest.raises(
-        BadUsage, match=r"opt-125m at 90000 in flight: the KV cache holds .* requests(.|\n)*--slm-concurrency"
+        BadUsage, match=r"opt-125m at concurrency 90000: the KV cache holds .* requests(.|\n)*--slm-concurrency"
     ):
         loads_of(opened(concurrency="8,90000"), MODEL)
 
@@ -528,7 +528,7 @@ def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
 def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
     session = opened(side=["candidate:arg=die_at=16"])
     gates = Gates(session)
-    with pytest.raises(EngineFailed, match="^the candidate, pair 1: the simulated engine died at 16 in flight"):
+    with pytest.raises(EngineFailed, match="^the candidate, pair 1: the simulated engine died at concurrency 16"):
         gates.of(MODEL)
     assert len(session.devices.pool.starts) == 2 and session.devices.pool.current is None
     for _ in range(2):

@@ -42,7 +42,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
                 judged(session, claim.name, model)
     live = tables(Findings(curves=session.verdicts.curves(), judged=session.verdicts.judged))
     assert "\n".join(text for text, _ in live) == reported(session)
-    missing = "not measured at 256 in flight" in reported(session)
+    missing = "not measured at concurrency 256" in reported(session)
     assert missing == (only != BATCHES) == (session.verdicts.judged[0][0].state is State.INCONCLUSIVE)
 
 

@@ -61,7 +61,7 @@ def test_an_invalid_measurement_is_kept_and_measured_once_more(opened, monkeypat
     assert item and item.why.startswith("2 of 3 measurements are valid, 2 are wanted: 1 requests failed")
     [curve] = session.verdicts.curves()
     text = "\n".join(text for text, _ in tables(Findings(curves=[curve])))
-    assert "left out: 8 in flight: 2 of 3 measurements are used: 1 requests failed" in text
+    assert "left out: concurrency 8: 2 of 3 measurements are used: 1 requests failed" in text
 
 
 def test_a_noisy_measurement_is_not_repeated_and_is_reused(opened):
@@ -80,11 +80,11 @@ def test_there_is_no_third_chance(opened, monkeypatch):
 
 def test_what_was_measured_before_an_engine_died_is_on_disk(opened):
     session = opened(engine_arg=["die_at=64"])
-    with pytest.raises(EngineFailed, match="died at 64 in flight"):
+    with pytest.raises(EngineFailed, match="died at concurrency 64"):
         sweep(session)
     assert [m.load.concurrency for m in stored(session)] == [8, 8]
     verdict = judged(session, "throughput-plateau")
-    assert verdict.state is State.INCONCLUSIVE and verdict.why == "not measured at 256, 512 in flight"
+    assert verdict.state is State.INCONCLUSIVE and verdict.why == "not measured at concurrency 256, 512"
     assert [p.concurrency for p in session.verdicts.curves()[0].points] == [8]
 
 

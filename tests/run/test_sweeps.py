@@ -110,8 +110,8 @@ def test_a_sweep_that_was_interrupted_is_inconclusive_and_goes_on_where_it_ended
         first = opened()
         first.carry_out(MODEL)
     verdict = judged(first.session, "throughput-plateau")
-    assert verdict.why == "not measured at 128 in flight", "the next one, not those that may not be needed"
-    assert "not measured at 128 in flight" in reported(first) and "not at its end" in reported(first)
+    assert verdict.why == "not measured at concurrency 128", "the next one, not those that may not be needed"
+    assert "not measured at concurrency 128" in reported(first) and "not at its end" in reported(first)
     again = opened(resume=True)
     again.carry_out(MODEL)
     assert measured(again)[:4] == [1, 512, 128, 64] and set(measured(again)[4:]) <= {64, 128}
@@ -134,14 +134,15 @@ def test_a_failure_ends_the_sweep_and_is_that_of_its_load(opened):
     assert sweeps.repeats(MODEL, 1) == 1
     assert sweeps.repeats(MODEL, 64) is None
     assert (
-        skip_note(sweeps.session.verdicts.curve(MODEL), 64) == "the adaptive sweep ended early: 512 in flight was next"
+        skip_note(sweeps.session.verdicts.curve(MODEL), 64)
+        == "the adaptive sweep ended early: concurrency 512 was next"
     )
-    with pytest.raises(EngineFailed, match="died at 512 in flight"):
+    with pytest.raises(EngineFailed, match="died at concurrency 512"):
         sweeps.repeats(MODEL, 512)
     assert measured(sweeps) == [1] and len(sweeps.session.devices.pool.starts) == 1, "not tried again"
     assert sweeps.session.notes == [
-        "opt-125m: the adaptive sweep ended at 512 in flight: the simulated engine died at 512 in flight, as it was "
-        "told to"
+        "opt-125m: the adaptive sweep ended at concurrency 512: the simulated engine died at concurrency 512, as it "
+        "was told to"
     ]
 
 
@@ -158,7 +159,7 @@ def test_invalid_measurements_are_made_again_and_it_ends(opened, monkeypatch):
     assert measured(sweeps)[:4] == [1, 1, 2, 2], "twice in vain; the next larger load is then the smallest"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points if not p.valid] == [1, 2]
-    assert judged(sweeps.session, "pareto-up-to-plateau").why.startswith("invalid at 1, 2 in flight")
+    assert judged(sweeps.session, "pareto-up-to-plateau").why.startswith("invalid at concurrency 1, 2")
     assert judged(sweeps.session, "throughput-plateau").again == (128, 512), "which needs neither"
 
 

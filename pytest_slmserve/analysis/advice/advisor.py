@@ -287,7 +287,7 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
     """B_opt of one model: the largest load measured within the conditions, or what two loads predict."""
     loads = subject.usable
     if len(loads) < 2:
-        at = f" ({loads[0].concurrency} in flight)" if loads else ""
+        at = f" (concurrency {loads[0].concurrency})" if loads else ""
         return Decision(reason=f"{len(loads)} load{'' if len(loads) == 1 else 's'} to judge by{at}: two are needed")
     law = step = None
     if len(loads) > 2 or subject.b_half is not None:  # of two loads both laws meet them as well as they can
@@ -302,7 +302,7 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
     base, alone = batching.measured_base(loads), "no valid point at 1: T(1) is by the"
     try:
         if len(loads) == 2 and (step is None or wait is None):
-            both = f"{loads[0].concurrency} and {loads[-1].concurrency} in flight"
+            both = f"concurrency {loads[0].concurrency} and {loads[-1].concurrency}"
             raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
         if base is None and step is not None and len(loads) == 2:
             base = Base(1 / step.seconds(1), f"{alone} law as well")
@@ -331,7 +331,7 @@ def _measured(subject: ModelSweep, known: Decision, law: Fit | None, wish: Objec
         rates = {p.concurrency: fmean(p.repeats) for p in loads if p.concurrency <= chosen}
         best = max(rates, key=lambda load: rates[load])
         if (more := rates[best] / rates[chosen] - 1) > MARGIN:
-            notes.append(f"the rule takes the largest, but {best} in flight has {percent(more)} more throughput")
+            notes.append(f"the rule takes the largest, but concurrency {best} has {percent(more)} more throughput")
     if law and not law.describes:
         off = f"the saturation law is off by up to {percent(law.error_max)} here"
         notes.append(f"{off}: what it allows is no more than a hint")
@@ -349,7 +349,7 @@ def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decisi
     less."""
     loads, limit, step, wait, base = subject.usable, known.limit, known.step, known.wait, known.base
     assert step and wait and base
-    both = f"{loads[0].concurrency} and {loads[-1].concurrency} in flight"
+    both = f"concurrency {loads[0].concurrency} and {loads[-1].concurrency}"
     efficiency, reach = step.pace / (wish.threshold * base.per_s) - step.b_half, REACH * loads[-1].concurrency
     caps = Caps(efficiency, None if limit is None else max(0.0, wait.batch(limit.seconds)))
     tokens = (subject.engine and subject.engine.max_num_batched_tokens) or reach

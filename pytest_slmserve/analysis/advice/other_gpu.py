@@ -135,6 +135,6 @@ def carries(prediction: CarriedLaw, there: Curve) -> Verdict:
     state, seen, at = every(lambda several: errors(prediction, there, several), 1 - BOUND, 1 + BOUND)
     why = (
         f"{prediction.gpu.family}, {there.subject}: predicted is {percent_interval(seen)} of measured at "
-        f"{there.axes.at(at.concurrency)}, where they are farthest apart (bound {percent(BOUND)} more or less)"
+        f"{there.axes.at(at.concurrency)}, where they are farthest apart (limit {percent(BOUND)} more or less)"
     )
     return Verdict.from_interval(CLAIM, there.subject, state, why, seen, BOUND, *there.valid)

@@ -26,7 +26,7 @@ KV_SIZE = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utili
 ADVISED = ("max_num_seqs", "max_model_len", *KV_SIZE)
 LARGEST_GRAPH = 512  # tokens, of vLLM's default: twice max_num_seqs, and no more than this
 MANY = 0.3  # share of the steps that hold a prompt: what fewer of them cost is not most of the time
-NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a note says so
+NOT_THE_BATCH = 0.10  # share by which concurrent requests may miss the knob before a note says so
 TPOT = "the mean time per output token after the first, TPOT"
 
 
@@ -117,7 +117,7 @@ def _beyond_graphs(curve: Curve) -> Iterator[str]:
     tokens = best.concurrency + fmean(m.workload.mean_prompt_tokens for m in runs)
     if idle >= IDLE and prompts >= MANY and tokens > LARGEST_GRAPH:
         yield (
-            f"no kernel runs for {percent(idle)} of the time at {best.concurrency} in flight; {percent(prompts)} "
+            f"no kernel runs for {percent(idle)} of the time at concurrency {best.concurrency}; {percent(prompts)} "
             f"of the steps hold a prompt and more tokens than vLLM's largest CUDA graph: measure again with "
             "--slm-engine-arg max_cudagraph_capture_size=2048"
         )
@@ -232,7 +232,7 @@ def kv_blocks_as_predicted(
         found.append((seen - predicted, seen, predicted, kv_cache.kv_layout(spec, resolved).block_size))
     off, seen, predicted, size = max(found, key=lambda each: abs(each[0]))
     state = State.PASSES if abs(off) <= tolerance else State.FAILS
-    why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (bound {tolerance} apart)"
+    why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (limit {tolerance} apart)"
     n = max(1, len(records))
     return Verdict(KV_BLOCKS, subject, state, why, value=off, threshold=tolerance, n=n, records=records)
 
@@ -278,12 +278,12 @@ def verified(
         over = ratio(point, before, valid_points(among))
     else:  # a prediction by the law has no noise of its own
         over = advisor.around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
-    why = f"{percent_interval(over)} of what was predicted (bound {percent(margin)} apart){unsure(over)}"
+    why = f"{percent_interval(over)} of what was predicted (limit {percent(margin)} apart){unsure(over)}"
     yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - margin, 1 + margin), why, over, 1.0, point)
     if limit is not None:
         wait, bound = advisor.around(point, among, e2e_s), limit.seconds * (1 + margin)
         ms = f"{1e3 * wait.value:.3g} ms per output token, {1e3 * limit.seconds:.3g} ms are allowed"
-        why = f"{ms} (bound {percent(margin)} above it){unsure(wait)}"
+        why = f"{ms} (limit {percent(margin)} above it){unsure(wait)}"
         yield Verdict.from_interval(LATENCY, name, below(wait, bound), why, wait, bound, point)
 
 
@@ -300,6 +300,6 @@ def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint) -> 
         return Verdict.inconclusive(BOUNDED, name, "no sensor or data sheet bounds the gain")
     gain = ratio(together, single)
     why = f"{times(gain)} what one has alone, by {together.sharing}; at most {ceiling.factor:.3g} times is possible"
-    why = f"{why} (bound {percent(MARGIN)} above it){unsure(gain)}"
+    why = f"{why} (limit {percent(MARGIN)} above it){unsure(gain)}"
     state = below(gain, ceiling.factor * (1 + MARGIN))
     return Verdict.from_interval(BOUNDED, name, state, why, gain, ceiling.factor, together, single)

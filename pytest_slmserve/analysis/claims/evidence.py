@@ -339,10 +339,10 @@ def of_loads(claim: Claim, curve: Curve) -> Evidence:
 
 
 def of_the_next_load(claim: Claim, curve: Curve) -> Evidence:
-    """Return the gain of throughput per doubling from 128 requests in flight to the next load that was measured."""
+    """Return the gain of throughput per doubling from 128 concurrent requests to the next load that was measured."""
     gain = next((each for each in curve.gains() if each.start == AFTER), None)
     if gain is None:
-        raise Inconclusive(f"not measured at {AFTER} in flight and twice as many")
+        raise Inconclusive(f"not measured at concurrency {AFTER} and twice as many")
     told = claim.words.format("{}", to=gain.start, of=gain.end), curve.valid
     remark, again = sparsely(curve), (gain.start, gain.end)
     return Evidence(estimates=lambda several: [(gain, told)], in_percent=True, remark=remark, again=again)
@@ -370,11 +370,11 @@ def of_neighbours(claim: Claim, curve: Curve) -> Evidence:
 
 def of_the_advised_batch(claim: Claim, curve: Curve) -> Evidence:
     """Return throughput at the batch that the advisor of arXiv:2503.08311 chooses over that at each other load. Its
-    objective is twice the time per output token at 32 in flight."""
+    objective is twice the time per output token at concurrency 32."""
     subject, wish = subjects.of_curve(curve, None), Objectives(slo=subjects.OBJECTIVE)
     found, points = decide(subject, wish), {p.concurrency: p for p in subject.usable}
     if found.batch not in points:
-        raise Inconclusive(found.reason or f"{found.batch} in flight was predicted, not measured")
+        raise Inconclusive(found.reason or f"concurrency {found.batch} was predicted, not measured")
     chosen = points.pop(found.batch)
     memory = needs(subject, chosen.concurrency, wish)
     freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
@@ -395,7 +395,7 @@ def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     small = list(filter(what, alike))
     if own is None or not what(own) or not small:
         missing = smaller[0] if own else curve.subject
-        why = f"no energy of {missing} at {PUBLISHED[missing]} in flight"
+        why = f"no energy of {missing} at concurrency {PUBLISHED[missing]}"
         if claim.figure == "power_w":
             why = f"no power of {'OPT-1.3B or OPT-2.7B at its batch of table 1' if own else missing}"
         raise Inconclusive(why)
@@ -458,7 +458,7 @@ def _refuse_unseen(what: str, points: Sequence[Point], figure: Figure) -> None:
     """Raise Inconclusive with the reason `what` if a figure of some points was not measured, with their loads if it was
     measured at others."""
     without = [p.concurrency for p in points if not figure(p)]
-    some = "" if len(without) == len(points) else f" at {', '.join(map(str, without))} in flight"
+    some = "" if len(without) == len(points) else f" at concurrency {', '.join(map(str, without))}"
     if without:
         raise Inconclusive(f"{what}{some}")
 
@@ -729,7 +729,7 @@ def of_replicas(claim: Claim, curve: Curve) -> Evidence:
             raise Inconclusive(f"{invalid.count} replicas have no valid repeat ({why})")
         loads = sorted({s.concurrency for s in shared})
         where = " on their host" if any(map(curve.one_engine, loads)) else ""
-        raise Inconclusive(f"one engine alone was not measured at {', '.join(map(str, loads))} in flight{where}")
+        raise Inconclusive(f"one engine alone was not measured at concurrency {', '.join(map(str, loads))}{where}")
     if claim.figure:
         best, alone = max(pairs, key=lambda pair: ratio(*pair).value)
         seen = figure_ratio(alone, best, claim.figure, len(pairs))

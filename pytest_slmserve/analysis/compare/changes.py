@@ -250,8 +250,8 @@ class ComparedCase:
 
     @property
     def load(self) -> str:
-        """ "64 in flight", in all; or the job, or the rate."""
-        return f"{self.concurrency} in flight" if self.steady else self.loads[0].title
+        """ "concurrency 64", in all; or the job, or the rate."""
+        return f"concurrency {self.concurrency}" if self.steady else self.loads[0].title
 
     @property
     def details(self) -> str:
@@ -410,12 +410,12 @@ def load_names(cases: Sequence[ComparedCase]) -> list[str]:
 
 
 def listed_cases(cases: Iterable[ComparedCase]) -> list[str]:
-    """Return "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load."""
+    """Return "opt-1.3b at concurrency 1, 2 (ramp-up staggered, ...)" for each set of engines, and each other load."""
     by_steady = grouped(cases, lambda case: case.steady)
     listed = []
     for alike in grouped(by_steady.get(True, []), lambda case: (case.engines, case.details)).values():
         loads = ", ".join(map(str, sorted(case.concurrency for case in alike)))
-        listed.append(f"{alike[0].engines} at {loads} in flight ({alike[0].details})")
+        listed.append(f"{alike[0].engines} at concurrency {loads} ({alike[0].details})")
     return [*listed, *(f"{case.engines} at {case.load} ({case.details})" for case in by_steady.get(False, []))]
 
 

@@ -1,4 +1,4 @@
-"""Ways to serve one model on the GPUs there are, each under the same requests in flight in all.
+"""Ways to serve one model on the GPUs there are, each under the same concurrent requests in all.
 
 One engine may be spread over several GPUs (tensor parallelism), or each GPU may have an engine of its own (replicas).
 What is compared is what they serve together, per GPU too. Where a load does not fit into the KV memory of one GPU, some

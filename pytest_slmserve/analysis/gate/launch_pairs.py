@@ -313,7 +313,7 @@ def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Iterato
     low, high = ends(seen)
     why = (
         f"the log probability of the baseline's tokens changes by {seen.value:.3g} nats (95 %: {low:.2g} to "
-        f"{high:.2g}; bound {bound:.3g}, with {scatter:.2g} between launches of the baseline){same}"
+        f"{high:.2g}; margin {bound:.3g}, with {scatter:.2g} between launches of the baseline){same}"
     )
     yield Verdict.from_interval(OUTPUTS, model, below(seen, bound), why, seen, bound)
 

@@ -120,13 +120,13 @@ def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -
     missing_s, allowed_s = (1 - (share or 0.0)) * (closes - opens), (1 - COVERAGE) * (closes - opens)
     profiled = any(number in telemetry.columns for number in of.PROFILED)
     if share is not None and profiled and missing_s > max(allowed_s, telemetry.interval_s):
-        yield f"profiled counters cover {percent(share)} of the window (bound {percent(COVERAGE)})"
+        yield f"profiled counters cover {percent(share)} of the window (limit {percent(COVERAGE)})"
     if any(number < of.OURS for number in telemetry.columns):
         moments = [opens, *sorted(at for at in telemetry.time_s if opens < at < closes), closes]
         longest = max(after - before for before, after in pairwise(moments))
         bound = max(GAP_INTERVALS * telemetry.interval_s, GAP_S)
         if longest > bound:
-            yield f"no reading for {longest:.1f} s of the window (bound {bound:.1f} s)"
+            yield f"no reading for {longest:.1f} s of the window (limit {bound:.1f} s)"
     rows = []
     for row in watch.rows:
         clock, reasons = watch.value(of.SM_CLOCK, row) or 0, int(watch.value(of.CLOCK_REASONS, row) or 0)
@@ -138,12 +138,12 @@ def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -
         if even and abs(now / then - 1) > CLOCK_DROP:
             yield (
                 f"under the power limit the mean SM clock moved from {then / 1e6:.0f} MHz in the first half of the "
-                f"window to {now / 1e6:.0f} MHz ({percent(now / then - 1)}, bound {percent(CLOCK_DROP)})"
+                f"window to {now / 1e6:.0f} MHz ({percent(now / then - 1)}, limit {percent(CLOCK_DROP)})"
             )
     elif rows and (lowest := min(rows)[0]) < (1 - CLOCK_DROP) * (middle := median(clock for clock, _ in rows)):
         yield (
             f"the SM clock fell to {lowest / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
-            f"({percent(1 - lowest / middle)} lower, bound {percent(CLOCK_DROP)})"
+            f"({percent(1 - lowest / middle)} lower, limit {percent(CLOCK_DROP)})"
         )
 
 
@@ -155,15 +155,15 @@ def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[tuple[Kind,
         told = sum(bool(each & bit) for each in bits)
         share = watch.share_grown(counter) if counter else None
         if told:
-            yield "invalid", f"{name}: in {told} of {len(bits)} readings of the clock reasons (bound 0)"
+            yield "invalid", f"{name}: in {told} of {len(bits)} readings of the clock reasons (limit 0)"
         elif share is not None and share > CAPPED:
-            yield "invalid", f"{name}: {percent(share)} of the window by its counter (bound {percent(CAPPED)})"
+            yield "invalid", f"{name}: {percent(share)} of the window by its counter (limit {percent(CAPPED)})"
     foreign, processes = watch.values(of.FOREIGN_PROCESSES), max(watch.values(of.GPU_PROCESSES), default=0)
     if foreign and max(foreign) > 0:
-        yield "invalid", f"{max(foreign):.0f} processes of others computed on the GPU (bound 0)"
+        yield "invalid", f"{max(foreign):.0f} processes of others computed on the GPU (limit 0)"
     elif not foreign and processes > own_processes:
         what = f"{processes:.0f} processes computed on the GPU, and whose they are is not known"
-        yield "degraded", f"{what} (bound {own_processes})"
+        yield "degraded", f"{what} (limit {own_processes})"
     for before, now in pairwise(watch.with_before(of.XID)):
         if now not in (before, 0):
             yield "invalid", f"the GPU reported Xid {now:.0f} (before: {before:.0f})"
@@ -171,10 +171,10 @@ def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[tuple[Kind,
     for number, what in broken.items():
         values = watch.with_before(number)
         if values and max(values) > values[0]:
-            yield "invalid", f"{what} grew from {values[0]:.0f} to {max(values):.0f} (bound: no growth)"
+            yield "invalid", f"{what} grew from {values[0]:.0f} to {max(values):.0f} (limit: no growth)"
     limits = watch.with_before(of.POWER_LIMIT)
     if limits and min(limits) < max(limits):
-        yield "invalid", f"the power limit moved between {min(limits):.0f} W and {max(limits):.0f} W (bound: no change)"
+        yield "invalid", f"the power limit moved between {min(limits):.0f} W and {max(limits):.0f} W (limit: no change)"
 
 
 def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tuple[Kind, str]]:
@@ -185,29 +185,29 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tup
     seconds = times[-1] - times[0] if times else 0.0
     fall = next(((before, after) for before, after in pairwise(joules) if after < before), None)
     if fall:
-        yield "invalid", f"the energy counter fell from {fall[0]:.0f} J to {fall[1]:.0f} J (bound: no fall)"
+        yield "invalid", f"the energy counter fell from {fall[0]:.0f} J to {fall[1]:.0f} J (limit: no fall)"
     elif seconds >= STILL_S and joules[-1] == joules[0]:
-        yield "invalid", f"the energy counter stood still for {seconds:.1f} s (bound {STILL_S:.1f} s)"
+        yield "invalid", f"the energy counter stood still for {seconds:.1f} s (limit {STILL_S:.1f} s)"
     if not fall and apart is not None and abs(apart) > ENERGY_APART and closes - opens >= ENERGY_WINDOW_S:
         what = f"integrated power is {percent(apart)} apart from the energy counter"
-        yield "degraded", f"{what} (bound {percent(ENERGY_APART)})"
+        yield "degraded", f"{what} (limit {percent(ENERGY_APART)})"
     busy = max(figures.gpu_util or 0.0, figures.engine_active or 0.0)
     for number in (of.SM_ACTIVE, of.DRAM_ACTIVE):
         values = watch.values(number)
         if busy > BUSY and len(values) >= DEAD_READINGS and not any(values):
             what = f"{of.SENSORS[number].names[0]} is 0 in all {len(values)} readings while the GPU is busy"
-            yield "invalid", f"{what} for {percent(busy)} of the time (bound {percent(BUSY)})"
+            yield "invalid", f"{what} for {percent(busy)} of the time (limit {percent(BUSY)})"
     for number in (n for n in watch.telemetry.columns if n < of.OURS and n in of.SENSORS):
         wrong = [v for v in watch.values(number) if not 0 <= v <= RATIO_END]
         if of.SENSORS[number].unit == "ratio" and wrong:
             what = f"{of.SENSORS[number].names[0]} was {max(wrong, key=abs):.3g}, which is no ratio"
-            yield "invalid", f"{what} (bounds 0 and {RATIO_END})"
+            yield "invalid", f"{what} (limits 0 and {RATIO_END})"
     rows = len(watch.rows)
     for number in (n for n in of.PROFILED if n in watch.telemetry.columns):
         lost = rows - len(watch.values(number))
         if lost > MISSING * rows:
             name = of.SENSORS[number].names[0]
-            yield "degraded", f"{name} is missing in {lost} of {rows} readings (bound {percent(MISSING)})"
+            yield "degraded", f"{name} is missing in {lost} of {rows} readings (limit {percent(MISSING)})"
     for note in watch.telemetry.notes:
         yield "degraded", f"a sensor was lost: {note}"
 
@@ -217,15 +217,15 @@ def _busy_host(watch: SensorWindow, figures: DeviceFigures, cores: int | None) -
     own, used, stolen = figures.own_cores, figures.host_cores, figures.stolen_cores
     if stolen is not None and (base := own or used) and stolen > STOLEN * base:
         what = f"the hypervisor took {stolen:.2f} cores where {base:.2f} were used"
-        yield f"{what} ({percent(stolen / base)}, bound {percent(STOLEN)})"
+        yield f"{what} ({percent(stolen / base)}, limit {percent(STOLEN)})"
     share = watch.mean(of.CPU_THROTTLED)
     if share is not None and share > THROTTLED:
-        yield f"the CPU quota was used up for {percent(share)} of the time (bound {percent(THROTTLED)})"
+        yield f"the CPU quota was used up for {percent(share)} of the time (limit {percent(THROTTLED)})"
     if own is not None and used is not None and cores:
         others, idle = (used - own) / cores, 1 - used / cores
         if others > OTHERS and idle < IDLE:
-            what = f"others used {used - own:.1f} of {cores} cores (bound {percent(OTHERS)})"
-            yield f"{what} and {percent(max(idle, 0.0))} were idle (bound {percent(IDLE)})"
+            what = f"others used {used - own:.1f} of {cores} cores (limit {percent(OTHERS)})"
+            yield f"{what} and {percent(max(idle, 0.0))} were idle (limit {percent(IDLE)})"
 
 
 # What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
@@ -371,7 +371,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     cached = cache_hit_share(run)
     if cached and cached.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
         yield (
-            f"{percent(cached.share)} of the prompt tokens came from a prefix cache, {cached.told_by} (bound "
+            f"{percent(cached.share)} of the prompt tokens came from a prefix cache, {cached.told_by} (limit "
             f"{percent(MOST_CACHED)}): prompts that it has not seen, or -o slm_allow_prefix_cache=1 (measure: "
             "--allow-prefix-cache)"
         )
@@ -394,14 +394,14 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
     elif abs(apart) > tolerance:
         yield (
             f"Little's law: {held:.1f} requests by their own intervals, {window.mean_batch(run):.1f} by the step trace "
-            f"({percent(abs(apart))} apart, bound {percent(tolerance)})"
+            f"({percent(abs(apart))} apart, limit {percent(tolerance)})"
         )
     if is_steady(load) and held is not None:
         wanted = min(load.concurrency, measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs)
         least = 1 - max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + output_tokens))
         if held < least * wanted:
             what = f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for"
-            yield f"{what} (bound {percent(least)} of them)"
+            yield f"{what} (limit {percent(least)} of them)"
 
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
@@ -445,7 +445,7 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
     if abs(second / first - 1) > STEADY_TOLERANCE:
         yield (
             f"not steady: {first:.0f} output tokens/s in the first half of the window, {second:.0f} in the second "
-            f"({percent(abs(second / first - 1))} apart, bound {percent(STEADY_TOLERANCE)})"
+            f"({percent(abs(second / first - 1))} apart, limit {percent(STEADY_TOLERANCE)})"
         )
 
 

@@ -122,7 +122,7 @@ def mean_batch(run: Run) -> float | None:
 
     It is the new tokens of a step. A prefill that ends in the step yields its first token there and counts; one whose
     prompt is not through does not, so with chunked prefill the true number can be a little higher. If a server tells no
-    steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
+    steps, it is the mean number of concurrent requests as its client saw them, those that wait among them.
     """
     if not len(run.steps) and run.stream is not None:
         return requests_in_flight(run, "sent_s")
@@ -162,7 +162,7 @@ def most_in_flight(run: Run) -> int:
 
 @once
 def littles_law(run: Run) -> float | None:
-    """Return the relative deviation of the requests in flight, by their own intervals, from the mean batch, by the step
+    """Return the relative deviation of the concurrent requests, by their own intervals, from the mean batch of the step
     trace. Both are equal in an honest run whatever its arrivals. None: not measured."""
     requests, batch = requests_in_flight(run), mean_batch(run)
     return None if requests is None or not batch else requests / batch - 1
@@ -282,7 +282,7 @@ def harmless_s(median_ttft_s: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Waiting times in seconds under a limit on the requests in flight, which are no part of latencies. requests: how
+    """Waiting times in seconds under a limit on the concurrent requests, which are no part of latencies. requests: how
     many waited at all. mean_s, p99_s, max_s: over all sent requests, those that did not wait included."""
 
     requests: int
@@ -292,7 +292,7 @@ class HeldBack:
 
 
 def held_back(run: Run) -> HeldBack | None:
-    """Waiting times of a run's requests; None without a limit on requests in flight, or if nothing was sent."""
+    """Waiting times of a run's requests; None without a limit on concurrent requests, or if nothing was sent."""
     waited = run.stream.waited_s if run.stream else ()
     if not waited:
         return None

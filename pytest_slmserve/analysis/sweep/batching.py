@@ -162,7 +162,7 @@ def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: f
     return ChosenLoad(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
 
 
-RATE, IN_FLIGHT = "requests/s", "in flight"
+RATE, CONCURRENCY = "requests/s", "concurrent requests"
 ATTAINMENT = 0.9  # as in DistServe
 
 

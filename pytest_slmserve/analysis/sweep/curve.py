@@ -32,16 +32,16 @@ PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Names of what a curve shows. knob: of the load in external results; None: requests in flight."""
+    """Names of what a curve shows. knob: of the load in external results; None: concurrent requests."""
 
     knob: str | None = None
     throughput: str = "tokens/s"
     latency: str = "E2E"
 
     def at(self, *loads: object) -> str:
-        """ "8 in flight", "8, 16 in flight", or "max_num_seqs 8" """
+        """ "concurrency 8", "concurrency 8, 16", or "max_num_seqs 8" """
         text = ", ".join(map(str, loads))
-        return f"{text} in flight" if self.knob is None else f"{self.knob} {text}"
+        return f"concurrency {text}" if self.knob is None else f"{self.knob} {text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class Curve:
         if state is State.INCONCLUSIVE:
             why += ": too noisy to tell"
         elif state is State.FAILS:
-            why = f"no plateau up to {last.end} in flight: {why}"
+            why = f"no plateau up to concurrency {last.end}: {why}"
             if self.cut:
                 why += f"; {self.cut[0][0]} was cut: {self.cut[0][1]}"
             elif self.kv_capacity is not None:
@@ -186,7 +186,7 @@ class Curve:
             later = [g for g in gains if g.start >= (flat.value or 0)]
             most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
             gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
-            why = f"plateau from {flat.value} in flight (95 %: {flat.low} to {flat.high}): later doublings {gain}"
+            why = f"plateau from concurrency {flat.value} (95 %: {flat.low} to {flat.high}): later doublings {gain}"
             why += f" ({threshold})"
             if least.value < -MARGIN and least is not most:
                 why += f"; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
@@ -204,7 +204,7 @@ class Curve:
             return [(gain, (gain.start, gain.end)) for gain in found if gain.start >= knee]
 
         state, flattest, loads = every(rises, least=tolerance)
-        why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
+        why = f"past concurrency {knee} each doubling should raise the mean E2E by {percent(tolerance)}, "
         if flattest.value < 0:
             why += f"from {loads[0]} to {loads[1]} it is {_lower(flattest)}"
         else:
@@ -228,13 +228,13 @@ class Curve:
         state, by, (point, rival) = every(rivals, most=margin)
         if state is State.PASSES:
             why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
-            why += f"than {', '.join(str(p.concurrency) for p in upto)} in flight"
+            why += f"than concurrency {', '.join(str(p.concurrency) for p in upto)}"
         else:
             verb = "beats" if state is State.FAILS else "may beat"
             least = f"in the lesser of them by {percent_interval(by)}"
             if by.value < 0:
                 least = f"though the lesser of them is {_lower(by)}"
-            why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
+            why = f"concurrency {rival.concurrency} {verb} {point.concurrency} in both throughput and mean E2E, "
             why += f"{least}, threshold {percent(margin)}"
         return _verdict(PARETO, self, state, why, by, margin, tuple(sorted((point.concurrency, rival.concurrency))))
 
@@ -398,7 +398,7 @@ def sparsely(curve: Curve) -> str:
     out."""
     if not curve.unneeded:
         return ""
-    return f" (adaptive sweep: judged at {', '.join(str(p.concurrency) for p in curve.valid)} in flight)"
+    return f" (adaptive sweep: judged at concurrency {', '.join(str(p.concurrency) for p in curve.valid)})"
 
 
 # Fields of an engine's specification that a label names otherwise, or that change no measurement.

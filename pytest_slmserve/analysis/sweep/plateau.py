@@ -318,7 +318,7 @@ def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) ->
                 between, grown = [load for load in loads if a < load < b], rates[b] / rates[a] - 1
                 if grown >= tolerance and len(between) >= (2 if a == start else 1):
                     where = between[0] if a == start else between[len(between) // 2]
-                    why = f"from {a} to {b} in flight throughput grows by {percent(grown)}, perhaps in one doubling"
+                    why = f"from concurrency {a} to {b} throughput grows by {percent(grown)}, perhaps in one doubling"
                     deciding.append((where, why))
         if len(rates) < min(FEWEST_BATCHES, len(loads)):
             unknown = [load for load in loads if load not in rates]

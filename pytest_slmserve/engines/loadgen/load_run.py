@@ -316,7 +316,7 @@ def _main() -> None:
     os.set_inheritable(descriptor, False)
     with guarded(parent), suppress(Ended):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each request in flight
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each concurrent request
         lines = Lines(socket.socket(fileno=descriptor))
         try:
             greeting = lines.hear() or {}

@@ -45,10 +45,10 @@ SHARES = {
     "KV cache used": "kv_usage",
 }
 INTERIM = {"mean ratio": "mean", "fails if worse than": "fails_beyond", "passes if better than": "passes_within"}
-IN_FLIGHT, TOKENS_PER_S = "requests in flight", "output tokens/s"
+CONCURRENCY, TOKENS_PER_S = "concurrent requests", "output tokens/s"
 PLANE = "Throughput against latency"
 PLANE_NOTE = (
-    "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % intervals. Hollow: another load beats "
+    "Up and to the left is better. Numbers: concurrent requests. Whiskers: 95 % intervals. Hollow: another load beats "
     "it."
 )
 DASHES = [5, 4]
@@ -136,7 +136,7 @@ def share_axis(title: str) -> Spec:
     return axis("x", title, domain=(0, 1.02), format=".0%", values=[0, 0.25, 0.5, 0.75, 1], gridOpacity=0.7)
 
 
-def load_axis(loads: Iterable[float], title: str = IN_FLIGHT) -> Spec:
+def load_axis(loads: Iterable[float], title: str = CONCURRENCY) -> Spec:
     """Return a logarithmic axis with a tick for each load."""
     return axis("x", title, "log", values=sorted({*loads}), grid=False, format="~d")
 
@@ -298,7 +298,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
     most = max(1.3 * max(row["y"] for row in points), 1.15 * highest)
     highest = max([most, *(1.05 * row["y"] for row in predicted)])
     y = axis("y", axes.throughput if axes.knob else TOKENS_PER_S, domain=(0, highest))
-    x = load_axis((row["x"] for row in (*points, *predicted)), axes.knob or IN_FLIGHT)
+    x = load_axis((row["x"] for row in (*points, *predicted)), axes.knob or CONCURRENCY)
     color = series_looks(names)["color"]
     below = [row for row in roofs.values() if row["y"] <= most]
     thin = {**LINE, "strokeWidth": 1.2}
@@ -337,13 +337,13 @@ def load_charts(curve: Curve) -> Iterator[Chart]:
     ]
     known = [point for point in curve.valid if point.energy_per_token_j]
     spent = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
-    latency = drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300)
+    latency = drawn(waits, axis("y", "ms", "log"), f"latency over {CONCURRENCY}", 300)
     yield Chart("Latency over load", latency, "Whiskers: 95 % interval of the mean. Both axes are logarithmic.")
     sequences, joules = axis("y", "batch, sequences", "log"), axis("y", "mJ per output token", "log")
-    batches = drawn(held, sequences, f"batch held over {IN_FLIGHT}", joined=False, under=[guide(full)])
-    yield Chart("Batch held", batches, "Dashed: every request in flight is in the batch.")
+    batches = drawn(held, sequences, f"batch held over {CONCURRENCY}", joined=False, under=[guide(full)])
+    yield Chart("Batch held", batches, "Dashed: every concurrent request is in the batch.")
     yield Chart("Use of the device", drawn(used, axis("y", "%"), "use of the device"))
-    yield Chart("Energy", drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False))
+    yield Chart("Energy", drawn(spent, joules, f"energy over {CONCURRENCY}", joined=False))
 
 
 def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
@@ -404,7 +404,7 @@ def bars(rows: Values, x_title: str, y_title: str) -> Spec:
     return chart(layers, x, axis("y", y_title), f"{y_title} by {x_title}", rows)
 
 
-def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
+def quantiles(name: str, values: Values, of: str = CONCURRENCY) -> Spec:
     """Return the share of requests over their latency, a line for each load. of: what a load is."""
     legend = {"orient": "bottom", "columns": 6, "symbolType": "stroke"}
     scale = {"scheme": {"name": "viridis", "extent": [0.15, 0.9]}}
@@ -492,7 +492,7 @@ def forest(verdicts: Sequence[Verdict]) -> Spec | None:
         for v in verdicts
         if v.value is not None and math.isfinite(v.value)
     ]
-    return interval_chart(found, "", f"{verdicts[0].claim}: intervals and bounds")
+    return interval_chart(found, "", f"{verdicts[0].claim}: intervals and thresholds")
 
 
 def gate_forest(compared: Sequence[Comparison]) -> Spec | None:

@@ -177,7 +177,7 @@
     for (const row of rows) if (row.percent >= wanted) best.set(row.series, row);
     const words = [...new Set(rows.map((row) => row.series))].map((name) => {
       const row = best.get(name);
-      return row ? `${name}: up to ${row.x} requests in flight, ${figure(row.per_s, 4)} good requests/s`
+      return row ? `${name}: up to ${row.x} concurrent requests, ${figure(row.per_s, 4)} good requests/s`
         : `${name}: no load has so many good requests`;
     });
     one("#best").textContent = words.join("\n");

@@ -27,7 +27,7 @@ from pytest_slmserve.report.findings import Findings, origin
 from pytest_slmserve.report.gate import title
 from pytest_slmserve.report.loads import is_windowed, rate_panels, slo_rule
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.page.charts import IN_FLIGHT, PERCENTILES, TOKENS_PER_S, Spec, Values, axis, line_chart
+from pytest_slmserve.report.page.charts import CONCURRENCY, PERCENTILES, TOKENS_PER_S, Spec, Values, axis, line_chart
 from pytest_slmserve.report.text_table import figure as digits
 from pytest_slmserve.schema.errors import BadUsage, Sharing
 
@@ -255,7 +255,7 @@ def _utilisation(sweeps: Named) -> Picture:
                     told = {"text": str(p.concurrency) if number % 2 == 0 else "", "order": p.concurrency}
                     rows.append(row | told)
         if rows:
-            y = charts.share_axis(f"share of the most tokens/s (numbers: {IN_FLIGHT})")
+            y = charts.share_axis(f"share of the most tokens/s (numbers: {CONCURRENCY})")
             panels.append(line_chart(rows, charts.share_axis(heading), y, [name for name, _ in several]))
     why = "GPU utilisation is not known at two loads of any model"
     return Picture("utilisation", _origins(several), tuple(panels), why_not=why)
@@ -283,7 +283,7 @@ def _energy(sweeps: Named) -> Picture:
                 mean = fmean(values)
                 rows.append({"x": label, "y": mean, "series": told, "text": digits(mean), **several})
     headings = {"power_w": "power, W", "energy_per_token_j": "energy per output token, J"}
-    panels = [charts.bars(rows, f"model, and {IN_FLIGHT}", headings[field]) for field, rows in bars.items() if rows]
+    panels = [charts.bars(rows, f"model, and {CONCURRENCY}", headings[field]) for field, rows in bars.items() if rows]
     why = "power is not known of any model at its largest batch of table 1"
     return Picture("energy-per-token", _origins(seen), tuple(panels), why_not=why)
 
@@ -302,7 +302,7 @@ def _replicas(named: Named) -> list[Picture]:
 
     def setting(pair: PairReplicas) -> str:
         part = f", {pair[0].thread_percentage} % of the SMs each" if pair[0].thread_percentage else ""
-        return f"{pair[0].concurrency} in flight{', pinned' if pair[0].pinned else ''}{part}"
+        return f"concurrency {pair[0].concurrency}{', pinned' if pair[0].pinned else ''}{part}"
 
     several = [(name, curve) for name, curve in named if curve.shared]
     found = []

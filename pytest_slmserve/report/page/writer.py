@@ -66,7 +66,7 @@ STATUSES = {
     5: "no test was collected",
     10: "nothing fails, but something is inconclusive",
 }
-GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the page's script can compute
+GOODPUT = ("concurrency", "goodput /s", "good %", "dropped")  # columns that the page's script can compute
 UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
 
 
@@ -163,7 +163,7 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[st
     """Return goodput under an SLO, and what the page needs to compute it for another one; None without points."""
     if not shown:
         return None
-    columns = [column for column in loads.goodput_columns("in\nflight", slo) if column.name in GOODPUT]
+    columns = [column for column in loads.goodput_columns("concur-\nrency", slo) if column.name in GOODPUT]
     points, cells = [], []
     for label, curve in shown:
         for point, row in zip(curve.points, loads.goodput_rows(curve, slo)):
@@ -176,7 +176,7 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[st
         ("Goodput over load", "per_s", "goodput, requests/s"),
         ("Share of good requests", "percent", "good requests, %"),
     ):  # the page's script fills them in
-        words = f"{what} over {charts.IN_FLIGHT}"
+        words = f"{what} over {charts.CONCURRENCY}"
         spec = charts.line_chart([], x, charts.axis("y", what), names, description=words, height=240)
         drawn.append(Chart(title, spec | {"usermeta": {"field": field}}))
     return {
@@ -199,7 +199,7 @@ def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
         [label, str(p.concurrency), figure(p.output_tokens_per_s, 4), milliseconds(p.energy_per_token_j), *[ABSENT] * 3]
         for label, p in rows
     ]
-    heads = ["model", "in flight", "tokens/s", "mJ per token", "GPU", "energy", "both"]
+    heads = ["model", "concurrency", "tokens/s", "mJ per token", "GPU", "energy", "both"]
     table = Cells("Cost of a million output tokens", heads, cells, [False, *[True] * 6])
     return {"table": table, "points": [[p.output_tokens_per_s, p.energy_per_token_j] for _, p in rows]}
 

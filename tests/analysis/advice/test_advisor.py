@@ -86,7 +86,7 @@ def test_a_prediction_is_marked_and_careful():
     found = plan([subject(published(1, 32))], Objectives(slo=RelativeSlo(4, 32), gpu_bytes=GPU))
     seen = found.advices[0]
     assert seen.decision.predicted and 180 < seen.batch < 256 and seen.advised.predicted
-    assert "predicted by the saturation law through 1 and 32 in flight" in seen.decision.notes[0]
+    assert "predicted by the saturation law through concurrency 1 and 32" in seen.decision.notes[0]
     assert seen.decision.choice == ChosenLoad(seen.decision.batch)
     assert seen.replicas.advised == 1 and "measured first" in seen.replicas.why
 
@@ -126,9 +126,9 @@ def test_t_of_one_and_the_objective_may_be_by_the_law_too():
     ("points", "reason"),
     [
         ([], "0 loads to judge by: two are needed"),
-        (planted((64,)), "1 load to judge by (64 in flight): two are needed"),
-        ([point(8, [100.0], [0.1]), point(64, ())], "1 load to judge by (8 in flight)"),
-        ([point(8, [100.0], [0.1]), point(64, [800.0], [0.1])], "8 and 64 in flight give no law"),
+        (planted((64,)), "1 load to judge by (concurrency 64): two are needed"),
+        ([point(8, [100.0], [0.1]), point(64, ())], "1 load to judge by (concurrency 8)"),
+        ([point(8, [100.0], [0.1]), point(64, [800.0], [0.1])], "concurrency 8 and 64 give no law"),
         ([point(b, [100.0 * b], [0.1]) for b in (2, 4, 8)], "batching efficiency needs T(1)"),
     ],
 )
@@ -157,7 +157,7 @@ def test_degraded_and_invalid_points_are_never_chosen():
 def test_a_smaller_load_with_more_throughput_is_told():
     points = [*planted(GRID[:-1]), point(512, [law(64)], [0.1])]
     notes = decide(subject(points), Objectives(threshold=0.001)).notes
-    assert any("but 256 in flight has 44.9 % more throughput" in note for note in notes)
+    assert any("but concurrency 256 has 44.9 % more throughput" in note for note in notes)
     assert any("512 is the largest load measured" in note for note in notes)
 
 

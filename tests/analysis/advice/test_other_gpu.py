@@ -83,7 +83,7 @@ def test_prompts_of_an_fp8_engine_are_computed_in_fp8_on_both():
 def test_what_is_measured_farther_off_refutes_it(slower):
     prediction = predicted_elsewhere(sweep(H100, physical(gpu_named("H100"), 0.002)), gpu_named("H200"))
     verdict = carries(prediction, sweep(H200, physical(gpu_named("H200"), 0.002, slower)))
-    assert verdict.state is State.FAILS and "bound 10 % more or less" in verdict.why
+    assert verdict.state is State.FAILS and "limit 10 % more or less" in verdict.why
 
 
 def test_noise_of_either_side_leaves_it_inconclusive():

@@ -213,5 +213,5 @@ def test_the_load_that_serves_most_is_chosen_of_all_and_corrected_for_it():
 def test_a_batch_that_serves_most_itself_is_held_against_the_next():
     _, verdict = judged({1: 100.0, 32: 2400.0, 128: 2000.0})
     assert verdict.state is State.PASSES and verdict.value == pytest.approx(1.2, rel=0.01)
-    assert "32 in flight, chosen for twice the latency at 32, serves 120 %" in verdict.why
+    assert "concurrency 32, chosen for twice the latency at 32, serves 120 %" in verdict.why
     assert "of what 128 does" in verdict.why

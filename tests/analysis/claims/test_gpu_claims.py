@@ -112,7 +112,7 @@ def test_no_share_is_said_to_be_below_nothing_or_above_all():
 def test_warps_at_the_largest_load(at_largest, state):
     verdict = few_warps(sweep("sm_occupancy", 0.9, 0.9, at_largest))
     assert (verdict.state, verdict.value, verdict.threshold) == (state, pytest.approx(fmean(at_largest)), 0.5)
-    assert verdict.records == ("16-0", "16-1") and "at 16 in flight" in verdict.why
+    assert verdict.records == ("16-0", "16-1") and "at concurrency 16" in verdict.why
     assert "70 % of the SMs had work" in verdict.why
 
 
@@ -164,13 +164,13 @@ def test_throughput_after_utilisation_is_full(rates, util, state):
 def test_utilisation_at_its_end_is_told_with_the_factor():
     verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.95, 1.0, 1.0)))
     assert verdict.value == pytest.approx(9.0) and verdict.low < 9 < verdict.high
-    assert "utilisation is 95 % at 1 in flight already, where 16 in flight serve 9 times" in verdict.why
+    assert "utilisation is 95 % at concurrency 1 already, where 16 concurrent requests serve 9 times" in verdict.why
     never = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.7)))
     assert never.why == "GPU utilisation stays below 90 %: 70 % (95 %: 70 % to 70 %) at most"
 
 
 def test_noise_leaves_open_whether_utilisation_is_full_at_a_smaller_load():
-    """From 1 in flight throughput grows 9 times, from 4 on no more: who says "fails" has to know that it is not 1."""
+    """From concurrency 1 throughput grows 9 times, from 4 on no more: who says "fails" has to know that it is not 1."""
     unsure = served(100.0, 900.0, 910.0, util=([0.80, 0.99], 0.95, 1.0))
     verdict = util_saturates_first(unsure)
     assert verdict.state is INCONCLUSIVE and "noise leaves open whether 90 % are reached at 1" in verdict.why
@@ -185,7 +185,7 @@ def test_throughput_at_the_largest_load_over_itself_is_one_without_noise():
 @pytest.mark.parametrize("claim", [SATURATES_FIRST, UTIL_FALLS])
 def test_a_utilisation_of_0_while_tokens_come_was_not_measured(claim):
     assert judge(claim, served(100.0, 300.0, 900.0, util=(0.0, 0.0, 0.0))).why == NO_UTIL
-    assert judge(claim, served(100.0, 300.0, 900.0, util=(0.0, 0.9, 0.9))).why == f"{NO_UTIL} at 1 in flight"
+    assert judge(claim, served(100.0, 300.0, 900.0, util=(0.0, 0.9, 0.9))).why == f"{NO_UTIL} at concurrency 1"
 
 
 # Memory against tensor cores
@@ -203,7 +203,7 @@ def test_a_utilisation_of_0_while_tokens_come_was_not_measured(claim):
 def test_the_load_at_which_memory_is_least_near_decides(gaps, state):
     verdict = memory_bound(sweep("saturation_gap", *gaps))
     assert verdict.state is state
-    assert f"least at {4 ** gaps.index(min(gaps, key=fmean))} in flight" in verdict.why
+    assert f"least at concurrency {4 ** gaps.index(min(gaps, key=fmean))}" in verdict.why
     assert verdict.n == 6, "it rests on all loads"
 
 
@@ -270,10 +270,10 @@ def test_another_power_limit_is_another_card():
         (MEMORY_BOUND, DECODING, None, NO_DECODING),
         (CHEAPER, ENERGY, None, NO_ENERGY),
         (FEW_WARPS, ["sm_occupancy"], 16, NO_PROFILE),
-        (SATURATES_FIRST, ["gpu_util"], 1, f"{NO_UTIL} at 1 in flight"),
-        (MEMORY_BOUND, ["dram_active", "saturation_gap"], 4, f"{NO_PROFILE} at 4 in flight"),
-        (MEMORY_BOUND, DECODING, 16, f"{NO_DECODING} at 16 in flight"),
-        (CHEAPER, ["energy_per_token_j"], 16, f"{NO_ENERGY} at 16 in flight"),
+        (SATURATES_FIRST, ["gpu_util"], 1, f"{NO_UTIL} at concurrency 1"),
+        (MEMORY_BOUND, ["dram_active", "saturation_gap"], 4, f"{NO_PROFILE} at concurrency 4"),
+        (MEMORY_BOUND, DECODING, 16, f"{NO_DECODING} at concurrency 16"),
+        (CHEAPER, ["energy_per_token_j"], 16, f"{NO_ENERGY} at concurrency 16"),
     ],
 )
 def test_what_no_sensor_saw_is_not_guessed(claim, names, at, why):
@@ -287,8 +287,8 @@ def test_obstacles_of_the_sweep_come_first(claim):
     assert judged(claim, whole).state in (PASSES, FAILS)
     single = replace(whole, points=tuple(sensed(4**i, [100.0]) for i in range(3)))
     for curve, why in (
-        (replace(whole, missing=(64,)), "not measured at 64 in flight"),
-        (without(whole, 4), "invalid at 4 in flight"),
+        (replace(whole, missing=(64,)), "not measured at concurrency 64"),
+        (without(whole, 4), "invalid at concurrency 4"),
         (replace(whole, points=whole.points[:2]), "2 valid points, 3 are needed"),
         (single, "--slm-repeats 2"),
         (Curve(subject="opt-1.3b"), "0 valid points"),
@@ -328,7 +328,7 @@ SMALL, LARGE = table_1("opt-125m", [0.0099, 0.0101]), table_1("opt-1.3b", [0.049
 def test_a_larger_model_against_the_next_smaller(large, state):
     verdict = dearer_models(table_1("opt-1.3b", large), [SMALL])
     assert (verdict.state, verdict.value) == (state, pytest.approx(fmean(large) / 0.01))
-    assert verdict.subject == "opt-1.3b" and "opt-125m 0.01 J a token at 512 in flight" in verdict.why
+    assert verdict.subject == "opt-1.3b" and "opt-125m 0.01 J a token at concurrency 512" in verdict.why
     assert set(verdict.records) == {"256-0", "256-1", "512-0", "512-1"}
 
 
@@ -375,7 +375,7 @@ def test_models_under_other_power_limits_are_not_compared():
 
 def test_its_own_energy_may_be_missing_too():
     verdict = dearer_models(drop(LARGE, ["energy_per_token_j"]), [SMALL])
-    assert (verdict.state, verdict.why) == (INCONCLUSIVE, "no energy of opt-1.3b at 256 in flight")
+    assert (verdict.state, verdict.why) == (INCONCLUSIVE, "no energy of opt-1.3b at concurrency 256")
 
 
 @pytest.mark.parametrize("model", ["opt-125m", "opt-350m", "qwen2.5-3b", ""])
@@ -472,10 +472,10 @@ def test_what_fails_at_the_loads_of_an_adaptive_sweep_need_not_fail_between_them
     whole = served(*rates, util=util)
     part = replace(whole, adaptive=True, unneeded=(2, 8))
     verdict = util_saturates_first(part)
-    assert verdict.state is state and "adaptive sweep: judged at 1, 4, 16 in flight" in verdict.why
+    assert verdict.state is state and "adaptive sweep: judged at concurrency 1, 4, 16" in verdict.why
     assert util_saturates_first(whole).state is (PASSES if state is PASSES else FAILS)
 
 
 def test_every_load_means_every_load_measured():
     part = replace(served(100.0, 300.0, 900.0, util=(1.0, 1.0, 1.0)), adaptive=True, unneeded=(2, 8))
-    assert memory_bound(part).why.endswith("(adaptive sweep: judged at 1, 4, 16 in flight)")
+    assert memory_bound(part).why.endswith("(adaptive sweep: judged at concurrency 1, 4, 16)")

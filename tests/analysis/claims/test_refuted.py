@@ -70,7 +70,7 @@ def limited(limit: int, served: float, e2e_s: float = 1.0):
 
 
 def advised_at_half() -> Curve:
-    """32 in flight serve half of what 128 do, whose tokens take longer than twice as long as those of 32."""
+    """32 concurrent requests serve half of what 128 do, whose tokens take longer than twice as long as those of 32."""
     rates = {1: 100.0, 32: 2400.0, 128: 4800.0, 512: 4900.0}
     return curve_of("opt-1.3b", [measurement(n, rate + i, repeat=i) for n, rate in rates.items() for i in range(2)])
 

@@ -60,7 +60,7 @@ def test_where_a_sensor_bounds_how_launches_differ_repeats_decide(factor, verdic
     assert verdicts(found, *BOUNDED) == {verdict}
     assert {each.metric for each in found.changes} >= {*BOUNDED, "ttft_s", "tpot_p99_s", "energy_per_token_j"}
     rate = by_name(found)["output_tokens_per_s"]
-    assert (rate.subject, rate.load, rate.launches) == ("opt-1.3b", "8 in flight", (1, 1))
+    assert (rate.subject, rate.load, rate.launches) == ("opt-1.3b", "concurrency 8", (1, 1))
     assert rate.ratio.value == pytest.approx(1 / factor) == pytest.approx(rate.candidate / rate.baseline)
     assert rate.ratio.low < rate.ratio.value < rate.ratio.high
     assert rate.why == ("" if verdict is not Judgement.INCONCLUSIVE else NOISE)
@@ -152,9 +152,9 @@ def test_an_invalid_side_decides_nothing():
 
 def test_what_one_side_has_alone_is_named():
     found = compare([*BASELINE, engine_alone(500, 4)], [*candidate(1.0), engine_alone(900, 64)], TOLERANCE)
-    assert {each.load for each in found.changes} == {"8 in flight"}
-    assert [text.partition(" (")[0] for text in found.baseline_only] == ["opt-1.3b at 4 in flight"]
-    assert [text.partition(" (")[0] for text in found.candidate_only] == ["opt-1.3b at 64 in flight"]
+    assert {each.load for each in found.changes} == {"concurrency 8"}
+    assert [text.partition(" (")[0] for text in found.baseline_only] == ["opt-1.3b at concurrency 4"]
+    assert [text.partition(" (")[0] for text in found.candidate_only] == ["opt-1.3b at concurrency 64"]
 
 
 def test_engines_are_held_against_those_of_their_own_arguments():
@@ -193,7 +193,7 @@ def test_several_engines_on_one_device_are_one_case():
 
     there, here = ([m for n in range(LAUNCHES) for m in pair(r + n, f"{r}{n}")] for r in (1000, 800))
     found = compare(there, here, TOLERANCE)
-    assert {(each.subject, each.load) for each in found.changes} == {("2 x opt-1.3b by mps", "16 in flight")}
+    assert {(each.subject, each.load) for each in found.changes} == {("2 x opt-1.3b by mps", "concurrency 16")}
     assert by_name(found)["output_tokens_per_s"].ratio.value == pytest.approx(0.8, rel=0.01)
     assert verdicts(found, "output_tokens_per_s") == {Judgement.WORSE}
 

@@ -47,7 +47,7 @@ def test_whether_it_serves_less_in_all_is_what_was_planted(all_reduce_s, ratio, 
     verdict = judge(LESS_IN_ALL, on_gpus((1, 2), all_reduce_s=all_reduce_s))
     assert verdict.state is state and verdict.value == pytest.approx(ratio, rel=0.02)
     assert verdict.low < verdict.value < verdict.high and len(verdict.records) == 4
-    assert "on 2 GPUs it serves" in verdict.why and "what it does on 1 GPU at 16 in flight" in verdict.why
+    assert "on 2 GPUs it serves" in verdict.why and "what it does on 1 GPU at concurrency 16" in verdict.why
 
 
 def test_per_gpu_it_is_the_number_of_gpus_that_loses_least_which_decides():
@@ -80,7 +80,7 @@ def test_a_load_that_waits_for_memory_is_no_measure_of_speed():
     waiting = next(d for d in deployments(curve) if (d.gpus, d.concurrency) == (1, 16))
     assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
     verdict = judge(LESS_IN_ALL, curve)
-    assert "at 4 in flight, the largest load that fits" in verdict.why
+    assert "at concurrency 4, the largest load that fits" in verdict.why
     assert verdict.value == pytest.approx(20 / (10 + 4), rel=0.02)
     nowhere = on_gpus((1, 2), room={1: 2}, loads=(4,))
     assert judge(LOSES_PER_GPU, nowhere).state is State.INCONCLUSIVE

@@ -112,9 +112,9 @@ def test_the_load_is_the_largest_that_most_releases_have():
     loads = {"0.24.0": (8, 64), "0.25.0": (8, 64, 128), "0.26.0": (8, 64), "0.27.0": (8, 128)}
     made = [m for version, each in loads.items() for load in each for m in release(version, [1000, 1001], load)]
     found = release_histories(made)
-    assert {(each.subject, len(each.releases)) for each in found} == {("opt-1.3b at 8 in flight", 4)}
+    assert {(each.subject, len(each.releases)) for each in found} == {("opt-1.3b at concurrency 8", 4)}
     found = release_histories([m for m in made if m.environment.vllm != "0.27.0"])
-    assert {(each.subject, len(each.releases)) for each in found} == {("opt-1.3b at 64 in flight", 3)}
+    assert {(each.subject, len(each.releases)) for each in found} == {("opt-1.3b at concurrency 64", 3)}
 
 
 def test_an_invalid_release_is_left_out_and_its_neighbours_are_compared():
@@ -171,7 +171,7 @@ def ledgers():
 
 def test_each_step_is_what_compare_says_of_the_two_releases(ledgers):
     found = release_histories([m for each in ledgers for m in each])
-    assert {each.subject for each in found} == {"opt-1.3b at 512 in flight", "opt-125m at 512 in flight"}
+    assert {each.subject for each in found} == {"opt-1.3b at concurrency 512", "opt-125m at concurrency 512"}
     for number, (there, here) in enumerate(pairwise(ledgers), start=1):
         compared = {(c.subject, c.load, c.metric): c for c in compare(there, here, TOLERANCE).changes}
         for each in found:

@@ -27,7 +27,7 @@ def curve(slower: float = 1.0, again=(4, 16)):
 def test_what_is_the_same_holds():
     verdict = judge(CLAIM, curve(), margin=MARGIN)
     assert verdict.state is State.PASSES and verdict.n == 6
-    assert "at 4; " in verdict.why and "at 16 in flight" in verdict.why
+    assert "at 4; " in verdict.why and "at 16 concurrent requests" in verdict.why
 
 
 @pytest.mark.parametrize("slower", [1.1, 0.9])
@@ -48,7 +48,7 @@ def test_without_both_there_is_nothing_to_tell():
     verdict = judge(CLAIM, curve(again=()), margin=MARGIN)
     assert verdict.state is State.INCONCLUSIVE and "none of its loads" in verdict.why
     why = judge(CLAIM, curve(again=(16,)), margin=MARGIN).why
-    assert "at 16 in flight" in why and why.count(" at ") == 1
+    assert "at 16 concurrent requests" in why and why.count(" at ") == 1
 
 
 def test_a_run_alone_has_no_neighbours():

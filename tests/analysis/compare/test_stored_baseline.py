@@ -58,7 +58,7 @@ def test_on_one_host_the_launches_noise_decides(factor, state):
     assert rate.value == pytest.approx(1 / factor) and e2e.value == pytest.approx(factor)
     assert rate.threshold == pytest.approx(1 / 1.03) and e2e.threshold == 1.03
     assert rate.low == pytest.approx(1 / e2e.high) and rate.high == pytest.approx(1 / e2e.low)
-    assert rate.n == len(rate.records) == 6 and rate.subject == e2e.subject == "opt-1.3b at 8 in flight"
+    assert rate.n == len(rate.records) == 6 and rate.subject == e2e.subject == "opt-1.3b at concurrency 8"
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.02, 1.1])
@@ -122,7 +122,7 @@ def test_noise_is_of_one_load_on_both_sides():
     here = [*candidate(1.0)[:1], *repeats([500, 700], 4, environment=NEW), *repeats([300], 2, environment=NEW)]
     found = {v.subject: v for v in judged(there, here) if v.claim == THROUGHPUT}
     assert [v.state.value for v in found.values()] == ["inconclusive", "inconclusive", "passes"]
-    alone = found["opt-1.3b at 2 in flight"]
+    alone = found["opt-1.3b at concurrency 2"]
     assert alone.low is None and "output tokens/s equal to the baseline's" in alone.why
     assert "noise unknown: one repeat on each side" in alone.why
 
@@ -190,7 +190,7 @@ def test_nothing_in_common_is_inconclusive(there, here):
     (verdict,) = judged(there, here)
     assert verdict.state is State.INCONCLUSIVE and verdict.claim == COMMON
     assert (
-        f"the baseline has {'opt-1.3b at 8 in flight (ramp-up staggered, window 5 s' if there else 'none'}"
+        f"the baseline has {'opt-1.3b at concurrency 8 (ramp-up staggered, window 5 s' if there else 'none'}"
         in verdict.why
     )
 
@@ -215,7 +215,7 @@ def test_engines_that_share_a_device_are_held_against_such(factor, state, models
     here = shared([500, 501, 500], factor, models=models, environment=NEW, launch="launch-2")
     verdicts = judged(there, here)
     assert states(verdicts) == both(state)
-    assert {verdict.subject for verdict in verdicts} == {f"{name} by mps at 16 in flight"}
+    assert {verdict.subject for verdict in verdicts} == {f"{name} by mps at concurrency 16"}
     assert verdicts[0].n == len(set(verdicts[0].records)) == 12
 
 
@@ -223,7 +223,7 @@ def test_another_way_of_sharing_or_another_number_is_another_thing():
     there = [*shared([500, 501]), *repeats([1000, 1001], 16)]
     for other in (shared([500, 501], sharing="time-slicing"), shared([500, 501], models=("opt-1.3b",) * 3)):
         (verdict,) = judged(there, other)
-        assert verdict.claim == COMMON and "2 x opt-1.3b by mps at 16 in flight" in verdict.why
+        assert verdict.claim == COMMON and "2 x opt-1.3b by mps at concurrency 16" in verdict.why
 
 
 def test_a_run_that_lost_a_replica_is_not_used_and_a_single_replica_is_an_engine_alone():
@@ -242,7 +242,7 @@ def test_of_several_models_a_run_belongs_to_the_first():
 def test_what_one_side_alone_has_is_told():
     here = [*candidate(1.0), *repeats([9, 9], 16), *repeats([9, 9], 4)]
     details = "ramp-up staggered, window 5 s, warm-up 1, workload 012345"
-    told = f"measured by this run alone: opt-1.3b at 4, 16 in flight ({details})"
+    told = f"measured by this run alone: opt-1.3b at concurrency 4, 16 ({details})"
     assert against_stored(BASELINE, here, TOLERANCE)[1] == (told,)
     assert against_stored(here, BASELINE, TOLERANCE)[1] == (told.replace("this run", "the baseline"),)
     other_host = [replace(m, environment=replace(m.environment, host="two")) for m in BASELINE]
@@ -344,4 +344,4 @@ def test_of_what_was_measured_on_one_host_nothing_fails_against_itself():
         verdicts = judged(there, here)
         assert len(verdicts) > 50 and not [v for v in verdicts if v.state is State.FAILS]
         held = {v.subject for v in verdicts if v.state is State.PASSES}
-        assert {"opt-1.3b at 512 in flight", "opt-2.7b at 256 in flight"} <= held, "where the GPU is busy"
+        assert {"opt-1.3b at concurrency 512", "opt-2.7b at concurrency 256"} <= held, "where the GPU is busy"

@@ -70,17 +70,17 @@ FAULTS = {
         "invalid",
         "the energy counter fell from 2700 J to 0",
     ),
-    "energy stands": ({sensors.ENERGY: 5e6}, "invalid", "stood still for 9.8 s (bound 1.0 s)"),
-    "energy apart": ({sensors.POWER_INSTANT: 430.0}, "degraded", "7.5 % apart from the energy counter (bound 5 %)"),
+    "energy stands": ({sensors.ENERGY: 5e6}, "invalid", "stood still for 9.8 s (limit 1.0 s)"),
+    "energy apart": ({sensors.POWER_INSTANT: 430.0}, "degraded", "7.5 % apart from the energy counter (limit 5 %)"),
     "SM dead": ({sensors.SM_ACTIVE: 0.0}, "invalid", "PROF_SM_ACTIVE is 0 in all 40 readings"),
     "DRAM dead": ({sensors.DRAM_ACTIVE: 0.0}, "invalid", "PROF_DRAM_ACTIVE is 0 in all 40 readings"),
     "ratio above 1": ({sensors.SM_ACTIVE: until(11, 0.5, 1.29)}, "invalid", "was 1.29, which is no ratio"),
     "percent": ({sensors.GPU_UTIL: 97.0}, "invalid", "was 97, which is no ratio"),
     "below 0": ({sensors.TENSOR_ACTIVE: -0.1}, "invalid", "was -0.1, which is no ratio"),
     "one counter vanishes": ({sensors.TENSOR_ACTIVE: until(9, 0.1, None)}, "degraded", "missing in 13 of 40 readings"),
-    "stolen": ({sensors.STOLEN_CORES: 0.1}, "noise", "took 0.10 cores where 2.00 were used (5 %, bound 2 %)"),
+    "stolen": ({sensors.STOLEN_CORES: 0.1}, "noise", "took 0.10 cores where 2.00 were used (5 %, limit 2 %)"),
     "stolen from all": ({sensors.STOLEN_CORES: 0.1, sensors.OWN_CORES: None}, "noise", "where 2.50 were used"),
-    "throttled": ({sensors.CPU_THROTTLED: 0.03}, "noise", "used up for 3 % of the time (bound 1 %)"),
+    "throttled": ({sensors.CPU_THROTTLED: 0.03}, "noise", "used up for 3 % of the time (limit 1 %)"),
     "busy host": ({sensors.HOST_CORES: 15.5}, "noise", "others used 13.5 of 16 cores"),
 }
 
@@ -93,7 +93,7 @@ def test_a_fault_is_told_with_its_numbers(fault):
     assert found.state == ("ok" if kind == "noise" else kind)
     [text], others = (found.noise, found.reasons) if kind == "noise" else (found.reasons, found.noise)
     assert words in text and others == ()
-    assert "bound" in text or "Xid" in text
+    assert "limit" in text or "Xid" in text
 
 
 HARMLESS = {
@@ -140,8 +140,8 @@ def test_readings_that_stop():
     stopped = of(until_s=9.0)
     assert (stopped.state, stopped.reasons) == ("ok", ())
     assert stopped.noise == (
-        "profiled counters cover 70 % of the window (bound 95 %)",
-        "no reading for 3.0 s of the window (bound 2.0 s)",
+        "profiled counters cover 70 % of the window (limit 95 %)",
+        "no reading for 3.0 s of the window (limit 2.0 s)",
     )
     plain = of(until_s=9.0, without=sensors.PROFILED, spans=False)
     assert plain == CheckResult(noise=stopped.noise[1:])
@@ -152,7 +152,7 @@ def test_a_gap_in_the_middle_without_profiled_counters():
     kept = [i for i, at in enumerate(telemetry.time_s) if not 5 < at < 8]
     columns = {sensors.GPU_UTIL: (0.5,) * len(kept)}
     cut = replace(telemetry, time_s=[telemetry.time_s[i] for i in kept], span_s=[None] * len(kept), columns=columns)
-    assert health(watched_run(cut)) == CheckResult(noise=("no reading for 3.0 s of the window (bound 2.0 s)",))
+    assert health(watched_run(cut)) == CheckResult(noise=("no reading for 3.0 s of the window (limit 2.0 s)",))
 
 
 def test_counters_of_the_host_miss_nothing_in_a_gap():
@@ -191,7 +191,7 @@ def test_processes_of_other_replicas_are_not_anothers(sharing, bound):
         columns = {**WELL, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: float(processes)}
         found = health(watched_run(planted_telemetry(columns)), HOST, replica)
         assert found.state == ("ok" if processes == bound else "degraded")
-        assert processes == bound or f"(bound {bound})" in found.reasons[0]
+        assert processes == bound or f"(limit {bound})" in found.reasons[0]
 
 
 def test_the_worst_comes_first():
@@ -199,7 +199,7 @@ def test_the_worst_comes_first():
     found = of(columns, notes=("nvml failed",))
     assert found.state == "invalid"
     assert ["of others" in reason for reason in found.reasons] == [True, False, False]
-    assert found.noise == ("the CPU quota was used up for 50 % of the time (bound 1 %)",), "which is not against it"
+    assert found.noise == ("the CPU quota was used up for 50 % of the time (limit 1 %)",), "which is not against it"
 
 
 @settings(max_examples=300, deadline=None)

@@ -96,8 +96,8 @@ def test_growth_that_one_doubling_past_the_plateau_may_hide_is_looked_for():
     played = play(GRID, lambda load: law(load, b_half=7.0), repeats=1)
     assert played.loads == [1, 1024, 32, 16, 64, 256]
     assert [w.why for w in played.asked[-2:]] == [
-        "from 32 to 1024 in flight throughput grows by 21 %, perhaps in one doubling",
-        "from 64 to 1024 in flight throughput grows by 10.2 %, perhaps in one doubling",
+        "from concurrency 32 to 1024 throughput grows by 21 %, perhaps in one doubling",
+        "from concurrency 64 to 1024 throughput grows by 10.2 %, perhaps in one doubling",
     ]
 
 

@@ -121,7 +121,7 @@ def test_of_four_loads_three_are_needed_and_those_are_more_than_a_third(model, l
 
 
 def test_a_dent_does_not_end_a_sweep():
-    """OPT-125M gains 8.7 % from 128 to 256 in flight in its steady windows, less than a tenth, and then it doubles."""
+    """OPT-125M gains 8.7 % from concurrency 128 to 256 in its steady windows, less than a tenth; then it doubles."""
     sweep = measured(SPREAD, "opt-125m", lambda m: not check(m).noise)
     (dent,) = [gain for gain in plateau.gains(sweep.points) if gain.start == 128]
     assert dent.value < 0.10 and plateau.plateau(sweep.played().points).value is None

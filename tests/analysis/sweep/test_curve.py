@@ -35,7 +35,7 @@ def states(judge, rates, runs=400, **noise) -> Counter:
 def test_a_planted_plateau_holds_and_says_where():
     verdict = noisy_curve(FLAT, noise=0.002).pareto_plateau(tolerance=0.10)
     assert verdict and verdict.claim == "throughput-plateau" and verdict.subject == "opt-1.3b"
-    assert verdict.why.startswith("plateau from 256 in flight (95 %: 256 to 256): later doublings gain at most 8.")
+    assert verdict.why.startswith("plateau from concurrency 256 (95 %: 256 to 256): later doublings gain at most 8.")
     assert verdict.why.endswith("(threshold 10 %)")
     assert verdict.low < verdict.value < verdict.high < verdict.threshold == 0.10
     assert verdict.n == 30 and len(verdict.records) == 30
@@ -46,14 +46,14 @@ def test_a_throughput_that_falls_at_the_end_is_a_plateau_too():
     assert verdict.state is State.PASSES and verdict.value == pytest.approx(-0.14, abs=0.01)
     only_falling = noisy_curve({64: 100.0, 128: 280.0, 256: 200.0}, noise=0.002).pareto_plateau()
     assert "(threshold 10 %); from 256 to 512 throughput falls by 14" in verdict.why
-    assert "plateau from 128 in flight" in only_falling.why and "lose at least 28" in only_falling.why
+    assert "plateau from concurrency 128" in only_falling.why and "lose at least 28" in only_falling.why
 
 
 def test_no_plateau_fails_and_says_what_ended_the_sweep():
     curve = noisy_curve(STEEP, noise=0.002)
     verdict = curve.pareto_plateau()
     assert not verdict and verdict.why.startswith(
-        "no plateau up to 64 in flight: the last doubling (32 to 64) gains 41"
+        "no plateau up to concurrency 64: the last doubling (32 to 64) gains 41"
     )
     held = replace(curve, measurements=(measurement(),))
     assert "the KV cache holds 227 requests" in held.pareto_plateau().why
@@ -85,7 +85,7 @@ def test_one_per_cent_of_noise_does_not_hide_a_clear_answer():
 def test_latency_rises_past_the_plateau():
     verdict = noisy_curve(FLAT).latency_keeps_rising()
     assert verdict and verdict.value == pytest.approx(2 / 1.081 - 1, abs=0.05)
-    assert "past 256 in flight each doubling should raise the mean E2E by 10 %" in verdict.why
+    assert "past concurrency 256 each doubling should raise the mean E2E by 10 %" in verdict.why
 
 
 def test_latency_that_stays_fails():
@@ -103,7 +103,7 @@ def test_latency_in_noise_is_inconclusive():
 
 def test_points_up_to_the_plateau_are_worth_having():
     verdict = noisy_curve(FLAT, noise=0.005).pareto_up_to_plateau()
-    assert verdict and verdict.why.endswith("than 1, 2, 4, 8, 16, 32, 64, 128, 256 in flight")
+    assert verdict and verdict.why.endswith("than concurrency 1, 2, 4, 8, 16, 32, 64, 128, 256")
     assert verdict.high < verdict.threshold == 0.03
 
 
@@ -139,7 +139,7 @@ def test_past_no_plateau_there_is_nothing_to_judge():
 def test_before_a_plateau_that_is_not_reached_every_load_has_to_be_pareto_optimal():
     curve = noisy_curve(STEEP)
     verdict, loads = curve.pareto_up_to_plateau(), [p.concurrency for p in curve.points]
-    assert verdict.state is State.PASSES and verdict.why.endswith(f" than {', '.join(map(str, loads))} in flight")
+    assert verdict.state is State.PASSES and verdict.why.endswith(f" than concurrency {', '.join(map(str, loads))}")
     *others, last, largest = curve.points
     slow = replace(last, repeats=others[-2].repeats, e2e_repeats=largest.e2e_repeats)
     beaten = replace(curve, points=(*others, slow, largest))
@@ -153,8 +153,8 @@ def test_before_a_plateau_that_is_not_reached_every_load_has_to_be_pareto_optima
         (Curve(subject="opt-1.3b"), "0 valid points, 3 are needed"),
         (noisy_curve({1: 1.0, 2: 1.9}), "2 valid points"),
         (noisy_curve(FLAT, repeats=1), "noise unknown: one repeat of each point; --slm-repeats 2"),
-        (without(noisy_curve(FLAT), 512), "invalid at 512 in flight (planted: invalid)"),
-        (replace(noisy_curve(FLAT), missing=(1024, 2048)), "not measured at 1024, 2048 in flight"),
+        (without(noisy_curve(FLAT), 512), "invalid at concurrency 512 (planted: invalid)"),
+        (replace(noisy_curve(FLAT), missing=(1024, 2048)), "not measured at concurrency 1024, 2048"),
         (Curve(subject="x", points=(point(1, [1.0], []),)), "it has no valid repeat"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_claim_depends_on_the_loads_that_it_reads_and_on_no_other():
     """The plateau begins at 256: what is before it is nothing to the doublings past it."""
     plateau, latency, pareto = (judge(without(noisy_curve(FLAT, noise=0.002), 16)) for judge in JUDGES)
     assert plateau.state is latency.state is State.PASSES
-    assert pareto.state is State.INCONCLUSIVE and pareto.why.startswith("invalid at 16 in flight")
+    assert pareto.state is State.INCONCLUSIVE and pareto.why.startswith("invalid at concurrency 16")
 
 
 @given(curves(repeats=1) | curves(repeats=2), st.floats(-0.5, 2.0))
@@ -211,13 +211,15 @@ def test_curve_of_measurements():
 def test_curve_of_nothing():
     curve = curve_of("opt-1.3b", [measurement(load=OpenLoop(requests=8))], planned=(1, 2))
     assert curve.points == () and curve.missing == (1, 2) and curve.kv_capacity is None
-    assert obstacle(curve) == "not measured at 1, 2 in flight"
+    assert obstacle(curve) == "not measured at concurrency 1, 2"
 
 
 def test_preempted_measurements_do_not_make_a_plateau():
     made = [measurement(c, law(c), repeat=i, preempted=c == 32) for c in (8, 16, 32) for i in range(2)]
     verdict = curve_of("opt-1.3b", made).pareto_plateau(tolerance=5.0)
-    assert verdict.state is State.INCONCLUSIVE and "invalid at 32 in flight (1 preemptions in the window" in verdict.why
+    assert (
+        verdict.state is State.INCONCLUSIVE and "invalid at concurrency 32 (1 preemptions in the window" in verdict.why
+    )
     again = [measurement(32, law(32), repeat=i) for i in (2, 3)]
     assert curve_of("opt-1.3b", [*made, *again]).pareto_plateau(tolerance=5.0), "measured again, it is valid"
 
@@ -252,14 +254,14 @@ def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing():
     assert [p.concurrency for p in curve.predictions] == [2, 4, 8, 16, 32, 64]
     assert curve.predictions[-1].tokens_per_s.value == pytest.approx(FLAT[64], rel=0.01)
     verdict = curve.pareto_plateau()
-    assert verdict.why.startswith("plateau from 256 in flight")
-    assert verdict.why.endswith("(adaptive sweep: judged at 1, 128, 256, 512 in flight), of one launch")
+    assert verdict.why.startswith("plateau from concurrency 256")
+    assert verdict.why.endswith("(adaptive sweep: judged at concurrency 1, 128, 256, 512), of one launch")
 
 
 def test_as_long_as_a_load_is_wanted_an_adaptive_sweep_decides_nothing():
     curve = swept(1, 128, 512)
     assert curve.missing == (256,) and curve.unneeded == () == curve.predictions
-    assert all(judge(curve).why == "not measured at 256 in flight" for judge in JUDGES)
+    assert all(judge(curve).why == "not measured at concurrency 256" for judge in JUDGES)
     assert swept(1, 128, 256, 512, adaptive=None).missing == (2, 4, 8, 16, 32, 64), "a full sweep misses them all"
 
 
@@ -291,12 +293,12 @@ def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, wh
     rates = {64: (300.0, 301.0), 128: (400.0, 401.0), 256: at_256}
     verdict = gain_after_128(Curve(subject="opt-1.3b", points=tuple(point(n, each) for n, each in rates.items())))
     assert verdict.state is state and verdict.why.startswith(why)
-    assert "from 128 to 256 in flight (threshold 10 %)" in verdict.why
+    assert "from concurrency 128 to 256 (threshold 10 %)" in verdict.why
     undecided = state is State.INCONCLUSIVE
     assert (verdict.again, verdict.remedy) == (
-        ((128, 256), "more repeats at 128 and 256 in flight") if undecided else ((), "")
+        ((128, 256), "more repeats at concurrency 128 and 256") if undecided else ((), "")
     )
 
 
 def test_a_gain_between_loads_that_were_not_measured_is_not_told():
-    assert gain_after_128(noisy_curve({64: 1.0, 256: 2.0})).why == "not measured at 128 in flight and twice as many"
+    assert gain_after_128(noisy_curve({64: 1.0, 256: 2.0})).why == "not measured at concurrency 128 and twice as many"

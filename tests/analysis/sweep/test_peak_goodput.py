@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.sweep.batching import IN_FLIGHT, highest_load, peak
+from pytest_slmserve.analysis.sweep.batching import CONCURRENCY, highest_load, peak
 
 CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
 
@@ -94,5 +94,5 @@ def test_the_highest_load_in_a_sentence():
 
 
 def test_loads_may_be_requests_in_flight():
-    assert "at 8 in flight, no more at 4 and 16" in peak(CURVE, unit=IN_FLIGHT).why
-    assert "good up to 4 in flight (91 %)" in highest_load(ATTAINED, unit=IN_FLIGHT).why
+    assert "at 8 concurrent requests, no more at 4 and 16" in peak(CURVE, unit=CONCURRENCY).why
+    assert "good up to 4 concurrent requests (91 %)" in highest_load(ATTAINED, unit=CONCURRENCY).why

@@ -29,7 +29,7 @@ class Played:
 
 
 def play(loop, lifetime, seconds, limit=2_000):
-    """An engine that gives each request in flight a token per step; step lengths are repeated for ever."""
+    """An engine that gives each concurrent request a token per step; step lengths are repeated for ever."""
     played, left, free = Played(loop), [], loop.users_due()
     for number in range(limit):
         for _ in range(free):

@@ -13,8 +13,8 @@ NUMBERS = {forms[0]: number for number, forms in enumerate(GLOSSARY, 1)}
     ("heading", "terms"),
     [
         ("TTFT ms", {"TTFT": "TTFT"}),
-        ("requests in flight", {"requests in flight": "requests in flight"}),
-        ("most in flight", {"in flight": "requests in flight"}),
+        ("concurrent requests", {"concurrent requests": "concurrent requests"}),
+        ("mean concurrency", {"concurrency": "concurrent requests"}),
         ("Interim analyses: mean E2E", {"Interim analyses": "interim analysis", "E2E": "E2E"}),
         ("opt-1.3b: INCONCLUSIVE after 4 pairs of launches", {"INCONCLUSIVE": "inconclusive", "launches": "launch"}),
         ("batching", {}),

@@ -167,7 +167,7 @@ def test_a_png_is_900_pixels_wide_twice_over_and_an_svg_has_the_names(tmp_path):
     drawn = (tmp_path / "sweeps.png").read_bytes()
     assert drawn.startswith(b"\x89PNG") and 1600 <= int.from_bytes(drawn[16:20], "big") <= 1900
     text, origins = (tmp_path / "sweeps.svg").read_text("utf-8"), pictures(found)[0].origins
-    assert [word for word in ("opt-1.3b", "opt-2.7b", "requests in flight", *origins) if word not in text] == []
+    assert [word for word in ("opt-1.3b", "opt-2.7b", "concurrent requests", *origins) if word not in text] == []
 
 
 def test_what_cannot_be_written_is_a_usage_error(tmp_path, monkeypatch):
@@ -338,7 +338,7 @@ def test_loads_and_settings_of_one_model_are_told_apart():
     )
     one = curve("opt-1.3b", alone((500.0, 500.0), 48), alone(), shared=shared)
     (panel,) = by_name([one])["replica-gain"].panels
-    names = ["96 in flight", "96 in flight, pinned", "96 in flight, 50 % of the SMs each", "48 in flight"]
+    names = ["concurrency 96", "concurrency 96, pinned", "concurrency 96, 50 % of the SMs each", "concurrency 48"]
     expected = dict(zip([f"opt-1.3b, {name}" for name in names], [0.9, 0.7, 0.6, 0.8]))
     assert {name: values[0][1] for name, values in dots(panel).items()} == pytest.approx(expected)
     assert len({x for values in dots(panel).values() for x, _ in values}) == 4, "side by side"

@@ -97,7 +97,7 @@ def test_charts_show_the_values_of_the_tables(report, name):
     page, _ = report(committed(name))
     (caption,) = (caption for caption in page.tables if caption.startswith("Points of "))
     head, *rows = page.tables[caption]
-    in_flight, tokens, e2e = (head.index(column) for column in ("in flight", "tokens /s", "E2E s mean"))
+    in_flight, tokens, e2e = (head.index(column) for column in ("concurrency", "tokens /s", "E2E s mean"))
     spec = next(spec for spec in page.charts.values() if spec.get("description", "").startswith("output tokens/s over"))
     drawn = {
         (row["x"], figure(row["y"], 4)) for row in values_of(spec) if "shown" in row and "predicted" not in row["shown"]
@@ -267,7 +267,7 @@ def test_each_term_of_a_heading_has_its_meaning_on_the_page():
     meanings = {attrs["id"] for _, attrs in page.tags if attrs.get("class") == "meaning"}
     assert set(terms) <= meanings and len(meanings) == len(GLOSSARY)
     heads = re.findall(r"<(?:th scope=.col|figcaption|h2)[^\n]*?class=.term.[^>]*>([^<]*)<", page.source)
-    assert {"in flight", "TTFT", "TPOT", "E2E", "Pareto", "valid", "Service-level objective"} <= set(heads)
+    assert {"concurrency", "TTFT", "TPOT", "E2E", "Pareto", "valid", "Service-level objective"} <= set(heads)
 
 
 def test_without_jinja2_a_page_is_a_usage_error(monkeypatch):
@@ -327,7 +327,7 @@ def test_a_history_has_the_rows_that_the_terminal_prints(report):
     page, printed = report(*(committed(f"h200-vllm-{release}-history") for release in RELEASES))
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     tables = {caption: rows for caption, rows in page.tables.items() if caption.startswith("History of ")}
-    assert list(tables) == [f"History of {model} at 512 in flight, NVIDIA H200" for model in ("opt-1.3b", "opt-125m")]
+    assert list(tables) == [f"History of {model} at concurrency 512, NVIDIA H200" for model in ("opt-1.3b", "opt-125m")]
     drawn = [spec for spec in page.charts.values() if " over releases, " in spec["description"]]
     cells = [(row["x"], row["shown"], row["ratio"], row["series"]) for spec in drawn for row in values_of(spec)]
     for rows in tables.values():
@@ -374,7 +374,7 @@ def test_bars_of_a_step_are_the_columns_of_the_table(report):
     page, _ = report(committed(ARCHIVES[0]))
     (head, *rows), (spec,) = page.tables["Where a step goes, opt-2.7b"], described(page, "parts of a step")
     for load, step_ms, *shares in rows:
-        bar = [row for row in values_of(spec) if row["subject"] == f"{load} in flight"]
+        bar = [row for row in values_of(spec) if row["subject"] == f"concurrency {load}"]
         assert [row["shown"] for row in bar] == [f"{share} % of {step_ms} ms" for share in shares]
         assert [f"{row['series']} %" for row in bar] == head[2:]
         assert [row["x"] for row in bar] == [0, *(row["end"] for row in bar[:-1])]
@@ -388,7 +388,7 @@ def test_gains_and_memory_of_replicas_are_those_of_the_tables(report):
         assert [row for row in page.tables[caption][1:] if " ".join(row) not in lines] == []
     (spec,) = (spec for spec in page.charts.values() if spec["description"] == "gain over one engine")
     states = {row["subject"]: row["state"] for row in values_of(spec)}
-    assert states["2 x opt-1.3b, mps, 192 in flight"] == "passes"
+    assert states["2 x opt-1.3b, mps, concurrency 192"] == "passes"
     assert len(states) == 1, "the other sets were measured on another host than the one engine"
     (_, *rows), (spec,) = page.tables["Memory of the GPU by engine"], described(page, "memory of the GPU")
     for engines, sharing, weights, kv, other, free, total in rows:

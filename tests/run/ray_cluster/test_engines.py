@@ -83,7 +83,7 @@ class Actor:
 class StandIn:
     """Ray, as far as engines are concerned.
 
-    ends: by model and requests in flight, what happens to each repeat of that case once it has been measured: it comes
+    ends: by model and concurrent requests, what happens to each repeat of that case once it has been measured: it comes
     (""), or its actor ends in this way, and it does not.
     """
 

@@ -242,7 +242,7 @@ def test_only_sweeps_that_items_ask_for_are_planned(pytester):
     pytester.makepyfile(test_parallel=SWEEPS)
     result = pytester.runpytest_subprocess(*MODELS, LOCAL, *wide)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert result.stderr.str().count("256 requests in flight do not fit opt-13b: the KV cache holds 167") == 1
+    assert result.stderr.str().count("256 concurrent requests do not fit opt-13b: the KV cache holds 167") == 1
 
 
 def test_a_plan_is_made_by_one_process_for_as_many_gpus(spread):

@@ -142,7 +142,7 @@ def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
     result = run("-rs", *few, test=OTHERS)
     result.assert_outcomes(passed=4, failed=4, skipped=3)
     text = result.stdout.str()
-    assert "EngineFailed: the simulated engine died at 16 in flight, as it was told to" in text
+    assert "EngineFailed: the simulated engine died at concurrency 16, as it was told to" in text
     assert "BadUsage: opt-125m at 7 was not planned before the run, so it was not sent to Ray" in text
     assert "slm_measure asks as the test goes, and Ray is told beforehand: leave out --slm-ray" in text
 
