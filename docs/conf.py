@@ -11,13 +11,20 @@ project = "pytest-slmserve"
 author = copyright = "the pytest-slmserve developers"
 version = release = installed(project)
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_llms_txt", "sphinxext.opengraph"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_llms_txt",
+    "sphinxext.opengraph",
+]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3  # pages link into each other as deep as this
 # Types that a signature names and no page explains: the standard library's, aliases, and the bases of points.
 # Sphinx cuts a signature that has a literal before a tuple in pieces.
 ALIASES = "Bound|GateLaunch|GpuPeaks|Path|Progress|Recorded|ReplicaGroup|ReplicaSummary|Sharing|Summary|T|WindowBarrier"
-ALIASES += r"|tuple\[str"
+ALIASES += r"|Peaks|Work|tuple\[str"
 nitpick_ignore_regex = [("py:class", rf"collections\.abc\..*|(.*\.)?({ALIASES})"), ("py:obj", r"typing\.Literal\[.*")]
 copybutton_prompt_text = "$ "
 

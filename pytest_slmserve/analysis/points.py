@@ -133,7 +133,7 @@ class Point(Summary):
 
     @property
     def valid(self) -> bool:
-        """True if a claim may rest on it: one valid repeat is enough; rates and latencies are positive numbers."""
+        """True if a claim may rest on it. One valid repeat is enough, and rates and latencies are positive numbers."""
         numbers = (*self.repeats, *self.e2e_repeats)
         return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
 
@@ -198,7 +198,7 @@ class JobPoint(Point, JobSummary):
 
     @property
     def batching(self) -> str:
-        """Batching mode of its engine: "none", "static", "dynamic", or "continuous"."""
+        """Batching mode of its engine, "none", "static", "dynamic", or "continuous"."""
         return str(self.spec.arguments.get("batching", CONTINUOUS))
 
 

@@ -113,9 +113,8 @@ class Chart:
     group: str = ""  # heading above this chart and others of the same group
 
 
-Part = (
-    str | Legend | Named | Table | Verbatim | Details
-)  # a string is one or several lines; an empty one is an empty line
+# A string is one or several lines; an empty one is an empty line.
+Part = str | Legend | Named | Table | Verbatim | Details
 
 
 @dataclass(frozen=True, slots=True)

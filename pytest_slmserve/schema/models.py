@@ -93,7 +93,7 @@ class Model:
 
     @property
     def lm_head(self) -> int:
-        """Weights of the output layer, and of the embeddings: the same ones if they are `tied`."""
+        """Weights of the output layer, and of the embeddings, which are the same if they are `tied`."""
         return self.vocabulary * self.embedding_width
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:

@@ -424,7 +424,7 @@ class OpenLoop:
 
     @property
     def judged_by(self) -> JudgedBy:
-        """The rule by which requests count: those "sent" in the window, or those that "ended" in it, all of a job."""
+        """The rule by which requests count. "sent" in the window, or "ended" in it, which all of a job are."""
         return "sent" if self.requests is None else "ended"
 
     @property

@@ -74,7 +74,7 @@ class Curve:
 
     @property
     def first(self) -> Measurement | None:
-        """Any measurement: its engine, workload, environment and load (but for the concurrency) are those of all."""
+        """Any measurement, whose engine, workload, environment and load (but for the concurrency) are those of all."""
         return self.measurements[0] if self.measurements else None
 
     @property
