@@ -176,7 +176,7 @@ class Engine:
 
     @property
     def batching(self) -> Message:
-        """The way of static batches, which is `batching` and `wait_s` (seconds) from the specification's further arguments, and
+        """Static batches, that is `batching` and `wait_s` (seconds) from the specification's further arguments, and
         `batch` from `max_num_seqs`. Raises BadUsage if the further arguments have no `batching`."""
         extra = self.spec.arguments
         if "batching" not in extra:
