@@ -121,7 +121,7 @@ def test_a_seed_gives_the_same_prompts_again_and_that_is_not_valid(ask, tmp_path
     status, told = ask("--seed", "3")
     found = json.loads(told)
     assert status == 1 and found["cached_prompt_share"] == pytest.approx(12 / 16)
-    assert any(REASON in text and "75 %" in text and "bound 5 %" in text for text in found["problems"])
+    assert any(REASON in text and "75 %" in text and "limit 5 %" in text for text in found["problems"])
     assert [m.run.stream.salt for m in read(tmp_path / "r.jsonl").measurements] == [None, None]
 
 

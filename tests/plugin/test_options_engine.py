@@ -315,7 +315,7 @@ def test_a_planted_preemption_makes_points_invalid_and_the_claim_inconclusive(sw
     assert result.ret == 1
     result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(
-        ["*preemptions in the window: the KV cache is too small*", "*inconclusive*invalid at 128, 256*"]
+        ["*preemptions in the window: the KV cache is too small*", "*inconclusive*invalid at concurrency 128, 256*"]
     )
 
 

@@ -282,7 +282,7 @@ def test_attainment_and_goodput_of_each_point(sweep, archive):
         found = goodput_of(parse_slo(SLO), *((m,) for m in measurements if m.load.concurrency == int(row[0])))
         assert row[1] == f"{found.requests:,}" and row[3] == f"{100 * found.attainment:.1f}" and row[-1] == "0"
     assert rows[0][3] == "100.0" and float(rows[-1][3]) < 50, "steps of 256 take some 6 ms"
-    assert "concurrency" in further[0] and "90 % of the requests are good up to" in further[1]
+    assert "concurrent requests" in further[0] and "90 % of the requests are good up to" in further[1]
 
 
 def test_report_says_the_same_of_the_archive(sweep, pytester, capsys, kept):

@@ -43,7 +43,7 @@ def test_only_what_decides_is_measured_and_the_rest_is_skipped_with_what_the_law
         [
             "slmserve: simulated, no vLLM; adaptive sweep; *",
             "*measured: 5 points (adaptive sweep, 5 planned loads not needed), 1 to 2 repeats each*",
-            "*not measured, predicted: tokens/s 3,1?? at 2, * at concurrency 256; told the neighbours*",
+            "*not measured, predicted: tokens/s 3,1?? at 2, * at 256 concurrent requests; told the neighbours*",
             "plateau *from concurrency 64*",
             "*passes*opt-125m*plateau from concurrency 64*(adaptive sweep: judged at*",
             "SKIPPED*not needed: the adaptive sweep found the plateau without it; predicted: 3,1?? tokens/s (*",

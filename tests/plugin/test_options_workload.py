@@ -23,7 +23,7 @@ def test_a_batch_over_the_kv_capacity_is_refused_before_any_engine_starts(sweep)
 def test_by_default_what_does_not_fit_is_cut_and_said(pytester):
     pytester.makepyfile(SWEEP)
     result = pytester.runpytest_inprocess("--slm-simulate", "--slm-models=opt-13b", "--slm-window=3", ALL_OF_IT)
-    result.stdout.fnmatch_lines(["*cut: 256, 512, 1024*the KV cache holds 167 requests of 768 tokens*"])
+    result.stdout.fnmatch_lines(["*cut: concurrency 256, 512, 1024*the KV cache holds 167 requests of 768 tokens*"])
 
 
 # dataset

@@ -329,8 +329,8 @@ def test_the_report_has_the_table_the_sides_and_the_number_of_pairs(gate):
     result.stdout.fnmatch_lines(
         [
             "opt-125m: FAIL after 4 pairs of launches",
-            "*baseline: *t_inf=10000*at 4 and 16 concurrent requests",
-            "*candidate: *t_inf=9000*at 4 and 16 concurrent requests",
+            "*baseline: *t_inf=10000*at concurrency 4 and 16",
+            "*candidate: *t_inf=9000*at concurrency 4 and 16",
             "  compile caches were warm: *",
             "endpoint *better *pairs *candidate*spread*margin*",
             "output tokens/s, large load *higher *4 *0.9000 *fail",
@@ -361,7 +361,7 @@ def test_a_candidate_that_needs_more_memory_fails_there_alone(gate, pytester):
     result.assert_outcomes(failed=1, passed=5)
     result.stdout.fnmatch_lines(["device memory: fail, 8.38 GiB in use where the baseline has 7.45 GiB*"])
     (found,) = json.loads((pytester.path / ".slm" / "gate.json").read_text("utf-8"))
-    assert found["exact"]["memory"]["state"] == "fails" and found["exact"]["memory"]["value"] == 1.125
+    assert found["exact"]["memory"]["state"] == "fails" and found["exact"]["memory"]["value"] == 8583 / 7629  # MiB
     assert "device memory: fail, " in (pytester.path / ".slm" / "gate.md").read_text("utf-8")
 
 
@@ -505,7 +505,7 @@ def test_a_sweep_s_page_has_the_path_and_each_option(sweep, pytester):
     pages.append((pytester.path / "again.html").read_text("utf-8"))
     commands = [html.unescape(page.split('aria-labelledby="reproduce">')[1].partition("</code>")[0]) for page in pages]
     assert commands[0] == commands[1]
-    assert {"--slm-window=1.0", "--slm-concurrency=1,16,64,128,256", "--slm-records=r.jsonl"} < {*commands[0].split()}
+    assert {"--slm-window=1", "--slm-concurrency=1,16,64,128,256", "--slm-records=r.jsonl"} < {*commands[0].split()}
     assert "--slm-html" not in commands[0] and "--slm-resume" not in commands[0]
 
 
