@@ -38,10 +38,9 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, namin
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, ReplicaSpec, Workload
+from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, ReplicaSpec, Workload
 from pytest_slmserve.telemetry.host import memory_used, own_cores
 
-Engines = EngineSpec | ReplicaSpec
 PROCESSES = {"cuda", "cpu"}  # platforms whose engines are processes of this host
 STABLE_S, STABLE_WITHIN_S = 0.5, 30.0  # of the device's memory, between two starts
 IMAGINED_GAIN: dict[Sharing, float] = {"mps": 1.2}  # of the simulated device; other ways of sharing have no gain

@@ -13,9 +13,8 @@ from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Replica, measurement_key, replica_set, series_key
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, Workload, short_hash
+from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, Load, ReplicaSpec, Workload, short_hash
 
-Engines = EngineSpec | ReplicaSpec
 LARGEST_LOAD = 1024
 
 

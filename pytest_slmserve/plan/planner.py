@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.engines.pool import cannot_share
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, Engines, engines_of_set, url_lock
+from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, engines_of_set, url_lock
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, Batching, Platform, Sharing, Source
@@ -345,7 +345,9 @@ class Planner:
         window_s = self.options.window or DEFAULTS[self.platform].window_s
         return ClosedLoop(concurrency, window_s=window_s, ramp_up=words.get("ramp_up") or self.options.ramp_up)
 
-    def case(self, engines: Engines, workloads: Sequence[Workload], loads: Sequence[Load], **names: str) -> Case:
+    def case(
+        self, engines: EngineSpec | ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[Load], **names: str
+    ) -> Case:
         return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
 
     def point(self, model: str, concurrency: int, words: Words = NO_WORDS, id: str = "") -> Case:

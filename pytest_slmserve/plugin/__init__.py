@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
 ELSEWHERE: pytest.StashKey[RayEngines] = pytest.StashKey()  # what measures for the session, if Ray does
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # that this run is compared with, if one was named
+PLAN = pytest.StashKey[Any]()  # the `ItemPlan` of an item that measures, a type of the module `items`
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
 # Fixtures whose parameters come from the options.
 PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point", "slm_job_point"})

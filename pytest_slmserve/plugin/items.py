@@ -32,8 +32,8 @@ from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.engines.pool import cannot_share
 from pytest_slmserve.options.table import takes_gpus
 from pytest_slmserve.plan import planner as planning
-from pytest_slmserve.plan.cases import Case, Engines, engine_title
-from pytest_slmserve.plugin import PARAMETRISED, is_measured
+from pytest_slmserve.plan.cases import Case, engine_title
+from pytest_slmserve.plugin import PARAMETRISED, PLAN, is_measured
 from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run.gate import check_gate, is_short
 from pytest_slmserve.run.judge import Question
@@ -42,7 +42,7 @@ from pytest_slmserve.schema.errors import BadUsage, DoesNotFit, RampUp, Sharing,
 from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, Run, Samples, Steps, Telemetry, differences
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, ReplicaSpec, Workload, load_facts
+from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, ReplicaSpec, Workload, load_facts
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.arrivals import job
 
@@ -85,9 +85,6 @@ class ItemPlan:
     reads: bool = False  # what other items have measured
     starts: bool = False  # without a case, it needs the engine for itself; one that only reads does not
     open: bool = False  # only its body determines what it measures
-
-
-PLAN = pytest.StashKey[ItemPlan]()
 
 
 def plans_of(items: Sequence[Any]) -> list[ItemPlan]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_slmserve.plan import cases
-from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, engine_title, start_estimate_s
+from pytest_slmserve.plan.cases import Case, PlannedItem, engine_title, start_estimate_s
 from pytest_slmserve.plugin.items import ItemPlan, cases_of_items, plans_of
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.text_table import counted, folded
@@ -18,6 +18,7 @@ from pytest_slmserve.run.executor import slot_count
 from pytest_slmserve.run.gate import launches_left, loads_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.specs import Engines
 
 LEAST_S = 1.0  # what took less is not worth a line in a log
 

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import plan_lines, spread_lines
-from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
+from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, PLAN, SESSION, is_measured
 from pytest_slmserve.plugin import items as tests
 from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
 from pytest_slmserve.report.screen import summary_lines, write_for_others
@@ -140,7 +140,7 @@ class SessionHooks:
             ordered = tests.in_running_order(self.slm, measured)
             self.slm.claims = {plan.claim.row.claim for plan in tests.plans_of(ordered) if plan.claim}
             # Their marker names a model that the options do not; an endpoint skips them.
-            words = [tests.words_of(item) for item in ordered if not item.stash[tests.PLAN].skipped]
+            words = [tests.words_of(item) for item in ordered if not item.stash[PLAN].skipped]
             models = [each["model"] for each in words if "model" in each and options.models]
             others = [model for model in models if not self.slm.planner.swept(model)]
             if others and self.slm.platform != "remote":

@@ -31,14 +31,14 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.engines.child import FOLDER, GUARDIAN, undone_on_error
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, clock, engine_title, groups_of, start_estimate_s
+from pytest_slmserve.plan.cases import Case, PlannedItem, clock, engine_title, groups_of, start_estimate_s
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import GpuSlots, slot_count
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Platform, SlmError
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, differences
-from pytest_slmserve.schema.specs import is_steady
+from pytest_slmserve.schema.specs import Engines, is_steady
 from pytest_slmserve.telemetry.host import Host, probe, this_host
 
 ANSWER_S = 30.0  # seen: 2 s

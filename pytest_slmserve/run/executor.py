@@ -21,12 +21,12 @@ from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool, ReplicaEngines, equal_parts
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case, Engines, url_lock
+from pytest_slmserve.plan.cases import Case, url_lock
 from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, is_job
+from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, OpenLoop, is_job
 from pytest_slmserve.telemetry.host import Host, numa_nodes, own_cores, visible_names
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, SimulatedSource, open_sampler
 

@@ -21,7 +21,6 @@ from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_
 from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.engines.server import caches
 from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
-from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import count_missing
@@ -30,7 +29,7 @@ from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, EngineFailed, Sid
 from pytest_slmserve.schema.kv_cache import no_room
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
+from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
 SHORT = 2  # pairs of a gate among other tests, because each takes most of a minute

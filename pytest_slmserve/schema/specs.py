@@ -274,6 +274,9 @@ class ReplicaSpec:
         return short_hash([[e.key for e in self.engines], self.sharing, self.pinned, self.thread_percentage])
 
 
+Engines = EngineSpec | ReplicaSpec  # one engine, or several that share a device
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """Specification of requests by their source. "lengths": shipped ShareGPT lengths, no text. "sharegpt": a ShareGPT

@@ -11,8 +11,8 @@ import pytest
 from inside import ALL_OF_IT, SWEEP
 from terminals import WRITTEN_OVER, Screen, shown_on
 
-from pytest_slmserve.plugin import progress
-from pytest_slmserve.plugin.items import PLAN, ItemPlan
+from pytest_slmserve.plugin import PLAN, progress
+from pytest_slmserve.plugin.items import ItemPlan
 from pytest_slmserve.plugin.progress import ProgressLine
 from pytest_slmserve.schema.records import Progress
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec

@@ -166,7 +166,13 @@ def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, ray_cluster, mo
     monkeypatch.setattr(cluster, "LEAST_QUIET_S", 2.0)
     monkeypatch.setattr(cluster, "PATIENCE", 0.0)
     begin = cluster.RayEngines._begin
-    monkeypatch.setattr(cluster.RayEngines, "_begin", lambda self: (self._waiting and _taken(self.ray), begin(self))[1])
+
+    def taken_before(self):
+        if any(engine.actor is None for engine in self._engines):
+            _taken(self.ray)
+        begin(self)
+
+    monkeypatch.setattr(cluster.RayEngines, "_begin", taken_before)
     result = run("--slm-models=opt-125m", "--slm-concurrency=1,16", test=POINTS)
     result.assert_outcomes(failed=2)
     assert "EngineFailed: opt-125m: nothing came for 0:02 (on no node, 1 GPU being taken)" in result.stdout.str()
