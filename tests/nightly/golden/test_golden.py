@@ -1,0 +1,109 @@
+"""What is printed of each committed archive, and its keys, are what its golden file has."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from scripts import BASELINES, in_checkout
+from sealed_lines import reseal
+from write import HERE, archives, changes, elsewhere, golden_file, kept, printed
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.points import all_groups, group_key
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.schema.kv_cache import predicted_blocks, weight_bytes
+from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.schema.records import ReplicaGroup
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+
+pytestmark = in_checkout
+LINES = 60  # of a difference: more is too long to read
+
+
+@pytest.fixture(scope="module", params=archives().items(), ids=lambda item: item[0])
+def archive(request):
+    """The name of an archive and its path, from where it is read with nothing of ours around."""
+    name, path = request.param
+    with elsewhere(path) as there:
+        yield name, there
+
+
+def test_an_archive_prints_what_its_golden_file_has(archive):
+    name, path = archive
+    lines = list(changes(kept(name), printed(path)))
+    more = [f"... and {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+    rewrite = f"if that is wanted: python tests/nightly/golden/write.py {name}"
+    assert not lines, "\n".join([name, *lines[:LINES], *more, rewrite])
+
+
+def test_the_case_of_a_stored_group_has_its_key(archive):
+    groups = all_groups(read(archive[1]).measurements)
+    assert groups and all(case_of(group).key == group_key(group) for group in groups)
+
+
+def case_of(group: ReplicaGroup) -> Case:
+    """The case that a repeat was measured for. Of its workloads the hashes are enough for a key."""
+    part, specs = group[0].replica, tuple(m.spec for m in group)
+    engines: EngineSpec | ReplicaSpec = specs[0]
+    if part:
+        engines = ReplicaSpec(specs, part.sharing, part.pinned, part.thread_percentage)
+    workloads = tuple(SimpleNamespace(hash=m.workload.hash) for m in group)
+    return Case(engines, workloads, tuple(m.load for m in group), group[0].environment)  # type: ignore[arg-type]
+
+
+def test_weights_and_kv_blocks_are_as_counted_before_the_start():
+    """Within 0.5 and 1 % of what the engine told, for every model of the catalogue, quantized or not."""
+    told = {m.spec.key: m for path in archives().values() for m in read(path).measurements if m.resolved.weight_bytes}
+    on_a_gpu = [m for m in told.values() if m.spec.platform == "cuda" and m.spec.tensor_parallel_size == 1]
+    assert len({m.spec.model for m in on_a_gpu} & {*CATALOGUE}) > 10
+    for m in on_a_gpu:
+        if m.spec.model in CATALOGUE:
+            assert weight_bytes(m.spec, 2) == pytest.approx(m.resolved.weight_bytes, rel=0.005)
+            blocks = predicted_blocks(m.spec, m.resolved)
+            assert blocks is None or blocks == pytest.approx(m.resolved.kv_blocks, rel=0.01)
+
+
+def test_a_model_by_its_folder_is_the_one_that_was_measured(tmp_path, capsys):
+    """The sizes are in the record, so the folder may be there, gone, or another model's by now."""
+    text = lzma.decompress((BASELINES / "h100-vllm-0.26.0-core-opt-125m.jsonl.xz").read_bytes()).decode()
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(re.sub(r'("spec":\{"model":)"opt-125m"', r'\1"./mine125"', text), "utf-8")
+    reseal(mine)
+    with elsewhere(mine) as path:
+        assert Path("mine125", "config.json").is_file() and main(["report", str(path), "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert {point["model"] for point in points} == {"./mine125"}
+    assert None not in [point["roofline_fraction"] for point in points]
+
+
+def test_there_is_one_golden_file_for_each_archive():
+    names = archives()
+    assert len(names) > 60 and sorted(HERE.glob("*.json.xz")) == sorted(map(golden_file, names))
+
+
+def test_a_changed_number_word_or_status_is_seen_and_a_last_digit_is_not() -> None:
+    before = {
+        "a": {"status": 0, "out": {"n": 3, "rates": [100.0, 0.1], "why": None}},
+        "b": {"status": 4, "out": "x\ny"},
+    }
+
+    def seen(output: str, key: str, value: object) -> list[str]:
+        after = deepcopy(before)
+        (after[output] if key in ("status", "out") else after[output]["out"])[key] = value
+        return [line for line in changes(before, after) if line[0] in "+-" and line[:3] not in ("+++", "---")]
+
+    assert seen("a", "rates", [100 * (1 + 1e-11), 0.1]) == [] == seen("a", "n", 3.0)
+    assert seen("a", "n", 4) == ['- "n": 3,', '+ "n": 4,'] and seen("a", "rates", [100.0, False])
+    assert seen("a", "rates", [100 * (1 + 1e-8), 0.1]) == ["-  100.0,", "+  100.000001,"]
+    assert seen("a", "rates", [100.0]) == ["-  100.0,", "-  0.1", "+  100.0"]
+    assert seen("a", "why", False) == ['- "why": null', '+ "why": false']
+    assert seen("a", "new", None) == ['+ "new": null,']
+    assert seen("b", "out", "x\nz") == ["-y", "+z"]
+    assert seen("b", "status", 1) == ["-exit status 4", "+exit status 1"]

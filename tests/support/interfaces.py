@@ -1,0 +1,70 @@
+"""Specifications of engines that are no vLLM, and a small workload for any of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_engine import SPEC
+
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.server import ServerEngine
+from pytest_slmserve.plan.models import model_of
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec, Workload, WorkloadSpec
+from pytest_slmserve.workload.requests import build_workload
+
+STAND_IN = Path(__file__).with_name("stand_in")
+SIMULATED = replace(SPEC, platform="simulated", enforce_eager=False)  # as the options make it
+
+
+def stand_in(**extra: Any) -> EngineSpec:
+    """Our interface and our worker in their own process, with a stand-in for vLLM that has the faults in `extra`."""
+    return replace(SPEC, env=(("PYTHONPATH", str(STAND_IN)),), extra=tuple(extra.items()))
+
+
+@contextmanager
+def somebodys_server(**extra: Any) -> Iterator[ServerEngine]:
+    """A server that somebody else has started, as far as a test goes: the stand-in behind a URL, with a key."""
+    server = ServerEngine(replace(stand_in(**extra), interface="server")).start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def engine_with(key: str, spec: EngineSpec, **options: Any) -> EndpointEngine:
+    """The engine at an endpoint, for a user whose environment has this key."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLM_ENDPOINT_KEY", key)
+        return EndpointEngine(spec, **options)
+
+
+def url_of(server: ServerEngine, path: str = "/v1/completions") -> str:
+    return f"http://127.0.0.1:{server.port}{path}"
+
+
+class LateWindow:
+    """The window of several engines, told two seconds after a load has settled. Runs begin at once."""
+
+    begins_s = 0.0
+
+    def settled(self) -> tuple[float, float]:
+        time.sleep(2.0)
+        return time.monotonic(), time.monotonic() + 0.2
+
+
+def problems_of(measurements: Iterable[Measurement]) -> list[str]:
+    """What makes them invalid, which a busy machine does not."""
+    return [text for m in measurements for text in problems(m)]
+
+
+def small_workload(requests: int = 32, output_tokens: int = 8) -> Workload:
+    spec = WorkloadSpec(prompt_tokens=16, output_tokens=output_tokens, requests=requests)
+    return build_workload(spec, model_of(SPEC.model))
