@@ -1,23 +1,34 @@
-"""Its being here puts this folder on the path: a test writes `from strategies import measurement`."""
+"""How the suite runs and what it prints: a line for each folder, and no skip or case without an assertion that
+`tests/skips.toml` does not allow."""
+
+from __future__ import annotations
 
 import gc
+import re
 import signal
-from collections.abc import Iterator
+import time
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
-from real_engine import vllm_here  # noqa: F401 - a fixture for tests/engines and tests/real
+from real_engine import vllm_here  # noqa: F401 - a fixture for tests with a real engine
 from simulated_sessions import opened  # noqa: F401
 
 # pytest reads this file for whatever runs in the checkout, where only the package may be installed.
 with suppress(ImportError):
     from hypothesis import settings
 
-    # A busy machine is no finding, so there is no deadline. `tox -e coverage` tries four times as many examples.
-    settings.register_profile("tests", deadline=None, max_examples=50)
+    # There is no deadline, because a busy machine is no finding. `tox -e nightly` tries ten times as many examples.
+    settings.register_profile("tests", deadline=None, max_examples=20)
     settings.register_profile("thorough", deadline=None, max_examples=200)
     settings.load_profile("tests")
 
+TESTS = Path(__file__).parent
+ALLOWED = [re.compile(skip["reason"]) for skip in tomllib.loads((TESTS / "skips.toml").read_text("utf-8"))["skip"]]
 
 # What a shell starts in the background ignores SIGINT, and behind nohup SIGHUP; so would all that a test starts.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -39,7 +50,95 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """tox runs those that want to be alone by themselves; of some files there are none, which is no failure."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr == "alone":
-        session.exitstatus = pytest.ExitCode.OK
+# Skips
+
+
+def refused(reason: str) -> str | None:
+    """Return what is wrong with a skip, or None if `tests/skips.toml` allows its reason."""
+    if any(allowed.search(reason) for allowed in ALLOWED):
+        return None
+    return f"skipped: {reason}\nThis reason is not in tests/skips.toml, so the skip is an error."
+
+
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[Any]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and (problem := refused(reason_of(report))):
+        report.outcome, report.longrepr = "failed", problem
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[Any]:
+    report = yield
+    if report.skipped and (problem := refused(reason_of(report))):
+        report.outcome, report.longrepr = "failed", problem
+    return report
+
+
+# A line for each folder
+
+
+class Folders:
+    """Counts the tests of each folder, and writes its line as soon as the last of them is done.
+
+    Its seconds are those of its tests, in all processes together.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.expected: Counter[str] = Counter()
+        self.seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.seconds: Counter[str] = Counter()
+        self.began = time.monotonic()
+
+    def collected(self, ids: Sequence[str]) -> None:
+        self.expected = self.expected or Counter(map(self.folder, ids))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if session.items:
+            self.collected([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self.collected(ids)
+
+    def folder(self, node_id: str) -> str:
+        return "/".join(node_id.partition("::")[0].split("/")[:-1][:3]) or "."
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        folder = self.folder(report.nodeid)
+        self.seconds[folder] += report.duration
+        if report.when == "call" or report.outcome != "passed":
+            self.seen[folder][report.outcome] += 1
+        if report.when == "teardown":
+            self.expected[folder] -= 1
+            if self.expected[folder] == 0:
+                self.tell(folder)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        quiet = report.outcome == "passed" or (report.skipped and not hasattr(report, "wasxfail"))
+        return (report.outcome if report.when == "call" or report.skipped else "", "", "") if quiet else None
+
+    def tell(self, folder: str) -> None:
+        found = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.seen[folder].items()))
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.ensure_newline()
+        clock = time.monotonic() - self.began
+        reporter.write_line(f"{clock:4.0f} s  {folder:<32}{self.seconds[folder]:7.1f} s  {found}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Benchmarks keep pytest's own lines, and so does `-v` or `-q`."""
+    config = session.config
+    ours = all("tests" in Path(arg).parts for arg in config.args)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if ours and reporter and config.get_verbosity() == 0:
+        reporter.showfspath = False
+        config.pluginmanager.register(Folders(config), "folders")

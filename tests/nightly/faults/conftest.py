@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from judged import ANSWERED, PLANTED, Case, table
 
 

@@ -428,7 +428,8 @@ with Archive.open(sys.argv[1]) as archive:
 def test_killed_while_it_appends(tmp_path, name):
     path = tmp_path / name
     command = [sys.executable, "-c", WRITER, str(path)]
-    paths = os.pathsep.join(filter(None, [str(TESTS / "support"), str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    ours = str(TESTS / "support"), str(Path(__file__).parent)
+    paths = os.pathsep.join(filter(None, [*ours, os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}) as writer:
         assert writer.stdout
         told = [int(writer.stdout.readline()) for _ in range(20)]
