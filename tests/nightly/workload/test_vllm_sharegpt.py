@@ -1,9 +1,8 @@
-"""vLLM's own sampling of ShareGPT, request by request: against vLLM itself where it is installed."""
+"""vLLM's own sampling of ShareGPT, request by request, against vLLM itself."""
 
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from itertools import product
@@ -12,12 +11,12 @@ from textwrap import dedent
 
 import pytest
 from conversations import clustered, write_tokenizer
+from refusals import refused
 
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.schema.errors import BadDataset
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.workload.requests import ChatTurn, build_workload, read_conversations, sample_as_vllm
-from pytest_slmserve.workload.tokens import BLOCK, first_in_order, hub_tokenizer
+from pytest_slmserve.workload.requests import build_workload, read_conversations, sample_as_vllm
+from pytest_slmserve.workload.tokens import first_in_order, hub_tokenizer
 
 AXES = {"tokenizer": ("plain", "bos"), "seed": (0, 7), "requests": (1, 25, 100), "output": (None, 1, 128, 1024, 1030)}
 CONFIGURATIONS = [dict(zip(AXES, values)) for values in product(*AXES.values())]
@@ -53,77 +52,9 @@ BY_VLLM = """
 """
 
 
-def by_words(texts):
-    return [[2] * len(text.split()) for text in texts]
-
-
-def talk(*lengths: tuple[int, int]):
-    """Conversations of so many words each way."""
-    return [
-        (ChatTurn("human", f"{n} " + "w " * (a - 1)), ChatTurn("gpt", "w " * b)) for n, (a, b) in enumerate(lengths)
-    ]
-
-
-# By itself
-
-
-def test_a_seed_is_an_order():
-    conversations = talk(*[(n + 4, 5) for n in range(40)])
-    first, again, other = (sample_as_vllm(conversations, by_words, 40, seed=seed) for seed in (1, 1, 2))
-    assert first == again != other
-    assert sorted(len(each.prompt) for each in first) == sorted(len(each.prompt) for each in other)
-
-
-def test_the_order_is_that_of_pythons_shuffle():
-    order = list(range(40))
-    random.Random(3).shuffle(order)
-    drawn = sample_as_vllm(talk(*[(n + 4, 5) for n in range(40)]), by_words, 40, seed=3)
-    assert [len(each.prompt) - 4 for each in drawn] == order
-
-
-def test_too_few_are_drawn_again():
-    conversations = talk((5, 7), (6, 8), (3, 3))
-    drawn = sample_as_vllm(conversations, by_words, 9, seed=4)
-    assert len(drawn) == 9 and set(drawn[2:]) <= set(drawn[:2])
-    assert sample_as_vllm(conversations, by_words, 2, seed=4) == drawn[:2]
-
-
-def test_asked_for_output_replaces_the_reply():
-    drawn = sample_as_vllm(talk((5, 1), (1024, 9), (900, 9)), by_words, 2, output_tokens=1100)
-    assert sorted((len(each.prompt), each.output_tokens) for each in drawn) == [(5, 1100), (900, 1100)]
-
-
-def test_no_more_is_tokenised_than_is_needed():
-    seen: list[int] = []
-
-    def counting(texts):
-        seen.append(len(texts))
-        return by_words(texts)
-
-    sample_as_vllm(talk(*[(4, 4)] * (3 * BLOCK)), counting, BLOCK)
-    assert seen == [BLOCK, BLOCK], "prompts and replies of one block"
-
-
-def test_the_global_stream_is_left_alone():
-    random.seed(11)
-    before = random.getstate()
-    sample_as_vllm(talk((5, 7)), by_words, 4)
-    assert random.getstate() == before
-
-
-def test_nothing_within_the_bounds_is_an_error():
-    with pytest.raises(BadDataset, match="none of 2 conversations is within vLLM's bounds"):
-        sample_as_vllm([*talk((3, 4), (4, 3)), (ChatTurn("human", "alone"),)], by_words, 1)
-
-
-# Against vLLM
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A dataset and two tokenizers."""
-    pytest.importorskip("ijson", reason="needs ijson")
-    pytest.importorskip("tokenizers", reason="needs tokenizers")
     pytest.importorskip("transformers", reason="needs transformers")
     path = tmp_path_factory.mktemp("sharegpt")
     (path / "sharegpt.json").write_text(json.dumps(clustered()))
@@ -226,3 +157,11 @@ def test_with_fixed_lengths_the_rule_takes_vllms_conversations_in_an_order_of_ou
     picked = first_in_order(paired, seed=0, limit=1000)
     assert set(theirs) <= {prompt.text for prompt, _ in picked}
     assert [prompt.text for prompt, _ in picked if prompt.text in set(theirs)] != theirs
+
+
+def test_a_folder_with_a_tokenizer_and_one_without(folder, tmp_path):
+    words = {name: hub_tokenizer(str(folder / name)) for name in ("plain", "bos")}
+    assert words["plain"](["w x", "w"]) == words["bos"](["w x", "w"]) == [[2, 0], [2]]
+    assert hub_tokenizer(str(folder / "bos"), special_tokens=True)(["w"]) == [[1, 2]]
+    with refused(tmp_path, hint="tokenizer.json"):
+        hub_tokenizer(str(tmp_path))
