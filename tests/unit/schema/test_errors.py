@@ -1,5 +1,5 @@
-"""An error says what was seen and what to type, and a terminal obeys neither; commands name their own options; files are
-opened only if they are files, and locked by one at a time."""
+"""An error says what was seen and what to type, and a terminal obeys neither; commands name their own options; files
+are opened only if they are files, and locked by one at a time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_only_files_are_read_and_nothing_is_waited_for(tmp_path):
     path.write_bytes(b"\0abc")
     assert errors.content(path) == b"\0abc"
     os.mkfifo(tmp_path / "pipe")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len([*Path("/proc/self/fd").iterdir()])
     for other, number in (
         (tmp_path / "pipe", errno.EINVAL),
         (Path("/dev/zero"), errno.EINVAL),
@@ -74,7 +74,7 @@ def test_only_files_are_read_and_nothing_is_waited_for(tmp_path):
         with pytest.raises(OSError) as caught:
             errors.content(other)
         assert caught.value.errno == number and caught.value.filename == str(other) and caught.value.strerror
-    assert len(os.listdir("/proc/self/fd")) == before, "none stays open"
+    assert len([*Path("/proc/self/fd").iterdir()]) == before, "none stays open"
 
 
 @pytest.mark.parametrize("error", [MemoryError, OverflowError])

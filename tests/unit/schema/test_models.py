@@ -1,5 +1,5 @@
-"""Shapes: what a configuration says of layers, keys and values, weights and quantization, and what follows for memory and
-traffic; and the names by which a model is known."""
+"""Shapes: what a configuration says of layers, keys and values, weights and quantization, and what follows for memory
+and traffic; and the names by which a model is known."""
 
 from __future__ import annotations
 
@@ -269,9 +269,10 @@ def groups(*weights: object, **more: object) -> dict[str, object]:
         (groups(), Quantization("compressed-tensors")),
         (groups(kv_cache_scheme=FLOAT8), Quantization("compressed-tensors", kv_cache_dtype="fp8")),
         (groups(kv_cache_scheme="int8"), Quantization("compressed-tensors", kv_cache_dtype="")),
-        ({"quant_method": "modelopt_fp4", "kv_cache_quant_algo": "FP8"}, Quantization("modelopt_fp4", kv_cache_dtype="fp8")),
+        ({"quant_method": "modelopt4", "kv_cache_quant_algo": "FP8"}, Quantization("modelopt4", kv_cache_dtype="fp8")),
         ({"quant_method": "fp8", "kv_cache_scheme": "FP8"}, Quantization("fp8")),
-        ({"quant_method": "x", "config_groups": {"0": {"input_activations": FLOAT8}}}, Quantization("x", fp8_inputs=True)),
+        ({"quant_method": "x", "config_groups": {"0": {"input_activations": FLOAT8}}},
+         Quantization("x", fp8_inputs=True)),
         ({"quant_method": "x", "config_groups": {"0": {"input_activations": {"num_bits": 8}}}}, Quantization("x")),
         ({"quant_method": "x", "config_groups": {"0": {"input_activations": {"type": "float"}}}}, Quantization("x")),
         ({"quant_method": "x", "config_groups": {"0": {}, "1": {"input_activations": FLOAT8}}},

@@ -136,7 +136,7 @@ def test_the_key_is_the_same_on_every_machine():
         (lambda: ReplicaSpec(()), ()),
         (lambda: ReplicaSpec((PLAIN,), "magic"), ("'magic'",)),
         (lambda: ReplicaSpec((PLAIN, PLAIN), "gpus"), ("GPU each",)),
-        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1, tensor_parallel_size=2)), "gpus", thread_percentage=5), ("5",)),
+        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1)), "gpus", thread_percentage=5), ("5", "gpus")),
         (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1))), ("one device",)),
         (lambda: ReplicaSpec((PLAIN, replace(PLAIN, platform="simulated"))), ("one device",)),
         (lambda: ReplicaSpec((PLAIN, replace(PLAIN, platform="simulated", gpu=1)), "gpus"), ("GPU each",)),
