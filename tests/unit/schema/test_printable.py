@@ -87,6 +87,10 @@ def test_a_key_is_hidden_in_every_form(form):
     assert told.replace('"', "") == f"bad key: {HIDDEN}; go away"
 
 
+def test_of_a_last_character_nothing_is_left():
+    assert hidden(f"<{html.escape('abc&')}>", ["abc&"]) == f"<{HIDDEN}>"
+
+
 @given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=4, max_size=12))
 def test_any_key_is_hidden_and_what_stands_around_it_stays(key):
     for form in (key, quote(key, ""), json.dumps(key)[1:-1], html.escape(key), key.encode().hex()):

@@ -349,6 +349,7 @@ def test_facts_of_a_load_are_those_that_its_kind_always_had_and_what_is_not_usua
     assert load_facts(OpenLoop(requests=9)) == job
     more = OpenLoop(rate=2, requests=9, burstiness=math.inf, max_concurrency=4, schedule_s=(1.0,))
     assert load_facts(more) == {**job, "rate": 2, "burstiness": None, "max_concurrency": 4}
+    assert load_of(load_facts(more), lambda kind, value: msgspec.convert(value, kind)) == more
     window = {"arrivals": "", "rate": 2, "settle_s": 0.0, "window_s": 3.0, "kind": "open_loop"}
     assert load_facts(OpenLoop(rate=2, window_s=3.0)) == window
     assert load_facts(OpenLoop(rate=2, window_s=3.0, seed=4)) == {**window, "seed": 4}
