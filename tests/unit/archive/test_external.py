@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -233,10 +232,9 @@ def test_values_that_cannot_be(cells, facts):
 
 
 def test_a_number_is_shown_in_forty_characters_and_its_bounds_are_possible():
-    for length, end in ((38, "'"), (39, "...")):
-        with refused(repr("x" * length)[:37] + ("x'" if end == "'" else "")) as caught:
+    for length, shown in ((38, f"'{'x' * 38}',"), (39, f"'{'x' * 36}...,")):
+        with refused(f"r: a is {shown}", hint="--where"):
             number_in(Row("r", {"a": "x" * length}), "a")
-        assert ("..." in caught.value.problem) is (end == "...") and "x" * 39 not in caught.value.problem
     assert [number_in(Row("r", {"a": value}), "a") for value in (1e-12, "1e12", " 5 ")] == [1e-12, 1e12, 5.0]
     assert [knob_of(Row("r", {"a": value}), "a") for value in (1, "8.0", 10**9)] == [1, 8, 10**9]
     with refused("row 2", "output_throughput", "None"):
@@ -296,17 +294,7 @@ def test_conditions_are_equal_as_text_or_as_numbers():
         == matching(mixed, ["chunked=true"])
         == matching(mixed, [" model = A "])
     )
-    assert (
-        matching(mixed, ["n=1"]) == mixed
-        and matching(mixed, []) == mixed
-        and matching(
-            mixed,
-            [
-                "n=x=y",
-            ][:0],
-        )
-        == mixed
-    )
+    assert matching(mixed, ["n=1"]) == mixed and matching(mixed, []) == mixed
     assert matching(mixed, ["chunked="]) == mixed[1:] and matching(mixed, ["n=1", "model=b"]) == mixed[1:]
 
 
@@ -499,7 +487,6 @@ def test_a_result_tells_what_it_is_of():
     ended = sum(m.run.window_s[0] < at <= m.run.window_s[1] + 1e-9 for at in m.run.samples.last_token_s)
     assert found["duration"] == pytest.approx(m.run.window_s[1] - m.run.window_s[0])
     assert found["request_throughput"] == pytest.approx(ended / found["duration"], rel=0.2)
-    assert statistics.median(x for x in (found["p50_ttft_ms"], found["median_ttft_ms"])) == found["median_ttft_ms"]
 
 
 # Where they go
