@@ -126,6 +126,7 @@ def test_a_seed_is_a_workload_that_fits_the_vocabulary(seed, other, prompt, outp
     assert (build_workload(replace(spec, seed=other), model).hash == built.hash) == (seed == other)
 
 
+@settings(max_examples=8)  # each reads 17,400 rows
 @given(SEEDS, RULES, st.integers(1, 300))
 def test_natural_lengths_are_those_of_conversations_in_seeded_order(seed, rule, count):
     built = build_workload(WorkloadSpec(**NATURAL, rule=rule, seed=seed, requests=count), OPT)
