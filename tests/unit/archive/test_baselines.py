@@ -4,6 +4,7 @@ noise by the place where it was measured, and of waivers."""
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
@@ -83,7 +84,8 @@ def test_whatever_a_device_is_called_its_name_stays_in_the_folder(gpu_name, vllm
 # What is kept
 
 
-def test_what_is_kept_is_an_ordinary_archive(tmp_path):
+def test_what_is_kept_is_an_ordinary_archive_made_in_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     kept, left_out = accept(GOOD, tmp_path / "new" / "folder", claims={"rows": []})
     (path,) = kept
     assert path == tmp_path / "new" / "folder" / f"{NAME}.jsonl.xz" and left_out == [] and kept[path] == GOOD

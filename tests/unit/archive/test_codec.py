@@ -342,7 +342,7 @@ FULL = replace(
         ("run.failures", 2, "2"),
         ("run.window_us", ["0", 1], "window_us"),
         ("run.samples.sent_tick", [0, None], "sent_s: NoneType"),
-        ("run.samples.sent_tick", [0, 8], "sent_s: a tick"),
+        ("run.samples.sent_tick", [0, 7], "sent_s: a tick"),
         ("run.samples.sent_tick", [-1, 2], "sent_s: a tick"),
         ("run.samples.prompt_tokens", "512", "prompt_tokens: str"),
         ("run.samples.prompt_tokens", 10**400, "prompt_tokens: a number"),

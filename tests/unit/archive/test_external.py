@@ -510,7 +510,7 @@ def test_a_folder_gets_a_file_for_each_by_vllms_name_and_the_record(tmp_path, lo
 
 
 def test_a_file_gets_a_line_for_each_with_the_goodput_if_one_was_asked_for(tmp_path):
-    path = tmp_path / "new" / "all.json"
+    path = tmp_path / "new" / "folder" / "all.json"
     first, second = overloaded(), measurement(2)
     Export(path).add(first)
     Export(path, Slo(ttft_s=6.0)).add(second)

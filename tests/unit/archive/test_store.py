@@ -302,6 +302,24 @@ def test_a_folder_of_another_name_is_the_user_s(tmp_path):
 # Torn ends
 
 
+@EACH
+@DISK
+@given(data=st.data())
+def test_cut_anywhere_a_prefix_is_read_and_merged_and_the_rest_set_aside(name, data):
+    whole, kept = written(name, 1, 2, 4), (example(1), example(2), example(4))
+    left = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with tempfile.TemporaryDirectory() as folder:
+        path, torn, into = Path(folder, name), Path(folder, f"{name}.torn"), Path(folder, "into.jsonl")
+        path.write_bytes(left)
+        contents, merged = read(path), merged_into(into, path)
+        assert read(into).measurements == contents.measurements == kept[: len(contents.measurements)]
+        again = read(write(path, example(8)))
+        moved = torn.read_bytes() if torn.exists() else b""
+    assert len(contents.measurements) < 3 and left.endswith(moved)
+    assert again.measurements == (*contents.measurements, example(8)) and again.notes == ()
+    assert bool(contents.notes) is (bool(moved) or not left) and bool(merged.notes) is bool(moved)
+
+
 def test_the_note_says_what_was_lost_and_where_the_rest_is(three):
     with three.open("rb+") as file:
         file.truncate(three.stat().st_size - 1)
@@ -311,6 +329,18 @@ def test_the_note_says_what_was_lost_and_where_the_rest_is(three):
     with Archive.open(three) as archive:
         (note,) = archive.notes
     assert all(fact in note for fact in (str(three), "line 5", f"{rest} bytes", f"{three}.torn"))
+
+
+def test_a_torn_end_that_cannot_be_set_aside_stays_where_it_is(three, tmp_path):
+    (tmp_path / "records.jsonl.torn").mkdir()
+    os.truncate(three, three.stat().st_size - 1)
+    before = three.read_bytes()
+    with refused(three, "Is a directory"):
+        Archive.open(three)
+    assert three.read_bytes() == before
+    (tmp_path / "records.jsonl.torn").rmdir()
+    Archive.open(three).close()
+    assert concurrencies(three) == [1, 2]
 
 
 def test_an_empty_file_is_an_archive_without_measurements(tmp_path):
@@ -526,7 +556,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path, name, content, fact):
 def test_what_is_no_file_is_neither_read_nor_written_nor_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "file").touch()
-    places = {tmp_path / "pipe.jsonl": "pipe", tmp_path: "Is a directory", tmp_path / "file/a": ""}
+    places = {tmp_path / "pipe.jsonl": "device", tmp_path: "Is a directory", tmp_path / "file/a": ""}
     for path, why in (places | dict.fromkeys(map(Path, ("/dev/zero", "/dev/full", "/dev/null")), "device")).items():
         with refused(path, why, kind=BadArchive, hint="--slm-records"):
             read(path)
