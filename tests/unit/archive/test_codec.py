@@ -388,6 +388,12 @@ def test_an_entry_that_is_missing_is_named(name):
         read_again(engine, line)
 
 
+def test_the_sizes_of_a_model_go_with_the_record_but_not_its_configuration():
+    mine = replace(CATALOGUE["qwen3-0.6b"], name="mine", source="folder")
+    found = read_again(*lines_of(replace(example(), spec=replace(example().spec, model="./mine", model_facts=mine))))
+    assert found.spec.model_facts == mine and mine.config and found.spec.model_facts.config == ()
+
+
 def test_a_record_without_a_model_is_of_one_that_nobody_knows():
     engine, line = lines_of(replace(example(), spec=replace(example().spec, model="mine", model_facts=None)))
     del engine["model"]

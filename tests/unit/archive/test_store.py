@@ -11,6 +11,7 @@ import json
 import lzma
 import math
 import os
+import random
 import re
 import resource
 import tempfile
@@ -246,6 +247,16 @@ def test_each_measurement_is_there_as_soon_as_it_is_added(tmp_path, name):
             archive.add(example(concurrency))
             assert len(read(archive.path).measurements) == concurrency
             assert len(read(archive.path).sessions) == 1, "the first measurement begins what nobody began"
+
+
+@EACH
+def test_a_line_may_be_longer_than_what_is_unpacked_at_once(tmp_path, name):
+    plan = {"salt": random.Random(1).randbytes(20_000).hex()}
+    with Archive.open(tmp_path / name) as archive:
+        archive.begin({}, plan)
+        archive.add(example())
+    contents = read(tmp_path / name)
+    assert contents.sessions[0].plan == plan and contents.measurements == (example(),)
 
 
 def test_a_launch_that_is_described_anew_keeps_what_it_was_when_it_was_measured(tmp_path):
