@@ -35,7 +35,6 @@ IDLE = [
     ".plugin.hooks",
     ".schema",
     ".schema.errors",
-    ".schema.printable",
 ]
 
 
