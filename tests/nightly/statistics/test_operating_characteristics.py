@@ -1,10 +1,11 @@
-"""How often the gate is right over thousands of gates of each kind: planted changes, and noise, judged as a run judges them.
+"""How often the gate is right over thousands of gates of each kind: planted changes, and noise, judged as a run
+judges them.
 
 Every number is from gates that look after 4, 6, 8 and 12 pairs and end when the outcome is known. Bounds are exact
 binomial ones: `most(n, p)` is what a true rate of p exceeds in one of a thousand such tests, `fewest(n, p)` what it
 falls short of as rarely. "Shown" is a rate whose count is below `fewest`: a true rate of p would have been noticed.
-"Allowed" is one whose count is not above `most`: of 10,000 gates and p = 1 % that is 132, and a true rate of 1.7 % would
-be noticed in 99 of 100 such tests."""
+"Allowed" is one whose count is not above `most`: of 10,000 gates and p = 1 % that is 132, and a true rate of 1.7 %
+would be noticed in 99 of 100 such tests."""
 
 from __future__ import annotations
 
