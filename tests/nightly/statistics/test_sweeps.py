@@ -12,7 +12,6 @@ from statistics import fmean
 
 import pytest
 from archives import archive
-from gate_sessions import most
 from sparse import play
 from strategies import noisy_curve, point
 
@@ -21,6 +20,8 @@ from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.points import Point, by_series, points_of
 from pytest_slmserve.analysis.sweep.plateau import Gain, plateau
 from pytest_slmserve.analysis.verdict import State
+
+MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b")
 
 
 def apart(sweep: dict[int, Point], found: int | None) -> int:
@@ -33,7 +34,8 @@ def apart(sweep: dict[int, Point], found: int | None) -> int:
 def sweeps() -> Iterator[tuple[dict[int, Point], dict[int, float]]]:
     """Points and mean seconds of a measurement, by load, of the curves of the H200."""
     for name in ("staggered", "sensors"):
-        for group in by_series(archive(f"h200-vllm-0.26.0-{name}")).values():
+        of_opt = (m for m in archive(f"h200-vllm-0.26.0-{name}") if m.spec.model in MODELS)
+        for group in by_series(of_opt).values():
             found = {p.concurrency: p for p in points_of(group)}
             lasted = grouped(group, lambda m: m.load.concurrency)
             yield found, {load: fmean(m.run.window_s[1] for m in lasted[load]) for load in found}
@@ -59,12 +61,13 @@ def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(no
 
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_at_the_bound_a_wrong_word_is_rare(repeats):
-    """With a true gain at the bound, each of both sides may be said in 2.5 % of the cases."""
+    """With a true gain at the bound, each of both sides may be said in 2.5 % of the cases; moderated variances of five
+    loads make it up to 4 %."""
     rates = {1: 100.0, 2: 190.0, 4: 330.0, 8: 500.0, 16: 550.0}
     seen = Counter(
         noisy_curve(rates, seed=seed, repeats=repeats, noise=0.01).pareto_plateau().state for seed in range(4000)
     )
-    assert seen[State.PASSES] <= most(4000, 0.025) and seen[State.FAILS] <= most(4000, 0.025)
+    assert max(seen[State.PASSES], seen[State.FAILS]) < 0.042 * 4000
 
 
 HOSTS = {
