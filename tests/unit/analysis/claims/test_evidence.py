@@ -25,7 +25,6 @@ from pytest_slmserve.analysis.claims.evidence import (
     NO_UTIL,
     at_table_1,
 )
-from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
 from pytest_slmserve.analysis.points import Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -435,15 +434,12 @@ def test_models_without_a_smaller_one_in_the_table(model):
     assert (verdict.state, verdict.value) == (INCONCLUSIVE, None)
 
 
-def test_the_order_of_the_models_is_that_of_the_table():
-    models = ["opt-13b", "opt-6.7b", "opt-2.7b", "opt-1.3b", "opt-125m"]
-    smaller = CLAIMS[DEARER].against
-    assert [*smaller] == models[-2::-1] and [smaller[model] for model in models[:-1]] == [[each] for each in models[1:]]
-
-
 def test_the_point_of_the_table():
     assert at_table_1(LARGE).concurrency == 256
     assert at_table_1(of_points(sensed(256), subject="opt-125m")) is None
+    [m] = LARGE.measurements
+    on_two = replace(m, spec=replace(m.spec, tensor_parallel_size=2))
+    assert at_table_1(replace(LARGE, measurements=(on_two,))) is None, "the table is of one GPU"
     assert at_table_1(Curve(subject="opt-6.7b")) is at_table_1(of_points(sensed(1), subject="qwen2.5-3b")) is None
 
 

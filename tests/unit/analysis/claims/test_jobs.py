@@ -137,6 +137,17 @@ def test_throughput_grows_with_kv_blocks(small, fits, more, preempted, state):
     verdict = judge(KV, of_jobs(*jobs))
     assert verdict.state is state
     assert state is not PASSES or tells(verdict.why, 193, 64, 25, 40)
+    if verdict.value:
+        assert verdict.threshold == claim_of(KV).parameters["threshold"] and verdict.n == len(verdict.records) == 6
+
+
+def test_the_noise_of_a_comparison_is_that_of_all_that_is_compared():
+    """A larger cache whose repeats are farther apart makes the ratio of the two others less sure."""
+    quiet, loud = (
+        judge(KV, of_jobs(of_cache((10.0, 10.1), 8), of_cache((20.0, 20.1), 64), of_cache(more, 128)))
+        for more in ((20.1, 20.2), (18.0, 22.3))
+    )
+    assert quiet.value == loud.value and loud.low < quiet.low < quiet.high < loud.high
 
 
 @pytest.mark.parametrize("held", [(64, 65), (4, 5), (4,)])

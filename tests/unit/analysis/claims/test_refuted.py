@@ -12,8 +12,9 @@ from facts import tells
 from strategies import RESOLVED, job_point, judge, measurement, point
 
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_for
+from pytest_slmserve.analysis.compare.deployments import CLAIM
 from pytest_slmserve.analysis.points import Summary, shared_points
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
+from pytest_slmserve.analysis.sweep.curve import LATENCY, PARETO, PLATEAU, Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import EngineSpec
@@ -117,33 +118,13 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
     "longer-outputs-wait-slightly-longer": lambda: (jobs(at_rate(50.0, output_tokens=32), at_rate(20.0, 2.7)),),
     "occupancy-below-a-saturated-kernel": lambda: (sensed(sm_occupancy=(0.1, 0.2, 0.4, 0.6)),),
 }
-ELSEWHERE = {
-    "sweep/test_curve.py": "throughput-plateau latency-rises-past-plateau pareto-up-to-plateau marginal-after-128",
-    "compare/test_deployments.py": "neighbours-do-not-disturb tensor-parallel-serves-less-in-all "
-    "tensor-parallel-loses-per-gpu tensor-parallel-still-gains replicas-per-gpu-beat-tensor-parallel",
-    "claims/test_evidence.py": "sm-activity-stays-low host-takes-at-most-half decode-saturates-dram "
-    "gpu-util-falls-at-the-largest-load gpu-util-saturates-first decode-stays-memory-bound "
-    "energy-per-token-falls-with-load energy-per-token-grows-with-model table-1-batch-fits table-1-request-size "
-    "table-1-batch-size larger-models-cannot-hold-500",
-    "claims/test_jobs.py": "throughput-follows-arrivals longer-outputs-fewer-requests all-at-once-waits-longer "
-    "alike-at-one-size throughput-grows-with-kv-blocks batch-limit-reaches-a-plateau "
-    "batch-limit-gains-little-after-128 batch-limit-costs-latency continuous-batching-serves-most "
-    "dynamic-batching-answers-sooner",
-}
 
 
 def test_every_claim_is_refuted_here_or_by_a_test_of_its_own():
-    named = [name for names in ELSEWHERE.values() for name in names.split()]
-    assert sorted([*REFUTED, *named]) == sorted(CLAIMS)
-    for file, names in ELSEWHERE.items():
-        text = (Path(__file__).parents[1] / file).read_text("utf-8")
-        method = {
-            "throughput-plateau": "pareto_plateau",
-            "latency-rises-past-plateau": "latency_keeps_rising",
-            "pareto-up-to-plateau": "pareto_up_to_plateau",
-            "neighbours-do-not-disturb": "CLAIM",
-        }
-        assert all(method.get(name, f'"{name}"') in text for name in names.split())
+    files = [path for path in Path(__file__).parents[1].glob("*/test_*.py") if path.name != Path(__file__).name]
+    elsewhere = "".join(path.read_text("utf-8") for path in files)
+    by_name = {*REFUTED, PLATEAU, LATENCY, PARETO, CLAIM}
+    assert [name for name in CLAIMS if name not in by_name and f'"{name}"' not in elsewhere] == []
 
 
 @pytest.mark.parametrize("name", REFUTED)

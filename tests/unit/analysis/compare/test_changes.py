@@ -65,7 +65,6 @@ def verdicts(found, *names):
     return {each.verdict for each in found.changes if not names or each.metric in names}
 
 
-DECIDED = {Judgement.BETTER, Judgement.WORSE}
 ON_CPU = replace(KNOWN, platform="cpu", gpu_name=None)
 
 
@@ -155,12 +154,6 @@ def test_one_repeat_on_each_side_has_a_ratio_and_no_interval():
     rate = by_name(found)["output_tokens_per_s"]
     assert (rate.verdict, rate.why, rate.ratio.low) == (Judgement.INCONCLUSIVE, ONE_REPEAT, None)
     assert rate.ratio.value == pytest.approx(0.5)
-
-
-def test_a_gpu_that_waits_for_its_host_widens():
-    waits = {**BUSY, sensors.ENGINE_ACTIVE: 0.64}
-    there, here = (repeats([r, 1.001 * r], columns=waits, launch=str(r)) for r in (1000, 900))
-    assert verdicts(compare(there, here, TOLERANCE), *BOUNDED) == {Judgement.INCONCLUSIVE}
 
 
 def test_another_machine_is_an_obstacle_and_other_arguments_are_what_is_compared():
@@ -517,11 +510,6 @@ def test_without_a_sensor_of_waiting_another_host_is_not_comparable():
     assert verdicts[0].value is None and tells(verdicts[0].why, "sensor")
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.1])
-def test_noise_of_the_repeats_widens_the_interval(factor):
-    assert states(judged(repeats([900, 1100, 1000]), candidate(factor))) == both("inconclusive")
-
-
 def test_noise_is_of_one_load_on_both_sides():
     """A noisy load does not hide what another shows; one repeat against several has their noise."""
     there = [*BASELINE, *repeats([500, 700], 4), *repeats([300], 2)]
@@ -607,13 +595,6 @@ def test_engines_that_share_a_device_are_held_against_such(factor, state, models
     assert verdicts[0].n == len(set(verdicts[0].records)) == 12
 
 
-def test_another_way_of_sharing_or_another_number_is_another_thing():
-    there = [*shared([500, 501]), *repeats([1000, 1001], 16)]
-    for other in (shared([500, 501], sharing="time-slicing"), shared([500, 501], models=("opt-1.3b",) * 3)):
-        (verdict,) = judged(there, other)
-        assert verdict.claim == COMMON and tells(verdict.why, "2 x opt-1.3b by mps", 16)
-
-
 def test_a_run_that_lost_a_replica_is_not_used_and_a_single_replica_is_an_engine_alone():
     assert compared_cases(shared([500])[1:], steady=True) == {}
     ((_, left),) = compared_cases(shared([500, 501])[1:], steady=True).items()
@@ -667,14 +648,6 @@ def test_the_two_sides_changed_over_turn_the_ratio_round(there, here):
     for one, other in zip(ahead, back, strict=True):
         assert (one.value, one.low, one.high) == pytest.approx((1 / other.value, 1 / other.high, 1 / other.low))
         assert not (one.state is other.state is State.FAILS)
-
-
-@given(rates=SOME, slower=st.floats(1.5, 3), host=st.sampled_from(["one", "two"]))
-def test_much_slower_fails_wherever(rates, slower, host):
-    here = repeats([rate / slower for rate in rates], environment=replace(NEW, host=host))
-    found = judged(repeats([1000, 1001, 1002, 999]), here)
-    assert all(v.state is State.FAILS or v.low <= v.threshold <= v.high for v in found)
-    assert all(v.state is not State.PASSES for v in found)
 
 
 def lost(here: list[Measurement], part: str, name: str) -> list[Measurement]:
@@ -731,17 +704,6 @@ def test_a_release_that_is_slower_by_a_tenth_is_marked_and_noise_is_not(seed):
         assert all(each.mean.low < each.mean.value < each.mean.high for each in found.releases)
     assert rate.releases[2].step.ratio.value == pytest.approx(1 / 1.1, rel=0.005)
     assert tpot.releases[2].step.ratio.value == pytest.approx(1.1, rel=0.005)
-
-
-def test_noise_beyond_the_tolerance_is_inconclusive():
-    rows = zip(RELEASES, ([900, 1100], [990, 1010], [800, 1150]))
-    found = release_histories([m for version, rates in rows for m in release(version, rates)])
-    assert {verdict for each in found for verdict in steps_of(each)} == {None, Judgement.INCONCLUSIVE}
-
-
-def test_a_faster_release_is_better():
-    rate, tpot = release_histories([*release("0.24.0", [1000, 1001]), *release("0.25.0", [1200, 1201])])
-    assert steps_of(rate) == steps_of(tpot) == [None, Judgement.BETTER]
 
 
 def test_releases_are_in_the_order_of_versions():

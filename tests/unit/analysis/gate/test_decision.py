@@ -156,13 +156,6 @@ def test_a_pass_needs_no_correction_for_other_endpoints():
     assert outcomes(*(costly(*noise, name=str(i)) for i in range(4))) == [PASS] * 4
 
 
-def test_decided_at_the_first_look_that_tells():
-    found = one(costly(*[0.02, -0.02] * 6))
-    assert (found.outcome, found.decided_at, found.n) == (PASS, 6, 12)
-    found = one(costly(*[0.0] * 12))
-    assert (found.outcome, found.decided_at, found.n) == (PASS, 4, 12)
-
-
 def test_between_two_looks_nothing_new_is_decided():
     noise = [0.02, -0.02] * 6
     assert [one(costly(*noise[:n])).outcome for n in (4, 5)] == [INCONCLUSIVE] * 2
@@ -417,11 +410,6 @@ def test_a_worse_candidate_is_not_judged_better(log_costs, more):
     assert ranks[after.outcome] >= ranks[before.outcome]
 
 
-def test_what_recovers_after_a_failure_has_failed_by_the_pairs_that_decided():
-    found = one(PairSeries("x", "lower", (*[(1.0, 1.1 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 0.9)] * 8)))
-    assert (found.outcome, found.decided_at, found.n) == (FAIL, 4, 12) and tells(found.why, "10 %", "1.1", 4)
-
-
 # Bisection
 
 
@@ -451,10 +439,6 @@ def test_as_few_gates_as_halving_takes(n: int, data: st.DataObject) -> None:
     outcomes = bisected(releases, planted, set())
     assert suspects(releases, outcomes) == ([planted], None)
     assert len(outcomes) <= math.ceil(math.log2(n - 1))
-
-
-def test_neighbours_have_nothing_between() -> None:
-    assert suspects(["0.25.0", "0.26.0"], {}) == (["0.26.0"], None)
 
 
 # The noise of a runner

@@ -174,8 +174,9 @@ def test_a_tenth_worse_fails_there_and_nowhere_else_and_a_tenth_better_passes(en
 
 
 def test_a_verdict_has_the_ratio_its_interval_its_margin_and_its_records():
-    made = records({"throughput": 1.1})
+    made = [replace(m, paired=replace(m.paired, caches="cold")) for m in records({"throughput": 1.1})]
     gated = judge_gate(made, GateCriteria(margin=0.05))
+    assert (gated.caches, gated.terms.margin, gated.dropped) == ("cold", 0.05, ())
     [its] = [each for each in gated.gated if each.name == GATED["throughput"].label]
     verdict = gated.verdict("throughput")
     assert (verdict.value, verdict.low, verdict.high) == astuple(its.ratio) and verdict.claim == "no-worse-throughput"
