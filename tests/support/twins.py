@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
-from archives import archive
+from committed import archive
 
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_all, stored_curves
 from pytest_slmserve.analysis.compare.changes import TOLERANCE, Judgement, against_stored, compare

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from archives import archive, names_of
+from committed import archive, names_of
 from gate_sessions import fewest
 from twins import alike, by_claims, by_compare, by_gate, by_stored_baseline, twins
 

@@ -11,7 +11,7 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
-from archives import archive
+from committed import archive
 from sparse import play
 from strategies import noisy_curve, point
 

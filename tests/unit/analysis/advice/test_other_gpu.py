@@ -7,10 +7,10 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from archives import archive
-from facts import tells
+from committed import archive
 from refusals import refused
 from strategies import H200, measurement
+from told import tells
 
 from pytest_slmserve.analysis.advice.other_gpu import (
     carries,

@@ -8,11 +8,11 @@ from datetime import date, timedelta
 from statistics import fmean, median
 
 import pytest
-from archives import archive
-from facts import tells
+from committed import archive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, RESOLVED, measurement, planted_telemetry
+from told import tells
 from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import pytest
-from archives import archive
+from committed import archive
 from published import ROWS
 from sparse import Played, in_turn, play
 from strategies import point
