@@ -19,7 +19,17 @@ from refusals import refused
 from strategies import curves, law, measurement, noisy_curve, point, without
 from told import tells
 
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, front_ends, is_sweep, labels, obstacle
+from pytest_slmserve.analysis.sweep.curve import (
+    LATENCY,
+    PARETO,
+    PLATEAU,
+    Curve,
+    curve_of,
+    front_ends,
+    is_sweep,
+    labels,
+    obstacle,
+)
 from pytest_slmserve.analysis.verdict import Inconclusive, State
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
@@ -36,6 +46,9 @@ gain_after_128 = partial(strategies.judge, "marginal-after-128")
 
 
 JUDGES = (Curve.pareto_plateau, Curve.latency_keeps_rising, Curve.pareto_up_to_plateau)
+
+
+NAMED = ((PLATEAU, 0.10), (LATENCY, 0.10), (PARETO, 0.03))
 
 
 def rates_with_last_gain(gain: float) -> dict[int, float]:
@@ -172,6 +185,8 @@ def test_past_no_plateau_there_is_nothing_to_judge_but_each_load_before_it():
 def test_what_is_not_there_is_inconclusive_with_a_reason(judge, curve, facts):
     verdict = judge(curve)
     assert verdict.state is State.INCONCLUSIVE and verdict.value is None and tells(verdict.why, *facts)
+    assert (verdict.claim, verdict.threshold) == dict(zip(JUDGES, NAMED))[judge]
+    assert set(verdict.records) == {record for p in curve.valid for record in p.records}
 
 
 @given(curves(), st.floats(-0.5, 2.0), st.integers(1, 2))

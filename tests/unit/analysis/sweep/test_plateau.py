@@ -183,21 +183,22 @@ def test_advantage_is_the_lesser_of_both_gains():
 # The law of saturation
 
 
-PUBLISHED_STEP_MS = {
-    1: 4.0272,
-    2: 4.3287,
-    4: 4.3995,
-    8: 4.5941,
-    16: 5.2680,
-    32: 6.5227,
-    64: 9.2927,
-    96: 11.9048,
-    128: 14.5958,
-    192: 20.7020,
-    256: 26.3635,
-    384: 38.3864,
-    512: 51.0159,
-}
+PUBLISHED_MS = (
+    4.0272,
+    4.3287,
+    4.3995,
+    4.5941,
+    5.268,
+    6.5227,
+    9.2927,
+    11.9048,
+    14.5958,
+    20.702,
+    26.3635,
+    38.3864,
+    51.0159,
+)
+PUBLISHED_STEP_MS = dict(zip((1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512), PUBLISHED_MS, strict=True))
 
 
 def test_the_law_on_published_results():
