@@ -448,15 +448,31 @@ def test_several_models_get_one_engine_each():
 # What it costs, and how sure it is
 
 
-def test_the_cost_of_each_choice():
-    found = advice(planted(), Objectives(slo=RelativeSlo(2, 32), price_per_hour=3.5))
-    costs = {offer.batch: offer.cost.value for offer in (found.advised, found.largest, found.single)}
-    assert costs == {b: pytest.approx(3.5 / 3600 / law(b) * 1e6) for b in (64, 512, 1)}
+@pytest.mark.parametrize("output", [1.0, 0.5])
+def test_the_figures_and_the_cost_of_each_choice(output):
+    wish = Objectives(slo=RelativeSlo(2, 32), price_per_hour=3.5)
+    found = advice(planted(), wish, output_share=output)
+    for offer, b in ((found.advised, 64), (found.largest, 512), (found.single, 1)):
+        assert (offer.batch, offer.predicted) == (b, False) and offer.latency_s.value == pytest.approx(b / law(b))
+        assert offer.cost.value == pytest.approx(3.5 / 3600 / law(b) / output * 1e6)
+        assert (offer.share, offer.efficiency) == pytest.approx((law(b) / law(512), law(b) / b / law(1)))
+    assert (
+        advice(planted(), wish, output_share=None).advised.cost is advice(planted(), Objectives()).advised.cost is None
+    )
+
+
+def test_a_predicted_choice_has_the_figures_of_the_laws():
+    found = advice(planted((1, 32)), Objectives(slo=RelativeSlo(4, 32), price_per_hour=1.0))
+    offer, b = found.advised, found.batch
+    assert offer.predicted and offer.tokens_per_s == Interval(pytest.approx(law(b))) and b > 32
+    assert offer.latency_s.value == pytest.approx(b / law(b)) and offer.efficiency == pytest.approx(law(b) / b / law(1))
+    assert offer.share == pytest.approx(law(b) / law(32)) and not found.largest.predicted and found.largest.batch == 32
 
 
 def test_repeats_give_rates_an_interval_and_one_gives_none():
     noisy = [replace(point(b, [law(b) * 0.98, law(b) * 1.02]), degraded=()) for b in GRID]
-    seen = advice(noisy, Objectives()).advised
+    seen = advice(noisy, Objectives(price_per_hour=3.6)).advised
+    assert (seen.cost.low, seen.cost.high) == pytest.approx((1e3 / seen.tokens_per_s.high, 1e3 / seen.tokens_per_s.low))
     assert seen.tokens_per_s.low < law(256) < seen.tokens_per_s.high and seen.latency_s.low is not None
     assert fmean((seen.tokens_per_s.low, seen.tokens_per_s.high)) == pytest.approx(law(256), rel=0.01)
     assert advice(planted(), Objectives()).advised.tokens_per_s == Interval(law(256))

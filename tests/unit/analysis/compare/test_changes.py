@@ -531,6 +531,7 @@ def test_noise_is_of_one_load_on_both_sides():
 def test_what_cannot_be_compared_is_inconclusive_and_tells_why(there, here, facts):
     found = judged(there, here)
     assert states(found) == both("inconclusive") and all(v.value is None and tells(v.why, *facts) for v in found)
+    assert [v.threshold for v in found] == pytest.approx([1 / 1.03, 1.03]) and len({v.records for v in found}) == 1
 
 
 @pytest.mark.parametrize(("factor", "state"), [(1.0, "passes"), (1.1, "fails")])

@@ -346,17 +346,36 @@ def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, ga
 # What tells curves of one model apart
 
 
-def test_curves_of_one_model_are_told_apart_by_what_differs_and_by_nothing_else():
-    one = [measurement(c, law(c)) for c in (1, 2)]
-    burst = [replace(m, load=replace(m.load, ramp_up="burst")) for m in one]
-    eager = [replace(m, spec=replace(m.spec, enforce_eager=True)) for m in one]
-    other = [measurement(1, model="opt-125m")]
-    curves = [curve_of(m[0].spec.model, m) for m in (one, burst, eager, other)]
-    assert labels(curves[:1]) == ["opt-1.3b"] and labels(curves)[3] == "opt-125m"
-    told = labels(curves)
-    assert tells(told[0], "staggered", "no enforce_eager") and tells(told[1], "burst", "no enforce_eager")
-    assert tells(told[2], "staggered") and told[2].endswith("enforce_eager") and "no enforce_eager" not in told[2]
-    assert "window" not in "".join(told) and len({*told}) == 4
+def changed(part: str = "spec", **facts: object) -> Curve:
+    """The curve of two loads with another fact in a part of its measurements."""
+    made = [measurement(c, law(c)) for c in (1, 2)]
+    return curve_of("opt-1.3b", [replace(m, **{part: replace(getattr(m, part), **facts)}) for m in made])
+
+
+@pytest.mark.parametrize(
+    ("other", "its", "ours"),
+    [
+        (changed("load", ramp_up="burst"), "ramp-up burst", "ramp-up staggered"),
+        (changed("load", window_s=9.0), "window 9 s", "window 5 s"),
+        (changed("load", settle_lifetimes=0.0), "warm-up 0", "warm-up 1"),
+        (changed("environment", vllm="0.27.0"), "vLLM 0.27.0", "vLLM 0.26.0"),
+        (changed("environment", gpu_name="NVIDIA H100"), "NVIDIA H100", "NVIDIA H200"),
+        (changed(interface="server"), "server interface", "engine interface"),
+        (changed(tensor_parallel_size=2, kv_cache_bytes=1 << 40), "TP 2", "TP 1"),
+        (changed(max_num_seqs=64), "max_num_seqs 64", "max_num_seqs 1024"),
+        (changed(enforce_eager=True), "enforce_eager", "no enforce_eager"),
+        (changed(kv_cache_bytes=3 << 30), "KV cache 3 GiB", None),
+        (changed(extra=(("block_size", 32),)), "block_size 32", "block_size unset"),
+        (changed(env=(("VLLM_X", "1"),)), "VLLM_X 1", "VLLM_X unset"),
+        (changed("workload", hash="fedcba987654"), "workload fedcba", "workload 012345"),
+    ],
+)
+def test_curves_of_one_model_are_told_apart_by_what_differs_and_by_nothing_else(other, its, ours):
+    mine, theirs = labels([changed(), other])
+    assert theirs == f"opt-1.3b, {its}" and mine != theirs
+    assert ours is None or mine == f"opt-1.3b, {ours}"
+    small = curve_of("opt-125m", [measurement(1, model="opt-125m")])
+    assert labels([changed(), small]) == ["opt-1.3b", "opt-125m"], "models are told apart by their names"
 
 
 @pytest.mark.parametrize("count", [1, 4])
