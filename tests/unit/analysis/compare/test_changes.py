@@ -116,8 +116,7 @@ def test_the_interval_of_four_launches_is_students():
 
 
 @pytest.mark.parametrize(
-    ("facts", "factor"),
-    [({}, 1.002), ({"columns": {**BUSY, sensors.ENGINE_ACTIVE: 0.64}}, 0.64**-0.5)],
+    ("facts", "factor"), [({}, 1.002), ({"columns": {**BUSY, sensors.ENGINE_ACTIVE: 0.64}}, 0.64**-0.5)]
 )
 def test_one_launch_widens_the_interval_of_the_repeats_by_what_launches_differ(facts, factor):
     """By 0.2 % if the GPU is busy, and by the root of what waiting allows otherwise."""

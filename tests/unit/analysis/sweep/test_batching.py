@@ -222,8 +222,7 @@ def test_distserves_goodput_is_the_highest_load_up_to_which_enough_is_good(goal,
 
 
 @pytest.mark.parametrize(
-    ("points", "facts"),
-    [([(1, 1.0), (1, 0.7)], ("90 %", "85 %", 1)), ([(1, 0.2), (2, 0.1)], ("90 %", "20 %", 1))],
+    ("points", "facts"), [([(1, 1.0), (1, 0.7)], ("90 %", "85 %", 1)), ([(1, 0.2), (2, 0.1)], ("90 %", "20 %", 1))]
 )
 def test_too_little_at_the_smallest_load_is_no_highest_load(points, facts):
     none = highest_load(points)
