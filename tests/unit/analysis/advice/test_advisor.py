@@ -362,7 +362,8 @@ def test_the_step_down_that_loses_least_is_taken():
 
 def test_what_the_last_step_freed_too_much_lets_others_up_again():
     """The large model is at its second step down, and what that freed holds the small one's."""
-    assert divide([rates(_1=99.9, _10=100.0), rates(_1=1.0, _1000=100.0)], 1000) == (1, 0)
+    models = [rates(_1=99.9, _10=100.0), rates(_1=1.0, _1000=100.0)]
+    assert [divide(models, budget) for budget in (1000, 17, 16)] == [(1, 0), (1, 0), (0, 0)]
 
 
 def rates(**by_batch: float) -> list[BatchOption]:

@@ -243,6 +243,13 @@ def test_steps_that_no_cuda_graph_covers_are_noted_until_larger_graphs_are_tried
     }
     assert len(noted) == 4 and all(bool(notes) is not larger for (_, larger), notes in noted.items())
     assert of_curves([sweep()], None, None).subjects[0].notes == ()
+    [noted_one, *_] = [c for c in curves if of_curves([c], None, None).subjects[0].notes]
+    for facts in (
+        {"enforce_eager": True},
+        {"extra": (("compilation_config", {"level": 1}),)},
+        {"platform": "cpu", "kv_cache_bytes": GIB},
+    ):
+        assert of_curves([changed(noted_one, **facts)], None, None).subjects[0].notes == ()
 
 
 def test_engines_of_several_gpus_tell_nothing_of_one():
@@ -356,7 +363,12 @@ def test_throughput_and_latency(factor, wanted, in_time):
     assert found == {UNPREEMPTED: PASSES, KV_BLOCKS: PASSES, THROUGHPUT: wanted, LATENCY: in_time}
     throughput, latency = told(THROUGHPUT, advice(), again(factor)), told(LATENCY, advice(), again(factor))
     assert throughput.value == pytest.approx(factor) and throughput.low < factor < throughput.high
-    assert latency.value == pytest.approx(64 / law(64) / factor, rel=1e-4)
+    assert (
+        latency.value == pytest.approx(64 / law(64) / factor, rel=1e-4) and latency.low < latency.value < latency.high
+    )
+    limit = advice().decision.limit.seconds
+    assert (throughput.threshold, latency.threshold) == (1.0, pytest.approx(1.15 * limit))
+    assert tells(latency.why, f"{1e3 * limit:.3g} ms") and {throughput.n, latency.n} == {2}
 
 
 def test_a_prediction_by_the_law_has_no_noise_of_its_own():
