@@ -136,7 +136,7 @@ def test_at_the_margin_four_endpoints_pass_at_most_as_often_as_beta(worse):
 
 @pytest.mark.parametrize("sd", [0.01, 0.02])
 @pytest.mark.parametrize("n", [4, 6, 12])
-def test_what_is_told_to_be_detectable_is_found_in_nine_of_ten_gates_in_one_of_four_endpoints(sd, n):
+def test_what_is_told_to_be_detectable_is_found_in_nine_of_ten_gates(sd, n):
     """Allowed, on both sides; half of it is found in less than half of the gates."""
     told = gate([of_noise(sd, n, name) for name in "abcd"], TERMS)[0].detectable
     found = {worse: one_of_four(sd, n, worse) for worse in (told, told / 2)}
@@ -192,7 +192,7 @@ def test_a_better_candidate_never_fails_and_in_the_wrong_direction_never_passes(
         assert looked_at([replace(each, better=wrong) for each in series], TERMS)[0] is not PASS
 
 
-def test_among_unchanged_endpoints_the_one_in_the_wrong_direction_is_never_overlooked():
+def test_among_unchanged_endpoints_one_in_the_wrong_direction_is_never_overlooked():
     chance = random.Random(6)
     for _ in range(150):
         series = session(Planted(sd=0.01, worse=(1 / 1.05 - 1, 0.0, 0.0, 0.0)), chance, 12, DIRECTIONS)

@@ -97,7 +97,7 @@ def test_one_model_can_be_asked_for_and_the_length_be_given():
     assert of_curves([], "opt-2.7b", None).subjects == ()
 
 
-def test_of_several_sweeps_of_a_model_the_one_with_most_loads_is_taken_and_of_such_the_last():
+def test_of_several_sweeps_of_a_model_the_last_with_most_loads_is_taken():
     together = curve_of("opt-1.3b", [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst")) for c in BATCHES[:2]])
     [subject] = of_curves([together, sweep()], None, None).subjects
     assert len(subject.points) == 3 and any(tells(note, "staggered") and tells(note, "burst") for note in subject.notes)

@@ -102,7 +102,7 @@ def test_a_load_fits_into_the_room_that_is_known(room, concurrency, fits):
 
 
 @pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, State.FAILS), (8e-3, State.PASSES)])
-def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_reading_weights_twice(all_reduce_s, state):
+def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(all_reduce_s, state):
     """Two replicas of 8: (16 + 8)/1000 s a step, 667 tokens/s together."""
     curve = on_gpus((1, 2), shared=replicas(2, all_reduce_s=all_reduce_s), all_reduce_s=all_reduce_s)
     verdict = judge(REPLICAS_BEAT, curve)

@@ -218,7 +218,7 @@ def test_values_at_the_ends_of_what_a_float_holds():
 # What is missing
 
 
-def test_a_failure_that_was_seen_before_something_went_missing_stays_and_tells_its_size():
+def test_a_failure_before_something_went_missing_stays_and_tells_its_size():
     found = one(replace(costly(*[0.2] * 6), pairs=(*costly(*[0.2] * 6).pairs, (1.0, None))))
     assert (found.outcome, found.decided_at) == (FAIL, 4) and tells(found.why, "22.1 %")
 

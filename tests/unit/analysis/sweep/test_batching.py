@@ -96,7 +96,7 @@ def test_a_tighter_objective_never_chooses_more(batches, threshold, factor):
     assert tight <= loose
 
 
-def test_a_latency_at_the_limit_is_within_it_and_an_efficiency_at_the_threshold_is_not():
+def test_a_latency_at_the_limit_is_within_and_an_efficiency_at_the_threshold_not():
     points = [point(b, [rate], [wait]) for b, rate, wait in ((1, 100.0, 0.1), (2, 150.0, 0.2), (4, 200.0, 0.4))]
     assert batching(points, RelativeSlo(1, 2)).choice.value == 2
     assert batching(points, AbsoluteSlo(0.4)).choice.value == 4
