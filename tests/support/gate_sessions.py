@@ -23,7 +23,6 @@ from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.run.gate import order
 
 Noise = Callable[[random.Random], float]  # of a standard deviation of 1
-
 DIRECTIONS: tuple[Better, ...] = ("higher", "lower", "lower", "lower")  # of the endpoints, as those that are gated
 TERMS = GateCriteria()
 LAUNCHES = 8  # of the shortest gate

@@ -41,20 +41,10 @@ from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens
-
-
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
 SHAPE = CATALOGUE["opt-1.3b"]
-
-
 FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
-
-
 ENGINE = ServedEngine(spec=EngineSpec("opt-1.3b"), dtype="float16", footprint=FOOTPRINT, kv_had_bytes=120 * GIB)
-
-
 GPU = 140 * GIB
 
 
@@ -296,11 +286,7 @@ FOOTPRINTS = st.builds(
     block_size=st.sampled_from([1, 16, 128]),
     allowance_bytes=st.integers(1, 4 * GIB),
 )
-
-
 BATCHES = st.integers(1, 2000)
-
-
 GPUS = st.integers(GIB, 200 * GIB)
 
 

@@ -27,14 +27,8 @@ from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.records import Environment
 
 H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
-
-
 A100 = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")
-
-
 LOADS = (1, 8, 64)
-
-
 SCATTER = (0.999, 1.001)
 
 

@@ -42,11 +42,7 @@ from pytest_slmserve.schema.records import Environment, Measurement, Replica, Re
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec
 
 BATCHES = (1, 16, 64)
-
-
 KV_BYTES = 1365 * 16 * 196_608  # of the planted engine's blocks
-
-
 WEIGHTS = 2_631_516_160
 
 
@@ -286,14 +282,8 @@ def test_a_batch_that_serves_most_itself_is_held_against_the_next():
 
 
 BLOCKS = 1365
-
-
 SPEC = EngineSpec("opt-1.3b", max_num_seqs=64, kv_cache_bytes=BLOCKS * 16 * 196_608)
-
-
 SPREAD = (0.999, 1.001)
-
-
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 
 

@@ -32,8 +32,6 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import GIB, ClosedLoop
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
-
-
 ORDINARY = {
     "gpu_util": [1.0, 1.0],
     "sm_active": [0.7, 0.7],
@@ -46,26 +44,12 @@ ORDINARY = {
     "energy_per_token_j": [0.1, 0.1],
     "power_limit_w": [700.0, 700.0],
 }
-
-
 FEW_WARPS, SATURATES_FIRST = "occupancy-below-a-saturated-kernel", "gpu-util-saturates-first"
-
-
 MEMORY_BOUND, UTIL_FALLS = "decode-stays-memory-bound", "gpu-util-falls-at-the-largest-load"
-
-
 CHEAPER, DEARER = "energy-per-token-falls-with-load", "energy-per-token-grows-with-model"
-
-
 OF_ONE_CURVE = (FEW_WARPS, SATURATES_FIRST, MEMORY_BOUND, CHEAPER)
-
-
 few_warps = partial(judge, FEW_WARPS, threshold=0.5)
-
-
 util_saturates_first, memory_bound = partial(judge, SATURATES_FIRST), partial(judge, MEMORY_BOUND)
-
-
 cheaper_tokens, dearer_models = partial(judge, CHEAPER), partial(judge, DEARER)
 
 
@@ -112,11 +96,7 @@ def drop(curve, names, at=None):
 
 
 PROFILE = ("sm_active", "sm_occupancy", "dram_active", "tensor_active", "saturation_gap")
-
-
 DECODING = ["decode_dram", "decode_tensor", "saturation_gap"]
-
-
 ENERGY = ("energy_per_token_j", "power_w")
 
 
@@ -447,8 +427,6 @@ def test_the_point_of_the_table():
 
 
 FIGURES = ("gpu_util", "sm_active", "sm_occupancy", "dram_active", "tensor_active", "saturation_gap")
-
-
 VALUES = st.none() | st.sampled_from([0.0, 1.0, float("nan"), float("inf"), -1.0]) | st.floats(-1e9, 1e9)
 
 
@@ -523,6 +501,9 @@ def test_what_fails_at_the_loads_of_an_adaptive_sweep_need_not_fail_between_them
     for claim in (SATURATES_FIRST, MEMORY_BOUND):
         assert tells(judge(claim, part).why, "1, 4, 16") and not tells(judge(claim, whole).why, "1, 4, 16")
     assert util_saturates_first(part).state is state
+    low = replace(sweep("sm_active", 0.3, 0.4, 0.4), adaptive=True)
+    doubtful = judge("sm-activity-stays-low", replace(low, unneeded=(2, 8)))
+    assert (judge("sm-activity-stays-low", low).state, doubtful.state) == (PASSES, INCONCLUSIVE)
     assert util_saturates_first(whole).state is (PASSES if state is PASSES else FAILS)
 
 
@@ -530,8 +511,6 @@ def test_what_fails_at_the_loads_of_an_adaptive_sweep_need_not_fail_between_them
 
 
 MODELS = list(evidence.PUBLISHED)
-
-
 LONGEST = 2048  # positions of OPT
 
 

@@ -37,11 +37,7 @@ from pytest_slmserve.schema.records import Environment, release
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 NAMES = list(CLAIMS)
-
-
 PLATEAU = "throughput-plateau"
-
-
 TABLE = (
     ClaimRow(PLATEAU),
     ClaimRow(PLATEAU, device="cuda", evidence="platform"),
@@ -200,11 +196,7 @@ def test_rows_survive_a_record():
 
 
 BATCHES = (64, 128, 256, 512)
-
-
 STORED = {"rows": [asdict(row) for row in lookup.ROWS]}
-
-
 EARLIER, LATER = "2025-12-31T00:00:00+00:00", "2026-06-01T00:00:00+00:00"  # than what `measurement` makes
 
 

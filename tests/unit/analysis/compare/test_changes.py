@@ -46,8 +46,6 @@ from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 BOUNDED = [name for name, metric in METRICS.items() if metric.bounded]
-
-
 RATES = ("output_tokens_per_s", "requests_per_s")
 
 
@@ -302,8 +300,6 @@ MISMATCHES = [
     (asked(interface="server"), ("interface", "engine", "server")),
     (asked(load_format="auto"), ("load format", "dummy", "auto")),
 ]
-
-
 ALLOWED = [
     of(vllm="0.27.0", torch="2.12.0", cuda="13.1", python="3.14"),
     of(host="two", operating_system="another kernel", git_commit="abc", pytest_slmserve="9"),
@@ -429,8 +425,6 @@ def test_one_boot_is_known_to_be_one():
 
 
 THROUGHPUT, LATENCY = (claim for claim, _ in STORED.values())
-
-
 CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
 
 

@@ -26,8 +26,6 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import GIB
 
 LESS_IN_ALL, LOSES_PER_GPU = "tensor-parallel-serves-less-in-all", "tensor-parallel-loses-per-gpu"
-
-
 STILL_GAINS, REPLICAS_BEAT = "tensor-parallel-still-gains", "replicas-per-gpu-beat-tensor-parallel"
 
 
@@ -77,6 +75,12 @@ def test_from_two_gpus_to_four():
     assert judge(STILL_GAINS, on_gpus(all_reduce_s=1e-3), threshold=1.8).state is State.FAILS
     missing = judge(STILL_GAINS, on_gpus((1, 2)))
     assert missing.state is State.INCONCLUSIVE and tells(missing.why, 2, "4 GPUs")
+    whole = on_gpus()
+    invalid = replace(whole, wider=tuple(replace(wide, points=()) for wide in whole.wider))
+    claim = claim_of(STILL_GAINS)
+    of_the_paper = (replace(curve, subject=claim.models[0]) for curve in (on_gpus((1, 2)), whole, invalid))
+    assert [applies(claim, curve) for curve in of_the_paper] == [False, True, True]
+    assert judge(STILL_GAINS, invalid).state is State.INCONCLUSIVE
 
 
 def test_the_gain_of_more_gpus_is_with_their_memory():

@@ -36,14 +36,8 @@ from pytest_slmserve.analysis.gate.decision import (
 from pytest_slmserve.analysis.verdict import State
 
 PASS, FAIL, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
-
-
 TERMS = GateCriteria()
-
-
 HALF = math.log1p(TERMS.margin) / 2
-
-
 CRITICAL = {family: boundaries((4, 6, 8, 12), 12, TERMS.alpha / family) for family in (1, 2, 3, 4)}
 
 
@@ -363,8 +357,6 @@ def test_more_pairs_find_less_and_more_endpoints_find_more():
 
 
 costs = st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=13)
-
-
 sizes = st.floats(1e-6, 1e6)
 
 

@@ -38,20 +38,10 @@ from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import ClosedLoop
 
 LAGS = pytest.mark.parametrize("lag", [0, 1])
-
-
 FIGURES = ("total", "steps per request", "step", *BY_STEP, *BY_DEVICE)
-
-
 PER_REQUEST = 32 / 8  # steps of a request of 32 tokens among eight
-
-
 DECODE_S = st.floats(0.001, 0.1)  # less would be faster than the roofline, and so invalid
-
-
 PROMPT_S = st.floats(0.0, 0.1)
-
-
 SIDES = st.fixed_dictionaries(
     {"decode_s": DECODE_S, "prompt_s": PROMPT_S, "lag": st.integers(0, 1), "idle": st.none() | st.floats(0.0, 1.0)}
 )
@@ -324,8 +314,6 @@ def test_what_differs_between_launches_of_one_release_is_the_gap():
 
 
 UNTIL = date(2027, 1, 31)
-
-
 WAIVER = Waiver("requests_per_s", "opt-1.3b", "H200", "Ada", "slower attention kernel, fixed upstream", UNTIL)
 
 

@@ -78,11 +78,7 @@ def states(found: Gated) -> dict[str, State]:
 
 
 ALL_PASS = dict.fromkeys(OF_DUMMY, State.PASSES)
-
-
 # Which launches make a pair
-
-
 made_once = cache(pairs)  # as often as hypothesis asks
 
 

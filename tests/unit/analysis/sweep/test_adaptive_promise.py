@@ -20,8 +20,6 @@ from pytest_slmserve.analysis.sweep.plateau import SHARE
 from pytest_slmserve.schema.records import Measurement
 
 FULL_REPEATS = 2
-
-
 SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}" for name in ("staggered", "burst", "sensors"))
 CPU = "cpu-vllm-0.32.0"
 
@@ -73,8 +71,6 @@ SWEEPS: Sequence[tuple[str, str, int | None, list[int], int | None]] = (
     (SENSORS, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128),
     (CPU, "opt-tiny", 128, [1, 256, 64, 32, 32], 64),
 )
-
-
 SHORT = (0.19, 0.21, 0.28, 0.19, 0.24, 0.25, 0.17)
 
 

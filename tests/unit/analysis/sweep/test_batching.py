@@ -31,14 +31,8 @@ from pytest_slmserve.analysis.sweep.plateau import ChosenLoad
 from pytest_slmserve.schema.errors import TooFewPoints
 
 PUBLISHED = [point(knob, [total], [ms / 1e3]) for knob, _, total, ms, _ in ROWS]
-
-
 B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens
-
-
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
 BATCHES = st.sets(st.integers(2, 1024), min_size=3, max_size=9).map(lambda found: sorted({1, *found}))
 
 

@@ -34,20 +34,10 @@ from pytest_slmserve.analysis.verdict import Inconclusive, State
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
 FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %
-
-
 STEEP = {b: law(b) for b in BATCHES[:7]}  # the last doubling gains 41 %
-
-
 gain_after_128 = partial(strategies.judge, "marginal-after-128")
-
-
 JUDGES = (Curve.pareto_plateau, Curve.latency_keeps_rising, Curve.pareto_up_to_plateau)
-
-
 NAMED = ((PLATEAU, 0.10), (LATENCY, 0.10), (PARETO, 0.03))
 
 

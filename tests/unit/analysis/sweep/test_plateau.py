@@ -320,8 +320,6 @@ def test_the_order_of_the_points_leaves_the_law():
 
 
 GRID = tuple(1 << i for i in range(11))
-
-
 DENTED = dict(zip(GRID, (665, 1247, 2446, 4388, 7695, 12191, 17778, 25677, 27918, 42274, 53466)))
 
 
