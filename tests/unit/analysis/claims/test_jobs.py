@@ -166,7 +166,7 @@ def way(batching, served, rate=None, e2e_s=(1.0, 1.01), **figures):
     return job_point(served, rate=rate, e2e_s=e2e_s, spec=EngineSpec("opt-6.7b", extra=extra), **figures)
 
 
-# A claim; jobs of which one figure is planted; that figure where it passes, fails and is too noisy; the ratio by it; and
+# A claim; jobs of which one figure is planted; that figure where it passes, fails and is too noisy; the ratio by it;
 # what is told
 RATE, SERVED = (10.0, 10.1), (20.0, 20.1)
 PLANTED = [
