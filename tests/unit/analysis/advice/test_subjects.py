@@ -4,6 +4,7 @@ engine as advised; and verdicts on what was predicted of it, on planted numbers.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -287,6 +288,7 @@ SPREAD = (0.999, 1.001)
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 
 
+@cache
 def advice(batches=(1, 16, 32, 64, 128), spread=SPREAD, spec: EngineSpec | None = None, **facts: Any) -> Advice:
     made = [measurement(c, law(c) * by, repeat=i, **facts) for c in batches for i, by in enumerate(spread)]
     made = [replace(m, spec=spec or m.spec) for m in made]

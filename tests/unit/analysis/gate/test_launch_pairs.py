@@ -53,9 +53,14 @@ def state(gated, endpoint):
 MIB, MEMORY_USED = 1 << 20, 8.0 * GIB
 
 
-def planted(side: Side, number: int, costs: Mapping[str, float] = MappingProxyType({})) -> list[Measurement]:
+def planted(side: Side, number: int, costs: Mapping[str, float] = MappingProxyType({})) -> tuple[Measurement, ...]:
     """Both loads of one start. costs: factors by endpoint; power is what energy per token leaves it to be."""
-    cost = dict.fromkeys(OF_DUMMY, 1.0) | costs
+    return started(side, number, tuple(costs.items()))
+
+
+@cache
+def started(side: Side, number: int, costs: tuple[tuple[str, float], ...]) -> tuple[Measurement, ...]:
+    cost = dict.fromkeys(OF_DUMMY, 1.0) | dict(costs)
     facts = {
         "kv_blocks": round(1365 / cost[BLOCKS]),
         "ready_s": 30.0 * cost["start"],
@@ -65,7 +70,8 @@ def planted(side: Side, number: int, costs: Mapping[str, float] = MappingProxyTy
         },
     }
     small, large = (1 / cost[name] for name in ("latency", "throughput"))
-    return [m for n, speed in zip(LOADS, (small, large)) for m in launch(side, number, speed=speed, loads=[n], **facts)]
+    speeds = zip(LOADS, (small, large))
+    return tuple(m for n, speed in speeds for m in launch(side, number, speed=speed, loads=[n], **facts))
 
 
 def records(costs: Mapping[str, float] = MappingProxyType({}), count: int = 4) -> list[Measurement]:
