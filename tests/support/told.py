@@ -8,8 +8,3 @@ import re
 def tells(text: str, *facts: object) -> bool:
     """Whether each fact (a number, a name, an option) stands in the text, and not as a part of a longer one."""
     return all(re.search(rf"(?<![\w.,]){re.escape(str(fact))}(?![\w]|[.,]\d)", text) for fact in facts)
-
-
-def counted(text: str, *facts: object) -> list[int]:
-    """How often each fact stands in the text."""
-    return [len(re.findall(rf"(?<![\w.,]){re.escape(str(fact))}(?![\w]|[.,]\d)", text)) for fact in facts]
