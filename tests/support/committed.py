@@ -18,5 +18,6 @@ def archive(name: str) -> tuple[Measurement, ...]:
 
 
 def names_of(pattern: str = "*") -> list[str]:
-    """Names of the archives that match, sorted; none if the tests stand in no checkout."""
+    """Names of the archives that match, sorted; skips likewise."""
+    needs_checkout()
     return sorted(path.name.removesuffix(".jsonl.xz") for path in BASELINES.glob(f"{pattern}.jsonl.xz"))
