@@ -30,7 +30,7 @@ from pytest_slmserve.analysis.advice.subjects import (
     recommended_engine,
     verified,
 )
-from pytest_slmserve.analysis.claims.table import stored_curves
+from pytest_slmserve.analysis.claims.table import applies, claim_of, stored_curves
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.points import points_of, ratio, shared_points
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
@@ -271,6 +271,14 @@ def test_the_load_that_serves_most_is_chosen_of_all_and_corrected_for_it():
     by_itself = ratio(chosen, most, curve.valid)
     assert verdict.state is State.FAILS and verdict.value == by_itself.value
     assert verdict.low < by_itself.low < by_itself.high < verdict.high
+
+
+def test_the_batch_is_judged_of_sweeps_on_one_gpu_that_tell_efficiency_and_objective():
+    whole = judged({1: 100.0, 32: 2400.0, 128: 4800.0})[0]
+    others = [judged(dict.fromkeys(loads, 100.0))[0] for loads in ((2, 32, 128), (1, 64, 128), (1, 32))]
+    found = [whole, *others, changed(whole, tensor_parallel_size=2), replace(whole, beside=True)]
+    claim = claim_of("advised-batch-costs-little")
+    assert [applies(claim, replace(curve, subject="opt-1.3b")) for curve in found] == [True, *[False] * 5]
 
 
 def test_a_batch_that_serves_most_itself_is_held_against_the_next():

@@ -126,6 +126,14 @@ def test_interval_of_the_warps_by_hand():
     assert half == pytest.approx(0.01837, abs=1e-5)
 
 
+def test_what_fails_at_one_of_several_loads_is_corrected_for_the_choice():
+    """Three loads, each 0.02 apart: the sd is 0.02 / sqrt 2 with 3 degrees of freedom, 4.857 for 95 % of three."""
+    verdict = judge("sm-activity-stays-low", sweep("sm_active", [0.19, 0.21], [0.69, 0.71], [0.29, 0.31]))
+    half = 4.857 * 0.02 / 2**0.5 / 2**0.5
+    assert verdict.state is FAILS and verdict.value == pytest.approx(0.7)
+    assert (verdict.low, verdict.high) == pytest.approx((0.7 - half, 0.7 + half), abs=1e-4)
+
+
 def test_launches_that_measured_equally_often_are_what_is_repeated():
     # means of launches 0.04 apart in one group, 0 in the others: as single repeats 0.04 * sqrt 2, 3 degrees of freedom
     def of_two_launches(load, *occupancy):

@@ -405,7 +405,7 @@ def test_another_host_or_system_is_a_warning():
     ("measured_at", "facts"),
     [
         ("2026-01-01T23:59:59+00:00", None),
-        ("2026-01-02T01:00:00Z", ("1 day", "older")),
+        ("2026-01-02T00:00:00Z", ("1 day", "older")),
         ("2026-01-13T00:00:00", ("12 days", "older")),
         ("2025-12-12T00:00:00+00:00", ("20 days", "younger")),
         ("some day", ("not known",)),
