@@ -15,16 +15,16 @@ from pytest_slmserve.analysis.compare.changes import TOLERANCE, Judgement, again
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.verdict import State
 
-HOSTS = tuple(f"h100-vllm-0.26.0-core-{name}" for name in ("fifth-host", "next-host", "opt-125m", "third-host"))
+HOSTS = tuple(f"h100-vllm-0.26.0-core-{name}" for name in ("fifth-host", "next-host", "third-host"))
 
 
 @pytest.mark.parametrize(
-    ("judged", "names", "rate"),
-    [(by_compare, HOSTS, 0.02), (by_stored_baseline, HOSTS[:3], 0.2), (by_claims, HOSTS, 0.15)],
+    ("judged", "rate"),
+    [(by_compare, 0.05), (by_stored_baseline, 0.2), (by_claims, 0.25)],
 )
-def test_no_run_is_better_or_worse_than_its_twin(judged, names, rate):
+def test_no_run_is_better_or_worse_than_its_twin(judged, rate):
     """None is; and if this share of the verdicts were wrong, one of them would have been seen, but for one in 1000."""
-    found = [judged(one, other) for one, other in twins(names)]
+    found = [judged(one, other) for one, other in twins(HOSTS)]
     wrong, said = [each for words in found for each in words.wrong], sum(words.said for words in found)
     assert wrong == [] and len(wrong) < fewest(said, rate), said
 

@@ -88,7 +88,7 @@ ALL_PASS = dict.fromkeys(OF_DUMMY, State.PASSES)
 made_once = cache(pairs)  # as often as hypothesis asks
 
 
-@given(st.randoms(use_true_random=False), st.integers(1, 3))
+@given(st.randoms(use_true_random=False), st.integers(1, 2))
 def test_pairs_do_not_depend_on_the_order_of_the_records(chance, count):
     shuffled = (made := made_once(count))[:]
     chance.shuffle(shuffled)
