@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import fields, replace
 from fractions import Fraction
+from itertools import pairwise
 from statistics import variance
 
 import pytest
@@ -42,7 +43,7 @@ def span(run):
 def weighted(run):
     """Tokens of each step but the first, and how long it took."""
     inside = rows(run)
-    return [(run.steps.new_tokens[i], at - before) for (before, _), (at, i) in zip(inside, inside[1:])]
+    return [(run.steps.new_tokens[i], at - before) for (before, _), (at, i) in pairwise(inside)]
 
 
 def tokens_per_s(run):
@@ -86,10 +87,10 @@ def variance_by_course(run):
     ends = [inside[0][0] + whole * i / 8 for i in range(9)]
     made = [
         sum(run.steps.new_tokens[i] * min(Fraction(1), max(Fraction(0), (end - before) / (at - before)))
-            for (before, _), (at, i) in zip(inside, inside[1:]))
+            for (before, _), (at, i) in pairwise(inside))
         for end in ends
     ]  # fmt: skip
-    parts = [after - before for before, after in zip(made, made[1:])]
+    parts = [after - before for before, after in pairwise(made)]
     return max(Fraction(1e-6), variance(parts) / (sum(parts) / 8) ** 2 / 8) if min(parts) else None
 
 
@@ -180,10 +181,10 @@ def test_a_rate_of_some_steps_is_that_of_a_window_which_holds_them(run, first, e
     assert window.output_tokens_per_s(run, first, end) == (expected and pytest.approx(expected))
 
 
-@given(drawn_runs(), st.floats(0, 1))
-def test_a_server_without_steps_is_told_by_the_spans_of_its_client(run, bin_s):
-    """The same tokens in spans of time are those of steps that end with the spans; requests count from their sending."""
-    stream = Stream(0.25 + bin_s, run.window_s[0] - 1, tuple(map(float, run.steps.new_tokens)), GAPS)
+@given(drawn_runs(), st.integers(1, 9))
+def test_a_server_without_steps_is_told_by_the_spans_of_its_client(run, ticks):
+    """The same tokens in spans of time are those of steps that end then; requests count from their sending."""
+    stream = Stream(ticks / 64, run.window_s[0] - 0.125, tuple(map(float, run.steps.new_tokens)), GAPS)
     ends = [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))]
     client = replace(run, steps=NO_STEPS, stream=stream)
     server = replace(run, steps=replace(run.steps, time_s=ends))
