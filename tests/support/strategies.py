@@ -411,6 +411,34 @@ def drawn_runs(draw: st.DrawFn, steps: int = 30) -> Run:
     )
 
 
+@st.composite
+def drawn_readings(draw: st.DrawFn, begins_s: float, gpus: int = 0) -> Telemetry:
+    """Any readings of sensors, from a quarter of a second before `begins_s` on: some tell of a span, some are missing.
+    gpus: 0 for one without columns of its own. Times are whole ticks."""
+    row = st.tuples(st.sampled_from([1, 8, 16]), st.sampled_from([None, 0, 4, 8, 8]))
+    rows = draw(st.lists(row, min_size=2, max_size=16))
+    times = [begins_s - 0.25 + TICK_S * at for at in accumulate(row[0] for row in rows)]
+    one = st.lists(st.integers(0, 64), min_size=len(rows), max_size=len(rows))
+
+    def columns() -> dict[int, list[float | None]]:
+        known, counted, level = draw(one), draw(one), draw(one)
+        made: dict[int, list[float | None]] = {}
+        for i, number in enumerate((sensors.GPU_UTIL, *sensors.PROFILED)):
+            made[number] = [None if (k + i) % 7 == 0 else ((k + 9 * i) % 65) / 64 for k in known]
+        for i, number in enumerate((sensors.ENERGY, sensors.CAPPED_POWER)):
+            made[number] = [None if k == 60 + i else v / 64 for k, v in zip(counted, accumulate(counted))]
+        for i, number in enumerate((sensors.POWER, sensors.POWER_INSTANT)):
+            made[number] = [None if k > 60 - i or known[0] == i else 100.0 + k + i for k in level]
+        made[sensors.POWER_LIMIT] = [700.0 - (k == 64) for k in level]
+        made[sensors.SM_CLOCK] = [1e9 + 2**20 * k for k in known]
+        return made | {sensors.MEMORY_USED: [1e9 * k for k in known]}
+
+    host = {sensors.OWN_CORES: draw(one), sensors.HOST_CORES: draw(one), sensors.STOLEN_CORES: draw(one)}
+    each = tuple(columns() for _ in range(gpus))
+    spans = [None if span is None else span * TICK_S for _, span in rows]
+    return Telemetry(("drawn",), 0.25, times, spans, host if gpus else {**columns(), **host}, gpus=each)
+
+
 def sensed(made: Measurement, interval_s: float = 0.01, **columns: Column) -> Measurement:
     """The measurement with the sensors of a GPU that is well beside it. columns: by the name of their number."""
     planted = {**WELL, **{getattr(sensors, name): value for name, value in columns.items()}}

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, fields, replace
-from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import TICK_S, drawn_runs, measurement
+from strategies import TICK_S, drawn_readings, drawn_runs, measurement
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import decode_window, device_figures
@@ -19,7 +18,7 @@ from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.records import Failures, Samples, Steps, Stream, Telemetry
+from pytest_slmserve.schema.records import Failures, Samples, Steps, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 5, "310": 2}, "sum_s": 0.5}
@@ -32,22 +31,7 @@ def watched(draw, gpus=0):
     """A measurement of any run, with a client's schedule and the readings of any sensors. gpus: 0 for one without
     columns of its own."""
     run = draw(drawn_runs())
-    ticks = st.tuples(st.sampled_from([1, 8, 16]), st.sampled_from([None, 0, 4, 8]), st.booleans())
-    rows = draw(st.lists(ticks, min_size=2, max_size=12))
-    times = [run.window_s[0] - 0.25 + TICK_S * at for at in accumulate(row[0] for row in rows)]
-    spans = [None if row[1] is None else row[1] * TICK_S for row in rows]
-
-    def columns():
-        seen = draw(st.lists(st.integers(0, 64), min_size=len(rows), max_size=len(rows)))
-        known = {n: [k / 64 if row[2] else None for k, row in zip(seen, rows)] for n in (of.GPU_UTIL, *of.PROFILED)}
-        counters = {n: [*accumulate(k / 64 for k in seen)] for n in SECONDS}
-        power = {n: [100.0 + k for k in seen] for n in (of.POWER, of.POWER_INSTANT)}
-        limit = {of.POWER_LIMIT: [700.0 - (k > 60) for k in seen], of.MEMORY_USED: [1e9 * k for k in seen]}
-        return {**known, **counters, **power, **limit, of.SM_CLOCK: [1e9 + 2**20 * k for k in seen]}
-
-    host = {n: [k / 64 for k in range(len(rows))] for n in (of.OWN_CORES, of.HOST_CORES, of.STOLEN_CORES)}
-    each = tuple(columns() for _ in range(gpus))
-    telemetry = Telemetry(("drawn",), 0.25, times, spans, host if gpus else {**columns(), **host}, gpus=each)
+    telemetry = draw(drawn_readings(run.window_s[0], gpus))
     due = tuple(at - draw(st.integers(0, 9)) * TICK_S for at in run.samples.sent_s)
     failed = replace(run.failed, scheduled_s=run.failed.sent_s)
     counts = [None if i % 3 else i for i in range(len(due))]
@@ -101,7 +85,7 @@ def retimed(m, move, factor=1.0):
     samples = replace(run.samples, **{name: all_of(getattr(run.samples, name)) for name in names})
     failed = replace(run.failed, **{n: all_of(getattr(run.failed, n)) for n in ("sent_s", "ended_s", "scheduled_s")})
     spans = [None if span is None else factor * span for span in t.span_s]
-    counted = {n: [factor * v for v in column] if n in SECONDS else column for n, column in t.columns.items()}
+    counted = {n: [v and factor * v for v in column] if n in SECONDS else column for n, column in t.columns.items()}
     telemetry = replace(t, time_s=all_of(t.time_s), span_s=spans, interval_s=factor * t.interval_s, columns=counted)
     stream = replace(
         run.stream,
