@@ -381,7 +381,9 @@ def drawn_runs(draw: st.DrawFn, steps: int = 30) -> Run:
     All times are whole ticks."""
     long, share = st.integers(0, 40), st.none() | st.integers(0, 64).map(lambda k: k / 64)
     gap, few = st.sampled_from([0, 1, 1, 2, 9, 40]), st.sampled_from([0, 0, 1, 2])
-    trace = draw(st.lists(st.tuples(gap, st.integers(0, 9), st.sampled_from([0, 0, 64]), share, few), max_size=steps))
+    trace = draw(
+        st.lists(st.tuples(gap, st.integers(0, 9), st.sampled_from([0, 0, 1, 64]), share, few), max_size=steps)
+    )
     gaps, tokens, prompts, usage, preempted = _columns(trace, 5)
     origin = draw(st.integers(0, 4096))
     ends = [*accumulate(gaps, initial=origin)][1:]
@@ -392,11 +394,12 @@ def drawn_runs(draw: st.DrawFn, steps: int = 30) -> Run:
     def seconds(times: Sequence[int | None]) -> tuple[float | None, ...]:
         return tuple(None if at is None else at * TICK_S for at in times)
 
-    stage = st.sampled_from([0, 1, 2, 3, 3, 3])  # that a request came to: sent, admitted, its first token, its last
-    request = st.tuples(
-        sent, long, long, long, stage, st.booleans(), st.integers(1, 99), st.sampled_from([0, 1, 1, 2, 9])
-    )
-    rows = draw(st.lists(request, max_size=12))
+    stage, whole = (
+        st.sampled_from([0, 1, 2, *[3] * 7]),
+        st.sampled_from([True, True, True, False]),
+    )  # that a request came to: sent, admitted, its first token, its last
+    request = st.tuples(sent, long, long, long, stage, whole, st.integers(1, 99), st.sampled_from([0, 1, 1, 2, 9]))
+    rows = draw(st.lists(request, min_size=draw(st.sampled_from([0, 6])), max_size=14))
     lives = [[*accumulate(row[:4])] for row in rows]
     reached = [[at if i <= row[4] else None for i, at in enumerate(life)] for row, life in zip(rows, lives)]
     done = tuple(row[4] == 3 and row[5] for row in rows)
@@ -421,7 +424,8 @@ def drawn_readings(draw: st.DrawFn, begins_s: float, gpus: int = 0) -> Telemetry
     one = st.lists(st.integers(0, 64), min_size=len(rows), max_size=len(rows))
 
     def columns() -> dict[int, list[float | None]]:
-        known, counted, level = draw(one), draw(one), draw(one)
+        known, level = draw(one), draw(one)
+        counted = [(0, 0, 1, 8, 40, 60, 61)[k % 7] for k in draw(one)]
         made: dict[int, list[float | None]] = {}
         for i, number in enumerate((sensors.GPU_UTIL, *sensors.PROFILED)):
             made[number] = [None if (k + i) % 7 == 0 else ((k + 9 * i) % 65) / 64 for k in known]
