@@ -209,7 +209,8 @@ def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another():
 
     both = on("a", "b", "a")
     assert both.on_hosts_of(on("a")).repeats == pytest.approx((1000, 1002))
-    assert both.on_hosts_of(on("c")) is None and both.on_hosts_of(on("b", "a", "c")) is both
+    assert both.on_hosts_of(on("c")) is None
+    assert both.on_hosts_of(on("b", "a")) is both.on_hosts_of(on("b", "a", "c")) is both
     for unknown in (on(None), on("a", None), point(8, [1.0])):
         assert both.on_hosts_of(unknown) is both
     assert on("a", None).on_hosts_of(on("b")).repeats == pytest.approx((1000, 1001)), "who knows"
@@ -278,6 +279,7 @@ def test_waste_of_a_job_is_what_its_batches_computed_for_nobody():
     seen = summarize(replace(batched, run=replace(m.run, steps=trace)))
     computed, wanted = 16 * 40 + 100 * len(steps), (16 + 20) * 40
     assert seen.waste == pytest.approx(1 - wanted / computed) and summarize(m).waste is None
+    assert [p.batching for p in job_points([batched, m])] == ["static", "continuous"]
     fewer = replace(trace, running=(None, *(1,) * (len(steps) - 1)))
     assert summarize(replace(batched, run=replace(m.run, steps=fewer))).waste == 0
     empty = replace(trace, running=(None,) * len(steps), prompt_tokens=(0,) * len(steps))
@@ -288,7 +290,12 @@ def test_a_batch_that_does_not_fit_waits_its_turn_and_preemptions_are_a_figure()
     small = replace(SPEC, kv_cache_bytes=10 * 3 * 16 * model_of("opt-125m").kv_bytes_per_token())
     (tight,), (roomy,) = job_points([served(job(40), small)]), job_points([served(job(40))])
     assert (tight.kv_blocks, tight.fits, roomy.fits) == (30, False, True)
-    assert tight.output_tokens_per_s == pytest.approx(4000 * 10 / 20)
+    assert (
+        tight.output_tokens_per_s == pytest.approx(4000 * 10 / 20) and tight.capacity == 9
+    )  # of 30 blocks the engine keeps one
+    nine = replace(tight, load=replace(tight.load, requests=9))
+    assert nine.fits and replace(tight, spec=replace(tight.spec, max_num_seqs=9)).fits
+    assert not replace(tight, spec=replace(tight.spec, max_num_seqs=10)).fits
     assert ratio(roomy, tight, [roomy, tight]).value == pytest.approx(1.6)
     (preempted,) = job_points([served(job(40), preempt_from=30.0)])
     assert preempted.valid and preempted.preemptions == 20
@@ -304,7 +311,10 @@ def test_a_job_that_was_not_served_is_invalid():
 
 def test_jobs_are_points_by_question_and_other_loads_are_left_out():
     made = [served(job(40)), served(job(40, rate=5.0)), served(ClosedLoop(4, window_s=0.5)), served(job(40))]
-    assert [(p.load.rate, len(p.repeats)) for p in job_points(made)] == [(math.inf, 2), (5.0, 1)]
+    paired = replace(served(job(40)), paired=GateLaunch("g", 1, "baseline", False))
+    beside = replace(served(job(40)), replica=Replica("g", 0, 2, "set", "mps"))
+    points = job_points([*made, paired, beside])
+    assert [(p.load.rate, len(p.repeats), p.concurrency) for p in points] == [(math.inf, 2, 0), (5.0, 1, 0)]
 
 
 def test_jobs_that_differ_in_the_limit_alone_are_a_group():
@@ -395,7 +405,7 @@ def test_runs_of_several_engines_make_a_point_and_invalid_ones_are_left_out():
     assert len(seen.records) == 4 and seen.goodput("e2e:600ms").requests == sum(
         latencies([m.run]).requests for run in runs[:2] for m in run
     )
-    assert not replace(seen, repeats=()).valid and not replace(seen, repeats=(0.0,)).valid
+    assert not any(replace(seen, repeats=wrong).valid for wrong in ((), (0.0, 1.0), (math.inf,), (1.0, math.inf)))
 
 
 def test_noisy_runs_of_several_engines_are_repeats_as_others_are():
