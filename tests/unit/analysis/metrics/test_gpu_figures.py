@@ -192,6 +192,8 @@ def test_the_deviation_is_of_the_time_that_the_counter_tells_of():
     late = {of.ENERGY: lambda at: 400.0 * at if at > 7 else None}
     power = {of.POWER_INSTANT: lambda at: 440.0 if at > 7 else 100.0}
     assert figures({**late, **power}).energy_deviation == pytest.approx(0.1)
+    once = figures({of.ENERGY: lambda at: 1e6 if at == 7 else None})
+    assert (once.power_w, once.energy_deviation) == (pytest.approx(400), None), "by the readings"
 
 
 @pytest.mark.parametrize("counter", [lambda at: 5000.0 - at, lambda at: 400.0 * (at % 7), 1e6])

@@ -27,7 +27,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import (
     work_of_workload,
 )
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.schema.models import CATALOGUE, model_from_config
+from pytest_slmserve.schema.models import CATALOGUE, Quantization, model_from_config
 from pytest_slmserve.schema.records import GpuPeaks, Resolved
 
 A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"
@@ -79,6 +79,9 @@ def test_an_engine_has_the_rate_of_its_quantization_and_of_all_its_gpus():
     assert (seen.bytes_per_s, seen.flops_per_s) == (9600e9, 3958e12)
     old = peaks_of_engine(fp8, replace(m.environment, gpu_name=A100))
     assert old.flops_per_s == 624e12, "an A100 computes in fp16 what is stored in fp8"
+    for inputs, rate in ((True, 1979e12), (False, 989e12)):  # of 8 bits, or weights alone
+        own = replace(m.spec.model_facts, quantization=Quantization("compressed-tensors", fp8_inputs=inputs))
+        assert peaks_of_engine(replace(m.spec, model_facts=own), m.environment).flops_per_s == rate
 
 
 def test_peaks_that_the_user_gave_count_before_the_list():

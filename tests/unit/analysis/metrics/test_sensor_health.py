@@ -76,7 +76,7 @@ FAULTS = {
     "energy counter and power apart": ({sensors.POWER_INSTANT: 430.0}, "degraded", {7.5, 5}),
     "SM_ACTIVE dead": ({sensors.SM_ACTIVE: 0.0}, "invalid", {0, 40, 100, 50}),
     "DRAM_ACTIVE dead": ({sensors.DRAM_ACTIVE: 0.0}, "invalid", {0, 40, 100, 50}),
-    "SM_ACTIVE above 1": ({sensors.SM_ACTIVE: until(11, 0.5, 1.29)}, "invalid", {1.29, 0, 1.05}),
+    "SM_ACTIVE above 1": ({sensors.SM_ACTIVE: until(11, 1.1, 1.29)}, "invalid", {1.29, 0, 1.05}),
     "GPU_UTIL in percent": ({sensors.GPU_UTIL: 97.0}, "invalid", {97, 0, 1.05}),
     "TENSOR_ACTIVE below 0": ({sensors.TENSOR_ACTIVE: -0.1}, "invalid", {-0.1, 0, 1.05}),
     "TENSOR_ACTIVE vanishes": ({sensors.TENSOR_ACTIVE: until(9, 0.1, None)}, "degraded", {13, 40, 20}),
@@ -113,6 +113,7 @@ HARMLESS = {
     "an Xid that was cleared": {sensors.XID: until(5, 13.0, 0.0)},
     "memory errors of long ago": {sensors.ECC_DOUBLE_BIT: 3.0},
     "process lists that cannot be told apart": {sensors.FOREIGN_PROCESSES: None},
+    "a counter of energy that moves late": {sensors.ENERGY: lambda at: 400 * max(at, 2.6)},
     "no counter of energy": {sensors.ENERGY: None},
     "the two methods differ a little": {sensors.POWER_INSTANT: 410.0},
     "an idle GPU": dict.fromkeys((sensors.GPU_UTIL, *sensors.PROFILED), 0.0),
@@ -228,12 +229,12 @@ def test_the_worst_comes_first_and_noise_is_not_against_it():
     assert ["of others" in reason for reason in found.reasons] == [True, False, False]
 
 
-def gpus(*columns, host=(), **planted):
+def gpus(*columns, host=(), replica=None, **planted):
     """GPUs that are well but for these columns, beside the host."""
     well = {n: c for n, c in WELL.items() if n < sensors.OURS}
     beside = planted_telemetry({sensors.OWN_CORES: 2.0, sensors.HOST_CORES: 3.0, **dict(host)}, **planted)
     each = tuple(planted_telemetry({**well, **one}).columns for one in columns)
-    return health(watched_run(replace(beside, gpus=each)), HOST)
+    return health(watched_run(replace(beside, gpus=each)), HOST, replica)
 
 
 def test_health_of_several_gpus_is_that_of_the_worst_and_names_it():
@@ -248,6 +249,11 @@ def test_health_of_several_gpus_is_that_of_the_worst_and_names_it():
     assert both.state == "invalid" and [text[:6] for text in both.reasons] == ["GPU 0:", "GPU 1:"]
     held_up = gpus({}, {}, host={sensors.CPU_THROTTLED: 0.5})
     assert held_up.state == "ok" and held_up.starved and len(held_up.noise) == 1, "the host's is said once"
+    shared = {sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+    assert [gpus({}, shared, replica=of_two).state for of_two in (None, Replica("one", 0, 2, "asked", "mps"))] == [
+        "degraded",
+        "ok",
+    ]
     assert gpus({}, unseen).state == "unknown" and gpus({}, unseen).reasons[0].startswith("GPU 1:")
 
 
