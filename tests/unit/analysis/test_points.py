@@ -16,7 +16,6 @@ from measured import measure
 from strategies import H200, WELL, job_point, measurement, planted_run, planted_telemetry, point, sensed
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import goodput_of, latencies, parse_slo
 from pytest_slmserve.analysis.points import (
     Summary,
@@ -299,14 +298,6 @@ def test_a_batch_that_does_not_fit_waits_its_turn_and_preemptions_are_a_figure()
     assert ratio(roomy, tight, [roomy, tight]).value == pytest.approx(1.6)
     (preempted,) = job_points([served(job(40), preempt_from=30.0)])
     assert preempted.valid and preempted.preemptions == 20
-
-
-def test_a_job_that_was_not_served_is_invalid():
-    assert numbers(problems(served(job(40), fail_at=1.0))[0])[0] == 40
-    whole = served(job(40))
-    cut = replace(whole.run.samples, finished=(*whole.run.samples.finished[:-1], False))
-    (seen,) = job_points([replace(whole, run=replace(whole.run, samples=cut))])
-    assert not seen.valid and [numbers(text) for text in seen.problems] == [[39, 40]]
 
 
 def test_jobs_are_points_by_question_and_other_loads_are_left_out():

@@ -178,16 +178,6 @@ def test_a_counter_that_moves_every_tenth_of_a_second_is_no_power_too_much_or_li
     assert found.power_w == pytest.approx(400, rel=1e-3)
 
 
-def test_energy_counts_each_part_of_the_window_alike():
-    found = figures({of.ENERGY: lambda at: 300.0 * at + 400.0 * min(max(at - 6, 0), 2)})
-    assert found.power_w == pytest.approx(300 + 400 * 2 / 10, rel=0.03), "a fit would have 3/2 of the burst"
-
-
-def test_power_is_integrated_as_steps_not_as_ramps():
-    rows = Telemetry(("planted",), 1.0, (3.0, 4.0, 8.0), (None,) * 3, {of.POWER_INSTANT: (0.0, 100.0, 500.0)})
-    assert device_figures(watched_run(rows)).power_w == pytest.approx((100 * 1 + 500 * 4) / 5), "there is no counter"
-
-
 def test_the_deviation_is_of_the_time_that_the_counter_tells_of():
     late = {of.ENERGY: lambda at: 400.0 * at if at > 7 else None}
     power = {of.POWER_INSTANT: lambda at: 440.0 if at > 7 else 100.0}
