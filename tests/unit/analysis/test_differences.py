@@ -190,7 +190,7 @@ def test_pairs_do_not_pay_for_the_course_of_the_host():
     assert 2 * half(seen.between(3, 4)) < 0.01 and 2 * half(seen.between(2, 3)) > 0.05
 
 
-def test_launches_of_two_engines_in_turn_are_paired_and_a_pair_of_launches_is_the_unit():
+def test_launches_of_two_engines_in_turn_are_paired_and_a_pair_is_the_unit():
     """Three launches of each, two windows of a launch; the host slows down by a tenth from one pair to the next."""
     first, second = (
         tuple(

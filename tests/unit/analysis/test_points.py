@@ -86,7 +86,7 @@ def test_a_number_of_requests_has_the_rates_of_all_its_time():
     assert nothing.requests_per_s is nothing.output_tokens_per_s is None
 
 
-def test_no_figure_of_a_full_measurement_is_missing_and_none_of_sensors_is_zero_without_them():
+def test_no_figure_of_a_full_measurement_is_missing_and_without_sensors_none_is_zero():
     seen, blind = summarize(sensed(measurement(8, 1000.0))), summarize(measurement())
     absent = [f.name for f in fields(Summary) if getattr(seen, f.name) is None]
     assert [name for name in absent if not name.startswith("itl")] == ["power_imbalance"], "of one GPU"
@@ -438,7 +438,7 @@ def test_a_ratio_takes_its_noise_from_all_that_is_compared():
     assert ratio(fast, job_point((10.0,))).low is not None and ratio(job_point((20.0,)), job_point((10.0,))).low is None
 
 
-def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine_only():
+def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine():
     made = [measurement(8, 1000.0, repeat=i, steps=400) for i in range(2)]
     [steady] = points_of(made)
     convoys = replace(steady, used=tuple((replace(m, load=ClosedLoop(8, ramp_up="burst")),) for m in made))

@@ -190,7 +190,7 @@ def test_tokens_of_two_clients_add_up_to_those_of_one(run, share):
 
 
 @given(watched(), st.integers(0, 29))
-def test_twice_the_tokens_of_a_step_add_its_tokens_to_the_rate_and_their_time_to_the_batch(m, step):
+def test_twice_the_tokens_of_a_step_add_to_the_rate_and_their_time_to_the_batch(m, step):
     run, tokens = m.run, list(m.run.steps.new_tokens)
     if step < len(tokens):
         tokens[step] *= 2

@@ -231,7 +231,7 @@ def work(m):
 
 
 @pytest.mark.parametrize("prompt_tokens", [64, 1000])
-def test_bytes_of_a_step_are_the_weights_and_the_contexts_and_prompts_count_with_their_lengths(prompt_tokens):
+def test_bytes_of_a_step_are_weights_and_contexts_and_prompts_count_by_length(prompt_tokens):
     m = measurement(8, 1000.0, steps=320)
     lengths = replace(m.run.samples, prompt_tokens=[prompt_tokens] * len(m.run.samples))
     m = replace(m, run=replace(m.run, samples=lengths))

@@ -432,7 +432,7 @@ def test_counters_of_a_server_are_asked_only_where_no_request_tells():
     assert cache_hit_share(replace(both, window_s=(0.0, 0.0))).share == 0.1, "no request ended there"
 
 
-def test_more_than_a_twentieth_of_the_prompts_in_a_cache_is_a_problem_unless_asked_for():
+def test_more_than_a_twentieth_of_the_prompts_cached_is_a_problem_unless_asked_for():
     m = measurement(concurrency=4)
     at, beyond = (replace(m, run=replace(m.run, stream=replace(STREAM, cache_lookups=(1000, n)))) for n in (50, 51))
     assert MOST_CACHED == 0.05 and problems(at) == () and {5.1, 5} <= {*numbers(only(beyond))}

@@ -306,7 +306,7 @@ def even(rate):
 
 
 @given(drawn_runs(), st.data())
-def test_rates_and_delays_are_those_of_the_scheduled_requests_whatever_became_of_them(run, data):
+def test_rates_and_delays_are_of_the_scheduled_requests_whatever_became_of_them(run, data):
     """By hand from all rows: served, failed, and never sent. Whoever does not say when leaves its failures out."""
     late = st.integers(0, 99).map(lambda ticks: ticks / 64)
     sent = [*run.samples.sent_s, *run.failed.sent_s]
@@ -373,7 +373,7 @@ def test_five_milliseconds_or_a_tenth_of_the_ttft_are_harmless(delay, ttft):
         assert told is None or {round(delay * 1e3, 1), round(bound * 1e3, 1)} <= set(numbers(told))
 
 
-def test_without_a_ttft_five_milliseconds_are_harmless_and_of_nothing_there_is_no_delay():
+def test_without_a_ttft_five_milliseconds_are_harmless_and_nothing_is_never_late():
     assert [window.harmless_s(ttft_s) for ttft_s in (None, 0.04, 0.25)] == [0.005, 0.005, 0.025]
     late = [kept([20.0], [20.0 + delay]) for delay in (0.004, 0.006)]
     assert [bool(late_sends(seen, None)) for seen in late] == [False, True]
