@@ -54,8 +54,9 @@ DEGREES = st.floats(1, 400) | st.integers(1, 400)
 
 @given(st.floats(0, 60), DEGREES)
 def test_the_tail_of_student_is_that_of_scipy_on_both_sides(t, df):
-    assert survival(t, df) == pytest.approx(student.sf(t, df), rel=1e-9, abs=1e-300)
-    assert survival(-t, df) == pytest.approx(1 - student.sf(t, df), rel=1e-9)
+    rel = 1e-9 if t > 1e-3 else 1e-7  # of the square of a smaller t digits are lost
+    assert survival(t, df) == pytest.approx(student.sf(t, df), rel=rel, abs=1e-300)
+    assert survival(-t, df) == pytest.approx(1 - student.sf(t, df), rel=rel)
 
 
 @given(st.floats(1e-9, 0.499), DEGREES)
