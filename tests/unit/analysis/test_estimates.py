@@ -89,9 +89,9 @@ def test_the_least_that_is_enough_is_found_to_the_last_digit(bound):
     assert bound <= found <= math.nextafter(bound, math.inf) or found <= 5e-324
 
 
-@given(st.floats(1e-3, 200))
+@given(st.floats(0.05, 12) | st.floats(12, 200))
 def test_digamma_and_trigamma_are_those_of_scipy(x):
-    assert digammas(x) == pytest.approx((special.digamma(x), float(special.polygamma(1, x))), rel=1e-7, abs=1e-7)
+    assert digammas(x) == pytest.approx((special.digamma(x), float(special.polygamma(1, x))), rel=0, abs=1e-8)
 
 
 # Means and percentiles

@@ -220,6 +220,7 @@ def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another():
 
 def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone():
     assert points_of([measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64))]) == ()
+    assert point_of([(measurement(load=OpenLoop(arrivals="gamma", rate=9.0, window_s=2.0)),)]).concurrency == 0
     one = replace(measurement(16), replica=Replica("g", 0, 1, "one", "time-slicing"))
     assert [concurrency_of(m) for m in (measurement(16), one)] == [16, None]
     paired = replace(measurement(8), paired=GateLaunch("g", 1, "baseline", False))

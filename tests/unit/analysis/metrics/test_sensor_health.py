@@ -229,12 +229,12 @@ def test_the_worst_comes_first_and_noise_is_not_against_it():
     assert ["of others" in reason for reason in found.reasons] == [True, False, False]
 
 
-def gpus(*columns, host=(), replica=None, **planted):
+def gpus(*columns, host=(), replica=None, even=True, **planted):
     """GPUs that are well but for these columns, beside the host."""
     well = {n: c for n, c in WELL.items() if n < sensors.OURS}
     beside = planted_telemetry({sensors.OWN_CORES: 2.0, sensors.HOST_CORES: 3.0, **dict(host)}, **planted)
     each = tuple(planted_telemetry({**well, **one}).columns for one in columns)
-    return health(watched_run(replace(beside, gpus=each)), HOST, replica)
+    return health(watched_run(replace(beside, gpus=each)), HOST, replica, even)
 
 
 def test_health_of_several_gpus_is_that_of_the_worst_and_names_it():
@@ -254,6 +254,8 @@ def test_health_of_several_gpus_is_that_of_the_worst_and_names_it():
         "degraded",
         "ok",
     ]
+    capped = FAULTS["clock under the power limit"][0]
+    assert [len(gpus(capped, {}, even=even).noise) for even in (True, False)] == [1, 0]
     assert gpus({}, unseen).state == "unknown" and gpus({}, unseen).reasons[0].startswith("GPU 1:")
 
 
