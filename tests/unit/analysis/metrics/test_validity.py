@@ -375,7 +375,7 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("columns", "kind"), SAID, ids=str)
+@pytest.mark.parametrize(("columns", "kind"), SAID, ids=["-".join(columns) for columns, _ in SAID])
 def test_what_sensors_say_is_of_one_kind_and_only_a_problem_is_no_ground_to_stand_on(columns, kind):
     found = check(made := sensed(measurement(), **columns))
     assert [name for name in ("problems", "degradations", "noise") if getattr(found, name)] == [kind]
