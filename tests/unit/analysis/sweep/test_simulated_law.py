@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from facts import numbers
 from measured import measure
 
-from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State
@@ -29,14 +28,6 @@ def sweep(**planted: float) -> Curve:
     return curve_of("opt-tiny", [serve(c, engine) for c in BATCHES for _ in range(2)], planned=BATCHES)
 
 
-def test_a_simulated_run_is_valid_and_obeys_littles_law():
-    made = serve(
-        16, SimulatedEngine(EngineSpec("opt-tiny", platform="simulated", extra=(("t_inf", 5000.0), ("b_half", 10.0))))
-    )
-    assert problems(made) == ()
-    assert window.littles_law(made.run) == pytest.approx(0, abs=1e-6)
-
-
 def test_planted_law_and_plateau_are_found():
     curve = sweep(b_half=10.0)
     found = fit(curve.points)
@@ -53,5 +44,5 @@ def test_planted_preemption_and_failures_are_never_green():
     preempted, failed = (
         sweep(b_half=10.0, **fault).pareto_plateau() for fault in ({"preempt_from": 128}, {"fail_at": 128})
     )
-    assert preempted.state is State.INCONCLUSIVE and "preemptions in the window" in preempted.why
-    assert failed.state is State.INCONCLUSIVE and "requests failed" in failed.why
+    assert preempted.state is State.INCONCLUSIVE and "preempt" in preempted.why
+    assert failed.state is State.INCONCLUSIVE and numbers(failed.why)
