@@ -41,7 +41,7 @@ OWN = """
         def slm_spec(self, slm_spec):
             return replace(slm_spec, seed=7)
 
-        def test_engine(self, slm_engine):
+        def test_seed(self, slm_engine):
             assert slm_engine.spec.seed == 7
 
     def test_job(slm_job):
