@@ -1,4 +1,4 @@
-"""A gate through engines, workers and processes: behind them a stand-in for vLLM takes ten times as long for a step."""
+"""A gate through engines, workers and processes: behind them a stand-in for vLLM takes longer for a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_slower_engine_is_found_through_its_own_processes(pytester, monkeypatc
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other runs on this machine have their own lock
     monkeypatch.setenv("COLUMNS", "400")
     put(pytester.path, "test_gate")
-    words = ("--slm-cpu", "--slm-gate", "--slm-models=opt-tiny", "--slm-concurrency=4", "--slm-window=0.8", *QUIET)
+    words = ("--slm-cpu", "--slm-gate", "--slm-models=opt-tiny", "--slm-concurrency=4", "--slm-window=1.2", *QUIET)
     words = (
         *words,
         "--slm-input-len=16",
@@ -23,7 +23,7 @@ def test_a_slower_engine_is_found_through_its_own_processes(pytester, monkeypatc
         "--slm-telemetry=off",
         f"--slm-env=PYTHONPATH={STAND_IN}",
     )
-    slower = ("--slm-engine-arg=step_s=0.006", "--slm-side=candidate:arg=step_s=0.06")
+    slower = ("--slm-engine-arg=step_s=0.006", "--slm-side=candidate:arg=step_s=0.03")
     result = pytester.runpytest_inprocess(*words, *slower)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
