@@ -229,7 +229,7 @@ def test_a_sweep_beside_a_gate_is_reported_too_and_makes_no_gate_cheaper(slower,
 # What is broken off, or does not come about
 
 
-def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_broken_off(gated, inner):
+def test_a_candidate_that_dies_is_named_and_later_items_say_that_it_broke_off(gated, inner):
     result = gated("dies", "--slm-side=candidate:arg=die_at=16")
     assert result.ret == 3
     result.assert_outcomes(errors=6)

@@ -185,7 +185,7 @@ def test_jobs_have_the_kv_cache_and_the_memory_that_they_name(first):
     assert "test_bound[opt-350m-16-64-at-once-most-64-in-40GiB]" in outcomes(first)
 
 
-def test_items_of_models_that_were_not_chosen_are_skipped_and_those_of_markers_are_told(first):
+def test_items_of_models_that_were_not_chosen_are_skipped_or_told(first):
     first.stdout.fnmatch_lines(["*none of its models is measured in this run*"])
     assert "test_named[opt-1.3b-4]" not in outcomes(first)
     first.stdout.fnmatch_lines(["slmserve: 2 tests of opt-1.3b, as the marker has it:*"])
@@ -211,7 +211,7 @@ def test_a_plan_has_each_price_and_each_engine_once(inner, first):
     assert again in (["0 s"], ["measures nothing"])
 
 
-def test_without_a_mode_what_measures_is_skipped_and_where_one_must_be_it_is_an_error(inner, first, monkeypatch):
+def test_without_a_mode_what_measures_is_skipped_or_where_one_must_be_an_error(inner, first, monkeypatch):
     result = inner.runpytest_inprocess("-rs", *QUIET, "test_mixed.py", "test_jobs.py")
     assert set(result.parseoutcomes()) == {"skipped"}
     result.stdout.fnmatch_lines(["SKIPPED*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*"])

@@ -126,6 +126,11 @@ def test_a_word_of_a_marker_that_says_nothing_is_refused(opened, fixtures, words
     assert fact in caught.value.problem and hint in caught.value.hint
 
 
+def test_a_parameter_of_the_user_s_own_may_have_an_engine_of_its_own():
+    slm = {"slm": pytest.mark.slm(max_num_seqs=8).mark}
+    assert check_item(FakeItem("test_it", ["slm_engine"], slm, {"limit": 8}, function=print)) is None
+
+
 def test_a_value_without_a_name_is_refused_with_its_name():
     item = FakeItem("test_it", ["slm_engine"], {"slm": pytest.mark.slm(MODEL).mark})
     with pytest.raises(BadUsage) as caught:
@@ -156,6 +161,7 @@ REPLICAS = [f"{MODEL}-{load}-x{count}" for count in ("1", "2-mps") for load in (
         ("slm_model slm_claim", {"claim": PLATEAU, "models": ["opt-1.3b"]}, {}, ["-"]),
         ("slm_gate slm_gates", {}, {}, ["-"]),
         ("slm_gate slm_gates", {"gate": "cpu"}, {}, ["-"]),
+        ("slm_gpus_point", {"models": ["opt-350m"]}, {}, ["-"]),
         ("slm_replica_point", {}, {"replicas": "2", "sharing": "mps"}, REPLICAS),
         ("slm_gpus_point", {}, {"tensor_parallel_size": "1,2"}, [f"{MODEL}-{n}-tp{x}" for x in (1, 2) for n in (4, 8)]),
     ],
@@ -253,9 +259,7 @@ def test_models_of_a_claim_that_can_be_judged_here(opened):
         ("my.tests", None),
     ],
 )
-def test_the_shipped_tests_of_a_checkout_are_found_by_the_name_that_they_have_in_a_wheel(
-    tmp_path, monkeypatch, arg, path
-):
+def test_shipped_tests_of_a_checkout_are_found_by_the_name_that_a_wheel_gives_them(tmp_path, monkeypatch, arg, path):
     monkeypatch.setattr(items, "PACKAGE", tmp_path / "pytest_slmserve")
     assert items.path_of(arg) == (f"{tmp_path}/{path}" if path else arg)
     (tmp_path / "pytest_slmserve" / "benchmarks").mkdir(parents=True)
@@ -427,7 +431,7 @@ def test_the_marker_of_a_parameter_adds_its_words_to_those_of_the_test():
     assert items.words_of(item) == {"model": "opt-350m", "max_num_seqs": 8}
 
 
-def test_cases_are_those_of_all_items_once_and_an_item_that_measures_nothing_has_none(opened):
+def test_cases_are_those_of_all_items_once(opened):
     session = opened()
     made = [*items_for(session, "slm_point"), *items_for(session, "slm_point", points=[(MODEL, 4), (MODEL, 2)])]
     plans = items.plans_of([*in_running_order(session, made), FakeItem("plain", [])])
@@ -593,6 +597,7 @@ def test_a_job_of_a_test_is_served_once(opened):
     spec = session.planner.spec(MODEL)
     slow, fast = (items.own_job(session, spec, 20, rate, lengths=(16, 8)) for rate in (2, math.inf))
     assert slow.valid and slow.requests_per_s < fast.requests_per_s and slow.load.rate == 2
+    assert {m.workload.mean_prompt_tokens for m in session.results.measurements()} == {16}
     assert items.own_job(session, spec, 20, lengths=(16, 8)).records == fast.records
     uneven = items.own_job(session, spec, 20, 2, lengths=(16, 8), burstiness=0.25, repeats=1)
     assert uneven.load.burstiness == 0.25 and uneven.records != slow.records and len(uneven.records) == 1

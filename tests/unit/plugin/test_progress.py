@@ -261,6 +261,12 @@ def test_an_engine_that_starts_is_shown_with_its_stage_and_then_cleared(started,
     assert run.screen.getvalue().endswith("\n\x1b[K\x1b[1A\x1b[8G") and run.log.text == ""
 
 
+def test_an_engine_that_starts_has_the_number_of_cases(started, tmp_path):
+    run = started("terminal", points)
+    run.slm.devices.pool.on_wait(run.slm.planner.spec(MODEL), tmp_path / "engine.log")
+    assert [line.partition(" |")[0] for line in shown(run)] == ["2 cases"]
+
+
 @pytest.mark.parametrize(("seconds", "verbose", "line"), [(21.3, 0, True), (0.9, 0, False), (21.3, -1, False)])
 def test_a_log_has_the_seconds_of_each_long_start(started, seconds, verbose, line):
     run = started("log", verbose=verbose)

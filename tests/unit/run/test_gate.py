@@ -167,14 +167,14 @@ def test_an_argument_of_the_wrong_type_is_refused_with_its_side(argument):
 @pytest.mark.parametrize(
     ("model", "concurrency", "wanted"),
     [
-        (MODEL, "1,2,4,32", {1: 4.0, 32: 1.0}),  # few requests are watched for longer
-        (MODEL, "16", {16: 1.0}),
-        (MODEL, None, {512: 1.0}),  # of table 1
-        ("opt-350m", None, {256: 1.0}),
+        (MODEL, "1,2,4,32", {1: 8.0, 32: 2.0}),  # few requests are watched for longer
+        (MODEL, "16", {16: 2.0}),
+        (MODEL, None, {512: 2.0}),  # of table 1
+        ("opt-350m", None, {256: 2.0}),
     ],
 )
 def test_a_small_load_with_a_longer_window_and_a_large_one(opened, model, concurrency, wanted):
-    session = opened(models=model, concurrency=concurrency)
+    session = opened(models=model, concurrency=concurrency, window="2")
     assert {load.concurrency: load.window_s for load in loads_of(session, model)} == wanted
 
 

@@ -201,6 +201,7 @@ def test_the_archive_has_by_what_a_run_is_judged(opened):
     session.claims, session.command = {"b", "a"}, "pytest -k mine"
     session.planner.sweep(MODEL)
     session.begin()
+    assert session.findings().command == session.command
     plan = read(session.options.records).sessions[-1].plan
     assert (plan["claims"], plan["command"]) == (["a", "b"], "pytest -k mine")
     assert plan["interim_analyses"] == list(session.looks)
