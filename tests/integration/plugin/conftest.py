@@ -8,6 +8,7 @@ from importlib import import_module
 
 import pytest
 from inside import GATE, ONE, SMALL, SWEEP
+from inner_runs import InnerRuns
 from interfaces import STAND_IN
 from shipped import put
 
@@ -31,6 +32,12 @@ def requests_made_once(imported_once):
             planner, "build_workload", lambda spec, of: (remembered if spec.source == "lengths" else make)(spec, of)
         )
         yield
+
+
+@pytest.fixture(scope="session")
+def runs(requests_made_once, wide_terminal, request, tmp_path_factory):
+    """Runs of pytest that several tests look at: see `inner_runs`."""
+    return InnerRuns(request.config, tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)
