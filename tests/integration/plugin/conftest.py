@@ -7,8 +7,8 @@ from functools import lru_cache
 from importlib import import_module
 
 import pytest
-from inside import GATE, ONE, SMALL, SWEEP
 from inner_runs import InnerRuns
+from inside import GATE, ONE, SMALL, SWEEP
 from interfaces import STAND_IN
 from shipped import put
 
