@@ -83,7 +83,7 @@ def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(py
         monkeypatch.setenv("SLM_ENDPOINT_KEY", server._key)
         for name, words in (("own", []), ("allowed", ["--override-ini=slm_allow_prefix_cache=1"])):
             there = f"--slm-endpoint={url_of(server)}", "--slm-models=slm", f"--slm-records={name}.jsonl"
-            pytester.runpytest_inprocess(*there, *POINT, *words).assert_outcomes(passed=1, deselected=1)
+            pytester.runpytest_inprocess(*there, *POINT, *words, *QUIET).assert_outcomes(passed=1, deselected=1)
     own, allowed = (archive(f"{name}.jsonl").measurements for name in ("own", "allowed"))
     assert problems_of([*own, *allowed]) == [] and own[0].key != allowed[0].key
     # The first has filled the cache, where it may be used.
@@ -94,6 +94,6 @@ def test_an_engine_of_ours_that_caches_is_found_out(pytester, archive, stand_in_
     """On the command line nothing warms the cache but what was measured before."""
     pytester.makepyfile(SWEEP)
     caches = "--slm-engine-arg=enable_prefix_caching=true"
-    result = pytester.runpytest_inprocess("--slm-cpu", "--slm-models=opt-tiny", stand_in_here, caches, *POINT)
+    result = pytester.runpytest_inprocess("--slm-cpu", "--slm-models=opt-tiny", stand_in_here, caches, *POINT, *QUIET)
     assert [text for text in problems_of(archive().measurements) if "from a prefix cache" in text]
     result.assert_outcomes(failed=1, deselected=1)
