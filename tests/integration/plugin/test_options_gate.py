@@ -21,8 +21,10 @@ from pytest_slmserve.telemetry import host
 
 NO_WORSE = "def test_no_worse(slm_gate): assert slm_gate()\n"
 GATE = tuple(word for word in WORDS if word not in ("-p", "no:cacheprovider"))
+GATE += ("--slm-window=0.4", "--slm-input-len=16", "--slm-output-len=8")
 SLOWER = ("--slm-side=baseline:arg=t_inf=10000", "--slm-side=candidate:arg=t_inf=9000")
 SIDES = "baseline", "candidate"
+TRACES = "--override-ini=slm_profile=traces"
 
 
 def side_words(side, *entries):
@@ -129,7 +131,7 @@ def test_what_differs_is_told_of_each_side(unequal, equal):
     ("side", "argument", "facts"),
     [
         ("baseline", "max_num_seqs=many", "max_num_seqs 'many'"),
-        ("baseline", "max_model_len=64", "96 max_model_len 64"),
+        ("baseline", "max_model_len=20", "24 max_model_len 20"),
         ("candidate", "enforce_eager=yes", "'yes' enforce_eager=false"),
     ],
     ids=["a word", "too short", "no truth"],
@@ -259,7 +261,7 @@ def test_warm_caches_are_those_of_everybody_unless_a_side_may_run_other_code(run
 
 @pytest.fixture
 def calibrated(runs):
-    return runs(NO_WORSE, *GATE, "--slm-calibrate")
+    return runs(NO_WORSE, *GATE, "--slm-calibrate", TRACES)
 
 
 def test_a_calibration_makes_all_pairs_and_keeps_their_noise(calibrated):
@@ -269,6 +271,7 @@ def test_a_calibration_makes_all_pairs_and_keeps_their_noise(calibrated):
     kept = page(calibrated, "calibration.json")
     assert kept["model"] == "opt-125m" and len(kept["noise"]["costs"]) == 12
     assert set(kept["worse"]) == set(kept["noise"]["names"]) and kept["unchanged"]["fail"] == 0.0
+    assert not (calibrated.folder / "traces").exists(), "it is not profiled"
 
 
 def test_a_later_gate_knows_what_it_can_find_and_passes_nothing_that_the_noise_hides(run, calibrated, equal):
@@ -326,9 +329,6 @@ def test_a_slowdown_is_of_the_candidate_alone_and_of_no_start(runs):
 # Traces of a gate that failed
 
 
-TRACES = "--override-ini=slm_profile=traces"
-
-
 @pytest.fixture
 def profiled(monkeypatch):
     """The loads that were served under a profiler, and which launches could have been."""
@@ -369,8 +369,8 @@ def test_a_failed_gate_names_a_new_trace_of_each_side(run, profiled):
 @pytest.mark.parametrize(
     "words",
     [(TRACES,), (TRACES, "--slm-side=candidate:arg=start_s=60"), (TRACES, "--slm-side=candidate:arg=lost_from=4"),
-     (TRACES, "--slm-calibrate"), SLOWER],
-    ids=["passes", "start alone", "nothing counts", "calibration", "not asked for"],
+     SLOWER],
+    ids=["passes", "start alone", "nothing counts", "not asked for"],
 )  # fmt: skip
 def test_nothing_is_profiled_where_no_load_fails_or_nobody_asks(run, profiled, words):
     ran = run(*words)

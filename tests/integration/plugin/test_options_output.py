@@ -182,7 +182,7 @@ def test_nothing_that_a_run_says_is_wider_than_the_terminal(small, monkeypatch, 
     assert [line for line in wide if not line.startswith(("plugins: ", "rootdir: "))] == [], "but for those of others"
 
 
-@pytest.mark.parametrize(("words", "there"), [((), False), (("-v",), False), (("--slm-report=all",), True)])
+@pytest.mark.parametrize(("words", "there"), [(("-v",), False), (("--slm-report=all",), True)])
 def test_pytest_benchmarks_table_is_there_where_all_is_wanted_and_for_a_users_own(pytester, words, there):
     pytest.importorskip("pytest_benchmark")
     pytester.makepyfile(test_points=SWEEP, test_own="def test_own(benchmark): benchmark(sum, range(9))\n")

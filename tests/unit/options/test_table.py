@@ -299,7 +299,6 @@ def test_a_flag_reads_the_truth_and_has_no_placeholder():
 def test_a_row_holds_what_it_is_made_of():
     assert table._rows() == OPTS, "made once"
     more = {"many": True, "bare": "1", "ini_only": True, "group": "load", "own": True}
-    row = table.Opt(table.length, 3, "N", "words", **more)
     assert table.flag("words", **more) == table.Opt(table.truth, False, help="words", **more)
     assert table.opt(table.length, 3, "N", **more).described("words") == table.Opt(
         table.length, 3, "N", "words", **more
