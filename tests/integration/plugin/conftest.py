@@ -34,12 +34,6 @@ def requests_made_once(imported_once):
         yield
 
 
-@pytest.fixture(scope="session")
-def runs(requests_made_once, wide_terminal, request, tmp_path_factory):
-    """Runs of pytest that several tests look at: see `inner_runs`."""
-    return InnerRuns(request.config, tmp_path_factory)
-
-
 @pytest.fixture(autouse=True)
 def very_wide_terminal(wide_terminal, monkeypatch):
     """No sentence is broken, so that a test can match it."""
@@ -110,3 +104,9 @@ def stand_in_here(holds, monkeypatch, tmp_path):
     holds("0.32.0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other runs on this machine have their own lock
     return f"--slm-env=PYTHONPATH={STAND_IN}"
+
+
+@pytest.fixture(scope="session")
+def runs(requests_made_once, wide_terminal, request, tmp_path_factory):
+    """Runs of pytest that several tests look at: see `inner_runs`."""
+    return InnerRuns(request.config, tmp_path_factory)
