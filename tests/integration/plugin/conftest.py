@@ -8,6 +8,7 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
+from inner_runs import InnerRuns
 from inside import GATE, ONE, SMALL, SWEEP
 from interfaces import STAND_IN
 from shipped import put
@@ -127,3 +128,9 @@ def stand_in_here(holds, monkeypatch, tmp_path):
     holds("0.32.0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other runs on this machine have their own lock
     return f"--slm-env=PYTHONPATH={STAND_IN}"
+
+
+@pytest.fixture(scope="session")
+def runs(requests_made_once, wide_terminal, request, tmp_path_factory):
+    """Runs of pytest that several tests look at: see `inner_runs`."""
+    return InnerRuns(request.config, tmp_path_factory)

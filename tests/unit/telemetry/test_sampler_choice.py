@@ -1,18 +1,13 @@
-"""Options of telemetry: which sensors are read, how often, and the data sheet of the GPU."""
+"""Which sensors the options of telemetry choose, and how often they are read."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.analysis.metrics.gpu_figures import roofline_fraction
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
-from pytest_slmserve.schema.records import GpuPeaks
 from pytest_slmserve.telemetry import sampler
 from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import open_sampler
-
-# telemetry
-
 
 UUID = "GPU-0000"
 
@@ -78,14 +73,14 @@ def test_what_was_asked_for_and_is_not_there_is_an_error(there, choice):
 
 def test_a_gpu_without_the_counters_is_no_gpm(there):
     there(nvml="nvml")
-    with pytest.raises(SensorFailed, match="no GPM counters"):
+    with pytest.raises(SensorFailed, match="GPM"):
         open_sampler("gpm", UUID, 0.25)
 
 
 @pytest.mark.parametrize("choice", ["gpm", "nvml", "dcgm", "http://localhost:9400/metrics"])
 def test_a_cpu_has_no_sensors_of_a_gpu(there, choice):
     there("nvml-gpm", "dcgm")
-    with pytest.raises(BadUsage, match="none is measured here"):
+    with pytest.raises(BadUsage, match=choice.partition(":")[0]):
         open_sampler(choice, "cpu", 0.25)
 
 
@@ -100,14 +95,6 @@ def test_off_reads_nothing(there):
     assert open_sampler("off", UUID, 0.25) == (None, [])
 
 
-def test_the_simulated_engine_has_simulated_sensors(sweep, archive):
-    sweep().assert_outcomes(passed=6)
-    assert {m.run.telemetry.sources for m in archive().measurements} == {("simulated",)}
-
-
-# telemetry_interval
-
-
 @pytest.mark.parametrize("interval", [0.1, 0.25, 2.0])
 def test_the_sampler_keeps_it(interval):
     sampler, _ = open_sampler("host", "cpu", interval)
@@ -116,17 +103,5 @@ def test_the_sampler_keeps_it(interval):
 
 
 def test_one_too_short_for_the_counters_is_refused_before_anything_is_opened():
-    with pytest.raises(BadUsage, match="0.05 s: below 0.1 s"):
+    with pytest.raises(BadUsage, match="0.05 s.* 0.1 s"):
         open_sampler("gpm", "GPU-not-there", 0.05)
-
-
-# gpu_peaks
-
-
-def test_it_is_in_the_records_and_makes_a_roofline(sweep, archive):
-    sweep("--slm-concurrency=1,2", "--slm-records=without.jsonl")
-    sweep("--slm-concurrency=1,2", "--slm-records=with.jsonl", "--override-ini=slm_gpu_peaks=tflops=989,gbps=4800")
-    without, given = (archive(f"{name}.jsonl").measurements[0] for name in ("without", "with"))
-    assert (without.environment.gpu_peaks, given.environment.gpu_peaks) == (None, GpuPeaks(989, 4800))
-    assert roofline_fraction(without, 10.0, 1.0) is None and 0 < roofline_fraction(given, 10.0, 1.0) < 1
-    assert given.environment.key == without.environment.key, "the GPU is the same"
