@@ -12,7 +12,7 @@ import pytest
 from processes import gone, group, kill_group, until
 
 from pytest_slmserve.engines import child as child_process
-from pytest_slmserve.engines.child import IMPORTING, MARKS, Child, converse, stage_of
+from pytest_slmserve.engines.child import Child, converse
 from pytest_slmserve.engines.worker import __file__ as worker_package
 from pytest_slmserve.engines.worker.slm_process import Lines
 from pytest_slmserve.schema.errors import EngineFailed
@@ -297,24 +297,6 @@ def test_the_log_tail_survives_bytes_that_are_no_text(child):
 # Stages of a start
 
 # As vLLM 0.32 logs them on a CPU, and 0.26 on a GPU.
-LINES = (
-    ("W1124 20:15:54 torch/_library/triton.py:53] Triton not available", IMPORTING),
-    ("WARNING [vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs, and warmup.", IMPORTING),
-    ("INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m'", "starting the engine"),
-    ("INFO [cpu_model_runner.py:68] Starting to load model /m...", "loading weights"),
-    ("INFO [backends.py:1105] Using cache directory: /c for vLLM's torch.compile", "compiling"),
-    ("Capturing CUDA graphs (decode, FULL):  12%|#         |", "capturing CUDA graphs"),
-    ("INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 4.34 s", "starting the engine"),
-)
-
-
-def test_the_stage_is_that_of_the_last_mark(tmp_path):
-    log = tmp_path / "engine.log"
-    assert stage_of(log) == IMPORTING, "it is not there before the process is"
-    for number, (_, stage) in enumerate(LINES, start=1):
-        log.write_text("\n".join(line for line, _ in LINES[:number]))
-        assert stage_of(log) == stage
-    assert {stage for _, stage in LINES} == {IMPORTING, *MARKS.values()}
 
 
 def test_a_child_that_says_nothing_is_reported_until_it_ends():

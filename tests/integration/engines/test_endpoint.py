@@ -1,6 +1,5 @@
 """Engines at a URL: what another's server is asked, what is refused before anything is measured, what is known."""
 
-import http.client
 import json
 import os
 import re
@@ -8,11 +7,9 @@ import signal
 import socket
 import threading
 import time
-from base64 import b64encode
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from interfaces import SIMULATED, engine_with, problems_of, small_workload, somebodys_server, url_of
@@ -22,14 +19,14 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
+from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.report.loads import ValidityCriteria, in_words, load_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Samples
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, Request
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.workload.arrivals import job
 
@@ -132,53 +129,6 @@ def test_a_schedule_with_a_window_or_a_limit_is_for_a_server(load):
 # What is asked of it
 
 
-@pytest.mark.parametrize("text", ["", "two words"])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(there, monkeypatch, path, text):
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing())
-    more = (("ignore_eos", "null"), ("top_k", "1"))
-    engine = engine_with("key", replace(spec_of(there, path=path), extra=more))
-    engine.close()
-    asked = json.loads(engine.body(Request((5, 6, 7), 9, text)))
-    if path == "/v1/completions":
-        assert asked["prompt"] == (text or [5, 6, 7])
-    else:
-        assert asked["messages"] == [{"role": "user", "content": text or prompt_words((5, 6, 7))}]
-        assert len(prompt_words((5, 6, 7)).split()) == 3 and "prompt" not in asked
-    assert asked["top_k"] == 1 and "ignore_eos" not in asked
-
-
-def in_base64(key):
-    return b64encode(key.encode()).decode()
-
-
-def in_hex(key):
-    return key.encode().hex()
-
-
-@pytest.mark.parametrize("where", ["text", "type", "status line", "stream"])
-@pytest.mark.parametrize("encode", [str, quote, in_base64, in_hex])
-def test_a_server_that_sends_the_key_back_is_told_without_it(there, monkeypatch, where, encode):
-    """However it is written, and without what a terminal would obey."""
-    key = "sk/FAULT+9f8e7d6c5b4a"
-    echo = f"\x1b[2J k={encode(key)} end"
-
-    def answer(*_):
-        match where:
-            case "text":
-                return 401, "text/plain", echo
-            case "type":
-                return 200, echo, ""
-            case "stream":
-                return 200, "text/event-stream", f'data: {{"error": "{echo}"}}\n\n'
-        raise http.client.BadStatusLine(echo)
-
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", answer)
-    with pytest.raises(BadUsage, match=r"k=\[hidden\]=* end") as caught:
-        engine_with(key, spec_of(there))
-    assert encode(key)[:8] not in str(caught.value) and "\x1b" not in str(caught.value)
-
-
 def test_modules_of_the_working_folder_are_not_run_by_the_client(there, monkeypatch, tmp_path):
     for name in ("json", "uuid", "socket", "resource", "dataclasses"):
         (tmp_path / f"{name}.py").write_text("import os; os._exit(9)", "utf-8")
@@ -201,67 +151,6 @@ def test_what_is_refused_is_an_error_before_anything_is_measured(there, model, p
     with pytest.raises(BadUsage, match=problem) as caught:
         engine_with(key or there._key, spec_of(there, model, path))
     assert there._key not in str(caught.value)
-
-
-class Refusing:
-    """A server that takes no body with certain words in it; an event in its stream may be an error."""
-
-    def __init__(self, *words, event='{"choices": []}'):
-        self.words, self.event, self.asked = words, event, []
-
-    def __call__(self, method, url, headers, body, within_s):
-        self.asked.append(json.loads(body))
-        if found := [word for word in self.words if word in body]:
-            return 422, "application/json", f"no {found[0]} here, {headers.get('Authorization')}"
-        return 200, "text/event-stream", f"data: {self.event}\n\n"
-
-
-IDS = '"prompt": ['
-
-
-@pytest.mark.parametrize(
-    ("words", "without"),
-    [
-        ((), ()),
-        (("ignore_eos",), ("ignore_eos",)),
-        ((IDS,), ("token ids",)),
-        (("stream_options",), ("stream_options",)),
-        (("ignore_eos", IDS), ("ignore_eos", "token ids")),
-        (("stream_options", IDS), ("stream_options", "token ids")),
-        (("ignore_eos", IDS, "stream_options"), ("stream_options", "ignore_eos", "token ids")),
-    ],
-)
-def test_what_a_server_refuses_is_not_asked_for(there, monkeypatch, words, without):
-    server = Refusing(*words)
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", server)
-    engine = engine_with("key-of-somebody", spec_of(there))
-    engine.close()
-    assert engine.without == without
-    assert isinstance(server.asked[-1]["prompt"], str if "token ids" in without else list)
-    assert server.asked[-1]["stream"] is True and "max_tokens" in server.asked[-1]
-
-
-def test_what_is_refused_to_the_least_is_told_without_the_key(there, monkeypatch):
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing("ignore_eos", '"model"'))
-    with pytest.raises(BadUsage, match=r'answered 422: no "model" here, Bearer \[hidden\]'):
-        engine_with("key-of-somebody", spec_of(there))
-
-
-@pytest.mark.parametrize(
-    ("status", "hint"),
-    [(500, "the server's own log"), (413, "--extra-body"), (403, "SLM_ENDPOINT"), (307, "the URL that it leads to")],
-)
-def test_what_to_do_depends_on_the_status(there, monkeypatch, status, hint):
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", lambda *_: (status, "text/plain", "no"))
-    with pytest.raises(BadUsage, match=f"answered {status}: no") as raised:
-        engine_with("key", spec_of(there))
-    assert hint in raised.value.hint
-
-
-def test_an_error_in_the_stream_is_told_before_anything_is_measured(there, monkeypatch):
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing(event='{"error": "out of memory"}'))
-    with pytest.raises(BadUsage, match="said in its stream: .*out of memory"):
-        engine_with("key", spec_of(there))
 
 
 def test_requests_that_ended_early_are_counted(counted):
@@ -329,38 +218,6 @@ def comment(listening):
         while True:
             connection.sendall(b": wait\n\n")
             time.sleep(0.05)
-
-
-@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
-@pytest.mark.parametrize(
-    ("models", "key", "told"),
-    [
-        (["me/mine"], "sesame", None),
-        (["base", "tuned"], "sesame", "lists 2 models: base, tuned\n  try: --model base"),
-        (["me/mine"], "wrong", "/v1/models does not list its models\n  try: --model NAME"),
-    ],
-)
-def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, path, models, key, told):
-    def ask(method, url, headers, body, within_s):
-        assert (method, url, body, within_s) == ("GET", "http://host/v1/models", None, 10)
-        may = headers["Authorization"] == "Bearer sesame"
-        return 200, "application/json", json.dumps({"data": [{"id": name} for name in models]} if may else {})
-
-    monkeypatch.setenv("SLM_ENDPOINT_KEY", f" {key}\n")
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", ask)
-    if told is None:
-        assert only_model(f"http://host/v1{path}", 10) == "me/mine"
-    else:
-        with pytest.raises(BadUsage, match=told):
-            only_model(f"http://host/v1{path}", 10)
-
-
-def test_where_no_server_answers_no_model_is_asked_for():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
-        with pytest.raises(BadUsage, match="/v1/completions does not answer: .*\n  try: the URL of a server that runs"):
-            only_model(nobody, 10)
 
 
 def test_a_load_of_which_nothing_came_has_no_table_of_dashes(counted):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_mps import CONTROL, SERVER, install
-from fake_nvml import NOT_SUPPORTED, UUID, FakeNvml, State, installed
+from fake_nvml import UUID
 from processes import alive, gone, until
 
 from pytest_slmserve.engines import pool as mps
@@ -287,40 +287,3 @@ def test_the_program_may_lie_where_containers_have_it(told, monkeypatch):
     assert mps.mps_program() == str(told / CONTROL)
     with closing(MpsDaemon(UUID)) as daemon:
         assert environment_of(daemon.process.pid)["PATH"] == f"{told}:/usr/bin:/bin"
-
-
-class Gpu(FakeNvml):
-    mode = 0
-
-    def nvmlDeviceGetComputeMode(self, device, mode):  # noqa: N802 - NVML's name
-        mode._obj.value = self.mode
-
-
-@pytest.mark.parametrize(
-    ("mig", "mode", "reason"),
-    [
-        (False, 0, None),
-        (False, 3, None),
-        (True, 0, f"GPU {UUID} is in MIG mode, where MPS would share an instance and not the GPU"),
-        (False, 2, f"GPU {UUID} is in compute mode prohibited: nothing may run on it"),
-    ],
-)
-def test_the_card_decides(told, mig, mode, reason):
-    gpu = Gpu(mig_mode=mig)
-    gpu.mode = mode
-    with installed(gpu):
-        assert mps_unable(UUID) == reason
-        assert mps_unable("GPU-of-nobody").startswith("no GPU GPU-of-nobody here: NVML says")
-
-
-def test_a_card_without_mig_may_be_shared(told):
-    with installed(Gpu(missing=frozenset({"nvmlDeviceGetMigMode"}))):
-        assert "Function Not Found" in mps_unable(UUID), "the driver is too old to tell"
-    with installed(Gpu(State(refused={"nvmlDeviceGetMigMode": NOT_SUPPORTED}))):
-        assert mps_unable(UUID) is None
-
-
-def test_other_reasons(told, monkeypatch):
-    assert "a part of a GPU" in mps_unable("MIG-7")
-    monkeypatch.setattr(mps.platform, "system", lambda: "Darwin")
-    assert mps_unable(UUID) == "MPS runs on Linux, and this is Darwin"

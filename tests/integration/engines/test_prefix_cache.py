@@ -7,78 +7,25 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from interfaces import engine_with, problems_of, small_workload, somebodys_server, stand_in, url_of
 from measured import measure
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines import endpoint
-from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, FreshPrompts, cache_lookups
+from pytest_slmserve.engines.endpoint import cache_lookups
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.server import server_command
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Request, Workload, WorkloadSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 from pytest_slmserve.telemetry.host import this_host
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again
 REASON = "of the prompt tokens came from a prefix cache"
 
 
-def requests_of(*prompts):
-    return Workload(WorkloadSpec(), tuple(Request(prompt, 2) for prompt in prompts), "here")
-
-
 # Prompts of one's own
 
 
-@given(st.lists(st.integers(4, 999), min_size=8, max_size=20).map(tuple), st.booleans())
-def test_a_prompt_keeps_its_length_and_its_end(ids, words):
-    own = FreshPrompts(requests_of(ids), words)
-    prompt, place = own.prompt(ids), FRESH * (2 if words else 1)
-    parts = prompt.split() if words else prompt
-    assert parts[1] == MARK and len(parts) - 1 + place == len(ids)
-    for text in (own.rounds[0], own.rounds[-1]):
-        assert len(text.split() if words else text.split(", ")) == place
-
-
-def test_no_two_rounds_and_no_two_hand_overs_are_alike():
-    workload = requests_of(tuple(range(4, 5000)))
-    first, second = (FreshPrompts(workload, words=False) for _ in range(2))
-    assert len({*first.rounds, *second.rounds}) == 2 * len(first.rounds)
-    assert all(LEAST_ID <= int(part) < 5000 for text in first.rounds for part in text.split(", "))
-
-
-def test_a_prompt_that_is_too_short_stays_as_it_is():
-    own = FreshPrompts(requests_of((5, 6, 7, 8)), words=False)
-    assert own.prompt((5, 6, 7, 8)) is None
-
-
 # What is told
-
-
-SEVERAL = """vllm:prefix_cache_queries_total{engine="0"} 100.0
-vllm:prefix_cache_queries_total{engine="1"} 50.0
-vllm:prefix_cache_hits_total{engine="0"} 3e1
-vllm:prefix_cache_hits_created{engine="0"} 1.7e9
-"""
-
-
-@pytest.mark.parametrize(
-    ("page", "found"),
-    [
-        (SEVERAL, (150, 30)),
-        ('vllm:gpu_prefix_cache_queries_total{m="x"} 5\nvllm:gpu_prefix_cache_hits_total{m="x"} 2', (5, 2)),
-        ("llamacpp:prompt_tokens_total 5\n", None),
-        ("", None),
-        ("<html>", None),
-        ("vllm:prefix_cache_queries_total NaN\n", None),
-    ],
-)
-def test_the_counters_of_several_engines_are_added_up(monkeypatch, page, found):
-    monkeypatch.setattr(endpoint, "ask_once", lambda *_: (200, "text/plain", page))
-    assert cache_lookups("http://host/v1/completions", {}) == found
 
 
 # A stand-in for a server that caches
@@ -187,10 +134,3 @@ def test_without_a_cache_there_is_nothing_to_tell(interface):
     assert [cache_hit_share(m.run) and cache_hit_share(m.run).share for m in found] == [
         0 if interface == "engine" else None
     ] * 2
-
-
-def test_vllms_server_is_asked_to_count_where_it_caches():
-    caching = replace(stand_in(), interface="server", prefix_caching=True)
-    by_argument = replace(stand_in(enable_prefix_caching=True), interface="server")
-    for spec, wanted in ((caching, True), (by_argument, True), (replace(stand_in(), interface="server"), False)):
-        assert ("--enable-prompt-tokens-details" in server_command(spec, "m", 8000)) is wanted

@@ -480,7 +480,7 @@ def test_a_turn_waits_as_long_as_it_may_and_no_longer_than_until_something_comes
     for wait_s in (0.001, 0.02):
         began = time.monotonic()
         streams.turn(wait_s)
-        assert wait_s <= time.monotonic() - began < 10
+        assert wait_s - 0.002 <= time.monotonic() - began < 10, "the last two milliseconds are the next call's"
     _, there = begun(streams, server)
     there.sendall(WHOLE)
     began = time.monotonic()
@@ -492,17 +492,17 @@ def test_a_piece_has_the_time_at_which_it_came_and_not_that_of_its_fetch(server,
     """The kernel begins to stamp some time after it was asked to, and until then stamps what is fetched."""
     streams = connect(server.target())
     one, there = begun(streams, server)
-    for tried in range(100):
+    for _ in range(100):
         before = time.monotonic()
         there.sendall(WHOLE)
         after = time.monotonic()
         while time.monotonic() < after + 0.01:
             pass
         if before - 1e-3 <= over(streams, one).answer.times[0] <= after + 1e-3:
-            break
+            return
         one = sent(streams)
         received(there, 5)
-    assert tried < 99, "no piece was stamped when it came"
+    pytest.fail("no piece was stamped when it came")
 
 
 def planted(streams, *stamped, sent=10.0, data=None):
