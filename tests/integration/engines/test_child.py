@@ -146,6 +146,27 @@ def test_one_that_will_not_leave_is_killed(child):
     assert stubborn.process.returncode == -signal.SIGKILL
 
 
+def test_who_interrupts_the_wait_for_its_end_waits_no_more_and_leaves_nothing(child, monkeypatch):
+    stubborn = child("say(up=True); time.sleep(60)")
+    stubborn.receive(20, "starting")
+    waits = iter([KeyboardInterrupt])
+
+    def wait(self, timeout=None, really=subprocess.Popen.wait):
+        for interrupt in waits:
+            raise interrupt
+        return really(self, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        stubborn.end()
+    assert stubborn.process.returncode == -signal.SIGKILL and not stubborn.folder.exists()
+
+
+def test_nobody_waits_long_for_one_that_will_not_leave():
+    """An engine that is idle is asked to end; after an interrupt pytest must be gone before somebody kills it."""
+    assert child_process.ENDS_S <= 5
+
+
 def test_its_folder_is_removed_unless_an_error_named_its_log(child):
     quiet, failed = child("sys.exit(0)"), child("sys.exit(1)")
     with pytest.raises(EngineFailed):
