@@ -207,7 +207,16 @@ def test_no_more_than_a_thousand_connections_wait_for_a_schedule():
 def test_the_phases_of_a_schedule():
     loop = of_schedule([0.0], (2.0, 3.0))
     assert [loop.phase(at) for at in (0.0, 2.0, 3.0)] == ["settle", "window", "over"]
-    assert of_schedule([0.0]).phase(5.0) == "window"
+    endless = of_schedule([0.0])
+    assert endless.due(5.0) and endless.phase(5.0) == "window", "until the last has ended"
+
+
+def test_users_whose_requests_have_ended_send_as_many_again():
+    load = LoadRun({"load": closed(3, requests=10)}, None, [1], Played(), None)
+    assert [number for number, _ in load.due(0.0)] == [0, 1, 2] and load.due(0.0) == []
+    load.release(1.0)
+    load.release(1.0)
+    assert load.due(1.0) == [(3, None), (4, None)] and load.waited_s == []
 
 
 # Parts of a load
@@ -671,6 +680,16 @@ def test_loads_are_served_one_after_the_other_until_it_is_closed(client, nowhere
     assert [message["event"] for message in said] == ["ready", "loaded", "done", "done"]
     assert all(len(done["failed"]) >= 6 and done["failed"][0][-1] == "no connection" for done in said[2:])
     assert min(sent for _, sent, *_ in said[2]["failed"]) >= said[2]["began"], "when it would have been sent"
+
+
+def test_bodies_come_with_their_mark_and_its_rounds(client, nowhere, monkeypatch):
+    made = []
+    monkeypatch.setattr(load_run, "Bodies", lambda target, *given: made.append((target.port, *given)))
+    greeting = {"url": nowhere, "headers": {}, "timeout_s": 1.0}
+    load = {"op": "load", "bodies": ["<>"], "output_tokens": [8]}
+    client(greeting, load, {**load, "mark": "<>", "rounds": ["1", "2"]})
+    port = int(nowhere.split(":")[2].split("/")[0])
+    assert made == [(port, ["<>"], "", ()), (port, ["<>"], "<>", ["1", "2"])]
 
 
 @pytest.mark.parametrize(

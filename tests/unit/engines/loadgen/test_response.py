@@ -97,6 +97,11 @@ def test_what_comes_unasked_after_the_end_makes_the_connection_useless():
         found.feed(b"y")
 
 
+def test_the_value_of_a_header_may_have_a_colon():
+    found, _ = fed([b"HTTP/1.1 200 OK\r\nLink: http://host:80/\r\nContent-Length: 0\r\n\r\n"])
+    assert found.headers == {"link": "http://host:80/", "content-length": "0"}
+
+
 @pytest.mark.parametrize("status", [204, 304])
 def test_no_body_is_waited_for_where_there_is_none(status):
     found, _ = fed([b"HTTP/1.1 %d None\r\n\r\n" % status])

@@ -573,8 +573,17 @@ def test_the_first_address_that_accepts_is_taken_else_the_last(server, monkeypat
     for ports, chosen in (((nobody, port, nobody), port), ((port, nobody), port), ((nobody,), nobody)):
         monkeypatch.setattr(module.socket, "getaddrinfo", lambda *_, ports=ports, **__: taken(*ports))
         assert address_of("host", 80) == (socket.AF_INET, ("127.0.0.1", chosen))
-    monkeypatch.setattr(module.socket, "getaddrinfo", lambda *_, **__: taken(nobody, 1))
+    asked = []
+    monkeypatch.setattr(
+        module.socket, "getaddrinfo", lambda *words, **more: asked.append((words, more)) or taken(nobody, 1)
+    )
     assert address_of("host", 80)[1][1] == 1, "none accepts: its error is told"
+    assert asked == [(("host", 80), {"type": socket.SOCK_STREAM})]
+
+
+def test_what_is_asked_for_by_https_is_encrypted_and_by_http_is_not(connect):
+    plain, safe = (connect(Target(f"{scheme}://127.0.0.1/", {}))._context for scheme in ("http", "https"))
+    assert plain is None and safe.check_hostname
 
 
 def test_an_error_of_the_system_is_told_without_the_address_it_repeats():

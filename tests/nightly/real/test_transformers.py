@@ -51,7 +51,6 @@ def engine():
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_it_serves_what_was_asked_for(engine):
     found = measure(engine, WORKLOAD, job(12, rate=20.0), Environment(platform="cpu"))
     (point,) = job_points([found])
@@ -63,14 +62,12 @@ def test_it_serves_what_was_asked_for(engine):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_same_requests_get_the_same_greedy_tokens(engine):
     first = engine.outputs(WORKLOAD, 2, 5)
     assert [len(tokens) for tokens in first] == [5, 5] and engine.outputs(WORKLOAD, 2, 5) == first
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_process_that_dies_is_a_clear_error(engine):
     """The last one on this engine: it does not survive."""
     os.kill(engine.child.process.pid, signal.SIGKILL)
