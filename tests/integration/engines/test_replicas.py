@@ -108,7 +108,7 @@ def test_one_that_does_not_start_is_named_and_the_others_are_stopped():
         made.append(launch_engine(spec, **how))
         return made[-1]
 
-    with pytest.raises(EngineFailed, match=r"^replica 2 of 3 \(opt-tiny\): .*did not start: ValueError: max_model_len"):
+    with pytest.raises(EngineFailed, match=r"^replica 2 of 3 \(opt-tiny\): .*ValueError: max_model_len"):
         started(stand_in(), stand_in(fault="raise"), stand_in(), launch=launch)
     assert len(made) == 3 and all(gone(each.child.process.pid) for each in made)
 
@@ -121,7 +121,7 @@ def test_one_that_is_killed_while_it_serves_is_named_and_nothing_is_left(victim)
         killer = threading.Timer(1.5, os.kill, (pids[victim], signal.SIGKILL))
         killer.start()
         began = time.monotonic()
-        name = rf"^replica {victim + 1} of 2 \(opt-tiny\): the engine was killed by SIGKILL"
+        name = rf"^replica {victim + 1} of 2 \(opt-tiny\): .*SIGKILL"
         with pytest.raises(EngineFailed, match=name):
             measured(replicas, replace(LOAD, window_s=30.0))
         killer.join()

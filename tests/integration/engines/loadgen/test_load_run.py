@@ -178,19 +178,17 @@ def test_a_burst_is_what_the_server_says_it_was(one, truth):
     assert gaps == 40 * (TOKENS - 1)
 
 
-def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client, truth):
+def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
     held = client()
-    held.child.send(op="run", load=loop(4, requests=held.load(count=4, tokens=200)))
-    until(lambda: len(truth()) == 4, 20, "all are served, a token each 5 ms")
+    held.child.send(op="run", load=loop(4, requests=held.load(count=4, tokens=300)))
+    assert held.hear()["event"] == "progress"
     os.kill(held.child.process.pid, signal.SIGSTOP)
-    began = time.monotonic()
-    time.sleep(0.2)  # of the second that the answers take
+    time.sleep(0.2)  # of the second that the answers still take
     os.kill(held.child.process.pid, signal.SIGCONT)
-    held_s = time.monotonic() - began
     while (done := held.hear())["event"] != "done":
         pass
     mean, most = done["doubt_s"]
-    assert 0 < mean <= most and most > ITL_S and held_s >= 0.2
+    assert 0 < mean <= most and most > ITL_S
 
 
 def test_chat_is_read_as_well(client, port):
