@@ -1,7 +1,6 @@
 """Our interface to vLLM: what it hands over, what it makes of the answer, and how its engine ends."""
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -13,7 +12,6 @@ from interfaces import LateWindow, small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import child, server
-from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
@@ -183,18 +181,6 @@ def test_a_killed_worker_is_a_failure_and_leaves_nothing(start):
     assert gone(worker)
 
 
-def test_after_a_death_the_pool_starts_another():
-    with closing(Pool()) as pool:
-        first = pool.engine(stand_in(fault="dead", fault_at=40))
-        with pytest.raises(EngineFailed):
-            first.run(small_workload(), LONG)
-        second = pool.engine(first.spec)
-        assert second.launch != first.launch
-        assert second.run(small_workload(), OpenLoop(requests=4)).failures == 0
-        assert gone(first.child.process.pid)
-        shutil.rmtree(first.child.folder)
-
-
 def test_an_interrupt_in_the_middle_does_not_wait_for_the_window(start):
     engine = start()
 
@@ -218,16 +204,6 @@ def test_closing_is_polite_leaves_nothing_and_may_be_repeated(start):
     assert engine.child.process.returncode == 0
     assert gone(engine.child.process.pid)
     assert not folder.exists()
-
-
-def test_prompts_are_handed_over_once_for_each_workload(start, monkeypatch):
-    engine, sent = start(), []
-    send = engine.child.send
-    monkeypatch.setattr(engine.child, "send", lambda **message: (sent.append(message["op"]), send(**message)))
-    one, other = small_workload(4), small_workload(5)
-    for workload in (one, one, other, one):
-        engine.run(workload, OpenLoop(requests=2))
-    assert sent == ["load", "run", "run", "load", "run", "load", "run"]
 
 
 def test_a_release_without_a_profiler_is_said_and_goes_on_serving(start):

@@ -42,11 +42,13 @@ def test_all_have_one_window_and_begin_together():
     with started(stand_in(), stand_in(), stand_in()) as replicas:
         runs = measured(replicas)
         assert replicas.ready and len(runs) == 3
+        again = measured(replicas, replace(LOAD, concurrency=2))
     for first, second in pairwise(run.began_s for run in runs):
         assert first == pytest.approx(second, abs=0.2)
     assert share_a_window(runs)
     assert all(closes - opens >= 0.4 for opens, closes in (run.window_s for run in runs))
     assert not any(run.failures for run in runs)
+    assert [max(run.steps.new_tokens) for run in (*runs, *again)] == [4, 4, 4, 2, 2, 2]
 
 
 def test_of_requests_that_start_together_each_has_whole_convoys_while_all_are_under_load():
@@ -59,12 +61,6 @@ def test_of_requests_that_start_together_each_has_whole_convoys_while_all_are_un
         assert periods >= 2 and abs(steps - periods * (output_tokens + 1)) <= 1
     ends = [(run.began_s + run.window_s[1], run.began_s + run.steps.time_s[-1]) for run in runs]
     assert max(closed for closed, _ in ends) <= min(served for _, served in ends) + 0.1
-
-
-def test_a_second_run_on_the_same_replicas():
-    with started(stand_in(), stand_in()) as replicas:
-        first, second = measured(replicas), measured(replicas, replace(LOAD, concurrency=2))
-        assert [max(run.steps.new_tokens) for run in (*first, *second)] == [4, 4, 2, 2]
 
 
 def test_a_slow_replica_is_waited_for():
