@@ -45,7 +45,9 @@ def server():
 
 def ours(server):
     """Output tokens/s of a load, by our client: from the first request sent to the last token of all."""
-    workload = build_workload(WorkloadSpec(PROMPT, OUTPUT, requests=REQUESTS), model_of(MODEL))
+    workload = build_workload(
+        WorkloadSpec(prompt_tokens=PROMPT, output_tokens=OUTPUT, requests=REQUESTS), model_of(MODEL)
+    )
     run = server.run(workload, ClosedLoop(USERS, requests=REQUESTS))
     assert run.failures == 0 and sum(run.samples.output_tokens) == REQUESTS * OUTPUT
     return REQUESTS * OUTPUT / (max(run.samples.last_token_s) - min(run.samples.sent_s))

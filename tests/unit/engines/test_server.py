@@ -16,6 +16,7 @@ import pytest
 from interfaces import (
     stand_in,
 )
+from tokenizers import Tokenizer
 
 from pytest_slmserve.engines import server
 from pytest_slmserve.engines.endpoint import completion
@@ -292,10 +293,9 @@ def test_a_cache_that_cannot_be_written_to_is_one_sentence(cache):
 
 
 def test_there_is_a_word_for_each_token(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
     shape = CATALOGUE["opt-tiny"]
     (tmp_path / "tokenizer.json").write_text(tokenizer_files(shape)["tokenizer.json"], "utf-8")
-    found = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    found = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert found.get_vocab_size() == shape.vocabulary
     assert found.encode("t5 t0 t11").ids == [5, 0, 11]
     assert found.decode([5, 0, 11]) == "t5 t0 t11"

@@ -60,6 +60,12 @@ def test_a_key_is_in_no_text(key, before, after):
         assert key not in text.replace(HIDDEN, "") and HIDDEN in text
 
 
+def test_the_longest_secret_is_hidden_first():
+    target = Target("http://host/", {"Authorization": "Bearer my-own-key"})
+    assert target.secrets == ("Bearer my-own-key", "my-own-key")
+    assert target.shown("it was Bearer my-own-key") == f"it was {HIDDEN}"
+
+
 def test_a_long_failure_ends_behind_a_word():
     shown = Target("http://host/", {}).shown
     assert shown("short") == "short"
