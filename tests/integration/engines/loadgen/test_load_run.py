@@ -1,30 +1,28 @@
-"""The client in its own process against a server that keeps time: loads, faults, ends, and what must never be told."""
+"""The client in its own process against a server that keeps time: its stamps, faults, ends, and what must never be
+told. Its loads are in tests/unit/engines/loadgen, by a clock that is played."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from itertools import pairwise
 from urllib.request import urlopen
 
 import pytest
-from interfaces import LateWindow, small_workload
+from interfaces import small_workload
 from processes import gone, until
 from scripts import checkout_script
-from wire import EVENT_STREAM, stream, token
 
 from pytest_slmserve.engines.base import message_of
-from pytest_slmserve.engines.child import Child, converse
+from pytest_slmserve.engines.child import Child
 from pytest_slmserve.engines.endpoint import CLIENT, LoadClient, completion, run_of
 from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.printable import HIDDEN
 from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
 
@@ -181,150 +179,21 @@ def test_a_burst_is_what_the_server_says_it_was(one, truth):
 
 
 def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
-    held, held_s = client(), 0.2
-    held.child.send(op="run", load=loop(4, requests=held.load(count=4, tokens=200)))
-    time.sleep(0.4)  # in the middle of 200 tokens, also where the client needs its time to begin
+    held = client()
+    held.child.send(op="run", load=loop(4, requests=held.load(count=4, tokens=300)))
+    assert held.hear()["event"] == "progress"
     os.kill(held.child.process.pid, signal.SIGSTOP)
-    time.sleep(held_s)
+    time.sleep(0.2)  # of the second that the answers still take
     os.kill(held.child.process.pid, signal.SIGCONT)
     while (done := held.hear())["event"] != "done":
         pass
     mean, most = done["doubt_s"]
-    assert 0 < mean <= most and ITL_S < most < held_s + 0.1  # of what came meanwhile
-
-
-def test_chat_is_read_as_well(client, port):
-    done = client(f"http://127.0.0.1:{port}/v1/chat/completions").burst(count=3)
-    assert [row[OUTPUT] for row in rows(done)] == [TOKENS] * 3 and done["failures"] == 0
+    assert 0 < mean <= most and most > ITL_S
 
 
 def in_flight(done, at):
     """A request that was cut off was so until the end, whatever it had got."""
     return sum(row[SENT] <= at and (not row[FINISHED] or at < row[LAST]) for row in rows(done))
-
-
-def test_a_closed_loop_keeps_its_concurrency_and_starts_evenly(one):
-    one.load(count=16)
-    done = one.run(loop(6))
-    begin, end = done["window"]
-    assert end - begin >= 0.3
-    held = [in_flight(done, begin + share * (end - begin)) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    assert max(held) <= 6 and sum(held) >= 5 * 5
-    assert [row[REQUEST] for row in rows(done)] == [i % 16 for i in range(len(rows(done)))]
-    cut = [row for row in rows(done) if not row[FINISHED]]
-    assert 1 <= len(cut) <= 6 and done["failures"] == 0
-    starts = [row[SENT] - done["began"] for row in rows(done)[:6]]
-    assert starts[-1] - starts[0] > 0.4 * TOKENS * ITL_S
-
-
-def test_a_counted_load_serves_each_request_once(one, truth):
-    one.load(count=25)
-    done = one.run(loop(4, requests=25))
-    assert sorted(row[REQUEST] for row in rows(done)) == list(range(25)) and len(truth()) == 25
-    assert max(in_flight(done, row[SENT]) for row in rows(done)) <= 4
-
-
-def test_connections_are_kept_from_request_to_request(client, port):
-    """Sixty requests of three users, where a connection is accepted every 50 ms only."""
-    with truth_server("--accept", "0.05") as slow:
-        one = client(f"http://127.0.0.1:{slow}/v1/completions")
-        one.load(count=60, tokens=2)
-        done = one.run(loop(3, requests=60))
-    assert len(rows(done)) == 60 and done["failures"] == 0
-    assert done["window"][1] - done["began"] < 60 * 0.05
-
-
-def test_one_that_is_sent_anew_has_waited_since_it_was_first_sent(client):
-    """The server holds the second request of a connection for 0.3 s, then closes."""
-    events = stream(token(finish="length"), b"[DONE]")
-    answer = b"%sContent-Length: %d\r\n\r\n%s" % (EVENT_STREAM, len(events), events)
-
-    def serve():
-        for _ in range(2):
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(answer)
-                connection.recv(1 << 16)
-                time.sleep(0.3)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        one = client(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions")
-        one.load(count=2, tokens=1)
-        first, second = rows(one.run(loop(1, requests=2)))
-    assert first[FIRST] - first[SENT] < 0.3 <= second[FIRST] - second[SENT]
-
-
-@pytest.mark.alone
-def test_an_open_loop_keeps_its_schedule_whatever_the_server_does(one):
-    schedule = [0.002 * i for i in range(100)]
-    one.load(count=8)
-    held_up = []  # how much later than it wanted a thread wakes that does nothing but sleep, while the load runs
-
-    def sleep():
-        while not held_up or not over.is_set():
-            wanted = time.monotonic() + 0.002
-            time.sleep(0.002)
-            held_up.append(time.monotonic() - wanted)
-
-    over, sleeper = threading.Event(), threading.Thread(target=sleep)
-    sleeper.start()
-    done = one.run({"kind": "open_loop", "schedule": schedule, "window": [0.05, 0.15]})
-    over.set()
-    sleeper.join()
-    lags = sorted(row[SENT] - at for row, at in zip(rows(done), done["scheduled"]))
-    assert [at - done["began"] for at in done["scheduled"]] == pytest.approx(schedule)
-    assert [row[REQUEST] for row in rows(done)] == [i % 8 for i in range(100)]
-    assert lags[0] >= 0 and lags[50] < 0.001 + sorted(held_up)[len(held_up) * 9 // 10]
-    assert done["window"] == pytest.approx([done["began"] + 0.05, done["began"] + 0.15])
-
-
-def test_a_gated_run_begins_when_told_and_has_the_window_it_is_given(one):
-    one.load(count=8)
-    at = time.monotonic() + 0.2
-    done = one.run(loop(4), at=at)
-    assert 0 <= done["began"] - at < 0.05
-    assert [m["event"] for m in one.said].count("settled") == 1
-    assert 0.25 < done["window"][1] - done["window"][0] < 0.5
-
-
-def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client):
-    one, late = client(), LateWindow()
-    for _ in range(2):
-        one.load(*[""] * 60, *["error"] * 300)
-        done = converse(one.child, None, late, op="run", load=loop(4))
-        assert len(done["failed"]) > 5
-
-
-def test_progress_is_told_twice_a_second(one):
-    one.load(count=4)
-    one.run(loop(4, window_s=1.3))
-    told = [m for m in one.said if m["event"] == "progress"]
-    assert 2 <= len(told) <= 5
-    assert told[-1]["in_flight"] == 4 and told[-1]["done"] > 4
-    assert told[-1]["tokens_per_s"] == pytest.approx(4 * TOKENS / (TTFT_S + TOKENS * ITL_S), rel=0.4)
-    assert [b["elapsed_s"] - a["elapsed_s"] for a, b in pairwise(told)] == pytest.approx(
-        [0.5] * (len(told) - 1), abs=0.1
-    )
-
-
-def test_a_parent_that_does_not_listen_holds_up_no_request(client, truth, monkeypatch):
-    """As one that waits until other engines have settled. The buffer here is full after three seconds."""
-
-    def small(make=socket.socketpair):
-        ours, theirs = make()
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        return ours, theirs
-
-    monkeypatch.setattr(socket, "socketpair", small)
-    one = client()
-    one.load(count=8)
-    one.child.send(op="run", load=loop(4), at=0.0)
-    time.sleep(4.0)
-    before = truth()
-    time.sleep(0.5)
-    assert all(row["number"] > before[name]["number"] for name, row in truth().items())
 
 
 @pytest.fixture
@@ -357,7 +226,7 @@ def test_several_processes_are_told_as_one(two, load):
         done = {"samples": [row for part in parts for row in part["samples"]]}
         begin, end = (run.began_s + at for at in run.window_s)
         held = [in_flight(done, begin + share * (end - begin)) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-        assert max(held) <= 6 and sum(held) >= 5 * 4 and 0.6 < end - begin < 1.2
+        assert 1 <= max(held) <= 6 and end - begin >= 0.6
 
 
 def test_the_progress_of_several_processes_is_one(two):
@@ -375,117 +244,23 @@ def test_the_progress_of_several_processes_is_one(two):
 
 def test_one_of_several_processes_that_dies_ends_them_all(two):
     threading.Timer(0.5, lambda: os.kill(two.children[1].process.pid, signal.SIGKILL)).start()
-    with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
+    with pytest.raises(EngineFailed) as caught:
         two.run(message_of(ClosedLoop(4, window_s=600.0)), None, None)
-    assert all(gone(child.process.pid) for child in two.children)
+    assert "SIGKILL" in caught.value.problem and all(gone(child.process.pid) for child in two.children)
 
 
-FAULTS = {
-    "die": "broke off after 3 chunks with tokens",
-    "malformed": "malformed chunk: its size is b'what",
-    "garbage": "malformed event",
-    "no-done": f"ended before it was complete after {TOKENS} chunks",
-    "error": "HTTP 500: .*planted, for Bearer .hidden.|HTTP 500: .*planted, for .hidden.",
-    "error-event": "the server said in the stream: .*planted",
-    "silent": "complete without a token, of which the server counts",
-    "plain": 'answered without streaming .application/json.*"stream": true',
-}
+FAULTS = {"die": ("broke off", "3"), "error": ("HTTP 500", HIDDEN), "silent": ("no tokens", f"{TOKENS}")}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_failure_with_a_reason_and_the_others_are_served(one, fault):
+def test_a_fault_is_one_failure_of_its_kind_and_the_others_are_served(one, fault):
     done = one.burst("", fault, "", "", tokens=TOKENS)
     assert done["failures"] == 1 and sorted(row[REQUEST] for row in rows(done)) == [0, 2, 3]
-    assert re.search(FAULTS[fault], done["first_failure"]), done["first_failure"]
-    lost = done["failed"]
-    assert (lost["request"], lost["scheduled"], len(lost["kind"])) == ([1], [None], 1)
+    lost, (kind, fact) = done["failed"], FAULTS[fault]
+    assert (lost["request"], lost["scheduled"], lost["kind"]) == ([1], [None], [kind]) and fact in done["first_failure"]
     assert done["began"] <= lost["sent"][0] <= lost["ended"][0]
     assert KEY not in json.dumps(one.said) and KEY not in one.child.log.read_text()
     assert one.burst("", "")["failures"] == 0
-
-
-@pytest.mark.parametrize("fault", ["close", "drop", "no-usage"])
-def test_what_servers_may_do_is_no_failure(one, fault):
-    one.load(*([fault] * 12))
-    done = one.run(loop(3, requests=24))
-    assert (done["failures"], done["first_failure"]) == (0, None)
-    assert [row[OUTPUT] for row in rows(done)] == [TOKENS] * 24
-
-
-def test_events_of_several_tokens_are_noted(one):
-    done = one.burst(*["multi"] * 5, asked=2 * TOKENS)
-    assert (done["tokens_per_chunk"], done["failures"]) == (2.0, 0)
-    assert [row[OUTPUT] for row in rows(done)] == [2 * TOKENS] * 5
-    assert sum(done["bins"].values()) == 10 * TOKENS
-
-
-def test_more_tokens_than_were_asked_for_are_no_count(one):
-    done = one.burst(*["multi"] * 5, asked=2 * TOKENS - 1)
-    assert (done["failures"], set(done["failed"]["kind"])) == (5, {"malformed"})
-    assert done["first_failure"] == f"the server counts {2 * TOKENS} output tokens of a request for {2 * TOKENS - 1}"
-
-
-def test_streams_that_never_end_are_given_up(client):
-    done = client(timeout_s=0.4).burst("", "hang", "stall")
-    assert done["failures"] == 2 and [row[REQUEST] for row in rows(done)] == [0]
-    assert "no end within 0.4 s" in done["first_failure"]
-    lost = done["failed"]
-    assert lost["kind"] == ["timeout"] * 2 and lost["request"] == [1, 2]
-    assert all(ended - sent >= 0.4 for sent, ended in zip(lost["sent"], lost["ended"]))
-
-
-def test_a_load_that_only_fails_is_given_up_soon(one):
-    one.load(*["error"] * 4)
-    done = one.run(loop(3, requests=100_000))
-    assert done["failures"] >= 6 and not any(row[FINISHED] for row in rows(done))
-    assert one.run(loop(3))["failures"] >= 6
-
-
-def test_a_few_failures_among_many_are_borne(one):
-    one.load(*([""] * 39 + ["error"]), tokens=1)
-    done = one.run(loop(20, requests=400))
-    assert done["failures"] == 10 and len(rows(done)) == 390
-
-
-def test_what_a_load_that_is_given_up_did_not_send_is_told(one):
-    one.load(*["error"] * 4)
-    schedule = [0.02 * i for i in range(500)]  # 10 s, and given up within one, unless the machine stands still
-    done = one.run({"kind": "open_loop", "schedule": schedule, "window": [0.0, 10.0]})
-    due = [at - done["began"] for at in [*done["failed"]["scheduled"], *done["unsent"]]]
-    assert due == pytest.approx(schedule, abs=1e-6) and done["failures"] < 400
-    one.load("", tokens=1)
-    assert one.run({"kind": "open_loop", "schedule": schedule[:50], "window": [0.0, 1.0]})["unsent"] == []
-
-
-def test_failures_of_a_schedule_say_when_they_were_due(one):
-    one.load(*[""] * 9, "error", tokens=1)
-    done = one.run({"kind": "open_loop", "schedule": [0.02 * i for i in range(30)], "window": [0.0, 0.6]})
-    lost = done["failed"]
-    assert lost["request"] == [9] * 3 and lost["kind"] == ["HTTP 500"] * 3 and len(rows(done)) == 27
-    due = [at - done["began"] for at in lost["scheduled"]]
-    assert due == pytest.approx([0.18, 0.38, 0.58], abs=1e-6)
-    assert all(at <= sent <= ended for at, sent, ended in zip(lost["scheduled"], lost["sent"], lost["ended"]))
-
-
-@pytest.fixture
-def closed_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
-
-
-def test_a_server_that_is_not_there_is_a_failure(client, closed_port):
-    one = client(f"http://127.0.0.1:{closed_port}/v1/completions")
-    one.load(count=4)
-    done = one.run(loop(2))
-    assert done["failures"] >= 6 and "no connection: ConnectionRefusedError" in done["first_failure"]
-    assert set(done["failed"]["kind"]) == {"no connection"}
-    assert min(done["failed"]["sent"]) >= done["began"], "when it would have been sent"
-
-
-@pytest.mark.parametrize("url", ["ftp://x/", "http://", f"http://me:{KEY}@host/v1"])
-def test_a_wrong_url_is_refused_without_a_word_of_the_key(client, url):
-    one = client(url)
-    assert one.ready["event"] == "failed" and KEY not in json.dumps(one.said)
 
 
 def test_a_load_far_beyond_the_queue_of_connections(one):
@@ -521,6 +296,7 @@ PARENT = """
 import json, os, sys
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.child import Child, converse
+from pytest_slmserve.schema.printable import HIDDEN
 from pytest_slmserve.schema.specs import ClosedLoop
 child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen.load_run"], dict(os.environ))
 print(child.process.pid, flush=True)

@@ -25,6 +25,7 @@ from pytest_slmserve.schema.records import Environment
 
 if find_spec("transformers") is None or find_spec("torch") is None:
     pytest.skip("needs Transformers and torch", allow_module_level=True)
+pytestmark = pytest.mark.xdist_group("sizes of models")  # one process counts them all
 
 
 LAYERS = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from contextlib import closing
@@ -16,11 +15,10 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.points import job_points
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import BatchedEngine
-from pytest_slmserve.engines.simulated import SimulatedBatches
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, WorkloadSpec
+from pytest_slmserve.schema.specs import EngineSpec, OpenLoop, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import build_workload
 
@@ -34,43 +32,6 @@ LAW = (("noise", 0.0), ("t_inf", 1000.0), ("b_half", 10.0))
 def spec(batching: str, base: EngineSpec = SIMULATED, extra=LAW) -> EngineSpec:
     how = (("batching", batching), ("wait_s", 0.1))
     return replace(base, interface="transformers", max_num_seqs=4, max_model_len=2048, extra=(*extra, *how))
-
-
-def served(batching: str, rate: float = math.inf):
-    engine = SimulatedBatches(spec(batching))
-    return job_points([measure(engine, WORKLOAD, job(12, rate), Environment(platform="simulated"))])[0]
-
-
-def test_a_batch_lasts_as_long_as_its_longest_output():
-    outputs = [r.output_tokens for r in WORKLOAD.requests]
-    seconds = sum(max(outputs[i : i + 4]) * 14 / 1000 for i in (0, 4, 8))
-    assert served("static").output_tokens_per_s == pytest.approx(sum(outputs) / seconds)
-    assert served("none").output_tokens_per_s == pytest.approx(1000 / 11)
-
-
-def test_what_is_wasted_is_padding_and_what_has_ended():
-    requests = WORKLOAD.requests
-    groups = [requests[i : i + 4] for i in (0, 4, 8)]
-    computed = sum(4 * (max(len(r.prompt) for r in g) + max(r.output_tokens for r in g)) for g in groups)
-    wanted = sum(len(r.prompt) + r.output_tokens for r in requests)
-    assert served("static").waste == pytest.approx(1 - wanted / computed)
-    assert served("none").waste == pytest.approx(0.0)
-
-
-def test_at_a_low_rate_a_dynamic_batch_does_not_wait_until_it_is_full():
-    dynamic, static = served("dynamic", rate=1.0), served("static", rate=1.0)
-    assert dynamic.valid and static.valid and dynamic.e2e_s < 0.5 * static.e2e_s
-    assert (dynamic.batching, dynamic.capacity) == ("dynamic", None)
-
-
-def test_users_who_wait_for_answers_and_an_engine_without_a_way_are_refused():
-    with closing(Pool()) as pool:
-        with pytest.raises(BadUsage, match="for a fixed number of requests"):
-            pool.engine(spec("static")).run(WORKLOAD, ClosedLoop(2))
-        with pytest.raises(BadUsage, match="does not know how to batch"):
-            pool.engine(replace(SIMULATED, interface="transformers", extra=())).run(
-                small_workload(), OpenLoop(requests=2)
-            )
 
 
 def test_how_likely_tokens_are_is_not_asked_of_transformers():
@@ -90,7 +51,6 @@ def engine():
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_it_serves_what_was_asked_for(engine):
     found = measure(engine, WORKLOAD, job(12, rate=20.0), Environment(platform="cpu"))
     (point,) = job_points([found])
@@ -102,14 +62,12 @@ def test_it_serves_what_was_asked_for(engine):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_same_requests_get_the_same_greedy_tokens(engine):
     first = engine.outputs(WORKLOAD, 2, 5)
     assert [len(tokens) for tokens in first] == [5, 5] and engine.outputs(WORKLOAD, 2, 5) == first
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_process_that_dies_is_a_clear_error(engine):
     """The last one on this engine: it does not survive."""
     os.kill(engine.child.process.pid, signal.SIGKILL)
