@@ -50,7 +50,14 @@ OUTPUTS = {
     "advise --json": (("advise", "--json"), 80),
 }
 # Archives that together have all kinds of charts: what their pages and pictures draw is kept, too.
-DRAWN = ()
+DRAWN = (
+    "h200-vllm-0.26.0-core-opt-2.7b",
+    "h200-vllm-0.26.0-adaptive",
+    "h200-vllm-0.20.2-0.26.0-gate",
+    "h100-vllm-0.26.0-several-gpus",
+    "h100-vllm-0.26.0-today-replicas-granite",
+    "cpu-vllm-0.32.0-server",
+)
 SLO = "ttft:200ms,tpot:50ms"
 PAGE = ("title", "tallies", "unexpected", "inconclusive", "facts", "reproduce", "deployments", "disturbed", "notes")
 LINES = 60  # of a difference: more is too long to read

@@ -1,4 +1,4 @@
-"""What is said of each point: where it was measured, how far it is valid and why; and what all findings know together."""
+"""What is said of each point: where it was measured, how far it is valid and why; and what findings know together."""
 
 from __future__ import annotations
 

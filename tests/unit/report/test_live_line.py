@@ -62,10 +62,10 @@ def test_the_time_left_is_never_nothing_and_falls_until_it_is_used_up(left, elap
 
 @pytest.mark.parametrize(
     ("left", "there"),
-    [(TimeLeft(), False), (TimeLeft(1), True), (TimeLeft(rest_s=1), True), (TimeLeft(more=True), True)],
+    [(TimeLeft(), 0), (TimeLeft(1), 1), (TimeLeft(rest_s=1), 1), (TimeLeft(more=True), 1)],
 )
 def test_whether_anything_is_left(left, there):
-    assert bool(left) is there
+    assert bool(left) is bool(there)
 
 
 @pytest.mark.parametrize(("columns", "expected"), [(40, 40), (160, 160), (0, 80)])

@@ -1,4 +1,4 @@
-"""A section as text of a terminal, as Markdown that obeys nothing of what others wrote, and as charts by their group."""
+"""A section as text of a terminal, as Markdown that obeys nothing of what others wrote, and as charts."""
 
 from __future__ import annotations
 

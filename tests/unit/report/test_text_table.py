@@ -192,7 +192,7 @@ def test_texts_on_the_left_are_broken_where_nothing_can_go():
     cells = [["one two three four five six seven", "8"], ["nine", "10"]]
     columns: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
     with laid_out(30):
-        head, body, foot = table_parts(cells, columns)
+        _, body, foot = table_parts(cells, columns)
     assert [*body, foot] == [
         ["one two three four       8", "five six seven"],
         ["nine                    10"],
