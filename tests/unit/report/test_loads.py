@@ -134,7 +134,11 @@ def test_limits_interfaces_and_arrivals_are_told_where_they_differ():
         replace(job_point(rate=5.0), load=OpenLoop(requests=500, rate=5.0, burstiness=b, max_concurrency=m))
         for b, m in ((1.0, None), (0.5, 8), (math.inf, 16))
     ]
-    assert [(row["burstiness"], row["max concurrency"]) for row in jobs(*uneven)] == [("", ""), ("0.5", "8"), ("constant", "16")]
+    assert [(row["burstiness"], row["max concurrency"]) for row in jobs(*uneven)] == [
+        ("", ""),
+        ("0.5", "8"),
+        ("constant", "16"),
+    ]
 
 
 def test_what_is_invalid_is_told_with_its_reason():
@@ -188,7 +192,8 @@ def test_a_note_tells_how_tokens_were_counted_where_chunks_are_not_tokens(per_ch
 
 def test_fields_that_requests_have_and_that_a_server_refuses_are_told():
     theirs = replace(
-        measurement(), spec=EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1", extra=(("top_k", "5"),))
+        measurement(),
+        spec=EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1", extra=(("top_k", "5"),)),
     )
     asked, refused = endpoint_notes(streamed(theirs, 1.0, ("min_tokens", "seed")))
     assert "top_k: 5" in asked and "min_tokens, seed" in refused
@@ -213,7 +218,7 @@ def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own():
     assert [is_counted_loop(m) for m in (ours, theirs, replace(theirs, load=ClosedLoop(4)))] == [False, True, False]
     (section,) = load_sections([ours, theirs], ValidityCriteria(SLO))
     assert section.title == "m at http://h/v1"
-    latency, = tables_of(section)
+    (latency,) = tables_of(section)
     rows = {row["ms"]: row for row in rows_of(latency)}
     lifetime = 1e3 * 32 * 4 / 1000
     assert float(rows["E2E"]["p50"]) == pytest.approx(lifetime, rel=0.01)
@@ -232,7 +237,9 @@ def test_answers_that_ended_early_or_came_in_one_piece_are_counted():
     whole = replace(m, run=replace(m.run, samples=replace(rows, first_token_s=rows.last_token_s)))
     finished = sum(rows.finished)
     for each, words in ((short, f"{finished} of {finished} requests "), (whole, f"{finished} of {finished} answers ")):
-        assert len([text for text in sentences_of(load_section(each, ValidityCriteria())) if text.startswith(words)]) == 1
+        assert (
+            len([text for text in sentences_of(load_section(each, ValidityCriteria())) if text.startswith(words)]) == 1
+        )
     assert not [t for t in sentences_of(load_section(m, ValidityCriteria())) if " of " in t and "answers" in t]
 
 
@@ -301,7 +308,9 @@ def test_a_rate_that_is_not_valid_is_not_drawn(at_rates):
     assert len(lines(served, "served")) == 2 and rate_panels(lost, None) == ([], ())
     m = next(m for m in at_rates if not m.load.steps)
     lossy = replace(m, run=replace(m.run, failures=len(m.run.samples) // 10))
-    drawn = [[c.title for c in rates_section([lossy], ValidityCriteria(failed_share=s)).charts() if c.spec] for s in (0, 0.5)]
+    drawn = [
+        [c.title for c in rates_section([lossy], ValidityCriteria(failed_share=s)).charts() if c.spec] for s in (0, 0.5)
+    ]
     assert len(drawn[1]) > len(drawn[0]) > 0
 
 
@@ -316,7 +325,11 @@ def test_the_section_of_rates_has_a_row_for_each_and_what_is_wrong(at_rates):
     assert [float(text.replace(",", "")) for text in column_of(rates, "TTFT ms p50")] == pytest.approx(
         [1e3 * row["ttft_p50_s"] for row in figures], rel=5e-3
     )
-    assert [text for text in sentences_of(section) if text.startswith(f"failed: {plain[0].load.rate:g} ") and " 2 failed" in text]
+    assert [
+        text
+        for text in sentences_of(section)
+        if text.startswith(f"failed: {plain[0].load.rate:g} ") and " 2 failed" in text
+    ]
     assert [table.caption for table in tables_of(rates_section(plain, ValidityCriteria()))] == ["Rates"]
 
 

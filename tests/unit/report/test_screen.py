@@ -142,7 +142,9 @@ def test_replicas_that_were_disturbed_are_named():
 
 def test_a_gate_has_its_outcome_first_and_the_endpoints_that_do_not_pass_before_the_others():
     slower = judge_gate(pairs(6, speed=0.9), GateCriteria())
-    lines = screen(Findings(gates=[slower], archives=["a.jsonl"], written="written: gate.json", command="pytest -k 'a b'"))
+    lines = screen(
+        Findings(gates=[slower], archives=["a.jsonl"], written="written: gate.json", command="pytest -k 'a b'")
+    )
     texts = [text for text, _ in lines]
     assert lines[0] == ("opt-1.3b: FAIL after 6 pairs of launches", "red")
     outcomes = [text.split()[-1] for text, colour in lines if colour and text.split()[-1] in ("pass", "fail")]
@@ -159,7 +161,9 @@ def test_a_gate_with_few_pairs_shows_what_is_next_and_no_endpoint():
 
 
 def test_a_gate_between_releases_names_them_and_what_was_dropped():
-    made = [replace(m, environment=replace(m.environment, vllm=f"0.2{m.paired.side == 'candidate':d}.0")) for m in pairs(4)]
+    made = [
+        replace(m, environment=replace(m.environment, vllm=f"0.2{m.paired.side == 'candidate':d}.0")) for m in pairs(4)
+    ]
     lost = [replace(m, run=replace(m.run, failures=1)) if m.paired.pair == 4 else m for m in made]
     lines = lines_of(gates=[judge_gate(lost, GateCriteria())])
     assert lines[0].endswith(": vLLM 0.20.0 and 0.21.0") and any(line.startswith("left out: pair 4") for line in lines)
@@ -214,10 +218,15 @@ def test_several_gates_are_one_screen():
 @given(st.integers(1, 30), st.integers(1, 60), st.integers(5, 40))
 def test_of_many_notes_the_last_go_first_and_are_counted(notes, words, most):
     with laid_out(80):
-        lines = [text for text, _ in screen(Findings(notes=[f"n{i} {'w ' * words}".strip() for i in range(notes)]), most)]
+        lines = [
+            text for text, _ in screen(Findings(notes=[f"n{i} {'w ' * words}".strip() for i in range(notes)]), most)
+        ]
     shown = [line.split()[1] for line in lines if line.startswith("note: ")]
     assert len(lines) <= most and shown == [f"n{i}" for i in range(len(shown))]
-    assert len(shown) == notes or lines[-1].strip() == f"and {notes - len(shown)} more note{'s' * (notes - len(shown) > 1)}"
+    assert (
+        len(shown) == notes
+        or lines[-1].strip() == f"and {notes - len(shown)} more note{'s' * (notes - len(shown) > 1)}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,7 +245,9 @@ def test_a_sentence_has_as_many_lines_as_its_kind_may_have(words, longest, lines
 
 def test_a_sentence_that_is_cut_says_so_and_keeps_its_indent_and_colour():
     (line,) = Words(f"  {'word ' * 40}", "red", VERDICT).within((1, 1))
-    assert line.text.startswith("  word") and line.text.endswith(" ...") and len(line.text) <= 80 and line.colour == "red"
+    assert (
+        line.text.startswith("  word") and line.text.endswith(" ...") and len(line.text) <= 80 and line.colour == "red"
+    )
 
 
 def test_a_part_can_do_without_all_but_its_first_line():
@@ -279,7 +290,10 @@ def test_tables_come_before_the_summary_and_nothing_is_said_twice(detail):
     with laid_out(100):
         lines = list(summary_lines(judged_sweep(), detail))
     colours = {" ".join(text.split())[:18]: colour for text, colour in lines}
-    assert colours["passes opt-1.3b pl"] == "green" == colours["fails, as expected"] and colours["opt-1.3b on NVIDIA"] is None
+    assert (
+        colours["passes opt-1.3b pl"] == "green" == colours["fails, as expected"]
+        and colours["opt-1.3b on NVIDIA"] is None
+    )
     text = "\n".join(text for text, _ in lines)
     assert text.count("the line was torn") == 1 == text.count("from some.jsonl") and "opt-1.3b at 128 (3)" in text
     assert lines[-1][0] == "more: slmserve report records.jsonl" and ("not shown:" in text) is (detail == "tables")
@@ -307,7 +321,9 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_writes_its_summary_on_the_page_of_its_workflow(records, tmp_path):
     assert write_for_others(replace(judged_sweep(), failed=["test_a: why"]), records) == ""
     text = (tmp_path / "page.md").read_text("utf-8")
-    assert text.startswith("### pytest-slmserve\n\n```text\nfailed: test_a: why\nNVIDIA H200") and text.count("```") == 2
+    assert (
+        text.startswith("### pytest-slmserve\n\n```text\nfailed: test_a: why\nNVIDIA H200") and text.count("```") == 2
+    )
     assert "claims: 1 pass, 1 fail as expected" in text and not records.parent.exists()
 
 

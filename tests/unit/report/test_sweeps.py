@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from html_pages import values_of
+from hypothesis import given
 from scripts import BASELINES, in_checkout
 from sections import column_of, legends_of, named_of, rows_of, sentences_of, tables_of
 from strategies import (
@@ -32,7 +32,7 @@ from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, label
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.section import Legend, Section
+from pytest_slmserve.report.section import Legend, Section, Table
 from pytest_slmserve.report.sweeps import (
     SENSOR_LEGEND,
     STEP,
@@ -52,7 +52,6 @@ from pytest_slmserve.report.sweeps import (
     sweep_section,
     sweep_sections,
 )
-from pytest_slmserve.report.section import Table
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import GIB, ClosedLoop
@@ -153,7 +152,9 @@ def test_the_device_is_in_the_title(environment, facts):
 
 def test_engines_over_several_gpus_are_told():
     def on(gpus: int, platform: str) -> str:
-        made = [replace(m, spec=replace(m.spec, tensor_parallel_size=gpus, platform=platform)) for m in sweep().measurements]
+        made = [
+            replace(m, spec=replace(m.spec, tensor_parallel_size=gpus, platform=platform)) for m in sweep().measurements
+        ]
         return next(heading(curve_of("opt-1.3b", made)))
 
     assert [on(*each).startswith(title) for each, title in (
@@ -163,8 +164,12 @@ def test_engines_over_several_gpus_are_told():
 
 def test_requests_load_and_limits_are_told():
     _, engine_line, workload, load, limits, _ = heading(sweep())
-    assert has(engine_line, "vLLM 0.26.0", "engine interface", "float16") and has(workload, "64/32", "64 requests", "0123456789ab")
-    assert has(load, "staggered", "5 s", "1 lifetime of") and has(limits, "1,024", "1,365 blocks x 16", "227 requests of 96")
+    assert has(engine_line, "vLLM 0.26.0", "engine interface", "float16") and has(
+        workload, "64/32", "64 requests", "0123456789ab"
+    )
+    assert has(load, "staggered", "5 s", "1 lifetime of") and has(
+        limits, "1,024", "1,365 blocks x 16", "227 requests of 96"
+    )
     plain = measurement()
     natural = replace(plain.workload, spec=replace(plain.workload.spec, prompt_tokens=None, output_tokens=None))
     longer = replace(plain, workload=natural, load=ClosedLoop(8, settle_lifetimes=2.0))
@@ -261,7 +266,9 @@ def test_cut_missing_invalid_and_partly_valid_points_are_named():
     assert [text for text in said if text.startswith("cut: ")] == ["cut: concurrency 512, 1024: full"]
     assert [text for text in said if text.startswith("not measured") and text.endswith("concurrency 8, 32")]
     assert [text for text in said if text.startswith("INVALID: concurrency 16: 0 of 2 ") and "1 preemptions" in text]
-    assert [text for text in said if text.startswith("left out: concurrency 4: 2 of 3 ") and "3 requests failed" in text]
+    assert [
+        text for text in said if text.startswith("left out: concurrency 4: 2 of 3 ") and "3 requests failed" in text
+    ]
     rows = points_of(curve)
     assert {*rows["16"].values()} == {"16", "-", "", "NO"} and rows["4"]["valid"] == "partly"
     (lost,) = remarks(without(noisy_curve({4: 1.0, 8: 2.0}), 4))
@@ -386,7 +393,9 @@ def test_the_law_and_its_fixed_part_against_shapes():
     """b_half 45 at 10,000 tokens/s: 4.5 ms; the weights of OPT-1.3B take 2.6315 GB / 4.8 TB/s = 0.548 ms."""
     seen = found(sweep())
     assert has(seen["saturation law"], "T_inf 10,010 ", "b_half 45.0 ", "(95 %: ", "0 % in the mean, 0 % at most")
-    assert seen["fixed part"].startswith("4.50 ms ") and has(seen["fixed part"], "0.548 ms", "4,800 GB/s", " 167 ", "3.95 ms")
+    assert seen["fixed part"].startswith("4.50 ms ") and has(
+        seen["fixed part"], "0.548 ms", "4,800 GB/s", " 167 ", "3.95 ms"
+    )
     assert "(95 %" not in found(sweep(repeats=1))["saturation law"]
     assert "b_half 44.0 " in dict(findings(sweep(), 0.1, b_half=44.0))["saturation law"]
     assert "not describe" in dict(findings(sweep(), 0.1, b_half=30.0))["saturation law"]
@@ -448,7 +457,8 @@ def test_the_worst_of_littles_law_and_where():
 )
 def test_activity_while_decoding_needs_the_counters_of_the_largest_load(counters, facts):
     points = [
-        replace(point(c, [100.0 * c]), decode_dram=dram, decode_tensor=tensor) for c, (dram, tensor) in zip((1, 8), counters)
+        replace(point(c, [100.0 * c]), decode_dram=dram, decode_tensor=tensor)
+        for c, (dram, tensor) in zip((1, 8), counters)
     ]
     said = found(Curve(subject="x", points=tuple(points))).get("decoding", "")
     assert has(said, *facts) if facts else said == ""
@@ -536,7 +546,9 @@ def test_only_loads_with_sensors_have_a_row_and_degraded_ones_are_marked():
     curve = Curve(subject="x", points=points)
     ((sound, slow),) = sensor_rows(curve)
     assert [(row["concurrency"], row["sensors"]) for row in (sound, slow)] == [("2", "ok"), ("8", "degraded")]
-    assert points_of(curve)["8"]["valid"] == "degraded" and "degraded: concurrency 8: it was slow" in list(remarks(curve))
+    assert points_of(curve)["8"]["valid"] == "degraded" and "degraded: concurrency 8: it was slow" in list(
+        remarks(curve)
+    )
 
 
 def test_the_legend_is_of_the_columns_shown():
@@ -544,7 +556,9 @@ def test_the_legend_is_of_the_columns_shown():
         return [" ".join(SENSOR_LEGEND[name] for name in names)]
 
     assert sensor_legend(sensed(gpu_util=1.0)) == of("GPU util %")
-    assert sensor_legend(sensed(gpu_util=1.0), sensed(own_cores=1.0, power_capped=0.0)) == of("GPU util %", "cap %", "own cores")
+    assert sensor_legend(sensed(gpu_util=1.0), sensed(own_cores=1.0, power_capped=0.0)) == of(
+        "GPU util %", "cap %", "own cores"
+    )
     assert sensor_legend(sensed(**LIFELIKE)) == of(*(name for name in SENSOR_LEGEND if name != "host speed %"))
     assert list(sweep_sections(Findings())) == []
 
@@ -569,7 +583,9 @@ def test_parts_of_a_step_agree_with_the_sensors_beside_them():
     (curve,) = stored_curves(read(BASELINES / "h200-vllm-0.26.0-core-opt-2.7b.jsonl.xz").measurements, ())
     parts, ((*watched,),) = rows_of(Table(step_rows(curve), STEP)), sensor_rows(curve)
     for row, beside in zip(parts, watched, strict=True):
-        weights, kv, kernels, idle = (float(row[name]) for name in ("weights %", "KV %", "other kernels %", "no kernel %"))
+        weights, kv, kernels, idle = (
+            float(row[name]) for name in ("weights %", "KV %", "other kernels %", "no kernel %")
+        )
         assert weights + kv + kernels + idle == pytest.approx(100, abs=0.25)
         assert idle == pytest.approx(100 - float(beside["busy %"]), abs=0.11)
         assert kernels + idle == pytest.approx(float(beside["rest %"]), abs=0.11)
@@ -612,7 +628,10 @@ def test_energy_of_each_model_at_its_largest_batch_has_a_table_for_each_power_li
     found_ = energy(*some, spent("opt-6.7b", 64, 0.2, limit=None), spent("opt-1.3b", 64, 0.1))
     (first, second, third) = found_
     assert "700 W" in first and "500 W" in second and "unknown" in third
-    assert found_[first] == [["opt-125m", "512", "100.5", "350", "0.00843"], ["opt-2.7b", "128", "100.5", "350", "0.0900"]]
+    assert found_[first] == [
+        ["opt-125m", "512", "100.5", "350", "0.00843"],
+        ["opt-2.7b", "128", "100.5", "350", "0.0900"],
+    ]
     assert [len(rows) for rows in found_.values()] == [2, 1, 1], "64 is not the batch of OPT-1.3B"
 
 
@@ -653,7 +672,11 @@ def test_a_model_is_a_row_with_its_figures_where_the_plateau_begins():
     further = replace(curve_of("opt-1.3b", [measurement(8, 100.0)]), beside=True)
     ((row, other),) = overview(KNEE, alone, further)
     at = next(p for p in KNEE.points if p.concurrency == 256)
-    assert (row["plateau"], row["concurrency"], row["tokens /s"]) == ("from 256", "256", f"{at.output_tokens_per_s:,.0f}")
+    assert (row["plateau"], row["concurrency"], row["tokens /s"]) == (
+        "from 256",
+        "256",
+        f"{at.output_tokens_per_s:,.0f}",
+    )
     assert (other["model"], other["plateau"], other["concurrency"]) == ("opt-125m", "", "64")
 
 
@@ -682,7 +705,10 @@ def test_a_load_within_the_slo_and_the_energy_are_told():
     at = KNEE.points[2].e2e_s
     slo = parse_slo(f"e2e:{at:.3f}s")
     ((row,),) = overview(KNEE, slo=slo)
-    assert row["SLO met up to"] in ("128", "256") and str(slo) in overview_tables(Findings(curves=[KNEE], slo=slo))[0].caption
+    assert (
+        row["SLO met up to"] in ("128", "256")
+        and str(slo) in overview_tables(Findings(curves=[KNEE], slo=slo))[0].caption
+    )
     costly = replace(KNEE, points=tuple(replace(p, energy_per_token_j=0.0512) for p in KNEE.points))
     assert overview(costly)[0][0]["J/token"] == "0.0512" and "J/token" not in row
 
