@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -81,7 +82,7 @@ def test_the_width_is_that_of_the_terminal_and_not_of_the_environment(monkeypatc
 
 def test_stages_are_looked_up_now_and_then(tmp_path, monkeypatch):
     log, now, line = tmp_path / "engine.log", [100.0], LiveLine(Screen())
-    monkeypatch.setattr(live_line.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live_line, "time", SimpleNamespace(monotonic=lambda: now[0]))
     first = line.stage(log)
     assert first.endswith(" 0 s")
     now[0] = 100.1

@@ -118,10 +118,11 @@ def test_jobs_are_in_the_order_of_model_length_and_rate():
 
 def test_a_job_has_its_figures_and_columns_of_nothing_are_left_out():
     (row,) = jobs(job_point(batch=12.3, preemptions=3.0, waste=0.25, ttft_s=0.5, rate=5.0))
-    assert {name: row[name] for name in ("requests", "requests /s", "tokens /s", "batch", "preempted", "waste %", "TTFT ms")} == {
+    wanted = {
         "requests": "500", "requests /s": "10.05", "tokens /s": "2,573", "batch": "12.3", "preempted": "3.00",
         "waste %": "25.0", "TTFT ms": "500",
     }  # fmt: skip
+    assert wanted.items() < row.items()
     assert (row["arrived /s"], row["E2E s mean"], row["KV blocks"]) == ("5.00", "2.01", "100,000")
     assert not {"waste %", "batching", "interface", "burstiness"} & jobs(job_point())[0].keys()
 

@@ -4,6 +4,7 @@ lines keep their words, and a broken command is the same for a shell."""
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from decimal import ROUND_HALF_EVEN, Decimal
 from operator import itemgetter
@@ -235,7 +236,7 @@ def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch):
     monkeypatch.setenv("COLUMNS", "3")
     assert layout().width == NARROWEST
     monkeypatch.delenv("COLUMNS")
-    monkeypatch.setattr("sys.__stdout__", None)  # as where there is none
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((0, 0)))  # as where there is none
     assert layout().width == NOT_A_TERMINAL
     with laid_out(70):
         with laid_out(every_column=True):
