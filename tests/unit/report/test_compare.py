@@ -91,6 +91,10 @@ def test_a_slower_side_is_told_metric_by_metric():
     said = sentences_of(section)
     assert [text for text in said if text.startswith("worse: opt-1.3b at concurrency 8: tokens/s 0.9091")]
     assert f"note: {BY_CHANCE}" in said and said[-1] in section.title
+    verdicts = column_of(changes, "verdict")
+    for word in ("better", "worse", "inconclusive"):
+        assert f" {verdicts.count(word)} {word}" in said[-1]
+    assert "same" not in said[-1] and " 3 %" in said[-1]
     assert [name for name, _ in next(part for part in section.parts if isinstance(part, Named)).pairs] == [
         "baseline",
         "candidate",
@@ -149,6 +153,18 @@ def test_runs_are_a_line_each(several, tmp_path):
     assert ("archive" in head) is several and (first.split()[0] == "a.jsonl") is several
     assert first.split()[several:] == ["1", "2026-01-02", "03:04", "12", "2", "opt-1.3b,", "b", "0.26.0", "one"]
     assert second.split()[several:][:2] == ["2", "-"] and len(second.split()) > len(first.split())
+
+
+def test_columns_of_runs_leave_a_narrow_terminal_one_after_the_other(tmp_path):
+    row = {
+        "path": tmp_path, "id": "1", "started": "2026-01-02T03:04:05", "measurements": 12, "launches": 2,
+        "resumes": True, "models": ["a"], "vllm": ["0.26.0"], "devices": ["H200"], "hosts": ["one"],
+    }  # fmt: skip
+    told = {}
+    for width in range(110, 40, -1):
+        with laid_out(width):
+            told[" ".join(run_table([row], several=False).split()).partition("shown: ")[2].partition(";")[0]] = width
+    assert list(told) == ["", "host", "launches, host", "launches, device, host", "launches, vLLM, device, host"]
 
 
 # Releases

@@ -35,7 +35,7 @@ from pytest_slmserve.report.gate import (
 )
 from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
-from pytest_slmserve.report.section import Legend, section_markdown, section_text
+from pytest_slmserve.report.section import Details, Legend, section_markdown, section_text
 from pytest_slmserve.schema.records import SIMULATED
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 
@@ -118,7 +118,14 @@ def test_a_slower_candidate_has_its_ratio_margin_and_reasons():
     assert [(row["candidate / baseline"], row["better"], row[""], row["margin %"]) for row in rates] == [
         ("0.9000", "higher", "fail", "3")
     ] * len(rates)
-    assert section.look == "bad" and len(others) > 2 and title(found).split()[1] == "FAIL"
+    headings = [part.heading for part in section.parts if isinstance(part, Details)]
+    assert (
+        len(headings) == 2
+        and all(headings)
+        and section.look == "bad"
+        and len(others) > 2
+        and title(found).split()[1] == "FAIL"
+    )
     facts = gate_facts(found)
     worse = next(row for row in facts["gated"] if row["name"] == rates[0]["endpoint"])
     assert worse["worse"] == pytest.approx(1 / 0.9 - 1, rel=1e-3) and worse["outcome"] == "fail" == facts["outcome"]

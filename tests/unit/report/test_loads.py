@@ -225,7 +225,7 @@ def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own():
     assert float(rows["E2E"]["p50"]) == pytest.approx(lifetime, rel=0.01)
     assert float(rows["E2E/token"]["mean"]) == pytest.approx(lifetime / 32, rel=0.01)
     said = sentences_of(section)
-    assert [text for text in said if text.startswith("goodput") and "100.0 %" in text]
+    assert [text for text in said if text.startswith("goodput") and "(ttft 100.0 %, e2e 100.0 %)" in text]
     rate = figure(load_figures(theirs, ValidityCriteria())["output_tokens_per_s"], 4)
     assert len([text for text in said if f" {rate} output" in text]) == 1
     assert [chart.title for chart in section.charts() if chart.spec] == ["TTFT", "TPOT", "E2E"]

@@ -124,11 +124,14 @@ def test_what_was_disturbed_is_named_the_worst_first():
     cold, busy = (replace(p, degraded=(f"another process took {p.concurrency} % of it",)) for p in curve.points[:2])
     slow = replace(curve.points[3], noise=("not steady: 1 apart", "not steady: 2 apart"))
     partly = replace(slow, concurrency=16, left_out=1, problems=("1 requests failed",))
-    found = Findings(curves=[replace(curve, points=(cold, busy, point(4, ()), slow, partly))], jobs=[job_point(())])
+    found = Findings(
+        curves=[replace(curve, points=(cold, busy, point(4, ()), slow, partly))],
+        jobs=[job_point(()), job_point((), rate=2.5)],
+    )
     counts, said = disturbances(found)
-    assert counts.endswith(": 6 of 6 points")
+    assert counts.endswith(": 7 of 7 points")
     assert [text.split(": ")[0] for text in said] == ["INVALID", "degraded", "some left out", "noisy, kept"]
-    assert said[0].endswith("opt-1.3b at 4; opt-6.7b, jobs at once: planted: invalid")
+    assert said[0].endswith("opt-1.3b at 4; opt-6.7b, jobs at once, 2.5/s: planted: invalid")
     assert said[1].endswith("opt-1.3b at 1, 2: another process took 1 % of it")
     assert said[3].endswith(" at 8: not steady: 1 apart, and 1 more like it")
     lines = screen(found)
@@ -325,6 +328,11 @@ def test_a_run_writes_its_summary_on_the_page_of_its_workflow(records, tmp_path)
         text.startswith("### pytest-slmserve\n\n```text\nfailed: test_a: why\nNVIDIA H200") and text.count("```") == 2
     )
     assert "claims: 1 pass, 1 fail as expected" in text and not records.parent.exists()
+
+
+def test_a_page_has_room_for_more_lines_than_a_screen(records, tmp_path):
+    write_for_others(Findings(notes=[f"note {number}" for number in range(90)]), records)
+    assert (tmp_path / "page.md").read_text("utf-8").count("note: note ") == 90
 
 
 def test_gates_are_written_as_json_and_markdown_and_their_command_on_the_page(records, tmp_path):

@@ -486,7 +486,11 @@ def test_an_engine_that_its_server_does_not_feed_is_told():
     waits = replace(starved, kv_usage=0.99)  # in the engine's own queue
     small = replace(behind, spec=replace(behind.spec, max_num_seqs=256))
     assert [told(fed), told(fed, waits), told(starved, m=measurement()), told(starved, m=small)] == [""] * 4
-    assert told(replace(starved, batch=0.75 * 512)) and not told(replace(starved, batch=0.76 * 512))
+    assert (
+        told(replace(starved, kv_usage=None))
+        and told(replace(starved, batch=0.75 * 512))
+        and not told(replace(starved, batch=0.76 * 512))
+    )
 
 
 def test_repeats_agree_by_so_much():
@@ -541,10 +545,10 @@ def test_without_sensors_there_is_no_table(figures):
 
 
 def test_only_loads_with_sensors_have_a_row_and_degraded_ones_are_marked():
-    points = seen(1), seen(2, power_w=300.0), point(4, ()), seen(8, power_w=300.0, degraded=("it was slow",))
-    curve = Curve(subject="x", points=points)
-    ((sound, slow),) = sensor_rows(curve)
-    assert [(row["concurrency"], row["sensors"]) for row in (sound, slow)] == [("2", "ok"), ("8", "degraded")]
+    slow, lost = seen(8, power_w=300.0, degraded=("it was slow",)), replace(point(9, ()), power_w=300.0)
+    curve = Curve(subject="x", points=(seen(1), seen(2, power_w=300.0), point(4, ()), slow, lost))
+    (rows,) = sensor_rows(curve)
+    assert [(row["concurrency"], row["sensors"]) for row in rows] == [("2", "ok"), ("8", "degraded"), ("9", "-")]
     assert points_of(curve)["8"]["valid"] == "degraded" and "degraded: concurrency 8: it was slow" in list(
         remarks(curve)
     )

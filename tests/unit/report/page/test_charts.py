@@ -280,6 +280,7 @@ def test_interim_analyses_have_their_means_and_boundaries():
     found = next(each for each in judge_gate(pairs(6), GateCriteria()).compared if each.interim)
     spec = charts.interim(found)
     looks = [each.pairs for each in found.interim]
+    assert spec["layer"][-1]["encoding"]["color"]["scale"]["domain"] == list(charts.INTERIM)
     by_name = {name: [(row["x"], row["y"]) for row in dots(spec) if row["series"] == name] for name in charts.INTERIM}
     assert by_name["mean ratio"] == [(each.pairs, each.mean) for each in found.interim]
     assert all({x for x, _ in line} <= {*looks} for line in by_name.values()) and is_known(spec)

@@ -3,7 +3,10 @@ why, and Vega-Lite knows them."""
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +112,21 @@ def test_nothing_to_draw(curves, facts, tmp_path):
 def test_without_a_picture_every_reason_is_told(tmp_path):
     with pytest.raises(BadUsage, match="gate-opt-1.3b: no pair"):
         draw_pictures(Findings(gates=[gated(failures=1)]), tmp_path, "svg")
+
+
+def test_each_picture_is_a_file_of_its_form_or_says_why_not(tmp_path, monkeypatch):
+    drawn = SimpleNamespace(vegalite_to_png=lambda spec, scale: b"png", vegalite_to_svg=lambda spec: f"svg {spec}")
+    monkeypatch.setitem(sys.modules, "vl_convert", drawn)
+    found = Findings(curves=[swept()])
+    for form in ("png", "svg"):
+        lines = draw_pictures(found, tmp_path / form, form)
+        for line, picture in zip(lines, pictures(found), strict=True):
+            path = tmp_path / form / f"{picture.name}.{form}"
+            assert path.exists() is bool(picture.panels) and (str(path) in line or picture.why_not in line)
+    assert json.loads((tmp_path / "svg" / "sweeps.svg").read_text("utf-8")[4:])["title"]["text"] == "sweeps"
+    (tmp_path / "svg" / "sweeps.png").mkdir()
+    with pytest.raises(BadUsage, match="sweeps.png"):
+        draw_pictures(found, tmp_path / "svg", "png")
 
 
 def test_a_picture_is_900_pixels_wide_and_names_no_values():
@@ -303,6 +321,20 @@ def test_jobs_are_drawn_over_what_varies(jobs, name, headings, x):
     first = dots(picture.panels[0])
     assert all([at for at, _ in line] == x for line in first.values()) and vega_lite().is_valid(whole_picture(picture))
     assert all(y is not None for panel in picture.panels for line in dots(panel).values() for _, y in line)
+
+
+def test_ways_of_batching_stand_side_by_side_for_each_rate():
+    ways = ("continuous", "none", "static")
+    jobs = [
+        job_point(rate=r, spec=EngineSpec("opt-1.3b", extra=() if way == "continuous" else (("batching", way),)))
+        for r in (5.0, None)
+        for way in ways
+    ]
+    (picture,) = pictures(Findings(jobs=[*jobs, job_point()]))
+    rows_ = picture.panels[0]["data"]["values"]
+    assert picture.name == "batching" and len(picture.panels) == 2
+    paces = ["opt-1.3b, all at once"] * 3 + ["opt-1.3b, 5/s"] * 3
+    assert [(row["x"], row["series"]) for row in rows_] == list(zip(paces, ["none", "static", "continuous"] * 2))
 
 
 def test_models_of_one_size_have_a_picture_of_their_own():

@@ -106,6 +106,18 @@ def test_a_page_is_named_by_what_was_measured_or_by_its_sections():
     assert facts["measurements"].split()[0] == "12," and facts["models"] == "opt-1.3b"
 
 
+def test_sweeps_of_each_environment_have_a_plane_of_their_own():
+    curves = [
+        sweep(),
+        sweep("b"),
+        sweep("c", environment=replace(H200, driver="580")),
+        Curve(subject="x", points=sweep().points),
+    ]
+    planes = page_content(Findings(curves=curves), None, {})["pareto"]
+    series = [list(dict.fromkeys(row["series"] for row in plane.spec["data"]["values"])) for plane in planes]
+    assert series == [["opt-1.3b", "b"], ["c"], ["x"]]
+
+
 def test_each_environment_is_a_column_of_the_facts_that_any_knows():
     other = sweep("b", environment=replace(H200, driver="580"))
     both = [*sweep().measurements, *other.measurements]
@@ -349,8 +361,8 @@ def test_a_run_goes_on_without_its_page_and_waits_as_long_as_the_last_one_took(t
     now = iter([100.0, 100.5, 100.5, 200.0])
     run = RunPage(tmp_path / "out.html")
     monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    assert run.write(Findings(), progress="case 1") == "" and run.next_at == 100.5 + PAUSE * 0.5
-    assert "case 1" in run.path.read_text("utf-8")
+    assert run.write(Findings(), 10, "case 1") == "" and run.next_at == 100.5 + PAUSE * 0.5
+    assert all(words in run.path.read_text("utf-8") for words in ("case 1", "Exit status 10"))
     run.path.write_text("no page")
     assert str(run.path) in run.write(Findings()) and run.next_at == float("inf")
 
