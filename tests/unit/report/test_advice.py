@@ -98,6 +98,7 @@ def test_the_row_of_a_model_has_its_figures():
         "split-batch engines": "25", "time-slicing gain": "x 1.56", "MPS gain": "x 3.30", "cost/M tokens": "0.166",
         "": "try 2 of 32",
     }  # fmt: skip
+    assert advice_section(planned(), SOURCE).look == "good"
     assert said(texts, "NVIDIA H200", "140 GiB", "90 %") and said(texts, "2 times the latency at 32 (TPOT)")
 
 
@@ -152,7 +153,7 @@ def test_models_that_do_not_fit_at_their_best_or_at_all():
     assert lowered and all(said([batch_text(each, small)], f"so {each.batch}") for each in lowered)
     nothing = planned(subject("a"), subject("b"), wish=replace(WISH, gpu_bytes=5 * GIB))
     assert said(shown(nothing)[1], "note: nothing fits", "4.50 GiB", "(--model)") and [*starts(nothing)] == []
-    assert not said([reasons(nothing)["batch"]], "tokens/s")
+    assert not said([reasons(nothing)["batch"]], "tokens/s") and advice_section(nothing, SOURCE).look == "open"
     alone = planned(wish=replace(WISH, gpu_bytes=2 * GIB))
     assert said(shown(alone)[1], "note: nothing fits", "--gpu-memory-utilization") and "(--model)" not in " ".join(
         shown(alone)[1]

@@ -17,7 +17,7 @@ from strategies import job_point, law, measurement, shared_point
 
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.metrics.window import parse_slo
-from pytest_slmserve.analysis.points import Summary
+from pytest_slmserve.analysis.points import Summary, job_points
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.as_json import (
@@ -137,6 +137,9 @@ def test_each_point_has_its_case_and_its_figures():
         assert row["load"] == load_facts(ClosedLoop(point.concurrency)) and not {"used", "each"} & row.keys()
     with_slo = point_facts(Findings(curves=[curve], slo=parse_slo("e2e:0.5s")))
     assert [row["goodput"].attainment for row in with_slo] == [1.0, 1.0, 1.0]
+    made = job_points([replace(measurement(), load=OpenLoop(requests=20, rate=5.0))])
+    (job,) = point_facts(Findings(jobs=made, slo=parse_slo("e2e:9s")))
+    assert job["kind"] == "job" and job["goodput"] is not None
 
 
 def test_kinds_of_points_are_told_apart_and_have_one_set_of_figures():

@@ -175,7 +175,7 @@ def test_a_gate_between_releases_names_them_and_what_was_dropped():
 def test_nothing_is_said_of_nothing():
     assert lines_of() == []
     assert lines_of(notes=["the line was torn"], archives=["a.jsonl"]) == ["note: the line was torn"]
-    assert lines_of(inconclusive=["too few"]) == ["inconclusive: too few"]
+    assert screen(Findings(inconclusive=["too few"])) == [("inconclusive: too few", "yellow")]
 
 
 # One screen

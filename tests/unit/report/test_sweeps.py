@@ -28,7 +28,7 @@ from pytest_slmserve.analysis.claims.table import ClaimRow, stored_curves
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Point, Summary
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, labels
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report.findings import Findings
@@ -331,6 +331,19 @@ def test_a_sweep_without_measurements_says_so():
     section = section_of(Curve(subject="opt-1.3b", missing=(1, 2)))
     assert tables_of(section) == [] and named_of(section) == {}
     assert section.title.startswith("opt-1.3b: ") and sentences_of(section)[-1].endswith("concurrency 1, 2")
+
+
+def test_external_results_are_named_by_their_columns():
+    curve = replace(noisy_curve({1: 100.0, 2: 190.0, 4: 350.0}), axes=Axes("batch", "tok", "lat_ms"), subject="mine")
+    section = section_of(curve)
+    (table,) = tables_of(section)
+    assert section.title == "mine" and {"batch", "tok", "lat ms"} <= {*table.cells.heads}
+    assert [float(text.replace(",", "")) for text in column_of(table, "lat ms")] == pytest.approx(
+        [1e3 * p.e2e_s for p in curve.points], rel=0.01
+    )
+    assert {"roofline", "repeats"}.isdisjoint(named_of(section)) and [chart.title for chart in section.charts()] == [
+        "tok over the load"
+    ]
 
 
 # Findings on throughput

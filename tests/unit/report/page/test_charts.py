@@ -309,7 +309,8 @@ def test_a_step_is_marked_by_its_ratio_and_a_line_ends_where_the_host_changes():
     assert [row["run"] for row in rows] == [0, 0, 0, 1]
     assert [row["text"] for row in rows] == ["", "0.9000", "", ""] and is_known(rate)
     assert [row["text"] for row in dots(tpot)] == ["", "1.111", "", ""]
-    assert rate["layer"][0]["encoding"]["x"]["sort"] == list(rates)
+    x = rate["layer"][0]["encoding"]["x"]
+    assert x["sort"] == list(rates) and x["axis"] == {"labelAngle": 0}
 
 
 @pytest.mark.parametrize(
