@@ -10,9 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from golden import DRAWN, FOLDER, archives, changes, difference, elsewhere, golden_file, kept
 from scripts import BASELINES, in_checkout
 from sealed_lines import reseal
-from write import HERE, archives, changes, elsewhere, golden_file, kept, printed
+from vega import vega_lite
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.points import all_groups, group_key
@@ -24,7 +25,6 @@ from pytest_slmserve.schema.records import ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
 pytestmark = in_checkout
-LINES = 60  # of a difference: more is too long to read
 
 
 @pytest.fixture(scope="module", params=archives().items(), ids=lambda item: item[0])
@@ -37,10 +37,7 @@ def archive(request):
 
 def test_an_archive_prints_what_its_golden_file_has(archive):
     name, path = archive
-    lines = list(changes(kept(name), printed(path)))
-    more = [f"... and {len(lines) - LINES} more lines"] if len(lines) > LINES else []
-    rewrite = f"if that is wanted: python tests/nightly/golden/write.py {name}"
-    assert not lines, "\n".join([name, *lines[:LINES], *more, rewrite])
+    assert difference(name, path) == ""
 
 
 def test_the_case_of_a_stored_group_has_its_key(archive):
@@ -85,7 +82,8 @@ def test_a_model_by_its_folder_is_the_one_that_was_measured(tmp_path, capsys):
 
 def test_there_is_one_golden_file_for_each_archive():
     names = archives()
-    assert len(names) > 60 and sorted(HERE.glob("*.json.xz")) == sorted(map(golden_file, names))
+    assert len(names) > 60 and {*DRAWN} < {*names}
+    assert sorted(FOLDER.glob("*.json.xz")) == sorted(map(golden_file, names))
 
 
 def test_a_changed_number_word_or_status_is_seen_and_a_last_digit_is_not() -> None:
@@ -107,3 +105,19 @@ def test_a_changed_number_word_or_status_is_seen_and_a_last_digit_is_not() -> No
     assert seen("a", "new", None) == ['+ "new": null,']
     assert seen("b", "out", "x\nz") == ["-y", "+z"]
     assert seen("b", "status", 1) == ["-exit status 4", "+exit status 1"]
+
+
+def test_the_page_of_the_largest_archive_is_below_2_mb(tmp_path, capsys):
+    largest = max(BASELINES.glob("*.jsonl.xz"), key=lambda each: each.stat().st_size)
+    main(["report", str(largest), "--html", str(tmp_path / "out.html")])
+    assert capsys.readouterr().out and (tmp_path / "out.html").stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_chart_and_picture_is_one_that_vega_lite_knows(name):
+    drawn, pictures = kept(name)["page"]["out"]["charts"], kept(name)["pictures"]["out"]
+    specs = {**drawn, **{name: spec for name, spec in pictures.items() if isinstance(spec, dict)}}
+    assert specs and [name for name, spec in specs.items() if not vega_lite().is_valid(spec)] == []
+    misspelt = next(iter(specs.values()))
+    misspelt["layer" if "layer" in misspelt else "concat"][-1]["marks"] = "red"
+    assert not vega_lite().is_valid(misspelt), "a misspelt word is found"

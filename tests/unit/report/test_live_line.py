@@ -1,46 +1,48 @@
-"""The line that is written over: what is on it, and that it fits."""
+"""The line that is written over: which fields it has at which width, that it is never longer, what it tells of the time
+left, and what a terminal and a pipe get of it."""
 
 from __future__ import annotations
 
 import io
 import os
 import pty
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from terminals import Screen, set_columns
 
 from pytest_slmserve.report import live_line
-from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft, terminal_columns
+from pytest_slmserve.report.live_line import LOOK_S, LiveLine, Status, TimeLeft, terminal_columns
 from pytest_slmserve.schema.records import Progress
 
 PLANNED = Status("case 7 of 33", "3:40 left", "opt-1.3b at 64, repeat 1")
 MEASURING = PLANNED.measuring(Progress("window", 3.21, 1412, 64, 9830.4))
+FIELDS = ["case 7 of 33", "3:40 left", "opt-1.3b at 64, repeat 1", "window 3.2 s", "1,412 done", "9,830 tokens/s"]
+IMPORTANT = [3, 1, 0, 2, 5, 4]  # fields, the most important first
 
 
-def test_a_wide_line_has_place_time_left_subject_phase_requests_and_rate():
-    told = "case 7 of 33 | 3:40 left | opt-1.3b at 64, repeat 1 | window 3.2 s | 1,412 done | 9,830 tokens/s"
-    assert MEASURING.within(160) == told
-
-
-def test_no_line_is_longer_and_the_cursor_stays_on_it():
-    assert all(len(MEASURING.within(columns)) < columns for columns in range(1, 161))
-
-
-@pytest.mark.parametrize(
-    ("columns", "text"),
-    [
-        (80, "case 7 of 33 | 3:40 left | opt-1.3b at 64, repeat 1 | window 3.2 s | 1,412 done"),
-        (40, "case 7 of 33 | 3:40 left | window 3.2 s"),
-        (30, "3:40 left | window 3.2 s"),
-        (8, "window "),
-    ],
-)
-def test_a_narrow_line_leaves_out_whole_fields_and_keeps_what_happens_and_how_long(columns, text):
-    assert MEASURING.within(columns) == text
-
-
-def test_without_steps_there_is_no_rate():
+def test_a_wide_line_has_every_field():
+    assert MEASURING.within(160) == " | ".join(FIELDS)
     assert PLANNED.measuring(Progress("ramp", 0.1, 0, 1, None)).within(160).endswith("| ramp 0.1 s | 0 done")
+
+
+@given(st.integers(1, 160))
+def test_a_narrow_line_leaves_out_whole_fields_and_the_cursor_stays_on_it(columns):
+    line = MEASURING.within(columns)
+    assert len(line) < columns
+    shown = [FIELDS.index(field) for field in line.split(" | ") if field in FIELDS]
+    assert shown == sorted(shown) and (shown or FIELDS[3].startswith(line))
+    for place in set(range(6)) - set(shown):  # it has no room beside those that are more important
+        before = [field for field in IMPORTANT[: IMPORTANT.index(place)] if field in shown]
+        assert len(" | ".join(FIELDS[field] for field in [*before, place])) >= columns
+
+
+@pytest.mark.parametrize(("columns", "fields"), [(80, 5), (40, 3), (30, 2), (25, 2), (24, 1), (8, 0)])
+def test_as_many_fields_are_shown_as_have_room(columns, fields):
+    shown = MEASURING.within(columns).split(" | ")
+    assert len([field for field in shown if field in FIELDS]) == fields
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,14 @@ def test_the_time_left_is_never_nothing_and_falls_until_it_is_used_up(left, elap
     assert left.text(elapsed_s) == (text if "planned" in text else f"{text} left")
 
 
+@pytest.mark.parametrize(
+    ("left", "there"),
+    [(TimeLeft(), 0), (TimeLeft(1), 1), (TimeLeft(rest_s=1), 1), (TimeLeft(more=True), 1)],
+)
+def test_whether_anything_is_left(left, there):
+    assert bool(left) is bool(there)
+
+
 @pytest.mark.parametrize(("columns", "expected"), [(40, 40), (160, 160), (0, 80)])
 def test_the_width_is_that_of_the_terminal_and_not_of_the_environment(monkeypatch, columns, expected):
     monkeypatch.setenv("COLUMNS", "400")
@@ -72,23 +82,37 @@ def test_the_width_is_that_of_the_terminal_and_not_of_the_environment(monkeypatc
 
 def test_stages_are_looked_up_now_and_then(tmp_path, monkeypatch):
     log, now, line = tmp_path / "engine.log", [100.0], LiveLine(Screen())
-    monkeypatch.setattr(live_line.time, "monotonic", lambda: now[0])
-    assert line.stage(log) == "importing vLLM 0 s"
+    monkeypatch.setattr(live_line, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    first = line.stage(log)
+    assert first.endswith(" 0 s")
     now[0] = 100.1
     assert line.stage(log) == ""
-    now[0] = 107.0
     log.write_text("Starting to load model /m...")
-    assert line.stage(log) == "loading weights 7 s"
-    assert line.stage(tmp_path / "other.log") == "importing vLLM 0 s", "another start begins at 0"
+    now[0] = 107.0
+    later = line.stage(log)
+    assert later.endswith(" 7 s") and later.split(" 7")[0] != first.split(" 0")[0]
+    now[0] += LOOK_S / 2
+    assert line.stage(log) == "", "that was a moment ago"
+    now[0] += LOOK_S / 2
+    assert line.stage(log) != ""
+    assert line.stage(tmp_path / "other.log") == first, "another start begins at 0"
 
 
-def test_a_command_writes_over_one_line_of_a_terminal_and_clears_it():
+def test_a_command_writes_over_one_line_of_a_terminal_and_clears_it_once():
     screen = Screen()
     line = LiveLine(screen)
+    line.show(None)
     line.begin(PLANNED)
     line.show(MEASURING)
     line.show(None)
+    line.show(None)
     assert screen.getvalue() == f"\r{MEASURING.within(80)}\x1b[K\r\x1b[K"
+
+
+def test_below_a_line_of_another_writer_the_cursor_goes_back_to_its_place():
+    screen = Screen()
+    LiveLine(screen, used=lambda: 85).show(PLANNED)
+    assert screen.getvalue() == f"\n{PLANNED.within(80)}\x1b[K\x1b[1A\x1b[6G"
 
 
 def test_a_pipe_sees_what_begins_and_none_of_the_line():

@@ -1,22 +1,41 @@
-"""Tables of rows by their columns, and lines that fit a terminal."""
+"""Numbers keep their digits; a table loses no cell in silence and fits its width by the ranks of its columns; broken
+lines keep their words, and a broken command is the same for a shell."""
 
 from __future__ import annotations
 
+import math
+import os
 import shlex
-import subprocess
+from decimal import ROUND_HALF_EVEN, Decimal
 from operator import itemgetter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.report.text_table import (
+    NARROWEST,
     NOT_A_TERMINAL,
     Column,
+    between,
+    changed,
     command_lines,
+    counted,
+    figure,
     folded,
+    gib,
+    hanging,
+    hundredths,
+    interval_text,
     laid_out,
     layout,
+    milliseconds,
+    named_lines,
     table,
+    table_parts,
     telling,
+    whole,
 )
 
 LETTER: Column[str] = Column("a\nletter", lambda row: row, "left")
@@ -32,6 +51,69 @@ RANKED: tuple[Column[str], ...] = (  # 52 wide
     Column("its other", lambda row: "3".rjust(8), rank=2),
     Column("some", lambda row: "4", rank=1),
 )
+WORDS = st.text("abcdefgh", min_size=1, max_size=9)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (None, 3, "-"),
+        (math.inf, 3, "-"),
+        (math.nan, 3, "-"),
+        (0.0, 3, "0"),
+        (0.05123, 3, "0.0512"),
+        (4.028, 3, "4.03"),
+        (9.996, 3, "10.0"),
+        (65.54, 3, "65.5"),
+        (-65.54, 3, "-65.5"),
+        (511.62, 4, "511.6"),
+        (16772.4, 4, "16,772"),
+        (999.96, 4, "1,000"),
+        (1e-9, 3, "0.000000"),
+        (1.5, 1, "2"),
+    ],
+)
+def test_figures_have_significant_digits(value, digits, text):
+    assert figure(value, digits) == text
+
+
+@given(st.floats(1e-3, 1e9), st.integers(1, 5))
+def test_a_figure_is_the_decimal_of_so_many_digits(value, digits):
+    least = math.floor(math.log10(float(f"{value:.{digits}g}"))) - digits + 1
+    exact = Decimal(value).quantize(Decimal(10) ** max(min(least, 0), -6), ROUND_HALF_EVEN)
+    assert Decimal(figure(value, digits).replace(",", "")) == exact
+
+
+def test_units_are_those_of_a_report():
+    assert milliseconds(0.01234) == "12.3" and milliseconds(None) == "-"
+    assert gib(3 << 29) == "1.50" and gib(None) == "-"
+    assert whole(16772) == "16,772" and whole(0) == "0" and whole(None) == "-"
+    assert [counted(1, "launch"), counted(2, "launch"), counted(0, "host"), counted(2, "loss")] == [
+        "1 launch",
+        "2 launches",
+        "0 hosts",
+        "2 losses",
+    ]
+
+
+def test_shares_have_one_decimal():
+    assert [hundredths(v) for v in (None, 0.1234, -0.0001, math.nan, math.inf)] == ["-", "12.3", "0.0", "-", "-"]
+    assert [hundredths(v, signed=True) for v in (0.841, -0.05, -0.0001)] == ["+84.1", "-5.0", "0.0"]
+
+
+def test_intervals_are_shown_where_noise_is_known():
+    assert between(Interval(2.0, 1.5, 2.5), 1e3) == " (95 %: 1,500 to 2,500)"
+    assert between(Interval(2.0, 1.5, 2.5), 100, " %") == " (95 %: 150 to 250 %)"
+    assert between(Interval(2.0)) == ""
+    assert interval_text(Interval(2.0, 1.5, 2.5), "{:.2f}".format) == "1.50 to 2.50"
+    assert [interval_text(seen, str) for seen in (None, Interval(2.0), Interval(2.0, 1.0, None))] == ["-"] * 3
+    assert changed(Interval(1.023, 1.012, 0.95)) == ("+2.3", "+1.2 to -5.0") and changed(None) == ("-", "-")
+
+
+# Tables
 
 
 def test_cells_stand_below_their_headings_each_on_its_side():
@@ -45,7 +127,13 @@ def test_cells_stand_below_their_headings_each_on_its_side():
 
 
 @pytest.mark.parametrize(
-    ("head", "name"), [("max_num\n_seqs", "max_num_seqs"), ("ms/\ntoken", "ms/token"), ("roof-\nline %", "roofline %")]
+    ("head", "name"),
+    [
+        ("max_num\n_seqs", "max_num_seqs"),
+        ("ms/\ntoken", "ms/token"),
+        ("roof-\nline %", "roofline %"),
+        ("candidate /\nbaseline", "candidate / baseline"),
+    ],
 )
 def test_a_broken_heading_is_whole_where_the_column_is_named(head, name):
     assert Column(head, str).name == name
@@ -64,65 +152,104 @@ def test_the_first_columns_can_be_kept_in_any_case():
     assert table("", (LETTER, DASH), always=2).splitlines()[0].split() == ["a", "dash"]
 
 
-def test_the_least_important_columns_go_first_and_are_named():
-    with laid_out(60):
-        assert "not shown" not in table("ad", RANKED)
-    with laid_out(45):
-        narrow = table("ad", RANKED).splitlines()
-    assert narrow[0].split() == ["a", "code", "a", "pair", "its", "other", "some"]
-    assert narrow[-2:] == ["not shown: least important; COLUMNS=52 shows", "  them"]
-    assert max(map(len, narrow)) <= 45
+@pytest.mark.parametrize(("width", "gone"), [(52, []), (51, [2]), (41, [2]), (40, [2, 3, 4]), (18, [2, 3, 4])])
+def test_the_least_important_columns_go_first_and_are_named(width, gone):
+    with laid_out(width):
+        head, _, foot = table_parts("ad", RANKED)
+    assert max(map(len, [*head, *foot])) <= max(width, len("COLUMNS=52") + 8)
+    told = " ".join(" ".join(foot).split())
+    names = ", ".join(RANKED[number].name for number in gone)
+    assert (f": {names}; COLUMNS=52 " in told) if gone else foot == []
 
 
-def test_columns_of_one_rank_go_together():
-    with laid_out(30):
-        text = table("ad", RANKED)
-    assert text.splitlines()[0].split() == ["a", "code", "some"]
-    assert " ".join(text.split()).endswith("not shown: least important, a pair, its other; COLUMNS=52 shows them")
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(20, 90), st.data())
+def test_a_table_fits_by_its_ranks_and_loses_no_cell_in_silence(ranks, width, data):
+    ranks = [0, *ranks]
+    rows = [[f"{number}{'x' * data.draw(st.integers(0, 12))}" for number in range(len(ranks))] for _ in range(2)]
+    columns = [Column(f"h{i}", itemgetter(i), rank=rank) for i, rank in enumerate(ranks)]
+    with laid_out(width):
+        head, body, foot = table_parts(rows, columns)
+    shown = [column for column in columns if column.head in head[0].split()]
+    gone = [column for column in columns if column not in shown]
+    needed = sum(max(len(column.head), *(len(column.cell(row)) for row in rows)) + 2 for column in shown) - 2
+    assert needed <= width or all(column.rank == 0 for column in shown)
+    assert all(each.rank > kept.rank for each in gone for kept in shown)
+    assert [lines[0].split() for lines in body] == [[column.cell(row) for column in shown] for row in rows]
+    assert all(column.name in " ".join(foot) for column in gone) and bool(foot) == bool(gone)
+    with laid_out(width, every_column=True):
+        everything = table(rows, columns)
+    assert {cell for row in rows for cell in row} <= {*everything.split()} and "COLUMNS=" not in everything
 
 
 @pytest.mark.parametrize("width", [25, 30, 45])
-def test_a_further_table_can_have_the_columns_that_do_not_fit(width):
+def test_each_of_several_tables_names_its_rows(width):
     with laid_out(width, every_column=True):
-        text = table("ad", RANKED)
-    tables = [part.splitlines() for part in text.split("\n\n")]
-    assert "not shown" not in text and len(tables) > 1
-    assert all(part[0].split()[:2] == ["a", "code"] for part in tables), "each row is named again"
-    assert sum(part[0].count("some") for part in tables) == 1 and text.count("portant") == 1
+        tables = [part.splitlines() for part in table("ad", RANKED).split("\n\n")]
+    assert len(tables) > 1 and all(part[0].split()[:2] == ["a", "code"] for part in tables)
+    assert [sum(part[0].count(head) for part in tables) for head in ("some", "least", "pair", "other")] == [1] * 4
 
 
 def test_texts_on_the_left_are_broken_where_nothing_can_go():
     cells = [["one two three four five six seven", "8"], ["nine", "10"]]
     columns: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
     with laid_out(30):
-        lines = table(cells, columns).splitlines()
-    assert lines[2:] == ["one two three four       8", "five six seven", "nine                    10"]
+        _, body, foot = table_parts(cells, columns)
+    assert [*body, foot] == [
+        ["one two three four       8", "five six seven"],
+        ["nine                    10"],
+        [],
+    ]
+    with laid_out(10):
+        assert table([["abcdef ghijk", "8"]], columns).splitlines()[2].split()[:2] == ["abcdef", "ghijk"]
+    with laid_out(41):
+        assert table(cells, columns).splitlines()[2].startswith(cells[0][0]), "it fits"
 
 
-@pytest.mark.parametrize("width", [80, 100, 160])
-def test_lines_that_are_too_long_go_on_below_their_indent(width):
-    long = "  load: " + "closed loop " * 30
+# Lines
+
+
+@given(st.lists(WORDS, min_size=1, max_size=40), st.integers(0, 6), st.integers(20, 100))
+def test_broken_lines_fit_and_keep_their_words_below_their_indent(words, indent, width):
     with laid_out(width):
-        lines = folded(f"short\n{long}").splitlines()
-    assert lines[0] == "short" and max(map(len, lines)) <= width
-    assert lines[1].startswith("  load: closed") and {line[:5].rstrip() for line in lines[2:]} <= {"    c", "    l"}
+        lines = folded(f"{' ' * indent}{' '.join(words)}").split("\n")
+        flat = hanging(" ".join(words), 3).split("\n")
+    assert max(map(len, [*lines, *flat])) <= width and " ".join(lines).split() == words == " ".join(flat).split()
+    places = [len(line) - len(line.lstrip()) for line in lines]
+    assert places == [indent, *[indent + 2] * (len(lines) - 1)]
+
+
+def test_a_line_of_the_width_is_not_broken():
+    with laid_out(20):
+        assert folded(f"{'a' * 9} {'b' * 10}\nshort") == f"{'a' * 9} {'b' * 10}\nshort"
+        assert folded(f"{'a' * 10} {'b' * 10}") == f"{'a' * 10}\n  {'b' * 10}"
+
+
+def test_texts_with_names_stand_below_each_other():
+    with laid_out(26):
+        lines = named_lines([("a", "one two three four five"), ("longer", "six")]).split("\n")
+    assert lines == ["a       one two three four", "        five", "longer  six"] and named_lines([]) == ""
 
 
 def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch):
     monkeypatch.setenv("COLUMNS", "123")
-    assert layout().width == 123
+    assert layout().width == 123 and not layout().every_column
+    monkeypatch.setenv("COLUMNS", "3")
+    assert layout().width == NARROWEST
     monkeypatch.delenv("COLUMNS")
-    monkeypatch.setattr("sys.__stdout__", None)  # as where there is none
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((0, 0)))  # as where there is none
     assert layout().width == NOT_A_TERMINAL
     with laid_out(70):
-        assert layout().width == 70
+        with laid_out(every_column=True):
+            assert (layout().width, layout().every_column) == (70, True)
+        assert (layout().width, layout().every_column) == (70, False)
 
 
-def test_a_command_is_broken_between_words_and_can_be_typed():
-    command = shlex.join(["printf", "%s|", "a b c d e f", "it's", "x" * 30, "-k", "one or two"])
-    with laid_out(24):
-        first, *others = command_lines("to repeat it:", command)
-    assert others and all(line.endswith(" \\") for line in [first, *others[:-1]])
-    typed = "\n".join([first.removeprefix("to repeat it:"), *others])
-    printed = subprocess.run(["sh", "-c", typed], capture_output=True, text=True, check=True).stdout
-    assert printed == "a b c d e f|it's|" + "x" * 30 + "|-k|one or two|"
+@given(st.lists(st.text("ab '\"$", min_size=1, max_size=12), min_size=1, max_size=9), st.integers(20, 60))
+def test_a_command_is_broken_between_words_and_can_be_typed(words, width):
+    with laid_out(width):
+        first, *others = lines = command_lines("to repeat it:", shlex.join(words))
+    assert all(line.endswith(" \\") for line in lines[:-1]) and not lines[-1].endswith(" \\")
+    typed = "\n".join([first.removeprefix("to repeat it:"), *others]).replace("\\\n", "")  # as a shell joins lines
+    assert shlex.split(typed) == words
+    longest = max(len(shlex.quote(word)) for word in words)
+    assert all(len(line) <= max(width, longest + 4) for line in lines[1:])

@@ -1,0 +1,15 @@
+"""Texts, tables, commands, pages and pictures of six archives that together have nearly all of them are as their golden
+files have them. Nightly looks at all archives, and `tests/nightly/golden/write.py` rewrites the files."""
+
+from __future__ import annotations
+
+import pytest
+from golden import DRAWN, archives, difference, elsewhere
+from scripts import in_checkout
+
+
+@in_checkout
+@pytest.mark.parametrize("name", DRAWN)
+def test_an_archive_shows_what_its_golden_file_has(name):
+    with elsewhere(archives()[name]) as path:
+        assert difference(name, path) == ""
