@@ -28,10 +28,12 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> Said:
 
 
 def refused(seen: Said, *facts: str) -> str:
-    """The message of a usage error: one sentence with these facts, perhaps what to type, and nothing on stdout."""
-    assert (seen.status, seen.out) == (4, "") and seen.err.startswith("error: "), seen
-    assert len(seen.err.splitlines()) <= 2 and [fact for fact in facts if fact not in seen.err] == [], seen.err
-    return seen.err
+    """The message of a usage error: one sentence with these facts, perhaps what to type, and nothing on stdout. What
+    the command was doing may stand above it."""
+    _, error, told = seen.err.rpartition("error: ")
+    assert (seen.status, seen.out, error) == (4, "", "error: "), seen
+    assert len(told.splitlines()) <= 2 and [fact for fact in facts if fact not in told] == [], told
+    return told
 
 
 def answered(seen: Said, *names: str) -> bool:
