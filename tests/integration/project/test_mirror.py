@@ -64,18 +64,6 @@ NOT_YET = {
     "schema/sensors",
     "telemetry/gpu",
 }
-NOT_YET |= {
-    "__main__",
-    "commands/bisect",
-    "commands/cli",
-    "commands/doctor",
-    "commands/external",
-    "commands/measure",
-    "commands/pairs",
-    "commands/plan",
-    "commands/predict",
-    "commands/report",
-}
 
 
 def has_logic(path: Path) -> bool:

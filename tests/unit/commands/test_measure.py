@@ -432,3 +432,11 @@ def test_what_would_replace_other_results_is_refused_before_anything_is_measured
 def test_an_archive_that_cannot_be_written_is_told_by_the_option_of_the_command(planted, capsys, tmp_path):
     told = refused(measured(capsys, USERS, "--records", tmp_path), "--records")
     assert "--slm-" not in told and planted.cases == []
+
+
+def test_what_further_was_asked_makes_a_table_of_its_own(planted, capsys):
+    words = "--request-rate 20 --settle 0.2 --window 0.8"
+    for further in ((), ("--extra-body", '{"top_k": 1}')):
+        measured(capsys, words, *further)
+    seen = said(capsys, "report", KEPT)
+    assert seen.out.count("top_k: 1") == 1 and len(json.loads(said(capsys, "report", KEPT, "--json").out)["loads"]) == 2
