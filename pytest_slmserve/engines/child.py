@@ -46,6 +46,7 @@ def stage_of(log: Path) -> str:
 
 LOG_LINES = 25
 POLL_S, LOOK_S = 0.5, 0.05  # between two looks for a message, and whether something is over
+ENDS_S = 5.0  # that a child has to end by itself: who has interrupted a run waits for it
 KILLED_S = 20.0
 SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
@@ -170,10 +171,10 @@ class Child:
         tail = "\n".join(last_lines(self.log)) or "  | (nothing)"
         return EngineFailed(f"{self.name} {problem}; {self.log}{ENDS_WITH}{tail}", hint)
 
-    def end(self, within_s: float = 20.0) -> None:
-        """Wait until the child ends by itself, then kill what is left of its process group."""
+    def end(self, within_s: float = ENDS_S) -> None:
+        """Wait until the child ends by itself, then kill what is left of its process group, at once if interrupted."""
         self.socket.close()
-        with suppress(subprocess.TimeoutExpired):
+        with undone_on_error(self.kill), suppress(subprocess.TimeoutExpired):
             self.process.wait(within_s)
         self.kill()
 

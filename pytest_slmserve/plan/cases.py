@@ -99,7 +99,7 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
         steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
         return max(steps * (12e-3 if on_cpu else 20e-3), requests / load.rate)
     capacity = kv_capacity(spec, workload.longest)
-    batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), capacity or requests))
+    batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), requests if capacity is None else capacity))
     step_s = _step_s(spec, batch, context)
     prompts_s = requests * prompt * (1e-5 if on_cpu else (spec.known_model.active or 0) / 2e14)
     work_s = prompts_s + requests / batch * output * step_s

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from pytest_slmserve.schema.printable import printable
-
 ENDS_WITH = " ends with\n"  # between the path of a log and its last lines
 
 
@@ -20,6 +18,8 @@ class SlmError(Exception):
     file or a log says: a terminal shall not obey that."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
+        from pytest_slmserve.schema.printable import printable  # its patterns cost an idle run more than this module
+
         problem, hint = printable(problem), printable(hint)
         super().__init__(f"{problem}\n  try: {hint}" if hint else problem)
         self.problem = problem

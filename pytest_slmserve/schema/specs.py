@@ -116,13 +116,13 @@ class EngineSpec:
     model_facts: Model | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.model_facts is None and (known := catalogue_name(self.model)):
-            object.__setattr__(self, "model_facts", CATALOGUE[known])
         for each in fields(self):
             if each.name == "model_facts":
                 continue
             usual = "opt-125m" if each.name == "model" else each.default
             _typed(each.name, getattr(self, each.name), usual, repr)
+        if self.model_facts is None and (known := catalogue_name(self.model)):
+            object.__setattr__(self, "model_facts", CATALOGUE[known])
         if printable(self.model, layout="") != self.model:
             raise BadUsage(f"the name of a model holds control characters: {self.model!r}", "the name without them")
         for name, kind in (("platform", Platform), ("interface", Interface), ("load_format", LoadFormat)):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from pytest_slmserve.analysis.gate.decision import (
     Better,
@@ -22,7 +23,6 @@ from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.run.gate import order
 
 Noise = Callable[[random.Random], float]  # of a standard deviation of 1
-
 DIRECTIONS: tuple[Better, ...] = ("higher", "lower", "lower", "lower")  # of the endpoints, as those that are gated
 TERMS = GateCriteria()
 LAUNCHES = 8  # of the shortest gate
@@ -120,3 +120,40 @@ def many(planted: Planted, gates: int, terms: GateCriteria = TERMS, seed: int = 
         Counter(f"endpoint {i}" for outcomes, _ in ends for i, each in enumerate(outcomes) if each is State.FAILS),
         fmean(n for _, n in ends),
     )
+
+
+# Exact bounds on counts
+
+TAIL = 0.001
+ALARMS, MISSES = 0.01, 0.01
+DRIFT, SECOND = 0.03, 0.01
+UNCHANGED, SLOWER = (0.0,) * 4, (0.05, 0.0, 0.0, 0.0)
+HOSTS: dict[str, dict[str, Any]] = {
+    "heavy tails": {"noise": heavy},
+    "drift": {"drift": DRIFT},
+    "second is worse": {"second": SECOND},
+    "drift, second is worse": {"drift": DRIFT, "second": SECOND},
+}
+
+
+def probability(n: int, p: float, k: int) -> float:
+    logs = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return math.exp(logs + k * math.log(p) + (n - k) * math.log1p(-p))
+
+
+def most(n: int, p: float) -> int:
+    """The smallest count that is exceeded with a probability of TAIL at most."""
+    k, below = 0, probability(n, p, 0)
+    while 1 - below > TAIL:
+        k += 1
+        below += probability(n, p, k)
+    return k
+
+
+def fewest(n: int, p: float) -> int:
+    """The largest count that is not reached with a probability of TAIL at most."""
+    k, below = 0, 0.0
+    while below + probability(n, p, k) <= TAIL:
+        below += probability(n, p, k)
+        k += 1
+    return k

@@ -5,6 +5,8 @@ Not in conftest.py, because several folders have one and `import conftest` finds
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 SWEEP = """
@@ -38,6 +40,7 @@ GATE = (  # steps of some 10 ms, so that a window has a hundred
 )
 ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks", "memory")
 ONE = ("--slm-simulate", "--slm-models=opt-125m", "--slm-window=2", ALL_OF_IT, "-p", "no:cacheprovider")
+QUIET = ("-p", "no:cacheprovider", "-p", "no:benchmark")  # neither is the subject of most tests
 
 
 def usage_error(result):
@@ -46,3 +49,9 @@ def usage_error(result):
     text = result.stderr.str()
     assert "Traceback" not in text
     return text
+
+
+def outcomes(result):
+    """The outcome of each test of a run with `-v`, by its name, in the order in which they ran."""
+    lines = (re.match(r"\S+::(\S+) ([A-Z]+)", line) for line in result.outlines)
+    return {found[1]: found[2] for found in lines if found}

@@ -1,26 +1,38 @@
-"""Sessions on the simulated engine, and what the items of a run ask of them."""
+"""Sessions on the simulated engine, without a process of git, and what the items of a run ask of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan import planner
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
+from pytest_slmserve.telemetry import host
 
 MODEL = "opt-125m"
 BATCHES = (8, 64, 256, 512)
 Open = Callable[..., Session]
 
 
+# Steps of some 10 ms: a window has a hundred, and a run takes a millisecond.
+FEW_STEPS = {"input_len": "64", "output_len": "32", "window": "1", "engine_arg": ["t_inf=2000", "b_half=16"]}
+
+remembered = lru_cache(maxsize=16)(planner.build_workload)  # requests take longer to make than to serve
+
+
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens sessions on one archive, one after the other; options go by their names."""
+    monkeypatch.setattr(host, "git_commit", lambda root: None)
+    monkeypatch.setattr(host.system, "platform", lambda: "Linux")  # which asks uname for the processor
+    monkeypatch.setattr(planner, "build_workload", remembered)
     sessions: list[Session] = []
 
     def open_session(**given: object) -> Session:

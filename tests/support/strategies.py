@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from statistics import fmean
 
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.records import (
     Environment,
+    Failures,
     GateLaunch,
     Measurement,
     Replica,
@@ -365,8 +367,90 @@ def measurements() -> st.SearchStrategy[Measurement]:
     )
 
 
-# A GPU that is well, and busy; the host too. A column is a value, or a function of the time of a reading.
-Column = float | None | Callable[[float], float | None]
+Column = float | None | Callable[[float], float | None]  # of readings: a value, or a function of the time of each
+TICK_S = 1 / 64  # a power of 2: sums and differences of times are exact
+
+
+def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[object, ...]]:
+    return [*zip(*rows)] if rows else [()] * width
+
+
+@st.composite
+def drawn_runs(draw: st.DrawFn, steps: int = 30) -> Run:
+    """Runs that begin at any time, with gaps and ties; requests come in any order and need not get far. steps: at most.
+    All times are whole ticks."""
+    long, share = st.integers(0, 40), st.none() | st.integers(0, 64).map(lambda k: k / 64)
+    gap, few = st.sampled_from([0, 1, 1, 2, 9, 40]), st.sampled_from([0, 0, 1, 2])
+    trace = draw(
+        st.lists(st.tuples(gap, st.integers(0, 9), st.sampled_from([0, 0, 1, 64]), share, few), max_size=steps)
+    )
+    gaps, tokens, prompts, usage, preempted = _columns(trace, 5)
+    origin = draw(st.integers(0, 4096))
+    ends = [*accumulate(gaps, initial=origin)][1:]
+    until = max(ends, default=origin) + 8
+    opens = draw(st.integers(origin - 1, origin + (until - origin) // 3))
+    closes, sent = draw(st.integers(opens, until)), st.integers(origin, until)
+
+    def seconds(times: Sequence[int | None]) -> tuple[float | None, ...]:
+        return tuple(None if at is None else at * TICK_S for at in times)
+
+    stage, whole = (
+        st.sampled_from([0, 1, 2, *[3] * 7]),
+        st.sampled_from([True, True, True, False]),
+    )  # that a request came to: sent, admitted, its first token, its last
+    request = st.tuples(sent, long, long, long, stage, whole, st.integers(1, 99), st.sampled_from([0, 1, 1, 2, 9]))
+    rows = draw(st.lists(request, min_size=draw(st.sampled_from([0, 6])), max_size=14))
+    lives = [[*accumulate(row[:4])] for row in rows]
+    reached = [[at if i <= row[4] else None for i, at in enumerate(life)] for row, life in zip(rows, lives)]
+    done = tuple(row[4] == 3 and row[5] for row in rows)
+    lost = _columns([(at, at + took) for at, took in draw(st.lists(st.tuples(sent, long), max_size=3))], 2)
+    n, count, failures = len(rows), len(ends), len(lost[0])
+    return Run(
+        samples=Samples(tuple(range(n)), *map(seconds, _columns(reached, 4)), *_columns(rows, 8)[6:], done),
+        steps=Steps(seconds(ends), (None,) * count, (0,) * count, tokens, prompts, usage, preempted),
+        window_s=(opens * TICK_S, closes * TICK_S),
+        failures=failures,
+        failed=Failures((0,) * failures, *map(seconds, lost), ("timeout",) * failures),
+    )
+
+
+@st.composite
+def drawn_readings(draw: st.DrawFn, begins_s: float, gpus: int = 0) -> Telemetry:
+    """Any readings of sensors, from a quarter of a second before `begins_s` on: some tell of a span, some are missing.
+    gpus: 0 for one without columns of its own. Times are whole ticks."""
+    row = st.tuples(st.sampled_from([1, 8, 16]), st.sampled_from([None, 0, 4, 8, 8]))
+    rows = draw(st.lists(row, min_size=2, max_size=16))
+    times = [begins_s - 0.25 + TICK_S * at for at in accumulate(row[0] for row in rows)]
+    one = st.lists(st.integers(0, 64), min_size=len(rows), max_size=len(rows))
+
+    def columns() -> dict[int, list[float | None]]:
+        known, level = draw(one), draw(one)
+        counted = [(0, 0, 1, 8, 40, 60, 61)[k % 7] for k in draw(one)]
+        made: dict[int, list[float | None]] = {}
+        for i, number in enumerate((sensors.GPU_UTIL, *sensors.PROFILED)):
+            made[number] = [None if (k + i) % 7 == 0 else ((k + 9 * i) % 65) / 64 for k in known]
+        for i, number in enumerate((sensors.ENERGY, sensors.CAPPED_POWER)):
+            made[number] = [None if k == 60 + i else v / 64 for k, v in zip(counted, accumulate(counted))]
+        for i, number in enumerate((sensors.POWER, sensors.POWER_INSTANT)):
+            made[number] = [None if k > 60 - i or known[0] == i else 100.0 + k + i for k in level]
+        made[sensors.POWER_LIMIT] = [700.0 - (k == 64) for k in level]
+        made[sensors.SM_CLOCK] = [1e9 + 2**20 * k for k in known]
+        return made | {sensors.MEMORY_USED: [1e9 * k for k in known]}
+
+    host = {sensors.OWN_CORES: draw(one), sensors.HOST_CORES: draw(one), sensors.STOLEN_CORES: draw(one)}
+    each = tuple(columns() for _ in range(gpus))
+    spans = [None if span is None else span * TICK_S for _, span in rows]
+    return Telemetry(("drawn",), 0.25, times, spans, host if gpus else {**columns(), **host}, gpus=each)
+
+
+def sensed(made: Measurement, interval_s: float = 0.01, **columns: Column) -> Measurement:
+    """The measurement with the sensors of a GPU that is well beside it. columns: by the name of their number."""
+    planted = {**WELL, **{getattr(sensors, name): value for name, value in columns.items()}}
+    readings = planted_telemetry(planted, until_s=made.run.window_s[1] + 2 * interval_s, interval_s=interval_s)
+    return replace(made, run=replace(made.run, telemetry=readings))
+
+
+# A GPU that is well, and busy; the host too.
 WELL: dict[int, Column] = {
     sensors.GPU_UTIL: 1.0,
     sensors.ENGINE_ACTIVE: 0.95,

@@ -1,138 +1,18 @@
-"""A lock that the kernel lets go of. It lies where others may put what they like: nothing of theirs is followed,
-changed or obeyed."""
+"""A lock of another process: who holds it is told until the kernel lets go."""
 
-import errno
-import json
+from __future__ import annotations
+
 import os
+import re
 import signal
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.commands.doctor import of_lock
-from pytest_slmserve.engines import device_lock
 from pytest_slmserve.engines.device_lock import lock_device, lock_path
-from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
-
-PRECIOUS = "PRECIOUS DATA"
-
-
-@pytest.fixture
-def path(tmp_path):
-    """The file of a lock in a folder that all users share."""
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    return lock_path("cpu", folder)
-
-
-def held(path):
-    """The lock of that file."""
-    return lock_device("cpu", path.parent)
-
-
-def take(path):
-    with held(path):
-        pass
-
-
-@pytest.fixture
-def victim(tmp_path):
-    """A file of ours elsewhere, for our eyes only; whatever happens, it stays what it is."""
-    path = tmp_path / "victim"
-    path.write_text(PRECIOUS, "utf-8")
-    path.chmod(0o600)
-    yield path
-    assert path.read_text("utf-8") == PRECIOUS
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-PLANTED = {
-    "symlink": lambda path, victim: path.symlink_to(victim),
-    "dangling": lambda path, victim: path.symlink_to(victim.with_name("made")),
-    "hard link": lambda path, victim: path.hardlink_to(victim),
-    "FIFO": lambda path, victim: os.mkfifo(path),
-    "folder": lambda path, victim: path.mkdir(),
-    "device": lambda path, victim: path.symlink_to("/dev/null"),
-}
-
-
-@pytest.mark.parametrize("kind", PLANTED)
-def test_what_is_no_file_of_its_own_is_refused_and_left_alone(path, victim, kind):
-    PLANTED[kind](path, victim)
-    before = sorted(path.name for path in victim.parent.iterdir())
-    with pytest.raises(BadUsage, match=r"the lock of this device, .*cpu\.lock, cannot be taken \(") as caught:
-        take(path)
-    assert "TMPDIR with a folder of your own" in caught.value.hint and len(caught.value.problem.splitlines()) == 1
-    assert of_lock(path).state == "problem"
-    assert sorted(path.name for path in victim.parent.iterdir()) == before, "nothing was made"
-
-
-def test_a_new_lock_can_be_taken_by_every_user_whatever_our_umask(path):
-    before = os.umask(0o077)
-    try:
-        take(path)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o600, 0o664])
-def test_the_mode_of_a_file_that_was_there_stays(path, mode):
-    path.touch()
-    path.chmod(mode)
-    take(path)
-    assert stat.S_IMODE(path.stat().st_mode) == mode
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_of_another_user_is_a_lock_like_any_other(path):
-    path.touch()
-    os.chown(path, 65534, 65534)
-    with held(path), pytest.raises(DeviceBusy):
-        take(path)
-    assert path.stat().st_uid == 65534
-
-
-def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(path, monkeypatch):
-    """It is not there, then it is: nothing that appears is followed, and a plain file is locked."""
-    really = os.open
-
-    def late(path, flags, *mode):
-        if flags & os.O_CREAT:
-            os.close(really(path, os.O_CREAT | os.O_WRONLY))
-        return really(path, flags, *mode)
-
-    monkeypatch.setattr(os, "open", late)
-    with held(path):
-        monkeypatch.undo()
-
-
-def test_nothing_is_written_before_the_lock_is_ours(path, monkeypatch):
-    path.write_text("the note of somebody", "utf-8")
-    monkeypatch.setattr(device_lock, "try_lock", lambda file: False)
-    with pytest.raises(DeviceBusy):
-        take(path)
-    assert path.read_text("utf-8") == "the note of somebody"
-
-
-def test_a_terminal_does_not_obey_what_a_holder_has_written(path):
-    with held(path):
-        note = {"pid": 1, "since": "\x1b]0;pwned\x07", "folder": "\x1b[2J\u202e/home"}
-        path.write_text(json.dumps(note), "utf-8")
-        with pytest.raises(DeviceBusy, match=r"\\x1b\[2J") as caught:
-            take(path)
-        shown = of_lock(path).found
-        assert not {"\x1b", "\x07", "\u202e"} & {*str(caught.value), *shown}
-        path.write_text("[" * 100_000, "utf-8")
-        with pytest.raises(DeviceBusy, match="it has not said which"):
-            take(path)
-
-
-# Who holds it
+from pytest_slmserve.schema.errors import DeviceBusy
 
 HOLD = """
 import sys, time
@@ -153,39 +33,7 @@ def test_a_second_holder_is_told_of_the_first_until_the_kernel_lets_go(tmp_path)
         with lock_device("GPU-1", tmp_path):
             pass
         os.kill(holder.pid, signal.SIGKILL)
-    assert f"process {holder.pid}, since " in caught.value.problem and f"in {Path.cwd()}" in caught.value.problem
-    assert caught.value.hint == "wait until it ends, or choose another GPU with CUDA_VISIBLE_DEVICES"
+    assert {f"{holder.pid}", f"{Path.cwd()}"} <= {*re.split(r"[ ,)]+", caught.value.problem)}
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
     with lock_device("GPU-0", tmp_path):
         assert f'"pid": {os.getpid()}' in lock_path("GPU-0", tmp_path).read_text("utf-8")
-
-
-def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_it(path):
-    path.write_text("x" * 10_000, "utf-8")
-    with held(path):
-        note = path.read_text("utf-8")
-        assert note.startswith('{"pid": ') and "x" * 100 not in note
-        path.write_text("", "utf-8")
-        with pytest.raises(DeviceBusy, match="it has not said which"):
-            take(path)
-        path.write_text(note, "utf-8")
-    assert path.read_text("utf-8") == ""
-    take(path)
-
-
-def test_a_file_system_without_locks_is_a_sentence(path, monkeypatch):
-    def none(file, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", none)
-    with pytest.raises(BadUsage, match=r"cannot be taken \(No locks available\)") as caught:
-        take(path)
-    assert "TMPDIR" in caught.value.hint
-
-
-def test_a_file_that_may_only_be_read_can_be_locked(path, monkeypatch):
-    path.touch(0o444)
-    if os.geteuid() == 0:  # who may write to every file
-        monkeypatch.setattr(device_lock, "open_lock", lambda path: path.open("r"))
-    with held(path), pytest.raises(DeviceBusy):
-        take(path)
-    assert path.read_text("utf-8") == ""

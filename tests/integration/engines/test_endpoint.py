@@ -1,6 +1,6 @@
-"""Engines at a URL: what another's server is asked, what is refused before anything is measured, what is known."""
+"""Engines at a URL, on a stand-in for vLLM's server: what is known of a load, what never reaches its client, and a
+cache of prefixes, which makes a prompt free that has been there. What is asked of it is in tests/unit/engines."""
 
-import http.client
 import json
 import os
 import re
@@ -8,32 +8,33 @@ import signal
 import socket
 import threading
 import time
-from base64 import b64encode
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
-from interfaces import SIMULATED, engine_with, problems_of, small_workload, somebodys_server, url_of
+from interfaces import engine_with, problems_of, small_workload, somebodys_server, stand_in, url_of
 from measured import measure
 
+from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
 from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
-from pytest_slmserve.engines.pool import launch_engine
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.engines.endpoint import EndpointEngine, cache_lookups
+from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.report.loads import ValidityCriteria, in_words, load_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Samples
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, Request
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 from pytest_slmserve.telemetry.host import this_host
-from pytest_slmserve.workload.arrivals import job
 
 SCHEDULE = tuple(i / 50 for i in range(100))
+
+
 EVERY_20_MS = OpenLoop(rate=50.0, settle_s=0.5, window_s=1.0, arrivals="every 20 ms", schedule_s=SCHEDULE)
 
 
@@ -52,25 +53,6 @@ def endpoint(there):
     found = engine_with(there._key, spec_of(there))
     yield found
     found.close()
-
-
-def test_a_client_that_was_killed_is_not_taken_for_the_next_load(there):
-    engine = engine_with(there._key, spec_of(there))
-    assert engine.ready
-
-    def kill(progress):
-        os.kill(engine._client.children[0].process.pid, signal.SIGKILL)
-
-    with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
-        engine.run(small_workload(), ClosedLoop(2, window_s=30.0), kill)
-    assert not engine.ready
-    engine._client.children[0].keep_log = False
-    engine.close()
-
-
-def load_text(found):
-    with laid_out(400):
-        return section_text(load_section(found, ValidityCriteria()))
 
 
 def test_a_closed_loop_without_a_step_trace(endpoint):
@@ -123,60 +105,13 @@ def test_a_record_keeps_the_stream_and_not_the_schedule_twice(scheduled):
     assert "schedule_s" not in lines[1]["load"]
 
 
-@pytest.mark.parametrize("load", [EVERY_20_MS, job(4, max_concurrency=2)])
-def test_a_schedule_with_a_window_or_a_limit_is_for_a_server(load):
-    with pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"):
-        launch_engine(SIMULATED).run(small_workload(), load)
-
-
-# What is asked of it
-
-
-@pytest.mark.parametrize("text", ["", "two words"])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(there, monkeypatch, path, text):
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing())
-    more = (("ignore_eos", "null"), ("top_k", "1"))
-    engine = engine_with("key", replace(spec_of(there, path=path), extra=more))
-    engine.close()
-    asked = json.loads(engine.body(Request((5, 6, 7), 9, text)))
-    if path == "/v1/completions":
-        assert asked["prompt"] == (text or [5, 6, 7])
-    else:
-        assert asked["messages"] == [{"role": "user", "content": text or prompt_words((5, 6, 7))}]
-        assert len(prompt_words((5, 6, 7)).split()) == 3 and "prompt" not in asked
-    assert asked["top_k"] == 1 and "ignore_eos" not in asked
-
-
-def in_base64(key):
-    return b64encode(key.encode()).decode()
-
-
-def in_hex(key):
-    return key.encode().hex()
-
-
-@pytest.mark.parametrize("where", ["text", "type", "status line", "stream"])
-@pytest.mark.parametrize("encode", [str, quote, in_base64, in_hex])
-def test_a_server_that_sends_the_key_back_is_told_without_it(there, monkeypatch, where, encode):
-    """However it is written, and without what a terminal would obey."""
-    key = "sk/FAULT+9f8e7d6c5b4a"
-    echo = f"\x1b[2J k={encode(key)} end"
-
-    def answer(*_):
-        match where:
-            case "text":
-                return 401, "text/plain", echo
-            case "type":
-                return 200, echo, ""
-            case "stream":
-                return 200, "text/event-stream", f'data: {{"error": "{echo}"}}\n\n'
-        raise http.client.BadStatusLine(echo)
-
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", answer)
-    with pytest.raises(BadUsage, match=r"k=\[hidden\]=* end") as caught:
-        engine_with(key, spec_of(there))
-    assert encode(key)[:8] not in str(caught.value) and "\x1b" not in str(caught.value)
+def test_a_server_that_has_nothing_more_to_say_is_slow_until_the_window_closes(endpoint):
+    early = tuple(i / 50 for i in range(12))
+    run = endpoint.run(small_workload(), OpenLoop(rate=10.0, window_s=1.2, arrivals="early", schedule_s=early))
+    assert window.output_tokens_per_s(run) == pytest.approx(12 * 8 / 1.2, rel=0.1), (
+        "of the window, not of its first 0.3 s"
+    )
+    assert sum(run.stream.tokens) == 12 * 8
 
 
 def test_modules_of_the_working_folder_are_not_run_by_the_client(there, monkeypatch, tmp_path):
@@ -190,121 +125,76 @@ def test_modules_of_the_working_folder_are_not_run_by_the_client(there, monkeypa
     assert there._key.encode() not in environment and b"SLM_ENDPOINT_KEY" not in environment
 
 
-@pytest.mark.parametrize(
-    ("model", "path", "key", "problem"),
-    [
-        ("slm", "/v1/completions", "wrong", "answered 401"),
-        ("other", "/v1/completions", None, "answered 404: .*`other` does not exist"),
-    ],
-)
-def test_what_is_refused_is_an_error_before_anything_is_measured(there, model, path, key, problem):
-    with pytest.raises(BadUsage, match=problem) as caught:
-        engine_with(key or there._key, spec_of(there, model, path))
-    assert there._key not in str(caught.value)
+def test_a_client_that_was_killed_is_not_taken_for_the_next_load(there):
+    engine = engine_with(there._key, spec_of(there))
+    assert engine.ready
 
+    def kill(progress):
+        os.kill(engine._client.children[0].process.pid, signal.SIGKILL)
 
-class Refusing:
-    """A server that takes no body with certain words in it; an event in its stream may be an error."""
-
-    def __init__(self, *words, event='{"choices": []}'):
-        self.words, self.event, self.asked = words, event, []
-
-    def __call__(self, method, url, headers, body, within_s):
-        self.asked.append(json.loads(body))
-        if found := [word for word in self.words if word in body]:
-            return 422, "application/json", f"no {found[0]} here, {headers.get('Authorization')}"
-        return 200, "text/event-stream", f"data: {self.event}\n\n"
-
-
-IDS = '"prompt": ['
-
-
-@pytest.mark.parametrize(
-    ("words", "without"),
-    [
-        ((), ()),
-        (("ignore_eos",), ("ignore_eos",)),
-        ((IDS,), ("token ids",)),
-        (("stream_options",), ("stream_options",)),
-        (("ignore_eos", IDS), ("ignore_eos", "token ids")),
-        (("stream_options", IDS), ("stream_options", "token ids")),
-        (("ignore_eos", IDS, "stream_options"), ("stream_options", "ignore_eos", "token ids")),
-    ],
-)
-def test_what_a_server_refuses_is_not_asked_for(there, monkeypatch, words, without):
-    server = Refusing(*words)
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", server)
-    engine = engine_with("key-of-somebody", spec_of(there))
+    with pytest.raises(EngineFailed) as caught:
+        engine.run(small_workload(), ClosedLoop(2, window_s=30.0), kill)
+    assert "SIGKILL" in caught.value.problem and not engine.ready
+    engine._client.children[0].keep_log = False
     engine.close()
-    assert engine.without == without
-    assert isinstance(server.asked[-1]["prompt"], str if "token ids" in without else list)
-    assert server.asked[-1]["stream"] is True and "max_tokens" in server.asked[-1]
-
-
-def test_what_is_refused_to_the_least_is_told_without_the_key(there, monkeypatch):
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing("ignore_eos", '"model"'))
-    with pytest.raises(BadUsage, match=r'answered 422: no "model" here, Bearer \[hidden\]'):
-        engine_with("key-of-somebody", spec_of(there))
 
 
 @pytest.mark.parametrize(
-    ("status", "hint"),
-    [(500, "the server's own log"), (413, "--extra-body"), (403, "SLM_ENDPOINT"), (307, "the URL that it leads to")],
+    ("model", "key", "facts"), [("slm", "wrong", {"401"}), ("other", None, {"404", "`other`"})], ids=["key", "model"]
 )
-def test_what_to_do_depends_on_the_status(there, monkeypatch, status, hint):
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", lambda *_: (status, "text/plain", "no"))
-    with pytest.raises(BadUsage, match=f"answered {status}: no") as raised:
-        engine_with("key", spec_of(there))
-    assert hint in raised.value.hint
+def test_what_is_refused_is_an_error_before_anything_is_measured(there, model, key, facts):
+    with pytest.raises(BadUsage) as caught:
+        engine_with(key or there._key, spec_of(there, model))
+    assert all(fact in caught.value.problem for fact in facts) and there._key not in str(caught.value)
 
 
-def test_an_error_in_the_stream_is_told_before_anything_is_measured(there, monkeypatch):
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing(event='{"error": "out of memory"}'))
-    with pytest.raises(BadUsage, match="said in its stream: .*out of memory"):
-        engine_with("key", spec_of(there))
+# What the page says of a load
+
+
+def load_text(found, **changed):
+    """Its section, where the run has these fields instead."""
+    with laid_out(400):
+        return section_text(load_section(replace(found, run=replace(found.run, **changed)), ValidityCriteria()))
 
 
 def test_requests_that_ended_early_are_counted(counted):
-    run = counted.run
-    short = replace(run, samples=replace(run.samples, output_tokens=(4, *run.samples.output_tokens[1:])))
-    told = "1 of 20 requests ended early, 7.8 output tokens in the mean"
-    assert told in load_text(replace(counted, run=short)) and "ended early" not in load_text(counted)
+    tokens = (4, *counted.run.samples.output_tokens[1:])
+    short = replace(counted.run, samples=replace(counted.run.samples, output_tokens=tokens))
+    (line,) = [line for line in load_text(counted, samples=short.samples).splitlines() if "early" in line]
+    assert {"1", "20", "7.8"} <= set(line.replace(",", "").split()) and "early" not in load_text(counted)
     steady = replace(counted, load=ClosedLoop(2))
-    as_asked, early = (summarize(replace(steady, run=each)).requests_per_s for each in (run, short))
+    as_asked, early = (summarize(replace(steady, run=each)).requests_per_s for each in (counted.run, short))
     assert early == pytest.approx(as_asked * 8 / 7.8), "as many tokens, shorter requests"
 
 
-def test_a_server_that_has_nothing_more_to_say_is_slow_until_the_window_closes(endpoint):
-    early = tuple(i / 50 for i in range(12))
-    run = endpoint.run(small_workload(), OpenLoop(rate=10.0, window_s=1.2, arrivals="early", schedule_s=early))
-    assert window.output_tokens_per_s(run) == pytest.approx(12 * 8 / 1.2, rel=0.1), (
-        "of the window, not of its first 0.3 s"
-    )
-    assert sum(run.stream.tokens) == 12 * 8
-
-
-@pytest.mark.parametrize(
-    ("tokens", "told"),
-    [
-        (2.5, "2.50 tokens came in a chunk, in the mean: ITL is between chunks"),
-        (None, "the server does not say how many tokens it sent: each chunk counts as one"),
-        (1.0, ""),
-    ],
-)
-def test_the_page_says_what_a_chunk_is(counted, tokens, told):
-    stream = replace(counted.run.stream, tokens_per_chunk=tokens)
-    text = load_text(replace(counted, run=replace(counted.run, stream=stream)))
-    assert told in text and ("chunk" in text) == bool(told)
+@pytest.mark.parametrize(("tokens", "fact"), [(2.5, "2.50"), (None, "counts as one"), (1.0, "")])
+def test_the_page_says_what_a_chunk_is_unless_it_is_a_token(counted, tokens, fact):
+    text = load_text(counted, stream=replace(counted.run.stream, tokens_per_chunk=tokens))
+    assert fact in text and ("chunk" in text) == bool(fact)
 
 
 def test_the_page_tells_the_throughput_of_requests_and_of_tokens_both_ways(counted):
-    line = re.search(
-        r"^([\d.,]+) requests/s, ([\d.,]+) output and ([\d.,]+) prompt tokens/s over", load_text(counted), re.M
-    )
-    requests, outputs, prompts = (float(number.replace(",", "")) for number in line.groups())
+    numbers = re.search(
+        r"^([\d.,]+) requests/s, ([\d.,]+) output\D+([\d.,]+) prompt", load_text(counted), re.M
+    ).groups()
+    requests, outputs, prompts = (float(number.replace(",", "")) for number in numbers)
     seconds = counted.run.window_s[1] - counted.run.window_s[0]
     assert prompts == pytest.approx(16 * 20 / seconds, rel=1e-3) and outputs == pytest.approx(8 * requests, rel=1e-3)
     assert requests == pytest.approx(20 / seconds, rel=1e-3), "of all its time, and not from the first token on"
+
+
+def test_a_load_of_which_nothing_came_has_no_table_of_dashes(counted):
+    nothing = {"samples": Samples(*[()] * 8), "stream": None, "failures": 20, "first_failure": "HTTP 400: no"}
+    told = load_text(counted, **nothing)
+    assert "TTFT" not in told and "INVALID" in told and "20" in told and "HTTP 400: no" in told
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "facts"),
+    [("gamma 1, 20/s, seed 0", ("Poisson", "20/s")), ("gamma inf", ("constant",)), ("gamma 0.5", ("gamma", "0.5"))],
+)
+def test_gamma_gaps_have_the_name_of_the_field(arrivals, facts):
+    assert all(fact in in_words(arrivals) for fact in facts) and in_words("every 20 ms") == "every 20 ms"
 
 
 def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(monkeypatch):
@@ -315,9 +205,9 @@ def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(m
         spec = EngineSpec(
             "m", platform="remote", interface="endpoint", url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         )
-        with pytest.raises(BadUsage, match="does not answer: "):
+        with pytest.raises(BadUsage):
             EndpointEngine(spec)
-    with pytest.raises(BadUsage, match="127.0.0.1:1/v1/completions does not answer"):
+    with pytest.raises(BadUsage):
         EndpointEngine(replace(spec, url="http://127.0.0.1:1/v1/completions"))
 
 
@@ -331,46 +221,111 @@ def comment(listening):
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
-@pytest.mark.parametrize(
-    ("models", "key", "told"),
-    [
-        (["me/mine"], "sesame", None),
-        (["base", "tuned"], "sesame", "lists 2 models: base, tuned\n  try: --model base"),
-        (["me/mine"], "wrong", "/v1/models does not list its models\n  try: --model NAME"),
-    ],
-)
-def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, path, models, key, told):
-    def ask(method, url, headers, body, within_s):
-        assert (method, url, body, within_s) == ("GET", "http://host/v1/models", None, 10)
-        may = headers["Authorization"] == "Bearer sesame"
-        return 200, "application/json", json.dumps({"data": [{"id": name} for name in models]} if may else {})
+# A server that caches
 
-    monkeypatch.setenv("SLM_ENDPOINT_KEY", f" {key}\n")
-    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", ask)
-    if told is None:
-        assert only_model(f"http://host/v1{path}", 10) == "me/mine"
-    else:
-        with pytest.raises(BadUsage, match=told):
-            only_model(f"http://host/v1{path}", 10)
+BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again
 
 
-def test_where_no_server_answers_no_model_is_asked_for():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
-        with pytest.raises(BadUsage, match="/v1/completions does not answer: .*\n  try: the URL of a server that runs"):
-            only_model(nobody, 10)
+REASON = "of the prompt tokens came from a prefix cache"
 
 
-def test_a_load_of_which_nothing_came_has_no_table_of_dashes(counted):
-    run = replace(counted.run, samples=Samples(*[()] * 8), stream=None, failures=20, first_failure="HTTP 400: no")
-    told = load_text(replace(counted, run=run))
-    assert "TTFT" not in told and "INVALID: 20 requests failed, the first with HTTP 400: no" in told
+@pytest.fixture(scope="module", params=["usage", "counters"])
+def caching(request):
+    """Tells of its cache for each request, or by its counters alone."""
+    told = {} if request.param == "usage" else {"metrics": True, "enable_prompt_tokens_details": False}
+    with somebodys_server(enable_prefix_caching=True, **told) as server:
+        yield server, request.param
 
 
-def test_gamma_gaps_have_the_name_of_the_field():
-    assert in_words("gamma 1, 20/s, seed 0") == "Poisson arrivals, 20/s, seed 0"
-    assert in_words("ramp 20,60/s, 1 s each, gamma inf") == "ramp 20,60/s, 1 s each, arrivals with constant gaps"
-    assert in_words("gamma 0.5") == "arrivals with gamma gaps, burstiness 0.5"
-    assert in_words("every 20 ms") == "every 20 ms"
+@pytest.fixture
+def ask(caching, tmp_path, capsys, monkeypatch):
+    """`measure` at that server: exit status, and what it says as JSON."""
+    server, _ = caching
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", server._key)
+    lengths = ("--input-len", "16", "--output-len", "4", "--max-concurrency", "2", "--num-prompts", "40")
+
+    def run(*arguments, form="--json"):
+        words = ["--endpoint", url_of(server), "--model", "slm", "--records", str(tmp_path / "r.jsonl")]
+        status = main(["measure", *words, *lengths, *arguments, form])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def test_by_default_nothing_comes_from_a_cache_however_often_it_is_measured(ask, tmp_path):
+    for _ in range(3):
+        status, told = ask()
+        assert status == 0 and json.loads(told)["cached_prompt_share"] == 0
+    salts = [m.run.stream.salt for m in read(tmp_path / "r.jsonl").measurements]
+    assert len(set(salts)) == 3 and all(salts)
+    assert len({m.key for m in read(tmp_path / "r.jsonl").measurements}) == 1, "one question, however it was varied"
+
+
+def test_a_seed_gives_the_same_prompts_again_and_that_is_not_valid(ask, tmp_path):
+    assert ask("--seed", "3")[0] == 0
+    status, told = ask("--seed", "3")
+    found = json.loads(told)
+    assert status == 1 and found["cached_prompt_share"] == pytest.approx(12 / 16)
+    assert any(REASON in text and "75 %" in text and "limit 5 %" in text for text in found["problems"])
+    assert [m.run.stream.salt for m in read(tmp_path / "r.jsonl").measurements] == [None, None]
+
+
+def test_unless_it_was_asked_for(ask, caching, tmp_path):
+    ask("--seed", "4")
+    status, told = ask("--seed", "4", "--allow-prefix-cache", form="--json")
+    assert status == 0 and json.loads(told)["cached_prompt_share"] > 0.7
+    apart = ("--records", str(tmp_path / "other.jsonl"))
+    status, page = ask("--allow-prefix-cache", *apart, form="--seed=4")
+    by = "counted for each request" if caching[1] == "usage" else "server metrics"
+    assert status == 0 and f"prefix-cache hit rate 75.0 % ({by})" in page
+    refused, allowed = read(tmp_path / "r.jsonl").measurements
+    assert refused.key != allowed.key, "never reused for each other"
+
+
+def test_rounds_within_one_load_are_not_alike_either(caching):
+    """Thirty-two requests, five times over."""
+    server, how = caching
+    spec = EngineSpec("slm", platform="remote", interface="endpoint", url=url_of(server))
+    engine = engine_with(server._key, spec)
+    try:
+        found = measure(engine, small_workload(), ClosedLoop(4, requests=160), this_host("remote"))
+        again = measure(engine, small_workload(), ClosedLoop(4, requests=160), this_host("remote"))
+    finally:
+        engine.close()
+    assert [cache_hit_share(m.run).share for m in (found, again)] == [0, 0]
+    assert bool(found.run.samples.cached_tokens) is (how == "usage")
+    assert (found.run.stream.cache_lookups is None) is (how == "usage")
+
+
+def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
+    with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=False) as server:
+        spec = EngineSpec("slm", platform="remote", interface="endpoint", url=url_of(server))
+        engine = engine_with(server._key, spec, own_prompts=False)
+        found = [measure(engine, small_workload(), BURST, this_host("remote")) for _ in range(2)]
+        engine.close()
+        assert cache_lookups(url_of(server), {}) is None
+    assert cache_hit_share(found[1].run) is None and problems_of(found[1:]) == []
+
+
+@pytest.mark.parametrize("interface", ["engine", "server"])
+def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm(interface):
+    spec = replace(stand_in(), interface=interface, prefix_caching=True)
+    with closing(Pool()) as pool:
+        first, second = (measure(pool.engine(spec), small_workload(), BURST, this_host("remote")) for _ in range(2))
+    assert (
+        cache_hit_share(first.run).share == pytest.approx(8 / 40 * 12 / 16)
+        and cache_hit_share(second.run).share == 12 / 16
+    )
+    assert any(REASON in text for text in problems(second))
+    allowed = replace(second, spec=replace(spec, allow_prefix_cache=True))
+    assert not any(REASON in text for text in problems(allowed)) and allowed.key != second.key
+
+
+@pytest.mark.parametrize("interface", ["engine", "server"])
+def test_without_a_cache_there_is_nothing_to_tell(interface):
+    with closing(Pool()) as pool:
+        engine = pool.engine(replace(stand_in(), interface=interface))
+        found = [measure(engine, small_workload(), BURST, this_host("remote")) for _ in range(2)]
+    assert [cache_hit_share(m.run) and cache_hit_share(m.run).share for m in found] == [
+        0 if interface == "engine" else None
+    ] * 2

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
+from inner_runs import InnerRuns
 from inside import GATE, ONE, SMALL, SWEEP
 from interfaces import STAND_IN
 from shipped import put
@@ -31,6 +33,29 @@ def requests_made_once(imported_once):
             planner, "build_workload", lambda spec, of: (remembered if spec.source == "lengths" else make)(spec, of)
         )
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_of_git(imported_once):
+    """Each session would start one, to know the commit."""
+    from pytest_slmserve.telemetry import host
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "git_commit", lambda root: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def inner(request, tmp_path_factory, wide_terminal):
+    """A `pytester` for a whole module, so that many tests look at one inner run. Records are kept."""
+    name = SimpleNamespace(name=request.path.stem)
+    asking = SimpleNamespace(function=None, node=name, config=request.config, addfinalizer=request.addfinalizer)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST"))]:
+            patch.delenv(name)
+        patch.setenv("COLUMNS", "400")
+        patch.setenv("SLM_RECORDS", ".slm/records.jsonl")
+        yield pytest.Pytester(asking, tmp_path_factory, patch, _ispytest=True)
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +128,9 @@ def stand_in_here(holds, monkeypatch, tmp_path):
     holds("0.32.0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other runs on this machine have their own lock
     return f"--slm-env=PYTHONPATH={STAND_IN}"
+
+
+@pytest.fixture(scope="session")
+def runs(requests_made_once, wide_terminal, request, tmp_path_factory):
+    """Runs of pytest that several tests look at: see `inner_runs`."""
+    return InnerRuns(request.config, tmp_path_factory)

@@ -1,19 +1,23 @@
-"""--slm-baseline is an archive, or a kept baseline, that the points of a run are compared with."""
+"""--slm-baseline is an archive, or a kept baseline, that the points of a run are held against."""
 
 from __future__ import annotations
 
 import pytest
-from inside import SMALL, usage_error
+from inner_runs import FEW, QUIET
+from inside import usage_error
 from shipped import put
 
 from pytest_slmserve.__main__ import main
+
+SLOWER = ("--slm-engine-arg=t_inf=1700",)
+WIDE = "--slm-gate-margin=0.1"
 
 
 @pytest.fixture
 def held(pytester):
     """Runs a small sweep, and what holds it against a baseline."""
     put(pytester.path, "test_pareto_plateau", "test_stored_baseline")
-    return lambda *args: pytester.runpytest_inprocess(*SMALL, "-k", "test_point or stored_baseline", *args)
+    return lambda *args: pytester.runpytest_inprocess(*FEW, "-k", "test_point or stored_baseline", *args, *QUIET)
 
 
 @pytest.fixture
@@ -23,67 +27,48 @@ def before(held, pytester):
     return pytester.path / "before.jsonl"
 
 
-def test_an_equal_run_is_no_worse(held, before):
-    result = held(f"--slm-baseline={before}", "--slm-gate-margin=0.1")
+def test_an_equal_run_is_no_worse_by_the_path_and_by_the_name_of_what_is_kept(held, before):
+    result = held(f"--slm-baseline={before}", WIDE)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["latency-not-above-baseline*", "*passes*opt-125m at concurrency 256*"])
+    result.stdout.fnmatch_lines(["latency-not-above-baseline*", "*passes*opt-125m at concurrency 16*"])
+    result.stdout.fnmatch_lines(["note: *stored baseline*"])
     result.stdout.no_fnmatch_line("*unexpected*")
-    result.stdout.fnmatch_lines(["note: a stored baseline was measured at another time*"])
-
-
-def test_a_slower_run_fails_and_says_where(held, before):
-    result = held(f"--slm-baseline={before}", "--slm-engine-arg", "t_inf=3000")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        [
-            "*<fails: no-worse-than-the-baseline ?opt-125m?: *output tokens/s *% lower than *",  # pytest cuts the rest
-            "*FAILS*opt-125m at concurrency 1 *output tokens/s *% lower than the baseline*",
-        ]
-    )
-
-
-def test_the_margin_is_that_of_a_gate(held, before):
-    slower = ("--slm-engine-arg", "t_inf=30000")
-    assert held(f"--slm-baseline={before}", "--slm-gate-margin=0.9", *slower).ret != 4
-    assert "--slm-gate-margin says what a gate compares" in usage_error(held("--slm-gate-margin=0.9"))
-
-
-def test_a_kept_baseline_is_known_by_its_name(held, before):
     assert main(["compare", "--save", str(before)]) == 0
-    assert held("--slm-baseline=simulated", "--slm-gate-margin=0.1").ret == 0
+    assert held("--slm-baseline=simulated", WIDE).ret == 0
+
+
+def test_a_slower_run_fails_and_says_where_by_the_margin_of_a_gate(held, before):
+    result = held(f"--slm-baseline={before}", *SLOWER)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*FAILS*opt-125m at concurrency 1 *output tokens/s *% lower *"])
+    assert held(f"--slm-baseline={before}", "--slm-gate-margin=0.9", *SLOWER).ret == 0
 
 
 def test_loads_that_only_one_side_has_are_named(held, before):
-    result = held(f"--slm-baseline={before}", "--slm-concurrency=1,64,512")
-    result.stdout.fnmatch_lines(["note: measured by the baseline alone: opt-125m at concurrency 16, 128, 256*"])
-    result.stdout.fnmatch_lines(["note: measured by this run alone: opt-125m at concurrency 512*"])
+    result = held(f"--slm-baseline={before}", "--slm-concurrency=1,4,32")
+    result.stdout.fnmatch_lines(["note: *baseline alone: opt-125m at concurrency 2, 8, 16*"])
+    result.stdout.fnmatch_lines(["note: *this run alone: opt-125m at concurrency 32*"])
 
 
 def test_replicas_are_held_against_replicas(pytester):
     put(pytester.path, "test_replication_gain", "test_stored_baseline")
 
     def run(*args):
+        some = ("-k", "point_of_replicas or stored_baseline")
         return pytester.runpytest_inprocess(
-            *SMALL, "--slm-sharing=time-slicing", "-k", "point_of_replicas or stored_baseline", *args
+            *FEW, "--slm-concurrency=12", "--slm-sharing=time-slicing", *some, *args, *QUIET
         )
 
     run("--slm-records=before.jsonl")
-    equal = run("--slm-baseline=before.jsonl", "--slm-gate-margin=0.1")
-    assert equal.ret == 0
+    equal, slower = (run("--slm-baseline=before.jsonl", *words) for words in ([WIDE], SLOWER))
+    assert (equal.ret, slower.ret) == (0, 1)
     equal.stdout.fnmatch_lines(["*passes*2 x opt-125m by time-slicing at concurrency *"])
-    slower = run("--slm-baseline=before.jsonl", "--slm-engine-arg", "t_inf=30000")
-    assert slower.ret == 1
-    slower.stdout.fnmatch_lines(
-        ["*FAILS*2 x opt-125m by time-slicing at concurrency *output tokens/s *% lower than the baseline*"]
-    )
+    slower.stdout.fnmatch_lines(["*FAILS*2 x opt-125m by time-slicing at concurrency *output tokens/s *% lower *"])
 
 
-def test_what_is_not_there_is_refused_before_anything_is_measured(held, pytester):
-    assert "--slm-baseline nothing: there is no baseline nothing in .slm" in usage_error(held("--slm-baseline=nothing"))
+def test_what_is_not_there_is_refused_and_without_one_the_test_is_skipped(held, pytester):
+    assert "--slm-baseline nothing" in usage_error(held("--slm-baseline=nothing"))
     assert not (pytester.path / ".slm" / "records.jsonl").exists()
-
-
-def test_without_it_the_test_is_skipped_with_the_reason(held):
     result = held("-rs")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["SKIPPED*nothing to be held against: needs --slm-baseline"])
+    result.stdout.fnmatch_lines(["SKIPPED*needs --slm-baseline"])

@@ -7,14 +7,16 @@ import shutil
 import sys
 
 import pytest
+from inner_runs import QUIET
 from scripts import CHECKOUT
 
+from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
 
-QUICKSTART = ("--pyargs", "pytest_slmserve.quickstart", "-p", "no:cacheprovider")
+QUICKSTART = ("--pyargs", "pytest_slmserve.quickstart", *QUIET)
 
 
-def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was(pytester):
+def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was(pytester, capsys):
     before = os.times()
     result = pytester.runpytest_subprocess(*QUICKSTART, "--slm-simulate", "-v", "--slm-records=.slm/records.jsonl")
     after = os.times()
@@ -23,47 +25,44 @@ def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was
     result.stdout.fnmatch_lines(["*::test_slo PASSED*", "*::test_plateau PASSED*", "*::test_gate PASSED*"])
     result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])
     assert after.children_user - before.children_user < 8, "seconds, whatever else the cores do meanwhile"
-    result = pytester.run(sys.executable, "-m", "pytest_slmserve", "report", ".slm/records.jsonl")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])
+    capsys.readouterr()
+    assert main(["report", ".slm/records.jsonl"]) == 0
+    pytest.LineMatcher(capsys.readouterr().out.splitlines()).fnmatch_lines(["opt-125m: PASS after * pairs*"])
     (session,) = read(pytester.path / ".slm" / "records.jsonl").sessions
     assert session.plan["gate"]["pairs"] == 12, "the terms, without which a report would assume some"
 
 
 def test_in_a_checkout_it_needs_the_package_alone(pytester, monkeypatch):
     """pytest reads tests/conftest.py there, and Hypothesis is not installed."""
-    for path in [CHECKOUT / "conftest.py", *(CHECKOUT / "tests").glob("*.py")]:
+    support = [*(CHECKOUT / "tests/support").glob("*.py")]
+    for path in [CHECKOUT / "conftest.py", CHECKOUT / "tests/conftest.py", CHECKOUT / "tests/skips.toml", *support]:
         to = pytester.path / path.relative_to(CHECKOUT)
-        to.parent.mkdir(exist_ok=True)
+        to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, to)
     hidden = pytester.mkdir("hidden")
     (hidden / "hypothesis.py").write_text("raise ModuleNotFoundError('hypothesis')")
-    monkeypatch.setenv("PYTHONPATH", str(hidden), prepend=os.pathsep)
-    plugins = ("-p", "no:hypothesispytest", "-p", "no:cacheprovider")
-    result = pytester.run(sys.executable, "-m", "pytest", *plugins, *QUICKSTART[:2], "--slm-simulate")
+    monkeypatch.setenv("PYTHONPATH", f"{hidden}{os.pathsep}{pytester.path}/tests/support", prepend=os.pathsep)
+    words = (*QUICKSTART, "-p", "no:hypothesispytest", "--slm-simulate")
+    result = pytester.run(sys.executable, "-m", "pytest", *words)
     assert result.ret == 0
     result.assert_outcomes(passed=3)
 
 
-def test_without_a_mode_it_says_what_it_needs(pytester):
+def test_without_a_mode_it_says_what_it_needs_and_on_a_real_engine_its_gate_waits(pytester, holds):
     result = pytester.runpytest_inprocess(*QUICKSTART, "-rs")
     result.assert_outcomes(skipped=3)
-    result.stdout.fnmatch_lines(["*measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*"])
-
-
-def test_on_a_real_engine_its_gate_waits_to_be_asked_for(pytester, holds):
+    result.stdout.fnmatch_lines(["*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*"])
     holds("0.32.0")
-    result = pytester.runpytest_inprocess(*QUICKSTART, "--slm-cpu", "--slm-plan")
-    result.stdout.fnmatch_lines(["*test_slo*", "*test_plateau*"])
-    result.stdout.no_fnmatch_line("*test_gate*")
+    plan = pytester.runpytest_inprocess(*QUICKSTART, "--slm-cpu", "--slm-plan")
+    plan.stdout.fnmatch_lines(["*test_slo*", "*test_plateau*"])
+    plan.stdout.no_fnmatch_line("*test_gate*")
 
 
 # The word of the marker
 
 
-def test_a_gate_of_each_endpoint_may_be_simulated_beside_other_tests(pytester):
-    pytester.makepyfile(
-        """
+def test_a_gate_of_each_endpoint_may_be_simulated_beside_other_tests(runs):
+    source = """
         import pytest
 
         @pytest.mark.slm(gate="simulated")
@@ -73,16 +72,12 @@ def test_a_gate_of_each_endpoint_may_be_simulated_beside_other_tests(pytester):
 
         def test_gate_of_a_real_engine(slm_gates): assert False
         """
-    )
-    result = pytester.runpytest_inprocess("--slm-simulate", "--slm-models=opt-125m", "--slm-window=1", "-rs")
-    assert result.ret == 0
-    result.assert_outcomes(passed=6, skipped=2)
-    result.stdout.fnmatch_lines(["*no launch told its memory", "*needs --slm-gate"])
+    ran = runs(source, "--slm-simulate", "--slm-models=opt-125m", "--slm-window=1", "-rs")
+    assert (ran.ret, ran.counts) == (0, {"passed": 6, "skipped": 2})
+    ran.lines.fnmatch_lines(["*no launch told its memory", "*needs --slm-gate"])
 
 
 @pytest.mark.parametrize("word", ["True", "'real'"])
-def test_another_word_is_refused(pytester, word):
-    pytester.makepyfile(f"import pytest\n@pytest.mark.slm(gate={word})\ndef test_it(slm_gates): pass")
-    result = pytester.runpytest_inprocess("--slm-simulate")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "is no gate without --slm-gate" in result.stderr.str()
+def test_another_word_is_refused(runs, word):
+    ran = runs(f"import pytest\n@pytest.mark.slm(gate={word})\ndef test_it(slm_gates): pass", "--slm-simulate")
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR and f"gate={word}" in ran.err and "--slm-gate" in ran.err

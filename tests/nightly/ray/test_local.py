@@ -12,42 +12,15 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 from processes import alive, until
+from ray_runs import LOCAL, MODELS, SWEEPS
 from shipped import put
 
-from pytest_slmserve.archive.store import read, runs_of
+from pytest_slmserve.archive.store import read
 
-pytest.importorskip("ray")
 # Each run starts a Ray of its own, whose processes would take the time of other tests.
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
-SWEEPS = """
-    import pytest
-
-    def test_point(slm_point):
-        assert slm_point.measure()
-
-    @pytest.mark.slm(claim="throughput-plateau")
-    def test_plateau(slm_claim):
-        assert slm_claim()
-
-    @pytest.mark.slm(models=("opt-1.3b",))
-    def test_of_two_models(slm_session, slm_model):
-        known = {m.spec.model for m in slm_session.results.measurements()}
-        assert {"facebook/opt-125m", "facebook/opt-1.3b"} <= {*known, *(f"facebook/{name}" for name in known)}
-"""
-MODELS = (
-    "--slm-simulate",
-    "--slm-engine-arg=noise=0",  # it is drawn in the order of the measurements, and that is another in each run
-    "--slm-engine-arg=scatter=0",
-    "--slm-records=.slm/records.jsonl",
-    "--slm-report=tables",
-    "--slm-models=opt-125m,opt-1.3b",
-    "--slm-concurrency=1,16,64,128,256",
-    "-p",
-    "no:cacheprovider",
-)
 SUPPORT = str(Path(__file__).parents[2] / "support")
-LOCAL = "--slm-ray=local:2"
 
 
 @pytest.fixture
@@ -66,25 +39,6 @@ def ray_processes(of):
 
 def records(pytester, name=".slm/records.jsonl"):
     return read(pytester.path / name).measurements
-
-
-def test_two_gpus_make_one_archive_and_the_report_of_a_run_without(spread, pytester):
-    def tables(result):
-        return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
-
-    result = spread("-v", "--slm-window=4")
-    result.assert_outcomes(passed=13)
-    found = records(pytester)
-    assert Counter(m.key for m in found) == dict.fromkeys({m.key for m in found}, 2) and len(found) == 20
-    assert len({m.launch for m in found}) == 2, "an engine starts once"
-    [run] = runs_of(read(pytester.path / ".slm/records.jsonl"))
-    assert len(run.measurements) == 20, "all of it is one run"
-    text = result.stdout.str()
-    assert "slmserve: simulated, no vLLM, on 2 GPUs of this host at once; " in text
-    assert text.count("throughput-plateau: ") == 1 and text.count("measured: 5 points, 2 repeats each, 1 launch") == 2
-    assert "whether engines on several GPUs disturbed each other was not looked at" in text
-    without = (*MODELS, "--slm-window=4", "--slm-records=alone.jsonl", "--slm-budget=0")
-    assert tables(result) == tables(pytester.runpytest_subprocess(*without)) and len(tables(result)) == 10
 
 
 def test_a_run_that_keeps_no_records_makes_one_report_too(pytester):

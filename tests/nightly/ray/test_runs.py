@@ -8,21 +8,14 @@ import time
 from collections import Counter
 
 import pytest
+from ray_runs import POINTS, WITH_A_GPU, WORDS, cluster_of_two
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.run import cluster
 
 # Ray takes a node of a machine that engines keep busy for lost, and then ends the process that is connected to it.
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
-NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-WITH_A_GPU = {**NODE, "num_gpus": 1, "resources": {"imagined": 1}}
-POINTS = """
-    import pytest
-
-    def test_point(slm_point):
-        assert slm_point.measure()
-"""
 SWEEP = f"""{POINTS}
     @pytest.mark.slm(claim="throughput-plateau")
     def test_plateau(slm_claim):
@@ -44,38 +37,13 @@ OTHERS = f"""{POINTS}
         case = planner.case(planner.spec("opt-125m"), [planner.workload("opt-125m")], [planner.load(7)])
         slm_session.executor.measure(case, 1)
 """
-WORDS = (
-    "--slm-simulate",
-    "--slm-records=.slm/records.jsonl",
-    "--slm-report=tables",
-    "--slm-models=opt-125m,opt-1.3b",
-    "--slm-concurrency=1,16,64,128,256",
-    "--slm-window=2",
-)
 LONGER = ("--slm-concurrency=1,2,4,8", "--slm-engine-arg=lasts_s=0.7")  # some seconds on each node
-
-
-@pytest.fixture(autouse=True)
-def no_options_from_outside(monkeypatch):
-    for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST", "RAY_ADDRESS"))]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    """A head without GPUs, and two nodes with one imagined GPU each, as processes of this host."""
-    pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
-        patch.delenv("RAY_ADDRESS", raising=False)
-        from ray.cluster_utils import Cluster
-
-        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_gpus": 0})
-        try:
-            cluster.workers = [cluster.add_node(**WITH_A_GPU) for _ in range(2)]
-            yield cluster
-        finally:
-            cluster.shutdown()
+    with cluster_of_two() as found:
+        yield found
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pytest_slmserve.schema.kv_cache import predicted_blocks
 
 BATCHES = (1, 8, 32)
 MEASURED = "verified(advice, slm_spec, found, margin=0.35)"  # on two cores, shared with others
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("vllm_here")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 
 
 @pytest.fixture(scope="module")

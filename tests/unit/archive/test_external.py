@@ -1,43 +1,48 @@
-"""Files that others wrote, read into a curve of points."""
+"""Files of other tools become a curve of points, in which no row is lost and nothing is guessed but a unit; and our own
+results are written in the words of `vllm bench serve`, so that what reads its JSON reads ours."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from published import CSV, ROWS
+from refusals import refused
+from strategies import measurement
 
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.metrics.window import Slo
+from pytest_slmserve.analysis.points import Point, summarize
 from pytest_slmserve.archive.external import (
     Columns,
+    Export,
     Row,
+    as_vllm_bench,
     check_columns,
+    export_to,
     external_curve,
+    knob_of,
     matching,
     mixed_settings,
+    number_in,
     read_results,
     results,
+    some,
     with_values,
 )
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 COLUMNS = Columns(knob="max_num_seqs", throughput="total_tok_per_s", latency="mean_itl_ms")
 VLLM = Columns(
     knob="max_concurrency", throughput="output_throughput", latency="mean_itl_ms", output_throughput="output_throughput"
 )
-
-
-def test_names_and_values_are_printable(tmp_path):
-    line, told = tmp_path / "a.csv", tmp_path / "b.json"
-    line.write_text("max_num_seqs,\x1b[2Jkind\n4,\x1b]0;owned\x07\n", "utf-8")
-    told.write_text('{"max_num_seqs": 4, "\\u001b[2Jkind": ["\\u202e"]}', "utf-8")
-    (row,), (other,) = read_results(line), read_results(told)
-    assert row.cells == {"max_num_seqs": "4", r"\x1b[2Jkind": r"\x1b]0;owned\x07"}
-    assert other.cells == {"max_num_seqs": 4, r"\x1b[2Jkind": [r"\u202e"]}
 
 
 def result(concurrency: object, rate: object = 100.0, **more: object) -> dict[str, object]:
@@ -60,21 +65,39 @@ def points(found: list[Row], columns: Columns) -> tuple[Point, ...]:
     return external_curve(found, columns).points
 
 
+# Reading
+
+
 def test_a_csv_becomes_a_curve(tmp_path):
     curve = external_curve(written(tmp_path / "a.csv", CSV), COLUMNS)
-    found = curve.points
-    assert [p.concurrency for p in found] == [row[0] for row in ROWS]
-    assert (found[2].repeats, found[2].e2e_repeats, found[2].batch_repeats) == ((5734.137894,), (7.509587e-3,), (32.0,))
-    assert (found[2].output_tokens_per_s, found[2].e2e_s) == (5734.137894, 7.509587e-3)
-    assert found[2].valid and found[2].batch is None and found[2].ttft_s is None and found[2].power_w is None
-    assert curve.axes.at(32) == "max_num_seqs 32" and curve.axes.throughput == "total_tok_per_s"
+    assert [(p.concurrency, p.repeats[0], p.e2e_repeats[0] * 1e3) for p in curve.points] == [
+        (row[0], row[2], pytest.approx(row[3])) for row in ROWS
+    ]
+    third = curve.points[2]
+    assert (third.output_tokens_per_s, third.e2e_s, third.batch_repeats) == (5734.137894, 7.509587e-3, (32.0,))
+    assert third.valid and third.problems == () and third.left_out == 0
+    assert third.batch is third.little is third.ttft_s is third.power_w is third.each[0].batch is None
+    assert curve.axes.at(32) == "max_num_seqs 32" and curve.subject
+    assert (curve.axes.throughput, curve.axes.latency) == ("total_tok_per_s", "mean_itl_ms")
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_other_delimiters_and_a_mark_at_the_start(tmp_path, delimiter):
     path = tmp_path / "a.csv"
-    path.write_text("\ufeff" + CSV.replace(",", delimiter), "utf-8")
+    path.write_text("\ufeff" + CSV.replace(",", f"{delimiter}").replace("max_num_seqs", " max_num_seqs "), "utf-8")
     assert [row.cells for row in read_results(path)] == [row.cells for row in written(tmp_path / "b.csv", CSV)]
+
+
+def test_a_row_knows_where_it_stands_and_an_empty_line_is_none(tmp_path):
+    found = written(tmp_path / "a.csv", 'n,t\n1,"a,b"\n\n2," c "\n')
+    assert [(row.place, row.cells) for row in found] == [
+        ("a.csv: line 2", {"n": "1", "t": "a,b"}),
+        ("a.csv: line 4", {"n": "2", "t": " c "}),
+    ]
+    assert found[1].text("t") == "c" and found[1].text("else") == "" and Row("", {"a": None, "b": 0}).text("b") == "0"
+    assert [row.place for row in written(tmp_path / "a.json", "[{}, {}]\n{}")] == [
+        f"a.json: result {n}" for n in (1, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,162 +111,49 @@ def test_other_delimiters_and_a_mark_at_the_start(tmp_path, delimiter):
     ids=["list", "lines", "one after the other", "lists"],
 )
 def test_json_in_the_ways_it_comes(tmp_path, text):
-    found = points(written(tmp_path / "a.json", text), VLLM)
-    assert [(p.concurrency, p.repeats, p.e2e_repeats) for p in found] == [
-        (1, (100.0,), (0.005,)),
-        (2, (100.0,), (0.005,)),
-    ]
-
-
-def test_rows_of_one_knob_are_repeats():
-    found = points(rows(result(8), result(4), result("8.0", 110.0)), VLLM)
-    assert [(p.concurrency, p.repeats) for p in found] == [(4, (100.0,)), (8, (100.0, 110.0))]
-    assert found[1].batch_repeats == (8.0, 8.0) and found[1].output_tokens_per_s == 105.0
-
-
-def test_one_repeat_that_preempted_spoils_its_point():
-    columns = replace(VLLM, preemptions="lost")
-    [seen] = points(rows(result(8, lost="0"), result(8, lost=178)), columns)
-    assert seen.output_tokens_per_s == 100.0 and len(seen.each) == seen.left_out == 2, "it is shown"
-    assert not seen.valid and seen.problems == ("178 preemptions",)
-
-
-def test_requests_in_flight_by_littles_law():
-    columns = replace(COLUMNS, running="mean_running", output_throughput="output_tok_per_s")
-    cells = [
-        dict(zip(("max_num_seqs", "output_tok_per_s", "total_tok_per_s", "mean_itl_ms", "mean_running"), row))
-        for row in ROWS
-    ]
-    found = {p.concurrency: p for p in points(rows(*cells), columns)}
-    assert [round(found[cap].batch) for cap in (96, 256, 768)] == [91, 230, 584]
-    assert [round((1 + found[cap].little) * found[cap].batch) for cap in (96, 256, 768)] == [75, 184, 459]
+    assert [row.cells for row in written(tmp_path / "a.json", text)] == [result(1), result(2)]
 
 
 @pytest.mark.parametrize(
-    ("cells", "words"),
+    ("text", "facts"),
     [
-        *(
-            ({"rate": cell}, "row 1: output_throughput is .*, which is no number")
-            for cell in (None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999")
-        ),
-        *(({"rate": cell}, "no rate and no latency") for cell in (0, -1.0, 1e300, "1e-300")),
-        *(({"concurrency": cell}, "a knob has to be a positive whole number") for cell in (0, -8, 1.5, 1e10)),
-        ({"lost": -1}, "no number of preemptions"),
+        ("a,b\n1,2,3\n", ("line 2 ", "3 fields", "2")),
+        ("a,b\n1,2\n1\n", ("line 3 ", "1 fields", "2")),
+        ("b,a,a,b\n1,2,3,4\n", ("'a'",)),
+        ('a,b\n"1,2\n', ("line 2",)),
+        ('{"a": 1', ("line 1",)),
+        ('{"a": 1}\n\n{"a": }', ("line 3",)),
+        ("[1, 2]", ("result 1 ",)),
+        ('[{}, "a"]', ("result 2 ",)),
+        ("[" * 100_000, ("line 1",)),
+        (b"\xff\xfe\x00", ("UTF-8",)),
+        (None, ("No such file",)),
     ],
 )
-def test_values_that_cannot_be(cells, words):
-    with pytest.raises(BadUsage, match=words):
-        points(rows(result(**{"concurrency": 8, "lost": 0, **cells})), replace(VLLM, preemptions="lost"))
-
-
-@pytest.mark.parametrize(
-    ("name", "given_unit", "unit"),
-    [
-        ("mean_itl_ms", None, "ms"),
-        ("itl_s", None, "s"),
-        ("itl", "ms", "ms"),
-        ("itl_s", "s", "s"),
-        ("a_per_s", "s", "s"),
-        ("itl", None, "--latency-unit"),
-        ("tok_per_s", None, "--latency-unit"),
-        ("itl_ms", "s", "which is not s"),
-    ],
-)
-def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
-    columns = replace(COLUMNS, latency=name, latency_unit=given_unit)
-    cells = rows({"max_num_seqs": 8, "total_tok_per_s": 100.0, name: 5.0})
-    if unit in ("ms", "s"):
-        assert points(cells, columns)[0].e2e_s == {"ms": 0.005, "s": 5.0}[unit]
-    else:
-        with pytest.raises(BadUsage, match=unit):
-            points(cells, columns)
-
-
-def test_a_row_without_the_value():
-    with pytest.raises(BadUsage, match="row 2: output_throughput is None, which is no number"):
-        points(rows(result(8), {"max_concurrency": 4}), VLLM)
-
-
-def test_a_row_with_an_empty_cell_is_left_out_by_name():
-    found = rows(result(8), result(16, None), result(32, ""), result(None), result(64))
-    left, notes = with_values(found, VLLM)
-    assert left == [found[0], found[4]]
-    assert notes == [
-        "left out, without a value of output_throughput: row 2, row 3",
-        "left out, without a value of max_concurrency: row 4",
-    ]
-    words = "the column 'max_concurrency' is empty in all results\n  try: `vllm bench serve --max-concurrency N`"
-    with pytest.raises(BadUsage, match=words):
-        with_values(rows(result(None), result(None)), VLLM)
-
-
-def test_conditions_are_equal_as_text_or_as_numbers():
-    mixed = rows({"model": "A", "n": 1, "chunked": True}, {"model": "b", "n": "1.0", "chunked": None})
-    assert matching(mixed, ["model=a"]) == mixed[:1] == matching(mixed, ["chunked=true"])
-    assert matching(mixed, ["n=1"]) == mixed and matching(mixed, []) == mixed
-    assert matching(mixed, ["chunked="]) == mixed[1:]
-
-
-@pytest.mark.parametrize(
-    ("conditions", "words"),
-    [
-        (["model=c"], "no row is left after --where model=c\n.*model is a, b"),
-        (["model=a", "n=2"], "--where model=a --where n=2\n.*fewer conditions"),
-        (["modle=a"], "no column 'modle'\n.*model, n"),
-        (["model"], "NAME=VALUE"),
-    ],
-)
-def test_conditions_that_leave_nothing(conditions, words):
-    with pytest.raises(BadUsage, match=words):
-        matching(rows({"model": "a", "n": 1}, {"model": "b", "n": 2}), conditions)
-
-
-def test_columns_are_named_but_not_lists():
-    with pytest.raises(BadUsage) as seen:
-        check_columns(rows(result(8)), ["max_concurrency", "itl"])
-    assert "'itl'" in str(seen.value) and "mean_itl_ms" in seen.value.hint and "itls" not in seen.value.hint
-
-
-def test_a_mixture_is_said():
-    mixed = rows(*({"model": m, "id": f"{m}{n}", "n": str(n), "same": "x"} for m in "ab" for n in (1, 2)))
-    columns = Columns(knob="n", throughput="n", latency="n")
-    [seen] = mixed_settings(mixed, columns)
-    assert "different model (a, b)" in seen and "--where model=" in seen
-    assert mixed_settings(mixed[:2], columns) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a,b\n1,2,3\n", "line 2 has 3 fields, the header has 2"),
-        ("a,a\n1,2\n", "several columns are called 'a'"),
-        ('a,b\n"1,2\n', "no CSV in line 2"),
-        ('{"a": 1', "no JSON in what begins at line 1"),
-        ('{"a": 1}\n\n{"a": }', "no JSON in what begins at line 3"),
-        ("[1, 2]", "result 1 is no JSON object"),
-        ("[" * 100_000, "no JSON"),
-        (b"\xff\xfe\x00", "no text in UTF-8"),
-        (None, "cannot read .*: No such file"),
-    ],
-)
-def test_damaged_files(tmp_path, text, words):
+def test_damaged_files_are_named_with_the_line(tmp_path, text, facts):
     if text is not None:
         (tmp_path / "a").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(BadUsage, match=words):
+    with refused("a", *facts):
         read_results(tmp_path / "a")
+
+
+def test_columns_without_a_name_may_be_several(tmp_path):
+    assert written(tmp_path / "a.csv", "a,,\n1,2,3\n")[0].cells["a"] == "1"
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n", "[]"])
 def test_files_with_nothing_in_them(tmp_path, text):
-    with pytest.raises(BadUsage, match="there are no rows"):
+    with refused(hint="results"):
         matching(written(tmp_path / "a.csv", text), [])
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e6)), min_size=1, max_size=20))
-def test_no_row_is_lost(pairs):
-    found = points(rows(*(result(knob, rate) for knob, rate in pairs)), VLLM)
-    assert sorted((p.concurrency, rate) for p in found for rate in p.repeats) == sorted(pairs)
-    assert [p.concurrency for p in found] == sorted({knob for knob, _ in pairs})
+def test_names_and_values_are_printable(tmp_path):
+    line, told = tmp_path / "a\x07.csv", tmp_path / "b.json"
+    line.write_text("max_num_seqs,\x1b[2Jkind\n4,\x1b]0;owned\x07\n", "utf-8")
+    told.write_text('{"max_num_seqs": 4, "\\u001b[2Jkind": ["\\u202e"], "a\\n": "b\\t"}', "utf-8")
+    (row,), (other,) = read_results(line), read_results(told)
+    assert row.cells == {"max_num_seqs": "4", r"\x1b[2Jkind": r"\x1b]0;owned\x07"} and row.place == r"a\x07.csv: line 2"
+    assert other.cells == {"max_num_seqs": 4, r"\x1b[2Jkind": [r"\u202e"], r"a\n": r"b\t"}
 
 
 def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up(tmp_path):
@@ -254,25 +164,376 @@ def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up(tmp_path):
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
     found, left_out = results([tmp_path / name for name in files])
     assert [row.cells["output_throughput"] for row in found] == [100.0, 101.0]
-    assert left_out == ["left out, warm-ups of a sweep: 1", "left out, for an earlier file has the same: 2"]
+    assert [note.rpartition(" ")[2] for note in left_out] == ["1", "2"] and "warm-ups" in left_out[0]
 
 
-def test_equal_rows_of_one_file_are_repeats(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("n,rate\n1,10\n1,10\n", "utf-8")
-    found, left_out = results([path])
-    assert len(found) == 2 and not left_out
+def test_equal_rows_of_one_file_are_repeats_and_the_order_of_cells_is_nothing(tmp_path):
+    rows_, again = tmp_path / "a.csv", tmp_path / "b.csv"
+    rows_.write_text("n,rate\n1,10\n1,10\n", "utf-8")
+    again.write_text("rate,n\n10,1\n11,1\n", "utf-8")
+    assert [len(results(paths)[0]) for paths in ([rows_], [rows_, again])] == [2, 3]
+    assert results([rows_])[1] == [] and len(results([rows_, again])[1]) == 1
+
+
+# Points
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e6)), min_size=1, max_size=20), st.floats(1e-3, 1e3))
+def test_no_row_is_lost_and_a_point_is_the_mean_of_its_rows(pairs, wait_ms):
+    found = points(rows(*(result(knob, rate, mean_itl_ms=wait_ms) for knob, rate in pairs)), VLLM)
+    assert sorted((p.concurrency, rate) for p in found for rate in p.repeats) == sorted(pairs)
+    assert [p.concurrency for p in found] == sorted({knob for knob, _ in pairs})
+    for point in found:
+        own = [rate for knob, rate in pairs if knob == point.concurrency]
+        assert point.output_tokens_per_s == pytest.approx(sum(own) / len(own)) and point.valid
+        assert point.e2e_s == pytest.approx(wait_ms / 1e3) and point.e2e_repeats == (point.e2e_s,) * len(own)
+        assert point.batch == pytest.approx(point.output_tokens_per_s * point.e2e_s), "by Little's law"
+        assert point.batch_repeats == (float(point.concurrency),) * len(own)
+        assert [(each.output_tokens_per_s, each.batch) for each in point.each] == [
+            (rate, pytest.approx(rate * wait_ms / 1e3)) for rate in own
+        ]
+
+
+def test_a_knob_may_be_text_and_a_point_the_mean_of_both():
+    found = points(rows(result(8), result(4), result("8.0", 110.0)), VLLM)
+    assert [(p.concurrency, p.repeats) for p in found] == [(4, (100.0,)), (8, (100.0, 110.0))]
+
+
+def test_one_repeat_that_preempted_spoils_its_point():
+    columns = replace(VLLM, preemptions="lost")
+    spoilt, sound = points(rows(result(8, lost="0"), result(8, lost=178), result(9, lost=0)), columns)
+    assert spoilt.output_tokens_per_s == 100.0 and len(spoilt.each) == spoilt.left_out == 2, "it is shown"
+    assert not spoilt.valid and "178" in spoilt.problems[0] and spoilt.repeats == () and sound.valid
+
+
+def test_requests_in_flight_by_littles_law():
+    columns = replace(COLUMNS, running="mean_running", output_throughput="output_tok_per_s")
+    names = ("max_num_seqs", "output_tok_per_s", "total_tok_per_s", "mean_itl_ms", "mean_running")
+    found = {p.concurrency: p for p in points(rows(*(dict(zip(names, row)) for row in ROWS)), columns)}
+    assert [round(found[cap].batch) for cap in (96, 256, 768)] == [91, 230, 584]
+    assert [round((1 + found[cap].little) * found[cap].batch) for cap in (96, 256, 768)] == [75, 184, 459]
+    assert points(rows(dict(zip(names, ROWS[0]))), replace(COLUMNS, running="mean_running"))[0].little is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "facts"),
+    [
+        *(({"rate": cell}, ("output_throughput", "number")) for cell in
+          (None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999")),
+        *(({"rate": cell}, ("output_throughput", cell, "rate")) for cell in (0, -1.0, 1e300, "1e-300", 1e-13, 1.01e12)),
+        *(({"concurrency": cell}, ("max_concurrency", cell, "whole")) for cell in (0, -8, 1.5, 1e10, 10**9 + 1)),
+        ({"lost": -1}, ("lost", -1, "preemptions")),
+        ({"mean_itl_ms": 0}, ("mean_itl_ms", 0)),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be(cells, facts):
+    with refused("row 1", *facts):
+        points(rows(result(**{"concurrency": 8, "lost": 0, **cells})), replace(VLLM, preemptions="lost"))
+
+
+def test_a_number_is_shown_in_forty_characters_and_its_bounds_are_possible():
+    for length, shown in ((38, f"'{'x' * 38}',"), (39, f"'{'x' * 36}...,")):
+        with refused(f"r: a is {shown}", hint="--where"):
+            number_in(Row("r", {"a": "x" * length}), "a")
+    assert [number_in(Row("r", {"a": value}), "a") for value in (1e-12, "1e12", " 5 ")] == [1e-12, 1e12, 5.0]
+    assert [knob_of(Row("r", {"a": value}), "a") for value in (1, "8.0", 10**9)] == [1, 8, 10**9]
+    with refused("row 2", "output_throughput", "None"):
+        points(rows(result(8), {"max_concurrency": 4}), VLLM)
+
+
+@pytest.mark.parametrize(
+    ("name", "given_unit", "unit"),
+    [
+        ("mean_itl_ms", None, "ms"),
+        ("itl_s", None, "s"),
+        ("itl", "ms", "ms"),
+        ("itl_s", "s", "s"),
+        ("a_per_s", "s", "s"),
+        ("itl", None, "--latency-unit ms"),
+        ("tok_per_s", None, "--latency-unit ms"),
+        ("itl_ms", "s", "no --latency-unit"),
+    ],
+)
+def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
+    columns = replace(COLUMNS, latency=name, latency_unit=given_unit)
+    cells = rows({"max_num_seqs": 8, "total_tok_per_s": 100.0, name: 5.0})
+    if unit in ("ms", "s"):
+        assert points(cells, columns)[0].e2e_s == {"ms": 0.005, "s": 5.0}[unit]
+    else:
+        with refused(repr(name), hint=unit):
+            points(cells, columns)
+
+
+# Rows that are chosen or left out
+
+
+def test_a_row_with_an_empty_cell_is_left_out_by_name():
+    found = rows(result(8), result(16, None), result(32, ""), result(None), result(64))
+    left, notes = with_values(found, VLLM)
+    assert left == [found[0], found[4]] and len(notes) == 2
+    assert notes[0].endswith("output_throughput: row 2, row 3") and notes[1].endswith("max_concurrency: row 4")
+    with refused("'max_concurrency'", hint="--max-concurrency"):
+        with_values(rows(result(None), result(None)), VLLM)
+    with refused("'output_throughput'", hint="another column"):
+        with_values(rows(result(8, None)), VLLM)
+    assert VLLM.names == ("max_concurrency", "output_throughput", "mean_itl_ms", "output_throughput")
 
 
 def test_failed_requests_of_vllms_benchmark_are_told():
     found = rows(result(8, completed=98, failed=2), result(16, completed=100, failed=0), result(32, failed=3))
-    assert with_values(found, VLLM)[1] == ["requests failed, so the load was less than it says: row 1"]
+    found += rows(result(8, completed=1, failed="x"))
+    (note,) = with_values(found, VLLM)[1]
+    assert note.endswith(": row 1")
 
 
-def test_settings_in_numbers_that_repeats_differ_in_are_told():
-    lengths = [result(n, 100.0 * n - size, random_input_len=size, run_number=0) for n in (1, 8) for size in (32, 64)]
-    assert mixed_settings(rows(*lengths), VLLM) == [
-        "rows of different random_input_len (32, 64) are taken as repeats; --where random_input_len=... chooses"
-    ]
-    again = [result(n, 100.0 + n + run, run_number=run) for n in (1, 8) for run in (0, 1)]
-    assert not mixed_settings(rows(*again), VLLM)
+def test_conditions_are_equal_as_text_or_as_numbers():
+    mixed = rows({"model": "A", "n": 1, "chunked": True}, {"model": "b", "n": "1.0", "chunked": None})
+    assert (
+        matching(mixed, ["model=a"])
+        == mixed[:1]
+        == matching(mixed, ["chunked=true"])
+        == matching(mixed, [" model = A "])
+    )
+    assert matching(mixed, ["n=1"]) == mixed and matching(mixed, []) == mixed
+    assert matching(mixed, ["chunked="]) == mixed[1:] and matching(mixed, ["n=1", "model=b"]) == mixed[1:]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "facts", "hint"),
+    [
+        (["model=c"], ["--where model=c"], "model is a, b"),
+        (["model=a", "n=2"], ["--where model=a --where n=2"], "fewer conditions"),
+        (["n=1", "model=c"], ["--where n=1 --where model=c"], "model is a, b"),
+        (["modle=a"], ["'modle'"], "model, n"),
+        (["model"], ["model"], "NAME=VALUE"),
+        (["=a"], ["=a"], "NAME=VALUE"),
+    ],
+)
+def test_conditions_that_leave_nothing(conditions, facts, hint):
+    with refused(*facts, hint=hint):
+        matching(rows({"model": "a", "n": 1}, {"model": "b", "n": 2}), conditions)
+
+
+def test_of_many_values_twelve_are_named():
+    many = rows(*({"n": n} for n in range(20)))
+    with refused(hint="n is 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11") as caught:
+        matching(many, ["n=99"])
+    assert "12" not in caught.value.hint
+
+
+def test_columns_are_named_but_not_lists():
+    with refused("'itl'", hint="mean_itl_ms") as seen:
+        check_columns(rows(result(8)), ["max_concurrency", "itl"])
+    assert "itls" not in seen.value.hint
+    assert check_columns([], ["a"]) is None and check_columns(rows({"a": 1}, {"b": 1}), ["b", "a"]) is None
+
+
+BOTH = Columns(knob="n", throughput="rate", latency="wait")
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ([{"model": m, "id": f"{m}{n}", "n": n, "same": "x"} for m in "ab" for n in (1, 2)], ["model (a, b)"]),
+        ([{"model": "a", "n": n} for n in (1, 2)], []),
+        ([{"model": m, "n": n} for n, m in enumerate("abcd", 1)], []),
+        ([{"chunked": flag, "n": 1} for flag in ("True", "false")], ["chunked (True, false)"]),
+        ([{"kind": kind, "n": 1} for kind in ("", "x", "x")], ["kind (empty, x)"]),
+        ([{"size": size, "n": n, "run_number": 0} for n in (1, 8) for size in (32, 64)], ["size (32, 64)"]),
+        ([{"size": n, "n": n} for n in (1, 8) for _ in range(2)], []),
+        ([{"noise": n + size, "n": n} for n in (1, 8) for size in (32, 64)], []),
+        ([{"rate": size, "n": n} for n in (1, 8) for size in (32, 64)], []),
+        ([{"n": n, "run_number": run} for n in (1, 8) for run in (0, 1)], []),
+        ([{"itls": [m], "n": 1} for m in "aabb"], []),
+        ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4, 5)], ["size (1, 2, 3, 4, ...)"]),
+        ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4)], ["size (1, 2, 3, 4)"]),
+    ],
+)
+def test_settings_that_are_mixed_are_told(cells, found):
+    """Words in which some rows agree, and numbers in which repeats differ and that are in several rows."""
+    notes = mixed_settings(rows(*cells), BOTH)
+    assert (
+        [f"of different {each} " in note for each, note in zip(found, notes)]
+        == [True] * len(found)
+        == [True] * len(notes)
+    )
+    assert all(f"--where {each.split()[0]}=" in note for each, note in zip(found, notes))
+
+
+def test_a_setting_of_words_makes_one_curve_and_of_numbers_repeats():
+    words, numbers = {"model": ["a", "b"]}, {"size": [1, 2]}
+    for (name, values), taken in zip((*words.items(), *numbers.items()), ("one curve", "repeats")):
+        cells = [{name: value, "n": n} for value in values for n in (1, 2)]
+        assert taken in mixed_settings(rows(*cells), BOTH)[0]
+    assert some([""]) == "empty" and some(["a"] * 5) == "a, a, a, a, ..."
+
+
+# Our own results in vLLM's words
+
+GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"463": 9}, "sum_s": 0.0909}
+
+
+def overloaded(served_per_s: float = 5.0):
+    """Ten requests a second come for 20 s, of 8 and 4 tokens; half as many are served, one after the other."""
+    sent = tuple(i / 10 for i in range(200))
+    first = tuple((i + 1) / served_per_s for i in range(200))
+    columns = (8,) * 200, (4,) * 200, (True,) * 200
+    samples = Samples(tuple(range(200)), sent, (None,) * 200, first, tuple(at + 0.01 for at in first), *columns)
+    tokens = tuple(4 * served_per_s * 0.01 for _ in range(4000))
+    run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=Stream(0.01, 0.0, tokens, GAPS, scheduled_s=sent))
+    load = OpenLoop(arrivals="even", rate=10.0, settle_s=5.0, window_s=10.0)
+    return replace(measurement(output_tokens=4), load=load, run=run)
+
+
+def test_throughput_under_overload_is_what_was_served_and_not_what_was_sent():
+    told = as_vllm_bench(overloaded())
+    assert (told["duration"], told["num_prompts"], told["completed"]) == (10, 100, 100)
+    assert told["request_throughput"] == pytest.approx(5, abs=0.1)
+    assert told["output_throughput"] == pytest.approx(20)
+    assert told["total_token_throughput"] == pytest.approx(5 * (4 + 8), abs=1)
+    assert (told["total_input_tokens"], told["total_output_tokens"]) == (800, 400)
+
+
+def test_latencies_are_those_of_the_requests_that_are_judged_by_numpy():
+    """Those sent from 5 to 15 s: request i waits (i + 1) / 5 - i / 10 s."""
+    seen = overloaded()
+    told = as_vllm_bench(seen)
+    ttft_ms = np.array([((i + 1) / 5 - i / 10) * 1e3 for i in range(50, 150)])
+    expected = {"ttft": ttft_ms, "e2el": ttft_ms + 10, "tpot": np.full(100, 10 / 3)}
+    for name, values in expected.items():
+        facts = {"mean": values.mean(), "median": np.median(values), "std": values.std()}
+        facts |= {f"p{share}": np.percentile(values, share) for share in (50, 90, 95, 99)}
+        for what, value in facts.items():
+            assert told[f"{what}_{name}_ms"] == pytest.approx(value, abs=1e-6), (what, name)
+    cut = replace(seen.run.samples, last_token_s=(*seen.run.samples.last_token_s[:-50], *[None] * 50))
+    assert not {"mean_ttft_ms"} - as_vllm_bench(replace(seen, run=replace(seen.run, samples=cut))).keys()
+
+
+def test_gaps_between_tokens_are_those_of_the_histogram():
+    gaps = {"growth": 2.0, "least_s": 1.0, "counts": {"0": 3, "1": 1}, "sum_s": 6.5}
+    seen = overloaded()
+    told = as_vllm_bench(replace(seen, run=replace(seen.run, stream=replace(seen.run.stream, gaps=gaps))))
+    middles = [math.sqrt(2)] * 3 + [2 * math.sqrt(2)]
+    assert told["mean_itl_ms"] == pytest.approx(6.5 / 4 * 1e3)
+    assert told["std_itl_ms"] == pytest.approx(1e3 * math.sqrt(fmean((m - 6.5 / 4) ** 2 for m in middles)), rel=0.1)
+    assert 1000 <= told["median_itl_ms"] == told["p50_itl_ms"] <= 2000 < told["p99_itl_ms"] <= 4000
+    assert as_vllm_bench(seen)["mean_itl_ms"] == pytest.approx(10.1) and as_vllm_bench(seen)["std_itl_ms"] < 0.1
+    for stream in (None, replace(seen.run.stream, gaps={**GAPS, "counts": {}, "sum_s": 0.0})):
+        untold = replace(seen, run=replace(seen.run, stream=stream))
+        assert not [name for name in as_vllm_bench(untold) if "_itl_" in name]
+
+
+def test_answers_in_one_piece_have_a_time_per_token_of_0_in_json_that_any_parser_reads():
+    seen = overloaded()
+    samples = replace(seen.run.samples, last_token_s=seen.run.samples.first_token_s)
+    stream = replace(seen.run.stream, gaps={**GAPS, "counts": {"-1": 9}, "sum_s": 0.0})
+    told = as_vllm_bench(replace(seen, run=replace(seen.run, samples=samples, stream=stream)))
+    json.dumps(told, allow_nan=False)
+    assert told["median_tpot_ms"] == told["p50_tpot_ms"] == told["p99_tpot_ms"] == told["mean_itl_ms"] == 0
+
+
+def test_prompts_that_failed_are_among_those_sent():
+    seen = overloaded()
+    lost = Failures(request=(0,), sent_s=(6.0,), scheduled_s=(6.0,), ended_s=(7.0,), kind=("timeout",))
+    told = as_vllm_bench(replace(seen, run=replace(seen.run, failures=1, failed=lost)))
+    assert (told["num_prompts"], told["completed"], told["failed"], told["valid"]) == (101, 100, 1, False)
+
+
+def test_a_closed_loop_of_so_many_requests_is_over_all_of_its_time():
+    """Two users send four requests each, which wait 1 s for their first of four tokens, and 0.1 s for each other."""
+    sent = tuple(1.3 * (i // 2) for i in range(8))
+    first, last = tuple(at + 1 for at in sent), tuple(at + 1.3 for at in sent)
+    samples = Samples(tuple(range(8)), sent, (None,) * 8, first, last, (8,) * 8, (4,) * 8, (True,) * 8)
+    tokens = [0.0] * 520
+    for begin in sent:
+        for token in range(4):
+            tokens[round(100 * begin) + 99 + 10 * token] += 1
+    run = Run(samples, Steps(*[()] * 7), (0.0, 5.2), stream=Stream(0.01, 0.99, tuple(tokens[99:]), GAPS))
+    loop = replace(measurement(output_tokens=4), load=ClosedLoop(2, requests=8), run=run)
+    seen = summarize(loop)
+    assert (seen.requests_per_s, seen.output_tokens_per_s) == pytest.approx((8 / 5.2, 32 / 5.2))
+    assert as_vllm_bench(loop)["output_throughput"] == pytest.approx(32 / 5.2)
+
+
+@pytest.mark.parametrize(
+    ("load", "told"),
+    [
+        (ClosedLoop(8), ("inf", None, 8)),
+        (OpenLoop(rate=10.0, settle_s=5.0, window_s=10.0), (10.0, None, None)),
+        (OpenLoop(rate=2.5, requests=200, burstiness=0.5, max_concurrency=4), (2.5, 0.5, 4)),
+        (OpenLoop(rate=2.5, requests=200), (2.5, 1.0, None)),
+        (OpenLoop(requests=200), ("inf", 1.0, None)),
+    ],
+)
+def test_a_load_is_told_in_vllms_words(load, told):
+    found = as_vllm_bench(replace(overloaded(), load=load))
+    assert (found["request_rate"], found["burstiness"], found["max_concurrency"]) == told
+
+
+def test_a_result_tells_what_it_is_of():
+    m = measurement(4, 1000.0)
+    found = as_vllm_bench(m)
+    assert (found["date"], found["record_id"], found["model_id"], found["tokenizer_id"]) == (
+        m.measured_at,
+        m.id,
+        "opt-1.3b",
+        "opt-1.3b",
+    )
+    assert (found["backend"], found["endpoint_type"], found["label"]) == ("engine", "engine", "engine")
+    served = as_vllm_bench(replace(m, spec=replace(m.spec, interface="server")))
+    assert (served["backend"], served["endpoint_type"], served["label"]) == ("openai", "openai", "server")
+    assert found["valid"] and found["vllm_version"] == "0.26.0" and found["max_concurrent_requests"] == 4
+    assert found["request_goodput"] is None and found["pytest_slmserve_version"] is None
+    ended = sum(m.run.window_s[0] < at <= m.run.window_s[1] + 1e-9 for at in m.run.samples.last_token_s)
+    assert found["duration"] == pytest.approx(m.run.window_s[1] - m.run.window_s[0])
+    assert found["request_throughput"] == pytest.approx(ended / found["duration"], rel=0.2)
+
+
+# Where they go
+
+
+@pytest.mark.parametrize(
+    ("load", "interface", "name"),
+    [
+        (ClosedLoop(8), "engine", "engine-infqps-concurrency8-opt-1.3b-20260101-000000"),
+        (OpenLoop(rate=2.5, requests=200), "server", "server-2.5qps-opt-1.3b-20260101-000000"),
+    ],
+)
+def test_a_folder_gets_a_file_for_each_by_vllms_name_and_the_record(tmp_path, load, interface, name):
+    m = replace(overloaded(), load=load)
+    m = replace(m, spec=replace(m.spec, model="/a/facebook/opt-1.3b/", interface=interface))
+    export = export_to(f"vllm-bench={tmp_path}/new/folder")
+    export.add(m)
+    (path,) = (tmp_path / "new" / "folder").iterdir()
+    assert path.name == f"{name}-{m.id}.json"
+    assert json.loads(path.read_text("utf-8")) == as_vllm_bench(m)
+
+
+def test_a_file_gets_a_line_for_each_with_the_goodput_if_one_was_asked_for(tmp_path):
+    path = tmp_path / "new" / "folder" / "all.json"
+    first, second = overloaded(), measurement(2)
+    Export(path).add(first)
+    Export(path, Slo(ttft_s=6.0)).add(second)
+    lines = path.read_text("utf-8").splitlines()
+    assert [json.loads(line)["record_id"] for line in lines] == [first.id, second.id]
+    assert [json.loads(line)["request_goodput"] is None for line in lines] == [True, False]
+    assert json.loads(lines[1])["request_goodput"] == pytest.approx(json.loads(lines[1])["request_throughput"])
+    assert len(read_results(path)) == 2
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "taken").touch()
+    (tmp_path / "folder.json").mkdir()
+    for path in (tmp_path / "taken", tmp_path / "taken" / "x", tmp_path / "folder.json"):
+        with refused(path, hint="vllm-bench=results/"):
+            Export(path).add(measurement(1))
+
+
+def test_an_export_is_named_with_its_path():
+    slo = Slo(ttft_s=1.0)
+    assert (
+        export_to("vllm-bench=a=b.json", slo) == Export(Path("a=b.json"), slo) and export_to("vllm-bench=r").slo is None
+    )
+    for text in ("vllm-bench=", "vllm-bench", "csv=a", "=a", ""):
+        with refused(repr(text), hint="vllm-bench=results.json"):
+            export_to(text)

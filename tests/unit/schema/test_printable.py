@@ -1,10 +1,30 @@
-"""Text of others: a terminal shows it, and does not obey."""
+"""Text of others: a terminal shows it, and does not obey; no secret is left in it, however a server writes it; and what
+processes of ours inherit is all they work with, and no secret."""
+
+from __future__ import annotations
+
+import html
+import json
+from base64 import b64encode, urlsafe_b64encode
+from itertools import product
+from unicodedata import category
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pytest_slmserve.schema.errors import SlmError
-from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.printable import (
+    HIDDEN,
+    SECRET,
+    SECRET_NAME,
+    hidden,
+    passed_on,
+    printable,
+    printable_value,
+)
+
+OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 @pytest.mark.parametrize(
@@ -20,13 +40,129 @@ from pytest_slmserve.schema.specs import EngineSpec
     ],
 )
 def test_control_characters_are_written_out(text, shown):
-    assert printable(text) == shown
-    error = SlmError(f"it said {text}", f"not {text}")
-    assert str(error) == f"it said {shown}\n  try: not {shown}" and error.problem == f"it said {shown}"
+    assert printable(text) == printable_value(text) == shown
 
 
-def test_no_model_has_a_name_that_a_terminal_obeys():
-    for name in ("\x1b[2Jm", "a\nb", "m\u202e"):
-        with pytest.raises(SlmError, match="holds control characters") as caught:
-            EngineSpec(name)
-        assert not {"\x1b", "\u202e"} & {*str(caught.value)}
+@given(st.text(), st.sampled_from(["", "\n\t", "\x1b"]))
+def test_only_what_a_terminal_obeys_is_changed_and_none_of_it_is_left(text, layout):
+    shown = printable(text, layout)
+    assert not [c for c in shown if category(c) in OBEYED and c not in layout]
+    assert "".join(c for c in text if category(c) not in OBEYED or c in layout) == text or len(shown) > len(text)
+    assert printable(shown, layout) == shown
+    if not [c for c in text if category(c) in OBEYED and c not in layout]:
+        assert shown == text
+
+
+def test_every_text_and_name_of_a_value_is_written_out():
+    value = {"a\x07": ["\x1b", {"b": "\n"}, 5, None, True, 1.5]}
+    assert printable_value(value) == {r"a\x07": [r"\x1b", {"b": "\n"}, 5, None, True, 1.5]}
+    assert printable_value(value, "") == {r"a\x07": [r"\x1b", {"b": r"\n"}, 5, None, True, 1.5]}
+    assert printable_value({"a\n": ["\n"]}, "\n") == {"a\n": ["\n"]}
+
+
+# Secrets
+
+KEY = 'sk/FAULT+9f8e "7d6c"&5b4a'
+ENCODED = {
+    "plain": KEY,
+    "url": quote(KEY, ""),
+    "form": quote_plus(KEY),
+    "each byte": "".join(f"%{byte:02X}" for byte in KEY.encode()),
+    "html": html.escape(KEY),
+    "html numbers": "".join(f"&#{ord(c)};" for c in KEY),
+    "html hex": "".join(f"&#x{ord(c):X};" for c in KEY),
+    "json": json.dumps(KEY),
+    "json numbers": "".join(f"\\u{ord(c):04x}" for c in KEY),
+    "hex": KEY.encode().hex(),
+    "HEX": KEY.encode().hex().upper(),
+    "hex dump": KEY.encode().hex(" "),
+    "colons": KEY.encode().hex(":"),
+    "upper": KEY.upper(),
+}
+
+
+@pytest.mark.parametrize("form", ENCODED)
+def test_a_key_is_hidden_in_every_form(form):
+    told = hidden(f"bad key: {ENCODED[form]}; go away", ["", "abc", KEY])
+    assert told.replace('"', "") == f"bad key: {HIDDEN}; go away"
+
+
+def test_of_a_last_character_nothing_is_left():
+    assert hidden(f"<{html.escape('abc&')}>", ["abc&"]) == f"<{HIDDEN}>"
+
+
+@given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=4, max_size=12))
+def test_any_key_is_hidden_and_what_stands_around_it_stays(key):
+    for form in (key, quote(key, ""), json.dumps(key)[1:-1], html.escape(key), key.encode().hex()):
+        assert hidden(f"\x00\x01{form}\x01", [key]) == f"\x00\x01{HIDDEN}\x01"
+
+
+@pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode])
+@pytest.mark.parametrize("key", [KEY, "k?~ÿ", "four", "fives", "sixsix"])
+def test_a_key_is_hidden_in_base64_wherever_it_stands(encode, key):
+    for before, after in product(["", "x", "Bearer ", "user:", "ab", "abcd"], ["", "x", "yz"]):
+        sent = encode(f"{before}{key}{after}".encode()).decode()
+        begins, ends = 8 * len(before.encode()), 8 * len((before + key).encode())  # bits, of which a digit has six
+        own = sent[-(-begins // 6) : ends // 6]
+        assert hidden(f"you said {sent}", [key]) == f"you said {sent.replace(own, HIDDEN)}"
+
+
+def test_texts_without_the_key_stay():
+    assert hidden("nothing of that kind", [KEY, "abc", ""]) == "nothing of that kind"
+    assert hidden("abc", ["abc"]) == "abc", "it is too short to be one"
+    assert hidden("abcd", ["abcd"]) == HIDDEN
+    assert hidden("first and other", ["first", "other"]) == f"{HIDDEN} and {HIDDEN}"
+
+
+SECRETS = """
+    key api_key apiKey X-API-Key token auth_token access_token bearer auth authorization passwd password pw pass pwd
+    secret client_secret sig signature code credentials passphrase
+""".split()  # noqa: SIM905
+OTHERS = """
+    max_tokens min_tokens return_token_ids skip_special_tokens stop_token_ids top_k author passthrough design
+    TOKENIZERS_PARALLELISM encode keyed
+""".split()  # noqa: SIM905
+
+
+def test_names_of_secrets():
+    assert [name for name in [*SECRETS, *OTHERS] if SECRET_NAME.search(name)] == SECRETS
+
+
+def test_values_that_are_keys():
+    keys = [
+        "sk-abcdefgh1234",
+        "hf_abcdefgh1234",
+        "ghp_abcdefgh1234",
+        "github_pat_abcdefgh",
+        "glpat-abcdefgh",
+        "xoxb-abcdefgh",
+        "eyJhbGciOiJI.eyJzdWIi",
+        "AKIA0123456789AB",
+    ]
+    assert [key for key in keys if SECRET.search(f'{{"a": "{key}"}}')] == keys
+    assert not SECRET.search("task-abcdefgh hf_short sk- AKIAnot")
+
+
+# What processes of ours inherit
+
+WANTED = """
+    PATH HOME USER LANG LC_ALL TMPDIR XDG_CACHE_HOME XDG_RUNTIME_DIR LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH
+    PYTHONHASHSEED CUDA_VISIBLE_DEVICES CUDA_HOME NVIDIA_VISIBLE_DEVICES NCCL_DEBUG OMP_NUM_THREADS KMP_AFFINITY
+    TORCH_HOME TORCHINDUCTOR_CACHE_DIR PYTORCH_CUDA_ALLOC_CONF TRITON_CACHE_DIR VLLM_ATTENTION_BACKEND VLLM_CACHE_ROOT
+    HF_HOME HF_HUB_OFFLINE HF_ENDPOINT TRANSFORMERS_CACHE TOKENIZERS_PARALLELISM http_proxy HTTPS_PROXY no_proxy
+    SSL_CERT_FILE REQUESTS_CA_BUNDLE CC MAX_JOBS VIRTUAL_ENV COVERAGE_PROCESS_START RAY_TMPDIR
+""".split()  # noqa: SIM905
+KEPT_BACK = """
+    SLM_ENDPOINT_KEY GITHUB_TOKEN GITHUB_OUTPUT GITHUB_ENV GITHUB_STEP_SUMMARY GH_TOKEN ACTIONS_RUNTIME_TOKEN
+    ACTIONS_ID_TOKEN_REQUEST_TOKEN AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AZURE_CLIENT_SECRET
+    GOOGLE_APPLICATION_CREDENTIALS OPENAI_API_KEY VLLM_API_KEY WANDB_API_KEY SSH_AUTH_SOCK DATABASE_URL MY_PASSWORD
+    RAY_AUTH_TOKEN KUBECONFIG
+""".split()  # noqa: SIM905
+HUB = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"]
+
+
+def test_what_engines_work_with_is_inherited_and_no_secret():
+    """A token of the Hub is for real weights alone."""
+    inherited = dict.fromkeys([*WANTED, *KEPT_BACK, *HUB], "x")
+    assert passed_on(inherited) == dict.fromkeys(WANTED, "x") | {"PYTHONSAFEPATH": "1"}
+    assert passed_on(inherited, hub=True) == dict.fromkeys([*WANTED, *HUB], "x") | {"PYTHONSAFEPATH": "1"}

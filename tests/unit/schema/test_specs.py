@@ -1,21 +1,46 @@
-"""What is asked for: what changes a key, and what cannot be asked for."""
+"""What is asked for: what changes a key, what cannot be asked for, what a record keeps of a load, what follows from a
+specification, and the URL of an endpoint, which holds no secret."""
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import fields, replace
+from itertools import accumulate
+from statistics import fmean
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import NAMES
+from refusals import refused
+from strategies import NAMES, loads
 
-from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.schema.specs import (
+    GIB,
+    ClosedLoop,
+    EngineSpec,
+    OpenLoop,
+    ReplicaSpec,
+    Request,
+    Workload,
+    WorkloadReference,
+    WorkloadSpec,
+    check_url,
+    command_words,
+    completed,
+    is_job,
+    is_steady,
+    load_facts,
+    load_of,
+    short_hash,
+)
 
 PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
+DIVIDED = {"tensor_parallel_size", "kv_cache_bytes", "gpu_memory_utilization", "max_num_seqs"}
 OTHER = {
     "model": NAMES.filter(lambda name: printable(name, layout="") == name),
     "platform": st.just("simulated"),
@@ -30,6 +55,13 @@ OTHER = {
 }
 
 
+def remote(url: str = "http://h/v1") -> EngineSpec:
+    return EngineSpec("m", platform="remote", interface="endpoint", url=url)
+
+
+# Keys
+
+
 def other(name: str) -> st.SearchStrategy[object]:
     """Values of a field that are not its default."""
     default = getattr(PLAIN, name)
@@ -37,13 +69,12 @@ def other(name: str) -> st.SearchStrategy[object]:
     return OTHER.get(name, usual).filter(lambda value: value != default)
 
 
-@pytest.mark.parametrize(
-    "name", [field.name for field in fields(EngineSpec) if field.name not in ("url", "model_facts")]
-)
 @given(data=st.data())
-def test_the_key_changes_with_every_field_but_places(name, data):
-    changed = replace(PLAIN, **{name: data.draw(other(name))})
-    assert (changed.key == PLAIN.key) is (name in PLACES)
+def test_the_key_changes_with_every_field_but_places(data):
+    for name in (field.name for field in fields(EngineSpec) if field.name not in ("url", "model_facts")):
+        changed = replace(PLAIN, **{name: data.draw(other(name))})
+        assert (changed.key == PLAIN.key) is (name in PLACES), name
+        assert (changed.family == PLAIN.family) is (name in PLACES | DIVIDED), name
 
 
 def test_the_key_changes_with_the_configuration_of_a_folder():
@@ -53,21 +84,19 @@ def test_the_key_changes_with_the_configuration_of_a_folder():
     assert spec.key != EngineSpec("./mine", model_facts=replace(mine, layers=2)).key
     assert spec.key == EngineSpec("./mine", model_facts=replace(mine, parameters=None, active=None, windows=None)).key
     assert EngineSpec("opt-1.3b", model_facts=replace(PLAIN.known_model, layers=2)).key == PLAIN.key
+    assert replace(remote(), model_facts=mine).key == remote().key
 
 
 def test_a_catalogue_model_brings_its_sizes_and_no_other_does():
     assert EngineSpec("facebook/opt-1.3b").known_model is CATALOGUE["opt-1.3b"]
-    with pytest.raises(BadUsage, match="nothing is known of the model './opt-1.3b'"):
+    with refused("'./opt-1.3b'", hint="model_facts"):
         EngineSpec("./opt-1.3b").known_model  # noqa: B018
 
 
 def test_an_endpoint_is_known_by_its_url_and_nothing_else_has_one():
-    first, second = (
-        EngineSpec("m", platform="remote", interface="endpoint", url=f"http://h:{port}/v1") for port in (1, 2)
-    )
-    assert len({first.key, second.key, PLAIN.key}) == 3
+    assert len({remote("http://h:1/v1").key, remote("http://h:2/v1").key, PLAIN.key}) == 3
     for half in ({"url": "http://h/v1"}, {"interface": "endpoint"}, {"platform": "remote"}):
-        with pytest.raises(BadUsage, match="an endpoint has a URL, and nothing else has one"):
+        with refused(hint="url"):
             replace(PLAIN, **half)
 
 
@@ -81,46 +110,343 @@ def test_the_key_is_the_same_on_every_machine():
     assert short_hash({"b": [1, 2.5, None], "a": "é"}) == short_hash({"a": "é", "b": [1, 2.5, None]}) == "84afbf1d4853"
 
 
+# What cannot be asked for
+
+
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    ("make", "facts"),
     [
-        (lambda: EngineSpec("x", platform="tpu"), "unknown platform 'tpu'"),
-        (lambda: EngineSpec("x", gpu_memory_utilization=0.0), "gpu_memory_utilization 0.0 is not between 0 and 1"),
-        (lambda: EngineSpec("x", gpu_memory_utilization=1.1), "gpu_memory_utilization 1.1"),
-        (lambda: EngineSpec("x", load_format="safetensors"), "unknown load_format 'safetensors'"),
-        (lambda: EngineSpec("x", max_num_seqs=64.0), "max_num_seqs is a whole number, not 64.0"),
-        (lambda: EngineSpec("x", seed=True), "seed is a whole number, not True"),
-        (lambda: EngineSpec("x", gpu_memory_utilization="0.9"), "gpu_memory_utilization is a number, not '0.9'"),
-        (lambda: EngineSpec("x", extra=[("a", 1)]), "extra is a tuple of pairs"),
-        (lambda: EngineSpec("x", platform="cpu", kv_cache_bytes=GIB + 1), "takes whole GiB"),
-        (lambda: EngineSpec("x", tensor_parallel_size=0), "an engine on 0 GPUs"),
-        (lambda: ReplicaSpec((PLAIN, PLAIN), "gpus"), "replicas with a GPU each, and two have the same"),
-        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1))), "replicas share one device, and these are on several"),
-        (lambda: WorkloadSpec(source="web"), "unknown source or rule 'web'"),
-        (lambda: WorkloadSpec(rule="any"), "unknown source or rule 'any'"),
-        (lambda: WorkloadSpec(prompt_tokens=None), "only one of prompt and output length is fixed"),
-        (lambda: WorkloadSpec(requests=0), "at least one request"),
-        (lambda: WorkloadSpec(output_tokens=0), "at least one request"),
-        (lambda: ClosedLoop(0), "concurrency 0 is not positive"),
-        (lambda: ClosedLoop(1, window_s=0.0), "a window of 0.0 s measures nothing"),
+        (lambda: EngineSpec("x", platform="tpu"), ("platform", "'tpu'")),
+        (lambda: EngineSpec("x", interface="grpc"), ("interface", "'grpc'")),
+        (lambda: EngineSpec("x", load_format="safetensors"), ("load_format", "'safetensors'")),
+        (lambda: EngineSpec("x", gpu_memory_utilization=0.0), ("gpu_memory_utilization", "0.0")),
+        (lambda: EngineSpec("x", gpu_memory_utilization=1.1), ("gpu_memory_utilization", "1.1")),
+        (lambda: EngineSpec("x", max_num_seqs=64.0), ("max_num_seqs", "64.0")),
+        (lambda: EngineSpec("x", seed=True), ("seed", "True")),
+        (lambda: EngineSpec("x", enforce_eager=1), ("enforce_eager", "true or false", "1")),
+        (lambda: EngineSpec(5), ("model", "5")),
+        (lambda: EngineSpec("x", gpu_memory_utilization="0.9"), ("gpu_memory_utilization", "'0.9'")),
+        (lambda: EngineSpec("x", gpu_memory_utilization=True), ("gpu_memory_utilization", "True")),
+        (lambda: EngineSpec("x", extra=[("a", 1)]), ("extra", "pairs")),
+        (lambda: EngineSpec("x", platform="cpu", kv_cache_bytes=GIB + 1), (GIB + 1,)),
+        (lambda: EngineSpec("x", platform="simulated", interface="server"), ("simulated", "server")),
+        (lambda: EngineSpec("x", tensor_parallel_size=0), ("0 GPUs",)),
+        (lambda: EngineSpec("a\x1b[2J\nb"), (r"a\x1b[2J\nb",)),
+        (lambda: remote("http://h/v1?key=x"), ("credentials",)),
+        (lambda: ReplicaSpec(()), ()),
+        (lambda: ReplicaSpec((PLAIN,), "magic"), ("'magic'",)),
+        (lambda: ReplicaSpec((PLAIN, PLAIN), "gpus"), ("GPU each",)),
+        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1)), "gpus", thread_percentage=5), ("5", "gpus")),
+        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1))), ("one device",)),
+        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, platform="simulated"))), ("one device",)),
+        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, platform="simulated", gpu=1)), "gpus"), ("GPU each",)),
+        (lambda: ReplicaSpec((PLAIN, PLAIN), "mps", thread_percentage=0), ("percentage of 0", "mps")),
+        (lambda: ReplicaSpec((PLAIN, PLAIN), "mps", thread_percentage=101), ("101",)),
+        (lambda: ReplicaSpec((PLAIN, PLAIN), "mig", thread_percentage=50), ("50", "mig")),
+        (lambda: ReplicaSpec((PLAIN, PLAIN), "urls"), ("urls",)),
+        (lambda: ReplicaSpec((remote(), remote()), "mps"), ("mps",)),
+        (lambda: ReplicaSpec((replace(PLAIN, platform="cpu"),) * 2, "mps"), ("mps",)),
+        (lambda: WorkloadSpec(source="web"), ("'web'",)),
+        (lambda: WorkloadSpec(rule="any"), ("'any'",)),
+        (lambda: WorkloadSpec(requests="8"), ("requests", "'8'")),
+        (lambda: WorkloadSpec(prompt_tokens=None), ("only one",)),
+        (lambda: WorkloadSpec(output_tokens=None), ("only one",)),
+        (lambda: WorkloadSpec("sharegpt", "", "vllm", 128, None), ("only one",)),
+        (lambda: WorkloadSpec("sharegpt", "", "human-first", None, 128), ("only one",)),
+        (lambda: WorkloadSpec("lengths", "", "vllm", None, 128), ("only one",)),
+        (lambda: WorkloadSpec(requests=0), ("one request",)),
+        (lambda: WorkloadSpec(prompt_tokens=0), ("one token",)),
+        (lambda: WorkloadSpec(output_tokens=0), ("one token",)),
+        (lambda: ClosedLoop(0), ("0",)),
+        (lambda: ClosedLoop(1.0), ("1.0",)),
+        (lambda: ClosedLoop(True), ("True",)),
+        (lambda: ClosedLoop(1, window_s=0.0), ("0.0 s",)),
+        (lambda: ClosedLoop(1, window_s=math.inf), ("window_s", "inf")),
+        (lambda: ClosedLoop(1, settle_lifetimes=math.nan), ("settle_lifetimes", "nan")),
+        (lambda: ClosedLoop(1, settle_lifetimes="1"), ("settle_lifetimes", "'1'")),
+        (lambda: ClosedLoop(1, window_s=True), ("window_s", "True")),
+        (lambda: ClosedLoop(1, ramp_up="slow"), ("'slow'",)),
+        (lambda: OpenLoop(), ()),
+        (lambda: OpenLoop(requests=1, window_s=1.0), ()),
+        (lambda: OpenLoop(requests=0), ("0 requests",)),
+        (lambda: OpenLoop(rate=1, window_s=0.0), ("0.0 s",)),
+        (lambda: OpenLoop(rate=1, window_s=1.0, settle_s=-1.0), ("-1.0 s",)),
+        (lambda: OpenLoop(rate=0.0, requests=1), ("0.0 requests",)),
+        (lambda: OpenLoop(rate="fast", requests=1), ("fast",)),
+        (lambda: OpenLoop(window_s=1.0), ("at once",)),
+        (lambda: OpenLoop(rate=1, requests=1, max_concurrency=0), ("at most 0",)),
+        (lambda: OpenLoop(rate=1, requests=1, burstiness=0.0), ("burstiness 0.0",)),
+        (lambda: OpenLoop(requests=1, burstiness=2.0), ("burstiness",)),
+        (lambda: OpenLoop(rate=1, window_s=1.0, settle_s=2.0, steps=((1, 9), (1, 2.0))), ("2 s",)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_for(make, facts):
+    with refused(*facts):
+        make()
+
+
+def test_what_is_just_possible_is_taken():
+    assert ClosedLoop(1, window_s=0.0, requests=8).requests == 8 and ClosedLoop(1, settle_lifetimes=0)
+    assert EngineSpec("x", gpu_memory_utilization=1) and EngineSpec("x", platform="cpu", kv_cache_bytes=2 * GIB)
+    assert WorkloadSpec(prompt_tokens=1, output_tokens=1, requests=1)
+    assert OpenLoop(rate=1e-9, requests=1, max_concurrency=1, burstiness=1e-9)
+    assert OpenLoop(rate=1, window_s=0.1, steps=((1, 0.1),))
+    assert EngineSpec("x", platform="simulated", interface="transformers")
+    for percentage in (1, 100, None):
+        assert ReplicaSpec((PLAIN, PLAIN), "mps", thread_percentage=percentage).thread_percentage == percentage
+
+
+def test_the_hint_of_a_value_is_one_of_its_type():
+    for make, hint in ((lambda: EngineSpec("x", seed="a"), "seed=0"), (lambda: EngineSpec(5), "model='opt-125m'")):
+        with refused(hint=hint):
+            make()
+    with refused("max_num_seqs", "'8'", hint="max_num_seqs=1024"):
+        PLAIN.with_arguments([("max_num_seqs", "8")])
+    with refused("enforce_eager", "0", hint="enforce_eager=false"):
+        PLAIN.with_arguments([("enforce_eager", 0)])
+
+
+# Engines
+
+
+def test_further_arguments_are_fields_where_there_is_one_and_replace_each_other():
+    spec = PLAIN.with_arguments([("max_num_seqs", 8), ("a", 1), ("a", 2)]).with_arguments([("b", None), ("a", 3)])
+    assert (spec.max_num_seqs, spec.arguments) == (8, {"a": 3, "b": None})
+    assert spec == replace(PLAIN, max_num_seqs=8, extra=(("a", 3), ("b", None)))
+
+
+def test_what_follows_from_arguments():
+    def given_(**extra: object) -> EngineSpec:
+        return replace(PLAIN, extra=tuple(extra.items()))
+
+    assert not PLAIN.caches_prefixes and replace(PLAIN, prefix_caching=True).caches_prefixes
+    assert given_(enable_prefix_caching=True).caches_prefixes
+    assert not replace(given_(enable_prefix_caching=False), prefix_caching=True).caches_prefixes
+    assert (PLAIN.front_ends, given_(api_server_count=4).front_ends, given_(api_server_count="4").front_ends) == (
+        1,
+        4,
+        1,
+    )
+    server = replace(given_(api_server_count=4, x=1), interface="server")
+    assert server.without_http == given_(x=1)
+
+
+def test_an_engine_takes_neighbouring_gpus_and_replicas_may_have_one_each():
+    assert [*replace(PLAIN, gpu=2, tensor_parallel_size=2).gpus] == [2, 3]
+    each = tuple(replace(PLAIN, gpu=i) for i in (3, 1, 2, 0))
+    assert ReplicaSpec(each, "gpus").gpus == (0, 1, 2, 3) and ReplicaSpec(each, "gpus").platform == "cuda"
+    assert len(ReplicaSpec(tuple(replace(PLAIN, gpu=i, tensor_parallel_size=2) for i in (0, 2)), "gpus")) == 2
+    assert len(ReplicaSpec((remote("http://h:1/"), remote("http://h:2/")), "urls")) == 2
+    assert ReplicaSpec((replace(PLAIN, platform="cpu"),)).sharing == "time-slicing"
+
+
+def test_the_key_of_replicas_is_of_all_that_is_asked_of_them():
+    usual = ReplicaSpec((PLAIN, PLAIN), "mps")
+    others = [
+        replace(usual, engines=(PLAIN,)),
+        replace(usual, engines=(PLAIN, replace(PLAIN, seed=1))),
+        replace(usual, sharing="mig"),
+        replace(usual, pinned=True),
+        replace(usual, thread_percentage=50),
+    ]
+    assert len({spec.key for spec in (usual, *others)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, []),
+        (True, ["--a-b"]),
+        (False, ["--no-a-b"]),
+        (0, ["--a-b", "0"]),
+        (1, ["--a-b", "1"]),
+        (1.5, ["--a-b", "1.5"]),
+        ("x y", ["--a-b", "x y"]),
+        ([1, "c"], ["--a-b", "1", "c"]),
+        ((), ["--a-b"]),
+        ({"k": [1]}, ["--a-b", '{"k": [1]}']),
     ],
 )
-def test_what_cannot_be_asked_for(make, problem):
-    with pytest.raises(BadUsage, match=problem) as raised:
-        make()
-    assert raised.value.hint
+def test_an_argument_is_words_of_vllm_serve(value, words):
+    assert command_words({"first": 7, "a_b": value, "last": "z"}) == ["--first", "7", *words, "--last", "z"]
 
 
-def test_a_fixed_number_of_requests_needs_no_window():
-    assert ClosedLoop(1, window_s=0.0, requests=8).requests == 8
+# Workloads
 
 
-def test_an_engine_takes_neighbouring_gpus():
-    assert [*replace(PLAIN, gpu=2, tensor_parallel_size=2).gpus] == [2, 3]
+@pytest.mark.parametrize(
+    ("source", "lengths", "left"),
+    [
+        ("trace-lengths", (5, 6), ("lengths", "")),
+        ("trace-lengths", (None, None), ("trace-lengths", "p")),
+        ("sharegpt", (5, 6), ("sharegpt", "p")),
+    ],
+)
+def test_fixed_lengths_need_no_trace(source, lengths, left):
+    spec = WorkloadSpec(source, "p", prompt_tokens=7, output_tokens=7).with_lengths(*lengths)
+    assert (spec.source, spec.path, spec.prompt_tokens, spec.output_tokens) == (*left, *lengths)
 
 
-def test_replicas_may_have_a_gpu_each():
-    each = tuple(replace(PLAIN, gpu=i) for i in range(4))
-    assert ReplicaSpec(each, "gpus").key != ReplicaSpec(each[:2], "gpus").key != ReplicaSpec((PLAIN,) * 2).key
-    pairs = tuple(replace(PLAIN, gpu=i, tensor_parallel_size=2) for i in (0, 2))
-    assert len(ReplicaSpec(pairs, "gpus")) == 2
+def test_only_natural_prompts_of_a_file_by_vllms_rule_are_vllms():
+    assert (
+        WorkloadSpec("sharegpt", "", "vllm", None, 128).as_vllm
+        and WorkloadSpec("sharegpt", "", "vllm", None, None).as_vllm
+    )
+    others = (
+        ("sharegpt", "", "vllm", 1, 128),
+        ("lengths", "", "vllm", None, None),
+        ("sharegpt", "", "human-first", None, None),
+    )
+    assert not any(WorkloadSpec(*other).as_vllm for other in others)
+
+
+REQUESTS = st.lists(
+    st.builds(Request, st.lists(st.integers(0, 99), min_size=1, max_size=9).map(tuple), st.integers(1, 9), NAMES),
+    min_size=1,
+)
+
+
+@given(REQUESTS, NAMES)
+def test_a_workload_is_known_by_its_requests_and_kept_by_their_means(requests, source):
+    made = Workload(WorkloadSpec(), tuple(requests), source)
+    prompts, outputs = [len(r.prompt) for r in requests], [r.output_tokens for r in requests]
+    facts = (
+        len(requests),
+        pytest.approx(fmean(prompts)),
+        pytest.approx(fmean(outputs)),
+        max(map(sum, zip(prompts, outputs))),
+    )
+    assert made.reference() == WorkloadReference(made.hash, made.spec, *facts, source)
+    untold = tuple(replace(r, text="") for r in requests)
+    assert Workload(WorkloadSpec(seed=5), untold, "else").hash == made.hash
+    longer = (*untold[:-1], replace(untold[-1], output_tokens=10))
+    assert Workload(WorkloadSpec(), longer, source).hash != made.hash
+
+
+# Loads
+
+
+@given(loads())
+def test_what_a_record_keeps_of_a_load_is_the_load(load):
+    facts = json.loads(json.dumps(load_facts(load), allow_nan=False))
+
+    def convert(kind, value):
+        return msgspec.convert(value, kind)
+
+    assert load_of(facts, convert) == load
+    assert facts["kind"] == ("closed_loop" if isinstance(load, ClosedLoop) else "job" if load.requests else "open_loop")
+    assert is_steady(load) is (facts["kind"] == "closed_loop" and load.requests is None)
+    assert is_job(load) is (facts["kind"] == "job")
+    with pytest.raises(ValueError, match="'storm'"):
+        load_of({**facts, "kind": "storm"}, convert)
+
+
+def test_facts_of_a_load_are_those_that_its_kind_always_had_and_what_is_not_usual():
+    """Keys of records that are years old are hashes of them."""
+    usual = {"concurrency": 8, "window_s": 5.0, "settle_lifetimes": 1.0, "requests": None, "ramp_up": "staggered"}
+    assert load_facts(ClosedLoop(8)) == {**usual, "kind": "closed_loop"}
+    job = {"requests": 9, "rate": None, "seed": 0, "kind": "job"}
+    assert load_facts(OpenLoop(requests=9)) == job
+    more = OpenLoop(rate=2, requests=9, burstiness=math.inf, max_concurrency=4, schedule_s=(1.0,))
+    assert load_facts(more) == {**job, "rate": 2, "burstiness": None, "max_concurrency": 4}
+    assert load_of(load_facts(more), lambda kind, value: msgspec.convert(value, kind)) == more
+    window = {"arrivals": "", "rate": 2, "settle_s": 0.0, "window_s": 3.0, "kind": "open_loop"}
+    assert load_facts(OpenLoop(rate=2, window_s=3.0)) == window
+    assert load_facts(OpenLoop(rate=2, window_s=3.0, seed=4)) == {**window, "seed": 4}
+
+
+@given(st.floats(0.1, 100), st.floats(0.1, 9), st.floats(0, 5))
+def test_a_closed_loop_takes_half_its_ramp_what_settles_and_its_window(lifetime_s, window_s, settle):
+    load = ClosedLoop(8, window_s, settle)
+    assert load.duration_s(lifetime_s) == pytest.approx(lifetime_s / 2 + settle * lifetime_s + window_s)
+    burst = replace(load, ramp_up="burst").duration_s(lifetime_s)
+    assert burst == pytest.approx(lifetime_s / 2 + settle * lifetime_s + max(window_s, 2 * lifetime_s))
+    assert load.max_concurrency == 8 and load.judged_by == "ended"
+
+
+@pytest.mark.parametrize(
+    ("load", "facts", "not_told"),
+    [
+        (ClosedLoop(64), ["64"], ["requests"]),
+        (ClosedLoop(64, requests=5000), ["64", "5,000 requests"], []),
+        (OpenLoop(rate=10.0, window_s=1.0), ["10 requests/s"], ["seed"]),
+        (OpenLoop(requests=5000), ["5,000 requests", "at once"], ["seed", "burst", "most"]),
+        (OpenLoop(rate=10.5, requests=5, seed=3), ["10.5/s", "seed 3"], ["burst", "most"]),
+        (OpenLoop(rate=1, requests=5, burstiness=0.5, max_concurrency=6400), ["burstiness 0.5", "6,400"], []),
+        (OpenLoop(rate=1, requests=5, burstiness=math.inf), ["constant"], ["burst"]),
+    ],
+)
+def test_the_title_of_a_load_has_what_is_not_usual(load, facts, not_told):
+    assert all(fact in load.title for fact in facts) and not any(word in load.title for word in not_told)
+
+
+def test_a_schedule_has_a_time_for_each_request():
+    assert OpenLoop(requests=3).times == (0.0, 0.0, 0.0)
+    assert OpenLoop(rate=1, requests=2, schedule_s=(0.0, 2.0)).times == (0.0, 2.0)
+    assert OpenLoop(rate=1, window_s=2.0, schedule_s=(0.5,)).times == (0.5,)
+    for load in (OpenLoop(rate=1, requests=2, schedule_s=(1.0,)), OpenLoop(rate=1, window_s=1.0)):
+        with refused(hint="job("):
+            load.times  # noqa: B018
+    assert (OpenLoop(rate=1, window_s=1.0).judged_by, OpenLoop(requests=1).judged_by) == ("sent", "ended")
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(3, 9)), min_size=1, max_size=5), st.integers(0, 2))
+def test_windows_of_steps_follow_each_other_with_what_settles_between(steps, settle_s):
+    load = OpenLoop(rate=1, window_s=1.0, settle_s=settle_s, steps=tuple(steps))
+    ends = [*accumulate(seconds for _, seconds in steps)]
+    assert [end for _, end in load.step_windows_s] == ends
+    assert [begin - settle_s for begin, _ in load.step_windows_s] == [0, *ends[:-1]]
+
+
+# URLs
+
+SERVER = "http://host:8000"
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("", "/v1/completions"),
+        ("/", "/v1/completions"),
+        ("/v1", "/v1/completions"),
+        ("/v1/", "/v1/completions"),
+        ("/v1/completions/", "/v1/completions"),
+        ("/v1/chat/completions", "/v1/chat/completions"),
+        ("/gateway/v1?version=2", "/gateway/v1/completions?version=2"),
+        ("/generate", "/generate"),
+    ],
+)
+def test_the_url_of_a_server_or_its_v1_is_completed(given, asked):
+    assert completed(SERVER + given) == SERVER + asked
+
+
+@pytest.mark.parametrize(
+    ("url", "fact"),
+    [
+        ("host:8000", "http://HOST"),
+        ("ftp://host", "http://HOST"),
+        ("http://", "http://HOST"),
+        ("http://host:0/", "http://HOST"),
+        ("http://host/v1/@", "http://HOST"),
+        ("http://host:x/", "read"),
+        ("http://user:word@host/v1", "before its host"),
+        ("http://127.0.0.1:9/v1/\u00e9", "may hold"),
+        ("http://h/\x1b[2J", "may hold"),
+        ("http://h/a b\u202e", "may hold"),
+        ("http://h/sk-abcdefgh1234/v1", "it seems"),
+        ("http://h/v1?a=sk-abcdefgh1234", "it seems"),
+    ],
+)
+def test_what_is_no_url_or_holds_credentials_is_refused_without_being_repeated(url, fact):
+    with refused(fact) as caught:
+        completed(url)
+    assert not {"word", "\x1b", "sk-"} & {part for part in ("word", "\x1b", "sk-") if part in str(caught.value)}
+
+
+@given(st.sampled_from(["key", "token", "X-API-Key", "password", "sig"]), st.sampled_from(["x1y2", ""]))
+def test_a_secret_parameter_is_named_and_its_value_is_not(name, value):
+    for url in (f"http://h/v1?{name}={value}", f"http://h/v1?a=b&{name}={value}", f"http://h/v1#{name}={value}"):
+        with refused(f"parameter {name}", hint="SLM_ENDPOINT_KEY") as caught:
+            check_url(url)
+        assert "x1y2" not in str(caught.value)
+    check_url("https://h:8000/v1/completions?max_tokens=1#author")

@@ -1,21 +1,26 @@
-"""Arrivals against the laws of the processes that they say they are, each law tried on a planted violation."""
+"""Arrivals obey the laws of the processes that they say they are, each law tried on a planted violation; one seed is
+one schedule for ever. Traces of real services are read line by line, cut but never shortened, and damage is told by
+its line."""
 
 from __future__ import annotations
 
 import math
 import random
-import subprocess
-import sys
+import tracemalloc
 from collections import Counter
-from itertools import pairwise
+from datetime import datetime, timedelta
+from itertools import islice, pairwise
+from pathlib import Path
 from statistics import fmean, stdev, variance
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.workload.arrivals import schedule
+from pytest_slmserve.schema.errors import BadDataset
+from pytest_slmserve.schema.specs import OpenLoop
+from pytest_slmserve.workload.arrivals import Trace, TraceRow, job, load_trace, read_trace, sample_lengths, schedule
 
 SEEDS = st.integers(-(2**40), 2**40)
 RATES = st.floats(0.1, 1000)
@@ -171,39 +176,45 @@ def test_schedules_are_the_same_for_ever(burstiness, seed, times):
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS, SEEDS, RATES, st.floats(0.05, 50))
 def test_one_seed_is_one_schedule(seed, other, rate, burstiness):
-    times = paced(rate=rate, burstiness=burstiness, seed=seed, requests=20)
-    again = paced(rate=rate, burstiness=burstiness, seed=seed, requests=20)
-    remote_executor = paced(rate=rate, burstiness=burstiness, seed=other, requests=20)
+    times, again, others = (paced(rate, burstiness=burstiness, seed=s, requests=20) for s in (seed, seed, other))
     assert times == again
-    assert (times == remote_executor) == (seed == other)
+    assert (times == others) == (seed == other)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS, RATES, BURSTINESS, st.integers(1, 300))
 def test_times_ascend_from_zero_on_and_a_duration_cuts_them(seed, rate, burstiness, requests):
-    counted = paced(rate=rate, burstiness=burstiness, seed=seed, requests=requests)
+    counted = paced(rate, burstiness=burstiness, seed=seed, requests=requests)
     assert len(counted) == requests
     assert counted[0] >= 0 and all(a <= b for a, b in pairwise(counted))
     if counted[-1] > 0:
         end = counted[-1] * (1 - 1e-9)  # bursts have requests a rounding error apart
-        timed = paced(rate=rate, burstiness=burstiness, seed=seed, duration_s=end)
+        timed = paced(rate, burstiness=burstiness, seed=seed, duration_s=end)
         assert timed == pytest.approx(counted[: len(timed)]) and len(timed) < requests
         assert all(time < end for time in timed)
 
 
 @given(SEEDS, RATES, RATES)
 def test_another_rate_is_the_same_load_on_another_clock(seed, rate, other):
-    times = paced(rate=rate, seed=seed, requests=20)
-    faster = paced(rate=other, seed=seed, requests=20)
+    times, faster = (paced(each, seed=seed, requests=20) for each in (rate, other))
     assert [time * rate for time in times] == pytest.approx([time * other for time in faster])
 
 
-def test_constant_arrivals_are_even_and_begin_at_once():
-    assert paced(rate=4, duration_s=1, burstiness=math.inf) == (0, 0.25, 0.5, 0.75)
-    assert paced(rate=0.5, requests=3, seed=9, burstiness=math.inf) == (0, 2, 4)
+def test_constant_arrivals_are_even_begin_at_once_and_leave_out_the_end():
+    assert paced(4, duration_s=1, burstiness=math.inf) == (0, 0.25, 0.5, 0.75)
+    assert paced(0.5, requests=3, seed=9, burstiness=math.inf) == (0, 2, 4)
+    assert paced(4, duration_s=1, requests=2, burstiness=math.inf) == (0, 0.25)
+
+
+@given(SEEDS, st.integers(1, 50), RATES, BURSTINESS, st.none() | st.integers(1, 9))
+def test_a_job_has_the_schedule_of_its_rate(seed, requests, rate, burstiness, most):
+    load = job(requests, rate, seed, most, burstiness)
+    assert load == OpenLoop(rate=rate, requests=requests, seed=seed, max_concurrency=most, burstiness=burstiness)
+    assert load.times == paced(rate, burstiness=burstiness, seed=seed, requests=requests)
+    assert job(requests).times == (0.0,) * requests and job(requests).schedule_s == ()
+    assert job(requests, rate).times == paced(rate, requests=requests)
 
 
 # Ramps
@@ -224,48 +235,260 @@ def test_an_even_ramp_goes_on_from_step_to_step():
     assert schedule(((1, 1.5), (2, 1)), burstiness=math.inf) == (0, 1, 1.75, 2.25)
 
 
-@settings(max_examples=50, deadline=None)
 @given(SEEDS, st.lists(st.tuples(st.floats(0, 50), st.floats(0.01, 5)), min_size=1, max_size=6), BURSTINESS)
 def test_a_ramp_of_equal_rates_is_one_step(seed, steps, burstiness):
     steps = ((7.5, 1.0), *steps)
     times = schedule(tuple(steps), seed=seed, burstiness=burstiness)
-    assert all(a <= b for a, b in pairwise(times)) and all(0 <= time < sum(s for _, s in steps) for time in times)
-    level = schedule(tuple((7.5, s) for _, s in steps), seed=seed, burstiness=burstiness)
     length = math.fsum(s for _, s in steps)
-    one = paced(rate=7.5, burstiness=burstiness, seed=seed, duration_s=length)
+    assert all(a <= b for a, b in pairwise(times)) and all(0 <= time < length for time in times)
+    level = schedule(tuple((7.5, s) for _, s in steps), seed=seed, burstiness=burstiness)
+    one = paced(7.5, burstiness=burstiness, seed=seed, duration_s=length)
     assert abs(len(level) - len(one)) <= 1, "rounding may move one over the end"
     assert level[: len(one)] == pytest.approx(one[: len(level)])
 
 
-# Bad input
+@pytest.mark.parametrize(
+    ("wrong", "facts", "hint"),
+    [
+        ({"steps": []}, (), "steps=((5, 60), (10, 60))"),
+        ({"steps": [(0, 5)]}, (), "steps="),
+        ({"steps": [(math.inf, 1)]}, ("inf", "1 s"), "finite rate"),
+        ({"steps": [(1, 1), (math.nan, 1)]}, ("nan", "1 s"), "finite rate"),
+        ({"steps": [(1, math.inf)]}, ("1 requests", "inf s"), "seconds above 0"),
+        ({"steps": [(1, 0)]}, ("1 requests", "0 s"), "seconds above 0"),
+        ({"steps": [(1, 0)], "requests": 1}, ("1 requests", "0 s"), "seconds above 0"),
+        ({"steps": [(1, 1), (-1, 1)]}, ("-1 requests",), "finite rate of 0 or more"),
+        ({"steps": [(1, 1)], "burstiness": 0}, ("burstiness of 0",), "burstiness=1"),
+        ({"steps": [(1, 1)], "burstiness": 0.0099}, ("0.0099",), "0.01 at least"),
+        ({"steps": [(1, 1)], "burstiness": math.nan}, ("nan",), "burstiness=1"),
+    ],
+)
+def test_bad_input_says_what_to_type(wrong, facts, hint):
+    with refused(*facts, hint=hint):
+        schedule(**wrong)
+
+
+def test_the_least_burstiness_and_small_rates_are_taken():
+    assert len(schedule([(1, 1e9)], 0.01, 0, requests=5)) == 5
+    assert schedule([(0.5, 3)], math.inf) == (0, 2)
+
+
+def test_scheduling_leaves_the_global_stream_alone():
+    random.seed(1)
+    before = random.getstate()
+    paced(1, burstiness=0.5, requests=100)
+    assert random.getstate() == before
+
+
+# Traces
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+AZURE = HEADER + (
+    "2023-11-16 23:59:59.9000001,374,44\n"
+    "2023-11-17 00:00:00.1000003,396,109\n"
+    "2023-11-17 00:00:00.1000003,10,1\n"
+    "\n"
+    "2023-11-17 00:00:03.9000001,2000,49"
+)
+MOONCAKE = (
+    '{"timestamp": 1000, "input_length": 374, "output_length": 44, "hash_ids": [1, 2]}\n'
+    '{"timestamp": 1200, "input_length": 396, "output_length": 109, "hash_ids": []}\n'
+    '{"timestamp": 1200, "output_length": 1, "input_length": 10}\n'
+    '{"timestamp": 5000.5, "input_length": 2000, "output_length": 49}\n'
+)
+LENGTHS = [(374, 44), (396, 109), (10, 1), (2000, 49)]
+IN_ONE_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def trace(tmp_path):
+    def write(text: str | bytes) -> Path:
+        path = tmp_path / "trace"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("text", [AZURE, "\ufeff" + AZURE, AZURE.replace("\n", "\r\n")])
+def test_no_digit_of_an_instant_is_lost(trace, text):
+    rows = list(read_trace(trace(text)))
+    assert [(row.offset_s, row.lengths) for row in rows] == [*zip([0, 0.2000002, 0.2000002, 4], LENGTHS)]
+
+
+def test_milliseconds_of_mooncake_may_have_fractions(trace):
+    rows = list(read_trace(trace("  " + MOONCAKE)))
+    assert [(row.offset_s, row.lengths) for row in rows] == [*zip([0, 0.2, 0.2, 4.0005], LENGTHS)]
+
+
+def test_columns_are_found_by_name_and_others_passed_over(trace):
+    text = "id,GeneratedTokens, TIMESTAMP ,ContextTokens\na,5,2024-05-10 00:00:00.25+00:00,7\n" + (
+        "b,6,2024-05-10T02:00:01+02:00,8\nc,7,2024-05-11T00:00:00Z,9\n"
+    )
+    assert list(read_trace(trace(text))) == [TraceRow(0, (7, 5)), TraceRow(0.75, (8, 6)), TraceRow(86399.75, (9, 7))]
+
+
+@IN_ONE_FILE
+@given(ticks=st.lists(st.integers(0, 10**12), min_size=1, max_size=20).map(sorted), data=st.data())
+def test_what_was_written_is_read(trace, ticks, data):
+    """ticks: of 100 ns."""
+    lengths = [data.draw(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6))) for _ in ticks]
+    seconds = [datetime(2023, 11, 16, 18, 15, 46) + timedelta(seconds=tick // 10**7) for tick in ticks]
+    lines = [f"{at}.{tick % 10**7:07},{p},{o}\n" for at, tick, (p, o) in zip(seconds, ticks, lengths)]
+    rows = list(read_trace(trace(HEADER + "".join(lines))))
+    assert [row.lengths for row in rows] == lengths
+    assert [row.offset_s for row in rows] == [(tick - ticks[0]) / 10**7 for tick in ticks]
+
+
+AZURE_LINES = [
+    "2023-11-16 18:15:46.6805900,374",
+    "2023-11-16 18:15:46.6805900,374,",
+    "2023-11-16 18:15:46.6805900,37.4,44",
+    "2023-11-16 18:15:46.6805900,-374,44",
+    "2023-11-16 18:15:46.68059000001,374,44",
+    "2023-11-31 18:15:46.6805900,374,44",
+    "16.11.2023 18:15,374,44",
+    "\ud83d".encode("utf-8", "surrogatepass"),
+]
+MOONCAKE_LINES = [
+    '{"timestamp": 6000, "input_length": 6955, "output_len',
+    '{"timestamp": 6000, "input_length": 6955}',
+    '{"timestamp": 6000, "input_length": 69.5, "output_length": 52}',
+    '{"timestamp": 6000, "input_length": "6955", "output_length": 52}',
+    '{"timestamp": 6000, "input_length": 6955, "output_length": -1}',
+    '{"timestamp": 6000, "input_length": true, "output_length": 52}',
+    '{"timestamp": "6000", "input_length": 6955, "output_length": 52}',
+    '{"timestamp": NaN, "input_length": 6955, "output_length": 52}',
+    '{"timestamp": 1e999, "input_length": 6955, "output_length": 52}',
+    "[6000, 6955, 52]",
+    "[" * 100_000,
+    "7",
+]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "problem", "hint"),
-    [
-        ({"steps": []}, "send nothing", "steps=((5, 60), (10, 60))"),
-        ({"steps": [(0, 5)]}, "send nothing", "steps="),
-        ({"steps": [(math.inf, 1)]}, "inf requests per second", "finite rate"),
-        ({"steps": [(1, 1), (math.nan, 1)]}, "nan requests per second", "finite rate"),
-        ({"steps": [(1, math.inf)]}, "1 requests per second for inf s", "seconds above 0"),
-        ({"steps": [(1, 0)]}, "1 requests per second for 0 s", "seconds above 0"),
-        ({"steps": [(1, 1), (-1, 1)]}, "-1 requests per second", "finite rate of 0 or more"),
-        ({"steps": [(1, 1)], "burstiness": 0}, "burstiness of 0", "burstiness=1"),
-        ({"steps": [(1, 1)], "burstiness": 1e-9}, "burstiness of 1e-09", "0.01 at least"),
-    ],
+    ("before", "damaged"), [*((AZURE + "\n", line) for line in AZURE_LINES), *((MOONCAKE, x) for x in MOONCAKE_LINES)]
 )
-def test_bad_input_says_what_to_type(wrong, problem, hint):
-    with pytest.raises(BadUsage) as error:
-        schedule(**wrong)
-    assert problem in error.value.problem
-    assert hint in error.value.hint
+def test_a_damaged_line_is_named_after_all_before_it(trace, before, damaged):
+    path = trace(before.encode() + (damaged if isinstance(damaged, bytes) else damaged.encode()) + b"\n")
+    rows = read_trace(path)
+    assert [row.lengths for row in islice(rows, 4)] == LENGTHS
+    with refused(f"line {before.count(chr(10)) + 1} ", path, kind=BadDataset, hint="whole copy"):
+        next(rows)
 
 
-def test_scheduling_leaves_the_global_stream_alone_and_imports_nothing_heavy():
-    random.seed(1)
-    before = random.getstate()
-    paced(rate=1, burstiness=0.5, requests=100)
-    assert random.getstate() == before
-    code = "import sys, pytest_slmserve.workload.arrivals, pytest_slmserve.workload.arrivals; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert {"numpy", "pandas", "ijson", "vllm", "pytest"}.isdisjoint(loaded)
+def test_a_line_that_goes_back_in_time_is_named(trace):
+    first, second, third, *_ = AZURE.splitlines()
+    with refused("line 3 ", kind=BadDataset, hint="sorted by time"):
+        list(read_trace(trace("\n".join([first, third, second]))))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "TIMESTAMP,ContextTokens\n", "PK\x03\x04", '[{"conversations": []}]'])
+def test_another_file_is_refused_by_its_first_line(trace, text):
+    path = trace(text)
+    with refused(path, text.strip()[:2], kind=BadDataset, hint="TIMESTAMP, ContextTokens"):
+        list(read_trace(path))
+
+
+def test_a_missing_file_is_refused(tmp_path, monkeypatch):
+    with refused("No such file", tmp_path, kind=BadDataset, hint="TIMESTAMP"):
+        list(read_trace(tmp_path / "nowhere.csv"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "t.csv").write_text(AZURE)
+    assert len(list(read_trace(Path("~/t.csv")))) == 4
+
+
+def test_a_long_trace_is_not_held_in_memory(trace):
+    line = '{"timestamp": %d, "input_length": 6955, "output_length": 52, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8]}\n'
+    path = trace("".join(line % ms for ms in range(8_000)))
+    assert path.stat().st_size > 700_000
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_trace(path)) == 8_000
+        assert load_trace(path, max_model_len=8000, until_s=0.2).rows[-1].offset_s == pytest.approx(0.199)
+        assert tracemalloc.get_traced_memory()[1] < 150_000
+    finally:
+        tracemalloc.stop()
+
+
+# Slices
+
+
+@pytest.mark.parametrize(
+    ("longest", "left_out", "last"), [(418, 2, (10, 1)), (417, 3, (10, 1)), (2048, 1, (10, 1)), (2049, 0, (2000, 49))]
+)
+def test_what_does_not_fit_is_left_out_and_counted(trace, longest, left_out, last):
+    loaded = load_trace(trace(AZURE), max_model_len=longest)
+    assert (len(loaded.rows), loaded.left_out, loaded.rows[-1].lengths, loaded.source) == (
+        4 - left_out,
+        left_out,
+        last,
+        "trace",
+    )
+
+
+@pytest.mark.parametrize("lengths", ["0,7", "7,0", "0,0"])
+def test_a_row_without_tokens_one_way_cannot_be_served(trace, lengths):
+    loaded = load_trace(trace(AZURE + f"\n2023-11-17 00:00:04.0,{lengths}\n"), max_model_len=4096)
+    assert (len(loaded.rows), loaded.left_out) == (4, 1)
+
+
+def test_a_slice_reads_no_further_than_it_must(trace):
+    path = trace(MOONCAKE + "damaged\n")
+    assert len(load_trace(path, max_model_len=4096, until_s=2).rows) == 3
+    with refused("line 5", kind=BadDataset):
+        load_trace(path, max_model_len=4096)
+
+
+@IN_ONE_FILE
+@given(limit=st.integers(11, 4096), until_s=st.sampled_from([0.2, 4.0005]) | st.floats(0.001, 10))
+def test_a_slice_is_the_beginning_of_the_whole(trace, limit, until_s):
+    path = trace(MOONCAKE)
+    inside = [*zip([0, 0.2, 0.2, 4.0005], LENGTHS)]
+    inside = [row for row in inside if row[0] < until_s]
+    fitting = [row for row in inside if sum(row[1]) <= limit]
+    if not fitting:
+        with refused(limit, until_s, f"({len(inside)} ", path, kind=BadDataset, hint="--more"):
+            load_trace(path, max_model_len=limit, until_s=until_s, hint="--more")
+        return
+    part = load_trace(path, max_model_len=limit, until_s=until_s)
+    assert [(row.offset_s, row.lengths) for row in part.rows] == fitting
+    assert part.left_out == len(inside) - len(fitting)
+
+
+def test_a_slice_with_nothing_in_it_says_why(trace):
+    with refused(" 5 tokens", "(4 ", kind=BadDataset, hint="more tokens") as caught:
+        load_trace(trace(MOONCAKE), max_model_len=5)
+    assert "inf" not in caught.value.problem
+
+
+ROWS = tuple(TraceRow(float(n), (n + 1, 2 * n + 1)) for n in range(10))
+INVENTED = Trace(ROWS, 0, "invented")
+
+
+@given(st.floats(0.1, 10))
+def test_twice_the_speed_is_half_the_time(speed):
+    assert [time * speed for time in INVENTED.times(speed)] == pytest.approx([*range(10)])
+    assert INVENTED.times() == tuple(range(10))
+
+
+# Lengths alone
+
+
+def test_lengths_are_drawn_in_pairs_with_replacement():
+    seen = Counter(sample_lengths(INVENTED, 5000, seed=3))
+    assert seen.keys() == {row.lengths for row in ROWS}
+    assert sum((count - 500) ** 2 / 500 for count in seen.values()) < 27.9, (
+        "chi square, nine degrees, one in a thousand"
+    )
+
+
+@given(SEEDS, SEEDS, st.integers(0, 60))
+def test_drawn_lengths_are_those_of_the_seed_and_more_begin_the_same(seed, other, requests):
+    drawn = sample_lengths(INVENTED, 60, seed)
+    assert sample_lengths(INVENTED, requests, seed) == drawn[:requests]
+    assert (sample_lengths(INVENTED, 60, other) == drawn) == (seed == other)
+
+
+def test_drawn_lengths_are_the_same_for_ever():
+    assert sample_lengths(INVENTED, 4, seed=0) == [(2, 3), (8, 15), (3, 5), (7, 13)]

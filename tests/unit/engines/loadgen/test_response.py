@@ -97,6 +97,11 @@ def test_what_comes_unasked_after_the_end_makes_the_connection_useless():
         found.feed(b"y")
 
 
+def test_the_value_of_a_header_may_have_a_colon():
+    found, _ = fed([b"HTTP/1.1 200 OK\r\nLink: http://host:80/\r\nContent-Length: 0\r\n\r\n"])
+    assert found.headers == {"link": "http://host:80/", "content-length": "0"}
+
+
 @pytest.mark.parametrize("status", [204, 304])
 def test_no_body_is_waited_for_where_there_is_none(status):
     found, _ = fed([b"HTTP/1.1 %d None\r\n\r\n" % status])
@@ -128,6 +133,47 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 def test_what_is_no_response_is_said_to_be_none(data, why):
     with pytest.raises(Malformed, match=why):
         fed([data])
+
+
+def test_lines_may_end_with_a_newline_alone_also_after_a_chunk():
+    found, got = fed([CHUNKED + b"2\nab\n3\r\ncde\n0\n\n"])
+    assert (got, found.ended, found.reusable) == (b"abcde", True, True)
+
+
+def test_what_follows_the_last_chunk_makes_the_connection_useless():
+    found, got = fed([CHUNKED + b"1\r\na\r\n0\r\n\r\nHTTP/1.1 200 OK"])
+    assert (got, found.ended, found.reusable) == (b"a", True, False)
+
+
+@pytest.mark.parametrize("fill", [HEAD_LIMIT, HEAD_LIMIT + 1])
+def test_a_head_may_be_as_long_as_the_limit(fill):
+    head = OK + b"X: "
+    found = Response()
+    if fill > HEAD_LIMIT:
+        with pytest.raises(Malformed):
+            found.feed(head + b"x" * (fill - len(head)))
+    else:
+        assert found.feed(head + b"x" * (fill - len(head))) == b"" and found.status is None
+
+
+@pytest.mark.parametrize("interim", [8, 9])
+def test_eight_interim_responses_are_borne(interim):
+    data = b"HTTP/1.1 102 Processing\r\n\r\n" * interim + OK + b"Content-Length: 0\r\n\r\n"
+    if interim > 8:
+        with pytest.raises(Malformed):
+            fed([data])
+    else:
+        assert fed([data])[0].ended
+
+
+@pytest.mark.parametrize("kind", [{"length": 4095}, {"length": 4097}])
+def test_a_line_of_a_chunks_size_has_a_bound(kind):
+    data = CHUNKED + b"1;" + b"x" * (kind["length"] - 2)
+    if kind["length"] > LINE_LIMIT:
+        with pytest.raises(Malformed):
+            fed([data])
+    else:
+        assert fed([data, b"\r\na"])[1] == b"a"
 
 
 # Events
@@ -164,6 +210,13 @@ def test_an_event_is_told_with_its_last_byte_whatever_the_line_end():
 def test_lines_of_data_are_joined_and_other_fields_passed_over():
     events = Events()
     assert events.feed(b"id: 7\ndata: a\ndata: b\nretry: 5\ndata\n\n: nothing\n\nevent: x\n\n") == [b"a\nb\n"]
+
+
+def test_a_newline_after_a_carriage_return_belongs_to_it_across_pieces():
+    events = Events()
+    assert events.feed(b"data: a\r") == [] and events.feed(b"\ndata: b\r") == []
+    assert events.feed(b"\n\r") == [b"a\nb"] and events.feed(b"\n") == []
+    assert events.feed(b"data: c\n\n") == [b"c"], "the short way is open again"
 
 
 def test_an_event_without_its_blank_line_is_told_at_the_end():
@@ -252,6 +305,62 @@ def body_offsets(data, body):
 def test_what_bears_a_token(choice, tokens):
     answer = read(whole(token(), json.dumps({"choices": [choice]}).encode(), b"[DONE]"))
     assert list(answer.tokens) == ([1, tokens] if tokens else [1])
+
+
+@pytest.mark.parametrize("count", [0, 1, (1 << 31) - 1])
+def test_a_count_of_the_server_is_taken(count):
+    details = {"prompt_tokens_details": {"cached_tokens": count}}
+    told = json.dumps({"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": count, **details}})
+    answer = read(whole(token(), told.encode(), b"[DONE]"))
+    assert answer.usage == (count, count) and answer.cached == count
+
+
+@pytest.mark.parametrize("count", [-1, 1 << 31, 1.0, True, "3"])
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_what_is_no_count_is_malformed(name, count):
+    with pytest.raises(RequestFailed) as caught:
+        read(whole(token(), json.dumps({"choices": [], "usage": {name: count}}).encode(), b"[DONE]"))
+    assert caught.value.kind == "malformed" and name in str(caught.value)
+
+
+@pytest.mark.parametrize("details", [{}, {"prompt_tokens_details": None}, {"prompt_tokens_details": {}}])
+def test_a_server_that_does_not_tell_of_its_cache_leaves_it_open(details):
+    told = json.dumps({"choices": [], "usage": {"prompt_tokens": 3, **details}}).encode()
+    answer = read(whole(token(), told, b"[DONE]"))
+    assert (answer.cached, answer.usage) == (None, (3, None))
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t "])
+def test_an_event_may_have_blanks_around_its_value(blank):
+    answer = read(whole((blank + token().decode() + blank).encode(), b"[DONE]"))
+    assert len(answer.times) == 1 and answer.complete
+
+
+def test_a_stream_without_a_token_is_a_failure_that_says_what_the_server_counts():
+    for told, fact in (((usage(3, 5),), "5"), ((), "")):
+        with pytest.raises(RequestFailed) as caught:
+            read(whole(token(""), *told, b"[DONE]"))
+        assert caught.value.kind == "no tokens" and fact in str(caught.value)
+        assert ("counts" in str(caught.value)) == bool(told)
+
+
+def test_the_text_of_an_error_is_waited_for_up_to_a_limit():
+    answer = Answer()
+    answer.read(0.0, b"HTTP/1.1 500 No\r\n\r\n" + b"x" * ((1 << 16) - 1))
+    with pytest.raises(RequestFailed) as caught:
+        answer.read(1.0, b"x")
+    assert caught.value.kind == "HTTP 500" and len(str(caught.value)) >= 1 << 16
+
+
+def test_a_stream_that_is_empty_but_for_its_head_is_no_event():
+    answer = read(HEAD)
+    assert not answer.response.ended and (len(answer.times), answer.complete) == (0, False)
+
+
+def test_tokens_of_all_choices_are_one_chunk():
+    event = {"choices": [{"text": " a"}, {"text": " b"}, {"delta": {"content": "c", "reasoning": "d"}}]}
+    answer = read(whole(json.dumps(event).encode(), b"[DONE]"))
+    assert list(answer.tokens) == [3] and len(answer.times) == 1
 
 
 def test_a_finish_reason_completes_a_stream_without_done():

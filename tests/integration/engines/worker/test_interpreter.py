@@ -1,0 +1,129 @@
+"""The probe of sizes, on Transformers where it is installed: one process counts all models of these tests."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from strategies import H200
+
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan import models
+from pytest_slmserve.plan.models import SIZES, model_of
+from pytest_slmserve.plan.planner import check_length, engine_spec
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.models import AS_CONFIGURED, CATALOGUE, MODELS, model_from_config
+from pytest_slmserve.schema.records import Environment
+
+if find_spec("transformers") is None or find_spec("torch") is None:
+    pytest.skip("needs Transformers and torch", allow_module_level=True)
+pytestmark = pytest.mark.xdist_group("sizes of models")  # one process counts them all
+
+
+LAYERS = 4
+
+
+def generating() -> list[str]:
+    """Architectures that generate text by vLLM's registry, which is read and not imported; none without vLLM."""
+    found = find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        return []
+    registry = Path(found.submodule_search_locations[0]) / "model_executor" / "models" / "registry.py"
+    for node in ast.parse(registry.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_TEXT_GENERATION_MODELS":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def transformers_types() -> dict[str, str]:
+    """Type of the model by architecture, as Transformers' own table of language models has it, read and not imported:
+    no torch in this process."""
+    found = find_spec("transformers")
+    assert found and found.submodule_search_locations
+    table = Path(found.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    for node in ast.parse(table.read_text("utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if getattr(target, "id", "") == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES" and isinstance(node.value, ast.Call):
+            pairs = ast.literal_eval(node.value.args[0])
+            return {name: kind for kind, name in reversed(pairs) if isinstance(name, str)}
+    return {}
+
+
+TYPES = transformers_types()
+ARCHITECTURES = {name: TYPES[name] for name in generating() if name in TYPES}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory) -> dict[str, dict]:
+    """The line of each model of the catalogue, and of an all but empty configuration of each architecture."""
+    folder = tmp_path_factory.mktemp("models")
+    configs = {name: model["config"] for name, model in MODELS.items()}
+    few = {"num_hidden_layers": LAYERS}  # of the largest, hundreds of billions of weights take seconds to describe
+    configs |= {name: {"architectures": [name], "model_type": kind, **few} for name, kind in ARCHITECTURES.items()}
+    configs["stranger"] = {"model_type": "from-another-planet"}
+    for name, config in configs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config), "utf-8")
+    command = [sys.executable, str(SIZES), *(str(folder / name) for name in configs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {Path(line["model"]).name: line for line in lines}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_weights_are_those_that_were_published(counted, name):
+    """Two counts of each: the published one, and that of Transformers."""
+    found = counted[name]
+    assert (found.get("parameters"), found.get("active")) == (CATALOGUE[name].parameters, CATALOGUE[name].active), found
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_transformers_reads_no_other_shape_than_we_do(counted, name):
+    told = counted[name]
+    completed = model_from_config(CATALOGUE[name].name, MODELS[name]["config"], 0, 0, told["completed"])
+    for field in ("layers", "hidden", "heads", "kv_heads", "head_size", "vocabulary", "positions", "windows"):
+        assert getattr(completed, field) == getattr(CATALOGUE[name], field), field
+
+
+def outcome(folder: Path) -> str:
+    """What a run on a GPU and a simulated one make of the model: "planned", "asks the engine", or why it is refused."""
+    try:
+        shape = model_of(str(folder))
+        length = min(shape.positions, 512) // 2
+        asked = read_options({"input_len": f"{length}", "output_len": f"{length}"}, {}, {})
+        spec = engine_spec(asked, "cuda", str(folder), replace(H200, gpu_memory_bytes=1 << 44))
+        simulated = engine_spec(asked, "simulated", str(folder), Environment(gpu_memory_bytes=1 << 44))
+        for each in (spec, simulated):
+            check_length(each.model, 2 * length, each.max_model_len)
+    except BadUsage as error:
+        return error.problem
+    return "asks the engine" if kv_capacity(spec, 2 * length) is None else "planned"
+
+
+@pytest.mark.skipif(not ARCHITECTURES, reason="needs vLLM's registry of models")
+def test_each_architecture_of_vllm_is_planned_or_asks_the_engine_or_is_refused_in_a_sentence(counted, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path(counted["stranger"]["model"]).parent / "cache"))
+    monkeypatch.setattr(models, "_told", lambda models, python, env: {m: counted[Path(m).name] for m in models})
+    outcomes: dict[str, list[str]] = {}
+    for name in ARCHITECTURES:
+        folder = Path(counted[name]["model"])
+        with suppress(BadUsage):  # where not even Transformers fills in what is needed
+            models.probe_models([str(folder)], "", {}, {})
+        outcomes.setdefault(outcome(folder), []).append(name)
+    planned, asked = outcomes.pop("planned"), outcomes.pop("asks the engine")
+    assert len(planned) >= 20 and set(planned) <= AS_CONFIGURED.keys()
+    assert {"FalconForCausalLM", "JambaForCausalLM", "DeepseekV2ForCausalLM"} <= set(asked)
+    assert all("\n" not in why and len(why.split()) <= 25 for why in outcomes), outcomes
+    assert sum(map(len, outcomes.values())) <= len(ARCHITECTURES) / 4, outcomes
+
+
+def test_a_model_that_cannot_be_counted_says_why(counted):
+    assert counted["stranger"]["problem"].startswith("ValueError: ") and "parameters" not in counted["stranger"]

@@ -1,0 +1,75 @@
+"""Batches made one after the other: by the formula, and by Transformers for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from interfaces import SIMULATED, small_workload, stand_in
+from measured import measure
+from real_engine import SPEC
+
+from pytest_slmserve.analysis.points import job_points
+from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.server import BatchedEngine
+from pytest_slmserve.plan.models import model_of
+from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import EngineSpec, OpenLoop, WorkloadSpec
+from pytest_slmserve.workload.arrivals import job
+from pytest_slmserve.workload.requests import build_workload
+
+NATURAL = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=12)
+NATURALLY = build_workload(NATURAL, model_of("opt-tiny"))
+SHORTER = tuple(replace(request, output_tokens=max(1, request.output_tokens // 16)) for request in NATURALLY.requests)
+WORKLOAD = replace(NATURALLY, requests=SHORTER)
+LAW = (("noise", 0.0), ("t_inf", 1000.0), ("b_half", 10.0))
+
+
+def spec(batching: str, base: EngineSpec = SIMULATED, extra=LAW) -> EngineSpec:
+    how = (("batching", batching), ("wait_s", 0.1))
+    return replace(base, interface="transformers", max_num_seqs=4, max_model_len=2048, extra=(*extra, *how))
+
+
+def test_how_likely_tokens_are_is_not_asked_of_transformers():
+    told = "is not asked how likely tokens are\n  try: the engine interface"
+    with closing(BatchedEngine(spec("static", stand_in(), ()))) as engine, pytest.raises(EngineFailed, match=told):
+        engine.scores(small_workload(), ((5, 6),))
+
+
+# By Transformers, on two CPU cores, a tiny model with random weights
+
+
+@pytest.fixture(scope="module")
+def engine():
+    pytest.importorskip("transformers")
+    with closing(Pool()) as pool:
+        yield pool.engine(spec("dynamic", SPEC, ()))
+
+
+@pytest.mark.slow
+def test_it_serves_what_was_asked_for(engine):
+    found = measure(engine, WORKLOAD, job(12, rate=20.0), Environment(platform="cpu"))
+    (point,) = job_points([found])
+    assert point.valid, point.problems
+    assert list(found.run.samples.output_tokens) == [r.output_tokens for r in WORKLOAD.requests]
+    assert sum(found.run.steps.new_tokens) == sum(r.output_tokens for r in WORKLOAD.requests)
+    assert 0 < point.waste < 1 and point.resolved.transformers
+    assert point.resolved.attention_backend == "sdpa, without cuDNN"  # which would plan for each new shape
+
+
+@pytest.mark.slow
+def test_the_same_requests_get_the_same_greedy_tokens(engine):
+    first = engine.outputs(WORKLOAD, 2, 5)
+    assert [len(tokens) for tokens in first] == [5, 5] and engine.outputs(WORKLOAD, 2, 5) == first
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_a_clear_error(engine):
+    """The last one on this engine: it does not survive."""
+    os.kill(engine.child.process.pid, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="was killed by SIGKILL"):
+        engine.run(WORKLOAD, OpenLoop(requests=2))

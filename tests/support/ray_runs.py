@@ -1,0 +1,73 @@
+"""Runs on Ray with the simulated engine: on the GPUs of this host, and on a cluster of nodes that are its processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+POINTS = """
+    import pytest
+
+    def test_point(slm_point):
+        assert slm_point.measure()
+"""
+
+SWEEPS = """
+    import pytest
+
+    def test_point(slm_point):
+        assert slm_point.measure()
+
+    @pytest.mark.slm(claim="throughput-plateau")
+    def test_plateau(slm_claim):
+        assert slm_claim()
+
+    @pytest.mark.slm(models=("opt-1.3b",))
+    def test_of_two_models(slm_session, slm_model):
+        known = {m.spec.model for m in slm_session.results.measurements()}
+        assert {"facebook/opt-125m", "facebook/opt-1.3b"} <= {*known, *(f"facebook/{name}" for name in known)}
+"""
+MODELS = (
+    "--slm-simulate",
+    "--slm-engine-arg=noise=0",  # it is drawn in the order of the measurements, and that is another in each run
+    "--slm-engine-arg=scatter=0",
+    "--slm-records=.slm/records.jsonl",
+    "--slm-report=tables",
+    "--slm-models=opt-125m,opt-1.3b",
+    "--slm-concurrency=1,16,64,128,256",
+    "-p",
+    "no:cacheprovider",
+)
+LOCAL = "--slm-ray=local:2"
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+WITH_A_GPU = {**NODE, "num_gpus": 1, "resources": {"imagined": 1}}
+WORDS = (
+    "--slm-simulate",
+    "--slm-records=.slm/records.jsonl",
+    "--slm-report=tables",
+    "--slm-models=opt-125m,opt-1.3b",
+    "--slm-concurrency=1,16,64,128,256",
+    "--slm-window=2",
+)
+
+
+@contextmanager
+def cluster_of_two() -> Iterator[Any]:
+    """A head without GPUs, and two nodes with one imagined GPU each, as processes of this host."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST", "RAY_ADDRESS"))]:
+            patch.delenv(name)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_gpus": 0})
+        try:
+            cluster.workers = [cluster.add_node(**WITH_A_GPU) for _ in range(2)]
+            yield cluster
+        finally:
+            cluster.shutdown()

@@ -1,0 +1,64 @@
+"""No verdict tells a run from its twin: committed archives of one release on one kind of device, launches of one
+host, and repeats of one launch. `tests/nightly/statistics` has all archives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise, permutations
+
+import pytest
+from committed import archive, names_of
+from gate_sessions import fewest
+from twins import Words, by_claims, by_compare, by_gate, by_stored_baseline, twins
+
+from pytest_slmserve.analysis.compare.changes import TOLERANCE, Judgement, against_stored, compare, release_histories
+from pytest_slmserve.analysis.estimates import grouped
+from pytest_slmserve.analysis.verdict import State
+
+HOSTS = tuple(f"h100-vllm-0.26.0-core-{name}" for name in ("fifth-host", "next-host", "third-host"))
+
+
+@pytest.mark.parametrize(
+    ("judged", "rate"),
+    [(by_compare, 0.05), (by_stored_baseline, 0.2), (by_claims, 0.25)],
+)
+def test_no_run_is_better_or_worse_than_its_twin(judged, rate):
+    """None is; and if this share of the verdicts were wrong, one of them would have been seen, but for one in 1000."""
+    found = [judged(one, other) for one, other in twins(HOSTS)]
+    wrong, said = [each for words in found for each in words.wrong], sum(words.said for words in found)
+    assert wrong == [] and len(wrong) < fewest(said, rate), said
+
+
+@pytest.mark.parametrize("name", ["h100-vllm-0.26.0-calibration", "h200-vllm-0.26.0-gate-same"])
+def test_no_launch_of_a_gate_is_slower_than_the_next_of_its_side(name):
+    assert by_gate(name) == Words(4, ())
+
+
+def test_launches_of_one_host_are_no_regression_of_each_other():
+    """Runs of one release, minutes apart: one launch differs from the next, and nothing has changed."""
+    launches = grouped(archive("h200-vllm-0.26.0-staggered"), lambda m: m.launch).values()
+    found = [each for pair in permutations(launches, 2) for each in compare(*pair, TOLERANCE).changes]
+    assert len(found) > 100 and not [each for each in found if each.verdict in (Judgement.BETTER, Judgement.WORSE)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_what_was_measured_on_one_host_nothing_fails_against_itself(first):
+    """Every other repeat against the rest; some of them are of two launches, 14 % apart."""
+    measured = archive("h200-vllm-0.26.0-sensors")
+    verdicts, _ = against_stored(measured[first::2], measured[1 - first :: 2], TOLERANCE)
+    assert len(verdicts) > 50 and not [v for v in verdicts if v.state is State.FAILS]
+    held = {v.subject for v in verdicts if v.state is State.PASSES}
+    assert {"opt-1.3b at concurrency 512", "opt-2.7b at concurrency 256"} <= held, "where the GPU is busy"
+
+
+def test_each_step_of_a_history_is_what_compare_says_of_the_two_releases():
+    ledgers = [archive(name) for name in names_of("h200-vllm-*-history")]
+    found = release_histories([m for each in ledgers for m in each])
+    assert {each.subject for each in found} == {"opt-1.3b at concurrency 512", "opt-125m at concurrency 512"}
+    for number, (there, here) in enumerate(pairwise(ledgers), start=1):
+        compared = {(c.subject, c.load, c.metric): c for c in compare(there, here, TOLERANCE).changes}
+        for each in found:
+            step = each.releases[number].step
+            other = compared[step.subject, step.load, step.metric]
+            assert replace(step, subject="") == replace(other, subject="")
+            assert each.releases[number].mean.value == other.candidate

@@ -1,0 +1,443 @@
+"""What is written of a measurement is read again, whatever it is, as a reader of its own reads it too; it is small, as
+the schema of records says, and the same for years. What is damaged raises one of the errors that a reader of files
+knows."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+import string
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+from archives import RUN, example
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from scripts import CHECKOUT, DATA, in_checkout
+from strategies import NAMES, loads, measurement, measurements, places_in_a_gate, planted_telemetry, replicas
+
+from pytest_slmserve.archive.codec import (
+    clock_gaps,
+    converted,
+    deltas,
+    engine_from_record,
+    engine_line,
+    measurement_line,
+    measurement_of,
+    running_sums,
+)
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage
+from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.schema.records import Failures, Measurement, Resolved, Samples, Steps, Stream, Telemetry
+from pytest_slmserve.schema.sensors import SENSORS
+
+Facts = dict[str, Any]
+DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+MICROSECONDS = st.integers(0, 10**10).map(lambda us: us / 1e6)
+
+
+def lines_of(m: Measurement) -> tuple[Facts, Facts]:
+    engine = engine_line(m.launch, m.spec, m.resolved, m.environment)
+    return json.loads(json.dumps([engine, measurement_line(m)], allow_nan=False))
+
+
+def read_again(engine: Facts, line: Facts) -> Measurement:
+    return measurement_of(line, *engine_from_record(engine))
+
+
+# What is written is read again
+
+
+def telemetries() -> st.SearchStrategy[Telemetry]:
+    """Any readings that are whole multiples of their sensor's resolution."""
+
+    def with_rows(rows: int) -> st.SearchStrategy[Telemetry]:
+        def column(number: int) -> st.SearchStrategy[tuple[float | None, ...]]:
+            step = SENSORS[number].resolution if number in SENSORS else 1e-6
+            per_unit = 1 / step if step >= 1 else round(1 / step)
+            value = st.none() | st.integers(-(10**9), 10**9).map(lambda whole: whole / per_unit)
+            same = value.map(lambda value: (value,) * rows)
+            return st.lists(value, min_size=rows, max_size=rows).map(tuple) | same
+
+        columns = st.dictionaries(st.sampled_from([*SENSORS, 77]), st.none(), max_size=4).flatmap(
+            lambda numbers: st.fixed_dictionaries({number: column(number) for number in numbers})
+        )
+        return st.builds(
+            Telemetry,
+            st.lists(NAMES, max_size=2).map(tuple),
+            MICROSECONDS,
+            st.lists(MICROSECONDS, min_size=rows, max_size=rows).map(tuple),
+            st.lists(st.none() | MICROSECONDS, min_size=rows, max_size=rows).map(tuple),
+            columns,
+            st.dictionaries(NAMES, st.integers(0, 99), max_size=2),
+            st.lists(NAMES, max_size=2).map(tuple),
+            st.lists(columns, max_size=2).map(tuple),
+        )
+
+    return st.integers(1, 6).flatmap(with_rows)
+
+
+def streams() -> st.SearchStrategy[Stream]:
+    gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {"3": 2}, "sum_s": 0.5}
+    times = st.none() | st.lists(st.floats(0, 9), max_size=2).map(tuple)
+    pair = st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9))
+    return st.builds(Stream, st.floats(0.01, 1), st.floats(0, 1), st.just((1.0, 2.0)), st.just(gaps), scheduled_s=times,
+                     salt=pair, refused=st.lists(NAMES, max_size=1).map(tuple))  # fmt: skip
+
+
+@st.composite
+def full_measurements(draw: st.DrawFn) -> Measurement:
+    """Any measurement with any of what a run may have or not."""
+    m, rows = draw(measurements()), draw(st.integers(0, 2))
+    failed = Failures(
+        (1,) * rows, (0.25,) * rows, (0.5,) * rows, ("HTTP 503",) * rows, draw(st.none() | st.just((0.2,) * rows))
+    )
+    noted = draw(st.booleans())
+    run = replace(
+        m.run,
+        failures=rows if noted else m.run.failures,
+        failed=failed if noted else None,
+        began_s=draw(st.none() | MICROSECONDS),
+        telemetry=draw(st.none() | telemetries()),
+        stream=draw(st.none() | streams()),
+    )
+    return replace(m, run=run, neighbours=draw(st.integers(0, 3)))
+
+
+@settings(max_examples=40)
+@given(full_measurements())
+def test_what_is_written_is_read_again(m):
+    found = read_again(*lines_of(m))
+    assert found == m and found.id == m.id
+
+
+@given(full_measurements())
+def test_the_columns_are_as_the_documentation_says(m):
+    """Read by hand: differences or one value, ticks of a clock in base 64, the KV usage in millionths."""
+    _, line = lines_of(m)
+    first, *places = line["run"]["clock_us"] or [0]
+    gaps = [functools.reduce(lambda gap, digit: gap * 64 + DIGITS.index(digit), digits, 0) for digits in zip(*places)]
+    clock = [*accumulate([first, *gaps])]
+    for table, stored in ((m.run.samples, line["run"]["samples"]), (m.run.steps, line["run"]["steps"])):
+        for column in fields(table):
+            name = {"kv_usage": "kv_usage_ppm"}.get(column.name, re.sub("_s$", "_tick", column.name))
+            values = list(getattr(table, column.name))
+            if name not in stored:
+                assert not values and name == "cached_tokens"
+            elif not isinstance(coded := stored[name], list):
+                assert (
+                    len(set(values)) == 1 and column is not fields(table)[0] and plain(coded, name, clock) == values[0]
+                )
+            else:
+                assert [
+                    plain(value, name, clock) for value in (coded if name == "finished" else summed(coded))
+                ] == values
+    assert clock == sorted(set(clock)) and len(line["run"]) >= 6
+
+
+def summed(coded: list[int | None]) -> list[int | None]:
+    total = [0, *accumulate(difference or 0 for difference in coded)]
+    return [None if difference is None else at for difference, at in zip(coded, total[1:])]
+
+
+def plain(value: Any, name: str, clock: list[int]) -> Any:
+    if value is None or not name.endswith(("_tick", "_ppm")):
+        return value
+    return (clock[value] if name.endswith("_tick") else value) / 1_000_000
+
+
+@given(st.lists(st.none() | st.integers(-(2**62), 2**62)))
+def test_differences_are_undone_by_sums(values):
+    assert running_sums(deltas(values)) == values and summed(deltas(values)) == values
+
+
+@given(st.lists(st.integers(0, 2**50), unique=True).map(sorted))
+def test_a_clock_has_as_many_places_as_its_largest_gap_needs(clock):
+    first, *places = clock_gaps(clock) or [None]
+    largest = max((later - earlier for earlier, later in pairwise(clock)), default=0)
+    assert first == (clock[0] if clock else None) and {*map(len, places)} <= {len(clock) - 1}
+    assert 64 ** len(places) > largest and (not places or 64 ** (len(places) - 1) <= largest)
+
+
+def test_gaps_are_written_in_base_64_one_text_for_each_place():
+    run = replace(RUN, samples=Samples(*[()] * 8), steps=Steps((-1e-6, 0, 63e-6, 4158e-6), *[(0,) * 4] * 6))
+    assert measurement_line(replace(example(), run=run))["run"]["clock_us"] == [-1, "AA/", "B//"]
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=20))
+def test_finer_stamps_are_kept_to_a_microsecond(stamps):
+    m = replace(example(), run=replace(RUN, steps=Steps(stamps, *[[0] * len(stamps)] * 6)))
+    assert read_again(*lines_of(m)).run.steps.time_s == pytest.approx(stamps, rel=0, abs=0.500001e-6)
+
+
+def test_only_what_is_told_is_written():
+    engine, line = lines_of(example())
+    assert not {"replica", "paired", "neighbours"} & line.keys() and [*line][-1] == "run"
+    assert not {"began_us", "telemetry", "stream", "failed"} & line["run"].keys()
+    assert (
+        engine["model"]["name"] == "opt-125m"
+        and "config" not in engine["model"]
+        and "model_facts" not in engine["spec"]
+    )
+    seen = replace(RUN, telemetry=planted_telemetry({155: 300.0}, until_s=1.0))
+    assert "gpus" not in lines_of(replace(example(), run=seen))[1]["run"]["telemetry"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e306])
+def test_what_is_no_finite_number_is_not_written(number):
+    with pytest.raises(ValueError, match="finite"):
+        measurement_line(replace(example(), run=replace(RUN, began_s=number)))
+
+
+def test_a_whole_number_may_stand_for_a_fraction_and_stays_whole():
+    """A load asked for with a window of 5 s, not 5.0 s, has a key of its own."""
+    mine = replace(example(), load=replace(example().load, window_s=5))
+    assert read_again(*lines_of(mine)).key == mine.key != example().key
+
+
+def test_the_format_of_today():
+    """Never adapt the file or these facts to the code: archives like this are kept for years."""
+    contents = read(DATA / "archive-format-3.jsonl")
+    assert [session.format for session in contents.sessions] == [3]
+    assert contents.claims == {"plateau": {"tolerance": 0.1}} and contents.sessions[0].plan == {"batches": [1, 2]}
+    assert contents.measurements == (example(1), example(2))
+    assert contents.measurements[1].spec.known_model == CATALOGUE["opt-125m"]
+
+
+def test_the_file_of_today_would_be_written_again():
+    engine, first, second = map(json.loads, (DATA / "archive-format-3.jsonl").read_text("utf-8").splitlines()[1:])
+    for line in (engine, first, second):
+        del line["crc32"]
+    assert [*lines_of(example(1))] == [engine | lines_of(example(1))[0], first] and lines_of(example(2))[1] == second
+
+
+def noisy(rng: random.Random, rows: int = 2500, requests: int = 1000):
+    """A point as real engines make it: steps vary by the microsecond, requests of one step share their stamps."""
+    ends = [0.0]
+    for _ in range(rows + 256):
+        ends.append(ends[-1] + rng.lognormvariate(-6, 0.05))
+    at = sorted(rng.randrange(rows) for _ in range(requests))
+    samples = Samples(
+        tuple(n % 1024 for n in range(requests)),
+        tuple(ends[step] + n * 1e-7 + rng.uniform(0, 3e-4) for n, step in enumerate(at)),
+        *(tuple(ends[step + later] for step in at) for later in (1, 2, 256)),
+        *((value,) * requests for value in (512, 256, True)),
+    )
+    usage = tuple((n % 97) / 7281 for n in range(rows))
+    steps = Steps(tuple(ends[1 : rows + 1]), (100,) * rows, *[(0,) * rows] * 3, usage, (0,) * rows)
+    return replace(RUN, samples=samples, steps=steps)
+
+
+def test_a_sweep_of_99_such_points_stays_under_a_megabyte():
+    points = [measurement_line(replace(example(), run=noisy(random.Random(seed)))) for seed in range(2)]
+    sizes = [len(zlib.compress(json.dumps(line, separators=(",", ":")).encode())) for line in points]
+    assert sum(sizes) / 2 * 99 < 1e6
+
+
+# The schema, docs/records.schema.json
+
+
+@functools.cache
+def schema() -> Draft202012Validator:
+    facts = json.loads((CHECKOUT / "docs" / "records.schema.json").read_text("utf-8"))
+    Draft202012Validator.check_schema(facts)
+    return Draft202012Validator(facts)
+
+
+def sealed_facts(*lines: Facts) -> list[Facts]:
+    return [line | {"crc32": "0123abcd"} for line in lines]
+
+
+@in_checkout
+@given(loads(), st.none() | replicas(), st.none() | places_in_a_gate(), st.booleans())
+def test_what_is_written_is_as_the_schema_says(load, replica, paired, sensed):
+    m = measurement(2, steps=5, launch="0d")
+    run = replace(m.run, telemetry=planted_telemetry(until_s=1.0) if sensed else None, began_s=5.0 if sensed else None)
+    told = replace(replica, group="0a", set="0b") if replica else None
+    made = replace(m, load=load, run=run, replica=told, paired=replace(paired, gate="0c") if paired else None)
+    assert not [error.message for line in sealed_facts(*lines_of(made)) for error in schema().iter_errors(line)]
+
+
+SESSION = json.loads((DATA / "archive-format-3.jsonl").read_text("utf-8").splitlines()[0])
+
+
+@in_checkout
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("session", "format", 2),
+        ("session", "started", "yesterday"),
+        ("engine", "resolved.kv_blocks", "many"),
+        ("engine", "spec.platform", "tpu"),
+        ("engine", "model.layers", None),
+        ("measurement", "crc32", "none"),
+        ("measurement", "workload.kind", "embed"),
+        ("measurement", "load.kind", "sweep"),
+        ("measurement", "load.concurrency", 0),
+        ("measurement", "run.failures", -1),
+        ("measurement", "run.samples.finished", "yes"),
+        ("measurement", "run.steps.running", [1.5]),
+        ("measurement", "run.clock_us", ["AA"]),
+    ],
+)
+def test_a_damaged_line_is_not_as_the_schema_says(kind, path, value):
+    lines = {line["kind"]: line for line in (SESSION, *sealed_facts(*lines_of(example())))}
+    assert schema().is_valid(lines[kind])
+    assert not schema().is_valid(planted(lines[kind], path, value))
+
+
+# Damage
+
+
+def planted(line: Facts, path: str, value: object) -> Facts:
+    """The line with another value at a place."""
+    first, _, rest = path.partition(".")
+    return {**line, first: planted(line[first], rest, value) if rest else value}
+
+
+SEEN = Telemetry(("nvml",), 0.25, (1.0, 2.0), (None, 0.25), {155: (300.0, 301.0)}, gpus=({100: (1e9, 2e9)},))
+FAILED = Failures((1,), (0.25,), (0.5,), ("HTTP 503",), (0.2,))
+GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {}, "sum_s": 0.0}
+FULL = replace(
+    example(),
+    run=replace(RUN, telemetry=SEEN, failed=FAILED, stream=Stream(0.1, 0.0, (), GAPS)),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fact"),
+    [
+        ("spec.max_num_seqs", "1024", "max_num_seqs"),
+        ("spec.max_num_seqs", True, "max_num_seqs"),
+        ("spec.platform", "tpu", "tpu"),
+        ("spec.env", [["A", 1]], "env"),
+        ("spec.env", [["A"]], "length 2"),
+        ("resolved.kv_blocks", 1 << 70, "number"),
+        ("resolved.kv_blocks", -(1 << 63), "number"),
+        ("resolved.capture_sizes", [1, None], "capture_sizes"),
+        ("resolved.ready_s", "33", "ready_s"),
+        ("environment.cores", 1.5, "cores"),
+        ("workload.longest", 0, "workload"),
+        ("workload.requests", 0, "workload"),
+        ("workload.mean_prompt_tokens", 0.0, "workload"),
+        ("workload.mean_output_tokens", -1.0, "workload"),
+        ("workload.spec", {"seed": "0"}, "seed"),
+        ("load.concurrency", "2", "concurrency"),
+        ("load.kind", "storm", "storm"),
+        ("load.settle_lifetimes", None, "settle_lifetimes"),
+        ("measured_at", 5, "str"),
+        ("neighbours", "1", "int"),
+        ("replica", {"group": "g"}, "index"),
+        ("paired", {"gate": "g", "pair": "x", "side": "baseline", "second": False}, "pair"),
+        ("paired", {"pair": 1}, "gate"),
+        ("run.failures", None, "failures"),
+        ("run.failures", 2, "2"),
+        ("run.window_us", ["0", 1], "window_us"),
+        ("run.samples.sent_tick", [0, None], "sent_s: NoneType"),
+        ("run.samples.sent_tick", [0, 7], "sent_s: a tick"),
+        ("run.samples.sent_tick", [-1, 2], "sent_s: a tick"),
+        ("run.samples.prompt_tokens", "512", "prompt_tokens: str"),
+        ("run.samples.prompt_tokens", 10**400, "prompt_tokens: a number"),
+        ("run.samples.prompt_tokens", [1 << 63, 0], "prompt_tokens: a number"),
+        ("run.samples.prompt_tokens", [-(1 << 62), -(1 << 62)], "prompt_tokens: a number"),
+        ("run.samples.prompt_tokens", [1], "1 rows of prompt_tokens, 2 of request"),
+        ("run.samples.finished", [1, 0], "finished: int"),
+        ("run.samples.request", [True, 1], "request: bool"),
+        ("run.steps.new_tokens", 1.5, "new_tokens: float"),
+        ("run.steps.time_tick", [0, 1, 1, 1], "3 rows of running, 4 of time_s"),
+        ("run.clock_us", ["12", "AB"], "int"),
+        ("run.clock_us", [12, 3], "str"),
+        ("run.clock_us", [12, "AB", "A"], "length"),
+        ("run.clock_us", [12, "A B"], "digit"),
+        ("run.clock_us", [12, "AÄ"], "ascii"),
+        ("run.stream.bin_s", 0.0, "bins of 0"),
+        ("run.failed.request", [1, 2], "1"),
+        ("run.failed.scheduled_s", [], "1"),
+        ("run.failed.sent_s", ["soon"], "sent_s"),
+        ("run.failed.kind", [5], "kind"),
+        ("run.failed.ended_s", None, "ended_s"),
+        ("run.telemetry.columns", {"155": [300000]}, "2 rows"),
+        ("run.telemetry.gpus", [{"100": [1]}], "2 rows"),
+        ("run.telemetry.span_us", [None], "2 rows"),
+        ("run.telemetry.span_us", [None, "1"], "span_us"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(path, value, fact):
+    engine, line = lines_of(FULL)
+    assert read_again(engine, line) == FULL
+    where = engine if path.split(".")[0] in engine else line
+    damaged = planted(where, path, value)
+    with pytest.raises((BadUsage, *UNUSABLE), match=fact):
+        read_again(damaged, line) if where is engine else read_again(engine, damaged)
+
+
+@pytest.mark.parametrize(
+    "name", ["spec", "resolved", "environment", "workload", "load", "measured_at", "run", "engine"]
+)
+def test_an_entry_that_is_missing_is_named(name):
+    engine, line = ({key: value for key, value in each.items() if key != name} for each in lines_of(FULL))
+    with pytest.raises(LookupError, match=name):
+        read_again(engine, line)
+
+
+def test_the_sizes_of_a_model_go_with_the_record_but_not_its_configuration():
+    mine = replace(CATALOGUE["qwen3-0.6b"], name="mine", source="folder")
+    found = read_again(*lines_of(replace(example(), spec=replace(example().spec, model="./mine", model_facts=mine))))
+    assert found.spec.model_facts == mine and mine.config and found.spec.model_facts.config == ()
+
+
+def test_a_record_without_a_model_is_of_one_that_nobody_knows():
+    engine, line = lines_of(replace(example(), spec=replace(example().spec, model="mine", model_facts=None)))
+    del engine["model"]
+    assert read_again(engine, line).spec.model_facts is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def places(facts: Mapping[str, Any], before: str = "") -> list[str]:
+    inner = [
+        place for name, value in facts.items() if isinstance(value, dict) for place in places(value, f"{before}{name}.")
+    ]
+    return [*(f"{before}{name}" for name in facts), *inner]
+
+
+@settings(max_examples=200)
+@given(st.sampled_from([*enumerate(lines_of(FULL))]).flatmap(
+    lambda each: st.tuples(st.just(each[0]), st.sampled_from(places(each[1])))), JSON)  # fmt: skip
+def test_whatever_stands_in_an_entry_only_known_errors_come(place, value):
+    lines = [*lines_of(FULL)]
+    lines[place[0]] = planted(lines[place[0]], place[1], value)
+    try:
+        assert isinstance(read_again(*lines), Measurement)
+    except (BadUsage, *UNUSABLE) as error:
+        assert str(error)
+
+
+def test_what_later_releases_add_is_passed_over():
+    engine, line = lines_of(FULL)
+    for path in ("spec.new", "model.new", "resolved.new"):
+        engine = planted(engine, path, 1)
+    for path in ("run.samples.new", "run.new", "load.new", "new", "run.telemetry.new"):
+        line = planted(line, path, 1)
+    assert read_again(engine, line) == FULL
+
+
+def test_a_value_is_as_its_annotation_says():
+    assert converted(Resolved, {"capture_sizes": [1, 2], "else": 5}) == Resolved(capture_sizes=(1, 2))
+    assert asdict(converted(Resolved, {})) == asdict(Resolved()) and converted(int, (1 << 63) - 1) == (1 << 63) - 1
+    for kind, value in ((int, "5"), (int, 1 << 63), (tuple[int, int], [1])):
+        with pytest.raises(ValueError):
+            converted(kind, value)

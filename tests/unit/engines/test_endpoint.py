@@ -1,0 +1,237 @@
+"""Engines at a URL: what another's server is asked, what is refused before anything is measured and without the key,
+and prompts that no prefix cache has seen. The server's answers are planted, and no client is started."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from base64 import b64encode
+from dataclasses import replace
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from interfaces import engine_with
+
+from pytest_slmserve.engines import endpoint
+from pytest_slmserve.engines.endpoint import (
+    FRESH,
+    LEAST_ID,
+    MARK,
+    FreshPrompts,
+    cache_lookups,
+    only_model,
+    prompt_words,
+)
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.specs import EngineSpec, Request, Workload, WorkloadSpec
+
+
+@pytest.mark.parametrize("text", ["", "two words"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(monkeypatch, path, text):
+    monkeypatch.setattr(endpoint, "ask_once", Refusing())
+    more = (("ignore_eos", "null"), ("top_k", "1"))
+    engine = engine_with("key", replace(spec_of(path), extra=more))
+    engine.close()
+    asked = json.loads(engine.body(Request((5, 6, 7), 9, text)))
+    if path == "/v1/completions":
+        assert asked["prompt"] == (text or [5, 6, 7])
+    else:
+        assert asked["messages"] == [{"role": "user", "content": text or prompt_words((5, 6, 7))}]
+        assert len(prompt_words((5, 6, 7)).split()) == 3 and "prompt" not in asked
+    assert asked["top_k"] == 1 and "ignore_eos" not in asked
+
+
+def in_base64(key):
+    return b64encode(key.encode()).decode()
+
+
+def in_hex(key):
+    return key.encode().hex()
+
+
+@pytest.mark.parametrize("where", ["text", "type", "status line", "stream"])
+@pytest.mark.parametrize("encode", [str, quote, in_base64, in_hex])
+def test_a_server_that_sends_the_key_back_is_told_without_it(monkeypatch, where, encode):
+    """However it is written, and without what a terminal would obey."""
+    key = "sk/FAULT+9f8e7d6c5b4a"
+    echo = f"\x1b[2J k={encode(key)} end"
+
+    def answer(*_):
+        match where:
+            case "text":
+                return 401, "text/plain", echo
+            case "type":
+                return 200, echo, ""
+            case "stream":
+                return 200, "text/event-stream", f'data: {{"error": "{echo}"}}\n\n'
+        raise http.client.BadStatusLine(echo)
+
+    monkeypatch.setattr(endpoint, "ask_once", answer)
+    with pytest.raises(BadUsage, match=r"k=\[hidden\]=* end") as caught:
+        engine_with(key, spec_of())
+    assert encode(key)[:8] not in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+class Refusing:
+    """A server that takes no body with certain words in it; an event in its stream may be an error."""
+
+    def __init__(self, *words, event='{"choices": []}'):
+        self.words, self.event, self.asked = words, event, []
+
+    def __call__(self, method, url, headers, body, within_s):
+        self.asked.append(json.loads(body))
+        if found := [word for word in self.words if word in body]:
+            return 422, "application/json", f"no {found[0]} here, {headers.get('Authorization')}"
+        return 200, "text/event-stream", f"data: {self.event}\n\n"
+
+
+IDS = '"prompt": ['
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        ((), ()),
+        (("ignore_eos",), ("ignore_eos",)),
+        ((IDS,), ("token ids",)),
+        (("stream_options",), ("stream_options",)),
+        (("ignore_eos", IDS), ("ignore_eos", "token ids")),
+        (("stream_options", IDS), ("stream_options", "token ids")),
+        (("ignore_eos", IDS, "stream_options"), ("stream_options", "ignore_eos", "token ids")),
+    ],
+)
+def test_what_a_server_refuses_is_not_asked_for(monkeypatch, words, without):
+    server = Refusing(*words)
+    monkeypatch.setattr(endpoint, "ask_once", server)
+    engine = engine_with("key-of-somebody", spec_of())
+    engine.close()
+    assert engine.without == without
+    assert isinstance(server.asked[-1]["prompt"], str if "token ids" in without else list)
+    assert server.asked[-1]["stream"] is True and "max_tokens" in server.asked[-1]
+
+
+def test_what_is_refused_to_the_least_is_told_without_the_key(monkeypatch):
+    monkeypatch.setattr(endpoint, "ask_once", Refusing("ignore_eos", '"model"'))
+    with pytest.raises(BadUsage, match=r'422: no "model" here, Bearer \[hidden\]'):
+        engine_with("key-of-somebody", spec_of())
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [(500, "the server's own log"), (413, "--extra-body"), (403, "SLM_ENDPOINT"), (307, "the URL that it leads to")],
+)
+def test_what_to_do_depends_on_the_status(monkeypatch, status, hint):
+    monkeypatch.setattr(endpoint, "ask_once", lambda *_: (status, "text/plain", "no"))
+    with pytest.raises(BadUsage, match=f"{status}: no") as raised:
+        engine_with("key", spec_of())
+    assert hint in raised.value.hint
+
+
+def test_an_error_in_the_stream_is_told_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(endpoint, "ask_once", Refusing(event='{"error": "out of memory"}'))
+    with pytest.raises(BadUsage, match="out of memory"):
+        engine_with("key", spec_of())
+
+
+@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
+@pytest.mark.parametrize(
+    ("models", "key", "told"),
+    [
+        (["me/mine"], "sesame", None),
+        (["base", "tuned"], "sesame", r"2 .*: base, tuned\n.*--model base"),
+        (["me/mine"], "wrong", r"/v1/models .*\n.*--model NAME"),
+    ],
+)
+def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, path, models, key, told):
+    def ask(method, url, headers, body, within_s):
+        assert (method, url, body, within_s) == ("GET", "http://host/v1/models", None, 10)
+        may = headers["Authorization"] == "Bearer sesame"
+        return 200, "application/json", json.dumps({"data": [{"id": name} for name in models]} if may else {})
+
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", f" {key}\n")
+    monkeypatch.setattr(endpoint, "ask_once", ask)
+    if told is None:
+        assert only_model(f"http://host/v1{path}", 10) == "me/mine"
+    else:
+        with pytest.raises(BadUsage, match=told):
+            only_model(f"http://host/v1{path}", 10)
+
+
+def test_where_no_server_answers_no_model_is_asked_for():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
+        with pytest.raises(BadUsage, match="/v1/completions"):
+            only_model(nobody, 10)
+
+
+class Client:
+    """Stands in for the process that sends the requests."""
+
+    def __init__(self, url, headers, **options):
+        self.url, self.headers = url, headers
+
+    def kill(self):
+        self.url = ""
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch):
+    monkeypatch.setattr(endpoint, "LoadClient", Client)
+
+
+def spec_of(path="/v1/completions"):
+    return EngineSpec("slm", platform="remote", interface="endpoint", url=f"http://127.0.0.1:1{path}")
+
+
+def requests_of(*prompts):
+    return Workload(WorkloadSpec(), tuple(Request(prompt, 2) for prompt in prompts), "here")
+
+
+@given(st.lists(st.integers(4, 999), min_size=8, max_size=20).map(tuple), st.booleans())
+def test_a_prompt_keeps_its_length_and_its_end(ids, words):
+    own = FreshPrompts(requests_of(ids), words)
+    prompt, place = own.prompt(ids), FRESH * (2 if words else 1)
+    parts = prompt.split() if words else prompt
+    assert parts[1] == MARK and len(parts) - 1 + place == len(ids)
+    for text in (own.rounds[0], own.rounds[-1]):
+        assert len(text.split() if words else text.split(", ")) == place
+
+
+def test_no_two_rounds_and_no_two_hand_overs_are_alike():
+    workload = requests_of(tuple(range(4, 5000)))
+    first, second = (FreshPrompts(workload, words=False) for _ in range(2))
+    assert len({*first.rounds, *second.rounds}) == 2 * len(first.rounds)
+    assert all(LEAST_ID <= int(part) < 5000 for text in first.rounds for part in text.split(", "))
+
+
+def test_a_prompt_that_is_too_short_stays_as_it_is():
+    own = FreshPrompts(requests_of((5, 6, 7, 8)), words=False)
+    assert own.prompt((5, 6, 7, 8)) is None
+
+
+SEVERAL = """vllm:prefix_cache_queries_total{engine="0"} 100.0
+vllm:prefix_cache_queries_total{engine="1"} 50.0
+vllm:prefix_cache_hits_total{engine="0"} 3e1
+vllm:prefix_cache_hits_created{engine="0"} 1.7e9
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        (SEVERAL, (150, 30)),
+        ('vllm:gpu_prefix_cache_queries_total{m="x"} 5\nvllm:gpu_prefix_cache_hits_total{m="x"} 2', (5, 2)),
+        ("llamacpp:prompt_tokens_total 5\n", None),
+        ("", None),
+        ("<html>", None),
+        ("vllm:prefix_cache_queries_total NaN\n", None),
+    ],
+)
+def test_the_counters_of_several_engines_are_added_up(monkeypatch, page, found):
+    monkeypatch.setattr(endpoint, "ask_once", lambda *_: (200, "text/plain", page))
+    assert cache_lookups("http://host/v1/completions", {}) == found

@@ -1,0 +1,428 @@
+"""Where a value is from, what a wrong one is told, and which options go together: one table for each.
+
+Command line before environment before ini before default; what is typed again means the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+
+from pytest_slmserve.options.read import BESIDE_THE_RECORDS, OF_A_GATE, as_words, near_option, read_options
+from pytest_slmserve.options.table import OPTS, Opt
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import GpuPeaks
+
+BY_NAME = {opt.name: opt for opt in OPTS}
+EACH = pytest.mark.parametrize("name", BY_NAME)
+URL = "http://127.0.0.1:1/v1/completions"
+WORDS = [
+    "dataset",
+    "tokenizer",
+    "quantization",
+    "python",
+    "waivers",
+    "baseline",
+    "profile",
+    "records",
+    "html",
+    "ray_env",
+]
+# A text of each option that is not its default, and what it means.
+GOOD = {
+    **dict.fromkeys(WORDS, ("some/word", "some/word")),
+    "models": (" a , b", ("a", "b")),
+    "concurrency": ("1,2,4", (1, 2, 4)),
+    "sweep": ("adaptive", "adaptive"),
+    "suite": ("papers", "papers"),
+    "timeout": ("30", 30.0),
+    "window": ("2.5", 2.5),
+    "ramp_up": ("burst", "burst"),
+    "endpoint": ("http://h:1,https://b/x", ("http://h:1/v1/completions", "https://b/x")),
+    "interface": ("server", "server"),
+    "repeats": ("3", 3),
+    "budget": ("0", 0),
+    "input_len": ("64", 64),
+    "output_len": ("natural", "natural"),
+    "sharegpt_rule": ("vllm", "vllm"),
+    "goodput": ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms"),
+    "export": ("vllm-bench=results/", "vllm-bench=results/"),
+    "seed": ("7", 7),
+    "load_format": ("auto", "auto"),
+    "kv_cache_dtype": ("fp8", "fp8"),
+    "gpu_memory": ("40GiB", 40 << 30),
+    "gpu_memory_utilization": ("0.5", 0.5),
+    "tensor_parallel_size": ("2,4", (2, 4)),
+    "replicas": ("2,3", (2, 3)),
+    "sharing": ("mig, mps", ("mig", "mps")),
+    "env": ("A=1 B=x=y", (("A", "1"), ("B", "x=y"))),
+    "engine_arg": ('a="5" b=[1,2] c=word', (("a", "5"), ("b", (1, 2)), ("c", "word"))),
+    "side": ("baseline:python=/old", (("baseline", (("python", "/old"),)),)),
+    "max_num_seqs": ("64", 64),
+    "gate_margin": ("5%", 0.05),
+    "gate_pairs": ("4", 4),
+    "gate_caches": ("cold", "cold"),
+    "simulate_slowdown": ("5%", 0.05),
+    "telemetry": ("dcgm=node:5555", "dcgm=node:5555"),
+    "telemetry_interval": ("0.5", 0.5),
+    "gpu_peaks": ("tflops=989,gbps=3350", GpuPeaks(989, 3350)),
+    "report": ("tables", "tables"),
+    "resume": ("old.jsonl", "old.jsonl"),
+    "ray": ("10.0.0.1:6379", "10.0.0.1:6379"),
+    "ray_resource": ("accelerator_type:H200", "accelerator_type:H200"),
+} | {opt.name: ("yes", True) for opt in OPTS if opt.is_flag}
+# A wrong text, and the value that the error offers in its place.
+BAD = {
+    "models": (",", "A,B"),
+    "concurrency": ("4,2", "1,2,4"),
+    "sweep": ("fast", "adaptive"),
+    "suite": ("paper", "papers"),
+    "timeout": ("0", "120.0"),
+    "window": ("-1", "5"),
+    "ramp_up": ("stagered", "staggered"),
+    "interface": ("severs", "server"),
+    "endpoint": (",", "URL,URL"),
+    "repeats": ("0", "2"),
+    "budget": ("-1", "5"),
+    "input_len": ("abc", "8"),
+    "output_len": ("256,", "8"),
+    "sharegpt_rule": ("any", "vllm"),
+    "seed": ("1.0", "0"),
+    "load_format": ("heavy", "auto"),
+    "kv_cache_dtype": ("fp4", "fp8"),
+    "gpu_memory": ("much", "40GiB"),
+    "gpu_memory_utilization": ("90%", "0.9"),
+    "tensor_parallel_size": ("2,1", "1"),
+    "replicas": ("two", "2"),
+    "sharing": ("luck", "time-slicing,mps"),
+    "telemetry": ("tea-leaves", "auto"),
+    "telemetry_interval": ("nan", "5"),
+    "gpu_peaks": ("fast", "tflops=989,gbps=3350"),
+    "env": ("NAME", "NAME=VALUE"),
+    "engine_arg": ("eager", "max_num_seqs=256"),
+    "side": ("both:python=p", "candidate:python=PATH"),
+    "max_num_seqs": ("many", "8"),
+    "gate_margin": ("300%", "0.03"),
+    "gate_pairs": ("3", "12"),
+    "gate_caches": ("WARM", "cold"),
+    "simulate_slowdown": ("100%", "0.05"),
+    "report": ("short", "all"),
+    "resume": ("test_it.py", "[RECORDS]"),
+    "ray_resource": ("GPU", "NAME"),
+    "ray": ("10.0.0.1", "ADDRESS"),
+} | {opt.name: ("maybe", "") for opt in OPTS if opt.is_flag}
+
+
+def beside(opt: Opt) -> dict[str, object]:
+    """What has to be typed with it."""
+    if opt.name in ("gate", "calibrate", "ray"):
+        return {"simulate": True}
+    return {"gate": True, "simulate": True} if opt.name.startswith(OF_A_GATE) else {}
+
+
+def typed(opt: Opt, text: str) -> object:
+    """As pytest's parser hands it over."""
+    return True if opt.is_flag else text.split() if opt.many else text
+
+
+def test_every_option_is_in_the_tables_but_those_whose_texts_may_be_anything():
+    assert GOOD.keys() == BY_NAME.keys() == BAD.keys() | {*WORDS, "goodput", "export"}
+    assert all(value != BY_NAME[name].default for name, (_, value) in GOOD.items())
+
+
+# Where a value is from
+
+
+@EACH
+def test_ini_before_default_environment_before_ini_command_line_before_all(name):
+    opt, (text, value) = BY_NAME[name], GOOD[name]
+    usual = "off" if opt.is_flag else opt.default_text
+    ini, env = {opt.key: text}, {opt.variable: text}
+    found = [read_options({}, {}, {}), read_options({}, ini, {}), read_options(beside(opt), {}, env)]
+    assert [(getattr(o, name), o.source[name]) for o in found] == [
+        (opt.default, "default"), (value, "ini"), (value, "environment")
+    ]  # fmt: skip
+    if usual:
+        over = read_options(beside(opt), ini, {opt.variable: usual})
+        assert (getattr(over, name), over.source[name]) == (opt.default, "environment")
+    if not opt.ini_only:
+        given = {**beside(opt), name: typed(opt, text)}
+        over = read_options(given, {opt.key: usual}, {opt.variable: usual})
+        assert (getattr(over, name), over.source[name]) == (value, "command line")
+
+
+@EACH
+def test_empty_text_outside_the_command_line_is_not_given(name):
+    opt = BY_NAME[name]
+    for nothing in ("", None, []):
+        options = read_options({name: None}, {opt.key: nothing}, {opt.variable: ""})
+        assert options.source[name] == "default" and options.texts[name] == ()
+
+
+def test_an_empty_text_on_the_command_line_is_given():
+    for name, wanted in (("sweep", "adaptive"), ("gpu_memory", "40GiB")):
+        with refused(BY_NAME[name].flag, hint=wanted):
+            read_options({name: ""}, {}, {})
+
+
+def test_a_calibration_is_a_gate_of_two_equal_sides():
+    assert read_options({"simulate": True, "calibrate": True}, {}, {}).gate
+    assert read_options({}, {"slm_calibrate": "1"}, {}).gate and not read_options({}, {}, {}).gate
+
+
+def test_what_may_stand_bare_is_true():
+    options = read_options({"resume": True}, {}, {})
+    assert (options.resume, options.texts["resume"], BY_NAME["resume"].bare) == (True, (), "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "of_toml", "text"),
+    [
+        ("models", ["opt-125m", "opt-350m"], "opt-125m,opt-350m"),
+        ("concurrency", [1, 2, 4], "1,2,4"),
+        ("concurrency", 8, "8"),
+        ("window", 2.5, "2.5"),
+        ("gpu_memory_utilization", 1, "1"),
+        ("resume", True, "1"),
+        ("strict", True, "1"),
+        ("strict", False, "0"),
+        ("seed", 0, "0"),
+        ("engine_arg", ["a=1", "b=true"], "a=1 b=true"),
+        ("env", ["A=x"], "A=x"),
+    ],
+    ids=range(11),
+)
+def test_a_value_of_toml_is_read_as_its_text(name, of_toml, text):
+    one, other = (read_options({}, {f"slm_{name}": value}, {}) for value in (of_toml, text))
+    assert one._replace(texts=other.texts) == other and one.source[name] == "ini"
+
+
+def test_in_a_list_of_toml_an_entry_may_hold_spaces():
+    assert read_options({}, {"slm_env": ["A=x y", "B=1"]}, {}).env == (("A", "x y"), ("B", "1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "of_toml"), [("strict", ["a"]), ("window", {"s": 1}), ("env", {"A": "x"})], ids=range(3)
+)
+def test_a_value_of_toml_of_another_kind_is_refused(name, of_toml):
+    with refused(f"slm_{name}:"):
+        read_options({}, {f"slm_{name}": of_toml}, {})
+
+
+# What a wrong value is told
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_text_is_told_with_where_it_stood_and_one_that_can_be_typed(name):
+    opt, (text, offered) = BY_NAME[name], BAD[name]
+    sources = [({}, {opt.key: text}, {}, opt.key), ({}, {}, {opt.variable: text}, opt.variable)]
+    if not (opt.is_flag or opt.ini_only):
+        sources.append(({name: typed(opt, text)}, {}, {}, opt.flag))
+    for command_line, ini, env, where in sources:
+        with refused(f"{where}:") as caught:
+            read_options(command_line, ini, env)
+        assert caught.value.hint == (f"{opt.flag}={offered}" if offered else opt.flag)
+        assert text in caught.value.problem
+
+
+@pytest.mark.parametrize("name", [n for n, (_, offered) in BAD.items() if offered and not BY_NAME[n].is_flag])
+def test_what_is_offered_can_be_typed(name):
+    opt, (_, offered) = BY_NAME[name], BAD[name]
+    offered = {"URL,URL": URL, "ADDRESS": "auto", "[RECORDS]": "RECORDS"}.get(offered, offered)
+    options = read_options({**beside(opt), name: typed(opt, offered)}, {}, {})
+    assert options.source[name] == "command line"
+
+
+@pytest.mark.parametrize("name", ["sweep", "ramp_up", "interface", "suite", "kv_cache_dtype"])
+def test_all_words_to_choose_from_are_named(name):
+    with refused(*BY_NAME[name].choices, "'WRONG'"):
+        read_options({name: "WRONG"}, {}, {})
+
+
+def test_every_text_of_an_option_that_is_given_again_is_shown():
+    with refused("'A=...'", "'wrong'"):
+        read_options({"env": ["A=1", "wrong"]}, {}, {})
+    with refused("'a=1'", "'wrong'"):
+        read_options({"engine_arg": ["a=1", "wrong"]}, {}, {})
+
+
+@pytest.mark.parametrize("given", [
+    {"env": ["HF_TOKEN=hunter2"]}, {"env": ["A=1", "HF_TOKEN=hunter2\nhunter2"]},
+    {"side": ["baseline:env=HF_TOKEN=hunter2"]}, {"side": ["baseline:python=p,env=HF_TOKEN=hunter2\nhunter2"]},
+], ids=range(4))  # fmt: skip
+def test_a_secret_is_not_repeated(given):
+    with refused("HF_TOKEN") as caught:
+        read_options(given, {}, {})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_is_right_of_a_wrong_side_is_shown():
+    with refused("'baseline:env=A=...'", "'both:python=p'"):
+        read_options({"side": ["baseline:env=A=hunter2", "both:python=p"]}, {}, {})
+
+
+# Options that say nothing together, or without another one
+
+
+SIMULATED_GATE = {"simulate": True, "gate": True}
+OWN = {"interface": "server", "telemetry": "nvml", "max_num_seqs": "8", "gpu_memory": "40GiB", "replicas": "2"}
+OWN |= {"tensor_parallel_size": "2", "python": "p", "env": ["A=1"], "engine_arg": ["a=1"], "sharing": "mps"}
+# What is given, what the error names, and what its hint names.
+REFUSED = {
+    "two modes": ({"gpu": True, "SLM_CPU": "1"}, "--slm-gpu --slm-cpu --slm-simulate --slm-endpoint", "one"),
+    "a mode and an endpoint": ({"endpoint": URL, "simulate": True}, "--slm-simulate --slm-endpoint", "one"),
+    **{name: ({"records": f"out/{name}"}, f"--slm-records=out/{name} {name}", ".jsonl") for name in BESIDE_THE_RECORDS},
+    "an export into the records": (
+        {"simulate": True, "records": "all.json", "export": "vllm-bench=./all.json"}, "--slm-export", "--slm-export"
+    ),
+    "a side": ({"simulate": True, "side": ["baseline:python=p"]}, "--slm-side", "--slm-gate --slm-side"),
+    "a margin": ({"simulate": True, "gate_margin": "0.05"}, "--slm-gate-margin", "--slm-gate --slm-gate-margin"),
+    "a slowdown": ({"simulate": True, "simulate_slowdown": "5%"}, "--slm-simulate-slowdown", "--slm-gate"),
+    "a side and a baseline": (
+        {"simulate": True, "baseline": "a", "side": ["baseline:python=p"], "gate_margin": "0.1"},
+        "--slm-side",
+        "--slm-gate",
+    ),
+    "a slowdown of what is real": (
+        {"cpu": True, "gate": True, "simulate_slowdown": "5%"}, "--slm-simulate-slowdown", "--slm-simulate"
+    ),
+    "a calibration of sides": (
+        {"simulate": True, "calibrate": True, "side": ["candidate:arg=a=1"]}, "--slm-side", "--slm-calibrate"
+    ),
+    "a calibration of a slowdown": (
+        {"simulate": True, "calibrate": True, "simulate_slowdown": "5%"}, "--slm-simulate-slowdown", "--slm-calibrate"
+    ),
+    "a gate of nothing": ({"gate": True}, "--slm-gate", "--slm-gpu --slm-cpu --slm-simulate"),
+    "a gate of nothing from outside": ({"SLM_GATE": "1"}, "--slm-gate", "--slm-gpu --slm-cpu --slm-simulate"),
+    "a calibration of nothing": ({"calibrate": True}, "--slm-calibrate", "--slm-calibrate --slm-simulate"),
+    "a gate of another archive": (
+        {**SIMULATED_GATE, "resume": "old.jsonl"}, "--slm-gate", "--slm-records=old.jsonl --slm-resume"
+    ),
+    "a gate of an endpoint": ({"endpoint": URL, "gate": True}, "--slm-gate", "--slm-gpu --slm-endpoint"),
+    "a calibration of one": ({"endpoint": URL, "calibrate": True}, "--slm-calibrate", "--slm-endpoint"),
+    "a baseline of one": ({"endpoint": URL, "baseline": "old.jsonl"}, "--slm-baseline", "--slm-endpoint"),
+    **{f"{name} of one": ({"endpoint": URL, name: text}, BY_NAME[name].flag, BY_NAME[name].flag)
+       for name, text in OWN.items()},
+    "one on Ray": ({"endpoint": URL, "ray": "auto"}, "--slm-ray", "one"),
+    "Ray of nothing": ({"ray": "auto"}, "--slm-ray", "--slm-gpu --slm-simulate"),
+    "a gate on Ray": ({**SIMULATED_GATE, "ray": "auto"}, "--slm-gate", "--slm-ray"),
+    "a calibration on Ray": ({"simulate": True, "ray": "auto", "calibrate": True}, "--slm-gate", "--slm-ray"),
+    "an adaptive sweep on Ray": ({"simulate": True, "ray": "auto", "sweep": "adaptive"}, "--slm-sweep", "full"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_options_that_say_nothing_are_refused(case):
+    given, told, hinted = REFUSED[case]
+    env = {name: text for name, text in given.items() if name.isupper()}
+    with refused(*told.split()) as caught:
+        read_options({name: value for name, value in given.items() if name not in env}, {}, env)
+    assert all(word in caught.value.hint for word in hinted.split())
+
+
+TAKEN = {
+    "a gate in its own archive": {**SIMULATED_GATE, "resume": True},
+    "another archive without a gate": {"simulate": True, "resume": "old.jsonl"},
+    "a margin of a baseline": {"simulate": True, "baseline": "a", "gate_margin": "0.1"},
+    "a slowdown of a simulated gate": {**SIMULATED_GATE, "simulate_slowdown": "5%"},
+    "a side of a gate": {**SIMULATED_GATE, "side": ["baseline:python=p"]},
+    "an endpoint without sensors": {"endpoint": URL, "telemetry": "off"},
+    "an endpoint with requests": {"endpoint": URL, "concurrency": "4", "models": "m"},
+    "an export beside the records": {"export": "vllm-bench=./a.json", "records": "b.json"},
+    "records in a folder of that name": {"records": "gate.json/r.jsonl"},
+    "a sweep on Ray": {"simulate": True, "ray": "auto", "sweep": "full"},
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_options_that_go_together_are_taken(case):
+    options = read_options(TAKEN[case], {}, {})
+    assert {options.source[name] for name in TAKEN[case]} == {"command line"}
+
+
+@pytest.mark.parametrize("given", [
+    ("side", "baseline:python=/my/python"), ("gate_margin", "0.1"), ("gate", "1"), ("calibrate", "1"), ("ray", "auto"),
+    ("simulate_slowdown", "5%"),
+], ids=lambda given: given[0])  # fmt: skip
+def test_an_ini_file_may_hold_what_is_for_other_runs(given):
+    name, text = given
+    assert read_options({}, {f"slm_{name}": text}, {}).source[name] == "ini"
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_ini_file_may_hold_what_is_for_engines_of_ours(name):
+    text = " ".join(OWN[name]) if isinstance(OWN[name], list) else OWN[name]
+    assert read_options({"endpoint": URL}, {f"slm_{name}": text}, {}).platform == "remote"
+
+
+def test_a_slowdown_in_an_ini_file_waits_for_a_simulation():
+    assert read_options({"cpu": True, "gate": True}, {"slm_simulate_slowdown": "5%"}, {}).gate
+
+
+# Names that are no options
+
+
+@pytest.mark.parametrize(
+    ("flag", "near"),
+    [
+        ("--slm-gat", "--slm-gate?"),
+        ("--slm-model", "--slm-models?"),
+        ("--slm-gpu-memory-utilisation", "--slm-gpu-memory-utilization?"),
+        ("--slm-gate-pair", "-o slm_gate_pairs=12 SLM_GATE_PAIRS"),
+        ("--slm-seed", "-o slm_seed=0 SLM_SEED"),
+    ],
+)
+def test_a_mistyped_option_gets_the_nearest_name(flag, near):
+    found = near_option(flag)
+    assert all(word in found for word in near.split()) and "slm-slm" not in found
+
+
+def test_a_name_that_is_near_to_none_gets_none():
+    assert near_option("--slm-zzz") == ""
+
+
+# What is typed again
+
+
+def retyped(words):
+    """What a command line of these words gives."""
+    flags = {opt.key if opt.ini_only else opt.flag: opt for opt in OPTS}
+    pairs = [(flags[flag], text) for flag, _, text in (word.partition("=") for word in words if word != "-o")]
+    many = {opt.name: [text for each, text in pairs if each is opt] for opt, _ in pairs if opt.many}
+    return {opt.name: True if opt.is_flag else text or opt.bare for opt, text in pairs} | many
+
+
+def read_typed(given):
+    """The options that these values give, each from where it can be typed."""
+    ini = {f"slm_{name}": value for name, value in given.items() if BY_NAME[name].ini_only}
+    return read_options({name: value for name, value in given.items() if not BY_NAME[name].ini_only}, ini, {})
+
+
+@given(st.sets(st.sampled_from(sorted(BY_NAME)), max_size=8), st.data())
+def test_what_is_typed_again_means_the_same_and_what_is_left_out_is_as_by_default(names, data):
+    try:
+        options = read_typed({name: typed(BY_NAME[name], GOOD[name][0]) for name in names})
+    except BadUsage:  # they do not go together
+        return
+    assert read_typed(retyped(as_words(options))) == options
+    left_out = data.draw(st.sets(st.sampled_from(sorted(BY_NAME))))
+    assert retyped(as_words(options, left_out)).keys() == names - left_out
+
+
+@EACH
+def test_each_option_is_typed_again_in_one_or_two_words(name):
+    opt, (text, value) = BY_NAME[name], GOOD[name]
+    if name in ("gpu", "cpu", "endpoint", "simulate"):
+        given = {name: typed(opt, text)}
+    else:
+        given = {"simulate": True, **beside(opt), name: typed(opt, text)}
+    options = read_typed(given)
+    words = as_words(options, given.keys() - {name})
+    assert words and all(word == "-o" or word.startswith(("--slm-", "slm_")) for word in words)
+    assert read_typed({**given, **retyped(words)}) == options and getattr(options, name) == value
+
+
+def test_what_is_from_elsewhere_is_typed_too():
+    options = read_options({}, {"slm_simulate": "1", "slm_resume": "1"}, {"SLM_MODELS": "a,b", "SLM_STRICT": "0"})
+    assert as_words(options) == ["--slm-simulate", "--slm-models=a,b", "--slm-resume"]

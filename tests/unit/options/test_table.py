@@ -1,0 +1,351 @@
+"""Each syntax of the options: what it reads, its bounds on both sides, and that what is written is read back.
+
+The rows themselves: names, flags and defaults agree with each other, and what follows from several of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+
+from pytest_slmserve.analysis.estimates import FIRST_LOOKS
+from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.options import table
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.options.table import OPTS, Options, joined
+from pytest_slmserve.schema.records import GpuPeaks
+from pytest_slmserve.schema.specs import GIB
+
+NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
+# Values without what would be taken for a secret.
+VALUES = st.text("ab=,: 5/", min_size=1, max_size=8)
+BY_NAME = {opt.name: opt for opt in OPTS}
+
+
+def refuses(read, *texts):
+    """Whether each text is refused by a ValueError that says what is wanted."""
+    for text in texts:
+        with pytest.raises(ValueError, match=r"\w") as caught:
+            read(text)
+        assert str(caught.value) != "None"
+    return True
+
+
+# Numbers
+
+
+@given(st.lists(st.integers(-3, 1000), min_size=1, max_size=5))
+def test_loads_are_read_if_they_are_positive_and_ascend_and_else_refused(numbers):
+    text = ",".join(map(str, numbers))
+    if numbers[0] > 0 and all(a < b for a, b in pairwise(numbers)):
+        assert table.ascending(text) == tuple(numbers)
+    else:
+        assert refuses(table.ascending, text)
+
+
+def test_loads_are_whole_numbers_with_commas_between_them():
+    assert table.ascending("1, 2,3") == (1, 2, 3) and table.ascending("1") == (1,)
+    assert refuses(table.ascending, "", "a", "1.5", "1,,2", "0,1", "2,1", "1,1", "1;2")
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=-10))
+def test_a_positive_number_is_read_back_and_no_other_one(number):
+    if number > 0:
+        assert table.positive(str(number)) == number == table.positive(str(number), zero=True)
+    else:
+        assert refuses(table.positive, str(number))
+
+
+def test_zero_is_positive_only_where_it_is_allowed():
+    assert table.positive("0", zero=True) == 0.0
+    assert refuses(table.positive, "0", "-0.0", "nan", "inf", "-inf", "long", "")
+    assert refuses(lambda text: table.positive(text, zero=True), "-1", "-1e-9", "nan", "inf", "x")
+
+
+@given(st.floats(0, 3, exclude_min=True))
+def test_a_share_is_at_most_one_and_a_percentage_below_it(number):
+    assert table.share(str(number)) == number if number <= 1 else refuses(table.share, str(number))
+    if number < 1:
+        assert table.percentage(str(number)) == number
+        assert math.isclose(table.percentage(f"{number * 100}%"), number)
+    else:
+        assert refuses(table.percentage, str(number), f"{number * 100 * (1 + 1e-9)}%")
+
+
+def test_bounds_of_shares():
+    assert table.share("1") == 1.0 and table.percentage("99.9%") == 99.9 / 100
+    assert refuses(table.share, "0", "1.1", "90%")
+    assert refuses(table.percentage, "1", "100%", "0%", "%", "-5%", "nan")
+
+
+@given(st.integers(0, 1 << 70))
+def test_a_whole_number_is_read_within_its_bounds(number):
+    least, most = 5, 1 << 63
+    inside = least <= number <= most
+    read = lambda text: table.whole_number(text, least=least)  # noqa: E731
+    assert read(str(number)) == number if inside else refuses(read, str(number))
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("repeats", 1, 1 << 63), ("budget", 0, 1 << 63), ("seed", 0, 1 << 63), ("max_num_seqs", 1, 1 << 63),
+     ("gate_pairs", FIRST_LOOKS[0], 1000)],
+)  # fmt: skip
+def test_whole_numbers_of_options_have_their_bounds(name, least, most):
+    read = BY_NAME[name].read
+    assert (read(str(least)), read(str(most))) == (least, most)
+    assert refuses(read, str(least - 1), str(most + 1), "1.5", "two", "²", "")
+
+
+def test_a_refused_number_is_told_the_bound():
+    with pytest.raises(ValueError, match=r"\b4\b"):
+        table.whole_number("3", least=4)
+    with pytest.raises(ValueError, match=r"\b9\b"):
+        table.whole_number("10", most=9)
+
+
+def test_a_length_is_positive_or_natural():
+    assert (table.length("natural"), table.length("1"), table.length("512")) == ("natural", 1, 512)
+    assert refuses(table.length, "0", "-1", "1.5", "512/256", "Natural", "", "²")
+
+
+def test_memory_is_bytes_or_gib():
+    assert table.memory_size("40GiB") == table.memory_size(str(40 << 30)) == 40 * GIB
+    assert refuses(table.memory_size, "0", "-1GiB", "40TiB", "all", "")
+
+
+@given(st.floats(0.5, 1e6), st.floats(0.5, 1e6), st.booleans())
+def test_a_data_sheet_has_both_rates_in_either_order(tflops, gbps, swapped):
+    words = [f"tflops={tflops}", f"gbps={gbps}"]
+    assert table.gpu_peaks(",".join(reversed(words) if swapped else words)) == GpuPeaks(tflops, gbps)
+
+
+def test_half_a_data_sheet_is_none():
+    bad = "989", "tflops=989", "gbps=1", "tflops=0,gbps=1", "tflops=1,gbps=1,watts=1", "tflops=1,gbps=fast"
+    assert refuses(table.gpu_peaks, *bad)
+
+
+# Words
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ("TRUE", 1), ("yes", 1), ("On", 1), ("0", 0), ("oFF", 0)])
+def test_a_flag_has_four_words_for_each_answer(text, value):
+    assert table.truth(text) is bool(value)
+    assert refuses(table.truth, "maybe", "2", "", "y")
+
+
+def test_names_are_stripped_and_empty_ones_dropped():
+    assert table.word_list(" a,, b ,") == ("a", "b")
+    assert refuses(table.word_list, "", ",", " , ")
+
+
+def test_ways_of_sharing_are_known_ones():
+    assert table.sharings("mig, mps") == ("mig", "mps")
+    assert refuses(table.sharings, "luck", "mps,luck", ",", "urls")
+    with pytest.raises(ValueError, match="luck"):
+        table.sharings("mps,luck")
+
+
+def test_urls_differ_and_end_where_requests_go():
+    assert table.urls("http://h:1, http://h:2/v1") == ("http://h:1/v1/completions", "http://h:2/v1/completions")
+    assert refuses(table.urls, ",", "http://h:1,http://h:1/v1")
+    version = "https://host/openai/v1/completions?api-version=1"
+    assert table.urls(version) == (version,)
+
+
+@pytest.mark.parametrize("url", [
+    "http://me:hunter2@host/v1", "http://hunter2@host/v1", "me:hunter2@host/v1", "https://host/v1?api_key=hunter2",
+    "https://host/v1?api-version=1&sig=hunter2", "ftp://host/hunter2", "http://host:hunter2/v1", "host/v1/hunter2",
+], ids=range(8))  # fmt: skip
+def test_a_url_with_credentials_or_of_another_kind_is_refused_and_not_repeated(url):
+    with refused("URL") as caught:
+        table.urls(url)
+    assert url not in str(caught.value) and "hunter2/v1/" not in str(caught.value)
+
+
+def test_an_archive_is_a_path_or_the_truth_and_no_path_of_tests():
+    assert [table.archive(text) for text in ("1", "yes", "0", "old.jsonl")] == [True, True, False, "old.jsonl"]
+    assert refuses(table.archive, "", "test_it.py", "test_it.py::test_a", "tests/", "a::b")
+
+
+def test_sensors_are_known_ones_or_an_address():
+    good = *table.TELEMETRY, "dcgm=node:5555", "http://h:9400/metrics", "https://h/metrics"
+    assert [table.telemetry(text) for text in good] == [*good]
+    assert refuses(table.telemetry, "nsight", "dcgm=", "nvml=here", "ftp://h", "dcgmx", "")
+
+
+def test_a_cluster_is_this_host_or_an_address():
+    good = "auto", "local", "local:1", "local:16", "10.0.0.1:6379", "node:1"
+    assert [table.ray_address(text) for text in good] == [*good]
+    bad = "local:0", "10.0.0.1", ":6379", "10.0.0.1:port", "ray://10.0.0.1:10001", "", "automatic", "10.0.0.1:"
+    assert refuses(table.ray_address, *bad)
+    assert table.ray_address("10.0.0.1:0") == "10.0.0.1:0", "only of this host a number of GPUs"
+
+
+def test_a_resource_of_some_nodes_is_none_that_all_have():
+    assert table.ray_resource("accelerator_type:H200") == "accelerator_type:H200"
+    assert refuses(table.ray_resource, "", "CPU", "GPU", "memory", "object_store_memory")
+
+
+# Pairs
+
+
+@given(NAMES, VALUES)
+def test_a_pair_ends_its_name_at_the_first_sign(name, value):
+    assert table.pair(f"{name}={value}") == (name, value) == table.variable(f"{name}={value}")
+    assert table.pair(f"{name}=") == (name, "") and refuses(table.pair, name, f"={value}")
+
+
+@given(NAMES, st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
+def test_an_argument_is_json_whose_lists_can_be_hashed(name, value):
+    key, read = table.argument(f"{name}={json.dumps(value)}")
+    assert key == name and json.loads(json.dumps(read)) == value and isinstance(hash(read), int)
+
+
+@pytest.mark.parametrize("text", ["word", '{"a": 1}', "[1", "x=y"], ids=["word", "object", "torn", "sign"])
+def test_an_argument_that_is_no_json_or_an_object_stays_text(text):
+    assert table.argument(f"name={text}") == ("name", text)
+
+
+OF_GPUS = [
+    "tensor_parallel_size",
+    "pipeline-parallel-size",
+    "data_parallel_size_local",
+    "prefill_context_parallel_size",
+]
+
+
+@pytest.mark.parametrize("name", [*OF_GPUS, "CUDA_VISIBLE_DEVICES"])
+def test_what_gives_an_engine_gpus_is_refused_with_the_way_that_locks_them(name):
+    for read, way in ((table.argument, "--slm-tensor-parallel-size"), (table.variable, f"export {name}")):
+        with pytest.raises(ValueError, match=way):
+            read(f"{name}=2")
+    assert table.argument("max_parallel=2") == ("max_parallel", 2)
+
+
+SECRETS = ["HF_TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "db_password", "X_API_KEY", "CREDENTIALS"]
+
+
+@pytest.mark.parametrize("text", [*(f"{name}=hunter2" for name in SECRETS), "NAME=sk-hunter2abcdefgh1234"])
+def test_a_secret_is_told_by_its_name_alone(text):
+    with pytest.raises(ValueError, match=f"{text.partition('=')[0]}.* HF_TOKEN") as caught:
+        table.variable(text)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_side_has_entries_of_three_kinds_and_a_comma_in_a_value_ends_none():
+    text = "candidate:python=p,q,env=A=x,y,arg=a=[1,2],arg=b=true"
+    entries = (("python", "p,q"), ("env", ("A", "x,y")), ("arg", ("a", (1, 2))), ("arg", ("b", True)))
+    assert table.side(text) == ("candidate", entries)
+    assert table.side("baseline:env=PYTHONPATH=/a:/b") == ("baseline", (("env", ("PYTHONPATH", "/a:/b")),))
+
+
+def test_a_side_without_a_known_name_or_entry_is_none():
+    bad = "baseline", "candidate:", "both:env=A=1", "baseline:A=1", "baseline:env=A", "candidate:arg=a"
+    assert refuses(table.side, *bad, "baseline:python=", "baseline:env", "candidate:arg=data_parallel_size=2")
+
+
+@given(st.lists(st.tuples(NAMES, st.integers()), max_size=5), st.lists(st.tuples(NAMES, st.integers()), max_size=5))
+def test_of_joined_pairs_the_later_replaces_the_earlier_in_its_place(common, own):
+    found = joined(common, own)
+    names = [name for name, _ in [*common, *own]]
+    assert [name for name, _ in found] == sorted(set(names), key=names.index)
+    assert all([value for key, value in [*common, *own] if key == name][-1] == value for name, value in found)
+
+
+# Rows
+
+
+def test_names_say_where_an_option_is_given():
+    for opt in OPTS:
+        key = f"slm_{opt.name}"
+        assert (opt.key, opt.variable) == (key, key.upper())
+        assert opt.flag == (f"-o {key}" if opt.ini_only else f"--{key.replace('_', '-')}") and opt.help and opt.group
+    assert [opt.name for opt in OPTS] == [*Options._fields[2:]]
+    assert sum(not opt.ini_only for opt in OPTS) <= 45, "on the command line"
+
+
+def test_groups_begin_with_the_option_that_names_them():
+    groups = [opt.group for opt in OPTS]
+    begun = [Options._field_defaults[opt.name].group for opt in OPTS]
+    assert list(dict.fromkeys(groups)) == [group for group in begun if group]
+    assert all(group == own for group, own in zip(groups, begun) if own)
+
+
+def test_a_default_is_what_its_text_means():
+    for opt in OPTS:
+        text = opt.default_text
+        many_or_none = opt.many or opt.is_flag or not text
+        assert (opt.default in (None, False, "", ()) and not text) if many_or_none else opt.read(text) == opt.default
+
+
+def test_a_row_of_choices_reads_no_other_word():
+    assert BY_NAME["sweep"].choices == ("full", "adaptive") and BY_NAME["kv_cache_dtype"].choices == table.KV_DTYPES
+    assert not BY_NAME["window"].choices and not BY_NAME["gpu"].choices
+    assert all(opt.default in ("", *opt.choices) for opt in OPTS if opt.choices)
+    assert table.opt(table.errors.Suite, "core").choices == get_args(table.errors.Suite)
+
+
+def test_a_flag_reads_the_truth_and_has_no_placeholder():
+    assert all((opt.metavar is None) == opt.is_flag == (opt.read is table.truth) for opt in OPTS)
+
+
+def test_a_row_holds_what_it_is_made_of():
+    assert table._rows() == OPTS, "made once"
+    more = {"many": True, "bare": "1", "ini_only": True, "group": "load", "own": True}
+    assert table.flag("words", **more) == table.Opt(table.truth, False, help="words", **more)
+    assert table.opt(table.length, 3, "N", **more).described("words") == table.Opt(
+        table.length, 3, "N", "words", **more
+    )
+    assert table.opt(("a", "b"), "b", "N", **more) == table.Opt(str, "b", "N", choices=("a", "b"), **more)
+
+
+def test_terms_of_a_gate_are_those_of_its_analysis():
+    assert FIRST_LOOKS[0] == table.FEWEST_PAIRS
+    assert (BY_NAME["gate_margin"].default, BY_NAME["gate_pairs"].default) == (
+        GateCriteria().margin,
+        GateCriteria().pairs,
+    )
+
+
+# What follows from several
+
+
+@pytest.mark.parametrize(
+    ("given", "platform"),
+    [({"gpu": True}, "cuda"), ({"cpu": True}, "cpu"), ({"simulate": True}, "simulated"), ({"strict": True}, None),
+     ({"endpoint": "http://h"}, "remote")],
+    ids=["gpu", "cpu", "simulate", "none", "endpoint"],
+)  # fmt: skip
+def test_a_mode_is_a_platform(given, platform):
+    assert read_options(given, {}, {}).platform == platform
+
+
+@pytest.mark.parametrize(("ray", "here"), [("local", True), ("local:2", True), ("auto", False), ("h:1", False)])
+def test_ray_on_this_host_is_no_cluster(ray, here):
+    assert read_options({"simulate": True, "ray": ray}, {}, {}).on_all_gpus is here
+    assert not read_options({}, {}, {}).on_all_gpus
+
+
+def test_a_side_has_its_entries_and_the_last_interpreter():
+    words = ["candidate:python=a,env=A=1", "baseline:arg=x=1", "candidate:python=b,env=B=2,arg=y=[1,2]"]
+    given = {"simulate": True, "gate": True, "side": words, "python": "p", "env": ["A=0", "C=3"]}
+    options = read_options(given, {}, {})
+    assert options.side_of("candidate") == ("b", (("A", "1"), ("B", "2")), (("y", (1, 2)),))
+    assert options.side_of("baseline") == ("", (), (("x", 1),))
+    assert options.engine == ("b", (("A", "1"), ("C", "3"), ("B", "2")))
+
+
+def test_an_engine_is_the_candidate_in_a_gate_alone():
+    own = {"simulate": True, "python": "p", "env": ["A=1"]}
+    assert (
+        read_options(own, {}, {}).engine == read_options({**own, "gate": True}, {}, {}).engine == ("p", (("A", "1"),))
+    )
+    of_another_run = {"slm_side": ["candidate:python=q"]}
+    assert read_options(own, of_another_run, {}).engine[0] == "p"

@@ -1,0 +1,386 @@
+"""What a case is and costs: prices by hand from the constants that were seen, never cheaper for more work, the sum of
+their parts; keys that tell cases apart; and an order in which nobody is in two places at once."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+
+from pytest_slmserve.plan.cases import (
+    DEFAULTS,
+    Case,
+    Group,
+    PlannedItem,
+    clock,
+    engine_title,
+    engines_of_set,
+    groups_of,
+    in_order,
+    makespan_s,
+    plan_lines,
+    point_title,
+    repeat_estimate_s,
+    spread,
+    spread_lines,
+    start_estimate_s,
+    url_lock,
+)
+from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import (
+    GIB,
+    ClosedLoop,
+    EngineSpec,
+    OpenLoop,
+    ReplicaSpec,
+    Request,
+    Workload,
+    WorkloadSpec,
+)
+
+GPU = EngineSpec("opt-125m", kv_cache_bytes=64 * GIB)
+CPU = replace(GPU, platform="cpu")
+SIMULATED = replace(GPU, platform="simulated")
+URL = replace(GPU, platform="remote", interface="endpoint", url="http://h:1/v1/completions")
+FOUR = ClosedLoop(4)
+BOTH = pytest.mark.parametrize("spec", [GPU, CPU], ids=["gpu", "cpu"])
+KV_BYTES = 12 * 2 * 768 * 2  # of a token of opt-125m: layers, keys and values, width, bytes
+
+
+def workload(requests: int, prompt: int, output: int) -> Workload:
+    return Workload(WorkloadSpec(), (Request((7,) * prompt, output),) * requests, "planted")
+
+
+def job_s(spec: EngineSpec, requests: int, prompt: int, output: int, rate: float = math.inf) -> float:
+    return repeat_estimate_s(spec, workload(requests, prompt, output), OpenLoop(requests=requests, rate=rate))
+
+
+def loop_s(spec: EngineSpec, concurrency: int, prompt: int, output: int, **load: object) -> float:
+    return repeat_estimate_s(spec, workload(3, prompt, output), ClosedLoop(concurrency, **load))
+
+
+def step_s(spec: EngineSpec, running: int, context: float) -> float:
+    """Of so many sequences that run, from the constants of the docstring."""
+    if spec.platform == "cpu":
+        return 0.0025 + 0.00015 * running
+    read = 2 * CATALOGUE["opt-125m"].parameters + running * KV_BYTES * context
+    return 0.0015 + 2 * read / 4.8e12 / spec.tensor_parallel_size
+
+
+def replicas(count: int, spec: EngineSpec = GPU, sharing: str = "time-slicing", **fields: object) -> ReplicaSpec:
+    each = [replace(spec, gpu=i if sharing == "gpus" else 0) for i in range(count)]
+    return ReplicaSpec(tuple(each), sharing, **fields)
+
+
+def case(engines: EngineSpec | ReplicaSpec = GPU, load: ClosedLoop | OpenLoop = FOUR, **fields: object) -> Case:
+    count = len(engines_of_set(engines))
+    return Case(engines, (workload(2, 8, 4),) * count, (load,) * count, **fields)
+
+
+# Prices
+
+
+@BOTH
+@given(st.integers(1, 300), st.integers(1, 500), st.integers(1, 300), st.integers(1, 4))
+def test_a_closed_loop_takes_half_a_ramp_a_lifetime_and_its_window(spec, concurrency, prompt, output, gpus):
+    spec = replace(spec, tensor_parallel_size=gpus)
+    lifetime_s = output * step_s(spec, concurrency, prompt + output / 2)
+    assert loop_s(spec, concurrency, prompt, output, window_s=7) == pytest.approx(1.5 * lifetime_s + 7)
+
+
+@BOTH
+@given(st.integers(1, 200), st.integers(1, 100), st.integers(1, 100), st.integers(1, 64))
+def test_a_job_takes_its_prompts_and_all_steps_of_its_batches(spec, requests, prompt, output, limit):
+    spec = replace(spec, max_num_seqs=limit)
+    batch = min(requests, limit)
+    steps_s = requests / batch * output * step_s(spec, batch, prompt + output / 2)
+    each_s = 1e-5 if spec is CPU or spec.platform == "cpu" else CATALOGUE["opt-125m"].parameters / 2e14
+    assert job_s(spec, requests, prompt, output) == pytest.approx(requests * prompt * each_s + steps_s)
+
+
+@BOTH
+def test_a_batch_is_what_the_kv_cache_holds(spec):
+    """Of 48 tokens, three blocks of 16 on a GPU; on a CPU one block of 128. One block is the engine's own."""
+    blocks = 31
+    tokens = 16 if spec is GPU else 128
+    spec = replace(spec, kv_cache_bytes=GIB, extra=(("num_gpu_blocks_override", blocks),))
+    batch = (blocks - 1) // math.ceil(48 / tokens)
+    prompts_s = 100 * 40 * (1e-5 if spec.platform == "cpu" else CATALOGUE["opt-125m"].parameters / 2e14)
+    assert job_s(spec, 100, 40, 8) == pytest.approx(prompts_s + 100 / batch * 8 * step_s(spec, batch, 44))
+
+
+def test_a_cache_without_room_serves_one_at_a_time():
+    tight = replace(CPU, extra=(("num_gpu_blocks_override", 1),))
+    assert job_s(tight, 10, 8, 8) == pytest.approx(10 * 8 * 1e-5 + 10 * 8 * step_s(CPU, 1, 12))
+
+
+@BOTH
+@given(st.integers(1, 300), st.integers(1, 500), st.integers(1, 300))
+def test_more_work_is_never_cheaper(spec, requests, prompt, output):
+    price = job_s(spec, requests, prompt, output)
+    assert price < job_s(spec, requests + 1, prompt, output)
+    assert price < job_s(spec, requests, prompt + 1, output) and price < job_s(spec, requests, prompt, output + 1)
+    loop = loop_s(spec, requests, prompt, output)
+    assert loop < loop_s(spec, requests + 1, prompt, output) and loop < loop_s(spec, requests, prompt, output + 1)
+    assert loop < loop_s(spec, requests, prompt, output, settle_lifetimes=1.5)
+
+
+@BOTH
+@given(st.integers(1, 2000), st.integers(1, 64))
+def test_a_load_above_the_limit_takes_as_many_turns(spec, concurrency, limit):
+    """However the limit is given; one of 0 is refused by vLLM, when it starts."""
+    few, kv = replace(spec, max_num_seqs=limit), {"window_s": 5}
+    given = replace(spec, extra=(("max_num_seqs", limit),))
+    running = min(concurrency, limit)
+    lifetime_s = 8 * step_s(spec, running, 12) * concurrency / running
+    assert loop_s(few, concurrency, 8, 8, **kv) == loop_s(given, concurrency, 8, 8, **kv)
+    assert loop_s(few, concurrency, 8, 8, **kv) == pytest.approx(1.5 * lifetime_s + 5)
+    refused_later = replace(spec, extra=(("max_num_seqs", 0),))
+    assert loop_s(refused_later, concurrency, 8, 8) == loop_s(spec, concurrency, 8, 8)
+
+
+def test_slow_arrivals_take_as_long_as_they_come_and_the_last_request():
+    last_s = 8 * step_s(CPU, 10, 12)
+    assert job_s(CPU, 10, 8, 8, rate=0.1) == pytest.approx(10 / 0.1 + last_s)
+    assert job_s(CPU, 10, 8, 8, rate=1e9) == job_s(CPU, 10, 8, 8)
+
+
+def test_a_simulation_takes_no_time_and_the_speed_of_a_server_is_not_known():
+    assert loop_s(SIMULATED, 1000, 512, 256) == job_s(SIMULATED, 1000, 512, 256) == 0.1
+    assert loop_s(URL, 1000, 512, 256, window_s=9) == 9
+    assert job_s(URL, 50, 8, 8, rate=5) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("batching", "batches"), [("none", [1, 9, 4, 2, 3]), ("static", [9, 4, 3]), ("dynamic", [9, 4, 3])]
+)
+@pytest.mark.parametrize(("spec", "each_s"), [(GPU, 0.020), (CPU, 0.012)], ids=["gpu", "cpu"])
+def test_transformers_takes_each_batch_as_long_as_its_longest_output(spec, each_s, batching, batches):
+    spec = replace(spec, interface="transformers", max_num_seqs=2, extra=(("batching", batching),))
+    uneven = Workload(WorkloadSpec(), tuple(Request((7,), n) for n in (1, 9, 4, 2, 3)), "planted")
+    price = repeat_estimate_s(spec, uneven, OpenLoop(requests=5))
+    assert price == pytest.approx(sum(batches) * each_s)
+    assert repeat_estimate_s(spec, uneven, OpenLoop(requests=5, rate=0.5)) == max(price, 10)
+
+
+@pytest.mark.parametrize(("platform", "first", "further"), [("cuda", 55, 27), ("cpu", 15, 5), ("simulated", 0, 0)])
+def test_replicas_start_in_turn_and_with_gpus_of_their_own_together_after_the_first(platform, first, further):
+    spec = replace(GPU, platform=platform)
+    assert start_estimate_s(spec) == start_estimate_s(replicas(1, spec)) == first
+    assert start_estimate_s(replicas(4, spec)) == first + 3 * further
+    if platform != "cpu":
+        assert start_estimate_s(replicas(4, spec, "gpus")) == first + further
+        assert start_estimate_s(replicas(1, spec, "gpus")) == first
+
+
+def test_a_server_that_runs_already_starts_at_once():
+    assert start_estimate_s(URL) == 0 and all(of.window_s >= 2 and of.budget_s > 0 for of in DEFAULTS.values())
+
+
+# Cases
+
+
+def test_a_case_of_replicas_has_all_their_requests_and_the_price_of_one_engine_that_serves_them():
+    shared, apart = case(replicas(3)), case(replicas(3, sharing="gpus"))
+    assert shared.concurrency == apart.concurrency == 12 and case().concurrency == 4
+    assert shared.estimate_s == case(load=ClosedLoop(12)).estimate_s > apart.estimate_s == case().estimate_s
+    assert case(load=OpenLoop(requests=3)).concurrency == 0
+
+
+def test_a_set_of_one_starts_its_engine_alone():
+    pair, one = replicas(2), replicas(1)
+    assert case(pair).engine == pair and case(one).engine == GPU == case().engine
+    assert case(pair).each == (GPU, GPU) == engines_of_set(pair) and case().each == (GPU,)
+
+
+def test_a_case_that_cannot_be_had_has_no_engine():
+    with pytest.raises(ValueError, match="its-name.*too large"):
+        _ = Case(id="its-name", skip_reason="too large").each
+
+
+def test_titles_name_model_load_and_gpus():
+    assert (
+        point_title(replace(GPU, model="org/Opt-X"), ClosedLoop(64)) == "opt-x at 64"
+        and case().title == "opt-125m at 4"
+    )
+    assert OpenLoop(requests=500).title in point_title(GPU, OpenLoop(requests=500))
+    for spec, facts in (
+        (replace(GPU, tensor_parallel_size=2), ("opt-125m", "2 GPUs")),
+        (
+            replace(GPU, interface="transformers", extra=(("batching", "static"),)),
+            ("opt-125m", "Transformers", "static"),
+        ),
+        (replicas(2, sharing="mps"), ("2 x opt-125m", "mps")),
+        (replicas(2, sharing="gpus"), ("2 x opt-125m", "GPU each")),
+    ):
+        assert all(fact in engine_title(spec) for fact in facts)
+    assert engine_title(GPU) == "opt-125m" and "8" in case(replicas(2)).title and "by gpus" not in engine_title(spec)
+
+
+def test_each_engine_of_a_set_has_its_part_in_a_repeat_of_its_own():
+    spec = replicas(3, sharing="mps", pinned=True, thread_percentage=40)
+    first, again = case(spec).replicas(), case(spec).replicas()
+    assert [(r.index, r.count, r.sharing, r.pinned, r.thread_percentage) for r in first] == [
+        (i, 3, "mps", True, 40) for i in range(3)
+    ]
+    assert len({r.group for r in first}) == 1 and {r.group for r in first}.isdisjoint({r.group for r in again})
+    assert {len(r.group) for r in first} == {12} and {r.set for r in first} == {r.set for r in again}
+    assert case().replicas() == (None,) and len(case(replicas(1)).replicas()) == 1
+
+
+def test_equal_cases_have_one_key_and_others_another():
+    here = Environment(platform="cuda", gpu_name="NVIDIA H200")
+    specs = GPU, replace(GPU, seed=1), replicas(1), replicas(2), replicas(3), replicas(2, pinned=True)
+    made = [
+        *map(case, specs),
+        case(load=ClosedLoop(5)), case(environment=here), case(replicas(2), environment=here),
+        case(replicas(2), ClosedLoop(5)), Case(GPU, (workload(2, 8, 5),), (ClosedLoop(4),)),
+    ]  # fmt: skip
+    assert all(a.key != b.key for a, b in combinations(made, 2))
+    assert [c.key for c in made[:6]] == [case(spec).key for spec in specs]
+    assert case(id="x", model="y").key == case().key == case(replace(GPU, python="/other")).key
+
+
+def test_points_of_a_curve_are_those_that_differ_in_concurrency_alone():
+    assert case().series == case(load=ClosedLoop(64)).series != case().key
+    others = case(load=ClosedLoop(4, window_s=9)), case(replace(GPU, seed=1)), case(environment=Environment("cuda"))
+    assert case().series not in {other.series for other in others}
+
+
+def test_a_url_has_one_lock():
+    assert url_lock("http://a") == url_lock("http://a") != url_lock("http://b") and url_lock("http://a")[:4] == "url-"
+
+
+# The order of a run, and its plan as text
+
+
+def group(seconds: float, gpus: int = 1) -> Group:
+    return Group(replace(GPU, tensor_parallel_size=gpus), 0, seconds)
+
+
+GROUPS = st.lists(st.builds(group, st.floats(1, 1000), st.integers(1, 4)), min_size=1, max_size=40)
+
+
+@given(GROUPS, st.integers(4, 64))
+def test_each_group_has_its_gpus_to_itself_and_all_of_them_at_once(groups, gpus):
+    placed = spread(groups, gpus)
+    assert sorted(each.seconds for each in placed) == sorted(each.seconds for each in groups)
+    assert min(each.begins_s for each in placed) == 0
+    for each in placed:
+        assert (
+            len(set(each.gpus)) == len(each.engine.gpus) and max(each.gpus) < gpus and [*each.gpus] == sorted(each.gpus)
+        )
+    for gpu in range(gpus):
+        its = sorted((p for p in placed if gpu in p.gpus), key=lambda p: p.begins_s)
+        assert all(first.begins_s + first.seconds <= second.begins_s for first, second in pairwise(its))
+
+
+@given(st.lists(st.builds(group, st.floats(1, 1000)), min_size=1, max_size=60), st.integers(1, 64))
+def test_of_engines_on_one_gpu_each_it_takes_at_most_four_thirds_of_the_best(groups, gpus):
+    """Graham 1969: longest first. The bound of the best is that of the GPU seconds, the longest, and the two that must
+    share a GPU where there are more groups than GPUs."""
+    longest = sorted((g.seconds for g in groups), reverse=True)
+    pair = longest[gpus - 1] + longest[gpus] if len(longest) > gpus else 0.0
+    best = max(sum(longest) / gpus, longest[0], pair)
+    reached = makespan_s(spread(groups, gpus))
+    assert best * (1 - 1e-9) <= reached <= best * (4 / 3) * (1 + 1e-9) + longest[-1]
+
+
+def test_the_end_is_that_of_the_last():
+    assert makespan_s(spread([group(100), group(90), group(180)], 2)) == 190 and makespan_s([]) == 0.0
+
+
+def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest():
+    """Replicas on one GPU are compared too, and so is nothing that runs on one number of GPUs alone."""
+    two, each = Group(replicas(2), 0, 70), Group(replicas(2, sharing="gpus"), 0, 15)
+    other, server = (Group(replace(GPU, **field), 0, 60) for field in ({"model": "opt-1.3b"}, {"interface": "server"}))
+    expected = [group(30), group(20, 4), each, group(10, 2), two, other, server]
+    assert in_order(sorted(expected, key=lambda group: group.seconds)) == expected
+
+
+def test_too_few_gpus_are_told_with_both_numbers():
+    with refused(4, 2, hint="4"):
+        spread([group(1, 4)], 2)
+    assert spread([group(1, 4)], 4)[0].gpus == (0, 1, 2, 3)
+
+
+def test_a_group_costs_its_start_and_its_cells():
+    wide, both = replace(GPU, tensor_parallel_size=2), replicas(2, sharing="gpus")
+    cells = [PlannedItem(*cell) for cell in (("a", GPU, 5.0), ("b", wide, 7.0), ("c", GPU, 6.0), ("d", both, 1.0))]
+    found = groups_of([*cells, PlannedItem("e", None, 3.0)])
+    assert [(g.engine, g.items, g.seconds) for g in found] == [
+        (GPU, 2, 55 + 11.0), (both, 1, 55 + 27 + 1.0), (wide, 1, 55 + 7.0)
+    ]  # fmt: skip
+
+
+ENGINES = st.sampled_from([GPU, replace(GPU, model="opt-1.3b"), replicas(2), None])
+CELLS = st.lists(st.builds(PlannedItem, st.just("item"), ENGINES, st.integers(0, 500)), max_size=9)
+
+
+def seconds_of(text: str) -> int:
+    minutes, seconds = text.split(":")
+    return 60 * int(minutes) + int(seconds)
+
+
+def figures(line: str) -> list[str]:
+    """Numbers of a line that stand by themselves."""
+    return re.findall(r"(?<![\w.:-])(?:\d+:\d\d|\d[\d,]*)(?![\w.:-])", line)
+
+
+@given(CELLS)
+def test_a_plan_is_the_sum_of_its_starts_and_items(cells):
+    starts = [cell.engine for cell in cells if cell.engine]
+    starts = [engine for before, engine in pairwise([None, *starts]) if engine != before]
+    lines = plan_lines(cells)
+    whole = sum(cell.seconds for cell in cells) + sum(map(start_estimate_s, starts))
+    end, items, *gpu_seconds = figures(lines[-1])
+    assert len(lines) == 2 + len(cells) + len(starts) and seconds_of(end) == whole and int(items) == len(cells)
+    assert [int(n.replace(",", "")) for n in gpu_seconds] == ([whole] if starts else [])
+
+
+def test_a_plan_tells_when_each_item_begins_and_how_long_it_takes():
+    first, second = replace(GPU, model="opt-tiny"), replace(GPU, tensor_parallel_size=2)
+    cells = [("a", first, 10.0), ("b", first, 20.0), ("claim", None, 0.0), ("reads", None, 2.0), ("c", second, 30.4)]
+    lines = plan_lines([PlannedItem(*cell) for cell in cells])[1:]
+    assert [figures(line) for line in lines] == [
+        ["0:00", "55"], ["0:55", "10"], ["1:05", "20"], ["1:25"], ["1:25", "2"], ["1:27", "2", "55"], ["2:22", "30"],
+        ["2:52", "5", "258"],
+    ]  # fmt: skip
+    names = ["opt-tiny", " a ", " b ", " claim ", " reads ", "opt-125m", " c "]
+    assert all(name in line for name, line in zip(names, lines))
+
+
+def test_only_gpus_have_gpu_seconds():
+    for spec in (CPU, SIMULATED, URL):
+        assert len(figures(plan_lines([PlannedItem("a", spec, 5.0)])[-1])) == 2
+    assert figures(plan_lines([])[-1]) == ["0:00", "0"]
+
+
+@given(CELLS, st.integers(1, 3))
+def test_a_plan_of_several_gpus_has_a_line_of_each_and_both_ends(cells, gpus):
+    *lines, end = spread_lines(cells, gpus)
+    placed = spread(groups_of(cells), gpus)
+    assert [line.split(":")[0] for line in lines] == [f"GPU {i}" for i in range(gpus)]
+    assert sum(int(n) for line in lines for n in re.findall(r"(\d+) item", line)) == sum(g.items for g in placed)
+    assert figures(end) == [clock(makespan_s(placed)), str(gpus), clock(sum(g.seconds for g in placed))]
+
+
+def test_a_plan_of_several_gpus_tells_what_begins_where():
+    wide = replace(GPU, tensor_parallel_size=2)
+    lines = spread_lines([PlannedItem("a", GPU, 5.0), PlannedItem("b", wide, 7.0)], 2)
+    assert [figures(line) for line in lines] == [
+        ["0:00", "1", "1:00", "2", "1:00", "1", "1:02"], ["2", "1:00", "1", "1:02"], ["2:02", "2", "2:02"]
+    ]  # fmt: skip
+    assert all("opt-125m" in line for line in lines[:2]) and "opt" not in spread_lines([], 1)[0]
+
+
+@given(st.integers(0, 10**5), st.floats(-0.49, 0.49))
+def test_a_clock_rounds_to_seconds(seconds, more):
+    assert seconds_of(clock(max(0.0, seconds + more))) == seconds and re.fullmatch(r"\d+:[0-5]\d", clock(seconds))

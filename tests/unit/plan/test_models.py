@@ -1,0 +1,393 @@
+"""Names of models: each stands for one shape, found where it lies, or the error says what is near and how to get it.
+Sizes: of stored weights, of a twin in the catalogue, or of a probe, which is asked once for what nobody knows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from refusals import refused
+
+from pytest_slmserve.plan import models
+from pytest_slmserve.plan.models import (
+    kept_sizes,
+    known_model,
+    missing,
+    model_of,
+    probe_models,
+    sizes_file,
+    stored_parameters,
+    wants_probe,
+)
+from pytest_slmserve.schema.models import CATALOGUE, MODELS, hub_name, short_name
+
+OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
+VERSIONS = {"vllm": "0.26.0", "torch": "2.11"}
+STRANGER = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 576,
+    "intermediate_size": 1537,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+FALCON = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "vocab_size": 65024}
+ENTRIES = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4544,
+    "num_attention_heads": 71,
+    "vocab_size": 65024,
+    "max_position_embeddings": 2048,
+}
+COUNTED = {"parameters": 7_217_189_760, "active": 7_217_189_000, "completed": ENTRIES}
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for variable in ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def written(folder, config):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return str(folder)
+
+
+# The catalogue
+
+
+def test_each_entry_has_a_source_and_a_name_on_the_hub():
+    assert len(MODELS) > 30 and OURS <= CATALOGUE.keys() == MODELS.keys()
+    for name, model in MODELS.items():
+        assert model["source"] and model["parameters"] > 0
+        assert ("hub" in model) is (name not in OURS | {"gemma-3-4b-text"})
+        assert hub_name(name) == model.get("hub", name)
+
+
+def test_a_licence_is_told_where_it_restricts_the_use():
+    restricted = {name for name, model in MODELS.items() if "licence" in model}
+    assert restricted >= {"llama-3.2-1b", "gemma-3-1b", "opt-125m", "qwen2.5-3b"}
+    assert not restricted & {"qwen3-0.6b", "smollm2-135m"}
+
+
+def test_a_model_goes_by_its_short_name_and_by_that_on_the_hub():
+    for name in ("opt-1.3b", "facebook/opt-1.3b", "facebook/OPT-1.3B"):
+        assert model_of(name) is known_model(name) is CATALOGUE["opt-1.3b"]
+    assert model_of("meta-llama/Llama-2-13b-hf") is CATALOGUE["llama-2-13b"]
+    assert model_of("llama-2-7b") is not model_of("llama-7b")
+    assert [short_name(name) for name in ("facebook/OPT-1.3B", "/models/Mine/")] == ["opt-1.3b", "mine"]
+    assert (hub_name("opt-125m"), hub_name("me/mine")) == ("facebook/opt-125m", "me/mine")
+
+
+# Configurations, where they lie
+
+
+def test_a_folder_has_the_shape_of_its_configuration(tmp_path):
+    folder = written(tmp_path / "mine", STRANGER)
+    shape = model_of(f"{folder}/")
+    assert (shape.name, shape.source, shape.layers, shape.hidden) == ("mine", "folder", 30, 576)
+    assert shape.parameters is shape.active is None and known_model(folder) == shape
+
+
+def test_a_folder_that_is_named_from_within_has_its_own_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(written(tmp_path / "mine", STRANGER))
+    assert model_of(".").name == "mine"
+
+
+def test_what_is_no_configuration_is_refused_with_its_path(tmp_path):
+    folder = written(tmp_path / "mine", [])
+    for text in ("[]", "{", "\xff", "[" * 100_000):
+        (tmp_path / "mine" / "config.json").write_text(text, "latin-1")
+        with refused(folder, "config.json"):
+            model_of(folder)
+        assert known_model(folder) is None
+    (tmp_path / "mine" / "config.json").unlink()
+    with refused(folder, "config.json"):
+        model_of(folder)
+
+
+def test_a_fine_tuned_model_has_as_many_weights_as_its_base(tmp_path):
+    base = CATALOGUE["olmoe-1b-7b"]
+    tuned = {**dict(base.config), "eos_token_id": 2, "torch_dtype": "float32"}
+    shape = model_of(written(tmp_path / "mine", tuned))
+    assert (shape.name, shape.source, shape.dtype) == ("mine", "folder", "float16")
+    assert (shape.parameters, shape.active) == (base.parameters, base.active) != (None, None)
+    assert model_of(written(tmp_path / "longer", {**tuned, "vocab_size": 50305})).parameters is None
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, variable):
+    under = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    monkeypatch.setenv(variable, str(tmp_path))
+    repository = tmp_path / under / "models--me--Mine-1B"
+    written(repository / "snapshots" / "abc", STRANGER)
+    with refused("me/Mine-1B"):
+        model_of("me/Mine-1B")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc\n")
+    assert (model_of("me/Mine-1B").name, model_of("me/Mine-1B").source) == ("mine-1b", "hub")
+    (repository / "refs" / "main").write_text("def")
+    with refused("me/Mine-1B"):
+        model_of("me/Mine-1B")
+    assert known_model("me/Mine-1B") is None
+
+
+# Unknown names
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("opt-1.4b", "opt-1.3b"), ("opt-2b", "opt-2.7b"), ("OPT1.3B", "opt-1.3b"), ("facebook/opt-126m", "opt-125m"),
+     ("Qwen2.5-3", "qwen2.5-3b"), ("lama-7b", "llama-7b")],
+)  # fmt: skip
+def test_a_near_miss_gets_a_suggestion_and_not_all_names(typed, meant):
+    with refused(repr(typed), hint="config.json") as caught:
+        model_of(typed)
+    named = {name for name in CATALOGUE if f" {name}" in f" {caught.value.hint}".replace(";", " ")}
+    assert meant in named and len(named) < 4
+
+
+def test_a_name_that_is_near_to_none_gets_all():
+    with refused("'gpt-5'") as caught:
+        model_of("gpt-5")
+    assert all(name in caught.value.hint for name in CATALOGUE) and "hf download" not in caught.value.hint
+    assert known_model("gpt-5") is None and known_model("x" * 5000) is None
+
+
+def test_a_name_on_the_hub_gets_the_command_that_makes_a_folder_of_it():
+    with refused("'me/Mine'", hint="`hf download me/Mine config.json --local-dir Mine`") as caught:
+        model_of("me/Mine")
+    assert "opt-tiny" in caught.value.hint
+
+
+# Weights that are stored
+
+
+HEAD = {"lm_head.weight": ("BF16", [8, 4])}
+STORED = {"model.embed_tokens.weight": ("BF16", [8, 4]), "model.norm.weight": ("F32", [4])}
+
+
+def weights(path, tensors):
+    told = {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, (dtype, shape) in tensors.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **told}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"weights")
+
+
+def test_weights_are_counted_by_their_shapes(tmp_path):
+    assert stored_parameters(tmp_path, tied=False) is None
+    weights(tmp_path / "model.safetensors", STORED)
+    assert stored_parameters(tmp_path, tied=False) == 36
+    weights(tmp_path / "model.safetensors", {})
+    assert stored_parameters(tmp_path, tied=False) is None
+
+
+def test_a_tied_output_layer_that_is_stored_too_counts_once(tmp_path):
+    """Qwen3-0.6B is stored so: 751,632,384 numbers, of which an engine holds 596,049,920."""
+    weights(tmp_path / "model.safetensors", STORED | HEAD)
+    assert (stored_parameters(tmp_path, tied=True), stored_parameters(tmp_path, tied=False)) == (36, 68)
+    weights(tmp_path / "model.safetensors", HEAD | {"other.weight": ("F16", [2])})
+    assert stored_parameters(tmp_path, tied=True) == 34, "all that there is"
+
+
+def test_an_index_names_the_files_and_all_must_be_there(tmp_path):
+    index = {"weight_map": {"lm_head.weight": "b.safetensors", "model.norm.weight": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights(tmp_path / "a.safetensors", STORED)
+    assert stored_parameters(tmp_path, tied=False) is None
+    weights(tmp_path / "b.safetensors", HEAD)
+    assert stored_parameters(tmp_path, tied=False) == 68
+
+
+CUT = (models.LARGEST_HEADER + 1).to_bytes(8, "little") + b"{}" + b" " * 20
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\2" + b"\0" * 7 + b"[]", b"\xff" * 20, b"\1" + b"\0" * 7 + b"{", CUT], ids=range(5)
+)
+def test_a_damaged_file_tells_nothing(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert stored_parameters(tmp_path, tied=False) is None
+
+
+def test_packed_numbers_are_not_weights(tmp_path):
+    weights(tmp_path / "model.safetensors", STORED | {"qweight": ("I32", [4, 4])})
+    assert stored_parameters(tmp_path, tied=False) is None
+
+
+def test_a_folder_with_weights_has_their_number_whether_tied_or_not(tmp_path):
+    for tied, number in ((True, 36), (False, 68)):
+        folder = written(tmp_path / str(tied), {**STRANGER, "tie_word_embeddings": tied})
+        weights(tmp_path / str(tied) / "model.safetensors", STORED | HEAD)
+        assert model_of(folder).parameters == number
+
+
+# Sizes that a probe counts
+
+
+@pytest.fixture
+def falcon(tmp_path):
+    """A folder whose configuration leaves sizes to Transformers' defaults."""
+    return written(tmp_path / "falcon", FALCON)
+
+
+@pytest.fixture
+def probe(monkeypatch):
+    """Answers for the interpreter: `probe.lines` are what it prints, or what is raised; `probe.asked` how it was."""
+    told = SimpleNamespace(lines=[], asked=[])
+
+    def run(command, **how):
+        told.asked.append((command, how))
+        if isinstance(told.lines, Exception):
+            raise told.lines
+        texts = (line if isinstance(line, str) else json.dumps(line) for line in told.lines)
+        return SimpleNamespace(stdout="\n".join(texts).encode())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return told
+
+
+def test_what_the_catalogue_has_needs_no_probe(tmp_path, probe):
+    assert probe_models(["opt-1.3b", "Qwen/Qwen3-0.6B"], "", {}, VERSIONS) == []
+    twin = written(tmp_path / "twin", dict(CATALOGUE["qwen3-0.6b"].config))
+    assert not wants_probe(twin, VERSIONS) and not wants_probe("opt-1.3b", VERSIONS)
+    assert probe_models([twin], "", {}, VERSIONS) == [] and probe.asked == []
+
+
+def test_what_is_asked_is_the_interpreter_with_its_variables(monkeypatch, falcon, probe):
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", "hunter2")
+    probe.lines = [{"model": falcon, "folder": falcon, **COUNTED}]
+    probe_models([falcon, "opt-125m", falcon], "/my/python", {"A": "1"}, VERSIONS)
+    [(command, how)] = probe.asked
+    assert (command[0], command[2:], how["timeout"]) == ("/my/python", [falcon], models.PROBE_S)
+    assert how["env"]["A"] == "1" and "hunter2" not in how["env"].values() and models.SIZES.is_file()
+    probe_models([falcon], "", {}, {**VERSIONS, "vllm": "0.27.0"})
+    assert probe.asked[1][0][0] == sys.executable
+
+
+def test_a_model_is_counted_once_for_each_configuration_and_its_versions(falcon, probe):
+    probe.lines = ["a warning of a library", "[1]", "{}", {"model": falcon, "folder": falcon, **COUNTED}]
+    assert wants_probe(falcon, VERSIONS) and probe_models([falcon, falcon], "", {}, VERSIONS) == []
+    shape = model_of(falcon)
+    assert (shape.parameters, shape.active, shape.layers) == (7_217_189_760, 7_217_189_000, 32)
+    assert kept_sizes(FALCON) == {"versions": VERSIONS, **COUNTED}
+    assert not wants_probe(falcon, VERSIONS) and not wants_probe(falcon, {"vllm": None, "torch": None})
+    probe_models([falcon], "", {}, VERSIONS)
+    assert len(probe.asked) == 1
+    assert wants_probe(falcon, {**VERSIONS, "vllm": "0.27.0"})
+
+
+def test_what_was_kept_is_read_and_a_damaged_cache_is_none(tmp_path):
+    folder = written(tmp_path / "mine", STRANGER)
+    assert kept_sizes(STRANGER) == {}
+    file = sizes_file(STRANGER)
+    file.parent.mkdir(parents=True)
+    file.write_text('{"parameters": 10, "active": 7, "completed": {"sliding_window": 64}}', "utf-8")
+    shape = model_of(folder)
+    assert (shape.parameters, shape.active, set(shape.windows)) == (10, 7, {64})
+    for damaged in ("{", "[]"):
+        file.write_text(damaged, "utf-8")
+        assert kept_sizes(STRANGER) == {} and model_of(folder).parameters is None
+    assert sizes_file(STRANGER) != sizes_file(FALCON) and sizes_file(STRANGER).is_relative_to(tmp_path / "cache")
+
+
+def test_a_probe_is_wanted_for_what_the_configuration_does_not_tell(tmp_path):
+    folder = tmp_path / "mine"
+    assert wants_probe(written(folder, STRANGER), VERSIONS), "its weights"
+    weights(folder / "model.safetensors", STORED)
+    assert not wants_probe(str(folder), VERSIONS)
+    assert wants_probe(written(folder, {**STRANGER, "num_experts_per_tok": 2}), VERSIONS), "those of a token"
+    assert wants_probe(written(folder, {**FALCON, "num_hidden_layers": 2}), VERSIONS), "entries that are not there"
+    assert wants_probe("me/mine", VERSIONS), "its configuration"
+    with refused("'mine-7'"):
+        wants_probe("mine-7", VERSIONS)
+
+
+def test_layers_that_nobody_can_read_want_a_probe(tmp_path, monkeypatch):
+    folder = written(tmp_path / "mine", STRANGER)
+    weights(tmp_path / "mine" / "model.safetensors", STORED)
+    unread = SimpleNamespace(architecture="LlamaForCausalLM", windows=None, parameters=9)
+    monkeypatch.setattr(models, "model_of", lambda _: unread)
+    monkeypatch.setattr(models.catalogue, "AS_CONFIGURED", {"LlamaForCausalLM"})
+    assert wants_probe(folder, VERSIONS)
+    monkeypatch.setattr(models.catalogue, "AS_CONFIGURED", set())
+    assert not wants_probe(folder, VERSIONS), "nor would a probe know"
+
+
+def test_a_model_that_is_not_counted_is_noted_and_asked_again(tmp_path, probe):
+    falcon = written(tmp_path / "falcon", {**FALCON, **ENTRIES})
+    late, nobody = subprocess.TimeoutExpired("python", 15), FileNotFoundError(2, "No such file")
+    for answer, fact in (
+        ([{"model": falcon, "folder": falcon, "problem": "ValueError: too new"}], "ValueError: too new"),
+        ([], "/my/python"),
+        (late, f"{models.PROBE_S} s"),
+        (nobody, "/my/python"),
+    ):
+        probe.lines = answer
+        [note] = probe_models([falcon], "/my/python", {}, VERSIONS)
+        assert falcon in note and fact in note
+        assert model_of(falcon).parameters is None and wants_probe(falcon, VERSIONS)
+    assert "No such file" in note
+
+
+def test_what_a_late_probe_has_told_is_kept(falcon, probe):
+    told = json.dumps({"model": falcon, "folder": falcon, **COUNTED}).encode()
+    probe.lines = subprocess.TimeoutExpired("python", 15, output=told)
+    assert probe_models([falcon], "", {}, VERSIONS) == [] and model_of(falcon).parameters == COUNTED["parameters"]
+
+
+def test_one_model_that_cannot_be_counted_leaves_the_others(tmp_path, falcon, probe):
+    other = written(tmp_path / "other", STRANGER)
+    probe.lines = [
+        {"model": other, "folder": other, "problem": "too new"},
+        {"model": falcon, "folder": falcon, **COUNTED},
+    ]
+    [note] = probe_models([other, falcon], "", {}, VERSIONS)
+    assert other in note and model_of(falcon).parameters == COUNTED["parameters"]
+
+
+def test_a_cache_that_cannot_be_written_costs_the_count_alone(tmp_path, monkeypatch, probe):
+    folder = written(tmp_path / "mine", STRANGER)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    probe.lines = [{"model": folder, "folder": folder, **COUNTED}]
+    assert probe_models([folder], "", {}, VERSIONS) == [] and model_of(folder).parameters is None
+
+
+def test_a_configuration_that_nobody_can_read_is_wrong_usage(falcon, probe):
+    with refused("num_hidden_layers"):
+        probe_models([falcon], "", {}, VERSIONS)
+    with refused("'falcon-7'"):
+        probe_models(["falcon-7"], "", {}, VERSIONS)
+    probe.lines = [{"model": "me/mine", "missing": ["GatedRepoError"]}]
+    with refused("me/mine", hint="HF_TOKEN"):
+        probe_models(["me/mine"], "", {}, VERSIONS)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "offline", "told", "hint"),
+    [
+        (["GatedRepoError", "RepositoryNotFoundError"], "", "gated", "HF_TOKEN"),
+        (["RepositoryNotFoundError"], "", "private", "HF_TOKEN"),
+        (["HFValidationError"], "", "private", "HF_TOKEN"),
+        (["EntryNotFoundError"], "", "config.json", "Transformers"),
+        (["LocalEntryNotFoundError", "EntryNotFoundError"], "1", "HF_HUB_OFFLINE", "hf download me/mine config.json"),
+        (["OfflineModeIsEnabled"], "yes", "HF_HUB_OFFLINE", "hf download me/mine config.json"),
+        (["OfflineModeIsEnabled"], "0", "does not answer", "hf download me/mine config.json"),
+        (["TimeoutError"], "", "does not answer", "config.json"),
+        (["ModuleNotFoundError"], "", "not installed", "--slm-python"),
+    ],
+    ids=range(9),
+)
+def test_each_reason_why_a_name_has_no_configuration_has_its_remedy(monkeypatch, kinds, offline, told, hint):
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    error = missing("me/mine", kinds)
+    assert "me/mine" in error.problem and told in error.problem and hint in error.hint
+    assert ("HF_HUB_OFFLINE" in error.problem) is (told == "HF_HUB_OFFLINE")

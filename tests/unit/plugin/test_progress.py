@@ -1,0 +1,351 @@
+"""A plan prices what is missing, once; the time left is what is planned or asked for and not made; the line has the
+place, the time and the stage of what is done, on a terminal one that is written over, in a log one
+for what took long."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from fake_items import items_for
+from simulated_sessions import FEW_STEPS, MODEL
+from terminals import WRITTEN_OVER, Screen
+
+from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.plan import cases
+from pytest_slmserve.plan.planner import gpus_cases, job_cases, point_cases, replica_cases
+from pytest_slmserve.plugin import PLAN, progress
+from pytest_slmserve.plugin.items import ItemPlan, in_running_order, plans_of
+from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows, time_left
+from pytest_slmserve.report.live_line import TimeLeft
+from pytest_slmserve.run.gate import Gates
+from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
+
+START_S, REPEAT_S = 20.0, 3.0
+
+
+@pytest.fixture
+def opened(opened):
+    return lambda **given: opened(**{"concurrency": "4,8", **FEW_STEPS, **given})
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch):
+    """Starts and repeats that take long."""
+    monkeypatch.setattr(progress, "start_estimate_s", lambda engine: START_S)
+    monkeypatch.setattr(cases, "start_estimate_s", lambda engine: START_S)
+    monkeypatch.setattr(cases, "repeat_estimate_s", lambda *of: REPEAT_S)
+
+
+def points(session):
+    """The plans of the points of a sweep."""
+    return [ItemPlan("test", case=case, swept=True) for case in point_cases(session.planner, {})]
+
+
+def asked(session, concurrency):
+    planner = session.planner
+    return planner.case(planner.spec(MODEL), [planner.workload(MODEL)], [ClosedLoop(concurrency, window_s=1)])
+
+
+# Prices
+
+JOBS = {"jobs": {"gpu": [{"model": MODEL, "requests": 8, "lengths": (32, 8)}]}}
+KINDS = ("8", "8-x1", "8-x2-mps", "8-tp2", "64-replicas2", "8-8-at-once")
+
+
+def case_of(planner, name):
+    found = [*point_cases(planner, {}), *replica_cases(planner), *job_cases(planner, JOBS)]
+    return next(case for case in [*found, *gpus_cases(planner, [MODEL])] if case.id == f"{MODEL}-{name}")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_case_is_priced_by_what_is_missing_of_it(opened, name):
+    words = {"window": "20", "sharing": "mps", "concurrency": "8,64"}
+    session = opened(**words)
+    again = ItemPlan("test", case=case_of(session.planner, name))
+    [before] = plan_rows(session, [again])
+    session.executor.measure(again.case)
+    [after] = plan_rows(opened(**words, resume=True), [again])
+    [more] = plan_rows(opened(**words, resume=True, repeats="5"), [again])
+    assert (before.seconds, before.engine) == (pytest.approx(0.2), again.case.engine)
+    assert (after.seconds, after.engine) == (0.0, None), "nothing is to be measured, so nothing starts"
+    assert (more.seconds, more.engine) == (pytest.approx(0.3), before.engine)
+
+
+def test_equal_cases_are_paid_once_and_what_is_skipped_not_at_all(opened):
+    session = opened()
+    plan = ItemPlan("test", case=case_of(session.planner, "8"))
+    first, again = plan_rows(session, [plan, ItemPlan("left out", skipped=True), plan])
+    assert (first.seconds, again.seconds) == (pytest.approx(0.2), 0.0) and first.engine == again.engine
+
+
+def test_an_engine_without_a_case_is_started_unless_the_item_only_reads(opened, as_on_a_device):
+    session = opened()
+    spec = session.planner.spec(MODEL)
+    rows = plan_rows(session, [ItemPlan("own", engine=spec, starts=True), ItemPlan("reads", engine=spec)])
+    assert [(row.engine, row.seconds) for row in rows] == [(spec, 0.0), (None, 0.0)]
+
+
+def test_a_gate_is_priced_as_a_clear_case_and_once(opened, as_on_a_device):
+    """Four pairs of launches, and one launch that does not count, as the sides are equal."""
+    session = opened(gate=True)
+    plan = ItemPlan("gate", gate=MODEL, engine=session.planner.spec(MODEL), compares=True, starts=True)
+    first, again = plan_rows(session, [plan, plan])
+    assert (first.engine, first.seconds) == (None, 9 * START_S + 8 * 2 * REPEAT_S) and again.seconds == 0
+    Gates(session).of(MODEL)
+    assert plan_rows(session, [plan])[0].seconds == 0
+
+
+def test_an_engine_that_an_earlier_test_launches_spares_the_gate_a_launch(opened, as_on_a_device):
+    session = opened()
+    gate = ItemPlan("gate", gate=MODEL, compares=True)
+    _, row = plan_rows(session, [points(session)[0], gate])
+    [alone] = plan_rows(session, [gate])
+    assert alone.seconds - row.seconds == START_S
+
+
+# The time that is left
+
+
+def test_all_that_is_left_counts_and_the_start_until_the_engine_runs(opened, as_on_a_device):
+    session = opened(repeats="2", budget="0")
+    items = points(session)
+    repeats = 2 * len(items)
+    assert time_left(session, items, START_S) == TimeLeft(START_S, repeats * REPEAT_S)
+    session.executor.measure(items[0].case)
+    assert session.devices.pool.current is not None
+    assert time_left(session, items[1:], REPEAT_S) == TimeLeft(REPEAT_S, (repeats - 3) * REPEAT_S)
+    assert not time_left(session, []), "nothing is left"
+
+
+def test_what_a_test_asks_for_counts_when_it_is_asked_and_more_may_come(opened, as_on_a_device):
+    session = opened()
+    items = [ItemPlan("test", engine=session.planner.spec(MODEL), starts=True, open=True)]
+    before = time_left(session, items, START_S)
+    assert before.more and before.step_s + before.rest_s == START_S
+    session.executor.ask([asked(session, 8), asked(session, 64)], repeats=3)
+    assert time_left(session, items, START_S) == TimeLeft(START_S, 6 * REPEAT_S, more=True)
+    session.executor.measure(asked(session, 8), repeats=3)
+    assert time_left(session, items, REPEAT_S) == TimeLeft(REPEAT_S, 2 * REPEAT_S, more=True)
+
+
+def test_a_round_of_a_sweep_leaves_those_after_it(opened, as_on_a_device):
+    session = opened(repeats="3", budget="0")
+    items = points(session)[:1]
+    session.executor.measure(items[0].case, 1)
+    assert time_left(session, items, REPEAT_S) == TimeLeft(REPEAT_S, REPEAT_S)
+    session.executor.ask([asked(session, 16)], repeats=3)
+    session.executor.measure(asked(session, 16), 1)
+    assert time_left(session, items).rest_s == (2 + 2) * REPEAT_S
+
+
+def test_a_sweep_that_goes_on_until_it_is_decided_takes_so_long_at_least(opened, as_on_a_device):
+    for budget, more in (("0", False), ("60", True)):
+        session = opened(repeats="2", budget=budget)
+        items = points(session)
+        assert time_left(session, items).more is more
+    for each in items:
+        session.executor.measure(each.case)
+    assert not time_left(session, items)
+    session.executor.ask([items[0].case], repeats=4)
+    assert time_left(session, items).rest_s == 2 * REPEAT_S
+
+
+def test_what_was_planned_and_is_asked_for_counts_once(opened, as_on_a_device):
+    session = opened(repeats="2", budget="0")
+    items = points(session)[:1]
+    session.executor.ask([items[0].case])
+    assert time_left(session, items, REPEAT_S) == TimeLeft(REPEAT_S, START_S + REPEAT_S)
+
+
+def test_a_step_is_no_longer_than_what_is_left_and_a_gate_is_one(opened, as_on_a_device):
+    session = opened(budget="0")
+    items = points(session)[:1]
+    session.executor.measure(items[0].case, 1)
+    assert time_left(session, items, 99.0) == TimeLeft(REPEAT_S, 0.0)
+    gate = ItemPlan("gate", gate=MODEL, compares=True)
+    left = time_left(session, [gate], 1.0)
+    assert left.step_s == plan_rows(session, [gate])[0].seconds and left.rest_s == 0
+
+
+# The sentence on the length of a run
+
+
+def told(session, *items):
+    plans = plans_of(in_running_order(session, [each for some in items for each in some]))
+    return length_of(session, plans, plan_rows(session, plans))
+
+
+def test_the_length_has_the_starts_the_models_and_what_will_be_asked_for(opened, as_on_a_device):
+    session = opened(models="opt-125m,opt-1.3b")
+    seconds, text = told(session, items_for(session, "slm_point"))
+    assert seconds == 2 * START_S + 8 * REPEAT_S and text.startswith("about 1 min, 2 ") and "2 models" in text
+    assert "1 test" in told(session, items_for(session, "slm_sweep"))[1]
+    adaptive = opened(sweep="adaptive")
+    assert told(adaptive, items_for(adaptive, "slm_point"))[1].startswith("up to 32 s, 1 ")
+    gate = opened(gate=True)
+    seconds, text = told(gate, items_for(gate, "slm_gate slm_gates"))
+    assert seconds == 9 * START_S + 16 * REPEAT_S and "9 " in text and "1 model" in text
+
+
+def test_the_length_on_all_gpus_is_that_of_the_last_of_them(opened, as_on_a_device):
+    spread, one = opened(models="opt-125m,opt-350m", ray="local:2"), opened(models="opt-125m,opt-350m")
+    both, alone = (told(session, items_for(session, "slm_point"))[0] for session in (spread, one))
+    assert (both, alone) == (START_S + 4 * REPEAT_S, 2 * (START_S + 4 * REPEAT_S))
+
+
+def test_an_endpoint_starts_no_engine(opened):
+    session = opened()
+    plans = plans_of(in_running_order(session, items_for(session, "slm_point")))
+    rows = plan_rows(session, plans)
+    session.platform = "remote"
+    assert "start" not in length_of(session, plans, rows)[1]
+
+
+# The line
+
+
+class Writer:
+    """Pytest's, with the cursor on the eighth column, and what a log would get."""
+
+    width_of_current_line = 7
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text, flush):
+        self.text += text
+
+
+@pytest.fixture
+def started(opened, monkeypatch):
+    """A progress line at its first item, on a terminal or in a log: `started("terminal")`. `clock` is its time."""
+
+    def make(where, plans=None, verbose=0):
+        screen, writer, slm = Screen(), Writer(), opened()
+        clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+        monkeypatch.setattr(progress, "time", clock)
+        if where == "terminal":
+            monkeypatch.setattr(sys, "stdout", screen)
+        usual = [ItemPlan("test_own", engine=EngineSpec(MODEL, platform="simulated"), starts=True, open=True)]
+        plans = plans(slm) if plans else usual
+        items = [SimpleNamespace(nodeid=f"t.py::{i}", stash={PLAN: plan}) for i, plan in enumerate(plans)]
+        config = SimpleNamespace(
+            pluginmanager=SimpleNamespace(getplugin=lambda name: None),
+            option=SimpleNamespace(verbose=verbose),
+            get_terminal_writer=lambda: writer,
+        )
+        reporter = SimpleNamespace(showfspath=True, showlongtestinfo=False, ended=[])
+        reporter.write_fspath_result = lambda nodeid, text: reporter.ended.append(nodeid)
+        line = ProgressLine(SimpleNamespace(items=items, config=config), slm, reporter)
+        line.pytest_runtest_logstart("t.py::0")
+        return SimpleNamespace(line=line, slm=slm, screen=screen, log=writer, clock=clock, reporter=reporter)
+
+    return make
+
+
+def shown(run):
+    return WRITTEN_OVER.findall(run.screen.getvalue())
+
+
+def test_an_engine_that_starts_is_shown_with_its_stage_and_then_cleared(started, tmp_path):
+    run = started("terminal")
+    spec, log = run.slm.planner.spec(MODEL), tmp_path / "engine.log"
+    run.slm.devices.pool.on_wait(spec, log)
+    assert shown(run) == ["0:01+ left | opt-125m | importing vLLM 0 s"]
+    run.slm.devices.pool.on_wait(spec, log)
+    assert len(shown(run)) == 1, "a server is looked at ten times a second"
+    run.slm.devices.pool.on_started(spec, 21.3)
+    assert run.screen.getvalue().endswith("\n\x1b[K\x1b[1A\x1b[8G") and run.log.text == ""
+
+
+def test_an_engine_that_starts_has_the_number_of_cases(started, tmp_path):
+    run = started("terminal", points)
+    run.slm.devices.pool.on_wait(run.slm.planner.spec(MODEL), tmp_path / "engine.log")
+    assert [line.partition(" |")[0] for line in shown(run)] == ["2 cases"]
+
+
+@pytest.mark.parametrize(("seconds", "verbose", "line"), [(21.3, 0, True), (0.9, 0, False), (21.3, -1, False)])
+def test_a_log_has_the_seconds_of_each_long_start(started, seconds, verbose, line):
+    run = started("log", verbose=verbose)
+    run.slm.devices.pool.on_started(run.slm.planner.spec(MODEL), seconds)
+    assert run.log.text == ("\nslmserve: opt-125m started in 21 s" if line else "")
+
+
+def test_a_log_has_a_line_for_each_case_that_took_long_with_the_time_left(started, as_on_a_device):
+    run = started("log", points)
+    for case in run.slm.planner.sweep(MODEL).cases:
+        for number in (1, 2):
+            run.slm.executor.on_progress(case, f"{case.title}, repeat {number}", Progress("ramp", 0.5, 0, 8, None))
+            run.clock.now += 2 + case.concurrency
+    report = SimpleNamespace(when="call", passed=True, nodeid="t.py::0")
+    run.line.pytest_runtest_logreport(report)
+    told = run.log.text.strip().split("\n")
+    assert [line.partition(" left")[0] for line in told] == [
+        "slmserve: case 1 of 2, opt-125m at 4, repeat 2: 12 s, 0:32+",
+        "slmserve: case 2 of 2, opt-125m at 8, repeat 2: 20 s, 0:26+",
+    ]
+    assert run.reporter.ended == ["t.py::0"], "pytest's dots have a line of their own"
+    run.line.pytest_runtest_logreport(report)
+    assert run.reporter.ended == ["t.py::0"] and run.log.text.strip().split("\n") == told
+
+
+def test_a_terminal_has_the_place_and_the_time_left_of_each_repeat(started, as_on_a_device):
+    run = started("terminal", points)
+    first, second = run.slm.planner.sweep(MODEL).cases
+    for case in (first, second):
+        run.slm.executor.on_progress(case, f"{case.title}, repeat 1", Progress("window", 0.5, 0, 8, None))
+        run.clock.now += 1
+    assert [line.split(" | ")[:3] for line in shown(run)] == [
+        ["case 1 of 2", "0:32+ left", "opt-125m at 4, repeat 1"],
+        ["case 2 of 2", "0:32+ left", "opt-125m at 8, repeat 1"],
+    ]
+    assert run.log.text == ""
+
+
+def test_pairs_of_a_gate_have_no_place_among_the_cases_and_its_time_is_one_step(started, as_on_a_device):
+    run = started("terminal", lambda slm: [ItemPlan("gate", gate=MODEL, compares=True), *points(slm)])
+    case = run.slm.planner.sweep(MODEL).cases[0]
+    for number in (1, 2):
+        run.slm.executor.on_progress(case, f"pair {number}", Progress("window", 0.5, 0, 8, None))
+        run.clock.now += 10
+    assert [line.split(" | ")[:2] for line in shown(run)] == [["4:20+ left", "pair 1"], ["4:10+ left", "pair 2"]]
+
+
+def test_what_is_measured_elsewhere_has_a_place_and_no_time_left(started):
+    run = started("terminal")
+    case = asked(run.slm, 8)
+    run.slm.executor.ask([case])
+    run.line.wait(case, "3 came | 2 engines run, 1 wait for a node")
+    assert shown(run) == ["case 1 of 1+ | opt-125m at 8 | 3 came | 2 engines run, 1 wait for a node"]
+
+
+def test_a_new_test_no_longer_waits_for_what_another_asked_for(started):
+    run = started("terminal")
+    case = asked(run.slm, 8)
+    run.slm.executor.ask([case])
+    run.slm.executor.on_progress(case, "opt-125m at 8, repeat 1", Progress("ramp", 0.5, 0, 8, None))
+    run.line.pytest_runtest_logstart("t.py::0")
+    assert run.slm.executor.awaited() == {} and [*run.slm.results.requested] == [case.key]
+
+
+def test_what_is_measured_is_looked_up_once_for_a_repeat(started, monkeypatch):
+    run, looked, numbers = started("terminal"), [], []
+    case = asked(run.slm, 8)
+    run.slm.executor.ask([case])
+    missing = run.slm.executor.count_missing
+    monkeypatch.setattr(run.slm.executor, "count_missing", lambda *of: looked.append(of) or missing(*of))
+    for elapsed_s in (0.5, 1.0, 1.5):
+        run.slm.executor.on_progress(case, "opt-125m at 8, repeat 1", Progress("ramp", elapsed_s, 0, 8, None))
+        numbers.append(len(looked))
+    assert numbers[0] > 0 and len(set(numbers)) == 1
+
+
+def test_a_run_goes_through_its_places_as_it_measures(started):
+    run = started("terminal", points)
+    for case in run.slm.planner.sweep(MODEL).cases:
+        run.slm.executor.measure(case)
+    assert run.slm.devices.pool.starts == [SimulatedEngine(case.engine).spec]
+    assert [line.partition(" |")[0] for line in shown(run) if line] == ["case 1 of 2"] * 2 + ["case 2 of 2"] * 2

@@ -1,0 +1,642 @@
+"""A repeat is a record of all that was asked and found, with the sensors of its time; a case has as many clean repeats
+as were wanted, with one attempt more; devices are locked once, and slots are equal parts of a host."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured import measure
+from strategies import planted_run
+
+from pytest_slmserve.engines.pool import Pool, equal_parts
+from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan.cases import Case, url_lock
+from pytest_slmserve.plan.models import model_of
+from pytest_slmserve.plan.planner import Planner
+from pytest_slmserve.run import cluster
+from pytest_slmserve.run import executor as module
+from pytest_slmserve.run.executor import Devices, Executor, GpuSlots, Results, count_missing, measure_case, slot_count
+from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, DoesNotFit, EngineFailed, SensorFailed
+from pytest_slmserve.schema.records import Environment, GateLaunch
+from pytest_slmserve.schema.sensors import HOST_CORES, POWER
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.telemetry.host import Gpu, Host, Reading
+from pytest_slmserve.telemetry.sampler import Recording, Sampler, SimulatedSource
+from pytest_slmserve.workload.requests import build_workload
+
+HERE = Environment(platform="simulated", gpu_name="simulated")
+SPEC = EngineSpec("opt-tiny", platform="simulated", extra=(("noise", 0.0), ("die_at", 16)))
+LOAD = ClosedLoop(4, window_s=0.01)
+WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=8, output_tokens=4, requests=6), model_of("opt-tiny"))
+
+
+# Of which nothing makes a repeat unclean.
+STEADY = replace(SPEC, extra=(("noise", 0.0), ("t_inf", 2000), ("b_half", 16)))
+REQUESTS = build_workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), model_of("opt-tiny"))
+CASE = Case(STEADY, (REQUESTS,), (ClosedLoop(4, window_s=1),), HERE)
+
+
+# One repeat
+
+
+def test_a_record_holds_what_was_asked_for_and_what_came_of_it():
+    engine, before, heard = SimulatedEngine(SPEC), datetime.now(UTC), []
+    found = measure(engine, WORKLOAD, LOAD, HERE, heard.append)
+    assert (found.spec, found.load, found.environment, found.launch) == (SPEC, LOAD, HERE, engine.launch)
+    assert (found.resolved, found.workload, found.replica) == (engine.resolved, WORKLOAD.reference(), None)
+    assert found.run == SimulatedEngine(SPEC).run(WORKLOAD, LOAD), "without noise a run is a function of its load"
+    stamp = datetime.fromisoformat(found.measured_at)
+    assert before - timedelta(milliseconds=1) <= stamp <= datetime.now(UTC) and stamp.utcoffset() == timedelta(0)
+    assert [progress.phase for progress in heard] == ["over"]
+
+
+def test_replicas_are_a_record_each_of_one_set():
+    spec = ReplicaSpec((SPEC, replace(SPEC, max_num_seqs=8)))
+    loads = ClosedLoop(2, window_s=0.01), ClosedLoop(3, window_s=0.01)
+    running, case = Pool().engine(spec), Case(spec, (WORKLOAD,) * 2, loads, HERE)
+    found, again = measure_case(running, case), measure_case(running, case)
+    assert [m.spec for m in found] == list(spec.engines) and [m.load for m in found] == list(loads)
+    assert [(m.replica.index, m.replica.count) for m in found] == [(0, 2), (1, 2)]
+    assert len({m.replica.group for m in found}) == 1 and found[0].replica.set == again[0].replica.set
+    assert [m.launch for m in found] == [engine.launch for engine in running.engines]
+
+
+class Planted:
+    """Tells how often it was asked; fails from one reading on."""
+
+    def __init__(self, number=POWER, fails_at=10**9, error=SensorFailed):
+        self.name, self.number, self.fails_at, self.error, self.asked = f"of {number}", number, fails_at, error, 0
+
+    def read(self, now_s):
+        self.asked += 1
+        if self.asked >= self.fails_at:
+            raise self.error("as it was told to")
+        return Reading({self.number: float(self.asked)}, 0.1)
+
+    def close(self):
+        pass
+
+
+class Stepwise(Sampler):
+    """Reads as its engine says, on a clock of ten readings a second, in place of a thread on that of the host."""
+
+    now_s = 100.0
+
+    @contextmanager
+    def recording(self):
+        self.under_way = Recording(self.sources, self.interval_s, lambda: self.now_s)
+        yield self.under_way
+
+    def pass_by(self, readings):
+        for _ in range(readings):
+            self.now_s += 0.1
+            self.under_way.read()
+
+
+class Timed(SimulatedEngine):
+    """Serves on the clock of the sampler: 20 readings before its run begins, then a window of five, then 20 more."""
+
+    def __init__(self, sampler):
+        super().__init__(SPEC)
+        self.sampler = sampler
+
+    def run(self, workload, load, on_progress=None):
+        self.sampler.pass_by(20)
+        began_s = self.sampler.now_s
+        self.sampler.pass_by(25)
+        return replace(planted_run(2, 100.0), window_s=(0.0, 0.5), began_s=began_s)
+
+
+def test_rows_of_the_sensors_have_the_time_since_the_run_began():
+    sampler = Stepwise([Planted()], 0.1)
+    seen = measure(Timed(sampler), WORKLOAD, LOAD, HERE, sampler=sampler).run.telemetry
+    assert seen.time_s == pytest.approx([-0.4, -0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], abs=0.051)
+    assert seen.columns[POWER] == tuple(20.0 + round(10 * at) for at in seen.time_s), "reading 20 is at 0"
+    assert (seen.sources, seen.notes) == (("of 155",), ())
+
+
+@pytest.mark.parametrize("error", [SensorFailed, ZeroDivisionError])
+def test_sensors_that_fail_cost_a_note_and_no_measurement(error):
+    lost, other = Planted(fails_at=18, error=error), Planted(HOST_CORES)
+    sampler = Stepwise([lost, other], 0.1)
+    found = measure(Timed(sampler), WORKLOAD, LOAD, HERE, sampler=sampler)
+    [note] = found.run.telemetry.notes
+    assert "of 155 failed after 17 readings" in note and len(found.run.samples) and found.run.failures == 0
+    assert (lost.asked, other.asked) == (18, 45) and found.run.telemetry.columns[HOST_CORES][-1] > 18
+
+
+def test_an_engine_with_a_clock_of_its_own_keeps_its_own_telemetry():
+    found = measure(SimulatedEngine(SPEC), WORKLOAD, LOAD, HERE, sampler=Sampler([Planted()], 0.1))
+    assert found.run == SimulatedEngine(SPEC).run(WORKLOAD, LOAD)
+    assert found.run.telemetry.sources == ("simulated",)
+
+
+def test_without_a_sampler_nothing_is_read():
+    sampler = Stepwise([], 0.1)
+    with sampler.recording():
+        assert measure(Timed(sampler), WORKLOAD, LOAD, HERE).run.telemetry is None
+
+
+def test_a_dead_engine_stops_the_sensors_and_is_passed_on():
+    source = Planted()
+    with pytest.raises(EngineFailed):
+        measure(SimulatedEngine(SPEC), WORKLOAD, OpenLoop(requests=16), HERE, sampler=Sampler([source], 0.1))
+    assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()} and source.asked > 0
+
+
+# As many clean repeats as are wanted
+
+
+@given(st.lists(st.booleans(), max_size=8), st.integers(1, 5))
+def test_what_is_missing_are_the_repeats_that_are_made_if_each_is_clean(known, wanted):
+    """One more than wanted in all, at most."""
+    made = 0
+    while sum(known) + made < wanted and len(known) + made < wanted + 1:
+        made += 1
+    assert count_missing(known, wanted) == made
+
+
+class Failing(SimulatedEngine):
+    """Runs in a row have failed requests, or none."""
+
+    def __init__(self, failures, spec=STEADY):
+        super().__init__(spec)
+        self.failures, self.loads = iter(failures), []
+
+    def run(self, workload, load, on_progress=None):
+        self.loads.append(load)
+        return replace(super().run(workload, load, on_progress), failures=next(self.failures, 0))
+
+
+class Store(list):
+    """An archive, or an export."""
+
+    full = False
+    add = list.append
+
+    def __bool__(self):
+        return True
+
+    def check_writable(self):
+        if self.full:
+            raise OSError("full")
+
+
+def executor_on(engine, repeats=2, **given):
+    planner = SimpleNamespace(devices=lambda spec: ("simulated",))
+    devices = SimpleNamespace(start=lambda spec: engine, sampler_on={("simulated",): None}.__getitem__, planner=planner)
+    return Executor(devices, Results(), repeats, **given)
+
+
+@pytest.mark.parametrize(
+    ("failures", "wanted", "clean"),
+    [([], None, [1, 1]), ([1], None, [0, 1, 1]), ([1, 1], None, [0, 0, 1]), ([0, 1], 3, [1, 0, 1, 1]), ([], 1, [1])],
+)
+def test_an_unclean_repeat_is_kept_and_made_once_more(failures, wanted, clean):
+    executor = executor_on(Failing(failures), archive=Store(), export=Store())
+    found = executor.measure(CASE, wanted)
+    assert [m.run.failures == 0 for (m,) in found] == list(map(bool, clean))
+    assert executor.archive == executor.export == [m for (m,) in found] == list(executor.results.measurements())
+
+
+def test_what_is_known_is_not_measured_again_and_each_repeat_has_a_title():
+    told, executor = [], executor_on(Failing([]))
+    executor.on_progress = lambda case, title, progress: told.append((case.key, title))
+    first = list(executor.measure(CASE))
+    assert executor.measure(CASE) == first
+    third = executor.measure(CASE, 3, "undecided")[2]
+    assert third not in first and len(executor.results.repeats[CASE.key]) == 3
+    assert told == [(CASE.key, f"opt-tiny at 4, repeat {n}") for n in ("1", "2", "3 (undecided)")]
+
+
+def test_a_repeat_that_cannot_be_stored_is_not_made():
+    archive, engine = Store(), Failing([])
+    archive.full = True
+    with pytest.raises(OSError, match="full"):
+        executor_on(engine, archive=archive).measure(CASE)
+    assert engine.loads == []
+
+
+def test_what_another_process_measures_is_waited_for():
+    waited, engine = [], Failing([])
+    executor = executor_on(engine, fetch=waited.append)
+    assert executor.measure(CASE, 3) is executor.results.repeats[CASE.key]
+    assert (waited, engine.loads, executor.awaited()) == ([CASE], [], {CASE: 3})
+
+
+def test_the_largest_number_that_was_asked_for_is_awaited_until_nobody_waits():
+    executor, other = executor_on(Failing([])), replace(CASE, loads=(ClosedLoop(2, window_s=1),))
+    executor.ask([CASE], 3)
+    executor.ask([CASE, other])
+    assert executor.awaited() == {CASE: 3, other: 2} and executor.count_missing(CASE) == 3
+    executor.measure(CASE, 1)
+    assert executor.awaited() == {CASE: 2, other: 2}
+    executor.forget_awaited()
+    assert executor.awaited() == {} and list(executor.results.requested) == [CASE.key, other.key]
+    assert (executor.count_missing(CASE), executor.count_missing(CASE, 5)) == (1, 4)
+    assert executor_on(Failing([])).count_missing(CASE) == 2, "nobody asked"
+
+
+def test_measurements_are_those_of_this_run_unless_keys_are_named():
+    executor, (known,) = executor_on(Failing([])), measure_case(SimulatedEngine(STEADY), CASE)
+    executor.results.repeats["of the archive"] = [(known,)]
+    [(mine,), (other,)] = executor.measure(CASE)
+    assert list(executor.results.measurements()) == [mine, other] != [known, mine]
+    assert list(executor.results.measurements(["of the archive", "nowhere"])) == [known]
+
+
+def test_of_replicas_all_are_kept_and_none_is_exported():
+    spec = ReplicaSpec((STEADY, STEADY))
+    executor = executor_on(Pool().engine(spec), 1, archive=Store(), export=Store())
+    [group] = executor.measure(Case(spec, (REQUESTS,) * 2, (ClosedLoop(2, window_s=1),) * 2, HERE))
+    assert executor.archive == list(group) and len(group) == 2 and executor.export == []
+
+
+def test_a_repeat_of_a_gate_is_marked_as_its_part():
+    paired, executor = GateLaunch("gate", 1, "candidate", True), executor_on(Failing([]), archive=Store())
+    [found] = executor.measure_once(CASE, "title", paired)
+    assert found.paired == paired and executor.archive == [found] and executor.results.repeats == {}
+
+
+# A load that has no room, and the first job of a launch
+
+UNKNOWN = replace(STEADY, extra=(*STEADY.extra, ("disable_hybrid_kv_cache_manager", True)))
+
+
+class Roomy(Failing):
+    """Says that its KV cache has so many blocks of 16 tokens; a request has six."""
+
+    def __init__(self, blocks, spec=UNKNOWN):
+        super().__init__([])
+        self.spec, self.resolved = spec, replace(self.resolved, kv_blocks=blocks)
+
+
+@pytest.mark.parametrize(("blocks", "fits"), [(25, True), (24, False), (None, True)])
+def test_a_load_that_the_engine_has_no_room_for_is_refused_and_not_measured(blocks, fits):
+    """One block is the engine's own."""
+    engine, case = Roomy(blocks), replace(CASE, engines=UNKNOWN)
+    if fits:
+        assert executor_on(engine).measure(case)
+    else:
+        with pytest.raises(DoesNotFit) as caught:
+            executor_on(engine).measure(case)
+        assert "3 requests of 96 tokens" in caught.value.problem and "up to 3" in caught.value.hint
+        assert engine.loads == []
+
+
+def test_a_load_whose_room_the_plan_knew_is_not_looked_at_again():
+    assert executor_on(Roomy(2, STEADY)).measure(CASE)
+
+
+@pytest.mark.parametrize(("requests", "first"), [(3, 3), (100, 64)])
+def test_the_first_job_of_a_launch_follows_some_requests_that_do_not_count(requests, first):
+    engine, job = Failing([]), replace(CASE, loads=(OpenLoop(requests=requests),))
+    executor = executor_on(engine)
+    executor.measure(CASE)
+    executor.measure(job)
+    assert [load.requests for load in engine.loads] == [None, None, first, requests, requests]
+    engine.launch = "another"
+    executor.measure(job, 3)
+    assert [load.requests for load in engine.loads[5:]] == [first, requests]
+    assert len(executor.results.repeats[job.key]) == 3
+
+
+# Devices
+
+
+def gpus(number, platform="cuda"):
+    found = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 << 30, "1", "12.8") for i in range(number))
+    return Host(Environment(platform=platform), found[0].uuid if found else "none", gpus=found)
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Devices of a run with these options; `devices.locked` and `devices.read` have what it took and whose sensors."""
+    made = SimpleNamespace(locked=[], read=[])
+
+    @contextmanager
+    def lock(device):
+        made.locked.append(device)
+        yield
+        made.locked.remove(device)
+
+    def opens(choice, device, interval_s, others=()):
+        made.read.append((choice, device, interval_s, *others))
+        return (None if choice == "off" else Sampler([SimulatedSource()], interval_s)), ["a note"]
+
+    monkeypatch.setattr(module, "lock_device", lock)
+    monkeypatch.setattr(module, "open_sampler", opens)
+
+    def open_devices(host=None, **given):
+        options = read_options(given or {"gpu": True}, {}, {})
+        made.devices = Devices.from_options(Planner(options, options.platform, host or gpus(2)))
+        return made.devices
+
+    made.open = open_devices
+    yield made
+    made.devices.close()
+
+
+def test_each_gpu_of_an_engine_is_locked_once_until_the_end(devices):
+    held = devices.open()
+    held.hold()
+    one, both = EngineSpec("opt-125m"), EngineSpec("opt-125m", tensor_parallel_size=2)
+    held.take(one)
+    assert devices.locked == ["GPU-0"]
+    held.take(both), held.take(both)
+    assert devices.locked == ["GPU-0", "GPU-1"]
+    with pytest.raises(BadUsage) as caught:
+        held.take(replace(both, gpu=1))
+    assert "3 GPUs" in caught.value.problem and devices.locked == ["GPU-0", "GPU-1"]
+    held.close()
+    assert devices.locked == []
+
+
+@pytest.mark.parametrize(
+    ("given", "locks"),
+    [
+        ({"simulate": True}, []),
+        ({"gpu": True}, ["GPU-0"]),
+        ({"gpu": True, "ray": "auto"}, []),
+        ({"gpu": True, "ray": "local"}, ["GPU-0"]),
+    ],
+)
+def test_a_formula_and_engines_elsewhere_lock_nothing(devices, given, locks):
+    devices.open(**given).hold()
+    assert devices.locked == locks
+
+
+def test_what_the_process_before_this_one_has_locked_is_not_locked_again(devices):
+    devices.open().locked_for_us = True
+    devices.devices.hold()
+    assert devices.locked == []
+
+
+def test_a_device_that_another_run_holds_is_an_error(devices, monkeypatch):
+    def busy(device):
+        raise DeviceBusy(f"{device} is taken")
+
+    held = devices.open()
+    monkeypatch.setattr(module, "lock_device", busy)
+    with pytest.raises(DeviceBusy):
+        held.hold()
+
+
+def test_of_endpoints_each_url_is_locked_and_asked_for_each_model(devices, monkeypatch):
+    asked = []
+
+    class Asked:
+        def __init__(self, spec, timeout_s):
+            asked.append((spec.url, spec.model, timeout_s))
+
+        def close(self):
+            asked.append("closed")
+
+    monkeypatch.setattr(module, "EndpointEngine", Asked)
+    urls = [f"http://host{i}:80/v1/completions" for i in range(2)]
+    given = {"endpoint": ",".join(urls), "models": "a,b", "timeout": "7"}
+    held = devices.open(Host(Environment(platform="remote"), "none"), **given)
+    held.hold()
+    assert devices.locked == list(map(url_lock, urls)) and asked[1::2] == ["closed"] * 4
+    assert asked[::2] == [(url, model, 7.0) for url in urls for model in "ab"]
+    assert held.sampler is None and devices.read == [] and len(held.planner.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"gpu": True}, [("auto", "GPU-0", 0.25)]),
+        ({"gpu": True, "telemetry_interval": "0.5"}, [("auto", "GPU-0", 0.5)]),
+        ({"gpu": True, "plan": True}, []),
+        ({"gpu": True, "ray": "local"}, []),
+        ({"simulate": True}, []),
+    ],
+)
+def test_the_sensors_of_the_first_device_are_opened_where_it_serves(devices, given, read):
+    held = devices.open(**given)
+    assert devices.read == read and (held.sampler is not None) == bool(read)
+    assert held.planner.notes == ["a note"] * len(read)
+
+
+def test_the_sensors_of_several_gpus_are_opened_once_for_each_set(devices):
+    held, (one, both) = devices.open(), (EngineSpec("opt-125m", tensor_parallel_size=n) for n in (1, 2))
+
+    def sampler_of(spec):
+        return held.sampler_on(held.planner.devices(spec))
+
+    assert sampler_of(one) is held.sampler
+    assert sampler_of(both) is sampler_of(both) is not held.sampler
+    assert sampler_of(replace(one, gpu=1)) not in (held.sampler, sampler_of(both))
+    assert [each[1::2] for each in devices.read] == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
+    assert held.planner.notes == ["a note"], "each once"
+    assert held.own_sampler() is held.sampler, "engines of this run have one GPU"
+    held.planner.options = held.planner.options._replace(tensor_parallel_size=(2,))
+    assert held.own_sampler() is sampler_of(both)
+
+
+@pytest.mark.parametrize(
+    ("given", "interval_s"),
+    [
+        ({"simulate": True}, 0.25),
+        ({"simulate": True, "telemetry_interval": "0.5"}, 0.5),
+        ({"simulate": True, "telemetry": "off"}, None),
+        ({"gpu": True, "telemetry": "off"}, None),
+    ],
+)
+def test_a_block_of_a_test_is_watched_by_the_sensors_of_the_engines(devices, given, interval_s):
+    sampler = devices.open(gpus(1, "simulated"), **given).own_sampler()
+    assert (sampler and sampler.interval_s) == interval_s
+    assert sampler is None or sampler.name == SimulatedSource().name
+
+
+def test_sensors_that_are_off_for_one_gpu_are_off_for_all(devices):
+    held = devices.open(gpu=True, telemetry="off")
+    assert held.sampler_on(("GPU-0", "GPU-1")) is None and len(devices.read) == 1
+
+
+def test_the_end_stops_what_runs(devices):
+    held = devices.open(simulate=True)
+    held.hold()
+    assert held.start(SPEC).spec == SPEC == held.pool.current and held.start(SPEC) and held.pool.starts == [SPEC]
+    held.close()
+    assert held.pool.current is None
+
+
+def test_a_pool_knows_its_device_and_how_long_an_endpoint_may_take(devices):
+    pool = devices.open(gpu=True, timeout="9").pool
+    assert (pool.device, pool.launch.keywords) == ("GPU-0", {"timeout_s": 9.0})
+
+
+# Slots of a host
+
+NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
+
+
+def cores(monkeypatch, number):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
+
+
+def host(number, platform="simulated"):
+    found = tuple(Gpu(f"simulated-{i}", "simulated", 0, "", "") for i in range(number))
+    return Host(Environment(platform=platform), "simulated", gpus=found)
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 16))
+def test_each_slot_has_as_many_cores_as_any_other_near_its_gpu(nodes, workers, cores):
+    """GPUs in turn on NUMA nodes of the same size."""
+    near = [frozenset(range(node * cores, (node + 1) * cores)) for node in range(nodes)]
+    wanted = [near[i % nodes] for i in range(workers)]
+    parts = equal_parts(wanted, frozenset().union(*near))
+    assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
+    if cores >= -(-workers // nodes):
+        assert parts[0] and all(set(part) <= there for part, there in zip(parts, wanted))
+
+
+@given(NODES, st.integers(1, 8))
+def test_no_core_is_given_twice_whatever_the_host(nodes, workers):
+    near = [nodes[i % len(nodes)] for i in range(workers)]
+    parts = equal_parts(near, frozenset().union(*near))
+    assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
+
+
+def test_a_slot_sees_its_gpu_and_its_cores(monkeypatch):
+    cores(monkeypatch, 16)
+    slots = GpuSlots.from_host(host(4), 3)
+    assert slots.devices == ("simulated-0", "simulated-1", "simulated-2") and list(map(len, slots.cores)) == [5, 5, 5]
+    there = slots.host(host(4), (1,))
+    assert [gpu.uuid for gpu in there.gpus] == ["simulated-1"]
+    assert (there.environment.cores, there.environment.of_gpus) == (5, 1)
+
+
+def test_slots_of_a_cpu_have_names_and_cores_of_their_own(monkeypatch):
+    cores(monkeypatch, 5)
+    here = Host(Environment(platform="cpu", cores=5), "cpu")
+    slots = GpuSlots.from_host(here, 2)
+    assert slots.devices == ("cpu-0", "cpu-1") and slots.cores == ((0, 1), (2, 3)) and slots.visible == ()
+    there = slots.host(here, (0,))
+    assert (there.gpus, there.environment.cores, there.environment.of_gpus) == ((), 2, None)
+
+
+def test_cores_near_a_gpu_that_are_not_ours_are_not_given(monkeypatch):
+    cores(monkeypatch, 4)
+    far = replace(host(2), gpus=tuple(replace(g, near_cores=n) for g, n in zip(host(2).gpus, ({8, 9}, {1, 3, 9}))))
+    assert GpuSlots.from_host(far, 2).cores == ((0,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("number", "free", "block"),
+    [
+        (1, {2, 3}, (2,)),
+        (1, set(), None),
+        (2, {0, 1, 2, 3}, (0, 1)),
+        (2, {1, 2, 3}, (2, 3)),
+        (2, {1, 2}, None),
+        (4, {0, 1, 2, 3, 4}, (0, 1, 2, 3)),
+    ],
+)
+def test_several_gpus_are_neighbours_in_the_order_of_the_host(number, free, block):
+    assert GpuSlots(tuple("abcde")).block(number, free) == block
+
+
+@pytest.mark.parametrize(
+    ("given", "second", "both"),
+    [("2,5", "5", "2,5"), ("GPU-a,GPU-b", "GPU-b", "GPU-a,GPU-b"), (None, "1", "0,1")],
+)
+def test_the_gpus_are_called_as_they_were(given, second, both, monkeypatch):
+    pinned = []
+    cores(monkeypatch, 4)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: pinned.append(sorted(to)))
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": given} if given else {})
+    slots = GpuSlots.from_host(host(2, "cuda"), 2)
+    slots.pin((1,))
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == (second, "PCI_BUS_ID")
+    slots.pin((0, 1))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == both and pinned == [[2, 3], [0, 1, 2, 3]]
+
+
+def test_simulated_gpus_are_shown_to_nobody(monkeypatch):
+    cores(monkeypatch, 4)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: None)
+    monkeypatch.setattr(os, "environ", {})
+    GpuSlots.from_host(host(2), 2).pin((1,))
+    assert os.environ == {}
+
+
+def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(monkeypatch):
+    """One that shares a GPU has those of one."""
+    cores(monkeypatch, 8)
+    slots, options = GpuSlots.from_host(host(4), 4), read_options({"simulate": True}, {}, {})
+    planner = Planner(options, "simulated", slots.host(host(4), range(4)))
+    one, two = (planner.spec("opt-125m", number) for number in (1, 2))
+    each, both = (planner.replicas(["opt-125m"] * 2, how) for how in ("gpus", "time-slicing"))
+    found = [planner.environment(spec) for spec in (one, two, each, both)]
+    assert [where.cores for where in found] == [2, 4, 4, 2]
+    assert len({where.per_gpu_key for where in found}) == 1, "they are compared"
+    assert len({where.key for where in found}) == 2, "but not mixed"
+
+
+CPU = Host(Environment(platform="cpu"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("there", "number", "cores_there", "widest", "facts", "instead"),
+    [
+        (host(1), 2, 8, 1, "1 GPU is", "local:1"),
+        (host(2), 3, 8, 1, "2 GPUs are", "local:2"),
+        (host(2), 2, 1, 1, "are 1", "local:1"),
+        (host(8), 2, 4, 4, "4 GPUs", "local:4"),
+        (CPU, 4, 5, 2, "2 processes", "local:2"),
+        (CPU, 2, 1, 2, "are 1", "local:1"),
+    ],
+)
+def test_slots_that_there_cannot_be(monkeypatch, there, number, cores_there, widest, facts, instead):
+    cores(monkeypatch, cores_there)
+    with pytest.raises(BadUsage) as caught:
+        GpuSlots.from_host(there, number, widest)
+    assert f"local:{number}" in caught.value.problem and facts in caught.value.problem
+    assert caught.value.hint.endswith(instead)
+
+
+@pytest.mark.parametrize(
+    ("there", "number", "cores_there", "widest"),
+    [(host(8), 4, 4, 4), (host(2), 2, 2, 1), (host(2), 2, 2, 2), (CPU, 2, 4, 2), (CPU, 2, 2, 1)],
+)
+def test_as_many_slots_as_there_can_be(monkeypatch, there, number, cores_there, widest):
+    cores(monkeypatch, cores_there)
+    assert len(GpuSlots.from_host(there, number, widest).devices) == number
+
+
+def test_a_system_that_does_not_say_our_cores_has_slots_with_all_of_them(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    slots = GpuSlots.from_host(host(4), 2)
+    assert slots.cores == ((), ()) and slots.host(host(4), (0,)).environment.cores is None
+    assert slot_count(read_options({"simulate": True, "ray": "local"}, {}, {}), host(3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "platform", "number"),
+    [("local", "simulated", 3), ("local:7", "simulated", 7), ("local", "cuda", 8), ("local", "cpu", 2)],
+)
+def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, number, monkeypatch):
+    cores(monkeypatch, 3)
+    monkeypatch.setattr(module, "numa_nodes", lambda: 2)
+    assert slot_count(read_options({"simulate": True, "ray": word}, {}, {}), host(8, platform)) == number
+
+
+def test_gpus_of_different_kinds_do_not_serve_side_by_side(tmp_path, monkeypatch):
+    cores(monkeypatch, 16)
+    mixed = replace(host(2), gpus=(*host(2).gpus, Gpu("simulated-9", "NVIDIA L4", 0, "", "")))
+    monkeypatch.setattr(cluster, "probe", lambda *_: mixed)
+    with pytest.raises(BadUsage) as caught:
+        cluster.RayEngines.from_options(read_options({"simulate": True, "ray": "local:3"}, {}, {}), tmp_path)
+    assert "NVIDIA L4" in caught.value.problem
+    assert cluster.RayEngines.from_options(read_options({"simulate": True, "ray": "local:2"}, {}, {}), tmp_path)

@@ -1,0 +1,48 @@
+"""A stored value is a whole multiple of its sensor's resolution, and a rounded one stays what it is."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.sensors import SENSORS, per_unit, rounded
+
+NUMBERS = st.sampled_from([*SENSORS, 7777])
+
+
+def step_of(number: int) -> Fraction:
+    """The resolution in decimal digits: 1e-4 is a ten-thousandth."""
+    return Fraction(str(SENSORS[number].resolution)) if number in SENSORS else Fraction(1, 10**6)
+
+
+def test_there_are_whole_steps_in_a_unit_or_whole_units_in_a_step():
+    assert [number for number in (*SENSORS, 7777) if Fraction(per_unit(number)) != 1 / step_of(number)] == [
+        number for number in SENSORS if SENSORS[number].resolution in (1e6,)
+    ]
+    assert per_unit(sensors.SM_CLOCK) == 1e-6
+
+
+@given(NUMBERS, st.floats(-1e6, 1e6) | st.just(0.15))
+def test_a_rounded_value_is_the_nearest_multiple_and_stays(number, value):
+    found = rounded(number, value)
+    assert abs(Fraction(found) - Fraction(value)) <= step_of(number) / 2 * Fraction(1_000_001, 1_000_000)
+    assert rounded(number, found) == found
+    assert float(round(Fraction(found) / step_of(number)) * step_of(number)) == pytest.approx(found, abs=1e-12)
+    assert rounded(number, None) is None
+
+
+def test_a_decimal_value_is_kept_to_the_last_digit():
+    assert rounded(sensors.POWER, 0.15) == 0.15 and rounded(sensors.DRAM_ACTIVE, 0.00016) == 0.0002
+    assert rounded(sensors.SM_CLOCK, 1_980_400_000.0) == 1.98e9
+
+
+def test_no_two_sensors_share_a_name_and_numbers_of_ours_are_above_dcgms():
+    names = [name for sensor in SENSORS.values() for name in sensor.names]
+    assert len(set(names)) == len(names)
+    assert all(
+        (number > sensors.OURS) is not name.startswith("DCGM_") for number, s in SENSORS.items() for name in s.names
+    )
