@@ -124,12 +124,13 @@ def test_a_job_sends_its_arrivals_and_is_served_to_the_end(rate, burstiness, com
 
 def test_whoever_is_above_the_limit_on_what_is_in_flight_waits(command, tmp_path):
     """As behind a gateway; 5 ms apart, 2 at a time, of which each takes longer."""
-    command("--max-concurrency=2", "--num-prompts=40", "--request-rate=200", "--export=vllm-bench=bench.json")
-    (m,) = kept()
+    limited = ("--max-concurrency=2", "--num-prompts=40", "--request-rate=200")
+    found, (m,) = json.loads(command(*limited, "--export=vllm-bench=bench.json", "--json").out), kept()
     assert m.load == OpenLoop(requests=40, rate=200, max_concurrency=2) and m.run.failures == 0
     assert most_in_flight(m.run.samples) == 2
     waited = m.run.stream.waited_s
     assert len(waited) == 40 and sum(s > 0 for s in waited) > 20
+    assert found["held_back"]["max_s"] == pytest.approx(max(waited), abs=1e-3)
     assert sum(m.run.stream.scheduled_s) - sum(job(40, 200).schedule_s) == pytest.approx(sum(waited), abs=1e-3)
     assert json.loads((tmp_path / "bench.json").read_text("utf-8"))["max_concurrency"] == 2
 
