@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 from pytest_slmserve.analysis.points import Point, Summary
@@ -23,6 +24,7 @@ ROWS = (
     (768, 8016.707228, 11050.098144, 72.889002, 459.482759),
 )
 HEADER = "model,max_num_seqs,output_tok_per_s,total_tok_per_s,mean_itl_ms,mean_running,preemptions"
+NAMES = ("--knob=max_num_seqs", "--throughput=total_tok_per_s", "--latency=mean_itl_ms")  # columns of it
 CSV = "\n".join([HEADER, *(f"opt-1.3b,{','.join(map(str, row))},0" for row in ROWS), ""])
 
 # Several engines under MPS, folder replication. max_num_seqs of each, engines, chunked prefill, tokens/s of all, mean
@@ -39,6 +41,13 @@ REPLICAS = (
 )
 REPLICA_HEADER = "model,max_num_seqs,replicas,chunked_prefill,total_tok_per_s,mean_itl_ms,preemptions"
 REPLICA_CSV = "\n".join([REPLICA_HEADER, *(f"opt-1.3b,{','.join(map(str, row))}" for row in REPLICAS), ""])
+
+
+def external(folder: Path, text: str = CSV) -> Path:
+    """These results, or others, as a file of another tool."""
+    path = folder / "results.csv"
+    path.write_text(text, "utf-8")
+    return path
 
 
 def served(

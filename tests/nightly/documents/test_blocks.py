@@ -32,8 +32,8 @@ from typing import Any
 
 import published
 import pytest
+from pages import ALL_PAGES, DOCS, fences, unfenced
 from scripts import BASELINES, CHECKOUT
-from test_docs import ALL_PAGES, DOCS, fences, unfenced
 from workflow_steps import read as read_yaml
 from workflow_steps import yaml
 

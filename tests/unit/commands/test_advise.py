@@ -1,137 +1,182 @@
-"""`slmserve advise`: archives of ours, external results, and its exit status."""
+"""`advise`: batch, memory and number of engines from archives of ours and from external results; what reaches the
+advisor; and its exit status."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
+from functools import cache
 
 import pytest
+from command_line import answered, refused, said
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from published import CSV
+from published import CSV, NAMES, external
 from sealed_lines import reseal
-from test_main import NAMES, PLAIN, archive, external, measured, run, spoilt, watched
+from swept import archive, measured, spoilt, spoilt_csv, watched
+
+from pytest_slmserve.commands import advise
+from pytest_slmserve.schema.specs import GIB
 
 OUTPUT = ("--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
 MODEL = ("--model", "opt-1.3b", "--gpu-memory", "63.43GiB", "--max-model-len", "632")
+SWEEP = cache(measured)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Concurrencies 1 to 256, with repeats of 0.1 % noise."""
+    return archive(tmp_path_factory.mktemp("swept") / "a.jsonl", SWEEP((1, 16, 32, 64, 128, 256)))
+
+
+def advised(capsys, *words, status=0):
+    seen = said(capsys, "advise", *words, "--json")
+    assert (seen.status, seen.err) == (status, "")
+    return json.loads(seen.out)
 
 
 @pytest.mark.parametrize(("slo", "chosen", "cap"), [("2x@32", 96, 105), ("4x@32", 256, 250)])
 def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
     """OPT-1.3B of arXiv:2503.08311, epsilon 0.1, b_half from shapes."""
-    asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", slo, "--b-half", 40.6, "--price-per-hour", 2)
-    status, out, err = run(capsys, "advise", external(tmp_path), *asked, "--json")
-    [model] = json.loads(out)["models"]
-    assert (status, err) == (0, "") and model["b_opt"]["value"] == chosen and not model["predicted"]
+    words = (external(tmp_path), *NAMES, *OUTPUT, *MODEL, "--slo-itl", slo, "--b-half", 40.6, "--price-per-hour", 2)
+    [model] = advised(capsys, *words)["models"]
+    assert model["b_opt"]["value"] == chosen and not model["predicted"]
     assert round(model["caps"]["slo"]) == cap and round(model["caps"]["efficiency"]) == 375
     assert model["memory"]["kv_blocks"] == chosen * 40 + 1
     assert model["single"]["cost"]["value"] == pytest.approx(2 / 3600 / 276.593 * 1e6, rel=1e-3)
-    status, out, err = run(capsys, "advise", external(tmp_path), *asked)
-    assert (status, err) == (0, "") and f"B_opt is {chosen} concurrent requests, the largest measured" in out
-    assert f"--max-num-seqs {chosen} " in out and all(len(row) <= 150 for row in out.splitlines())
+    text = said(capsys, "advise", *words)
+    assert (text.status, text.err) == (0, "") and f"--max-num-seqs {chosen} " in text.out
+    assert all(len(row) <= 150 for row in text.out.splitlines())
 
 
 def test_blocks_of_external_results_tell_what_a_batch_frees(tmp_path, capsys):
-    with_blocks = [f"{row},{'num_gpu_blocks' if i == 0 else 18_573}\n" for i, row in enumerate(CSV.splitlines())]
-    asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", "--kv-blocks", "num_gpu_blocks")
-    status, out, err = run(capsys, "advise", external(tmp_path, "".join(with_blocks)), *asked, "--json")
-    [model] = json.loads(out)["models"]
-    assert (status, err) == (0, "")
-    needs = model["memory"]
-    assert needs["freed_bytes"] == (18_573 - needs["kv_blocks"]) * 16 * 196_608 > 0
-    status, _, err = run(capsys, "advise", external(tmp_path), *asked)
-    assert status == 4 and "num_gpu_blocks" in err
+    with_blocks = [f"{row},{18_573 if i else 'num_gpu_blocks'}\n" for i, row in enumerate(CSV.splitlines())]
+    words = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", "--kv-blocks", "num_gpu_blocks")
+    [model] = advised(capsys, external(tmp_path, "".join(with_blocks)), *words)["models"]
+    assert model["memory"]["freed_bytes"] == (18_573 - model["memory"]["kv_blocks"]) * 16 * 196_608 > 0
+    refused(said(capsys, "advise", external(tmp_path), *words), "num_gpu_blocks")
+
+
+def test_the_largest_number_of_blocks_counts_and_none_is_below_one(tmp_path, capsys):
+    words = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", "--kv-blocks", "blocks")
+    freed = []
+    for counts in ([18_573] * 9, [18_573, *[9_000] * 8], [0, *[9_000] * 8]):
+        rows = [f"{row},{count}\n" for row, count in zip(CSV.splitlines(), ["blocks", *counts])]
+        seen = said(capsys, "advise", external(tmp_path, "".join(rows)), *words, "--json")
+        freed.append(json.loads(seen.out)["models"][0]["memory"]["freed_bytes"] if seen.status == 0 else seen.status)
+    assert freed[0] == freed[1] > 0 and freed[2] == 4
 
 
 def test_two_rows_give_a_prediction(tmp_path, capsys):
     rows = [row for row in CSV.splitlines(keepends=True) if row.split(",")[1] in ("max_num_seqs", "1", "32")]
-    path = external(tmp_path, "".join(rows))
-    status, out, err = run(capsys, "advise", path, *NAMES, *OUTPUT, "--slo-itl", "2x@32", "--json")
-    [model] = json.loads(out)["models"]
-    assert (status, err) == (0, "") and model["predicted"] and model["b_opt"]["value"] == 89
-    assert model["no_memory"] == "the model is not known: --model NAME" and json.loads(out)["starts"] == []
-
-
-def test_an_archive(tmp_path, capsys):
-    path = archive(tmp_path / "a.jsonl", measured((1, *(16, 32, 64, 128, 256))))
-    status, out, err = run(capsys, "advise", path, "--slo-itl", "2x@32", "--price-per-hour", "3.5", "--json")
-    seen = json.loads(out)
+    seen = advised(capsys, external(tmp_path, "".join(rows)), *NAMES, *OUTPUT, "--slo-itl", "2x@32")
     [model] = seen["models"]
-    assert (status, err) == (0, "") and seen["device"] == "NVIDIA H200" and model["batch"] == 64
-    assert model["b_opt"] == {"value": 64, "low": 64, "high": 64}, "repeats of 0.1 % noise"
-    assert model["memory"]["longest"] == 96 and model["gains"]["mps"]["unit"] == "roofline"
+    assert model["predicted"] and model["b_opt"]["value"] == 89
+    assert "--model" in model["no_memory"] and seen["starts"] == []
+
+
+def test_an_archive_gives_a_batch_its_memory_and_the_command_to_start_it(swept, capsys):
+    seen = advised(capsys, swept, "--slo-itl", "2x@32", "--price-per-hour", "3.5")
+    [model] = seen["models"]
+    assert seen["device"] == "NVIDIA H200" and model["batch"] == 64 and model["memory"]["longest"] == 96
+    assert model["b_opt"] == {"value": 64, "low": 64, "high": 64} and model["gains"]["mps"]["unit"] == "roofline"
     words = shlex.split(seen["starts"][0]["commands"][0])
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(model["memory"]["kv_bytes"])
-    status, out, err = run(capsys, "advise", path, "--slo-itl", "2x@32")
-    assert (
-        (status, err) == (0, "") and "B_opt is 64 concurrent requests" in out and "vllm serve facebook/opt-1.3b" in out
-    )
+    assert "vllm serve facebook/opt-1.3b" in said(capsys, "advise", swept, "--slo-itl", "2x@32").out
 
 
-def test_nothing_to_advise_is_10(tmp_path, capsys):
-    status, out, err = run(capsys, "advise", archive(tmp_path / "one.jsonl", measured((64,))))
-    assert (status, err) == (10, "") and "1 load to judge by (concurrency 64): two are needed" in out
-    status, out, err = run(capsys, "advise", archive(tmp_path / "none.jsonl", []))
-    assert (status, err) == (10, "") and "no sweep was measured" in out
-    path = archive(tmp_path / "large.jsonl", measured((1, 16, 64)))
-    status, out, err = run(capsys, "advise", path, "--gpu-memory", "2GiB")
-    assert (status, err) == (10, "") and "nothing fits" in out and "vllm serve" not in out
+def test_what_is_typed_reaches_the_advisor(swept, capsys, monkeypatch):
+    wishes, real = [], advise.advisor.plan
+    monkeypatch.setattr(advise.advisor, "plan", lambda subjects, wish: wishes.append(wish) or real(subjects, wish))
+    advised(capsys, swept)
+    advised(capsys, swept, "--slo-itl=30ms", "--efficiency=0.2", "--gpu-memory=80GiB", "--gpu-memory-utilization=0.8",
+            "--price-per-hour=2")  # fmt: skip
+    usual, wish = wishes
+    assert (usual.slo, usual.threshold, usual.gpu_memory_utilization, usual.price_per_hour) == (None, 0.1, 0.9, None)
+    assert usual.gpu_bytes == 150_754_820_096, "of the GPU measured on"
+    assert (wish.slo.seconds, wish.threshold, wish.gpu_bytes) == (0.03, 0.2, 80 * GIB)
+    assert (wish.gpu_memory_utilization, wish.price_per_hour) == (0.8, 2)
+
+
+def test_a_longer_request_needs_more_memory_and_a_dearer_gpu_costs_more(swept, capsys):
+    def asked(*words):
+        [model] = advised(capsys, swept, "--slo-itl", "2x@32", *words)["models"]
+        return model
+
+    lengths = [asked("--max-model-len", n)["memory"]["kv_blocks"] for n in (96, 97, 500, 2000)]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[1]
+    costs = [asked("--price-per-hour", price)["single"]["cost"]["value"] for price in (1, 2, 8)]
+    assert costs == pytest.approx([costs[0], 2 * costs[0], 8 * costs[0]])
+
+
+def test_one_model_alone_is_advised_on_if_it_is_named(swept, tmp_path, capsys):
+    other = archive(tmp_path / "b.jsonl", SWEEP((1, 16, 64), model="opt-125m"))
+    both = advised(capsys, swept, other)["models"]
+    assert {model["model"] for model in both} == {"opt-1.3b", "opt-125m"}
+    for name in ("opt-125m", "facebook/opt-125m"):
+        assert [model["model"] for model in advised(capsys, swept, other, "--model", name)["models"]] == ["opt-125m"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("loads", "words", "shown"),
+    [((64,), (), "concurrency 64"), ((), (), "sweep"), ((1, 16, 64), ("--gpu-memory=2GiB",), "nothing fits")],
+)
+def test_nothing_to_advise_is_10(loads, words, shown, tmp_path, capsys):
+    seen = said(capsys, "advise", archive(tmp_path / "a.jsonl", SWEEP(loads)), *words)
+    assert (seen.status, seen.err) == (10, "") and shown in seen.words and "vllm serve" not in seen.out
+
+
+@pytest.mark.parametrize("of_ours", [True, False])
+def test_the_page_has_the_advice_and_the_records_of_ours(of_ours, swept, tmp_path, capsys, monkeypatch):
+    written = []
+    monkeypatch.setattr(advise, "write_page", lambda *given, sections: written.append((*given, list(sections))))
+    words = (swept,) if of_ours else (external(tmp_path), *NAMES)
+    assert said(capsys, "advise", *words, "--html", tmp_path / "a.html").status == 0
+    [(path, rests_on, paths, sections)] = written
+    assert (path, sections) == (tmp_path / "a.html", ["Advice"])
+    assert (paths, len(rests_on.measurements)) == (([swept], 12) if of_ours else ([], 0))
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
     [
-        (("--slo-itl", "2x"), "'2x' is no latency objective"),
-        (("--efficiency", "1"), "argument --efficiency: '1' is not a share"),
-        (("--gpu-memory-utilization", "0"), "argument --gpu-memory-utilization: '0' is not a positive number"),
-        (("--price-per-hour", "-1"), "argument --price-per-hour: '-1' is not a positive number"),
-        (("--price-per-hour", "nan"), "argument --price-per-hour: 'nan' is not a positive number"),
-        (("--gpu-memory", "80"), "argument --gpu-memory: '80' is not a memory of a GPU, such as 40GiB"),
-        (("--max-model-len", "0"), "argument --max-model-len: '0' is not a whole number, 1 or more"),
-        (("--model", "opt-2.7b"), "there are no records of opt-2.7b"),
-        (("--knob", "max_num_seqs"), "need to be told their columns"),
+        (("--slo-itl", "2x"), ["'2x'"]),
+        (("--efficiency", "1"), ["--efficiency", "'1'"]),
+        (("--gpu-memory-utilization", "0"), ["--gpu-memory-utilization", "'0'"]),
+        (("--price-per-hour", "-1"), ["--price-per-hour", "'-1'"]),
+        (("--price-per-hour", "nan"), ["--price-per-hour", "'nan'"]),
+        (("--gpu-memory", "80"), ["--gpu-memory", "'80'", "40GiB"]),
+        (("--max-model-len", "0"), ["--max-model-len", "'0'"]),
+        (("--model", "opt-2.7b"), ["opt-2.7b"]),
+        (("--knob", "max_num_seqs"), ["--throughput", "--latency"]),
     ],
 )
-def test_wrong_usage_is_4(tmp_path, capsys, arguments, words):
-    path = archive(tmp_path / "a.jsonl", measured((1, 16, 64)))
-    status, out, err = run(capsys, "advise", path, *arguments)
-    assert (status, out) == (4, "") and err.startswith("error: ") and words in err and err.count("\n") <= 2
+def test_wrong_usage_names_the_option(swept, capsys, words, facts):
+    refused(said(capsys, "advise", swept, *words), *facts)
 
 
-def test_results_that_are_not_ours_need_their_columns(tmp_path, capsys):
-    status, out, err = run(capsys, "advise", external(tmp_path))
-    assert (status, out) == (4, "") and "external results need to be told their columns" in err
-    status, out, err = run(capsys, "advise", external(tmp_path), *NAMES, "--model", "no-such-model")
-    assert (status, out) == (4, "") and "unknown model 'no-such-model'" in err
+def test_an_unknown_model_of_external_results_is_refused(tmp_path, capsys):
+    refused(said(capsys, "advise", external(tmp_path), *NAMES, "--model", "no-such-model"), "'no-such-model'")
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(tmp_path, capsys, data):
-    header, *rows = [row.split(",") for row in CSV.splitlines()]
-    results = [dict(zip(header, row)) for row in rows[: data.draw(st.integers(1, len(rows)))]]
-    for _ in range(data.draw(st.integers(1, 3))):
-        result, name = data.draw(st.sampled_from(results)), data.draw(st.sampled_from(header))
-        result[name] = data.draw(PLAIN | st.sampled_from([0, 1, 1e-12, 1e12, 10**9, "1e3"]))
-    asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", *data.draw(st.sampled_from([(), ("--json",)])))
-    status, out, err = run(capsys, "advise", external(tmp_path, json.dumps(results)), *asked)
-    assert (status in (0, 10) and ("B_opt" in out or "b_opt" in out or "none: " in out)) or (
-        status == 4 and err.startswith("error: ")
-    )
+    words = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", *data.draw(st.sampled_from([(), ("--json",)])))
+    seen = said(capsys, "advise", external(tmp_path, spoilt_csv(data, CSV)), *words)
+    assert answered(seen, "B_opt", "b_opt", "none: ") and seen.status != 1
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory) -> Path:
-    return archive(tmp_path_factory.mktemp("whole") / "a.jsonl", watched(measured((1, 16, 32))))
+def recorded(tmp_path_factory):
+    return archive(tmp_path_factory.mktemp("whole") / "a.jsonl", watched(SWEEP((1, 16, 32))))
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(recorded, tmp_path, capsys, data):
     path = tmp_path / "a.jsonl"
     path.write_text(spoilt(data, recorded), "utf-8")
     reseal(path)
-    status, out, err = run(capsys, "advise", path, *data.draw(st.sampled_from([(), ("--json",)])))
-    answered = status in (0, 10) and ("wanted: " in out or '"starts": [' in out)  # whatever the model is called
-    assert answered or (status == 4 and err.startswith("error: "))
+    seen = said(capsys, "advise", path, *data.draw(st.sampled_from([(), ("--json",)])))
+    assert answered(seen, "wanted: ", '"starts": [') and seen.status != 1, "whatever the model is called"

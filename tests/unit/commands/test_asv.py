@@ -1,18 +1,27 @@
-"""Measurements as results of asv: planted costs come out, dearer is a larger number, and old values stay."""
+"""`asv`: planted costs come out, dearer is a larger number, and a curve begins anew where the machine is another; files
+are as asv wants them, keep what was not measured now, and are written all or none; and a release is only ever added at
+the end."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from asv_folders import ROWS as RELEASES
+from asv_folders import folder_of_releases, launches, results, stored
+from asv_runner import statistics
+from command_line import refused, said
+from hypothesis import given
 from hypothesis import strategies as st
+from scripts import CHECKOUT
 from stored_records import BUSY, engine_alone
-from strategies import H200, RESOLVED, measurement, planted_telemetry
+from strategies import H200, RESOLVED, measurement
+from swept import watched as all_watched
 
 from pytest_slmserve.commands import asv
 from pytest_slmserve.commands.asv import START, BenchmarkHost, Rows, Value
@@ -21,18 +30,14 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
-statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
-
 COMMIT = "c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600
 COSTS = ("seconds_per_1000_requests", "ms_per_output_token", "joules_per_1000_output_tokens")
 READY = replace(RESOLVED, ready_s=40.0)
-KEPT = sorted((Path(__file__).parents[3] / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
+KEPT = sorted((CHECKOUT / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
 
 
 def watched(m: Measurement) -> Measurement:
-    """The same with the readings of a GPU that is well: 400 W at a limit of 700 W."""
-    closes_s = m.run.window_s[1]
-    return replace(m, run=replace(m.run, telemetry=planted_telemetry(until_s=1.1 * closes_s, interval_s=closes_s / 32)))
+    return all_watched([m])[0]
 
 
 def costs(*measurements: Measurement) -> dict[str, tuple[float, ...]]:
@@ -56,7 +61,6 @@ def test_planted_costs_come_out() -> None:
     }
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 64), st.floats(10, 1000), st.floats(1.01, 4), st.floats(1, 500))
 def test_whatever_is_slower_has_the_larger_number_everywhere(concurrency, rate, factor, ready_s) -> None:
     fast = watched(measurement(concurrency, rate, resolved=replace(READY, ready_s=ready_s)))
@@ -168,19 +172,13 @@ def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given() -> Non
     both = asv.steady_measurements([measurement(), measurement(environment=cpu)])
     assert {place.machine for place in asv.values(both)} == {"nvidia-h200", "xeon-r-gold-8-cores"}
     assert {place.machine for place in asv.values(both[:1], "runner-1")} == {"runner-1"}
-    with pytest.raises(BadUsage, match=r"runner-1 cannot be the name of nvidia-h200 and of xeon"):
+    with pytest.raises(BadUsage, match=r"runner-1 .*nvidia-h200 .*xeon-r-gold-8-cores"):
         asv.values(both, "runner-1")
 
 
 def test_a_simulated_engine_is_of_no_release() -> None:
-    with pytest.raises(BadUsage, match="names no release"):
+    with pytest.raises(BadUsage):
         asv.values(asv.steady_measurements([measurement(environment=replace(H200, vllm=None))]))
-
-
-def test_without_asv_runner_it_is_said_what_to_install(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
-    with pytest.raises(BadUsage, match=r"pip install 'pytest-slmserve\[asv\]'"):
-        asv.asv_facts([1.0])
 
 
 # Files
@@ -212,13 +210,11 @@ def samples_in(file: asv.File) -> Cells:
     return {(name, key): tuple(value.launches.values()) for name, row in rows for key, value in row.items()}
 
 
-@settings(deadline=None)
 @given(cells())
 def test_what_is_written_is_read_again(planted: Cells) -> None:
     assert samples_in(file_of(planted)) == planted
 
 
-@settings(deadline=None)
 @given(cells(), cells())
 def test_joining_keeps_what_was_not_measured_now(old: Cells, new: Cells) -> None:
     joined = file_of(new, file_of(old), launch="b")
@@ -245,7 +241,6 @@ def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples) -> 
     assert samples_in(json.loads(json.dumps(new))) == {CELL: samples}
 
 
-@settings(deadline=None)
 @given(cells())
 def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
     """Lists over the product of the parameters, the value being the median of its samples."""
@@ -261,7 +256,6 @@ def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
     assert file["params"] == {"machine": "nvidia-h200", "gpu": "NVIDIA H200", "driver": "1"}
 
 
-@settings(deadline=None)
 @given(cells(), cells())
 def test_the_list_of_benchmarks_has_the_parameters_of_all_files(one: Cells, two: Cells) -> None:
     listed = asv.benchmarks_file([file_of(one), file_of(two)], {"theirs.time_it": {"name": "theirs.time_it"}})
@@ -296,3 +290,234 @@ def test_a_kept_file_is_written_as_it_was_read(path: Path) -> None:
     place = BenchmarkHost(machine[1], old["requirements"]["vllm"], tuple(curve), old["requirements"]["torch"])
     commit = old["commit_hash"], old["date"] // 1000
     assert json.loads(json.dumps(asv.result_file(place, commit, {}, old))) == old
+
+
+# `convert`, with the tags that git would tell of
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    tags = [f"v{release} {f'{i}' * 40} {1_782_777_600 + i}" for i, (release, _) in enumerate(RELEASES)]
+    monkeypatch.setattr(asv, "git", lambda repository, *words: "\n".join(tags))
+    return folder_of_releases(tmp_path / "asv")
+
+
+@pytest.fixture
+def convert(capsys, folder: Path, tmp_path: Path):
+    """Converts these measurements, each list in an archive of its own; further words of the command by `words`."""
+
+    def converted(*lists, words=()):
+        paths = [stored(tmp_path / f"{len([*tmp_path.iterdir()])}.jsonl", each) for each in lists]
+        return said(capsys, "asv", "convert", *paths, "--into", folder, *words)
+
+    return converted
+
+
+def served(folder: Path) -> dict:
+    """Columns of seconds per 1000 requests in the only result file."""
+    (file,) = [json.loads(text) for name, text in results(folder).items() if "-vllm-" in name]
+    return dict(zip(file["result_columns"], file["results"]["64-32-staggered-012345.seconds_per_1000_requests"]))
+
+
+def test_a_release_a_machine_and_the_list_of_benchmarks_are_written(folder, convert) -> None:
+    seen, files = convert(launches()), results(folder)
+    (name,) = files.keys() - {"nvidia-h200/machine.json", "benchmarks.json"}
+    assert seen == (0, f"written: {folder}/results/{name} (5 values)\n", "") and name.startswith(
+        "nvidia-h200/22222222-vllm"
+    )
+    machine = json.loads(files["nvidia-h200/machine.json"])
+    assert machine == {"machine": "nvidia-h200", "version": 1, "gpu": "NVIDIA H200"}
+    listed = json.loads(files["benchmarks.json"])["64-32-staggered-012345.ms_per_output_token"]
+    assert (listed["params"], listed["unit"]) == ([["'opt-1.3b'"], ["8", "64"]], "ms/token")
+
+
+def test_the_same_records_again_change_nothing(folder, convert) -> None:
+    convert(launches())
+    before = results(folder)
+    assert convert(launches(), launches()).status == 0 and results(folder) == before
+
+
+def test_archives_join_whatever_their_order(folder, convert) -> None:
+    lists = launches(loads=(8,)), launches(loads=(64,), name="other")
+    seen = []
+    for order in (lists, lists[::-1]):
+        for each in order:
+            convert(each)
+        seen.append({**served(folder), "started_at": 0})
+    assert seen[0] == seen[1] and seen[0]["params"] == [["'opt-1.3b'"], ["8", "64"]] and None not in seen[0]["result"]
+
+
+def test_one_archive_does_not_replace_what_several_made(folder, convert) -> None:
+    """As a nightly job converts them: each night's archive by itself."""
+    nights = [launches(name=f"night-{n}", slower=1 + 0.01 * n) for n in range(3)]
+    convert(*nights)
+    together = served(folder)["samples"]
+    assert [len(samples) for samples in together] == [6, 6]
+    convert(nights[0])
+    assert served(folder)["samples"] == together
+
+
+def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert) -> None:
+    elsewhere = launches(name="elsewhere", environment={"host": "two"})
+    seen = convert([*launches(), *elsewhere, *launches(failures=1, loads=(16,))])
+    assert seen.status == 0 and "2 measurements, invalid" in seen.words and "2 hosts" in seen.words
+    assert [len(samples) for samples in served(folder)["samples"]] == [4, 4]
+
+
+def test_hosts_of_two_drivers_are_not_taken_together(folder, convert) -> None:
+    seen = convert([*launches(), *launches(name="newer", environment={"host": "two", "driver": "590"})])
+    assert seen.status == 0 and seen.out.count("written: ") == 2 and "note: " not in seen.out
+
+
+@pytest.mark.parametrize(
+    ("made", "words", "facts"),
+    [
+        ([*launches(), *launches("0.25.0")], [], ["0.25.0", '["0.25.0", "YYYY-MM-DD"]', "asv init --into"]),
+        (launches(failures=1), [], ["--slm-gpu"]),
+        *((launches(), ["--machine", name], ["--machine"]) for name in ("", "..", "a/b")),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_and_nothing_is_written(folder, convert, made, words, facts) -> None:
+    refused(convert(made, words=words), *facts)
+    assert results(folder) == {}
+
+
+def test_without_the_releases_it_is_told_how_to_make_them(folder, convert, monkeypatch) -> None:
+    def missing(*_):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(asv, "git", missing)
+    refused(convert(launches()), str(folder), f"slmserve asv init --into {folder}")
+
+
+def test_without_asv_that_is_told_first(convert, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
+    refused(convert(launches(failures=1)), "pip install 'pytest-slmserve[asv]'")
+
+
+def test_a_machine_that_is_described_stays_as_it_is(folder, convert) -> None:
+    described = folder / "results" / "runner-1" / "machine.json"
+    described.parent.mkdir(parents=True)
+    described.write_text('{"machine": "runner-1", "version": 1, "ram": "2 TB"}', "utf-8")
+    before = described.read_text("utf-8")
+    assert convert(launches(), words=["--machine", "runner-1"]).status == 0
+    assert described.read_text("utf-8") == before and len(results(folder)) == 3
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"result_columns": [], "results": {"x": [1]}}', '{"results": 3}'])
+@pytest.mark.parametrize("damaged", ["nvidia-h200/", "benchmarks.json"])
+def test_a_file_that_is_none_of_asv_is_refused_and_nothing_is_written(folder, convert, damaged, text) -> None:
+    convert(launches())
+    (name,) = [name for name in results(folder) if name.startswith(damaged) and "machine" not in name]
+    (folder / "results" / name).write_text(text, "utf-8")
+    before, seen = results(folder), convert(launches())
+    if damaged == "benchmarks.json" and text.startswith("{"):
+        assert seen.status == 0, "its benchmarks are those of the results"
+    else:
+        refused(seen, str(folder / "results"))
+        assert results(folder) == before
+
+
+# The repository of releases
+
+
+class Git:
+    """Answers `log` with these rows, and keeps what the other commands get."""
+
+    def __init__(self, monkeypatch, rows) -> None:
+        self.rows, self.calls = rows, []
+        monkeypatch.setattr(asv, "git", self)
+
+    def __call__(self, repository: Path, *words: str, given: str = "") -> str:
+        self.calls.append((words[0], given))
+        return "".join(f"vllm {release} {day}\n" for release, day in self.rows) if words[0] == "log" else ""
+
+
+@pytest.mark.parametrize("have", [0, 1, 2, 3])
+def test_a_commit_and_a_tag_is_made_for_each_release_that_is_new(have, tmp_path, monkeypatch) -> None:
+    repository = tmp_path / "releases.git"
+    git = Git(monkeypatch, RELEASES[:have])
+    if have:
+        repository.mkdir()
+    assert asv.make_repository(repository, RELEASES) == len(RELEASES) - have
+    assert [name for name, _ in git.calls] == (["log", "fast-import"] if have else ["init", "fast-import"])
+    text = git.calls[-1][1]
+    for release, _ in RELEASES:
+        new = release not in dict(RELEASES[:have])
+        assert (f"reset refs/tags/v{release}\n" in text) is (f"vllm=={release}\n" in text) is new
+    assert ("from refs/heads/main^0\n" in text) is (0 < have < len(RELEASES))
+    assert text.count("commit refs/heads/main\n") == len(RELEASES) - have
+    assert have or "committer ledger <ledger@localhost> 1782777600 +0000\ndata 12\nvllm 0.24.0\n" in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "fact"),
+    [
+        ([RELEASES[0], ("0.24.0.post1", "2026-07-01"), *RELEASES[1:]], "row 2 "),
+        ([RELEASES[0], ("0.25.1", "2026-07-15"), RELEASES[2]], "row 2 "),
+        (RELEASES[:2], "row 3 "),
+        ([*RELEASES, RELEASES[0]], "twice"),
+    ],
+    ids=["inserted", "another day", "removed", "twice"],
+)
+def test_a_row_is_only_ever_added_at_the_end(tmp_path, monkeypatch, rows, fact) -> None:
+    git = Git(monkeypatch, RELEASES)
+    with pytest.raises(ValueError, match=fact):
+        asv.make_repository(tmp_path, rows)
+    assert {name for name, _ in git.calls} <= {"log"}
+
+
+def test_the_list_that_is_shipped_is_in_the_order_of_the_releases() -> None:
+    rows = asv.releases_in(asv.initial_files()[asv.RELEASES])
+    assert len(rows) > 10 and [day for _, day in rows] == sorted(day for _, day in rows)
+    assert len({release for release, _ in rows}) == len(rows)
+
+
+def init(capsys, folder: Path):
+    return said(capsys, "asv", "init", "--into", folder)
+
+
+def test_a_folder_begins_with_its_files_and_stays_as_it_is(tmp_path, capsys, monkeypatch) -> None:
+    git, folder = Git(monkeypatch, []), tmp_path / "history" / "asv"
+    seen = init(capsys, folder)
+    git.rows = shipped = asv.releases_in(asv.initial_files()["releases.json"])
+    assert (seen.status, seen.err) == (0, "") and f"{len(shipped)} releases, {len(shipped)} added" in seen.out
+    assert {path.name: path.read_text("utf-8") for path in folder.iterdir()} == asv.initial_files()
+    (folder / "releases.git").mkdir()
+    (folder / "asv.conf.json").write_text("{}", "utf-8")
+    assert init(capsys, folder) == (0, f"{folder}/releases.git: {len(shipped)} releases, 0 added\n", "")
+    assert (folder / "asv.conf.json").read_text("utf-8") == "{}"
+
+
+def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, capsys, monkeypatch) -> None:
+    shipped = asv.releases_in(asv.initial_files()["releases.json"])
+    listed = tmp_path / "releases.json"
+    listed.write_text(json.dumps(shipped[:-2]), "utf-8")
+    git = Git(monkeypatch, [])
+    assert f"written: {listed}\n" in init(capsys, tmp_path).out
+    assert listed.read_text("utf-8") == asv.initial_files()["releases.json"], "so that a difference is a row"
+    listed.write_text(json.dumps([*shipped, ("99.0", "2030-01-01")]), "utf-8")
+    git.rows = shipped
+    (tmp_path / "releases.git").mkdir()
+    assert f"{len(shipped) + 1} releases, 1 added" in init(capsys, tmp_path).out
+    assert "99.0" in listed.read_text("utf-8")
+
+
+@pytest.mark.parametrize("text", ["", "[[1]]", '[["0.20.0", "in May"]]', "3"])
+def test_a_list_that_cannot_be_read_is_refused_and_makes_no_repository(tmp_path, capsys, monkeypatch, text) -> None:
+    git = Git(monkeypatch, [])
+    (tmp_path / "releases.json").write_text(text, "utf-8")
+    refused(init(capsys, tmp_path), f"{tmp_path}/releases.json")
+    assert git.calls == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FileNotFoundError(2, "not there", "git"), subprocess.CalledProcessError(1, "git", stderr="it is locked\n")],
+)
+def test_a_git_that_fails_or_is_missing_is_named(error, tmp_path, capsys, monkeypatch) -> None:
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(asv, "git", fails)
+    refused(init(capsys, tmp_path), "git", "--into")

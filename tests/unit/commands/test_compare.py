@@ -1,4 +1,5 @@
-"""`compare`: what it prints, as text, JSON and CSV, and its exit status."""
+"""`compare`: what is worse is worse in every format and in the exit status, whichever runs are named; and stored
+baselines hold what was valid, are listed, shown, and never overwritten unasked."""
 
 from __future__ import annotations
 
@@ -9,16 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import refused, said
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scripts import BASELINES, in_checkout
-from stored_records import KNOWN, engine_alone, repeats
+from stored_records import BUSY, KNOWN, engine_alone, repeats
 
-from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.compare.changes import compare
-from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.compare import RunSide, comparison_section
+from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.commands import compare
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.records import Replica
 
 NEW = replace(KNOWN, vllm="0.27.0")
 RATE = "--metric=output_tokens_per_s"
+NAME = "h200-vllm-0.26.0"
+SHARED = replace(engine_alone(repeat=8), replica=Replica("g", 0, 2, "s", "mps"))
 
 
 def written(path, *sessions):
@@ -40,141 +46,279 @@ def before(tmp_path, monkeypatch):
     return written(Path("before.jsonl"), repeats([1000, 1001]))
 
 
-def told(capsys, *words):
-    status = main(["compare", *map(str, words)])
-    said = capsys.readouterr()
-    return status, said.out, said.err
+def compared(capsys, *words, status=None):
+    seen = said(capsys, "compare", *words, "--json")
+    assert seen.err == "" and status in (None, seen.status)
+    return json.loads(seen.out)["comparisons"]
 
 
-def test_a_regression_is_named_with_its_ratio_and_the_status_is_1(before, capsys):
+def rate_of(capsys, *words):
+    [one] = compared(capsys, *words, RATE)
+    return one["changes"][0]["ratio"]["value"]
+
+
+# Two sides
+
+
+def test_what_is_worse_has_its_ratio_its_verdict_and_status_1(before, capsys):
     after = written(Path("after.jsonl"), of(1.1))
-    status, out, err = told(capsys, before, after)
-    assert (status, err) == (1, "")
-    lines = out.splitlines()
+    [one] = compared(capsys, before, after, status=1)
+    assert one["counts"] == {"better": 0, "worse": 4, "same": 0, "no worse": 0, "inconclusive": 5}
+    assert one["differences"] == [{"field": "vllm", "baseline": ["0.26.0"], "candidate": ["0.27.0"]}]
+    rate = one["changes"][0]
+    assert (rate["metric"], rate["verdict"], rate["launches"]) == ("output_tokens_per_s", "worse", [1, 1])
+    assert rate["ratio"]["value"] == pytest.approx(1 / 1.1, rel=1e-3)
+    assert rate["ratio"]["low"] < rate["ratio"]["value"] < rate["ratio"]["high"] < 1
+    assert (one["tolerance"], one["baseline"]["vllm"], one["candidate"]["hosts"]) == (0.03, ["0.26.0"], ["one"])
+
+
+def test_the_text_has_both_sides_what_differs_and_each_metric(before, capsys):
+    after = written(Path("after.jsonl"), of(1.1))
+    lines = said(capsys, "compare", before, after).out.splitlines()
     assert lines[0] == f"{after} against {before}: {lines[-1]}"
-    assert lines[2].startswith(f"baseline   {before}: 2 measurements, 1 launch, 2026-01-01, vLLM 0.26.0, NVIDIA H200")
-    assert lines[3].startswith(f"candidate  {after}: 2 measurements")
-    assert ["vllm", "0.26.0", "0.27.0"] in [line.split() for line in lines]
-    row = next(line.split() for line in lines if "tokens/s" in line)
+    assert all(fact in lines[2] for fact in ("baseline", str(before), "2 measurements", "1 launch", "vLLM 0.26.0"))
+    assert all(fact in lines[3] for fact in ("candidate", str(after), "2 measurements"))
+    rows = [line.split() for line in lines]
+    assert ["vllm", "0.26.0", "0.27.0"] in rows
+    row = next(row for row in rows if "tokens/s" in row)
     assert row[:5] == ["concurrency", "8", "tokens/s", "1,000", "909.5"] and row[-1] == "worse"
-    assert "worse: opt-1.3b at concurrency 8: tokens/s 0.9091 of the baseline (95 %: 0.90" in out
-    assert "inconclusive: fewer than 4 launches on a side" in out and "miss the truth by chance" in out
     assert lines[-1] == "of 9 metrics: 0 better, 4 worse, 5 inconclusive; tolerance 3 %"
 
 
-def test_no_regression_is_0_and_what_is_inconclusive_10(before, capsys):
-    same = written(Path("same.jsonl"), of(1.0))
-    assert told(capsys, before, same, RATE)[0] == 0
-    assert told(capsys, before, same)[0] == 10, "of the latencies nothing is known"
-    assert told(capsys, before, written(Path("close.jsonl"), of(1.03)), RATE)[0] == 10
-    status, out, _ = told(capsys, before, written(Path("fast.jsonl"), of(0.9)), RATE)
-    assert status == 0 and "better: opt-1.3b at concurrency 8: tokens/s 1.11" in out
-    assert told(capsys, before, written(Path("wide.jsonl"), of(1.1)), RATE, "--tolerance", "0.2")[0] == 0
+@pytest.mark.parametrize(
+    ("factor", "words", "status"),
+    [
+        (1.0, [RATE], 0),
+        (1.0, [], 10),
+        (1.03, [RATE], 10),
+        (0.9, [RATE], 0),
+        (1.1, [RATE], 1),
+        (1.1, [RATE, "--tolerance=0.2"], 0),
+    ],
+)
+def test_the_exit_status_is_the_worst_metric(factor, words, status, before, capsys):
+    """Of the latencies nothing is known of one launch."""
+    compared(capsys, before, written(Path("after.jsonl"), of(factor)), *words, status=status)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0.5, 2))
+def test_sides_that_change_places_have_the_inverse_ratio(before, capsys, factor):
+    after = Path("after.jsonl")
+    after.unlink(missing_ok=True)
+    written(after, of(factor))
+    assert rate_of(capsys, before, after) == pytest.approx(1 / factor, rel=1e-3)
+    assert rate_of(capsys, before, after) * rate_of(capsys, after, before) == pytest.approx(1)
+
+
+def test_several_candidates_are_each_held_against_the_first(before, capsys):
+    good, bad = written(Path("good.jsonl"), of(1.0)), written(Path("bad.jsonl"), of(1.5))
+    found = compared(capsys, before, good, bad, RATE, status=1)
+    names = [(each["baseline"]["name"], each["candidate"]["name"]) for each in found]
+    assert names == [(str(before), str(good)), (str(before), str(bad))]
 
 
 def test_nothing_in_common_is_inconclusive(before, capsys, monkeypatch):
     other = written(Path("other.jsonl"), repeats([900, 901], 64))
+    [one] = compared(capsys, before, other, status=10)
+    assert one["changes"] == []
     monkeypatch.setenv("COLUMNS", "80")
-    status, out, _ = told(capsys, before, other)
-    assert status == 10 and "\ninconclusive: nothing was measured by both sides" in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "measured by the baseline alone: opt-1.3b at concurrency 8" in out
-    assert "measured by the candidate alone: opt-1.3b at concurrency 64" in out
-    sides = RunSide("before", repeats([1000])), RunSide("after", repeats([900], 64))
-    found = compare(*(side.measurements for side in sides), 0.03)
-    assert comparison_section(*sides, found).look == "open", "not as if all were well"
+    seen = said(capsys, "compare", before, other)
+    assert max(map(len, seen.out.splitlines())) <= 80
+    assert seen.words.count("at concurrency 8") == seen.words.count("at concurrency 64") == 1
 
 
 def test_cases_that_are_called_alike_are_counted(before, capsys):
     found = repeats([900, 901])
     other = [[replace(m, spec=replace(m.spec, max_num_seqs=limit)) for m in found] for limit in (64, 128)]
-    out = told(capsys, before, written(Path("two.jsonl"), *other))[1]
-    told_once = "measured by the candidate alone: opt-1.3b at concurrency 8, with another engine (2 cases)"
-    assert told_once in " ".join(out.split())
-
-
-def test_several_candidates_are_each_held_against_the_first(before, capsys):
-    good, bad = written(Path("good.jsonl"), of(1.0)), written(Path("bad.jsonl"), of(1.5))
-    status, out, _ = told(capsys, before, good, bad, RATE)
-    assert status == 1 and out.count("baseline   before.jsonl: ") == 2
-    found = json.loads(told(capsys, before, good, bad, RATE, "--json")[1])
-    names = [(each["baseline"]["name"], each["candidate"]["name"]) for each in found["comparisons"]]
-    assert names == [(str(before), str(good)), (str(before), str(bad))]
-
-
-def test_json_has_the_fields_by_their_names(before, capsys):
-    after = written(Path("after.jsonl"), of(1.1))
-    status, out, _ = told(capsys, before, after, "--json")
-    found = json.loads(out)
-    (each,) = found["comparisons"]
-    assert status == 1 and found["tolerance"] == 0.03 == each["tolerance"]
-    assert each["counts"] == {"better": 0, "worse": 4, "same": 0, "no worse": 0, "inconclusive": 5}
-    assert each["differences"] == [{"field": "vllm", "baseline": ["0.26.0"], "candidate": ["0.27.0"]}]
-    rate = each["changes"][0]
-    assert (rate["metric"], rate["verdict"], rate["launches"]) == ("output_tokens_per_s", "worse", [1, 1])
-    assert rate["ratio"]["low"] < rate["ratio"]["value"] < rate["ratio"]["high"] < 1
-    assert each["baseline"]["vllm"] == ["0.26.0"] and each["candidate"]["hosts"] == ["one"]
+    assert "(2 cases)" in said(capsys, "compare", before, written(Path("two.jsonl"), *other)).words
 
 
 def test_csv_has_a_line_for_each_metric(before, capsys):
     after = written(Path("after.jsonl"), of(1.1))
-    rows = list(csv.DictReader(io.StringIO(told(capsys, before, after, "--csv")[1])))
-    changes = json.loads(told(capsys, before, after, "--json")[1])["comparisons"][0]["changes"]
+    rows = list(csv.DictReader(io.StringIO(said(capsys, "compare", before, after, "--csv").out)))
+    [one] = compared(capsys, before, after)
     assert [(row["metric"], row["verdict"], float(row["ratio.value"])) for row in rows] == [
-        (each["metric"], each["verdict"], each["ratio"]["value"]) for each in changes
+        (each["metric"], each["verdict"], each["ratio"]["value"]) for each in one["changes"]
     ]
-    assert rows[0]["baseline_run"] == str(before) and rows[2]["ratio.low"] == ""
+    assert (rows[0]["baseline_run"], rows[0]["candidate_run"], rows[2]["ratio.low"]) == (str(before), str(after), "")
 
 
-def test_a_page_counts_a_record_of_both_sides_once(before, capsys):
-    told(capsys, before, before, "--html=page.html")
-    assert "2, of 1 launches" in Path("page.html").read_text("utf-8")
+def test_a_page_counts_a_record_of_both_sides_once(before, capsys, monkeypatch):
+    pages = []
+    monkeypatch.setattr(
+        compare, "write_page", lambda *given, status, sections: pages.append((*given, status, sections))
+    )
+    status = said(capsys, "compare", before, before, "--html=page.html").status
+    [(path, found, paths, told, sections)] = pages
+    assert (path, paths, told, list(sections)) == (Path("page.html"), [before, before], status, ["Comparison"])
+    assert len(found.measurements) == 2
 
 
-def test_two_runs_of_one_archive_are_compared(tmp_path, capsys):
+def test_two_runs_of_one_archive_are_compared_and_of_more_two_are_named(tmp_path, capsys):
     path = written(tmp_path / "r.jsonl", repeats([1000, 1001]), of(1.1))
-    status, out, _ = told(capsys, path, RATE)
-    assert status == 1 and out.count(f"{path} run ") == 4 and "0.9091" in out
+    assert rate_of(capsys, path) == pytest.approx(1 / 1.1, rel=1e-3)
+    written(path, of(2.0, launch="c"))
+    refused(said(capsys, "compare", path), "3 runs", "--run ID --run ID")
+    first, second, third = (
+        run["id"] for run in json.loads(said(capsys, "report", path, "--list", "--json").out)["runs"]
+    )
+    for names, ratio in (((first, "last"), 1 / 2), ((third, first), 2), ((third, second), 2 / 1.1)):
+        assert rate_of(capsys, path, *(f"--run={name}" for name in names)) == pytest.approx(ratio, rel=1e-3)
+    [one] = compared(capsys, path, f"--run={first}", f"--run={third}")
+    assert [one[side]["name"] for side in ("baseline", "candidate")] == [f"{path} run {run}" for run in (first, third)]
 
 
-def test_of_more_runs_two_are_named(tmp_path, capsys):
-    path = written(tmp_path / "r.jsonl", repeats([1000, 1001]), of(1.1), of(2.0, launch="c"))
-    status, _, err = told(capsys, path)
-    assert status == 4 and "has 3 runs: which two?" in err and "--run ID --run ID" in err
-    main(["report", str(path), "--list", "--json"])
-    first, second, third = (run["id"] for run in json.loads(capsys.readouterr().out)["runs"])
-    assert "0.5000" in told(capsys, path, RATE, "--run", first, "--run", "last")[1]
-    assert "2.000" in told(capsys, path, RATE, "--run", third, "--run", first)[1]
-    assert "1.818" in told(capsys, path, RATE, "--run", third, "--run", second)[1]
+def test_only_what_was_measured_since_then_is_compared(before, capsys):
+    later = written(Path("later.jsonl"), of(1.1))
+    [one] = compared(capsys, before, later, "--since=2999-01-01", status=10)
+    assert one["changes"] == [] and one["baseline"]["measurements"] == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "facts"),
     [
-        (["{before}"], "has one run to compare, and two are needed"),
-        (["{before}", "{before}", "--run", "last"], "--run chooses among the runs of one archive"),
-        (["{before}", "{before}", "--metric", "speed"], "--metric speed is not compared"),
-        (["{before}", "{before}", "--tolerance", "3"], "argument --tolerance: '3' is not a share"),
-        (["{before}", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+        ([], ["RECORDS"]),
+        (["{before}"], ["before.jsonl"]),
+        (["{before}", "{before}", "--run", "last"], ["--run"]),
+        (["{before}", "{before}", "--metric", "speed"], ["--metric speed", "output_tokens_per_s"]),
+        (["{before}", "{before}", "--tolerance", "3"], ["--tolerance", "'3'"]),
+        (["{before}", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        (["--save"], ["RECORDS"]),
+        (["--show"], ["--show"]),
+        (["--show", "nothing"], ["nothing"]),
+        (["--save", "--list"], ["--save", "--list"]),
+        (["--save", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        (["--save", "--run", "a", "--run", "b", "c.jsonl"], ["--save", "--run"]),
     ],
 )
-def test_wrong_usage_is_a_sentence(before, capsys, words, said):
-    status, out, err = told(capsys, *(word.format(before=before) for word in words))
-    assert status == 4 and said in err and "try: " in err and out == ""
+def test_wrong_usage_names_the_option_and_what_to_type(before, capsys, words, facts):
+    refused(said(capsys, "compare", *(word.format(before=before) for word in words)), *facts, "try: ")
 
 
 def test_what_engines_resolved_differs_in_short(before, capsys):
     sizes = replace(engine_alone().resolved, capture_sizes=tuple(range(1, 60)))
-    out = told(capsys, before, written(Path("after.jsonl"), of(1.0, resolved=sizes)))[1]
+    out = said(capsys, "compare", before, written(Path("after.jsonl"), of(1.0, resolved=sizes))).out
     assert ["capture_sizes", "-", "59", "up", "to", "59"] in [line.split() for line in out.splitlines()]
 
 
 @in_checkout
-def test_committed_archives_of_two_hosts_say_so_and_claim_nothing(capsys):
+@pytest.mark.parametrize("turned", [False, True])
+def test_committed_archives_of_two_hosts_say_so_and_claim_nothing(turned, capsys):
     paths = [BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("adaptive", "adaptive-next-host")]
-    for each in (paths, paths[::-1]):
-        status, out, _ = told(capsys, *each)
-        assert status == 10
-        assert ["host", "5742266f", "01984512"] in [line.split() for line in out.splitlines()] or each is not paths
-        assert "inconclusive: other host or boot: hosts of one kind differ" in out
-        assert out.splitlines()[-1] == "of 45 metrics: 0 better, 0 worse, 45 inconclusive; tolerance 3 %"
+    [one] = compared(capsys, *(paths[::-1] if turned else paths), status=10)
+    assert {name for name, count in one["counts"].items() if count} == {"inconclusive"}
+    assert one["counts"]["inconclusive"] == 45
+    [host] = [each for each in one["differences"] if each["field"] == "host"]
+    assert {*host["baseline"], *host["candidate"]} == {"5742266f", "01984512"}
+
+
+# Stored baselines
+
+
+@pytest.fixture
+def folder(tmp_path, capsys):
+    """A folder with one baseline: two measurements of concurrency 8 and one of 16."""
+    path = written(tmp_path / "a.jsonl", [*repeats([1000, 1004]), *repeats([1900], 16)])
+    assert said(capsys, "compare", path, "--save", "--folder", tmp_path / "kept").status == 0
+    return tmp_path / "kept"
+
+
+def test_what_is_valid_is_kept_once_and_the_rest_is_told_with_its_reason(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good, bad = repeats([1000, 1004]), [engine_alone(failures=2, repeat=i) for i in (5, 6)]
+    crowded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+    doubtful = [
+        engine_alone(columns=crowded, repeat=7),
+        engine_alone(columns={**BUSY, sensors.STOLEN_CORES: 0.5}, repeat=9),
+    ]
+    rows = {"a.jsonl": [*good, SHARED], "copy.jsonl": good, "b.jsonl.gz": bad, "c.jsonl": doubtful}
+    seen = said(capsys, "compare", *(written(Path(name), made) for name, made in rows.items()), "--save")
+    kept, *lines = seen.out.splitlines()
+    path = Path(f".slm/baselines/{NAME}.jsonl.xz")
+    assert (seen.status, seen.err) == (0, "") and all(
+        fact in kept for fact in (str(path), "4 measurements", "opt-1.3b")
+    )
+    assert len(read(path).measurements) == 4
+    told = [(line.partition(": ")[0], line.endswith("(2 times)")) for line in lines]
+    assert sorted(set(told)) == [("left out", False), ("left out", True), ("note", False)]
+    assert all("opt-1.3b at concurrency 8: " in line for line in lines)
+    assert NAME in said(capsys, "compare", "--list").out and NAME in said(capsys, "compare", "--show", NAME).out
+
+
+def test_a_baseline_is_overwritten_only_when_that_was_asked_for(folder, tmp_path, capsys):
+    path = folder / f"{NAME}.jsonl.xz"
+    before, other = path.read_bytes(), written(tmp_path / "b.jsonl", repeats([7, 7], 2))
+    refused(said(capsys, "compare", other, "--save", "--folder", folder), path.name, "--replace")
+    assert path.read_bytes() == before
+    assert said(capsys, "compare", other, "--save", "--folder", folder, "--replace").status == 0
+    assert {m.load.max_concurrency for m in read(path).measurements} == {2}
+
+
+def test_one_run_of_an_archive_is_kept_if_it_is_named(tmp_path, capsys):
+    path = written(tmp_path / "a.jsonl", repeats([1000, 1001]), repeats([500], 16, launch="b"))
+    assert said(capsys, "compare", path, "--save", "--run=last", "--folder", tmp_path).status == 0
+    assert len(read(tmp_path / f"{NAME}.jsonl.xz").measurements) == 1
+
+
+def test_a_damaged_line_stops_it_unless_it_is_left_out(tmp_path, capsys):
+    path = written(tmp_path / "a.jsonl", repeats([1000, 1001, 1002]))
+    path.write_text(path.read_text("utf-8").replace('"kind":"measurement"', '"kind":"measure', 1), "utf-8")
+    words = ("compare", path, "--save", "--folder", tmp_path)
+    refused(said(capsys, *words), "--skip-damaged")
+    seen = said(capsys, *words, "--skip-damaged")
+    assert seen.status == 0 and "2 measurements" in seen.out and "note: " in seen.out
+
+
+def test_the_list_has_the_same_facts_as_text_and_json(folder, capsys):
+    words = ("compare", "--list", "--folder", folder)
+    [one] = json.loads(said(capsys, *words, "--json").out)
+    assert (one["name"], one["measurements"], one["launches"], one["models"]) == (NAME, 3, 1, ["opt-1.3b"])
+    assert one["measured"] == ["2026-01-01T00:00:00.000+00:00", "2026-01-01T00:00:01.000+00:00"]
+    assert one["environment"]["driver"] == ["580.159.04"] and one["environment"]["vllm"] == ["0.26.0"]
+    seen = said(capsys, *words)
+    row = next(line.split() for line in seen.out.splitlines() if line.startswith(NAME))
+    assert (seen.status, seen.err) == (0, "") and row == [NAME, "2026-01-01", "3", "1", "opt-1.3b"]
+
+
+def test_what_cannot_be_read_is_a_note_of_the_list(folder, capsys):
+    (folder / "broken.jsonl.xz").write_text("no gzip")
+    seen = said(capsys, "compare", "--list", "--folder", folder)
+    assert seen.status == 0 and f"note: {folder / 'broken.jsonl.xz'}" in seen.words and "broken  " not in seen.out
+
+
+def test_the_list_of_no_baselines_is_empty(tmp_path, capsys):
+    words = ("compare", "--list", "--folder", tmp_path / "none")
+    seen = said(capsys, *words)
+    assert seen.status == 0 and str(tmp_path / "none") in seen.out and len(seen.out.splitlines()) == 1
+    assert said(capsys, *words, "--json") == (0, "[]\n", "")
+
+
+def test_a_baseline_is_shown_with_its_environment_and_the_tables_of_report(folder, capsys):
+    seen = said(capsys, "compare", "--show", NAME, "--folder", folder)
+    head, device, software, host, _, *table = seen.out.splitlines()
+    assert (seen.status, seen.err) == (0, "")
+    assert head == f"{NAME}: 3 measurements, 1 launch, 1 host, measured 2026-01-01"
+    assert device.split(maxsplit=1) == ["device", "NVIDIA H200, 140 GiB, driver 580.159.04"]
+    assert software.split(maxsplit=1) == ["software", "vLLM 0.26.0, torch 2.11.0, CUDA 13.0"]
+    assert host.split(maxsplit=1) == ["host", "Xeon, cores: 16, Linux, one"]
+    report = said(capsys, "report", folder / f"{NAME}.jsonl.xz").out.splitlines()
+    assert len(table) > 8 and set(table) <= set(report)
+    by_path = said(capsys, "compare", "--show", folder / f"{NAME}.jsonl.xz")
+    assert by_path == seen, "as --slm-baseline takes it"
+    points = json.loads(said(capsys, "compare", "--show", NAME, "--folder", folder, "--json").out)["points"]
+    assert [(row["concurrency"], len(row["repeats"])) for row in points] == [(8, 2), (16, 1)]
+
+
+def test_what_is_no_part_of_a_baseline_is_counted(tmp_path, capsys):
+    written(tmp_path / "mine.jsonl.xz", [*repeats([1000, 1004]), SHARED])
+    last = said(capsys, "compare", "--show", "mine", "--folder", tmp_path).out.splitlines()[-1]
+    assert last.startswith("note: 1 of loads")
+    written(tmp_path / "whole.jsonl.xz", repeats([1000, 1004]))
+    assert "note: " not in said(capsys, "compare", "--show", "whole", "--folder", tmp_path).out
+
+
+def test_a_stored_baseline_is_compared_by_its_name(folder, tmp_path, capsys):
+    other = written(tmp_path / "b.jsonl", of(1.1))
+    [one] = compared(capsys, NAME, other, "--folder", folder)
+    assert (one["baseline"]["name"], one["baseline"]["measurements"]) == (NAME, 3)

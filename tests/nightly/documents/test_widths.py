@@ -1,4 +1,4 @@
-"""What `slmserve report` prints of the committed archives: one screen or tables, as wide as the terminal."""
+"""`report` of every committed archive at three widths: no line is longer than the terminal, and no number is lost."""
 
 from __future__ import annotations
 
@@ -7,37 +7,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from scripts import BASELINES, CHECKOUT, needs_checkout
+from scripts import BASELINES, needs_checkout
 
-from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import report
 from pytest_slmserve.report.screen import MOST_LINES
 from pytest_slmserve.report.text_table import laid_out
 
 needs_checkout()
-
 ARCHIVES = sorted(BASELINES.glob("*.jsonl.xz"))
-GATE = BASELINES / "h200-vllm-0.20.2-0.26.0-gate.jsonl.xz"
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    status = main(["report", *map(str, words)])
-    return status, capsys.readouterr().out
-
-
-def test_the_screen_in_the_readme_is_what_is_printed(capsys, monkeypatch):
-    monkeypatch.chdir(CHECKOUT)
-    monkeypatch.setenv("COLUMNS", "80")
-    block = (CHECKOUT / "README.md").read_text("utf-8").split("```console\n$ slmserve report ")[1].split("```")[0]
-    words, text = block.split("\n", 1)
-    assert printed(capsys, *words.split())[1] == text
-
-
-def test_the_screen_has_the_status_of_the_tables(capsys):
-    for show in ("summary", "tables"):
-        assert printed(capsys, GATE, "--show", show)[0] == 10
-    assert printed(capsys, GATE)[1] == printed(capsys, GATE, "--show=tables")[1]
+def numbers(pieces: Iterable[str]) -> set[str]:
+    return set(re.findall(r"(?<![\w.,])\d[\d,]*\.\d+(?![\w.,])", "\n".join(pieces)))
 
 
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.name.partition(".jsonl")[0])
@@ -60,7 +42,3 @@ def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(path, monkeyp
                 assert len(lines) <= MOST_LINES or found.loads, "a load that is no point has a page"
             elif detail == "all":
                 assert whole <= numbers(pieces)
-
-
-def numbers(pieces: Iterable[str]) -> set[str]:
-    return set(re.findall(r"(?<![\w.,])\d[\d,]*\.\d+(?![\w.,])", "\n".join(pieces)))

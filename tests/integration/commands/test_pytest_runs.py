@@ -1,0 +1,94 @@
+"""`bisect` and `plan` with pytest itself, on the simulated engine: it gates releases of which some are slow, and prices
+what it would run. pytest runs in this process, so that no interpreter starts."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from command_line import said
+from scripts import CHECKOUT, in_checkout
+from shipped import BENCHMARKS
+
+from pytest_slmserve.commands import bisect, plan
+from pytest_slmserve.options.table import OPTS
+
+GATE = ("--", "--slm-simulate", "--slm-models=opt-1.3b", "-p", "no:cacheprovider", str(BENCHMARKS / "test_gate.py"))
+SLOW = {"slowdown": 0.1}
+
+
+@pytest.fixture
+def in_process(pytester, monkeypatch):
+    """pytest in this process, in an empty folder, wherever one of the commands would start it."""
+    real = bisect.subprocess.run
+
+    def run(command, stdout=None, **options):
+        if command[:3] != [sys.executable, "-m", "pytest"]:
+            return real(command, stdout=stdout, **options)
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            result = pytester.runpytest_inprocess(*command[3:])
+        (stdout or sys.stdout).write(result.stdout.str() + result.stderr.str())
+        return SimpleNamespace(returncode=int(result.ret))
+
+    monkeypatch.setattr(bisect.subprocess, "run", run)
+    assert plan.subprocess is bisect.subprocess
+
+
+def searched(capsys, releases, *words):
+    rows = [{"release": f"1.{i}", "engine_arg": each} for i, each in enumerate(releases)]
+    Path("releases.json").write_text(json.dumps(rows), "utf-8")
+    last = f"--bad=1.{len(rows) - 1}"
+    return said(capsys, "bisect", "--good=1.0", last, "--releases=releases.json", "--json", *words, *GATE)
+
+
+def test_the_first_slow_release_is_found_and_a_second_run_measures_nothing(in_process, capsys):
+    seen = searched(capsys, [{}, SLOW, SLOW])
+    archives = sorted(Path(".slm/bisect").glob("*/records.jsonl"))
+    measured = [path.read_bytes().count(b'"kind":"measurement"') for path in archives]
+    assert seen.status == 0 and [path.parent.name for path in archives] == ["1.1", "1.2"] and min(measured) > 0
+    again = searched(capsys, [{}, SLOW, SLOW])
+    for found in map(json.loads, (seen.out, again.out)):
+        assert found["suspects"] == ["1.1"] and [gate["release"] for gate in found["gates"]] == ["1.2", "1.1"]
+        rates = [e for g in found["gates"] for one in g["gates"] for e in one["gated"] if "tokens" in e["name"]]
+        assert rates and all(each["ratio"]["value"] == pytest.approx(0.91, abs=0.03) for each in rates)
+    assert [path.read_bytes().count(b'"kind":"measurement"') for path in archives] == measured
+
+
+def test_a_release_that_does_not_start_stays_a_suspect(in_process, capsys):
+    seen = searched(capsys, [{}, {"no_such": 1}, SLOW])
+    found = json.loads(seen.out)
+    assert seen.status == 10 and found["suspects"] == ["1.1", "1.2"] and found["gates"][1]["note"]
+
+
+def planned(capsys, *words):
+    return said(capsys, "plan", *words)
+
+
+def test_cases_gpus_and_seconds_are_printed_and_nothing_is_started(in_process, capsys):
+    path = BENCHMARKS / "test_tensor_parallel.py"
+    seen = planned(capsys, "--slm-simulate", "--slm-models=opt-13b", "--slm-ray=local:4", path)
+    assert seen.status == 0 and "test_point_on_gpus[opt-13b-256-tp4]" in seen.out
+    for engine in ("opt-13b", "opt-13b on 2 GPUs", "opt-13b on 4 GPUs", "2 x opt-13b, a GPU each"):
+        assert f"start {engine} (simulated, 0 s)" in seen.out
+    assert not Path(".slm").exists()
+
+
+def test_wrong_usage_of_pytest_is_the_status(in_process, capsys):
+    seen = planned(capsys, "--slm-simulate", "--slm-tensor-parallel-size=99", BENCHMARKS / "test_gate.py")
+    assert seen.status == 4 and all(fact in seen.out + seen.err for fact in ("99 GPUs", "8 GPUs"))
+
+
+@in_checkout
+def test_the_minutes_of_the_core_suite_are_those_of_its_plan(in_process, capsys):
+    """In its help, and so in docs/options.md, and in the README."""
+    minutes, seconds = re.findall(r"(\d+):(\d\d)  end:", planned(capsys, "--slm-gpu", BENCHMARKS).out)[-1]
+    told = f"planned for {math.ceil(int(minutes) + int(seconds) / 60)} minutes"
+    [suite] = [opt for opt in OPTS if opt.name == "suite"]
+    assert told in suite.help and told in (CHECKOUT / "README.md").read_text("utf-8")

@@ -1,0 +1,69 @@
+"""Who changes a module finds its tests: every module with logic has a test file of its name in the same folder of
+tests/unit, and every folder of unit tests is one of the package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts import TESTS
+
+import pytest_slmserve
+
+PACKAGE = Path(pytest_slmserve.__file__).parent
+UNIT = TESTS / "unit"
+# Modules whose tests need more than functions, and where these are.
+ELSEWHERE = {
+    "engines/worker/guardian": "a process that ends others: tests/integration/engines",
+    "engines/worker/hf_worker": "runs in vLLM's interpreter: tests/integration/engines",
+    "engines/worker/interpreter": "runs in vLLM's interpreter: tests/integration/engines",
+    "engines/worker/slm_process": "a process and its parent: tests/integration/engines",
+    "engines/worker/slm_trace": "runs in vLLM's interpreter: tests/integration/engines",
+    "plugin/fixtures": "pytest inside pytest: tests/integration/plugin",
+    "plugin/hooks": "pytest inside pytest: tests/integration/plugin",
+    "plugin/session_hooks": "pytest inside pytest: tests/integration/plugin",
+}
+# Modules whose test files are being written in other rooms: the list is to become empty.
+NOT_YET = {
+    "report/advice",
+    "report/compare",
+    "report/deployments",
+    "report/gate",
+    "report/loads",
+    "report/page/charts",
+    "report/page/writer",
+    "report/sweeps",
+    "telemetry/gpu",
+}
+
+
+def has_logic(path: Path) -> bool:
+    """A function with a statement beside its docstring; a folder's own module and tests of users have none."""
+    if path.name == "__init__.py" or path.relative_to(PACKAGE).parts[0] in ("benchmarks", "quickstart"):
+        return False
+    functions = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef))
+    return any(not isinstance(node.body[-1], ast.Expr) or len(node.body) > 1 for node in functions)
+
+
+def modules() -> Iterator[str]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if has_logic(path):
+            yield path.relative_to(PACKAGE).with_suffix("").as_posix()
+
+
+def file_of(module: str) -> Path:
+    path = UNIT / module
+    return path.with_name(f"test_{path.name.strip('_')}.py")
+
+
+def test_every_module_with_logic_has_a_test_file_of_its_name() -> None:
+    found = list(modules())
+    assert len(found) > 80 and ELSEWHERE.keys() <= set(found)
+    assert [module for module in found if not file_of(module).is_file() and module not in {*ELSEWHERE, *NOT_YET}] == []
+    assert [module for module in ELSEWHERE if file_of(module).is_file()] == []
+
+
+def test_folders_of_unit_tests_are_folders_of_the_package() -> None:
+    folders = {path.parent.relative_to(UNIT).as_posix() for path in UNIT.rglob("test_*.py")}
+    assert len(folders) > 10 and {name for name in folders if not (PACKAGE / name).is_dir()} == set()

@@ -1,0 +1,267 @@
+"""`bisect`: the first slow release is found by as few gates as halving needs, whatever lies between; which releases
+there are; and what goes to pytest, and from it, for each."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from command_line import refused, said
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.commands import bisect
+from pytest_slmserve.commands.bisect import Release
+from pytest_slmserve.commands.plan import SHIPPED
+
+PASSES, FAILS, UNSURE = State.PASSES, State.FAILS, State.INCONCLUSIVE
+SIMULATED = ("--", "--slm-simulate", "--slm-models=opt-1.3b")
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file of releases 1.0, 1.1 ..., each with these facts; returns the words of a command on all of them."""
+    monkeypatch.chdir(tmp_path)
+
+    def words(*facts):
+        rows = [{"release": f"1.{i}", **each} for i, each in enumerate(facts)]
+        Path("releases.json").write_text(json.dumps(rows), "utf-8")
+        return ("bisect", "--good=1.0", f"--bad=1.{len(rows) - 1}", "--releases=releases.json")
+
+    return words
+
+
+# The search
+
+
+@pytest.fixture
+def search(write, monkeypatch, capsys):
+    """Searches releases whose gates have these states; returns the exit status, the suspects and the releases gated."""
+    monkeypatch.setattr(bisect, "title", lambda each: "opt-1.3b: gate")
+    monkeypatch.setattr(bisect, "gate_facts", lambda each: {"outcome": each.outcome.value})
+
+    def found(states, *words):
+        def gated(given, good, candidate):
+            assert good.release == "1.0"
+            state = states[int(candidate.release.partition(".")[2]) - 1]
+            return ([], "it does not start") if state is None else ([SimpleNamespace(outcome=state, gated=[])], "")
+
+        monkeypatch.setattr(bisect, "gated", gated)
+        seen = said(capsys, *write(*[{}] * (len(states) + 1)), "--json", *words)
+        told = json.loads(seen.out)
+        return seen.status, told["suspects"], [gate["release"] for gate in told["gates"]]
+
+    return found
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 40), st.data())
+def test_the_first_slow_release_is_found_by_halving(search, count, data):
+    first = data.draw(st.integers(1, count))
+    status, suspects, gates = search([PASSES] * (first - 1) + [FAILS] * (count - first + 1))
+    assert (status, suspects, gates[0]) == (0, [f"1.{first}"], f"1.{count}")
+    assert len(gates) == len(set(gates)) <= 1 + math.ceil(math.log2(count))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from([UNSURE, None, True]), min_size=1, max_size=12), st.data())
+def test_a_release_of_which_nothing_is_known_stays_a_suspect(search, known, data):
+    """The true first one is never lost, and a single suspect is told as the answer."""
+    first = data.draw(st.integers(1, len(known)))
+    true = [PASSES if number < first else FAILS for number in range(1, len(known) + 1)]
+    states = [state if kept is True else kept for state, kept in zip(true, known)]
+    states[-1] = FAILS
+    status, suspects, gates = search(states)
+    assert f"1.{first}" in suspects and status == (0 if len(suspects) == 1 else 10) and len(gates) == len(set(gates))
+    between = suspects[:-1]
+    assert all(states[int(name.partition(".")[2]) - 1] in (UNSURE, None) for name in between)
+
+
+@pytest.mark.parametrize(("last", "status"), [(PASSES, 0), (UNSURE, 10), (None, 10)])
+def test_a_last_release_that_is_not_slow_ends_it(last, status, search):
+    assert search([FAILS, FAILS, last]) == (status, [], ["1.3"])
+
+
+def test_the_answer_in_words_names_the_release(search, write, monkeypatch, capsys):
+    search([FAILS])
+    seen = said(capsys, *write({}, {}))
+    assert seen.status == 0 and "1.1" in seen.words and "opt-1.3b: gate" in seen.words and "1.1" in seen.err
+
+
+# Which releases
+
+
+def listed(monkeypatch, stdout, stderr=""):
+    monkeypatch.setattr(bisect.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=stdout, stderr=stderr))
+
+
+def test_the_index_has_final_releases_in_the_order_of_their_numbers(monkeypatch, capsys):
+    listed(monkeypatch, "vllm (0.26.0)\nAvailable versions: 0.26.0, 0.25.1, 0.25.0rc1, 0.9.2, 0.10.0, 0.26.0.post1\n")
+    given = SimpleNamespace(
+        releases=None, pytest=["--slm-gpu"], good="0.9.2", bad="0.26.0", python="/v/{release}/python"
+    )
+    found = bisect.releases_of(given)
+    assert [each.release for each in found] == ["0.9.2", "0.10.0", "0.25.1", "0.26.0"]
+    assert found[1] == Release("0.10.0", "/v/0.10.0/python")
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (("--good=0.8", "--bad=0.26.0", "--", "--slm-gpu"), ["0.8", "0.25.1, 0.26.0"]),
+        (("--good=0.26.0", "--bad=0.25.1", "--", "--slm-gpu"), ["--good 0.25.1 --bad 0.26.0"]),
+        (("--good=0.25.1", "--bad=0.25.1", "--", "--slm-gpu"), ["0.25.1"]),
+        (("--good=0.25.1", "--bad=0.26.0"), ["-- --slm-gpu"]),
+        (("--good=0.25.1", "--bad=0.26.0", *SIMULATED), ["--slm-gpu", "--releases"]),
+        (("--bad=0.26.0",), ["--good"]),
+    ],
+)
+def test_releases_that_cannot_be_searched_are_refused_before_any_is_installed(words, facts, monkeypatch, capsys):
+    listed(monkeypatch, "Available versions: 0.26.0, 0.25.1\n")
+    for mode in ("SLM_GPU", "SLM_CPU", "SLM_SIMULATE"):
+        monkeypatch.delenv(mode, raising=False)
+    refused(said(capsys, "bisect", *words), *facts)
+
+
+def test_a_mode_of_the_environment_counts(monkeypatch, capsys):
+    listed(monkeypatch, "", "ERROR: no network")
+    monkeypatch.setenv("SLM_GPU", "1")
+    refused(said(capsys, "bisect", "--good=0.25.1", "--bad=0.26.0"), "no network", "--releases")
+
+
+@pytest.mark.parametrize("text", ['[{"name": "1.0"}]', "{", "[1]", '[{"release": "1.0", "colour": "red"}]'])
+def test_a_file_that_is_no_list_of_releases_is_refused(text, write, capsys):
+    words = write({}, {})
+    Path("releases.json").write_text(text, "utf-8")
+    refused(said(capsys, *words), "releases.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (("--good=1.0", "--bad=9"), ["9", "1.0, 1.1"]),
+        (("--good=1.1", "--bad=1.0"), ["--good 1.0 --bad 1.1"]),
+        (("--good=1.0", "--bad=1.1", "--python=/nowhere/{release}/python"), ["/nowhere/1.0/python"]),
+    ],
+)
+def test_a_release_or_interpreter_that_is_not_there_is_named(words, facts, write, capsys):
+    write({}, {})
+    refused(said(capsys, "bisect", "--releases=releases.json", *words, *SIMULATED), *facts)
+
+
+def test_a_release_that_stands_twice_is_refused(write, capsys):
+    words = write({}, {})
+    Path("releases.json").write_text('[{"release": "1.0"}, {"release": "1.0"}, {"release": "1.1"}]', "utf-8")
+    refused(said(capsys, *words), "1.1")
+
+
+# What pytest gets
+
+
+@pytest.fixture
+def pytest_run(monkeypatch):
+    """pytest does this with its output; the words of each run are kept."""
+    commands = []
+
+    def does(status=2, printed=""):
+        def run(command, stdout, **_):
+            commands.append(command)
+            stdout.write(printed)
+            return SimpleNamespace(returncode=status)
+
+        monkeypatch.setattr(bisect.subprocess, "run", run)
+        return commands
+
+    return does
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "tests"),
+    [
+        ([], [], SHIPPED),
+        (["--pyargs", "my.tests"], ["--pyargs", "my.tests"], ()),
+        (["--slm-python", "releases.json"], ["--slm-python=releases.json"], SHIPPED),
+    ],
+)
+def test_the_gate_gets_both_sides_and_the_words_that_were_given(words, given, tests, write, pytest_run, capsys):
+    commands = pytest_run()
+    python = {"python": sys.executable, "env": {"A": "b c"}, "engine_arg": {"slowdown": 0.1, "name": "x"}}
+    with pytest.raises(KeyboardInterrupt):
+        said(capsys, *write({}, python), *SIMULATED, *words)
+    [[*start, records, python_, env, one, other]] = [command[: command.index("--slm-simulate")] for command in commands]
+    assert start == [sys.executable, "-m", "pytest", "--slm-gate"]
+    assert records == f"--slm-records={Path('.slm/bisect/1.1/records.jsonl')}"
+    side = "--slm-side=candidate:"
+    assert [python_, env, one, other] == [
+        f"{side}python={sys.executable}", f"{side}env=A=b c", f"{side}arg=slowdown=0.1", f'{side}arg=name="x"'
+    ]  # fmt: skip
+    assert commands[0][commands[0].index("--slm-simulate") :] == [*SIMULATED[1:], *given, *tests]
+
+
+def test_what_was_measured_is_gone_on_with(write, pytest_run, capsys):
+    commands = pytest_run()
+    words = write({}, {})
+    Path(".slm/bisect/1.1").mkdir(parents=True)
+    Path(".slm/bisect/1.1/records.jsonl").touch()
+    with pytest.raises(KeyboardInterrupt):
+        said(capsys, *words, *SIMULATED)
+    assert "--slm-resume" in commands[0]
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [("a\nERROR: no GPU here\nlast\n", "ERROR: no GPU here"), ("a\n\nlast\n\n", "last"), ("", "nothing")],
+)
+def test_a_slow_release_that_cannot_be_gated_is_refused_with_the_words_of_pytest(
+    printed, told, write, pytest_run, capsys
+):
+    pytest_run(4, printed)
+    seen = said(capsys, *write({}, {}), *SIMULATED)
+    assert seen.status == 4 and told in seen.err and str(Path(".slm/bisect/1.1/pytest.txt")) in seen.err
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 4, 5, 10])
+def test_a_release_counts_by_its_gates_unless_pytest_says_nothing(status, write, pytest_run, monkeypatch):
+    words = write({}, {}, {})
+    pytest_run(status)
+    records = Path(".slm/bisect/1.1/records.jsonl")
+    records.parent.mkdir(parents=True)
+    records.touch()
+    monkeypatch.setattr(bisect.report, "gates_of", lambda archives: (["a gate"], []))
+    given = SimpleNamespace(folder=Path(".slm/bisect"), releases=Path("releases.json"), pytest=[], bad="1.2")
+    gates, note = bisect.gated(given, Release("1.0"), Release("1.1"))
+    assert (gates, bool(note)) == (["a gate"], status in (3, 4, 5)) and words
+
+
+# Environments
+
+
+def test_a_release_without_an_interpreter_is_installed_once(tmp_path, monkeypatch, capsys):
+    commands = []
+    done = SimpleNamespace(returncode=0, stderr="")
+    monkeypatch.setattr(bisect.subprocess, "run", lambda words, **_: commands.append(words) or done)
+    given = SimpleNamespace(folder=tmp_path, releases=None)
+    place = tmp_path / "0.26.0/venv"
+    place.mkdir(parents=True)
+    wanted = [f"--slm-side=baseline:python={place / 'bin/python'}"]
+    for _ in range(2):
+        assert bisect.side_options(given, Release("0.26.0"), "baseline") == wanted
+    assert commands == [
+        [sys.executable, "-m", "venv", str(place)],
+        [str(place / "bin/python"), "-m", "pip", "install", "vllm==0.26.0"],
+    ]
+    given.releases = Path("releases.json")
+    assert bisect.side_options(given, Release("0.26.0"), "baseline") == []
+
+
+def test_a_release_that_cannot_be_installed_is_refused_with_the_words_of_pip(tmp_path, monkeypatch):
+    failed = SimpleNamespace(returncode=1, stderr="ERROR: no matching distribution")
+    monkeypatch.setattr(bisect.subprocess, "run", lambda words, **_: failed)
+    with pytest.raises(bisect.BadUsage, match="no matching distribution") as wrong:
+        bisect.side_options(SimpleNamespace(folder=tmp_path, releases=None), Release("0.26.0"), "candidate")
+    assert "0.26.0" in wrong.value.problem and wrong.value.hint == "--python"

@@ -1,0 +1,140 @@
+"""What all commands share: near words are found, wrong usage is a BadUsage, options are typed in full, and a result is
+printed in the one format that was asked for, with its notes where they belong."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from importlib import import_module
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.commands import cli
+from pytest_slmserve.commands.cli import Parser, did_you_mean
+from pytest_slmserve.options.table import positive
+from pytest_slmserve.schema.errors import BadUsage
+
+
+def test_the_summaries_are_those_of_all_groups_and_each_has_a_module():
+    names = [name for group in cli.COMMANDS.values() for name in group]
+    assert list(cli.SUMMARIES) == names and len(set(names)) == len(names) == 10
+    assert all(callable(getattr(import_module(f"pytest_slmserve.commands.{name}"), f"add_{name}")) for name in names)
+
+
+def test_exit_statuses_differ_and_each_state_has_one():
+    assert cli.EXIT_STATUS == {State.PASSES: 0, State.FAILS: 1, State.INCONCLUSIVE: 10}
+    assert len({cli.PASSES, cli.FAILS, cli.USAGE, cli.INCONCLUSIVE, cli.INTERRUPTED}) == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("rep", "report"), ("reprot", "report"), ("p", "plan"), ("compar", "compare"), ("advice", "advise"), ("xyz", "")],
+)
+def test_the_nearest_name_is_the_first_that_begins_so_or_is_written_alike(word, near):
+    said = did_you_mean(word, cli.SUMMARIES)
+    assert (near in said and said.endswith("?")) if near else said == ""
+
+
+@given(st.sampled_from(list(cli.SUMMARIES)), st.integers(1, 9))
+def test_what_a_name_begins_with_leads_to_a_name_that_begins_so(name, length):
+    said = did_you_mean(name[:length], cli.SUMMARIES)
+    assert said.removeprefix(", did you mean ").removesuffix("?").startswith(name[:length])
+
+
+def parser() -> Parser:
+    top = Parser("slmserve")
+    commands = top.add_subparsers(dest="command")
+    command = cli.add_command(commands, "report", "0 is well", lambda given: 7)
+    cli.add_archives(command, "PATH")
+    cli.add_formats(command, "each point")
+    command.add_argument("--margin", type=cli.typed(positive), default=0.5)
+    return top
+
+
+def test_a_command_has_its_summary_its_statuses_and_what_carries_it_out():
+    top = parser()
+    given = top.parse_args(["report", "a", "b", "--run=last", "--since", "2026-01-31"])
+    assert given.carry_out(given) == 7 and [str(path) for path in given.paths] == ["a", "b"]
+    assert (given.run, given.since, given.skip_damaged, given.json, given.csv) == (
+        "last",
+        "2026-01-31",
+        False,
+        False,
+        False,
+    )
+    (action,) = (each for each in top._actions if isinstance(each, argparse._SubParsersAction))
+    told = " ".join(action.choices["report"].format_help().split())
+    assert "Exit status: 0 is well" in told and cli.SUMMARIES["report"][1:] in told
+    assert f"{cli.SUMMARIES['report'][0].upper()}{cli.SUMMARIES['report'][1:]}." in told
+
+
+def test_an_action_of_a_command_has_a_summary_of_its_own():
+    commands = Parser("slmserve").add_subparsers()
+    made = cli.add_command(commands, "init", "0", lambda given: 0, "make a folder")
+    assert made.description == "Make a folder."
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        ([], ["PATH"]),
+        (["a", "--jsn"], ["--jsn", "--json"]),
+        (["a", "--js"], ["--js", "--json"]),
+        (["a", "--margn=2"], ["--margn=2", "did you mean --margin?"]),
+        (["a", "--json", "--csv"], ["--json", "--csv"]),
+        (["a", "--margin", "-1"], ["--margin", "'-1'"]),
+        (["a", "--margin", "wide"], ["--margin", "'wide'"]),
+    ],
+)
+def test_wrong_usage_names_the_option_and_the_help_of_the_command(words, facts):
+    with pytest.raises(BadUsage) as wrong:
+        parser().parse_args(["report", *words])
+    assert all(fact in wrong.value.problem for fact in facts) and wrong.value.hint == "slmserve report --help"
+
+
+def test_a_typed_value_is_what_the_reader_returns():
+    assert parser().parse_args(["report", "a", "--margin", "0.25"]).margin == 0.25
+
+
+def test_a_command_without_csv_knows_no_csv():
+    command = Parser("slmserve")
+    cli.add_formats(command)
+    assert not hasattr(command.parse_args([]), "csv")
+    with pytest.raises(BadUsage, match="--csv"):
+        command.parse_args(["--csv"])
+
+
+FACTS, ROWS = {"a": 1, "notes": ["n"]}, [{"a": 1, "b": 2.5}, {"a": 2, "b": None}]
+
+
+def printed(capsys, notes=("one", "two"), **formats):
+    given = argparse.Namespace(**{"json": False, "csv": False, **formats})
+    cli.print_result(given, FACTS, ROWS, ["first part", "second part"], notes)
+    return capsys.readouterr()
+
+
+def test_text_is_its_parts_and_then_the_notes(capsys):
+    assert printed(capsys) == ("first part\nsecond part\nnote: one\nnote: two\n", "")
+
+
+def test_json_is_the_facts_alone(capsys):
+    out, err = printed(capsys, json=True)
+    assert (json.loads(out), err) == (FACTS, "")
+
+
+def test_csv_is_the_rows_and_the_notes_stand_beside_it(capsys):
+    out, err = printed(capsys, csv=True)
+    assert list(csv.DictReader(io.StringIO(out))) == [{"a": "1", "b": "2.5"}, {"a": "2", "b": ""}]
+    assert err == "note: one\nnote: two\n"
+
+
+def test_a_note_is_folded_to_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    cli.print_notes(["word " * 30])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= 40 and " ".join(lines).split().count("word") == 30

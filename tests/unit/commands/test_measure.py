@@ -1,0 +1,442 @@
+"""`measure` without a server: what is typed becomes the loads and their requests; wrong usage names the option before
+anything is asked; and what an engine measures is kept, printed, exported and judged."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shlex
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from command_line import refused, said
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import measurement
+from terminals import Screen
+
+from pytest_slmserve.__main__ import parser
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands import measure
+from pytest_slmserve.commands.measure import DISTINCT, SETTLE_S, asked, least_seconds, seconds
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.records import Environment, Progress
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
+from pytest_slmserve.workload.arrivals import job
+
+HERE = ("--endpoint=http://127.0.0.1:9/v1/completions", "--model=slm")
+
+
+def given_by(words):
+    return parser("measure").parse_args(["measure", *HERE, *shlex.split(words)])
+
+
+def loads_of(words):
+    return [load for load, _ in asked(given_by(words))]
+
+
+def mooncake(folder, count=60, step_ms=50, lengths=(12, 3)):
+    """A trace: a request each `step_ms`, of so many prompt tokens and output tokens."""
+    prompt, output = lengths
+    rows = ({"timestamp": step_ms * i, "input_length": prompt, "output_length": output} for i in range(count))
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+# Loads and requests
+
+
+@pytest.mark.parametrize(
+    ("words", "load"),
+    [
+        ("--max-concurrency 4", ClosedLoop(4, window_s=10.0)),
+        ("--max-concurrency 4 --window 3s", ClosedLoop(4, window_s=3.0)),
+        ("--max-concurrency 4 --num-prompts 40", ClosedLoop(4, window_s=10.0, requests=40)),
+        ("--request-rate inf --num-prompts 40", OpenLoop(requests=40, rate=math.inf)),
+        ("--request-rate 60 --num-prompts 40 --seed 3", OpenLoop(requests=40, rate=60, seed=3)),
+        (
+            "--request-rate 9 --num-prompts 40 --max-concurrency 2 --burstiness inf",
+            OpenLoop(requests=40, rate=9, max_concurrency=2, burstiness=math.inf),
+        ),
+    ],
+)
+def test_a_number_of_requests_or_users_is_one_load(words, load):
+    (found,) = loads_of(words)
+    assert replace(found, schedule_s=()) == load if isinstance(load, OpenLoop) else found == load
+    if isinstance(load, OpenLoop):
+        assert found.times == job(load.requests, load.rate, load.seed, load.max_concurrency, load.burstiness).times
+
+
+@given(st.lists(st.integers(5, 60), min_size=1, max_size=3), st.floats(0, 3), st.floats(0.5, 5), st.integers(0, 9))
+def test_each_rate_is_a_window_within_arrivals_that_go_on_behind_it(rates, settle_s, window_s, seed):
+    text = ",".join(map(str, rates))
+    found = loads_of(f"--request-rate {text} --settle {settle_s!r} --window {window_s!r} --seed {seed}")
+    assert [load.rate for load in found] == rates
+    for load in found:
+        assert (load.settle_s, load.window_s, load.requests) == (settle_s, window_s, None)
+        assert list(load.schedule_s) == sorted(load.schedule_s)
+        assert load.schedule_s[0] >= 0 and load.schedule_s[-1] < 2 * settle_s + window_s
+
+
+def test_the_settling_time_is_five_seconds_unless_it_is_typed():
+    assert [load.settle_s for load in loads_of("--request-rate 4")] == [SETTLE_S] == [5.0]
+    assert [load.settle_s for load in loads_of("--request-rate 4 --settle 0")] == [0.0]
+
+
+def test_a_constant_rate_has_equal_gaps_and_a_seed_the_same_arrivals_again():
+    (even,) = loads_of("--request-rate 8 --burstiness inf --settle 1 --window 2")
+    gaps = {round(b - a, 9) for a, b in zip(even.schedule_s, even.schedule_s[1:])}
+    assert gaps == {0.125} and len(even.schedule_s) == 8 * 4
+    one, again, other = (loads_of(f"--request-rate 8 --seed {seed}")[0].schedule_s for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def test_a_ramp_is_one_load_that_goes_up_in_steps_and_ends_under_load():
+    (ramp,) = loads_of("--ramp 20,60 --step 2s --settle 0.5 --burstiness inf")
+    assert (ramp.steps, ramp.settle_s, ramp.window_s, ramp.rate) == (((20, 2), (60, 2)), 0.5, 3.5, 40)
+    counts = [sum(a <= at < b for at in ramp.schedule_s) for a, b in ((0, 2), (2, 4), (4, 4.5))]
+    assert counts == [40, 120, 30] and max(ramp.schedule_s) < 4.5
+
+
+def test_a_trace_has_its_own_times_and_lengths(tmp_path):
+    path = mooncake(tmp_path)
+    ((load, workload),) = asked(given_by(f"--trace {path} --speed 2 --settle 0.2 --window 0.79"))
+    assert load.schedule_s == pytest.approx([0.025 * i for i in range(48)]), "1.19 s, twice as fast"
+    assert load.rate == pytest.approx(48 / 1.19) and (load.settle_s, load.window_s) == (0.2, 0.79)
+    assert {(len(each.prompt), each.output_tokens) for each in workload.requests} == {(12, 3)}
+    assert workload.spec.requests == len(workload.requests) == 48
+
+
+@pytest.mark.parametrize("words", ["--settle 3 --window 2", "--settle 2.96 --window 1"])
+def test_a_trace_without_a_request_to_judge_is_refused(words, tmp_path):
+    """Its last request comes at 2.95 s."""
+    with pytest.raises(BadUsage, match=r"trace\.jsonl"):
+        asked(given_by(f"--trace {mooncake(tmp_path)} {words}"))
+    assert asked(given_by(f"--trace {tmp_path / 'trace.jsonl'} --settle 2.95 --window 1"))
+
+
+def test_lengths_are_drawn_from_a_trace_up_to_the_longest(tmp_path):
+    path = mooncake(tmp_path, lengths=(40, 3))
+    ((_, workload),) = asked(given_by(f"--lengths-from {path} --max-concurrency 4 --max-model-len 43"))
+    assert {(len(each.prompt), each.output_tokens) for each in workload.requests} == {(40, 3)}
+    assert len(workload.requests) == measure.CYCLE
+    with pytest.raises(Exception, match="--max-model-len"):
+        asked(given_by(f"--lengths-from {path} --max-concurrency 4 --max-model-len 42"))
+
+
+def test_no_request_is_sent_twice_while_there_are_enough():
+    found = asked(given_by("--request-rate 5,9 --window 3 --settle 1 --input-len 8 --output-len 4"))
+    assert [len(workload.requests) for _, workload in found] == [len(load.schedule_s) for load, _ in found]
+    prompts = [tuple(each.prompt) for _, workload in found for each in workload.requests]
+    assert len(set(prompts)) == len(prompts) and {len(prompt) for prompt in prompts} == {8}
+
+
+def test_more_requests_than_are_made_go_through_them_again():
+    ((load, workload),) = asked(given_by(f"--request-rate inf --num-prompts {DISTINCT + 5} --input-len 1"))
+    assert load.requests == DISTINCT + 5 and len(workload.requests) == DISTINCT == workload.spec.requests
+
+
+@pytest.mark.parametrize(
+    ("words", "lengths"), [("", (512, 256)), ("--input-len 7", (7, 256)), ("--output-len 7", (512, 7))]
+)
+def test_lengths_are_those_that_were_typed_or_the_usual(words, lengths):
+    ((_, workload),) = asked(given_by(f"--max-concurrency 1 --num-prompts 2 {words}"))
+    assert {(len(each.prompt), each.output_tokens) for each in workload.requests} == {lengths}
+
+
+def test_natural_lengths_without_a_file_are_synthetic():
+    ((_, workload),) = asked(given_by("--max-concurrency 8 --num-prompts 16 --sharegpt"))
+    assert workload.spec.source == "lengths" and len({each.output_tokens for each in workload.requests}) > 8
+
+
+@pytest.mark.parametrize(
+    ("load", "least_s"),
+    [
+        (ClosedLoop(4, window_s=5.0), 5.0),
+        (ClosedLoop(4, requests=40), 0.0),
+        (OpenLoop(rate=10.0, requests=50), 5.0),
+        (OpenLoop(requests=50), 0.0),
+        (OpenLoop(rate=10.0, window_s=60.0, settle_s=5.0), 70.0),
+    ],
+)
+def test_a_load_takes_at_least_its_window_or_its_arrivals(load, least_s):
+    assert least_seconds(load) == least_s
+
+
+@pytest.mark.parametrize(("text", "value"), [("30", 30), ("30s", 30), (" 1.5 s", 1.5), ("0", 0), ("0s", 0), ("0.0", 0)])
+def test_a_duration_is_in_seconds(text, value):
+    assert seconds(text, zero=True) == value
+
+
+# Wrong usage
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        ("", ["--max-concurrency", "--request-rate"]),
+        ("--ramp 4,8 --trace t.csv", ["--ramp and --trace"]),
+        ("--max-concurrency 4 --trace t.csv", ["--max-concurrency and --trace"]),
+        ("--max-concurrency 4 --request-rate 9", ["--num-prompts"]),
+        ("--max-concurrency 0", ["--max-concurrency", "'0'"]),
+        ("--max-concurrency 1000000000", ["--max-concurrency", "'1000000000'"]),
+        ("--max-concurrency 1 --input-len 1000000000", ["--input-len", "'1000000000'"]),
+        ("--request-rate 1e9", ["10,000,000", "20 s"]),
+        ("--ramp 1,1e9 --step 9", ["10,000,000", "18 s"]),
+        ("--request-rate 0.001 --window 1 --settle 0", ["1 s"]),
+        ("--max-concurrency 4 --num-prompts 3", ["--num-prompts 3", "4"]),
+        ("--max-concurrency 4 --num-prompts 9 --window 3", ["--num-prompts and --window"]),
+        ("--request-rate 4 --num-prompts 9 --window 3", ["--num-prompts and --window"]),
+        ("--request-rate 4,8 --num-prompts 9", ["--window"]),
+        ("--request-rate inf --num-prompts 9 --burstiness 2", ["burstiness"]),
+        ("--request-rate 4 --num-prompts 0", ["--num-prompts", "'0'"]),
+        ("--request-rate 4 --burstiness -1", ["-1"]),
+        ("--max-concurrency 4 --settle 1", ["--settle"]),
+        ("--request-rate 4 --num-prompts 9 --settle 1", ["--settle"]),
+        ("--max-concurrency 4 --attainment 0.5", ["--attainment", "--request-rate"]),
+        ("--max-concurrency 4 --processes 0", ["--processes", "'0'"]),
+        ("--max-concurrency 4 --timeout 0", ["--timeout", "'0'"]),
+        ("--max-concurrency 4 --max-model-len 64", ["--max-model-len", "--lengths-from"]),
+        ("--max-concurrency 4 --lengths-from t.csv --max-model-len 1", ["1 tokens"]),
+        ("--max-concurrency 4 --lengths-from t.csv --sharegpt", ["trace"]),
+        ("--trace t.csv --lengths-from t.csv", ["--lengths-from"]),
+        ("--request-rate inf", ["--num-prompts"]),
+        ("--ramp 4,inf --step 9", ["--request-rate inf"]),
+        ("--ramp 4,8 --step 9 --num-prompts 9", ["--ramp", "--step"]),
+        ("--request-rate nan", ["--request-rate", "'nan'"]),
+        ("--ramp 4,8", ["--step 30"]),
+        ("--ramp 4,8 --step 9 --window 3", ["--step", "--window"]),
+        ("--ramp 4,8 --step 3", ["5 s"]),
+        ("--request-rate 4 --step 3", ["--step", "--ramp"]),
+        ("--request-rate 4,x", ["--request-rate", "'4,x'"]),
+        ("--request-rate 0", ["--request-rate", "'0'"]),
+        ("--request-rate 4 --window -1", ["--window", "'-1'"]),
+        ("--request-rate 4 --window 0", ["--window", "'0'"]),
+        ("--request-rate 4 --settle -1", ["--settle", "'-1'"]),
+        ("--request-rate 4,8 --attainment 90", ["--attainment", "'90'"]),
+        ("--request-rate 4 --goodput itl:10ms", ["tpot:50ms"]),
+        ("--max-concurrency 4 --allow-failed 0.2", ["--allow-failed 0.2", "0.05"]),
+        ("--max-concurrency 4 --allow-failed -0.1", ["--allow-failed -0.1"]),
+        ("--max-concurrency 4 --export bench.json", ["'bench.json'"]),
+        ("--max-concurrency 4 --tokenizer x", ["--tokenizer", "--sharegpt"]),
+        ("--max-concurrency 4 --sharegpt f.json", ["--tokenizer"]),
+        ("--max-concurrency 4 --sharegpt --input-len 9", ["--input-len"]),
+        ("--max-concurrency 4 --sharegpt --output-len 9", ["--output-len"]),
+        ("--trace t.csv --sharegpt", ["trace"]),
+        ("--trace t.csv --input-len 9", ["trace"]),
+        ("--trace t.csv --num-prompts 9", ["--trace", "--window"]),
+        ("--trace t.csv --speed 0", ["--speed", "'0'"]),
+        ("--trace t.csv --burstiness 2", ["--burstiness", "--request-rate", "--ramp"]),
+        ("--max-concurrency 4 --burstiness 2", ["--burstiness", "--request-rate", "--ramp"]),
+        ("--request-rate 4 --speed 2", ["--speed", "--trace"]),
+        ("--max-concurrency 4 --extra-body '[1]'", ["--extra-body [1]"]),
+        ("--max-concurrency 4 --extra-body '" + "[" * 100_000 + "'", ["--extra-body"]),
+        ("--max-concurrency 4 --goodput fast", ["'fast'"]),
+        ("--max-concurrency 4 --num-prompts 9 --json --csv", ["--json", "--csv"]),
+        ("--max-concurrency 4 --model '\x1b[2Jm'", ["control characters"]),
+    ],
+)
+def test_wrong_usage_names_the_option_and_asks_no_server(words, facts, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    refused(said(capsys, "measure", *HERE, *shlex.split(words)), *facts)
+    assert not (tmp_path / ".slm/records.jsonl").exists() or "model" in words
+
+
+@pytest.mark.parametrize(
+    ("body", "fact"),
+    [
+        ('{"a": {"api_key": "x1y2"}}', "'api_key'"),
+        ('{"bearer": "x1y2"}', "'bearer'"),
+        ('{"user": "sk-x1y2x1y2"}', "secret"),
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(body, fact, capsys):
+    assert "x1y2" not in refused(said(capsys, "measure", *HERE, "--max-concurrency=4", "--extra-body", body), fact)
+
+
+def test_a_url_that_answers_otherwise_is_told_as_it_was_asked(tmp_path, monkeypatch, capsys):
+    answer = 404, "application/json", '{"detail":"Not Found"}'
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", lambda *_: answer)
+    words = ("--max-concurrency=2", "--endpoint=http://host:8000/api/v1/", "--records", tmp_path / "r.jsonl")
+    refused(
+        said(capsys, "measure", *HERE, *words), "http://host:8000/api/v1/completions", "404", "/v1/chat/completions"
+    )
+
+
+# What an engine measures
+
+
+class Planted:
+    """In place of the engine at an endpoint and of its loads: each load is a closed loop of so many users, with its own
+    number of failures; the engine ends with `error` at the load `ends_at`."""
+
+    def __init__(self, monkeypatch):
+        self.engines, self.cases, self.failures, self.ends_at, self.error = [], [], {}, None, None
+        self.closed = 0
+        monkeypatch.setattr(measure, "EndpointEngine", self.opened)
+        monkeypatch.setattr(measure, "measure_case", self.measured)
+        monkeypatch.setattr(measure, "this_host", lambda platform: Environment(platform=platform))
+
+    def opened(self, spec, **options):
+        self.engines.append((spec, options))
+        return SimpleNamespace(spec=spec, close=self.close)
+
+    def close(self):
+        self.closed += 1
+
+    def measured(self, engine, case, show):
+        number = len(self.cases)
+        self.cases.append(case)
+        if number == self.ends_at:
+            raise self.error
+        (load,) = case.loads
+        show(Progress("window", 3.0, 7, 2, 640.0))
+        made = measurement(8, 1000.0, load=load, launch=str(number), failures=self.failures.get(number, 0))
+        return [replace(made, spec=engine.spec)]
+
+
+@pytest.fixture
+def planted(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLM_ENDPOINT_KEY", raising=False)
+    return Planted(monkeypatch)
+
+
+def measured(capsys, words, *more):
+    return said(capsys, "measure", *HERE, *shlex.split(words), *more)
+
+
+USERS = "--max-concurrency 8"
+KEPT = ".slm/records.jsonl"
+
+
+def test_a_load_is_kept_and_each_format_has_its_figures(planted, capsys):
+    text, as_json, as_csv = (measured(capsys, USERS, *words) for words in ((), ("--json",), ("--csv",)))
+    assert text.status == as_json.status == as_csv.status == 0
+    found, (row,) = json.loads(as_json.out), csv.DictReader(io.StringIO(as_csv.out))
+    assert found["valid"] and found["output_tokens_per_s"] == pytest.approx(1000) and row["valid"] == "true"
+    assert float(row["output_tokens_per_s"]) == found["output_tokens_per_s"] and "1,000" in text.out
+    kept = read(KEPT)
+    assert [m.id for m in kept.measurements][1] == found["id"] and len(kept.measurements) == 3
+    assert {session.plan.get("claims") == [] for session in kept.sessions} == {True}
+    assert planted.closed == 3 and all(m.load == ClosedLoop(8, window_s=10.0) for m in kept.measurements)
+
+
+def test_what_is_typed_reaches_the_engine(planted, capsys):
+    body = '{"top_k": 1, "n": null, "stop": ["a"]}'
+    words = f"{USERS} --timeout 90s --processes 2 --allow-prefix-cache --extra-body '{body}'"
+    assert measured(capsys, words).status == measured(capsys, f"{USERS} --seed 5").status == 0
+    (spec, options), (plain, seeded) = planted.engines
+    assert spec.extra == (("n", "null"), ("stop", '["a"]'), ("top_k", "1")) and plain.extra == ()
+    assert (spec.interface, spec.platform, spec.url) == ("endpoint", "remote", HERE[0].removeprefix("--endpoint="))
+    assert (spec.allow_prefix_cache, plain.allow_prefix_cache) == (True, False)
+    assert options == {"own_prompts": True, "timeout_s": 90.0, "processes": 2}
+    assert not seeded["own_prompts"], "who gives a seed wants the very requests again"
+
+
+def test_the_only_model_of_the_server_is_measured_if_none_is_named(planted, capsys, monkeypatch):
+    asked_ = []
+    monkeypatch.setattr(measure, "only_model", lambda *given: asked_.append(given) or "theirs")
+    assert said(capsys, "measure", "--endpoint=http://h:1", "--max-concurrency=8").status == 0
+    assert planted.engines[0][0].model == "theirs" and asked_[0][0].startswith("http://h:1/v1/")
+
+
+@pytest.mark.parametrize(
+    ("failures", "words", "status"),
+    [(0, "", 0), (1, "", 1), (1, "--allow-failed 0.05", 0), (20, "--allow-failed 0.05", 1)],
+)
+def test_failures_make_it_invalid_unless_their_share_is_allowed(failures, words, status, planted, capsys):
+    planted.failures[0] = failures
+    seen = measured(capsys, f"{USERS} {words} --json")
+    assert (seen.status, json.loads(seen.out)["valid"]) == (status, not status)
+    assert len(read(KEPT).measurements) == 1, "it is kept all the same"
+
+
+def test_several_loads_are_measured_one_after_the_other_and_the_worst_is_the_status(planted, capsys):
+    words = "--request-rate 20,60,90 --settle 0.2 --window 0.8 --goodput e2e:9s --json"
+    seen = measured(capsys, words)
+    kept = read(KEPT).measurements
+    assert [m.load.rate for m in kept] == [20, 60, 90] == [each["rate"] for each in json.loads(seen.out)["points"]]
+    assert [m.id for m in kept] == [each["id"] for each in json.loads(seen.out)["points"]]
+    lines = seen.err.splitlines()  # in a log, where no line can be written over
+    assert [line.split(" | ")[0] for line in lines] == [f"slmserve: load {n} of 3" for n in (1, 2, 3)]
+    planted.cases.clear()
+    planted.failures[1] = 1
+    assert measured(capsys, words).status == 1
+
+
+@pytest.mark.parametrize("error", [EngineFailed("the client is gone"), KeyboardInterrupt()])
+def test_what_was_measured_before_the_end_is_kept(error, planted, capsys):
+    planted.ends_at, planted.error = 1, error
+    words = "--request-rate 20,60 --settle 0.2 --window 0.8"
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            measured(capsys, words)
+    else:
+        seen = measured(capsys, words)
+        assert seen.status == 1 and "the client is gone" in seen.err
+    assert [m.load.rate for m in read(KEPT).measurements] == [20] and planted.closed == 1
+
+
+def test_a_terminal_sees_which_load_how_far_and_what_is_left_at_least(planted, capsys, monkeypatch):
+    screen = Screen()
+    monkeypatch.setattr(measure.sys, "stderr", screen)
+    measured(capsys, "--request-rate 20,60 --settle 1 --window 8")
+    lines = [line.removesuffix("\x1b[K") for line in screen.getvalue().split("\r")[1:]]
+    left = [line.split(" | ")[:2] for line in lines if line]
+    assert left == [["load 1 of 2", "0:17+ left"], ["load 2 of 2", "0:07+ left"]]
+    assert lines[-1] == "" and all(len(line) < 80 for line in lines)
+
+
+def test_results_are_exported_as_vllms_own_client_writes_them(planted, capsys, tmp_path):
+    found = json.loads(measured(capsys, f"{USERS} --num-prompts 40 --json --export vllm-bench=bench.json").out)
+    told = json.loads((tmp_path / "bench.json").read_text("utf-8"))
+    assert (told["max_concurrency"], told["record_id"]) == (8, found["id"])
+    assert told["output_throughput"] == pytest.approx(found["output_tokens_per_s"])
+    for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e")):
+        assert told[f"p95_{theirs}_ms"] == pytest.approx(1e3 * found[f"{ours}_p95_s"])
+    measured(capsys, "--request-rate 20,60 --settle 0.2 --window 0.8 --export vllm-bench=results/")
+    assert len([*(tmp_path / "results").iterdir()]) == 2
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_the_page_has_the_load_its_records_and_the_status(failures, planted, capsys, monkeypatch, tmp_path):
+    written = []
+    monkeypatch.setattr(
+        measure, "write_page", lambda *given, status, sections: written.append((*given, status, sections))
+    )
+    planted.failures[0] = failures
+    status = measured(capsys, USERS, "--html", "out.html").status
+    [(path, found, paths, told, sections)] = written
+    [section] = sections["Load"]
+    assert (str(path), [str(each) for each in paths], told, status) == ("out.html", [KEPT], failures, failures)
+    assert (section.look, len(found.measurements)) == ("bad" if failures else "good", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [("--html there.json", "there.json"), ("--export vllm-bench=r.json", "--export vllm-bench=r.json")],
+)
+def test_what_would_replace_other_results_is_refused_before_anything_is_measured(
+    words, fact, planted, capsys, tmp_path
+):
+    (tmp_path / "there.json").write_text("{}")
+    refused(measured(capsys, f"{USERS} --records r.json {words}"), fact)
+    assert planted.cases == [] and not (tmp_path / "r.json").exists()
+
+
+def test_an_archive_that_cannot_be_written_is_told_by_the_option_of_the_command(planted, capsys, tmp_path):
+    told = refused(measured(capsys, USERS, "--records", tmp_path), "--records")
+    assert "--slm-" not in told and planted.cases == []
+
+
+def test_what_further_was_asked_makes_a_table_of_its_own(planted, capsys):
+    words = "--request-rate 20 --settle 0.2 --window 0.8"
+    for further in ((), ("--extra-body", '{"top_k": 1}')):
+        measured(capsys, words, *further)
+    seen = said(capsys, "report", KEPT)
+    assert seen.out.count("top_k: 1") == 1 and len(json.loads(said(capsys, "report", KEPT, "--json").out)["loads"]) == 2

@@ -1,0 +1,111 @@
+"""`predict`: what it prints of a law on another GPU in three formats, checked by what was measured there, and its exit
+status."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import refused, said
+from scripts import BASELINES, in_checkout
+from strategies import H200, law, measurement
+
+from pytest_slmserve.archive.store import Archive
+
+H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
+LOADS = (1, 8, 64)
+
+
+def stored(name, *rates, repeats=2):
+    """An archive of sweeps: GPU, model and the rate of each load."""
+    with Archive.open(Path(name)) as archive:
+        archive.begin({}, {})
+        for where, model, by_load in rates:
+            for load, rate in by_load.items():
+                for i in range(repeats):
+                    archive.add(measurement(load, rate + 0.1 * i, model=model, environment=where, repeat=i))
+    return name
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """A sweep on an H100, the same at 0.7 of its rates on an H200, and one on the H100 that no law describes."""
+    monkeypatch.chdir(tmp_path)
+    return stored(
+        "both.jsonl",
+        (H100, "opt-1.3b", {load: law(load) for load in LOADS}),
+        (H200, "opt-1.3b", {load: 0.7 * law(load) for load in (*LOADS, 96)}),
+        (H100, "opt-2.7b", dict(zip(LOADS, (10.0, 900.0, 700.0)))),
+    )
+
+
+def found(capsys, *words, status):
+    seen = said(capsys, "predict", *words, "--json")
+    assert (seen.status, seen.err) == (status, "")
+    return json.loads(seen.out)
+
+
+def test_loads_are_predicted_and_their_error_is_told_where_the_gpu_was_measured(records, capsys):
+    seen = found(capsys, records, "--gpu", "H200", status=1)
+    (one,) = seen["predictions"]
+    assert [row["concurrency"] for row in one["loads"]] == [*LOADS, 96]
+    assert {verdict["state"] for verdict in one["verdicts"]} == {"fails"}
+    for row in one["loads"]:
+        assert row["predicted_over_measured"] == row["predicted_tokens_per_s"] / row["measured_tokens_per_s"]
+        assert row["low"] < row["predicted_over_measured"] < row["high"]
+        assert row["measured_tokens_per_s"] == pytest.approx(0.7 * law(row["concurrency"]), rel=1e-2)
+    assert one["loads"][-1]["output_tokens_per_s"] is None, "the H100 had no such load"
+    assert ["opt-2.7b" in note for note in seen["notes"]] == [True]
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_a_table_is_as_wide_as_the_terminal_and_tells_the_same(columns, records, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    seen = said(capsys, "predict", records, "--gpu", "H200")
+    assert seen.status == 1 and max(map(len, seen.out.splitlines())) <= columns
+    assert all(fact in seen.words for fact in ("opt-1.3b", "NVIDIA H100 80GB HBM3", "vLLM 0.26.0", "note: opt-2.7b"))
+
+
+def test_csv_has_a_line_for_each_load(records, capsys):
+    (one,) = found(capsys, records, "--gpu", "H200", status=1)["predictions"]
+    seen = said(capsys, "predict", records, "--gpu", "H200", "--csv")
+    rows = list(csv.DictReader(io.StringIO(seen.out)))
+    assert [float(row["predicted_tokens_per_s"]) for row in rows] == [
+        each["predicted_tokens_per_s"] for each in one["loads"]
+    ]
+    assert seen.status == 1 and "opt-2.7b" in seen.err
+
+
+def test_what_comes_true_is_0(records, capsys):
+    (one,) = found(capsys, records, "--gpu", "H200", status=1)["predictions"]
+    true = {row["concurrency"]: row["predicted_tokens_per_s"] for row in one["loads"][:3]}
+    path = stored("true.jsonl", (H100, "opt-1.3b", {load: law(load) for load in LOADS}), (H200, "opt-1.3b", true))
+    (again,) = found(capsys, path, "--gpu", "H200", status=0)["predictions"]
+    assert {verdict["state"] for verdict in again["verdicts"]} == {"passes"}
+    assert all(row["predicted_over_measured"] == pytest.approx(1, abs=0.01) for row in again["loads"])
+
+
+def test_a_gpu_that_was_not_measured_is_predicted_unchecked(records, capsys):
+    predictions = found(capsys, records, "--gpu", "L40S", status=0)["predictions"]
+    assert len(predictions) == 2 and [each["verdicts"] for each in predictions] == [[], []]
+
+
+def test_nothing_to_predict_from_is_10(records, capsys):
+    path = stored("one.jsonl", (H100, "opt-1.3b", {8: 900.0}), (H200, "opt-1.3b", {load: law(load) for load in LOADS}))
+    seen = found(capsys, path, "--gpu", "H200", status=10)
+    assert seen["predictions"] == [] and len(seen["notes"]) == 1
+
+
+@in_checkout
+def test_an_fp8_sweep_is_not_predicted_for_the_gpu_that_it_was_measured_on(capsys):
+    path = BASELINES / "h100-vllm-0.26.0-fp8.jsonl.xz"
+    assert found(capsys, path, "--gpu", "H100", status=10)["predictions"] == []
+
+
+@pytest.mark.parametrize(("words", "fact"), [(["--gpu", "MI300X"], "V100S"), ([], "--gpu")])
+def test_wrong_usage_names_the_gpus_or_the_option(words, fact, records, capsys):
+    refused(said(capsys, "predict", records, *words), fact)

@@ -1,0 +1,430 @@
+"""`report`: what it prints is what the run itself had said, in three formats with the same facts; its exit status is
+the worst verdict; and whatever stands in a file, there is an answer or one sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import fields, replace
+from functools import cache
+
+import pytest
+from command_line import answered, refused, said
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from published import NAMES, external
+from scripts import BASELINES, in_checkout
+from sealed_lines import reseal
+from strategies import H200, law, measurement
+from swept import BATCHES, CUT, archive, measured, put_into, spoilt, watched
+
+from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.points import Summary, points_of
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.commands import report
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.screen import tables
+from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.specs import OpenLoop
+
+SWEEP = cache(measured)
+LOADS = (16, 64, 256)
+FAILING = table.ClaimRow("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """The archive of a whole sweep, of which all that is planned was measured."""
+    return archive(tmp_path_factory.mktemp("swept") / "a.jsonl", SWEEP())
+
+
+@pytest.fixture
+def records(tmp_path):
+    """Three points of two repeats each, the last one invalid; two replicas; and a job."""
+    made = [measurement(c, law(c) * (1 + 0.001 * i), repeat=i) for c in LOADS for i in range(2)]
+    made[-2:] = [replace(m, run=replace(m.run, failures=1)) for m in made[-2:]]
+    part = Replica("one", 0, 2, "asked", "mps")
+    pair = [replace(measurement(8, 500.0, launch=f"r{i}"), replica=replace(part, index=i)) for i in range(2)]
+    job = measurement(8, 1000.0, launch="job")
+    served = sum(job.run.samples.finished)
+    return stored(tmp_path / "r.jsonl", *made, *pair, replace(job, load=OpenLoop(requests=served)))
+
+
+def stored(path, *measurements):
+    with Archive.open(path) as opened:
+        for each in measurements:
+            opened.add(each)
+    return path
+
+
+def found(capsys, *words, status=None):
+    seen = said(capsys, "report", *words, "--json")
+    assert seen.err == "" and status in (None, seen.status)
+    return json.loads(seen.out)
+
+
+# What is judged, and the exit status
+
+
+def live_text(measurements):
+    """As a session has it at the end of its run."""
+    curve = curve_of("opt-1.3b", measurements, planned=BATCHES, cut=[(c, why) for c, why in CUT])
+    names = [c.name for c in table.CLAIMS.values() if c.of != "arithmetic" and table.applies(c, curve)]
+    arithmetic = [c for c in table.CLAIMS.values() if c.of == "arithmetic"]
+    subjects = [*((name, curve) for name in names)]
+    subjects += [(c.name, Curve(subject=model)) for c in arithmetic for model in c.models]
+    rows = [(table.row_for(name, c.subject, H200), c) for name, c in subjects]
+    judged = [(table.judge_row(row, c), row) for row, c in rows]
+    return "\n".join(text for text, _ in tables(Findings(curves=[curve], judged=judged)))
+
+
+def test_an_archive_gives_the_text_of_the_run(swept, capsys):
+    assert said(capsys, "report", swept) == (0, f"{live_text(SWEEP())}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("loads", "planned", "repeats", "words", "status"),
+    [
+        (BATCHES, BATCHES, 2, (), 0),
+        (BATCHES, BATCHES, 2, ("--strict",), 1),
+        (BATCHES, BATCHES, 1, (), 10),
+        (BATCHES[:4], BATCHES[:4], 2, (), 1),
+        (BATCHES[:5], BATCHES, 2, (), 10),
+        ((), BATCHES, 2, (), 10),
+    ],
+    ids=["all as expected", "strict", "one repeat", "no plateau", "not all planned", "nothing"],
+)
+def test_the_exit_status_is_the_worst_verdict(loads, planned, repeats, words, status, tmp_path, capsys):
+    path = archive(tmp_path / "a.jsonl", SWEEP(loads, repeats), planned)
+    outcomes = {each["outcome"] for each in found(capsys, path, *words, status=status)["verdicts"]}
+    assert ("unexpected" in outcomes) is (status == 1)
+    assert status != 0 or outcomes == {"as expected"}
+
+
+def test_strict_expects_every_claim_to_pass(swept, capsys):
+    usual, strict = (found(capsys, swept, *words)["verdicts"] for words in ((), ("--strict",)))
+    assert [each["state"] for each in usual] == [each["state"] for each in strict]
+    assert {each["outcome"] for each in strict if each["state"] == "fails"} == {"unexpected"}
+    assert {each["outcome"] for each in usual if each["state"] == "fails"} == {"as expected"}
+
+
+def test_claims_that_no_test_judged_are_left_out_unless_strict(swept, tmp_path, capsys):
+    lines = [json.loads(line) for line in swept.read_text("utf-8").splitlines()]
+    plan = next(line["plan"] for line in lines if "plan" in line)
+    plan["claims"] = ["throughput-plateau"]
+    path = tmp_path / "b.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    reseal(path)
+    some, strict = found(capsys, path), found(capsys, path, "--strict")
+    assert [each["claim"] for each in some["verdicts"]] == ["throughput-plateau"]
+    assert some["notes"] == [report.NOT_JUDGED] and report.NOT_JUDGED not in strict["notes"]
+    assert len(strict["verdicts"]) == len(found(capsys, swept)["verdicts"]) > 10
+
+
+@pytest.mark.parametrize(("rows_today", "status"), [((FAILING,), 1), ((), 0)])
+def test_the_table_of_today_rules_and_what_the_run_expected_is_told(rows_today, status, tmp_path, capsys, monkeypatch):
+    rows_then = table.ROWS if rows_today else (*table.ROWS, FAILING)
+    path = archive(tmp_path / "a.jsonl", SWEEP(), rows=rows_then)
+    monkeypatch.setattr(table, "ROWS", (*table.ROWS, *rows_today))
+    seen = found(capsys, path, status=status)["verdicts"]
+    (verdict,) = (each for each in seen if each["claim"] == "throughput-plateau")
+    assert (verdict["outcome"] == "unexpected") is bool(rows_today)
+    assert said(capsys, "report", path).words.count("its run expected that it") == 1
+
+
+def test_several_archives_are_one_and_a_copy_adds_nothing(swept, tmp_path, capsys):
+    other = archive(tmp_path / "b.jsonl", measured(launch="launch-2"))
+    copy = archive(tmp_path / "c.jsonl", SWEEP())
+    points = found(capsys, swept, other, copy, status=0)["points"]
+    assert [(each["concurrency"], len(each["repeats"])) for each in points] == [(load, 4) for load in BATCHES]
+
+
+def test_a_gate_counts_by_its_outcome_and_is_no_point(capsys):
+    same = BASELINES / "h200-vllm-0.26.0-gate-same.jsonl.xz"
+    seen = found(capsys, same, status=0)
+    assert [gate["outcome"] for gate in seen["gates"]] == ["pass"] and seen["points"] == []
+    paths = (same, same)
+    assert len(found(capsys, *paths)["gates"]) == 1, "of two archives too, each gate once"
+
+
+@in_checkout
+def test_the_screen_has_the_status_of_the_tables(capsys):
+    gate = BASELINES / "h200-vllm-0.20.2-0.26.0-gate.jsonl.xz"
+    summary, shown = (said(capsys, "report", gate, *words) for words in (["--show=summary"], ["--show=tables"]))
+    assert summary.status == shown.status == 10 and shown == said(capsys, "report", gate)
+    assert len(summary.out.splitlines()) < len(shown.out.splitlines())
+
+
+def test_all_columns_are_shown_on_request(small, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    some, every = (said(capsys, "report", small, "--show", show).out for show in ("tables", "all"))
+    assert len(every.splitlines()) > len(some.splitlines())
+
+
+# Formats
+
+
+def test_json_has_all_that_the_text_tells(records, capsys):
+    seen = found(capsys, records, status=said(capsys, "report", records).status)
+    assert {"points", "loads", "sweeps", "verdicts", "gates", "history", "notes"} <= seen.keys()
+    by_kind = [(each["kind"], each.get("concurrency")) for each in seen["points"]]
+    assert by_kind == [("point", 16), ("point", 64), ("point", 256), ("replicas", 16), ("job", None)]
+    assert [each["subject"] for each in seen["sweeps"]] == ["opt-1.3b"] and seen["sweeps"][0]["pareto"] == [16, 64]
+    verdict = next(each for each in seen["verdicts"] if each["claim"] == "throughput-plateau")
+    assert (verdict["state"], verdict["expected"], verdict["outcome"]) == ("inconclusive", "passes", "inconclusive")
+
+
+def test_a_point_has_the_names_of_its_fields(records, capsys):
+    first, *_, broken, several, job = found(capsys, records)["points"]
+    alone = [m for m in read(records).measurements if m.replica is None and m.load.max_concurrency == 16]
+    [point, *_] = points_of(alone)
+    names = [field.name for field in fields(Summary) if field.name != "bound"]
+    assert {name: first[name] for name in names} == pytest.approx({name: getattr(point, name) for name in names})
+    for each in (broken, several, job):
+        assert first.keys() - {"batch_repeats", "concurrency"} <= each.keys(), "one thing, one key"
+    assert (first["load"]["concurrency"], first["environment"]["vllm"]) == (16, "0.26.0")
+    assert (first["valid"], broken["valid"], broken["e2e_s"], len(broken["problems"])) == (True, False, None, 1)
+    assert (several["sharing"], several["models"], several["model"]) == ("mps", ["opt-1.3b"] * 2, "opt-1.3b")
+    assert job["seconds"] > 0 and job["load"]["kind"] == "job"
+
+
+def test_csv_has_a_line_for_each_point_with_the_keys_of_the_json(records, capsys):
+    points = found(capsys, records, "--goodput", "e2e:1s")["points"]
+    seen = said(capsys, "report", records, "--csv", "--goodput", "e2e:1s")
+    rows = list(csv.DictReader(io.StringIO(seen.out)))
+    assert seen.status == said(capsys, "report", records).status and len(rows) == len(points)
+    for row, point in zip(rows, points):
+        assert float(row["output_tokens_per_s"] or 0) == (point["output_tokens_per_s"] or 0)
+        assert row["workload.hash"] == point["workload"]["hash"] and row["valid"] == str(point["valid"]).lower()
+        assert row["goodput.attainment"] == ("1.0" if point["valid"] else "")
+    assert rows[0]["repeats"] == "; ".join(map(repr, points[0]["repeats"]))
+
+
+def test_noise_of_a_valid_point_is_in_both_formats(tmp_path, capsys):
+    runs = [measurement(8, 1000.0, launch=f"{by}", steps=200, slow_from=100, slow_factor=by) for by in (1.0, 1.25)]
+    path = stored(tmp_path / "noisy.jsonl", *runs)
+    [point] = found(capsys, path, "--run=all")["points"]
+    assert (point["valid"], point["left_out"], point["problems"], point["degraded"]) == (True, 0, [], [])
+    assert len(point["noise"]) == 1 and len(point["repeats"]) == 2
+    [row] = csv.DictReader(io.StringIO(said(capsys, "report", path, "--run=all", "--csv").out))
+    assert (row["valid"], row["degraded"], row["noise"]) == ("true", "", point["noise"][0])
+
+
+def test_of_jobs_alone_nothing_is_said_of_a_sweep(tmp_path, capsys):
+    made = measurement(8, 1000.0)
+    path = stored(tmp_path / "j.jsonl", replace(made, load=OpenLoop(requests=sum(made.run.samples.finished))))
+    seen = found(capsys, path, status=0)
+    assert [each["kind"] for each in seen["points"]] == ["job"] and seen["sweeps"] == []
+    assert "sweep" not in said(capsys, "report", path).out
+
+
+def test_what_is_said_beside_the_csv_is_on_stderr(tmp_path, capsys):
+    (tmp_path / "r.jsonl").touch()
+    seen = said(capsys, "report", tmp_path / "r.jsonl", "--csv")
+    assert (seen.status, seen.out.strip()) == (10, "") and str(tmp_path / "r.jsonl") in " ".join(seen.err.split())
+
+
+@in_checkout
+def test_loads_that_are_no_points_are_in_each_format(capsys):
+    server = BASELINES / "cpu-vllm-0.32.0-server.jsonl.xz"
+    loads = found(capsys, server, "--goodput", "ttft:1s")["loads"]
+    assert loads and all(load["ttft_p95_s"] > 0 and load["itl_p95_s"] > 0 and load["goodput"] for load in loads)
+    kinds = [line.split(",")[0] for line in said(capsys, "report", server, "--csv").out.splitlines()]
+    assert kinds.count("load") >= len(loads), "a ramp has one for each step"
+
+
+# Runs, merging, pictures and the page
+
+
+def two_runs(path, capsys):
+    """An archive of two runs, and how `--list` names them."""
+    for launch, rate in (("one", 1000.0), ("two", 2000.0)):
+        with Archive.open(path) as opened:
+            opened.begin({}, {})
+            opened.add(measurement(8, rate, launch=launch))
+    return [run["id"] for run in found(capsys, path, "--list", status=0)["runs"]]
+
+
+def test_runs_are_listed_and_chosen_by_their_names(tmp_path, capsys):
+    path = tmp_path / "r.jsonl"
+    first, second = two_runs(path, capsys)
+    rates = {
+        run: round(found(capsys, path, "--run", run)["points"][0]["output_tokens_per_s"])
+        for run in (first, second, "last")
+    }
+    assert rates == {first: 1000, second: 2000, "last": 2000}
+    assert len(found(capsys, path, "--run=all")["points"][0]["repeats"]) == 2
+    rows = list(csv.DictReader(io.StringIO(said(capsys, "report", path, "--list", "--csv").out)))
+    assert [(row["id"], row["path"], row["measurements"]) for row in rows] == [
+        (name, str(path), "1") for name in (first, second)
+    ]
+    listed = said(capsys, "report", path, "--list")
+    assert listed.status == 0 and all(listed.out.count(name) == 1 for name in (first, second))
+    assert found(capsys, path, "--since", "2999-01-01")["points"] == []
+    refused(said(capsys, "report", path, "--run", "nonsense"), "nonsense")
+
+
+def test_the_list_of_several_archives_names_each_file(tmp_path, capsys):
+    paths = [tmp_path / f"{name}.jsonl" for name in "ab"]
+    for path in paths:
+        two_runs(path, capsys)
+    several, one = (said(capsys, "report", *some, "--list").out for some in (paths, paths[:1]))
+    assert all(several.count(path.name) == 2 for path in paths) and paths[0].name not in one
+    (tmp_path / "c.jsonl").touch()
+    assert said(capsys, "report", tmp_path / "c.jsonl", "--list").status == 0
+
+
+def test_merged_archives_hold_each_record_once(tmp_path, capsys):
+    paths = [stored(tmp_path / f"{i}.jsonl", *(measurement(8, 900.0 + j, launch=str(j)) for j in js)) for i, js in
+             enumerate(((0, 1), (1, 2)))]  # fmt: skip
+    into = tmp_path / "out.jsonl.xz"
+    assert said(capsys, "report", *paths, "--merge", into) == (
+        0,
+        f"{into}: 3 measurements added, 1 were there\n",
+        "",
+    )
+    assert sorted(m.launch for m in read(into).measurements) == ["0", "1", "2"]
+    assert said(capsys, "report", *paths, "--merge", into).out.count(" 0 measurements added, 4 were there") == 1
+
+
+@pytest.mark.parametrize("words", [("--run=last",), ("--since=2026-01-01",)])
+def test_whole_archives_alone_are_merged_and_only_such_as_are_there(words, tmp_path, capsys):
+    path, into = stored(tmp_path / "a.jsonl", measurement()), tmp_path / "out.jsonl"
+    refused(said(capsys, "report", path, *words, "--merge", into), "--merge", "--run", "--since")
+    refused(said(capsys, "report", path, tmp_path / "none.jsonl", "--merge", into), "none.jsonl")
+    assert not into.exists()
+
+
+def test_merging_what_a_newer_note_names_is_1(tmp_path, capsys):
+    path = stored(tmp_path / "a.jsonl", *(measurement(8, 900.0 + j, launch=str(j)) for j in range(2)))
+    path.write_bytes(path.read_bytes()[:-10])
+    seen = said(capsys, "report", path, "--merge", tmp_path / "out.jsonl")
+    assert seen.status == 1 and "note: " in seen.out and len(read(tmp_path / "out.jsonl").measurements) == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--json",), ("--csv",)])
+def test_what_was_drawn_and_written_is_named_beside_the_result(words, swept, tmp_path, capsys, monkeypatch):
+    calls = []
+    monkeypatch.setattr(report, "draw_pictures", lambda *given: calls.append(given[1:]) or ["drawn: a.svg"])
+    monkeypatch.setattr(report, "write_page", lambda path, found, paths, status: calls.append((path, paths, status)))
+    page, folder = tmp_path / "page.html", tmp_path / "pictures"
+    seen = said(capsys, "report", swept, "--figures", folder, "--format=svg", "--html", page, *words)
+    assert calls == [(folder, "svg"), (page, [swept], 0)]
+    lines = ["drawn: a.svg", f"written: {page}"]
+    assert (seen.err if words else seen.out).splitlines()[-2:] == lines and "drawn" not in (seen.out if words else "")
+
+
+def test_the_command_of_the_records_is_kept_where_they_are_of_one(tmp_path, monkeypatch, capsys):
+    commands = []
+    monkeypatch.setattr(report, "write_page", lambda path, found, *_, **__: commands.append(found.command))
+    texts = ("pytest --slm-gpu  'a b'", "pytest 'no end", "pytest --slm-cpu")
+    paths = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for path, command in zip(paths, texts):
+        with Archive.open(path) as opened:
+            opened.begin({}, {"command": command})
+            opened.add(measurement())
+    for some in ([paths[0]], [paths[1]], [paths[0], paths[2]]):
+        said(capsys, "report", *some, "--html", tmp_path / "page.html")
+    assert commands == ["pytest --slm-gpu 'a b'", "", ""]
+
+
+# Files that are wrong
+
+
+def test_a_damaged_line_is_refused_and_can_be_left_out(swept, tmp_path, capsys):
+    lines = swept.read_text("utf-8").splitlines(keepends=True)
+    lines[4] = lines[4][:50] + "\n"
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(lines), "utf-8")
+    refused(said(capsys, "report", path), str(path), "line 5", "--skip-damaged")
+    seen = found(capsys, path, "--skip-damaged", status=0)
+    assert len(seen["notes"]) == 1 and str(path) in seen["notes"][0] and "line 5" in seen["notes"][0]
+    assert sorted(len(each["repeats"]) for each in seen["points"]) == [1, 2, 2, 2, 2, 2]
+    assert "note: " in said(capsys, "report", path, "--skip-damaged").out
+
+
+def test_a_torn_end_is_a_note(swept, tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_bytes(swept.read_bytes()[:-10])
+    assert len(found(capsys, tmp_path / "a.jsonl", status=0)["notes"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ('{"kind":"session","format":99}\n', ["format 99"]),
+        ("PK\x03\x04 not ours\n", ["a.jsonl"]),
+        ('{"output_throughput": 1000.0}\n', ["--knob"]),
+        (None, ["a.jsonl", "--slm-records"]),
+    ],
+    ids=["newer", "strange", "of another tool", "missing"],
+)
+def test_what_is_no_archive_is_refused(text, facts, tmp_path, capsys):
+    if text is not None:
+        (tmp_path / "a.jsonl").write_text(text, "utf-8")
+    refused(said(capsys, "report", tmp_path / "a.jsonl"), *facts)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("claims", "rows"), 5),
+        (("plan", "sweeps"), 5),
+        (("plan",), 5),
+        (("environment", "gpu_name"), 5),
+        (("workload", "longest"), 0),
+        (("workload", "mean_output_tokens"), "many"),
+        (("resolved", "attention_backend"), ["x"]),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(place, value, swept, tmp_path, capsys):
+    lines = [json.loads(line) for line in swept.read_text("utf-8").splitlines()]
+    put_into(next(line for line in lines if place[0] in line), place, value)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    reseal(path)
+    refused(said(capsys, "report", path))
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        ([], ["PATH"]),
+        (["--nonsense", "a"], ["--nonsense"]),
+        (["a", "--jsn"], ["--jsn", "--json"]),
+        (["a", "--figures"], ["--figures"]),
+        (["a", "--format", "pdf"], ["--format", "pdf"]),
+        (["a", "--show", "none"], ["--show", "none"]),
+        (["a", "--tolerance", "nan"], ["--tolerance", "nan"]),
+        (["a", "--json", "--csv"], ["--json", "--csv"]),
+    ],
+)
+def test_wrong_usage_names_the_option(words, facts, capsys):
+    refused(said(capsys, "report", *words), *facts, "--help")
+
+
+@pytest.mark.parametrize("words", [["--figures=a"], ["--run=last"], ["--since=2026-01-01"]])
+def test_options_of_archives_are_refused_for_external_results(words, tmp_path, capsys):
+    refused(said(capsys, "report", external(tmp_path), *NAMES, *words), words[0].partition("=")[0])
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return archive(tmp_path_factory.mktemp("whole") / "a.jsonl", watched(SWEEP((16, 32, 64))), (16, 32, 64))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_value_stands_in_a_line_there_is_a_report_or_one_sentence(small, tmp_path, capsys, data):
+    """Of the right type or not: the reader refuses it, or the judgement can live with it."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(spoilt(data, small), "utf-8")
+    reseal(path)
+    assert answered(said(capsys, "report", path), "verdicts")
+
+
+def test_no_terminal_is_too_narrow(small, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1")
+    seen = said(capsys, "report", small, "--show", "summary", "--strict")
+    assert seen.status in (1, 10) and "archive" in seen.out

@@ -1,0 +1,35 @@
+"""The public names of the package: few, sorted, resolved late, each to what it names."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+import pytest_slmserve
+
+
+def test_public_names_are_sorted_few_and_shown() -> None:
+    names = pytest_slmserve.__all__
+    assert names == sorted(set(names)) and 5 <= len(names) <= 30
+    assert {*names, "__version__"} <= set(dir(pytest_slmserve))
+
+
+@pytest.mark.parametrize("name", pytest_slmserve.__all__)
+def test_a_public_name_resolves_to_what_it_names_and_has_a_docstring(name: str) -> None:
+    thing = getattr(pytest_slmserve, name)
+    assert thing.__name__ == name and thing.__doc__
+    assert not thing.__doc__.startswith(f"{name}("), "a generated docstring tells nothing"
+
+
+def test_the_version_is_the_installed_one() -> None:
+    try:
+        installed = version("pytest-slmserve")
+    except PackageNotFoundError:
+        pytest.skip("runs from a folder on the path: no release is installed")
+    assert pytest_slmserve.__version__ == installed
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'nonsense'"):
+        pytest_slmserve.nonsense  # noqa: B018
