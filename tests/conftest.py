@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_engine import vllm_here  # noqa: F401 - a fixture for tests with a real engine
-from simulated_sessions import opened  # noqa: F401
+
+TESTS = Path(__file__).parent
+pytest.register_assert_rewrite(*(path.stem for path in TESTS.glob("support/*.py")))
+
+from real_engine import vllm_here  # noqa: E402, F401 - a fixture for tests with a real engine
+from simulated_sessions import opened  # noqa: E402, F401
 
 # pytest reads this file for whatever runs in the checkout, where only the package may be installed.
 with suppress(ImportError):
@@ -27,7 +31,6 @@ with suppress(ImportError):
     settings.register_profile("thorough", deadline=None, max_examples=200)
     settings.load_profile("tests")
 
-TESTS = Path(__file__).parent
 ALLOWED = [re.compile(skip["reason"]) for skip in tomllib.loads((TESTS / "skips.toml").read_text("utf-8"))["skip"]]
 
 # What a shell starts in the background ignores SIGINT, and behind nohup SIGHUP; so would all that a test starts.
@@ -65,10 +68,12 @@ def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[Any]:
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     report = yield
     if report.skipped and not hasattr(report, "wasxfail") and (problem := refused(reason_of(report))):
         report.outcome, report.longrepr = "failed", problem
+    if report.when == "call" and report.passed and item.config.getini(COUNTED) and not ASSERTED[item.nodeid]:
+        report.outcome, report.longrepr = "failed", "no assertion ran in this case"
     return report
 
 
@@ -78,6 +83,39 @@ def pytest_make_collect_report() -> Iterator[Any]:
     if report.skipped and (problem := refused(reason_of(report))):
         report.outcome, report.longrepr = "failed", problem
     return report
+
+
+# Assertions, which `tox -e nightly` counts, because pytest then takes a third longer
+
+COUNTED = "enable_assertion_pass_hook"  # pytest's own word in the ini file
+ASSERTED: Counter[str] = Counter()  # by the id of a case
+
+
+def pytest_assertion_pass(item: pytest.Item) -> None:
+    ASSERTED[item.nodeid] += 1
+
+
+@pytest.fixture(autouse=True)
+def expected_errors_are_assertions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error or a warning that a test waits for is an assertion, and so are lines of an inner run of pytest."""
+    if not request.config.getini(COUNTED):
+        return
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            ASSERTED[request.node.nodeid] += 1
+            return function(*args, **more)
+
+        return call
+
+    for owner, name in (
+        (pytest, "raises"),
+        (pytest, "warns"),
+        (pytest, "fail"),
+        (pytest.LineMatcher, "fnmatch_lines"),
+        (pytest.RunResult, "assert_outcomes"),
+    ):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
 
 
 # A line for each folder

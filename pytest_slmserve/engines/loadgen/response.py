@@ -208,6 +208,7 @@ class Answer:
             return
         text = data.decode()
         # `json.loads` first looks for blanks around the value, so it parses only an event with more than the value.
+        event: Any
         event, end = DECODER.raw_decode(text) if text.startswith("{") else (None, -1)
         if end != len(text):
             event = json.loads(text)
