@@ -24,6 +24,7 @@ PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(all
 
 
 def measured(batches: Sequence[int] = BATCHES, repeats: int = 2, **facts: Any) -> list[Measurement]:
+    facts = {"steps": 50, **facts}
     made = [measurement(c, law(c) * (1 + 0.001 * i), repeat=i, **facts) for c in batches for i in range(repeats)]
     return [replace(m, environment=replace(m.environment, host="one"), run=whole_microseconds(m.run)) for m in made]
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+import yaml
 from scripts import CHECKOUT, needs_checkout
 
 FOLDER = CHECKOUT / ".github" / "workflows"
 ACTION = CHECKOUT / ".github" / "actions" / "gate" / "action.yml"
 needs_checkout()
-yaml = pytest.importorskip("yaml", reason="needs pyyaml")
-if shutil.which("bash") is None or shutil.which("awk") is None:
-    pytest.skip("needs bash and awk", allow_module_level=True)
 
 INSTALL = "Install the plugin, and each release into an environment of its own"
 RELEASES = {"baseline": "0.26.0", "candidate": "0.27.0"}

