@@ -316,6 +316,6 @@ def test_garbage_is_a_failure_or_a_page(text):
 def test_garbage_of_the_right_words_is_a_failure_or_has_our_gpu(words):
     try:
         found = {*values_of_gpu(samples("".join(words), NUMBERS), "GPU-1")}
-    except (SensorFailed, ValueError) as failure:
-        found = {type(failure)}
-    assert found in ({POWER}, {SensorFailed}, {ValueError})
+    except (SensorFailed, ValueError):
+        found = set()
+    assert found in ({POWER}, set())
