@@ -107,14 +107,17 @@ def test_a_trace_has_its_own_times_and_lengths(tmp_path):
     ((load, workload),) = asked(given_by(f"--trace {path} --speed 2 --settle 0.2 --window 0.79"))
     assert load.schedule_s == pytest.approx([0.025 * i for i in range(48)]), "1.19 s, twice as fast"
     assert load.rate == pytest.approx(48 / 1.19) and (load.settle_s, load.window_s) == (0.2, 0.79)
+    assert "trace.jsonl" in load.arrivals and load.arrivals.endswith("speed 2")
     assert {(len(each.prompt), each.output_tokens) for each in workload.requests} == {(12, 3)}
     assert workload.spec.requests == len(workload.requests) == 48
 
 
-@pytest.mark.parametrize("words", ["--settle 3 --window 2", "--settle 2.96 --window 1"])
-def test_a_trace_without_a_request_to_judge_is_refused(words, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "ends"), [("--settle 3 --window 2", "3 s and 5 s"), ("--settle 2.96 --window 1", "3.96")]
+)
+def test_a_trace_without_a_request_to_judge_is_refused(words, ends, tmp_path):
     """Its last request comes at 2.95 s."""
-    with pytest.raises(BadUsage, match=r"trace\.jsonl"):
+    with pytest.raises(BadUsage, match=rf"trace\.jsonl.*{ends}"):
         asked(given_by(f"--trace {mooncake(tmp_path)} {words}"))
     assert asked(given_by(f"--trace {tmp_path / 'trace.jsonl'} --settle 2.95 --window 1"))
 

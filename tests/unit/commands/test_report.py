@@ -295,6 +295,7 @@ def test_whole_archives_alone_are_merged_and_only_such_as_are_there(words, tmp_p
     refused(said(capsys, "report", path, *words, "--merge", into), "--merge", "--run", "--since")
     refused(said(capsys, "report", path, tmp_path / "none.jsonl", "--merge", into), "none.jsonl")
     assert not into.exists()
+    refused(said(capsys, "report", path, "--merge", tmp_path), "--merge")
 
 
 def test_merging_what_a_newer_note_names_is_1(tmp_path, capsys):
