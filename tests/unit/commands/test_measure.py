@@ -27,6 +27,7 @@ from pytest_slmserve.schema.records import Environment, Progress
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 from pytest_slmserve.workload.arrivals import job
 
+SHORT = ("--input-len=8", "--output-len=4")
 HERE = ("--endpoint=http://127.0.0.1:9/v1/completions", "--model=slm")
 
 
@@ -74,7 +75,9 @@ def test_a_number_of_requests_or_users_is_one_load(words, load):
 @given(st.lists(st.integers(5, 60), min_size=1, max_size=3), st.floats(0, 3), st.floats(0.5, 5), st.integers(0, 9))
 def test_each_rate_is_a_window_within_arrivals_that_go_on_behind_it(rates, settle_s, window_s, seed):
     text = ",".join(map(str, rates))
-    found = loads_of(f"--request-rate {text} --settle {settle_s!r} --window {window_s!r} --seed {seed}")
+    found = loads_of(
+        f"{' '.join(SHORT)} --request-rate {text} --settle {settle_s!r} --window {window_s!r} --seed {seed}"
+    )
     assert [load.rate for load in found] == rates
     for load in found:
         assert (load.settle_s, load.window_s, load.requests) == (settle_s, window_s, None)
@@ -310,7 +313,7 @@ def planted(monkeypatch, tmp_path):
 
 
 def measured(capsys, words, *more):
-    return said(capsys, "measure", *HERE, *shlex.split(words), *more)
+    return said(capsys, "measure", *HERE, *SHORT, *shlex.split(words), *more)
 
 
 USERS = "--max-concurrency 8"
