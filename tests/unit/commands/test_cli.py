@@ -155,20 +155,22 @@ def options(parser, of="slmserve"):
             yield f"{of} {'/'.join(action.option_strings) or action.dest}", action
 
 
-OPTIONS = dict(options(program()))
+@pytest.fixture(scope="module")
+def found():
+    return dict(options(program()))
 
 
-def test_each_option_of_each_command_says_what_it_does_and_what_it_takes():
-    assert len(OPTIONS) > 100
-    assert [name for name, action in OPTIONS.items() if not action.help] == []
-    taking = {name: action for name, action in OPTIONS.items() if action.nargs != 0}
+def test_each_option_of_each_command_says_what_it_does_and_what_it_takes(found):
+    assert len(found) > 100
+    assert [name for name, action in found.items() if not action.help] == []
+    taking = {name: action for name, action in found.items() if action.nargs != 0}
     assert [name for name, action in taking.items() if not (action.metavar or action.choices)] == []
-    assert [name for name, action in OPTIONS.items() if action.dest == "json" and "JSON" not in action.help] == []
+    assert [name for name, action in found.items() if action.dest == "json" and "JSON" not in action.help] == []
 
 
-def test_a_default_that_the_help_names_is_the_default():
+def test_a_default_that_the_help_names_is_the_default(found):
     told = {}
-    for name, action in OPTIONS.items():
+    for name, action in found.items():
         named = re.search(r"default: (\S+?)[,;)]", action.help)
         if named and action.default not in (None, "", []):
             usual = action.default

@@ -396,6 +396,9 @@ def test_a_terminal_sees_which_load_how_far_and_what_is_left_at_least(planted, c
     left = [line.split(" | ")[:2] for line in lines if line]
     assert left == [["load 1 of 2", "0:17+ left"], ["load 2 of 2", "0:07+ left"]]
     assert lines[-1] == "" and all(len(line) < 80 for line in lines)
+    screen.truncate(0)
+    measured(capsys, USERS)
+    assert "load 1" not in screen.getvalue() and "left" in screen.getvalue()
 
 
 def test_results_are_exported_as_vllms_own_client_writes_them(planted, capsys, tmp_path):
