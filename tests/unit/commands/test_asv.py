@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -298,7 +299,13 @@ def test_a_kept_file_is_written_as_it_was_read(path: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
     tags = [f"v{release} {f'{i}' * 40} {1_782_777_600 + i}" for i, (release, _) in enumerate(RELEASES)]
-    monkeypatch.setattr(asv, "git", lambda repository, *words: "\n".join(tags))
+
+    def git(repository: Path, command: str, form: str, which: str) -> str:
+        assert (repository, command, which) == (tmp_path / "asv/releases.git", "for-each-ref", "refs/tags/v*")
+        assert form == "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
+        return "\n".join(tags)
+
+    monkeypatch.setattr(asv, "git", git)
     return folder_of_releases(tmp_path / "asv")
 
 
@@ -401,7 +408,8 @@ def test_a_machine_that_is_described_stays_as_it_is(folder, convert) -> None:
     described.write_text('{"machine": "runner-1", "version": 1, "ram": "2 TB"}', "utf-8")
     before = described.read_text("utf-8")
     assert convert(launches(), words=["--machine", "runner-1"]).status == 0
-    assert described.read_text("utf-8") == before and len(results(folder)) == 3
+    assert described.read_text("utf-8") == before
+    assert sorted(name.partition("/")[0] for name in results(folder)) == ["benchmarks.json", "runner-1", "runner-1"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"result_columns": [], "results": {"x": [1]}}', '{"results": 3}'])
@@ -430,6 +438,7 @@ class Git:
 
     def __call__(self, repository: Path, *words: str, given: str = "") -> str:
         self.calls.append((words[0], given))
+        assert all(isinstance(word, str) for word in words)
         return "".join(f"vllm {release} {day}\n" for release, day in self.rows) if words[0] == "log" else ""
 
 
@@ -521,3 +530,30 @@ def test_a_git_that_fails_or_is_missing_is_named(error, tmp_path, capsys, monkey
 
     monkeypatch.setattr(asv, "git", fails)
     refused(init(capsys, tmp_path), "git", "--into")
+
+
+def test_git_knows_neither_the_users_settings_nor_a_hooks_variables(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GIT_DIR", "elsewhere")
+    calls = []
+
+    def run(command, **options):
+        calls.append((command, options))
+        return subprocess.CompletedProcess(command, 0, "told")
+
+    monkeypatch.setattr(asv.subprocess, "run", run)
+    assert asv.git(tmp_path, "log", given="a row") == "told"
+    [(command, options)] = calls
+    env = options.pop("env")
+    assert command == ["git", "--git-dir", str(tmp_path), "log"]
+    assert options == {"input": "a row", "check": True, "capture_output": True, "text": True}
+    assert {name: value for name, value in env.items() if name.startswith("GIT_")} == {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+    } and "PATH" in env
+
+
+@pytest.mark.parametrize("columns", [["result", "params"], [*asv.COLUMNS, "more"]])
+def test_a_row_of_other_columns_is_none_of_ours(columns) -> None:
+    file = file_of({CELL: (1.0,)})
+    with pytest.raises(ValueError, match="zip"):
+        asv.result_rows({**file, "result_columns": columns})

@@ -14,6 +14,7 @@ from command_line import refused, said
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.commands import bisect
 from pytest_slmserve.commands.bisect import Release
@@ -87,10 +88,31 @@ def test_a_last_release_that_is_not_slow_ends_it(last, status, search):
     assert search([FAILS, FAILS, last]) == (status, [], ["1.3"])
 
 
-def test_the_answer_in_words_names_the_release(search, write, monkeypatch, capsys):
+def test_the_answer_in_words_names_the_release_and_what_fails(search, write, monkeypatch, capsys):
     search([FAILS])
+    endpoints = [
+        SimpleNamespace(name="throughput", outcome=FAILS, ratio=Interval(0.9, 0.88, 0.92)),
+        SimpleNamespace(name="latency", outcome=PASSES, ratio=Interval(1.01, 1.0, 1.02)),
+        SimpleNamespace(name="energy", outcome=FAILS, ratio=None),
+    ]
+    gate = SimpleNamespace(outcome=FAILS, gated=endpoints)
+    monkeypatch.setattr(bisect, "gated", lambda *_: ([gate], ""))
     seen = said(capsys, *write({}, {}))
-    assert seen.status == 0 and "1.1" in seen.words and "opt-1.3b: gate" in seen.words and "1.1" in seen.err
+    assert seen.status == 0 and "1.1: opt-1.3b: gate, throughput 0.9" in seen.words and "0.88" in seen.words
+    assert "latency" not in seen.words and "energy" not in seen.words and "gating 1.1 against 1.0" in seen.err
+
+
+def test_answers_without_a_slow_release_differ_in_words(search, write, capsys):
+    told = []
+    for state in (PASSES, UNSURE):
+        search([state])
+        told.append(said(capsys, *write({}, {})).words)
+    assert told[0] != told[1] and all("1.1" in text and "1.0" in text and "None" not in text for text in told)
+
+
+def test_several_suspects_are_told_in_words(search, write, capsys):
+    search([UNSURE, UNSURE, FAILS])
+    assert "1.1, 1.2, 1.3" in said(capsys, *write({}, {}, {}, {})).words
 
 
 # Which releases
@@ -169,7 +191,8 @@ def pytest_run(monkeypatch):
     commands = []
 
     def does(status=2, printed=""):
-        def run(command, stdout, **_):
+        def run(command, stdout, stderr, check):
+            assert stderr == bisect.subprocess.STDOUT and not check
             commands.append(command)
             stdout.write(printed)
             return SimpleNamespace(returncode=status)

@@ -7,12 +7,14 @@ import argparse
 import csv
 import io
 import json
+import re
 from importlib import import_module
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.__main__ import parser as program
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import Parser, did_you_mean
@@ -138,3 +140,47 @@ def test_a_note_is_folded_to_the_terminal(capsys, monkeypatch):
     cli.print_notes(["word " * 30])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= 40 and " ".join(lines).split().count("word") == 30
+
+
+# The help of all commands
+
+
+def options(parser, of="slmserve"):
+    """Pairs of an option or argument of any command, with its name, and its action."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield from options(command, f"{of} {name}")
+        elif not isinstance(action, argparse._HelpAction):
+            yield f"{of} {'/'.join(action.option_strings) or action.dest}", action
+
+
+@pytest.fixture(scope="module")
+def found():
+    return dict(options(program()))
+
+
+def test_each_option_of_each_command_says_what_it_does_and_what_it_takes(found):
+    assert len(found) > 100
+    assert [name for name, action in found.items() if not action.help] == []
+    taking = {name: action for name, action in found.items() if action.nargs != 0}
+    assert [name for name, action in taking.items() if not (action.metavar or action.choices)] == []
+    assert [name for name, action in found.items() if action.dest == "json" and "JSON" not in action.help] == []
+
+
+def test_a_default_that_the_help_names_is_the_default(found):
+    told = {}
+    for name, action in found.items():
+        named = re.search(r"default: (\S+?)[,;)]", action.help)
+        if named and action.default not in (None, "", []):
+            usual = action.default
+            told[name] = named[1] in {str(usual), f"{usual:g}" if isinstance(usual, float) else ""}
+    assert len(told) > 15 and [name for name, true in told.items() if not true] == []
+
+
+def test_each_command_tells_its_exit_statuses_and_ends_after_its_help(capsys):
+    for name in cli.SUMMARIES:
+        if name not in ("asv", "plan"):  # one has actions, the other hands words on
+            with pytest.raises(SystemExit) as end:
+                program(name).parse_args([name, "--help"])
+            assert end.value.code == 0 and "Exit status: 0 " in " ".join(capsys.readouterr().out.split())

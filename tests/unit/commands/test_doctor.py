@@ -491,7 +491,12 @@ def test_what_is_no_interpreter_is_a_problem(monkeypatch):
 @pytest.mark.parametrize(("vllm", "asked"), [("0.26.0+cpu", 0), ("0.26.0", 1)])
 def test_the_cpu_backend_is_told_by_its_version_or_else_by_its_distribution(vllm, asked, monkeypatch):
     commands = []
-    run = lambda command, **_: commands.append(command) or subprocess.CompletedProcess(command, 0)  # noqa: E731
+
+    def run(command, capture_output, timeout):
+        assert capture_output and timeout == doctor.host.PROBE_S
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
     monkeypatch.setattr(doctor.subprocess, "run", run)
     monkeypatch.setattr(doctor.host, "interpreter", lambda python, env: HOLDS | {"vllm": vllm})
     assert "(CPU backend)" in doctor.of_python("/v/python", has_gpu=False).found

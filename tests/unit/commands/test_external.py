@@ -116,6 +116,8 @@ def test_littles_law_exposes_a_biased_mean_and_a_knob_that_is_no_batch():
 def test_littles_law_agrees_is_missing_or_cannot_be_applied():
     sound = [planted(b, batch=float(b), little=-0.01) for b in GRID]
     assert told(sound, columns=COLUMNS).noted("running", "out x itl_ms", "1 %")
+    above = [planted(b, batch=float(b), little=0.2 if b > 8 else 0.1) for b in GRID]
+    assert told(above, columns=COLUMNS).noted("running", "+10.0 to +20.0 %", "max_num_seqs 16")
     unknown = [replace(point, batch=None, little=None) for point in sound]
     without = told(unknown, columns=replace(COLUMNS, output_throughput=None))
     assert without.noted("running", "--output-throughput") and not without.noted("out x itl_ms")
@@ -264,6 +266,14 @@ def test_a_file_with_a_null_costs_no_other_and_is_named(tmp_path, capsys):
 )
 def test_what_cannot_be_judged_is_refused(tmp_path, capsys, words, facts):
     refused(said(capsys, "report", external(tmp_path), *NAMES, *words), *facts)
+
+
+def test_the_tolerance_that_is_typed_says_what_is_flat(tmp_path, capsys):
+    path = external(tmp_path)
+    plateaus = [
+        found(capsys, path, *NAMES, "--tolerance", share)["sweeps"][0]["plateau"]["value"] for share in (0.1, 0.3, 0.9)
+    ]
+    assert plateaus == sorted(plateaus, reverse=True) and len(set(plateaus)) == 3
 
 
 def test_rows_of_several_models_on_one_curve_are_told(tmp_path, capsys):

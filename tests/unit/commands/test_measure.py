@@ -27,6 +27,7 @@ from pytest_slmserve.schema.records import Environment, Progress
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 from pytest_slmserve.workload.arrivals import job
 
+SHORT = ("--input-len=8", "--output-len=4")
 HERE = ("--endpoint=http://127.0.0.1:9/v1/completions", "--model=slm")
 
 
@@ -74,7 +75,9 @@ def test_a_number_of_requests_or_users_is_one_load(words, load):
 @given(st.lists(st.integers(5, 60), min_size=1, max_size=3), st.floats(0, 3), st.floats(0.5, 5), st.integers(0, 9))
 def test_each_rate_is_a_window_within_arrivals_that_go_on_behind_it(rates, settle_s, window_s, seed):
     text = ",".join(map(str, rates))
-    found = loads_of(f"--request-rate {text} --settle {settle_s!r} --window {window_s!r} --seed {seed}")
+    found = loads_of(
+        f"{' '.join(SHORT)} --request-rate {text} --settle {settle_s!r} --window {window_s!r} --seed {seed}"
+    )
     assert [load.rate for load in found] == rates
     for load in found:
         assert (load.settle_s, load.window_s, load.requests) == (settle_s, window_s, None)
@@ -107,14 +110,17 @@ def test_a_trace_has_its_own_times_and_lengths(tmp_path):
     ((load, workload),) = asked(given_by(f"--trace {path} --speed 2 --settle 0.2 --window 0.79"))
     assert load.schedule_s == pytest.approx([0.025 * i for i in range(48)]), "1.19 s, twice as fast"
     assert load.rate == pytest.approx(48 / 1.19) and (load.settle_s, load.window_s) == (0.2, 0.79)
+    assert "trace.jsonl" in load.arrivals and load.arrivals.endswith("speed 2")
     assert {(len(each.prompt), each.output_tokens) for each in workload.requests} == {(12, 3)}
     assert workload.spec.requests == len(workload.requests) == 48
 
 
-@pytest.mark.parametrize("words", ["--settle 3 --window 2", "--settle 2.96 --window 1"])
-def test_a_trace_without_a_request_to_judge_is_refused(words, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "ends"), [("--settle 3 --window 2", "3 s and 5 s"), ("--settle 2.96 --window 1", "3.96")]
+)
+def test_a_trace_without_a_request_to_judge_is_refused(words, ends, tmp_path):
     """Its last request comes at 2.95 s."""
-    with pytest.raises(BadUsage, match=r"trace\.jsonl"):
+    with pytest.raises(BadUsage, match=rf"trace\.jsonl.*{ends}"):
         asked(given_by(f"--trace {mooncake(tmp_path)} {words}"))
     assert asked(given_by(f"--trace {tmp_path / 'trace.jsonl'} --settle 2.95 --window 1"))
 
@@ -307,7 +313,7 @@ def planted(monkeypatch, tmp_path):
 
 
 def measured(capsys, words, *more):
-    return said(capsys, "measure", *HERE, *shlex.split(words), *more)
+    return said(capsys, "measure", *HERE, *SHORT, *shlex.split(words), *more)
 
 
 USERS = "--max-concurrency 8"
@@ -390,6 +396,9 @@ def test_a_terminal_sees_which_load_how_far_and_what_is_left_at_least(planted, c
     left = [line.split(" | ")[:2] for line in lines if line]
     assert left == [["load 1 of 2", "0:17+ left"], ["load 2 of 2", "0:07+ left"]]
     assert lines[-1] == "" and all(len(line) < 80 for line in lines)
+    screen.truncate(0)
+    measured(capsys, USERS)
+    assert "load 1" not in screen.getvalue() and "left" in screen.getvalue()
 
 
 def test_results_are_exported_as_vllms_own_client_writes_them(planted, capsys, tmp_path):

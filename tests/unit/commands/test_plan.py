@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.commands import plan
+from pytest_slmserve.commands.cli import SUMMARIES
 from pytest_slmserve.commands.plan import QUIET, SHIPPED, with_tests
 from pytest_slmserve.options.table import OPTS
 
@@ -61,4 +62,4 @@ def test_its_help_is_its_own(words, capsys, monkeypatch):
     monkeypatch.setattr(plan.subprocess, "run", None)
     seen = said(capsys, "plan", *words)
     assert seen.status == 0 and seen.out.startswith("usage: slmserve plan [WORD ...]\n") and "--slm-gpu" in seen.out
-    assert len(seen.out.splitlines()) < 20
+    assert len(seen.out.splitlines()) < 20 and f"{SUMMARIES['plan'].capitalize()}." in seen.words

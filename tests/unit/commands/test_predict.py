@@ -20,14 +20,16 @@ H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
 LOADS = (1, 8, 64)
 
 
-def stored(name, *rates, repeats=2):
+def stored(name, *rates, repeats=2, steps=50):
     """An archive of sweeps: GPU, model and the rate of each load."""
     with Archive.open(Path(name)) as archive:
         archive.begin({}, {})
         for where, model, by_load in rates:
             for load, rate in by_load.items():
                 for i in range(repeats):
-                    archive.add(measurement(load, rate + 0.1 * i, model=model, environment=where, repeat=i))
+                    archive.add(
+                        measurement(load, rate + 0.1 * i, model=model, environment=where, repeat=i, steps=steps)
+                    )
     return name
 
 

@@ -143,10 +143,8 @@ def test_several_archives_are_one_and_a_copy_adds_nothing(swept, tmp_path, capsy
 
 def test_a_gate_counts_by_its_outcome_and_is_no_point(capsys):
     same = BASELINES / "h200-vllm-0.26.0-gate-same.jsonl.xz"
-    seen = found(capsys, same, status=0)
-    assert [gate["outcome"] for gate in seen["gates"]] == ["pass"] and seen["points"] == []
-    paths = (same, same)
-    assert len(found(capsys, *paths)["gates"]) == 1, "of two archives too, each gate once"
+    seen = found(capsys, same, same, status=0)
+    assert [gate["outcome"] for gate in seen["gates"]] == ["pass"] and seen["points"] == [], "each gate once"
 
 
 @in_checkout
@@ -295,6 +293,7 @@ def test_whole_archives_alone_are_merged_and_only_such_as_are_there(words, tmp_p
     refused(said(capsys, "report", path, *words, "--merge", into), "--merge", "--run", "--since")
     refused(said(capsys, "report", path, tmp_path / "none.jsonl", "--merge", into), "none.jsonl")
     assert not into.exists()
+    refused(said(capsys, "report", path, "--merge", tmp_path), "--merge")
 
 
 def test_merging_what_a_newer_note_names_is_1(tmp_path, capsys):
