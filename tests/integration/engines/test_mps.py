@@ -111,8 +111,8 @@ def test_there_is_no_client_before_the_first_one(daemon, told):
 
 def test_a_replica_with_a_process_among_the_clients_is_attached(daemon, told):
     clients(told, 11, 12)
-    daemon.verify("replica 1", {7, 11})
-    daemon.verify("replica 2", [12])
+    assert daemon.verify("replica 1", {7, 11}) is None
+    assert daemon.verify("replica 2", [12]) is None
 
 
 @pytest.mark.parametrize(("pids", "listed"), [((8, 7), "7, 8"), ((), "none")])
