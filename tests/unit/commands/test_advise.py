@@ -85,6 +85,12 @@ def test_an_archive_gives_a_batch_its_memory_and_the_command_to_start_it(swept, 
     assert "vllm serve facebook/opt-1.3b" in said(capsys, "advise", swept, "--slo-itl", "2x@32").out
 
 
+def test_what_an_archive_lacks_is_a_note(swept, tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_bytes(swept.read_bytes()[:-10])
+    whole, torn = (advised(capsys, path)["notes"] for path in (swept, tmp_path / "a.jsonl"))
+    assert any("a.jsonl" in note for note in set(torn) - set(whole))
+
+
 def test_what_is_typed_reaches_the_advisor(swept, capsys, monkeypatch):
     wishes, real = [], advise.advisor.plan
     monkeypatch.setattr(advise.advisor, "plan", lambda subjects, wish: wishes.append(wish) or real(subjects, wish))

@@ -19,7 +19,7 @@ from asv_runner import statistics
 from command_line import refused, said
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts import CHECKOUT
+from scripts import CHECKOUT, in_checkout
 from stored_records import BUSY, engine_alone
 from strategies import H200, RESOLVED, measurement
 from swept import watched as all_watched
@@ -284,6 +284,7 @@ def test_columns_that_asv_left_out_are_not_needed() -> None:
     assert asv.benchmarks_file([file])[START]["params"] == [["'x'", "'y'"]]
 
 
+@in_checkout
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_a_kept_file_is_written_as_it_was_read(path: Path) -> None:
     old = json.loads(path.read_text("utf-8"))

@@ -263,6 +263,8 @@ def test_a_damaged_line_stops_it_unless_it_is_left_out(tmp_path, capsys):
     refused(said(capsys, *words), "--skip-damaged")
     seen = said(capsys, *words, "--skip-damaged")
     assert seen.status == 0 and "2 measurements" in seen.out and "note: " in seen.out
+    refused(said(capsys, "compare", path, path), "--skip-damaged")
+    assert said(capsys, "compare", path, path, "--skip-damaged").status in (0, 10)
 
 
 def test_the_list_has_the_same_facts_as_text_and_json(folder, capsys):

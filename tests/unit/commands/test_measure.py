@@ -99,10 +99,10 @@ def test_a_constant_rate_has_equal_gaps_and_a_seed_the_same_arrivals_again():
 
 
 def test_a_ramp_is_one_load_that_goes_up_in_steps_and_ends_under_load():
-    (ramp,) = loads_of("--ramp 20,60 --step 2s --settle 0.5 --burstiness inf")
-    assert (ramp.steps, ramp.settle_s, ramp.window_s, ramp.rate) == (((20, 2), (60, 2)), 0.5, 3.5, 40)
-    counts = [sum(a <= at < b for at in ramp.schedule_s) for a, b in ((0, 2), (2, 4), (4, 4.5))]
-    assert counts == [40, 120, 30] and max(ramp.schedule_s) < 4.5
+    (ramp,) = loads_of("--ramp 20,40,60 --step 2s --settle 0.5 --burstiness inf")
+    assert (ramp.steps, ramp.settle_s, ramp.window_s, ramp.rate) == (((20, 2), (40, 2), (60, 2)), 0.5, 5.5, 40)
+    counts = [sum(a <= at < b for at in ramp.schedule_s) for a, b in ((0, 2), (2, 4), (4, 6), (6, 6.5))]
+    assert counts == [40, 80, 120, 30] and max(ramp.schedule_s) < 6.5
 
 
 def test_a_trace_has_its_own_times_and_lengths(tmp_path):

@@ -141,6 +141,7 @@ def test_several_archives_are_one_and_a_copy_adds_nothing(swept, tmp_path, capsy
     assert [(each["concurrency"], len(each["repeats"])) for each in points] == [(load, 4) for load in BATCHES]
 
 
+@in_checkout
 def test_a_gate_counts_by_its_outcome_and_is_no_point(capsys):
     same = BASELINES / "h200-vllm-0.26.0-gate-same.jsonl.xz"
     seen = found(capsys, same, same, status=0)
@@ -216,6 +217,18 @@ def test_of_jobs_alone_nothing_is_said_of_a_sweep(tmp_path, capsys):
     seen = found(capsys, path, status=0)
     assert [each["kind"] for each in seen["points"]] == ["job"] and seen["sweeps"] == []
     assert "sweep" not in said(capsys, "report", path).out
+
+
+@pytest.mark.parametrize("kind", ["job", "load"])
+def test_what_is_claimed_of_nothing_passes(kind, tmp_path, capsys):
+    made = measurement(8, 1000.0)
+    served = sum(made.run.samples.finished)
+    load = OpenLoop(requests=served) if kind == "job" else OpenLoop(rate=10.0, window_s=0.5)
+    with Archive.open(tmp_path / "a.jsonl") as opened:
+        opened.begin({}, {"claims": []})
+        opened.add(replace(made, load=load))
+    seen = found(capsys, tmp_path / "a.jsonl", status=0)
+    assert seen["verdicts"] == [] and bool(seen["loads"]) is (kind == "load")
 
 
 def test_what_is_said_beside_the_csv_is_on_stderr(tmp_path, capsys):
@@ -311,6 +324,8 @@ def test_what_was_drawn_and_written_is_named_beside_the_result(words, swept, tmp
     page, folder = tmp_path / "page.html", tmp_path / "pictures"
     seen = said(capsys, "report", swept, "--figures", folder, "--format=svg", "--html", page, *words)
     assert calls == [(folder, "svg"), (page, [swept], 0)]
+    said(capsys, "report", swept, "--figures", folder)
+    assert calls[-1] == (folder, "png")
     lines = ["drawn: a.svg", f"written: {page}"]
     assert (seen.err if words else seen.out).splitlines()[-2:] == lines and "drawn" not in (seen.out if words else "")
 
@@ -342,6 +357,8 @@ def test_a_damaged_line_is_refused_and_can_be_left_out(swept, tmp_path, capsys):
     assert len(seen["notes"]) == 1 and str(path) in seen["notes"][0] and "line 5" in seen["notes"][0]
     assert sorted(len(each["repeats"]) for each in seen["points"]) == [1, 2, 2, 2, 2, 2]
     assert "note: " in said(capsys, "report", path, "--skip-damaged").out
+    refused(said(capsys, "report", path, "--list"), "--skip-damaged")
+    assert "note: " in said(capsys, "report", path, "--list", "--skip-damaged").out
 
 
 def test_a_torn_end_is_a_note(swept, tmp_path, capsys):
