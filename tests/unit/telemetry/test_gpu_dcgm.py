@@ -1,0 +1,243 @@
+"""DCGM, on bindings and an engine constructed from its source, of both generations: each value becomes ours and is
+given once, blanks say why, what is refused costs nothing else, and the engine is left as it was."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+
+import fake_dcgm
+import pytest
+from fake_dcgm import GPU, MODULE_NOT_LOADED, OTHER_GPU, REQUIRES_ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.telemetry.gpu import BLANK_FP64, BLANK_INT32, BLANK_INT64, WHY_BLANK, in_our_unit, open_dcgm
+
+SECOND = 1_000_000
+THEIRS = [number for number in of.SENSORS if number < of.OURS]
+
+
+@pytest.fixture(params=[3, 4], ids=["DCGM 3", "DCGM 4"])
+def engine(request, tmp_path, monkeypatch):
+    """A host engine, and its bindings in a folder: `open` finds them there and nowhere else."""
+    found = fake_dcgm.install(monkeypatch, tmp_path, request.param)
+    found.release, found.folder = request.param, tmp_path
+    found.open = lambda uuid=GPU, interval_s=0.25, **more: open_dcgm(
+        uuid, interval_s=interval_s, folders=[tmp_path / "not here", tmp_path], **more
+    )
+    return found
+
+
+RAW = {
+    of.GPU_UTIL: (97, 0.97), of.POWER: (431.25, 431.25), of.ENERGY: (123_456_789, 123_456.789),
+    of.SM_CLOCK: (1980, 1.98e9), of.MEMORY_CLOCK: (3201, 3.201e9), of.MEMORY_USED: (141_000, 141_000 * 2**20),
+    of.TEMPERATURE: (64, 64), of.CLOCK_REASONS: (0x4, 4), of.XID: (31, 31), of.SM_ACTIVE: (0.875, 0.875),
+    of.CAPPED_POWER: (2_500_000_000, 2.5), of.CAPPED_BRAKE: (500_000_000, 0.5), of.ECC_DOUBLE_BIT: (2, 2),
+}  # fmt: skip
+
+
+def test_each_unit_becomes_ours_and_a_release_without_a_field_says_so(engine):
+    for number, (raw, _) in RAW.items():
+        engine.on_progress(number, raw, SECOND)
+    source = engine.open()
+    absent = {number for number in THEIRS if number >= fake_dcgm.LAST_FIELD[engine.release]}
+    assert source.unsupported.keys() == absent and bool(absent) == (engine.release == 3)
+    values = source.read(0.0).values
+    assert values.keys() == set(THEIRS) - absent == engine.watched
+    known = {number: value for number, value in values.items() if value is not None}
+    assert known == {number: ours for number, (_, ours) in RAW.items() if number not in absent}
+
+
+@pytest.mark.parametrize(("asked_s", "watched_us"), [(0.01, 100_000), (0.1, 100_000), (0.25, 250_000)])
+def test_our_gpu_alone_is_watched_and_never_more_often_than_is_valid(engine, asked_s, watched_us):
+    before = list(sys.path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as a constant does that was renamed
+        source = engine.open(interval_s=asked_s, address="gpu7:5556")
+    assert (source.name, engine.addresses, sys.path) == ("dcgm", ["gpu7:5556"], before)
+    assert {(tuple(gpus), every_us) for gpus, _, every_us in engine.watches.values()} == {((1,), watched_us)}
+    assert source.interval_s == watched_us / 1e6
+
+
+# What is given once
+
+
+@pytest.mark.parametrize("moves", [of.POWER, of.SM_ACTIVE])
+def test_each_value_is_given_once_by_its_own_stamp(engine, moves):
+    for number in (of.POWER, of.SM_ACTIVE):
+        engine.on_progress(number, 0.0, 0)
+    source = engine.open()
+    assert source.read(0.0).values[of.POWER] == 0.0
+    engine.on_progress(moves, 0.5, 1)
+    second = source.read(0.25)
+    (stays,) = {of.POWER, of.SM_ACTIVE} - {moves}
+    assert (second.values[moves], second.values[stays]) == (0.5, None)
+    assert f"{stays}: not updated" in second.missing and (second.span_s is None) == (stays == of.SM_ACTIVE)
+    engine.on_progress(stays, 0.0, 1)
+    third = source.read(0.5).values
+    assert (third[moves], third[stays]) == (None, 0.0), "by its stamp, though its value is the same"
+
+
+@pytest.mark.parametrize(
+    ("later_us", "span_s"), [(250_000, 0.25), (100_000, 0.25), (400_000, 0.4), (500_000, 0.5), (5 * SECOND, 0.5)]
+)
+def test_the_span_is_the_time_between_the_counters_within_bounds(engine, later_us, span_s):
+    source = engine.open()
+    spans = []
+    for step in range(3):
+        engine.on_progress(of.SM_ACTIVE, 0.5, SECOND + step * later_us)
+        engine.on_progress(of.DRAM_ACTIVE, 0.5, SECOND // 2 + step * later_us)  # the newest counts
+        spans.append(source.read(step).span_s)
+    assert spans == [0.25, span_s, span_s]
+
+
+# What is no value
+
+
+@pytest.mark.parametrize("base", [BLANK_INT32, BLANK_INT64, BLANK_FP64], ids=["int32", "int64", "fp64"])
+@pytest.mark.parametrize("after", range(4))
+def test_a_blank_is_none_and_says_why(engine, base, after):
+    reasons = ["blank", "not found", "not supported", "not permissioned"]
+    engine.on_progress(of.ENERGY, base + after, SECOND)
+    reading = engine.open().read(0.0)
+    assert reading.values[of.ENERGY] is None and f"{of.ENERGY}: {reasons[after]}" in reading.missing
+    assert {in_our_unit(number, base + after) for number in THEIRS} == {reasons[after]}
+    assert isinstance(in_our_unit(of.POWER, base - 1), float)
+
+
+@given(st.floats(BLANK_FP64, allow_nan=False) | st.integers(BLANK_INT64, 2**63 - 1))
+def test_all_beyond_a_blank_is_blank(value):
+    assert in_our_unit(of.POWER, value) in WHY_BLANK
+
+
+@given(st.sampled_from(THEIRS), st.floats() | st.integers(-(2**63), 2**63 - 1))
+def test_a_value_is_finite_or_the_reason_why_there_is_none(number, raw):
+    found = in_our_unit(number, raw)
+    assert found if isinstance(found, str) else math.isfinite(found)
+    assert raw > 2**30 or found not in WHY_BLANK, "what a GPU can say is no blank"
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "reason"),
+    [(math.nan, 0, "nan"), (-math.inf, 0, "-inf"), (0.5, -36, "-36"), (None, 0, f"{fake_dcgm.NO_DATA}")],
+)
+def test_a_field_without_a_value_is_none_and_costs_no_other(engine, raw, status, reason):
+    engine.on_progress(of.POWER, 300.0, SECOND)
+    if raw is not None:
+        engine.on_progress(of.SM_ACTIVE, raw, SECOND)
+    if status:
+        engine.statuses[of.SM_ACTIVE] = status
+    reading = engine.open().read(0.0)
+    assert (reading.values[of.POWER], reading.values[of.SM_ACTIVE], reading.span_s) == (300.0, None, None)
+    (why,) = [text for text in reading.missing if text.startswith(f"{of.SM_ACTIVE}: ")]
+    assert reason in why
+
+
+# What is refused
+
+REFUSED = [of.PROFILED, *((number,) for number in (of.SM_ACTIVE, of.POWER, of.GPU_UTIL, of.CAPPED_BRAKE))]
+
+
+@pytest.mark.parametrize("numbers", REFUSED, ids=str)
+@pytest.mark.parametrize("status", [REQUIRES_ROOT, MODULE_NOT_LOADED])
+def test_what_is_refused_is_absent_says_why_and_costs_no_other(engine, numbers, status):
+    before = engine.open()
+    before.close()
+    all_of_them = set(before.numbers)
+    engine.refused = dict.fromkeys(numbers, status)
+    source = engine.open()
+    assert engine.watched == set(source.numbers) == set(source.read(0.0).values) == all_of_them - {*numbers}
+    assert all(str(status) in source.unsupported[number] for number in all_of_them & {*numbers})
+    assert engine.field_groups.keys() == engine.watches.keys(), "a field group that is refused is destroyed"
+    source.close()
+    assert not engine.left
+
+
+def test_an_engine_older_than_its_client_is_asked_what_it_knows(engine):
+    engine.fields = range(1003)
+    source = engine.open()
+    assert engine.watched == {number for number in THEIRS if number < 1003}
+    assert str(fake_dcgm.UNKNOWN_FIELD) in source.unsupported[of.DRAM_ACTIVE]
+
+
+# What is not there
+
+
+def refuse_all(engine):
+    engine.refused = dict.fromkeys(of.SENSORS, REQUIRES_ROOT)
+
+
+def strip(engine):
+    sys.modules["dcgm_structs"].__dict__.pop("c_dcgmConnectV2Params_v2")
+
+
+NOT_THERE = {
+    "refuses all": (refuse_all, GPU, str(REQUIRES_ROOT), "--slm-telemetry auto"),
+    "no library": (lambda e: vars(e).update(has_library=False), GPU, str(fake_dcgm.LIBRARY_NOT_FOUND), "nvidia-dcgm"),
+    "does not run": (lambda e: vars(e).update(running=False), GPU, "localhost:5555", "systemctl start nvidia-dcgm"),
+    "unknown GPU": (lambda e: None, "GPU-0", f"GPU-0.*{OTHER_GPU}, {GPU}", "--slm-telemetry auto"),
+    "no GPU": (lambda e: e.gpus.clear(), "GPU-0", "GPU-0.*none", "--slm-telemetry auto"),
+    "lacks what we need": (strip, GPU, "c_dcgmConnectV2Params_v2", "--slm-telemetry auto"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "uuid", "said", "hint"), NOT_THERE.values(), ids=NOT_THERE)
+def test_what_is_not_there_is_named_and_leaves_nothing_behind(engine, spoil, uuid, said, hint):
+    spoil(engine)
+    with pytest.raises(SensorFailed, match=said) as failed:
+        engine.open(uuid)
+    assert hint in failed.value.hint and not engine.left
+
+
+def test_missing_bindings_are_named_with_both_folders(tmp_path):
+    with pytest.raises(SensorFailed, match="/four or .*/three") as failed:
+        open_dcgm(GPU, interval_s=0.25, folders=[tmp_path / "four", tmp_path / "three"])
+    assert "install DCGM" in failed.value.hint
+
+
+WARNS = "warnings.warn('of another time', DeprecationWarning)"
+
+
+@pytest.mark.parametrize("text", ["raise ImportError('no ctypes')", "def broken(:", "import not_there_at_all"])
+def test_broken_bindings_are_no_source_and_those_that_warn_are_one(engine, monkeypatch, text):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    agent = sys.modules.pop("dcgm_agent")
+    script = engine.folder / "dcgm_agent.py"
+    script.write_text(text, encoding="utf-8")
+    before = list(sys.path)
+    with pytest.raises(SensorFailed, match=str(engine.folder)):
+        engine.open()
+    assert sys.path == before
+    monkeypatch.setitem(sys.modules, "the_agent", agent)
+    script.write_text(f"import sys, warnings\nsys.modules[__name__] = sys.modules['the_agent']\n{WARNS}", "utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engine.open().numbers
+
+
+# The end
+
+
+@pytest.mark.parametrize("end", ["stopped", "closed"])
+def test_after_its_end_a_reading_is_a_failure_and_no_more(engine, end):
+    source = engine.open()
+    source.read(0.0)
+    source.close() if end == "closed" else vars(engine).update(running=False)
+    with pytest.raises(SensorFailed, match=f"localhost:5555.*{fake_dcgm.CONNECTION_NOT_VALID}"):
+        source.read(0.25)
+    source.close()
+    source.close()
+    assert bool(engine.left) == (end == "stopped")
+
+
+def test_two_sources_on_one_engine_do_not_collide(engine):
+    first, second = engine.open(), engine.open()
+    first.close()
+    engine.on_progress(of.POWER, 300.0, SECOND)
+    assert second.read(0.0).values[of.POWER] == 300.0
+    second.close()
+    assert not engine.left
