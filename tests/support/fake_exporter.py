@@ -1,4 +1,4 @@
-"""Pages of a dcgm-exporter, and a server that shows them.
+"""Pages of a dcgm-exporter, and what shows them: a pair of sockets in place of the network.
 
 Made by hand after NVIDIA/dcgm-exporter (README.md, etc/default-counters.csv, the template in
 internal/pkg/rendermetrics/render_metrics.go), not recorded from a running one.
@@ -6,15 +6,16 @@ internal/pkg/rendermetrics/render_metrics.go), not recorded from a running one.
 
 from __future__ import annotations
 
-import threading
+import http.client
+import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER_GPU = "GPU-99999999-8888-7777-6666-555555555555"
-
 HEAD = """# HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
 # TYPE DCGM_FI_DEV_SM_CLOCK gauge
 """
@@ -35,39 +36,35 @@ def page(values: Mapping[str, object], uuid: str = GPU, *, index: int = 0, more:
 
 @dataclass
 class Exporter:
-    """What the server says next; `url` is where."""
+    """What is shown next. asked: the kind of each connection, where it leads, how long it may last, and its far end."""
 
-    url: str = ""
     text: str = ""
     status: int = 200
-    asked: list[str] = field(default_factory=list)
+    version: str = "HTTP/1.0"
+    gone: bool = False
+    asked: list[tuple[str, str, int | None, float, socket.socket]] = field(default_factory=list)
+
+    def answer(self, connection: http.client.HTTPConnection) -> socket.socket:
+        if self.gone:
+            raise ConnectionRefusedError("nobody is there")
+        near, far = socket.socketpair()
+        body = self.text.encode()
+        head = f"{self.version} {self.status} x\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+        far.sendall(head.encode() + body)
+        self.asked.append((type(connection).__name__, connection.host, connection.port, connection.timeout, far))
+        return near
 
 
 @contextmanager
 def serving(text: str, version: str = "HTTP/1.0") -> Iterator[Exporter]:
-    """A server on the loopback that shows the text, or what is put in its place; stopped at the end."""
-    shown = Exporter(text=text)
+    """Whatever is connected to inside the block shows the text, or what is put in its place."""
+    shown = Exporter(text, version=version)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = version
+    def connect(self: http.client.HTTPConnection) -> None:
+        self.sock = shown.answer(self)
 
-        def do_GET(self) -> None:
-            shown.asked.append(self.path)
-            body = shown.text.encode()
-            self.send_response(shown.status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            shown.url = f"http://127.0.0.1:{server.server_address[1]}/metrics"
-            yield shown
-        finally:
-            server.shutdown()
-            thread.join()
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as undo:
+        for kind in (http.client.HTTPConnection, http.client.HTTPSConnection):
+            patch.setattr(kind, "connect", connect)
+        undo.callback(lambda: [far.close() for *_, far in shown.asked])
+        yield shown

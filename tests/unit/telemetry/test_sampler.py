@@ -1,39 +1,45 @@
-"""The sampler on sources that do as they are told."""
+"""Rows are those of the run's time, as an archive keeps them; the first source with a number counts, one that fails
+costs no other; readings are at even times, in one thread, up to the end; several GPUs stay apart; and of the
+sources that a host has, those are opened that the choice names. Stored records, replayed, tell the same again."""
 
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts import BASELINES, needs_checkout
 from strategies import measurement
 
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
+from pytest_slmserve.analysis.metrics.validity import health
 from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, PROBE, PROBE_CPU, SM_ACTIVE
 from pytest_slmserve.telemetry import sampler as selection
-from pytest_slmserve.telemetry.host import Reading
-from pytest_slmserve.telemetry.sampler import MIN_SPAN_S, Recording, Sampler, SeveralGpus, merged_readings, open_sampler
+from pytest_slmserve.telemetry.host import MIN_SPAN_S, Reading, SensorSource
+from pytest_slmserve.telemetry.sampler import Recording, Sampler, SeveralGpus, merged_readings, open_sampler
 
 
-@dataclass
-class Planted:
+class Planted(SensorSource):
     """Gives its readings one after the other, the last again and again; an exception among them is raised."""
 
-    readings: list = field(default_factory=lambda: [Reading({POWER: 300.0})])
-    name: str = "planted"
-    asked: list[float] = field(default_factory=list)
-    threads: set[int] = field(default_factory=set)
-    closed: int = 0
+    def __init__(self, *readings: Reading | Exception, name: str = "planted") -> None:
+        self.readings, self.name = readings or (Reading({POWER: 300.0}),), name
+        self.asked: list[float] = []
+        self.threads: set[int] = set()
+        self.closed, self.twice = 0, threading.Event()
 
     def read(self, now_s):
         self.asked.append(now_s)
         self.threads.add(threading.get_ident())
+        if len(self.asked) >= 2:
+            self.twice.set()
         found = self.readings[min(len(self.asked), len(self.readings)) - 1]
         if isinstance(found, Exception):
             raise found
@@ -52,71 +58,60 @@ def recorded(sources, times):
     return recording
 
 
-def test_rows_have_the_time_since_the_run_began():
-    found = recorded([Planted()], [100.0, 100.25, 100.5]).telemetry(began_s=99.0)
-    assert found.time_s == (1.0, 1.25, 1.5)
-    assert found.columns == {POWER: (300.0, 300.0, 300.0)}
-    assert (found.sources, found.interval_s, found.notes) == (("planted",), 0.25, ())
+# Rows
 
 
-def test_values_are_those_that_an_archive_keeps(tmp_path):
-    source = Planted([Reading({POWER: 1 / 3, SM_ACTIVE: 2 / 3, HOST_CORES: 1.94949}, span_s=1 / 3)])
-    found = recorded([source], [1.0, 2.0]).telemetry(0.0)
-    assert (found.columns[POWER], found.columns[SM_ACTIVE]) == ((0.333,) * 2, (0.6667,) * 2)
-    made = measurement()
-    kept = replace(made, run=replace(made.run, telemetry=found))
-    with Archive.open(tmp_path / "a.jsonl") as archive:
-        archive.add(kept)
-    assert read(tmp_path / "a.jsonl").measurements[0].run.telemetry == found
+@given(st.floats(-1e4, 1e4), st.lists(st.floats(0, 2), min_size=1, max_size=30), st.floats(0, 20), st.floats(0, 20))
+def test_rows_are_those_from_four_intervals_before_the_window_to_one_after(began_s, gaps, first_s, length_s):
+    times = [began_s + sum(gaps[: step + 1]) for step in range(len(gaps))]
+    window_s = (first_s, first_s + length_s)
+    recording = recorded([Planted()], times)
+    kept = recording.telemetry(began_s, window_s).time_s
+    low, high = began_s + first_s - 1.0, began_s + window_s[1] + 0.25
+    assert kept == tuple(round(at - began_s, 6) for at in times if low <= at <= high)
+    everything = recording.telemetry(began_s)
+    assert (len(everything), everything.sources, everything.interval_s) == (len(times), ("planted",), 0.25)
 
 
-def test_an_archive_keeps_the_probe_in_whole_microseconds(tmp_path):
-    pieces = [Reading(), Reading({PROBE: 0.003747, PROBE_CPU: 0.003694}), Reading({PROBE: 0.0087, PROBE_CPU: None})]
-    found = recorded([Planted(pieces)], [1.0, 2.0, 3.0]).telemetry(0.0)
+def test_what_is_not_known_in_a_row_is_none_there_and_reasons_are_counted():
+    readings = [Reading({POWER: 1.0}), Reading({POWER: 2.0, SM_ACTIVE: 0.5}, 1 / 3, ("a",)), Reading({SM_ACTIVE: 0.6})]
+    found = recorded([Planted(*readings, Reading({POWER: None}, missing=("a", "b")))], range(4)).telemetry(0.0)
+    assert found.columns == {POWER: (1.0, 2.0, None, None), SM_ACTIVE: (None, 0.5, 0.6, None)}
+    assert (found.missing, found.notes) == ({"a": 2, "b": 1}, ())
+    assert found.span_s == (None, 0.333333, None, None)
+
+
+def test_an_archive_keeps_the_values_that_a_run_tells(tmp_path):
+    probed = {PROBE: 0.003747, PROBE_CPU: 0.003694}
+    pieces = [Reading(), Reading(probed, 1 / 3), Reading({PROBE: 0.0087, PROBE_CPU: None})]
+    host = Reading({POWER: 1 / 3, SM_ACTIVE: 2 / 3, HOST_CORES: 1.94949})
+    gpus = SeveralGpus([[Planted(Reading({POWER: watts}))] for watts in (300.0, 200.0)])
+    found = recorded([Planted(*pieces), Planted(host), gpus], [1.0, 2.0, 3.0]).telemetry(0.0)
+    assert (found.columns[POWER], found.columns[SM_ACTIVE]) == ((0.333,) * 3, (0.6667,) * 3)
     made = measurement()
     kept = replace(made, run=replace(made.run, telemetry=found))
     columns = measurement_line(kept)["run"]["telemetry"]["columns"]
-    assert columns == {str(PROBE): [None, 3747, 4953], str(PROBE_CPU): [None, 3694, None]}
+    assert (columns[str(PROBE)], columns[str(PROBE_CPU)]) == ([None, 3747, 4953], [None, 3694, None])
     with Archive.open(tmp_path / "a.jsonl") as archive:
         archive.add(kept)
-    [again] = read(tmp_path / "a.jsonl").measurements
-    assert again.run.telemetry == found
-    assert again.key == made.key, "what is measured is the same question with a host-speed probe beside it"
-
-
-def test_rows_far_from_the_window_are_not_kept():
-    found = recorded([Planted()], [i / 4 for i in range(100)]).telemetry(0.0, window_s=(10.0, 15.0))
-    assert (found.time_s[0], found.time_s[-1]) == (9.0, 15.25)
-
-
-def test_a_number_that_comes_late_or_vanishes_is_none_where_it_is_not():
-    source = Planted([Reading({POWER: 1.0}), Reading({POWER: 2.0, SM_ACTIVE: 0.5}), Reading({SM_ACTIVE: 0.6})])
-    found = recorded([source], [1.0, 2.0, 3.0]).telemetry(0.0)
-    assert found.columns == {POWER: (1.0, 2.0, None), SM_ACTIVE: (None, 0.5, 0.6)}
-
-
-def test_missing_values_are_counted_by_their_reason():
-    source = Planted([Reading({POWER: None}, missing=("155: nan",)), Reading({POWER: None}, missing=("155: nan",))])
-    assert recorded([source], [1.0, 2.0]).telemetry(0.0).missing == {"155: nan": 2}
+    (again,) = read(tmp_path / "a.jsonl").measurements
+    assert again.run.telemetry == found and again.key == made.key, "the question is the same with sensors beside it"
 
 
 @pytest.mark.parametrize("fault", [SensorFailed("the GPU is lost"), ZeroDivisionError("ours")])
 def test_a_source_that_fails_is_noted_and_the_others_go_on(fault):
-    lost, host = Planted([Reading({POWER: 1.0}), fault], "lost"), Planted([Reading({HOST_CORES: 2.0})], "host")
+    lost, host = Planted(Reading({POWER: 1.0}), fault, name="lost"), Planted(Reading({HOST_CORES: 2.0}))
     found = recorded([lost, host], [1.0, 2.0, 3.0]).telemetry(0.0)
-    assert found.columns == {POWER: (1.0, None, None), HOST_CORES: (2.0, 2.0, 2.0)}
-    assert len(found.notes) == 1 and "lost failed after 1 readings" in found.notes[0]
-    assert str(getattr(fault, "problem", fault)) in found.notes[0]
-    assert len(lost.asked) == 2, "not asked again"
-
-
-def test_without_any_answer_there_are_no_rows():
-    found = recorded([Planted([SensorFailed("gone")])], [1.0, 2.0]).telemetry(0.0)
-    assert (len(found), found.columns, len(found.notes)) == (0, {}, 1)
+    assert found.columns == {POWER: (1.0, None, None), HOST_CORES: (2.0, 2.0, 2.0)} and len(lost.asked) == 2
+    (note,) = found.notes
+    assert note.startswith("lost ") and " 1 " in note and str(getattr(fault, "problem", fault)) in note
+    alone = recorded([Planted(fault)], [1.0, 2.0]).telemetry(0.0)
+    assert (len(alone), alone.columns, len(alone.notes)) == (0, {}, 1)
 
 
 numbers = st.dictionaries(st.sampled_from([POWER, SM_ACTIVE, HOST_CORES]), st.none() | st.floats(0, 1))
-readings = st.builds(Reading, numbers, st.none() | st.floats(0.1, 1))
+reasons = st.lists(st.sampled_from("abc"), max_size=2).map(tuple)
+readings = st.builds(Reading, numbers, st.none() | st.floats(0.1, 1), reasons, st.lists(numbers, max_size=2).map(tuple))
 
 
 @given(st.lists(readings, min_size=1, max_size=4))
@@ -126,23 +121,22 @@ def test_of_several_sources_the_first_that_has_a_number_counts(several):
     for number, value in both.values.items():
         assert value == next(r.values[number] for r in several if number in r.values)
     assert both.span_s == next((r.span_s for r in several if r.span_s is not None), None)
+    assert both.gpus == next((r.gpus for r in several if r.gpus), ())
+    assert both.missing == sum((r.missing for r in several), ())
 
 
-@pytest.mark.parametrize("interval", [0.0, 0.05, 0.0999])
-def test_intervals_too_short_for_the_counters_are_refused(interval):
-    with pytest.raises(BadUsage, match="below 0.1 s"):
-        Sampler([], interval)
+# When it reads
 
 
 class OwnTime:
-    """A clock of the test, and the event that ends a recording: a wait takes as long as is asked, and what is planted
-    in `late` in addition."""
+    """A clock of the test, and the event that ends a recording: a wait takes as long as is asked and what is planted in
+    `late` in addition, unless the end comes before."""
 
     def __init__(self, ends_s, late=()):
         self.now, self.ends_s, self.late = 100.0, 100.0 + ends_s, iter(late)
 
     def wait(self, left_s):
-        self.now += max(0.0, left_s) + next(self.late, 0.0)
+        self.now = min(self.now + max(0.0, left_s) + next(self.late, 0.0), max(self.now, self.ends_s))
         return self.now >= self.ends_s
 
 
@@ -157,139 +151,231 @@ def times_read(time, interval_s, reading_takes_s=0.0):
     return [round(at - 100.0, 6) for at, _ in recording.rows]
 
 
-def test_it_reads_at_even_times():
-    assert times_read(OwnTime(0.99), 0.25) == [0.0, 0.25, 0.5, 0.75, 1.0]
+@pytest.mark.parametrize(
+    ("ends_s", "interval_s", "takes_s", "times"),
+    [
+        (1.0, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75, 1.0]),
+        (0.86, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75, 0.86]),
+        (0.84, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75]),
+        (0.3, 10.0, 0.0, [0.0, 0.3]),
+        (0.02, 10.0, 0.0, [0.0]),
+        (0.8, 0.1, 0.15, [0.0, 0.2, 0.4, 0.6, 0.8]),
+    ],
+    ids=["even", "its end", "just after a reading", "long", "too short", "a slow source"],
+)
+def test_it_reads_at_even_times_and_at_the_end(ends_s, interval_s, takes_s, times):
+    assert times_read(OwnTime(ends_s), interval_s, takes_s) == times
 
 
-def test_a_slow_source_is_not_asked_twice_in_a_row():
-    assert times_read(OwnTime(0.75), 0.1, reading_takes_s=0.15) == [0.0, 0.2, 0.4, 0.6, 0.8]
+@given(st.lists(st.floats(0.0, 0.4), max_size=20), st.floats(MIN_SPAN_S, 1.0), st.floats(15.0, 20.0))
+def test_readings_keep_half_an_interval_after_a_late_one(late, interval_s, intervals):
+    ends_s = intervals * interval_s
+    times = times_read(OwnTime(ends_s, late), interval_s)
+    gaps = [b - a for a, b in pairwise(times)]
+    assert min(gaps[:-1]) >= interval_s / 2 - 1e-6, "the last reading is that of the end"
+    assert gaps[-1] >= min(MIN_SPAN_S, interval_s / 2) - 1e-6 and 0 <= ends_s - times[-1] + 1e-6 <= MIN_SPAN_S + 2e-6
 
 
-@given(st.lists(st.floats(0.0, 0.4), max_size=20), st.floats(MIN_SPAN_S, 1.0))
-def test_readings_keep_half_an_interval_after_a_late_one(late, interval_s):
-    times = times_read(OwnTime(20 * interval_s, late), interval_s)
-    gaps = [b - a for a, b in pairwise(times[:-1])]
-    assert gaps and min(gaps) >= interval_s / 2 - 1e-6, "the last reading is that of the end"
+@pytest.mark.parametrize("interval", [0.0, 0.05, 0.0999])
+def test_intervals_too_short_for_the_counters_are_refused(interval):
+    with pytest.raises(BadUsage, match=f"{interval:g}.*0.1") as refused:
+        Sampler([], interval)
+    assert "slm_telemetry_interval" in refused.value.hint
+    with pytest.raises(BadUsage):
+        open_sampler("auto", "cpu", interval)
 
 
-def test_it_reads_in_one_other_thread_until_the_block_ends():
+def test_it_reads_in_one_thread_until_the_outermost_block_ends():
     source = Planted()
-    with Sampler([source], 0.1).recording() as recording:
-        time.sleep(0.25)
-    asked = len(source.asked)
-    assert asked >= 2 and source.threads.isdisjoint({threading.get_ident()}) and len(source.threads) == 1
-    time.sleep(0.25)
-    assert len(source.asked) == asked, "it went on after its end"
-    assert len(recording.telemetry(source.asked[0])) == asked
-
-
-def test_the_end_is_read_too():
-    source = Planted()
-    with Sampler([source], 10.0).recording():
-        time.sleep(0.3)
-    assert len(source.asked) == 2 and source.asked[1] - source.asked[0] >= 0.3
-
-
-def test_an_end_just_after_a_reading_is_not_read_again():
-    source = Planted()
-    with Sampler([source], 10.0).recording():
-        time.sleep(0.02)
-    assert len(source.asked) == 1
-
-
-def test_a_recording_ends_with_an_exception_too():
-    source = Planted()
-    with pytest.raises(KeyboardInterrupt), Sampler([source], 0.1).recording():
-        raise KeyboardInterrupt
-    assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_closing_closes_every_source():
-    sources = [Planted(), Planted()]
-    Sampler(sources).close()
-    assert [source.closed for source in sources] == [1, 1]
-
-
-def test_a_recording_within_another_is_the_same():
-    source = Planted()
-    sampler = Sampler([source], 0.2)
+    sampler = Sampler([source], MIN_SPAN_S)
+    assert (sampler.name, Sampler([]).name, Sampler([]).interval_s) == ("planted", "none", 0.25)
     with sampler.recording() as outer:
         with sampler.recording() as inner:
-            time.sleep(0.3)
-        assert inner is outer
-        time.sleep(0.25)
-    assert len(source.threads) == 1 and len(source.asked) == len(outer.rows) <= 5
-    assert all(b - a >= 0.05 for a, b in zip(source.asked, source.asked[1:]))
-    with sampler.recording() as another:
-        pass
-    assert another is not outer
+            assert inner is outer
+        assert source.twice.wait(30.0)
+        assert "slm-telemetry" in {thread.name for thread in threading.enumerate()}
+    assert len(source.threads) == 1 and threading.get_ident() not in source.threads
+    assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()}
+    assert [at for at, _ in outer.rows] == source.asked and min(b - a for a, b in pairwise(source.asked)) >= 0.05
+    with pytest.raises(KeyboardInterrupt), sampler.recording() as another:
+        raise KeyboardInterrupt
+    assert another is not outer and "slm-telemetry" not in {thread.name for thread in threading.enumerate()}
 
 
 # Several GPUs
 
 
-def gpu(watts, name="nvml", **reading):
-    return Planted([Reading({POWER: watts}, **reading)], name=name)
+def gpu(watts, name="nvml"):
+    return Planted(Reading({POWER: watts}), name=name)
 
 
-def test_each_gpu_has_columns_of_its_own_and_the_host_beside_them():
-    both = SeveralGpus([[gpu(300.0)], [gpu(200.0)]])
-    host = Planted([Reading({HOST_CORES: 1.5})], name="host")
+def test_each_gpu_has_columns_of_its_own_and_gaps_name_it():
+    counters = Planted(Reading({SM_ACTIVE: None}, 0.5, ("1002: too early",)), name="dcgm")
+    span = Planted(Reading({POWER: 300.0}, 0.25), name="nvml")
+    both = SeveralGpus([[span], [counters, gpu(200.0)]])
+    host = Planted(Reading({HOST_CORES: 1.5}), name="host")
     found = recorded([both, host], [100.0, 100.25]).telemetry(began_s=100.0)
-    assert found.gpus == ({POWER: (300.0, 300.0)}, {POWER: (200.0, 200.0)})
-    assert found.columns == {HOST_CORES: (1.5, 1.5)}
-    assert found.sources == ("2 x nvml", "host")
+    assert found.gpus == ({POWER: (300.0, 300.0)}, {SM_ACTIVE: (None, None), POWER: (200.0, 200.0)})
+    assert found.columns == {HOST_CORES: (1.5, 1.5)} and found.sources == ("2 x nvml or dcgm + nvml", "host")
+    assert found.missing == {"GPU 1: 1002: too early": 2} and found.span_s == (0.25, 0.25)
+    both.close()
+    assert (span.closed, counters.closed) == (1, 1)
 
 
-def test_an_archive_keeps_them_apart(tmp_path):
-    both = SeveralGpus([[gpu(300.0)], [gpu(200.0)]])
-    telemetry = recorded([both], [100.0, 100.25]).telemetry(began_s=100.0)
-    made = measurement()
-    with Archive.open(tmp_path / "a.jsonl") as archive:
-        archive.add(replace(made, run=replace(made.run, telemetry=telemetry)))
-    (again,) = read(tmp_path / "a.jsonl").measurements
-    assert again.run.telemetry == telemetry
-
-
-def test_several_sources_of_a_gpu_are_merged_and_gaps_name_it():
-    counters = Planted([Reading({SM_ACTIVE: None}, 0.25, ("1002: too early",))], name="dcgm")
-    reading = SeveralGpus([[gpu(300.0)], [counters, gpu(200.0)]]).read(0.0)
-    assert reading.gpus == ({POWER: 300.0}, {SM_ACTIVE: None, POWER: 200.0})
-    assert reading.missing == ("GPU 1: 1002: too early",)
-
-
-def test_one_that_fails_ends_them_all():
-    lost = Planted([SensorFailed("the GPU does not answer any more")])
+def test_one_that_fails_ends_them_all_and_one_that_is_late_leaves_gaps():
+    lost = Planted(SensorFailed("the GPU is lost"))
     found = recorded([SeveralGpus([[gpu(300.0)], [lost]])], [100.0, 100.25]).telemetry(began_s=100.0)
-    assert found.gpus == () and len(found.notes) == 1 and "does not answer" in found.notes[0]
+    assert found.gpus == () and len(found.notes) == 1 and "the GPU is lost" in found.notes[0]
+    late = Planted(Reading(), Reading({HOST_CORES: 1.0}, gpus=({POWER: 1.0}, {POWER: 2.0})))
+    assert recorded([late], [1.0, 2.0]).telemetry(0.0).gpus == ({POWER: (None, 1.0)}, {POWER: (None, 2.0)})
+
+
+# What is opened
+
+A, B, LACKS = "GPU-a", "GPU-b", "GPU-without"
+HOST = ["host", "host-speed probe"]
 
 
 @pytest.fixture
-def sources(monkeypatch):
-    """By GPU: what its source says, None for one without."""
-    there, opened = {"GPU-a": 300.0, "GPU-b": 200.0, "GPU-c": None}, []
+def there(monkeypatch):
+    """The sources of a host: "gpm" and "dcgm" if they answer; NVML answers for each GPU but one. Keeps what is
+    opened."""
 
-    def open_one(device, profile):
-        if there[device] is None:
-            raise SensorFailed("it is not there")
-        opened.append(gpu(there[device], name="nvml-gpm"))
-        return opened[-1]
+    def open_nvml(device, profile):
+        if device == LACKS:
+            raise SensorFailed("no NVML")
+        return opened("nvml-gpm" if profile and "gpm" in found else "nvml", device)
 
-    monkeypatch.setattr(selection, "open_nvml", open_one)
-    monkeypatch.setattr(selection, "open_dcgm", lambda *_, **__: (_ for _ in ()).throw(SensorFailed("no DCGM")))
+    def open_dcgm(device, *, interval_s, address="localhost:5555"):
+        if "dcgm" not in found or device == LACKS:
+            raise SensorFailed("no DCGM")
+        return opened(f"dcgm {address} {interval_s:g}", device)
+
+    def opened(name, device):
+        asked.append(Planted(Reading({POWER: 1.0}), name=name))
+        asked[-1].device = device
+        return asked[-1]
+
+    found, asked = {}, []
+    found["opened"] = asked
+    monkeypatch.setattr(selection, "open_nvml", open_nvml)
+    monkeypatch.setattr(selection, "open_dcgm", open_dcgm)
+    monkeypatch.setattr(selection, "ExporterSource", opened)
     monkeypatch.setattr(selection, "HostSource", lambda: Planted(name="host"))
     monkeypatch.setattr(selection, "open_speed_probe", lambda device: Planted(name="host-speed probe"))
-    return opened
+    return found
 
 
-def test_the_gpus_of_an_engine_are_opened_together(sources):
-    sampler, notes = open_sampler("auto", "GPU-a", 0.25, ["GPU-b"])
-    assert (sampler.name, notes) == ("2 x nvml-gpm + host + host-speed probe", [])
+DCGM = "dcgm localhost:5555 0.5"
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "answers", "names", "notes"),
+    [
+        ("host", A, "gpm dcgm", [], 0),
+        ("auto", "cpu", "gpm dcgm", [], 0),
+        ("auto", "none", "gpm dcgm", [], 0),
+        ("auto", A, "gpm dcgm", ["nvml-gpm"], 0),
+        ("auto", A, "dcgm", [DCGM, "nvml"], 0),
+        ("auto", A, "", ["nvml"], 1),
+        ("auto", LACKS, "gpm dcgm", [], 2),
+        ("gpm", A, "gpm dcgm", ["nvml-gpm"], 0),
+        ("nvml", A, "gpm dcgm", ["nvml"], 0),
+        ("dcgm", A, "gpm dcgm", [DCGM], 0),
+        ("dcgm=gpu7:5556", A, "gpm dcgm", ["dcgm gpu7:5556 0.5"], 0),
+        ("http://node:9400/metrics", A, "", ["http://node:9400/metrics"], 0),
+    ],
+)
+def test_a_choice_opens_the_sources_that_it_names(there, choice, device, answers, names, notes):
+    there |= dict.fromkeys(answers.split())
+    sampler, told = open_sampler(choice, device, 0.5)
+    assert [source.name for source in sampler.sources] == [*names, *HOST]
+    assert (len(told), sampler.interval_s) == (notes, 0.5)
+    assert {source.device for source in there["opened"]} <= {device}
     sampler.close()
-    assert [source.closed for source in sources] == [1, 1]
+    assert [source.closed for source in sampler.sources] == [1] * len(sampler.sources)
 
 
-def test_a_part_of_the_gpus_is_not_taken_for_the_whole(sources):
-    sampler, notes = open_sampler("auto", "GPU-a", 0.25, ["GPU-c"])
-    assert sampler.name == "host + host-speed probe" and sources[0].closed == 1
-    assert any("not every GPU of the engine" in note for note in notes)
+@pytest.mark.parametrize(
+    ("choice", "device", "error"),
+    [
+        *((choice, device, BadUsage) for choice in ("nvml", "gpm", "dcgm", "http://x") for device in ("cpu", "none")),
+        ("gpm", A, SensorFailed),
+        ("dcgm", A, SensorFailed),
+        ("nvml", LACKS, SensorFailed),
+    ],
+)
+def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choice, device, error):
+    with pytest.raises(error) as refused:
+        open_sampler(choice, device, 0.5)
+    assert (error is BadUsage) == (choice in refused.value.problem) and all(s.closed for s in there["opened"])
+
+
+def test_nothing_is_opened_where_telemetry_is_off(there):
+    assert open_sampler("off", A, 0.0) == (None, []) and not there["opened"]
+
+
+@pytest.mark.parametrize("others", [[B], [LACKS], [B, LACKS]])
+def test_the_gpus_of_an_engine_are_opened_together_or_not_at_all(there, others):
+    there["gpm"] = None
+    sampler, notes = open_sampler("auto", A, 0.5, others)
+    whole = LACKS not in others
+    assert [source.name for source in sampler.sources] == [*["2 x nvml-gpm"] * whole, *HOST]
+    assert bool(notes) != whole and len(set(notes)) == len(notes)
+    assert [source.closed for source in there["opened"]] == [int(not whole)] * len([A, B][: 1 + (B in others)])
+    sampler.close()
+    assert {source.closed for source in there["opened"]} == {1}
+
+
+def test_a_simulated_gpu_is_busy_and_nothing_changes_but_its_energy():
+    source = selection.SimulatedSource()
+    first, second = source.read(100.0), source.read(102.5)
+    assert (source.name, first.span_s, second.span_s) == ("simulated", None, 2.5)
+    changed = {number for number, value in second.values.items() if first.values[number] != value}
+    assert changed == {of.ENERGY} and second.values[of.ENERGY] - first.values[of.ENERGY] == 2.5 * second.values[POWER]
+    idle = selection.simulated_values(2.0, 100.0)
+    assert (idle[of.ENERGY], idle[POWER], idle[of.POWER_INSTANT]) == (200.0, 100.0, 100.0)
+    ratios = {number: value for number, value in first.values.items() if of.SENSORS[number].unit == "ratio"}
+    assert ratios.keys() >= set(of.PROFILED) and all(0 < value <= 1 for value in ratios.values())
+
+
+# A record's telemetry, played back
+
+
+class Replay(Planted):
+    """Each reading is the next row, whenever it is asked for."""
+
+    def __init__(self, stored):
+        rows = [
+            Reading({n: column[row] for n, column in stored.columns.items()}, stored.span_s[row])
+            for row in range(len(stored))
+        ]
+        super().__init__(*rows, SensorFailed("the record has no more rows"), name="replay")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    needs_checkout()
+    return read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements
+
+
+def test_a_record_played_back_tells_the_same_and_one_that_ends_early_is_degraded(measured):
+    for m in measured[::20]:
+        stored = m.run.telemetry
+        again = replace(m.run, telemetry=recorded([Replay(stored)], stored.time_s).telemetry(0.0))
+        assert (again.telemetry.columns, again.telemetry.span_s) == (stored.columns, stored.span_s)
+        assert device_figures(again) == device_figures(m.run)
+        assert health(again, m.environment) == health(m.run, m.environment)
+        longer = (*stored.time_s, stored.time_s[-1] + 0.25)
+        early = replace(m.run, telemetry=recorded([Replay(stored)], longer).telemetry(0.0))
+        assert len(early.telemetry.notes) == 1 and f" {len(stored)} " in early.telemetry.notes[0]
+        assert health(early, m.environment).state == "degraded"
+
+
+def test_every_window_of_the_committed_record_was_seen_whole(measured):
+    assert len(measured) == 79
+    for m in measured:
+        seen = device_figures(m.run)
+        assert seen.coverage > 0.95 and seen.power_limit_w == 700.0
+        assert 0 < seen.dram_active < seen.engine_active <= 1.0 and seen.sm_occupancy < seen.sm_active
+        assert m.run.telemetry.sources == ("nvml-gpm", "host") and not m.run.telemetry.notes
