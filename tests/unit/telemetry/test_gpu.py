@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from types import ModuleType
 
 import pynvml
@@ -36,8 +37,8 @@ def counters_at_every_reading(request, monkeypatch):
 
 @contextmanager
 def opened(gpu: FakeNvml | None = None, profile: bool = True) -> Iterator[tuple[FakeNvml, NvmlSource]]:
-    """A source on the GPU, closed at the end, when nothing may be left behind."""
-    with installed(gpu) as gpu:
+    """A source on a copy of the GPU, closed at the end, when nothing may be left behind."""
+    with installed(deepcopy(gpu)) as gpu:
         source = open_nvml(gpu.uuid, own_pids=lambda: {OURS}, profile=profile)
         try:
             yield gpu, source
@@ -52,7 +53,7 @@ def at(gpu: FakeNvml, source: NvmlSource, now_s: float) -> Reading:
 
 
 def readings(gpu: FakeNvml, *times: float) -> list[Reading]:
-    with opened(gpu) as (_, source):
+    with opened(gpu) as (gpu, source):
         return [at(gpu, source, now_s) for now_s in times]
 
 
@@ -155,7 +156,7 @@ def test_a_metric_that_the_gpu_does_not_have_is_left_out():
 @pytest.mark.parametrize("code", [UNKNOWN, BAD_ARGUMENT])
 def test_what_fails_over_no_time_when_opened_may_work_later(code):
     gpu = gpu_of(State(sm=0.5, refused={"nvmlGpmMetricsGet": code}), (0.1, {"refused": {}}))
-    with opened(gpu) as (_, source):
+    with opened(gpu) as (gpu, source):
         assert (source.name, source.unsupported) == ("nvml-gpm", {})
         at(gpu, source, 0.5)
         assert at(gpu, source, 1.0).values[of.SM_ACTIVE] == pytest.approx(0.5)
@@ -184,7 +185,7 @@ NO_GPM = {
 
 @pytest.mark.parametrize("gpu", NO_GPM.values(), ids=NO_GPM)
 def test_without_gpm_there_are_no_ratios_and_a_reason_why(gpu):
-    with opened(gpu) as (_, source):
+    with opened(gpu) as (gpu, source):
         assert source.name == "nvml" and source.unsupported.keys() - {of.GPU_UTIL} == PROFILED
         at(gpu, source, 0.0)
         reading = at(gpu, source, 1.0)
@@ -236,7 +237,7 @@ LACKS = [
 
 @pytest.mark.parametrize(("gpu", "numbers"), LACKS, ids=range(len(LACKS)))
 def test_what_is_not_there_when_opened_is_never_in_a_reading(gpu, numbers):
-    with opened(gpu) as (_, source):
+    with opened(gpu) as (gpu, source):
         assert source.unsupported.keys() == numbers and all(source.unsupported.values())
         gpu.change(0.5, refused={})
         at(gpu, source, 0.5)
@@ -367,7 +368,7 @@ HISTORIES = {
 
 @pytest.mark.parametrize(("gpu", "planted"), HISTORIES.values(), ids=HISTORIES)
 def test_what_is_planted_is_read_when_it_is_so(gpu, planted):
-    with opened(gpu) as (_, source):
+    with opened(gpu) as (gpu, source):
         assert source.unsupported == {}
         for now_s, expected in planted.items():
             values = at(gpu, source, now_s).values
@@ -426,7 +427,7 @@ def test_own_pids_are_not_asked_for_while_the_gpu_has_none():
 @pytest.mark.parametrize("profile", [True, False])
 def test_a_lost_gpu_ends_it_and_closing_still_works(profile):
     gpu = gpu_of(BUSY, (1.0, {"lost": True}))
-    with opened(gpu, profile) as (_, source):
+    with opened(gpu, profile) as (gpu, source):
         assert at(gpu, source, 0.5).values[of.POWER] == 500.0
         for now_s in (1.0, 1.25):
             with pytest.raises(SensorFailed, match="GPU is lost"):
