@@ -19,6 +19,11 @@ ODD: list[Any] = [
     "\x1b]0;owned\x07\x1b[2J", "\ud800", "../../etc/passwd", "2026-13-45", [], {}, [[]], [None] * 3, {"a": {"b": []}},
     "=cmd()", "<script>", "%s%n", "a/" * 200,
 ]  # fmt: skip
+OPTIONS = (  # what an option is given
+    "", " ", "0", "-1", "1e999", "nan", "9" * 400, "1000000000", "999999999999", "a" * 5000, "\x1b]0;owned\x07\x1b[2J",
+    "é\u202e", "\udc80", "[" * 5000, '{"a": {"b": [1]}}', "../../../etc/passwd", "/dev/zero", "/proc/self/mem", "a=b=c",
+    "-x", "--slm-gpu", "%s%n", "1,2,4", "http://u:p@h/v1", "true", ",",
+)  # fmt: skip
 MADE = 76  # changes of one value each; with what is no archive at all, a hundred
 
 

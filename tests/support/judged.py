@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from processes import alive
 
 from pytest_slmserve.archive.store import read
@@ -193,6 +195,14 @@ class Case:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    made = Case(tmp_path)
+    yield made
+    made.stop()
+    shutil.rmtree(made.temporary, ignore_errors=True)
+
+
 def limit_memory(beyond: int) -> None:
     import resource
 
@@ -228,8 +238,6 @@ def command(words: Sequence[str]) -> Callable[[], int]:
 
 def pytest_run(words: Sequence[str]) -> Callable[[], int]:
     """`pytest WORDS`."""
-    import pytest
-
     return lambda: int(pytest.main(["-p", "no:cacheprovider", *words]))
 
 

@@ -1,23 +1,11 @@
-"""The campaign: all of it by `tox -e faults`, a part of it in every run of the tests."""
+"""The whole campaign, whose table is printed at the end."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from judged import ANSWERED, PLANTED, Case, table
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is long, unless it was asked for."""
-    if "faults" in config.option.markexpr:
-        return
-    long = [item for item in items if item.get_closest_marker("faults")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in set(long)]
+from judged import ANSWERED, PLANTED, case, table  # noqa: F401 - a fixture
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -38,11 +26,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("faults")
         for line in table():
             terminalreporter.write_line(line)
-
-
-@pytest.fixture
-def case(tmp_path: Path) -> Iterator[Case]:
-    made = Case(tmp_path)
-    yield made
-    made.stop()
-    shutil.rmtree(made.temporary, ignore_errors=True)

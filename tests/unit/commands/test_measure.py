@@ -72,7 +72,7 @@ def test_a_number_of_requests_or_users_is_one_load(words, load):
         assert found.times == job(load.requests, load.rate, load.seed, load.max_concurrency, load.burstiness).times
 
 
-@given(st.lists(st.integers(5, 60), min_size=1, max_size=3), st.floats(0, 3), st.floats(0.5, 5), st.integers(0, 9))
+@given(st.lists(st.integers(20, 60), min_size=1, max_size=3), st.floats(0, 3), st.floats(2, 5), st.integers(0, 9))
 def test_each_rate_is_a_window_within_arrivals_that_go_on_behind_it(rates, settle_s, window_s, seed):
     text = ",".join(map(str, rates))
     found = loads_of(

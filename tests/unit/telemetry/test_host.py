@@ -155,6 +155,7 @@ def test_memory_in_use_is_nvmls_or_an_error(two_gpus):
 def holds(monkeypatch):
     """Every interpreter holds this vLLM; returns which were asked, and with which variables."""
     asked = []
+    monkeypatch.setattr(host, "git_commit", lambda root: f"commit of {root}")
 
     def plant(vllm):
         monkeypatch.setattr(
@@ -173,7 +174,7 @@ def test_a_gpu_host_is_probed(two_gpus, holds, tmp_path):
     here = found.environment
     assert (here.platform, here.gpu_memory_bytes, here.driver, here.cuda) == ("cuda", 140 << 30, "570.133.20", "12.8")
     assert (here.gpu_name, here.vllm, here.torch, here.python) == ("NVIDIA H200 (GPU-0)", "0.26.0", "2.13.0", "3.12.1")
-    assert here.cores == len(os.sched_getaffinity(0)) and here.git_commit is None
+    assert here.cores == len(os.sched_getaffinity(0)) and here.git_commit == f"commit of {tmp_path}"
 
 
 def test_a_host_without_a_gpu_or_an_interpreter_is_probed_as_such(holds, tmp_path):
@@ -193,10 +194,11 @@ def test_a_host_without_a_gpu_or_an_interpreter_is_probed_as_such(holds, tmp_pat
 def test_a_host_is_known_by_its_name_and_boot_and_tells_neither(monkeypatch):
     texts = {"/proc/sys/kernel/random/boot_id": "first\n", "/proc/cpuinfo": "x: y\nmodel name : A: fast one\n"}
     monkeypatch.setattr(Path, "read_text", lambda self, encoding: texts[str(self)])
-    monkeypatch.setattr(host, "git_commit", lambda root: str(root))
+    monkeypatch.setattr(host, "git_commit", str)
+    monkeypatch.setattr(host, "version", {"pytest-slmserve": "9.8"}.__getitem__)
     here = host.this_host("cpu")
     assert (here.platform, here.cpu, here.git_commit) == ("cpu", "A: fast one", str(Path.cwd()))
-    assert (here.operating_system, here.pytest_slmserve) == (host.system.platform(), host.own_version())
+    assert (here.operating_system, here.pytest_slmserve) == (host.system.platform(), "9.8")
     assert here == host.this_host("cpu") and len(here.host) == 8 and set(here.host) <= set("0123456789abcdef")
     texts["/proc/sys/kernel/random/boot_id"] = "second"
     after = host.this_host("cpu")
@@ -209,6 +211,7 @@ def test_what_the_system_does_not_say_is_unknown(monkeypatch):
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", gone)
+    monkeypatch.setattr(host, "git_commit", lambda root: None)
     monkeypatch.setattr(host.system, "processor", lambda: "")
     monkeypatch.setattr(host, "version", lambda name: (_ for _ in ()).throw(host.PackageNotFoundError(name)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set())

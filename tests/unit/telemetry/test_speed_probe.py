@@ -17,7 +17,7 @@ GPU = "GPU-0000"
 
 
 def test_it_does_the_same_work_each_time():
-    assert speed_probe.probe_work() == sum(n for n in range(30_000) if n * 7919 % 1021 == 0)
+    assert speed_probe.probe_work() == sum(range(0, 30_000, 1021))  # 7919 is prime to the table's length
 
 
 def test_a_piece_is_timed_by_the_clock_and_by_cpu_time_in_microseconds(monkeypatch):

@@ -1,0 +1,1 @@
+from judged import case  # noqa: F401 - a fixture

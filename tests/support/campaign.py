@@ -1,0 +1,349 @@
+"""What the fault campaign does for each kind of fault: something is run, the fault is planted, and what came of it is
+judged. Ten cases are in tests/integration/faults, the whole campaign in tests/nightly/faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import hostile
+import wire_server
+from interfaces import STAND_IN
+from judged import Case, Seen, command, pytest_run, waited_for
+
+from pytest_slmserve.options.table import OPTS
+
+MEMORY = 2 << 30
+MEASURE = ("measure", "--endpoint=http://127.0.0.1:9/v1/completions", "--model=m")
+
+
+def judge_each(case: Case, category: str, works: Iterable[tuple[str, Callable[[], int]]], statuses: Collection[int],
+               said: str = "", memory: int = MEMORY) -> None:  # fmt: skip
+    """Each in turn; what went wrong is told of all of them."""
+    wrong, count = [], 0
+    for name, work in works:
+        count += 1
+        try:
+            case.judge(category, case.fork(work, memory), statuses, said)
+        except AssertionError as error:
+            wrong.append(f"== {name[:60]!r}: {error}")
+    assert not wrong, "\n".join([f"{len(wrong)} of {count}", *wrong])
+
+
+# Disk: the fault comes after the second measurement of four, from the run's own test, always at the same place
+
+FOUR_POINTS = """
+    import os, pathlib, shutil, pytest
+
+    def truncated(path):
+        os.truncate(path, path.stat().st_size // 2)
+
+    def emptied(path):
+        os.truncate(path, 0)
+
+    def removed(path):
+        path.unlink()
+
+    def folder_removed(path):
+        shutil.rmtree(path.parent)
+
+    def a_folder(path):
+        path.unlink()
+        path.mkdir()
+
+    def a_link(path):
+        path.rename(path.with_name("elsewhere"))
+        path.symlink_to("nowhere")
+
+    def a_pipe(path):
+        path.unlink()
+        os.mkfifo(path)
+
+    def another_file(path):
+        path.unlink()
+        path.write_text("not ours")
+
+    def a_copy(path):
+        shutil.copy(path, "copy")
+        os.replace("copy", path)
+
+    def folder_is_a_file(path):
+        shutil.rmtree(path.parent)
+        path.parent.write_text("")
+
+    @pytest.mark.slm(points=[("opt-125m", load) for load in (1, 2, 4, 8)])
+    def test_point(slm_point, request, pytestconfig):
+        assert slm_point.measure()
+        print("MEASURED")
+        if "-4" in request.node.name and (name := os.environ.get("PLANTED")):
+            globals()[name](pathlib.Path(pytestconfig.getoption("--slm-records")))
+"""
+SECOND = "pytest-slmserve-rescued-*.jsonl"
+FOUR = ("-s", "--slm-simulate", "--slm-models=opt-125m", "--slm-repeats=1", "--slm-window=1", "test_it.py")
+
+
+def run_four(case: Case, records: str, planted: str, *more: str) -> Callable[[], int]:
+    (case.folder / "test_it.py").write_text(textwrap.dedent(FOUR_POINTS), "utf-8")
+
+    def work() -> int:
+        os.environ["PLANTED"] = planted
+        return pytest_run([*FOUR, f"--slm-records={records}", *more])()
+
+    return work
+
+
+def change_disk(case: Case, records: str, statuses: tuple[int, ...], planted: str = "") -> None:
+    """A run of four points, whose measurements are in the archive, or in the second file that it names."""
+    seen = case.fork(run_four(case, records, planted))
+    made = seen.text.count("MEASURED")
+    second = next(case.temporary.glob(SECOND), None)
+    case.records = str(second or records)
+    said = rf"cannot write to [^;]*;\s+all\s+measurements[^$]*archive: {second}"
+    case.judge("disk", seen, statuses, said if second else "", kept=made, may_stay=[SECOND])
+    assert made == (0 if seen.status == 4 else 4), seen.text
+    assert bool(second) == (seen.status == 1), seen.text
+    if second:
+        again = case.fork(run_four(case, "again.jsonl", "", f"--slm-resume={second}"))
+        case.records = "again.jsonl"
+        case.judge("disk", again, (0,), "4 measurements were reused", may_stay=[SECOND])
+
+
+# Kills
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+POINTS = """
+    import time, pytest
+    print("MOMENT imported", flush=True)
+
+    @pytest.fixture(scope="session", autouse=True)
+    def opened():
+        print("MOMENT opened", flush=True)
+
+    @pytest.mark.slm(points=[(MODEL, 1), (MODEL, 2), (MODEL, 4)])
+    def test_point(slm_point, record):
+        print("MOMENT item", flush=True)
+        assert slm_point.measure()
+        record()
+
+    @pytest.fixture
+    def record():
+        yield lambda: print("MOMENT measured", flush=True)
+        print("MOMENT torn down", flush=True)
+
+    def test_last(slm_model):
+        print("MOMENT last", flush=True)
+        time.sleep(30)
+"""
+# A text of the run's output, and seconds after it.
+MOMENTS = {
+    "collecting": ("MOMENT imported", 0.0),
+    "opening": ("MOMENT opened", 0.0),
+    "starting": ("MOMENT item", 0.0),
+    "on its way up": ("MOMENT item", 0.3),
+    "ready": ("MOMENT item", 1.0),
+    "measuring": ("MOMENT item", 2.0),
+    "between two points": ("MOMENT measured", 0.0),
+    "after some": ("MOMENT torn down", 0.5),
+}
+WORDS = ("-s", "-p", "no:cacheprovider", "--slm-repeats=1", "--slm-window=1.5", "--slm-records=r.jsonl")
+ENGINES = {
+    "simulated": (*WORDS, "--slm-simulate", "--slm-models=opt-125m"),
+    "stand-in": (*WORDS, "--slm-cpu", f"--slm-env=PYTHONPATH={STAND_IN}", "--slm-models=opt-tiny"),
+    "vllm": (*WORDS, "--slm-cpu", "--slm-models=opt-tiny"),
+    "ray": (*WORDS, "--slm-simulate", "--slm-models=opt-125m", "--slm-ray=local:2"),
+}
+# How much slower than the stand-in an engine is: its moments are later.
+PACE = {"simulated": 0.2, "stand-in": 1.0, "ray": 3.0, "vllm": 8.0}
+
+
+def killed(case: Case, words: Sequence[str], end: Callable[[int], object], text: str = "", after_s: float = 0) -> Seen:
+    """What came of a command whose process, by its id, was ended so long after that text, unless it had ended."""
+    log, began = case.folder / "seen.log", time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=case.folder, env=case.environment, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    until = began + case.within_s
+    while text not in log.read_text("utf-8", errors="replace") and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(after_s)
+    if process.poll() is None:
+        end(process.pid)
+        status = waited_for(process.pid, case.within_s)
+        process.returncode = 0  # it is waited for
+    else:
+        status = process.returncode
+    return Seen(status, log.read_text("utf-8", errors="surrogateescape"), time.monotonic() - began)
+
+
+def kill(case: Case, engine: str, number: int, moment: str) -> None:
+    model = "opt-125m" if engine in ("simulated", "ray") else "opt-tiny"
+    (case.folder / "test_it.py").write_text(textwrap.dedent(POINTS).replace("MODEL", f'"{model}"'))
+    words = ["-m", "pytest", "test_it.py", *ENGINES[engine]]
+    text, after_s = MOMENTS[moment]
+    seen = killed(case, words, lambda pid: os.kill(pid, number), text, after_s * PACE[engine])
+    kept = seen.text.count("MOMENT measured")
+    ended = (0, 1, 10)  # before the signal came; or all but the interpreter
+    ended += (-number,) if " in " in seen.text.rstrip().rpartition("\n")[2] else ()
+    case.records = "r.jsonl"
+    case.judge("kills", seen, (2, *ended) if number != signal.SIGKILL else (-signal.SIGKILL, *ended), kept=kept)
+    assert number != signal.SIGKILL or "MOMENT" in seen.text, seen.text
+
+
+# Wire
+
+LOADS = {
+    "window": ("--max-concurrency=2", "--window=0.5"),
+    "count": ("--max-concurrency=2", "--num-prompts=12"),
+    "rate": ("--request-rate=20", "--settle=0.2", "--window=0.6"),
+}
+TESTS = {
+    "window": "def test(slm_measure): assert slm_measure(2, repeats=1).valid",
+    "count": "def test(slm_job): assert slm_job(12, repeats=1).valid",
+    "rate": "def test(slm_job): assert slm_job(12, rate=20, repeats=1).valid",
+}
+# What is said of requests that fail, by the beginning of the fault's name, and what is told of a good answer.
+SAID = {
+    "usage": "malformed|the server counts",
+    "hang": "timeout|no end within|no request finished",
+    "first": "error: |ERROR: |INVALID",
+}
+TOLD = {"good-buffered": "answers came in one piece", "good-without-counts": "does not say how many tokens it sent"}
+# A busy machine may make a good load invalid; what the first request does not show, the load does.
+ENDS = {"good": (0, 1), "first": (1, 4)}
+
+
+@contextmanager
+def faulty_server() -> Iterator[str]:
+    """The URL of the server, but for the fault."""
+    server = [sys.executable, str(Path(wire_server.__file__))]
+    with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        process.stdin.close()
+
+
+def judge_wire(case: Case, fault: str, seen: Seen, told: str = "") -> None:
+    kind = fault.partition("-")[0]
+    case.judge("wire", seen, ENDS.get(kind, (1,)), told or SAID.get(kind, ""), kept=kind != "first")
+
+
+def measure(case: Case, url: str, fault: str, load: str) -> None:
+    words = ["measure", f"--endpoint={url}/{fault}/v1/completions", "--model=m", "--input-len=8", "--output-len=4"]
+    timeout = f"--timeout={1 if 'hang' in fault else 30}"
+    judge_wire(case, fault, case.fork(command([*words, timeout, *LOADS[load]])), TOLD.get(fault, ""))
+
+
+def run_tests(case: Case, url: str, fault: str, load: str) -> None:
+    (case.folder / "test_it.py").write_text(TESTS[load], "utf-8")
+    words = ["--slm-models=m", "--slm-input-len=8", "--slm-output-len=4", "--slm-window=0.5", "test_it.py"]
+    words += [f"--slm-endpoint={url}/{fault}/v1/completions"]
+    words += [f"--override-ini=slm_timeout={1 if 'hang' in fault else 30}"]
+    judge_wire(case, fault, case.fork(pytest_run(words)))
+
+
+# Files
+
+COLUMNS = ("--knob=load", "--throughput=rate", "--latency=wait_ms")
+GOOD = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=1,4,16,64,256", "--slm-window=1")
+COMMANDS: dict[str, Sequence[str]] = {
+    "report": ["report", "FILE"],
+    "report-json": ["report", "--json", "FILE"],
+    "report-skip": ["report", "--skip-damaged", "FILE"],
+    "report-list": ["report", "--list", "FILE"],
+    "compare": ["compare", "FILE", "FILE"],
+    "merge": ["report", "FILE", "--merge", "out.jsonl"],
+    "baseline": ["compare", "FILE", "--save", "--folder", "kept"],
+    "advise": ["advise", "FILE"],
+    "asv": ["asv", "convert", "FILE", "--into", "asv"],
+    "external": ["report", "FILE", *COLUMNS],
+    "pairs": ["pairs", "FILE", "--direction=higher"],
+    "figures": ["report", "FILE", "--figures", "pictures"],
+    "trace": [*MEASURE, "--trace", "FILE"],
+    "lengths": [*MEASURE, "--max-concurrency=1", "--lengths-from", "FILE"],
+}
+RUNS: dict[str, Sequence[str]] = {
+    name: [*GOOD, f"{option}=FILE", "test_it.py"]
+    for name, option in {
+        "resume": "--slm-resume", "append": "--slm-records", "against": "--slm-baseline", "dataset": "--slm-dataset",
+    }.items()
+}  # fmt: skip
+ONE_POINT = "def test_point(slm_point):\n    assert slm_point.measure()\n"
+
+
+def good_archive(folder: Path) -> bytes:
+    """An archive of a simulated sweep."""
+    case = Case(folder)
+    (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
+    seen = case.fork(pytest_run([*GOOD, "--slm-repeats=1", "--slm-records=good.jsonl", "test_it.py"]))
+    assert seen.status == 0, seen.text
+    return (case.folder / "good.jsonl").read_bytes()
+
+
+def hostile_files(folder: Path, good: bytes) -> list[Path]:
+    """A hundred and more, some of them with a suffix of their own."""
+    changed = (*hostile.odd_values(good), *hostile.everywhere(good), *hostile.damaged(good))
+    for name, data in (*((f"{name}.jsonl", data) for name, data in changed), *hostile.packed(good)):
+        (folder / name).write_bytes(data)
+    return [*sorted(folder.iterdir()), *hostile.no_files(folder)]
+
+
+def undrawn(work: Callable[[], int]) -> int:
+    """The same work with pictures that are specified and not drawn: V8, which draws them, does not survive a fork."""
+    said = lambda spec, **_: json.dumps(json.loads(spec)).encode()  # noqa: E731
+    sys.modules["vl_convert"] = SimpleNamespace(vegalite_to_png=said)  # type: ignore[assignment]
+    return work()
+
+
+def read_files(case: Case, reader: str, paths: Iterable[Path], memory: int = MEMORY) -> None:
+    """Each file as it is, whatever the one who read it before did to it."""
+    (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
+    if reader == "asv":
+        case.fork(command(["asv", "init", "--into", "asv"]))
+
+    def works() -> Iterator[tuple[str, Callable[[], int]]]:
+        for path in paths:
+            there = len(path.name) < 256 and path.is_file() and path.stat().st_size < 1 << 30
+            before = path.read_bytes() if there else None
+            words = [word.replace("FILE", str(path)) for word in {**COMMANDS, **RUNS}[reader]]
+            work = command(words) if reader in COMMANDS else pytest_run(words)
+            yield path.name, partial(undrawn, work) if reader == "figures" else work
+            if before is not None:
+                path.write_bytes(before)
+
+    judge_each(case, "hostile files", works(), (0, 1, 4, 10), r"(?s)\A(?!.* --help)", memory)  # a use of the command
+
+
+# Options
+
+PLAN = ("--slm-simulate", "--slm-models=opt-125m", "--slm-plan", "test_it.py")
+POINT_AND_JOB = """
+def test_point(slm_point): assert slm_point.measure()
+def test_job(slm_job): assert slm_job(10).valid
+"""
+
+
+def set_option(case: Case, name: str, texts: Iterable[str]) -> None:
+    """By a plan, which does all but start: a run would take as long as it was asked to."""
+    (case.folder / "test_it.py").write_text(POINT_AND_JOB, "utf-8")
+    flag = next(opt.flag for opt in OPTS if opt.name == name).replace("-o ", "--override-ini=")
+    works = ((text, pytest_run([f"{flag}={text}", *PLAN])) for text in texts)
+    judge_each(case, "hostile options", works, (0, 4, 5))
+
+
+def set_option_of_measure(case: Case, flag: str, texts: Iterable[str]) -> None:
+    """Nobody listens at the URL, so that what is taken is status 4 all the same."""
+    load = [] if flag in ("--max-concurrency", "--request-rate", "--ramp") else ["--max-concurrency=1"]
+    works = ((text, command([*MEASURE, *load, f"{flag}={text}"])) for text in texts)
+    judge_each(case, "hostile options", works, (4,))
