@@ -26,7 +26,7 @@ from simulated_sessions import opened  # noqa: E402, F401
 with suppress(ImportError):
     from hypothesis import settings
 
-    # There is no deadline, because a busy machine is no finding. A change is tried on the same examples as the last one;
+    # There is no deadline, because a busy machine is no finding. Each change is tried on the same examples;
     # `tox -e nightly` draws ten times as many, and others each night.
     settings.register_profile("tests", deadline=None, max_examples=20, derandomize=True)
     settings.register_profile("thorough", deadline=None, max_examples=200)
