@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,66 +42,39 @@ def judge_each(case: Case, category: str, works: Iterable[tuple[str, Callable[[]
 # Disk: the fault comes after the second measurement of four, from the run's own test, always at the same place
 
 FOUR_POINTS = """
-    import os, pathlib, shutil, pytest
+import os, pathlib, shutil, pytest
 
-    def truncated(path):
-        os.truncate(path, path.stat().st_size // 2)
-
-    def emptied(path):
-        os.truncate(path, 0)
-
-    def removed(path):
-        path.unlink()
-
-    def folder_removed(path):
-        shutil.rmtree(path.parent)
-
-    def a_folder(path):
-        path.unlink()
-        path.mkdir()
-
-    def a_link(path):
-        path.rename(path.with_name("elsewhere"))
-        path.symlink_to("nowhere")
-
-    def a_pipe(path):
-        path.unlink()
-        os.mkfifo(path)
-
-    def another_file(path):
-        path.unlink()
-        path.write_text("not ours")
-
-    def a_copy(path):
-        shutil.copy(path, "copy")
-        os.replace("copy", path)
-
-    def folder_is_a_file(path):
-        shutil.rmtree(path.parent)
-        path.parent.write_text("")
-
-    @pytest.mark.slm(points=[("opt-125m", load) for load in (1, 2, 4, 8)])
-    def test_point(slm_point, request, pytestconfig):
-        assert slm_point.measure()
-        print("MEASURED")
-        if "-4" in request.node.name and (name := os.environ.get("PLANTED")):
-            globals()[name](pathlib.Path(pytestconfig.getoption("--slm-records")))
+@pytest.mark.slm(points=[("opt-125m", load) for load in (1, 2, 4, 8)])
+def test_point(slm_point, request, pytestconfig):
+    assert slm_point.measure()
+    print("MEASURED")
+    path = pathlib.Path(pytestconfig.getoption("--slm-records"))
+    if "-4" in request.node.name:
+        PLANTED
 """
+CHANGES = {
+    "nothing": "pass",
+    "truncated": "os.truncate(path, path.stat().st_size // 2)",
+    "emptied": "os.truncate(path, 0)",
+    "removed": "path.unlink()",
+    "folder_removed": "shutil.rmtree(path.parent)",
+    "a_folder": "path.unlink(), path.mkdir()",
+    "a_link": "path.rename(path.with_name('elsewhere')), path.symlink_to('nowhere')",
+    "a_pipe": "path.unlink(), os.mkfifo(path)",
+    "another_file": "path.unlink(), path.write_text('not ours')",
+    "a_copy": "shutil.copy(path, 'copy'), os.replace('copy', path)",
+    "folder_is_a_file": "shutil.rmtree(path.parent), path.parent.write_text('')",
+}
 SECOND = "pytest-slmserve-rescued-*.jsonl"
 FOUR = ("-s", "--slm-simulate", "--slm-models=opt-125m", "--slm-repeats=1", "--slm-window=1", "test_it.py")
 
 
 def run_four(case: Case, records: str, planted: str, *more: str) -> Callable[[], int]:
-    (case.folder / "test_it.py").write_text(textwrap.dedent(FOUR_POINTS), "utf-8")
-
-    def work() -> int:
-        os.environ["PLANTED"] = planted
-        return pytest_run([*FOUR, f"--slm-records={records}", *more])()
-
-    return work
+    (case.folder / "test_it.py").write_text(FOUR_POINTS.replace("PLANTED", CHANGES[planted]), "utf-8")
+    return pytest_run([*FOUR, f"--slm-records={records}", *more])
 
 
-def change_disk(case: Case, records: str, statuses: tuple[int, ...], planted: str = "") -> None:
+def change_disk(case: Case, records: str, statuses: tuple[int, ...], planted: str = "nothing") -> None:
     """A run of four points, whose measurements are in the archive, or in the second file that it names."""
     seen = case.fork(run_four(case, records, planted))
     made = seen.text.count("MEASURED")
@@ -113,7 +85,7 @@ def change_disk(case: Case, records: str, statuses: tuple[int, ...], planted: st
     assert made == (0 if seen.status == 4 else 4), seen.text
     assert bool(second) == (seen.status == 1), seen.text
     if second:
-        again = case.fork(run_four(case, "again.jsonl", "", f"--slm-resume={second}"))
+        again = case.fork(run_four(case, "again.jsonl", "nothing", f"--slm-resume={second}"))
         case.records = "again.jsonl"
         case.judge("disk", again, (0,), "4 measurements were reused", may_stay=[SECOND])
 
@@ -189,7 +161,7 @@ def killed(case: Case, words: Sequence[str], end: Callable[[int], object], text:
 
 def kill(case: Case, engine: str, number: int, moment: str) -> None:
     model = "opt-125m" if engine in ("simulated", "ray") else "opt-tiny"
-    (case.folder / "test_it.py").write_text(textwrap.dedent(POINTS).replace("MODEL", f'"{model}"'))
+    (case.folder / "test_it.py").write_text(POINTS.replace("MODEL", f'"{model}"'))
     words = ["-m", "pytest", "test_it.py", *ENGINES[engine]]
     text, after_s = MOMENTS[moment]
     seen = killed(case, words, lambda pid: os.kill(pid, number), text, after_s * PACE[engine])

@@ -15,8 +15,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 FIRST = 2
@@ -25,7 +26,7 @@ PACE_S = 0.002
 
 RESET = "reset"  # the connection, in place of closing it
 Piece = bytes | float | str  # to send, or seconds to wait, or RESET
-Fault = Callable[["Asked"], Iterator[Piece]]
+Fault = Callable[["Asked"], Iterable[Piece]]
 FAULTS: dict[str, Fault] = {}
 
 
@@ -91,35 +92,21 @@ def chunked(pieces: Iterator[Piece]) -> Iterator[Piece]:
     yield b"0\r\n\r\n"
 
 
-# Answers that are good, in forms of their own
+# Answers that are good, in forms of their own; a generator where time passes, or an answer is long
 
-
-@fault
-def good(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked)
-
-
-@fault
-def good_chunked(asked: Asked) -> Iterator[Piece]:
-    yield from chunked(answer(asked))
-
-
-@fault
-def good_at_once(asked: Asked) -> Iterator[Piece]:
-    yield whole(answer(asked))
-
-
-@fault
-def good_buffered(asked: Asked) -> Iterator[Piece]:
-    """As a proxy does that waits for all of it."""
-    yield 0.05
-    yield whole(answer(asked))
-
-
-@fault
-def good_one_event(asked: Asked) -> Iterator[Piece]:
-    yield 0.02
-    yield head() + token(finish_reason="length") + usage(8, asked.tokens) + DONE
+FAULTS |= {
+    "good": answer,
+    "good-chunked": lambda asked: chunked(answer(asked)),
+    "good-at-once": lambda asked: [whole(answer(asked))],
+    "good-buffered": lambda asked: [0.05, whole(answer(asked))],  # as a proxy does that waits for all of it
+    "good-one-event": lambda asked: [0.02, head() + token(finish_reason="length") + usage(8, asked.tokens) + DONE],
+    "good-byte-by-byte": lambda asked: [bytes([byte]) for byte in whole(answer(asked))],
+    "good-without-counts": lambda asked: answer(asked, last=b""),
+    "good-counts-null": lambda asked: answer(asked, last=usage(None, None)),
+    "good-counts-of-nothing": lambda asked: answer(asked, last=usage(0, 0)),
+    "good-ends-early": lambda asked: [head() + token() + token(finish_reason="stop") + usage(8, 2) + DONE],
+    "good-every-other-counts": lambda asked: answer(asked, last=b"" if asked.number % 2 else None),
+}
 
 
 @fault
@@ -148,41 +135,11 @@ def good_comments(asked: Asked) -> Iterator[Piece]:
 
 
 @fault
-def good_byte_by_byte(asked: Asked) -> Iterator[Piece]:
-    yield from (bytes([byte]) for byte in whole(answer(asked)))
-
-
-@fault
 def good_large_tokens(asked: Asked) -> Iterator[Piece]:
     yield head()
     for left in range(asked.tokens - 1, -1, -1):
         yield event({"choices": [{"text": "x" * 500_000, "finish_reason": None if left else "length"}]})
     yield usage(8, asked.tokens) + DONE
-
-
-@fault
-def good_without_counts(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked, last=b"")
-
-
-@fault
-def good_counts_null(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked, last=usage(None, None))
-
-
-@fault
-def good_counts_of_nothing(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked, last=usage(0, 0))
-
-
-@fault
-def good_ends_early(asked: Asked) -> Iterator[Piece]:
-    yield head() + token() + token(finish_reason="stop") + usage(8, 2) + DONE
-
-
-@fault
-def good_every_other_counts(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked, last=b"" if asked.number % 2 else None)
 
 
 # Counts that are none
@@ -245,24 +202,12 @@ events("two-values", event(b'{"choices": []} {"choices": []}'))
 events("surrogate", event(b'{"choices": [{"text": "\\ud800"}]}'), event({"error": "\ud800"}))
 
 
-@fault
-def event_without_tokens(asked: Asked) -> Iterator[Piece]:
-    yield head() + event({"choices": [{"text": "", "finish_reason": "stop"}]}) + DONE
-
-
-@fault
-def event_none_at_all(asked: Asked) -> Iterator[Piece]:
-    yield head()
-
-
-@fault
-def event_without_an_end(asked: Asked) -> Iterator[Piece]:
-    yield head() + token() + token()
-
-
-@fault
-def event_error_with_the_key(asked: Asked) -> Iterator[Piece]:
-    yield head() + event({"error": f"the key {asked.key} is not known"})
+FAULTS |= {
+    "event-without-tokens": lambda a: [head() + event({"choices": [{"text": "", "finish_reason": "stop"}]}) + DONE],
+    "event-none-at-all": lambda asked: [head()],
+    "event-without-an-end": lambda asked: [head() + token() + token()],
+    "event-error-with-the-key": lambda asked: [head() + event({"error": f"the key {asked.key} is not known"})],
+}
 
 
 # Responses that are none
@@ -300,126 +245,50 @@ responds("gzip", head(Content_Encoding="gzip") + b"\x1f\x8b\x08\x00" + random.Ra
 responds("twice", head(Content_Length=len(DONE)) + DONE + head(Content_Length=len(DONE)) + DONE)
 
 
-@fault
-def http_401_with_the_key(asked: Asked) -> Iterator[Piece]:
-    yield head("401 Unauthorized", "application/json") + json.dumps({"error": f"no key {asked.key}"}).encode()
-
-
-@fault
-def http_type_with_the_key(asked: Asked) -> Iterator[Piece]:
-    yield head(kind=f"text/plain; k={asked.key}") + BODY
-
-
-@fault
-def http_status_with_the_key(asked: Asked) -> Iterator[Piece]:
-    yield b"HTTP/1.1 9%s\r\n\r\n" % asked.key.encode()
-
+UNAUTHORIZED = head("401 Unauthorized", "application/json") + b'{"error": "no key %s"}'
+FAULTS |= {
+    "http-401-with-the-key": lambda asked: [UNAUTHORIZED % asked.key.encode()],
+    "http-type-with-the-key": lambda asked: [head(kind=f"text/plain; k={asked.key}") + BODY],
+    "http-status-with-the-key": lambda asked: [b"HTTP/1.1 9%s\r\n\r\n" % asked.key.encode()],
+}
 
 # Connections
 
 
-@fault
-def wire_closed_at_once(asked: Asked) -> Iterator[Piece]:
-    yield from ()
-
-
-@fault
-def wire_reset_at_once(asked: Asked) -> Iterator[Piece]:
-    yield RESET
-
-
-@fault
-def wire_closed_in_the_head(asked: Asked) -> Iterator[Piece]:
-    yield head()[:20]
-
-
-@fault
-def wire_reset_in_the_middle(asked: Asked) -> Iterator[Piece]:
-    yield head() + token()
-    yield PACE_S
-    yield RESET
-
-
-@fault
-def wire_every_third_breaks(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked) if asked.number % 3 else iter([head() + token(), RESET])
-
-
-@fault
-def wire_every_third_fails(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked) if asked.number % 3 else iter([head("503 Busy", "text/plain") + b"busy"])
-
-
-@fault
-def wire_dies_after_some(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked) if asked.number < 6 else iter([RESET])
-
-
-@fault
-def hang_before_the_head(asked: Asked) -> Iterator[Piece]:
-    yield LONGEST_S
-
-
-@fault
-def hang_in_the_head(asked: Asked) -> Iterator[Piece]:
-    yield head()[:20]
-    yield LONGEST_S
-
-
-@fault
-def hang_after_the_head(asked: Asked) -> Iterator[Piece]:
-    yield head()
-    yield LONGEST_S
-
-
-@fault
-def hang_in_the_middle(asked: Asked) -> Iterator[Piece]:
-    yield head() + token()
-    yield LONGEST_S
-
-
-@fault
-def hang_before_the_end(asked: Asked) -> Iterator[Piece]:
-    """All is said, and the connection is not closed."""
-    yield from answer(asked)
-    yield LONGEST_S
-
-
-@fault
-def hang_after_some(asked: Asked) -> Iterator[Piece]:
-    yield from answer(asked) if asked.number < 6 else iter([LONGEST_S])
-
-
-@fault
-def hang_with_comments(asked: Asked) -> Iterator[Piece]:
-    yield head()
-    for _ in range(round(LONGEST_S / 0.05)):
-        yield b": wait\n\n"
+def paced(piece: bytes, count: int = round(LONGEST_S / 0.05)) -> Iterator[Piece]:
+    """Pieces at even times, for as long as an answer may last."""
+    for _ in range(count):
+        yield piece
         yield 0.05
 
 
-@fault
-def hang_in_trickles(asked: Asked) -> Iterator[Piece]:
-    yield head()
-    for byte in b"data: " + b"x" * round(LONGEST_S / 0.05):
-        yield bytes([byte])
-        yield 0.05
-
-
-@fault
-def hang_with_tokens(asked: Asked) -> Iterator[Piece]:
-    yield head()
-    for _ in range(round(LONGEST_S / 0.05)):
-        yield token()
-        yield 0.05
-
-
-@fault
-def hang_with_a_flood(asked: Asked) -> Iterator[Piece]:
+def flood(asked: Asked) -> Iterator[Piece]:
     yield head()
     until = time.monotonic() + LONGEST_S
     while time.monotonic() < until:
         yield token() * 500
+
+
+BROKEN, BUSY = [head() + token(), RESET], [head("503 Busy", "text/plain") + b"busy"]
+FAULTS |= {
+    "wire-closed-at-once": lambda asked: [],
+    "wire-reset-at-once": lambda asked: [RESET],
+    "wire-closed-in-the-head": lambda asked: [head()[:20]],
+    "wire-reset-in-the-middle": lambda asked: [head() + token(), PACE_S, RESET],
+    "wire-every-third-breaks": lambda asked: answer(asked) if asked.number % 3 else BROKEN,
+    "wire-every-third-fails": lambda asked: answer(asked) if asked.number % 3 else BUSY,
+    "wire-dies-after-some": lambda asked: answer(asked) if asked.number < 6 else [RESET],
+    "hang-before-the-head": lambda asked: [LONGEST_S],
+    "hang-in-the-head": lambda asked: [head()[:20], LONGEST_S],
+    "hang-after-the-head": lambda asked: [head(), LONGEST_S],
+    "hang-in-the-middle": lambda asked: [head() + token(), LONGEST_S],
+    "hang-before-the-end": lambda asked: chain(answer(asked), [LONGEST_S]),  # the connection is not closed
+    "hang-after-some": lambda asked: answer(asked) if asked.number < 6 else [LONGEST_S],
+    "hang-with-comments": lambda asked: chain([head()], paced(b": wait\n\n")),
+    "hang-in-trickles": lambda asked: chain([head()], *(paced(bytes([b]), 1) for b in b"data: "), paced(b"x")),
+    "hang-with-tokens": lambda asked: chain([head()], paced(token())),
+    "hang-with-a-flood": flood,
+}
 
 
 class Server:
