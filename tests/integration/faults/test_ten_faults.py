@@ -1,8 +1,6 @@
 """Ten cases of the campaign in tests/nightly/faults: one fault of each kind ends in time and with the right status, one
 sentence says why, nothing is lost, and nothing is left."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

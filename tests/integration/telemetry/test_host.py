@@ -1,7 +1,5 @@
 """Real programs and processes: an interpreter and git are asked, and a child's CPU time is found once, whole."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,11 +14,10 @@ from pytest_slmserve.telemetry import host
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 
 
-@pytest.mark.parametrize("code", ["import time; time.sleep(60)", "print('hello')", "raise SystemExit(3)"])
-def test_what_does_not_answer_is_no_interpreter(tmp_path, monkeypatch, code):
-    monkeypatch.setattr(host, "PROBE_S", 1)
+def test_what_does_not_answer_is_no_interpreter(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "PROBE_S", 0.2)
     script = tmp_path / "python"
-    script.write_text(f"#!{sys.executable} -S\n{code}\n", "utf-8")
+    script.write_text("#!/bin/sh\nexec sleep 60\n", "utf-8")
     script.chmod(0o755)
     with pytest.raises(BadUsage, match=str(script)):
         host.interpreter(str(script), {})
@@ -71,15 +68,3 @@ def test_a_child_that_ends_is_found_with_all_it_used_and_not_twice(monkeypatch, 
     used_s += source.read(ended).values[OWN_CORES] * (ended - at)
     ticks_s = 2 / os.sysconf("SC_CLK_TCK")  # user and system time are whole ticks each
     assert 0.3 - ticks_s <= round(used_s, 6) < 0.55, "with a second count it is above 0.6"
-
-
-def test_descendants_are_ours_and_looked_up_only_now_and_then(monkeypatch):
-    family = host.Family(os.getpid())
-    assert family.members(0.0)[0].pid == os.getpid()
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert child.pid not in {p.pid for p in family.members(0.001)}
-        later = family.members(3600.0)
-        assert child.pid in {p.pid for p in later} and later[:2] == family.members(7200.0)[:2]
-        monkeypatch.setattr(host, "family_of", host.Family)
-        assert host.own_pids() >= {os.getpid(), child.pid}
-        child.communicate(b"\n")

@@ -1,7 +1,5 @@
 """The probe's real process: its pieces take time, it stays on its core, and nothing but its parent's end ends it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The whole campaign, whose table is printed at the end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The archive is removed, replaced or shortened in the middle of a run, or the disk is full: nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

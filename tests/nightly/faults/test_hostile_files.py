@@ -1,7 +1,5 @@
 """Every reader of files, with a hundred hostile ones, under a limit of memory."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every option with hostile values: each is taken, or one sentence says why not, before anything starts."""
 
-from __future__ import annotations
-
 import pytest
 from campaign import set_option, set_option_of_measure
 from hostile import OPTIONS

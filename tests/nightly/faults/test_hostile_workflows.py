@@ -1,8 +1,6 @@
 """Hostile workflows: what a pull request, an input, an index or a text of a release can plant into what the steps of
 the gate run. The scripts run as they are; pip, gh and, but for one section, pytest only take notes."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

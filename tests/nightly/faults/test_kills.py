@@ -1,7 +1,5 @@
 """Every signal that ends a run, at moments of its life: nothing is lost, and nothing is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import textwrap

@@ -1,7 +1,5 @@
 """A server with any fault on the wire, under each kind of load, measured by `slmserve measure` and by pytest."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

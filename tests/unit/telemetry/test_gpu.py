@@ -2,8 +2,6 @@
 unit and means what was planted, ratios over the span that is told; what a driver lacks is absent with a reason, what
 fails is unknown and comes back; and nothing is left behind. DCGM and its exporter: test_gpu_dcgm, test_gpu_exporter."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,7 +145,7 @@ def test_an_error_of_one_metric_is_its_own(later, number):
 
 def test_a_metric_that_the_gpu_does_not_have_is_left_out():
     with opened(FakeNvml(State(sm=0.5, dram=0.75, gpm_errors={2: NOT_SUPPORTED}))) as (gpu, source):
-        assert source.unsupported.keys() == {of.SM_ACTIVE}
+        assert source.unsupported.keys() == {of.SM_ACTIVE} and source.unsupported[of.SM_ACTIVE]
         at(gpu, source, 0.0)
         values = at(gpu, source, 1.0).values
         assert values.keys() == EVERYTHING - {of.SM_ACTIVE} and values[of.DRAM_ACTIVE] == pytest.approx(0.75)

@@ -1,8 +1,6 @@
 """DCGM, on bindings and an engine constructed from its source, of both generations: each value becomes ours and is
 given once, blanks say why, what is refused costs nothing else, and the engine is left as it was."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings
@@ -63,9 +61,6 @@ def test_our_gpu_alone_is_watched_and_never_more_often_than_is_valid(engine, ask
     assert source.interval_s == watched_us / 1e6
 
 
-# What is given once
-
-
 @pytest.mark.parametrize("moves", [of.POWER, of.SM_ACTIVE])
 def test_each_value_is_given_once_by_its_own_stamp(engine, moves):
     for number in (of.POWER, of.SM_ACTIVE):
@@ -93,9 +88,6 @@ def test_the_span_is_the_time_between_the_counters_within_bounds(engine, later_u
         engine.on_progress(of.DRAM_ACTIVE, 0.5, SECOND // 2 + step * later_us)  # the newest counts
         spans.append(source.read(step).span_s)
     assert spans == [0.25, span_s, span_s]
-
-
-# What is no value
 
 
 @pytest.mark.parametrize("base", [BLANK_INT32, BLANK_INT64, BLANK_FP64], ids=["int32", "int64", "fp64"])
@@ -137,8 +129,6 @@ def test_a_field_without_a_value_is_none_and_costs_no_other(engine, raw, status,
     assert reason in why
 
 
-# What is refused
-
 REFUSED = [of.PROFILED, *((number,) for number in (of.SM_ACTIVE, of.POWER, of.GPU_UTIL, of.CAPPED_BRAKE))]
 
 
@@ -162,9 +152,6 @@ def test_an_engine_older_than_its_client_is_asked_what_it_knows(engine):
     source = engine.open()
     assert engine.watched == {number for number in THEIRS if number < 1003}
     assert str(fake_dcgm.UNKNOWN_FIELD) in source.unsupported[of.DRAM_ACTIVE]
-
-
-# What is not there
 
 
 def refuse_all(engine):
@@ -217,9 +204,6 @@ def test_broken_bindings_are_no_source_and_those_that_warn_are_one(engine, monke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert engine.open().numbers
-
-
-# The end
 
 
 @pytest.mark.parametrize("end", ["stopped", "closed"])

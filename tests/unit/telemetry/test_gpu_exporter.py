@@ -1,8 +1,6 @@
 """dcgm-exporter, on pages made by hand after its documentation: each value of our GPU becomes ours and is given once it
 changes, blanks say why, any other page or answer is a failure, and no question lasts longer than it may."""
 
-from __future__ import annotations
-
 import http.client
 import math
 
@@ -86,9 +84,6 @@ def test_the_names_of_4_6_mean_the_same_numbers(exporter):
     assert read(exporter, ExporterSource(URL, GPU), new).values == {GPU_UTIL: 0.97, POWER: 431.2, SM_ACTIVE: 0.5}
 
 
-# A page that repeats itself
-
-
 def test_values_are_given_once_any_of_our_gpu_changes(exporter, source):
     first = source.read(0.0)
     assert first.values == dict.fromkeys(OURS) and len(first.missing) == 8
@@ -133,9 +128,6 @@ def test_a_sentinel_is_none_and_says_why(exporter, source, text, reason):
     assert reading.values[TEMPERATURE] == 64
 
 
-# Which GPU
-
-
 @pytest.mark.parametrize("labels", ['uuid="{}"', 'UUID="{}"', 'gpu="0",UUID="{}",uuid="x"', 'gpu="0"'])
 def test_our_gpu_is_known_by_its_uuid_or_as_the_only_one(labels):
     rows = [f"{WATTS}{{{labels.format(GPU)}}} 300"]
@@ -162,9 +154,6 @@ def test_a_page_without_our_gpu_is_no_source(exporter, text, uuid, said):
         ExporterSource(URL, uuid)
 
 
-# What is not there
-
-
 @pytest.mark.parametrize(
     ("shown", "said"), [({"status": 503}, f"{URL}.*503"), ({"text": f"{WATTS}{{"}, "Prometheus"), ({"gone": True}, URL)]
 )
@@ -189,9 +178,6 @@ def test_only_http_is_asked(url):
 def test_an_address_that_cannot_be_asked_is_a_failure(exporter, url):
     with pytest.raises(SensorFailed, match=url):
         ExporterSource(url, GPU)
-
-
-# One question
 
 
 @pytest.mark.parametrize(
@@ -240,9 +226,6 @@ def test_a_long_answer_is_cut_and_a_slow_one_ends_in_time(exporter, monkeypatch)
             continue
         with pytest.raises(TimeoutError, match="5 s"):
             ask_once("GET", URL, {}, None, 5.0)
-
-
-# The format
 
 
 def test_comments_blank_lines_and_other_metrics_are_skipped():

@@ -1,13 +1,10 @@
 """Facts of a host come from what NVML, interpreters and files say, or are unknown; rates are differences of counters
 over the time between two readings; and the CPU time of a family of processes is counted once, whoever ends when."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +18,12 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry import host
 from pytest_slmserve.telemetry.host import OLDEST, TESTED, HostSource, Used, check_vllm, newly_used, probe, visible_gpus
 
 HZ = os.sysconf("SC_CLK_TCK")
 HOLDS = {"python": "3.12.1", "torch": "2.13.0", "executable": "/v/python"}
-
-
-# Releases of vLLM
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])
@@ -54,9 +49,6 @@ def test_a_release_that_is_missing_or_too_old_says_what_to_install(platform, pac
     assert words[:4] == ["/v/python", "-m", "pip", "install"] and words[-1] == package
 
 
-# GPUs
-
-
 class Failed(Exception):
     """NVML's error."""
 
@@ -75,15 +67,15 @@ def nvml(text=str) -> SimpleNamespace:
             raise Failed("Not Supported")
         return found.masks[:words]
 
-    found.nvmlInit = lambda: vars(found).update(started=found.started + 1)
-    found.nvmlDeviceGetHandleByIndex = lambda index: handle(f"GPU-{index}")
-    found.nvmlDeviceGetHandleByUUID = handle
-    found.nvmlDeviceGetUUID = text
-    found.nvmlDeviceGetName = lambda gpu: text(f"NVIDIA H200 ({gpu})")
-    found.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(total=140 << 30, used=3 << 30)
-    found.nvmlDeviceGetCpuAffinity = near
-    found.nvmlSystemGetDriverVersion = lambda: text("570.133.20")
-    found.nvmlSystemGetCudaDriverVersion_v2 = lambda: found.cuda
+    vars(found).update(
+        nvmlInit=lambda: vars(found).update(started=found.started + 1),
+        nvmlDeviceGetHandleByIndex=lambda index: handle(f"GPU-{index}"),
+        nvmlDeviceGetHandleByUUID=handle, nvmlDeviceGetUUID=text,
+        nvmlDeviceGetName=lambda gpu: text(f"NVIDIA H200 ({gpu})"),
+        nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(total=140 << 30, used=3 << 30),
+        nvmlDeviceGetCpuAffinity=near, nvmlSystemGetDriverVersion=lambda: text("570.133.20"),
+        nvmlSystemGetCudaDriverVersion_v2=lambda: found.cuda,
+    )  # fmt: skip
     return found
 
 
@@ -148,22 +140,13 @@ def test_memory_in_use_is_nvmls_or_an_error(two_gpus):
         host.memory_used("GPU-9")
 
 
-# The host as a whole
-
-
 @pytest.fixture
 def holds(monkeypatch):
     """Every interpreter holds this vLLM; returns which were asked, and with which variables."""
-    asked = []
+    asked, vllm = [], {}
     monkeypatch.setattr(host, "git_commit", lambda root: f"commit of {root}")
-
-    def plant(vllm):
-        monkeypatch.setattr(
-            host, "interpreter", lambda python, env: asked.append((python, env)) or HOLDS | {"vllm": vllm}
-        )
-        return asked
-
-    return plant
+    monkeypatch.setattr(host, "interpreter", lambda python, env: asked.append((python, env)) or HOLDS | vllm)
+    return lambda release: vllm.update(vllm=release) or asked
 
 
 def test_a_gpu_host_is_probed(two_gpus, holds, tmp_path):
@@ -232,9 +215,6 @@ def test_numa_nodes_are_those_with_a_number(monkeypatch, tmp_path, nodes, count)
     assert host.numa_nodes() == count
 
 
-# Programs that are asked
-
-
 @pytest.fixture
 def ran(monkeypatch):
     """What `subprocess.run` was given; it raises or prints what is planted."""
@@ -282,8 +262,6 @@ def test_a_commit_is_what_git_says_or_unknown(ran, tmp_path):
         ran.prints = fault
         assert host.git_commit(tmp_path) is None
 
-
-# Rates of the host
 
 COLUMNS = ("user", "nice", "system", "idle", "waits", "irq", "softirq", "steal", "guest", "guest_nice")
 
@@ -378,6 +356,12 @@ def test_what_a_host_does_not_count_is_absent_and_said_once(planted, name, text)
     assert len(found.missing) == len(found.values) - 1
 
 
+def test_a_host_without_any_counter_tells_of_itself(tmp_path):
+    source = HostSource(proc=tmp_path, cgroup=tmp_path)
+    assert source.unsupported.keys() == {*RATES}
+    assert source.read(1.0).values.keys() == {of.OWN_CORES, of.OWN_MEMORY}
+
+
 def test_a_file_that_vanishes_gives_none_and_may_come_back(planted):
     source = planted.open()
     source.read(100.0)
@@ -422,8 +406,6 @@ def test_a_reading_has_finite_values_and_a_reason_for_each_other(answers, span_s
         (str(n), str(answers[n])) for n in answers if n not in known
     ]
 
-
-# Whose CPU time it is
 
 PARENT, CHILD = 1, 2
 
@@ -491,7 +473,7 @@ class Process:
     def __hash__(self) -> int:
         return self.pid
 
-    def children(self, recursive: bool) -> Iterator[Process]:
+    def children(self, recursive: bool) -> list:
         assert recursive
         Process.listed += 1
         return [Process(pid) for pid in self.alive if pid != self.pid]
@@ -544,3 +526,9 @@ def test_a_look_at_the_family_is_paid_by_rarer_looks_but_never_for_long(family, 
 def test_our_ids_are_those_of_our_family(family, monkeypatch):
     monkeypatch.setattr(host, "family_of", {os.getpid(): family}.__getitem__)
     assert host.own_pids() == {7, 8}
+
+
+def test_the_key_of_an_environment_leaves_out_what_may_differ():
+    one = Environment(platform="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", host="aa", git_commit="1", python="3.11")
+    assert one.key == replace(one, host="bb", git_commit="2", python="3.12", operating_system="x").key
+    assert one.key != replace(one, vllm="0.26.1").key

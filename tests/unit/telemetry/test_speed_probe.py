@@ -1,8 +1,6 @@
 """The piece is the same work each time and is timed by two clocks; its process ends with its parent; and its source
 gives each piece once, rests between two, and makes values unknown, no more, if anything fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -65,9 +63,6 @@ def test_without_a_parent_it_ends_at_once(monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(speed_probe, "probe_work", lambda: pytest.fail("worked for nobody"))
     assert speed_probe._main("4711") is None
-
-
-# The source
 
 
 class Process:
