@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import hostile
+import pytest
 import wire_server
 from interfaces import STAND_IN
 from judged import Case, Seen, command, pytest_run, waited_for
@@ -196,8 +196,8 @@ TOLD = {"good-buffered": "answers came in one piece", "good-without-counts": "do
 ENDS = {"good": (0, 1), "first": (1, 4)}
 
 
-@contextmanager
-def faulty_server() -> Iterator[str]:
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
     """The URL of the server, but for the fault."""
     server = [sys.executable, str(Path(wire_server.__file__))]
     with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -6,7 +6,6 @@ import signal
 import pytest
 from campaign import (
     change_disk,
-    faulty_server,
     good_archive,
     hostile_files,
     kill,
@@ -28,12 +27,6 @@ def test_an_archive_that_is_removed_in_the_middle(case: Case) -> None:
 )
 def test_a_signal_at_a_moment(case: Case, engine: str, number: int, moment: str) -> None:
     kill(case, engine, number, moment)
-
-
-@pytest.fixture(scope="module")
-def url():
-    with faulty_server() as address:
-        yield address
 
 
 @pytest.mark.parametrize(

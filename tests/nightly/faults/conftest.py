@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from judged import ANSWERED, PLANTED, case, table  # noqa: F401 - a fixture
+from campaign import url  # noqa: F401 - a fixture
+from judged import ANSWERED, PLANTED, case, table  # noqa: F401
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -3,12 +3,11 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 
 import psutil
 import pytest
 import wire_server
-from campaign import LOADS, SIGNALS, faulty_server, killed, measure, run_tests
+from campaign import LOADS, SIGNALS, killed, measure, run_tests
 from judged import Case
 from processes import until
 
@@ -17,12 +16,6 @@ from pytest_slmserve.engines.endpoint import CLIENT
 FAULTS = sorted(wire_server.FAULTS)
 # Before a load begins: the first request of an endpoint has the fault.
 FIRST = [f"first-{name}" for name in FAULTS if name.startswith(("event-", "http-", "wire-", "hang-"))]
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with faulty_server() as address:
-        yield address
 
 
 @pytest.mark.parametrize("way", [measure, run_tests])
