@@ -68,8 +68,6 @@ def numbers_in(missing) -> list[int]:
     return sorted(int(why.partition(":")[0]) for why in missing)
 
 
-# What is planted is read
-
 
 def test_every_number_is_there_in_its_unit():
     state = State(
@@ -129,8 +127,6 @@ def test_the_newest_sample_that_is_old_enough_is_the_baseline_and_older_ones_are
             young = sum(now_s - then < MIN_SPAN_S for then in times)
             assert gpu.live_samples == young + bool(old_enough)
 
-
-# GPM
 
 
 @pytest.mark.parametrize(
@@ -204,9 +200,6 @@ def test_an_instance_has_its_own_counters_and_not_its_parents_numbers():
         at(gpu, source, 0.0)
         assert at(gpu, source, 1.0).values[of.SM_ACTIVE] == pytest.approx(BUSY.sm)
         assert gpu.calls["nvmlGpmMigSampleGet"] and not gpu.calls["nvmlGpmSampleGet"]
-
-
-# Functions and fields that are missing, refuse or fail
 
 PROCESSES = {of.GPU_PROCESSES, of.FOREIGN_PROCESSES}
 ALONE = {
@@ -312,9 +305,6 @@ def test_counters_are_asked_seldom_and_are_not_missing_between(early_s, missing)
         later = [at(gpu, source, now_s).values.keys() for now_s in (3.5, 4.44, 4.46)]  # first, a clock that went back
         assert [bool(COUNTERS & numbers) for numbers in later] == [True, False, True]
 
-
-# What is planted over time
-
 SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}
 SLOWED = [(1.0, {"reasons": 0x4 | 0x40}), (1.5, {"reasons": 0x20}), (1.75, {"reasons": 0x80})]
 CAPPED = {of.CAPPED_POWER: 0.5, of.CAPPED_HW_THERMAL: 0.5, of.CAPPED_SW_THERMAL: 0.25, of.CAPPED_BRAKE: 2.25}
@@ -392,8 +382,6 @@ def test_energy_is_the_integral_of_power_to_the_last_step(phases):
     assert spent_j - 0.1 * 700 - 1e-3 <= read[-1] <= spent_j + 1e-3
 
 
-# Processes
-
 
 @pytest.mark.parametrize(
     ("compute", "mps", "count", "foreign"),
@@ -419,8 +407,6 @@ def test_own_pids_are_not_asked_for_while_the_gpu_has_none():
         assert source.read(0.0).values[of.FOREIGN_PROCESSES] == 0.0
         source.close()
 
-
-# Opening, closing, and the end
 
 
 @pytest.mark.parametrize("profile", [True, False])

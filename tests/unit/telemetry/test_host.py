@@ -145,6 +145,7 @@ def holds(monkeypatch):
     """Every interpreter holds this vLLM; returns which were asked, and with which variables."""
     asked, vllm = [], {}
     monkeypatch.setattr(host, "git_commit", lambda root: f"commit of {root}")
+    monkeypatch.setattr(host.system, "platform", lambda: "Linux-6")
     monkeypatch.setattr(host, "interpreter", lambda python, env: asked.append((python, env)) or HOLDS | vllm)
     return lambda release: vllm.update(vllm=release) or asked
 
@@ -178,10 +179,11 @@ def test_a_host_is_known_by_its_name_and_boot_and_tells_neither(monkeypatch):
     texts = {"/proc/sys/kernel/random/boot_id": "first\n", "/proc/cpuinfo": "x: y\nmodel name : A: fast one\n"}
     monkeypatch.setattr(Path, "read_text", lambda self, encoding: texts[str(self)])
     monkeypatch.setattr(host, "git_commit", str)
+    monkeypatch.setattr(host.system, "platform", lambda: "Linux-6")
     monkeypatch.setattr(host, "version", {"pytest-slmserve": "9.8"}.__getitem__)
     here = host.this_host("cpu")
     assert (here.platform, here.cpu, here.git_commit) == ("cpu", "A: fast one", str(Path.cwd()))
-    assert (here.operating_system, here.pytest_slmserve) == (host.system.platform(), "9.8")
+    assert (here.operating_system, here.pytest_slmserve) == ("Linux-6", "9.8")
     assert here == host.this_host("cpu") and len(here.host) == 8 and set(here.host) <= set("0123456789abcdef")
     texts["/proc/sys/kernel/random/boot_id"] = "second"
     after = host.this_host("cpu")
@@ -195,6 +197,7 @@ def test_what_the_system_does_not_say_is_unknown(monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", gone)
     monkeypatch.setattr(host, "git_commit", lambda root: None)
+    monkeypatch.setattr(host.system, "platform", lambda: "Linux-6")
     monkeypatch.setattr(host.system, "processor", lambda: "")
     monkeypatch.setattr(host, "version", lambda name: (_ for _ in ()).throw(host.PackageNotFoundError(name)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set())
