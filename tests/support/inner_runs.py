@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -28,6 +30,27 @@ FEW = (
     "--slm-engine-arg=b_half=0.5",
     "--slm-report=tables",
 )
+
+
+@contextmanager
+def inner_pytester(
+    name: str, config: pytest.Config, folders: pytest.TempPathFactory, records: str = RECORDS
+) -> Iterator[pytest.Pytester]:
+    """A `pytester` of no single test, in a folder of its own, where it keeps records. It has no options from outside,
+    nor the words of tests that run side by side, with which pytest-benchmark would switch itself off; and no sentence
+    is broken, so that a test can match it."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as ends:
+        without_options(patch)
+        patch.setenv("COLUMNS", "400")
+        patch.setenv("SLM_RECORDS", records)
+        asking = SimpleNamespace(function=None, node=SimpleNamespace(name=name), config=config)
+        asking.addfinalizer = ends.callback
+        yield pytest.Pytester(asking, folders, patch, _ispytest=True)
+
+
+def without_options(patch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST"))]:
+        patch.delenv(name)
 
 
 @dataclass(frozen=True)
@@ -74,22 +97,8 @@ class InnerRuns:
 
     def anew(self, source: str, *words: str, folder: Path | None = None, records: str = RECORDS) -> Ran:
         """One that is not shared. folder: of an earlier one, to go on in."""
-        ends: list[object] = []
-        with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST"))]:
-                patch.delenv(name)
-            patch.setenv("COLUMNS", "400")
-            patch.setenv("SLM_RECORDS", records)
-            shim = SimpleNamespace(function=None, node=SimpleNamespace(name="inner"), config=self.config)
-            shim.addfinalizer = ends.append
-            inner = pytest.Pytester(shim, self.folders, patch, _ispytest=True)
-            if folder:
-                patch.chdir(folder)
+        with inner_pytester("inner", self.config, self.folders, records) as inner, chdir(folder or inner.path):
             Path("test_inner.py").write_text(dedent(source), "utf-8")
-            try:
-                result = inner.runpytest_inprocess(*words, *QUIET)
-            finally:
-                for end in ends:
-                    end()
+            result = inner.runpytest_inprocess(*words, *QUIET)
             counts = result.parseoutcomes() if any(" in " in line for line in result.outlines[-1:]) else {}
             return Ran(Path.cwd(), result.ret, result.stdout.str(), result.stderr.str(), counts)

@@ -40,7 +40,6 @@ GATE = (  # steps of some 10 ms, so that a window has a hundred
 )
 ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks", "memory")
 ONE = ("--slm-simulate", "--slm-models=opt-125m", "--slm-window=2", ALL_OF_IT, "-p", "no:cacheprovider")
-QUIET = ("-p", "no:cacheprovider", "-p", "no:benchmark")  # neither is the subject of most tests
 
 
 def usage_error(result):

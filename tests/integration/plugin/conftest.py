@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from functools import lru_cache
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
-from inner_runs import InnerRuns
+from inner_runs import InnerRuns, inner_pytester, without_options
 from inside import GATE, ONE, SMALL, SWEEP
 from interfaces import STAND_IN
 from shipped import put
+from simulated_sessions import remembered
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,13 +19,15 @@ def imported_once():
         import_module(name)
 
 
-@pytest.fixture(scope="session", autouse=True)
+# What follows is patched for a module at a time: other folders have tests of these functions in the same process.
+
+
+@pytest.fixture(scope="module", autouse=True)
 def requests_made_once(imported_once):
     """Half a million token ids and their hash, which are the same in one inner run as in the next."""
     from pytest_slmserve.plan import planner
 
     make = planner.build_workload
-    remembered = lru_cache(maxsize=4)(make)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             planner, "build_workload", lambda spec, of: (remembered if spec.source == "lengths" else make)(spec, of)
@@ -35,7 +35,7 @@ def requests_made_once(imported_once):
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_process_of_git(imported_once):
     """Each session would start one, to know the commit."""
     from pytest_slmserve.telemetry import host
@@ -48,14 +48,8 @@ def no_process_of_git(imported_once):
 @pytest.fixture(scope="module")
 def inner(request, tmp_path_factory, wide_terminal):
     """A `pytester` for a whole module, so that many tests look at one inner run. Records are kept."""
-    name = SimpleNamespace(name=request.path.stem)
-    asking = SimpleNamespace(function=None, node=name, config=request.config, addfinalizer=request.addfinalizer)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST"))]:
-            patch.delenv(name)
-        patch.setenv("COLUMNS", "400")
-        patch.setenv("SLM_RECORDS", ".slm/records.jsonl")
-        yield pytest.Pytester(asking, tmp_path_factory, patch, _ispytest=True)
+    with inner_pytester(request.path.stem, request.config, tmp_path_factory) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +61,7 @@ def very_wide_terminal(wide_terminal, monkeypatch):
 @pytest.fixture(autouse=True)
 def no_options_from_outside(monkeypatch):
     """Nor a word that tests run side by side: the inner run does not, and pytest-benchmark would switch itself off."""
-    for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST"))]:
-        monkeypatch.delenv(name)
+    without_options(monkeypatch)
 
 
 @pytest.fixture
@@ -131,6 +124,6 @@ def stand_in_here(holds, monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def runs(requests_made_once, wide_terminal, request, tmp_path_factory):
+def runs(imported_once, wide_terminal, request, tmp_path_factory):
     """Runs of pytest that several tests look at: see `inner_runs`."""
     return InnerRuns(request.config, tmp_path_factory)

@@ -7,7 +7,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from inside import QUIET, outcomes
+from inner_runs import QUIET
+from inside import outcomes
 from shipped import put
 
 from pytest_slmserve.__main__ import main

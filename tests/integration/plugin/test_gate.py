@@ -15,7 +15,8 @@ from itertools import islice
 from xml.etree import ElementTree
 
 import pytest
-from inside import ENDPOINTS, GATE, QUIET, SMALL, SWEEP, outcomes, usage_error
+from inner_runs import QUIET
+from inside import ENDPOINTS, GATE, SMALL, SWEEP, outcomes, usage_error
 from sealed_lines import reseal
 from shipped import BENCHMARKS, put
 

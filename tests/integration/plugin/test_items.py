@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from inside import QUIET, outcomes, usage_error
+from inner_runs import QUIET
+from inside import outcomes, usage_error
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read

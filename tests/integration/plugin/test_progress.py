@@ -8,7 +8,8 @@ import re
 import sys
 
 import pytest
-from inside import ALL_OF_IT, QUIET, SWEEP
+from inner_runs import QUIET
+from inside import ALL_OF_IT, SWEEP
 from terminals import WRITTEN_OVER, shown_on
 
 from pytest_slmserve.plugin import progress

@@ -4,7 +4,8 @@ claims on sensors are judged by what they say, and are inconclusive where nothin
 from __future__ import annotations
 
 import pytest
-from inside import QUIET, outcomes
+from inner_runs import QUIET
+from inside import outcomes
 
 from pytest_slmserve.archive.store import read
 

@@ -4,7 +4,8 @@ what is skipped where there are too few. In full, with what is planted, it is ni
 from __future__ import annotations
 
 import pytest
-from inside import ALL_OF_IT, QUIET, outcomes, usage_error
+from inner_runs import QUIET
+from inside import ALL_OF_IT, outcomes, usage_error
 from shipped import put
 
 from pytest_slmserve.__main__ import main

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from inside import ONE, QUIET
+from inner_runs import QUIET
+from inside import ONE
 from shipped import put
 
 from pytest_slmserve.__main__ import main
