@@ -96,27 +96,29 @@ def pytest_assertion_pass(item: pytest.Item) -> None:
     ASSERTED[item.nodeid] += 1
 
 
-@pytest.fixture(autouse=True)
-def expected_errors_are_assertions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """An error or a warning that a test waits for is an assertion, and so are lines of an inner run of pytest."""
-    if not request.config.getini(COUNTED):
-        return
+    if not item.config.getini(COUNTED):
+        return (yield)
 
     def counted(function: Any) -> Any:
         def call(*args: Any, **more: Any) -> Any:
-            ASSERTED[request.node.nodeid] += 1
+            ASSERTED[item.nodeid] += 1
             return function(*args, **more)
 
         return call
 
-    for owner, name in (
-        (pytest, "raises"),
-        (pytest, "warns"),
-        (pytest, "fail"),
-        (pytest.LineMatcher, "fnmatch_lines"),
-        (pytest.RunResult, "assert_outcomes"),
-    ):
-        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (pytest, "raises"),
+            (pytest, "warns"),
+            (pytest, "fail"),
+            (pytest.LineMatcher, "fnmatch_lines"),
+            (pytest.RunResult, "assert_outcomes"),
+        ):
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        return (yield)
 
 
 # A line for each folder
