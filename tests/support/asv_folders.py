@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from strategies import H200, RESOLVED, law, measurement
 
-from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import asv
 from pytest_slmserve.schema.records import Measurement
 
@@ -38,13 +37,6 @@ def launches(
         for i in range(2)
     ]
     return [replace(m, resolved=replace(RESOLVED, ready_s=40.0 * slower)) for m in made]
-
-
-def stored(path: Path, measurements: Iterable[Measurement]) -> Path:
-    with Archive.open(path) as opened:
-        for one in measurements:
-            opened.add(one)
-    return path
 
 
 def folder_of_releases(made: Path) -> Path:

@@ -16,13 +16,17 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
 
-def install(folder: Path) -> Path:
-    """Both programs, in `folder`, run by our interpreter."""
+def install(folder: Path, patch: Any) -> Path:
+    """Both programs, in `folder`, run by our interpreter: first on the PATH, and none of a driver beside them. patch:
+    pytest's."""
     folder.mkdir()
+    patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    patch.setattr("pytest_slmserve.engines.pool.DRIVER_FOLDER", "/nowhere")
     for name in (CONTROL, SERVER):
         program = folder / name
         program.write_text(f"#!{sys.executable} -IS\n{Path(__file__).read_text('utf-8')}", "utf-8")

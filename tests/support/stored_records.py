@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from strategies import H200, RESOLVED, WELL, Column, measurement, planted_telemetry
 
+from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved
+
+
+def stored(path: Path, *measurements: Measurement) -> Path:
+    """An archive of these, without a session."""
+    with Archive.open(path) as opened:
+        for one in measurements:
+            opened.add(one)
+    return path
+
 
 KNOWN = replace(
     H200, driver="580.159.04", cuda="13.0", torch="2.11.0", operating_system="Linux", cpu="Xeon", cores=16, host="one"

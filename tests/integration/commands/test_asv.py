@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from asv_folders import LOADS, ROWS, folder_of_releases, launches, stored
+from asv_folders import LOADS, ROWS, folder_of_releases, launches
 from command_line import said
 from scripts import CHECKOUT, checkout_script, in_checkout, loaded
+from stored_records import stored
 from strategies import law
 
 from pytest_slmserve.__main__ import main, parser
@@ -96,7 +97,7 @@ def asv_says(folder: Path, *words: str) -> str:
 def test_asv_publishes_it_with_the_releases_as_x_axis(tmp_path, folder, capsys) -> None:
     """The last release is 20 % slower: that, and nothing else, is a regression. Also the comparison of two releases."""
     slower = {"0.24.0": 1.0, "0.25.1": 1.0, "0.26.0": 1.2}
-    convert(capsys, folder, *(stored(tmp_path / f"{r}.jsonl", launches(r, by)) for r, by in slower.items()))
+    convert(capsys, folder, *(stored(tmp_path / f"{r}.jsonl", *launches(r, by)) for r, by in slower.items()))
     asv_says(folder, "publish", "--no-pull")
     html = folder / ".asv/html"
     assert json.loads((html / "index.json").read_text("utf-8"))["tags"] == {f"v{r}": i for i, (r, _) in enumerate(ROWS)}
@@ -139,7 +140,7 @@ def test_a_history_is_kept_as_the_page_says(tmp_path: Path, monkeypatch: pytest.
                 pass
             case ["pytest", "--slm-gpu", _, records]:
                 path = Path(records.removeprefix("--slm-records="))
-                stored(path, launches(path.name.removeprefix("h200-").removesuffix(".jsonl.gz")))
+                stored(path, *launches(path.name.removeprefix("h200-").removesuffix(".jsonl.gz")))
             case ["slmserve", *arguments]:
                 assert main(arguments) == 0
             case ["cd", folder]:
@@ -176,7 +177,7 @@ def history(tmp_path: Path, folder: Path, capsys, slower: float) -> None:
     for release, _ in ROWS:
         by = slower if release == ROWS[-1][0] else 1.0
         made = [m for i in range(4) for m in launches(release, by, loads=(8,), name=str(i))]
-        convert(capsys, folder, stored(tmp_path / f"{release}.jsonl", made))
+        convert(capsys, folder, stored(tmp_path / f"{release}.jsonl", *made))
 
 
 def test_the_points_of_a_series_are_the_launches_in_the_order_of_the_releases(tmp_path, folder, capsys, changes):
@@ -203,7 +204,7 @@ def test_a_change_at_a_release_is_found_and_none_without(tmp_path, folder, capsy
 
 
 def test_without_otava_it_is_told_what_to_install(tmp_path, folder, capsys, changes, monkeypatch):
-    convert(capsys, folder, stored(tmp_path / "a.jsonl", launches()))
+    convert(capsys, folder, stored(tmp_path / "a.jsonl", *launches()))
     for name in ("otava", "otava.analysis"):
         monkeypatch.setitem(sys.modules, name, None)
     assert changes.main(folder / "results") == 1 and "pip install apache-otava" in capsys.readouterr().err

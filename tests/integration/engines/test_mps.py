@@ -24,9 +24,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MP
 @pytest.fixture
 def told(tmp_path, monkeypatch):
     """The folder of the programs, first on the PATH; whatever of them lives is killed at the end."""
-    folder = install(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(mps, "DRIVER_FOLDER", "/nowhere")
+    folder = install(tmp_path / "bin", monkeypatch)
     yield folder
     for pid in of(folder):
         with suppress(ProcessLookupError):

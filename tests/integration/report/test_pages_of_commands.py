@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from html_pages import Page, values_of
 from scripts import BASELINES, in_checkout
+from stored_records import stored
 from strategies import law, measurement
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.sweep.curve import curve_of
-from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import is_windowed
 from pytest_slmserve.report.page.pictures import draw_pictures
@@ -124,15 +125,8 @@ def test_several_archives_of_one_page_stay_apart(page, tmp_path):
     assert both.measured[-3:] == other.measured[-3:]
 
 
-def archive(path: Path, measurements: list[Measurement]) -> Path:
-    with Archive.open(path) as opened:
-        for m in measurements:
-            opened.add(m)
-    return path
-
-
 def test_an_archive_that_was_cut_off_keeps_its_whole_lines(page, tmp_path):
-    path = archive(tmp_path / "a.jsonl", [measurement(c, law(c), repeat=i) for c in (1, 2) for i in range(3)])
+    path = stored(tmp_path / "a.jsonl", *(measurement(c, law(c), repeat=i) for c in (1, 2) for i in range(3)))
     path.write_bytes(path.read_bytes()[:-7])
     page("report", path)
     again = read(tmp_path / "out.html")
@@ -253,7 +247,7 @@ def at_rates() -> list[Measurement]:
 
 
 def test_figures_of_an_archive_of_rates_draws_them(tmp_path, capsys):
-    path = archive(tmp_path / "a.jsonl", at_rates()[:2])
+    path = stored(tmp_path / "a.jsonl", *at_rates()[:2])
     assert main(["report", str(path), "--figures", str(tmp_path), "--goodput", SLO]) == 0
     assert capsys.readouterr().out.endswith(f"drawn: {tmp_path}/rates.png\n")
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
@@ -264,6 +258,6 @@ def test_the_status_says_if_nothing_could_be_drawn(tmp_path, capsys, kind):
     """A number of requests in a closed loop, as `measure --max-concurrency 4 --num-prompts 40` keeps it, has none."""
     counted = measurement(4, load=ClosedLoop(4, requests=40))
     failed = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in at_rates()[:2]]
-    path = archive(tmp_path / "a.jsonl", failed if kind == "failed" else [counted])
+    path = stored(tmp_path / "a.jsonl", *(failed if kind == "failed" else [counted]))
     assert main(["report", str(path), "--figures", str(tmp_path / "out")]) == 4
     assert ("rates: " in capsys.readouterr().err) is (kind == "failed") and not (tmp_path / "out").exists()

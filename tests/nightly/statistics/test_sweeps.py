@@ -11,8 +11,8 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
+from adaptive import play
 from committed import archive
-from sparse import play
 from strategies import noisy_curve, point
 
 from pytest_slmserve.analysis.claims.table import stored_curves

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 from asv_folders import ROWS as RELEASES
-from asv_folders import folder_of_releases, launches, results, stored
+from asv_folders import folder_of_releases, launches, results
 from asv_runner import statistics
 from command_line import refused, said
 from hypothesis import given
 from hypothesis import strategies as st
 from scripts import CHECKOUT, in_checkout
-from stored_records import BUSY, engine_alone
+from stored_records import BUSY, engine_alone, stored
 from strategies import H200, RESOLVED, measurement
 from swept import watched as all_watched
 
@@ -315,7 +315,7 @@ def convert(capsys, folder: Path, tmp_path: Path):
     """Converts these measurements, each list in an archive of its own; further words of the command by `words`."""
 
     def converted(*lists, words=()):
-        paths = [stored(tmp_path / f"{len([*tmp_path.iterdir()])}.jsonl", each) for each in lists]
+        paths = [stored(tmp_path / f"{len([*tmp_path.iterdir()])}.jsonl", *each) for each in lists]
         return said(capsys, "asv", "convert", *paths, "--into", folder, *words)
 
     return converted

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from published import NAMES, external
 from scripts import BASELINES, in_checkout
 from sealed_lines import reseal
+from stored_records import stored
 from strategies import H200, law, measurement
 from swept import BATCHES, CUT, archive, measured, put_into, spoilt, watched
 
@@ -50,13 +51,6 @@ def records(tmp_path):
     job = measurement(8, 1000.0, launch="job")
     served = sum(job.run.samples.finished)
     return stored(tmp_path / "r.jsonl", *made, *pair, replace(job, load=OpenLoop(requests=served)))
-
-
-def stored(path, *measurements):
-    with Archive.open(path) as opened:
-        for each in measurements:
-            opened.add(each)
-    return path
 
 
 def found(capsys, *words, status=None):

@@ -4,7 +4,6 @@ and the cards are planted."""
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from contextlib import closing
@@ -483,10 +482,7 @@ def test_replicas_that_did_not_start_are_not_tried_again():
 @pytest.fixture
 def told(tmp_path, monkeypatch):
     """The folder of the programs of MPS, first on the PATH; none is started."""
-    folder = install(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(pools, "DRIVER_FOLDER", "/nowhere")
-    return folder
+    return install(tmp_path / "bin", monkeypatch)
 
 
 class Gpu(FakeNvml):

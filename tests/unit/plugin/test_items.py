@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import threading
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,16 +12,17 @@ from fake_items import FakeItem, items_for
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_sessions import FEW_STEPS
+from stepwise import CountedSource, Stepwise
 
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.plugin import PLAN, items
 from pytest_slmserve.plugin.items import ItemPlan, OwnEngine, PlannedCase, check_item, in_running_order, named_models
 from pytest_slmserve.run.session import Sweeps
-from pytest_slmserve.schema.errors import BadUsage, DoesNotFit, SensorFailed
+from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.sensors import FOREIGN_PROCESSES, SM_ACTIVE
-from pytest_slmserve.telemetry.host import IMAGINED_GPUS, Reading
-from pytest_slmserve.telemetry.sampler import Recording, Sampler
+from pytest_slmserve.telemetry.host import IMAGINED_GPUS
+from pytest_slmserve.telemetry.sampler import Sampler
 
 MODEL = "opt-125m"
 PLATEAU = "throughput-plateau"
@@ -648,42 +648,12 @@ def test_a_case_that_is_not_needed_or_has_no_room_is_skipped(opened, monkeypatch
 HERE = Environment(platform="cuda", gpu_name="NVIDIA H200")
 
 
-class Planted:
-    """SM activity as planted, for the tenth of a second before each reading."""
-
-    name = "planted"
-
-    def __init__(self, value, fails_at=10**9, foreign=0.0):
-        self.value, self.fails_at, self.foreign, self.asked = value, fails_at, foreign, 0
-
-    def read(self, now_s):
-        self.asked += 1
-        if self.asked >= self.fails_at:
-            raise SensorFailed("as it was told to")
-        return Reading({SM_ACTIVE: self.value, FOREIGN_PROCESSES: self.foreign}, 0.1)
-
-    def close(self):
-        pass
+def planted(value=0.5, foreign=0.0, **how):
+    return CountedSource(lambda number: {SM_ACTIVE: value, FOREIGN_PROCESSES: foreign}, **how)
 
 
-class Stepwise(Sampler):
-    """Reads as often as a test says, on a clock of ten readings a second."""
-
-    now_s = 100.0
-
-    @contextmanager
-    def recording(self):
-        self.under_way = Recording(self.sources, self.interval_s, lambda: self.now_s)
-        yield self.under_way
-
-    def pass_by(self, readings):
-        for _ in range(readings):
-            self.now_s += 0.1
-            self.under_way.read()
-
-
-def watched(readings=5, **planted):
-    sampler = Stepwise([Planted(**{"value": 0.5, **planted})], 0.1)
+def watched(readings=5, **how):
+    sampler = Stepwise([planted(**how)], 0.1)
     with items.watching(sampler, HERE) as found:
         sampler.pass_by(readings)
     return found
@@ -712,7 +682,7 @@ def test_before_its_end_there_is_nothing(name):
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_an_exception_in_the_block_stops_the_thread_and_is_passed_on(error):
-    with pytest.raises(error), items.watching(Sampler([Planted(0.5)], 0.1), HERE) as found:
+    with pytest.raises(error), items.watching(Sampler([planted()], 0.1), HERE) as found:
         assert "slm-telemetry" in {thread.name for thread in threading.enumerate()}
         raise error
     assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()}
@@ -721,7 +691,7 @@ def test_an_exception_in_the_block_stops_the_thread_and_is_passed_on(error):
 
 
 def test_a_watch_within_another_asks_nobody_twice_and_has_its_own_rows():
-    source = Planted(0.9)
+    source = planted(0.9)
     sampler = Sampler([source], 0.1)
     with items.watching(sampler, HERE) as outer, items.watching(sampler, HERE) as inner:
         assert [thread.name for thread in threading.enumerate()].count("slm-telemetry") == 1

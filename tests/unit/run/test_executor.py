@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measured import measure
+from stepwise import CountedSource, Stepwise
 from strategies import planted_run
 
 from pytest_slmserve.engines.pool import Pool, equal_parts
@@ -29,8 +30,8 @@ from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, DoesNotFit, Engi
 from pytest_slmserve.schema.records import Environment, GateLaunch
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, WorkloadSpec
-from pytest_slmserve.telemetry.host import Gpu, Host, Reading
-from pytest_slmserve.telemetry.sampler import Recording, Sampler, SimulatedSource
+from pytest_slmserve.telemetry.host import Gpu, Host
+from pytest_slmserve.telemetry.sampler import Sampler, SimulatedSource
 from pytest_slmserve.workload.requests import build_workload
 
 HERE = Environment(platform="simulated", gpu_name="simulated")
@@ -70,36 +71,9 @@ def test_replicas_are_a_record_each_of_one_set():
     assert [m.launch for m in found] == [engine.launch for engine in running.engines]
 
 
-class Planted:
-    """Tells how often it was asked; fails from one reading on."""
-
-    def __init__(self, number=POWER, fails_at=10**9, error=SensorFailed):
-        self.name, self.number, self.fails_at, self.error, self.asked = f"of {number}", number, fails_at, error, 0
-
-    def read(self, now_s):
-        self.asked += 1
-        if self.asked >= self.fails_at:
-            raise self.error("as it was told to")
-        return Reading({self.number: float(self.asked)}, 0.1)
-
-    def close(self):
-        pass
-
-
-class Stepwise(Sampler):
-    """Reads as its engine says, on a clock of ten readings a second, in place of a thread on that of the host."""
-
-    now_s = 100.0
-
-    @contextmanager
-    def recording(self):
-        self.under_way = Recording(self.sources, self.interval_s, lambda: self.now_s)
-        yield self.under_way
-
-    def pass_by(self, readings):
-        for _ in range(readings):
-            self.now_s += 0.1
-            self.under_way.read()
+def planted(sensor=POWER, **how):
+    """Tells how often it was asked."""
+    return CountedSource(lambda number: {sensor: float(number)}, f"of {sensor}", **how)
 
 
 class Timed(SimulatedEngine):
@@ -117,7 +91,7 @@ class Timed(SimulatedEngine):
 
 
 def test_rows_of_the_sensors_have_the_time_since_the_run_began():
-    sampler = Stepwise([Planted()], 0.1)
+    sampler = Stepwise([planted()], 0.1)
     seen = measure(Timed(sampler), WORKLOAD, LOAD, HERE, sampler=sampler).run.telemetry
     assert seen.time_s == pytest.approx([-0.4, -0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], abs=0.051)
     assert seen.columns[POWER] == tuple(20.0 + round(10 * at) for at in seen.time_s), "reading 20 is at 0"
@@ -126,7 +100,7 @@ def test_rows_of_the_sensors_have_the_time_since_the_run_began():
 
 @pytest.mark.parametrize("error", [SensorFailed, ZeroDivisionError])
 def test_sensors_that_fail_cost_a_note_and_no_measurement(error):
-    lost, other = Planted(fails_at=18, error=error), Planted(HOST_CORES)
+    lost, other = planted(fails_at=18, error=error), planted(HOST_CORES)
     sampler = Stepwise([lost, other], 0.1)
     found = measure(Timed(sampler), WORKLOAD, LOAD, HERE, sampler=sampler)
     [note] = found.run.telemetry.notes
@@ -135,7 +109,7 @@ def test_sensors_that_fail_cost_a_note_and_no_measurement(error):
 
 
 def test_an_engine_with_a_clock_of_its_own_keeps_its_own_telemetry():
-    found = measure(SimulatedEngine(SPEC), WORKLOAD, LOAD, HERE, sampler=Sampler([Planted()], 0.1))
+    found = measure(SimulatedEngine(SPEC), WORKLOAD, LOAD, HERE, sampler=Sampler([planted()], 0.1))
     assert found.run == SimulatedEngine(SPEC).run(WORKLOAD, LOAD)
     assert found.run.telemetry.sources == ("simulated",)
 
@@ -147,7 +121,7 @@ def test_without_a_sampler_nothing_is_read():
 
 
 def test_a_dead_engine_stops_the_sensors_and_is_passed_on():
-    source = Planted()
+    source = planted()
     with pytest.raises(EngineFailed):
         measure(SimulatedEngine(SPEC), WORKLOAD, OpenLoop(requests=16), HERE, sampler=Sampler([source], 0.1))
     assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()} and source.asked > 0

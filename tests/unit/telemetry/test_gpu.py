@@ -68,7 +68,6 @@ def numbers_in(missing) -> list[int]:
     return sorted(int(why.partition(":")[0]) for why in missing)
 
 
-
 def test_every_number_is_there_in_its_unit():
     state = State(
         busy=0.9, sm=0.6, occupancy=0.2, tensor=0.15, dram=0.5, power_w=512.5, power_limit_w=650.0, sm_clock_mhz=1755,
@@ -126,7 +125,6 @@ def test_the_newest_sample_that_is_old_enough_is_the_baseline_and_older_ones_are
             assert numbers_in(reading.missing) == ([] if old_enough else sorted(PROFILED))
             young = sum(now_s - then < MIN_SPAN_S for then in times)
             assert gpu.live_samples == young + bool(old_enough)
-
 
 
 @pytest.mark.parametrize(
@@ -200,6 +198,7 @@ def test_an_instance_has_its_own_counters_and_not_its_parents_numbers():
         at(gpu, source, 0.0)
         assert at(gpu, source, 1.0).values[of.SM_ACTIVE] == pytest.approx(BUSY.sm)
         assert gpu.calls["nvmlGpmMigSampleGet"] and not gpu.calls["nvmlGpmSampleGet"]
+
 
 PROCESSES = {of.GPU_PROCESSES, of.FOREIGN_PROCESSES}
 ALONE = {
@@ -305,6 +304,7 @@ def test_counters_are_asked_seldom_and_are_not_missing_between(early_s, missing)
         later = [at(gpu, source, now_s).values.keys() for now_s in (3.5, 4.44, 4.46)]  # first, a clock that went back
         assert [bool(COUNTERS & numbers) for numbers in later] == [True, False, True]
 
+
 SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}
 SLOWED = [(1.0, {"reasons": 0x4 | 0x40}), (1.5, {"reasons": 0x20}), (1.75, {"reasons": 0x80})]
 CAPPED = {of.CAPPED_POWER: 0.5, of.CAPPED_HW_THERMAL: 0.5, of.CAPPED_SW_THERMAL: 0.25, of.CAPPED_BRAKE: 2.25}
@@ -382,7 +382,6 @@ def test_energy_is_the_integral_of_power_to_the_last_step(phases):
     assert spent_j - 0.1 * 700 - 1e-3 <= read[-1] <= spent_j + 1e-3
 
 
-
 @pytest.mark.parametrize(
     ("compute", "mps", "count", "foreign"),
     [
@@ -406,7 +405,6 @@ def test_own_pids_are_not_asked_for_while_the_gpu_has_none():
         source = open_nvml(gpu.uuid, own_pids=lambda: pytest.fail("asked"))
         assert source.read(0.0).values[of.FOREIGN_PROCESSES] == 0.0
         source.close()
-
 
 
 @pytest.mark.parametrize("profile", [True, False])

@@ -260,43 +260,51 @@ DCGM = "dcgm localhost:5555 0.5"
 @pytest.mark.parametrize(
     ("choice", "device", "answers", "names", "notes"),
     [
-        ("host", A, "gpm dcgm", [], 0),
-        ("auto", "cpu", "gpm dcgm", [], 0),
-        ("auto", "none", "gpm dcgm", [], 0),
-        ("auto", A, "gpm dcgm", ["nvml-gpm"], 0),
-        ("auto", A, "dcgm", [DCGM, "nvml"], 0),
-        ("auto", A, "", ["nvml"], 1),
-        ("auto", LACKS, "gpm dcgm", [], 2),
-        ("gpm", A, "gpm dcgm", ["nvml-gpm"], 0),
-        ("nvml", A, "gpm dcgm", ["nvml"], 0),
-        ("dcgm", A, "gpm dcgm", [DCGM], 0),
-        ("dcgm=gpu7:5556", A, "gpm dcgm", ["dcgm gpu7:5556 0.5"], 0),
-        ("http://node:9400/metrics", A, "", ["http://node:9400/metrics"], 0),
+        ("host", "cpu", "gpm dcgm", [], []),
+        ("host", A, "gpm dcgm", [], []),
+        ("auto", "cpu", "gpm dcgm", [], []),
+        ("auto", "none", "gpm dcgm", [], []),
+        ("auto", A, "gpm dcgm", ["nvml-gpm"], []),
+        ("auto", A, "dcgm", [DCGM, "nvml"], []),
+        ("auto", A, "", ["nvml"], ["no profiling counters"]),
+        ("auto", LACKS, "gpm dcgm", [], ["no NVML", "no DCGM"]),
+        ("gpm", A, "gpm dcgm", ["nvml-gpm"], []),
+        ("nvml", A, "gpm dcgm", ["nvml"], []),
+        ("dcgm", A, "gpm dcgm", [DCGM], []),
+        ("dcgm=gpu7:5556", A, "gpm dcgm", ["dcgm gpu7:5556 0.5"], []),
+        ("http://node:9400/metrics", A, "", ["http://node:9400/metrics"], []),
     ],
 )
 def test_a_choice_opens_the_sources_that_it_names(there, choice, device, answers, names, notes):
     there |= dict.fromkeys(answers.split())
     sampler, told = open_sampler(choice, device, 0.5)
     assert [source.name for source in sampler.sources] == [*names, *HOST]
-    assert (len(told), sampler.interval_s) == (notes, 0.5)
+    assert (len(told), sampler.interval_s) == (len(notes), 0.5)
+    assert all(any(note in each for each in told) for note in notes), told
     assert {source.device for source in there["opened"]} <= {device}
     sampler.close()
     assert [source.closed for source in sampler.sources] == [1] * len(sampler.sources)
 
 
 @pytest.mark.parametrize(
-    ("choice", "device", "error"),
+    ("choice", "device", "error", "said"),
     [
-        *((choice, device, BadUsage) for choice in ("nvml", "gpm", "dcgm", "http://x") for device in ("cpu", "none")),
-        ("gpm", A, SensorFailed),
-        ("dcgm", A, SensorFailed),
-        ("nvml", LACKS, SensorFailed),
+        *((each, device, BadUsage, each) for each in ("nvml", "gpm", "dcgm", "http://x") for device in ("cpu", "none")),
+        ("gpm", A, SensorFailed, "GPM"),
+        ("gpm", LACKS, SensorFailed, "no NVML"),
+        ("dcgm", A, SensorFailed, "no DCGM"),
+        ("nvml", LACKS, SensorFailed, "no NVML"),
     ],
 )
-def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choice, device, error):
-    with pytest.raises(error) as refused:
+def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choice, device, error, said):
+    with pytest.raises(error, match=said) as refused:
         open_sampler(choice, device, 0.5)
     assert (error is BadUsage) == (choice in refused.value.problem) and all(s.closed for s in there["opened"])
+
+
+@pytest.mark.parametrize("interval", [0.1, 0.25, 2.0])
+def test_the_sampler_keeps_the_interval(there, interval):
+    assert open_sampler("host", "cpu", interval)[0].interval_s == interval
 
 
 def test_nothing_is_opened_where_telemetry_is_off(there):

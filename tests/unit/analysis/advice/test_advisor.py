@@ -7,11 +7,11 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from facts import tells
 from hypothesis import example, given
 from hypothesis import strategies as st
 from published import ROWS
 from strategies import law, point, work_of_model
-from told import tells
 
 from pytest_slmserve.analysis.advice.advisor import (
     REACH,

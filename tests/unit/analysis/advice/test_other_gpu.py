@@ -8,9 +8,9 @@ from statistics import fmean
 
 import pytest
 from committed import archive
+from facts import tells
 from refusals import refused
 from strategies import H200, measurement
-from told import tells
 
 from pytest_slmserve.analysis.advice.other_gpu import (
     carries,

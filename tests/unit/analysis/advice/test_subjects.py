@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from committed import archive
+from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
 from published import ROWS, served
 from refusals import refused
 from strategies import H200, judge, law, measurement, planted_telemetry
-from told import tells
 
 from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Gains, Objectives, plan, utilization
 from pytest_slmserve.analysis.advice.subjects import (

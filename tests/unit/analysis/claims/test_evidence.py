@@ -11,10 +11,10 @@ from math import isfinite
 from statistics import fmean
 
 import pytest
+from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200, judge, measurement, point, without
-from told import tells
 
 from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.evidence import (

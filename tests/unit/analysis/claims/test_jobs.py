@@ -7,8 +7,8 @@ from functools import partial
 from statistics import fmean
 
 import pytest
+from facts import tells
 from strategies import job_point, judge
-from told import tells
 
 from pytest_slmserve.analysis.claims.table import applies, claim_of, models_read
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs

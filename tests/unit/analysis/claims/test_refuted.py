@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from facts import tells
 from strategies import RESOLVED, job_point, judge, measurement, point
-from told import tells
 
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_for
 from pytest_slmserve.analysis.compare.deployments import CLAIM

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from typing import get_args
 
 import pytest
+from facts import tells
 from hypothesis import given
 from launches import pairs
 from refusals import refused
 from strategies import H200, curves, law, measurement, noisy_curve, planted_telemetry
-from told import tells
 
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.table import (

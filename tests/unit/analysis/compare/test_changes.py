@@ -9,10 +9,10 @@ from dataclasses import astuple, replace
 from statistics import stdev
 
 import pytest
+from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, repeats
-from told import tells
 
 from pytest_slmserve.analysis.compare.changes import (
     COMMON,

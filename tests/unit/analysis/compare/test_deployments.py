@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from facts import tells
 from gpus import alone, engine, on_gpus, replicas
 from strategies import judge, measurement, point
-from told import tells
 
 from pytest_slmserve.analysis.claims.table import applies, claim_of
 from pytest_slmserve.analysis.compare.deployments import (

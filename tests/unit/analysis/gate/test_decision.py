@@ -10,10 +10,10 @@ from dataclasses import replace
 from statistics import fmean, median, stdev
 
 import pytest
+from facts import tells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
-from told import tells
 
 from pytest_slmserve.analysis.estimates import boundaries, looks_until, student_interval
 from pytest_slmserve.analysis.gate.decision import (

@@ -9,10 +9,10 @@ from statistics import fmean, median
 
 import pytest
 from committed import archive
+from facts import tells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, RESOLVED, measurement, planted_telemetry
-from told import tells
 from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import (

@@ -10,12 +10,12 @@ from functools import cache
 from types import MappingProxyType
 
 import pytest
+from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
 from launches import LOADS, RATES, launch, pair_of_launches, pairs
 from stored_records import BUSY
 from strategies import measurement
-from told import tells
 
 from pytest_slmserve.analysis.gate.decision import MAX_GATED, GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import (

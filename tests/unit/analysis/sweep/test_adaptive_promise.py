@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import pytest
+from adaptive import Played, in_turn, play
 from committed import archive
 from published import ROWS
-from sparse import Played, in_turn, play
 from strategies import point
 
 from pytest_slmserve.analysis.metrics.validity import check

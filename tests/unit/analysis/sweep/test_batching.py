@@ -4,12 +4,12 @@ goodput, honest at the ends of what was measured and beside gaps."""
 from __future__ import annotations
 
 import pytest
+from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
 from published import ROWS
 from refusals import refused
 from strategies import law, point
-from told import tells
 
 from pytest_slmserve.analysis.advice.advisor import Decision, ModelSweep, Objectives, decide
 from pytest_slmserve.analysis.points import Point

@@ -12,12 +12,12 @@ from statistics import fmean
 
 import pytest
 import strategies
+from facts import tells
 from gate_sessions import most
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 from strategies import curves, law, measurement, noisy_curve, point, without
-from told import tells
 
 from pytest_slmserve.analysis.sweep.curve import (
     LATENCY,

@@ -9,10 +9,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from adaptive import h200_seconds, in_turn, play
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
-from sparse import h200_seconds, in_turn, play
 from strategies import curves, law, measurement, noisy_curve, plateau_batch, point, rates, without, work_of_model
 
 from pytest_slmserve.analysis.estimates import Interval, student_interval

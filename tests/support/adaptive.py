@@ -14,10 +14,6 @@ from pytest_slmserve.analysis.sweep.plateau import Grid, Seconds, Wanted, next_m
 Answer = Callable[[int], float]
 
 
-class SparseArray:
-    """Nothing is one. scipy takes any module that is loaded as `sparse` for the package of that name, and asks it."""
-
-
 @dataclass(frozen=True)
 class Played:
     asked: tuple[Wanted, ...]
