@@ -111,7 +111,6 @@ def run(words: Sequence[str], folder: Path) -> None:
 
 GENERATE = """
 import os
-from pathlib import Path
 from mutmut import __main__ as made
 os.makedirs("mutants", exist_ok=True)
 made.set_mutant_under_test("mutant_generation")
