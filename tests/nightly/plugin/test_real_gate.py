@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inside import QUIET
+from inner_runs import QUIET
 from interfaces import STAND_IN
 from shipped import put
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inside import ALL_OF_IT, QUIET
+from inner_runs import QUIET
+from inside import ALL_OF_IT
 from shipped import put
 
 from pytest_slmserve.__main__ import main
