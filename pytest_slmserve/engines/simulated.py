@@ -262,11 +262,13 @@ class SimulatedEngine(Engine):
                 break
             left, prompted = prompted + max(0, limits.max_num_batched_tokens - (admitted - ended)), 0
             for sequence in sent[admitted : ended + fits]:
+                if left and sequence.admitted_s is None:
+                    sequence.admitted_s = now
                 if sequence.prompt > left:
                     prompted = left
                     break
                 left -= sequence.prompt
-                sequence.admitted_s, sequence.first_step = now, number
+                sequence.first_step = number
                 ends[number + sequence.wanted - 1] += 1
                 admitted += 1
             batch, pace = admitted - ended, self.host(self.ran_s + now) if self.host else 1.0
@@ -281,13 +283,13 @@ class SimulatedEngine(Engine):
                 break
         rows = []
         for sequence in sent:
-            admitted_s = first_s = last_s = None
+            first_s = last_s = None
             made = 0
             if (first := sequence.first_step) is not None:
                 made = min(sequence.wanted, len(steps) - first)
-                admitted_s, first_s, last_s = sequence.admitted_s, steps[first][0], steps[first + made - 1][0]
+                first_s, last_s = steps[first][0], steps[first + made - 1][0]
             told = sequence.prompt, made, made == sequence.wanted
-            rows.append((sequence.request, sequence.sent_s, admitted_s, first_s, last_s, *told))
+            rows.append((sequence.request, sequence.sent_s, sequence.admitted_s, first_s, last_s, *told))
         samples = Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
         return samples, Steps(*zip(*steps)) if steps else Steps(*[()] * 7), len(sent) - ended
 

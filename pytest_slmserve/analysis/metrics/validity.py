@@ -16,6 +16,7 @@ from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, Replica, ReplicaGroup, Run
 from pytest_slmserve.schema.specs import is_job, is_steady
@@ -235,7 +236,7 @@ MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
 MIN_STEPS_PER_HALF = 20
 LONGER_WINDOW = "a longer window"  # what would make such a measurement valid
 LITTLE_TOLERANCE = 0.05  # both counts are of the same run: an honest one agrees within the cut at the window's ends
-LITTLE_STEPS = 2  # an engine stamps a request as scheduled up to a step ahead, and may chunk its prefill over one more
+LITTLE_STEPS = 2  # the stamps of a first and a last token may each be of another step than the trace's
 LOAD_TOLERANCE = 0.05
 LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
 TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may be told twice
@@ -378,30 +379,41 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
 
 
 def _load_not_held(measurement: Measurement) -> Iterator[str]:
-    """Yield a problem if the load was not in the engine, by Little's law and by the mean number of admitted requests. A
-    client of a server does not see when its requests were admitted.
+    """Yield a problem if the load was not in the engine. A client of a server does not see when its requests were
+    admitted, so only an engine of ours is judged.
 
-    What may be missing is the share of a request's life between its sending and its admission. An engine limit below
-    the load is no fault of the measurement: it is then the bound.
+    Little's law compares the requests that make tokens, each from the step of its first one on, with the batches of the
+    step trace, because a prompt that takes several steps is in no batch before. A closed loop has to keep as many
+    requests sent as it was asked to; all that may be missing is a request's time between the end of one and the next. Of
+    those sent the engine may keep some waiting, which is what was to be measured if its limit of sequences or of tokens
+    in a step says so. Only if its KV cache has no room for them, or if nobody knows, the load was another one.
     """
     run, load, output_tokens = measurement.run, measurement.load, measurement.workload.mean_output_tokens
     if measurement.spec.interface != "engine" or is_job(load):
         return
     apart, tolerance = window.littles_law(run), max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
-    held = window.requests_in_flight(run)
     if apart is None:
-        yield "no request says when it was admitted: Little's law cannot be checked"
+        yield "no request says when its first token came: Little's law cannot be checked"
     elif abs(apart) > tolerance:
+        decoding, batch = window.requests_in_flight(run, "first_token_s"), window.mean_batch(run)
         yield (
-            f"Little's law: {held:.1f} requests by their own intervals, {window.mean_batch(run):.1f} by the step trace "
+            f"Little's law: {decoding:.1f} requests made tokens by their own intervals, {batch:.1f} by the step trace "
             f"({percent(abs(apart))} apart, limit {percent(tolerance)})"
         )
-    if is_steady(load) and held is not None:
+    if not is_steady(load):
+        return
+    sent, held = window.requests_in_flight(run, "sent_s"), window.requests_in_flight(run)
+    least = 1 - max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + output_tokens))
+    if sent is not None and sent < least * load.concurrency:
+        what = f"{sent:.1f} requests were sent and not answered in the mean, not the {load.concurrency} asked for"
+        yield f"{what} (limit {percent(least)} of them)"
+    elif held is not None:
         wanted = min(load.concurrency, measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs)
-        least = 1 - max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + output_tokens))
-        if held < least * wanted:
+        room = kv_capacity(measurement.spec, measurement.workload.longest, measurement.resolved)
+        if held < least * wanted and (room is None or room < wanted):
+            why = "its KV cache is not known" if room is None else f"its KV cache has room for {room}"
             what = f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for"
-            yield f"{what} (limit {percent(least)} of them)"
+            yield f"{what} (limit {percent(least)} of them): {why}"
 
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:

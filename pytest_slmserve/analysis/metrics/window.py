@@ -120,9 +120,9 @@ def steps_with_prompts(run: Run) -> float | None:
 def mean_batch(run: Run) -> float | None:
     """Mean number of sequences that a step carried to their next token, weighted by time.
 
-    It is the new tokens of a step. A prefill that ends in the step yields its first token there and counts; one whose
-    prompt is not through does not, so with chunked prefill the true number can be a little higher. If a server tells no
-    steps, it is the mean number of concurrent requests as its client saw them, those that wait among them.
+    It is the new tokens of a step. A prefill that ends in the step yields its first token there and counts; a prompt
+    that takes several steps is in no batch before. If a server tells no steps, it is the mean number of concurrent
+    requests as its client saw them, those that wait among them.
     """
     if not len(run.steps) and run.stream is not None:
         return requests_in_flight(run, "sent_s")
@@ -134,19 +134,29 @@ def mean_batch(run: Run) -> float | None:
 
 
 @once
-def requests_in_flight(run: Run, since: Literal["admitted_s", "sent_s"] = "admitted_s") -> float | None:
-    """Return the mean number of requests between their admission, or their sending, and their last token. A request cut
-    off by the end of the run counts until the end of the window. None if no request says when it was admitted, or the
-    window has no steps."""
+def requests_in_flight(run: Run, since: Literal["admitted_s", "sent_s", "first_token_s"] = "admitted_s") -> float | None:
+    """Return the mean number of requests between their admission, their sending, or the beginning of the step that made
+    their first token, and their last token. A request cut off by the end of the run counts until the end of the window.
+    None if no request says when it was, or the window has no steps."""
     trace, samples, begins = window_trace(run), run.samples, getattr(run.samples, since)
     if not trace.seconds or all(at is None for at in begins):
         return None
+    if since == "first_token_s":
+        begins = [at if at is None else at - step_before(run, at) for at in begins]
     inside, opens, closes = [], trace.ends_s[0], trace.ends_s[-1]
     for began, last, finished in zip(begins, samples.last_token_s, samples.finished, strict=True):
         if began is not None:
             ended = last if finished and last is not None and last < closes else closes
             inside.append(max(0.0, ended - max(began, opens)))
     return math.fsum(inside) / (closes - opens)
+
+
+def step_before(run: Run, at: float) -> float:
+    """Seconds of the step that made the tokens stamped `at`, which is the one that ends then or next; 0 if the trace
+    does not have it."""
+    ends = run.steps.time_s
+    number = bisect_left(ends, at)
+    return ends[number] - ends[number - 1] if 0 < number < len(ends) else 0.0
 
 
 def most_in_flight(run: Run) -> int:
@@ -162,9 +172,10 @@ def most_in_flight(run: Run) -> int:
 
 @once
 def littles_law(run: Run) -> float | None:
-    """Return the relative deviation of the concurrent requests, by their own intervals, from the mean batch of the step
-    trace. Both are equal in an honest run whatever its arrivals. None: not measured."""
-    requests, batch = requests_in_flight(run), mean_batch(run)
+    """Return the relative deviation of the requests that made tokens, by their own intervals, from the mean batch of
+    the step trace. Both are equal in an honest run whatever its arrivals, and however many steps a prompt takes. None:
+    not measured."""
+    requests, batch = requests_in_flight(run, "first_token_s"), mean_batch(run)
     return None if requests is None or not batch else requests / batch - 1
 
 
