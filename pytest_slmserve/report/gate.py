@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, next_look
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
-from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
@@ -177,7 +177,8 @@ def gate_section(gated: Gated) -> Section:
     endpoints, reasons, interim = comparison_parts(gated.compared)
     parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
     parts += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]
-    parts += [endpoints, reasons] if gated.gated else ["", "nothing was compared"]
+    nothing = f"nothing was compared: {nothing_counts(gated.dropped, gated.lost)}"
+    parts += [endpoints, reasons] if gated.gated else ["", nothing]
     for verdict in gated.exact:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
     parts += [f"next: {more}"] if (more := next_step(gated)) else []

@@ -14,7 +14,7 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, nothing_counts
 from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
@@ -140,7 +140,8 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
         for each, lines in zip(compared, rows):
             why = [] if each.outcome is State.PASSES else [Words(f"  {each.why}", None, VERDICT, 2)]
             entries.append([*(Words(line, colours[each.outcome]) for line in lines), *why])
-        for verdict in sorted(gated.exact, key=lambda each: worst.index(each.state)):
+        told = [each for each in gated.exact if gated.pairs or each.state is not State.INCONCLUSIVE]
+        for verdict in sorted(told, key=lambda each: worst.index(each.state)):
             text = f"{verdict.claim}: {gate.WORDS[verdict.state]}, {verdict.why}"
             entries.append([Words(text, colours[verdict.state], VERDICT, 2)])
         if gated.dropped:
@@ -149,6 +150,7 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
         releases = f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
         head = [Words(f"{gate.title(gated)}{releases}", colours[gated.outcome], VERDICT)]
         head += [Words(SIMULATED, kind=VERDICT)] if gate.is_simulated(gated) else []
+        head += [] if gated.pairs else [Words(f"  {nothing_counts(gated.dropped, gated.lost)}", kind=VERDICT)]
         head += [Words(f"  next: {more}", "yellow", least=3)] if (more := gate.next_step(gated)) else []
         head += map(Words, above if compared else ())
         yield ScreenPart(entries, "endpoint", head, list(map(Words, below)), weight=4)

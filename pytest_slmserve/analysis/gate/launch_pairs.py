@@ -132,7 +132,8 @@ ENDPOINTS = (*GATED, *EXACT, OUTPUTS)
 class Gated:
     """Findings of a gate for one model. pairs: those that count. dropped: why the others do not, a sentence each.
     gated, shown: comparisons of endpoints with any value. exact: verdicts on what is no matter of chance: always on KV
-    blocks, and if no pair counts on the device memory."""
+    blocks, and if no pair counts on the device memory. lost: the side whose measurements, and no others, are the reason
+    that no pair counts, if it is one side."""
 
     model: str
     gate: str
@@ -143,6 +144,7 @@ class Gated:
     shown: tuple[Comparison, ...]
     exact: tuple[Verdict, ...]
     caches: Caches = "warm"
+    lost: Side | None = None
 
     @property
     def compared(self) -> tuple[Comparison, ...]:
@@ -173,7 +175,7 @@ class Gated:
         label = GATED[endpoint].label_in(self.pairs)
         claim = f"no-worse-{endpoint}"
         if not self.pairs:
-            return Verdict.inconclusive(claim, self.model, nothing_counts(self.dropped))
+            return Verdict.inconclusive(claim, self.model, nothing_counts(self.dropped, self.lost))
         found = next((each for each in self.gated if each.name == label), None)
         if found is None:
             return None
@@ -191,9 +193,10 @@ def has_one_load(pairs: Sequence[PairOfLaunches]) -> bool:
     return all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
 
 
-def nothing_counts(dropped: Sequence[str]) -> str:
-    """A clause for a gate without pairs. dropped: why they do not count."""
-    return "; ".join(["no pair of launches counts", *dropped[:1]])
+def nothing_counts(dropped: Sequence[str], lost: Side | None) -> str:
+    """A clause for a gate without pairs. dropped: why they do not count. lost: see `Gated`."""
+    alone = f"in each of them measurements of the {lost}, and none of the other side, are left out"
+    return "; ".join(["no pair of launches counts", *([alone] if lost else []), *dropped[:1]])
 
 
 def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
@@ -225,9 +228,11 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
     """Findings of one gate from its records. A pair with an invalid or degraded measurement does not count; `dropped`
     has the reason."""
     everything, first = pairs_of(measurements), measurements[0]
-    problems = {p.number: [*p.baseline.problems, *p.candidate.problems] for p in everything}
+    problems = {p.number: [(side, text) for side in SIDES for text in p.launch(side).problems] for p in everything}
     pairs = tuple(pair for pair in everything if not problems[pair.number])
-    dropped = tuple(f"pair {number}: {texts[0]}" for number, texts in problems.items() if texts)
+    dropped = tuple("pair {}: {}: {}".format(number, *found[0]) for number, found in problems.items() if found)
+    wrong = [{side for side, _ in found} for found in problems.values()]
+    lost = next((side for side in SIDES if wrong and all(sides == {side} for sides in wrong)), None)
     series, shown = (series_of(endpoints, pairs, criteria.margin) for endpoints in (GATED.values(), SHOWN))
     model = short_name(first.spec.model)
     return Gated(
@@ -238,8 +243,9 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
         dropped=dropped,
         gated=gate(series, criteria) if series else (),
         shown=tuple(compare_sides(each, criteria) for each in shown),
-        exact=(*exact_verdicts(model, pairs, dropped), *outputs_kept(first, everything)),
+        exact=(*exact_verdicts(model, pairs, nothing_counts(dropped, lost)), *outputs_kept(first, everything)),
         caches=first.paired.caches if first.paired else "warm",
+        lost=lost,
     )
 
 
@@ -256,10 +262,10 @@ def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], ma
     return found
 
 
-def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]) -> Iterator[Verdict]:
+def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) -> Iterator[Verdict]:
     """Verdicts on the KV blocks and on the device memory in use, by the pair that leaves the least room to its bound.
     Value and threshold are ratios to the baseline. Inconclusive if no pair counts or a value is missing. No verdict on
-    the device memory if no launch has a value, because not every device has sensors."""
+    the device memory if no launch has a value, because not every device has sensors. nothing: why no pair counts."""
 
     def value(launch: Launch) -> Any:
         if blocks:
@@ -270,7 +276,7 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
     for name, label in EXACT.items():
         blocks = name == BLOCKS
         if not pairs:
-            yield Verdict.inconclusive(name, model, nothing_counts(dropped))
+            yield Verdict.inconclusive(name, model, nothing)
             continue
         seen = [(value(pair.baseline), value(pair.candidate)) for pair in pairs]
         if not all(before and after is not None for before, after in seen):

@@ -384,9 +384,9 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
 
     Little's law compares the requests that make tokens, each from the step of its first one on, with the batches of the
     step trace, because a prompt that takes several steps is in no batch before. A closed loop has to keep as many
-    requests sent as it was asked to; all that may be missing is a request's time between the end of one and the next. Of
-    those sent the engine may keep some waiting, which is what was to be measured if its limit of sequences or of tokens
-    in a step says so. Only if its KV cache has no room for them, or if nobody knows, the load was another one.
+    requests sent as it was asked to; all that may be missing is the time between the end of one and the next. Of those
+    sent the engine may keep some waiting, which is what was to be measured if its limit of sequences or of tokens in a
+    step says so. Only if its KV cache has no room for them, or if nobody knows, the load was another one.
     """
     run, load, output_tokens = measurement.run, measurement.load, measurement.workload.mean_output_tokens
     if measurement.spec.interface != "engine" or is_job(load):

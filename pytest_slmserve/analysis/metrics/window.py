@@ -134,7 +134,9 @@ def mean_batch(run: Run) -> float | None:
 
 
 @once
-def requests_in_flight(run: Run, since: Literal["admitted_s", "sent_s", "first_token_s"] = "admitted_s") -> float | None:
+def requests_in_flight(
+    run: Run, since: Literal["admitted_s", "sent_s", "first_token_s"] = "admitted_s"
+) -> float | None:
     """Return the mean number of requests between their admission, their sending, or the beginning of the step that made
     their first token, and their last token. A request cut off by the end of the run counts until the end of the window.
     None if no request says when it was, or the window has no steps."""

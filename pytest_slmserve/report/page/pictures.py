@@ -155,7 +155,7 @@ def _gates(gates: Sequence[Gated]) -> list[Picture]:
         name = f"gate-{gated.model}" + (f"-{gated.gate}" if often[gated.model] > 1 else "")
         spec = charts.gate_forest(gated.compared)
         if spec is None:
-            drawn.append(Picture(name, why_not=nothing_counts(gated.dropped)))
+            drawn.append(Picture(name, why_not=nothing_counts(gated.dropped, gated.lost)))
             continue
         before, after = (gated.pairs[0].launch(side).measurements[0].environment for side in SIDES)
         releases = f"vLLM {after.vllm} against {before.vllm}" if before.vllm != after.vllm else f"vLLM {after.vllm}"
