@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import ssl
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pytest_slmserve.engines.base import Engine, Message, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.child import Child, converse, run_from, undone_on_error
 from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, parts_of
+from pytest_slmserve.engines.loadgen.response import EVENT_STREAM, STREAMS, error_in
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.printable import hidden, passed_on, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
@@ -51,16 +53,19 @@ COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
 CHAT = "/chat/completions"
 ANSWER_S = 60.0
 TOKEN_IDS = "token ids"
-OPTIONAL = ("stream_options", "ignore_eos", TOKEN_IDS)  # what some servers refuse: a load is whole without the first
-LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (0, 1, 2, 3)))
+# What some servers refuse. A load is whole without the first, by which tokens without a text are seen in a chat.
+OPTIONAL = ("return_token_ids", "stream_options", "ignore_eos", TOKEN_IDS)
+LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in range(len(OPTIONAL) + 1)))
 NOT_SO = (400, 422)  # of a body that a server does not take
 TOLD = 200  # characters of an answer that is not a stream
+A_SERVER = "the URL of a server that runs"
 HINTS = {  # by the status of an answer, or its first digit
     3: "the URL that it leads to: requests do not follow",
     5: "the server's own log",
     401: f"{KEY}=... in the environment",
     403: f"{KEY}=... in the environment",
     404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
+    429: "again later, or with a key that may send more: the server limits how much you ask",
 }
 
 
@@ -240,8 +245,8 @@ class EndpointEngine(Engine):
     """A server that somebody else has started, and whose limits are not known. One request is sent first, so that a
     wrong key, an unknown model or a server without streaming is an error, and not a measurement.
 
-    without: what the server refuses of our requests, and no more: "stream_options", "ignore_eos", or prompts in "token
-    ids" (then prompts are words).
+    without: what the server refuses of our requests, and no more: some of `OPTIONAL`. Without prompts in "token ids"
+    prompts are words.
     """
 
     windows_of_schedules = True
@@ -272,23 +277,23 @@ class EndpointEngine(Engine):
                     break
         except (OSError, http.client.HTTPException) as error:
             why = told_by_server(f"{error}", self._key)
-            raise BadUsage(f"{spec.url} does not answer: {why}", "the URL of a server that runs") from None
-        if status != 200:
+            certificate = isinstance(error, ssl.SSLCertVerificationError)
+            hint = "SSL_CERT_FILE=PATH, of the certificates that sign it" if certificate else A_SERVER
+            raise BadUsage(f"{spec.url} does not answer: {why}", hint) from None
+        if status not in STREAMS:
             hint = HINTS.get(status) or HINTS.get(status // 100, "--extra-body with what this server wants otherwise")
             raise BadUsage(f"{spec.url} answered {status}: {told_by_server(text, self._key)}", hint)
-        if "event-stream" not in kind:
+        if EVENT_STREAM not in kind.lower():
             told = told_by_server(kind, self._key) or "something"
             raise BadUsage(f"{spec.url} does not stream: it answered {told}", "a server that does")
-        for line in text.splitlines():
-            if line.startswith("data:") and '"error"' in line:
-                told = told_by_server(line.removeprefix("data:").strip(), self._key)
-                raise BadUsage(f"{spec.url} said in its stream: {told}", "its log")
+        if failed := error_in(text.encode()):
+            raise BadUsage(f"{spec.url}: {told_by_server(failed, self._key)}", "its log")
         self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
     def body(self, request: Request) -> str:
         """The JSON body of one request, for the URL's interface. The prompt is the request's text if it has one;
         else token ids for completions, and words for a chat or a server that refuses ids."""
-        body = completion(request, self.spec.model)
+        body = completion(request, self.spec.model) | {"return_token_ids": True}
         fresh = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
         ids = prompt_words(request.prompt) if self._in_words else list(request.prompt)
         body["prompt"] = fresh or request.text or ids
@@ -348,7 +353,7 @@ def only_model(url: str, timeout_s: float) -> str:
         _, _, text = ask_once("GET", listed, headers, None, min(ANSWER_S, timeout_s))
         names = [told_by_server(str(each["id"]), key) for each in json.loads(text)["data"]]
     except ConnectionRefusedError as error:
-        raise BadUsage(f"{url} does not answer: {error}", "the URL of a server that runs") from None
+        raise BadUsage(f"{url} does not answer: {error}", A_SERVER) from None
     except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError):
         names = []
     if len(names) != 1:

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from pytest_slmserve.analysis.estimates import Interval, grouped, percentile
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
+from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems, tokens_asked_for
 from pytest_slmserve.analysis.metrics.window import Slo, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, CONCURRENCY, RATE, HighestLoad, Peak, highest_load, peak
@@ -218,6 +218,7 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
         "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
         **load_figures(measurement, terms),
         **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "refused"),
+        "notes": [*_load_notes(measurement)],
     }
     if not (steps := steps_of(measurement)):
         return found
@@ -278,13 +279,16 @@ def endpoint_notes(m: Measurement) -> Iterator[str]:
         if stream.tokens_per_chunk is None:
             yield "the server does not say how many tokens it sent: each chunk counts as one"
         elif abs(stream.tokens_per_chunk - 1) > CHUNK:
-            yield f"{stream.tokens_per_chunk:.2f} tokens came in a chunk, in the mean: ITL is between chunks"
+            yield (
+                f"{stream.tokens_per_chunk:.2f} tokens came in a chunk, in the mean: ITL is between chunks, and TPOT is "
+                "too small where the first chunk has several tokens, or where the server hides some, as of its thought"
+            )
 
 
 def _load_notes(m: Measurement) -> Iterator[str]:
     yield from endpoint_notes(m)
     wanted, came = m.workload.spec.output_tokens, window.finished_output_tokens(m.run)
-    if early := sum(tokens < wanted for tokens in came) if wanted else 0:
+    if not tokens_asked_for(m) and (early := sum(tokens < wanted for tokens in came) if wanted else 0):
         yield f"{early} of {len(came)} requests ended early, {fmean(came):,.4g} output tokens in the mean"
     rows, seen, stream = m.run.samples, cache_hit_share(m.run), m.run.stream
     several = [i for i, tokens in enumerate(rows.output_tokens) if rows.finished[i] and tokens > 1]

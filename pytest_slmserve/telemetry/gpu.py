@@ -504,6 +504,19 @@ def open_dcgm(
 
 
 MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's metrics has some ten thousand
+MOST_INTERIM = 8  # responses before the one that answers
+
+
+class FinalResponse(http.client.HTTPResponse):
+    """A response after the interim ones, such as 103 Early Hints, of which Python takes all but 100 for the answer."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        for _ in range(MOST_INTERIM):
+            status: tuple[str, int, str] = super()._read_status()  # type: ignore[misc]
+            if not 100 <= status[1] < 200:
+                break
+            http.client.parse_headers(self.fp)
+        return status
 
 
 def ask_once(
@@ -514,6 +527,7 @@ def ask_once(
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=within_s)
+    connection.response_class = FinalResponse
     try:
         connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), body, dict(headers))
         wire, answer, text = connection.sock, connection.getresponse(), bytearray()

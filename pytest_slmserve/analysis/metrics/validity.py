@@ -240,6 +240,7 @@ LITTLE_STEPS = 2  # the stamps of a first and a last token may each be of anothe
 LOAD_TOLERANCE = 0.05
 LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
 TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may be told twice
+EARLY_SHARE = 0.01  # of the requests: how many may end before the tokens that they asked for
 CONVOY_TOLERANCE = 0.05  # of a convoy's period: what is missing, or too much, may be one of its parts alone
 STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
 # Of the prompt tokens. Prompts are at most about half of the work at the usual lengths, so what is saved by this moves
@@ -366,6 +367,13 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     asked, made = sum(run.samples.output_tokens), sum(run.steps.new_tokens)
     if is_job(load) and len(run.steps) and abs(made / max(1, asked) - 1) > TOKENS_TOLERANCE:
         yield f"the requests have {asked} output tokens, the trace of the steps {made}"
+    came, wanted = window.finished_output_tokens(run), tokens_asked_for(measurement)
+    if wanted and (early := sum(tokens < wanted for tokens in came)) > EARLY_SHARE * len(came):
+        yield (
+            f"{early} of {len(came)} requests ended before their {wanted} output tokens, although ignore_eos was asked "
+            f"for ({fmean(came):,.4g} in the mean): the server's log; or, if it does not know that, --extra-body "
+            "'{\"ignore_eos\": null}'"
+        )
     delay = window.delay_of(run)
     if delay and (late := window.late_sends(delay, window.latencies_of(measurement).ttft_s.p50)):
         yield late
@@ -376,6 +384,18 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
             f"{percent(MOST_CACHED)}): prompts that it has not seen, or -o slm_allow_prefix_cache=1 (measure: "
             "--allow-prefix-cache)"
         )
+
+
+def tokens_asked_for(measurement: Measurement) -> int | None:
+    """Output tokens that each request of an endpoint asked for without regard to an end of text. None if they were of
+    several lengths, if the requests or the server know no `ignore_eos`, or if the server does not count tokens."""
+    spec, stream = measurement.spec, measurement.run.stream
+    if spec.interface != "endpoint" or stream is None or stream.tokens_per_chunk is None:
+        return None
+    unlike = {"ignore_eos", "max_tokens", "max_completion_tokens", "stop", "stop_token_ids"}
+    if "ignore_eos" in stream.refused or unlike & {name for name, _ in spec.extra}:
+        return None
+    return measurement.workload.spec.output_tokens
 
 
 def _load_not_held(measurement: Measurement) -> Iterator[str]:

@@ -176,7 +176,9 @@ def most_in_flight(run: Run) -> int:
 def littles_law(run: Run) -> float | None:
     """Return the relative deviation of the requests that made tokens, by their own intervals, from the mean batch of
     the step trace. Both are equal in an honest run whatever its arrivals, and however many steps a prompt takes. None:
-    not measured."""
+    not measured, as of a server that tells no steps."""
+    if not len(run.steps):
+        return None
     requests, batch = requests_in_flight(run, "first_token_s"), mean_batch(run)
     return None if requests is None or not batch else requests / batch - 1
 

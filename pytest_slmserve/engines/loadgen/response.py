@@ -134,15 +134,31 @@ class Response:
 # Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events)
 LINE_END = re.compile(rb"\r\n|\n|\r")
 EVENT_LIMIT = 1 << 24
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+EVENT_STREAM = "text/event-stream"
+STREAMS = (200, 201)
 DECODER = json.JSONDecoder()
 READ_OF_A_BODY = 1 << 16  # bytes
 MOST_TOKENS = 1 << 31  # of a request: what is more is no count
-HOLDS_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
+HOLDS_TOKENS = (
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "thinking",
+    "tool_calls",
+    "function_call",
+    "refusal",
+)
+# How a generation ends that has not failed: by OpenAI's reference, by vLLM (`repetition`), and by servers that name the
+# token it ends with (Text Generation Inference). Any other reason, such as "abort" or "content_filter", is a failure.
+WHOLE = {"stop", "length", "tool_calls", "function_call", "repetition", "eos", "eos_token", "stop_sequence"}
+TELLS_ERROR = ("code", "message", "detail")  # of an object without a choice and a usage
 
 
 class RequestFailed(Exception):
     """The reason of a failure. kind: the same in a word or two: "HTTP 503", "no stream", "error in the stream",
-    "malformed", "broke off" or "no tokens"."""
+    "finish_reason abort", "malformed", "broke off" or "no tokens"."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -153,8 +169,10 @@ class Answer:
     """The answer to one streaming completion so far.
 
     times: when each chunk with tokens arrived. tokens: how many each of them has, as far as it says so itself: as many
-    as there are token ids, or one. usage: prompt and completion tokens, as the server counts them. cached: those of the
-    prompt that the server had in its prefix cache, if it says so. complete: the server has said that this is all.
+    as there are token ids, or one. A chunk of a completion has a token even if its text is empty, as that of a special
+    token or of half a character is, unless all it has is the reason of the end. usage: prompt and completion tokens, as
+    the server counts them. cached: those of the prompt that the server had in its prefix cache, if it says so.
+    complete: the server has said that this is all.
     """
 
     def __init__(self) -> None:
@@ -167,6 +185,8 @@ class Answer:
         self._events = Events()
         self._streams = False
         self._refusal = b""
+        self._said: object = None  # what the last chunk with a choice held
+        self._doubtful: list[int] = []  # places in `times` of chunks that may have no token
 
     def read(self, at: float, data: bytes) -> None:
         """Read `data`, which arrived at `at` seconds; no data: the connection was closed. Raises RequestFailed."""
@@ -175,13 +195,13 @@ class Answer:
             body = response.feed(data)
             if not self._streams:
                 kind = response.headers.get("content-type", "no content type")
-                self._streams = response.status == 200 and "text/event-stream" in kind
+                self._streams = response.status in STREAMS and EVENT_STREAM in kind.lower()
             if not self._streams:  # the text of an error says what is wrong, and is waited for
                 self._refusal += body
                 if response.status is None or not (response.ended or len(self._refusal) >= READ_OF_A_BODY):
                     return
                 text = self._refusal.decode(errors="replace")
-                if response.status != 200:
+                if response.status not in STREAMS:
                     raise RequestFailed(f"HTTP {response.status}", f"HTTP {response.status}: {text}")
                 why = f'the server answered without streaming ({kind}); the body needs "stream": true: {text}'
                 raise RequestFailed("no stream", why)
@@ -190,6 +210,8 @@ class Answer:
                 events += self._events.feed(b"\n\n")  # of an event without the blank line after it
             for event in events:
                 self._take(at, event)
+            if response.ended:
+                self._leave_out_doubtful()
         except Malformed as error:
             raise RequestFailed("malformed" if data else "broke off", f"{error}{self._so_far()}") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -203,32 +225,61 @@ class Answer:
             raise RequestFailed("no tokens", why)
 
     def _take(self, at: float, data: bytes) -> None:
-        if data == b"[DONE]":
-            self.complete = True
+        """Take one event. Raises RequestFailed for one that tells an error, and ValueError for one that is no JSON."""
+        if isinstance(data, ErrorEvent):
+            raise RequestFailed(
+                "error in the stream", f"the server said in the stream: {data.decode(errors='replace')}"
+            )
+        if data[:1] != b"{" and (data := data.strip()) in (b"", b"[DONE]"):  # empty: a heartbeat
+            self.complete = self.complete or bool(data)
             return
         text = data.decode()
         # `json.loads` first looks for blanks around the value, so it parses only an event with more than the value.
         event: Any
-        event, end = DECODER.raw_decode(text) if text.startswith("{") else (None, -1)
-        if end != len(text):
-            event = json.loads(text)
-        if event.get("error") or event.get("object") == "error":
+        try:
+            event, end = DECODER.raw_decode(text) if text.startswith("{") else (None, -1)
+            if end != len(text):
+                event = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{error}: {text}") from None
+        choices, usage = event.get("choices") or (), event.get("usage")
+        failed = event.get("error") or "error" in (event.get("object"), event.get("type"))
+        if failed or (not (choices or usage) and any(map(event.get, TELLS_ERROR))):
             raise RequestFailed("error in the stream", f"the server said in the stream: {text}")
-        tokens = 0
-        for choice in event.get("choices") or ():
-            if ids := choice.get("token_ids"):
+        tokens, doubtful = 0, False
+        for choice in choices:
+            reason, delta, shown = choice.get("finish_reason"), choice.get("delta"), choice.get("text")
+            said = shown if delta is None else delta
+            if self.complete:
+                pass  # what comes after the end repeats it
+            elif ids := choice.get("token_ids"):
                 tokens += len(ids)
-            elif delta := choice.get("delta"):
+            elif delta:
                 tokens += any(map(delta.get, HOLDS_TOKENS))
-            else:
-                tokens += bool(choice.get("text"))
-            self.complete = self.complete or bool(choice.get("finish_reason"))
+            elif shown or (shown is not None and not reason):
+                tokens += 1
+                doubtful = not shown or (bool(reason) and said == self._said)
+            self._said = said
+            if reason and reason not in WHOLE:
+                raise RequestFailed(f"finish_reason {reason!s:.20}", f"the server ended it by finish_reason {reason}")
+            self.complete = self.complete or bool(reason)
         if tokens:
+            if doubtful:
+                self._doubtful.append(len(self.times))
             self.times.append(at)
             self.tokens.append(tokens)
-        if usage := event.get("usage"):
+        if usage:
             self.usage = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
             self.cached = count_in(usage.get("prompt_tokens_details") or {}, "cached_tokens")
+
+    def _leave_out_doubtful(self) -> None:
+        """Leave out chunks that may have no token, as far as the server counts fewer tokens than chunks: the last one
+        first, which repeats the one before or is empty, as some servers' last chunk."""
+        beyond = sum(self.tokens) - self.usage[1] if self.usage[1] else 0
+        while beyond > 0 and self._doubtful:
+            place = self._doubtful.pop()
+            del self.times[place], self.tokens[place]
+            beyond -= 1
 
     def _so_far(self) -> str:
         chunks = "chunk" if len(self.times) == 1 else "chunks"
@@ -243,20 +294,27 @@ def count_in(usage: Mapping[str, Any], name: str) -> int | None:
     return count
 
 
+class ErrorEvent(bytes):
+    """The data of an event with the name "error"."""
+
+
 class Events:
-    """Server-sent events: bytes of a body in, in pieces of any size, data of events out. Other fields than `data`
-    are skipped."""
+    """Server-sent events: bytes of a body in, in pieces of any size, data of events out. Of other fields than `data`
+    one is looked at, an `event: error`. A byte order mark at the beginning is skipped."""
 
     def __init__(self) -> None:
         self._line = bytearray()
+        self._name = b""
         self._data: list[bytes] = []
         self._after_return = False  # a line ended with the last byte, a carriage return: a newline would belong to it
+        self._first = True  # no line has ended
 
     def feed(self, body: bytes) -> list[bytes]:
         """Data of the events that `body` completes. Raises ValueError for an event without end."""
         # The usual piece is one event, which is known without reading it line by line.
         usual = body[:6] == b"data: " and body[-2:] == b"\n\n" and body.count(b"\n") == 2 and b"\r" not in body
-        if usual and not self._line and not self._data and not self._after_return:
+        if usual and not self._line and not self._data and not self._after_return and not self._name:
+            self._first = False
             return [body[6:-2]]
         if self._after_return and body:
             body, self._after_return = body.removeprefix(b"\n"), False
@@ -267,14 +325,33 @@ class Events:
             text, at = bytes(self._line + body), 0
             for end in LINE_END.finditer(text):
                 line, at = text[at : end.start()], end.end()
-                name, _, value = line.partition(b":")
-                if name == b"data":
+                if self._first:
+                    line, self._first = line.removeprefix(BYTE_ORDER_MARK), False
+                field, _, value = line.partition(b":")
+                if field == b"data":
                     self._data.append(value.removeprefix(b" "))
-                elif not line and self._data:
-                    found.append(b"\n".join(self._data))
-                    self._data = []
+                elif field == b"event":
+                    self._name = value.removeprefix(b" ")
+                elif not line:
+                    if self._data:
+                        joined = b"\n".join(self._data)
+                        found.append(ErrorEvent(joined) if self._name == b"error" else joined)
+                    self._name, self._data = b"", []
             self._after_return = at == len(text) and text.endswith(b"\r")
             self._line = bytearray(text[at:])
         if len(self._line) > EVENT_LIMIT or len(self._data) > EVENT_LIMIT:
             raise ValueError("an event has no end")
         return found
+
+
+def error_in(body: bytes) -> str | None:
+    """The reason why a stream of events fails its request; None if it does not, or if just too little of it came: a
+    stream of few tokens may have no text."""
+    answer = Answer()
+    try:
+        head = f"HTTP/1.1 200\r\ncontent-type: {EVENT_STREAM}\r\n\r\n"
+        answer.read(0.0, head.encode() + body)
+        answer.read(0.0, b"")
+    except RequestFailed as error:
+        return None if error.kind in ("no tokens", "broke off") else str(error)
+    return None
