@@ -40,8 +40,9 @@ class Summary(gpu_figures.SensorFigures):
 
     batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
     output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
-    energy_per_token_j: power over output tokens/s. unexplained, bound: see `step_time`. decode_dram, decode_tensor:
-    shares of the time in which those were active while no prompt was processed, and saturation_gap is of them.
+    energy_per_token_j: over the time between readings of the energy counter. unexplained, bound: see `step_time`.
+    decode_dram, decode_tensor: shares of the time in which those were active while no prompt was processed, and
+    saturation_gap is of them.
     """
 
     e2e_s: float | None = None
@@ -243,7 +244,7 @@ def summary_of(*group: Measurement) -> Summary:
     own = [window.output_tokens_per_s(m.run) for m in group]
     total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
     means = (window.latencies([run]).e2e_s.mean for run in runs)
-    device = sensed(next((run for run in runs if run.telemetry), runs[0]), total)
+    device = sensed(sorted(runs, key=lambda run: run.telemetry is None), total)
     return ReplicaSummary(
         output_tokens_per_s=total,
         each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
@@ -288,7 +289,7 @@ def summarize(measurement: Measurement) -> Summary:
         "decode_tensor": tensor,
         "saturation_gap": gpu_figures.saturation_gap(dram, tensor),
         "bound": step.bound,
-        **sensed(run, tokens_per_s),
+        **sensed([run], tokens_per_s, is_job(load)),
     }
     if not is_job(load):
         return Summary(**figures)
@@ -305,10 +306,11 @@ def summarize(measurement: Measurement) -> Summary:
     return JobSummary(**figures, rate=rate, seconds=seconds, preemptions=preemptions, waste=waste)
 
 
-def sensed(run: Run, tokens_per_s: float | None) -> dict[str, Any]:
-    """Return the figures of a run's sensors by name, and the energy of a token at this throughput."""
-    seen = gpu_figures.device_figures(run)
-    energy = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
+def sensed(runs: Sequence[Run], tokens_per_s: float | None, is_whole: bool = False) -> dict[str, Any]:
+    """Return the figures of the first run's sensors by name, and the energy of a token of the engines of all runs.
+    is_whole: of a whole job."""
+    seen = gpu_figures.device_figures(runs[0])
+    energy = gpu_figures.energy_per_token_j(runs, tokens_per_s, is_whole)
     return {f.name: getattr(seen, f.name) for f in fields(gpu_figures.SensorFigures)} | {"energy_per_token_j": energy}
 
 

@@ -280,7 +280,7 @@ def endpoint_notes(m: Measurement) -> Iterator[str]:
             yield "the server does not say how many tokens it sent: each chunk counts as one"
         elif abs(stream.tokens_per_chunk - 1) > CHUNK:
             yield (
-                f"{stream.tokens_per_chunk:.2f} tokens came in a chunk, in the mean: ITL is between chunks, and TPOT is "
+                f"{stream.tokens_per_chunk:.2f} tokens came in a chunk in the mean: ITL is between chunks, and TPOT is "
                 "too small where the first chunk has several tokens, or where the server hides some, as of its thought"
             )
 

@@ -20,7 +20,7 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -206,8 +206,12 @@ class NvmlSource(SensorSource):
     gpm: the ratios that every reading has. unsupported: why numbers are never in a reading, found once, when opened.
     """
 
-    def __init__(self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack) -> None:
+    def __init__(
+        self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack, each_time: Collection[int] = ()
+    ) -> None:
+        """each_time: numbers of COUNTERS that every reading has."""
         self.name = "nvml"
+        self._each_time = {*each_time}
         self.undo = undo
         self.unsupported: dict[int, str] = {}
         self._nv, self._device, self._own_pids = nv, device, own_pids
@@ -230,11 +234,11 @@ class NvmlSource(SensorSource):
         self.gpm: Gpm | None = None
 
     def read(self, now_s: float) -> Reading:
-        """One reading. now_s: `time.monotonic()`. Counters are in it once in COUNTERS_S, and left out between. Raises
-        SensorFailed if the GPU or the driver is gone."""
+        """One reading. now_s: `time.monotonic()`. Most counters are in it once in COUNTERS_S, and left out between.
+        Raises SensorFailed if the GPU or the driver is gone."""
         nv = self._nv
         answers, span_s = self.gpm.ratios(now_s) if self.gpm else ({}, None)
-        skipped: set[int] = COUNTERS
+        skipped = COUNTERS - self._each_time
         # A reading that is a hair early is the one that was meant.
         if not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
             self._counted_s, skipped = now_s, set()
@@ -299,11 +303,18 @@ class NvmlSource(SensorSource):
         return None
 
 
-def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, profile: bool = True) -> NvmlSource:
+def open_nvml(
+    device_uuid: str,
+    *,
+    own_pids: Callable[[], set[int]] = own_pids,
+    profile: bool = True,
+    each_time: Collection[int] = (),
+) -> NvmlSource:
     """The source for the GPU, or the MIG device, of that UUID.
 
     own_pids: process ids of this run, called at every reading that finds processes. profile: take GPM's ratios if the
-    GPU has them. Raises SensorFailed if there is no NVML, no such GPU, or one that MIG divides.
+    GPU has them. each_time: numbers of COUNTERS that every reading has, and not one a second. Raises SensorFailed if
+    there is no NVML, no such GPU, or one that MIG divides.
     """
     hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
     try:
@@ -321,7 +332,7 @@ def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, 
                 if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
                     why = f"MIG divides {device_uuid}, whose counters are those of all instances together"
                     raise SensorFailed(why, "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists")
-            source = NvmlSource(nv, device, own_pids, undo)
+            source = NvmlSource(nv, device, own_pids, undo, each_time)
             if profile:
                 with errors_become_reasons(nv, source.unsupported, GPM.values()):
                     gpm = Gpm(nv, device, device_uuid)

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from pytest_slmserve.telemetry.gpu import ADDRESS, ExporterSource, open_dcgm, op
 from pytest_slmserve.telemetry.host import MIN_SPAN_S, NO_GPU, HostSource, Reading, SensorSource, open_speed_probe
 
 INTERVAL_S = 0.25  # the shortest that leaves room for the cost of a reading, some milliseconds, and for a late one
+SHORT_S = 5.0  # a counter read once a second would cover less than four fifths of a shorter window
 BEFORE = 4  # intervals kept before a window: the state when it began
 AFTER = 1
 
@@ -153,13 +154,14 @@ class SeveralGpus(SensorSource):
 
 
 def open_sampler(
-    choice: str, device: str, interval_s: float, others: Sequence[str] = ()
+    choice: str, device: str, interval_s: float, others: Sequence[str] = (), window_s: float = math.inf
 ) -> tuple[Sampler | None, list[str]]:
     """A sampler of the sources that `choice` (the text of --slm-telemetry) names, and notes for the user.
 
     device: what is measured, a GPU's UUID or "cpu". others: further GPUs that are measured with it. "auto" takes the
     sources that are there and notes those that are not; anything else raises SensorFailed if it is not there, BadUsage
-    if it cannot be.
+    if it cannot be. window_s: the shortest window; below SHORT_S each reading has the energy counter, or two readings
+    of it would be half of a window.
     """
     if choice == "off":
         return None, []
@@ -170,7 +172,8 @@ def open_sampler(
         return Sampler(host, interval_s), notes
     if device in NO_GPU:
         raise BadUsage(f"--slm-telemetry {choice} asks a GPU, and none is measured here", "--slm-telemetry auto")
-    each = [_sources_of_gpu(choice, gpu, interval_s, notes) for gpu in (device, *others)]
+    often = {of.ENERGY} if window_s < SHORT_S else set()
+    each = [_sources_of_gpu(choice, gpu, interval_s, notes, often) for gpu in (device, *others)]
     sources = each[0]
     if others and all(each):
         sources = [SeveralGpus(each)]
@@ -181,13 +184,15 @@ def open_sampler(
     return Sampler([*sources, *host], interval_s), list(dict.fromkeys(notes))
 
 
-def _sources_of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> list[SensorSource]:
+def _sources_of_gpu(
+    choice: str, device: str, interval_s: float, notes: list[str], often: Collection[int]
+) -> list[SensorSource]:
     match choice.partition("=")[::2]:
         case "auto", _:
             # NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, if it runs.
             found: list[SensorSource] = []
             try:
-                found.append(open_nvml(device, profile=True))
+                found.append(open_nvml(device, profile=True, each_time=often))
                 if found[0].name == "nvml-gpm":
                     return found
             except SensorFailed as error:
@@ -199,14 +204,14 @@ def _sources_of_gpu(choice: str, device: str, interval_s: float, notes: list[str
                 notes.append(f"{none}; telemetry: {error.problem}")
                 return found
         case "gpm", _:
-            source = open_nvml(device, profile=True)
+            source = open_nvml(device, profile=True, each_time=often)
             if source.name != "nvml-gpm":
                 source.close()
                 hint = "--slm-telemetry dcgm, or auto"
                 raise SensorFailed("this GPU has no GPM counters (Hopper and newer have)", hint)
             return [source]
         case "nvml", _:
-            return [open_nvml(device, profile=False)]
+            return [open_nvml(device, profile=False, each_time=often)]
         case "dcgm", address:
             return [open_dcgm(device, interval_s=interval_s, address=address or ADDRESS)]
         case _:

@@ -239,18 +239,51 @@ def decode_window(run: Run) -> SensorWindow | None:
     return replace(watch, rows=tuple(rows))
 
 
-def _counter_w(times: Sequence[float], joules: Sequence[float]) -> float | None:
-    """Mean power in W by the energy counter, None below two readings, and if it falls (restarted or wrapped) or stands
-    still, which no powered GPU does.
+def _counter_ends(joules: Sequence[float]) -> int:
+    """How many readings of the energy counter to take the mean of at each end; 0 below two readings, and if it falls
+    (restarted or wrapped) or stands still, which no powered GPU does.
 
-    From the mean of the first two of many readings to that of the last two: the counter moves every 0.1 s, so of
-    readings every 0.25 s one of two neighbours is 0.05 s staler.
+    Of many readings two: the counter moves every 0.1 s, so of readings every 0.25 s one of two neighbours is 0.05 s
+    staler.
     """
-    if len(times) < 2 or any(after < before for before, after in pairwise(joules)):
+    if len(joules) < 2 or any(after < before for before, after in pairwise(joules)) or joules[0] == joules[-1]:
+        return 0
+    return 2 if len(joules) >= 8 else 1
+
+
+def _growth(values: Sequence[float], ends: int) -> float:
+    return sum(values[-ends:]) - sum(values[:ends])
+
+
+def _counter_w(times: Sequence[float], joules: Sequence[float]) -> float | None:
+    """Mean power in W by the energy counter; None if it tells none."""
+    ends = _counter_ends(joules)
+    return _growth(joules, ends) / _growth(times, ends) if ends else None
+
+
+def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole: bool = False) -> float | None:
+    """Joules per output token of the engines that share the GPUs which the first run's sensors read.
+
+    It is the growth of the energy counter over the tokens of the very same time, because throughput changes within a
+    window, of which readings once a second may span but half. Without a counter, or if the window is a whole job, in
+    whose beginning and end fewer tokens are made: mean power over the throughput. None if energy or throughput are
+    unknown, or no token came.
+    """
+    if not tokens_per_s:
         return None
-    ends = 2 if len(times) >= 8 else 1
-    seconds, used = (sum(column[-ends:]) - sum(column[:ends]) for column in (times, joules))
-    return used / seconds if seconds > 0 and used > 0 else None
+    watch = watched(runs[0])
+    times, joules = watch.readings(of.ENERGY) if watch else ([], [])
+    ends = _counter_ends(joules)
+    if is_whole or not ends:
+        power_w = device_figures(runs[0]).power_w
+        return None if power_w is None else power_w / tokens_per_s
+    began = runs[0].began_s or 0.0
+    made = (
+        [window.tokens_until(run, at + (began - run.began_s if run.began_s is not None else 0.0)) for at in times]
+        for run in runs
+    )
+    tokens = sum(_growth(each, ends) for each in made)
+    return _growth(joules, ends) / tokens if tokens > 0 else None
 
 
 def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:

@@ -4,6 +4,7 @@ Invalid and degraded need a cause that is known and is not noise. A host that is
 windows count, and their interval has that noise in it. Leaving them out would keep the good moments only.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,8 @@ MISSING = 0.20  # a fifth unseen moves a mean by a fifth of what seen and unseen
 CAPPED = 0.01  # of the window: a cap lowers the clock by some of itself, so the rate by less than a repeat's noise
 CLOCK_DROP = 0.05  # clocks move in steps of 15 MHz, below 1 %; flashinfer issue 2899: 20 % lower was 15 % slower
 ENERGY_APART = 0.05  # the two methods agree within 1 % under load where both work (ml-energy/zeus issue 12)
-ENERGY_WINDOW_S = 10.0  # power lags by its average over 1 s, so the ends of a shorter window may differ by more
+ENERGY_WINDOW_S = 10.0  # power lags by its average over 1 s, so the ends of a shorter time may differ by more
+ENERGY_ENDS_S = 0.6  # seconds of it by which they may: 6.9 % over 8 s were seen, and 7.6 % over 5 s
 STILL_S = 1.0  # the energy counter moves about every 0.1 s (ml-energy/zeus), whatever the load
 DEAD_READINGS, BUSY = 5, 0.5  # a pause can make a reading or two 0, not five of a GPU that is busy
 RATIO_END = 1.05  # a span's ends are rounded; what was seen beyond, 1.29, was wrong (NVIDIA/DCGM issue 152)
@@ -189,9 +191,12 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tup
         yield "invalid", f"the energy counter fell from {fall[0]:.0f} J to {fall[1]:.0f} J (limit: no fall)"
     elif seconds >= STILL_S and joules[-1] == joules[0]:
         yield "invalid", f"the energy counter stood still for {seconds:.1f} s (limit {STILL_S:.1f} s)"
-    if not fall and apart is not None and abs(apart) > ENERGY_APART and closes - opens >= ENERGY_WINDOW_S:
+    limit = ENERGY_APART
+    if closes - opens < ENERGY_WINDOW_S:
+        limit = ENERGY_ENDS_S / seconds if seconds > 0 else math.inf
+    if not fall and apart is not None and abs(apart) > limit:
         what = f"integrated power is {percent(apart)} apart from the energy counter"
-        yield "degraded", f"{what} (limit {percent(ENERGY_APART)})"
+        yield "degraded", f"{what} (limit {percent(limit)})"
     busy = max(figures.gpu_util or 0.0, figures.engine_active or 0.0)
     for number in (of.SM_ACTIVE, of.DRAM_ACTIVE):
         values = watch.values(number)

@@ -50,14 +50,35 @@ class WindowTrace:
 
 
 @once
+def whole_trace(run: Run) -> tuple[Sequence[float], Sequence[float]]:
+    """End times and output tokens of a run's engine steps; if its server reports none, of the equal spans of time in
+    which its client received the tokens."""
+    stream = run.stream
+    if len(run.steps) or stream is None:
+        return run.steps.time_s, run.steps.new_tokens
+    return [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))], stream.tokens
+
+
+@once
+def tokens_so_far(run: Run) -> Sequence[float]:
+    """Output tokens up to and with each entry of the trace, after a 0."""
+    return [*accumulate(whole_trace(run)[1], initial=0.0)]
+
+
+def tokens_until(run: Run, at: float) -> float:
+    """Output tokens that a run has made so far at a time. Those of a step come evenly while it lasts."""
+    ends, tokens = whole_trace(run)
+    number = bisect_right(ends, at)
+    made = tokens_so_far(run)[number]
+    if 0 < number < len(ends):
+        made += tokens[number] * (at - ends[number - 1]) / (ends[number] - ends[number - 1])
+    return made
+
+
+@once
 def window_trace(run: Run) -> WindowTrace:
     """The trace of a run in its window."""
-    stream, (opens, closes) = run.stream, run.window_s
-    ends: Sequence[float] = run.steps.time_s
-    tokens: Sequence[float] = run.steps.new_tokens
-    if not len(run.steps) and stream is not None:
-        ends = [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))]
-        tokens = stream.tokens
+    (ends, tokens), (opens, closes) = whole_trace(run), run.window_s
     first, end = bisect_left(ends, opens), bisect_right(ends, closes)
     inside = slice(first, end)
     ends, tokens = ends[inside], tokens[inside]
