@@ -165,7 +165,8 @@ class Curve:
 
     def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
         """Return the verdict on whether throughput reaches a plateau within the points measured: whether the last
-        doubling, whose gain is the value, gains less than `tolerance` with 97.5 % confidence."""
+        doubling, whose gain is the value, gains less than `tolerance` with 97.5 % confidence. Of loads that are further
+        apart it is the mean of several doublings, which the last one is below: so only a small one decides."""
         if reason := obstacle(self, _largest_two(self).__contains__):
             return Verdict.inconclusive(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
         gains, threshold = self.gains(), f"threshold {percent(tolerance)}"
@@ -173,6 +174,13 @@ class Curve:
         why = f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, {threshold}"
         if last.value < 0:
             why = f"with the last doubling ({last.start} to {last.end}) throughput is {_lower(last)}, {threshold}"
+        if state is State.FAILS and last.end > 2 * last.start:
+            why = f"from {last.start} to {last.end} a doubling gains {percent_interval(last)} in the mean, {threshold}"
+            why += f": the last one, from {last.end / 2:g} on, was not measured{sparsely(self)}"
+            undecided = Verdict.from_interval(
+                PLATEAU, self.subject, State.INCONCLUSIVE, why, last, tolerance, *self.valid
+            )
+            return replace(undecided, remedy=f"a measurement at {self.axes.at(f'{last.end / 2:g}')}")
         if state is State.INCONCLUSIVE:
             why += ": too noisy to tell"
         elif state is State.FAILS:
