@@ -311,6 +311,9 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
             last = gains[-1]
             gain = f"still gains {percent(last.value)}{between(last, 100, ' %')}"
             said = f"not reached: the last doubling ({last.start} to {last.end}) {gain}{chance}{dip}{certain}"
+            if last.end > 2 * last.start:
+                mean = f"a doubling between {last.start} and {last.end} {gain} in the mean{chance}{dip}{certain}"
+                said = f"perhaps not reached: {mean}"
         else:
             high = "not reached" if flat.high is None else flat.high
             interval = f" (95 %: {flat.low} to {high})" if flat.known else ""
