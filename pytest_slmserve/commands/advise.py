@@ -45,6 +45,8 @@ def add_advise(commands: cli.Commands) -> None:
     command.add_argument("--gpu-memory-utilization", metavar="SHARE", type=cli.typed(share), default=0.9, help=part)
     price = "price of the GPU in any currency: adds what a million output tokens cost"
     command.add_argument("--price-per-hour", metavar="PRICE", type=cli.typed(positive), help=price)
+    share_it = "all models share the GPU (default: each has it for itself)"
+    command.add_argument("--together", action="store_true", help=share_it)
     cli.add_formats(command)
     cli.add_html(command)
 
@@ -67,6 +69,7 @@ def run_advise(given: argparse.Namespace) -> int:
         gpu_bytes=given.gpu_memory or measured.gpu_bytes,
         gpu_memory_utilization=given.gpu_memory_utilization,
         price_per_hour=given.price_per_hour,
+        together=given.together,
     )
     found = advisor.plan(measured.subjects, wish)
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]

@@ -38,18 +38,21 @@ class Start:
 
 
 def starts(plan: Plan) -> Iterator[Start]:
-    """Ways to serve: one engine of each model that fits beside the others; a single engine of each model whose memory
-    is unknown; and several engines of one model, if they are worth a trial."""
+    """Ways to serve: a single engine of each model, or one of each model that fits beside the others; and several
+    engines of one model, if they are worth a trial."""
     engines = ((advice, advice.subject.engine, advice.batch) for advice in plan.advices)
     serving = [(advice, engine, batch) for advice, engine, batch in engines if engine and batch is not None]
-    placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
-    what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
-    ways = [(what, [row[1:] for row in placed], False)] if placed else []
-    alone = "one engine of {}, alone: it is not known to fit beside others"
+    placed = [row for row in serving if plan.together and row[0].needs]
+    ways = [(f"{len(placed)} engines that fit on the GPU together", [row[1:] for row in placed], False)]
+    if len(placed) < 2:
+        ways, placed = [], []
+    alone = f"one engine{' of {}' if len(serving) > 1 else ''}"
+    alone += ", alone: it is not known to fit beside others" if placed else ""
     ways += [(alone.format(row[0].subject.name), [row[1:]], False) for row in serving if row not in placed]
     for advice, engine, _ in serving:
         if (fit := advice.replicas) and fit.advised > 1:
-            what = f"{fit.advised} engines of {fit.each} requests each, for a trial"
+            name = f" of {advice.subject.name}" if len(serving) > 1 else ""
+            what = f"{fit.advised} engines{name} of {fit.each} requests each, for a trial"
             ways.append((what, [(engine, fit.each)] * fit.advised, True))
     for what, rows, mps in ways:
         served = enumerate((serve_words(*row, plan.wish.gpu_bytes) for row in rows), FIRST_PORT)
@@ -126,7 +129,7 @@ FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowa
 
 
 def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = ()) -> Section:
-    """Return the table, the reasons, notes on all models, the commands, and which deployment to choose of those on
+    """Return the commands, the table, the reasons, notes on all models, and which deployment to choose of those on
     several numbers of GPUs."""
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
@@ -134,16 +137,17 @@ def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = (
         memory = f", {gib(wish.gpu_bytes)} GiB of memory, of which engines may take {most}"
     slo = "" if wish.slo is None else f", and {objective(wish.slo)} ({source.latency})"
     heading = f"{source.device}{memory}\nwanted: an efficiency above {percent(wish.threshold)}{slo}"
-    parts: list[Part] = [Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
+    parts: list[Part] = []
+    width = text_table.layout().width
+    for start in starts(plan):
+        sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
+        parts += ["", "; ".join(sentences), *(shell_lines(words, width) for words in start.commands)]
+    parts += ["", Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
     for advice in plan.advices:
         pairs = [(f"  {name}", said) for name, said in advice_reasons(advice, plan)]
         parts += ["", f"{advice.subject.name}\n{text_table.named_lines(pairs)}"]
     if remarks := list(general(plan, source)):
         parts += ["", *remarks]
-    width = text_table.layout().width
-    for start in starts(plan):
-        sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
-        parts += ["", "; ".join(sentences), *(shell_lines(words, width) for words in start.commands)]
     parts += [f"{curve.subject} on {text}" for curve, found in several_gpus(curves) for text in answers(curve, found)]
     return Section(heading, parts, "good" if plan.possible else "open")
 
@@ -220,8 +224,11 @@ def batch_text(advice: Advice, plan: Plan) -> str:
     how = "predicted as the largest" if seen.predicted else "the largest measured"
     said = f"B_opt is {seen.batch} concurrent requests{interval}, {how} with {conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
-        return f"{said}; but the memory does not even hold one request of each model"
-    said += "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
+        each = " of each model" if plan.together and len(plan.advices) > 1 else ""
+        return f"{said}; but the memory does not even hold one request{each}"
+    if advice.batch != seen.batch:
+        beside = " beside the other models" if plan.together and len(plan.advices) > 1 else ""
+        said += f"; the memory does not hold that{beside}, so {advice.batch}"
     if offer := advice.advised:
         rate = f"{figure(offer.tokens_per_s.value, 4)} tokens/s{text_table.between(offer.tokens_per_s)}"
         said += f": {rate}, {percent(offer.share)} of the most that was measured"

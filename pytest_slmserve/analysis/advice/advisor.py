@@ -88,7 +88,8 @@ class ServedEngine:
 class ModelSweep:
     """One model. points: of one engine; their `e2e_repeats` are seconds per output token. output_share: output tokens
     as a share of those that the points' rates count. b_half: if it is known beforehand. work, peaks: for the
-    roofline. notes: what a reader should know of the source."""
+    roofline. together: throughput of the best measured set of engines on one GPU over that of one engine under as many
+    requests. notes: what a reader should know of the source."""
 
     name: str
     points: tuple[Point, ...]
@@ -97,6 +98,7 @@ class ModelSweep:
     b_half: float | None = None
     work: Work | None = None
     peaks: Peaks | None = None
+    together: Interval | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -111,13 +113,15 @@ class ModelSweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objectives:
-    """slo: None decides by efficiency only. gpu_bytes: None if no GPU is known. price_per_hour: of the GPU."""
+    """slo: None decides by efficiency only. gpu_bytes: None if no GPU is known. price_per_hour: of the GPU. together:
+    whether all models share the GPU; else each has it for itself."""
 
     slo: Slo | None = None
     threshold: float = batching.EFFICIENCY
     gpu_bytes: int | None = None
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     price_per_hour: float | None = None
+    together: bool = False
 
     @property
     def budget_bytes(self) -> int | None:
@@ -244,7 +248,7 @@ class CombinedPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """together: None if the memory of the GPU, or that of each model, is unknown."""
+    """together: None if the memory of the GPU, or that of each model, is unknown, or each has a GPU for itself."""
 
     wish: Objectives
     advices: tuple[Advice, ...]
@@ -257,9 +261,13 @@ class Plan:
 
 
 def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
-    """Return a batch for each model, so that all fit, and what follows from it."""
+    """Return a batch for each model and what follows from it: each alone on the GPU, or so that all fit."""
     decisions = [decide(subject, wish) for subject in subjects]
-    batches, together = place(subjects, decisions, wish)
+    shared, combined = wish.together and len(subjects) > 1, None
+    if shared or len(subjects) == 1:
+        batches, combined = place(subjects, decisions, wish)
+    else:
+        batches = [place([one], [seen], wish)[0][0] for one, seen in zip(subjects, decisions)]
     advices = []
     for subject, decision, batch in zip(subjects, decisions, batches, strict=True):
         at, loads = partial(operating_point, subject, decision, wish), subject.usable
@@ -273,11 +281,11 @@ def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
                 largest=at(loads[-1].concurrency if loads else None),
                 single=at(1),
                 needs=needs(subject, batch, wish),
-                replicas=replicas(subject, decision, batch, gains, wish, only=len(subjects) == 1),
+                replicas=replicas(subject, decision, batch, gains, wish, only=not shared),
                 gains=gains,
             )
         )
-    return Plan(wish, tuple(advices), together)
+    return Plan(wish, tuple(advices), combined)
 
 
 # The batch
@@ -435,7 +443,7 @@ def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | N
     engine, footprint = subject.engine, subject.footprint
     if engine is None or footprint is None or batch is None:
         return None
-    had, of = engine.kv_had_bytes, engine.gpu_had_bytes
+    had, of = engine.kv_had_bytes, engine.gpu_had_bytes or wish.gpu_bytes
     kv, total, gpu = footprint.kv_bytes(batch), footprint.total_bytes(batch), wish.gpu_bytes
     return Needs(
         kv_blocks=kv // footprint.block_bytes,
@@ -569,6 +577,8 @@ def replicas(
         why = "the batch is predicted, to be measured first"
     elif split < REPLICAS:
         why = "no second engine fits, or one request cannot be divided"
+    elif subject.together and subject.together.value < WORTH:
+        why = f"sets of engines were measured here, and the best served {subject.together.value:.2f} times what one did"
     elif gains is None or bound is None:
         why = "nothing tells what a second engine could gain"
     elif bound.factor < WORTH and bound.unit == "host":

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import fmean
 
 from pytest_slmserve.analysis.advice import advisor
 from pytest_slmserve.analysis.advice.advisor import Advice, Footprint, ModelSweep, ServedEngine
-from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval, times
+from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known, percent, percent_interval, times
 from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, e2e_s, engines, output_rate, points_of, ratio
@@ -97,8 +98,20 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         engine=engine,
         work=curve.work,
         peaks=curve.peaks,
+        together=gain_of_sets(curve),
         notes=(*_left_out(curve), *_beyond_graphs(curve)),
     )
+
+
+def gain_of_sets(curve: Curve) -> Interval | None:
+    """Throughput of the best measured set of engines of this model on one GPU over that of one engine under as many
+    requests, as their hosts measured it. None if no set was measured, or no such engine."""
+    gains = []
+    for together in curve.shared:
+        one = curve.one_engine(together.concurrency, together)
+        if together.valid and together.model and together.sharing != "gpus" and one and one.valid:
+            gains.append(ratio(together, one, [together, one]))
+    return max(gains, key=attrgetter("value"), default=None)
 
 
 def with_tpot(point: Point) -> Point:
