@@ -142,7 +142,7 @@ def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = (
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
         parts += ["", "; ".join(sentences), *(shell_lines(words, width) for words in start.commands)]
-    parts += ["", Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
+    parts += [Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
     for advice in plan.advices:
         pairs = [(f"  {name}", said) for name, said in advice_reasons(advice, plan)]
         parts += ["", f"{advice.subject.name}\n{text_table.named_lines(pairs)}"]

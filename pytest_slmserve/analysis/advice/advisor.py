@@ -570,15 +570,17 @@ def replicas(
     at_batch, split = max(0, budget) // footprint.total_bytes(batch), replicas_that_split(footprint, batch, budget)
     # Kernels of several engines overlap under MPS. Yet of 34 sets measured on an H100 and an H200 none gained over 7 %
     # more than engines that take turns could (docs/results.md).
-    bound, advised = gains.time_slicing if gains else None, 1
+    bound, advised, measured = gains.time_slicing if gains else None, 1, subject.together
+    times = f"{measured.value:.2f} times" if measured else ""
+    seen = f"sets of engines were measured, and the best served {times} what one did"
     if not only:
         why = "the other models are to have their part of the GPU"
     elif decision.predicted:
         why = "the batch is predicted, to be measured first"
     elif split < REPLICAS:
         why = "no second engine fits, or one request cannot be divided"
-    elif subject.together and subject.together.value < WORTH:
-        why = f"sets of engines were measured here, and the best served {subject.together.value:.2f} times what one did"
+    elif measured and measured.value < WORTH:
+        why = seen
     elif gains is None or bound is None:
         why = "nothing tells what a second engine could gain"
     elif bound.factor < WORTH and bound.unit == "host":
@@ -588,7 +590,8 @@ def replicas(
     elif gains.power_share is not None and gains.power_share >= AT_LIMIT:
         why = "the GPU is at its power limit: what more it did, it would do at a lower clock"
     else:
-        why, advised = "in published results two engines give most of the gain of four", REPLICAS
+        published = "in published results two engines give most of the gain of four"
+        why, advised = seen if measured else published, REPLICAS
     return ReplicaAdvice(at_batch, split, advised, -(-batch // advised), why)
 
 

@@ -1,6 +1,6 @@
 """Models to advise on, from sweeps of ours or from external results; and verdicts on what an advice predicted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import fmean
@@ -79,7 +79,7 @@ def of_curves(
         if others := [other for sweep, _, other in sweeps if sweep is not best]:
             note = f"taken is the sweep with the most loads ({label}), not {'; '.join(others)}"
             best = replace(best, notes=(*best.notes, note))
-        subjects.append(best)
+        subjects.append(replace(best, together=gain_of_sets(curve for curve, _ in rows)))
     known = [(e.title, e.gpu_memory_bytes) for e in devices.values()]
     [(device, gpu_bytes)] = known or [("nothing was measured", None)]
     return ResultSource(device, TPOT, gpu_bytes, tuple(notes), tuple(subjects))
@@ -98,19 +98,19 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         engine=engine,
         work=curve.work,
         peaks=curve.peaks,
-        together=gain_of_sets(curve),
         notes=(*_left_out(curve), *_beyond_graphs(curve)),
     )
 
 
-def gain_of_sets(curve: Curve) -> Interval | None:
+def gain_of_sets(curves: Iterable[Curve]) -> Interval | None:
     """Throughput of the best measured set of engines of this model on one GPU over that of one engine under as many
     requests, as their hosts measured it. None if no set was measured, or no such engine."""
     gains = []
-    for together in curve.shared:
-        one = curve.one_engine(together.concurrency, together)
-        if together.valid and together.model and together.sharing != "gpus" and one and one.valid:
-            gains.append(ratio(together, one, [together, one]))
+    for curve in curves:
+        for together in curve.shared:
+            one = curve.one_engine(together.concurrency, together)
+            if together.valid and together.model and together.sharing != "gpus" and one and one.valid:
+                gains.append(ratio(together, one, [together, one]))
     return max(gains, key=attrgetter("value"), default=None)
 
 
