@@ -25,7 +25,12 @@ ON_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 LARGEST_HEADER = 100_000_000  # bytes, by the format's own specification
 HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 SIZES = Path(__file__).parents[1] / "engines" / "worker" / "interpreter.py"
-PROBE_S = 15
+QUANTIZATION = "hf_quant_config.json"
+PROBE_S = 90  # importing PyTorch and Transformers took 20 s on a busy host with cold disks
+UNCOUNTED = (
+    "so the plan knows neither the size of its weights nor, from that, its KV cache and simulated speed: install "
+    "transformers and torch where --slm-python points, or take a folder with its safetensors"
+)
 
 Versions = Mapping[str, str | None]
 
@@ -79,7 +84,8 @@ def config_folder(model: str) -> Path | None:
     if not ON_THE_HUB.fullmatch(model):
         return None
     home = Path(os.environ.get("HF_HOME") or user_cache("huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")  # the older name is read, too
+    cache = Path(named or home / "hub").expanduser()
     repository = cache / f"models--{model.replace('/', '--')}"
     try:
         snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text("utf-8").strip()
@@ -89,14 +95,21 @@ def config_folder(model: str) -> Path | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder. Raises BadUsage if it is not one."""
-    path = folder / "config.json"
+    """Return the config.json of a folder, with the quantization that ModelOpt tells in a file beside it, as vLLM reads
+    both. Raises BadUsage if one of them is not what it should be."""
+    found = _read_object(folder / "config.json")
+    if not found.get("quantization_config") and is_file(beside := folder / QUANTIZATION):
+        found["quantization_config"] = _read_object(beside)
+    return found
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(content(path))
     except (ValueError, OSError, RecursionError) as error:
-        raise BadUsage(f"{path} is not JSON: {error}", "the config.json that came with the model") from None
+        raise BadUsage(f"{path} is not JSON: {error}", f"the {path.name} that came with the model") from None
     if not isinstance(found, dict):
-        raise BadUsage(f"{path} is no configuration of a model", "the config.json that came with the model")
+        raise BadUsage(f"{path} is no configuration of a model", f"the {path.name} that came with the model")
     return found
 
 
@@ -145,31 +158,41 @@ def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], versions: Versions) -> list[str]:
+def probe_models(
+    models: Sequence[str], python: str, env: Mapping[str, str], versions: Versions, is_run: bool = True
+) -> list[str]:
     """Count those of `models` whose shape is not wholly known, keep the sizes in the user's cache, where `model_of`
-    reads them, and return notes on those that could not be counted. versions: of the packages of `python`. Raises
-    BadUsage for a model without a configuration."""
-    wanted = [model for model in dict.fromkeys(models) if wants_probe(model, versions)]
-    notes, found = [], _told(wanted, python, env) if wanted else {}
+    reads them, and return notes on those that could not be counted. What could not be counted by these versions is kept
+    as well, and not tried again. versions: of the packages of `python`. is_run: whether engines will be started; else
+    only a model without a configuration here is asked for. Raises BadUsage for a model without a configuration."""
+    wanted = [model for model in dict.fromkeys(models) if wants_probe(model, versions, is_run)]
+    found = _told(wanted, python, env) if wanted else {}
     for model, told in found.items():
         if kinds := told.get("missing"):
             raise missing(model, kinds)
-        if problem := told.get("problem"):
-            notes.append(f"{model}: its weights are not counted ({problem})")
-            continue
-        path = sizes_file(read_config(Path(told["folder"])))
-        kept = {"versions": dict(versions), **{name: told[name] for name in ("parameters", "active", "completed")}}
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps(kept), "utf-8")
-            new.replace(path)
-    for model in models:
+        if folder := told.get("folder") or config_folder(model):
+            keep_sizes(read_config(Path(folder)), {"versions": dict(versions), **told})
+    notes = []
+    for model in dict.fromkeys(models):
         model_of(model)  # which raises where there is still none
+        folder = None if catalogue.catalogue_name(model) else config_folder(model)
+        if folder and (problem := kept_sizes(read_config(folder)).get("problem")):
+            notes.append(f"{model}: its weights are not counted ({problem}), {UNCOUNTED}")
     return notes
 
 
-def wants_probe(model: str, versions: Versions) -> bool:
+def keep_sizes(config: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    """Keep what a probe found of a configuration, or why it found nothing, unless the cache cannot be written."""
+    path = sizes_file(config)
+    kept = {name: told[name] for name in ("versions", "parameters", "active", "completed", "problem") if name in told}
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(kept), "utf-8")
+        new.replace(path)
+
+
+def wants_probe(model: str, versions: Versions, is_run: bool = True) -> bool:
     """Return whether a probe may know more of a model than we do. Raises BadUsage for an impossible name."""
     if catalogue.catalogue_name(model):
         return False
@@ -180,13 +203,13 @@ def wants_probe(model: str, versions: Versions) -> bool:
         return True
     config = read_config(folder)
     if kept := kept_sizes(config):
-        return any(versions.values()) and bool(kept.get("versions") != dict(versions))
+        return is_run and any(versions.values()) and bool(kept.get("versions") != dict(versions))
     try:
         known = model_of(model)
     except BadUsage:
         return True  # Transformers may know the entries that are not there
     unread = known.architecture in catalogue.AS_CONFIGURED and known.windows is None
-    return known.parameters is None or unread or "num_experts_per_tok" in config
+    return is_run and (known.parameters is None or unread or "num_experts_per_tok" in config)
 
 
 def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -218,6 +241,7 @@ def missing(model: str, kinds: Sequence[str]) -> BadUsage:
         return BadUsage(f"{model} has no config.json on the Hub", "a model in the format of Transformers")
     if "ModuleNotFoundError" in kinds:
         return BadUsage(f"{model}: the Hub's library is not installed", f"--slm-python=PATH, or {elsewhere}")
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return BadUsage(f"{model} is not in the Hub's cache, and HF_HUB_OFFLINE is set", elsewhere)
+    for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if os.environ.get(offline, "").upper() in ("1", "ON", "YES", "TRUE"):
+            return BadUsage(f"{model} is not in the Hub's cache, and {offline} is set", elsewhere)
     return BadUsage(f"{model} is not in the Hub's cache, and the Hub does not answer", elsewhere)

@@ -166,7 +166,7 @@ def checked_lengths(given: Any) -> tuple[int | None, int | None]:
 @dataclass(repr=False)
 class Planner:
     """What the options mean on a host. notes: for the user. sweeps: planned so far, by model. beside: keys of curves
-    that are measured to be compared with each other, and are no sweeps."""
+    that are measured to be compared with each other, and are no sweeps. is_run: whether anything is measured."""
 
     options: Options
     platform: Platform
@@ -174,6 +174,7 @@ class Planner:
     notes: list[str] = field(default_factory=list)
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
+    is_run: bool = True
     _found: set[str] = field(default_factory=set)  # models whose configuration was looked up
     _workloads: dict[str, Workload] = field(default_factory=dict)  # which take time to make
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
@@ -206,7 +207,8 @@ class Planner:
         """Have models counted that were not before. Raises BadUsage for an unknown one."""
         (python, env), here = self.options.engine, self.host.environment
         new = [model for model in models if model not in self._found]
-        self.notes += probe_models(new, python, dict(env), {"vllm": here.vllm, "torch": here.torch})
+        is_run = self.is_run and self.platform != "simulated" and not self.options.plan
+        self.notes += probe_models(new, python, dict(env), {"vllm": here.vllm, "torch": here.torch}, is_run)
         for model in new if self.options.load_format == "auto" else ():
             if licence := MODELS.get(catalogue_name(model) or "", {}).get("licence"):
                 self.notes.append(f"{model}: the licence of its weights restricts their use: {licence}")

@@ -67,7 +67,8 @@ class SessionHooks:
             if options.ray and not options.plan:
                 elsewhere = config.stash[ELSEWHERE] = RayEngines.from_options(options, config.rootpath)
                 config.add_cleanup(elsewhere.close)
-            slm = Session.from_options(options, config.rootpath, host=elsewhere.host if elsewhere else None)
+            host, is_run = elsewhere.host if elsewhere else None, not config.option.collectonly
+            slm = Session.from_options(options, config.rootpath, host, is_run)
         except SlmError as error:
             raise pytest.UsageError(f"slmserve: {error}") from None
         # The command that runs the same tests with the same options, wherever these came from. Options that would reuse

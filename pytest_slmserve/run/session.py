@@ -81,9 +81,9 @@ class Session:
         self.note = self.verdicts.note
 
     @classmethod
-    def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
+    def from_options(cls, options: Options, root: Path, host: Host | None = None, is_run: bool = True) -> Session:
         """A session on `host`; None: on this one, which is probed. Raises BadUsage if the platform cannot run, or the
-        options fit neither host nor archive; a plan assumes a host instead."""
+        options fit neither host nor archive; a plan assumes a host instead. is_run: whether tests will run."""
         platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
@@ -97,7 +97,7 @@ class Session:
             host = Host(Environment(platform=platform), "none", (assumed,))
         host = replace(host, environment=replace(host.environment, gpu_peaks=options.gpu_peaks))
         check_there(host, range(options.tensor_parallel_size[-1]))
-        planner = Planner(options, platform, host, list(host.warnings))
+        planner = Planner(options, platform, host, list(host.warnings), is_run=is_run)
         planner.check_options()
         executor = Executor(Devices.from_options(planner), Results(), options.repeats, export=export)
         return cls(executor, slo, RunPage(Path(options.html)) if options.html else None)

@@ -7,13 +7,13 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
-LOADED = frozenset({"awq", "gptq", "auto_awq", "auto_gptq", "auto-round", "compressed-tensors"})  # never made at a load
+# Never made at a load.
+LOADED = {"awq", "gptq", "auto_awq", "auto_gptq", "auto-round", "compressed-tensors", "modelopt", "modelopt_fp4"}
 # Of methods that make them at the load, with the scales of their blocks.
 BITS_OF = {
     **dict.fromkeys(("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "experts_int8"), 8.0),
     **{"int8_per_channel_weight_only": 8.0, "mxfp8": 8.25, "bitsandbytes": 4.5, "nvfp4_per_token": 4.5},
 }
-SCALE_BITS = 16
 
 
 def quantization_of(spec: EngineSpec) -> str | None:
@@ -32,8 +32,8 @@ def weight_bytes(spec: EngineSpec, each: int) -> int | None:
         return model.weight_bytes(each)
     own, plain = model.quantization, method.lower().replace("_marlin", "")
     bits = BITS_OF.get(plain)
-    if plain in LOADED and own and own.bits is not None:  # with its share of scale and zero point
-        scales = SCALE_BITS + (own.bits if own.zero_points else 0.0)
+    if own and own.method and own.bits is not None:  # with its share of scale and zero point
+        scales = own.scale_bits + (own.bits if own.zero_points else 0.0)
         bits = own.bits + (scales / own.group_size if own.group_size else 0.0)
     if bits is None:
         return None

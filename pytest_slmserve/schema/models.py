@@ -6,21 +6,36 @@ architectures whose KV cache is known.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pytest_slmserve.schema.errors import BadUsage
 
-# What `config.json` calls a thing, by its usual name, then in older architectures.
+# What `config.json` calls a thing, by its usual name, then in older architectures; and the most that a model can have.
 OTHER_WORDS = {
-    "num_hidden_layers": ("n_layers", "n_layer"),
+    "num_hidden_layers": ("n_layers", "n_layer", "num_layers"),
     "hidden_size": ("d_model", "n_embd"),
     "num_attention_heads": ("n_heads", "n_head"),
-    "max_position_embeddings": ("max_seq_len", "n_positions"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "head_dim": ("kv_channels",),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("max_seq_len", "n_positions", "seq_length", "max_sequence_length"),
 }
+MOST = {
+    "num_hidden_layers": 1000,
+    "hidden_size": 1 << 18,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 14,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 30,
+}
+HAVE_STATE = {"state_size", "d_state", "ssm_cfg", "attention_hidden_size"}  # of models that may have no heads at all
 ModelSource = Literal["catalogue", "folder", "hub"]  # of the package, a folder, the cache of the Hub
 USUAL_CONTEXT = 2048  # tokens: OPT's positions
 
@@ -28,6 +43,12 @@ USUAL_CONTEXT = 2048  # tokens: OPT's positions
 # specifications of the model that vLLM 0.32 makes of each on the meta device. Of any other the engine is asked.
 # True: the output layer is the embeddings, if nothing else is said (Transformers 5.19).
 AS_CONFIGURED: dict[str, bool] = json.loads((Path(__file__).parent / "architectures.json").read_text("utf-8"))
+# Of them those whose layers all slide if `config.json` has a window and does not tell which layers do.
+ALL_SLIDE = {"LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM"}
+# Architectures that generate no text: they embed, classify, or fill gaps (as vLLM's registry of pooling models).
+NO_TEXT = re.compile(
+    r".*(?<!LMHead)(?<!ChatGLM)(Model|For\w*Classification|ForMaskedLM|ForQuestionAnswering|For\w*Reward\w*)"
+)
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}  # of layers, and whether they slide
 
@@ -37,7 +58,7 @@ class Quantization:
     """The quantization of a checkpoint by its `quantization_config`.
 
     bits: of a weight, without its scale; None if groups of layers differ, or it is not told. group_size: number of
-    weights that share a scale; None if so many that the scale does not count. zero_points: each group has one, too.
+    weights that share a scale of `scale_bits`; None if so many that it does not count. zero_points: each group has one.
     fp8_inputs: activations are 8-bit floats, as the weights. kv_cache_dtype: what vLLM takes for "auto": fp8 if the
     checkpoint has scales for it, "" for another type of the checkpoint, else "auto".
     """
@@ -48,6 +69,7 @@ class Quantization:
     zero_points: bool = False
     fp8_inputs: bool = False
     kv_cache_dtype: str = "auto"
+    scale_bits: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,35 +178,43 @@ def model_from_config(
     completed: Mapping[str, Any] | None = None,
     source: ModelSource = "catalogue",
 ) -> Model:
-    """The model of a Transformers `config.json`. completed: what Transformers reads in the entries that are not there.
-    Raises BadUsage if a needed entry is missing."""
-    entries = {**config, **(config.get("text_config") or {}), **(completed or {})}
-    told = {word: value for word, value in entries.items() if value is not None}
-    words = (next((each for each in (word, *older) if each in told), word) for word, older in OTHER_WORDS.items())
+    """The model of a Transformers `config.json`. parameters: if others have counted them. completed: what Transformers
+    reads in the entries that are not there. Raises BadUsage if a needed entry is missing, if it is what no model can
+    have, and for a model that generates no text."""
     try:
-        layers, hidden, heads, positions = (int(told[word]) for word in words)
-        architecture = str(config["architectures"][0])
-        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float16")
-        experts = int(next((n for word in EXPERTS if (n := config.get(word))), 0))
+        entries = {**config, **(config.get("text_config") or {}), **(completed or {})}
+        own = {**config, **(config.get("text_config") or {})}
+        architecture = architecture_of(config)
+        if NO_TEXT.fullmatch(architecture) or config.get("is_encoder_decoder"):
+            raise BadUsage(f"{name}: {architecture} is no decoder that generates text", "a model that does")
+        layers, hidden = (_number(entries, word) for word in ("num_hidden_layers", "hidden_size"))
+        no_heads = bool(HAVE_STATE & entries.keys()) and not _told(entries, "num_attention_heads")
+        heads = 0 if no_heads else _number(entries, "num_attention_heads")
+        kv_heads = _number(entries, "num_key_value_heads", heads)
+        if kv_heads > heads:
+            raise ValueError(f"num_key_value_heads: {kv_heads}, and {heads} heads")
+        dtype = str(own.get("dtype") or own.get("torch_dtype") or "float16")
+        experts = int(next((n for word in EXPERTS if (n := own.get(word))), 0))
+        counted = parameters if parameters is not None else parameters_of(config)
         return Model(
             name=name,
             architecture=architecture,
             layers=layers,
             hidden=hidden,
             heads=heads,
-            kv_heads=int(entries.get("num_key_value_heads") or heads),
-            head_size=int(entries.get("head_dim") or hidden // heads),
-            vocabulary=int(entries["vocab_size"]),
-            positions=positions,
-            parameters=parameters,
-            active=active or parameters,
-            windows=windows_of(entries, layers) if architecture in AS_CONFIGURED else None,
+            kv_heads=kv_heads,
+            head_size=_number(entries, "head_dim", hidden // heads if heads else 0),
+            vocabulary=_number(entries, "vocab_size"),
+            positions=_number(entries, "max_position_embeddings", USUAL_CONTEXT),
+            parameters=counted,
+            active=active or counted,
+            windows=windows_of(entries, layers, architecture) if architecture in AS_CONFIGURED else None,
             dtype="float16" if dtype == "float32" else dtype,  # as vLLM has it
-            embedding_width=int(config.get("word_embed_proj_dim") or hidden),
+            embedding_width=int(own.get("word_embed_proj_dim") or hidden),
             tied=is_tied(config),
-            feed_forward=int(config.get("ffn_dim") or config.get("intermediate_size") or 0) or None,
+            feed_forward=int(own.get("ffn_dim") or own.get("intermediate_size") or 0) or None,
             experts=experts,
-            experts_per_token=int(config.get("num_experts_per_tok") or experts),
+            experts_per_token=int(own.get("num_experts_per_tok") or experts),
             quantization=_quantization(config.get("quantization_config")),
             source=source,
             config=tuple(config.items()),
@@ -193,17 +223,126 @@ def model_from_config(
         raise BadUsage(f"{name}: its config.json has no usable {missing}", "a decoder-only model") from None
 
 
-def _quantization(own: Any) -> Quantization | None:
-    if not isinstance(own, dict) or not own:
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The architecture that `config.json` names, or else, as vLLM has it, the one of its model_type. Raises LookupError
+    if it tells neither."""
+    if named := config.get("architectures"):
+        return str(named[0])
+    kind = str(config.get("model_type") or "").replace("_", "")
+    if not kind:
+        raise LookupError("'architectures'")
+    return next((name for name in AS_CONFIGURED if name.lower() == f"{kind}forcausallm"), f"{kind}ForCausalLM")
+
+
+def _told(entries: Mapping[str, Any], word: str) -> Any:
+    """The entry of this usual name, or of an older one; None without any."""
+    return next((value for each in (word, *OTHER_WORDS[word]) if (value := entries.get(each)) is not None), None)
+
+
+def _number(entries: Mapping[str, Any], word: str, otherwise: int | None = None) -> int:
+    """The number of this usual name. otherwise: what it is where it is not told. Raises LookupError without any, and
+    ValueError for what no model can have."""
+    value = _told(entries, word)
+    if value is None and otherwise is not None:
+        return otherwise
+    if value is None:
+        raise LookupError(f"'{word}'")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or value != value // 1
+        or not 0 < value <= MOST[word]
+    ):
+        raise ValueError(f"'{word}': {value!r:.40} is no number of a model")
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the configurations of a family do not tell of a layer. norms: over the hidden width. bias: whether query,
+    key and value have one. head_norms: whether query and key are normalised, of each head or, as "whole", of all."""
+
+    norms: int = 2
+    bias: bool = False
+    head_norms: Literal["", "each", "whole"] = ""
+
+
+# Decoders with RMSNorm and gated feed-forward layers, by their model_type (Transformers 5.19).
+FAMILIES = {
+    **dict.fromkeys(("llama", "mistral", "granite", "smollm3", "phi3", "gemma"), Family()),
+    "qwen2": Family(bias=True),
+    "qwen3": Family(head_norms="each"),
+    "gemma2": Family(norms=4),
+    "gemma3_text": Family(norms=4, head_norms="each"),
+    "olmo2": Family(head_norms="whole"),
+}
+COUNTED = {
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"),
+}
+# Entries that change no weight. A configuration with any other is not counted here.
+UNCOUNTED = re.compile(
+    r"_.*|unsloth.*|.*_token_id|rope_.*|.*dropout|.*_pdrop|.*softcapping|.*_multiplier|logits_scaling|architectures|"
+    r"model_type|torch_dtype|dtype|transformers_version|use_cache|initializer_range|hidden_act|hidden_activation|"
+    r"max_position_embeddings|original_max_position_embeddings|rms_norm_eps|pretraining_tp|partial_rotary_factor|"
+    r"sliding_window|sliding_window_pattern|use_sliding_window|max_window_layers|layer_types|no_rope_layers|"
+    r"no_rope_layer_interval|query_pre_attn_scalar|cache_implementation|quantization_config|attn_implementation|"
+    r"use_bidirectional_attention|bos_token|eos_token"
+)
+
+
+def parameters_of(config: Mapping[str, Any]) -> int | None:
+    """The number of weights of a decoder of one of `FAMILIES` by arithmetic; None if it is of another, or has an entry
+    that is not known here."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None or not all(name in COUNTED or UNCOUNTED.fullmatch(name) for name in config):
         return None
-    method = own.get("quant_method")
+    hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
+    size = _number(config, "head_dim", hidden // heads)
+    queries, keys = heads * size, _number(config, "num_key_value_heads", heads) * size
+    inner, rows = int(config["intermediate_size"]), _number(config, "vocab_size")
+    layer = 2 * hidden * (queries + keys) + 3 * hidden * inner + family.norms * hidden
+    layer += queries + 2 * keys if family.bias or config.get("attention_bias") else 0
+    layer += hidden if config.get("attention_bias") and not family.bias else 0
+    layer += 2 * inner + hidden if config.get("mlp_bias") else 0
+    layer += {"": 0, "each": 2 * size, "whole": queries + keys}[family.head_norms]
+    tables = 1 if is_tied(config) else 2
+    return tables * rows * hidden + _number(config, "num_hidden_layers") * layer + hidden
+
+
+FLOAT4, MX_GROUP = 16, 32  # weights that share a scale in NVFP4, and in MXFP8
+# Bits, group size and bits of its scale by the names of NVIDIA's ModelOpt (`quant_algo`).
+ALGORITHMS: dict[str, tuple[float, int | None, int]] = {
+    "FP8": (8, None, 16),
+    "FP8_PER_CHANNEL_PER_TOKEN": (8, None, 16),
+    "NVFP4": (4, FLOAT4, 8),
+    "W4A16_NVFP4": (4, FLOAT4, 8),
+    "MXFP8": (8, MX_GROUP, 8),
+    "W4A16_AWQ": (4, 128, 16),
+    "W4A8_AWQ": (4, 128, 16),
+}
+
+
+def _quantization(told: Any) -> Quantization | None:
+    if not isinstance(told, dict) or not told:
+        return None
+    own = {**told, **(told.get("quantization") or {})}
+    algorithm = own.get("quant_algo")
+    method = own.get("quant_method") or ("modelopt" if algorithm else None)
     groups = list((own.get("config_groups") or {}).values())
     bits, group_size, zero_points = own.get("bits") or own.get("w_bit"), own.get("group_size"), True
+    scale_bits = 16
     if method == "compressed-tensors":
         weights = [group.get("weights") or {} for group in groups]
-        told = {(w.get("num_bits"), w.get("group_size"), w.get("symmetric", True)) for w in weights}
-        bits, group_size, symmetric = told.pop() if len(told) == 1 else (None, None, True)
+        described = {(w.get("num_bits"), w.get("group_size"), w.get("symmetric", True), w.get("type")) for w in weights}
+        bits, group_size, symmetric, kind = described.pop() if len(described) == 1 else (None, None, True, None)
         zero_points = not symmetric
+        scale_bits = 8 if (bits, kind) == (4, "float") else 16  # NVFP4
+    elif str(method).startswith("modelopt"):
+        bits, group, scale_bits = ALGORITHMS.get(str(algorithm).upper(), (None, None, 16))
+        group_size, zero_points = group_size or group if group else None, False
+    elif method == "bitsandbytes":
+        bits, zero_points = 8 if own.get("load_in_8bit") else None, False
     inputs = [group.get("input_activations") or {} for group in groups]
     size = int(group_size or own.get("q_group_size") or -1)
     kv_cache_dtype = "auto"
@@ -216,24 +355,32 @@ def _quantization(own: Any) -> Quantization | None:
         bits=float(bits) if bits else None,
         group_size=size if size > 0 else None,
         zero_points=bool(bits) and zero_points,
-        fp8_inputs=any((each.get("num_bits"), each.get("type")) == (8, "float") for each in inputs),
+        fp8_inputs=any((each.get("num_bits"), each.get("type")) == (8, "float") for each in inputs)
+        or str(algorithm).startswith("FP8"),
         kv_cache_dtype=kv_cache_dtype,
+        scale_bits=scale_bits,
     )
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Report whether the output layer is the embeddings, which `config.json` says only if that is unusual."""
-    usual = any(AS_CONFIGURED.get(name) for name in config.get("architectures") or ())
+    usual = False
+    with suppress(LookupError):
+        usual = AS_CONFIGURED.get(architecture_of(config), False)
     return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 
 
-def windows_of(entries: Mapping[str, Any], layers: int) -> tuple[int | None, ...] | None:
-    """The window of each layer; None if a layer is of another kind than attention, or its window is not known."""
+def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tuple[int | None, ...] | None:
+    """The window of each layer; None if a layer is no attention, or if nobody knows which layers slide."""
     window = entries.get("sliding_window") if entries.get("use_sliding_window") is not False else None
     kinds = entries.get("layer_types")
     if kinds is None:
-        unclear = window and "sliding_window_pattern" in entries  # which layers slide, only Transformers knows
-        return None if unclear else (window,) * layers
+        from_layer = entries.get("max_window_layers")
+        if window is None or architecture in ALL_SLIDE:
+            return (window,) * layers
+        if entries.get("use_sliding_window") and isinstance(from_layer, int):  # Qwen: those from there on
+            return tuple(window if layer >= from_layer else None for layer in range(layers))
+        return None
     if len(kinds) != layers or not set(kinds) <= KINDS.keys() or (window is None and any(KINDS[k] for k in kinds)):
         return None
     return tuple(window if KINDS[kind] else None for kind in kinds)

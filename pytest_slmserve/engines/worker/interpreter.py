@@ -9,6 +9,7 @@ import json
 import platform
 import signal
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -53,19 +54,25 @@ def model_line(model: str) -> dict[str, Any]:
         return {"model": model, "missing": [kind.__name__ for kind in type(error).__mro__]}
     line: dict[str, Any] = {"model": model, "folder": str(folder)}
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        import torch
-
         with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            try:
+                made = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            except ValueError:  # it is not of that kind
+                made = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
         text = config.get_text_config()
         weights = {id(p): (name, p.numel()) for name, p in made.named_parameters()}.values()
         total, routed = sum(n for _, n in weights), sum(n for name, n in weights if ".experts." in name)
         experts = next((count for name in EXPERTS if (count := getattr(text, name, None))), 0)
         idle = routed * (1 - (getattr(text, "num_experts_per_tok", None) or experts) / experts) if experts else 0
-        completed = {name: value for name in ENTRIES if (value := getattr(text, name, None)) is not None}
+        completed = {}
+        for name in ENTRIES:
+            with suppress(RuntimeError):  # of an entry that differs from layer to layer
+                if (value := getattr(text, name, None)) is not None:
+                    completed[name] = value
         return {**line, "parameters": total, "active": round(total - idle), "completed": completed}
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
