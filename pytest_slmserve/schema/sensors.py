@@ -35,7 +35,7 @@ SPEED_PROBE = "host-speed probe"  # how the name of its source begins in a recor
 PROFILED = (ENGINE_ACTIVE, SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE)  # what DCGM calls PROF
 
 SENSORS: dict[int, Sensor] = {
-    GPU_UTIL: Sensor(("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"), "ratio", 0.01),
+    GPU_UTIL: Sensor(("DCGM_FI_DEV_GPU_UTIL",), "ratio", 0.01),
     ENGINE_ACTIVE: Sensor(("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"), "ratio", 1e-4),
     SM_ACTIVE: Sensor(("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), "ratio", 1e-4),
     SM_OCCUPANCY: Sensor(("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), "ratio", 1e-4),

@@ -386,7 +386,9 @@ def in_our_unit(number: int, value: float) -> Answer:
         ours = value / PER_UNIT.get(number, 1)
     except OverflowError:
         return "an integer that is too large"
-    return ours if math.isfinite(ours) else f"{ours}"
+    if not math.isfinite(ours):
+        return f"{ours}"
+    return f"{ours:g}, which is below 0" if ours < 0 and number != of.TEMPERATURE else ours
 
 
 class DcgmSource(SensorSource):
@@ -555,45 +557,75 @@ def ask_once(
 
 EXAMPLE = "http://localhost:9400/metrics"
 NUMBERS = {name: number for number, sensor in of.SENSORS.items() if number < of.OURS for name in sensor.names}
+# Fields that DCGM 4.7 has beside the older ones (1603, 1604, 1611, 1627), in our units (NVIDIA, Field Identifiers).
+IN_OUR_UNITS = {
+    "DCGM_FI_DEV_SM_CLOCK_HERTZ": of.SM_CLOCK,
+    "DCGM_FI_DEV_MEMORY_CLOCK_HERTZ": of.MEMORY_CLOCK,
+    "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": of.ENERGY,
+    "DCGM_FI_DEV_FB_USED_BYTES": of.MEMORY_USED,
+}
+# In DCGM 4.6 another name of field 203, a percentage without decimals; in 4.7 field 1613, a ratio of 0 to 1.
+EITHER = "DCGM_FI_DEV_GPU_UTIL_RATIO"
+DRIVER_4_7 = "dcgm_fi_system_driver_version"  # a label that dcgm-exporter has since 4.9, for DCGM 4.7
+ON_A_PAGE = (*NUMBERS, *IN_OUR_UNITS, EITHER)
 TIMEOUT_S = 2.0
+TWO_NAMES = 0.05  # of a value: how far apart it may be under its older and its newer name
 
 
 def samples(page: str, names: Iterable[str]) -> list[Any]:
     """Return the samples of Prometheus' client (`name`, `labels`, `value`) on a page whose names begin with one of
-    `names`. An integer stays one. Raises ValueError for a line that is not of the format."""
+    `names`, in capitals or not. An integer stays one. Raises ValueError for a line that is not of the format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     # The other lines would take most of the time, and after a comment on its type a counter gets another name.
-    begins = tuple(names)
-    lines = "\n".join(line for line in page.split("\n") if line.startswith(begins))
+    begins = tuple(name.lower() for name in names)
+    lines = "\n".join(line for line in page.split("\n") if line.lower().startswith(begins))
     try:
         return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
     except (ValueError, IndexError) as error:
         raise ValueError(f"the page is not in Prometheus' format: {error}") from error
 
 
-def values_of_gpu(page: Iterable[Any], device_uuid: str) -> dict[int, float]:
+def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
     """Values of one GPU among the samples of a page, by number, in DCGM's units. The GPU is the one of that UUID or, if
-    the page knows none, the only one. Raises SensorFailed if it is not on the page, or if MIG divides it."""
+    the page knows none, the only one. Raises SensorFailed if it is not on the page, if MIG divides it, or if two lines
+    of it contradict each other."""
     gpus: dict[str, dict[int, float]] = {}
-    divided = set()
+    divided, contradicted, shown = set[str](), dict[str, str](), dict[str, str]()
+    is_new = any(sample.name.upper() in IN_OUR_UNITS for sample in page)
     for sample in page:
-        if (number := NUMBERS.get(sample.name)) is not None:
-            labels = sample.labels
-            gpu = labels.get("UUID") or labels.get("uuid") or f"gpu {labels.get('gpu', '?')}"
-            gpus.setdefault(gpu, {})[number] = sample.value
-            divided |= {gpu} if labels.get("GPU_I_ID") else set()
-    if device_uuid not in gpus:
-        there = sorted(gpus)
-        if len(there) != 1 or not there[0].startswith("gpu "):
-            known = f"{device_uuid}, but of {', '.join(there) or 'no GPU at all'}"
+        name, labels = sample.name.upper(), {label.lower(): value for label, value in sample.labels.items()}
+        gpu = str(labels.get("uuid") or f"gpu {labels.get('gpu', '?')}")
+        value, number = sample.value, NUMBERS.get(name)
+        if name in IN_OUR_UNITS:
+            number = IN_OUR_UNITS[name]
+            value *= PER_UNIT[number]
+        elif name == EITHER:
+            is_ratio = is_new or DRIVER_4_7 in labels or value != value // 1
+            number = None if value == 1 and not is_ratio else of.GPU_UTIL  # 1 % by 4.6, and all of the time by 4.7
+            value *= PER_UNIT[of.GPU_UTIL] if is_ratio else 1
+        if number is None:
+            continue
+        shown[gpu.lower()] = gpu
+        divided |= {gpu.lower()} if labels.get("gpu_i_id") else set()
+        known = gpus.setdefault(gpu.lower(), {})
+        before = known.setdefault(number, value)
+        close = TWO_NAMES if name in (*IN_OUR_UNITS, EITHER) else 0.0  # the older name has it rounded
+        if not (before == value or before != before or value != value) and abs(before - value) > close * abs(before):
+            contradicted[gpu.lower()] = f"{name} of {gpu} twice, as {before:g} and {value:g}"
+    mine = device_uuid.lower()
+    if mine not in gpus:
+        if len(gpus) != 1 or not next(iter(gpus)).startswith("gpu "):
+            known_of = f"{device_uuid}, but of {', '.join(sorted(shown.values())) or 'no GPU at all'}"
             hint = "the page of the dcgm-exporter on the host that measures"
-            raise SensorFailed(f"the page has no values of {known}", hint)
-        (device_uuid,) = there
-    if device_uuid in divided:
-        why = f"{device_uuid} is cut into MIG instances: whose values are whose cannot be told"
+            raise SensorFailed(f"the page has no values of {known_of}", hint)
+        (mine,) = gpus
+    if mine in divided:
+        why = f"{shown[mine]} is cut into MIG instances: whose values are whose cannot be told"
         raise SensorFailed(why, "a whole GPU")
-    return gpus[device_uuid]
+    if mine in contradicted:
+        raise SensorFailed(f"the page has {contradicted[mine]}", "a page with one line for each value of a GPU")
+    return gpus[mine]
 
 
 class ExporterSource(SensorSource):
@@ -640,6 +672,6 @@ class ExporterSource(SensorSource):
         if status != 200:
             raise SensorFailed(f"no page of dcgm-exporter at {self._url}: HTTP {status}", EXAMPLE)
         try:
-            return values_of_gpu(samples(text, NUMBERS), self._device_uuid)
+            return values_of_gpu(samples(text, ON_A_PAGE), self._device_uuid)
         except ValueError as error:
             raise SensorFailed(str(error), EXAMPLE) from error
