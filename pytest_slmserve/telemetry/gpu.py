@@ -594,7 +594,13 @@ def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
     divided, contradicted, shown = set[str](), dict[str, str](), dict[str, str]()
     is_new = any(sample.name.upper() in IN_OUR_UNITS for sample in page)
     for sample in page:
-        name, labels = sample.name.upper(), {label.lower(): value for label, value in sample.labels.items()}
+        name, labels = (
+            sample.name.upper(),
+            {
+                label.lower(): value
+                for label, value in sorted(sample.labels.items(), reverse=True)  # UUID before uuid
+            },
+        )
         gpu = str(labels.get("uuid") or f"gpu {labels.get('gpu', '?')}")
         value, number = sample.value, NUMBERS.get(name)
         if name in IN_OUR_UNITS:
