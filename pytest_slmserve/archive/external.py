@@ -1,8 +1,9 @@
 """Results of other tools: a CSV with named columns, or the JSON of `vllm bench serve`, read into the points of a curve;
 and our own, written as they are made in the words of the latter, so that what reads its JSON reads ours.
 
-JSON may be one object, a list, one object a line, or whole objects one after the other. What a column means is the
-user's word; nothing is guessed but the unit that a name ends in.
+JSON may be one object, a list, one object a line, or whole objects one after the other; nested values are read of the
+tools that `other_tools` knows. What a column means is the user's word; nothing is guessed but the unit that a name ends
+in.
 
 Key names that are written are those that vllm/benchmarks/serve.py of release 0.32 saves. Times end in _ms where vLLM's
 do. What it calls `duration` is the window; requests and tokens are those of the window, so the rates are the same as in
@@ -29,6 +30,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.points import Point, Summary, summary_of
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
+from pytest_slmserve.archive.other_tools import rows_of_tool
 from pytest_slmserve.schema.errors import BadUsage, content
 from pytest_slmserve.schema.printable import printable, printable_value
 from pytest_slmserve.schema.records import Measurement
@@ -38,6 +40,7 @@ SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
 LARGEST_KNOB = 10**9
 RUN, WARM_UP = "run_number", "-1"  # of `vllm bench sweep`
+MODELS, SERVED_BY = ("model_id", "model"), {"backend", "tokenizer_id", "endpoint_type", "tool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +187,22 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
 
 def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
     """Return the rows that have a value in each column, and sentences on the others and on those of vLLM with failed
-    requests. Raises BadUsage if no row has all values."""
-    by_empty = grouped(rows, lambda row: next((name for name in columns.names if not row.text(name)), ""))
+    requests. A rate or a latency of 0, and one that is no number, is no value: nothing was served. Raises BadUsage if
+    no row has all values."""
+    measured = {columns.throughput, columns.latency, columns.output_throughput}
+
+    def is_empty(row: Row, name: str) -> bool:
+        value = number_of(row.text(name))
+        nothing = name in measured and value is not None and (value == 0 or not math.isfinite(value))
+        return nothing or not row.text(name)
+
+    by_empty = grouped(rows, lambda row: next((name for name in columns.names if is_empty(row, name)), ""))
     left = by_empty.pop("", [])
     if not left:
         empty, hint = next(iter(by_empty)), "another column"
         if empty == "max_concurrency":
             hint = "`vllm bench serve --max-concurrency N`, once for each N"
-        raise BadUsage(f"the column {empty!r} is empty in all results", hint)
+        raise BadUsage(f"the column {empty!r} has no value in any result", hint)
     notes = [f"left out, without a value of {name}: {some([r.place for r in each])}" for name, each in by_empty.items()]
     of_vllm = (row for row in left if "completed" in row.cells)
     if failed := [row.place for row in of_vllm if (number_of(row.text("failed")) or 0) > 0]:
@@ -204,8 +215,14 @@ def mixed_settings(rows: Sequence[Row], columns: Columns) -> list[str]:
 
     A column of words is one of settings if some rows agree in it: if no two agree it is a name or a date. A column of
     numbers is one if rows of the same knob differ and each of its values is in several rows, as measurements are not.
-    An empty cell of a column of words is a word. The number of a run is no setting.
+    An empty cell of a column of words is a word. The number of a run is no setting. Models, and what serves them, are
+    settings in any case: rows of several models are no curve. Raises BadUsage for those.
     """
+    for name in MODELS:
+        if len(kinds := dict.fromkeys(row.text(name) for row in rows if row.text(name))) > 1:
+            raise BadUsage(
+                f"these are results of several models: {some([*kinds])}", f"--where {name}={next(iter(kinds))}"
+            )
     groups = grouped(rows, lambda row: knob_of(row, columns.knob)).values()
     curves, repeats = list[tuple[str, list[str], str]](), list[tuple[str, list[str], str]]()
     for name in dict.fromkeys(name for row in rows for name in row.cells):
@@ -213,7 +230,9 @@ def mixed_settings(rows: Sequence[Row], columns: Columns) -> list[str]:
             continue
         often = Counter(row.text(name) for row in rows)
         words = len(often) > 1 and all(number_of(kind) is None for kind in often)
-        if words and (len(often) < len(rows) or {kind.casefold() for kind in often} <= {"true", "false"}):
+        if words and (
+            name in SERVED_BY or len(often) < len(rows) or {kind.casefold() for kind in often} <= {"true", "false"}
+        ):
             curves.append((name, [*often], "one curve"))
             continue
         by_group = ({row.text(name) for row in group} for group in groups)
@@ -282,7 +301,9 @@ def _json_rows(text: str, name: str) -> Iterator[Row]:
         for value, number in zip(found if isinstance(found, list) else [found], numbers):
             if not isinstance(value, dict):
                 raise BadUsage(f"{name}: result {number} is no JSON object", "the files that `vllm bench serve` saves")
-            yield Row(f"{name}: result {number}", value)
+            place = f"{name}: result {number}"
+            known = [Row(f"{place}.{part}", cells) for part, cells in enumerate(rows_of_tool(value), 1)]
+            yield from known or [Row(place, value)]
 
 
 def _csv_rows(text: str, name: str) -> Iterator[Row]:

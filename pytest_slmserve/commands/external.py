@@ -1,7 +1,7 @@
 """External results, a CSV or vLLM's own JSON, as `report` and `advise` read them: their options and their report."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from pytest_slmserve.analysis.sweep.batching import Slo, parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.archive import external
+from pytest_slmserve.archive.other_tools import FORMATS
 from pytest_slmserve.commands import cli
 from pytest_slmserve.options.table import percentage
 from pytest_slmserve.report import advice as report
@@ -84,15 +85,16 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
         if named:
             raise
         return None
+    if not named and any(row.cells.get("kind") == "session" for row in rows):
+        return None  # an archive of ours
+    if not rows:
+        raise BadUsage(f"there are no results in {', '.join(path.name for path in given.paths)}", "a file with results")
     names: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(external.Columns)}
-    missing = [name for name in NEEDED if names[name] is None]
-    if missing and rows and all(row.cells.keys() >= set(VLLMS.values()) for row in rows):
-        names |= {option: names[option] or name for option, name in VLLMS.items()}
-    elif not named:
-        return None
-    elif missing:
-        options = " ".join(f"--{name}" for name in missing)
-        raise BadUsage("external results need to be told their columns", f"{options} NAME")
+    # Those that vLLM's own results have need not be named.
+    usual = {option: name for option, name in VLLMS.items() if all(name in row.cells for row in rows)}
+    names |= {option: names[option] or name for option, name in usual.items()}
+    if missing := [name for name in NEEDED if names[name] is None]:
+        raise columns_missing(rows, missing)
     columns = external.Columns(**names)
     external.check_columns(rows, columns.names)
     left, without = external.with_values(external.matching(rows, given.where), columns)
@@ -101,6 +103,19 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
         limits = 1, external.LARGEST, "is no number of KV blocks"
         blocks = max(int(external.number_in(row, name, *limits)) for row in left)
     return ExternalResults(external.external_curve(left, columns), columns, notes, blocks)
+
+
+def columns_missing(rows: Sequence[external.Row], missing: Sequence[str]) -> BadUsage:
+    """Return the error of results whose columns were not named, and are not all vLLM's: which of vLLM's are not there,
+    and which are."""
+    cells = {name: value for row in rows for name, value in row.cells.items()}
+    there = [name for name, value in cells.items() if not isinstance(value, (list, dict))]
+    lacks = " and no ".join(VLLMS[name] for name in missing)
+    has = f"its columns are {', '.join(there)}"
+    if not there:
+        has = f"nested values are read of {' and '.join(tool.name for tool in FORMATS)} alone"
+    problem = f"{rows[0].place} is no result of `vllm bench serve`: it has no {lacks}; {has}"
+    return BadUsage(problem, " ".join(f"--{name} NAME" for name in missing))
 
 
 def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
