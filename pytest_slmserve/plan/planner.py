@@ -100,6 +100,7 @@ def engine_spec(
     if why := known.indivisible(spec.tensor_parallel_size):
         raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
     kv_cache.check_quantization(spec)
+    kv_cache.check_arguments(spec)
     method = kv_cache.quantization_of(spec) or ""
     if peaks and peaks.family.startswith("V100") and method.startswith(FROM_TURING_ON):
         why = f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more"

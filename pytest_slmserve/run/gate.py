@@ -26,7 +26,7 @@ from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, EngineFailed, Side, SlmError, naming
-from pytest_slmserve.schema.kv_cache import no_room
+from pytest_slmserve.schema.kv_cache import check_arguments, no_room
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec
@@ -151,6 +151,7 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
             arguments = (*arguments, ("slowdown", options.simulate_slowdown))
         with naming(f"the {side}"):
             own = spec.with_arguments(arguments)
+            check_arguments(own)
             found[side] = replace(own, python=python or spec.python, env=joined(spec.env, env))
     return found
 

@@ -54,6 +54,17 @@ def check_quantization(spec: EngineSpec) -> None:
         raise BadUsage(problem, "a model that was quantized so, or --slm-quantization fp8")
 
 
+def check_arguments(spec: EngineSpec) -> None:
+    """Raise BadUsage for engine arguments with which vLLM does not start, or which make figures of something else."""
+    tokens, sequences = given_limit(spec, "max_num_batched_tokens"), given_limit(spec, "max_num_seqs")
+    if tokens < sequences:
+        problem = f"max_num_batched_tokens {tokens} is below max_num_seqs {sequences}, and vLLM does not start so"
+        raise BadUsage(problem, f"max_num_seqs={tokens} beside it, or less")
+    if spec.arguments.get("speculative_config"):
+        problem = "speculative_config: a step makes several tokens of a sequence, so its batch cannot be told from them"
+        raise BadUsage(problem, "a server with it, and `slmserve measure URL`, which counts what its client receives")
+
+
 # Tokens: the defaults of vLLM's two platforms, and ours; of an endpoint, which seldom tells, vLLM's on a GPU.
 BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16, "remote": 16}
 NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
