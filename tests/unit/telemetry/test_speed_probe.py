@@ -4,6 +4,7 @@ gives each piece once, rests between two, and makes values unknown, no more, if 
 import os
 import signal
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,15 +32,11 @@ def test_a_piece_is_timed_by_the_clock_and_by_cpu_time_in_microseconds(monkeypat
 LINE, GONE = 0, 99  # descriptors: its standard input, and its parent
 
 
-@pytest.mark.parametrize(
-    ("ready", "read", "pieces"),
-    [
-        ([[LINE], [LINE], [GONE]], [b"\n", b"\n"], 2),
-        ([[LINE], [LINE, GONE]], [b"\n", b"\n"], 1),
-        ([[LINE], [LINE]], [b"\n", b""], 1),
-        ([[LINE], []], [b"\n"], 1),
-    ],
-)
+@pytest.mark.parametrize(("ready", "read", "pieces"), [
+    ([[LINE], [LINE], [GONE]], [b"\n", b"\n"], 2),
+    ([[LINE], [LINE, GONE]], [b"\n", b"\n"], 1),
+    ([[LINE], [LINE]], [b"\n", b""], 1), ([[LINE], []], [b"\n"], 1),
+])  # fmt: skip
 def test_each_line_is_a_piece_until_the_parent_or_its_pipe_is_gone(monkeypatch, ready, read, pieces):
     done, written, ready, read = [], [], iter(ready), iter(read)
     monkeypatch.setattr(os, "pidfd_open", {4711: GONE}.__getitem__)
@@ -56,10 +53,7 @@ def test_each_line_is_a_piece_until_the_parent_or_its_pipe_is_gone(monkeypatch, 
 
 
 def test_without_a_parent_it_ends_at_once(monkeypatch):
-    def pidfd_open(pid):
-        raise ProcessLookupError
-
-    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=ProcessLookupError))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(speed_probe, "probe_work", lambda: pytest.fail("worked for nobody"))
     assert speed_probe._main("4711") is None
@@ -144,17 +138,10 @@ def test_one_that_cannot_be_started_makes_its_values_unknown(monkeypatch):
     assert found.values == {PROBE: None, PROBE_CPU: None} and sys.executable in found.missing[0]
 
 
-@pytest.mark.parametrize(
-    ("device", "allowed", "core"),
-    [
-        (GPU, {0, 1, 2, 3}, 3),
-        (GPU, {4, 5, 6, 7, 12}, 12),
-        (GPU, {0, 1, 2}, None),
-        (GPU, set(), None),
-        ("cpu", set(range(64)), None),
-        ("none", {0, 1, 2, 3}, None),
-    ],
-)
+@pytest.mark.parametrize(("device", "allowed", "core"), [
+    (GPU, {0, 1, 2, 3}, 3), (GPU, {4, 5, 6, 7, 12}, 12), (GPU, {0, 1, 2}, None), (GPU, set(), None),
+    ("cpu", set(range(64)), None), ("none", {0, 1, 2, 3}, None),
+])  # fmt: skip
 def test_it_has_a_core_that_an_engine_can_spare_and_rests_longer_without_one(monkeypatch, device, allowed, core):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
     probe = open_speed_probe(device)
