@@ -10,12 +10,11 @@ import pytest
 from refusals import refused
 from simulated_sessions import FEW_STEPS, MODEL, judged, point, records_of
 
-from pytest_slmserve.analysis.metrics.validity import check, problems, trustworthy
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.sweeps import skip_note
@@ -25,7 +24,6 @@ from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Rounds, Session, Sweeps
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.telemetry.host import Host
 
 PLATEAU = "throughput-plateau"
@@ -73,40 +71,12 @@ def said(session):
 # What is measured, and where it is
 
 
-def test_a_point_is_measured_once_on_one_engine_and_on_disk_at_once(opened):
-    session = opened()
-    first = list(point(session))
-    assert len(first) == 2 == len(stored(session))
-    assert point(session) == first and len(session.devices.pool.starts) == 1
-    assert len(point(session, repeats=3)) == 3 == len(stored(session)), "only the missing one is measured"
-
-
-@pytest.mark.parametrize(("broken", "valid"), [(1, [False, True, True]), (9, [False] * 3)])
-def test_an_invalid_measurement_is_kept_shown_and_made_once_more_and_no_third_time(opened, monkeypatch, broken, valid):
-    broken_at_first(monkeypatch, broken)
-    session = opened()
-    found = point(session)
-    assert [not problems(m) for m in found] == valid and len(stored(session)) == 3
-    verdict = trustworthy("opt-125m-8", [(m,) for m in found], 2)
-    assert (bool(verdict), verdict.value) == (sum(valid) >= 2, sum(valid))
-    assert any("left out: concurrency 8: 2 of 3" in text for text in said(session)) == any(valid)
-
-
 def test_a_noisy_measurement_is_not_repeated_and_is_reused(opened):
     noisy = [*FEW_STEPS["engine_arg"], "slow_clock_from=8"]
     found = point(opened(engine_arg=noisy))
     assert [bool(check(m).noise) for m in found] == [True, True]
     again = opened(engine_arg=noisy, resume=True)
     assert [m.id for m in point(again)] == [m.id for m in found] and again.devices.pool.starts == []
-
-
-def test_what_was_measured_before_an_engine_died_is_on_disk(opened):
-    session = opened(engine_arg=[*FEW_STEPS["engine_arg"], "die_at=8"])
-    with pytest.raises(EngineFailed):
-        sweep(session)
-    assert loads(stored(session)) == [4, 4]
-    verdict = judged(session, PLATEAU)
-    assert verdict.state is State.INCONCLUSIVE and "8, 16" in verdict.why
 
 
 def test_replicas_are_kept_and_reused_as_a_set(opened):
@@ -229,11 +199,6 @@ def test_what_a_host_warns_of_and_models_that_it_has_no_room_for_are_noted_once(
     assert [note.partition(" ")[0] for note in session.notes] == ["vLLM", "opt-2.7b"]
 
 
-def test_an_unknown_model_is_wrong_usage(opened):
-    with refused("'gpt-5'"):
-        opened(models="opt-125m,gpt-5")
-
-
 def test_a_plan_needs_no_device(tmp_path, monkeypatch):
     def nothing_here(*_):
         raise BadUsage("no GPU here")
@@ -248,13 +213,6 @@ def test_a_plan_needs_no_device(tmp_path, monkeypatch):
     assert session(cpu=True, plan=True).notes == ["no GPU here"]
     with pytest.raises(BadUsage):
         session(gpu=True)
-
-
-def test_processes_of_a_cpu_engine_need_a_core_each():
-    host = Host(Environment(platform="cpu", cores=2), "cpu")
-    check_there(host, range(2))
-    with refused("3 ", hint="2 "):
-        check_there(host, range(3))
 
 
 def test_closing_frees_device_and_archive_and_says_where_measurements_moved(opened, monkeypatch):
@@ -440,16 +398,3 @@ def test_invalid_measurements_are_made_again_and_it_ends(adaptive, monkeypatch):
     assert [p.concurrency for p in curve.points if not p.valid] == [1, 2]
     assert "1, 2" in judged(sweeps.session, "pareto-up-to-plateau").why
     assert not {1, 2} & set(judged(sweeps.session, PLATEAU).again), "which needs neither"
-
-
-def test_two_models_are_two_sweeps(adaptive):
-    sweeps = adaptive(models="opt-125m,opt-350m")
-    rounds = [sweeps.carry_out(model) for model in sweeps.session.planner.models]
-    assert all(each.asked for each in rounds) and rounds[0] is not rounds[1]
-    assert [curve.adaptive for curve in sweeps.session.verdicts.curves()] == [True, True]
-
-
-def test_a_load_beside_those_of_a_sweep_keeps_it_as_it_was(opened):
-    session = opened()
-    records_of(session, session.planner.spec(MODEL), ClosedLoop(12, window_s=1), 1)
-    assert session.verdicts.curve(MODEL).missing == (4, 8, 16)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry import host
 from pytest_slmserve.telemetry.host import OLDEST, TESTED, HostSource, Used, check_vllm, newly_used, probe, visible_gpus
 
@@ -511,9 +510,3 @@ def test_a_look_at_the_family_is_paid_by_rarer_looks_but_never_for_long(family, 
 def test_our_ids_are_those_of_our_family(family, monkeypatch):
     monkeypatch.setattr(host, "family_of", {os.getpid(): family}.__getitem__)
     assert host.own_pids() == {7, 8}
-
-
-def test_the_key_of_an_environment_leaves_out_what_may_differ():
-    one = Environment(platform="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", host="aa", git_commit="1", python="3.11")
-    assert one.key == replace(one, host="bb", git_commit="2", python="3.12", operating_system="x").key
-    assert one.key != replace(one, vllm="0.26.1").key
