@@ -75,8 +75,8 @@ class State:
 BUSY = State(busy=1.0, sm=0.6, occupancy=0.2, tensor=0.15, dram=0.5, power_w=500.0, temperature_c=60)
 GPM_METRICS = {1: "busy", 2: "sm", 3: "occupancy", 5: "tensor", 10: "dram"}
 
-# Functions with one plain answer, which the last argument points to.
-PLAIN: dict[str, Callable[[FakeNvml], int]] = {
+# Functions whose answer is what the last argument points to: a value, or several by name.
+PLAIN: dict[str, Callable[[FakeNvml], int | dict[str, int]]] = {
     "nvmlSystemGetCudaDriverVersion_v2": lambda gpu: 13000,
     "nvmlDeviceGetGpuInstanceId": lambda gpu: 7,
     "nvmlDeviceGetSupportedEventTypes": lambda gpu: gpu.event_types,
@@ -84,6 +84,9 @@ PLAIN: dict[str, Callable[[FakeNvml], int]] = {
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj(),
     "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: round(1000 * gpu.state().power_limit_w),
     "nvmlDeviceGetTemperature": lambda gpu: gpu.state().temperature_c,
+    "nvmlDeviceGetTemperatureV": lambda gpu: {"temperature": gpu.state().temperature_c},
+    "nvmlDeviceGetMemoryInfo": lambda gpu: {"total": 150 << 30, "used": gpu.state().memory_used_bytes + (1 << 29)},
+    "nvmlDeviceGetMemoryInfo_v2": lambda gpu: {"total": 150 << 30, "used": gpu.state().memory_used_bytes},
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.state().reasons,
     "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.state().reasons,
 }
@@ -187,7 +190,9 @@ class FakeNvml:
             if name in state.refused:
                 return state.refused[name]
         if name in PLAIN:
-            arguments[-1]._obj.value = PLAIN[name](self)
+            found = PLAIN[name](self)
+            for part, value in (found if isinstance(found, dict) else {"value": found}).items():
+                setattr(arguments[-1]._obj, part, value)
             return SUCCESS
         if name in TEXTS:
             arguments[-2].value = TEXTS[name](self).encode()
@@ -238,15 +243,6 @@ class FakeNvml:
             return BAD_ARGUMENT
         megahertz._obj.value = clocks[kind.value]
         return SUCCESS
-
-    def nvmlDeviceGetTemperatureV(self, device: Any, temperature: Any) -> None:
-        temperature._obj.temperature = self.state().temperature_c
-
-    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> None:
-        memory._obj.total, memory._obj.used = 150 << 30, self.state().memory_used_bytes + (1 << 29)
-
-    def nvmlDeviceGetMemoryInfo_v2(self, device: Any, memory: Any) -> None:
-        memory._obj.total, memory._obj.used = 150 << 30, self.state().memory_used_bytes
 
     def nvmlDeviceGetFieldValues(self, device: Any, count: Any, values: Any) -> None:
         for place in values._obj:

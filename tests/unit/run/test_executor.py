@@ -97,6 +97,8 @@ def test_rows_of_the_sensors_have_the_time_since_the_run_began():
     assert seen.time_s == pytest.approx([-0.4, -0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], abs=0.051)
     assert seen.columns[POWER] == tuple(20.0 + round(10 * at) for at in seen.time_s), "reading 20 is at 0"
     assert (seen.sources, seen.notes) == (("of 155",), ())
+    with sampler.recording():
+        assert measure(Timed(sampler), WORKLOAD, LOAD, HERE).run.telemetry is None, "nobody asked for them"
 
 
 @pytest.mark.parametrize("error", [SensorFailed, ZeroDivisionError])
@@ -107,12 +109,6 @@ def test_sensors_that_fail_cost_a_note_and_no_measurement(error):
     [note] = found.run.telemetry.notes
     assert "of 155 failed after 17 readings" in note and len(found.run.samples) and found.run.failures == 0
     assert (lost.asked, other.asked) == (18, 45) and found.run.telemetry.columns[HOST_CORES][-1] > 18
-
-
-def test_without_a_sampler_nothing_is_read():
-    sampler = Stepwise([], 0.1)
-    with sampler.recording():
-        assert measure(Timed(sampler), WORKLOAD, LOAD, HERE).run.telemetry is None
 
 
 def test_a_dead_engine_stops_the_sensors_and_is_passed_on():
@@ -311,6 +307,7 @@ def devices(monkeypatch):
 def test_each_gpu_of_an_engine_is_locked_once_until_the_end(devices):
     held = devices.open()
     held.hold()
+    assert held.pool.device == "GPU-0"
     one, both = EngineSpec("opt-125m"), EngineSpec("opt-125m", tensor_parallel_size=2)
     for spec, locked in ((one, ["GPU-0"]), (both, ["GPU-0", "GPU-1"]), (both, ["GPU-0", "GPU-1"])):
         held.take(spec)
@@ -359,6 +356,7 @@ def test_of_endpoints_each_url_is_locked_and_asked_for_each_model(devices, monke
     assert devices.locked == list(map(url_lock, urls)) and asked[1::2] == ["closed"] * 4
     assert asked[::2] == [(url, model, 7.0) for url in urls for model in "ab"]
     assert held.sampler is None and devices.read == [] and len(held.planner.notes) == 1
+    assert held.pool.launch.keywords == {"timeout_s": 7.0}
 
 
 def test_the_sensors_of_several_gpus_are_opened_once_for_each_set(devices):
@@ -399,11 +397,6 @@ def test_the_end_stops_what_runs(devices):
     assert held.pool.current is None
 
 
-def test_a_pool_knows_its_device_and_how_long_an_endpoint_may_take(devices):
-    pool = devices.open(gpu=True, timeout="9").pool
-    assert (pool.device, pool.launch.keywords) == ("GPU-0", {"timeout_s": 9.0})
-
-
 # Slots of a host
 
 CPU = Host(Environment(platform="cpu", cores=5), "cpu")
@@ -417,7 +410,10 @@ def cores(monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: pinned.append(sorted(to)))
 
     def have(number):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
+        if number is None:  # a system that does not say
+            monkeypatch.delattr(os, "sched_getaffinity")
+        else:
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
         return pinned
 
     return have
@@ -445,29 +441,23 @@ def test_each_slot_has_as_many_cores_as_any_other_near_its_gpu(nodes, workers, c
         assert parts[0] and all(set(part) <= there for part, there in zip(parts, near))
 
 
-def test_a_slot_sees_its_gpu_and_its_cores(cores):
-    cores(16)
-    slots = GpuSlots.from_host(host_of(4), 3)
-    assert (slots.devices, slots.visible) == (("GPU-0", "GPU-1", "GPU-2"), ())
-    assert list(map(len, slots.cores)) == [5, 5, 5]
-    there = slots.host(host_of(4), (1,))
-    assert [gpu.uuid for gpu in there.gpus] == ["GPU-1"]
-    assert (there.environment.cores, there.environment.of_gpus) == (5, 1)
+GPUS = host_of(4).gpus
+FAR = replace(host_of(2), gpus=(replace(GPUS[0], near_cores={8, 9}), replace(GPUS[1], near_cores={1, 3, 9})))
 
 
-def test_slots_of_a_cpu_have_names_and_cores_of_their_own(cores):
-    cores(5)
-    slots = GpuSlots.from_host(CPU, 2)
-    assert slots == GpuSlots(("cpu-0", "cpu-1"), (), ((0, 1), (2, 3)))
-    there = slots.host(CPU, (0,))
-    assert (there.gpus, there.environment.cores, there.environment.of_gpus) == ((), 2, None)
-
-
-def test_cores_near_a_gpu_that_are_not_ours_are_not_given(cores):
-    cores(4)
-    host = host_of(2)
-    far = replace(host, gpus=tuple(replace(gpu, near_cores=n) for gpu, n in zip(host.gpus, ({8, 9}, {1, 3, 9}))))
-    assert GpuSlots.from_host(far, 2).cores == ((0,), (1,))
+@pytest.mark.parametrize(("there", "ours", "slots", "at", "seen"), [
+    (host_of(4), 16, {"GPU-0": (0, 1, 2, 3, 4), "GPU-1": (5, 6, 7, 8, 9), "GPU-2": (10, 11, 12, 13, 14)}, (1,), (5, 1)),
+    (CPU, 5, {"cpu-0": (0, 1), "cpu-1": (2, 3)}, (0,), (2, None)),
+    (FAR, 4, {"GPU-0": (0,), "GPU-1": (1,)}, (1,), (1, 1)),  # cores near a GPU that are not ours are not given
+    (host_of(4), None, {"GPU-0": (), "GPU-1": ()}, (0,), (None, 1)),
+])  # fmt: skip
+def test_a_slot_sees_its_gpu_and_its_cores(cores, there, ours, slots, at, seen):
+    cores(ours)
+    found = GpuSlots.from_host(there, len(slots))
+    assert found == GpuSlots(tuple(slots), (), tuple(slots.values()))
+    host = found.host(there, at)
+    assert host.gpus == there.gpus[at[0] : at[0] + 1]
+    assert (host.environment.cores, host.environment.of_gpus) == seen
 
 
 @pytest.mark.parametrize(("number", "free", "block"), [
@@ -522,18 +512,12 @@ def test_as_many_slots_as_there_can_be(cores, there, number, ours, widest, facts
         assert len(GpuSlots.from_host(there, number, widest).devices) == number == most
 
 
-def test_a_system_that_does_not_say_our_cores_has_slots_with_all_of_them(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    slots = GpuSlots.from_host(host_of(4), 2)
-    assert slots.cores == ((), ()) and slots.host(host_of(4), (0,)).environment.cores is None
-    assert slot_count(read_options({"simulate": True, "ray": "local"}, {}, {}), host_of(3)) == 1
-
-
-@pytest.mark.parametrize(("word", "platform", "number"), [
-    ("local", "simulated", 3), ("local:7", "simulated", 7), ("local", "cuda", 8), ("local", "cpu", 2),
+@pytest.mark.parametrize(("word", "platform", "ours", "number"), [
+    ("local", "simulated", 3, 3), ("local", "simulated", None, 1), ("local:7", "simulated", 3, 7),
+    ("local", "cuda", 3, 8), ("local", "cpu", 3, 2),
 ])  # fmt: skip
-def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, number, cores, monkeypatch):
-    cores(3)
+def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, ours, number, cores, monkeypatch):
+    cores(ours)
     monkeypatch.setattr(module, "numa_nodes", lambda: 2)
     assert slot_count(read_options({"simulate": True, "ray": word}, {}, {}), host_of(8, platform)) == number
 
