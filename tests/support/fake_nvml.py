@@ -3,7 +3,7 @@
     with installed() as gpu:                     # pynvml.nvmlInit() and all the rest now talk to `gpu`
         source = open_nvml(gpu.uuid, own_pids=lambda: {1})
         gpu.change(2.0, reasons=0x4, sm_clock_mhz=1200, power_w=700.0)  # from its second 2 on
-        gpu.event(3.0, XID_EVENT, 79)
+        gpu.happened.append((3.0, XID_EVENT, 79))
         gpu.now_s = 2.5                          # nothing moves unless told to
         source.read(gpu.now_s)
 
@@ -29,6 +29,7 @@ from operator import attrgetter
 from typing import Any
 
 import pynvml
+import pytest
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 SUCCESS, UNINITIALIZED, BAD_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
@@ -119,12 +120,12 @@ class FakeNvml:
 
     def __post_init__(self) -> None:
         self.uuid = "MIG-00000000-aaaa-bbbb-cccc-dddddddddddd" if self.mig else UUID
-        self.now_s, self._times, self._states, self._restarts = 0.0, [0.0], [self.first], [0.0]
+        self.now_s, self._times, self._states, self.restarts = 0.0, [0.0], [self.first], [0.0]
         self.counters = {74: SW_POWER_CAP, **dict(zip(self.slowdown_fields, (SW_THERMAL, HW_THERMAL, POWER_BRAKE)))}
         self.calls: Counter[str] = Counter()
         self.faults: list[str] = []
         self.initialised, self._next = 0, 0x1000
-        self._happened: list[tuple[float, int, int]] = []
+        self.happened: list[tuple[float, int, int]] = []
         self._samples: dict[int, float] = {}
         self._event_sets: dict[int, tuple[float, int, set[int]]] = {}
 
@@ -135,13 +136,6 @@ class FakeNvml:
         assert at_s >= self._times[-1], "changes come in order"
         self._times.append(at_s)
         self._states.append(replace(self._states[-1], **what))
-
-    def event(self, at_s: float, kind: int, data: int = 0) -> None:
-        self._happened.append((at_s, kind, data))
-
-    def restart_energy(self, at_s: float) -> None:
-        """The driver is loaded again: its energy counts from 0."""
-        self._restarts.append(at_s)
 
     # What is planted, for a test to compare with
 
@@ -160,7 +154,7 @@ class FakeNvml:
         return self.integral(attrgetter(name), now_s - 1, now_s) if now_s >= 1 else getattr(self.state(), name)
 
     def energy_mj(self) -> int:
-        since = max(restart for restart in self._restarts if restart <= self.stepped_s)
+        since = max(restart for restart in self.restarts if restart <= self.stepped_s)
         return round(1000 * (self.integral(attrgetter("power_w"), since, self.stepped_s) % self.energy_wraps_j))
 
     @property
@@ -291,7 +285,7 @@ class FakeNvml:
 
     def nvmlEventSetWait_v2(self, event_set: Any, data: Any, timeout_ms: Any) -> int:
         since_s, types, told = self._event_sets[_address(event_set)]
-        for place, (at_s, kind, number) in enumerate(self._happened):
+        for place, (at_s, kind, number) in enumerate(self.happened):
             if since_s <= at_s <= self.now_s and kind & types and place not in told:
                 told.add(place)
                 data._obj.eventType, data._obj.eventData = kind, number
@@ -362,15 +356,10 @@ class FakeNvml:
 def installed(gpu: FakeNvml | None = None) -> Iterator[FakeNvml]:
     """pynvml talks to `gpu` inside the block, and to whatever it talked to before after it."""
     gpu = gpu or FakeNvml()
-    before = pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache)
-    try:
-        pynvml.nvmlLib = _Library(gpu)
-        pynvml._nvmlGetFunctionPointer_cache.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pynvml, "nvmlLib", _Library(gpu))
+        patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         yield gpu
-    finally:
-        pynvml.nvmlLib = before[0]
-        pynvml._nvmlGetFunctionPointer_cache.clear()
-        pynvml._nvmlGetFunctionPointer_cache.update(before[1])
 
 
 class _Library:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -82,12 +83,9 @@ def test_nodes_of_one_kind_are_one_host_with_the_gpus_of_the_widest():
 @pytest.mark.parametrize(("fact", "other"), [
     ("gpu_name", "H100"), ("driver", "570"), ("vllm", "0.25.0"), ("cpu", "another"), ("cores", 8),
 ])  # fmt: skip
-def test_nodes_of_different_kinds_are_refused_with_what_differs(fact, other):
+def test_nodes_of_different_kinds_and_other_releases_are_refused_with_what_differs(fact, other):
     with refused(f"({fact} ", "on narrow", f"{other} on wide)", hint="slm_ray_resource"):
         one_host({NARROW: Host(H200, "x"), WIDE: Host(replace(H200, **{fact: other}), "y")}, MINE)
-
-
-def test_so_is_another_release_of_ours():
     with refused("narrow", "0.0.9", "0.1.0"):
         one_host({NARROW: Host(replace(H200, pytest_slmserve="0.0.9"), "x")}, MINE)
 
@@ -168,19 +166,13 @@ def test_an_engine_that_dies_ends_its_case_and_no_other(on_node):
     assert errors[1] is errors[3], "it is not tried again"
 
 
-def test_a_node_that_came_later_and_is_of_another_kind_measures_nothing(on_node):
+def test_what_keeps_a_node_from_beginning_is_told_of_every_case(on_node, monkeypatch):
     engine, keys, measure = on_node(4, 8)
-    engine.environment = replace(engine.environment, gpu_name="H100")
+    engine.environment = replace(engine.environment, gpu_name="H100")  # the others', if this one came later
     said = "is of another kind (gpu_name H100 on the others, simulated on this one)"
     assert all(said in measure(key).error.problem for key in keys)
-
-
-def test_what_keeps_a_node_from_beginning_is_told_of_every_case(on_node, monkeypatch):
-    def busy(*_):
-        raise DeviceBusy("this device is being measured by another run", "wait")
-
     _, keys, measure = on_node(4, 8)
-    monkeypatch.setattr(Devices, "hold", busy)
+    monkeypatch.setattr(Devices, "hold", Mock(side_effect=DeviceBusy("another run measures it", "wait")))
     assert [type(measure(key).error) for key in keys] == [DeviceBusy, DeviceBusy]
 
 
@@ -381,11 +373,8 @@ def test_an_engine_that_ends_its_third_process_gets_no_fourth_and_what_came_is_r
 
 
 def test_an_archive_that_can_be_written_nowhere_stops_all(run, monkeypatch, tmp_path):
-    def no_room(file, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     on_cluster = run()
-    monkeypatch.setattr(store, "_append", no_room)
+    monkeypatch.setattr(store, "_append", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
     failures = on_cluster.failures()
     assert list(failures) == CELLS and on_cluster.engines._came == 1, "nothing more was taken"

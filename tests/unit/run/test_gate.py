@@ -17,7 +17,6 @@ from simulated_sessions import FEW_STEPS
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
-from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import read_calibrations
 from pytest_slmserve.archive.store import read
@@ -323,42 +322,34 @@ def test_a_short_gate_ends_after_two_pairs_whatever_they_tell(opened):
     assert ends == [False, True, True, False]
 
 
-@pytest.mark.parametrize(("start", "given", "pairs", "dropped", "outcome"), [
-    (lambda: noisy(0.1), {"gate_pairs": "4"}, [1, 2, 3, 4], 0, State.INCONCLUSIVE),
-    (lambda: noisy(0.1), {"gate_pairs": "5"}, [1, 2, 3, 4, 5], 0, State.INCONCLUSIVE),
-    (lambda: faulty(1, lost_from=8), {}, [2, 3, 4, 5], 1, State.PASSES),
-    (lambda: faulty(6, preempt_from=8), {"gate_pairs": "4"}, [4, 5, 6, 7], MAX_DROPPED, State.PASSES),
-    (lambda: SimulatedEngine, {"side": ["candidate:arg=lost_from=8"]}, [], MAX_DROPPED + 1, State.INCONCLUSIVE),
+class SecondTime(SimulatedEngine):
+    """Its first run has failed requests, the others have none."""
+
+    failures = 1
+
+    def run(self, *arguments):
+        found, self.failures = replace(super().run(*arguments), failures=self.failures), 0
+        return found
+
+
+@pytest.mark.parametrize(("start", "given", "pairs", "dropped", "outcome", "runs"), [
+    (lambda: noisy(0.1), {"gate_pairs": "4"}, [1, 2, 3, 4], 0, State.INCONCLUSIVE, 8),
+    (lambda: noisy(0.1), {"gate_pairs": "5"}, [1, 2, 3, 4, 5], 0, State.INCONCLUSIVE, 10),
+    (lambda: faulty(1, lost_from=8), {}, [2, 3, 4, 5], 1, State.PASSES, 11),
+    (lambda: faulty(6, preempt_from=8), {"gate_pairs": "4"}, [4, 5, 6, 7], MAX_DROPPED, State.PASSES, 20),
+    (lambda: SimulatedEngine, {"side": ["candidate:arg=lost_from=8"]}, [], MAX_DROPPED + 1, State.INCONCLUSIVE, 12),
+    (lambda: SimulatedEngine, {"side": ["candidate:arg=slow_clock_from=8"]}, [1, 2, 3, 4], 0, State.PASSES, 8),  # noise
+    (lambda: SecondTime, {}, [1, 2, 3, 4], 0, State.PASSES, 16),  # on the same launch
 ])  # fmt: skip
-def test_pairs_that_cannot_be_trusted_are_made_again_until_too_many_are(opened, start, given, pairs, dropped, outcome):
+def test_pairs_that_cannot_be_trusted_are_made_again_until_too_many_are(
+    opened, start, given, pairs, dropped, outcome, runs
+):
     session = opened(start(), **given)
     gated = Gates(session).of(MODEL)
-    assert ([p.number for p in gated.pairs], gated.outcome) == (pairs, outcome)
+    assert ([p.number for p in gated.pairs], gated.outcome, len(stored(session))) == (pairs, outcome, runs)
     assert [why.partition(":")[0] for why in gated.dropped] == [f"pair {n}" for n in range(1, dropped + 1)]
     assert len(session.devices.pool.starts) == 2 * (len(pairs) + dropped)
     assert session.notes[-1].endswith(f", {len(pairs)} pairs count")
-
-
-def test_noisy_pairs_count_and_nothing_of_them_is_measured_again(opened):
-    session = opened(side=["candidate:arg=slow_clock_from=8"])
-    gated = Gates(session).of(MODEL)
-    assert (len(gated.pairs), gated.dropped, gated.outcome) == (4, (), State.PASSES)
-    assert [bool(check(m).noise) for m in stored(session)] == [m.paired.side == "candidate" for m in stored(session)]
-
-
-def test_a_load_has_a_second_chance_on_its_launch(opened):
-    class SecondTime(SimulatedEngine):
-        failures = 1
-
-        def run(self, *arguments):
-            found, self.failures = replace(super().run(*arguments), failures=self.failures), 0
-            return found
-
-    session = opened(SecondTime)
-    gated = Gates(session).of(MODEL)
-    assert (len(gated.pairs), gated.dropped, gated.outcome) == (4, (), State.PASSES)
-    launched = [[m.run.failures for m in group] for _, group in groupby(stored(session), key=lambda m: m.launch)]
-    assert launched == [[1, 0]] * 8
 
 
 # Going on where an earlier run ended
@@ -378,15 +369,20 @@ def begun(opened, launches, **given):
 
 
 @pytest.mark.parametrize(("launches", "there"), [(1, 0), (2, 1), (5, 2)])
-def test_a_gate_that_was_broken_off_goes_on_with_its_whole_pairs(opened, launches, there):
+def test_a_gate_that_was_broken_off_goes_on_with_its_whole_pairs_and_reads_its_archive_once(
+    opened, monkeypatch, launches, there
+):
     begun(opened, launches)
-    session = opened(resume=True)
-    before = stored(session)
+    session, reads = opened(resume=True), []
+    monkeypatch.setattr(sessions, "read", reads.append)
+    before, lefts = stored(session), [launches_left(session, MODEL)]
+    session.devices.pool.on_started = lambda *_: lefts.append(launches_left(session, MODEL))
     gated = Gates(session).of(MODEL)
     assert session.devices.pool.starts == in_turn(session, range(there + 1, 5))
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.outcome is State.PASSES
     assert {m.paired.gate for m in stored(session)} == {gated.gate} == {before[0].paired.gate}
-    assert any(f"goes on from {there} pair" in note for note in session.notes)
+    assert [f"goes on from {there} pair" in note for note in session.notes if "goes on" in note] == [True], "said once"
+    assert reads == [] and {*lefts} == {(0, 8 - 2 * there)} and launches_left(session, MODEL) == (0, 0)
 
 
 def test_of_a_pair_that_was_begun_twice_the_whole_one_counts(opened):
@@ -438,17 +434,6 @@ def test_a_plan_knows_how_many_launches_are_left_and_says_once_that_there_is_no_
     assert [launches_left(session, MODEL) for _ in range(2)] == [left] * 2
     said = [str(tmp_path / "a.jsonl") in note for note in session.notes if "begins anew" in note]
     assert said == [True] * anew
-
-
-def test_a_gate_that_goes_on_reads_its_archive_once_and_says_so_once(opened, monkeypatch):
-    begun(opened, 4)
-    session, reads = opened(resume=True), []
-    monkeypatch.setattr(sessions, "read", reads.append)
-    lefts = [launches_left(session, MODEL)]
-    session.devices.pool.on_started = lambda *_: lefts.append(launches_left(session, MODEL))
-    Gates(session).of(MODEL)
-    assert reads == [] and {*lefts} == {(0, 4)} and launches_left(session, MODEL) == (0, 0)
-    assert len([note for note in session.notes if "goes on from" in note]) == 1
 
 
 # When it is broken off

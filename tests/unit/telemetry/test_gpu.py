@@ -63,8 +63,7 @@ def gpu_of(state: State = BUSY, *changes: tuple[float, dict], events: tuple[tupl
     gpu = FakeNvml(state, **more)
     for at_s, what in changes:
         gpu.change(at_s, **what)
-    for event in events:
-        gpu.event(*event)
+    gpu.happened += events
     return gpu
 
 
@@ -278,7 +277,7 @@ SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}
 SLOWED = [(1.0, {"reasons": 0x4 | 0x40}), (1.5, {"reasons": 0x20}), (1.75, {"reasons": 0x80})]
 CAPPED = {of.CAPPED_POWER: 0.5, of.CAPPED_HW_THERMAL: 0.5, of.CAPPED_SW_THERMAL: 0.25, of.CAPPED_BRAKE: 2.25}
 RESTARTED, LATER_ON = FakeNvml(State(power_w=100.0)), (1.0, {"ecc_double_bit": 2, "remapped_rows": 1})
-RESTARTED.restart_energy(1.0)
+RESTARTED.restarts.append(1.0)
 XIDS = gpu_of(events=((-0.5, 0x8, 31), (2.0, 0x8, 13), (2.1, 0x8, 79)))
 # By name: the GPU, and by the time of a reading what some numbers are then.
 HISTORIES = {
@@ -293,7 +292,7 @@ HISTORIES = {
     "energy of a driver that is loaded again": (RESTARTED, {0.9: {of.ENERGY: 90.0}, 1.5: {of.ENERGY: 50.0}}),
     "energy that wraps": (gpu_of(State(power_w=100.0), energy_wraps_j=150.0), {2.0: {of.ENERGY: 50.0}}),
     "the last Xid since opening": (XIDS, {t: {of.XID: n} for t, n in zip((1, 1.9, 2, 2.5, 9), (0, 0, 13, 79, 79))}),
-    "other critical events": (gpu_of(events=((0.5, 0x2, 5), (0.6, 0x10))), {1.0: {of.XID: 0.0}}),
+    "other critical events": (gpu_of(events=((0.5, 0x2, 5), (0.6, 0x10, 0))), {1.0: {of.XID: 0.0}}),
     "a flood of events, which does not hold a reading": (
         gpu_of(events=tuple((0.5, 0x8, number) for number in range(150))), {1.0: {of.XID: 99}, 1.5: {of.XID: 149}}),
     "ECC errors": (gpu_of(BUSY, LATER_ON),
@@ -373,7 +372,7 @@ def test_a_gpu_that_cannot_be_read_leaves_nothing_open(gpu, uuid, said, hint):
     with installed(gpu):
         with refused(said, kind=SensorFailed, hint=hint):
             open_nvml(uuid, own_pids=set)
-        assert (gpu.initialised, gpu.live_event_sets, gpu.live_samples, gpu.faults) == (0, 0, 0, [])
+        assert (gpu.live_samples, gpu.live_event_sets, gpu.initialised, gpu.faults) == (0, 0, 0, [])
 
 
 @pytest.mark.parametrize(("function", "code", "said"), [

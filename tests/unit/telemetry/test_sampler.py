@@ -338,4 +338,3 @@ def test_a_record_played_back_tells_the_same_and_one_that_ends_early_is_degraded
         early = replace(m.run, telemetry=recorded([replay(stored)], longer).telemetry(0.0))
         assert len(early.telemetry.notes) == 1 and f" {len(stored)} " in early.telemetry.notes[0]
         assert health(early, m.environment).state == "degraded"
-
