@@ -201,16 +201,13 @@ def test_a_long_answer_is_cut_and_a_slow_one_ends_in_time(exporter, monkeypatch)
             ask_once("GET", URL, {}, None, 5.0)
 
 
-def test_comments_blank_lines_and_other_metrics_are_skipped():
-    text = "\n# HELP x y\n# EOF\n\n" + page(DEFAULT) + line("DCGM_EXP_XID_ERRORS_COUNT", 3) + "go_goroutines 12\n"
-    assert values_of_gpu(samples(text, NUMBERS), GPU).keys() == OURS.keys()
-
-
-def test_a_counter_keeps_its_name():
+def test_comments_blank_lines_and_other_metrics_are_skipped_and_a_counter_keeps_its_name():
     """Prometheus' own client adds `_total` to it."""
     name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
-    text = f"# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n" + line(name, 123456789)
-    assert values_of_gpu(samples(text, NUMBERS), GPU) == {of.ENERGY: 123456789}
+    text = f"\n# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n# EOF\n\n" + page(DEFAULT)
+    text += line("DCGM_EXP_XID_ERRORS_COUNT", 3) + "go_goroutines 12\n"
+    found = values_of_gpu(samples(text, NUMBERS), GPU)
+    assert found.keys() == OURS.keys() and found[of.ENERGY] == 123456789
 
 
 @pytest.mark.parametrize(("text", "labels", "value"), [

@@ -96,32 +96,27 @@ def test_a_gpu_is_described(two_gpus, monkeypatch, cuda, told):
     assert visible_gpus() is visible_gpus() and two_gpus.started == 1
 
 
-@pytest.mark.parametrize(("cores", "visible", "near"), [
-    (64, "0", {0, 63}), (65, "0", {0, 63, 65}), (200, "0", {0, 63, 65}), (None, "0", {0, 63}), (64, "MIG-5", set()),
+@pytest.mark.parametrize(("visible", "cores", "uuids", "near"), [
+    (None, 8, "GPU-0 GPU-1", {0, 63}), (" 1 , 0", 64, "GPU-1 GPU-0", {0, 63}), ("GPU-1", 65, "GPU-1", {0, 63, 65}),
+    ("0", 200, "GPU-0", {0, 63, 65}), ("0,7,1", None, "GPU-0", {0, 63}), ("1,x", 8, "GPU-1", {0, 63}),
+    ("MIG-5", 64, "MIG-5", set()),
 ])  # fmt: skip
-def test_the_cores_near_a_gpu_are_those_of_its_masks(two_gpus, monkeypatch, cores, visible, near):
+def test_visible_gpus_up_to_one_that_is_not_there_are_near_the_cores_of_their_masks(
+    two_gpus, monkeypatch, visible, cores, uuids, near
+):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert visible_gpus()[0].near_cores == near
-
-
-@pytest.mark.parametrize(("visible", "uuids"), [
-    (None, "GPU-0 GPU-1"), (" 1 , 0", "GPU-1 GPU-0"), ("GPU-1", "GPU-1"), ("MIG-5", "MIG-5"), ("0", "GPU-0"),
-    ("0,7,1", "GPU-0"), ("1,x", "GPU-1"),
-])  # fmt: skip
-def test_visible_gpus_are_told_up_to_one_that_is_not_there(two_gpus, monkeypatch, visible, uuids):
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.uuid for gpu in visible_gpus()] == uuids.split()
+    assert [(gpu.uuid, gpu.near_cores) for gpu in visible_gpus()] == [(uuid, near) for uuid in uuids.split()]
 
 
-@pytest.mark.parametrize(("visible", "says", "hint"), [
-    ("", "hides", "CUDA_VISIBLE_DEVICES"), ("-1", "hides", "CUDA_VISIBLE_DEVICES"),
-    ("none", "hides", "CUDA_VISIBLE_DEVICES"), ("7", "NVML", "--slm-cpu"), ("GPU-9", "NVML", "--slm-cpu"),
-])  # fmt: skip
-def test_a_host_without_a_visible_gpu_says_who_hides_it(two_gpus, monkeypatch, visible, says, hint):
+HIDDEN = {"": "hides", "-1": "hides", "none": "hides", "7": "NVML", "GPU-9": "NVML"}
+
+
+@pytest.mark.parametrize(("visible", "who"), HIDDEN.items())
+def test_a_host_without_a_visible_gpu_says_who_hides_it(two_gpus, monkeypatch, visible, who):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with refused(says, hint=hint):
+    with refused(who, hint="CUDA_VISIBLE_DEVICES" if who == "hides" else "--slm-cpu"):
         visible_gpus()
 
 

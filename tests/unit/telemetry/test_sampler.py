@@ -30,9 +30,7 @@ class Planted(SensorSource):
 
     def __init__(self, *readings: Reading | Exception, name: str = "planted") -> None:
         self.readings, self.name = readings or (Reading({POWER: 300.0}),), name
-        self.asked: list[float] = []
-        self.threads: set[int] = set()
-        self.closed, self.twice = 0, threading.Event()
+        self.asked, self.threads, self.closed, self.twice = [], set(), 0, threading.Event()
 
     def read(self, now_s):
         self.asked.append(now_s)

@@ -130,10 +130,7 @@ def test_one_that_ends_makes_its_values_unknown_from_then_on(started):
 
 
 def test_one_that_cannot_be_started_makes_its_values_unknown(monkeypatch):
-    def no_start(words, **_):
-        raise FileNotFoundError(2, "not there", words[0])
-
-    monkeypatch.setattr(host.subprocess, "Popen", no_start)
+    monkeypatch.setattr(host.subprocess, "Popen", Mock(side_effect=FileNotFoundError(2, "not there", sys.executable)))
     found = SpeedProbeSource().read(0.0)
     assert found.values == {PROBE: None, PROBE_CPU: None} and sys.executable in found.missing[0]
 
