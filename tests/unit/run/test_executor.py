@@ -332,22 +332,14 @@ def test_the_first_device_is_locked_and_read_where_it_serves(devices, given, for
 
 
 def test_of_endpoints_each_url_is_locked_and_asked_for_each_model(devices, monkeypatch):
-    asked = []
-
-    class Asked:
-        def __init__(self, spec, timeout_s):
-            asked.append((spec.url, spec.model, timeout_s))
-
-        def close(self):
-            asked.append("closed")
-
-    monkeypatch.setattr(module, "EndpointEngine", Asked)
+    monkeypatch.setattr(module, "EndpointEngine", engine := Mock())
     urls = [f"http://host{i}:80/v1/completions" for i in range(2)]
     given = {"endpoint": ",".join(urls), "models": "a,b", "timeout": "7"}
     held = devices.open(Host(Environment(platform="remote"), "none"), **given)
     held.hold()
-    assert devices.locked == list(map(url_lock, urls)) and asked[1::2] == ["closed"] * 4
-    assert asked[::2] == [(url, model, 7.0) for url in urls for model in "ab"]
+    assert devices.locked == list(map(url_lock, urls)) and engine.return_value.close.call_count == 4
+    asked = [(call.args[0].url, call.args[0].model, call.kwargs) for call in engine.call_args_list]
+    assert asked == [(url, model, {"timeout_s": 7.0}) for url in urls for model in "ab"]
     assert held.sampler is None and devices.read == [] and len(held.planner.notes) == 1
     assert held.pool.launch.keywords == {"timeout_s": 7.0}
 

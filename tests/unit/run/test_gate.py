@@ -7,8 +7,9 @@ import json
 import math
 import random
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from launches import launch, pairs
@@ -292,6 +293,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     assert events.count("turn") == 10 and events.count("imported") == {4: 12, 2: 10}[at_once]
     assert [event for event in events if event != "imported"][:4] == ["turn", "end", "turn", "end"]
     assert session.devices.pool.starts == in_turn(session, range(1, 6))
+    assert [m.paired.second for m in stored(session)] == [False, True] * 5
 
 
 # When it ends
@@ -355,17 +357,13 @@ def test_pairs_that_cannot_be_trusted_are_made_again_until_too_many_are(
 # Going on where an earlier run ended
 
 
-def begun(opened, launches, **given):
-    """A run that is killed after so many launches."""
-    left = iter(range(launches))
-
-    def start(spec):
-        if next(left, None) is None:
-            raise ConnectionAbortedError
-        return SimulatedEngine(spec)
-
-    with pytest.raises(ConnectionAbortedError):
-        Gates(opened(start, **given)).of(MODEL)
+def begun(opened, launches, error=ConnectionAbortedError, **given):
+    """A session that is killed after so many launches."""
+    starts = chain([SimulatedEngine] * launches, [Mock(side_effect=error)])
+    session = opened(lambda spec: next(starts)(spec), **given)
+    with pytest.raises(error):
+        Gates(session).of(MODEL)
+    return session
 
 
 @pytest.mark.parametrize(("launches", "there"), [(1, 0), (2, 1), (5, 2)])
@@ -473,37 +471,23 @@ def test_a_side_that_does_not_start_is_named_at_its_warm_up(opened):
 
 @pytest.mark.parametrize(("error", "first"), [(OSError("disk"), OSError), (AssertionError("never"), RuntimeError)])
 def test_what_nobody_foresaw_is_not_tried_again_nor_taken_for_a_verdict_that_fails(opened, monkeypatch, error, first):
-    def breaks(measurement):
-        raise error
-
     session = opened()
-    monkeypatch.setattr(session.executor.archive, "add", breaks)
+    monkeypatch.setattr(session.executor.archive, "add", Mock(side_effect=error))
     (_, again), launched = failed_twice(session, first)
     assert f"{type(error).__name__}: {error}" in again and launched == 1
 
 
 def test_one_model_s_failure_is_not_another_s(opened):
-    small = "opt-350m"
-    gates = Gates(
-        opened(lambda spec: SimulatedEngine(spec) if spec.model == small else None, models=f"{MODEL},{small}")
-    )
-    with pytest.raises(AttributeError):
+    starts = chain([Mock(side_effect=ZeroDivisionError)], repeat(SimulatedEngine))
+    gates = Gates(opened(lambda spec: next(starts)(spec), models=f"{MODEL},opt-350m"))
+    with pytest.raises(ZeroDivisionError):
         gates.of(MODEL)
-    assert len(gates.of(small).pairs) == 4 and list(gates.failed) == [MODEL]
+    assert len(gates.of("opt-350m").pairs) == 4 and list(gates.failed) == [MODEL]
 
 
-def test_an_interrupted_gate_shows_how_far_it_came(opened, monkeypatch):
-    def interrupted(self, launches):
-        yield from list(launched(self, launches[:6]))
-        raise KeyboardInterrupt
-
-    launched = OneGate.launch_in_turn
-    monkeypatch.setattr(OneGate, "launch_in_turn", interrupted)
-    session = opened()
-    with pytest.raises(KeyboardInterrupt):
-        Gates(session).of(MODEL)
-    [gated] = session.gates
-    assert len(gated.pairs) == 3 and session.devices.pool.current is None
+def test_an_interrupted_gate_shows_how_far_it_came(opened):
+    session = begun(opened, 6, KeyboardInterrupt)
+    assert [len(gated.pairs) for gated in session.gates] == [3] and session.devices.pool.current is None
 
 
 # In view of the noise of this host

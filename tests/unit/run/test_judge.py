@@ -4,10 +4,11 @@ a comparison with a stored baseline measure nothing."""
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from refusals import refused
-from simulated_sessions import MODEL, judged, point, records_of
+from simulated_sessions import MODEL, judged, point, records_of, sweep
 
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.table import CLAIMS, applies
@@ -32,12 +33,8 @@ def opened(opened):
     return lambda **given: opened(**{"concurrency": ",".join(map(str, LOADS)), **FAST, **given})
 
 
-def sweep(session, only=LOADS):
-    session.planner.sweep(MODEL)
-    session.begin()
-    for case in session.planner.sweep(MODEL).cases:
-        if case.concurrency in only:
-            session.executor.measure(case)
+def swept(session, only=LOADS):
+    sweep(session, only)
     return session
 
 
@@ -52,7 +49,7 @@ def loads_of(curve):
 def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
     """Also where `-k` has deselected a point: it was planned, so the claim is inconclusive in both. An archive keeps
     whole microseconds, which a window of a second does not show."""
-    session = sweep(opened(window="1"), only)
+    session = swept(opened(window="1"), only)
     for claim in CLAIMS.values():
         arithmetic = claim.of == "arithmetic"
         if arithmetic or applies(claim, session.verdicts.curve(MODEL)):
@@ -88,7 +85,7 @@ def test_a_case_that_is_awaited_and_never_measured_is_in_no_report(opened):
 
 
 def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
-    session = sweep(opened(), (4,))
+    session = swept(opened(), (4,))
     mine = replace(session.planner.spec(MODEL), max_num_seqs=32)
     for load in (1, 2):
         records_of(session, mine, ClosedLoop(load, window_s=0.5))
@@ -100,7 +97,7 @@ def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
 
 
 def test_a_users_load_on_a_planned_curve_joins_it_at_once(opened):
-    session = sweep(opened())
+    session = swept(opened())
     assert loads_of(session.verdicts.curve(MODEL)) == list(LOADS)
     records_of(session, session.planner.spec(MODEL), ClosedLoop(32, window_s=0.5))
     [curve] = session.verdicts.curves()
@@ -110,7 +107,7 @@ def test_a_users_load_on_a_planned_curve_joins_it_at_once(opened):
 
 
 def test_a_sweep_that_was_begun_has_what_the_archive_knows_and_another_has_not(opened):
-    sweep(opened())
+    swept(opened())
     again = opened(resume=True)
     case = again.planner.sweep(MODEL).cases[0]
     assert again.verdicts.curves() == []
@@ -145,7 +142,7 @@ def test_a_question_names_the_curve_that_it_reads(opened, claim, model, reads):
 
 def test_a_claim_under_another_ramp_up_reads_its_own_curve_and_no_planned_load(opened):
     """So a sweep whose claims are open is not measured again for it."""
-    session = sweep(opened())
+    session = swept(opened())
     ours, other = (session.verdicts.question(PLATEAU, MODEL, words) for words in ({}, {"ramp_up": "burst"}))
     assert ours.planned and not other.planned and ours.series != other.series
     assert session.verdicts.verdict(ours).n == 8
@@ -155,13 +152,9 @@ def test_a_claim_under_another_ramp_up_reads_its_own_curve_and_no_planned_load(o
 
 def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened, monkeypatch):
     """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
-
-    def refuse(model, **words):
-        raise BadUsage(f"{model} does not fit", "a smaller model")
-
     session = opened()
     assert judged(session, PLATEAU, "opt-13b").state is State.INCONCLUSIVE
-    monkeypatch.setattr(session.planner, "spec", refuse)
+    monkeypatch.setattr(session.planner, "spec", Mock(side_effect=BadUsage("it does not fit", "another")))
     assert judged(session, "table-1-batch-fits", "opt-13b"), "arithmetic needs no engine that fits the host"
     assert [row.claim for _, row in session.verdicts.judged] == [PLATEAU, "table-1-batch-fits"]
 
@@ -204,7 +197,7 @@ def test_a_claim_on_several_gpus_reads_the_curve_of_the_fewest(opened):
 
 
 def test_an_advice_needs_two_loads_and_a_share(opened):
-    session = sweep(opened(models=f"{MODEL},opt-350m"), (4,))
+    session = swept(opened(models=f"{MODEL},opt-350m"), (4,))
     for model, facts in ((MODEL, "concurrency 4"), ("opt-350m", "nothing")):
         with pytest.raises(Inconclusive) as caught:
             session.verdicts.advice(model, None, 0.1)
@@ -216,7 +209,7 @@ def test_an_advice_needs_two_loads_and_a_share(opened):
 
 
 def test_an_advice_follows_the_objective(opened):
-    session = sweep(opened())
+    session = swept(opened())
     free, bound = (session.verdicts.advice(f"facebook/{MODEL}", slo, 0.1) for slo in (None, "2x@4"))
     assert free.batch in LOADS and bound.batch < free.batch and bound.subject.name == MODEL
     assert session.verdicts.advice(MODEL, "0.0001ms", 0.1).batch is None
@@ -238,14 +231,14 @@ def test_a_note_is_noted_once(opened):
 def held(opened, tmp_path):
     """A run that is held against an archive: `held(t_inf=6000)`, after a sweep with that speed."""
 
-    def swept(t_inf, **given):
-        return sweep(opened(engine_arg=[f"t_inf={t_inf}", "b_half=16", "noise=0.0005"], **given))
+    def at_speed(t_inf, **given):
+        return swept(opened(engine_arg=[f"t_inf={t_inf}", "b_half=16", "noise=0.0005"], **given))
 
     def run(t_inf=8000, **given):
-        session = swept(t_inf, records=str(tmp_path / "b.jsonl"), baseline=before, **given)
+        session = at_speed(t_inf, records=str(tmp_path / "b.jsonl"), baseline=before, **given)
         return session, StoredBaseline.of_run(session.verdicts)
 
-    before = swept(8000).options.records
+    before = at_speed(8000).options.records
     return run
 
 

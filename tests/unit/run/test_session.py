@@ -4,11 +4,13 @@ rounds, on until its claims are decided or its budget is spent, and an adaptive 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from refusals import refused
-from simulated_sessions import FEW_STEPS, MODEL, judged, point, records_of
+from simulated_sessions import FEW_STEPS, MODEL, judged, point, records_of, sweep
 
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -43,21 +45,13 @@ def loads(measurements):
     return [m.load.concurrency for m in measurements]
 
 
-def sweep(session, only=(4, 8, 16)):
-    planned = session.planner.sweep(MODEL)
-    session.begin()
-    for case in planned.cases:
-        if case.concurrency in only:
-            session.executor.measure(case)
-
-
 def broken_at_first(monkeypatch, times):
     """The first measurements have a failed request."""
-    left = [1] * times
+    failures = chain([1] * times, repeat(0))
 
     def sometimes(*arguments):
         [found] = measure_case(*arguments)
-        return (replace(found, run=replace(found.run, failures=left.pop())) if left else found,)
+        return (replace(found, run=replace(found.run, failures=next(failures))),)
 
     monkeypatch.setattr(executor, "measure_case", sometimes)
 
@@ -96,9 +90,9 @@ def test_replicas_are_kept_and_reused_as_a_set(opened):
 
 
 def test_a_resumed_session_measures_only_what_is_missing(opened):
-    sweep(opened(), only=(4, 8))
+    sweep(opened(), (4, 8))
     again = opened(resume=True)
-    sweep(again)
+    sweep(again, (4, 8, 16))
     assert loads(stored(again)) == [4, 4, 8, 8, 16, 16]
     found = again.findings()
     assert (found.reused, found.reused_from) == ({"opt-125m at 4": 2, "opt-125m at 8": 2}, again.options.records)
@@ -194,19 +188,16 @@ def test_what_a_host_warns_of_and_models_that_it_has_no_room_for_are_noted_once(
     small = Environment(platform="simulated", gpu_memory_bytes=9 << 30)
     monkeypatch.setattr(module, "probe", lambda *_: Host(small, "simulated-small", ("vLLM 99 is too new",)))
     session = opened(models=None)
-    sweep(session)
+    sweep(session, (4, 8, 16))
     assert session.planner.models == session.planner.models == (MODEL, "opt-1.3b")
     assert [note.partition(" ")[0] for note in session.notes] == ["vLLM", "opt-2.7b"]
 
 
 def test_a_plan_needs_no_device(tmp_path, monkeypatch):
-    def nothing_here(*_):
-        raise BadUsage("no GPU here")
-
     def session(**given):
         return Session.from_options(read_options(given, {}, {}), tmp_path)
 
-    monkeypatch.setattr(module, "probe", nothing_here)
+    monkeypatch.setattr(module, "probe", Mock(side_effect=BadUsage("no GPU here")))
     planned = session(gpu=True, plan=True)
     [note] = planned.notes
     assert "no GPU here" in note and "140 GiB" in note and len(planned.planner.sweep(MODEL).cases) > 9
@@ -348,16 +339,9 @@ def test_the_report_on_the_archive_of_an_adaptive_sweep_says_what_the_run_said(a
 
 
 def test_a_sweep_that_was_interrupted_is_inconclusive_and_goes_on_where_it_ended(adaptive, monkeypatch):
-    made = []
-
-    def twice(*arguments):
-        made.append(arguments)
-        if len(made) == 3:
-            raise KeyboardInterrupt
-        return measure_case(*arguments)
-
+    breaks = chain([measure_case] * 2, [Mock(side_effect=KeyboardInterrupt)])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(executor, "measure_case", twice)
+        patch.setattr(executor, "measure_case", lambda *arguments: next(breaks)(*arguments))
         first = adaptive()
         first.carry_out(MODEL)
     verdict, again = judged(first.session, PLATEAU), adaptive(resume=True)

@@ -179,6 +179,7 @@ ALONE = {
     "nvmlDeviceRegisterEvents": {of.XID},
 }
 FIELDS_ALONE = {4: {of.ECC_DOUBLE_BIT}, 143: {of.REMAPPED_ROWS}, 186: {of.POWER_INSTANT}}
+OLD, SLOWDOWNS = (251, 252, 253), {of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE}
 # GPUs, and the numbers that they have not.
 LACKS = [
     *((FakeNvml(missing=frozenset({function})), numbers) for function, numbers in ALONE.items()),
@@ -189,6 +190,8 @@ LACKS = [
     (FakeNvml(missing=frozenset({"nvmlDeviceGetMPSComputeRunningProcesses_v3"})), set()),
     (FakeNvml(missing=frozenset({"nvmlDeviceGetFieldValues"})), {f.number for f in FIELDS} - {of.POWER, of.ENERGY}),
     (FakeNvml(busy(gpm_errors={2: NOT_SUPPORTED})), {of.SM_ACTIVE}),
+    # power smoothing, which is not taken for a capped time
+    (FakeNvml(busy(field_errors=dict.fromkeys(OLD, NOT_SUPPORTED)), slowdown_fields=OLD, smoothing=True), SLOWDOWNS),
     (FakeNvml(mig=True), {of.GPU_UTIL}),  # an instance has its own counters, and not its parent's numbers
     (FakeNvml(mig=True, missing=frozenset({"nvmlGpmMigSampleGet"})), {of.GPU_UTIL, *PROFILED}),
     (FakeNvml(mig=True, missing=frozenset({"nvmlDeviceGetGpuInstanceId"})), {of.GPU_UTIL, *PROFILED}),
@@ -272,7 +275,6 @@ def test_counters_are_asked_seldom_and_are_not_missing_between(early_s, missing)
         assert [bool(COUNTERS & numbers) for numbers in later] == [True, False, True]
 
 
-OLD = (251, 252, 253)
 SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}
 SLOWED = [(1.0, {"reasons": 0x4 | 0x40}), (1.5, {"reasons": 0x20}), (1.75, {"reasons": 0x80})]
 CAPPED = {of.CAPPED_POWER: 0.5, of.CAPPED_HW_THERMAL: 0.5, of.CAPPED_SW_THERMAL: 0.25, of.CAPPED_BRAKE: 2.25}
@@ -311,13 +313,6 @@ def test_what_is_planted_is_read_when_it_is_so(gpu, planted):
         for now_s, expected in planted.items():
             values = at(gpu, source, now_s).values
             assert {number: values[number] for number in expected} == pytest.approx(expected)
-
-
-def test_power_smoothing_is_not_taken_for_a_capped_time():
-    absent = State(field_errors=dict.fromkeys(OLD, NOT_SUPPORTED))
-    with opened(FakeNvml(absent, slowdown_fields=OLD, smoothing=True)) as (gpu, source):
-        assert source.unsupported.keys() == {of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE}
-        assert of.CAPPED_POWER in at(gpu, source, 1.0).values
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 2.0), st.floats(50, 700)), min_size=1, max_size=8))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -188,14 +189,11 @@ def test_a_host_is_known_by_its_name_and_boot_and_tells_neither(monkeypatch):
 
 
 def test_what_the_system_does_not_say_is_unknown(monkeypatch):
-    def gone(*_, **__):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", gone)
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))
     monkeypatch.setattr(host, "git_commit", lambda root: None)
     monkeypatch.setattr(host.system, "platform", lambda: "Linux-6")
     monkeypatch.setattr(host.system, "processor", lambda: "")
-    monkeypatch.setattr(host, "version", lambda name: (_ for _ in ()).throw(host.PackageNotFoundError(name)))
+    monkeypatch.setattr(host, "version", Mock(side_effect=host.PackageNotFoundError))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set())
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     here = host.this_host("cpu")
@@ -216,26 +214,19 @@ def test_numa_nodes_are_those_with_a_number(monkeypatch, tmp_path, nodes, count)
 
 @pytest.fixture
 def ran(monkeypatch):
-    """What `subprocess.run` was given; it raises or prints what is planted."""
-    given = SimpleNamespace(prints=b"", words=None, options=None)
-
-    def run(words, **options):
-        given.words, given.options = words, options
-        if isinstance(given.prints, Exception):
-            raise given.prints
-        return SimpleNamespace(stdout=given.prints)
-
-    monkeypatch.setattr(host.subprocess, "run", run)
-    return given
+    """In place of `subprocess.run`: what it was given, and what it prints or raises."""
+    monkeypatch.setattr(host.subprocess, "run", run := Mock())
+    return run
 
 
 def test_an_interpreter_is_asked_with_the_variables_of_the_engine(ran, monkeypatch):
     monkeypatch.setenv("VLLM_A", "inherited")
-    ran.prints = json.dumps({**HOLDS, "vllm": None, "more": 1}).encode()
+    ran.return_value.stdout = json.dumps({**HOLDS, "vllm": None, "more": 1}).encode()
     assert host.interpreter("/v/python", {"B": "given"}) == HOLDS | {"vllm": None}
-    assert ran.words == ["/v/python", str(host.VERSIONS)] and host.VERSIONS.is_file()
-    assert (ran.options["env"]["VLLM_A"], ran.options["env"]["B"]) == ("inherited", "given")
-    assert ran.options["timeout"] == 60 and ran.options["capture_output"] is True
+    (words,), options = ran.call_args
+    assert words == ["/v/python", str(host.VERSIONS)] and host.VERSIONS.is_file()
+    assert (options["env"]["VLLM_A"], options["env"]["B"]) == ("inherited", "given")
+    assert options["timeout"] == 60 and options["capture_output"] is True
 
 
 NO_ANSWERS = [
@@ -244,21 +235,21 @@ NO_ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("prints", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
-def test_what_does_not_answer_is_no_interpreter(ran, prints):
-    ran.prints = prints
+@pytest.mark.parametrize("fault", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
+def test_what_does_not_answer_is_no_interpreter(ran, fault):
+    ran.return_value.stdout, ran.side_effect = fault, None if isinstance(fault, bytes) else fault
     with refused("/v/python", hint="--slm-python"):
         host.interpreter("/v/python", {})
 
 
 def test_a_commit_is_what_git_says_or_unknown(ran, tmp_path):
-    ran.prints = "abc+\n"
+    ran.return_value.stdout = "abc+\n"
     assert host.git_commit(tmp_path) == "abc+"
-    assert ran.words[:3] == ["git", "-C", str(tmp_path)] and {"--always", "--dirty=+"} < set(ran.words)
-    assert ran.options == {"capture_output": True, "text": True, "timeout": 10, "check": True}
-    for fault in (subprocess.CalledProcessError(128, "git"), subprocess.TimeoutExpired("git", 10), OSError()):
-        ran.prints = fault
-        assert host.git_commit(tmp_path) is None
+    (words,), options = ran.call_args
+    assert words[:3] == ["git", "-C", str(tmp_path)] and {"--always", "--dirty=+"} < set(words)
+    assert options == {"capture_output": True, "text": True, "timeout": 10, "check": True}
+    ran.side_effect = subprocess.CalledProcessError(128, "git"), subprocess.TimeoutExpired("git", 10), OSError()
+    assert [host.git_commit(tmp_path) for _ in range(3)] == [None] * 3
 
 
 COLUMNS = ("user", "nice", "system", "idle", "waits", "irq", "softirq", "steal", "guest", "guest_nice")
