@@ -142,9 +142,7 @@ def test_an_argument_of_the_wrong_type_is_refused_with_its_side(argument):
     (True, "opt-tiny", None, {64: 2.0}),  # which is not in it
     (True, MODEL, "2,16", {16: 2.0}),
 ])  # fmt: skip
-def test_a_small_load_with_a_longer_window_and_a_large_one_alone_in_a_short_gate(
-    opened, short, model, concurrency, wanted
-):
+def test_a_small_load_for_longer_and_a_large_one_alone_in_a_short_gate(opened, short, model, concurrency, wanted):
     session, given = opened(), {"models": model, "concurrency": concurrency, "window": "2"}
     session = real_session(session, gate=None, **given) if short else opened(**given)
     assert {load.concurrency: load.window_s for load in loads_of(session, model)} == wanted
@@ -159,9 +157,7 @@ WAIVER = {"endpoint": "throughput", "model": MODEL, "device": "*", "until": "203
     ({"side": ["candidate:arg=max_model_len=64"]}, ["the candidate", "64"], ""),
     ({"waivers": "waivers.json"}, ["'beauty'"], "throughput"),
 ])  # fmt: skip
-def test_what_cannot_be_served_or_judged_is_refused_before_anything_starts(
-    opened, tmp_path, monkeypatch, given, facts, hint
-):
+def test_what_cannot_be_is_refused_before_anything_starts(opened, tmp_path, monkeypatch, given, facts, hint):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "waivers.json").write_text(json.dumps([{**WAIVER, "endpoint": "beauty"}]), "utf-8")
     session = opened(**given)
@@ -343,9 +339,7 @@ class SecondTime(SimulatedEngine):
     (lambda: SimulatedEngine, {"side": ["candidate:arg=slow_clock_from=8"]}, [1, 2, 3, 4], 0, State.PASSES, 8),  # noise
     (lambda: SecondTime, {}, [1, 2, 3, 4], 0, State.PASSES, 16),  # on the same launch
 ])  # fmt: skip
-def test_pairs_that_cannot_be_trusted_are_made_again_until_too_many_are(
-    opened, start, given, pairs, dropped, outcome, runs
-):
+def test_pairs_that_cannot_be_trusted_are_made_again(opened, start, given, pairs, dropped, outcome, runs):
     session = opened(start(), **given)
     gated = Gates(session).of(MODEL)
     assert ([p.number for p in gated.pairs], gated.outcome, len(stored(session))) == (pairs, outcome, runs)
@@ -367,9 +361,7 @@ def begun(opened, launches, error=ConnectionAbortedError, **given):
 
 
 @pytest.mark.parametrize(("launches", "there"), [(1, 0), (2, 1), (5, 2)])
-def test_a_gate_that_was_broken_off_goes_on_with_its_whole_pairs_and_reads_its_archive_once(
-    opened, monkeypatch, launches, there
-):
+def test_a_gate_goes_on_with_its_whole_pairs_and_reads_its_archive_once(opened, monkeypatch, launches, there):
     begun(opened, launches)
     session, reads = opened(resume=True), []
     monkeypatch.setattr(sessions, "read", reads.append)
@@ -423,9 +415,7 @@ def test_a_gate_that_asks_something_else_begins_anew(opened, other):
     (4, {"resume": True}, (0, 4), 0),
     (4, {"resume": True, **CALIBRATE}, (0, 20), 0),
 ])  # fmt: skip
-def test_a_plan_knows_how_many_launches_are_left_and_says_once_that_there_is_no_archive(
-    opened, tmp_path, launches, given, left, anew
-):
+def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_path, launches, given, left, anew):
     if launches:
         begun(opened, launches)
     session = opened(**given)

@@ -56,12 +56,6 @@ def broken_at_first(monkeypatch, times):
     monkeypatch.setattr(executor, "measure_case", sometimes)
 
 
-def said(session):
-    """By the run itself, of what it judged."""
-    found = Findings(curves=session.verdicts.curves(), judged=session.verdicts.judged)
-    return [text for text, _ in tables(found)]
-
-
 # What is measured, and where it is
 
 
@@ -332,7 +326,8 @@ def test_the_report_on_the_archive_of_an_adaptive_sweep_says_what_the_run_said(a
     for name in (PLATEAU, "latency-rises-past-plateau", "pareto-up-to-plateau"):
         judged(sweeps.session, name)
     later = "\n".join(text for text, _ in tables(judged_again(read(sweeps.session.options.records))))
-    lines = "\n".join(said(sweeps.session)).splitlines()
+    live = Findings(curves=sweeps.session.verdicts.curves(), judged=sweeps.session.verdicts.judged)
+    lines = "\n".join(text for text, _ in tables(live)).splitlines()
     assert len(lines) > 20 and all(line in later for line in lines if "verdict" not in line)
     [plan] = read(sweeps.session.options.records).sessions[0].plan["sweeps"].values()
     assert plan == {"model": MODEL, "concurrencies": [*GRID], "skipped": [], "adaptive": {"tolerance": 0.1}}

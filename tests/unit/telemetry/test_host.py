@@ -102,9 +102,7 @@ def test_a_gpu_is_described(two_gpus, monkeypatch, cuda, told):
     ("0", 200, "GPU-0", {0, 63, 65}), ("0,7,1", None, "GPU-0", {0, 63}), ("1,x", 8, "GPU-1", {0, 63}),
     ("MIG-5", 64, "MIG-5", set()),
 ])  # fmt: skip
-def test_visible_gpus_up_to_one_that_is_not_there_are_near_the_cores_of_their_masks(
-    two_gpus, monkeypatch, visible, cores, uuids, near
-):
+def test_visible_gpus_are_near_the_cores_of_their_masks(two_gpus, monkeypatch, visible, cores, uuids, near):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

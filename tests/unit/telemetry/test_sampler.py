@@ -280,9 +280,9 @@ def test_a_choice_opens_the_sources_that_it_names(there, choice, device, answers
     ("nvml", LACKS, SensorFailed, "no NVML"),
 ])  # fmt: skip
 def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choice, device, error, said):
-    with pytest.raises(error, match=said) as refused:
+    with pytest.raises(error, match=said) as caught:
         open_sampler(choice, device, 0.5)
-    assert (error is BadUsage) == (choice in refused.value.problem) and all(s.closed for s in there["opened"])
+    assert (error is BadUsage) == (choice in caught.value.problem) and all(s.closed for s in there["opened"])
 
 
 def test_nothing_is_opened_where_telemetry_is_off(there):
@@ -319,14 +319,9 @@ def replay(stored):
     return Planted(*map(Reading, rows, stored.span_s), SensorFailed("the record has no more rows"))
 
 
-@pytest.fixture(scope="module")
-def measured():
+def test_a_record_played_back_tells_the_same_and_one_that_ends_early_is_degraded():
     needs_checkout()
-    return read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements
-
-
-def test_a_record_played_back_tells_the_same_and_one_that_ends_early_is_degraded(measured):
-    for m in measured[::20]:
+    for m in read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements[::20]:
         stored = m.run.telemetry
         again = replace(m.run, telemetry=recorded([replay(stored)], stored.time_s).telemetry(0.0))
         assert (again.telemetry.columns, again.telemetry.span_s) == (stored.columns, stored.span_s)
