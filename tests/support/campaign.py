@@ -227,12 +227,8 @@ COMMANDS: dict[str, Sequence[str]] = {
     "pairs": ["pairs", "FILE", "--direction=higher"], "figures": ["report", "FILE", "--figures", "pictures"],
     "trace": [*MEASURE, "--trace", "FILE"], "lengths": [*MEASURE, "--max-concurrency=1", "--lengths-from", "FILE"],
 }  # fmt: skip
-RUNS: dict[str, Sequence[str]] = {
-    name: [*GOOD, f"{option}=FILE", "test_it.py"]
-    for name, option in {
-        "resume": "--slm-resume", "append": "--slm-records", "against": "--slm-baseline", "dataset": "--slm-dataset",
-    }.items()
-}  # fmt: skip
+BY_OPTION = {"resume": "resume", "append": "records", "against": "baseline", "dataset": "dataset"}
+RUNS = {name: [*GOOD, f"--slm-{option}=FILE", "test_it.py"] for name, option in BY_OPTION.items()}
 ONE_POINT = "def test_point(slm_point):\n    assert slm_point.measure()\n"
 
 

@@ -127,13 +127,6 @@ def test_each_side_has_its_interpreter_its_variables_and_its_arguments(given, ba
     assert sides(SPEC, options) == dict(zip(SIDES, (replace(COMMON, **baseline), replace(COMMON, **candidate))))
 
 
-@pytest.mark.parametrize("argument", ["max_num_seqs=many", "max_num_seqs=true", "enforce_eager=1", "dtype=16"])
-def test_an_argument_of_the_wrong_type_is_refused_with_its_side(argument):
-    options = read_options({"gate": True, "simulate": True, "side": [f"candidate:arg={argument}"]}, {}, {})
-    with refused("the candidate", hint=argument.partition("=")[0] + "="):
-        sides(SPEC, options)
-
-
 @pytest.mark.parametrize(("short", "model", "concurrency", "wanted"), [
     (False, MODEL, "1,2,4,32", {1: 8.0, 32: 2.0}),  # few requests are watched for longer
     (False, MODEL, "16", {16: 2.0}),
@@ -155,6 +148,8 @@ WAIVER = {"endpoint": "throughput", "model": MODEL, "device": "*", "until": "203
 @pytest.mark.parametrize(("given", "facts", "hint"), [
     ({"concurrency": "8,90000"}, ["90000"], "--slm-concurrency"),
     ({"side": ["candidate:arg=max_model_len=64"]}, ["the candidate", "64"], ""),
+    *(({"side": [f"candidate:arg={argument}"]}, ["the candidate"], argument.partition("=")[0] + "=")
+      for argument in ("max_num_seqs=many", "max_num_seqs=true", "enforce_eager=1", "dtype=16")),
     ({"waivers": "waivers.json"}, ["'beauty'"], "throughput"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_starts(opened, tmp_path, monkeypatch, given, facts, hint):

@@ -102,18 +102,14 @@ def test_invalid_measurements_are_not_resumed_and_known_to_be_there(opened, monk
     assert len(again.stored) == 2
 
 
-def test_another_archive_may_be_resumed_and_is_not_written(opened, tmp_path):
+def test_another_archive_may_be_resumed_if_it_is_there_and_is_not_written(opened, tmp_path):
     first = str(tmp_path / "first.jsonl")
-    point(opened(records=first))
+    with refused("--slm-resume", first):
+        opened(resume=first)
+    point(opened(records=first, resume=True))  # that of the run may be made
     again = opened(resume=first)
     point(again, repeats=3)
     assert len(stored(again)) == 1 and len(read(first).measurements) == 2
-
-
-def test_an_archive_that_is_not_there_may_be_made_if_it_is_that_of_the_run(opened):
-    assert not opened(resume=True).resumes
-    with refused("--slm-resume", "nowhere.jsonl"):
-        opened(resume="nowhere.jsonl")
 
 
 def test_a_damaged_archive_is_resumed_only_if_that_is_asked_for(opened):

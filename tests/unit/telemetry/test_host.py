@@ -392,15 +392,6 @@ def test_a_reading_has_finite_values_and_a_reason_for_each_other(answers, span_s
     ]
 
 
-@pytest.mark.parametrize(("child", "now", "used_s"), [
-    ({2: Used(2.0, 1.0)}, {1: Used(5.5, 3.25)}, 0.75),  # it ended, and was waited for
-    ({2: Used(2.0, 1.0)}, {1: Used(5.5, 0.0)}, 0.5),  # nobody waited for it
-    ({}, {1: Used(5.0, 0.0), 2: Used(0.25, 0.5)}, 0.75),  # it is seen for the first time
-])  # fmt: skip
-def test_a_child_counts_once(child, now, used_s):
-    assert newly_used({1: Used(5.0, 0.0), **child}, now) == pytest.approx(used_s)
-
-
 SCRIPT = st.lists(st.tuples(st.sampled_from(["use", "start", "end", "look"]), st.integers(0, 9)), max_size=60)
 
 
@@ -431,8 +422,9 @@ FAMILY = st.dictionaries(st.integers(0, 5), st.builds(Used, st.floats(0, 1e6), s
 
 
 @given(FAMILY, FAMILY)
-def test_used_time_is_never_negative(before, now):
+def test_used_time_is_never_negative_also_of_a_child_that_nobody_waited_for(before, now):
     assert newly_used(before, now) >= 0
+    assert newly_used({1: Used(5.0, 0.0), 2: Used(2.0, 1.0)}, {1: Used(5.5, 0.0)}) == 0.5
 
 
 @dataclass(frozen=True)
