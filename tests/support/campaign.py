@@ -53,18 +53,14 @@ def test_point(slm_point, request, pytestconfig):
         PLANTED
 """
 CHANGES = {
-    "nothing": "pass",
-    "truncated": "os.truncate(path, path.stat().st_size // 2)",
-    "emptied": "os.truncate(path, 0)",
-    "removed": "path.unlink()",
-    "folder_removed": "shutil.rmtree(path.parent)",
+    "nothing": "pass", "truncated": "os.truncate(path, path.stat().st_size // 2)",
+    "emptied": "os.truncate(path, 0)", "removed": "path.unlink()", "folder_removed": "shutil.rmtree(path.parent)",
     "a_folder": "path.unlink(), path.mkdir()",
     "a_link": "path.rename(path.with_name('elsewhere')), path.symlink_to('nowhere')",
-    "a_pipe": "path.unlink(), os.mkfifo(path)",
-    "another_file": "path.unlink(), path.write_text('not ours')",
+    "a_pipe": "path.unlink(), os.mkfifo(path)", "another_file": "path.unlink(), path.write_text('not ours')",
     "a_copy": "shutil.copy(path, 'copy'), os.replace('copy', path)",
     "folder_is_a_file": "shutil.rmtree(path.parent), path.parent.write_text('')",
-}
+}  # fmt: skip
 SECOND = "pytest-slmserve-rescued-*.jsonl"
 FOUR = ("-s", "--slm-simulate", "--slm-models=opt-125m", "--slm-repeats=1", "--slm-window=1", "test_it.py")
 
@@ -118,15 +114,10 @@ def test_last(slm_model):
 """
 # A text of the run's output, and seconds after it.
 MOMENTS = {
-    "collecting": ("MOMENT imported", 0.0),
-    "opening": ("MOMENT opened", 0.0),
-    "starting": ("MOMENT item", 0.0),
-    "on its way up": ("MOMENT item", 0.3),
-    "ready": ("MOMENT item", 1.0),
-    "measuring": ("MOMENT item", 2.0),
-    "between two points": ("MOMENT measured", 0.0),
-    "after some": ("MOMENT torn down", 0.5),
-}
+    "collecting": ("MOMENT imported", 0.0), "opening": ("MOMENT opened", 0.0), "starting": ("MOMENT item", 0.0),
+    "on its way up": ("MOMENT item", 0.3), "ready": ("MOMENT item", 1.0), "measuring": ("MOMENT item", 2.0),
+    "between two points": ("MOMENT measured", 0.0), "after some": ("MOMENT torn down", 0.5),
+}  # fmt: skip
 WORDS = ("-s", "-p", "no:cacheprovider", "--slm-repeats=1", "--slm-window=1.5", "--slm-records=r.jsonl")
 ENGINES = {
     "simulated": (*WORDS, "--slm-simulate", "--slm-models=opt-125m"),
@@ -176,10 +167,9 @@ def kill(case: Case, engine: str, number: int, moment: str) -> None:
 # Wire
 
 LOADS = {
-    "window": ("--max-concurrency=2", "--window=0.5"),
-    "count": ("--max-concurrency=2", "--num-prompts=12"),
+    "window": ("--max-concurrency=2", "--window=0.5"), "count": ("--max-concurrency=2", "--num-prompts=12"),
     "rate": ("--request-rate=20", "--settle=0.2", "--window=0.6"),
-}
+}  # fmt: skip
 TESTS = {
     "window": "def test(slm_measure): assert slm_measure(2, repeats=1).valid",
     "count": "def test(slm_job): assert slm_job(12, repeats=1).valid",
@@ -187,10 +177,9 @@ TESTS = {
 }
 # What is said of requests that fail, by the beginning of the fault's name, and what is told of a good answer.
 SAID = {
-    "usage": "malformed|the server counts",
-    "hang": "timeout|no end within|no request finished",
+    "usage": "malformed|the server counts", "hang": "timeout|no end within|no request finished",
     "first": "error: |ERROR: |INVALID",
-}
+}  # fmt: skip
 TOLD = {"good-buffered": "answers came in one piece", "good-without-counts": "does not say how many tokens it sent"}
 # A busy machine may make a good load invalid; what the first request does not show, the load does.
 ENDS = {"good": (0, 1), "first": (1, 4)}
@@ -230,27 +219,16 @@ def run_tests(case: Case, url: str, fault: str, load: str) -> None:
 COLUMNS = ("--knob=load", "--throughput=rate", "--latency=wait_ms")
 GOOD = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=1,4,16,64,256", "--slm-window=1")
 COMMANDS: dict[str, Sequence[str]] = {
-    "report": ["report", "FILE"],
-    "report-json": ["report", "--json", "FILE"],
-    "report-skip": ["report", "--skip-damaged", "FILE"],
-    "report-list": ["report", "--list", "FILE"],
-    "compare": ["compare", "FILE", "FILE"],
-    "merge": ["report", "FILE", "--merge", "out.jsonl"],
-    "baseline": ["compare", "FILE", "--save", "--folder", "kept"],
-    "advise": ["advise", "FILE"],
-    "asv": ["asv", "convert", "FILE", "--into", "asv"],
-    "external": ["report", "FILE", *COLUMNS],
-    "pairs": ["pairs", "FILE", "--direction=higher"],
-    "figures": ["report", "FILE", "--figures", "pictures"],
-    "trace": [*MEASURE, "--trace", "FILE"],
-    "lengths": [*MEASURE, "--max-concurrency=1", "--lengths-from", "FILE"],
-}
-RUNS: dict[str, Sequence[str]] = {
-    name: [*GOOD, f"{option}=FILE", "test_it.py"]
-    for name, option in {
-        "resume": "--slm-resume", "append": "--slm-records", "against": "--slm-baseline", "dataset": "--slm-dataset",
-    }.items()
+    "report": ["report", "FILE"], "report-json": ["report", "--json", "FILE"],
+    "report-skip": ["report", "--skip-damaged", "FILE"], "report-list": ["report", "--list", "FILE"],
+    "compare": ["compare", "FILE", "FILE"], "merge": ["report", "FILE", "--merge", "out.jsonl"],
+    "baseline": ["compare", "FILE", "--save", "--folder", "kept"], "advise": ["advise", "FILE"],
+    "asv": ["asv", "convert", "FILE", "--into", "asv"], "external": ["report", "FILE", *COLUMNS],
+    "pairs": ["pairs", "FILE", "--direction=higher"], "figures": ["report", "FILE", "--figures", "pictures"],
+    "trace": [*MEASURE, "--trace", "FILE"], "lengths": [*MEASURE, "--max-concurrency=1", "--lengths-from", "FILE"],
 }  # fmt: skip
+BY_OPTION = {"resume": "resume", "append": "records", "against": "baseline", "dataset": "dataset"}
+RUNS = {name: [*GOOD, f"--slm-{option}=FILE", "test_it.py"] for name, option in BY_OPTION.items()}
 ONE_POINT = "def test_point(slm_point):\n    assert slm_point.measure()\n"
 
 

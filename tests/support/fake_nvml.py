@@ -3,19 +3,19 @@
     with installed() as gpu:                     # pynvml.nvmlInit() and all the rest now talk to `gpu`
         source = open_nvml(gpu.uuid, own_pids=lambda: {1})
         gpu.change(2.0, reasons=0x4, sm_clock_mhz=1200, power_w=700.0)  # from its second 2 on
-        gpu.xid(3.0, 79)
+        gpu.happened.append((3.0, XID_EVENT, 79))
         gpu.now_s = 2.5                          # nothing moves unless told to
         source.read(gpu.now_s)
 
 All it answers is a function of its clock: it goes through states (`State`), each holding from its time on, and what
-counts or averages is summed over them. So a test plants a load and knows each number beforehand. `clock` gives it the
-clock of somebody else. What it knows of real ones: ratios over less than 0.1 s are garbage; energy and the counters of
-capped time move in steps; power is a mean over a second; events from before they are registered are never told;
-an answer's first size is asked with no room at all. It checks its callers: samples and event sets left behind or freed
-twice are seen in `live_samples`, `live_event_sets` and `faults`.
+counts or averages is summed over them. So a test plants a load and knows each number beforehand. What it knows of real
+ones: ratios over less than 0.1 s are garbage; energy and the counters of capped time move in steps; power is a mean
+over a second; events from before they are registered are never told; an answer's first size is asked with no room at
+all. It checks its callers: samples and event sets left behind or freed twice are seen in `live_samples`,
+`live_event_sets` and `faults`.
 """
 
-# ruff: noqa: N802, N815 - NVML's names
+# ruff: noqa: N802 - NVML's names
 from __future__ import annotations
 
 import ctypes
@@ -24,18 +24,20 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import pynvml
+import pytest
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 SUCCESS, UNINITIALIZED, BAD_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
 NOT_FOUND, TOO_SMALL, TIMEOUT, GPU_IS_LOST, UNKNOWN = 6, 7, 10, 15, 999
 SW_POWER_CAP, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x4, 0x20, 0x40, 0x80
-XID_EVENT, DOUBLE_BIT_EVENT = 0x8, 0x2
+XID_EVENT = 0x8
 GARBAGE = 12_345.0  # percent: what a ratio over too short a time comes out as
-SHORTEST_S = 0.1
+SHORTEST_S, STEP_S = 0.1, 0.1  # of a ratio's span; between updates of energy and power
 SMOOTHING, NEW_SLOWDOWNS, OLD_SLOWDOWNS = 256, (269, 270, 271), (251, 252, 253)
 
 
@@ -72,15 +74,31 @@ class State:
 
 
 BUSY = State(busy=1.0, sm=0.6, occupancy=0.2, tensor=0.15, dram=0.5, power_w=500.0, temperature_c=60)
-GPM_METRICS: dict[int, Callable[[State], float]] = {
-    1: lambda state: state.busy,
-    2: lambda state: state.sm,
-    3: lambda state: state.occupancy,
-    5: lambda state: state.tensor,
-    10: lambda state: state.dram,
+GPM_METRICS = {1: "busy", 2: "sm", 3: "occupancy", 5: "tensor", 10: "dram"}
+
+# Functions whose answer is what the last argument points to: a value, or several by name.
+PLAIN: dict[str, Callable[[FakeNvml], int | dict[str, int]]] = {
+    "nvmlSystemGetCudaDriverVersion_v2": lambda gpu: 13000,
+    "nvmlDeviceGetGpuInstanceId": lambda gpu: 7,
+    "nvmlDeviceGetSupportedEventTypes": lambda gpu: gpu.event_types,
+    "nvmlDeviceGetPowerUsage": lambda gpu: round(1000 * gpu.recent("power_w")),
+    "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj(),
+    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: round(1000 * gpu.state().power_limit_w),
+    "nvmlDeviceGetTemperature": lambda gpu: gpu.state().temperature_c,
+    "nvmlDeviceGetTemperatureV": lambda gpu: {"temperature": gpu.state().temperature_c},
+    "nvmlDeviceGetMemoryInfo": lambda gpu: {"total": 150 << 30, "used": gpu.state().memory_used_bytes + (1 << 29)},
+    "nvmlDeviceGetMemoryInfo_v2": lambda gpu: {"total": 150 << 30, "used": gpu.state().memory_used_bytes},
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.state().reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.state().reasons,
+}
+TEXTS: dict[str, Callable[[FakeNvml], str]] = {
+    "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
+    "nvmlDeviceGetName": lambda gpu: "NVIDIA Pretence",
+    "nvmlSystemGetDriverVersion": lambda gpu: "580.00",
 }
 
 
+@dataclass(eq=False)
 class FakeNvml:
     """One GPU under a virtual clock. Methods named like NVML's functions are what pynvml calls.
 
@@ -89,66 +107,35 @@ class FakeNvml:
     event_types: that it can register; mig: whether `uuid` is an instance of a divided GPU.
     """
 
-    uuid = UUID
+    first: State = BUSY
+    _: KW_ONLY
+    missing: frozenset[str] = frozenset()
+    gpm: bool = True
+    mig: bool = False
+    mig_mode: bool = False
+    energy_wraps_j: float = math.inf
+    slowdown_fields: tuple[int, int, int] = NEW_SLOWDOWNS
+    smoothing: bool = False
+    event_types: int = XID_EVENT | 0x2 | 0x4 | 0x10
 
-    def __init__(
-        self,
-        state: State = BUSY,
-        *,
-        clock: Callable[[], float] | None = None,
-        missing: frozenset[str] = frozenset(),
-        gpm: bool = True,
-        mig: bool = False,
-        mig_mode: bool = False,
-        energy_wraps_j: float = math.inf,
-        energy_period_s: float = 0.1,
-        power_period_s: float = 0.1,
-        slowdown_fields: tuple[int, int, int] = NEW_SLOWDOWNS,
-        smoothing: bool = False,
-        event_types: int = XID_EVENT | DOUBLE_BIT_EVENT | 0x4 | 0x10,
-    ) -> None:
-        self._times, self._states = [0.0], [state]
-        self._clock, self._now_s = clock, 0.0
-        self._restarts = [0.0]
-        self._happened: list[tuple[float, int, int]] = []
-        self.missing, self.gpm, self.mig, self.mig_mode = missing, gpm, mig, mig_mode
-        self.energy_wraps_j, self.energy_period_s, self.power_period_s = energy_wraps_j, energy_period_s, power_period_s
-        self.smoothing, self.event_types = smoothing, event_types
-        self.counters = {74: SW_POWER_CAP, **dict(zip(slowdown_fields, (SW_THERMAL, HW_THERMAL, POWER_BRAKE)))}
-        if mig:
-            self.uuid = "MIG-00000000-aaaa-bbbb-cccc-dddddddddddd"
+    def __post_init__(self) -> None:
+        self.uuid = "MIG-00000000-aaaa-bbbb-cccc-dddddddddddd" if self.mig else UUID
+        self.now_s, self._times, self._states, self.restarts = 0.0, [0.0], [self.first], [0.0]
+        self.counters = {74: SW_POWER_CAP, **dict(zip(self.slowdown_fields, (SW_THERMAL, HW_THERMAL, POWER_BRAKE)))}
         self.calls: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.initialised = 0
+        self.initialised, self._next = 0, 0x1000
+        self.happened: list[tuple[float, int, int]] = []
         self._samples: dict[int, float] = {}
         self._event_sets: dict[int, tuple[float, int, set[int]]] = {}
-        self._next = 0x1000
 
     # The script
-
-    @property
-    def now_s(self) -> float:
-        return self._clock() if self._clock else self._now_s
-
-    @now_s.setter
-    def now_s(self, value: float) -> None:
-        self._now_s = value
 
     def change(self, at_s: float, **what: Any) -> None:
         """From `at_s` on these fields of the state are so; a change in the past of the last one is an error."""
         assert at_s >= self._times[-1], "changes come in order"
         self._times.append(at_s)
         self._states.append(replace(self._states[-1], **what))
-
-    def xid(self, at_s: float, number: int) -> None:
-        self.event(at_s, XID_EVENT, number)
-
-    def event(self, at_s: float, kind: int, data: int = 0) -> None:
-        self._happened.append((at_s, kind, data))
-
-    def restart_energy(self, at_s: float) -> None:
-        """The driver is loaded again: its energy counts from 0."""
-        self._restarts.append(at_s)
 
     # What is planted, for a test to compare with
 
@@ -161,10 +148,19 @@ class FakeNvml:
         spans = [max(0.0, min(b, end_s) - max(a, begin_s)) for a, b in zip(self._times, ends)]
         return sum(of(state) * span for state, span in zip(self._states, spans) if span)
 
-    def energy_j(self, at_s: float) -> float:
-        """The counter as it would be without steps."""
-        since = max(restart for restart in self._restarts if restart <= at_s)
-        return self.integral(lambda state: state.power_w, since, at_s) % self.energy_wraps_j
+    def recent(self, name: str) -> float:
+        """A mean over the last second."""
+        now_s = self.stepped_s
+        return self.integral(attrgetter(name), now_s - 1, now_s) if now_s >= 1 else getattr(self.state(), name)
+
+    def energy_mj(self) -> int:
+        since = max(restart for restart in self.restarts if restart <= self.stepped_s)
+        return round(1000 * (self.integral(attrgetter("power_w"), since, self.stepped_s) % self.energy_wraps_j))
+
+    @property
+    def stepped_s(self) -> float:
+        """The time of the last update."""
+        return math.floor(self.now_s / STEP_S + 1e-6) * STEP_S
 
     @property
     def live_samples(self) -> int:
@@ -180,14 +176,21 @@ class FakeNvml:
         """One call of NVML's function `name`; the code that it returns."""
         self.calls[name] += 1
         state = self.state()
-        if name in ("nvmlInitWithFlags", "nvmlShutdown", "nvmlGpmSampleFree", "nvmlEventSetFree"):
-            return int(getattr(self, name)(*arguments) or SUCCESS)
-        if not self.initialised:
-            return UNINITIALIZED
-        if state.lost:
-            return GPU_IS_LOST
-        if name in state.refused:
-            return state.refused[name]
+        if name not in ("nvmlInitWithFlags", "nvmlShutdown", "nvmlGpmSampleFree", "nvmlEventSetFree"):
+            if not self.initialised:
+                return UNINITIALIZED
+            if state.lost:
+                return GPU_IS_LOST
+            if name in state.refused:
+                return state.refused[name]
+        if name in PLAIN:
+            found = PLAIN[name](self)
+            for part, value in (found if isinstance(found, dict) else {"value": found}).items():
+                setattr(arguments[-1]._obj, part, value)
+            return SUCCESS
+        if name in TEXTS:
+            arguments[-2].value = TEXTS[name](self).encode()
+            return SUCCESS
         return int(getattr(self, name)(*arguments) or SUCCESS)
 
     def nvmlInitWithFlags(self, flags: int) -> None:
@@ -213,18 +216,6 @@ class FakeNvml:
         _point(device._obj, 1)
         return SUCCESS
 
-    def nvmlDeviceGetUUID(self, device: Any, text: Any, length: Any) -> None:
-        text.value = self.uuid.encode()
-
-    def nvmlDeviceGetName(self, device: Any, text: Any, length: Any) -> None:
-        text.value = b"NVIDIA Pretence"
-
-    def nvmlSystemGetDriverVersion(self, text: Any, length: Any) -> None:
-        text.value = b"580.00"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> None:
-        version._obj.value = 13000
-
     def nvmlDeviceGetMigMode(self, device: Any, current: Any, pending: Any) -> None:
         current._obj.value = pending._obj.value = int(self.mig_mode)
 
@@ -234,26 +225,11 @@ class FakeNvml:
         _point(parent._obj, 1)
         return SUCCESS
 
-    def nvmlDeviceGetGpuInstanceId(self, device: Any, instance: Any) -> None:
-        instance._obj.value = 7
-
-    # Plain numbers
+    # Numbers
 
     def nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> int:
-        if self.mig:
-            return NOT_SUPPORTED
-        rates._obj.gpu = round(100 * self._recent(lambda state: state.busy))
-        rates._obj.memory = round(100 * self._recent(lambda state: state.dram))
-        return SUCCESS
-
-    def nvmlDeviceGetPowerUsage(self, device: Any, milliwatts: Any) -> None:
-        milliwatts._obj.value = round(1000 * self._recent(lambda state: state.power_w))
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, millijoules: Any) -> None:
-        millijoules._obj.value = round(1000 * self.energy_j(_step(self.now_s, self.energy_period_s)))
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, device: Any, milliwatts: Any) -> None:
-        milliwatts._obj.value = round(1000 * self.state().power_limit_w)
+        rates._obj.gpu, rates._obj.memory = (round(100 * self.recent(name)) for name in ("busy", "dram"))
+        return NOT_SUPPORTED if self.mig else SUCCESS
 
     def nvmlDeviceGetClockInfo(self, device: Any, kind: Any, megahertz: Any) -> int:
         clocks = {1: self.state().sm_clock_mhz, 2: self.state().memory_clock_mhz}
@@ -262,59 +238,31 @@ class FakeNvml:
         megahertz._obj.value = clocks[kind.value]
         return SUCCESS
 
-    def nvmlDeviceGetTemperature(self, device: Any, sensor: Any, celsius: Any) -> None:
-        celsius._obj.value = self.state().temperature_c
-
-    def nvmlDeviceGetTemperatureV(self, device: Any, temperature: Any) -> None:
-        temperature._obj.temperature = self.state().temperature_c
-
-    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> None:
-        memory._obj.total, memory._obj.used = 150 << 30, self.state().memory_used_bytes + (1 << 29)
-
-    def nvmlDeviceGetMemoryInfo_v2(self, device: Any, memory: Any) -> None:
-        memory._obj.total, memory._obj.used = 150 << 30, self.state().memory_used_bytes
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, device: Any, bits: Any) -> None:
-        bits._obj.value = self.state().reasons
-
-    nvmlDeviceGetCurrentClocksThrottleReasons = nvmlDeviceGetCurrentClocksEventReasons
-
     def nvmlDeviceGetFieldValues(self, device: Any, count: Any, values: Any) -> None:
         for place in values._obj:
-            code, kind, value = self._field(place.fieldId)
-            place.nvmlReturn, place.valueType = code, kind
-            if kind == 1:
-                place.value.uiVal = value
-            else:
-                place.value.ullVal = value
+            place.nvmlReturn, place.valueType, value = self._field(place.fieldId)
+            setattr(place.value, "uiVal" if place.valueType == 1 else "ullVal", value)
 
     def _field(self, number: int) -> tuple[int, int, int]:
         """Code, type (1: 32 bits, 3: 64 bits) and value of a field."""
         state = self.state()
         if number in state.field_errors:
             return state.field_errors[number], 0, 0
-        if number in self.counters:
-            bit, now_s = self.counters[number], _step(self.now_s, self.energy_period_s)
-            return SUCCESS, 3, round(1e9 * self.integral(lambda s: float(bool(s.reasons & bit)), 0.0, now_s))
-        instant = self.state(_step(self.now_s, self.power_period_s)).power_w
+        if bit := self.counters.get(number, 0):
+            return SUCCESS, 3, round(1e9 * self.integral(lambda s: float(bool(s.reasons & bit)), 0.0, self.stepped_s))
         match number:
             case 4:
                 return SUCCESS, 3, state.ecc_double_bit
             case 83:
-                return SUCCESS, 3, round(1000 * self.energy_j(_step(self.now_s, self.energy_period_s)))
+                return SUCCESS, 3, self.energy_mj()
             case 143:
                 return SUCCESS, 1, state.remapped_rows
             case 185:
-                return SUCCESS, 1, round(1000 * self._recent(lambda s: s.power_w))
+                return SUCCESS, 1, round(1000 * self.recent("power_w"))
             case 186:
-                return SUCCESS, 1, round(1000 * instant)
+                return SUCCESS, 1, round(1000 * self.state(self.stepped_s).power_w)
         smoothing = self.smoothing and number in {*OLD_SLOWDOWNS, *NEW_SLOWDOWNS}
         return (SUCCESS, 1, 1) if smoothing else (NOT_SUPPORTED, 0, 0)
-
-    def _recent(self, of: Callable[[State], float]) -> float:
-        """A mean over the last second."""
-        now_s = _step(self.now_s, self.power_period_s)
-        return self.integral(of, now_s - 1, now_s) if now_s >= 1 else of(self.state())
 
     # Processes
 
@@ -325,9 +273,6 @@ class FakeNvml:
         return _list(self.state().mps_processes, count, places)
 
     # Events
-
-    def nvmlDeviceGetSupportedEventTypes(self, device: Any, types: Any) -> None:
-        types._obj.value = self.event_types
 
     def nvmlEventSetCreate(self, event_set: Any) -> None:
         self._event_sets[self._new(event_set._obj)] = (math.inf, 0, set())
@@ -340,7 +285,7 @@ class FakeNvml:
 
     def nvmlEventSetWait_v2(self, event_set: Any, data: Any, timeout_ms: Any) -> int:
         since_s, types, told = self._event_sets[_address(event_set)]
-        for place, (at_s, kind, number) in enumerate(self._happened):
+        for place, (at_s, kind, number) in enumerate(self.happened):
             if since_s <= at_s <= self.now_s and kind & types and place not in told:
                 told.add(place)
                 data._obj.eventType, data._obj.eventData = kind, number
@@ -365,15 +310,14 @@ class FakeNvml:
         self._samples[self._new(sample._obj)] = math.nan
 
     def nvmlGpmSampleGet(self, device: Any, sample: Any) -> int:
-        if not self.gpm or _address(device) != 1:
-            return NOT_SUPPORTED
-        self._samples[_address(sample)] = self.now_s
-        return SUCCESS
+        return self._take(sample) if self.gpm and _address(device) == 1 and not self.mig else NOT_SUPPORTED
 
     def nvmlGpmMigSampleGet(self, device: Any, instance: int, sample: Any) -> int:
-        if not self.mig or instance != 7:
-            return BAD_ARGUMENT
-        return self.nvmlGpmSampleGet(device, sample)
+        return self._take(sample) if self.gpm and _address(device) == 1 and instance == 7 else BAD_ARGUMENT
+
+    def _take(self, sample: Any) -> int:
+        self._samples[_address(sample)] = self.now_s
+        return SUCCESS
 
     def nvmlGpmSampleFree(self, sample: Any) -> None:
         if self._samples.pop(_address(sample), None) is None:
@@ -400,7 +344,7 @@ class FakeNvml:
             return SUCCESS, GARBAGE
         if metric in state.gpm_stuck:
             return SUCCESS, 0.0
-        return SUCCESS, 100 * self.integral(GPM_METRICS[metric], begin_s, end_s) / (end_s - begin_s)
+        return SUCCESS, 100 * self.integral(attrgetter(GPM_METRICS[metric]), begin_s, end_s) / (end_s - begin_s)
 
     def _new(self, handle: Any) -> int:
         self._next += 0x10
@@ -412,15 +356,10 @@ class FakeNvml:
 def installed(gpu: FakeNvml | None = None) -> Iterator[FakeNvml]:
     """pynvml talks to `gpu` inside the block, and to whatever it talked to before after it."""
     gpu = gpu or FakeNvml()
-    before = pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache)
-    try:
-        pynvml.nvmlLib = _Library(gpu)
-        pynvml._nvmlGetFunctionPointer_cache.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pynvml, "nvmlLib", _Library(gpu))
+        patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         yield gpu
-    finally:
-        pynvml.nvmlLib = before[0]
-        pynvml._nvmlGetFunctionPointer_cache.clear()
-        pynvml._nvmlGetFunctionPointer_cache.update(before[1])
 
 
 class _Library:
@@ -430,14 +369,10 @@ class _Library:
         self._gpu = gpu
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        if name in self._gpu.missing or not (name.startswith("nvml") and hasattr(self._gpu, name)):
+        there = name in PLAIN or name in TEXTS or (name.startswith("nvml") and hasattr(self._gpu, name))
+        if name in self._gpu.missing or not there:
             raise AttributeError(name)
         return lambda *arguments: self._gpu(name, *arguments)
-
-
-def _step(at_s: float, period_s: float) -> float:
-    """The time of the last update before or at `at_s`."""
-    return math.floor(at_s / period_s + 1e-6) * period_s
 
 
 def _point(pointer: Any, address: int) -> None:

@@ -49,12 +49,12 @@ NAMES = {"terminal": "\x1b]0;owned\x07\x1b[2Jopt-125m", "long": "x" * 5000, "sur
 
 def everywhere(good: bytes) -> Iterator[tuple[str, bytes]]:
     """What reaches names of files and the screen, or is divided by, becomes odd in all lines."""
-    for name, odd in NAMES.items():
-        changed = good.replace(b'"opt-125m"', json.dumps(odd).encode()).decode()
-        yield f"model-{name}", "".join(f"{resealed(line)}\n" for line in changed.splitlines()).encode()
+    text = good.decode()
+    changed = {f"model-{name}": text.replace('"opt-125m"', json.dumps(odd)) for name, odd in NAMES.items()}
     for count in ("0", "-1"):
-        changed = re.sub(r'"(mean_(prompt|output)_tokens)":[\d.]+', rf'"\1":{count}', good.decode())
-        yield f"tokens{count}", "".join(f"{resealed(line)}\n" for line in changed.splitlines()).encode()
+        changed[f"tokens{count}"] = re.sub(r'"(mean_(prompt|output)_tokens)":[\d.]+', rf'"\1":{count}', text)
+    for name, lines in changed.items():
+        yield name, "".join(f"{resealed(line)}\n" for line in lines.splitlines()).encode()
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -73,40 +73,28 @@ def damaged(good: bytes) -> Iterator[tuple[str, bytes]]:
     """Bytes that are no text of ours, or only nearly."""
     half = len(good) // 2
     lines = good.splitlines(keepends=True)
-    yield "empty", b""
-    yield "blank", b"\n" * 1000
-    yield "random", random.Random(1).randbytes(10_000)
-    yield "cut", good[:half]
-    yield "flipped", good[:half] + bytes([good[half] ^ 0xFF]) + good[half + 1 :]
-    yield "zeros-within", good[:half] + b"\0" * 100 + good[half:]
-    yield "zeros", b"\0" * 100_000
-    yield "bom", b"\xef\xbb\xbf" + good
-    yield "utf-16", good.decode().encode("utf-16")
-    yield "latin-1", good.replace(b"opt", b"\xe9\xe8")
-    yield "returns", good.replace(b"\n", b"\r\n")
-    yield "backwards", b"".join(reversed(lines))
-    yield "twice", good * 2
-    yield "without-its-first", b"".join(lines[1:])
-    yield "deep", b"[" * 200_000 + b"\n"
-    yield "deep-object", b'{"kind":' * 100_000 + b"\n"
-    yield "long", b'{"kind":"session","x":"' + b"x" * 20_000_000 + b'"}\n'
-    yield "numbers", b"1\n2\n3\n"
-    yield "text", b'"a"\n'
-    yield "list", b"[1, 2, 3]\n"
-    yield "csv", b'a,b,c\n1,2\n,,,,\n"\n'
-    yield "xml", b"<?xml version='1.0'?><!DOCTYPE a [<!ENTITY b 'b'>]><a>&b;</a>"
+    yield from {
+        "empty": b"", "blank": b"\n" * 1000, "random": random.Random(1).randbytes(10_000), "cut": good[:half],
+        "flipped": good[:half] + bytes([good[half] ^ 0xFF]) + good[half + 1 :],
+        "zeros-within": good[:half] + b"\0" * 100 + good[half:], "zeros": b"\0" * 100_000,
+        "bom": b"\xef\xbb\xbf" + good, "utf-16": good.decode().encode("utf-16"),
+        "latin-1": good.replace(b"opt", b"\xe9\xe8"), "returns": good.replace(b"\n", b"\r\n"),
+        "backwards": b"".join(reversed(lines)), "twice": good * 2, "without-its-first": b"".join(lines[1:]),
+        "deep": b"[" * 200_000 + b"\n", "deep-object": b'{"kind":' * 100_000 + b"\n",
+        "long": b'{"kind":"session","x":"' + b"x" * 20_000_000 + b'"}\n', "numbers": b"1\n2\n3\n", "text": b'"a"\n',
+        "list": b"[1, 2, 3]\n", "csv": b'a,b,c\n1,2\n,,,,\n"\n',
+        "xml": b"<?xml version='1.0'?><!DOCTYPE a [<!ENTITY b 'b'>]><a>&b;</a>",
+    }.items()  # fmt: skip
 
 
 def packed(good: bytes) -> Iterator[tuple[str, bytes]]:
     """Files with a suffix of their own."""
-    yield "good.gz", gzip.compress(good)
-    yield "named.gz", good
-    yield "named.xz", good
-    yield "cut.gz", gzip.compress(good)[:-20]
-    yield "cut.xz", lzma.compress(good)[:-20]
-    yield "bomb.gz", gzip.compress(b'{"kind":"session"' + b" " * (1 << 21)) + b"".join(_bomb(gzip.compress))
-    yield "bomb.xz", b"".join(_bomb(lzma.compress))
-    yield "trailing.gz", gzip.compress(good) + b"PK\x03\x04" * 100
+    bomb = gzip.compress(b'{"kind":"session"' + b" " * (1 << 21)) + b"".join(_bomb(gzip.compress))
+    yield from {
+        "good.gz": gzip.compress(good), "named.gz": good, "named.xz": good, "cut.gz": gzip.compress(good)[:-20],
+        "cut.xz": lzma.compress(good)[:-20], "bomb.gz": bomb, "bomb.xz": b"".join(_bomb(lzma.compress)),
+        "trailing.gz": gzip.compress(good) + b"PK\x03\x04" * 100,
+    }.items()  # fmt: skip
 
 
 def _bomb(pack: Callable[[bytes], bytes]) -> Iterator[bytes]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 import uuid
 import warnings
 from collections import Counter
@@ -83,26 +85,25 @@ class Case:
             for number in ENDED_BY_US:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            sys.stdout, sys.stderr = (
+            for place, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), out, out)):
+                os.dup2(descriptor, place)
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = [
                 open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
                 for number in (1, 2)
-            )
-            sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+            ]
             environment = self.environment
             os.environ.clear()
             os.environ.update(environment)
             tempfile.tempdir = None
             os.chdir(self.folder)
             if memory:
-                limit_memory(memory)
+                now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (now + memory, now + memory))
             status = work()
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:
-            __import__("traceback").print_exc()
+            traceback.print_exc()
             with suppress(BaseException):
                 sys.stderr.flush()
         finally:
@@ -201,13 +202,6 @@ def case(tmp_path: Path) -> Iterator[Case]:
     yield made
     made.stop()
     shutil.rmtree(made.temporary, ignore_errors=True)
-
-
-def limit_memory(beyond: int) -> None:
-    import resource
-
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + beyond, now + beyond))
 
 
 def waited_for(pid: int, within_s: float) -> int | None:

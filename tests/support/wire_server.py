@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 FIRST = 2
@@ -33,19 +34,13 @@ FAULTS: dict[str, Fault] = {}
 class Asked:
     """One request. number: of those to the same fault, from 0."""
 
+    tokens = 4
+
     def __init__(self, head: str, body: bytes, number: int) -> None:
         self.head, self.number = head, number
         with suppress(ValueError):
             self.tokens = int(json.loads(body)["max_tokens"])
-        lines = dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:])
-        self.key = lines.get("Authorization", "").removeprefix("Bearer ")
-
-    tokens = 4
-
-
-def fault(make: Fault) -> Fault:
-    FAULTS[make.__name__.replace("_", "-")] = make
-    return make
+        self.key = head.partition("Authorization: Bearer ")[2].partition("\r\n")[0]
 
 
 def head(status: str = "200 OK", kind: str = "text/event-stream", **more: object) -> bytes:
@@ -94,23 +89,8 @@ def chunked(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 # Answers that are good, in forms of their own; a generator where time passes, or an answer is long
 
-FAULTS |= {
-    "good": answer,
-    "good-chunked": lambda asked: chunked(answer(asked)),
-    "good-at-once": lambda asked: [whole(answer(asked))],
-    "good-buffered": lambda asked: [0.05, whole(answer(asked))],  # as a proxy does that waits for all of it
-    "good-one-event": lambda asked: [0.02, head() + token(finish_reason="length") + usage(8, asked.tokens) + DONE],
-    "good-byte-by-byte": lambda asked: [bytes([byte]) for byte in whole(answer(asked))],
-    "good-without-counts": lambda asked: answer(asked, last=b""),
-    "good-counts-null": lambda asked: answer(asked, last=usage(None, None)),
-    "good-counts-of-nothing": lambda asked: answer(asked, last=usage(0, 0)),
-    "good-ends-early": lambda asked: [head() + token() + token(finish_reason="stop") + usage(8, 2) + DONE],
-    "good-every-other-counts": lambda asked: answer(asked, last=b"" if asked.number % 2 else None),
-}
 
-
-@fault
-def good_two_pieces(asked: Asked) -> Iterator[Piece]:
+def in_two_pieces(asked: Asked) -> Iterator[Piece]:
     """So close that nobody sees an answer which has begun and not ended."""
     text = whole(answer(asked))
     at = text.index(b"data:", text.index(b"data:") + 1)
@@ -119,132 +99,117 @@ def good_two_pieces(asked: Asked) -> Iterator[Piece]:
     yield text[at:]
 
 
-@fault
-def good_carriage_returns(asked: Asked) -> Iterator[Piece]:
+def with_carriage_returns(asked: Asked) -> Iterator[Piece]:
     first, *others = answer(asked)
     yield first
     yield from (piece.replace(b"\n", b"\r\n") if isinstance(piece, bytes) else piece for piece in others)
 
 
-@fault
-def good_comments(asked: Asked) -> Iterator[Piece]:
+def with_comments(asked: Asked) -> Iterator[Piece]:
     for piece in answer(asked):
         yield piece
-        if piece[:5] == b"data:" if isinstance(piece, bytes) else False:
+        if isinstance(piece, bytes) and piece.startswith(b"data:"):
             yield b": still here\n\nevent: ping\nid: 1\n\n"
 
 
-@fault
-def good_large_tokens(asked: Asked) -> Iterator[Piece]:
+def of_large_tokens(asked: Asked) -> Iterator[Piece]:
     yield head()
     for left in range(asked.tokens - 1, -1, -1):
         yield event({"choices": [{"text": "x" * 500_000, "finish_reason": None if left else "length"}]})
     yield usage(8, asked.tokens) + DONE
 
 
+FAULTS |= {
+    "good": answer,
+    "good-chunked": lambda asked: chunked(answer(asked)),
+    "good-at-once": lambda asked: [whole(answer(asked))],
+    "good-buffered": lambda asked: [0.05, whole(answer(asked))],  # as a proxy does that waits for all of it
+    "good-one-event": lambda asked: [0.02, head() + token(finish_reason="length") + usage(8, asked.tokens) + DONE],
+    "good-byte-by-byte": lambda asked: [bytes([byte]) for byte in whole(answer(asked))],
+    "good-without-counts": partial(answer, last=b""),
+    "good-counts-null": partial(answer, last=usage(None, None)),
+    "good-counts-of-nothing": partial(answer, last=usage(0, 0)),
+    "good-ends-early": lambda asked: [head() + token() + token(finish_reason="stop") + usage(8, 2) + DONE],
+    "good-every-other-counts": lambda asked: answer(asked, last=b"" if asked.number % 2 else None),
+    "good-two-pieces": in_two_pieces,
+    "good-carriage-returns": with_carriage_returns,
+    "good-comments": with_comments,
+    "good-large-tokens": of_large_tokens,
+}
+
 # Counts that are none
 
-
-def counts(name: str, *last: Any, **more: Any) -> None:
-    FAULTS[f"usage-{name}"] = lambda asked: answer(asked, last=usage(*last, **more))
-
-
-def text_of(number: str) -> bytes:
-    return b'data: {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": %s}}\n\n' % number.encode()
-
-
-counts("float", 8.0, 4.25)
-counts("whole-float", 8, 4.0)
-counts("bool", True, True)
-counts("text", "8", "4")
-counts("negative", -8, -4)
-counts("huge", 10**18, 10**18)
-counts("one-more", 8, 5)
-counts("list", [8], [4])
-counts("object", {"n": 8}, {"n": 4})
-counts("cached-text", 8, 4, prompt_tokens_details={"cached_tokens": "8"})
-counts("cached-negative", 8, 4, prompt_tokens_details={"cached_tokens": -1})
-counts("cached-list", 8, 4, prompt_tokens_details=[8])
-for _name, _number in {"bigger": "1" + "0" * 400, "digits": "9" * 5000, "nan": "NaN", "infinity": "-Infinity"}.items():
-    FAULTS[f"usage-{_name}"] = lambda asked, number=_number: answer(asked, last=text_of(number))  # type: ignore[misc]
-FAULTS["usage-is-a-list"] = lambda asked: answer(asked, last=event({"choices": [], "usage": [8, 4]}))
-FAULTS["usage-is-a-text"] = lambda asked: answer(asked, last=event({"choices": [], "usage": "8 and 4"}))
+CACHED = {"cached-text": {"cached_tokens": "8"}, "cached-negative": {"cached_tokens": -1}, "cached-list": [8]}
+NUMBERS = {"bigger": "1" + "0" * 400, "digits": "9" * 5000, "nan": "NaN", "infinity": "-Infinity"}
+TEXT = b'data: {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": %s}}\n\n'
+COUNTS = {
+    "float": usage(8.0, 4.25), "whole-float": usage(8, 4.0), "bool": usage(True, True), "text": usage("8", "4"),
+    "negative": usage(-8, -4), "huge": usage(10**18, 10**18), "one-more": usage(8, 5), "list": usage([8], [4]),
+    "object": usage({"n": 8}, {"n": 4}), "is-a-list": event({"choices": [], "usage": [8, 4]}),
+    "is-a-text": event({"choices": [], "usage": "8 and 4"}),
+    **{name: usage(8, 4, prompt_tokens_details=details) for name, details in CACHED.items()},
+    **{name: TEXT % number.encode() for name, number in NUMBERS.items()},
+}  # fmt: skip
+FAULTS |= {f"usage-{name}": partial(answer, last=last) for name, last in COUNTS.items()}
 
 
 # Events that are none
 
 
-def events(name: str, *sent: bytes) -> None:
-    def made(asked: Asked) -> Iterator[Piece]:
-        yield head() + token()
-        yield PACE_S
-        yield from sent
-        yield DONE
-
-    FAULTS[f"event-{name}"] = made
+def eventful(asked: Asked, sent: Iterable[bytes]) -> Iterator[Piece]:
+    yield head() + token()
+    yield PACE_S
+    yield from sent
+    yield DONE
 
 
-events("deep", event(b"[" * 200_000))
-events("deep-object", event(b'{"a":' * 100_000))
-events("no-json", event(b"{choices: 1}"))
-events("list", event([1]))
-events("number", event(5))
-events("null", event(None))
-events("bytes", event(b"\xff\xfe\x00\x01"))
-events("choices-number", event({"choices": 5}))
-events("choice-null", event({"choices": [None]}))
-events("ids-number", event({"choices": [{"token_ids": 5}]}))
-events("delta-text", event({"choices": [{"delta": "text"}]}))
-events("error", event({"error": {"message": "out of memory"}}))
-events("escapes", event({"error": "\x1b]0;owned\x07\x1b[2J\x1b[31mred"}))
-events("never-ends", *[b"data: " + b"x" * 1_000_000] * 20)
-events("two-values", event(b'{"choices": []} {"choices": []}'))
-events("surrogate", event(b'{"choices": [{"text": "\\ud800"}]}'), event({"error": "\ud800"}))
-
-
+EVENTS = {
+    "deep": event(b"[" * 200_000), "deep-object": event(b'{"a":' * 100_000), "no-json": event(b"{choices: 1}"),
+    "list": event([1]), "number": event(5), "null": event(None), "bytes": event(b"\xff\xfe\x00\x01"),
+    "choices-number": event({"choices": 5}), "choice-null": event({"choices": [None]}),
+    "ids-number": event({"choices": [{"token_ids": 5}]}), "delta-text": event({"choices": [{"delta": "text"}]}),
+    "error": event({"error": {"message": "out of memory"}}),
+    "escapes": event({"error": "\x1b]0;owned\x07\x1b[2J\x1b[31mred"}),
+    "two-values": event(b'{"choices": []} {"choices": []}'),
+}  # fmt: skip
+SURROGATE = event(b'{"choices": [{"text": "\\ud800"}]}'), event({"error": "\ud800"})
+FAULTS |= {f"event-{name}": partial(eventful, sent=[sent]) for name, sent in EVENTS.items()}
 FAULTS |= {
+    "event-never-ends": partial(eventful, sent=[b"data: " + b"x" * 1_000_000] * 20),
+    "event-surrogate": partial(eventful, sent=SURROGATE),
     "event-without-tokens": lambda a: [head() + event({"choices": [{"text": "", "finish_reason": "stop"}]}) + DONE],
     "event-none-at-all": lambda asked: [head()],
     "event-without-an-end": lambda asked: [head() + token() + token()],
     "event-error-with-the-key": lambda asked: [head() + event({"error": f"the key {asked.key} is not known"})],
 }
 
-
 # Responses that are none
 
-
-def responds(name: str, *sent: bytes) -> None:
-    FAULTS[f"http-{name}"] = lambda asked: iter(sent)
-
-
 BODY = b'{"error": "no"}'
-responds("500", head("500 Internal Server Error", "application/json") + BODY)
-responds("503-large", head("503 Service Unavailable", "text/html"), *[b"<p>busy</p>" * 1000] * 200)
-responds("429", head("429 Too Many Requests", "application/json", Retry_After=1) + BODY)
-responds("302", head("302 Found", "text/plain", Location="http://127.0.0.1:1/"))
-responds("204", head("204 No Content"))
-responds("404", head("404 Not Found", "application/json") + BODY)
-responds("status-999", b"HTTP/1.1 999 What\r\n\r\n")
-responds("no-status", b"HTTP/1.1\r\n\r\n")
-responds("version-2", b"HTTP/2 200\r\nContent-Type: text/event-stream\r\n\r\n" + token() + DONE)
-responds("random", random.Random(7).randbytes(5000))
-responds("escapes", b"\x1b]0;owned\x07\x1b[2J")
-responds("json", head(kind="application/json") + b'{"choices": [{"text": "all of it"}]}')
-responds("no-type", head(kind="") + token() + DONE)
-responds("length-negative", head(Content_Length=-5) + token() + DONE)
-responds("length-text", head(Content_Length="many") + token() + DONE)
-responds("length-too-short", head(Content_Length=10) + token() + DONE)
-responds("length-too-long", head(Content_Length=100_000) + token() + DONE)
-responds("chunk-size-text", head(Transfer_Encoding="chunked") + b"size\r\n" + token())
-responds("chunk-size-huge", head(Transfer_Encoding="chunked") + b"fffffffffffffffff\r\n" + token())
-responds("chunk-size-endless", head(Transfer_Encoding="chunked") + b"0" * 100_000)
-responds("trailer-endless", head(Transfer_Encoding="chunked") + b"0\r\n", *[b"x" * 1000] * 100)
-responds("head-endless", b"HTTP/1.1 200 OK\r\n", *[b"X: %s\r\n" % (b"y" * 1000)] * 1000)
-responds("interim-endless", *[b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000)
-responds("gzip", head(Content_Encoding="gzip") + b"\x1f\x8b\x08\x00" + random.Random(8).randbytes(500))
-responds("twice", head(Content_Length=len(DONE)) + DONE + head(Content_Length=len(DONE)) + DONE)
-
-
+CHUNKED = head(Transfer_Encoding="chunked")
+RESPONSES: dict[str, list[bytes]] = {
+    "500": [head("500 Internal Server Error", "application/json") + BODY],
+    "503-large": [head("503 Service Unavailable", "text/html"), *[b"<p>busy</p>" * 1000] * 200],
+    "429": [head("429 Too Many Requests", "application/json", Retry_After=1) + BODY],
+    "302": [head("302 Found", "text/plain", Location="http://127.0.0.1:1/")], "204": [head("204 No Content")],
+    "404": [head("404 Not Found", "application/json") + BODY], "status-999": [b"HTTP/1.1 999 What\r\n\r\n"],
+    "no-status": [b"HTTP/1.1\r\n\r\n"],
+    "version-2": [b"HTTP/2 200\r\nContent-Type: text/event-stream\r\n\r\n" + token() + DONE],
+    "random": [random.Random(7).randbytes(5000)], "escapes": [b"\x1b]0;owned\x07\x1b[2J"],
+    "json": [head(kind="application/json") + b'{"choices": [{"text": "all of it"}]}'],
+    "no-type": [head(kind="") + token() + DONE], "length-negative": [head(Content_Length=-5) + token() + DONE],
+    "length-text": [head(Content_Length="many") + token() + DONE],
+    "length-too-short": [head(Content_Length=10) + token() + DONE],
+    "length-too-long": [head(Content_Length=100_000) + token() + DONE],
+    "chunk-size-text": [CHUNKED + b"size\r\n" + token()],
+    "chunk-size-huge": [CHUNKED + b"fffffffffffffffff\r\n" + token()],
+    "chunk-size-endless": [CHUNKED + b"0" * 100_000], "trailer-endless": [CHUNKED + b"0\r\n", *[b"x" * 1000] * 100],
+    "head-endless": [b"HTTP/1.1 200 OK\r\n", *[b"X: %s\r\n" % (b"y" * 1000)] * 1000],
+    "interim-endless": [*[b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000],
+    "gzip": [head(Content_Encoding="gzip") + b"\x1f\x8b\x08\x00" + random.Random(8).randbytes(500)],
+    "twice": [head(Content_Length=len(DONE)) + DONE + head(Content_Length=len(DONE)) + DONE],
+}  # fmt: skip
+FAULTS |= {f"http-{name}": partial(lambda asked, sent: sent, sent=sent) for name, sent in RESPONSES.items()}
 UNAUTHORIZED = head("401 Unauthorized", "application/json") + b'{"error": "no key %s"}'
 FAULTS |= {
     "http-401-with-the-key": lambda asked: [UNAUTHORIZED % asked.key.encode()],
@@ -257,9 +222,7 @@ FAULTS |= {
 
 def paced(piece: bytes, count: int = round(LONGEST_S / 0.05)) -> Iterator[Piece]:
     """Pieces at even times, for as long as an answer may last."""
-    for _ in range(count):
-        yield piece
-        yield 0.05
+    return chain.from_iterable(repeat((piece, 0.05), count))
 
 
 def flood(asked: Asked) -> Iterator[Piece]:

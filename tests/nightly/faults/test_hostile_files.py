@@ -53,15 +53,8 @@ def test_a_run_with_each_hostile_file(case: Case, files: list[Path], reader: str
 GATE = ("--slm-simulate", "--slm-gate", "--slm-models=opt-125m", "--slm-window=1", "--slm-records=g/r.jsonl")
 WAIVER = {"endpoint": "throughput", "model": "*", "device": "*", "owner": "A", "reason": "b", "until": "2999-12-31"}
 NO_WAIVERS = {
-    "empty": b"",
-    "number": b"5",
-    "object": b"{}",
-    "null": b"null",
-    "nan": b"[NaN]",
-    "deep": b"[" * 200_000,
-    "bytes": b"\xff\xfe\x00",
-    "rows-null": b"[null]",
-    "unknown-field": json.dumps([WAIVER | {"x": 1}]).encode(),
+    "empty": b"", "number": b"5", "object": b"{}", "null": b"null", "nan": b"[NaN]", "deep": b"[" * 200_000,
+    "bytes": b"\xff\xfe\x00", "rows-null": b"[null]", "unknown-field": json.dumps([WAIVER | {"x": 1}]).encode(),
     "no-owner": json.dumps([{k: v for k, v in WAIVER.items() if k != "owner"}]).encode(),
     "blank-owner": json.dumps([WAIVER | {"owner": " "}]).encode(),
     "no-day": json.dumps([WAIVER | {"until": "soon"}]).encode(),
@@ -70,28 +63,21 @@ NO_WAIVERS = {
     "surrogate": json.dumps([WAIVER | {"endpoint": "\ud800"}]).encode(),
     "large-number": json.dumps([10**400]).encode(),
     "day-far": json.dumps([WAIVER | {"until": "99999-12-31"}]).encode(),
-}
+}  # fmt: skip
 # What is written there is no calibration.
 ENTRY = {"model": "m", "loads": [1], "platform": "cpu", "gpu_name": None, "driver": None, "margin": 0.03, "pairs": 12}
 RATES = {"fail": 0.0, "passed": 0.9, "pairs": 4.0}
 WHOLE = ENTRY | {"measured_at": "2026", "noise": {"names": ["a"], "costs": [[0.1]]}, "unchanged": RATES, "worse": {}}
 NO_CALIBRATIONS = {
-    "empty": b"",
-    "number": b"5",
-    "object": b'{"a": 1}',
-    "nan": b"[NaN]",
-    "deep": b"[" * 200_000,
-    "bytes": b"\xff\xfe\x00",
-    "rows-null": b"[null]",
-    "no-noise": json.dumps([ENTRY]).encode(),
+    "empty": b"", "number": b"5", "object": b'{"a": 1}', "nan": b"[NaN]", "deep": b"[" * 200_000,
+    "bytes": b"\xff\xfe\x00", "rows-null": b"[null]", "no-noise": json.dumps([ENTRY]).encode(),
     **{
         f"{name}-{number}": json.dumps([WHOLE | {name: value}]).encode()
         for name in ("loads", "margin", "pairs", "noise", "unchanged", "worse", "measured_at")
         for number, value in enumerate((None, {"a": 1}, float("nan"), 10**400))
         if (name, value) != ("worse", {"a": 1})
-    },
-    "worse-number": json.dumps([WHOLE | {"worse": {"a": 1}}]).encode(),
-}
+    }, "worse-number": json.dumps([WHOLE | {"worse": {"a": 1}}]).encode(),
+}  # fmt: skip
 PLACES = {"waivers": NO_WAIVERS, "calibrations": NO_CALIBRATIONS}
 GATE_FILES = [(kind, name) for kind, texts in PLACES.items() for name in texts]
 

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measured import measure
+from refusals import refused
 from stepwise import CountedSource, Stepwise
 from strategies import planted_run
 
@@ -26,7 +28,7 @@ from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import cluster
 from pytest_slmserve.run import executor as module
 from pytest_slmserve.run.executor import Devices, Executor, GpuSlots, Results, count_missing, measure_case, slot_count
-from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, DoesNotFit, EngineFailed, SensorFailed
+from pytest_slmserve.schema.errors import DeviceBusy, DoesNotFit, EngineFailed, SensorFailed
 from pytest_slmserve.schema.records import Environment, GateLaunch
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, WorkloadSpec
@@ -39,7 +41,6 @@ SPEC = EngineSpec("opt-tiny", platform="simulated", extra=(("noise", 0.0), ("die
 LOAD = ClosedLoop(4, window_s=0.01)
 WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=8, output_tokens=4, requests=6), model_of("opt-tiny"))
 
-
 # Of which nothing makes a repeat unclean.
 STEADY = replace(SPEC, extra=(("noise", 0.0), ("t_inf", 2000), ("b_half", 16)))
 REQUESTS = build_workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), model_of("opt-tiny"))
@@ -50,24 +51,28 @@ CASE = Case(STEADY, (REQUESTS,), (ClosedLoop(4, window_s=1),), HERE)
 
 
 def test_a_record_holds_what_was_asked_for_and_what_came_of_it():
+    """An engine with a clock of its own keeps its own telemetry."""
     engine, before, heard = SimulatedEngine(SPEC), datetime.now(UTC), []
-    found = measure(engine, WORKLOAD, LOAD, HERE, heard.append)
+    found = measure(engine, WORKLOAD, LOAD, HERE, heard.append, Sampler([planted()], 0.1))
     assert (found.spec, found.load, found.environment, found.launch) == (SPEC, LOAD, HERE, engine.launch)
     assert (found.resolved, found.workload, found.replica) == (engine.resolved, WORKLOAD.reference(), None)
     assert found.run == SimulatedEngine(SPEC).run(WORKLOAD, LOAD), "without noise a run is a function of its load"
     stamp = datetime.fromisoformat(found.measured_at)
     assert before - timedelta(milliseconds=1) <= stamp <= datetime.now(UTC) and stamp.utcoffset() == timedelta(0)
-    assert [progress.phase for progress in heard] == ["over"]
+    assert [progress.phase for progress in heard] == ["over"] and found.run.telemetry.sources == ("simulated",)
 
 
-def test_replicas_are_a_record_each_of_one_set():
-    spec = ReplicaSpec((SPEC, replace(SPEC, max_num_seqs=8)))
-    loads = ClosedLoop(2, window_s=0.01), ClosedLoop(3, window_s=0.01)
-    running, case = Pool().engine(spec), Case(spec, (WORKLOAD,) * 2, loads, HERE)
-    found, again = measure_case(running, case), measure_case(running, case)
-    assert [m.spec for m in found] == list(spec.engines) and [m.load for m in found] == list(loads)
+def test_replicas_are_a_record_each_of_one_set_and_none_is_exported():
+    spec = ReplicaSpec((STEADY, replace(STEADY, max_num_seqs=8)))
+    loads = ClosedLoop(2, window_s=1), ClosedLoop(3, window_s=1)
+    running, case = Pool().engine(spec), Case(spec, (REQUESTS,) * 2, loads, HERE)
+    executor = executor_on(running, archive=Store(), export=Store())
+    found, again = executor.measure(case)
+    assert (executor.archive, executor.export) == ([*found, *again], [])
+    assert [(m.spec, m.load) for m in found] == list(zip(spec.engines, loads))
     assert [(m.replica.index, m.replica.count) for m in found] == [(0, 2), (1, 2)]
     assert len({m.replica.group for m in found}) == 1 and found[0].replica.set == again[0].replica.set
+    assert found[0].replica.group != again[0].replica.group
     assert [m.launch for m in found] == [engine.launch for engine in running.engines]
 
 
@@ -96,6 +101,8 @@ def test_rows_of_the_sensors_have_the_time_since_the_run_began():
     assert seen.time_s == pytest.approx([-0.4, -0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], abs=0.051)
     assert seen.columns[POWER] == tuple(20.0 + round(10 * at) for at in seen.time_s), "reading 20 is at 0"
     assert (seen.sources, seen.notes) == (("of 155",), ())
+    with sampler.recording():
+        assert measure(Timed(sampler), WORKLOAD, LOAD, HERE).run.telemetry is None, "nobody asked for them"
 
 
 @pytest.mark.parametrize("error", [SensorFailed, ZeroDivisionError])
@@ -106,18 +113,6 @@ def test_sensors_that_fail_cost_a_note_and_no_measurement(error):
     [note] = found.run.telemetry.notes
     assert "of 155 failed after 17 readings" in note and len(found.run.samples) and found.run.failures == 0
     assert (lost.asked, other.asked) == (18, 45) and found.run.telemetry.columns[HOST_CORES][-1] > 18
-
-
-def test_an_engine_with_a_clock_of_its_own_keeps_its_own_telemetry():
-    found = measure(SimulatedEngine(SPEC), WORKLOAD, LOAD, HERE, sampler=Sampler([planted()], 0.1))
-    assert found.run == SimulatedEngine(SPEC).run(WORKLOAD, LOAD)
-    assert found.run.telemetry.sources == ("simulated",)
-
-
-def test_without_a_sampler_nothing_is_read():
-    sampler = Stepwise([], 0.1)
-    with sampler.recording():
-        assert measure(Timed(sampler), WORKLOAD, LOAD, HERE).run.telemetry is None
 
 
 def test_a_dead_engine_stops_the_sensors_and_is_passed_on():
@@ -154,15 +149,11 @@ class Failing(SimulatedEngine):
 class Store(list):
     """An archive, or an export."""
 
-    full = False
     add = list.append
+    check_writable = list.copy  # which raises nothing
 
     def __bool__(self):
         return True
-
-    def check_writable(self):
-        if self.full:
-            raise OSError("full")
 
 
 def executor_on(engine, repeats=2, **given):
@@ -171,10 +162,9 @@ def executor_on(engine, repeats=2, **given):
     return Executor(devices, Results(), repeats, **given)
 
 
-@pytest.mark.parametrize(
-    ("failures", "wanted", "clean"),
-    [([], None, [1, 1]), ([1], None, [0, 1, 1]), ([1, 1], None, [0, 0, 1]), ([0, 1], 3, [1, 0, 1, 1]), ([], 1, [1])],
-)
+@pytest.mark.parametrize(("failures", "wanted", "clean"), [
+    ([], None, [1, 1]), ([1], None, [0, 1, 1]), ([1, 1], None, [0, 0, 1]), ([0, 1], 3, [1, 0, 1, 1]), ([], 1, [1]),
+])  # fmt: skip
 def test_an_unclean_repeat_is_kept_and_made_once_more(failures, wanted, clean):
     executor = executor_on(Failing(failures), archive=Store(), export=Store())
     found = executor.measure(CASE, wanted)
@@ -194,7 +184,7 @@ def test_what_is_known_is_not_measured_again_and_each_repeat_has_a_title():
 
 def test_a_repeat_that_cannot_be_stored_is_not_made():
     archive, engine = Store(), Failing([])
-    archive.full = True
+    archive.check_writable = Mock(side_effect=OSError("full"))
     with pytest.raises(OSError, match="full"):
         executor_on(engine, archive=archive).measure(CASE)
     assert engine.loads == []
@@ -228,13 +218,6 @@ def test_measurements_are_those_of_this_run_unless_keys_are_named():
     assert list(executor.results.measurements(["of the archive", "nowhere"])) == [known]
 
 
-def test_of_replicas_all_are_kept_and_none_is_exported():
-    spec = ReplicaSpec((STEADY, STEADY))
-    executor = executor_on(Pool().engine(spec), 1, archive=Store(), export=Store())
-    [group] = executor.measure(Case(spec, (REQUESTS,) * 2, (ClosedLoop(2, window_s=1),) * 2, HERE))
-    assert executor.archive == list(group) and len(group) == 2 and executor.export == []
-
-
 def test_a_repeat_of_a_gate_is_marked_as_its_part():
     paired, executor = GateLaunch("gate", 1, "candidate", True), executor_on(Failing([]), archive=Store())
     [found] = executor.measure_once(CASE, "title", paired)
@@ -254,21 +237,14 @@ class Roomy(Failing):
         self.spec, self.resolved = spec, replace(self.resolved, kv_blocks=blocks)
 
 
-@pytest.mark.parametrize(("blocks", "fits"), [(25, True), (24, False), (None, True)])
-def test_a_load_that_the_engine_has_no_room_for_is_refused_and_not_measured(blocks, fits):
-    """One block is the engine's own."""
-    engine, case = Roomy(blocks), replace(CASE, engines=UNKNOWN)
-    if fits:
-        assert executor_on(engine).measure(case)
-    else:
-        with pytest.raises(DoesNotFit) as caught:
-            executor_on(engine).measure(case)
-        assert "3 requests of 96 tokens" in caught.value.problem and "up to 3" in caught.value.hint
-        assert engine.loads == []
-
-
-def test_a_load_whose_room_the_plan_knew_is_not_looked_at_again():
-    assert executor_on(Roomy(2, STEADY)).measure(CASE)
+def test_a_load_that_the_engine_has_no_room_for_is_refused_and_not_measured():
+    """One block is the engine's own. Where the plan knew the room, it is not looked at again."""
+    for roomy in (Roomy(25), Roomy(None), Roomy(2, STEADY)):
+        assert executor_on(roomy).measure(replace(CASE, engines=roomy.spec))
+    engine = Roomy(24)
+    with refused("3 requests of 96 tokens", kind=DoesNotFit, hint="up to 3"):
+        executor_on(engine).measure(replace(CASE, engines=UNKNOWN))
+    assert engine.loads == []
 
 
 @pytest.mark.parametrize(("requests", "first"), [(3, 3), (100, 64)])
@@ -287,7 +263,7 @@ def test_the_first_job_of_a_launch_follows_some_requests_that_do_not_count(reque
 # Devices
 
 
-def gpus(number, platform="cuda"):
+def host_of(number, platform="simulated"):
     found = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 << 30, "1", "12.8") for i in range(number))
     return Host(Environment(platform=platform), found[0].uuid if found else "none", gpus=found)
 
@@ -299,6 +275,8 @@ def devices(monkeypatch):
 
     @contextmanager
     def lock(device):
+        if device in made.busy:
+            raise DeviceBusy(f"{device} is taken")
         made.locked.append(device)
         yield
         made.locked.remove(device)
@@ -307,14 +285,13 @@ def devices(monkeypatch):
         made.read.append((choice, device, interval_s, *others))
         return (None if choice == "off" else Sampler([SimulatedSource()], interval_s)), ["a note"]
 
-    monkeypatch.setattr(module, "lock_device", lock)
-    monkeypatch.setattr(module, "open_sampler", opens)
-
-    def open_devices(host=None, **given):
-        options = read_options(given or {"gpu": True}, {}, {})
-        made.devices = Devices.from_options(Planner(options, options.platform, host or gpus(2)))
+    def open_devices(host=None, busy=(), **given):
+        options, made.busy = read_options(given or {"gpu": True}, {}, {}), busy
+        made.devices = Devices.from_options(Planner(options, options.platform, host or host_of(2, "cuda")))
         return made.devices
 
+    monkeypatch.setattr(module, "lock_device", lock)
+    monkeypatch.setattr(module, "open_sampler", opens)
     made.open = open_devices
     yield made
     made.devices.close()
@@ -323,82 +300,48 @@ def devices(monkeypatch):
 def test_each_gpu_of_an_engine_is_locked_once_until_the_end(devices):
     held = devices.open()
     held.hold()
+    assert held.pool.device == "GPU-0"
     one, both = EngineSpec("opt-125m"), EngineSpec("opt-125m", tensor_parallel_size=2)
-    held.take(one)
-    assert devices.locked == ["GPU-0"]
-    held.take(both), held.take(both)
-    assert devices.locked == ["GPU-0", "GPU-1"]
-    with pytest.raises(BadUsage) as caught:
+    for spec, locked in ((one, ["GPU-0"]), (both, ["GPU-0", "GPU-1"]), (both, ["GPU-0", "GPU-1"])):
+        held.take(spec)
+        assert devices.locked == locked
+    with refused("3 GPUs"):
         held.take(replace(both, gpu=1))
-    assert "3 GPUs" in caught.value.problem and devices.locked == ["GPU-0", "GPU-1"]
+    assert devices.locked == ["GPU-0", "GPU-1"]
     held.close()
     assert devices.locked == []
-
-
-@pytest.mark.parametrize(
-    ("given", "locks"),
-    [
-        ({"simulate": True}, []),
-        ({"gpu": True}, ["GPU-0"]),
-        ({"gpu": True, "ray": "auto"}, []),
-        ({"gpu": True, "ray": "local"}, ["GPU-0"]),
-    ],
-)
-def test_a_formula_and_engines_elsewhere_lock_nothing(devices, given, locks):
-    devices.open(**given).hold()
-    assert devices.locked == locks
-
-
-def test_what_the_process_before_this_one_has_locked_is_not_locked_again(devices):
-    devices.open().locked_for_us = True
-    devices.devices.hold()
-    assert devices.locked == []
-
-
-def test_a_device_that_another_run_holds_is_an_error(devices, monkeypatch):
-    def busy(device):
-        raise DeviceBusy(f"{device} is taken")
-
-    held = devices.open()
-    monkeypatch.setattr(module, "lock_device", busy)
     with pytest.raises(DeviceBusy):
-        held.hold()
+        devices.open(busy=["GPU-0"]).hold()
+
+
+@pytest.mark.parametrize(("given", "for_us", "locks", "read"), [
+    ({"simulate": True}, False, [], []),  # a formula disturbs nobody
+    ({"gpu": True}, False, ["GPU-0"], [("auto", "GPU-0", 0.25)]),
+    ({"gpu": True}, True, [], [("auto", "GPU-0", 0.25)]),  # by the process that started this one
+    ({"gpu": True, "telemetry_interval": "0.5"}, False, ["GPU-0"], [("auto", "GPU-0", 0.5)]),
+    ({"gpu": True, "plan": True}, False, ["GPU-0"], []),
+    ({"gpu": True, "ray": "auto"}, False, [], []),
+    ({"gpu": True, "ray": "local"}, False, ["GPU-0"], []),
+])  # fmt: skip
+def test_the_first_device_is_locked_and_read_where_it_serves(devices, given, for_us, locks, read):
+    held = devices.open(**given)
+    held.locked_for_us = for_us
+    held.hold()
+    assert (devices.locked, devices.read) == (locks, read)
+    assert (held.sampler is not None, held.planner.notes) == (bool(read), ["a note"] * len(read))
 
 
 def test_of_endpoints_each_url_is_locked_and_asked_for_each_model(devices, monkeypatch):
-    asked = []
-
-    class Asked:
-        def __init__(self, spec, timeout_s):
-            asked.append((spec.url, spec.model, timeout_s))
-
-        def close(self):
-            asked.append("closed")
-
-    monkeypatch.setattr(module, "EndpointEngine", Asked)
+    monkeypatch.setattr(module, "EndpointEngine", engine := Mock())
     urls = [f"http://host{i}:80/v1/completions" for i in range(2)]
     given = {"endpoint": ",".join(urls), "models": "a,b", "timeout": "7"}
     held = devices.open(Host(Environment(platform="remote"), "none"), **given)
     held.hold()
-    assert devices.locked == list(map(url_lock, urls)) and asked[1::2] == ["closed"] * 4
-    assert asked[::2] == [(url, model, 7.0) for url in urls for model in "ab"]
+    assert devices.locked == list(map(url_lock, urls)) and engine.return_value.close.call_count == 4
+    asked = [(call.args[0].url, call.args[0].model, call.kwargs) for call in engine.call_args_list]
+    assert asked == [(url, model, {"timeout_s": 7.0}) for url in urls for model in "ab"]
     assert held.sampler is None and devices.read == [] and len(held.planner.notes) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ({"gpu": True}, [("auto", "GPU-0", 0.25)]),
-        ({"gpu": True, "telemetry_interval": "0.5"}, [("auto", "GPU-0", 0.5)]),
-        ({"gpu": True, "plan": True}, []),
-        ({"gpu": True, "ray": "local"}, []),
-        ({"simulate": True}, []),
-    ],
-)
-def test_the_sensors_of_the_first_device_are_opened_where_it_serves(devices, given, read):
-    held = devices.open(**given)
-    assert devices.read == read and (held.sampler is not None) == bool(read)
-    assert held.planner.notes == ["a note"] * len(read)
+    assert held.pool.launch.keywords == {"timeout_s": 7.0}
 
 
 def test_the_sensors_of_several_gpus_are_opened_once_for_each_set(devices):
@@ -417,24 +360,18 @@ def test_the_sensors_of_several_gpus_are_opened_once_for_each_set(devices):
     assert held.own_sampler() is sampler_of(both)
 
 
-@pytest.mark.parametrize(
-    ("given", "interval_s"),
-    [
-        ({"simulate": True}, 0.25),
-        ({"simulate": True, "telemetry_interval": "0.5"}, 0.5),
-        ({"simulate": True, "telemetry": "off"}, None),
-        ({"gpu": True, "telemetry": "off"}, None),
-    ],
-)
-def test_a_block_of_a_test_is_watched_by_the_sensors_of_the_engines(devices, given, interval_s):
-    sampler = devices.open(gpus(1, "simulated"), **given).own_sampler()
+@pytest.mark.parametrize(("given", "interval_s", "read"), [
+    ({"simulate": True}, 0.25, 0),
+    ({"simulate": True, "telemetry_interval": "0.5"}, 0.5, 0),
+    ({"simulate": True, "telemetry": "off"}, None, 0),
+    ({"gpu": True, "telemetry": "off"}, None, 1),  # for one GPU, and so for all
+])  # fmt: skip
+def test_a_block_of_a_test_is_watched_by_the_sensors_of_the_engines(devices, given, interval_s, read):
+    held = devices.open(host_of(1), **given)
+    sampler = held.own_sampler()
     assert (sampler and sampler.interval_s) == interval_s
     assert sampler is None or sampler.name == SimulatedSource().name
-
-
-def test_sensors_that_are_off_for_one_gpu_are_off_for_all(devices):
-    held = devices.open(gpu=True, telemetry="off")
-    assert held.sampler_on(("GPU-0", "GPU-1")) is None and len(devices.read) == 1
+    assert held.sampler_on(("GPU-0", "GPU-1")) is None and len(devices.read) == read
 
 
 def test_the_end_stops_what_runs(devices):
@@ -445,111 +382,98 @@ def test_the_end_stops_what_runs(devices):
     assert held.pool.current is None
 
 
-def test_a_pool_knows_its_device_and_how_long_an_endpoint_may_take(devices):
-    pool = devices.open(gpu=True, timeout="9").pool
-    assert (pool.device, pool.launch.keywords) == ("GPU-0", {"timeout_s": 9.0})
-
-
 # Slots of a host
 
-NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
+CPU = Host(Environment(platform="cpu", cores=5), "cpu")
 
 
-def cores(monkeypatch, number):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
+@pytest.fixture
+def cores(monkeypatch):
+    """Gives this process so many cores, and keeps what is done to its cores and variables."""
+    pinned = []
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: pinned.append(sorted(to)))
+
+    def have(number):
+        if number is None:  # a system that does not say
+            monkeypatch.delattr(os, "sched_getaffinity")
+        else:
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
+        return pinned
+
+    return have
 
 
-def host(number, platform="simulated"):
-    found = tuple(Gpu(f"simulated-{i}", "simulated", 0, "", "") for i in range(number))
-    return Host(Environment(platform=platform), "simulated", gpus=found)
+def checked_parts(near):
+    """Equal parts, of which no core is in two."""
+    parts = equal_parts(near, frozenset().union(*near))
+    given = [core for part in parts for core in part]
+    assert len(set(map(len, parts))) == 1 and len(set(given)) == len(given)
+    return parts
+
+
+@given(st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4), st.integers(1, 8))
+def test_no_core_is_given_twice_whatever_the_host(nodes, workers):
+    checked_parts([nodes[i % len(nodes)] for i in range(workers)])
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 16))
 def test_each_slot_has_as_many_cores_as_any_other_near_its_gpu(nodes, workers, cores):
     """GPUs in turn on NUMA nodes of the same size."""
-    near = [frozenset(range(node * cores, (node + 1) * cores)) for node in range(nodes)]
-    wanted = [near[i % nodes] for i in range(workers)]
-    parts = equal_parts(wanted, frozenset().union(*near))
-    assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
+    near = [frozenset(range(i % nodes * cores, (i % nodes + 1) * cores)) for i in range(workers)]
+    parts = checked_parts(near)
     if cores >= -(-workers // nodes):
-        assert parts[0] and all(set(part) <= there for part, there in zip(parts, wanted))
+        assert parts[0] and all(set(part) <= there for part, there in zip(parts, near))
 
 
-@given(NODES, st.integers(1, 8))
-def test_no_core_is_given_twice_whatever_the_host(nodes, workers):
-    near = [nodes[i % len(nodes)] for i in range(workers)]
-    parts = equal_parts(near, frozenset().union(*near))
-    assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
+GPUS = host_of(4).gpus
+FAR = replace(host_of(2), gpus=(replace(GPUS[0], near_cores={8, 9}), replace(GPUS[1], near_cores={1, 3, 9})))
 
 
-def test_a_slot_sees_its_gpu_and_its_cores(monkeypatch):
-    cores(monkeypatch, 16)
-    slots = GpuSlots.from_host(host(4), 3)
-    assert slots.devices == ("simulated-0", "simulated-1", "simulated-2") and list(map(len, slots.cores)) == [5, 5, 5]
-    there = slots.host(host(4), (1,))
-    assert [gpu.uuid for gpu in there.gpus] == ["simulated-1"]
-    assert (there.environment.cores, there.environment.of_gpus) == (5, 1)
+@pytest.mark.parametrize(("there", "ours", "slots", "at", "seen"), [
+    (host_of(4), 16, {"GPU-0": (0, 1, 2, 3, 4), "GPU-1": (5, 6, 7, 8, 9), "GPU-2": (10, 11, 12, 13, 14)}, (1,), (5, 1)),
+    (CPU, 5, {"cpu-0": (0, 1), "cpu-1": (2, 3)}, (0,), (2, None)),
+    (FAR, 4, {"GPU-0": (0,), "GPU-1": (1,)}, (1,), (1, 1)),  # cores near a GPU that are not ours are not given
+    (host_of(4), None, {"GPU-0": (), "GPU-1": ()}, (0,), (None, 1)),
+])  # fmt: skip
+def test_a_slot_sees_its_gpu_and_its_cores(cores, there, ours, slots, at, seen):
+    cores(ours)
+    found = GpuSlots.from_host(there, len(slots))
+    assert found == GpuSlots(tuple(slots), (), tuple(slots.values()))
+    host = found.host(there, at)
+    assert host.gpus == there.gpus[at[0] : at[0] + 1]
+    assert (host.environment.cores, host.environment.of_gpus) == seen
 
 
-def test_slots_of_a_cpu_have_names_and_cores_of_their_own(monkeypatch):
-    cores(monkeypatch, 5)
-    here = Host(Environment(platform="cpu", cores=5), "cpu")
-    slots = GpuSlots.from_host(here, 2)
-    assert slots.devices == ("cpu-0", "cpu-1") and slots.cores == ((0, 1), (2, 3)) and slots.visible == ()
-    there = slots.host(here, (0,))
-    assert (there.gpus, there.environment.cores, there.environment.of_gpus) == ((), 2, None)
-
-
-def test_cores_near_a_gpu_that_are_not_ours_are_not_given(monkeypatch):
-    cores(monkeypatch, 4)
-    far = replace(host(2), gpus=tuple(replace(g, near_cores=n) for g, n in zip(host(2).gpus, ({8, 9}, {1, 3, 9}))))
-    assert GpuSlots.from_host(far, 2).cores == ((0,), (1,))
-
-
-@pytest.mark.parametrize(
-    ("number", "free", "block"),
-    [
-        (1, {2, 3}, (2,)),
-        (1, set(), None),
-        (2, {0, 1, 2, 3}, (0, 1)),
-        (2, {1, 2, 3}, (2, 3)),
-        (2, {1, 2}, None),
-        (4, {0, 1, 2, 3, 4}, (0, 1, 2, 3)),
-    ],
-)
+@pytest.mark.parametrize(("number", "free", "block"), [
+    (1, {2, 3}, (2,)), (1, set(), None),
+    (2, {0, 1, 2, 3}, (0, 1)), (2, {1, 2, 3}, (2, 3)), (2, {1, 2}, None),
+    (4, {0, 1, 2, 3, 4}, (0, 1, 2, 3)),
+])  # fmt: skip
 def test_several_gpus_are_neighbours_in_the_order_of_the_host(number, free, block):
     assert GpuSlots(tuple("abcde")).block(number, free) == block
 
 
-@pytest.mark.parametrize(
-    ("given", "second", "both"),
-    [("2,5", "5", "2,5"), ("GPU-a,GPU-b", "GPU-b", "GPU-a,GPU-b"), (None, "1", "0,1")],
-)
-def test_the_gpus_are_called_as_they_were(given, second, both, monkeypatch):
-    pinned = []
-    cores(monkeypatch, 4)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: pinned.append(sorted(to)))
-    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": given} if given else {})
-    slots = GpuSlots.from_host(host(2, "cuda"), 2)
-    slots.pin((1,))
-    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == (second, "PCI_BUS_ID")
-    slots.pin((0, 1))
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == both and pinned == [[2, 3], [0, 1, 2, 3]]
+@pytest.mark.parametrize(("platform", "given", "seen"), [
+    ("cuda", "2,5", ["5", "2,5"]), ("cuda", "GPU-a,GPU-b", ["GPU-b", "GPU-a,GPU-b"]), ("cuda", None, ["1", "0,1"]),
+    ("simulated", None, [None, None]),
+])  # fmt: skip
+def test_the_gpus_are_called_as_they_were_and_simulated_ones_are_shown_to_nobody(cores, platform, given, seen):
+    pinned = cores(4)
+    os.environ |= {"CUDA_VISIBLE_DEVICES": given} if given else {}
+    slots, found = GpuSlots.from_host(host_of(2, platform), 2), []
+    for at in ((1,), (0, 1)):
+        slots.pin(at)
+        found.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    assert (found, pinned) == (seen, [[2, 3], [0, 1, 2, 3]])
+    assert os.environ.get("CUDA_DEVICE_ORDER") == ("PCI_BUS_ID" if platform == "cuda" else None)
 
 
-def test_simulated_gpus_are_shown_to_nobody(monkeypatch):
-    cores(monkeypatch, 4)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: None)
-    monkeypatch.setattr(os, "environ", {})
-    GpuSlots.from_host(host(2), 2).pin((1,))
-    assert os.environ == {}
-
-
-def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(monkeypatch):
+def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(cores):
     """One that shares a GPU has those of one."""
-    cores(monkeypatch, 8)
-    slots, options = GpuSlots.from_host(host(4), 4), read_options({"simulate": True}, {}, {})
-    planner = Planner(options, "simulated", slots.host(host(4), range(4)))
+    cores(8)
+    slots, options = GpuSlots.from_host(host_of(4), 4), read_options({"simulate": True}, {}, {})
+    planner = Planner(options, "simulated", slots.host(host_of(4), range(4)))
     one, two = (planner.spec("opt-125m", number) for number in (1, 2))
     each, both = (planner.replicas(["opt-125m"] * 2, how) for how in ("gpus", "time-slicing"))
     found = [planner.environment(spec) for spec in (one, two, each, both)]
@@ -558,59 +482,39 @@ def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(monkeypatch):
     assert len({where.key for where in found}) == 2, "but not mixed"
 
 
-CPU = Host(Environment(platform="cpu"), "cpu")
+@pytest.mark.parametrize(("there", "number", "ours", "widest", "facts", "most"), [
+    (host_of(1), 2, 8, 1, "1 GPU is", 1), (host_of(2), 3, 8, 1, "2 GPUs are", 2), (host_of(2), 2, 1, 1, "are 1", 1),
+    (host_of(8), 2, 4, 4, "4 GPUs", 4), (CPU, 4, 5, 2, "2 processes", 2), (CPU, 2, 1, 2, "are 1", 1),
+    (host_of(8), 4, 4, 4, "", 4), (host_of(2), 2, 2, 1, "", 2), (host_of(2), 2, 2, 2, "", 2),
+    (CPU, 2, 4, 2, "", 2), (CPU, 2, 2, 1, "", 2),
+])  # fmt: skip
+def test_as_many_slots_as_there_can_be(cores, there, number, ours, widest, facts, most):
+    cores(ours)
+    if facts:
+        with refused(f"local:{number}", facts, hint=f"local:{most}"):
+            GpuSlots.from_host(there, number, widest)
+    else:
+        assert len(GpuSlots.from_host(there, number, widest).devices) == number == most
 
 
-@pytest.mark.parametrize(
-    ("there", "number", "cores_there", "widest", "facts", "instead"),
-    [
-        (host(1), 2, 8, 1, "1 GPU is", "local:1"),
-        (host(2), 3, 8, 1, "2 GPUs are", "local:2"),
-        (host(2), 2, 1, 1, "are 1", "local:1"),
-        (host(8), 2, 4, 4, "4 GPUs", "local:4"),
-        (CPU, 4, 5, 2, "2 processes", "local:2"),
-        (CPU, 2, 1, 2, "are 1", "local:1"),
-    ],
-)
-def test_slots_that_there_cannot_be(monkeypatch, there, number, cores_there, widest, facts, instead):
-    cores(monkeypatch, cores_there)
-    with pytest.raises(BadUsage) as caught:
-        GpuSlots.from_host(there, number, widest)
-    assert f"local:{number}" in caught.value.problem and facts in caught.value.problem
-    assert caught.value.hint.endswith(instead)
-
-
-@pytest.mark.parametrize(
-    ("there", "number", "cores_there", "widest"),
-    [(host(8), 4, 4, 4), (host(2), 2, 2, 1), (host(2), 2, 2, 2), (CPU, 2, 4, 2), (CPU, 2, 2, 1)],
-)
-def test_as_many_slots_as_there_can_be(monkeypatch, there, number, cores_there, widest):
-    cores(monkeypatch, cores_there)
-    assert len(GpuSlots.from_host(there, number, widest).devices) == number
-
-
-def test_a_system_that_does_not_say_our_cores_has_slots_with_all_of_them(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    slots = GpuSlots.from_host(host(4), 2)
-    assert slots.cores == ((), ()) and slots.host(host(4), (0,)).environment.cores is None
-    assert slot_count(read_options({"simulate": True, "ray": "local"}, {}, {}), host(3)) == 1
-
-
-@pytest.mark.parametrize(
-    ("word", "platform", "number"),
-    [("local", "simulated", 3), ("local:7", "simulated", 7), ("local", "cuda", 8), ("local", "cpu", 2)],
-)
-def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, number, monkeypatch):
-    cores(monkeypatch, 3)
+@pytest.mark.parametrize(("word", "platform", "ours", "number"), [
+    ("local", "simulated", 3, 3), ("local", "simulated", None, 1), ("local:7", "simulated", 3, 7),
+    ("local", "cuda", 3, 8), ("local", "cpu", 3, 2),
+])  # fmt: skip
+def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, ours, number, cores, monkeypatch):
+    cores(ours)
     monkeypatch.setattr(module, "numa_nodes", lambda: 2)
-    assert slot_count(read_options({"simulate": True, "ray": word}, {}, {}), host(8, platform)) == number
+    assert slot_count(read_options({"simulate": True, "ray": word}, {}, {}), host_of(8, platform)) == number
 
 
-def test_gpus_of_different_kinds_do_not_serve_side_by_side(tmp_path, monkeypatch):
-    cores(monkeypatch, 16)
-    mixed = replace(host(2), gpus=(*host(2).gpus, Gpu("simulated-9", "NVIDIA L4", 0, "", "")))
+def test_gpus_of_different_kinds_do_not_serve_side_by_side(cores, tmp_path, monkeypatch):
+    def engines(number):
+        options = read_options({"simulate": True, "ray": f"local:{number}"}, {}, {})
+        return cluster.RayEngines.from_options(options, tmp_path)
+
+    cores(16)
+    mixed = replace(host_of(2), gpus=(*host_of(2).gpus, Gpu("simulated-9", "NVIDIA L4", 0, "", "")))
     monkeypatch.setattr(cluster, "probe", lambda *_: mixed)
-    with pytest.raises(BadUsage) as caught:
-        cluster.RayEngines.from_options(read_options({"simulate": True, "ray": "local:3"}, {}, {}), tmp_path)
-    assert "NVIDIA L4" in caught.value.problem
-    assert cluster.RayEngines.from_options(read_options({"simulate": True, "ray": "local:2"}, {}, {}), tmp_path)
+    with refused("NVIDIA L4"):
+        engines(3)
+    assert engines(2).where == "on 2 GPUs of this host at once"

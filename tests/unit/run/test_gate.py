@@ -6,20 +6,18 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections import Counter
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from launches import launch, pairs
+from refusals import refused
 from simulated_sessions import FEW_STEPS
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
-from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import read_calibrations
 from pytest_slmserve.archive.store import read
@@ -28,11 +26,10 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan import planner as planners
-from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import gate
 from pytest_slmserve.run import session as sessions
 from pytest_slmserve.run.executor import Devices, Executor, Results
-from pytest_slmserve.run.gate import MAX_DROPPED, Gates, OneGate, check_gate, launches_left, loads_of, order, sides
+from pytest_slmserve.run.gate import MAX_DROPPED, Gates, OneGate, launches_left, loads_of, order, sides
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment
@@ -41,6 +38,9 @@ from pytest_slmserve.telemetry.host import Host
 
 MODEL = "opt-125m"
 STEADY = [*FEW_STEPS["engine_arg"], "scatter=0"]  # equal launches are equal
+OTHER = {"side": ["candidate:arg=b_half=9"]}
+SLOW = {"side": ["candidate:arg=t_inf=1000"]}
+CALIBRATE = {"gate": None, "calibrate": True}
 
 
 @pytest.fixture
@@ -58,16 +58,10 @@ def opened(opened):
 
 def real_session(session, start=SimulatedEngine, host=None, **given):
     """The same on a device that warms up; what it starts is simulated all the same."""
-    options = read_options(
-        {"gate": True, "models": MODEL, **FEW_STEPS, "concurrency": "8", "cpu": True, **given}, {}, {}
-    )
-    planner = Planner(options, "cpu", Host(Environment(platform="cpu", host=host), "none"))
+    words = {"gate": True, "models": MODEL, **FEW_STEPS, "concurrency": "8", "cpu": True, **given}
+    planner = planners.Planner(read_options(words, {}, {}), "cpu", Host(Environment(platform="cpu", host=host), "none"))
     devices = Devices(planner, Pool(lambda spec, **_: start(spec)))
     return Session(Executor(devices, Results(), 2, archive=session.executor.archive))
-
-
-def options(**given):
-    return read_options({"gate": True, "simulate": True, **given}, {}, {})
 
 
 def stored(session):
@@ -103,106 +97,71 @@ def faulty(launches, **faults):
     return start
 
 
-# In which order
-
-
-@given(st.integers(0, 100), st.integers(1, 12), st.integers(-1000, 1000))
-def test_over_four_pairs_each_side_is_second_twice_and_a_drift_cancels(first, fours, drift_per_launch):
-    """From any pair on. A drift adds the same with every launch."""
-    numbers = range(first, first + 4 * fours)
-    assert Counter(order(n)[1] for n in numbers) == dict.fromkeys(SIDES, 2 * fours)
-    added = Counter(dict.fromkeys(SIDES, 0))
-    for number in numbers:
-        for place, side in enumerate(order(number)):
-            added[side] += drift_per_launch * (2 * number + place)
-    assert added["baseline"] == added["candidate"]
-
-
-def test_it_begins_with_the_baseline_and_each_pair_has_both():
+def test_launches_take_turns_so_that_neither_the_second_place_nor_a_drift_favours_a_side():
     assert [order(n)[0][0] for n in range(1, 9)] == list("bccbbccb")
-    assert all(set(order(n)) == set(SIDES) for n in range(1, 9))
+    for first in range(8):
+        when = {side: sum(2 * n + order(n).index(side) for n in range(first, first + 4)) for side in SIDES}
+        assert when["baseline"] == when["candidate"]
 
 
-# What each side is
+# What each side is, and which loads
 
 SPEC = EngineSpec(MODEL, python="common", env=(("A", "1"),), extra=(("block_size", 16), ("max_num_seqs", 512)))
+COMMON = replace(SPEC, extra=(("block_size", 16),), max_num_seqs=512)
+GIVEN = [
+    "baseline:python=old,arg=block_size=32",
+    "candidate:env=A=2,env=PYTHONPATH=/checkout",
+    "candidate:arg=max_num_batched_tokens=2048,arg=enforce_eager=true,arg=max_num_seqs=64",
+]
+CHANGED = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "enforce_eager": True}  # in place of those of both
 
 
-def test_each_side_has_its_interpreter_its_variables_and_its_arguments():
-    common = replace(SPEC, extra=(("block_size", 16),), max_num_seqs=512)
-    assert sides(SPEC, options()) == {"baseline": common, "candidate": common}, "those of the options"
-    given = [
-        "baseline:python=old,arg=block_size=32",
-        "candidate:env=A=2,env=PYTHONPATH=/checkout",
-        "candidate:arg=max_num_batched_tokens=2048,arg=enforce_eager=true,arg=max_num_seqs=64",
-    ]
-    found = sides(SPEC, options(side=given))
-    assert found["baseline"] == replace(common, python="old", extra=(("block_size", 32),))
-    assert found["candidate"] == replace(
-        common,
-        env=(("A", "2"), ("PYTHONPATH", "/checkout")),
-        max_num_seqs=64,  # the value of both gives way to that of a side
-        max_num_batched_tokens=2048,
-        enforce_eager=True,
-    )
+@pytest.mark.parametrize(("given", "baseline", "candidate"), [
+    ({}, {}, {}),
+    ({"simulate_slowdown": "10 %"}, {}, {"extra": (*COMMON.extra, ("slowdown", 0.1))}),
+    ({"side": GIVEN}, {"python": "old", "extra": (("block_size", 32),)},
+     {"env": (("A", "2"), ("PYTHONPATH", "/checkout")), **CHANGED}),
+])  # fmt: skip
+def test_each_side_has_its_interpreter_its_variables_and_its_arguments(given, baseline, candidate):
+    options = read_options({"gate": True, "simulate": True, **given}, {}, {})
+    assert sides(SPEC, options) == dict(zip(SIDES, (replace(COMMON, **baseline), replace(COMMON, **candidate))))
 
 
-@pytest.mark.parametrize(("given", "slower"), [({"simulate_slowdown": "10 %"}, 0.1), ({}, None)])
-def test_only_a_simulated_candidate_is_slowed_down(given, slower):
-    found = sides(SPEC, options(**given))
-    assert [found[side].arguments.get("slowdown") for side in SIDES] == [None, slower]
-
-
-@pytest.mark.parametrize("argument", ["max_num_seqs=many", "max_num_seqs=true", "enforce_eager=1", "dtype=16"])
-def test_an_argument_of_the_wrong_type_is_refused_with_its_side(argument):
-    with pytest.raises(BadUsage) as caught:
-        sides(SPEC, options(side=[f"candidate:arg={argument}"]))
-    name = argument.partition("=")[0]
-    assert "the candidate" in caught.value.problem and caught.value.hint.startswith(f"{name}=")
-
-
-# Which loads
-
-
-@pytest.mark.parametrize(
-    ("model", "concurrency", "wanted"),
-    [
-        (MODEL, "1,2,4,32", {1: 8.0, 32: 2.0}),  # few requests are watched for longer
-        (MODEL, "16", {16: 2.0}),
-        (MODEL, None, {512: 2.0}),  # of table 1
-        ("opt-350m", None, {256: 2.0}),
-    ],
-)
-def test_a_small_load_with_a_longer_window_and_a_large_one(opened, model, concurrency, wanted):
-    session = opened(models=model, concurrency=concurrency, window="2")
+@pytest.mark.parametrize(("short", "model", "concurrency", "wanted"), [
+    (False, MODEL, "1,2,4,32", {1: 8.0, 32: 2.0}),  # few requests are watched for longer
+    (False, MODEL, "16", {16: 2.0}),
+    (False, MODEL, None, {512: 2.0}),  # of table 1
+    (False, "opt-350m", None, {256: 2.0}),
+    (True, "opt-tiny", None, {64: 2.0}),  # which is not in it
+    (True, MODEL, "2,16", {16: 2.0}),
+])  # fmt: skip
+def test_a_small_load_for_longer_and_a_large_one_alone_in_a_short_gate(opened, short, model, concurrency, wanted):
+    session, given = opened(), {"models": model, "concurrency": concurrency, "window": "2"}
+    session = real_session(session, gate=None, **given) if short else opened(**given)
     assert {load.concurrency: load.window_s for load in loads_of(session, model)} == wanted
+    assert gate.is_short(session) is short and (not short or launches_left(session, model) == (1, 4))
 
 
-@pytest.mark.parametrize(("model", "concurrency", "wanted"), [("opt-tiny", None, [64]), (MODEL, "2,16", [16])])
-def test_among_other_tests_a_gate_is_short_and_has_the_large_load_alone(opened, model, concurrency, wanted):
-    session = real_session(opened(), gate=None, models=model, concurrency=concurrency)
-    assert gate.is_short(session) and [load.concurrency for load in loads_of(session, model)] == wanted
-    assert launches_left(session, model) == (1, 4)
-    assert not gate.is_short(opened()) and not gate.is_short(opened(gate=None)), "a formula takes no time"
+WAIVER = {"endpoint": "throughput", "model": MODEL, "device": "*", "until": "2030-01-01", "owner": "me", "reason": "-"}
 
 
-def test_a_load_that_does_not_fit_is_refused_with_the_option(opened):
-    with pytest.raises(BadUsage) as caught:
-        loads_of(opened(concurrency="8,90000"), MODEL)
-    assert "90000" in caught.value.problem and "--slm-concurrency" in caught.value.hint
-
-
-def test_requests_that_a_side_cannot_take_are_refused_before_anything_starts(opened):
-    session = opened(side=["candidate:arg=max_model_len=64"])
-    with pytest.raises(BadUsage) as caught:
-        check_gate(session, MODEL)
-    assert "the candidate" in caught.value.problem and "64" in caught.value.problem
+@pytest.mark.parametrize(("given", "facts", "hint"), [
+    ({"concurrency": "8,90000"}, ["90000"], "--slm-concurrency"),
+    ({"side": ["candidate:arg=max_model_len=64"]}, ["the candidate", "64"], ""),
+    *(({"side": [f"candidate:arg={argument}"]}, ["the candidate"], argument.partition("=")[0] + "=")
+      for argument in ("max_num_seqs=many", "max_num_seqs=true", "enforce_eager=1", "dtype=16")),
+    ({"waivers": "waivers.json"}, ["'beauty'"], "throughput"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_starts(opened, tmp_path, monkeypatch, given, facts, hint):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "waivers.json").write_text(json.dumps([{**WAIVER, "endpoint": "beauty"}]), "utf-8")
+    session = opened(**given)
+    with refused(*facts, hint=hint):
+        gate.check_gate(session, MODEL)
     assert session.devices.pool.starts == []
 
 
-@pytest.fixture
-def probed(monkeypatch):
-    """Interpreters that were asked for what they hold; that of /old has no vLLM."""
+def test_an_interpreter_of_a_side_is_probed_before_anything_starts_but_not_for_a_plan(opened, monkeypatch):
     asked = []
 
     def probe(platform, python, env):
@@ -212,28 +171,14 @@ def probed(monkeypatch):
         return Host(Environment(vllm="0.25"), "none")
 
     monkeypatch.setattr(planners, "probe", probe)
-    return asked
-
-
-def test_an_interpreter_of_a_side_is_probed_before_anything_starts(opened, probed):
-    session = real_session(opened(), side=["baseline:python=/old/python"])
-    with pytest.raises(BadUsage) as caught:
-        check_gate(session, MODEL)
-    assert "the baseline" in caught.value.problem and "/old/python" in caught.value.problem
+    gate.check_gate(real_session(opened(), side=["baseline:python=/old/python"], plan=True), MODEL)
+    assert asked == []
+    with refused("the baseline", "/old/python"):
+        gate.check_gate(real_session(opened(), side=["baseline:python=/old/python"]), MODEL)
     session = real_session(opened(), side=["baseline:python=/older/python", "candidate:python=/new/python"])
-    check_gate(session, MODEL)
-    assert probed == ["/old/python", "/older/python"], "the candidate's was probed when the session was made"
+    gate.check_gate(session, MODEL)
+    assert asked == ["/old/python", "/older/python"], "the candidate's was probed when the session was made"
     assert [session.planner.environment(both_sides(session)[side]).vllm for side in SIDES] == ["0.25", None]
-
-
-def test_a_plan_probes_nobody(opened, probed):
-    check_gate(real_session(opened(), side=["baseline:python=/old/python"], plan=True), MODEL)
-    assert probed == []
-
-
-# Waivers
-
-WAIVER = {"endpoint": "throughput", "model": MODEL, "device": "*", "until": "2030-01-01", "owner": "me", "reason": "-"}
 
 
 def test_a_waiver_is_of_its_model_endpoint_and_device(opened, tmp_path):
@@ -245,19 +190,11 @@ def test_a_waiver_is_of_its_model_endpoint_and_device(opened, tmp_path):
     assert Gates(opened()).waiver(MODEL, "throughput") is None, "no file, no waiver"
 
 
-def test_a_waiver_of_what_no_gate_compares_is_refused(opened, tmp_path):
-    path = tmp_path / "waivers.json"
-    path.write_text(json.dumps([{**WAIVER, "endpoint": "beauty"}]), "utf-8")
-    with pytest.raises(BadUsage) as caught:
-        check_gate(opened(waivers=str(path)), MODEL)
-    assert "'beauty'" in caught.value.problem and "throughput" in caught.value.hint
-
-
 # Every launch is fresh
 
 
 def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
-    session = opened(side=["candidate:arg=b_half=9"], concurrency="4,16")
+    session = opened(**OTHER, concurrency="4,16")
     gated = Gates(session).of(MODEL)
     assert len(gated.pairs) == 4 and session.devices.pool.current is None
     assert session.devices.pool.starts == in_turn(session, range(1, 5))
@@ -265,11 +202,11 @@ def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
     each = [[*group] for _, group in groupby(found, key=lambda m: m.launch)]
     assert len(each) == 8 == len({m.launch for m in found}), "no engine serves twice"
     assert [[m.load.concurrency for m in launched] for launched in each] == [[4, 16]] * 8
-    assert [(m.paired.pair, m.paired.side) for m, _ in each] == [(n, side) for n in range(1, 5) for side in order(n)]
-    assert [m.paired.second for m, _ in each] == [False, True] * 4
+    assert [(m.paired.pair, m.paired.side, m.paired.second) for m, _ in each] == [
+        (n, side, second) for n in range(1, 5) for second, side in enumerate(order(n))
+    ]
     assert {m.paired.gate for m in found} == {gated.gate} and len({m.workload.hash for m in found}) == 1
-    assert {m.paired.outputs == () for m in found if m.paired.pair > 1} == {True}, "once is enough"
-    assert all(len(m.paired.outputs) == 4 for m in found if m.paired.pair == 1)
+    assert [len(m.paired.outputs) for m in found] == [4] * 4 + [0] * 12, "once is enough"
     assert session.notes[-1].endswith("4 pairs count") and not any("the same" in note for note in session.notes)
 
 
@@ -282,25 +219,22 @@ def test_each_model_has_a_gate_which_is_made_once(opened):
     assert sum("are the same" in note for note in session.notes) == 2
 
 
-def test_real_weights_are_asked_what_they_say(opened):
-    session = opened(load_format="auto")
-    asked = {(m.paired.pair, m.paired.side): m.paired for _ in [Gates(session).of(MODEL)] for m in stored(session)}
+@pytest.mark.parametrize(
+    ("arguments", "state"), [([], State.PASSES), (["candidate:arg=other_token_at=0"], State.FAILS)]
+)
+def test_real_weights_are_asked_what_they_say_and_scored_on_the_tokens_of_the_baseline(opened, arguments, state):
+    session = opened(load_format="auto", side=arguments)
+    assert Gates(session).of(MODEL).verdict("outputs").state is state
+    asked = {(m.paired.pair, m.paired.side): m.paired for m in stored(session)}
     assert {key: (len(each.outputs), len(each.scores)) for key, each in asked.items()} == {
         (n, side): (64 * (n == 1), 64 * (n <= 2)) for n in range(1, 5) for side in SIDES
     }
     assert all(len(answer) == 16 for answer in asked[1, "baseline"].outputs)
 
 
-def test_the_candidate_is_scored_on_the_tokens_of_the_baseline(opened):
-    session = opened(load_format="auto", side=["candidate:arg=other_token_at=0"])
-    assert Gates(session).of(MODEL).verdict("outputs").state is State.FAILS
-
-
-@pytest.mark.parametrize(
-    ("candidate", "warm_ups"), [([], ["baseline"]), (["b_half=9"], ["baseline", "candidate"])], ids=["same", "other"]
-)
-def test_a_real_engine_is_launched_once_before_it_counts(opened, candidate, warm_ups):
-    session = real_session(opened(), side=[f"candidate:arg={each}" for each in candidate])
+@pytest.mark.parametrize(("given", "warm_ups"), [({}, ["baseline"]), (OTHER, ["baseline", "candidate"])])
+def test_a_real_engine_is_launched_once_before_it_counts(opened, given, warm_ups):
+    session = real_session(opened(), **given)
     gated = Gates(session).of(MODEL)
     warmed = [both_sides(session)[side] for side in warm_ups]
     assert session.devices.pool.starts == [*warmed, *in_turn(session, range(1, 5))]
@@ -308,31 +242,20 @@ def test_a_real_engine_is_launched_once_before_it_counts(opened, candidate, warm
     assert len(measured) == 8 == len({m.launch for m in measured})
 
 
-def test_what_other_tests_launched_is_a_launch_before_the_first_pair(opened):
-    session = real_session(opened(), host="booted once")
-    assert launches_left(session, MODEL) == (1, 8)
-    spec, load = session.planner.spec(MODEL), session.planner.load(4)
-    assert launches_left(session, MODEL, [spec]) == (0, 8)
-    session.executor.measure(session.planner.case(spec, [session.planner.workload(MODEL)], [load]))
-    assert launches_left(session, MODEL) == (0, 8)
-
-
 def test_a_side_is_cold_until_it_was_launched_since_this_boot(opened):
-    session = opened(side=["candidate:arg=b_half=9"])
-    both, here = both_sides(session), session.host.environment
-    one = OneGate(session, MODEL)
-    found = SimpleNamespace(spec=both["baseline"], environment=here)
+    session = real_session(opened(), host="booted once")
+    spec, load = session.planner.spec(MODEL), session.planner.load(4)
+    assert (launches_left(session, MODEL), launches_left(session, MODEL, [spec])) == ((1, 8), (0, 8))
+    session.executor.measure(session.planner.case(spec, [session.planner.workload(MODEL)], [load]))
+    assert launches_left(session, MODEL) == (0, 8), "what other tests launched counts"
 
-    def cold(*measured, specs=both, launched=()):
-        one.specs, one.found = specs, [*measured]
-        return one.cold(launched)
-
-    assert cold() == SIDES and cold(found) == ("candidate",)
-    for other in (None, "another boot"):
-        assert cold(SimpleNamespace(spec=found.spec, environment=replace(here, host=other))) == SIDES
-    same = dict.fromkeys(SIDES, both["baseline"])
-    assert cold(specs=same) == ("baseline",) and cold(found, specs=same) == ()
-    assert cold(specs=same, launched=[found.spec]) == () and cold(launched=[found.spec]) == SIDES
+    one, here = OneGate(real_session(opened(), host="booted once", **OTHER), MODEL), session.host.environment
+    assert one.cold() == one.cold([spec]) == SIDES, "each side has caches of its own"
+    for host, cold in (("booted once", ("candidate",)), ("another boot", SIDES), (None, SIDES)):
+        one.found = [SimpleNamespace(spec=one.specs["baseline"], environment=replace(here, host=host))]
+        assert one.cold() == cold
+    one.session = real_session(opened(), **OTHER)
+    assert one.cold() == SIDES, "neither boot is known, so it may be another"
 
 
 @pytest.mark.parametrize(("enough_cores", "at_once"), [(1, 4), (10_000, 2)])
@@ -361,142 +284,90 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     assert events.count("turn") == 10 and events.count("imported") == {4: 12, 2: 10}[at_once]
     assert [event for event in events if event != "imported"][:4] == ["turn", "end", "turn", "end"]
     assert session.devices.pool.starts == in_turn(session, range(1, 6))
+    assert [m.paired.second for m in stored(session)] == [False, True] * 5
 
 
 # When it ends
 
 
-def gated_so_far(there, dropped=0, settled=True):
-    return SimpleNamespace(pairs=range(there), dropped=range(dropped), settled=settled, terms=GateCriteria(pairs=12))
+def is_over(one, there, dropped=0, settled=True):
+    one.gated = SimpleNamespace(
+        pairs=range(there), dropped=range(dropped), settled=settled, terms=GateCriteria(pairs=12)
+    )
+    return one.over
 
 
-def test_it_ends_at_planned_looks_when_all_is_settled_or_made(opened):
-    one = OneGate(opened(), MODEL)
-
-    def over(*states):
-        found = []
-        for one.gated in states:
-            found += [one.over]
-        return found
-
-    numbers = range(13)
-    assert [n for n, ends in zip(numbers, over(*map(gated_so_far, numbers))) if ends] == [4, 6, 8, 12]
-    open_ones = over(*(gated_so_far(n, settled=False) for n in numbers))
-    assert [n for n, ends in zip(numbers, open_ones) if ends] == [12]
-    dropped = over(*(gated_so_far(1, n) for n in range(6)))
-    assert dropped == [n > MAX_DROPPED for n in range(6)]
-    assert over(None) == [False], "nothing was measured"
+@pytest.mark.parametrize(("given", "settled", "ends"), [
+    ({}, True, [4, 6, 8, 12]),
+    ({}, False, [12]),
+    (CALIBRATE, True, [12]),
+])  # fmt: skip
+def test_it_ends_at_planned_looks_when_all_is_settled_or_made_or_too_much_dropped(opened, given, settled, ends):
+    one = OneGate(opened(**given), MODEL)
+    assert not one.over and not gate.is_short(one.session), "nothing was measured; a formula takes no time"
+    assert [n for n in range(13) if is_over(one, n, settled=settled)] == ends
+    assert [n for n in range(6) if is_over(one, 1, n)] == [MAX_DROPPED + 1, MAX_DROPPED + 2]
 
 
-def test_a_calibration_looks_at_the_end_only_and_a_short_gate_never(opened):
-    one = OneGate(opened(gate=None, calibrate=True), MODEL)
-    ends = []
-    for n in range(13):
-        one.gated = gated_so_far(n)
-        ends += [n] if one.over else []
-    assert ends == [12]
+def test_a_short_gate_ends_after_two_pairs_whatever_they_tell(opened):
     one = OneGate(real_session(opened(), gate=None), MODEL)
-    for there, dropped, over in ((1, 0, False), (2, 0, True), (1, 1, True), (0, 1, False)):
-        one.gated = gated_so_far(there, dropped, settled=False)
-        assert one.over is over
-
-
-def test_records_of_pairs_end_a_gate_at_a_look_only(opened):
-    made, one = pairs(6), OneGate(opened(), MODEL)
-    for n, over in ((4, True), (5, False), (6, True)):
-        one.gated = judge_gate(made[: 4 * n], GateCriteria())
-        assert one.over is over
-
-
-@pytest.mark.parametrize("most", [4, 5])
-def test_it_ends_when_there_are_as_many_pairs_as_may_be(opened, most):
-    session = opened(noisy(0.1), gate_pairs=str(most))
-    gated = Gates(session).of(MODEL)
-    assert gated.outcome is State.INCONCLUSIVE and len(gated.pairs) == most
-    assert len(session.devices.pool.starts) == 2 * most
-
-
-def test_pairs_that_cannot_be_trusted_are_made_again(opened):
-    session = opened(faulty(1, lost_from=8))
-    gated = Gates(session).of(MODEL)
-    assert [p.number for p in gated.pairs] == [2, 3, 4, 5] and gated.outcome is State.PASSES
-    [why] = gated.dropped
-    assert why.startswith("pair 1:") and any(note.endswith(", 4 pairs count") for note in session.notes)
-
-
-def test_noisy_pairs_count_and_nothing_of_them_is_measured_again(opened):
-    session = opened(side=["candidate:arg=slow_clock_from=8"])
-    gated = Gates(session).of(MODEL)
-    assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.dropped == ()
-    assert len(session.devices.pool.starts) == 8 and gated.outcome is State.PASSES
-    assert sum(bool(check(m).noise) for m in stored(session) if m.paired.side == "candidate") == 4
-
-
-def test_after_too_many_of_them_it_gives_up(opened):
-    session = opened(side=["candidate:arg=lost_from=8"])
-    gated = Gates(session).of(MODEL)
-    assert len(gated.dropped) == MAX_DROPPED + 1 and gated.pairs == () and gated.outcome is State.INCONCLUSIVE
-    assert len(session.devices.pool.starts) == 2 * (MAX_DROPPED + 1)
-
-
-def test_as_many_as_may_be_dropped_do_not_cost_the_pairs_that_were_asked_for(opened):
-    gated = Gates(opened(faulty(2 * MAX_DROPPED, preempt_from=8), gate_pairs="4")).of(MODEL)
-    assert (len(gated.dropped), len(gated.pairs), gated.outcome) == (MAX_DROPPED, 4, State.PASSES)
+    ends = [is_over(one, there, dropped, False) for there, dropped in ((1, 0), (2, 0), (1, 1), (0, 1))]
+    assert ends == [False, True, True, False]
 
 
 class SecondTime(SimulatedEngine):
     """Its first run has failed requests, the others have none."""
 
-    runs = 0
+    failures = 1
 
     def run(self, *arguments):
-        self.runs += 1
-        found = super().run(*arguments)
-        return replace(found, failures=1) if self.runs == 1 else found
+        found, self.failures = replace(super().run(*arguments), failures=self.failures), 0
+        return found
 
 
-def test_a_load_has_a_second_chance_on_its_launch(opened):
-    session = opened(SecondTime)
+@pytest.mark.parametrize(("start", "given", "pairs", "dropped", "outcome", "runs"), [
+    (lambda: noisy(0.1), {"gate_pairs": "4"}, [1, 2, 3, 4], 0, State.INCONCLUSIVE, 8),
+    (lambda: noisy(0.1), {"gate_pairs": "5"}, [1, 2, 3, 4, 5], 0, State.INCONCLUSIVE, 10),
+    (lambda: faulty(1, lost_from=8), {}, [2, 3, 4, 5], 1, State.PASSES, 11),
+    (lambda: faulty(6, preempt_from=8), {"gate_pairs": "4"}, [4, 5, 6, 7], MAX_DROPPED, State.PASSES, 20),
+    (lambda: SimulatedEngine, {"side": ["candidate:arg=lost_from=8"]}, [], MAX_DROPPED + 1, State.INCONCLUSIVE, 12),
+    (lambda: SimulatedEngine, {"side": ["candidate:arg=slow_clock_from=8"]}, [1, 2, 3, 4], 0, State.PASSES, 8),  # noise
+    (lambda: SecondTime, {}, [1, 2, 3, 4], 0, State.PASSES, 16),  # on the same launch
+])  # fmt: skip
+def test_pairs_that_cannot_be_trusted_are_made_again(opened, start, given, pairs, dropped, outcome, runs):
+    session = opened(start(), **given)
     gated = Gates(session).of(MODEL)
-    assert gated.outcome is State.PASSES and gated.dropped == () and len(gated.pairs) == 4
-    first = [m for m in stored(session) if m.launch == stored(session)[0].launch]
-    assert [m.run.failures for m in first] == [1, 0]
+    assert ([p.number for p in gated.pairs], gated.outcome, len(stored(session))) == (pairs, outcome, runs)
+    assert [why.partition(":")[0] for why in gated.dropped] == [f"pair {n}" for n in range(1, dropped + 1)]
+    assert len(session.devices.pool.starts) == 2 * (len(pairs) + dropped)
+    assert session.notes[-1].endswith(f", {len(pairs)} pairs count")
 
 
 # Going on where an earlier run ended
 
 
-class Broken(Exception):
-    """A run is killed."""
-
-
-def killed_after(launches):
-    """So many launches, and the next is not made."""
-    left = iter(range(launches))
-
-    def start(spec):
-        if next(left, None) is None:
-            raise Broken
-        return SimulatedEngine(spec)
-
-    return start
-
-
-def begun(opened, launches, **given):
-    with pytest.raises(Broken):
-        Gates(opened(killed_after(launches), **given)).of(MODEL)
+def begun(opened, launches, error=ConnectionAbortedError, **given):
+    """A session that is killed after so many launches."""
+    starts = chain([SimulatedEngine] * launches, [Mock(side_effect=error)])
+    session = opened(lambda spec: next(starts)(spec), **given)
+    with pytest.raises(error):
+        Gates(session).of(MODEL)
+    return session
 
 
 @pytest.mark.parametrize(("launches", "there"), [(1, 0), (2, 1), (5, 2)])
-def test_a_gate_that_was_broken_off_goes_on_with_its_whole_pairs(opened, launches, there):
+def test_a_gate_goes_on_with_its_whole_pairs_and_reads_its_archive_once(opened, monkeypatch, launches, there):
     begun(opened, launches)
-    session = opened(resume=True)
-    before = stored(session)
+    session, reads = opened(resume=True), []
+    monkeypatch.setattr(sessions, "read", reads.append)
+    before, lefts = stored(session), [launches_left(session, MODEL)]
+    session.devices.pool.on_started = lambda *_: lefts.append(launches_left(session, MODEL))
     gated = Gates(session).of(MODEL)
     assert session.devices.pool.starts == in_turn(session, range(there + 1, 5))
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.outcome is State.PASSES
     assert {m.paired.gate for m in stored(session)} == {gated.gate} == {before[0].paired.gate}
-    assert any(f"goes on from {there} pair" in note for note in session.notes)
+    assert [f"goes on from {there} pair" in note for note in session.notes if "goes on" in note] == [True], "said once"
+    assert reads == [] and {*lefts} == {(0, 8 - 2 * there)} and launches_left(session, MODEL) == (0, 0)
 
 
 def test_of_a_pair_that_was_begun_twice_the_whole_one_counts(opened):
@@ -519,20 +390,10 @@ def test_a_gate_that_is_over_is_told_again_and_nothing_is_launched(opened):
     assert launches_left(session, MODEL) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"gate_pairs": "6"},
-        {"gate_margin": "0.05"},
-        {"concurrency": "9"},
-        {"window": "2"},
-        {"gate_caches": "cold"},
-        {"seed": "1"},
-        {"side": ["candidate:arg=b_half=9"]},
-        {"side": ["candidate:env=PYTHONPATH=/checkout"]},
-    ],
-    ids=lambda other: next(iter(other)),
-)
+@pytest.mark.parametrize("other", [
+    {"gate_pairs": "6"}, {"gate_margin": "0.05"}, {"concurrency": "9"}, {"window": "2"}, {"gate_caches": "cold"},
+    {"seed": "1"}, OTHER, {"side": ["candidate:env=PYTHONPATH=/checkout"]},
+], ids=lambda other: next(iter(other)))  # fmt: skip
 def test_a_gate_that_asks_something_else_begins_anew(opened, other):
     begun(opened, 2)
     session = opened(resume=True, **other)
@@ -542,55 +403,42 @@ def test_a_gate_that_asks_something_else_begins_anew(opened, other):
     assert sum("begins anew" in note for note in session.notes) == 1, "said once"
 
 
-@pytest.mark.parametrize("resume", [True, False])
-def test_a_gate_without_an_archive_to_resume_says_once_that_it_begins_anew(opened, tmp_path, resume):
-    session = opened(resume=resume)
-    for _ in range(2):
-        launches_left(session, MODEL)
-    said = [note for note in session.notes if "begins anew" in note]
-    assert len(said) == resume and all(str(tmp_path / "a.jsonl") in note for note in said)
-
-
-@pytest.mark.parametrize(
-    ("launches", "given", "left"),
-    [
-        (0, {}, (1, 8)),
-        (4, {}, (0, 4)),
-        (4, {"gate": None, "calibrate": True}, (0, 20)),
-        (0, {"side": ["candidate:arg=b_half=9"]}, (2, 8)),
-    ],
-)
-def test_a_plan_knows_how_many_launches_are_left(opened, launches, given, left):
+@pytest.mark.parametrize(("launches", "given", "left", "anew"), [
+    (0, {}, (1, 8), 0),
+    (0, {"resume": True}, (1, 8), 1),
+    (0, OTHER, (2, 8), 0),
+    (4, {"resume": True}, (0, 4), 0),
+    (4, {"resume": True, **CALIBRATE}, (0, 20), 0),
+])  # fmt: skip
+def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_path, launches, given, left, anew):
     if launches:
         begun(opened, launches)
-    assert launches_left(opened(resume=True, **given), MODEL) == left
-
-
-def test_a_gate_that_goes_on_reads_its_archive_once_and_says_so_once(opened, monkeypatch):
-    begun(opened, 4)
-    session, reads = opened(resume=True), []
-    monkeypatch.setattr(sessions, "read", reads.append)
-    lefts = [launches_left(session, MODEL)]
-    session.devices.pool.on_started = lambda *_: lefts.append(launches_left(session, MODEL))
-    Gates(session).of(MODEL)
-    assert reads == [] and {*lefts} == {(0, 4)} and launches_left(session, MODEL) == (0, 0)
-    assert len([note for note in session.notes if "goes on from" in note]) == 1
+    session = opened(**given)
+    assert [launches_left(session, MODEL) for _ in range(2)] == [left] * 2
+    said = [str(tmp_path / "a.jsonl") in note for note in session.notes if "begins anew" in note]
+    assert said == [True] * anew
 
 
 # When it is broken off
 
 
+def failed_twice(session, first=EngineFailed):
+    """Problems of a gate that is asked for twice; for the second time it launches nothing."""
+    gates, problems, launched = Gates(session), [], []
+    for kind in (first, EngineFailed):
+        with pytest.raises(kind) as caught:
+            gates.of(MODEL)
+        problems.append(str(caught.value))
+        launched.append(len(session.devices.pool.starts))
+    assert launched[0] == launched[1] and session.gates == [] and session.devices.pool.current is None
+    return problems, launched[0]
+
+
 def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
     session = opened(side=["candidate:arg=die_at=8"], concurrency="4,8")
-    gates = Gates(session)
-    with pytest.raises(EngineFailed) as first:
-        gates.of(MODEL)
-    assert "the candidate, pair 1" in first.value.problem and "concurrency 8" in first.value.problem
-    assert len(session.devices.pool.starts) == 2 and session.devices.pool.current is None
-    with pytest.raises(EngineFailed) as again:
-        gates.of(MODEL)
-    assert again.value.problem.endswith(first.value.problem) and again.value.problem != first.value.problem
-    assert len(session.devices.pool.starts) == 2 and session.gates == []
+    (first, again), launched = failed_twice(session)
+    assert "the candidate, pair 1" in first and "concurrency 8" in first and launched == 2
+    assert again.endswith(first) and again != first
     assert [m.paired.side for m in stored(session)] == ["baseline", "baseline", "candidate"], "what there is, is kept"
 
 
@@ -601,58 +449,30 @@ def test_a_side_that_does_not_start_is_named_at_its_warm_up(opened):
                 raise EngineFailed("it did not start: no memory. The log ends with\nmany\nlines")
             return self
 
-    session = real_session(opened(), Refuses, side=["candidate:arg=b_half=9"])
-    gates = Gates(session)
-    with pytest.raises(EngineFailed) as first:
-        gates.of(MODEL)
-    assert "the candidate, before the first pair" in first.value.problem and "lines" in first.value.problem
-    with pytest.raises(EngineFailed) as again:
-        gates.of(MODEL)
-    assert "no memory" in str(again.value) and "lines" not in str(again.value), "the log is shown once"
-    assert len(session.devices.pool.starts) == 2
+    (first, again), launched = failed_twice(real_session(opened(), Refuses, **OTHER))
+    assert "the candidate, before the first pair" in first and "lines" in first and launched == 2
+    assert "no memory" in again and "lines" not in again, "the log is shown once"
 
 
-@pytest.mark.parametrize(
-    ("error", "first"),
-    [(OSError("No space left on device"), OSError), (AssertionError("what cannot be"), RuntimeError)],
-)
-def test_what_nobody_foresaw_is_not_tried_again_either(opened, monkeypatch, error, first):
-    """Nor is an assertion of ours taken for a verdict that fails."""
-
-    def breaks(measurement):
-        raise error
-
+@pytest.mark.parametrize(("error", "first"), [(OSError("disk"), OSError), (AssertionError("never"), RuntimeError)])
+def test_what_nobody_foresaw_is_not_tried_again_nor_taken_for_a_verdict_that_fails(opened, monkeypatch, error, first):
     session = opened()
-    monkeypatch.setattr(session.executor.archive, "add", breaks)
-    gates = Gates(session)
-    with pytest.raises(first):
-        gates.of(MODEL)
-    with pytest.raises(EngineFailed) as again:
-        gates.of(MODEL)
-    assert f"{type(error).__name__}: {error}" in again.value.problem and len(session.devices.pool.starts) == 1
+    monkeypatch.setattr(session.executor.archive, "add", Mock(side_effect=error))
+    (_, again), launched = failed_twice(session, first)
+    assert f"{type(error).__name__}: {error}" in again and launched == 1
 
 
 def test_one_model_s_failure_is_not_another_s(opened):
-    small = "opt-350m"
-    session = opened(lambda spec: SimulatedEngine(spec) if spec.model == small else None, models=f"{MODEL},{small}")
-    gates = Gates(session)
-    with pytest.raises(AttributeError):
+    starts = chain([Mock(side_effect=ZeroDivisionError)], repeat(SimulatedEngine))
+    gates = Gates(opened(lambda spec: next(starts)(spec), models=f"{MODEL},opt-350m"))
+    with pytest.raises(ZeroDivisionError):
         gates.of(MODEL)
-    assert len(gates.of(small).pairs) == 4 and list(gates.failed) == [MODEL]
+    assert len(gates.of("opt-350m").pairs) == 4 and list(gates.failed) == [MODEL]
 
 
-def test_an_interrupted_gate_shows_how_far_it_came(opened, monkeypatch):
-    def interrupted(self, launches):
-        yield from list(launched(self, launches[:6]))
-        raise KeyboardInterrupt
-
-    launched = OneGate.launch_in_turn
-    monkeypatch.setattr(OneGate, "launch_in_turn", interrupted)
-    session = opened()
-    with pytest.raises(KeyboardInterrupt):
-        Gates(session).of(MODEL)
-    [gated] = session.gates
-    assert len(gated.pairs) == 3 and session.devices.pool.current is None
+def test_an_interrupted_gate_shows_how_far_it_came(opened):
+    session = begun(opened, 6, KeyboardInterrupt)
+    assert [len(gated.pairs) for gated in session.gates] == [3] and session.devices.pool.current is None
 
 
 # In view of the noise of this host
@@ -662,39 +482,35 @@ def test_an_interrupted_gate_shows_how_far_it_came(opened, monkeypatch):
 def test_a_calibration_needs_pairs_with_every_figure(opened, known):
     """Of one such pair the noise would be 0, and every later gate would pass by it."""
     half = [m for n in range(known + 1, 5) for m in [*launch("baseline", n), *launch("candidate", n, ready_s=None)]]
-    gated = judge_gate([*pairs(known), *half], GateCriteria())
-    with pytest.raises(BadUsage) as caught:
-        gate.in_view_of_noise(opened(calibrate=True, gate=None), gated)
-    assert caught.value.problem.startswith(f"{known} pairs of opt-1.3b")
+    with refused(f"{known} pairs of opt-1.3b"):
+        gate.in_view_of_noise(opened(**CALIBRATE), judge_gate([*pairs(known), *half], GateCriteria()))
 
 
 def test_a_calibration_is_kept_and_later_gates_are_judged_by_it(opened):
-    gated, session = judge_gate(pairs(4), GateCriteria()), opened(calibrate=True, gate=None)
+    gated, session = judge_gate(pairs(4), GateCriteria()), opened(**CALIBRATE)
     assert gate.in_view_of_noise(session, gated).gate == gated.gate
     [entry] = read_calibrations(session.options.records).values()
-    assert (entry.place.model, entry.place.loads) == ("opt-1.3b", (8, 64)) and entry.place.pairs == 12
-    assert len(session.notes) == 1, "it is told"
+    assert (entry.place.model, entry.place.loads, entry.place.pairs) == ("opt-1.3b", (8, 64), 12)
     later = opened()
     gate.in_view_of_noise(later, gated)
-    assert later.notes == session.notes, "that of the same place counts"
+    assert len(session.notes) == 1 and later.notes == session.notes, "it is told, and that of the same place counts"
 
 
 def test_a_real_host_without_a_calibration_is_told_how_to_make_one(opened):
     gated, session = judge_gate(pairs(1), GateCriteria()), real_session(opened())
     assert gate.in_view_of_noise(session, gated) is gated
-    assert "--slm-calibrate" in session.notes[-1]
-    none = judge_gate([*launch("baseline", 1)], GateCriteria())
-    gate.in_view_of_noise(session, none)
-    assert len(session.notes) == 1, "without pairs there is nothing to say"
+    gate.in_view_of_noise(session, judge_gate([*launch("baseline", 1)], GateCriteria()))
+    assert ["--slm-calibrate" in note for note in session.notes] == [True], "without pairs there is nothing to say"
 
 
-def test_a_calibration_goes_on_to_all_its_pairs(opened, monkeypatch):
+def test_a_calibration_goes_on_to_all_its_pairs_and_is_not_traced(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(gate, "in_view_of_noise", lambda session, gated: gated)
+    monkeypatch.setattr(OneGate, "traced", lambda self, gated: "traced")
     done = Gates(opened(gate_pairs="6")).of(MODEL)
-    session = opened(gate=None, calibrate=True, resume=True, gate_pairs="6")
+    session = opened(**CALIBRATE, resume=True, gate_pairs="6", profile=str(tmp_path / "p"))
     again = Gates(session).of(MODEL)
     assert (len(done.pairs), len(again.pairs), again.gate) == (4, 6, done.gate)
-    assert session.devices.pool.starts == in_turn(session, (5, 6))
+    assert session.devices.pool.starts == in_turn(session, (5, 6)) and "traced" not in session.notes
 
 
 # Traces
@@ -702,7 +518,7 @@ def test_a_calibration_goes_on_to_all_its_pairs(opened, monkeypatch):
 
 @pytest.mark.parametrize(("extra", "traces"), [((), 1), (("profiler=false",), 0)])
 def test_each_side_of_a_gate_that_fails_is_traced_at_the_load_that_fails(opened, tmp_path, extra, traces):
-    session = opened(profile=str(tmp_path / "p"), side=["candidate:arg=t_inf=1000"], engine_arg=[*STEADY, *extra])
+    session = opened(profile=str(tmp_path / "p"), **SLOW, engine_arg=[*STEADY, *extra])
     session.devices.pool = Pool()
     assert Gates(session).of(MODEL).outcome is State.FAILS
     written = {side: list((tmp_path / "p" / MODEL / side).iterdir()) for side in SIDES}
@@ -712,22 +528,11 @@ def test_each_side_of_a_gate_that_fails_is_traced_at_the_load_that_fails(opened,
     assert session.devices.pool.starts[8:] == [both_sides(session)[side] for side in SIDES]
 
 
-def test_nothing_is_traced_where_nothing_fails(opened, tmp_path):
+def test_nothing_is_traced_where_nothing_fails_and_a_folder_that_cannot_be_made_spoils_nothing(opened, tmp_path):
     session = opened(profile=str(tmp_path / "p"))
-    Gates(session).of(MODEL)
+    assert Gates(session).of(MODEL).outcome is State.PASSES
     assert len(session.devices.pool.starts) == 8 and not (tmp_path / "p").exists()
-
-
-def test_a_calibration_is_not_traced(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(OneGate, "traced", lambda self, gated: "traced")
-    monkeypatch.setattr(gate, "in_view_of_noise", lambda session, gated: gated)
-    session = opened(profile=str(tmp_path / "p"), calibrate=True, gate=None, gate_pairs="4")
-    Gates(session).of(MODEL)
-    assert "traced" not in session.notes
-
-
-def test_a_folder_that_cannot_be_made_is_said_and_spoils_nothing(opened, tmp_path):
     (tmp_path / "p").write_text("a file")
-    session = opened(profile=str(tmp_path / "p"), side=["candidate:arg=t_inf=1000"])
+    session = opened(profile=str(tmp_path / "p"), **SLOW)
     assert Gates(session).of(MODEL).outcome is State.FAILS and len(session.devices.pool.starts) == 8
     assert session.notes[-1].count("none (") == 2

@@ -4,6 +4,7 @@ gives each piece once, rests between two, and makes values unknown, no more, if 
 import os
 import signal
 import sys
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -31,15 +32,11 @@ def test_a_piece_is_timed_by_the_clock_and_by_cpu_time_in_microseconds(monkeypat
 LINE, GONE = 0, 99  # descriptors: its standard input, and its parent
 
 
-@pytest.mark.parametrize(
-    ("ready", "read", "pieces"),
-    [
-        ([[LINE], [LINE], [GONE]], [b"\n", b"\n"], 2),
-        ([[LINE], [LINE, GONE]], [b"\n", b"\n"], 1),
-        ([[LINE], [LINE]], [b"\n", b""], 1),
-        ([[LINE], []], [b"\n"], 1),
-    ],
-)
+@pytest.mark.parametrize(("ready", "read", "pieces"), [
+    ([[LINE], [LINE], [GONE]], [b"\n", b"\n"], 2),
+    ([[LINE], [LINE, GONE]], [b"\n", b"\n"], 1),
+    ([[LINE], [LINE]], [b"\n", b""], 1), ([[LINE], []], [b"\n"], 1),
+])  # fmt: skip
 def test_each_line_is_a_piece_until_the_parent_or_its_pipe_is_gone(monkeypatch, ready, read, pieces):
     done, written, ready, read = [], [], iter(ready), iter(read)
     monkeypatch.setattr(os, "pidfd_open", {4711: GONE}.__getitem__)
@@ -56,48 +53,30 @@ def test_each_line_is_a_piece_until_the_parent_or_its_pipe_is_gone(monkeypatch, 
 
 
 def test_without_a_parent_it_ends_at_once(monkeypatch):
-    def pidfd_open(pid):
-        raise ProcessLookupError
-
-    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=ProcessLookupError))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(speed_probe, "probe_work", lambda: pytest.fail("worked for nobody"))
     assert speed_probe._main("4711") is None
 
 
-class Process:
-    """In place of the probe's: its pipes are real, and the test writes what it says."""
-
-    def __init__(self, words, stdin, stdout, stderr, bufsize) -> None:
-        self.words, self.ended, self.unbuffered = words, [], bufsize == 0
-        told, self.says = os.pipe()
-        self.hears, asks = os.pipe()
-        os.set_blocking(self.hears, False)
-        self.stdout, self.stdin = os.fdopen(told, "rb"), os.fdopen(asks, "wb", buffering=0)
-
-    def say(self, line: bytes) -> None:
-        os.write(self.says, line)
-
-    def kill(self) -> None:
-        self.ended.append("killed")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.ended.append("waited for")
-
-
 @pytest.fixture
 def started(monkeypatch):
+    """In place of the probe's processes: their pipes are real, and the test writes what they say."""
     found = []
-    monkeypatch.setattr(host.subprocess, "Popen", lambda *a, **k: found.append(Process(*a, **k)) or found[-1])
+
+    def start(words, stdin, stdout, stderr, bufsize):
+        (told, says), (hears, asks) = os.pipe(), os.pipe()
+        os.set_blocking(hears, False)
+        process = MagicMock(words=words, bufsize=bufsize, hears=hears, stdout=os.fdopen(told, "rb"))
+        process.stdin, process.says = (os.fdopen(end, "wb", buffering=0) for end in (asks, says))
+        found.append(process)
+        return process
+
+    monkeypatch.setattr(host.subprocess, "Popen", start)
     yield found
     for process in found:
-        process.stdin.close(), process.stdout.close()
+        process.stdin.close(), process.stdout.close(), process.says.close()
         os.close(process.hears)
-        if process.says is not None:
-            os.close(process.says)
 
 
 def test_each_piece_is_given_once_and_the_next_begins(started):
@@ -106,12 +85,12 @@ def test_each_piece_is_given_once_and_the_next_begins(started):
     assert probe.read(0.0) == probe.read(1.0) == Reading() and probe.asked_s == 0.0, "it still works: one at a time"
     (process,) = started
     assert process.words == [sys.executable, "-I", "-S", speed_probe.__file__, str(os.getpid()), "3"]
-    process.say(b"3747 3694\n")
+    process.says.write(b"3747 3694\n")
     assert probe.read(2.0) == Reading({PROBE: 0.003747, PROBE_CPU: 0.003694})
     assert probe.read(3.0) == Reading() and probe.asked_s == 2.0
-    assert os.read(process.hears, 99) == b"\n\n" and process.unbuffered
+    assert os.read(process.hears, 99) == b"\n\n" and process.bufsize == 0
     probe.close(), probe.close()
-    assert process.ended == ["killed", "waited for"] and len(started) == 1
+    assert [name for name, *_ in process.mock_calls][-3:] == ["__enter__", "kill", "__exit__"] and len(started) == 1
 
 
 def test_between_two_pieces_it_rests(started):
@@ -119,7 +98,7 @@ def test_between_two_pieces_it_rests(started):
     for now_s in (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5):
         probe.read(now_s)
         if not asked or asked[-1] != probe.asked_s:
-            started[0].say(b"1 1\n")
+            started[0].says.write(b"1 1\n")
         asked.append(probe.asked_s)
     assert asked == [0.0] * 3 + [0.75] * 3 + [1.5]
     assert started[0].words[-1] == str(os.getpid()), "wherever the kernel puts it"
@@ -128,33 +107,22 @@ def test_between_two_pieces_it_rests(started):
 def test_one_that_ends_makes_its_values_unknown_from_then_on(started):
     probe = SpeedProbeSource()
     probe.read(0.0)
-    os.close(started[0].says)
-    started[0].says = None
+    started[0].says.close()
     first, second = probe.read(1.0), probe.read(2.0)
     assert first == second and first.values == {PROBE: None, PROBE_CPU: None} and first.span_s is None
     assert [why.partition(":")[0] for why in first.missing] == [str(PROBE)]
 
 
 def test_one_that_cannot_be_started_makes_its_values_unknown(monkeypatch):
-    def no_start(words, **_):
-        raise FileNotFoundError(2, "not there", words[0])
-
-    monkeypatch.setattr(host.subprocess, "Popen", no_start)
+    monkeypatch.setattr(host.subprocess, "Popen", Mock(side_effect=FileNotFoundError(2, "not there", sys.executable)))
     found = SpeedProbeSource().read(0.0)
     assert found.values == {PROBE: None, PROBE_CPU: None} and sys.executable in found.missing[0]
 
 
-@pytest.mark.parametrize(
-    ("device", "allowed", "core"),
-    [
-        (GPU, {0, 1, 2, 3}, 3),
-        (GPU, {4, 5, 6, 7, 12}, 12),
-        (GPU, {0, 1, 2}, None),
-        (GPU, set(), None),
-        ("cpu", set(range(64)), None),
-        ("none", {0, 1, 2, 3}, None),
-    ],
-)
+@pytest.mark.parametrize(("device", "allowed", "core"), [
+    (GPU, {0, 1, 2, 3}, 3), (GPU, {4, 5, 6, 7, 12}, 12), (GPU, {0, 1, 2}, None), (GPU, set(), None),
+    ("cpu", set(range(64)), None), ("none", {0, 1, 2, 3}, None),
+])  # fmt: skip
 def test_it_has_a_core_that_an_engine_can_spare_and_rests_longer_without_one(monkeypatch, device, allowed, core):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
     probe = open_speed_probe(device)
