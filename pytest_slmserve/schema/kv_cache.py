@@ -59,7 +59,7 @@ def check_arguments(spec: EngineSpec) -> None:
     tokens, sequences = given_limit(spec, "max_num_batched_tokens"), given_limit(spec, "max_num_seqs")
     if tokens < sequences:
         problem = f"max_num_batched_tokens {tokens} is below max_num_seqs {sequences}, and vLLM does not start so"
-        raise BadUsage(problem, f"max_num_seqs={tokens} beside it, or less")
+        raise BadUsage(problem, f"--slm-max-num-seqs={tokens}, and no larger --slm-concurrency")
     if spec.arguments.get("speculative_config"):
         problem = "speculative_config: a step makes several tokens of a sequence, so its batch cannot be told from them"
         raise BadUsage(problem, "a server with it, and `slmserve measure URL`, which counts what its client receives")

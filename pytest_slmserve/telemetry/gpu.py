@@ -610,11 +610,13 @@ def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
             is_ratio = is_new or DRIVER_4_7 in labels or value != value // 1
             number = None if value == 1 and not is_ratio else of.GPU_UTIL  # 1 % by 4.6, and all of the time by 4.7
             value *= PER_UNIT[of.GPU_UTIL] if is_ratio else 1
-        if number is None:
+        if name not in ON_A_PAGE:
             continue
         shown[gpu.lower()] = gpu
         divided |= {gpu.lower()} if labels.get("gpu_i_id") else set()
         known = gpus.setdefault(gpu.lower(), {})
+        if number is None:
+            continue
         before = known.setdefault(number, value)
         close = TWO_NAMES if name in (*IN_OUR_UNITS, EITHER) else 0.0  # the older name has it rounded
         if not (before == value or before != before or value != value) and abs(before - value) > close * abs(before):

@@ -281,8 +281,9 @@ def devices(monkeypatch):
         yield
         made.locked.remove(device)
 
-    def opens(choice, device, interval_s, others=()):
+    def opens(choice, device, interval_s, others, window_s):
         made.read.append((choice, device, interval_s, *others))
+        made.window_s = window_s
         return (None if choice == "off" else Sampler([SimulatedSource()], interval_s)), ["a note"]
 
     def open_devices(host=None, busy=(), **given):

@@ -13,7 +13,15 @@ from refusals import refused
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.telemetry import gpu as sources
-from pytest_slmserve.telemetry.gpu import NUMBERS, ExporterSource, ask_once, samples, values_of_gpu
+from pytest_slmserve.telemetry.gpu import (
+    NUMBERS,
+    ON_A_PAGE,
+    ExporterSource,
+    ask_once,
+    in_our_unit,
+    samples,
+    values_of_gpu,
+)
 
 URL = "http://node-1:9400/metrics"
 WATTS = "DCGM_FI_DEV_POWER_USAGE"
@@ -105,6 +113,52 @@ def test_a_sentinel_is_none_and_says_why(exporter, source, text, reason):
     reading = read(exporter, source, {**DEFAULT, WATTS: text})
     assert (reading.values[of.POWER], reading.missing) == (None, (f"{of.POWER}: {reason}",))
     assert reading.values[of.TEMPERATURE] == 64
+
+
+@pytest.mark.parametrize(
+    ("rows", "values"),
+    [
+        (["GPU_UTIL_RATIO 97"], {of.GPU_UTIL: 0.97}),  # 4.6: another name of field 203
+        (["GPU_UTIL_RATIO 0.97"], {of.GPU_UTIL: 0.97}),  # 4.7: field 1613
+        (["GPU_UTIL_RATIO 0"], {of.GPU_UTIL: 0.0}),
+        (["GPU_UTIL_RATIO 1"], {}),  # 1 % by the one, and all of the time by the other
+        (["GPU_UTIL_RATIO 1", "FB_USED_BYTES 4096"], {of.GPU_UTIL: 1.0, of.MEMORY_USED: 4096}),
+        (["GPU_UTIL 97", "GPU_UTIL_RATIO 0.971"], {of.GPU_UTIL: 0.97}),
+        (["GPU_ENERGY_JOULES_TOTAL 5000"], {of.ENERGY: 5000}),
+        (["SM_CLOCK_HERTZ 1980000000", "MEMORY_CLOCK_HERTZ 1e9"], {of.SM_CLOCK: 1.98e9, of.MEMORY_CLOCK: 1e9}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("written", [str.upper, str.lower], ids=["capitals", "small"])
+def test_the_names_of_4_7_have_their_own_units(rows, values, written):
+    lines = (
+        written(f"DCGM_FI_DEV_{name}") + f'{{{written("UUID")}="{GPU.upper()}"}} {value}'
+        for name, value in map(str.split, rows)
+    )
+    found = values_of_gpu(samples("\n".join(lines), ON_A_PAGE), GPU)
+    assert {number: in_our_unit(number, raw) for number, raw in found.items()} == pytest.approx(values)
+
+
+def test_a_label_of_the_release_tells_what_a_ratio_of_1_is():
+    row = f'DCGM_FI_DEV_GPU_UTIL_RATIO{{UUID="{GPU}",DCGM_FI_SYSTEM_DRIVER_VERSION="590.1"}} 1'
+    assert values_of_gpu(samples(row, ON_A_PAGE), GPU) == {of.GPU_UTIL: 100}
+
+
+@pytest.mark.parametrize(
+    "rows", [[(WATTS, 300.1), (WATTS, 0)], [("DCGM_FI_DEV_GPU_UTIL", 97), ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5)]]
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_lines_of_one_gpu_that_contradict_each_other_are_refused(rows, order):
+    lines = [f'{name}{{UUID="{GPU}",pod="p{i}"}} {value}' for i, (name, value) in enumerate(rows[::order])]
+    with pytest.raises(SensorFailed, match=GPU):
+        values_of_gpu(samples("\n".join(lines), ON_A_PAGE), GPU)
+    elsewhere = [*lines, f'{WATTS}{{UUID="{OTHER_GPU}"}} 7', f'{WATTS}{{UUID="{OTHER_GPU}",pod="q"}} 7']
+    assert values_of_gpu(samples("\n".join(elsewhere), ON_A_PAGE), OTHER_GPU) == {of.POWER: 7}
+
+
+@pytest.mark.parametrize(("number", "told"), [(of.POWER, False), (of.SM_ACTIVE, False), (of.TEMPERATURE, True)])
+def test_only_a_temperature_is_below_0(number, told):
+    assert (in_our_unit(number, -5.0) == -5.0) is told
 
 
 @pytest.mark.parametrize("labels", ['uuid="{}"', 'UUID="{}"', 'gpu="0",UUID="{}",uuid="x"', 'gpu="0"'])

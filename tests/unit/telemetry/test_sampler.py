@@ -221,7 +221,8 @@ def there(monkeypatch):
     """The sources of a host: "gpm" and "dcgm" if they answer; NVML answers for each GPU but one. Keeps what is
     opened."""
 
-    def open_nvml(device, profile):
+    def open_nvml(device, profile, each_time):
+        found["each time"] = each_time
         if device == LACKS:
             raise SensorFailed("no NVML")
         return opened("nvml-gpm" if profile and "gpm" in found else "nvml", device)
@@ -283,6 +284,12 @@ def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choi
     with pytest.raises(error, match=said) as caught:
         open_sampler(choice, device, 0.5)
     assert (error is BadUsage) == (choice in caught.value.problem) and all(s.closed for s in there["opened"])
+
+
+@pytest.mark.parametrize(("window_s", "numbers"), [(1.9, {of.ENERGY}), (4.99, {of.ENERGY}), (5.0, set())])
+def test_short_windows_have_the_energy_counter_in_each_reading(there, window_s, numbers):
+    open_sampler("nvml", A, 0.25, window_s=window_s)
+    assert there["each time"] == numbers
 
 
 def test_nothing_is_opened_where_telemetry_is_off(there):
