@@ -36,9 +36,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# What is kept, and under which name
-
-
 @pytest.mark.parametrize(("environment", "name"), [
     (KNOWN, NAME),
     (replace(KNOWN, gpu_name="NVIDIA A100-SXM4-80GB", vllm="0.27.0rc1+cu1"), "a100-sxm4-80gb-vllm-0.27.0rc1+cu1"),
@@ -89,24 +86,19 @@ def test_what_is_invalid_or_no_part_of_a_baseline_is_left_out_and_told(bad, fact
     assert not (tmp_path / "other").exists()
 
 
-def test_engines_that_shared_a_device_are_kept_all_or_none(tmp_path):
+def test_engines_that_shared_a_device_are_kept_all_or_none_and_what_is_degraded_or_noisy_is_kept(tmp_path):
     def run(group, **facts):
         part = Replica(group, 0, 2, "s", "mps")
         first, second = engine_alone(launch="a", repeat=4), engine_alone(launch="b", repeat=4, **facts)
         return [replace(first, replica=part), replace(second, replica=replace(part, index=1))]
 
     sound, broken, torn = run("one"), run("two", failures=2), run("three")[:1]
+    degraded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+    noisy = {**BUSY, sensors.STOLEN_CORES: 0.5}
+    sound += [engine_alone(columns=seen, repeat=5 + i) for i, seen in enumerate((degraded, noisy))]
     kept, left_out = accept([*sound, *broken, *torn], tmp_path)
     assert [*kept.values()] == [sound] and [m for m, _ in left_out] == [*broken, *torn]
     assert all("replica 2" in why for _, why in left_out[:2]) and "several engines" in left_out[2][1]
-
-
-def test_what_is_degraded_or_noisy_is_kept(tmp_path):
-    degraded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
-    noisy = {**BUSY, sensors.STOLEN_CORES: 0.5}
-    doubtful = [engine_alone(columns=seen, repeat=5 + i) for i, seen in enumerate((degraded, noisy))]
-    kept, left_out = accept([*BASELINE, *doubtful], tmp_path)
-    assert left_out == [] and [*kept.values()] == [[*BASELINE, *doubtful]]
 
 
 def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
@@ -147,9 +139,6 @@ def test_where_it_cannot_be_written_nothing_is_left(tmp_path, monkeypatch):
     assert "--slm-records" not in f"{error.value}{other.value}" and names(tmp_path / "new") == []
 
 
-# How it is found
-
-
 def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     accept(BASELINE, tmp_path)
     (tmp_path / f"broken{SUFFIX}").write_text("not xz")
@@ -183,9 +172,9 @@ def test_one_is_found_by_its_name_or_path(tmp_path):
 HERE = Environment(platform="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
 
 
-def seen(*loads: int, where: Environment = HERE, **facts: object) -> list[Measurement]:
+def seen(*loads: int, **facts: object) -> list[Measurement]:
     """What one launch measured; facts: of its loads."""
-    return [replace(measurement(), environment=where, load=ClosedLoop(n, **facts)) for n in loads]  # type: ignore[arg-type]
+    return [replace(measurement(), environment=HERE, load=ClosedLoop(n, **facts)) for n in loads]  # type: ignore[arg-type]
 
 
 BOTH = seen(8, 256)
@@ -196,28 +185,28 @@ NOISE = Calibration(PairNoise(("tokens/s",), ((0.01,), (-0.01,))), RATES, {"toke
 KEPT = baselines.StoredNoise(PLACE, "2026-11-21T12:00:00+00:00", NOISE)
 
 
-def test_a_place_is_told_by_what_moves_its_noise():
+def of_each(**changes: object) -> list[Measurement]:
+    return [replace(m, **changes) for m in BOTH]
+
+
+ONE = BOTH[0]
+
+
+@pytest.mark.parametrize(("launch", "terms", "is_here"), [
+    (of_each(environment=replace(HERE, vllm="0.27.0")), [USUAL], True),
+    (of_each(environment=replace(HERE, driver="590.2")), [USUAL], False),
+    (seen(8, 128), [USUAL], False),
+    (seen(8, 256, ramp_up="burst"), [USUAL], False),
+    (seen(8, 256, window_s=1.0), [USUAL], False),
+    (of_each(spec=replace(ONE.spec, model="facebook/opt-2.7b")), [USUAL], False),
+    (of_each(spec=replace(ONE.spec, interface="server")), [USUAL], False),
+    ([ONE, replace(BOTH[1], workload=replace(ONE.workload, hash="other"))], [USUAL], False),
+    *((BOTH, terms, False) for terms in ([GateCriteria(0.05)], [GateCriteria(pairs=8)], [USUAL, "cold"])),
+])  # fmt: skip
+def test_a_place_is_told_by_what_moves_its_noise(launch, terms, is_here):
     facts = "opt-1.3b", (8, 256), "cuda", "NVIDIA H200", "580.1", 0.03, 12, "warm", PLACE.asked
-    assert baselines.NoiseKey(*facts) == PLACE
-    (small, large), spec, requests = BOTH, BOTH[0].spec, BOTH[0].workload
-    elsewhere = [
-        seen(8, 256, where=replace(HERE, driver="590.2")),
-        seen(8, 128),
-        seen(8, 256, ramp_up="burst"),
-        seen(8, 256, window_s=1.0),
-        [replace(m, spec=replace(spec, model="facebook/opt-2.7b")) for m in BOTH],
-        [replace(m, spec=replace(spec, interface="server")) for m in BOTH],
-        [small, replace(large, workload=replace(requests, hash="other"))],
-    ]
-    others = [noise_key(each, USUAL) for each in elsewhere]
-    others += [
-        noise_key(BOTH, GateCriteria(0.05)),
-        noise_key(BOTH, GateCriteria(pairs=8)),
-        noise_key(BOTH, USUAL, "cold"),
-    ]
-    assert len({PLACE, *others}) == 11
-    assert noise_key(seen(8, 256, where=replace(HERE, vllm="0.27.0")), USUAL) == PLACE
-    assert noise_key([replace(small, load=OpenLoop(requests=5))], USUAL).loads == (0,)
+    assert baselines.NoiseKey(*facts) == PLACE and (noise_key(launch, *terms) == PLACE) is is_here
+    assert noise_key([replace(ONE, load=OpenLoop(requests=5))], USUAL).loads == (0,)
     for name, value, fact in (("margin", 2.0, "2"), ("pairs", 1, "1 pairs")):
         with refused(fact):
             replace(PLACE, **{name: value})

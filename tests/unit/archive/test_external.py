@@ -18,7 +18,7 @@ from refusals import refused
 from strategies import measurement
 
 from pytest_slmserve.analysis.metrics.window import Slo
-from pytest_slmserve.analysis.points import Point, summarize
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import Columns, Export, Row, as_vllm_bench, external_curve, matching, read_results
 from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples, Steps, Stream
@@ -54,9 +54,13 @@ def points(columns: Columns, *cells: dict[str, object]) -> tuple[Point, ...]:
 
 
 def test_a_csv_becomes_a_curve(tmp_path):
-    curve = external_curve(written(tmp_path / "a.csv", CSV), COLUMNS)
-    found = [(p.concurrency, p.repeats[0], pytest.approx(p.e2e_repeats[0] * 1e3)) for p in curve.points]
-    assert found == [(row[0], row[2], row[3]) for row in ROWS]
+    found = written(tmp_path / "a.csv", CSV)
+    for delimiter in (";", "\t"):  # and a mark at the start
+        text = "\ufeff" + CSV.replace(",", delimiter).replace("max_num_seqs", " max_num_seqs ")
+        assert written(tmp_path / "a.csv", text) == found
+    curve = external_curve(found, COLUMNS)
+    figures = [(p.concurrency, p.repeats[0], pytest.approx(p.e2e_repeats[0] * 1e3)) for p in curve.points]
+    assert figures == [(row[0], row[2], row[3]) for row in ROWS]
     third = curve.points[2]
     assert (third.output_tokens_per_s, third.e2e_s, third.batch_repeats) == (5734.137894, 7.509587e-3, (32.0,))
     assert (third.valid, third.problems, third.left_out) == (True, (), 0)
@@ -65,19 +69,10 @@ def test_a_csv_becomes_a_curve(tmp_path):
     assert (curve.axes.throughput, curve.axes.latency) == ("total_tok_per_s", "mean_itl_ms")
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_other_delimiters_and_a_mark_at_the_start(tmp_path, delimiter):
-    text = "\ufeff" + CSV.replace(",", delimiter).replace("max_num_seqs", " max_num_seqs ")
-    found, usual = (written(tmp_path / "a.csv", each) for each in (text, CSV))
-    assert found == usual
-
-
 def test_a_row_knows_where_it_stands_and_an_empty_line_is_none(tmp_path):
     found = written(tmp_path / "a.csv", 'n,t,,\n1,"a,b",3,4\n\n2," c ",,\n')
-    assert [(row.place, row.cells["n"], row.cells["t"]) for row in found] == [
-        ("a.csv: line 2", "1", "a,b"),
-        ("a.csv: line 4", "2", " c "),
-    ]
+    told = [(row.place, row.cells["n"], row.cells["t"]) for row in found]
+    assert told == [("a.csv: line 2", "1", "a,b"), ("a.csv: line 4", "2", " c ")]
     assert (found[1].text("t"), found[1].text("else")) == ("c", "") and Row("", {"a": None, "b": 0}).text("b") == "0"
     places = [row.place for row in written(tmp_path / "a.json", "[{}, {}]\n{}")]
     assert places == [f"a.json: result {n}" for n in (1, 2, 3)]
@@ -198,14 +193,8 @@ def test_a_number_is_shown_in_forty_characters_and_its_bounds_are_possible():
 
 
 @pytest.mark.parametrize(("name", "given_unit", "unit"), [
-    ("mean_itl_ms", None, 0.005),
-    ("itl_s", None, 5.0),
-    ("itl", "ms", 0.005),
-    ("itl_s", "s", 5.0),
-    ("a_per_s", "s", 5.0),
-    ("itl", None, "--latency-unit ms"),
-    ("tok_per_s", None, "--latency-unit ms"),
-    ("itl_ms", "s", "no --latency-unit"),
+    ("a_itl_ms", None, 0.005), ("itl_s", None, 5.0), ("itl", "ms", 0.005), ("itl_s", "s", 5.0), ("a_per_s", "s", 5.0),
+    ("itl", None, "--latency-unit ms"), ("tok_per_s", None, "--latency-unit ms"), ("itl_ms", "s", "no --latency-unit"),
 ])  # fmt: skip
 def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
     columns = replace(COLUMNS, latency=name, latency_unit=given_unit)
@@ -215,9 +204,6 @@ def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
     else:
         with refused(repr(name), hint=unit):
             points(columns, cells)
-
-
-# Rows that are chosen or left out
 
 
 def test_a_row_with_an_empty_cell_is_left_out_by_name_and_failed_requests_are_told():
@@ -349,35 +335,15 @@ def test_gaps_between_tokens_are_those_of_the_histogram():
         assert not [name for name in as_vllm_bench(of_run(seen, stream=stream)) if "_itl_" in name]
 
 
-def test_answers_in_one_piece_have_a_time_per_token_of_0_in_json_that_any_parser_reads():
+def test_answers_in_one_piece_have_a_time_per_token_of_0_and_prompts_that_failed_are_among_those_sent():
     seen = overloaded()
     samples = replace(seen.run.samples, last_token_s=seen.run.samples.first_token_s)
     stream = replace(seen.run.stream, gaps={**GAPS, "counts": {"-1": 9}, "sum_s": 0.0})
-    told = as_vllm_bench(of_run(seen, samples=samples, stream=stream))
+    lost = Failures(request=(0,), sent_s=(6.0,), scheduled_s=(6.0,), ended_s=(7.0,), kind=("timeout",))
+    told = as_vllm_bench(of_run(seen, samples=samples, stream=stream, failures=1, failed=lost))
     json.dumps(told, allow_nan=False)
     assert told["median_tpot_ms"] == told["p50_tpot_ms"] == told["p99_tpot_ms"] == told["mean_itl_ms"] == 0
-
-
-def test_prompts_that_failed_are_among_those_sent():
-    lost = Failures(request=(0,), sent_s=(6.0,), scheduled_s=(6.0,), ended_s=(7.0,), kind=("timeout",))
-    told = as_vllm_bench(of_run(overloaded(), failures=1, failed=lost))
     assert (told["num_prompts"], told["completed"], told["failed"], told["valid"]) == (101, 100, 1, False)
-
-
-def test_a_closed_loop_of_so_many_requests_is_over_all_of_its_time():
-    """Two users send four requests each, which wait 1 s for their first of four tokens, and 0.1 s for each other."""
-    sent = tuple(1.3 * (i // 2) for i in range(8))
-    first, last = tuple(at + 1 for at in sent), tuple(at + 1.3 for at in sent)
-    samples = Samples(tuple(range(8)), sent, (None,) * 8, first, last, (8,) * 8, (4,) * 8, (True,) * 8)
-    tokens = [0.0] * 520
-    for begin in sent:
-        for token in range(4):
-            tokens[round(100 * begin) + 99 + 10 * token] += 1
-    run = Run(samples, Steps(*[()] * 7), (0.0, 5.2), stream=Stream(0.01, 0.99, tuple(tokens[99:]), GAPS))
-    loop = replace(measurement(output_tokens=4), load=ClosedLoop(2, requests=8), run=run)
-    seen = summarize(loop)
-    assert (seen.requests_per_s, seen.output_tokens_per_s) == pytest.approx((8 / 5.2, 32 / 5.2))
-    assert as_vllm_bench(loop)["output_throughput"] == pytest.approx(32 / 5.2)
 
 
 @pytest.mark.parametrize(("load", "told"), [
@@ -405,9 +371,6 @@ def test_a_result_tells_what_it_is_of(interface, backend):
     assert found["duration"] == pytest.approx(end - begin)
     ended = sum(begin < at <= end + 1e-9 for at in last)
     assert found["request_throughput"] == pytest.approx(ended / found["duration"], rel=0.2)
-
-
-# Where they go
 
 
 @pytest.mark.parametrize(("load", "interface", "name"), [

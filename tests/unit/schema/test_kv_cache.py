@@ -24,9 +24,6 @@ def with_extra(spec: EngineSpec = OPT, **extra: object) -> EngineSpec:
     return replace(spec, extra=tuple(extra.items()))
 
 
-# Blocks
-
-
 def test_blocks_that_a_published_engine_logged():
     """arXiv:2503.08311's OPT-1.3B: 54.41 GiB of KV cache, 18,573 blocks of 16 tokens (the log rounds the GiB)."""
     spec = EngineSpec("opt-1.3b", kv_cache_bytes=int(54.41 * GIB))
@@ -37,19 +34,14 @@ def test_blocks_that_a_published_engine_logged():
     (EngineSpec("opt-tiny", platform="cpu", dtype="bfloat16", kv_cache_bytes=GIB), 8192),  # seen on vLLM's CPU backend
     (OPT, 1365),
     (EngineSpec("facebook/opt-1.3b", platform="simulated", kv_cache_bytes=4 * GIB), 1365),
-    (replace(OPT, dtype="float32"), 682),
-    (with_extra(dtype="float32"), 682),
+    (replace(OPT, dtype="float32"), 682), (with_extra(dtype="float32"), 682),
     (with_extra(kv_cache_dtype="fp8"), 2730),
     (with_extra(kv_cache_dtype="fp8_per_token_head"), None),  # with scales, in vLLM 0.32
-    (with_extra(block_size=32), 682),
-    (with_extra(kv_cache_memory_bytes=GIB), 341),
-    (with_extra(num_gpu_blocks_override=77), 77),
-    (replace(OPT, tensor_parallel_size=2), 2730),
-    (replace(OPT, kv_cache_bytes=0), None),
-    (replace(OPT, interface="transformers"), None),
+    (with_extra(block_size=32), 682), (with_extra(kv_cache_memory_bytes=GIB), 341),
+    (with_extra(num_gpu_blocks_override=77), 77), (replace(OPT, tensor_parallel_size=2), 2730),
+    (replace(OPT, kv_cache_bytes=0), None), (replace(OPT, interface="transformers"), None),
     (replace(OPT, platform="remote", interface="endpoint", url="http://h/v1"), None),
-    (replace(OPT, dtype="auto"), None),
-    (UNKNOWN, None),
+    (replace(OPT, dtype="auto"), None), (UNKNOWN, None),
 ])  # fmt: skip
 def test_blocks_predicted_from_shapes(spec, blocks):
     assert predicted_blocks(spec) == blocks
@@ -89,9 +81,6 @@ def test_a_limit_is_an_argument_of_the_engine_or_a_field(extra, limit):
     assert kv_cache.given_limit(OPT, "more", "max_num_seqs") == 1024
 
 
-# Requests that fit
-
-
 @given(st.integers(1, 10_000), st.sampled_from([16, 32, 128]), st.integers(1, 4096))
 def test_the_requests_that_fit_leave_one_block_and_one_more_does_not_fit(blocks, size, longest):
     each = -(-longest // size)
@@ -109,10 +98,8 @@ def test_requests_that_have_no_room_get_the_reason():
 @pytest.mark.parametrize(("windows", "step_tokens", "blocks"), [
     ((None,), 4096, 48),
     ((None, 512), 4096, 96),  # of so few tokens a layer that slides keeps all while they are scheduled
-    ((None, 512), 32, 48 + 37),
-    ((None, 513), 32, 48 + 37),
-    ((None, 514), 32, 48 + 38),
-    ((None, 0), 32, 48 + 2),
+    ((None, 512), 32, 48 + 37), ((None, 513), 32, 48 + 37),
+    ((None, 514), 32, 48 + 38), ((None, 0), 32, 48 + 2),
     ((), 32, 0),
 ])  # fmt: skip
 def test_blocks_of_a_request_over_groups_of_layers(windows, step_tokens, blocks):
@@ -144,9 +131,6 @@ def test_what_only_the_engine_knows_it_tells():
 def test_bytes_of_a_number_in_the_cache(asked, each):
     layout = kv_layout(with_extra(EngineSpec("opt-125m"), kv_cache_dtype=asked))
     assert layout == kv_cache.KvLayout(each, each and 18_432 * each, (None,), 16), "one group, whatever the type"
-
-
-# Memory
 
 
 @given(st.integers(1, 80), st.floats(0.05, 1), st.integers(0, 80 * GIB))
@@ -213,17 +197,13 @@ def groups(*weights: dict) -> dict:
 
 
 @pytest.mark.parametrize(("method", "own", "bits"), [
-    ("fp8", {}, 8),
-    ("FP8", {}, 8),
-    ("mxfp8", {}, 8.25),
-    ("bitsandbytes", {}, 4.5),
-    ("gptq_marlin", {"bits": 8, "group_size": -1}, 8),
-    ("compressed-tensors", groups({"num_bits": 8}), 8),
+    ("fp8", {}, 8), ("FP8", {}, 8),
+    ("mxfp8", {}, 8.25), ("bitsandbytes", {}, 4.5),
+    ("gptq_marlin", {"bits": 8, "group_size": -1}, 8), ("compressed-tensors", groups({"num_bits": 8}), 8),
     ("compressed-tensors", groups({"num_bits": 4, "group_size": 128}), 4.125),
     ("compressed-tensors", groups({"num_bits": 4, "symmetric": False, "group_size": 32}), 4.625),
     ("compressed-tensors", groups({"num_bits": 8}, {}), None),
-    ("compressed-tensors", {}, None),
-    ("gptq", {}, None),
+    ("compressed-tensors", {}, None), ("gptq", {}, None),
     ("mxfp4", {}, None),
 ])  # fmt: skip
 def test_bits_of_a_weight(method, own, bits):
@@ -248,14 +228,11 @@ def test_the_cache_that_a_checkpoint_asks_for(own, each):
 
 
 @pytest.mark.parametrize(("asked", "own", "facts"), [
-    ("awq", {}, ("awq",)),
-    ("fp8", AWQ, ("by awq", "fp8")),
-    ("fp8", {}, None),
-    ("awq", AWQ, None),
+    ("awq", {}, ("awq",)), ("fp8", AWQ, ("by awq", "fp8")),
+    ("fp8", {}, None), ("awq", AWQ, None),
     ("awq_marlin", AWQ, None),
     ("awq_marlin", {**AWQ, "quant_method": "awq_marlin"}, None),
-    ("gptq_marlin", {}, ("gptq_marlin",)),
-    ("a-method-of-tomorrow", {}, None),
+    ("gptq_marlin", {}, ("gptq_marlin",)), ("a-method-of-tomorrow", {}, None),
     ("", AWQ, None),
 ])  # fmt: skip
 def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):

@@ -31,9 +31,6 @@ def llama(**entries: object) -> Model:
     return model_from_config("x", {**LLAMA, **entries})
 
 
-# Keys and values
-
-
 @pytest.mark.parametrize("name", KV_BYTES)
 def test_kv_bytes_of_a_token(name):
     shape = CATALOGUE[name]
@@ -80,14 +77,11 @@ HALF = {"layer_types": ["sliding_attention", "full_attention"] * 15}
 
 
 @pytest.mark.parametrize(("entries", "windows"), [
-    ({}, {None}),
-    ({"sliding_window": 64}, {64}),
+    ({}, {None}), ({"sliding_window": 64}, {64}),
     ({"sliding_window": 64, "use_sliding_window": False}, {None}),
-    ({"sliding_window": 64, **HALF}, {64, None}),
-    ({"layer_types": ["attention"] * 30}, {None}),
+    ({"sliding_window": 64, **HALF}, {64, None}), ({"layer_types": ["attention"] * 30}, {None}),
     ({"sliding_window": 64, "sliding_window_pattern": 6}, None),
-    (HALF, None),
-    ({"layer_types": ["full_attention"] * 29}, None),
+    (HALF, None), ({"layer_types": ["full_attention"] * 29}, None),
     ({"layer_types": ["full_attention"] * 29 + ["mamba"]}, None),
     ({"layer_types": ["full_attention"] * 29 + ["chunked_attention"]}, None),
 ])  # fmt: skip
@@ -103,9 +97,6 @@ def test_kinds_of_layers_nearly_equal_in_number_are_grouped_otherwise_by_other_r
     """With 16 there is one layer of padding."""
     kinds = ["sliding_attention"] * sliding + ["full_attention"] * (30 - sliding)
     assert llama(sliding_window=64, layer_types=kinds).kv_groups == groups
-
-
-# What a configuration says
 
 
 def test_what_transformers_completed_or_the_text_part_has_counts_where_the_configuration_is_silent():
@@ -170,9 +161,6 @@ def test_a_request_has_the_positions_of_the_model_or_the_usual_ones():
     assert [replace(CATALOGUE["opt-125m"], positions=n).context for n in (2047, 2048, 4096)] == [2047, 2048, 2048]
 
 
-# Embeddings and quantization
-
-
 @pytest.mark.parametrize(("name", "tied"), [("gemma-3-270m", True), ("opt-125m", True), ("llama-7b", False)])
 def test_embeddings_of_a_configuration_that_does_not_tell(name, tied):
     """As Transformers writes those of Gemma and OPT."""
@@ -206,10 +194,8 @@ def inputs(*activations: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("own", "found"), [
-    (None, None),
-    ({}, None),
-    ("awq", None),
-    ({"quant_method": "fp8"}, Quantization("fp8")),
+    (None, None), ({}, None),
+    ("awq", None), ({"quant_method": "fp8"}, Quantization("fp8")),
     ({"bits": 4}, Quantization(None, 4.0, zero_points=True)),
     ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Quantization("awq", 4.0, 64, True)),
     ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Quantization("gptq", 8.0, None, True)),
@@ -217,24 +203,18 @@ def inputs(*activations: object) -> dict[str, object]:
     (groups(FOUR), replace(UNCLEAR, bits=4.0, group_size=32)),
     (groups(FOUR, FOUR), replace(UNCLEAR, bits=4.0, group_size=32)),
     (groups({**FOUR, "symmetric": False}), replace(UNCLEAR, bits=4.0, group_size=32, zero_points=True)),
-    (groups(FOUR, {**FOUR, "symmetric": False}), UNCLEAR),
-    (groups(FOUR, {**FOUR, "group_size": 64}), UNCLEAR),
-    (groups(FOUR, None), UNCLEAR),
-    (groups(), UNCLEAR),
+    (groups(FOUR, {**FOUR, "symmetric": False}), UNCLEAR), (groups(FOUR, {**FOUR, "group_size": 64}), UNCLEAR),
+    (groups(FOUR, None), UNCLEAR), (groups(), UNCLEAR),
     (groups(kv_cache_scheme=FLOAT8), replace(UNCLEAR, kv_cache_dtype="fp8")),
     (groups(kv_cache_scheme="int8"), replace(UNCLEAR, kv_cache_dtype="")),
     ({"quant_method": "modelopt4", "kv_cache_quant_algo": "FP8"}, Quantization("modelopt4", kv_cache_dtype="fp8")),
     ({"quant_method": "fp8", "kv_cache_scheme": "FP8"}, Quantization("fp8")),
-    (inputs(FLOAT8), Quantization("x", fp8_inputs=True)),
-    (inputs({"num_bits": 8}), Quantization("x")),
+    (inputs(FLOAT8), Quantization("x", fp8_inputs=True)), (inputs({"num_bits": 8}), Quantization("x")),
     (inputs({"type": "float"}), Quantization("x")),
     (inputs({}, FLOAT8), Quantization("x", fp8_inputs=True)),
 ])  # fmt: skip
 def test_the_quantization_that_a_configuration_tells(own, found):
     assert llama(quantization_config=own).quantization == found
-
-
-# Several GPUs
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
@@ -254,8 +234,7 @@ def test_gpus_divide_heads_and_columns_evenly_or_share_kv_heads_evenly(heads, kv
 
 
 @pytest.mark.parametrize(("change", "gpus", "facts"), [
-    ({}, 3, ["16 heads", "3 GPUs"]),
-    ({"intermediate_size": 11007}, 2, ["11007", "2 GPUs"]),
+    ({}, 3, ["16 heads", "3 GPUs"]), ({"intermediate_size": 11007}, 2, ["11007", "2 GPUs"]),
     ({"num_key_value_heads": 3, "num_attention_heads": 24}, 4, ["3 KV heads", "4 GPUs"]),
 ])  # fmt: skip
 def test_what_cannot_be_divided_says_why(change, gpus, facts):
@@ -263,16 +242,12 @@ def test_what_cannot_be_divided_says_why(change, gpus, facts):
     assert reason.startswith("x ") and all(fact in reason for fact in facts)
 
 
-# Names
-
-
 @pytest.mark.parametrize(("model", "catalogue", "hub", "short"), [
     ("OPT-1.3b", "opt-1.3b", "facebook/opt-1.3b", "opt-1.3b"),
     ("facebook/OPT-1.3B", "opt-1.3b", "facebook/opt-1.3b", "opt-1.3b"),
     ("opt-tiny", "opt-tiny", "opt-tiny", "opt-tiny"),  # ours, which the Hub does not have
     ("./opt-1.3b", None, "./opt-1.3b", "opt-1.3b"),  # a folder
-    ("opt-1.3b/", None, "opt-1.3b/", "opt-1.3b"),
-    ("/a/b/Mine//", None, "/a/b/Mine//", "mine"),
+    ("opt-1.3b/", None, "opt-1.3b/", "opt-1.3b"), ("/a/b/Mine//", None, "/a/b/Mine//", "mine"),
 ])  # fmt: skip
 def test_a_model_is_known_by_its_name_or_that_of_the_hub(model, catalogue, hub, short):
     names = models.catalogue_name(model), models.hub_name(model), models.short_name(model)

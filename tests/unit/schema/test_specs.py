@@ -41,9 +41,6 @@ def with_extra(**extra: object) -> EngineSpec:
     return replace(PLAIN, extra=tuple(extra.items()))
 
 
-# Keys
-
-
 @given(data=st.data())
 def test_the_key_changes_with_every_field_but_places(data):
     for name in (field.name for field in fields(EngineSpec) if field.name not in ("url", "model_facts")):
@@ -83,76 +80,64 @@ def test_the_key_is_the_same_on_every_machine():
         assert specs.short_hash(facts) == "84afbf1d4853"
 
 
-# What cannot be asked for
+WRONG = (
+    (PLAIN, {"platform": ["tpu"], "interface": ["grpc"], "load_format": ["safetensors"], "extra": [[("a", 1)]],
+             "gpu_memory_utilization": [0.0, 1.1, "0.9", True], "max_num_seqs": [64.0], "seed": [True],
+             "enforce_eager": [1], "model": [5, "a\x1b[2J\nb"]}),
+    (ReplicaSpec((PLAIN,)), {"sharing": ["magic"]}),
+    (WorkloadSpec(), {"source": ["web"], "rule": ["any"], "requests": ["8"]}),
+    (ClosedLoop(1), {"concurrency": [0, 1.0, True], "window_s": [math.inf, True, "5"], "ramp_up": ["slow"],
+                     "settle_lifetimes": [math.nan, "1"]}),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "facts"), [
-    (lambda: EngineSpec("x", platform="tpu"), ("platform", "'tpu'")),
-    (lambda: EngineSpec("x", interface="grpc"), ("interface", "'grpc'")),
-    (lambda: EngineSpec("x", load_format="safetensors"), ("load_format", "'safetensors'")),
-    (lambda: EngineSpec("x", gpu_memory_utilization=0.0), ("gpu_memory_utilization", "0.0")),
-    (lambda: EngineSpec("x", gpu_memory_utilization=1.1), ("gpu_memory_utilization", "1.1")),
-    (lambda: EngineSpec("x", max_num_seqs=64.0), ("max_num_seqs", "64.0")),
-    (lambda: EngineSpec("x", seed=True), ("seed", "True")),
-    (lambda: EngineSpec("x", enforce_eager=1), ("enforce_eager", "true or false", "1")),
-    (lambda: EngineSpec(5), ("model", "5")),
-    (lambda: EngineSpec("x", gpu_memory_utilization="0.9"), ("gpu_memory_utilization", "'0.9'")),
-    (lambda: EngineSpec("x", gpu_memory_utilization=True), ("gpu_memory_utilization", "True")),
-    (lambda: EngineSpec("x", extra=[("a", 1)]), ("extra", "pairs")),
-    (lambda: EngineSpec("x", platform="cpu", kv_cache_bytes=GIB + 1), (GIB + 1,)),
-    (lambda: EngineSpec("x", platform="simulated", interface="server"), ("simulated", "server")),
-    (lambda: EngineSpec("x", tensor_parallel_size=0), ("0 GPUs",)),
-    (lambda: EngineSpec("a\x1b[2J\nb"), (r"a\x1b[2J\nb",)),
-    (lambda: remote("http://h/v1?key=x"), ("credentials",)),
-    (lambda: ReplicaSpec(()), ()),
-    (lambda: ReplicaSpec((PLAIN,), "magic"), ("'magic'",)),
-    (lambda: ReplicaSpec((PLAIN, PLAIN), "gpus"), ("GPU each",)),
-    (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1)), "gpus", thread_percentage=5), ("5", "gpus")),
-    (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1))), ("one device",)),
-    (lambda: ReplicaSpec((PLAIN, replace(PLAIN, platform="simulated"))), ("one device",)),
-    (lambda: ReplicaSpec((PLAIN, replace(PLAIN, platform="simulated", gpu=1)), "gpus"), ("GPU each",)),
-    (lambda: ReplicaSpec((PLAIN, PLAIN), "mps", thread_percentage=0), ("percentage of 0", "mps")),
-    (lambda: ReplicaSpec((PLAIN, PLAIN), "mps", thread_percentage=101), ("101",)),
-    (lambda: ReplicaSpec((PLAIN, PLAIN), "mig", thread_percentage=50), ("50", "mig")),
-    (lambda: ReplicaSpec((PLAIN, PLAIN), "urls"), ("urls",)),
-    (lambda: ReplicaSpec((remote(), remote()), "mps"), ("mps",)),
-    (lambda: ReplicaSpec((replace(PLAIN, platform="cpu"),) * 2, "mps"), ("mps",)),
-    (lambda: WorkloadSpec(source="web"), ("'web'",)),
-    (lambda: WorkloadSpec(rule="any"), ("'any'",)),
-    (lambda: WorkloadSpec(requests="8"), ("requests", "'8'")),
-    (lambda: WorkloadSpec(prompt_tokens=None), ("only one",)),
-    (lambda: WorkloadSpec(output_tokens=None), ("only one",)),
-    (lambda: WorkloadSpec("sharegpt", "", "vllm", 128, None), ("only one",)),
-    (lambda: WorkloadSpec("sharegpt", "", "human-first", None, 128), ("only one",)),
-    (lambda: WorkloadSpec("lengths", "", "vllm", None, 128), ("only one",)),
-    (lambda: WorkloadSpec(requests=0), ("one request",)),
-    (lambda: WorkloadSpec(prompt_tokens=0), ("one token",)),
-    (lambda: WorkloadSpec(output_tokens=0), ("one token",)),
-    (lambda: ClosedLoop(0), ("0",)),
-    (lambda: ClosedLoop(1.0), ("1.0",)),
-    (lambda: ClosedLoop(True), ("True",)),
-    (lambda: ClosedLoop(1, window_s=0.0), ("0.0 s",)),
-    (lambda: ClosedLoop(1, window_s=math.inf), ("window_s", "inf")),
-    (lambda: ClosedLoop(1, settle_lifetimes=math.nan), ("settle_lifetimes", "nan")),
-    (lambda: ClosedLoop(1, settle_lifetimes="1"), ("settle_lifetimes", "'1'")),
-    (lambda: ClosedLoop(1, window_s=True), ("window_s", "True")),
-    (lambda: ClosedLoop(1, ramp_up="slow"), ("'slow'",)),
-    (lambda: OpenLoop(), ()),
-    (lambda: OpenLoop(requests=1, window_s=1.0), ()),
-    (lambda: OpenLoop(requests=0), ("0 requests",)),
-    (lambda: OpenLoop(rate=1, window_s=0.0), ("0.0 s",)),
-    (lambda: OpenLoop(rate=1, window_s=1.0, settle_s=-1.0), ("-1.0 s",)),
-    (lambda: OpenLoop(rate=0.0, requests=1), ("0.0 requests",)),
-    (lambda: OpenLoop(rate="fast", requests=1), ("fast",)),
-    (lambda: OpenLoop(window_s=1.0), ("at once",)),
-    (lambda: OpenLoop(rate=1, requests=1, max_concurrency=0), ("at most 0",)),
-    (lambda: OpenLoop(rate=1, requests=1, burstiness=0.0), ("burstiness 0.0",)),
-    (lambda: OpenLoop(requests=1, burstiness=2.0), ("burstiness",)),
-    (lambda: OpenLoop(rate=1, window_s=1.0, settle_s=2.0, steps=((1, 9), (1, 2.0))), ("2 s",)),
+@pytest.mark.parametrize(
+    ("usual", "name", "value"),
+    [(usual, name, value) for usual, wrong in WRONG for name, values in wrong.items() for value in values],
+)
+def test_a_field_of_another_type_or_out_of_range_is_named_with_its_value(usual, name, value):
+    with refused(name, repr(value)):
+        replace(usual, **{name: value})
+
+
+BOTH, SECOND, SIMULATED = (PLAIN, PLAIN), replace(PLAIN, gpu=1), replace(PLAIN, platform="simulated")
+
+
+@pytest.mark.parametrize(("kind", "given", "more", "facts"), [
+    (EngineSpec, ["x"], {"platform": "cpu", "kv_cache_bytes": GIB + 1}, (GIB + 1,)),
+    (EngineSpec, ["x"], {"platform": "simulated", "interface": "server"}, ("simulated", "server")),
+    (EngineSpec, ["x"], {"tensor_parallel_size": 0}, ("0 GPUs",)),
+    (remote, ["http://h/v1?key=x"], {}, ("credentials",)),
+    (ReplicaSpec, [()], {}, ()),
+    (ReplicaSpec, [BOTH, "gpus"], {}, ("GPU each",)),
+    (ReplicaSpec, [(PLAIN, replace(SIMULATED, gpu=1)), "gpus"], {}, ("GPU each",)),
+    *((ReplicaSpec, [(PLAIN, other)], {}, ("one device",)) for other in (SECOND, SIMULATED)),
+    (ReplicaSpec, [(PLAIN, SECOND), "gpus"], {"thread_percentage": 5}, ("5", "gpus")),
+    *((ReplicaSpec, [BOTH, "mps"], {"thread_percentage": each}, (f"percentage of {each}", "mps")) for each in (0, 101)),
+    (ReplicaSpec, [BOTH, "mig"], {"thread_percentage": 50}, ("50", "mig")),
+    (ReplicaSpec, [BOTH, "urls"], {}, ("urls",)),
+    *((ReplicaSpec, [(each, each), "mps"], {}, ("mps",)) for each in (remote(), replace(PLAIN, platform="cpu"))),
+    *((WorkloadSpec, ["lengths", "", *each], {}, ("only one",)) for each in
+      (("human-first", None), ("human-first", 512, None), ("vllm", None, 128))),
+    *((WorkloadSpec, ["sharegpt", "", *each], {}, ("only one",)) for each in
+      (("vllm", 128, None), ("human-first", None, 128))),
+    *((WorkloadSpec, [], {name: 0}, ("one request", "one token")) for name in
+      ("requests", "prompt_tokens", "output_tokens")),
+    (ClosedLoop, [1], {"window_s": 0.0}, ("0.0 s",)),
+    *((OpenLoop, [], each, ()) for each in ({}, {"requests": 1, "window_s": 1.0})),
+    (OpenLoop, [], {"requests": 0}, ("0 requests",)),
+    (OpenLoop, [], {"rate": 1, "window_s": 0.0}, ("0.0 s",)),
+    (OpenLoop, [], {"rate": 1, "window_s": 1.0, "settle_s": -1.0}, ("-1.0 s",)),
+    *((OpenLoop, [], {"rate": rate, "requests": 1}, (f"{rate} requests",)) for rate in (0.0, "fast")),
+    (OpenLoop, [], {"window_s": 1.0}, ("at once",)),
+    (OpenLoop, [], {"rate": 1, "requests": 1, "max_concurrency": 0}, ("at most 0",)),
+    (OpenLoop, [], {"rate": 1, "requests": 1, "burstiness": 0.0}, ("burstiness 0.0",)),
+    (OpenLoop, [], {"requests": 1, "burstiness": 2.0}, ("burstiness",)),
+    (OpenLoop, [], {"rate": 1, "window_s": 1.0, "settle_s": 2.0, "steps": ((1, 9), (1, 2.0))}, ("2 s",)),
 ])  # fmt: skip
-def test_what_cannot_be_asked_for(make, facts):
+def test_what_cannot_be_asked_for(kind, given, more, facts):
     with refused(*facts):
-        make()
+        kind(*given, **more)
 
 
 def test_what_is_just_possible_is_taken():
@@ -176,9 +161,6 @@ def test_what_is_just_possible_is_taken():
 def test_the_hint_of_a_value_is_one_of_its_type(make, hint):
     with refused(hint=hint):
         make()
-
-
-# Engines
 
 
 def test_what_follows_from_an_engine_and_its_further_arguments():
@@ -215,9 +197,6 @@ def test_replicas_may_have_a_gpu_each_and_their_key_is_of_all_that_is_asked_of_t
 ])  # fmt: skip
 def test_an_argument_is_words_of_vllm_serve(value, words):
     assert specs.command_words({"first": 7, "a_b": value, "last": "z"}) == ["--first", "7", *words, "--last", "z"]
-
-
-# Workloads
 
 
 @pytest.mark.parametrize(("source", "lengths", "left"), [

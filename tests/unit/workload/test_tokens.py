@@ -27,9 +27,6 @@ SEEDS = st.integers(-(2**40), 2**40)
 PURPOSES = st.sampled_from([*STREAMS])
 
 
-# Draws
-
-
 def test_the_stream_is_the_same_for_ever():
     assert list(islice(draws(0, "order"), 3)) == [0.8444218515250481, 0.7579544029403025, 0.420571580830845]
     assert list(islice(draws(0, "ids"), 2)) == [0.13436424411240122, 0.8474337369372327]
@@ -52,9 +49,6 @@ def test_the_order_is_that_of_the_draws_and_a_limit_cuts_it(items, seed, limit):
     in_order = [item for _, _, item in sorted((stream.random(), at, item) for at, item in enumerate(items))]
     assert first_in_order(iter(items), seed, len(items)) == in_order
     assert first_in_order(iter(items), seed, limit) == in_order[:limit]
-
-
-# Tokenizers
 
 
 @given(st.integers(0, 1000), st.integers(1, 300))
@@ -129,9 +123,6 @@ def test_the_first_line_of_the_hubs_error_is_kept(monkeypatch, error):
     with refused("a/b: no such model", hint="tokenizer.json") as caught:
         tokens.hub_tokenizer("a/b")
     assert "much more" not in str(caught.value)
-
-
-# Lengths
 
 
 @cache
