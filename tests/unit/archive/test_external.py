@@ -211,19 +211,12 @@ def test_a_row_with_an_empty_cell_is_left_out_by_name_and_failed_requests_are_to
     left, notes = external.with_values(found, VLLM)
     assert left == [found[0], found[4]] and len(notes) == 2
     assert notes[0].endswith("output_throughput: row 2, row 3") and notes[1].endswith("max_concurrency: row 4")
-    for empty, fact, hint in (
-        (result(None), "'max_concurrency'", "--max-concurrency"),
-        (result(8, None), "'output_throughput'", "another column"),
-    ):
-        with refused(fact, hint=hint):
-            external.with_values(rows(empty, empty), VLLM)
+    with refused("'max_concurrency'", hint="--max-concurrency"):
+        external.with_values(rows(result(None), result(None)), VLLM)
+    with refused("'output_throughput'", hint="another column"):
+        external.with_values(rows(result(8, None)), VLLM)
     assert VLLM.names == ("max_concurrency", "output_throughput", "mean_itl_ms", "output_throughput")
-    told = (
-        {"completed": 98, "failed": 2},
-        {"completed": 100, "failed": 0},
-        {"failed": 3},
-        {"completed": 1, "failed": "x"},
-    )
+    told = {"completed": 9, "failed": 2}, {"completed": 9, "failed": 0}, {"failed": 3}, {"completed": 9, "failed": "x"}
     (note,) = external.with_values(rows(*(result(8, **each) for each in told)), VLLM)[1]
     assert note.endswith(": row 1")
 
@@ -263,18 +256,18 @@ def test_of_many_values_twelve_are_named_and_of_columns_all_but_lists():
 
 @pytest.mark.parametrize(("cells", "found", "taken"), [
     ([{"model": m, "id": f"{m}{n}", "n": n, "same": "x"} for m in "ab" for n in (1, 2)], "model (a, b)", "one curve"),
-    ([{"model": "a", "n": n} for n in (1, 2)], "", ""),
-    ([{"model": m, "n": n} for n, m in enumerate("abcd", 1)], "", ""),
     ([{"chunked": flag, "n": 1} for flag in ("True", "false")], "chunked (True, false)", "one curve"),
     ([{"kind": kind, "n": 1} for kind in ("", "x", "x")], "kind (empty, x)", "one curve"),
     ([{"size": size, "n": n, "run_number": 0} for n in (1, 8) for size in (32, 64)], "size (32, 64)", "repeats"),
-    ([{"size": n, "n": n} for n in (1, 8) for _ in range(2)], "", ""),
-    ([{"noise": n + size, "n": n} for n in (1, 8) for size in (32, 64)], "", ""),
-    ([{"rate": size, "n": n} for n in (1, 8) for size in (32, 64)], "", ""),
-    ([{"n": n, "run_number": run} for n in (1, 8) for run in (0, 1)], "", ""),
-    ([{"itls": [m], "n": 1} for m in "aabb"], "", ""),
     ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4, 5)], "size (1, 2, 3, 4, ...)", "repeats"),
     ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4)], "size (1, 2, 3, 4)", "repeats"),
+    *((cells, "", "") for cells in (
+        [{"model": "a", "n": n} for n in (1, 2)], [{"model": m, "n": n} for n, m in enumerate("abcd", 1)],
+        [{"size": n, "n": n} for n in (1, 8) for _ in range(2)], [{"itls": [m], "n": 1} for m in "aabb"],
+        [{"noise": n + size, "n": n} for n in (1, 8) for size in (32, 64)],
+        [{"rate": size, "n": n} for n in (1, 8) for size in (32, 64)],
+        [{"n": n, "run_number": run} for n in (1, 8) for run in (0, 1)],
+    )),
 ])  # fmt: skip
 def test_settings_that_are_mixed_are_told(cells, found, taken):
     """Words in which some rows agree, and numbers in which repeats differ and that are in several rows."""
@@ -293,14 +286,14 @@ def of_run(seen: Measurement, **facts: object) -> Measurement:
     return replace(seen, run=replace(seen.run, **facts))
 
 
-def overloaded(served_per_s: float = 5.0) -> Measurement:
+def overloaded() -> Measurement:
     """Ten requests a second come for 20 s, of 8 and 4 tokens; half as many are served, one after the other."""
     sent = tuple(i / 10 for i in range(200))
-    first = tuple((i + 1) / served_per_s for i in range(200))
+    first = tuple((i + 1) / 5 for i in range(200))
     columns = (8,) * 200, (4,) * 200, (True,) * 200
     samples = Samples(tuple(range(200)), sent, (None,) * 200, first, tuple(at + 0.01 for at in first), *columns)
-    tokens = tuple(4 * served_per_s * 0.01 for _ in range(4000))
-    run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=Stream(0.01, 0.0, tokens, GAPS, scheduled_s=sent))
+    stream = Stream(0.01, 0.0, (4 * 5 * 0.01,) * 4000, GAPS, scheduled_s=sent)
+    run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=stream)
     load = OpenLoop(arrivals="even", rate=10.0, settle_s=5.0, window_s=10.0)
     return replace(measurement(output_tokens=4), load=load, run=run)
 

@@ -252,6 +252,24 @@ def test_a_new_folder_of_ours_is_ignored_by_git_and_an_old_one_or_another_s_is_l
     assert not [*tmp_path.rglob(".gitignore")]
 
 
+@EACH
+@DISK
+@given(data=st.data())
+def test_cut_anywhere_a_prefix_is_read_and_merged_and_the_rest_set_aside(name, data):
+    whole, kept = written(name, 1, 2, 4), (example(1), example(2), example(4))
+    left = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with tempfile.TemporaryDirectory() as folder:
+        path, torn, into = Path(folder, name), Path(folder, f"{name}.torn"), Path(folder, "into.jsonl")
+        path.write_bytes(left)
+        contents, merged = read(path), merged_into(into, path)
+        assert read(into).measurements == contents.measurements == kept[: len(contents.measurements)]
+        again = read(write(path, example(8)))
+        moved = torn.read_bytes() if torn.exists() else b""
+    assert len(contents.measurements) < 3 and left.endswith(moved)
+    assert again.measurements == (*contents.measurements, example(8)) and again.notes == ()
+    assert bool(contents.notes) is (bool(moved) or not left) and bool(merged.notes) is bool(moved)
+
+
 def test_the_note_says_what_was_lost_and_where_the_rest_is_unless_it_cannot_be_set_aside(three):
     os.truncate(three, three.stat().st_size - 1)
     before, aside = three.read_bytes(), three.with_name("records.jsonl.torn")
@@ -378,9 +396,10 @@ def test_what_later_releases_add_is_passed_over_and_kept(three, tmp_path):
     assert concurrencies(into) == [1, 2, 4, 1, 2], "what others wrote with spaces is another line"
 
 
-@pytest.mark.parametrize(
-    "told", [json.dumps("\x1b]0;pwned\x07\x9b2J\u202e")[1:-1], "\x7f\x9b2J\u202e"], ids=["coded", "plain"]
-)
+OBEYED = "\x1b]0;pwned\x07\x9b2J\u202e"
+
+
+@pytest.mark.parametrize("told", [json.dumps(OBEYED)[1:-1], "\x7f\x9b2J\u202e"], ids=["coded", "plain"])
 def test_a_terminal_obeys_nothing_that_a_record_says(tmp_path, told):
     """Neither where JSON has written the character as \\u001b, nor where it stands there itself."""
     path, text = tmp_path / "a.jsonl", written("a.jsonl", 1).decode()
@@ -392,14 +411,10 @@ def test_a_terminal_obeys_nothing_that_a_record_says(tmp_path, told):
         assert shown.isprintable() and "x9b2J" in shown
 
 
-def older(number: int) -> tuple[bytes, str, str]:
-    """An archive of an older format, and what is said of it."""
-    return (DATA / f"archive-format-{number}.jsonl").read_bytes(), f"format {number}", "studies/migrate.py"
-
-
 @pytest.mark.parametrize(("name", "content", "fact", "hint"), [
     ("newer.jsonl", written("a.jsonl", 1) + b'{"kind":"session","format":7}\n', "format 7", "pip install --upgrade"),
-    *((f"older-{number}.jsonl", *older(number)) for number in (1, 2)),
+    *((f"older-{number}.jsonl", (DATA / f"archive-format-{number}.jsonl").read_bytes(), f"format {number}",
+       "studies/migrate.py {path} ") for number in (1, 2)),
     ("notes.txt", b"nothing like it\nat all\n", "line 1 ", ""),
     ("one-line", b"no end of line", "", ""),
     ("other.json", b'{"machine_info": {}}', "", ""),
@@ -415,7 +430,7 @@ def test_other_files_and_formats_are_never_skipped_and_left_alone(tmp_path, name
     path, into = tmp_path / name, tmp_path / "into.jsonl"
     path.write_bytes(content)
     for opening in (read, partial(read, skip_damaged=True), Archive.open, lambda part: merged_into(into, part)):
-        with refused(path, fact, kind=BadArchive, hint=hint):
+        with refused(path, fact, kind=BadArchive, hint=hint.format(path=path)):
             opening(path)
     assert path.read_bytes() == content and {*tmp_path.iterdir()} == {path, into}
 
@@ -534,6 +549,7 @@ def test_an_archive_that_is_lost_without_a_measurement_or_a_wish_to_move_goes_no
         archive.begin({}, {})
         three.unlink()
     archive.close()
+    assert not archive.moved
     with Archive.open(three) as archive:
         archive.add(example(8))
         made_shorter(three)
@@ -555,9 +571,7 @@ def no_room(monkeypatch, *full: Path) -> None:
 
 
 @pytest.mark.parametrize("temporary", [True, False])
-def test_a_full_disk_loses_no_measurement_and_moves_once_beside_the_first_without_a_folder_for_temporary_files(
-    three, elsewhere, monkeypatch, temporary
-):
+def test_a_full_disk_loses_no_measurement_and_moves_once(three, elsewhere, monkeypatch, temporary):
     before = three.read_bytes()
     no_room(monkeypatch, three)
     if not temporary:
@@ -574,9 +588,7 @@ def test_a_full_disk_loses_no_measurement_and_moves_once_beside_the_first_withou
     assert read(second).measurements == (example(8), example(16))
 
 
-def test_what_can_be_written_nowhere_is_said_before_more_is_measured_and_leaves_no_second_file(
-    three, tmp_path, elsewhere, monkeypatch
-):
+def test_what_can_be_written_nowhere_is_said_and_leaves_no_file(three, tmp_path, elsewhere, monkeypatch):
     part = write(tmp_path / "part.jsonl", example(16))
     files, before = {*tmp_path.iterdir()}, part.read_bytes()
     monkeypatch.setattr(Path, "home", lambda: elsewhere)

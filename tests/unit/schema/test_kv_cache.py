@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from refusals import refused
 
@@ -63,12 +63,9 @@ def test_what_the_engine_reports_goes_before_defaults_and_what_was_asked_for():
     sizes = {OPT: 2, with_extra(dtype="float"): 4, replace(OPT, dtype="int3"): None}
     assert {spec: kv_cache.value_bytes(spec) for spec in sizes} == sizes
     assert kv_cache.value_bytes(OPT, Resolved(dtype="float32")) == 4
-
-
-@pytest.mark.parametrize("said", [0, -1, -1000, None])
-def test_a_record_whose_blocks_have_no_size_is_taken_as_one_that_does_not_say(said):
-    assert kv_layout(OPT, Resolved(block_size=said)).block_size == kv_layout(OPT).block_size == 16
-    assert kv_capacity(OPT, 768, Resolved(kv_blocks=481, block_size=said)) == 10
+    for said in (0, -1, -1000, None):  # a record whose blocks have no size is one that does not say
+        assert kv_layout(OPT, Resolved(block_size=said)).block_size == kv_layout(OPT).block_size == 16
+        assert kv_capacity(OPT, 768, Resolved(kv_blocks=481, block_size=said)) == 10
 
 
 @pytest.mark.parametrize(
@@ -133,6 +130,8 @@ def test_bytes_of_a_number_in_the_cache(asked, each):
     assert layout == kv_cache.KvLayout(each, each and 18_432 * each, (None,), 16), "one group, whatever the type"
 
 
+@example(10, 0.5, GIB - 1)
+@example(10, 0.5, GIB)
 @given(st.integers(1, 80), st.floats(0.05, 1), st.integers(0, 80 * GIB))
 def test_the_cache_has_the_share_less_weights_and_four_gib(gib, share, weights):
     left = int(gib * GIB * share) - weights - 4 * GIB
@@ -142,12 +141,6 @@ def test_the_cache_has_the_share_less_weights_and_four_gib(gib, share, weights):
         facts = f"{weights / GIB + 4:.1f} GiB", f"{gib * share:.1f} GiB"
         with refused(*facts, hint="--slm-gpu-memory-utilization"):
             kv_cache.kv_budget_bytes(gib * GIB, share, weights)
-
-
-def test_a_cache_without_a_byte_is_none():
-    assert kv_cache.kv_budget_bytes(10 * GIB, 0.5, GIB - 1) == 1
-    with refused("5.0 GiB"):
-        kv_cache.kv_budget_bytes(10 * GIB, 0.5, GIB)
 
 
 @pytest.mark.parametrize(("text", "size"), [

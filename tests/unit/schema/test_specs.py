@@ -80,7 +80,7 @@ def test_the_key_is_the_same_on_every_machine():
         assert specs.short_hash(facts) == "84afbf1d4853"
 
 
-WRONG = (
+NAMED = (  # a field of another type, or out of range, with its value
     (PLAIN, {"platform": ["tpu"], "interface": ["grpc"], "load_format": ["safetensors"], "extra": [[("a", 1)]],
              "gpu_memory_utilization": [0.0, 1.1, "0.9", True], "max_num_seqs": [64.0], "seed": [True],
              "enforce_eager": [1], "model": [5, "a\x1b[2J\nb"]}),
@@ -89,55 +89,45 @@ WRONG = (
     (ClosedLoop(1), {"concurrency": [0, 1.0, True], "window_s": [math.inf, True, "5"], "ramp_up": ["slow"],
                      "settle_lifetimes": [math.nan, "1"]}),
 )  # fmt: skip
+PAIR, SECOND, SIMULATED = ReplicaSpec((PLAIN, PLAIN)), replace(PLAIN, gpu=1), replace(PLAIN, platform="simulated")
+OF_A_FILE = WorkloadSpec("sharegpt")
+A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
 
 
-@pytest.mark.parametrize(
-    ("usual", "name", "value"),
-    [(usual, name, value) for usual, wrong in WRONG for name, values in wrong.items() for value in values],
-)
-def test_a_field_of_another_type_or_out_of_range_is_named_with_its_value(usual, name, value):
-    with refused(name, repr(value)):
-        replace(usual, **{name: value})
-
-
-BOTH, SECOND, SIMULATED = (PLAIN, PLAIN), replace(PLAIN, gpu=1), replace(PLAIN, platform="simulated")
-
-
-@pytest.mark.parametrize(("kind", "given", "more", "facts"), [
-    (EngineSpec, ["x"], {"platform": "cpu", "kv_cache_bytes": GIB + 1}, (GIB + 1,)),
-    (EngineSpec, ["x"], {"platform": "simulated", "interface": "server"}, ("simulated", "server")),
-    (EngineSpec, ["x"], {"tensor_parallel_size": 0}, ("0 GPUs",)),
-    (remote, ["http://h/v1?key=x"], {}, ("credentials",)),
-    (ReplicaSpec, [()], {}, ()),
-    (ReplicaSpec, [BOTH, "gpus"], {}, ("GPU each",)),
-    (ReplicaSpec, [(PLAIN, replace(SIMULATED, gpu=1)), "gpus"], {}, ("GPU each",)),
-    *((ReplicaSpec, [(PLAIN, other)], {}, ("one device",)) for other in (SECOND, SIMULATED)),
-    (ReplicaSpec, [(PLAIN, SECOND), "gpus"], {"thread_percentage": 5}, ("5", "gpus")),
-    *((ReplicaSpec, [BOTH, "mps"], {"thread_percentage": each}, (f"percentage of {each}", "mps")) for each in (0, 101)),
-    (ReplicaSpec, [BOTH, "mig"], {"thread_percentage": 50}, ("50", "mig")),
-    (ReplicaSpec, [BOTH, "urls"], {}, ("urls",)),
-    *((ReplicaSpec, [(each, each), "mps"], {}, ("mps",)) for each in (remote(), replace(PLAIN, platform="cpu"))),
-    *((WorkloadSpec, ["lengths", "", *each], {}, ("only one",)) for each in
-      (("human-first", None), ("human-first", 512, None), ("vllm", None, 128))),
-    *((WorkloadSpec, ["sharegpt", "", *each], {}, ("only one",)) for each in
-      (("vllm", 128, None), ("human-first", None, 128))),
-    *((WorkloadSpec, [], {name: 0}, ("one request", "one token")) for name in
+@pytest.mark.parametrize(("usual", "changes", "facts"), [
+    *((usual, {name: value}, (name, repr(value))) for usual, wrong in NAMED for name in wrong for value in wrong[name]),
+    (PLAIN, {"platform": "cpu", "kv_cache_bytes": GIB + 1}, (GIB + 1,)),
+    (SIMULATED, {"interface": "server"}, ("simulated", "server")),
+    (PLAIN, {"tensor_parallel_size": 0}, ("0 GPUs",)),
+    (remote(), {"url": "http://h/v1?key=x"}, ("credentials",)),
+    (PAIR, {"engines": ()}, ()),
+    *((PAIR, {"engines": (PLAIN, other)}, ("one device",)) for other in (SECOND, SIMULATED)),
+    *((PAIR, {"sharing": sharing}, (fact,)) for sharing, fact in (("gpus", "GPU each"), ("urls", "urls"))),
+    (PAIR, {"engines": (PLAIN, replace(SIMULATED, gpu=1)), "sharing": "gpus"}, ("GPU each",)),
+    (PAIR, {"engines": (PLAIN, SECOND), "sharing": "gpus", "thread_percentage": 5}, ("percentage of 5", "gpus")),
+    *((PAIR, {"engines": (engine, engine), "sharing": "mps"}, ("mps",)) for engine in
+      (remote(), replace(PLAIN, platform="cpu"))),
+    *((PAIR, {"sharing": how, "thread_percentage": share}, (f"percentage of {share}", how)) for how, share in
+      (("mps", 0), ("mps", 101), ("mig", 50))),
+    *((WorkloadSpec(rule=rule), {name: None}, ("only one",)) for rule, name in
+      (("human-first", "prompt_tokens"), ("human-first", "output_tokens"), ("vllm", "prompt_tokens"))),
+    *((OF_A_FILE, {"rule": rule, name: None}, ("only one",)) for rule, name in
+      (("vllm", "output_tokens"), ("human-first", "prompt_tokens"))),
+    *((WorkloadSpec(), {name: 0}, ("one request", "one token")) for name in
       ("requests", "prompt_tokens", "output_tokens")),
-    (ClosedLoop, [1], {"window_s": 0.0}, ("0.0 s",)),
-    *((OpenLoop, [], each, ()) for each in ({}, {"requests": 1, "window_s": 1.0})),
-    (OpenLoop, [], {"requests": 0}, ("0 requests",)),
-    (OpenLoop, [], {"rate": 1, "window_s": 0.0}, ("0.0 s",)),
-    (OpenLoop, [], {"rate": 1, "window_s": 1.0, "settle_s": -1.0}, ("-1.0 s",)),
-    *((OpenLoop, [], {"rate": rate, "requests": 1}, (f"{rate} requests",)) for rate in (0.0, "fast")),
-    (OpenLoop, [], {"window_s": 1.0}, ("at once",)),
-    (OpenLoop, [], {"rate": 1, "requests": 1, "max_concurrency": 0}, ("at most 0",)),
-    (OpenLoop, [], {"rate": 1, "requests": 1, "burstiness": 0.0}, ("burstiness 0.0",)),
-    (OpenLoop, [], {"requests": 1, "burstiness": 2.0}, ("burstiness",)),
-    (OpenLoop, [], {"rate": 1, "window_s": 1.0, "settle_s": 2.0, "steps": ((1, 9), (1, 2.0))}, ("2 s",)),
+    (ClosedLoop(1), {"window_s": 0.0}, ("0.0 s",)),
+    *((A_JOB, {name: value}, (fact,)) for name, value, fact in (
+        ("window_s", 1.0, ""), ("requests", None, ""), ("requests", 0, "0 requests"), ("rate", 0.0, "0.0 requests"),
+        ("rate", "fast", "fast"), ("max_concurrency", 0, "at most 0"), ("burstiness", 0.0, "burstiness 0.0"),
+    )),
+    (OpenLoop(requests=1), {"burstiness": 2.0}, ("burstiness",)),
+    *((A_WINDOW, {name: value}, (fact,)) for name, value, fact in
+      (("window_s", 0.0, "0.0 s"), ("settle_s", -1.0, "-1.0 s"), ("rate", math.inf, "at once"))),
+    (A_WINDOW, {"settle_s": 2.0, "steps": ((1, 9), (1, 2.0))}, ("2 s",)),
 ])  # fmt: skip
-def test_what_cannot_be_asked_for(kind, given, more, facts):
+def test_what_cannot_be_asked_for(usual, changes, facts):
     with refused(*facts):
-        kind(*given, **more)
+        replace(usual, **changes)
 
 
 def test_what_is_just_possible_is_taken():

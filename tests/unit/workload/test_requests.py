@@ -25,14 +25,7 @@ from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadDataset
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload import requests
-from pytest_slmserve.workload.requests import (
-    ChatTurn,
-    DamagedDataset,
-    build_workload,
-    read_conversations,
-    sample_as_vllm,
-    synthetic_requests,
-)
+from pytest_slmserve.workload.requests import DamagedDataset, build_workload, read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import BLOCK, first_in_order, shipped_lengths, within_vllm_limits
 
 NATURAL = {"prompt_tokens": None, "output_tokens": None}
@@ -41,7 +34,7 @@ SEEDS = st.integers(-(2**40), 2**40)
 RULES = st.sampled_from(["human-first", "vllm"])
 INVENTED = DATA / "invented.json"
 WHOLE = INVENTED.read_bytes().rstrip()
-TURNS = [tuple(ChatTurn(t["from"], t["value"]) for t in c["conversations"]) for c in json.loads(WHOLE)]
+TURNS = [tuple(requests.ChatTurn(t["from"], t["value"]) for t in c["conversations"]) for c in json.loads(WHOLE)]
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -94,14 +87,14 @@ def test_workloads_are_the_same_for_ever(spec, tokenizer, hash_):
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(40, 60_000), SEEDS)
 def test_synthetic_prompts_have_the_lengths_asked_for_and_share_no_prefix(lengths, vocabulary, seed):
-    made = synthetic_requests([(n, n + 1) for n in lengths], vocabulary, seed)
+    made = requests.synthetic_requests([(n, n + 1) for n in lengths], vocabulary, seed)
     assert lengths_of(made) == [(n, n + 1) for n in lengths]
     assert all(4 <= token < vocabulary for request in made for token in request.prompt)
     assert len({request.prompt[0] for request in made}) == len(made)
 
 
 def test_synthetic_prompts_use_the_whole_vocabulary_and_begin_one_after_the_other():
-    prompts = [request.prompt for request in synthetic_requests([(200, 1)] * 10, 12, seed=3)]
+    prompts = [request.prompt for request in requests.synthetic_requests([(200, 1)] * 10, 12, seed=3)]
     assert {token for prompt in prompts for token in prompt} == set(range(4, 12))
     assert all((later[0] - earlier[0]) % 8 == 1 for earlier, later in pairwise(prompts))
 
@@ -356,10 +349,8 @@ def test_a_missing_package_is_named(monkeypatch, package, use):
 
 def talk(*lengths: tuple[int, int]):
     """Conversations of so many words each way."""
-    return [
-        (ChatTurn("human", " ".join([str(n), *["w"] * (a - 1)])), ChatTurn("gpt", " ".join(["w"] * b)))
-        for n, (a, b) in enumerate(lengths)
-    ]
+    said = ((" ".join([str(n), *["w"] * (a - 1)]), " ".join(["w"] * b)) for n, (a, b) in enumerate(lengths))
+    return [(requests.ChatTurn("human", asked), requests.ChatTurn("gpt", reply)) for asked, reply in said]
 
 
 def sample_by_hand(conversations, count, seed, output):
@@ -387,7 +378,7 @@ LENGTHS = st.tuples(st.sampled_from(BOUNDS), st.sampled_from(BOUNDS))
 
 @given(st.lists(LENGTHS, max_size=20), SEEDS, st.integers(1, 30), st.sampled_from([None, 1, 4, 128, 1024, 1030]))
 def test_every_request_is_the_one_that_vllm_takes(lengths, seed, count, output):
-    conversations = [*talk((4, 4), *lengths), (ChatTurn("human", "alone and none of it"),)]
+    conversations = [*talk((4, 4), *lengths), (requests.ChatTurn("human", "alone and none of it"),)]
     before = random.getstate()
     drawn = sample_as_vllm(conversations, by_words, count, seed=seed, output_tokens=output)
     assert random.getstate() == before, "Python's own stream is left alone"
@@ -417,4 +408,4 @@ def test_no_more_is_tokenised_than_is_needed():
 
 def test_nothing_within_the_bounds_is_an_error():
     with refused(" 2 conversations", kind=BadDataset, hint="larger dataset"):
-        sample_as_vllm([*talk((3, 4), (4, 3)), (ChatTurn("human", "alone"),)], by_words, 1)
+        sample_as_vllm([*talk((3, 4), (4, 3)), (requests.ChatTurn("human", "alone"),)], by_words, 1)
