@@ -231,7 +231,7 @@ def test_the_cache_that_a_checkpoint_asks_for(own, each):
 def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):
     spec = with_extra(EngineSpec("mine", model_facts=quantized(own)), **({"quantization": asked} if asked else {}))
     if facts is None:
-        kv_cache.check_quantization(spec)
+        assert kv_cache.check_quantization(spec) is None
     else:
         with refused("mine", *facts, hint=f"--slm-quantization {'awq' if own else 'fp8'}"):
             kv_cache.check_quantization(spec)
