@@ -15,9 +15,10 @@ from refusals import refused
 
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.workload.requests import build_workload, read_conversations, sample_as_vllm
+from pytest_slmserve.workload.requests import build_workload, read_conversations
 from pytest_slmserve.workload.tokens import first_in_order, hub_tokenizer
 
+Sample = list[tuple[str, int, int]]  # text, prompt and output tokens of each request
 AXES = {"tokenizer": ("plain", "bos"), "seed": (0, 7), "requests": (1, 25, 100), "output": (None, 1, 128, 1024, 1030)}
 CONFIGURATIONS = [dict(zip(AXES, values)) for values in product(*AXES.values())]
 BY_VLLM = """
@@ -39,14 +40,8 @@ BY_VLLM = """
     tokenizers = {name: Remembering(f"{folder}/{name}") for name in ("plain", "bos")}
     found = []
     for asked in json.load(open(f"{folder}/asked.json")):
-        dataset = ShareGPTDataset(
-            dataset_path=f"{folder}/sharegpt.json", random_seed=asked["seed"]
-        )
-        samples = dataset.sample(
-            tokenizers[asked["tokenizer"]],
-            asked["requests"],
-            output_len=asked["output"],
-        )
+        dataset = ShareGPTDataset(dataset_path=f"{folder}/sharegpt.json", random_seed=asked["seed"])
+        samples = dataset.sample(tokenizers[asked["tokenizer"]], asked["requests"], output_len=asked["output"])
         found.append([(s.prompt, s.prompt_len, s.expected_output_len) for s in samples])
     json.dump(found, open(f"{folder}/found.json", "w"))
 """
@@ -64,7 +59,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def by_vllm(vllm_here, folder) -> list[list[tuple[str, int, int]]]:
+def by_vllm(vllm_here, folder) -> list[Sample]:
     """What vLLM's own class samples in each of the configurations."""
     (folder / "asked.json").write_text(json.dumps(CONFIGURATIONS))
     command = [sys.executable, "-c", dedent(BY_VLLM), str(folder)]
@@ -73,95 +68,59 @@ def by_vllm(vllm_here, folder) -> list[list[tuple[str, int, int]]]:
     return [[tuple(row) for row in rows] for rows in json.loads((folder / "found.json").read_text())]
 
 
-def ours(folder: Path, configurations) -> list[list[tuple[str, int, int]]]:
-    conversations = list(read_conversations(folder / "sharegpt.json"))
-    tokenizers = {
-        name: remembering(hub_tokenizer(str(folder / name), special_tokens=True)) for name in ("plain", "bos")
-    }
-    drawn = (
-        sample_as_vllm(
-            conversations,
-            tokenizers[asked["tokenizer"]],
-            asked["requests"],
-            seed=asked["seed"],
-            output_tokens=asked["output"],
-        )
-        for asked in configurations
+def ours(folder: Path, *, tokenizer: str, seed: int, requests: int, output: int | None) -> Sample:
+    """From the specification that options make to the requests that are measured."""
+    spec = WorkloadSpec(
+        "sharegpt",
+        str(folder / "sharegpt.json"),
+        "vllm",
+        None,
+        output,
+        requests,
+        seed,
+        tokenizer=str(folder / tokenizer),
     )
-    return [[(each.text, len(each.prompt), each.output_tokens) for each in rows] for rows in drawn]
-
-
-def remembering(tokenize):
-    known: dict[str, list[int]] = {}
-
-    def ask(texts):
-        new = [text for text in texts if text not in known]
-        known.update(zip(new, tokenize(new) if new else []))
-        return [known[text] for text in texts]
-
-    return ask
-
-
-def test_every_request_is_vllms_own(by_vllm, folder):
-    for asked, theirs, mine in zip(CONFIGURATIONS, by_vllm, ours(folder, CONFIGURATIONS), strict=True):
-        assert mine == theirs, asked
+    made = build_workload(spec, model_of("opt-125m")).requests
+    ids = hub_tokenizer(spec.tokenizer, special_tokens=True)([r.text for r in made])
+    assert [list(r.prompt) for r in made] == ids
+    return [(r.text, len(r.prompt), r.output_tokens) for r in made]
 
 
 def test_every_request_of_a_workload_is_vllms_own(by_vllm, folder):
-    """From the specification that options make to the requests that are measured: text, ids and output."""
     assert len(CONFIGURATIONS) == 60
     for asked, theirs in zip(CONFIGURATIONS, by_vllm, strict=True):
-        tokenizer = str(folder / asked["tokenizer"])
-        spec = WorkloadSpec(
-            source="sharegpt",
-            path=str(folder / "sharegpt.json"),
-            rule="vllm",
-            prompt_tokens=None,
-            output_tokens=asked["output"],
-            requests=asked["requests"],
-            seed=asked["seed"],
-            tokenizer=tokenizer,
-        )
-        made = build_workload(spec, model_of("opt-125m"))
-        assert [(r.text, len(r.prompt), r.output_tokens) for r in made.requests] == theirs, asked
-        ids = hub_tokenizer(tokenizer, special_tokens=True)([r.text for r in made.requests])
-        assert [list(r.prompt) for r in made.requests] == ids
+        assert ours(folder, **asked) == theirs, asked
 
 
 def test_the_comparison_would_see_a_difference(by_vllm, folder):
-    """Another seed, tokens without <s>, an output that is not asked for: none of them passes as vLLM's."""
-    usual = [n for n, asked in enumerate(CONFIGURATIONS) if asked["requests"] == 25]
-    for changed in (lambda asked: {"seed": asked["seed"] + 1}, lambda asked: {"output": (asked["output"] or 5) + 1}):
-        other = ours(folder, [CONFIGURATIONS[n] | changed(CONFIGURATIONS[n]) for n in usual])
-        assert all(mine != by_vllm[n] for n, mine in zip(usual, other, strict=True))
-    bos = [n for n in usual if CONFIGURATIONS[n]["tokenizer"] == "bos"]
-    other = ours(folder, [CONFIGURATIONS[n] | {"tokenizer": "plain"} for n in bos])
-    assert all(mine != by_vllm[n] for n, mine in zip(bos, other, strict=True))
+    """Another seed, an output that is not asked for, tokens without <s>: none of them passes as vLLM's."""
+    for asked, theirs in zip(CONFIGURATIONS, by_vllm, strict=True):
+        if asked["requests"] == 25:
+            others = [{"seed": asked["seed"] + 1}, {"output": (asked["output"] or 5) + 1}]
+            others += [{"tokenizer": "plain"}] if asked["tokenizer"] == "bos" else []
+            assert theirs not in [ours(folder, **asked | other) for other in others], asked
 
 
 def test_the_lengths_lie_on_every_bound(by_vllm):
     """Negative control of the dataset: a bound that is off by one changes what is kept."""
     kept = {(prompt, output) for rows in by_vllm for _, prompt, output in rows}
     prompts, totals = {prompt for prompt, _ in kept}, {prompt + output for prompt, output in kept}
-    assert (min(prompts), max(prompts), max(totals)) == (4, 1024, 2048)
-    replies = {
-        output for asked, rows in zip(CONFIGURATIONS, by_vllm) for _, _, output in rows if asked["output"] is None
-    }
-    assert min(replies) == 4
+    natural = [rows for asked, rows in zip(CONFIGURATIONS, by_vllm) if asked["output"] is None]
+    replies = {output for rows in natural for _, _, output in rows}
+    assert (min(prompts), max(prompts), max(totals), min(replies)) == (4, 1024, 2048, 4)
 
 
 def test_with_fixed_lengths_the_rule_takes_vllms_conversations_in_an_order_of_our_own(by_vllm, folder):
     asked = {"tokenizer": "plain", "seed": 0, "requests": 25, "output": None}
     theirs = [prompt for prompt, _, _ in by_vllm[CONFIGURATIONS.index(asked)]]
     paired = (each[:2] for each in read_conversations(folder / "sharegpt.json") if len(each) >= 2)
-    picked = first_in_order(paired, seed=0, limit=1000)
-    assert set(theirs) <= {prompt.text for prompt, _ in picked}
-    assert [prompt.text for prompt, _ in picked if prompt.text in set(theirs)] != theirs
+    picked = [prompt.text for prompt, _ in first_in_order(paired, seed=0, limit=1000)]
+    assert set(theirs) <= set(picked) and [text for text in picked if text in theirs] != theirs
 
 
 def test_a_folder_with_a_tokenizer_and_one_without(folder, tmp_path):
-    words = {name: hub_tokenizer(str(folder / name)) for name in ("plain", "bos")}
-    assert words["plain"](["w x", "w"]) == words["bos"](["w x", "w"]) == [[2, 0], [2]]
-    assert hub_tokenizer(str(folder / "bos"), special_tokens=True)(["w"]) == [[1, 2]]
+    for name, special in (("plain", [[2]]), ("bos", [[1, 2]])):
+        assert hub_tokenizer(str(folder / name))(["w x", "w"]) == [[2, 0], [2]]
+        assert hub_tokenizer(str(folder / name), special_tokens=True)(["w"]) == special
     with refused(tmp_path, hint="tokenizer.json"):
         hub_tokenizer(str(tmp_path))

@@ -14,8 +14,8 @@ from pytest_slmserve.workload.arrivals import load_trace
 from pytest_slmserve.workload.requests import DamagedDataset, build_workload, dataset_path, read_conversations
 from pytest_slmserve.workload.tokens import first_in_order, opt_tokenizer, within_vllm_limits
 
-NATURAL = {"prompt_tokens": None, "output_tokens": None}
 OPT = model_of("opt-125m")
+NATURAL = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=64)
 
 
 @pytest.fixture
@@ -24,22 +24,24 @@ def packaged() -> Path:
     return dataset_path("")
 
 
+def lengths_of(made) -> list[tuple[int, int]]:
+    return [(len(r.prompt), r.output_tokens) for r in made.requests]
+
+
 def test_the_package_and_the_shipped_lengths_give_the_same_lengths(packaged):
-    spec = WorkloadSpec(**NATURAL, requests=64, accept_truncated=True)
-    shipped, ours = build_workload(spec, OPT), build_workload(replace(spec, source="sharegpt"), OPT)
-    lengths = [[(len(r.prompt), r.output_tokens) for r in made.requests] for made in (shipped, ours)]
-    assert lengths[0] == lengths[1] and ours.hash != shipped.hash
+    shipped, ours = (build_workload(replace(NATURAL, source=source, accept_truncated=True), OPT)
+                     for source in ("lengths", "sharegpt"))  # fmt: skip
+    assert lengths_of(shipped) == lengths_of(ours) and ours.hash != shipped.hash
 
 
 def test_the_same_under_vllms_rule(packaged):
     """Its natural requests of a file are vLLM's own sample, in another order: so conversation by conversation."""
-    shipped = build_workload(WorkloadSpec(**NATURAL, rule="vllm", requests=64), OPT)
     read = (each[:2] for each in read_conversations(packaged, []) if len(each) >= 2)
     picked = first_in_order(read, seed=0, limit=500)
-    tokenize = opt_tokenizer(OPT)
-    prompts, replies = (tokenize([conversation[turn].text for conversation in picked]) for turn in (0, 1))
-    kept = [(len(a), len(b)) for a, b in zip(prompts, replies) if within_vllm_limits(len(a), len(b))]
-    assert kept[:64] == [(len(r.prompt), r.output_tokens) for r in shipped.requests]
+    ids = (opt_tokenizer(OPT)([conversation[turn].text for conversation in picked]) for turn in (0, 1))
+    pairs = [(len(prompt), len(reply)) for prompt, reply in zip(*ids)]
+    kept = [pair for pair in pairs if within_vllm_limits(*pair)]
+    assert kept[:64] == lengths_of(build_workload(replace(NATURAL, rule="vllm"), OPT))
 
 
 def test_the_package_ends_early_where_it_is_known_to(packaged):
@@ -48,19 +50,13 @@ def test_the_package_ends_early_where_it_is_known_to(packaged):
     assert (damage.value.byte, damage.value.conversations) == (125_509_632, 17_671)
 
 
-@pytest.fixture(scope="module")
-def azure_2023() -> Path:
+def test_azures_trace_of_conversations():
     """AzureLLMInferenceTrace_conv.csv of AzurePublicDataset, at the path in SLM_AZURE_TRACE."""
     path = Path(os.environ.get("SLM_AZURE_TRACE", ""))
     if not path.is_file():
         pytest.skip("needs the Azure LLM inference trace of conversations, 2023: SLM_AZURE_TRACE=its path")
-    return path
-
-
-def test_azures_trace_of_conversations(azure_2023):
-    whole = load_trace(azure_2023, max_model_len=20_000)
+    whole, short = (load_trace(path, max_model_len=longest) for longest in (20_000, 2048))
     assert (len(whole.rows), whole.left_out, whole.rows[-1].offset_s) == (19_366, 0, 3501.721937)
-    short = load_trace(azure_2023, max_model_len=2048)
     assert (len(short.rows), short.left_out) == (19_366 - 2_838, 2_838)
-    times = load_trace(azure_2023, max_model_len=20_000, until_s=600).times(speed=2)
+    times = load_trace(path, max_model_len=20_000, until_s=600).times(speed=2)
     assert len(times) > 2000 and times[-1] == pytest.approx(300, abs=2)

@@ -13,36 +13,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
-from stored_records import BUSY, KNOWN, engine_alone, repeats
+from stored_records import BASELINE, BUSY, KNOWN, engine_alone, repeats
 from strategies import measurement
 
 from pytest_slmserve.analysis.gate.decision import Calibration, Comparison, GateCriteria, PairNoise, Rates
 from pytest_slmserve.analysis.gate.diagnosis import Waiver
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, Launch, PairOfLaunches
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.archive.baselines import (
-    SUFFIX,
-    NoiseKey,
-    StoredNoise,
-    accept,
-    baseline,
-    baseline_name,
-    baselines,
-    judged_by_noise,
-    keep,
-    kept_archives,
-    noise_key,
-    read_calibrations,
-    read_waivers,
-)
+from pytest_slmserve.archive import baselines
+from pytest_slmserve.archive.baselines import SUFFIX, accept, baseline, keep, noise_key, read_calibrations
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.records import Environment, Measurement, Replica
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
-GOOD = repeats([1000, 1001, 1002])
-CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
 ON_CPU = Environment(platform="cpu", vllm="0.32.0", cpu="Xeon", cores=2)
 NAME = "h200-vllm-0.26.0"
 
@@ -51,91 +36,73 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# Names
-
-
-@pytest.mark.parametrize(
-    ("environment", "name"),
-    [
-        (KNOWN, NAME),
-        (replace(KNOWN, gpu_name="NVIDIA A100-SXM4-80GB", vllm="0.27.0rc1+cu1"), "a100-sxm4-80gb-vllm-0.27.0rc1+cu1"),
-        (replace(KNOWN, gpu_name="NVIDIA GeForce RTX 4090"), "geforce-rtx-4090-vllm-0.26.0"),
-        (replace(KNOWN, gpu_name="NVIDIA H200 MIG 1g.18gb"), "h200-mig-1g.18gb-vllm-0.26.0"),
-        (ON_CPU, "cpu-vllm-0.32.0"),
-        (Environment(platform="simulated", gpu_name="simulated"), "simulated"),
-        (replace(KNOWN, vllm=None), None),
-        (replace(KNOWN, vllm="../.."), None),
-        (replace(KNOWN, gpu_name=None), None),
-        (Environment(), None),
-    ],
-)
+@pytest.mark.parametrize(("environment", "name"), [
+    (KNOWN, NAME),
+    (replace(KNOWN, gpu_name="NVIDIA A100-SXM4-80GB", vllm="0.27.0rc1+cu1"), "a100-sxm4-80gb-vllm-0.27.0rc1+cu1"),
+    (replace(KNOWN, gpu_name="NVIDIA GeForce RTX 4090"), "geforce-rtx-4090-vllm-0.26.0"),
+    (replace(KNOWN, gpu_name="NVIDIA H200 MIG 1g.18gb"), "h200-mig-1g.18gb-vllm-0.26.0"),
+    (ON_CPU, "cpu-vllm-0.32.0"),
+    (Environment(platform="simulated", gpu_name="simulated"), "simulated"),
+    (replace(KNOWN, vllm=None), None),
+    (replace(KNOWN, vllm="../.."), None),
+    (replace(KNOWN, gpu_name=None), None),
+    (Environment(), None),
+])  # fmt: skip
 def test_a_name_is_of_device_and_release(environment, name):
-    assert baseline_name(environment) == name
+    assert baselines.baseline_name(environment) == name
 
 
 @given(st.text(max_size=12), st.text(min_size=1, max_size=12))
 def test_whatever_a_device_is_called_its_name_stays_in_the_folder(gpu_name, vllm):
-    name = baseline_name(replace(KNOWN, gpu_name=gpu_name, vllm=vllm))
+    name = baselines.baseline_name(replace(KNOWN, gpu_name=gpu_name, vllm=vllm))
     if name is not None:
         assert Path("folder", name).parent == Path("folder") and not name.startswith((".", "-"))
         assert name.isascii() and name == name.lower()
 
 
-# What is kept
-
-
 def test_what_is_kept_is_an_ordinary_archive_made_in_its_own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    kept, left_out = accept(GOOD, tmp_path / "new" / "folder", claims={"rows": []})
-    (path,) = kept
-    assert path == tmp_path / "new" / "folder" / f"{NAME}.jsonl.xz" and left_out == [] and kept[path] == GOOD
+    path = tmp_path / "new" / "folder" / f"{NAME}.jsonl.xz"
+    assert accept(BASELINE, path.parent, claims={"rows": []}) == ({path: BASELINE}, [])
     contents = read(path)
-    assert [m.id for m in contents.measurements] == [m.id for m in GOOD] and contents.claims == {"rows": []}
+    assert [m.id for m in contents.measurements] == [m.id for m in BASELINE] and contents.claims == {"rows": []}
     assert names(path.parent) == [path.name] and contents.plans[0][1] == {}
 
 
-@pytest.mark.parametrize(
-    ("bad", "facts"),
-    [
-        (engine_alone(failures=2), ["2 requests"]),
-        (engine_alone(preempted=3), ["3 preemptions"]),
-        (engine_alone(environment=replace(KNOWN, vllm=None)), ["vLLM", "known"]),
-        (replace(GOOD[0], replica=Replica("g", 0, 2, "s", "mps")), ["several engines"]),
-        (replace(GOOD[0], load=OpenLoop(requests=8)), ["steady"]),
-        (replace(GOOD[0], load=ClosedLoop(8, requests=8)), ["steady"]),
-    ],
-)
+@pytest.mark.parametrize(("bad", "facts"), [
+    (engine_alone(failures=2), ["2 requests"]),
+    (engine_alone(preempted=3), ["3 preemptions"]),
+    (engine_alone(environment=replace(KNOWN, vllm=None)), ["vLLM", "known"]),
+    (replace(BASELINE[0], replica=Replica("g", 0, 2, "s", "mps")), ["several engines"]),
+    (replace(BASELINE[0], load=OpenLoop(requests=8)), ["steady"]),
+    (replace(BASELINE[0], load=ClosedLoop(8, requests=8)), ["steady"]),
+])  # fmt: skip
 def test_what_is_invalid_or_no_part_of_a_baseline_is_left_out_and_told(bad, facts, tmp_path):
-    by_path, [(left_out, reason)] = accept([*GOOD, bad], tmp_path)
-    assert [*by_path.values()] == [GOOD] and left_out is bad and all(fact in reason for fact in facts)
-    with refused(reason):
-        accept([bad], tmp_path / "other")
-    with refused():
-        accept([], tmp_path / "other")
+    by_path, [(left_out, reason)] = accept([*BASELINE, bad], tmp_path)
+    assert [*by_path.values()] == [BASELINE] and left_out is bad and all(fact in reason for fact in facts)
+    for nothing, why in (([bad], reason), ([], "")):
+        with refused(why):
+            accept(nothing, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
-def test_engines_that_shared_a_device_are_kept_all_or_none(tmp_path):
+def test_engines_that_shared_a_device_are_kept_all_or_none_and_what_is_degraded_or_noisy_is_kept(tmp_path):
     def run(group, **facts):
         part = Replica(group, 0, 2, "s", "mps")
         first, second = engine_alone(launch="a", repeat=4), engine_alone(launch="b", repeat=4, **facts)
         return [replace(first, replica=part), replace(second, replica=replace(part, index=1))]
 
     sound, broken, torn = run("one"), run("two", failures=2), run("three")[:1]
+    degraded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+    noisy = {**BUSY, sensors.STOLEN_CORES: 0.5}
+    sound += [engine_alone(columns=seen, repeat=5 + i) for i, seen in enumerate((degraded, noisy))]
     kept, left_out = accept([*sound, *broken, *torn], tmp_path)
     assert [*kept.values()] == [sound] and [m for m, _ in left_out] == [*broken, *torn]
     assert all("replica 2" in why for _, why in left_out[:2]) and "several engines" in left_out[2][1]
 
 
-@pytest.mark.parametrize("seen", [CROWDED, {**BUSY, sensors.STOLEN_CORES: 0.5}], ids=["degraded", "noisy"])
-def test_what_is_degraded_or_noisy_is_kept(seen, tmp_path):
-    doubtful = engine_alone(columns=seen, repeat=5)
-    kept, left_out = accept([*GOOD, doubtful], tmp_path)
-    assert left_out == [] and [*kept.values()] == [[*GOOD, doubtful]]
-
-
 def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
-    accept(GOOD, tmp_path)
+    accept(BASELINE, tmp_path)
     path = tmp_path / f"{NAME}.jsonl.xz"
     before = path.read_bytes()
     other = [*repeats([2000], 16), engine_alone(environment=replace(KNOWN, gpu_name="NVIDIA H100"))]
@@ -149,42 +116,35 @@ def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
 
 def test_each_device_and_release_has_its_own(tmp_path):
     newer, on_cpu = replace(KNOWN, vllm="0.27.0"), repeats([9, 9], environment=ON_CPU, sensed=False)
-    kept, _ = accept([*GOOD, *repeats([5, 5], environment=newer), *on_cpu], tmp_path)
+    kept, _ = accept([*BASELINE, *repeats([5, 5], environment=newer), *on_cpu], tmp_path)
     assert [path.name for path in kept] == [f"{name}{SUFFIX}" for name in (NAME, "h200-vllm-0.27.0", "cpu-vllm-0.32.0")]
-    assert [len(each.measurements) for each in baselines(tmp_path).values()] == [2, 3, 2]
-    assert kept_archives(tmp_path) == {path.name.removesuffix(SUFFIX): path for path in sorted(kept)}
+    assert [len(each.measurements) for each in baselines.baselines(tmp_path).values()] == [2, 3, 2]
+    assert baselines.kept_archives(tmp_path) == {path.name.removesuffix(SUFFIX): path for path in sorted(kept)}
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+def test_where_it_cannot_be_written_nothing_is_left(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
+    endless = replace(BASELINE[0], run=replace(BASELINE[0].run, began_s=float("inf")))
+    with refused("finite", kind=BadArchive):
+        accept([*BASELINE, endless], tmp_path / "new")
     with refused(tmp_path / "file", hint="--folder") as error:
-        accept(GOOD, tmp_path / "file")
+        accept(BASELINE, tmp_path / "file")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pytest_slmserve.archive.store._append", full)
     with refused("No space left", hint="--folder") as other:
-        accept(GOOD, tmp_path / "new")
+        accept(BASELINE, tmp_path / "new")
     assert "--slm-records" not in f"{error.value}{other.value}" and names(tmp_path / "new") == []
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path):
-    endless = replace(GOOD[0], run=replace(GOOD[0].run, began_s=float("inf")))
-    with refused("finite", kind=BadArchive):
-        accept([*GOOD, endless], tmp_path)
-    assert names(tmp_path) == []
-
-
-# How it is found
-
-
 def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
-    accept(GOOD, tmp_path)
+    accept(BASELINE, tmp_path)
     (tmp_path / f"broken{SUFFIX}").write_text("not xz")
     (tmp_path / f"folder{SUFFIX}").mkdir()
     (tmp_path / "notes.txt").write_text("of no concern")
-    (bad, broken), (path, good) = baselines(tmp_path).items()
+    (bad, broken), (path, good) = baselines.baselines(tmp_path).items()
     assert (bad.name, broken.measurements) == (f"broken{SUFFIX}", ()) and "xz" in broken.notes[0]
     assert (path.name, len(good.measurements), good.notes) == (f"{NAME}{SUFFIX}", 3, ())
     with pytest.raises(BadArchive):
@@ -192,21 +152,19 @@ def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
 
 
 def test_one_is_found_by_its_name_or_path(tmp_path):
-    ((path, _),) = accept(GOOD, tmp_path)[0].items()
+    ((path, _),) = accept(BASELINE, tmp_path)[0].items()
     assert baseline(tmp_path, NAME) == baseline(tmp_path, f"{NAME}.jsonl.xz") == (path, read(path))
     with refused(f"../{NAME}", tmp_path, hint=NAME):
         baseline(tmp_path, f"../{NAME}")
     with refused(NAME, tmp_path / "none", hint="--save"):
         baseline(tmp_path / "none", NAME)
-    assert baselines(tmp_path / "none") == {}
-    later = replace(GOOD[0], measured_at="2027-01-01T00:00:00.000+00:00")
+    assert baselines.baselines(tmp_path / "none") == {}
+    later = replace(BASELINE[0], measured_at="2027-01-01T00:00:00.000+00:00")
     with Archive.open(path) as archive:
         archive.begin({}, {})
         archive.add(later)
-    assert [m.id for m in baseline(tmp_path / "none", str(path))[1].measurements] == [later.id], (
-        "of a path the last run of each case"
-    )
-    assert len(baseline(tmp_path, NAME)[1].measurements) == 4
+    last_of_each_case = baseline(tmp_path / "none", str(path))[1].measurements
+    assert [m.id for m in last_of_each_case] == [later.id] and len(baseline(tmp_path, NAME)[1].measurements) == 4
 
 
 # The noise of a runner
@@ -214,69 +172,58 @@ def test_one_is_found_by_its_name_or_path(tmp_path):
 HERE = Environment(platform="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
 
 
-def seen(*loads: int, where: Environment = HERE, **facts: object) -> list[Measurement]:
+def seen(*loads: int, **facts: object) -> list[Measurement]:
     """What one launch measured; facts: of its loads."""
-    return [
-        replace(measurement(), environment=where, load=ClosedLoop(n, **facts))  # type: ignore[arg-type]
-        for n in loads
-    ]
+    return [replace(measurement(), environment=HERE, load=ClosedLoop(n, **facts)) for n in loads]  # type: ignore[arg-type]
 
 
 BOTH = seen(8, 256)
-PLACE = noise_key(BOTH, GateCriteria())
+USUAL = GateCriteria()
+PLACE = noise_key(BOTH, USUAL)
 RATES = Rates(0.0, 0.99, 4.2)
 NOISE = Calibration(PairNoise(("tokens/s",), ((0.01,), (-0.01,))), RATES, {"tokens/s": Rates(0.5, 0.0, 5.0)})
-KEPT = StoredNoise(PLACE, "2026-11-21T12:00:00+00:00", NOISE)
+KEPT = baselines.StoredNoise(PLACE, "2026-11-21T12:00:00+00:00", NOISE)
 
 
-def test_what_was_kept_is_found_again_beside_the_archive(tmp_path):
-    records = tmp_path / "new" / "records.jsonl"
+def of_each(**changes: object) -> list[Measurement]:
+    return [replace(m, **changes) for m in BOTH]
+
+
+ONE = BOTH[0]
+
+
+@pytest.mark.parametrize(("launch", "terms", "is_here"), [
+    (of_each(environment=replace(HERE, vllm="0.27.0")), [USUAL], True),
+    (of_each(environment=replace(HERE, driver="590.2")), [USUAL], False),
+    (seen(8, 128), [USUAL], False),
+    (seen(8, 256, ramp_up="burst"), [USUAL], False),
+    (seen(8, 256, window_s=1.0), [USUAL], False),
+    (of_each(spec=replace(ONE.spec, model="facebook/opt-2.7b")), [USUAL], False),
+    (of_each(spec=replace(ONE.spec, interface="server")), [USUAL], False),
+    ([ONE, replace(BOTH[1], workload=replace(ONE.workload, hash="other"))], [USUAL], False),
+    *((BOTH, terms, False) for terms in ([GateCriteria(0.05)], [GateCriteria(pairs=8)], [USUAL, "cold"])),
+])  # fmt: skip
+def test_a_place_is_told_by_what_moves_its_noise(launch, terms, is_here):
+    facts = "opt-1.3b", (8, 256), "cuda", "NVIDIA H200", "580.1", 0.03, 12, "warm", PLACE.asked
+    assert baselines.NoiseKey(*facts) == PLACE and (noise_key(launch, *terms) == PLACE) is is_here
+    assert noise_key([replace(ONE, load=OpenLoop(requests=5))], USUAL).loads == (0,)
+    for name, value, fact in (("margin", 2.0, "2"), ("pairs", 1, "1 pairs")):
+        with refused(fact):
+            replace(PLACE, **{name: value})
+
+
+def test_what_was_kept_is_found_again_beside_the_archive_and_the_last_of_a_place_counts(tmp_path):
+    records, path = tmp_path / "new" / "records.jsonl", tmp_path / "new" / "calibration.json"
     assert read_calibrations(records) == {}
     keep(records, KEPT)
-    assert names(tmp_path / "new") == ["calibration.json"] and read_calibrations(records) == {PLACE: KEPT}
-
-
-def test_a_place_is_told_by_what_moves_its_noise():
-    assert NoiseKey("opt-1.3b", (8, 256), "cuda", "NVIDIA H200", "580.1", 0.03, 12, "warm", PLACE.asked) == PLACE
-    (small, large), spec, requests = BOTH, BOTH[0].spec, BOTH[0].workload
-    others = [
-        noise_key(seen(8, 256, where=replace(HERE, driver="590.2")), GateCriteria()),
-        noise_key(seen(8, 128), GateCriteria()),
-        noise_key(seen(8, 256, ramp_up="burst"), GateCriteria()),
-        noise_key(seen(8, 256, window_s=1.0), GateCriteria()),
-        noise_key([replace(m, spec=replace(spec, model="facebook/opt-2.7b")) for m in BOTH], GateCriteria()),
-        noise_key([replace(m, spec=replace(spec, interface="server")) for m in BOTH], GateCriteria()),
-        noise_key([small, replace(large, workload=replace(requests, hash="other"))], GateCriteria()),
-        noise_key(BOTH, GateCriteria(0.05)),
-        noise_key(BOTH, GateCriteria(pairs=8)),
-        noise_key(BOTH, GateCriteria(), "cold"),
-    ]
-    assert len({PLACE, *others}) == 11
-    assert noise_key(seen(8, 256, where=replace(HERE, vllm="0.27.0")), GateCriteria()) == PLACE
-    at_once = [replace(BOTH[0], load=OpenLoop(requests=5))]
-    assert noise_key(at_once, GateCriteria()).loads == (0,)
-    with refused("2"):
-        replace(PLACE, margin=2.0)
-    with refused("1 pairs"):
-        replace(PLACE, pairs=1)
-
-
-def test_a_later_calibration_of_a_place_replaces_the_earlier_one(tmp_path):
-    path = tmp_path / "calibration.json"
-    keep(path, KEPT)
+    assert names(tmp_path / "new") == [path.name] and read_calibrations(records) == {PLACE: KEPT}
+    (entry,) = json.loads(path.read_text("utf-8"))
     keep(path, other := replace(KEPT, place=replace(PLACE, model="opt-125m")))
     keep(path, later := replace(KEPT, measured_at="2026-12-01T12:00:00+00:00"))
     assert read_calibrations(path) == {PLACE: later, other.place: other}
-
-
-def test_an_entry_that_did_not_say_was_of_warm_caches_and_of_no_place(tmp_path):
-    path = tmp_path / "calibration.json"
-    keep(path, KEPT)
-    (entry,) = json.loads(path.read_text("utf-8"))
-    assert entry.pop("caches") == "warm" and entry.pop("asked") == PLACE.asked
-    path.write_text(json.dumps([entry]), "utf-8")
-    (place,) = read_calibrations(path)
-    assert place == replace(PLACE, asked="")
+    assert (entry.pop("caches"), entry.pop("asked")) == ("warm", PLACE.asked)
+    path.write_text(json.dumps([entry]), "utf-8")  # as an older release wrote it
+    assert [*read_calibrations(path)] == [replace(PLACE, asked="")]
 
 
 def test_calibrations_that_cannot_be_written_or_read_are_named(tmp_path):
@@ -294,81 +241,73 @@ def test_calibrations_that_cannot_be_written_or_read_are_named(tmp_path):
         read_calibrations(path)
 
 
-def gated(*pairs: PairOfLaunches) -> Gated:
+def gated(*launches: list[Measurement]) -> Gated:
+    """A gate that passes: of pairs of such launches."""
     facts = {"gated": True, "why": "", "n": 4, "ratio": None, "worse": 0.0, "sd": 0.01, "detectable": 0.02}
     passed = Comparison("tokens/s", "higher", (), outcome=State.PASSES, decided_at=4, interim=(), **facts)
-    return Gated("opt-1.3b", "g", GateCriteria(), pairs, (), (passed,), (), ())
-
-
-def pair(**facts: object) -> PairOfLaunches:
-    launch = Launch(tuple(seen(8, 256, **facts)), (), (), (), ())
-    return PairOfLaunches(1, launch, launch)
+    both = (Launch(tuple(each), (), (), (), ()) for each in launches)
+    pairs = tuple(PairOfLaunches(1, launch, launch) for launch in both)
+    return Gated("opt-1.3b", "g", USUAL, pairs, (), (passed,), (), ())
 
 
 def test_a_gate_at_a_place_too_noisy_does_not_pass(tmp_path):
-    records, judged = tmp_path / "records.jsonl", gated(pair())
-    assert judged_by_noise(judged, records) == (judged, None)
+    records, judged = tmp_path / "records.jsonl", gated(BOTH)
+    assert baselines.judged_by_noise(judged, records) == (judged, None)
     keep(records, KEPT)
-    weaker, known = judged_by_noise(judged, records)
+    weaker, known = baselines.judged_by_noise(judged, records)
     assert known == KEPT and [each.outcome for each in weaker.gated] == [State.INCONCLUSIVE]
     assert replace(weaker, gated=judged.gated) == judged
-    for elsewhere in (gated(pair(window_s=1.0)), gated(), replace(judged, caches="cold")):
-        assert judged_by_noise(elsewhere, records) == (elsewhere, None)
+    for elsewhere in (gated(seen(8, 256, window_s=1.0)), gated(), replace(judged, caches="cold")):
+        assert baselines.judged_by_noise(elsewhere, records) == (elsewhere, None)
     (records.with_name("calibration.json")).write_text("{")
-    assert judged_by_noise(gated(), records)[1] is None, "of no pair nothing is asked"
+    assert baselines.judged_by_noise(gated(), records)[1] is None, "of no pair nothing is asked"
 
 
 # Waivers
 
-UNTIL = date(2027, 1, 31)
-WAIVER = Waiver("requests_per_s", "opt-1.3b", "H200", "Ada", "slower attention kernel, fixed upstream", UNTIL)
+WAIVER = Waiver("requests_per_s", "opt-1.3b", "H200", "Ada", "slower attention kernel", date(2027, 1, 31))
 ROW = {**asdict(WAIVER), "until": "2027-01-31"}
 WORDS = st.text("abc xyz-.*0", min_size=1, max_size=8).filter(str.strip).map(str.strip)
 
 
-def waivers_of(folder: Path, rows: object) -> tuple[Waiver, ...]:
-    (folder / "waivers.json").write_text(json.dumps(rows), "utf-8")
-    return read_waivers(folder / "waivers.json")
+def waivers_of(folder: Path, text: str | bytes | None) -> tuple[Waiver, ...]:
+    path = folder / "waivers.json"
+    if text is not None:
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return baselines.read_waivers(path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waivers=st.lists(st.builds(Waiver, *[WORDS] * 5, st.dates()), max_size=4))
 def test_waivers_are_read_as_they_were_written(tmp_path, waivers):
     told = [{**asdict(w), "owner": f" {w.owner}\n", "until": f" {w.until.isoformat()}"} for w in waivers]
-    assert waivers_of(tmp_path, told) == tuple(waivers)
-    assert waivers_of(tmp_path, [{**ROW, "model": "facebook/OPT-1.3B"}]) == (WAIVER,)
+    told.append({**ROW, "model": "facebook/OPT-1.3B"})
+    assert waivers_of(tmp_path, json.dumps(told)) == (*waivers, WAIVER)
 
 
-@pytest.mark.parametrize(
-    ("rows", "facts"),
-    [
-        *(([ROW, {k: v for k, v in ROW.items() if k != name}], ("row 2", name)) for name in ROW),
-        *(([{**ROW, name: " "}], ("row 1", name, "empty")) for name in ROW),
-        *(([ROW, {**ROW, "owner": value}], ("row 2", "owner", value)) for value in (3, None, [])),
-        *(([row], ("row 1", kind, repr(row))) for row, kind in (("a", "str"), (7, "int"), ([], "list"))),
-        *(([{**ROW, "until": day}], ("row 1", "until", repr(day)))
-          for day in ("2027-02-30", "20270131", "2027-W04-7", "31.1.2027", "never", "2027-1-3")),
-        *((rows, ("list",)) for rows in ({}, {"waivers": []}, None, "[]")),
-        ([{**ROW, "untill": "2030-01-01"}], ("row 1", "'untill'")),
-        ([{**ROW, "z": "", "b": ""}], ("row 1", "'b'")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "facts"), [
+    *(([ROW, {k: v for k, v in ROW.items() if k != name}], ("row 2", name)) for name in ROW),
+    *(([{**ROW, name: " "}], ("row 1", name, "empty")) for name in ROW),
+    *(([ROW, {**ROW, "owner": value}], ("row 2", "owner", value)) for value in (3, None, [])),
+    *(([row], ("row 1", kind, repr(row))) for row, kind in (("a", "str"), (7, "int"), ([], "list"))),
+    *(([{**ROW, "until": day}], ("row 1", "until", repr(day)))
+      for day in ("2027-02-30", "20270131", "2027-W04-7", "31.1.2027", "never", "2027-1-3")),
+    *((rows, ("list",)) for rows in ({}, {"waivers": []}, None, "[]")),
+    ([{**ROW, "untill": "2030-01-01"}], ("row 1", "'untill'")),
+    ([{**ROW, "z": "", "b": ""}], ("row 1", "'b'")),
+])  # fmt: skip
 def test_what_is_no_waiver_is_named_with_its_row(tmp_path, rows, facts):
-    with refused(tmp_path / "waivers.json", *facts) as caught:
-        waivers_of(tmp_path, rows)
-    unknown = "untill" in str(rows) or "'z'" in str(rows)
-    hint = "one of endpoint, model, device, owner, reason, until" if unknown else '"until": "2027-01-31"'
-    assert hint in caught.value.hint
+    is_unknown = facts[-1] in ("'untill'", "'b'")
+    hint = "one of endpoint, model, device, owner, reason, until" if is_unknown else '"until": "2027-01-31"'
+    with refused(tmp_path / "waivers.json", *facts, hint=hint):
+        waivers_of(tmp_path, json.dumps(rows))
 
 
 @pytest.mark.parametrize(
-    ("content", "fact"),
+    ("text", "fact"),
     [(b"[\n{]", "line 2"), (b"", "line 1"), (b"\xff\xfe", "JSON text"), (b"[" * 10**6, "JSON"), (None, "No such file")],
     ids=["damaged", "empty", "no text", "deep", "missing"],
 )
-def test_a_file_that_is_no_json_is_named(tmp_path, content, fact):
-    path = tmp_path / "waivers.json"
-    if content is not None:
-        path.write_bytes(content)
-    with refused(path, fact, hint='"owner"'):
-        read_waivers(path)
+def test_a_file_that_is_no_json_is_named(tmp_path, text, fact):
+    with refused(tmp_path / "waivers.json", fact, hint='"owner"'):
+        waivers_of(tmp_path, text)

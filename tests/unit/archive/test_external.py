@@ -18,25 +18,10 @@ from refusals import refused
 from strategies import measurement
 
 from pytest_slmserve.analysis.metrics.window import Slo
-from pytest_slmserve.analysis.points import Point, summarize
-from pytest_slmserve.archive.external import (
-    Columns,
-    Export,
-    Row,
-    as_vllm_bench,
-    check_columns,
-    export_to,
-    external_curve,
-    knob_of,
-    matching,
-    mixed_settings,
-    number_in,
-    read_results,
-    results,
-    some,
-    with_values,
-)
-from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.archive import external
+from pytest_slmserve.archive.external import Columns, Export, Row, as_vllm_bench, external_curve, matching, read_results
+from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples, Steps, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 COLUMNS = Columns(knob="max_num_seqs", throughput="total_tok_per_s", latency="mean_itl_ms")
@@ -61,84 +46,64 @@ def rows(*cells: dict[str, object]) -> list[Row]:
     return [Row(f"row {i}", cell) for i, cell in enumerate(cells, 1)]
 
 
-def points(found: list[Row], columns: Columns) -> tuple[Point, ...]:
-    return external_curve(found, columns).points
+def points(columns: Columns, *cells: dict[str, object]) -> tuple[Point, ...]:
+    return external_curve(rows(*cells), columns).points
 
 
 # Reading
 
 
 def test_a_csv_becomes_a_curve(tmp_path):
-    curve = external_curve(written(tmp_path / "a.csv", CSV), COLUMNS)
-    assert [(p.concurrency, p.repeats[0], p.e2e_repeats[0] * 1e3) for p in curve.points] == [
-        (row[0], row[2], pytest.approx(row[3])) for row in ROWS
-    ]
+    found = written(tmp_path / "a.csv", CSV)
+    for delimiter in (";", "\t"):  # and a mark at the start
+        text = "\ufeff" + CSV.replace(",", delimiter).replace("max_num_seqs", " max_num_seqs ")
+        assert written(tmp_path / "a.csv", text) == found
+    curve = external_curve(found, COLUMNS)
+    figures = [(p.concurrency, p.repeats[0], pytest.approx(p.e2e_repeats[0] * 1e3)) for p in curve.points]
+    assert figures == [(row[0], row[2], row[3]) for row in ROWS]
     third = curve.points[2]
     assert (third.output_tokens_per_s, third.e2e_s, third.batch_repeats) == (5734.137894, 7.509587e-3, (32.0,))
-    assert third.valid and third.problems == () and third.left_out == 0
+    assert (third.valid, third.problems, third.left_out) == (True, (), 0)
     assert third.batch is third.little is third.ttft_s is third.power_w is third.each[0].batch is None
     assert curve.axes.at(32) == "max_num_seqs 32" and curve.subject
     assert (curve.axes.throughput, curve.axes.latency) == ("total_tok_per_s", "mean_itl_ms")
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_other_delimiters_and_a_mark_at_the_start(tmp_path, delimiter):
-    path = tmp_path / "a.csv"
-    path.write_text("\ufeff" + CSV.replace(",", f"{delimiter}").replace("max_num_seqs", " max_num_seqs "), "utf-8")
-    assert [row.cells for row in read_results(path)] == [row.cells for row in written(tmp_path / "b.csv", CSV)]
-
-
 def test_a_row_knows_where_it_stands_and_an_empty_line_is_none(tmp_path):
-    found = written(tmp_path / "a.csv", 'n,t\n1,"a,b"\n\n2," c "\n')
-    assert [(row.place, row.cells) for row in found] == [
-        ("a.csv: line 2", {"n": "1", "t": "a,b"}),
-        ("a.csv: line 4", {"n": "2", "t": " c "}),
-    ]
-    assert found[1].text("t") == "c" and found[1].text("else") == "" and Row("", {"a": None, "b": 0}).text("b") == "0"
-    assert [row.place for row in written(tmp_path / "a.json", "[{}, {}]\n{}")] == [
-        f"a.json: result {n}" for n in (1, 2, 3)
-    ]
+    found = written(tmp_path / "a.csv", 'n,t,,\n1,"a,b",3,4\n\n2," c ",,\n')
+    told = [(row.place, row.cells["n"], row.cells["t"]) for row in found]
+    assert told == [("a.csv: line 2", "1", "a,b"), ("a.csv: line 4", "2", " c ")]
+    assert (found[1].text("t"), found[1].text("else")) == ("c", "") and Row("", {"a": None, "b": 0}).text("b") == "0"
+    places = [row.place for row in written(tmp_path / "a.json", "[{}, {}]\n{}")]
+    assert places == [f"a.json: result {n}" for n in (1, 2, 3)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        json.dumps([result(1), result(2)], indent=1),
-        f"{json.dumps(result(1))}\n{json.dumps(result(2))}\n",
-        json.dumps(result(1), indent=4) + json.dumps(result(2), indent=4),
-        f"\n[{json.dumps(result(1))}]\n\n[{json.dumps(result(2))}]",
-    ],
-    ids=["list", "lines", "one after the other", "lists"],
-)
+ONE, TWO = json.dumps(result(1)), json.dumps(result(2))
+
+
+@pytest.mark.parametrize("text", [f"[{ONE},\n {TWO}]", f"{ONE}\n{TWO}\n", ONE + TWO, f"\n[{ONE}]\n\n[{TWO}]"])
 def test_json_in_the_ways_it_comes(tmp_path, text):
     assert [row.cells for row in written(tmp_path / "a.json", text)] == [result(1), result(2)]
 
 
-@pytest.mark.parametrize(
-    ("text", "facts"),
-    [
-        ("a,b\n1,2,3\n", ("line 2 ", "3 fields", "2")),
-        ("a,b\n1,2\n1\n", ("line 3 ", "1 fields", "2")),
-        ("b,a,a,b\n1,2,3,4\n", ("'a'",)),
-        ('a,b\n"1,2\n', ("line 2",)),
-        ('{"a": 1', ("line 1",)),
-        ('{"a": 1}\n\n{"a": }', ("line 3",)),
-        ("[1, 2]", ("result 1 ",)),
-        ('[{}, "a"]', ("result 2 ",)),
-        ("[" * 100_000, ("line 1",)),
-        (b"\xff\xfe\x00", ("UTF-8",)),
-        (None, ("No such file",)),
-    ],
-)
+@pytest.mark.parametrize(("text", "facts"), [
+    (b"a,b\n1,2,3\n", ("line 2 ", "3 fields", "2")),
+    (b"a,b\n1,2\n1\n", ("line 3 ", "1 fields", "2")),
+    (b"b,a,a,b\n1,2,3,4\n", ("'a'",)),
+    (b'a,b\n"1,2\n', ("line 2",)),
+    (b'{"a": 1', ("line 1",)),
+    (b'{"a": 1}\n\n{"a": }', ("line 3",)),
+    (b"[1, 2]", ("result 1 ",)),
+    (b'[{}, "a"]', ("result 2 ",)),
+    (b"[" * 100_000, ("line 1",)),
+    (b"\xff\xfe\x00", ("UTF-8",)),
+    (None, ("No such file",)),
+])  # fmt: skip
 def test_damaged_files_are_named_with_the_line(tmp_path, text, facts):
     if text is not None:
-        (tmp_path / "a").write_bytes(text if isinstance(text, bytes) else text.encode())
+        (tmp_path / "a").write_bytes(text)
     with refused("a", *facts):
         read_results(tmp_path / "a")
-
-
-def test_columns_without_a_name_may_be_several(tmp_path):
-    assert written(tmp_path / "a.csv", "a,,\n1,2,3\n")[0].cells["a"] == "1"
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n", "[]"])
@@ -148,31 +113,25 @@ def test_files_with_nothing_in_them(tmp_path, text):
 
 
 def test_names_and_values_are_printable(tmp_path):
-    line, told = tmp_path / "a\x07.csv", tmp_path / "b.json"
-    line.write_text("max_num_seqs,\x1b[2Jkind\n4,\x1b]0;owned\x07\n", "utf-8")
-    told.write_text('{"max_num_seqs": 4, "\\u001b[2Jkind": ["\\u202e"], "a\\n": "b\\t"}', "utf-8")
-    (row,), (other,) = read_results(line), read_results(told)
-    assert row.cells == {"max_num_seqs": "4", r"\x1b[2Jkind": r"\x1b]0;owned\x07"} and row.place == r"a\x07.csv: line 2"
+    (row,) = written(tmp_path / "a\x07.csv", "max_num_seqs,\x1b[2Jkind\n4,\x1b]0;owned\x07\n")
+    assert row == Row(r"a\x07.csv: line 2", {"max_num_seqs": "4", r"\x1b[2Jkind": r"\x1b]0;owned\x07"})
+    (other,) = written(tmp_path / "b.json", '{"max_num_seqs": 4, "\\u001b[2Jkind": ["\\u202e"], "a\\n": "b\\t"}')
     assert other.cells == {"max_num_seqs": 4, r"\x1b[2Jkind": [r"\u202e"], r"a\n": r"b\t"}
 
 
-def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up(tmp_path):
+def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up_but_equal_rows_of_one_file_are(tmp_path):
     first, second = result(8, run_number=0), result(8, 101.0, run_number=1)
     files = {"run=0.json": first, "run=1.json": second, "summary.json": [first, second]}
     files["warmup.json"] = result(8, 50.0, run_number=-1)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
-    found, left_out = results([tmp_path / name for name in files])
+    found, left_out = external.results([tmp_path / name for name in files])
     assert [row.cells["output_throughput"] for row in found] == [100.0, 101.0]
     assert [note.rpartition(" ")[2] for note in left_out] == ["1", "2"] and "warm-ups" in left_out[0]
-
-
-def test_equal_rows_of_one_file_are_repeats_and_the_order_of_cells_is_nothing(tmp_path):
-    rows_, again = tmp_path / "a.csv", tmp_path / "b.csv"
-    rows_.write_text("n,rate\n1,10\n1,10\n", "utf-8")
-    again.write_text("rate,n\n10,1\n11,1\n", "utf-8")
-    assert [len(results(paths)[0]) for paths in ([rows_], [rows_, again])] == [2, 3]
-    assert results([rows_])[1] == [] and len(results([rows_, again])[1]) == 1
+    equal, again = tmp_path / "a.csv", tmp_path / "b.csv"
+    equal.write_text("n,rate\n1,10\n1,10\n", "utf-8")
+    again.write_text("rate,n\n10,1\n11,1\n", "utf-8")  # whose cells are in another order
+    assert [tuple(map(len, external.results(paths))) for paths in ([equal], [equal, again])] == [(2, 0), (3, 1)]
 
 
 # Points
@@ -180,7 +139,7 @@ def test_equal_rows_of_one_file_are_repeats_and_the_order_of_cells_is_nothing(tm
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e6)), min_size=1, max_size=20), st.floats(1e-3, 1e3))
 def test_no_row_is_lost_and_a_point_is_the_mean_of_its_rows(pairs, wait_ms):
-    found = points(rows(*(result(knob, rate, mean_itl_ms=wait_ms) for knob, rate in pairs)), VLLM)
+    found = points(VLLM, *(result(knob, rate, mean_itl_ms=wait_ms) for knob, rate in pairs))
     assert sorted((p.concurrency, rate) for p in found for rate in p.repeats) == sorted(pairs)
     assert [p.concurrency for p in found] == sorted({knob for knob, _ in pairs})
     for point in found:
@@ -189,19 +148,15 @@ def test_no_row_is_lost_and_a_point_is_the_mean_of_its_rows(pairs, wait_ms):
         assert point.e2e_s == pytest.approx(wait_ms / 1e3) and point.e2e_repeats == (point.e2e_s,) * len(own)
         assert point.batch == pytest.approx(point.output_tokens_per_s * point.e2e_s), "by Little's law"
         assert point.batch_repeats == (float(point.concurrency),) * len(own)
-        assert [(each.output_tokens_per_s, each.batch) for each in point.each] == [
-            (rate, pytest.approx(rate * wait_ms / 1e3)) for rate in own
-        ]
+        each = [(each.output_tokens_per_s, each.batch) for each in point.each]
+        assert each == [(rate, pytest.approx(rate * wait_ms / 1e3)) for rate in own]
 
 
-def test_a_knob_may_be_text_and_a_point_the_mean_of_both():
-    found = points(rows(result(8), result(4), result("8.0", 110.0)), VLLM)
+def test_a_knob_may_be_text_and_one_repeat_that_preempted_spoils_its_point():
+    found = points(VLLM, result(8), result(4), result("8.0", 110.0))
     assert [(p.concurrency, p.repeats) for p in found] == [(4, (100.0,)), (8, (100.0, 110.0))]
-
-
-def test_one_repeat_that_preempted_spoils_its_point():
     columns = replace(VLLM, preemptions="lost")
-    spoilt, sound = points(rows(result(8, lost="0"), result(8, lost=178), result(9, lost=0)), columns)
+    spoilt, sound = points(columns, result(8, lost="0"), result(8, lost=178), result(9, lost=0))
     assert spoilt.output_tokens_per_s == 100.0 and len(spoilt.each) == spoilt.left_out == 2, "it is shown"
     assert not spoilt.valid and "178" in spoilt.problems[0] and spoilt.repeats == () and sound.valid
 
@@ -209,163 +164,117 @@ def test_one_repeat_that_preempted_spoils_its_point():
 def test_requests_in_flight_by_littles_law():
     columns = replace(COLUMNS, running="mean_running", output_throughput="output_tok_per_s")
     names = ("max_num_seqs", "output_tok_per_s", "total_tok_per_s", "mean_itl_ms", "mean_running")
-    found = {p.concurrency: p for p in points(rows(*(dict(zip(names, row)) for row in ROWS)), columns)}
+    cells = [dict(zip(names, row)) for row in ROWS]
+    found = {p.concurrency: p for p in points(columns, *cells)}
     assert [round(found[cap].batch) for cap in (96, 256, 768)] == [91, 230, 584]
     assert [round((1 + found[cap].little) * found[cap].batch) for cap in (96, 256, 768)] == [75, 184, 459]
-    assert points(rows(dict(zip(names, ROWS[0]))), replace(COLUMNS, running="mean_running"))[0].little is None
+    assert points(replace(COLUMNS, running="mean_running"), cells[0])[0].little is None
 
 
-@pytest.mark.parametrize(
-    ("cells", "facts"),
-    [
-        *(({"rate": cell}, ("output_throughput", "number")) for cell in
-          (None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999")),
-        *(({"rate": cell}, ("output_throughput", cell, "rate")) for cell in (0, -1.0, 1e300, "1e-300", 1e-13, 1.01e12)),
-        *(({"concurrency": cell}, ("max_concurrency", cell, "whole")) for cell in (0, -8, 1.5, 1e10, 10**9 + 1)),
-        ({"lost": -1}, ("lost", -1, "preemptions")),
-        ({"mean_itl_ms": 0}, ("mean_itl_ms", 0)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cells", "facts"), [
+    *(({"rate": cell}, ("output_throughput", "number")) for cell in
+      (None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999")),
+    *(({"rate": cell}, ("output_throughput", cell, "rate")) for cell in (0, -1.0, 1e300, "1e-300", 1e-13, 1.01e12)),
+    *(({"concurrency": cell}, ("max_concurrency", cell, "whole")) for cell in (0, -8, 1.5, 1e10, 10**9 + 1)),
+    ({"lost": -1}, ("lost", -1, "preemptions")),
+    ({"mean_itl_ms": 0}, ("mean_itl_ms", 0)),
+])  # fmt: skip
 def test_values_that_cannot_be(cells, facts):
-    with refused("row 1", *facts):
-        points(rows(result(**{"concurrency": 8, "lost": 0, **cells})), replace(VLLM, preemptions="lost"))
+    with refused("row 2", *facts):
+        points(replace(VLLM, preemptions="lost"), result(8, lost=0), result(**{"concurrency": 8, "lost": 0, **cells}))
 
 
 def test_a_number_is_shown_in_forty_characters_and_its_bounds_are_possible():
     for length, shown in ((38, f"'{'x' * 38}',"), (39, f"'{'x' * 36}...,")):
         with refused(f"r: a is {shown}", hint="--where"):
-            number_in(Row("r", {"a": "x" * length}), "a")
-    assert [number_in(Row("r", {"a": value}), "a") for value in (1e-12, "1e12", " 5 ")] == [1e-12, 1e12, 5.0]
-    assert [knob_of(Row("r", {"a": value}), "a") for value in (1, "8.0", 10**9)] == [1, 8, 10**9]
-    with refused("row 2", "output_throughput", "None"):
-        points(rows(result(8), {"max_concurrency": 4}), VLLM)
+            external.number_in(Row("r", {"a": "x" * length}), "a")
+    assert [external.number_in(Row("r", {"a": value}), "a") for value in (1e-12, "1e12", " 5 ")] == [1e-12, 1e12, 5.0]
+    assert [external.knob_of(Row("r", {"a": value}), "a") for value in (1, "8.0", 10**9)] == [1, 8, 10**9]
 
 
-@pytest.mark.parametrize(
-    ("name", "given_unit", "unit"),
-    [
-        ("mean_itl_ms", None, "ms"),
-        ("itl_s", None, "s"),
-        ("itl", "ms", "ms"),
-        ("itl_s", "s", "s"),
-        ("a_per_s", "s", "s"),
-        ("itl", None, "--latency-unit ms"),
-        ("tok_per_s", None, "--latency-unit ms"),
-        ("itl_ms", "s", "no --latency-unit"),
-    ],
-)
+@pytest.mark.parametrize(("name", "given_unit", "unit"), [
+    ("a_itl_ms", None, 0.005), ("itl_s", None, 5.0), ("itl", "ms", 0.005), ("itl_s", "s", 5.0), ("a_per_s", "s", 5.0),
+    ("itl", None, "--latency-unit ms"), ("tok_per_s", None, "--latency-unit ms"), ("itl_ms", "s", "no --latency-unit"),
+])  # fmt: skip
 def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
     columns = replace(COLUMNS, latency=name, latency_unit=given_unit)
-    cells = rows({"max_num_seqs": 8, "total_tok_per_s": 100.0, name: 5.0})
-    if unit in ("ms", "s"):
-        assert points(cells, columns)[0].e2e_s == {"ms": 0.005, "s": 5.0}[unit]
+    cells = {"max_num_seqs": 8, "total_tok_per_s": 100.0, name: 5.0}
+    if isinstance(unit, float):
+        assert points(columns, cells)[0].e2e_s == unit
     else:
         with refused(repr(name), hint=unit):
-            points(cells, columns)
+            points(columns, cells)
 
 
-# Rows that are chosen or left out
-
-
-def test_a_row_with_an_empty_cell_is_left_out_by_name():
+def test_a_row_with_an_empty_cell_is_left_out_by_name_and_failed_requests_are_told():
     found = rows(result(8), result(16, None), result(32, ""), result(None), result(64))
-    left, notes = with_values(found, VLLM)
+    left, notes = external.with_values(found, VLLM)
     assert left == [found[0], found[4]] and len(notes) == 2
     assert notes[0].endswith("output_throughput: row 2, row 3") and notes[1].endswith("max_concurrency: row 4")
     with refused("'max_concurrency'", hint="--max-concurrency"):
-        with_values(rows(result(None), result(None)), VLLM)
+        external.with_values(rows(result(None), result(None)), VLLM)
     with refused("'output_throughput'", hint="another column"):
-        with_values(rows(result(8, None)), VLLM)
+        external.with_values(rows(result(8, None)), VLLM)
     assert VLLM.names == ("max_concurrency", "output_throughput", "mean_itl_ms", "output_throughput")
-
-
-def test_failed_requests_of_vllms_benchmark_are_told():
-    found = rows(result(8, completed=98, failed=2), result(16, completed=100, failed=0), result(32, failed=3))
-    found += rows(result(8, completed=1, failed="x"))
-    (note,) = with_values(found, VLLM)[1]
+    told = {"completed": 9, "failed": 2}, {"completed": 9, "failed": 0}, {"failed": 3}, {"completed": 9, "failed": "x"}
+    (note,) = external.with_values(rows(*(result(8, **each) for each in told)), VLLM)[1]
     assert note.endswith(": row 1")
 
 
-def test_conditions_are_equal_as_text_or_as_numbers():
+@pytest.mark.parametrize(("conditions", "left"), [
+    (["model=a"], [0]), (["chunked=true"], [0]), ([" model = A "], [0]), (["n=1"], [0, 1]), ([], [0, 1]),
+    (["chunked="], [1]), (["n=1", "model=b"], [1]),
+])  # fmt: skip
+def test_conditions_are_equal_as_text_or_as_numbers(conditions, left):
     mixed = rows({"model": "A", "n": 1, "chunked": True}, {"model": "b", "n": "1.0", "chunked": None})
-    assert (
-        matching(mixed, ["model=a"])
-        == mixed[:1]
-        == matching(mixed, ["chunked=true"])
-        == matching(mixed, [" model = A "])
-    )
-    assert matching(mixed, ["n=1"]) == mixed and matching(mixed, []) == mixed
-    assert matching(mixed, ["chunked="]) == mixed[1:] and matching(mixed, ["n=1", "model=b"]) == mixed[1:]
+    assert matching(mixed, conditions) == [mixed[i] for i in left]
 
 
-@pytest.mark.parametrize(
-    ("conditions", "facts", "hint"),
-    [
-        (["model=c"], ["--where model=c"], "model is a, b"),
-        (["model=a", "n=2"], ["--where model=a --where n=2"], "fewer conditions"),
-        (["n=1", "model=c"], ["--where n=1 --where model=c"], "model is a, b"),
-        (["modle=a"], ["'modle'"], "model, n"),
-        (["model"], ["model"], "NAME=VALUE"),
-        (["=a"], ["=a"], "NAME=VALUE"),
-    ],
-)
+@pytest.mark.parametrize(("conditions", "facts", "hint"), [
+    (["model=c"], ["--where model=c"], "model is a, b"),
+    (["model=a", "n=2"], ["--where model=a --where n=2"], "fewer conditions"),
+    (["n=1", "model=c"], ["--where n=1 --where model=c"], "model is a, b"),
+    (["modle=a"], ["'modle'"], "model, n"),
+    (["model"], ["model"], "NAME=VALUE"),
+    (["=a"], ["=a"], "NAME=VALUE"),
+])  # fmt: skip
 def test_conditions_that_leave_nothing(conditions, facts, hint):
     with refused(*facts, hint=hint):
         matching(rows({"model": "a", "n": 1}, {"model": "b", "n": 2}), conditions)
 
 
-def test_of_many_values_twelve_are_named():
-    many = rows(*({"n": n} for n in range(20)))
+def test_of_many_values_twelve_are_named_and_of_columns_all_but_lists():
     with refused(hint="n is 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11") as caught:
-        matching(many, ["n=99"])
+        matching(rows(*({"n": n} for n in range(20))), ["n=99"])
     assert "12" not in caught.value.hint
-
-
-def test_columns_are_named_but_not_lists():
     with refused("'itl'", hint="mean_itl_ms") as seen:
-        check_columns(rows(result(8)), ["max_concurrency", "itl"])
+        external.check_columns(rows(result(8)), ["max_concurrency", "itl"])
     assert "itls" not in seen.value.hint
-    assert check_columns([], ["a"]) is None and check_columns(rows({"a": 1}, {"b": 1}), ["b", "a"]) is None
+    external.check_columns([], ["a"])
+    external.check_columns(rows({"a": 1}, {"b": 1}), ["b", "a"])
 
 
-BOTH = Columns(knob="n", throughput="rate", latency="wait")
-
-
-@pytest.mark.parametrize(
-    ("cells", "found"),
-    [
-        ([{"model": m, "id": f"{m}{n}", "n": n, "same": "x"} for m in "ab" for n in (1, 2)], ["model (a, b)"]),
-        ([{"model": "a", "n": n} for n in (1, 2)], []),
-        ([{"model": m, "n": n} for n, m in enumerate("abcd", 1)], []),
-        ([{"chunked": flag, "n": 1} for flag in ("True", "false")], ["chunked (True, false)"]),
-        ([{"kind": kind, "n": 1} for kind in ("", "x", "x")], ["kind (empty, x)"]),
-        ([{"size": size, "n": n, "run_number": 0} for n in (1, 8) for size in (32, 64)], ["size (32, 64)"]),
-        ([{"size": n, "n": n} for n in (1, 8) for _ in range(2)], []),
-        ([{"noise": n + size, "n": n} for n in (1, 8) for size in (32, 64)], []),
-        ([{"rate": size, "n": n} for n in (1, 8) for size in (32, 64)], []),
-        ([{"n": n, "run_number": run} for n in (1, 8) for run in (0, 1)], []),
-        ([{"itls": [m], "n": 1} for m in "aabb"], []),
-        ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4, 5)], ["size (1, 2, 3, 4, ...)"]),
-        ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4)], ["size (1, 2, 3, 4)"]),
-    ],
-)
-def test_settings_that_are_mixed_are_told(cells, found):
+@pytest.mark.parametrize(("cells", "found", "taken"), [
+    ([{"model": m, "id": f"{m}{n}", "n": n, "same": "x"} for m in "ab" for n in (1, 2)], "model (a, b)", "one curve"),
+    ([{"chunked": flag, "n": 1} for flag in ("True", "false")], "chunked (True, false)", "one curve"),
+    ([{"kind": kind, "n": 1} for kind in ("", "x", "x")], "kind (empty, x)", "one curve"),
+    ([{"size": size, "n": n, "run_number": 0} for n in (1, 8) for size in (32, 64)], "size (32, 64)", "repeats"),
+    ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4, 5)], "size (1, 2, 3, 4, ...)", "repeats"),
+    ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4)], "size (1, 2, 3, 4)", "repeats"),
+    *((cells, "", "") for cells in (
+        [{"model": "a", "n": n} for n in (1, 2)], [{"model": m, "n": n} for n, m in enumerate("abcd", 1)],
+        [{"size": n, "n": n} for n in (1, 8) for _ in range(2)], [{"itls": [m], "n": 1} for m in "aabb"],
+        [{"noise": n + size, "n": n} for n in (1, 8) for size in (32, 64)],
+        [{"rate": size, "n": n} for n in (1, 8) for size in (32, 64)],
+        [{"n": n, "run_number": run} for n in (1, 8) for run in (0, 1)],
+    )),
+])  # fmt: skip
+def test_settings_that_are_mixed_are_told(cells, found, taken):
     """Words in which some rows agree, and numbers in which repeats differ and that are in several rows."""
-    notes = mixed_settings(rows(*cells), BOTH)
-    assert (
-        [f"of different {each} " in note for each, note in zip(found, notes)]
-        == [True] * len(found)
-        == [True] * len(notes)
-    )
-    assert all(f"--where {each.split()[0]}=" in note for each, note in zip(found, notes))
-
-
-def test_a_setting_of_words_makes_one_curve_and_of_numbers_repeats():
-    words, numbers = {"model": ["a", "b"]}, {"size": [1, 2]}
-    for (name, values), taken in zip((*words.items(), *numbers.items()), ("one curve", "repeats")):
-        cells = [{name: value, "n": n} for value in values for n in (1, 2)]
-        assert taken in mixed_settings(rows(*cells), BOTH)[0]
-    assert some([""]) == "empty" and some(["a"] * 5) == "a, a, a, a, ..."
+    notes = external.mixed_settings(rows(*cells), Columns(knob="n", throughput="rate", latency="wait"))
+    assert len(notes) == bool(found)
+    for note in notes:
+        assert f"of different {found} " in note and f"--where {found.split()[0]}=" in note and taken in note
 
 
 # Our own results in vLLM's words
@@ -373,167 +282,121 @@ def test_a_setting_of_words_makes_one_curve_and_of_numbers_repeats():
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"463": 9}, "sum_s": 0.0909}
 
 
-def overloaded(served_per_s: float = 5.0):
+def of_run(seen: Measurement, **facts: object) -> Measurement:
+    return replace(seen, run=replace(seen.run, **facts))
+
+
+def overloaded() -> Measurement:
     """Ten requests a second come for 20 s, of 8 and 4 tokens; half as many are served, one after the other."""
     sent = tuple(i / 10 for i in range(200))
-    first = tuple((i + 1) / served_per_s for i in range(200))
+    first = tuple((i + 1) / 5 for i in range(200))
     columns = (8,) * 200, (4,) * 200, (True,) * 200
     samples = Samples(tuple(range(200)), sent, (None,) * 200, first, tuple(at + 0.01 for at in first), *columns)
-    tokens = tuple(4 * served_per_s * 0.01 for _ in range(4000))
-    run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=Stream(0.01, 0.0, tokens, GAPS, scheduled_s=sent))
+    stream = Stream(0.01, 0.0, (4 * 5 * 0.01,) * 4000, GAPS, scheduled_s=sent)
+    run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=stream)
     load = OpenLoop(arrivals="even", rate=10.0, settle_s=5.0, window_s=10.0)
     return replace(measurement(output_tokens=4), load=load, run=run)
 
 
-def test_throughput_under_overload_is_what_was_served_and_not_what_was_sent():
-    told = as_vllm_bench(overloaded())
-    assert (told["duration"], told["num_prompts"], told["completed"]) == (10, 100, 100)
+def test_throughput_under_overload_is_what_was_served_and_latencies_are_those_of_what_is_judged_by_numpy():
+    """Judged are those sent from 5 to 15 s: request i waits (i + 1) / 5 - i / 10 s."""
+    seen = overloaded()
+    told = as_vllm_bench(seen)
+    counts = ("duration", "num_prompts", "completed", "total_input_tokens", "total_output_tokens")
+    assert [told[name] for name in counts] == [10, 100, 100, 800, 400]
     assert told["request_throughput"] == pytest.approx(5, abs=0.1)
     assert told["output_throughput"] == pytest.approx(20)
     assert told["total_token_throughput"] == pytest.approx(5 * (4 + 8), abs=1)
-    assert (told["total_input_tokens"], told["total_output_tokens"]) == (800, 400)
-
-
-def test_latencies_are_those_of_the_requests_that_are_judged_by_numpy():
-    """Those sent from 5 to 15 s: request i waits (i + 1) / 5 - i / 10 s."""
-    seen = overloaded()
-    told = as_vllm_bench(seen)
     ttft_ms = np.array([((i + 1) / 5 - i / 10) * 1e3 for i in range(50, 150)])
-    expected = {"ttft": ttft_ms, "e2el": ttft_ms + 10, "tpot": np.full(100, 10 / 3)}
-    for name, values in expected.items():
+    for name, values in {"ttft": ttft_ms, "e2el": ttft_ms + 10, "tpot": np.full(100, 10 / 3)}.items():
         facts = {"mean": values.mean(), "median": np.median(values), "std": values.std()}
         facts |= {f"p{share}": np.percentile(values, share) for share in (50, 90, 95, 99)}
-        for what, value in facts.items():
-            assert told[f"{what}_{name}_ms"] == pytest.approx(value, abs=1e-6), (what, name)
+        assert {what: told[f"{what}_{name}_ms"] for what in facts} == pytest.approx(facts, abs=1e-6), name
     cut = replace(seen.run.samples, last_token_s=(*seen.run.samples.last_token_s[:-50], *[None] * 50))
-    assert not {"mean_ttft_ms"} - as_vllm_bench(replace(seen, run=replace(seen.run, samples=cut))).keys()
+    assert "mean_ttft_ms" in as_vllm_bench(of_run(seen, samples=cut))
 
 
 def test_gaps_between_tokens_are_those_of_the_histogram():
-    gaps = {"growth": 2.0, "least_s": 1.0, "counts": {"0": 3, "1": 1}, "sum_s": 6.5}
-    seen = overloaded()
-    told = as_vllm_bench(replace(seen, run=replace(seen.run, stream=replace(seen.run.stream, gaps=gaps))))
+    seen, gaps = overloaded(), {"growth": 2.0, "least_s": 1.0, "counts": {"0": 3, "1": 1}, "sum_s": 6.5}
+    told = as_vllm_bench(of_run(seen, stream=replace(seen.run.stream, gaps=gaps)))
     middles = [math.sqrt(2)] * 3 + [2 * math.sqrt(2)]
     assert told["mean_itl_ms"] == pytest.approx(6.5 / 4 * 1e3)
     assert told["std_itl_ms"] == pytest.approx(1e3 * math.sqrt(fmean((m - 6.5 / 4) ** 2 for m in middles)), rel=0.1)
     assert 1000 <= told["median_itl_ms"] == told["p50_itl_ms"] <= 2000 < told["p99_itl_ms"] <= 4000
     assert as_vllm_bench(seen)["mean_itl_ms"] == pytest.approx(10.1) and as_vllm_bench(seen)["std_itl_ms"] < 0.1
     for stream in (None, replace(seen.run.stream, gaps={**GAPS, "counts": {}, "sum_s": 0.0})):
-        untold = replace(seen, run=replace(seen.run, stream=stream))
-        assert not [name for name in as_vllm_bench(untold) if "_itl_" in name]
+        assert not [name for name in as_vllm_bench(of_run(seen, stream=stream)) if "_itl_" in name]
 
 
-def test_answers_in_one_piece_have_a_time_per_token_of_0_in_json_that_any_parser_reads():
+def test_answers_in_one_piece_have_a_time_per_token_of_0_and_prompts_that_failed_are_among_those_sent():
     seen = overloaded()
     samples = replace(seen.run.samples, last_token_s=seen.run.samples.first_token_s)
     stream = replace(seen.run.stream, gaps={**GAPS, "counts": {"-1": 9}, "sum_s": 0.0})
-    told = as_vllm_bench(replace(seen, run=replace(seen.run, samples=samples, stream=stream)))
+    lost = Failures(request=(0,), sent_s=(6.0,), scheduled_s=(6.0,), ended_s=(7.0,), kind=("timeout",))
+    told = as_vllm_bench(of_run(seen, samples=samples, stream=stream, failures=1, failed=lost))
     json.dumps(told, allow_nan=False)
     assert told["median_tpot_ms"] == told["p50_tpot_ms"] == told["p99_tpot_ms"] == told["mean_itl_ms"] == 0
-
-
-def test_prompts_that_failed_are_among_those_sent():
-    seen = overloaded()
-    lost = Failures(request=(0,), sent_s=(6.0,), scheduled_s=(6.0,), ended_s=(7.0,), kind=("timeout",))
-    told = as_vllm_bench(replace(seen, run=replace(seen.run, failures=1, failed=lost)))
     assert (told["num_prompts"], told["completed"], told["failed"], told["valid"]) == (101, 100, 1, False)
 
 
-def test_a_closed_loop_of_so_many_requests_is_over_all_of_its_time():
-    """Two users send four requests each, which wait 1 s for their first of four tokens, and 0.1 s for each other."""
-    sent = tuple(1.3 * (i // 2) for i in range(8))
-    first, last = tuple(at + 1 for at in sent), tuple(at + 1.3 for at in sent)
-    samples = Samples(tuple(range(8)), sent, (None,) * 8, first, last, (8,) * 8, (4,) * 8, (True,) * 8)
-    tokens = [0.0] * 520
-    for begin in sent:
-        for token in range(4):
-            tokens[round(100 * begin) + 99 + 10 * token] += 1
-    run = Run(samples, Steps(*[()] * 7), (0.0, 5.2), stream=Stream(0.01, 0.99, tuple(tokens[99:]), GAPS))
-    loop = replace(measurement(output_tokens=4), load=ClosedLoop(2, requests=8), run=run)
-    seen = summarize(loop)
-    assert (seen.requests_per_s, seen.output_tokens_per_s) == pytest.approx((8 / 5.2, 32 / 5.2))
-    assert as_vllm_bench(loop)["output_throughput"] == pytest.approx(32 / 5.2)
-
-
-@pytest.mark.parametrize(
-    ("load", "told"),
-    [
-        (ClosedLoop(8), ("inf", None, 8)),
-        (OpenLoop(rate=10.0, settle_s=5.0, window_s=10.0), (10.0, None, None)),
-        (OpenLoop(rate=2.5, requests=200, burstiness=0.5, max_concurrency=4), (2.5, 0.5, 4)),
-        (OpenLoop(rate=2.5, requests=200), (2.5, 1.0, None)),
-        (OpenLoop(requests=200), ("inf", 1.0, None)),
-    ],
-)
+@pytest.mark.parametrize(("load", "told"), [
+    (ClosedLoop(8), ("inf", None, 8)),
+    (OpenLoop(rate=10.0, settle_s=5.0, window_s=10.0), (10.0, None, None)),
+    (OpenLoop(rate=2.5, requests=200, burstiness=0.5, max_concurrency=4), (2.5, 0.5, 4)),
+    (OpenLoop(rate=2.5, requests=200), (2.5, 1.0, None)),
+    (OpenLoop(requests=200), ("inf", 1.0, None)),
+])  # fmt: skip
 def test_a_load_is_told_in_vllms_words(load, told):
     found = as_vllm_bench(replace(overloaded(), load=load))
     assert (found["request_rate"], found["burstiness"], found["max_concurrency"]) == told
 
 
-def test_a_result_tells_what_it_is_of():
+@pytest.mark.parametrize(("interface", "backend"), [("engine", "engine"), ("server", "openai")])
+def test_a_result_tells_what_it_is_of(interface, backend):
     m = measurement(4, 1000.0)
+    m = replace(m, spec=replace(m.spec, interface=interface))
     found = as_vllm_bench(m)
-    assert (found["date"], found["record_id"], found["model_id"], found["tokenizer_id"]) == (
-        m.measured_at,
-        m.id,
-        "opt-1.3b",
-        "opt-1.3b",
-    )
-    assert (found["backend"], found["endpoint_type"], found["label"]) == ("engine", "engine", "engine")
-    served = as_vllm_bench(replace(m, spec=replace(m.spec, interface="server")))
-    assert (served["backend"], served["endpoint_type"], served["label"]) == ("openai", "openai", "server")
-    assert found["valid"] and found["vllm_version"] == "0.26.0" and found["max_concurrent_requests"] == 4
-    assert found["request_goodput"] is None and found["pytest_slmserve_version"] is None
-    ended = sum(m.run.window_s[0] < at <= m.run.window_s[1] + 1e-9 for at in m.run.samples.last_token_s)
-    assert found["duration"] == pytest.approx(m.run.window_s[1] - m.run.window_s[0])
+    told = {"date": m.measured_at, "record_id": m.id, "model_id": "opt-1.3b", "tokenizer_id": "opt-1.3b", "valid": True,
+            "backend": backend, "endpoint_type": backend, "label": interface, "vllm_version": "0.26.0",
+            "max_concurrent_requests": 4, "request_goodput": None, "pytest_slmserve_version": None}  # fmt: skip
+    assert {name: found[name] for name in told} == told
+    (begin, end), last = m.run.window_s, m.run.samples.last_token_s
+    assert found["duration"] == pytest.approx(end - begin)
+    ended = sum(begin < at <= end + 1e-9 for at in last)
     assert found["request_throughput"] == pytest.approx(ended / found["duration"], rel=0.2)
 
 
-# Where they go
-
-
-@pytest.mark.parametrize(
-    ("load", "interface", "name"),
-    [
-        (ClosedLoop(8), "engine", "engine-infqps-concurrency8-opt-1.3b-20260101-000000"),
-        (OpenLoop(rate=2.5, requests=200), "server", "server-2.5qps-opt-1.3b-20260101-000000"),
-    ],
-)
+@pytest.mark.parametrize(("load", "interface", "name"), [
+    (ClosedLoop(8), "engine", "engine-infqps-concurrency8-opt-1.3b-20260101-000000"),
+    (OpenLoop(rate=2.5, requests=200), "server", "server-2.5qps-opt-1.3b-20260101-000000"),
+])  # fmt: skip
 def test_a_folder_gets_a_file_for_each_by_vllms_name_and_the_record(tmp_path, load, interface, name):
     m = replace(overloaded(), load=load)
     m = replace(m, spec=replace(m.spec, model="/a/facebook/opt-1.3b/", interface=interface))
-    export = export_to(f"vllm-bench={tmp_path}/new/folder")
-    export.add(m)
+    external.export_to(f"vllm-bench={tmp_path}/new/folder").add(m)
     (path,) = (tmp_path / "new" / "folder").iterdir()
-    assert path.name == f"{name}-{m.id}.json"
-    assert json.loads(path.read_text("utf-8")) == as_vllm_bench(m)
+    assert path.name == f"{name}-{m.id}.json" and json.loads(path.read_text("utf-8")) == as_vllm_bench(m)
 
 
 def test_a_file_gets_a_line_for_each_with_the_goodput_if_one_was_asked_for(tmp_path):
     path = tmp_path / "new" / "folder" / "all.json"
-    first, second = overloaded(), measurement(2)
-    Export(path).add(first)
-    Export(path, Slo(ttft_s=6.0)).add(second)
-    lines = path.read_text("utf-8").splitlines()
-    assert [json.loads(line)["record_id"] for line in lines] == [first.id, second.id]
-    assert [json.loads(line)["request_goodput"] is None for line in lines] == [True, False]
-    assert json.loads(lines[1])["request_goodput"] == pytest.approx(json.loads(lines[1])["request_throughput"])
-    assert len(read_results(path)) == 2
+    each = overloaded(), measurement(2)
+    Export(path).add(each[0])
+    Export(path, Slo(ttft_s=6.0)).add(each[1])
+    first, second = map(json.loads, path.read_text("utf-8").splitlines())
+    assert (first["record_id"], second["record_id"], first["request_goodput"]) == (each[0].id, each[1].id, None)
+    assert second["request_goodput"] == pytest.approx(second["request_throughput"]) and len(read_results(path)) == 2
 
 
-def test_what_cannot_be_written_is_named(tmp_path):
+def test_an_export_is_named_with_its_path_and_so_is_one_that_cannot_be_written(tmp_path):
+    slo = Slo(ttft_s=1.0)
+    assert external.export_to("vllm-bench=a=b.json", slo) == Export(Path("a=b.json"), slo)
+    assert external.export_to("vllm-bench=r") == Export(Path("r"))
+    for text in ("vllm-bench=", "vllm-bench", "csv=a", "=a", ""):
+        with refused(repr(text), hint="vllm-bench=results.json"):
+            external.export_to(text)
     (tmp_path / "taken").touch()
     (tmp_path / "folder.json").mkdir()
     for path in (tmp_path / "taken", tmp_path / "taken" / "x", tmp_path / "folder.json"):
         with refused(path, hint="vllm-bench=results/"):
             Export(path).add(measurement(1))
-
-
-def test_an_export_is_named_with_its_path():
-    slo = Slo(ttft_s=1.0)
-    assert (
-        export_to("vllm-bench=a=b.json", slo) == Export(Path("a=b.json"), slo) and export_to("vllm-bench=r").slo is None
-    )
-    for text in ("vllm-bench=", "vllm-bench", "csv=a", "=a", ""):
-        with refused(repr(text), hint="vllm-bench=results.json"):
-            export_to(text)

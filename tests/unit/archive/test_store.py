@@ -16,10 +16,9 @@ import re
 import resource
 import tempfile
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,38 +27,19 @@ import pytest
 from archives import CLAIMS, DISK, EACH, RUN, change, example, write, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
 from refusals import refused
 from scripts import DATA
 from sealed_lines import reseal, resealed
 from strategies import measurement, measurements
 
 from pytest_slmserve.archive import store
-from pytest_slmserve.archive.store import (
-    BEFORE_ALL,
-    FORMAT,
-    LEFT_OUT,
-    POOLED,
-    Archive,
-    Contents,
-    Merged,
-    RunHeader,
-    as_one,
-    chosen,
-    embedded,
-    make_folder,
-    merge,
-    read,
-    read_each,
-    runs_of,
-)
+from pytest_slmserve.archive.store import Archive, Contents, Merged, RunHeader, chosen, merge, read, runs_of
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica, Resolved
 
-PACKED = pytest.mark.parametrize(
-    ("name", "magic", "pack"),
-    [("a.jsonl.gz", b"\x1f\x8b\x08\x00", gzip.compress), ("a.jsonl.xz", b"\xfd7zXZ\x00", lzma.compress)],
-)
+PACK = {".jsonl": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+PACKED = pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.xz"])
 
 
 @pytest.fixture
@@ -82,20 +62,22 @@ def merged_into(path: Path, *parts: Path) -> Merged:
 
 @dataclass(slots=True)
 class Held:
-    """What is known of an archive. ends: each measurement, with the size of the file once it was written whole."""
+    """What is known of an archive. ends: each measurement, or None for a session, with the size of the file once it was
+    written whole."""
 
     path: Path
-    ends: list[tuple[int, Measurement]] = field(default_factory=list)
+    ends: list[tuple[int, Measurement | None]] = field(default_factory=list)
     torn: bool = False
-    sessions: list[int] = field(default_factory=list)  # sizes once each was written
-
-    def cut(self, size: int) -> None:
-        self.ends = [(end, m) for end, m in self.ends if end <= size]
-        self.sessions = [end for end in self.sessions if end <= size]
-        self.torn = size not in {0, *(end for end, _ in self.ends), *self.sessions}
 
     def size(self) -> int:
         return self.path.stat().st_size
+
+    def wrote(self, what: Measurement | None) -> None:
+        self.ends.append((self.size(), what))
+
+    @property
+    def kept(self) -> list[Measurement]:
+        return [m for _, m in self.ends if m]
 
 
 class Archives(RuleBasedStateMachine):
@@ -114,10 +96,6 @@ class Archives(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.folder.cleanup()
         self.patch.undo()
-
-    @initialize(target=archives)
-    def first(self) -> Held:
-        return self.create(".jsonl")
 
     @rule(target=archives, suffix=st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.xz"]))
     def create(self, suffix: str) -> Held:
@@ -142,121 +120,98 @@ class Archives(RuleBasedStateMachine):
         """A run of some measurements, of which one may be known elsewhere."""
         with self.opened(archive) as file:
             file.begin({"n": 1}, {}, resumes=resumes)
-            archive.sessions.append(archive.size())
+            archive.wrote(None)
             for each in range(more):
                 self.count += 1
-                stamp = f"2026-01-01T00:00:00.{self.count:06d}+00:00"
                 known = old and self.known and each == 0
-                added = self.known[self.count % len(self.known)] if known else replace(m, measured_at=stamp)
-                if any(added.id == there.id for _, there in archive.ends):
-                    continue
-                file.add(added)
-                self.known.append(added)
-                archive.ends.append((archive.size(), added))
+                new = replace(m, measured_at=f"2026-01-01T00:00:00.{self.count:06d}+00:00")
+                added = self.known[self.count % len(self.known)] if known else new
+                if added.id not in {there.id for there in archive.kept}:
+                    file.add(added)
+                    archive.wrote(added)
+                    self.known.append(added)
 
     @rule(archive=archives, share=st.floats(0, 1), back=st.integers(0, 3), late=st.booleans())
     def kill(self, archive: Held, share: float, back: int, late: bool) -> None:
         """Cuts it anywhere, or some bytes before its end."""
         size = max(archive.size() - back, 0) if late else int(share * archive.size())
         os.truncate(archive.path, size)
-        archive.cut(size)
-
-    @rule(archive=consumes(archives), into=archives)
-    def merge_whole(self, archive: Held, into: Held) -> None:
-        self.merge(archive, into)
+        archive.ends = [(end, m) for end, m in archive.ends if end <= size]
+        archive.torn = size not in {0, *(end for end, _ in archive.ends)}
 
     @rule(archive=archives, into=archives)
     def merge(self, archive: Held, into: Held) -> None:
-        there = {m.id for _, m in into.ends}
-        new = [m for _, m in archive.ends if m.id not in there]
+        there = {m.id for m in into.kept}
+        new = [m for m in archive.kept if m.id not in there]
         with self.opened(into) as file:
             merged = merge([archive.path], file)
         if archive is into:
             assert merged == Merged()
             return
-        assert (merged.written, merged.known) == (len(new), len(archive.ends) - len(new))
+        assert (merged.written, merged.known) == (len(new), len(archive.kept) - len(new))
         assert bool(merged.notes) is archive.torn
-        size = into.size()
-        assert read(into.path).measurements == (*(m for _, m in into.ends), *new)
-        with Archive.open(into.path) as file:
-            assert merge([archive.path], file).written == 0
+        size, kept = into.size(), [*into.kept, *new]
+        assert read(into.path).measurements == tuple(kept)
+        assert merged_into(into.path, archive.path).written == 0
         assert into.size() == size, "again adds nothing"
-        self.settle(into, [*(m for _, m in into.ends), *new])
+        self.settle(into, kept)
 
     def settle(self, held: Held, kept: list[Measurement]) -> None:
         """Writes the archive anew, one line a piece, so that the size after each is known again."""
         sessions = len(read(held.path).sessions)
         held.path.unlink()
-        held.ends, held.sessions = [], []
+        held.ends = []
         with Archive.open(held.path) as file:
             for _ in range(sessions or 1):
                 file.begin({"n": 1}, {})
-                held.sessions.append(held.size())
+                held.wrote(None)
             for m in kept:
                 file.add(m)
-                held.ends.append((held.size(), m))
+                held.wrote(m)
 
     @rule(archive=archives)
     def read(self, archive: Held) -> None:
-        contents = read(archive.path)
-        assert contents.measurements == tuple(m for _, m in archive.ends)
-        assert [m.id for m in contents.measurements] == [m.id for _, m in archive.ends]
+        contents, ids = read(archive.path), [m.id for m in archive.kept]
+        assert contents.measurements == tuple(archive.kept) == chosen(contents, "all").measurements
+        assert [m.id for m in contents.measurements] == ids
         assert len(contents.notes) == (archive.torn or not archive.size())
-        assert contents.claims == ({"n": 1} if contents.sessions else {}) and len(contents.sessions) == len(
-            archive.sessions
-        )
-        assert sorted(m.id for run in runs_of(contents) for m in run.measurements) == sorted(
-            m.id for _, m in archive.ends
-        )
-        assert chosen(contents, "all").measurements == contents.measurements
+        assert len(contents.sessions) == len(archive.ends) - len(ids)
+        assert contents.claims == ({"n": 1} if contents.sessions else {})
+        assert sorted(m.id for run in runs_of(contents) for m in run.measurements) == sorted(ids)
 
 
 TestArchives = Archives.TestCase
 TestArchives.settings = settings(DISK, stateful_step_count=20)
 
 
-# What is written
-
-
-def test_lines_of_an_archive_and_their_order(tmp_path):
+def test_lines_of_an_archive_their_order_and_that_the_last_session_with_claims_tells_them(tmp_path):
     path = write(tmp_path / "a.jsonl", example(1), example(2), example(1, launch="9999"))
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    assert [line["kind"] for line in lines] == [
-        "session",
-        "engine",
-        "measurement",
-        "measurement",
-        "engine",
-        "measurement",
-    ]
-    session = lines[0]
-    assert (session["format"], session["claims"], session["plan"], session["resumes"]) == (
-        3,
-        CLAIMS,
-        {"batches": [1, 2]},
-        False,
-    )
-    assert abs(datetime.fromisoformat(session["started"]) - datetime.now(UTC)) < timedelta(minutes=5)
-    assert re.fullmatch("[0-9a-f]{8}", session["id"]) and session["pytest_slmserve"]
+    session, *others = (json.loads(line) for line in path.read_text("utf-8").splitlines())
+    assert [line["kind"] for line in others] == ["engine", "measurement", "measurement", "engine", "measurement"]
+    started, run = datetime.fromisoformat(session.pop("started")), session.pop("id")
+    assert session.pop("pytest_slmserve") and session.pop("crc32")
+    facts = {"kind": "session", "format": 3, "claims": CLAIMS, "plan": {"batches": [1, 2]}, "resumes": False}
+    assert session == facts and re.fullmatch("[0-9a-f]{8}", run)
+    assert abs(started - datetime.now(UTC)) < timedelta(minutes=5)
+    with Archive.open(path) as archive:
+        archive.begin({"plateau": {"tolerance": 0.2}}, {"n": 1})
+        archive.begin({}, {"claims": []})  # as `slmserve measure` does: it judges none
+    contents, plans = read(path), ({"batches": [1, 2]}, {"n": 1}, {"claims": []})
+    assert contents.claims == {"plateau": {"tolerance": 0.2}}
+    assert contents.plans == [(session.started, plan) for session, plan in zip(contents.sessions, plans, strict=True)]
 
 
 @EACH
-def test_each_measurement_is_there_as_soon_as_it_is_added(tmp_path, name):
-    with Archive.open(tmp_path / "new" / "folder" / name) as archive:
-        for concurrency in (1, 2):
-            archive.add(example(concurrency))
-            assert len(read(archive.path).measurements) == concurrency
-            assert len(read(archive.path).sessions) == 1, "the first measurement begins what nobody began"
-
-
-@EACH
-def test_a_line_may_be_longer_than_what_is_unpacked_at_once(tmp_path, name):
+def test_each_is_there_as_soon_as_it_is_added_also_after_a_line_longer_than_is_unpacked_at_once(tmp_path, name):
     plan = {"salt": random.Random(1).randbytes(20_000).hex()}
-    with Archive.open(tmp_path / name) as archive:
+    with Archive.open(tmp_path / "new" / "folder" / name) as archive:
+        for added in (1, 2):
+            archive.add(example(added))
+            assert (concurrencies(archive.path), len(read(archive.path).sessions)) == ([*range(1, added + 1)], 1)
         archive.begin({}, plan)
-        archive.add(example())
-    contents = read(tmp_path / name)
-    assert contents.sessions[0].plan == plan and contents.measurements == (example(),)
+        archive.add(example(4))
+    contents = read(archive.path)
+    assert contents.measurements == (example(1), example(2), example(4)) and contents.sessions[1].plan == plan
 
 
 def test_a_launch_that_is_described_anew_keeps_what_it_was_when_it_was_measured(tmp_path):
@@ -270,55 +225,31 @@ def test_a_launch_that_is_described_anew_keeps_what_it_was_when_it_was_measured(
     assert [m.environment.driver for m in read(into).measurements] == [None, None, "570", None]
 
 
-@pytest.mark.parametrize("bad", [4.25, "4", [4]])
+@pytest.mark.parametrize("bad", [
+    *({"run": replace(RUN, samples=replace(RUN.samples, output_tokens=(bad, 0)))} for bad in (4.25, "4", [4])),
+    *({"run": replace(RUN, steps=replace(RUN.steps, time_s=(0.1, bad, 0.3)))} for bad in (math.nan, -math.inf, 1e306)),
+    *({"resolved": Resolved(ready_s=bad)} for bad in (math.nan, math.inf)),
+])  # fmt: skip
 def test_what_could_not_be_read_again_is_not_written(three, bad):
     before = three.read_bytes()
     with Archive.open(three) as archive:
         with refused(kind=BadArchive):
-            archive.add(replace(example(8), run=replace(RUN, samples=replace(RUN.samples, output_tokens=(bad, 0)))))
+            archive.add(replace(example(), **bad))
         assert three.read_bytes() == before
         archive.add(example(16))
     assert concurrencies(three) == [1, 2, 4, 16]
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_no_number_that_json_does_not_know_is_written(three, number):
-    before = three.read_bytes()
-    bad_run = replace(RUN, steps=replace(RUN.steps, time_s=(0.1, number, 0.3)))
-    with Archive.open(three) as archive:
-        for bad in (replace(example(), run=bad_run), replace(example(), resolved=Resolved(ready_s=number))):
-            with refused(kind=BadArchive):
-                archive.add(bad)
-    assert three.read_bytes() == before
-
-
-def test_the_last_session_that_has_claims_tells_them(three):
-    with Archive.open(three) as archive:
-        archive.begin({"plateau": {"tolerance": 0.2}}, {"n": 1})
-        archive.begin({}, {"claims": []})  # as `slmserve measure` does: it judges none
-    contents = read(three)
-    assert contents.claims == {"plateau": {"tolerance": 0.2}}
-    assert [plan for _, plan in contents.plans] == [{"batches": [1, 2]}, {"n": 1}, {"claims": []}]
-    assert [at for at, _ in contents.plans] == [session.started for session in contents.sessions]
-
-
 @pytest.mark.parametrize("folder", [".slm", ".slm/baselines", "deep/.slm", "deep/.slm/x"])
-def test_a_new_folder_of_ours_is_ignored_by_git_and_an_old_one_is_left_as_it_is(tmp_path, folder):
+def test_a_new_folder_of_ours_is_ignored_by_git_and_an_old_one_or_another_s_is_left_as_it_is(tmp_path, folder):
     for _ in range(2):
-        make_folder(tmp_path / folder)
+        store.make_folder(tmp_path / folder)
         (own,) = tmp_path.rglob(".slm")
         assert (tmp_path / folder).is_dir() and (own / ".gitignore").read_text("utf-8") == "*\n"
     (own / ".gitignore").unlink()
-    make_folder(tmp_path / folder / "more")
-    assert not (own / ".gitignore").exists()
-
-
-def test_a_folder_of_another_name_is_the_user_s(tmp_path):
+    store.make_folder(tmp_path / folder / "more")
     Archive.open(tmp_path / "results" / "a.jsonl").close()
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["a.jsonl"]
-
-
-# Torn ends
+    assert not [*tmp_path.rglob(".gitignore")]
 
 
 @EACH
@@ -339,55 +270,33 @@ def test_cut_anywhere_a_prefix_is_read_and_merged_and_the_rest_set_aside(name, d
     assert bool(contents.notes) is (bool(moved) or not left) and bool(merged.notes) is bool(moved)
 
 
-def test_the_note_says_what_was_lost_and_where_the_rest_is(three):
-    with three.open("rb+") as file:
-        file.truncate(three.stat().st_size - 1)
-    rest = len(three.read_bytes().splitlines()[-1])
+def test_the_note_says_what_was_lost_and_where_the_rest_is_unless_it_cannot_be_set_aside(three):
+    os.truncate(three, three.stat().st_size - 1)
+    before, aside = three.read_bytes(), three.with_name("records.jsonl.torn")
     (note,) = read(three).notes
     assert all(fact in note for fact in (str(three), "line 5", "used: 2"))
-    with Archive.open(three) as archive:
-        (note,) = archive.notes
-    assert all(fact in note for fact in (str(three), "line 5", f"{rest} bytes", f"{three}.torn"))
-
-
-def test_a_torn_end_that_cannot_be_set_aside_stays_where_it_is(three, tmp_path):
-    (tmp_path / "records.jsonl.torn").mkdir()
-    os.truncate(three, three.stat().st_size - 1)
-    before = three.read_bytes()
+    aside.mkdir()
     with refused(three, "Is a directory"):
         Archive.open(three)
     assert three.read_bytes() == before
-    (tmp_path / "records.jsonl.torn").rmdir()
-    Archive.open(three).close()
+    aside.rmdir()
+    with Archive.open(three) as archive:
+        (note,) = archive.notes
+    lost = len(before.splitlines()[-1])
+    assert all(fact in note for fact in (str(three), "line 5", f"{lost} bytes", f"{aside}"))
     assert concurrencies(three) == [1, 2]
-
-
-def test_an_empty_file_is_an_archive_without_measurements(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.touch()
-    assert len(read(path).notes) == 1 and read(path).claims == {}
-    for run in ("", "all", "last"):
-        assert chosen(read(path), run).measurements == ()
-    assert read(write(path, example())).measurements == (example(),)
-
-
-@contextmanager
-def at_most(size: int) -> Iterator[None]:
-    """Files may become no larger."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_leaves_no_half_line(three):
     with Archive.open(three) as archive:
         archive.begin({}, {})
-        began = three.read_bytes()
-        with at_most(len(began) + 100), refused(three, "File too large", hint="--slm-records"):
-            archive.add(example(8))
+        began, (soft, hard) = three.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(began) + 100, hard))
+        try:
+            with refused(three, "File too large", hint="--slm-records"):
+                archive.add(example(8))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert three.read_bytes() == began
         archive.add(example(16))
     assert concurrencies(three) == [1, 2, 4, 16]
@@ -396,180 +305,134 @@ def test_a_full_disk_leaves_no_half_line(three):
 # Damage
 
 
-@pytest.mark.parametrize(
-    ("number", "new", "facts", "left"),
-    [
-        (4, '{"kind":"measurement"', ("line 4 ", "JSON"), [1, 4]),
-        (4, '{"kind":"measurement"}', ("line 4 ", "'engine'"), [1, 4]),
-        (4, '{"kind":"measurement","engine":"none"}', ("line 4 ", "'none'"), [1, 4]),
-        (4, '{"kind":"session","format":3}', ("line 4 ",), [1, 4]),
-        (4, '{"kind":"session","format":"3"}', ("line 4 ", "int"), [1, 4]),
-        (4, "[1]", ("line 4 ", "object"), [1, 4]),
-        (4, '{"kind":NaN}', ("line 4 ", "JSON"), [1, 4]),
-        (4, "\udcff", ("line 4 ", "JSON"), [1, 4]),
-        (2, "\x00", ("line 2 ", "JSON", "and 3 more"), []),
-        (
-            2,
-            '{"kind":"engine","id":"4f1d","spec":{},"resolved":{},"environment":{}}',
-            ("line 2 ", "model", "and 3"),
-            [],
-        ),
-    ],
-)
-def test_a_damaged_line_is_named_and_can_be_skipped(three, number, new, facts, left):
-    lines = three.read_bytes().splitlines()
-    lines[number - 1] = resealed(new).encode("utf-8", "surrogateescape")
+MEASURED = '{"kind":"measurement"'
+ENGINE = '{"kind":"engine","id":"4f1d","spec":{},"resolved":{},"environment":{}}'
+
+
+@pytest.mark.parametrize(("number", "new", "facts"), [
+    *((4, new, ("JSON",)) for new in ("{", "\0\0\0", "\udcff", '{"kind":NaN}', MEASURED)),
+    *((4, f'{MEASURED},"engine":"4f1d","run":{run}}}', ("JSON",)) for run in
+      ('{"window_us":[1,2}', '{"window_us":[1,x2]}', '{"failures":NaN}')),
+    (4, MEASURED + ',"engine":"4f1d","run":5}', ()),
+    (4, MEASURED + ',"engine":["4f1d"],"run":{}}', ()),
+    (4, MEASURED + ',"engine":"none","run":{}}', ("'none'",)),
+    (4, MEASURED + "}", ("'engine'",)),
+    (4, "[1]", ("object",)),
+    (4, '{"kind":"session","format":3}', ()),
+    (4, '{"kind":"session","format":"3"}', ("int",)),
+    (4, '{"kind":"engine","id":"f00d"}', ()),
+    (4, "two lines", ("checksum",)),
+    (2, "\x00", ("JSON", "and 3 more")),
+    (2, ENGINE, ("model", "and 3")),
+])  # fmt: skip
+def test_a_damaged_line_is_named_and_can_be_skipped_and_nothing_else_is_lost(three, tmp_path, number, new, facts):
+    into, lines = tmp_path / "into.jsonl", three.read_bytes().splitlines()
+    damaged = resealed(new).encode("utf-8", "surrogateescape")
+    lines[number - 1] = lines[3][: len(lines[3]) // 2] + lines[3] if new == "two lines" else damaged
     three.write_bytes(b"".join(line + b"\n" for line in lines))
-    with refused(three, *facts, kind=BadArchive, hint="--skip-damaged"):
+    with refused(three, f"line {number} ", *facts, kind=BadArchive, hint="--skip-damaged") as caught:
         read(three)
-    contents = read(three, skip_damaged=True)
-    assert [m.load.concurrency for m in contents.measurements] == left
-    assert f"line {number} " in contents.notes[0] and str(three) in contents.notes[0]
+    left, count = ([1, 4], 1) if number == 4 else ([], 4)  # without its engine no measurement is left
+    assert (" more)" in caught.value.problem) is (count > 1)
+    notes, merged = read(three, skip_damaged=True).notes, merged_into(into, three).notes
+    assert concurrencies(three, skip_damaged=True) == concurrencies(into) == left and len(notes) == len(merged) == count
+    assert all(f"line {number} " in note and str(three) in note for note in (notes[0], merged[0]))
 
 
-def test_of_several_damaged_lines_the_first_is_named_and_the_others_counted(three):
-    change(three, 3, "x")
-    with refused("line 3 ", kind=BadArchive) as caught:
-        read(three)
-    assert " more)" not in caught.value.problem
-    change(three, 4, "x")
+def test_of_several_damaged_lines_the_first_is_named_and_an_empty_line_is_none(three, tmp_path):
+    change(three, 4, "")
+    assert (concurrencies(three), merged_into(tmp_path / "into.jsonl", three)) == ([1, 4], Merged(2, 0))
+    for number in (3, 4):
+        change(three, number, "x")
     with refused("line 3 ", "1 more", kind=BadArchive):
         read(three)
-    assert len(read(three, skip_damaged=True).notes) == 2
-
-
-def test_a_line_without_its_checksum_is_damaged(three):
     three.write_text(re.sub(r',"crc32":"[0-9a-f]{8}"', "", three.read_text("utf-8"), count=1), "utf-8")
     with refused("line 1 ", "checksum", kind=BadArchive):
         read(three)
 
 
-@given(st.data())
-def test_a_flipped_bit_is_found_wherever_it_is(data):
-    """In a line that is not packed nothing else would tell."""
-    raw = bytearray(written("a.jsonl", 1, 2))
-    at = data.draw(st.integers(0, len(raw) - 1).filter(lambda at: raw[at : at + 1] != b"\n"))
-    raw[at] ^= 1 << data.draw(st.integers(0, 7))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "a.jsonl")
-        path.write_bytes(raw)
-        try:
-            assert read(path, skip_damaged=True).notes
-        except BadArchive as error:
-            assert "format" in error.problem or "not an archive" in error.problem
-
-
 @EACH
 @DISK
 @given(data=st.data())
-def test_whatever_bytes_change_only_our_errors_come(name, data):
+def test_whatever_bytes_change_only_our_errors_come_and_it_is_found_where_no_packing_would_tell(name, data):
+    raw = bytearray(written(name, 1, 2))
+    changed = st.dictionaries(st.integers(0, len(raw) - 1), st.integers(1, 255), min_size=1, max_size=5)
+    for at, flips in data.draw(changed).items():
+        raw[at] ^= flips
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, name)
-        raw = bytearray(written(name, 1, 2))
-        for at in data.draw(st.lists(st.integers(0, len(raw) - 1), min_size=1, max_size=5)):
-            raw[at] = data.draw(st.integers(0, 255))
         path.write_bytes(raw)
         try:
-            assert len(read(path, skip_damaged=True).measurements) <= 2
+            contents = read(path, skip_damaged=True)
         except BadArchive as error:
             assert error.hint
+        else:
+            assert len(contents.measurements) <= 2 and (contents.notes or path.suffix != ".jsonl")
 
 
 @PACKED
-def test_damage_inside_a_packed_piece_costs_that_piece(tmp_path, name, magic, pack):
-    path = write(tmp_path / name, example(1), example(2), example(4))
-    raw = bytearray(path.read_bytes())
+def test_damage_inside_a_packed_piece_costs_that_piece(tmp_path, name):
+    path, into = write(tmp_path / name, example(1), example(2), example(4)), tmp_path / "into.jsonl"
+    raw, magic = bytearray(path.read_bytes()), PACK[path.suffix](b"")[:4]
     starts = [at for at in range(len(raw)) if raw.startswith(magic, at)]
     raw[starts[2] + 60] ^= 0xFF
     path.write_bytes(raw)
     with refused("line 4 ", "unpacked", kind=BadArchive):
         read(path)
-    assert concurrencies(path, skip_damaged=True) == [1, 4]
-    merged = merged_into(tmp_path / "into.jsonl", path)
-    assert concurrencies(tmp_path / "into.jsonl") == [1, 4] and "line 4 " in merged.notes[0]
+    merged = merged_into(into, path)
+    assert concurrencies(path, skip_damaged=True) == concurrencies(into) == [1, 4] and "line 4 " in merged.notes[0]
 
 
-@PACKED
-def test_an_archive_compressed_by_hand_is_read_and_continued(three, tmp_path, name, magic, pack):
-    path = tmp_path / name
-    path.write_bytes(pack(three.read_bytes()))
-    write(path, example(8))
-    assert concurrencies(path) == [1, 2, 4, 8]
-
-
-def test_what_later_releases_add_is_passed_over(three):
+def test_what_later_releases_add_is_passed_over_and_kept(three, tmp_path):
     lines = [json.loads(line) for line in three.read_text("utf-8").splitlines()]
     lines[0]["new"] = lines[1]["new"] = 1
     lines.insert(2, {"kind": "weather", "rain": True})
     three.write_text("".join(json.dumps(line) + "\n\n" for line in lines), "utf-8")
     reseal(three)
     assert read(three).measurements == (example(1), example(2), example(4)) and read(three).notes == ()
+    into = tmp_path / "into.jsonl"
+    merged_into(into, three, DATA / "archive-format-3.jsonl", three)
+    assert into.read_text("utf-8").count("weather") == 1 and len(read(into).sessions) == 2
+    assert concurrencies(into) == [1, 2, 4, 1, 2], "what others wrote with spaces is another line"
 
 
-@EACH
-@pytest.mark.parametrize("coded", [True, False])
-def test_a_terminal_obeys_nothing_that_a_record_says(tmp_path, name, coded):
+OBEYED = "\x1b]0;pwned\x07\x9b2J\u202e"
+
+
+@pytest.mark.parametrize("told", [json.dumps(OBEYED)[1:-1], "\x7f\x9b2J\u202e"], ids=["coded", "plain"])
+def test_a_terminal_obeys_nothing_that_a_record_says(tmp_path, told):
     """Neither where JSON has written the character as \\u001b, nor where it stands there itself."""
-    plain, path = tmp_path / "plain.jsonl", tmp_path / name
-    with Archive.open(plain) as archive:
-        archive.begin({}, {"title": "TITLE"})
-        archive.add(replace(example(), run=replace(RUN, first_failure="FAILURE")))
-    told = json.dumps("\x1b]0;pwned\x07\x9b2J\u202e")[1:-1] if coded else "\x7f\x9b2J\u202e"
-    text = re.sub("TITLE|FAILURE|opt-125m", lambda word: word[0] + told, plain.read_text("utf-8"))
-    text = "".join(f"{resealed(line)}\n" for line in text.split("\n")[:-1])
-    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(text.encode()))
-    found = read(path)
-    (kept,) = found.measurements
-    for shown in (kept.spec.model, kept.run.first_failure, found.sessions[0].plan["title"]):
+    path, text = tmp_path / "a.jsonl", written("a.jsonl", 1).decode()
+    text = re.sub("no answer|opt-125m|batches", lambda word: word[0] + told, text)
+    path.write_text("".join(f"{resealed(line)}\n" for line in text.split("\n")[:-1]), "utf-8")
+    contents = read(path)
+    (kept,) = contents.measurements
+    for shown in (kept.spec.model, kept.run.first_failure, *contents.sessions[0].plan):
         assert shown.isprintable() and "x9b2J" in shown
 
 
-# What is no archive, or of another time
-
-
-@pytest.mark.parametrize("skip_damaged", [False, True])
-def test_a_newer_format_is_never_skipped_and_left_as_it_is(three, tmp_path, skip_damaged):
-    with three.open("a", encoding="utf-8") as file:
-        file.write('{"kind":"session","format":7}\n')
-    before = three.read_bytes()
-    for opening in (lambda: read(three, skip_damaged=skip_damaged), lambda: Archive.open(three)):
-        with refused(three, "format 7", f"format {FORMAT}", kind=BadArchive, hint="pip install --upgrade"):
-            opening()
-    with refused("format 7", kind=BadArchive):
-        merged_into(tmp_path / "into.jsonl", three)
-    assert three.read_bytes() == before
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_an_older_format_is_refused_and_the_script_that_writes_it_anew_is_named(number):
-    path = DATA / f"archive-format-{number}.jsonl"
-    for opening in (read, Archive.open):
-        with refused(f"format {number}", f"format {FORMAT}", kind=BadArchive, hint=f"studies/migrate.py {path} "):
-            opening(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "fact"),
-    [
-        ("notes.txt", b"nothing like it\nat all\n", "line 1 "),
-        ("one-line", b"no end of line", ""),
-        ("other.json", b'{"machine_info": {}}', ""),
-        ("other.jsonl", b'{"a": 1}\n{"a": 2}\n', "'kind'"),
-        ("plain.jsonl.gz", b'{"kind":"session","format":1}\n', "not gzip"),
-        ("plain.jsonl.xz", b'{"kind":"session","format":1}\n', "not xz"),
-        ("other.gz", gzip.compress(b"nothing like it\n", mtime=0), ""),
-        ("other.xz", lzma.compress(b"nothing like it\n"), ""),
-        ("cut.gz", gzip.compress(b"nothing like it\n" * 99, mtime=0)[:-12], ""),
-        ("zip.jsonl", gzip.compress(b'{"kind":"session"}\n', mtime=0), ""),
-    ],
-)
-def test_other_files_are_refused_and_left_alone(tmp_path, name, content, fact):
-    path = tmp_path / name
+@pytest.mark.parametrize(("name", "content", "fact", "hint"), [
+    ("newer.jsonl", written("a.jsonl", 1) + b'{"kind":"session","format":7}\n', "format 7", "pip install --upgrade"),
+    *((f"older-{number}.jsonl", (DATA / f"archive-format-{number}.jsonl").read_bytes(), f"format {number}",
+       "studies/migrate.py {path} ") for number in (1, 2)),
+    ("notes.txt", b"nothing like it\nat all\n", "line 1 ", ""),
+    ("one-line", b"no end of line", "", ""),
+    ("other.json", b'{"machine_info": {}}', "", ""),
+    ("other.jsonl", b'{"a": 1}\n{"a": 2}\n', "'kind'", ""),
+    ("plain.jsonl.gz", b'{"kind":"session","format":1}\n', "not gzip", ""),
+    ("plain.jsonl.xz", b'{"kind":"session","format":1}\n', "not xz", ""),
+    ("other.gz", gzip.compress(b"nothing like it\n", mtime=0), "", ""),
+    ("other.xz", lzma.compress(b"nothing like it\n"), "", ""),
+    ("cut.gz", gzip.compress(b"nothing like it\n" * 99, mtime=0)[:-12], "", ""),
+    ("zip.jsonl", gzip.compress(b'{"kind":"session"}\n', mtime=0), "", ""),
+])  # fmt: skip
+def test_other_files_and_formats_are_never_skipped_and_left_alone(tmp_path, name, content, fact, hint):
+    path, into = tmp_path / name, tmp_path / "into.jsonl"
     path.write_bytes(content)
-    for opening in (read, Archive.open, lambda part: merged_into(tmp_path / "into.jsonl", part)):
-        with refused(path, fact, kind=BadArchive):
+    for opening in (read, partial(read, skip_damaged=True), Archive.open, lambda part: merged_into(into, part)):
+        with refused(path, fact, kind=BadArchive, hint=hint.format(path=path)):
             opening(path)
-    assert path.read_bytes() == content and {*tmp_path.iterdir()} == {path, tmp_path / "into.jsonl"}
+    assert path.read_bytes() == content and {*tmp_path.iterdir()} == {path, into}
 
 
 def test_what_is_no_file_is_neither_read_nor_written_nor_waited_for(tmp_path):
@@ -586,23 +449,18 @@ def test_what_is_no_file_is_neither_read_nor_written_nor_waited_for(tmp_path):
 
 
 @PACKED
-def test_what_unpacks_to_more_than_an_archive_may_take_is_refused(tmp_path, monkeypatch, name, magic, pack):
+def test_what_is_compressed_by_hand_goes_on_unless_it_unpacks_to_more_than_an_archive_may_take(
+    tmp_path, monkeypatch, name
+):
     monkeypatch.setattr(store, "_UNPACKED", 1 << 18)
-    path = tmp_path / name
-    for content, opening in (
-        (pack(b'{"kind":"session"' + b" " * (1 << 20)), read),
-        (pack(b" " * (1 << 17) + b"\n") * 3, Archive.open),
-    ):
+    path, pack = tmp_path / name, PACK[Path(name).suffix]
+    bomb, bombs = pack(b'{"kind":"session"' + b" " * (1 << 20)), pack(b" " * (1 << 17) + b"\n") * 3
+    for content, opening in ((bomb, read), (bombs, Archive.open)):
         path.write_bytes(content)
         with refused(path, "memory", kind=BadArchive):
             opening(path)
-    path.write_bytes(
-        pack(write(tmp_path / "a.jsonl", example()).read_bytes().replace(b"\n", b"\n" + b"\n" * (1 << 16)))
-    )
-    assert concurrencies(path) == [1], "as much as it may take it takes"
-
-
-# Pages
+    path.write_bytes(pack(written("a.jsonl", 1).replace(b"\n", b"\n" + b"\n" * (1 << 16))))
+    assert concurrencies(write(path, example(8))) == [1, 8], "as much as it may take it takes"
 
 
 PAGE = '<!DOCTYPE html><p>x</p><script type="application/octet-stream" data-records="{}">{}</script>'
@@ -610,31 +468,23 @@ PAGE = '<!DOCTYPE html><p>x</p><script type="application/octet-stream" data-reco
 
 def test_a_page_has_the_archives_that_its_numbers_were_made_of(tmp_path):
     """Each is read below the path of the page; together each measurement is there once, and sessions are by start."""
-    parts = [
-        write(tmp_path / "a.jsonl", example(1), example(2)),
-        write(tmp_path / "b&b.jsonl.xz", example(2), example(4)),
-    ]
-    (name, text), (other, packed) = (embedded(part)[0] for part in parts)
-    assert (name, other) == ("a.jsonl.gz", "b&b.jsonl.xz") and b64decode(packed) == parts[1].read_bytes()
-    assert gzip.decompress(b64decode(text)) == parts[0].read_bytes()
+    first = write(tmp_path / "a.jsonl", example(1), example(2))
+    other = write(tmp_path / "b&b.jsonl.xz", example(2), example(4))
+    whole = first.read_bytes()
+    first.write_bytes(whole + b'{"kind":"measure')  # a torn end is not embedded
+    ((name, text),), ((_, packed),) = store.embedded(first), store.embedded(other)
+    assert (name, gzip.decompress(b64decode(text)), b64decode(packed)) == ("a.jsonl.gz", whole, other.read_bytes())
     page = tmp_path / "page.html"
     page.write_text(PAGE.format("b&amp;b.jsonl.xz", packed) + PAGE.format("../evil/" + name, text)[15:])
-    assert [(path, len(contents.measurements)) for path, contents in read_each(page)] == [
-        (page / "b&b.jsonl.xz", 2),
-        (page / "a.jsonl.gz", 2),
-    ]
+    each = [(path, [m.load.concurrency for m in contents.measurements]) for path, contents in store.read_each(page)]
+    assert each == [(page / "b&b.jsonl.xz", [2, 4]), (page / "a.jsonl.gz", [1, 2])]
+    assert [name for name, _ in store.embedded(page)] == ["b&b.jsonl.xz", "a.jsonl.gz"]
     found = read(page)
-    assert [m.load.concurrency for m in found.measurements] == [2, 4, 1]
-    assert [run.started for run in found.sessions] == sorted(run.started for run in found.sessions)
-    assert len(found.sessions) == 2 and found.claims == CLAIMS
-    assert [named for named, _ in embedded(page)] == ["b&b.jsonl.xz", "a.jsonl.gz"]
-
-
-def test_a_torn_end_is_not_embedded(three):
-    whole = three.read_bytes()
-    three.write_bytes(whole + b'{"kind":"measure')
-    ((_, text),) = embedded(three)
-    assert gzip.decompress(b64decode(text)) == whole
+    started = [run.started for run in found.sessions]
+    assert concurrencies(page) == [2, 4, 1] and found.claims == CLAIMS
+    assert started == sorted(started) and len(started) == 2
+    told = store.as_one([Contents(notes=("a", "b")), Contents(notes=("b", "c"))])
+    assert told.notes == ("a", "b", "c"), "each note once"
 
 
 @pytest.mark.parametrize("text", ["", "<script data-records>", PAGE.format("a.jsonl", "A")])
@@ -646,11 +496,6 @@ def test_a_page_without_records_or_with_damaged_ones_is_refused(tmp_path, text):
     page.write_text(PAGE.format("a.jsonl", b64encode(b"nothing\n").decode()))
     with refused(page / "a.jsonl", kind=BadArchive):
         read(page)
-
-
-def test_notes_of_several_archives_are_told_once():
-    one, other = Contents(notes=("a", "b")), Contents(notes=("b", "c"))
-    assert as_one([one, other]).notes == ("a", "b", "c")
 
 
 # Writers
@@ -680,41 +525,37 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("plant", [Path.unlink, replaced, made_shorter])
-@pytest.mark.parametrize("at", ["before the next", "at the end"])
-def test_an_archive_that_is_lost_in_the_middle_goes_on_in_a_second_file(tmp_path, elsewhere, plant, at):
-    kept, path = [example(1), example(2), example(4)], tmp_path / "a.jsonl.gz"
+@pytest.mark.parametrize("early", [True, False])
+def test_an_archive_that_is_lost_in_the_middle_goes_on_in_a_second_file(tmp_path, elsewhere, plant, early):
+    kept, path = (example(1), example(2), example(4)), tmp_path / "a.jsonl.gz"
     with Archive.open(path, moves=True) as archive:
         archive.begin(CLAIMS, {"batches": [1]})
-        for m in kept[:2]:
+        for m in kept:
+            if early and m is kept[2]:
+                plant(path)
             archive.add(m)
-        if at == "before the next":
-            plant(path)
-        archive.add(kept[2])
-        if at == "at the end":
+        if not early:
             plant(path)
     [second] = elsewhere.iterdir()
     found = read(second)
-    assert found.measurements == tuple(kept) and found.claims == CLAIMS and len(found.sessions) == 1
+    assert (found.measurements, found.claims, len(found.sessions), second.suffix) == (kept, CLAIMS, 1, ".jsonl")
     assert all(fact in archive.moved for fact in (f"{path}: ", f"--slm-resume={second}")) and archive.path == second
-    assert second.stat().st_mode & 0o077 == 0 and second.suffix == ".jsonl"
+    assert second.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_an_archive_that_was_removed_when_nothing_was_measured_goes_nowhere(tmp_path, elsewhere, moves):
-    with Archive.open(tmp_path / "a.jsonl", moves=moves) as archive:
+def test_an_archive_that_is_lost_without_a_measurement_or_a_wish_to_move_goes_nowhere(three, elsewhere, moves):
+    with Archive.open(three, moves=moves) as archive:
         archive.begin({}, {})
-        (tmp_path / "a.jsonl").unlink()
+        three.unlink()
     archive.close()
-    assert not [*elsewhere.iterdir()] and not archive.moved
-
-
-def test_without_a_wish_to_move_a_lost_archive_is_an_error(three):
+    assert not archive.moved
     with Archive.open(three) as archive:
         archive.add(example(8))
         made_shorter(three)
         with refused(three, "shorter", hint="--slm-records with another path"):
             archive.add(example(16))
-    assert not archive.moved and len(three.read_bytes()) == 10
+    assert not [*elsewhere.iterdir()] and not archive.moved and len(three.read_bytes()) == 10
 
 
 def no_room(monkeypatch, *full: Path) -> None:
@@ -729,117 +570,54 @@ def no_room(monkeypatch, *full: Path) -> None:
     monkeypatch.setattr(store, "_append", append)
 
 
-def test_a_full_disk_loses_no_measurement_and_moves_once(three, elsewhere, monkeypatch):
+@pytest.mark.parametrize("temporary", [True, False])
+def test_a_full_disk_loses_no_measurement_and_moves_once(three, elsewhere, monkeypatch, temporary):
     before = three.read_bytes()
     no_room(monkeypatch, three)
+    if not temporary:
+        elsewhere.rmdir()
     with Archive.open(three, moves=True) as archive:
         archive.add(example(8))
         archive.add(example(16))
         assert three.read_bytes() == before and "No space left on device" in archive.moved
-        [second] = elsewhere.iterdir()
+        second = archive.path
+        assert second.parent == (elsewhere if temporary else three.parent)
         no_room(monkeypatch)
         with refused(second, "No space left on device"):
             archive.add(example(32))
     assert read(second).measurements == (example(8), example(16))
 
 
-def test_a_second_file_is_beside_the_first_if_there_is_no_folder_for_temporary_ones(three, elsewhere, monkeypatch):
-    no_room(monkeypatch, three)
-    elsewhere.rmdir()
-    with Archive.open(three, moves=True) as archive:
-        archive.add(example(8))
-    assert archive.path.parent == three.parent and read(archive.path).measurements == (example(8),)
-
-
-def test_what_can_be_written_nowhere_is_said_before_more_is_measured(three, tmp_path, elsewhere, monkeypatch):
+def test_what_can_be_written_nowhere_is_said_and_leaves_no_file(three, tmp_path, elsewhere, monkeypatch):
+    part = write(tmp_path / "part.jsonl", example(16))
+    files, before = {*tmp_path.iterdir()}, part.read_bytes()
     monkeypatch.setattr(Path, "home", lambda: elsewhere)
     with Archive.open(three, moves=True) as archive:
         archive.check_writable()
         no_room(monkeypatch)
+        with refused(three, "No space left on device"):
+            merge([part], archive)
         for again in (lambda: archive.add(example(8)), archive.check_writable):
             with refused("No space left on device", "second", hint="--slm-records"):
                 again()
-    assert not [*elsewhere.iterdir()] and {*tmp_path.iterdir()} == {three, elsewhere}
-
-
-def test_an_interrupt_while_it_moves_leaves_no_second_file(three, elsewhere, monkeypatch):
-    no_room(monkeypatch, three)
     with Archive.open(three, moves=True) as archive:
         monkeypatch.setattr(Archive, "_append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             archive._move("planted", example(8))
-    assert not [*elsewhere.iterdir()]
+    assert not [*elsewhere.iterdir()] and {*tmp_path.iterdir()} == files and part.read_bytes() == before
 
 
-# Archives made one; the machine above proves that nothing is lost and nothing is there twice
-
-
-def test_lines_keep_their_bytes_and_sessions_come_along(three, tmp_path):
+def test_lines_keep_their_bytes_sessions_come_along_and_the_archive_s_own_runs_go_on(three, tmp_path):
     into = tmp_path / "into.jsonl"
-    assert merged_into(into, three) == Merged(3, 0)
-    assert into.read_bytes() == three.read_bytes() and merged_into(into, three, three) == Merged(0, 6)
-    assert into.read_bytes() == three.read_bytes()
-
-
-def test_what_the_archive_has_is_not_written_twice_and_its_own_runs_go_on(three, tmp_path):
-    into = write(tmp_path / "into.jsonl", example(1), example(8))
-    with Archive.open(into) as archive:
+    assert merged_into(into, three) == Merged(3, 0) and into.read_bytes() == three.read_bytes()
+    assert merged_into(into, three, three) == Merged(0, 6) and into.read_bytes() == three.read_bytes()
+    replicas = [replace(example(8), replica=Replica("g", index, 2, "s", "mps")) for index in (0, 1)]
+    with Archive.open(write(tmp_path / "own.jsonl", example(1), *replicas)) as archive:
         assert merge([three], archive) == Merged(2, 1)
         archive.begin({}, {})
         archive.add(example(16, "f00d"))
-    assert concurrencies(into) == [1, 8, 2, 4, 16]
-
-
-def test_replicas_of_one_moment_are_two_measurements(tmp_path):
-    both = [replace(example(), replica=Replica("g", index, 2, "s", "mps")) for index in (0, 1)]
-    merged_into(tmp_path / "into.jsonl", write(tmp_path / "a.jsonl", *both))
-    assert [m.replica.index for m in read(tmp_path / "into.jsonl").measurements] == [0, 1]
-
-
-def test_lines_of_other_kinds_and_other_writers_are_kept(three, tmp_path):
-    lines = [json.dumps(json.loads(line)) for line in three.read_text("utf-8").splitlines()]
-    three.write_text("".join(f"{line}\n" for line in [*lines, '{"kind":"weather","rain":true}', ""]), "utf-8")
-    reseal(three)
-    into = tmp_path / "into.jsonl"
-    merged_into(into, three, DATA / "archive-format-3.jsonl", three)
-    assert into.read_text("utf-8").count("weather") == 1 and len(read(into).sessions) == 2
-    assert concurrencies(into) == [1, 2, 4, 1, 2], "what others wrote with spaces is another line"
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "",
-        "{",
-        "nonsense",
-        '{"kind":"measurement"}',
-        '{"kind":"measurement","engine":"none","run":{}}',
-        '{"kind":"measurement","engine":"4f1d","run":5}',
-        '{"kind":"measurement","engine":["4f1d"],"run":{}}',
-        '{"kind":"measurement","engine":"4f1d","run":{"window_us":[1,2}}',
-        '{"kind":"measurement","engine":"4f1d","run":{"window_us":[1,x2]}}',
-        '{"kind":"measurement","engine":"4f1d","run":{"failures":NaN}}',
-        '{"kind":"engine","id":"f00d"}',
-        "\0\0\0",
-        "two lines",
-    ],
-)
-def test_a_damaged_line_is_a_note_and_nothing_else_is_lost(three, tmp_path, bad):
-    lines = three.read_text("utf-8").splitlines()
-    change(three, 4, lines[3][: len(lines[3]) // 2] + lines[3] if bad == "two lines" else bad)
-    into = tmp_path / "into.jsonl"
-    merged = merged_into(into, three)
-    assert concurrencies(into) == [1, 4] and read(into).notes == ()
-    assert [str(three) in note and "line 4 " in note for note in merged.notes] == ([True] if bad else [])
-
-
-def test_where_the_archive_cannot_be_written_the_part_is_as_it_was(three, tmp_path, monkeypatch):
-    before = three.read_bytes()
-    with Archive.open(tmp_path / "into.jsonl") as into:
-        no_room(monkeypatch)
-        with refused(into.path, "No space left on device"):
-            merge([three], into)
-    assert three.read_bytes() == before
+    assert merged_into(into, archive.path) == Merged(3, 3), "replicas of one moment are two measurements"
+    assert concurrencies(archive.path) == [1, 8, 8, 2, 4, 16] and concurrencies(into) == [1, 2, 4, 8, 8, 16]
 
 
 # Runs
@@ -849,132 +627,92 @@ def at(second: int, concurrency: int = 8, day: int = 1) -> Measurement:
     return replace(measurement(concurrency), measured_at=f"2026-01-{day:02d}T00:00:{second:02d}.000+00:00")
 
 
-def header(day: int, name: str, resumes: bool = False, known: bool = True) -> RunHeader:
-    return RunHeader(FORMAT, f"2026-01-{day:02d}T00:00:00.000+00:00", None, {}, {}, name, resumes, known)
+def gate(second: int) -> Measurement:
+    return replace(at(second), paired=GateLaunch(f"g{second}", 1, "baseline", False))
 
 
-def runs(*sessions: tuple[str, list[Measurement]], known: bool = True) -> Contents:
-    """One run a day, each with its id, of which a "+" says that it resumes, and its measurements."""
-    headers = [header(day, name.strip("+"), "+" in name, known) for day, (name, _) in enumerate(sessions, 1)]
-    measured = tuple((m, head) for head, (_, each) in zip(headers, sessions) for m in each)
-    return Contents(measured, tuple(headers))
+def runs(*sessions: tuple[str, list[Measurement]]) -> Contents:
+    """One run a day, each with its id and its measurements. "+" says that it resumes, "?" that no id was written."""
+    measured, headers = [], []
+    for day, (name, each) in enumerate(sessions, 1):
+        started = f"2026-01-{day:02d}T00:00:00.000+00:00"
+        headers.append(RunHeader(3, started, None, {}, {}, name.strip("+?"), "+" in name, "?" not in name))
+        measured += [(m, headers[-1]) for m in each]
+    return Contents(tuple(measured), tuple(headers), notes=("n",))
 
 
-def seconds(contents: Contents) -> list[int]:
-    return [int(m.measured_at[17:19]) for m in contents.measurements]
+def seconds(measured: tuple[Measurement, ...]) -> list[int]:
+    return [int(m.measured_at[17:19]) for m in measured]
 
 
-TWO = runs(("aaaa0001", [at(1), at(2)]), ("bbbb0002", [at(3, day=2), at(4, 16, day=2)]))
-
-
-def dated(path: Path, *facts: dict[str, object]) -> Path:
-    """The archive with other facts in each of its sessions, as an older release or another day would write it."""
-    lines, left = [json.loads(line) for line in path.read_text("utf-8").splitlines()], list(facts)
-    for line in lines:
-        if line["kind"] == "session" and left:
-            line |= left.pop(0)
-    kept = [{name: value for name, value in line.items() if value is not None} for line in lines]
-    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept), "utf-8")
-    reseal(path)
-    return path
-
-
-def test_a_measurement_belongs_to_the_last_session_before_it_that_had_begun(tmp_path):
-    """A part is merged after another run has begun: its measurement is older than that."""
-    path = tmp_path / "r.jsonl"
+def test_a_measurement_is_of_the_last_session_before_it_that_had_begun(tmp_path, monkeypatch):
+    """A part is merged after another run has begun: its measurement is older than that. Sessions of older releases get
+    an id of their start."""
+    days, path = iter((1, 2)), tmp_path / "r.jsonl"
+    monkeypatch.setattr(store, "datetime", SimpleNamespace(now=lambda zone: datetime(2026, 1, next(days), tzinfo=zone)))
     write(path, at(1))
-    write(path, at(2, day=2), at(9, day=1), at(0, day=2))
-    dated(path, {"id": "a", "started": header(1, "").started}, {"id": "b", "started": header(2, "").started})
-    found = runs_of(read(path))
-    assert [(run.header.id, run.header.known, len(run.measurements)) for run in found] == [
-        ("a", True, 2),
-        ("b", True, 2),
-    ]
+    write(path, at(2, day=2), at(9), at(0, day=2))
+    for known in (True, False):
+        found = runs_of(read(path))
+        assert [seconds(run.measurements) for run in found] == [[1, 9], [2, 0]]
+        assert [(run.header.known, run.header.resumes, len(run.header.id)) for run in found] == [(known, False, 8)] * 2
+        assert found[0].header.id != found[1].header.id
+        path.write_text(re.sub('"id":"[0-9a-f]{8}","resumes":false,', "", path.read_text("utf-8")), "utf-8")
+        reseal(path)
 
 
 def test_measurements_before_any_session_are_a_run_without_a_start(tmp_path):
     path = write(tmp_path / "r.jsonl", at(1))
     write(path, at(2))
-    lines = path.read_text("utf-8").splitlines(keepends=True)
-    path.write_text("".join(lines[1:]))
+    path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[1:]))
     first, second = runs_of(read(path))
-    assert (first.header, len(first.measurements), len(second.measurements)) == (BEFORE_ALL, 1, 1)
-    assert BEFORE_ALL.started == "" and len(BEFORE_ALL.id) == 8 and not BEFORE_ALL.known
+    assert (first.header, len(first.measurements), len(second.measurements)) == (store.BEFORE_ALL, 1, 1)
+    assert (first.header.started, len(first.header.id), first.header.known) == ("", 8, False)
     assert [run.header for run in runs_of(Contents(sessions=(second.header,)))] == [second.header]
 
 
-def test_a_session_of_an_older_release_gets_an_id_of_its_start(tmp_path):
-    path = write(tmp_path / "r.jsonl", at(1))
-    write(path, at(2))
-    dated(path, *({"id": None, "resumes": None, "started": header(day, "").started} for day in (1, 2)))
-    first, second = (run.header for run in runs_of(read(path)))
-    assert not first.known and not first.resumes and len(first.id) == len(second.id) == 8 and first.id != second.id
-    assert len(read(path).measurements) == 2
+LEFT_OUT, POOLED = store.LEFT_OUT, store.POOLED
+TWO = runs(("aaaa0001", [at(1), at(2)]), ("bbbb0002", [at(3, day=2), at(4, 16, day=2)]))
+UNTOLD = ("a?", [at(1), at(2)]), ("b?", [at(3)])
 
 
-@pytest.mark.parametrize(
-    ("contents", "left", "notes"),
-    [
-        (TWO, [3, 4], (LEFT_OUT,)),
-        (runs(("a", [at(1), at(2, 32)]), ("b", [at(3)])), [2, 3], (LEFT_OUT,)),
-        (runs(("a", [at(1)]), ("b", [at(2, 16)])), [1, 2], ()),
-        (runs(("a", [at(1)]), ("b+", [at(2)]), ("c", [at(3, 16)])), [1, 2, 3], ()),
-        (runs(("a", [at(1)]), ("b", [at(2)]), ("c+", [])), [1, 2], ()),
-        (runs(("a", [at(1)]), ("b+", [at(2)]), ("c", [at(3)])), [3], (LEFT_OUT,)),
-        (runs(("a", [at(1)]), ("b", [at(2)]), known=False), [1, 2], (POOLED,)),
-        (runs(("a", [at(1)]), ("b", [at(2, 16)]), known=False), [1, 2], ()),
-    ],
-    ids=["last", "only earlier", "apart", "resumed", "resumed, nothing measured", "after", "pooled", "apart, older"],
-)
-def test_of_each_case_the_last_run_counts_and_a_run_that_resumes_goes_on_with_all_before_it(contents, left, notes):
-    found = chosen(contents)
-    assert (seconds(found), found.notes) == (left, notes)
+@pytest.mark.parametrize(("contents", "how", "left", "notes"), [
+    *((runs(), how, [], []) for how in ((), ("all",), ("last",))),
+    (TWO, (), [3, 4], [LEFT_OUT]),
+    (runs(("a", [at(1), at(2, 32)]), ("b", [at(3)])), (), [2, 3], [LEFT_OUT]),
+    (runs(("a", [at(1)]), ("b", [at(2, 16)])), (), [1, 2], []),
+    (runs(("a", [at(1)]), ("b+", [at(2)]), ("c", [at(3, 16)])), (), [1, 2, 3], []),
+    (runs(("a", [at(1)]), ("b", [at(2)]), ("c+", [])), (), [1, 2], []),
+    (runs(("a", [at(1)]), ("b+", [at(2)]), ("c", [at(3)])), (), [3], [LEFT_OUT]),
+    (runs(("a?", [at(1)]), ("b?", [at(2)])), (), [1, 2], [POOLED]),
+    (runs(("a?", [at(1)]), ("b?", [at(2, 16)])), (), [1, 2], []),
+    (runs(*UNTOLD, ("c", [at(9)])), (), [9], [LEFT_OUT, POOLED]),
+    (runs(*UNTOLD, ("c", [at(9, 16)])), (), [1, 2, 3, 9], [POOLED]),
+    (runs(("a", [gate(1)]), ("b", [gate(2)])), (), [1, 2], []),  # told apart by their gates
+    (TWO, ("aaaa",), [1, 2], []),
+    (TWO, ("bbbb0002",), [3, 4], []),
+    (TWO, ("all",), [1, 2, 3, 4], []),
+    (TWO, ("last",), [3, 4], []),
+    (runs(("a", [at(1)]), ("b", [])), ("last",), [1], []),
+    (runs(("a", []), ("b", [])), ("last",), [], []),
+    (runs(("a", [at(1)]), ("b", [at(2)]), ("c+", []), ("d", [])), ("last",), [1, 2], []),
+    (runs(("a", [at(1)]), ("b", [at(2)]), ("c+", []), ("d", [])), ("c",), [1, 2], []),
+    (TWO, ("all", "2026-01-02"), [3, 4], []),
+    (TWO, ("all", "2026-01-01T00:00:02"), [2, 3, 4], []),
+    (TWO, ("aaaa", "2026-01-02"), [], []),
+])  # fmt: skip
+def test_of_each_case_the_last_run_counts_or_the_run_that_is_asked_for(contents, how, left, notes):
+    """A run that resumes goes on with all before it, and neighbours without ids are one."""
+    found = chosen(contents, *how)
+    assert (seconds(found.measurements), found.notes) == (left, ("n", *notes))
 
 
-def test_a_run_after_older_ones_is_a_run_of_its_own():
-    older = runs(("a", [at(1), at(2)]), ("b", [at(3)]), known=False)
-    newest = header(3, "c")
-    both = replace(older, measured=(*older.measured, (at(9), newest)), sessions=(*older.sessions, newest))
-    assert (seconds(chosen(both)), chosen(both).notes) == ([9], (LEFT_OUT, POOLED))
-    apart = replace(older, measured=(*older.measured, (at(9, 16), newest)), sessions=(*older.sessions, newest))
-    assert (seconds(chosen(apart)), chosen(apart).notes) == ([1, 2, 3, 9], (POOLED,))
-
-
-def test_launches_of_gates_stay():
-    """They are told apart by their gates."""
-    one, two = (replace(at(n), paired=GateLaunch(f"g{n}", 1, "baseline", False)) for n in (1, 2))
-    found = chosen(runs(("a", [one]), ("b", [two])))
-    assert (seconds(found), found.notes) == ([1, 2], ())
-
-
-@pytest.mark.parametrize(
-    ("run", "left"),
-    [("aaaa", [1, 2]), ("bbbb0002", [3, 4]), ("last", [3, 4]), ("all", [1, 2, 3, 4])],
-)
-def test_a_run_by_its_id_or_its_beginning(run, left):
-    found = chosen(replace(TWO, notes=("n",)), run)
-    assert (seconds(found), found.notes) == (left, ("n",))
-
-
-def test_the_last_run_is_the_last_that_measured_or_resumed_something():
-    assert seconds(chosen(runs(("a", [at(1)]), ("b", [])), "last")) == [1]
-    resumed = runs(("a", [at(1)]), ("b", [at(2)]), ("c+", []), ("d", []))
-    assert seconds(chosen(resumed, "last")) == seconds(chosen(resumed, "c")) == [1, 2]
-    assert seconds(chosen(runs(("a", []), ("b", [])), "last")) == []
-
-
-def test_a_run_that_is_not_there_or_not_the_only_one_is_refused():
+def test_a_run_that_is_not_there_or_not_the_only_one_is_refused_and_what_is_no_date():
     with refused("cccc", hint="aaaa0001, bbbb0002"):
         chosen(TWO, "cccc")
     with refused("ab", "2 runs", hint="ab1, ab2"):
         chosen(runs(("ab1", []), ("ab2", [])), "ab")
     with refused("x", hint="an archive with runs"):
         store.run_named((), "x")
-
-
-def test_since_a_date():
-    assert seconds(chosen(TWO, "all", "2026-01-02")) == [3, 4]
-    assert seconds(chosen(TWO, "all", "2026-01-01T00:00:02")) == [2, 3, 4]
-    assert seconds(chosen(TWO, "aaaa", "2026-01-02")) == []
     with refused("'yesterday'", hint="--since"):
         chosen(TWO, "", "yesterday")

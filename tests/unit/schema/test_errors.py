@@ -8,72 +8,55 @@ import os
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from pytest_slmserve.schema import errors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, DeviceBusy, SlmError
 
 
 def test_an_error_is_its_problem_and_its_hint_and_obeys_nothing():
-    error = SlmError("it said \x1b[2J", "not \x07")
+    error, bare = SlmError("it said \x1b[2J", "not \x07"), SlmError("a")
     assert (error.problem, error.hint) == (r"it said \x1b[2J", r"not \x07")
-    assert str(error) == "it said \\x1b[2J\n  try: not \\x07" and str(SlmError("a")) == "a" and SlmError("a").hint == ""
+    assert str(error) == "it said \\x1b[2J\n  try: not \\x07" and (str(bare), bare.hint, bare.cause) == ("a", "", "a")
+    assert SlmError(f"/a/log{errors.ENDS_WITH}line{errors.ENDS_WITH}more").cause == "/a/log"
 
 
-def test_the_cause_is_without_the_end_of_a_log():
-    error = SlmError(f"/a/log{errors.ENDS_WITH}line{errors.ENDS_WITH}more")
-    assert error.cause == "/a/log" and SlmError("all of it").cause == "all of it"
+@pytest.mark.parametrize(("kind", "only", "problem"), [
+    (DeviceBusy, BadUsage, "engine 2: a"), (BadArchive, SlmError, "engine 2: a"), (BadArchive, BadUsage, "a"),
+])  # fmt: skip
+def test_an_error_is_raised_again_with_a_name_before_it(kind, only, problem):
+    with refused(kind=kind, hint="wait") as caught, errors.naming("engine 2", only):
+        raise kind("a", "wait")
+    assert caught.value.problem == problem
 
 
-def test_an_error_is_raised_again_with_a_name_before_it():
-    with pytest.raises(DeviceBusy) as caught, errors.naming("engine 2", BadUsage):
-        raise DeviceBusy("it is busy", "wait")
-    assert (caught.value.problem, caught.value.hint) == ("engine 2: it is busy", "wait")
-    assert type(caught.value) is DeviceBusy
-    with pytest.raises(SlmError) as caught, errors.naming("x"):
-        raise BadArchive("a")
-    assert caught.value.problem == "x: a"
-    with pytest.raises(BadArchive, match="^a$"), errors.naming("engine 2", BadUsage):
-        raise BadArchive("a")
-
-
-@pytest.mark.parametrize(
-    ("hint", "said"),
-    [
-        ("--slm-records with another path", "--out with another path"),
-        ("--slm-window 5, --slm-cpu", "--window 5, --cpu"),
-        ("-o slm_accept_truncated=1, to go on", "--accept-truncated=1, to go on"),
-        ("nothing of ours", "nothing of ours"),
-    ],
-)
+@pytest.mark.parametrize(("hint", "said"), [
+    ("--slm-records with another path", "--out with another path"),
+    ("--slm-window 5, --slm-cpu", "--window 5, --cpu"),
+    ("-o slm_accept_truncated=1, to go on", "--accept-truncated=1, to go on"),
+    ("nothing of ours", "nothing of ours"),
+])  # fmt: skip
 def test_a_command_names_its_own_options(hint, said):
-    with pytest.raises(BadUsage) as caught, errors.of_a_command(BadArchive, BadUsage, records="--out"):
-        raise BadUsage("p", hint)
-    assert (caught.value.problem, caught.value.hint) == ("p", said)
-    with pytest.raises(BadArchive) as other, errors.of_a_command(BadUsage):
-        raise BadArchive("p", hint)
-    assert other.value.hint == hint
-
-
-def test_the_records_of_a_command_are_an_option_unless_told():
-    with pytest.raises(BadUsage) as caught, errors.of_a_command(BadUsage):
-        raise BadUsage("p", "--slm-records")
-    assert caught.value.hint == "--records"
+    for raised, taken, told, expected in (
+        (BadUsage, (BadArchive, BadUsage), {"records": "--out"}, said),
+        (BadUsage, (BadUsage,), {}, said.replace("--out", "--records")),
+        (BadArchive, (BadUsage,), {}, hint),
+    ):
+        with pytest.raises(raised) as caught, errors.of_a_command(*taken, **told):
+            raise raised("p", hint)
+        assert (caught.value.problem, caught.value.hint) == ("p", expected)
 
 
 def test_only_files_are_read_and_nothing_is_waited_for(tmp_path):
-    path = tmp_path / "a"
+    path, pipe = tmp_path / "a", tmp_path / "pipe"
     path.write_bytes(b"\0abc")
     assert errors.content(path) == b"\0abc"
-    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(pipe)
     before = len([*Path("/proc/self/fd").iterdir()])
-    for other, number in (
-        (tmp_path / "pipe", errno.EINVAL),
-        (Path("/dev/zero"), errno.EINVAL),
-        (tmp_path, errno.EISDIR),
-    ):
+    for other, number in ((pipe, errno.EINVAL), (Path("/dev/zero"), errno.EINVAL), (tmp_path, errno.EISDIR)):
         with pytest.raises(OSError) as caught:
             errors.content(other)
-        assert caught.value.errno == number and caught.value.filename == str(other) and caught.value.strerror
+        assert (caught.value.errno, caught.value.filename) == (number, str(other)) and caught.value.strerror
     assert len([*Path("/proc/self/fd").iterdir()]) == before, "none stays open"
 
 
@@ -98,28 +81,24 @@ def test_files_are_made_for_everybody_as_the_mask_allows(tmp_path):
         os.umask(mask)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "both"), [(False, False, False), (True, True, True), (True, False, False), (False, True, False)]
-)
-def test_a_lock_is_shared_only_if_both_say_so(tmp_path, first, second, both):
+@pytest.mark.parametrize(("first", "second"), [(False, False), (True, True), (True, False), (False, True)])
+def test_a_lock_is_shared_only_if_both_say_so(tmp_path, first, second):
     path = tmp_path / "lock"
     with path.open("w") as one, path.open() as other:
         assert errors.try_lock(one, shared=True) if first else errors.try_lock(one)
-        assert errors.try_lock(other, shared=second) is both
+        assert errors.try_lock(other, shared=second) is (first and second)
     with path.open() as later:
         assert errors.try_lock(later), "it is free once it is closed"
 
 
 def test_a_name_that_no_file_can_have_names_none(tmp_path):
     (tmp_path / "a").touch()
-    assert errors.is_file(tmp_path / "a") is True
-    for name in ("", "b", "n" * 5000, "\0"):
-        assert errors.is_file(tmp_path / name) is False
+    assert [errors.is_file(tmp_path / name) for name in ("a", "", "b", "n" * 5000, "\0")] == [True, *[False] * 4]
 
 
 def test_the_users_cache_is_where_xdg_says(monkeypatch):
     monkeypatch.setenv("HOME", "/h")
     for told, cache in (("/x", "/x"), ("", "/h/.cache")):
         monkeypatch.setenv("XDG_CACHE_HOME", told)
-        assert errors.user_cache() == Path(cache, "pytest-slmserve")
-        assert errors.user_cache("vllm") == Path(cache, "vllm")
+        found = errors.user_cache(), errors.user_cache("vllm")
+        assert found == (Path(cache, "pytest-slmserve"), Path(cache, "vllm"))

@@ -6,35 +6,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema import kv_cache
-from pytest_slmserve.schema.kv_cache import (
-    check_quantization,
-    given_limit,
-    kv_bytes,
-    kv_capacity,
-    kv_layout,
-    parse_memory,
-    predicted_blocks,
-    quantization_of,
-    value_bytes,
-    weight_bytes,
-)
+from pytest_slmserve.schema.kv_cache import kv_bytes, kv_capacity, kv_layout, predicted_blocks, weight_bytes
 from pytest_slmserve.schema.models import CATALOGUE, Model, model_from_config
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 OPT = EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB)  # a token takes 196,608 bytes
+UNKNOWN = EngineSpec("/somewhere/else", kv_cache_bytes=GIB, tensor_parallel_size=2)
 
 
 def with_extra(spec: EngineSpec = OPT, **extra: object) -> EngineSpec:
     return replace(spec, extra=tuple(extra.items()))
-
-
-# Blocks
 
 
 def test_blocks_that_a_published_engine_logged():
@@ -43,30 +30,19 @@ def test_blocks_that_a_published_engine_logged():
     assert abs(predicted_blocks(spec) - 18_573) <= 2
 
 
-@pytest.mark.parametrize(
-    ("spec", "blocks"),
-    [
-        (
-            EngineSpec("opt-tiny", platform="cpu", dtype="bfloat16", kv_cache_bytes=GIB),
-            8192,
-        ),  # seen on vLLM's CPU backend
-        (OPT, 1365),
-        (EngineSpec("facebook/opt-1.3b", platform="simulated", kv_cache_bytes=4 * GIB), 1365),
-        (replace(OPT, dtype="float32"), 682),
-        (with_extra(dtype="float32"), 682),
-        (with_extra(kv_cache_dtype="fp8"), 2730),
-        (with_extra(kv_cache_dtype="fp8_per_token_head"), None),  # with scales, in vLLM 0.32
-        (with_extra(block_size=32), 682),
-        (with_extra(kv_cache_memory_bytes=GIB), 341),
-        (with_extra(num_gpu_blocks_override=77), 77),
-        (replace(OPT, tensor_parallel_size=2), 2730),
-        (replace(OPT, kv_cache_bytes=0), None),
-        (replace(OPT, interface="transformers"), None),
-        (replace(OPT, platform="remote", interface="endpoint", url="http://h/v1"), None),
-        (replace(OPT, dtype="auto"), None),
-        (EngineSpec("/somewhere/else"), None),
-    ],
-)
+@pytest.mark.parametrize(("spec", "blocks"), [
+    (EngineSpec("opt-tiny", platform="cpu", dtype="bfloat16", kv_cache_bytes=GIB), 8192),  # seen on vLLM's CPU backend
+    (OPT, 1365),
+    (EngineSpec("facebook/opt-1.3b", platform="simulated", kv_cache_bytes=4 * GIB), 1365),
+    (replace(OPT, dtype="float32"), 682), (with_extra(dtype="float32"), 682),
+    (with_extra(kv_cache_dtype="fp8"), 2730),
+    (with_extra(kv_cache_dtype="fp8_per_token_head"), None),  # with scales, in vLLM 0.32
+    (with_extra(block_size=32), 682), (with_extra(kv_cache_memory_bytes=GIB), 341),
+    (with_extra(num_gpu_blocks_override=77), 77), (replace(OPT, tensor_parallel_size=2), 2730),
+    (replace(OPT, kv_cache_bytes=0), None), (replace(OPT, interface="transformers"), None),
+    (replace(OPT, platform="remote", interface="endpoint", url="http://h/v1"), None),
+    (replace(OPT, dtype="auto"), None), (UNKNOWN, None),
+])  # fmt: skip
 def test_blocks_predicted_from_shapes(spec, blocks):
     assert predicted_blocks(spec) == blocks
 
@@ -76,27 +52,20 @@ def test_predicted_blocks_fill_the_bytes_and_one_more_does_not_fit(size, block, 
     spec = with_extra(EngineSpec(model, kv_cache_bytes=size), block_size=block)
     each, blocks = block * CATALOGUE[model].kv_bytes_per_token(2), predicted_blocks(spec)
     assert blocks * each <= size < (blocks + 1) * each
-    assert kv_bytes(spec, Resolved()) == (blocks * each or 0)
+    assert kv_bytes(spec, Resolved()) == blocks * each
 
 
-def test_bytes_of_the_cache_are_those_of_the_engines_blocks_or_those_asked_for():
-    assert kv_bytes(OPT, Resolved(kv_blocks=100, block_size=32)) == 100 * 32 * 196_608
-    assert kv_bytes(OPT, Resolved()) == 1365 * 16 * 196_608
-    unknown = EngineSpec("/somewhere/else", kv_cache_bytes=GIB, tensor_parallel_size=2)
-    assert kv_bytes(unknown, Resolved(kv_blocks=100)) == kv_bytes(unknown, Resolved()) == 2 * GIB
-    assert kv_bytes(replace(OPT, kv_cache_bytes=0), Resolved()) == 0
-
-
-def test_what_the_engine_reports_goes_before_defaults():
+def test_what_the_engine_reports_goes_before_defaults_and_what_was_asked_for():
     assert predicted_blocks(replace(OPT, dtype="auto"), Resolved(dtype="float16", block_size=32)) == 682
-    assert value_bytes(OPT) == 2 and value_bytes(OPT, Resolved(dtype="float32")) == 4
-    assert value_bytes(with_extra(dtype="float")) == 4 and value_bytes(replace(OPT, dtype="int3")) is None
-
-
-@pytest.mark.parametrize("said", [0, -1, -1000, None])
-def test_a_record_whose_blocks_have_no_size_is_taken_as_one_that_does_not_say(said):
-    assert kv_layout(OPT, Resolved(block_size=said)).block_size == kv_layout(OPT).block_size == 16
-    assert kv_capacity(OPT, 768, Resolved(kv_blocks=481, block_size=said)) == 10
+    assert kv_bytes(OPT, Resolved(kv_blocks=100, block_size=32)) == 100 * 32 * 196_608
+    assert kv_bytes(UNKNOWN, Resolved(kv_blocks=100)) == kv_bytes(UNKNOWN, Resolved()) == 2 * GIB
+    assert kv_bytes(replace(OPT, kv_cache_bytes=0), Resolved()) == 0
+    sizes = {OPT: 2, with_extra(dtype="float"): 4, replace(OPT, dtype="int3"): None}
+    assert {spec: kv_cache.value_bytes(spec) for spec in sizes} == sizes
+    assert kv_cache.value_bytes(OPT, Resolved(dtype="float32")) == 4
+    for said in (0, -1, -1000, None):  # a record whose blocks have no size is one that does not say
+        assert kv_layout(OPT, Resolved(block_size=said)).block_size == kv_layout(OPT).block_size == 16
+        assert kv_capacity(OPT, 768, Resolved(kv_blocks=481, block_size=said)) == 10
 
 
 @pytest.mark.parametrize(
@@ -104,12 +73,9 @@ def test_a_record_whose_blocks_have_no_size_is_taken_as_one_that_does_not_say(sa
     [({}, 1024), ({"max_num_seqs": 8}, 8), ({"max_num_seqs": 0}, 1024), ({"max_num_seqs": "8"}, 1024)],
 )
 def test_a_limit_is_an_argument_of_the_engine_or_a_field(extra, limit):
-    assert given_limit(with_extra(**extra), "max_num_seqs") == limit
-    assert given_limit(with_extra(more=1), "more", "max_num_seqs") == 1
-    assert given_limit(OPT, "more", "max_num_seqs") == 1024
-
-
-# Requests that fit
+    assert kv_cache.given_limit(with_extra(**extra), "max_num_seqs") == limit
+    assert kv_cache.given_limit(with_extra(**extra, more=1), "more", "max_num_seqs") == 1
+    assert kv_cache.given_limit(OPT, "more", "max_num_seqs") == 1024
 
 
 @given(st.integers(1, 10_000), st.sampled_from([16, 32, 128]), st.integers(1, 4096))
@@ -119,30 +85,20 @@ def test_the_requests_that_fit_leave_one_block_and_one_more_does_not_fit(blocks,
     assert fit * each <= blocks - 1 < (fit + 1) * each
 
 
-def test_capacity_takes_the_engines_own_count():
-    assert kv_capacity(OPT, 768) == (1365 - 1) // 48
-    assert kv_capacity(OPT, 768, Resolved(kv_blocks=481, block_size=16)) == 10
-    assert kv_capacity(EngineSpec("/somewhere/else"), 768) is None
-
-
 def test_requests_that_have_no_room_get_the_reason():
+    assert kv_capacity(OPT, 768) == (1365 - 1) // 48
     reason = kv_cache.no_room(OPT, 160, 137)
     assert "136" in reason and "160" in reason and kv_cache.no_room(OPT, 160, 136) is None
-    assert kv_cache.no_room(EngineSpec("a-folder/elsewhere"), 160, 10_000) is None, "its capacity is not known"
+    assert kv_capacity(UNKNOWN, 160) is kv_cache.no_room(UNKNOWN, 160, 10_000) is None, "its capacity is not known"
 
 
-@pytest.mark.parametrize(
-    ("windows", "step_tokens", "blocks"),
-    [
-        ((None,), 4096, 48),
-        ((None, 512), 4096, 96),  # of so few tokens a layer that slides keeps all while they are scheduled
-        ((None, 512), 32, 48 + 37),
-        ((None, 513), 32, 48 + 37),
-        ((None, 514), 32, 48 + 38),
-        ((None, 0), 32, 48 + 2),
-        ((), 32, 0),
-    ],
-)
+@pytest.mark.parametrize(("windows", "step_tokens", "blocks"), [
+    ((None,), 4096, 48),
+    ((None, 512), 4096, 96),  # of so few tokens a layer that slides keeps all while they are scheduled
+    ((None, 512), 32, 48 + 37), ((None, 513), 32, 48 + 37),
+    ((None, 514), 32, 48 + 38), ((None, 0), 32, 48 + 2),
+    ((), 32, 0),
+])  # fmt: skip
 def test_blocks_of_a_request_over_groups_of_layers(windows, step_tokens, blocks):
     spec = EngineSpec("opt-125m", max_num_batched_tokens=step_tokens)
     assert kv_cache.request_blocks(spec, windows, 16, 768) == blocks
@@ -161,11 +117,9 @@ def test_a_model_whose_layers_slide_shares_its_blocks_among_groups():
 
 
 def test_what_only_the_engine_knows_it_tells():
-    spec = EngineSpec("granite-4.0-h-350m")
-    assert kv_capacity(spec, 768) is None
-    assert kv_capacity(spec, 768, Resolved(kv_blocks=1000, block_size=16)) is None, "nor what a request takes"
-    told = Resolved(kv_blocks=1000, block_size=16, kv_windows=(None, 0, 0))
-    assert kv_capacity(spec, 768, told) == 999 // (48 + 2 * 2)
+    spec, told = EngineSpec("granite-4.0-h-350m"), Resolved(kv_blocks=1000, block_size=16)
+    assert kv_capacity(spec, 768) is kv_capacity(spec, 768, told) is None, "nor what a request takes"
+    assert kv_capacity(spec, 768, replace(told, kv_windows=(None, 0, 0))) == 999 // (48 + 2 * 2)
 
 
 @pytest.mark.parametrize(
@@ -173,13 +127,11 @@ def test_what_only_the_engine_knows_it_tells():
 )
 def test_bytes_of_a_number_in_the_cache(asked, each):
     layout = kv_layout(with_extra(EngineSpec("opt-125m"), kv_cache_dtype=asked))
-    assert (layout.value_bytes, layout.bytes_per_token) == (each, None if each is None else 18_432 * each)
-    assert layout.windows == (None,), "one group, whatever the type"
+    assert layout == kv_cache.KvLayout(each, each and 18_432 * each, (None,), 16), "one group, whatever the type"
 
 
-# Memory
-
-
+@example(10, 0.5, GIB - 1)
+@example(10, 0.5, GIB)
 @given(st.integers(1, 80), st.floats(0.05, 1), st.integers(0, 80 * GIB))
 def test_the_cache_has_the_share_less_weights_and_four_gib(gib, share, weights):
     left = int(gib * GIB * share) - weights - 4 * GIB
@@ -191,47 +143,18 @@ def test_the_cache_has_the_share_less_weights_and_four_gib(gib, share, weights):
             kv_cache.kv_budget_bytes(gib * GIB, share, weights)
 
 
-def test_a_cache_without_a_byte_is_none():
-    assert kv_cache.kv_budget_bytes(10 * GIB, 0.5, GIB - 1) == 1
-    with refused("5.0 GiB"):
-        kv_cache.kv_budget_bytes(10 * GIB, 0.5, GIB)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("80GiB", 80 * GIB),
-        ("80 gib", 80 * GIB),
-        ("63.5GiB", int(63.5 * GIB)),
-        ("150754820096", 150754820096),
-        ("1GiB", GIB),
-        ("16384GiB", 1 << 44),
-    ],
-)
-def test_sizes(text, size):
-    assert parse_memory(text) == size
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "80",
-        "80GB",
-        "-1GiB",
-        "0",
-        "1e12",
-        "nan",
-        "9" * 40,
-        "9" * 20,
-        "0.99GiB",
-        "16385GiB",
-        "1073741824" + ".0" * 15,
-    ],
-)
-def test_what_is_no_size(text):
-    with refused(repr(text), hint="80GiB"):
-        parse_memory(text)
+@pytest.mark.parametrize(("text", "size"), [
+    ("80GiB", 80 * GIB), ("80 gib", 80 * GIB), ("63.5GiB", int(63.5 * GIB)), ("150754820096", 150754820096),
+    ("1GiB", GIB), ("16384GiB", 1 << 44),
+    *((text, None) for text in ("", "80", "80GB", "-1GiB", "0", "1e12", "nan", "9" * 40, "9" * 20, "0.99GiB",
+                                "16385GiB", "1073741824" + ".0" * 15)),
+])  # fmt: skip
+def test_sizes_and_what_is_none(text, size):
+    if size is not None:
+        assert kv_cache.parse_memory(text) == size
+    else:
+        with refused(repr(text), hint="80GiB"):
+            kv_cache.parse_memory(text)
 
 
 # Quantized weights
@@ -239,7 +162,6 @@ def test_what_is_no_size(text):
 QWEN = CATALOGUE["qwen3-0.6b"]
 PLAIN = EngineSpec("qwen3-0.6b")
 FP8 = with_extra(PLAIN, quantization="fp8")
-ASYMMETRIC = {"num_bits": 4, "symmetric": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 FLOAT8 = {"num_bits": 8, "type": "float"}
 
@@ -248,89 +170,68 @@ def quantized(own: dict) -> Model:
     return model_from_config("mine", {**dict(QWEN.config), "quantization_config": own}, QWEN.parameters)
 
 
-def test_of_fp8_embeddings_keep_their_type():
-    embeddings, untied = 151_936 * 1024, CATALOGUE["qwen3-8b"]
-    assert weight_bytes(PLAIN, 2) == 2 * QWEN.parameters
-    assert weight_bytes(FP8, 2) == QWEN.parameters + embeddings
-    assert weight_bytes(replace(FP8, model_facts=untied), 2) == untied.parameters + 2 * 151_936 * 4096
-    small = replace(QWEN, parameters=1000)
-    assert weight_bytes(replace(FP8, model_facts=small), 2) == 2000, "no more than all are kept"
+@pytest.mark.parametrize(("spec", "method", "weights"), [
+    (PLAIN, None, 2 * QWEN.parameters),
+    (FP8, "fp8", QWEN.parameters + 151_936 * 1024),  # embeddings keep their type
+    (replace(FP8, model_facts=CATALOGUE["qwen3-8b"]), "fp8", CATALOGUE["qwen3-8b"].parameters + 2 * 151_936 * 4096),
+    (replace(FP8, model_facts=replace(QWEN, parameters=1000)), "fp8", 2000),  # no more than all are kept
+    (EngineSpec("mine", model_facts=quantized(AWQ)), "awq",
+     int(2 * QWEN.lm_head + (QWEN.parameters - QWEN.lm_head) * (4 + 20 / 128) / 8)),
+    (EngineSpec("mine"), None, None),
+    (replace(FP8, model_facts=replace(QWEN, parameters=None)), "fp8", None),
+    (replace(PLAIN, model_facts=replace(QWEN, parameters=None)), None, None),
+])  # fmt: skip
+def test_bytes_of_all_weights_if_somebody_counted_them(spec, method, weights):
+    assert (kv_cache.quantization_of(spec), weight_bytes(spec, 2)) == (method, weights)
 
 
-def test_weights_that_nobody_counted_have_no_bytes():
-    assert weight_bytes(EngineSpec("mine"), 2) is None
-    assert weight_bytes(replace(FP8, model_facts=replace(QWEN, parameters=None)), 2) is None
-    assert weight_bytes(replace(PLAIN, model_facts=replace(QWEN, parameters=None)), 2) is None
+def groups(*weights: dict) -> dict:
+    return {"config_groups": {str(i): {"weights": each} if each else {} for i, each in enumerate(weights)}}
 
 
-def test_a_model_that_was_quantized_says_how():
-    spec = EngineSpec("mine", model_facts=quantized(AWQ))
-    assert quantization_of(PLAIN) is quantization_of(EngineSpec("mine")) is None
-    assert (quantization_of(spec), quantization_of(FP8)) == ("awq", "fp8")
-    bits = 4 + 20 / 128
-    assert weight_bytes(spec, 2) == int(2 * QWEN.lm_head + (QWEN.parameters - QWEN.lm_head) * bits / 8)
-
-
-@pytest.mark.parametrize(
-    ("method", "own", "bits"),
-    [
-        ("fp8", {}, 8),
-        ("FP8", {}, 8),
-        ("mxfp8", {}, 8.25),
-        ("bitsandbytes", {}, 4.5),
-        ("gptq_marlin", {"bits": 8, "group_size": -1}, 8),
-        ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}}}, 8),
-        ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 4, "group_size": 128}}}}, 4.125),
-        ("compressed-tensors", {"config_groups": {"0": {"weights": {**ASYMMETRIC, "group_size": 32}}}}, 4.625),
-        ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}, "1": {}}}, None),
-        ("compressed-tensors", {}, None),
-        ("gptq", {}, None),
-        ("mxfp4", {}, None),
-    ],
-)
+@pytest.mark.parametrize(("method", "own", "bits"), [
+    ("fp8", {}, 8), ("FP8", {}, 8),
+    ("mxfp8", {}, 8.25), ("bitsandbytes", {}, 4.5),
+    ("gptq_marlin", {"bits": 8, "group_size": -1}, 8), ("compressed-tensors", groups({"num_bits": 8}), 8),
+    ("compressed-tensors", groups({"num_bits": 4, "group_size": 128}), 4.125),
+    ("compressed-tensors", groups({"num_bits": 4, "symmetric": False, "group_size": 32}), 4.625),
+    ("compressed-tensors", groups({"num_bits": 8}, {}), None),
+    ("compressed-tensors", {}, None), ("gptq", {}, None),
+    ("mxfp4", {}, None),
+])  # fmt: skip
 def test_bits_of_a_weight(method, own, bits):
     model = quantized({"quant_method": method.removesuffix("_marlin"), **own})
     found = weight_bytes(with_extra(EngineSpec("mine", model_facts=model), quantization=method), 0)
     assert found == (None if bits is None else int((model.parameters - model.lm_head) * bits / 8))
 
 
-@pytest.mark.parametrize(
-    ("own", "dtype"),
-    [
-        ({}, "auto"),
-        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "auto"),
-        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {**FLOAT8, "strategy": "tensor"}}, "fp8"),
-        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "fp8"),
-        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, ""),
-        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, "auto"),
-    ],
-)
-def test_the_cache_that_a_checkpoint_asks_for(own, dtype):
+@pytest.mark.parametrize(("own", "each"), [
+    ({}, 2),
+    ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, 2),
+    ({"quant_method": "compressed-tensors", "kv_cache_scheme": {**FLOAT8, "strategy": "tensor"}}, 1),
+    ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, 1),
+    ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, None),
+    ({"quant_method": "fp8", "kv_cache_scheme": "static"}, 2),
+])  # fmt: skip
+def test_the_cache_that_a_checkpoint_asks_for(own, each):
     """As `resolve_kv_cache_dtype_string` and `Attention` of vLLM have it."""
     spec = EngineSpec("mine", dtype="bfloat16", model_facts=quantized(own))
-    assert kv_layout(spec).value_bytes == {"auto": 2, "fp8": 1, "": None}[dtype]
+    assert kv_layout(spec).value_bytes == each
     assert kv_layout(with_extra(spec, kv_cache_dtype="bfloat16")).value_bytes == 2, "what is asked for counts first"
 
 
-@pytest.mark.parametrize(
-    ("asked", "own", "facts"),
-    [
-        ("awq", {}, ("awq",)),
-        ("fp8", AWQ, ("by awq", "fp8")),
-        ("fp8", {}, None),
-        ("awq", AWQ, None),
-        ("awq_marlin", AWQ, None),
-        ("awq_marlin", {**AWQ, "quant_method": "awq_marlin"}, None),
-        ("gptq_marlin", {}, ("gptq_marlin",)),
-        ("a-method-of-tomorrow", {}, None),
-        ("", AWQ, None),
-    ],
-)
+@pytest.mark.parametrize(("asked", "own", "facts"), [
+    ("awq", {}, ("awq",)), ("fp8", AWQ, ("by awq", "fp8")),
+    ("fp8", {}, None), ("awq", AWQ, None),
+    ("awq_marlin", AWQ, None),
+    ("awq_marlin", {**AWQ, "quant_method": "awq_marlin"}, None),
+    ("gptq_marlin", {}, ("gptq_marlin",)), ("a-method-of-tomorrow", {}, None),
+    ("", AWQ, None),
+])  # fmt: skip
 def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):
-    model = quantized(own) if own else QWEN
-    spec = EngineSpec("mine", extra=(("quantization", asked),) if asked else (), model_facts=model)
+    spec = with_extra(EngineSpec("mine", model_facts=quantized(own)), **({"quantization": asked} if asked else {}))
     if facts is None:
-        assert check_quantization(spec) is None
+        assert kv_cache.check_quantization(spec) is None
     else:
         with refused("mine", *facts, hint=f"--slm-quantization {'awq' if own else 'fp8'}"):
-            check_quantization(spec)
+            kv_cache.check_quantization(spec)

@@ -14,31 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.schema.printable import (
-    HIDDEN,
-    SECRET,
-    SECRET_NAME,
-    hidden,
-    passed_on,
-    printable,
-    printable_value,
-)
+from pytest_slmserve.schema import printable as module
+from pytest_slmserve.schema.printable import HIDDEN, hidden, printable, printable_value
 
 OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("\x1b[2J\x1b]0;pwned\x07", r"\x1b[2J\x1b]0;pwned\x07"),
-        ("a\rb\bc\x7f", r"a\rb\x08c\x7f"),
-        ("\x9b31m", r"\x9b31m"),  # one character that begins what ESC [ begins
-        ("\u202egnp", r"\u202egnp"),  # turns the direction of what follows
-        ("\u2028\ud800", r"\u2028\ud800"),
-        ("naïve 模型 ±3 %\n\tnext", "naïve 模型 ±3 %\n\tnext"),
-        ("non-breaking\u00a0space", "non-breaking\u00a0space"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("\x1b[2J\x1b]0;pwned\x07", r"\x1b[2J\x1b]0;pwned\x07"),
+    ("a\rb\bc\x7f", r"a\rb\x08c\x7f"),
+    ("\x9b31m", r"\x9b31m"),  # one character that begins what ESC [ begins
+    ("\u202egnp", r"\u202egnp"),  # turns the direction of what follows
+    ("\u2028\ud800", r"\u2028\ud800"),
+    ("naïve 模型 ±3 %\n\tnext", "naïve 模型 ±3 %\n\tnext"),
+    ("non-breaking\u00a0space", "non-breaking\u00a0space"),
+])  # fmt: skip
 def test_control_characters_are_written_out(text, shown):
     assert printable(text) == printable_value(text) == shown
 
@@ -46,49 +36,33 @@ def test_control_characters_are_written_out(text, shown):
 @given(st.text(), st.sampled_from(["", "\n\t", "\x1b"]))
 def test_only_what_a_terminal_obeys_is_changed_and_none_of_it_is_left(text, layout):
     shown = printable(text, layout)
+    obeyed = [c for c in text if category(c) in OBEYED and c not in layout]
     assert not [c for c in shown if category(c) in OBEYED and c not in layout]
-    assert "".join(c for c in text if category(c) not in OBEYED or c in layout) == text or len(shown) > len(text)
     assert printable(shown, layout) == shown
-    if not [c for c in text if category(c) in OBEYED and c not in layout]:
-        assert shown == text
+    assert len(shown) > len(text) if obeyed else shown == text
 
 
-def test_every_text_and_name_of_a_value_is_written_out():
-    value = {"a\x07": ["\x1b", {"b": "\n"}, 5, None, True, 1.5]}
-    assert printable_value(value) == {r"a\x07": [r"\x1b", {"b": "\n"}, 5, None, True, 1.5]}
-    assert printable_value(value, "") == {r"a\x07": [r"\x1b", {"b": r"\n"}, 5, None, True, 1.5]}
-    assert printable_value({"a\n": ["\n"]}, "\n") == {"a\n": ["\n"]}
+@pytest.mark.parametrize(("layout", "shown"), [({}, "\n"), ({"layout": ""}, r"\n"), ({"layout": "\n"}, "\n")])
+def test_every_text_and_name_of_a_value_is_written_out(layout, shown):
+    value = {"a\x07": ["\x1b", {"b\n": "\n"}, 5, None, True, 1.5]}
+    assert printable_value(value, **layout) == {r"a\x07": [r"\x1b", {f"b{shown}": shown}, 5, None, True, 1.5]}
 
 
 # Secrets
 
 KEY = 'sk/FAULT+9f8e "7d6c"&5b4a'
-ENCODED = {
-    "plain": KEY,
-    "url": quote(KEY, ""),
-    "form": quote_plus(KEY),
-    "each byte": "".join(f"%{byte:02X}" for byte in KEY.encode()),
-    "html": html.escape(KEY),
-    "html numbers": "".join(f"&#{ord(c)};" for c in KEY),
-    "html hex": "".join(f"&#x{ord(c):X};" for c in KEY),
-    "json": json.dumps(KEY),
-    "json numbers": "".join(f"\\u{ord(c):04x}" for c in KEY),
-    "hex": KEY.encode().hex(),
-    "HEX": KEY.encode().hex().upper(),
-    "hex dump": KEY.encode().hex(" "),
-    "colons": KEY.encode().hex(":"),
-    "upper": KEY.upper(),
-}
+RAW = KEY.encode()
+ENCODED = [
+    KEY, KEY.upper(), quote(KEY, ""), quote_plus(KEY), "".join(f"%{byte:02X}" for byte in RAW), html.escape(KEY),
+    "".join(f"&#{ord(c)};" for c in KEY), "".join(f"&#x{ord(c):X};" for c in KEY), json.dumps(KEY),
+    "".join(f"\\u{ord(c):04x}" for c in KEY), RAW.hex(), RAW.hex().upper(), RAW.hex(" "), RAW.hex(":"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ENCODED)
 def test_a_key_is_hidden_in_every_form(form):
-    told = hidden(f"bad key: {ENCODED[form]}; go away", ["", "abc", KEY])
+    told = hidden(f"bad key: {form}; go away", ["", "abc", KEY])
     assert told.replace('"', "") == f"bad key: {HIDDEN}; go away"
-
-
-def test_of_a_last_character_nothing_is_left():
-    assert hidden(f"<{html.escape('abc&')}>", ["abc&"]) == f"<{HIDDEN}>"
 
 
 @given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=4, max_size=12))
@@ -107,11 +81,15 @@ def test_a_key_is_hidden_in_base64_wherever_it_stands(encode, key):
         assert hidden(f"you said {sent}", [key]) == f"you said {sent.replace(own, HIDDEN)}"
 
 
-def test_texts_without_the_key_stay():
-    assert hidden("nothing of that kind", [KEY, "abc", ""]) == "nothing of that kind"
-    assert hidden("abc", ["abc"]) == "abc", "it is too short to be one"
-    assert hidden("abcd", ["abcd"]) == HIDDEN
-    assert hidden("first and other", ["first", "other"]) == f"{HIDDEN} and {HIDDEN}"
+@pytest.mark.parametrize(("text", "keys", "shown"), [
+    ("nothing of that kind", [KEY, "abc", ""], "nothing of that kind"),
+    ("abc", ["abc"], "abc"),  # too short to be one
+    ("abcd", ["abcd"], HIDDEN),
+    ("first and other", ["first", "other"], f"{HIDDEN} and {HIDDEN}"),
+    ("<abc&amp;>", ["abc&"], f"<{HIDDEN}>"),  # of the last character nothing is left
+])  # fmt: skip
+def test_each_key_is_hidden_and_texts_without_one_stay(text, keys, shown):
+    assert hidden(text, keys) == shown
 
 
 SECRETS = """
@@ -124,26 +102,17 @@ OTHERS = """
 """.split()  # noqa: SIM905
 
 
-def test_names_of_secrets():
-    assert [name for name in [*SECRETS, *OTHERS] if SECRET_NAME.search(name)] == SECRETS
+KEYS = """
+    sk-abcdefgh1234 hf_abcdefgh1234 ghp_abcdefgh1234 github_pat_abcdefgh glpat-abcdefgh xoxb-abcdefgh
+    eyJhbGciOiJI.eyJzdWIi AKIA0123456789AB
+""".split()  # noqa: SIM905
 
 
-def test_values_that_are_keys():
-    keys = [
-        "sk-abcdefgh1234",
-        "hf_abcdefgh1234",
-        "ghp_abcdefgh1234",
-        "github_pat_abcdefgh",
-        "glpat-abcdefgh",
-        "xoxb-abcdefgh",
-        "eyJhbGciOiJI.eyJzdWIi",
-        "AKIA0123456789AB",
-    ]
-    assert [key for key in keys if SECRET.search(f'{{"a": "{key}"}}')] == keys
-    assert not SECRET.search("task-abcdefgh hf_short sk- AKIAnot")
+def test_names_of_secrets_and_values_that_are_keys():
+    assert [name for name in [*SECRETS, *OTHERS] if module.SECRET_NAME.search(name)] == SECRETS
+    assert [key for key in KEYS if module.SECRET.search(f'{{"a": "{key}"}}')] == KEYS
+    assert not module.SECRET.search("task-abcdefgh hf_short sk- AKIAnot")
 
-
-# What processes of ours inherit
 
 WANTED = """
     PATH HOME USER LANG LC_ALL TMPDIR XDG_CACHE_HOME XDG_RUNTIME_DIR LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH
@@ -164,5 +133,5 @@ HUB = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"]
 def test_what_engines_work_with_is_inherited_and_no_secret():
     """A token of the Hub is for real weights alone."""
     inherited = dict.fromkeys([*WANTED, *KEPT_BACK, *HUB], "x")
-    assert passed_on(inherited) == dict.fromkeys(WANTED, "x") | {"PYTHONSAFEPATH": "1"}
-    assert passed_on(inherited, hub=True) == dict.fromkeys([*WANTED, *HUB], "x") | {"PYTHONSAFEPATH": "1"}
+    assert module.passed_on(inherited) == dict.fromkeys(WANTED, "x") | {"PYTHONSAFEPATH": "1"}
+    assert module.passed_on(inherited, hub=True) == dict.fromkeys([*WANTED, *HUB], "x") | {"PYTHONSAFEPATH": "1"}

@@ -16,63 +16,38 @@ from hypothesis import strategies as st
 from refusals import refused
 from strategies import NAMES, loads
 
+from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.specs import (
-    GIB,
-    ClosedLoop,
-    EngineSpec,
-    OpenLoop,
-    ReplicaSpec,
-    Request,
-    Workload,
-    WorkloadReference,
-    WorkloadSpec,
-    check_url,
-    command_words,
-    completed,
-    is_job,
-    is_steady,
-    load_facts,
-    load_of,
-    short_hash,
-)
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, Workload, WorkloadSpec
 
 PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
 DIVIDED = {"tensor_parallel_size", "kv_cache_bytes", "gpu_memory_utilization", "max_num_seqs"}
+PAIRS = st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple)
 OTHER = {
     "model": NAMES.filter(lambda name: printable(name, layout="") == name),
-    "platform": st.just("simulated"),
-    "load_format": st.just("auto"),
-    "dtype": NAMES,
-    "interface": st.just("server"),
-    "gpu_memory_utilization": st.floats(0.01, 1),
-    "env": st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple),
-    "extra": st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple),
-    "python": NAMES,
+    "platform": st.just("simulated"), "load_format": st.just("auto"), "dtype": NAMES, "interface": st.just("server"),
+    "gpu_memory_utilization": st.floats(0.01, 1), "env": PAIRS, "extra": PAIRS, "python": NAMES,
     "tensor_parallel_size": st.integers(2, 8),
-}
+}  # fmt: skip
 
 
 def remote(url: str = "http://h/v1") -> EngineSpec:
     return EngineSpec("m", platform="remote", interface="endpoint", url=url)
 
 
-# Keys
-
-
-def other(name: str) -> st.SearchStrategy[object]:
-    """Values of a field that are not its default."""
-    default = getattr(PLAIN, name)
-    usual = st.just(not default) if isinstance(default, bool) else st.integers(0, 2**40)
-    return OTHER.get(name, usual).filter(lambda value: value != default)
+def with_extra(**extra: object) -> EngineSpec:
+    return replace(PLAIN, extra=tuple(extra.items()))
 
 
 @given(data=st.data())
 def test_the_key_changes_with_every_field_but_places(data):
     for name in (field.name for field in fields(EngineSpec) if field.name not in ("url", "model_facts")):
-        changed = replace(PLAIN, **{name: data.draw(other(name))})
+        default = getattr(PLAIN, name)
+        usual = st.just(not default) if isinstance(default, bool) else st.integers(0, 2**40)
+        other = OTHER.get(name, usual).filter(lambda value: value != default)  # noqa: B023
+        changed = replace(PLAIN, **{name: data.draw(other)})
         assert (changed.key == PLAIN.key) is (name in PLACES), name
         assert (changed.family == PLAIN.family) is (name in PLACES | DIVIDED), name
 
@@ -85,12 +60,6 @@ def test_the_key_changes_with_the_configuration_of_a_folder():
     assert spec.key == EngineSpec("./mine", model_facts=replace(mine, parameters=None, active=None, windows=None)).key
     assert EngineSpec("opt-1.3b", model_facts=replace(PLAIN.known_model, layers=2)).key == PLAIN.key
     assert replace(remote(), model_facts=mine).key == remote().key
-
-
-def test_a_catalogue_model_brings_its_sizes_and_no_other_does():
-    assert EngineSpec("facebook/opt-1.3b").known_model is CATALOGUE["opt-1.3b"]
-    with refused("'./opt-1.3b'", hint="model_facts"):
-        EngineSpec("./opt-1.3b").known_model  # noqa: B018
 
 
 def test_an_endpoint_is_known_by_its_url_and_nothing_else_has_one():
@@ -107,82 +76,58 @@ def test_a_path_to_packages_changes_no_key(first, second):
 
 
 def test_the_key_is_the_same_on_every_machine():
-    assert short_hash({"b": [1, 2.5, None], "a": "é"}) == short_hash({"a": "é", "b": [1, 2.5, None]}) == "84afbf1d4853"
+    for facts in ({"b": [1, 2.5, None], "a": "é"}, {"a": "é", "b": [1, 2.5, None]}):
+        assert specs.short_hash(facts) == "84afbf1d4853"
 
 
-# What cannot be asked for
-
-
-@pytest.mark.parametrize(
-    ("make", "facts"),
-    [
-        (lambda: EngineSpec("x", platform="tpu"), ("platform", "'tpu'")),
-        (lambda: EngineSpec("x", interface="grpc"), ("interface", "'grpc'")),
-        (lambda: EngineSpec("x", load_format="safetensors"), ("load_format", "'safetensors'")),
-        (lambda: EngineSpec("x", gpu_memory_utilization=0.0), ("gpu_memory_utilization", "0.0")),
-        (lambda: EngineSpec("x", gpu_memory_utilization=1.1), ("gpu_memory_utilization", "1.1")),
-        (lambda: EngineSpec("x", max_num_seqs=64.0), ("max_num_seqs", "64.0")),
-        (lambda: EngineSpec("x", seed=True), ("seed", "True")),
-        (lambda: EngineSpec("x", enforce_eager=1), ("enforce_eager", "true or false", "1")),
-        (lambda: EngineSpec(5), ("model", "5")),
-        (lambda: EngineSpec("x", gpu_memory_utilization="0.9"), ("gpu_memory_utilization", "'0.9'")),
-        (lambda: EngineSpec("x", gpu_memory_utilization=True), ("gpu_memory_utilization", "True")),
-        (lambda: EngineSpec("x", extra=[("a", 1)]), ("extra", "pairs")),
-        (lambda: EngineSpec("x", platform="cpu", kv_cache_bytes=GIB + 1), (GIB + 1,)),
-        (lambda: EngineSpec("x", platform="simulated", interface="server"), ("simulated", "server")),
-        (lambda: EngineSpec("x", tensor_parallel_size=0), ("0 GPUs",)),
-        (lambda: EngineSpec("a\x1b[2J\nb"), (r"a\x1b[2J\nb",)),
-        (lambda: remote("http://h/v1?key=x"), ("credentials",)),
-        (lambda: ReplicaSpec(()), ()),
-        (lambda: ReplicaSpec((PLAIN,), "magic"), ("'magic'",)),
-        (lambda: ReplicaSpec((PLAIN, PLAIN), "gpus"), ("GPU each",)),
-        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1)), "gpus", thread_percentage=5), ("5", "gpus")),
-        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1))), ("one device",)),
-        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, platform="simulated"))), ("one device",)),
-        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, platform="simulated", gpu=1)), "gpus"), ("GPU each",)),
-        (lambda: ReplicaSpec((PLAIN, PLAIN), "mps", thread_percentage=0), ("percentage of 0", "mps")),
-        (lambda: ReplicaSpec((PLAIN, PLAIN), "mps", thread_percentage=101), ("101",)),
-        (lambda: ReplicaSpec((PLAIN, PLAIN), "mig", thread_percentage=50), ("50", "mig")),
-        (lambda: ReplicaSpec((PLAIN, PLAIN), "urls"), ("urls",)),
-        (lambda: ReplicaSpec((remote(), remote()), "mps"), ("mps",)),
-        (lambda: ReplicaSpec((replace(PLAIN, platform="cpu"),) * 2, "mps"), ("mps",)),
-        (lambda: WorkloadSpec(source="web"), ("'web'",)),
-        (lambda: WorkloadSpec(rule="any"), ("'any'",)),
-        (lambda: WorkloadSpec(requests="8"), ("requests", "'8'")),
-        (lambda: WorkloadSpec(prompt_tokens=None), ("only one",)),
-        (lambda: WorkloadSpec(output_tokens=None), ("only one",)),
-        (lambda: WorkloadSpec("sharegpt", "", "vllm", 128, None), ("only one",)),
-        (lambda: WorkloadSpec("sharegpt", "", "human-first", None, 128), ("only one",)),
-        (lambda: WorkloadSpec("lengths", "", "vllm", None, 128), ("only one",)),
-        (lambda: WorkloadSpec(requests=0), ("one request",)),
-        (lambda: WorkloadSpec(prompt_tokens=0), ("one token",)),
-        (lambda: WorkloadSpec(output_tokens=0), ("one token",)),
-        (lambda: ClosedLoop(0), ("0",)),
-        (lambda: ClosedLoop(1.0), ("1.0",)),
-        (lambda: ClosedLoop(True), ("True",)),
-        (lambda: ClosedLoop(1, window_s=0.0), ("0.0 s",)),
-        (lambda: ClosedLoop(1, window_s=math.inf), ("window_s", "inf")),
-        (lambda: ClosedLoop(1, settle_lifetimes=math.nan), ("settle_lifetimes", "nan")),
-        (lambda: ClosedLoop(1, settle_lifetimes="1"), ("settle_lifetimes", "'1'")),
-        (lambda: ClosedLoop(1, window_s=True), ("window_s", "True")),
-        (lambda: ClosedLoop(1, ramp_up="slow"), ("'slow'",)),
-        (lambda: OpenLoop(), ()),
-        (lambda: OpenLoop(requests=1, window_s=1.0), ()),
-        (lambda: OpenLoop(requests=0), ("0 requests",)),
-        (lambda: OpenLoop(rate=1, window_s=0.0), ("0.0 s",)),
-        (lambda: OpenLoop(rate=1, window_s=1.0, settle_s=-1.0), ("-1.0 s",)),
-        (lambda: OpenLoop(rate=0.0, requests=1), ("0.0 requests",)),
-        (lambda: OpenLoop(rate="fast", requests=1), ("fast",)),
-        (lambda: OpenLoop(window_s=1.0), ("at once",)),
-        (lambda: OpenLoop(rate=1, requests=1, max_concurrency=0), ("at most 0",)),
-        (lambda: OpenLoop(rate=1, requests=1, burstiness=0.0), ("burstiness 0.0",)),
-        (lambda: OpenLoop(requests=1, burstiness=2.0), ("burstiness",)),
-        (lambda: OpenLoop(rate=1, window_s=1.0, settle_s=2.0, steps=((1, 9), (1, 2.0))), ("2 s",)),
-    ],
+NAMED = (  # a field of another type, or out of range, with its value
+    (PLAIN, {"platform": ["tpu"], "interface": ["grpc"], "load_format": ["safetensors"], "extra": [[("a", 1)]],
+             "gpu_memory_utilization": [0.0, 1.1, "0.9", True], "max_num_seqs": [64.0], "seed": [True],
+             "enforce_eager": [1], "model": [5, "a\x1b[2J\nb"]}),
+    (ReplicaSpec((PLAIN,)), {"sharing": ["magic"]}),
+    (WorkloadSpec(), {"source": ["web"], "rule": ["any"], "requests": ["8"]}),
+    (ClosedLoop(1), {"concurrency": [0, 1.0, True], "window_s": [math.inf, True, "5"], "ramp_up": ["slow"],
+                     "settle_lifetimes": [math.nan, "1"]}),
 )  # fmt: skip
-def test_what_cannot_be_asked_for(make, facts):
+PAIR, SECOND, SIMULATED = ReplicaSpec((PLAIN, PLAIN)), replace(PLAIN, gpu=1), replace(PLAIN, platform="simulated")
+OF_A_FILE = WorkloadSpec("sharegpt")
+A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
+
+
+@pytest.mark.parametrize(("usual", "changes", "facts"), [
+    *((usual, {name: value}, (name, repr(value))) for usual, wrong in NAMED for name in wrong for value in wrong[name]),
+    (PLAIN, {"platform": "cpu", "kv_cache_bytes": GIB + 1}, (GIB + 1,)),
+    (SIMULATED, {"interface": "server"}, ("simulated", "server")),
+    (PLAIN, {"tensor_parallel_size": 0}, ("0 GPUs",)),
+    (remote(), {"url": "http://h/v1?key=x"}, ("credentials",)),
+    (PAIR, {"engines": ()}, ()),
+    *((PAIR, {"engines": (PLAIN, other)}, ("one device",)) for other in (SECOND, SIMULATED)),
+    *((PAIR, {"sharing": sharing}, (fact,)) for sharing, fact in (("gpus", "GPU each"), ("urls", "urls"))),
+    (PAIR, {"engines": (PLAIN, replace(SIMULATED, gpu=1)), "sharing": "gpus"}, ("GPU each",)),
+    (PAIR, {"engines": (PLAIN, SECOND), "sharing": "gpus", "thread_percentage": 5}, ("percentage of 5", "gpus")),
+    *((PAIR, {"engines": (engine, engine), "sharing": "mps"}, ("mps",)) for engine in
+      (remote(), replace(PLAIN, platform="cpu"))),
+    *((PAIR, {"sharing": how, "thread_percentage": share}, (f"percentage of {share}", how)) for how, share in
+      (("mps", 0), ("mps", 101), ("mig", 50))),
+    *((WorkloadSpec(rule=rule), {name: None}, ("only one",)) for rule, name in
+      (("human-first", "prompt_tokens"), ("human-first", "output_tokens"), ("vllm", "prompt_tokens"))),
+    *((OF_A_FILE, {"rule": rule, name: None}, ("only one",)) for rule, name in
+      (("vllm", "output_tokens"), ("human-first", "prompt_tokens"))),
+    *((WorkloadSpec(), {name: 0}, ("one request", "one token")) for name in
+      ("requests", "prompt_tokens", "output_tokens")),
+    (ClosedLoop(1), {"window_s": 0.0}, ("0.0 s",)),
+    *((A_JOB, {name: value}, (fact,)) for name, value, fact in (
+        ("window_s", 1.0, ""), ("requests", None, ""), ("requests", 0, "0 requests"), ("rate", 0.0, "0.0 requests"),
+        ("rate", "fast", "fast"), ("max_concurrency", 0, "at most 0"), ("burstiness", 0.0, "burstiness 0.0"),
+    )),
+    (OpenLoop(requests=1), {"burstiness": 2.0}, ("burstiness",)),
+    *((A_WINDOW, {name: value}, (fact,)) for name, value, fact in
+      (("window_s", 0.0, "0.0 s"), ("settle_s", -1.0, "-1.0 s"), ("rate", math.inf, "at once"))),
+    (A_WINDOW, {"settle_s": 2.0, "steps": ((1, 9), (1, 2.0))}, ("2 s",)),
+])  # fmt: skip
+def test_what_cannot_be_asked_for(usual, changes, facts):
     with refused(*facts):
-        make()
+        replace(usual, **changes)
 
 
 def test_what_is_just_possible_is_taken():
@@ -196,127 +141,85 @@ def test_what_is_just_possible_is_taken():
         assert ReplicaSpec((PLAIN, PLAIN), "mps", thread_percentage=percentage).thread_percentage == percentage
 
 
-def test_the_hint_of_a_value_is_one_of_its_type():
-    for make, hint in ((lambda: EngineSpec("x", seed="a"), "seed=0"), (lambda: EngineSpec(5), "model='opt-125m'")):
-        with refused(hint=hint):
-            make()
-    with refused("max_num_seqs", "'8'", hint="max_num_seqs=1024"):
-        PLAIN.with_arguments([("max_num_seqs", "8")])
-    with refused("enforce_eager", "0", hint="enforce_eager=false"):
-        PLAIN.with_arguments([("enforce_eager", 0)])
+@pytest.mark.parametrize(("make", "hint"), [
+    (lambda: EngineSpec("x", seed="a"), "seed=0"),
+    (lambda: EngineSpec(5), "model='opt-125m'"),
+    (lambda: PLAIN.with_arguments([("max_num_seqs", "8")]), "max_num_seqs=1024"),
+    (lambda: PLAIN.with_arguments([("enforce_eager", 0)]), "enforce_eager=false"),
+    (lambda: EngineSpec("./opt-1.3b").known_model, "model_facts"),
+])  # fmt: skip
+def test_the_hint_of_a_value_is_one_of_its_type(make, hint):
+    with refused(hint=hint):
+        make()
 
 
-# Engines
-
-
-def test_further_arguments_are_fields_where_there_is_one_and_replace_each_other():
+def test_what_follows_from_an_engine_and_its_further_arguments():
+    """They are fields where there is one, and replace each other."""
     spec = PLAIN.with_arguments([("max_num_seqs", 8), ("a", 1), ("a", 2)]).with_arguments([("b", None), ("a", 3)])
-    assert (spec.max_num_seqs, spec.arguments) == (8, {"a": 3, "b": None})
-    assert spec == replace(PLAIN, max_num_seqs=8, extra=(("a", 3), ("b", None)))
-
-
-def test_what_follows_from_arguments():
-    def given_(**extra: object) -> EngineSpec:
-        return replace(PLAIN, extra=tuple(extra.items()))
-
-    assert not PLAIN.caches_prefixes and replace(PLAIN, prefix_caching=True).caches_prefixes
-    assert given_(enable_prefix_caching=True).caches_prefixes
-    assert not replace(given_(enable_prefix_caching=False), prefix_caching=True).caches_prefixes
-    assert (PLAIN.front_ends, given_(api_server_count=4).front_ends, given_(api_server_count="4").front_ends) == (
-        1,
-        4,
-        1,
-    )
-    server = replace(given_(api_server_count=4, x=1), interface="server")
-    assert server.without_http == given_(x=1)
-
-
-def test_an_engine_takes_neighbouring_gpus_and_replicas_may_have_one_each():
+    assert spec == replace(with_extra(a=3, b=None), max_num_seqs=8) and spec.arguments == {"a": 3, "b": None}
+    asked, cached = with_extra(enable_prefix_caching=True), replace(PLAIN, prefix_caching=True)
+    refusing = replace(with_extra(enable_prefix_caching=False), prefix_caching=True)
+    assert [each.caches_prefixes for each in (PLAIN, cached, asked, refusing)] == [False, True, True, False]
+    ends = PLAIN, with_extra(api_server_count=4), with_extra(api_server_count="4")
+    assert [each.front_ends for each in ends] == [1, 4, 1]
+    server = replace(with_extra(api_server_count=4, x=1), interface="server")
+    assert server.without_http == with_extra(x=1)
+    assert EngineSpec("facebook/opt-1.3b").known_model is CATALOGUE["opt-1.3b"]
     assert [*replace(PLAIN, gpu=2, tensor_parallel_size=2).gpus] == [2, 3]
+
+
+def test_replicas_may_have_a_gpu_each_and_their_key_is_of_all_that_is_asked_of_them():
     each = tuple(replace(PLAIN, gpu=i) for i in (3, 1, 2, 0))
     assert ReplicaSpec(each, "gpus").gpus == (0, 1, 2, 3) and ReplicaSpec(each, "gpus").platform == "cuda"
     assert len(ReplicaSpec(tuple(replace(PLAIN, gpu=i, tensor_parallel_size=2) for i in (0, 2)), "gpus")) == 2
     assert len(ReplicaSpec((remote("http://h:1/"), remote("http://h:2/")), "urls")) == 2
     assert ReplicaSpec((replace(PLAIN, platform="cpu"),)).sharing == "time-slicing"
-
-
-def test_the_key_of_replicas_is_of_all_that_is_asked_of_them():
     usual = ReplicaSpec((PLAIN, PLAIN), "mps")
-    others = [
-        replace(usual, engines=(PLAIN,)),
-        replace(usual, engines=(PLAIN, replace(PLAIN, seed=1))),
-        replace(usual, sharing="mig"),
-        replace(usual, pinned=True),
-        replace(usual, thread_percentage=50),
-    ]
+    changes = {"engines": (PLAIN,)}, {"sharing": "mig"}, {"pinned": True}, {"thread_percentage": 50}
+    others = [replace(usual, **change) for change in (*changes, {"engines": (PLAIN, replace(PLAIN, seed=1))})]
     assert len({spec.key for spec in (usual, *others)}) == 6
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (None, []),
-        (True, ["--a-b"]),
-        (False, ["--no-a-b"]),
-        (0, ["--a-b", "0"]),
-        (1, ["--a-b", "1"]),
-        (1.5, ["--a-b", "1.5"]),
-        ("x y", ["--a-b", "x y"]),
-        ([1, "c"], ["--a-b", "1", "c"]),
-        ((), ["--a-b"]),
-        ({"k": [1]}, ["--a-b", '{"k": [1]}']),
-    ],
-)
+@pytest.mark.parametrize(("value", "words"), [
+    (None, []), (True, ["--a-b"]), (False, ["--no-a-b"]), (0, ["--a-b", "0"]), (1, ["--a-b", "1"]),
+    (1.5, ["--a-b", "1.5"]), ("x y", ["--a-b", "x y"]), ([1, "c"], ["--a-b", "1", "c"]), ((), ["--a-b"]),
+    ({"k": [1]}, ["--a-b", '{"k": [1]}']),
+])  # fmt: skip
 def test_an_argument_is_words_of_vllm_serve(value, words):
-    assert command_words({"first": 7, "a_b": value, "last": "z"}) == ["--first", "7", *words, "--last", "z"]
+    assert specs.command_words({"first": 7, "a_b": value, "last": "z"}) == ["--first", "7", *words, "--last", "z"]
 
 
-# Workloads
-
-
-@pytest.mark.parametrize(
-    ("source", "lengths", "left"),
-    [
-        ("trace-lengths", (5, 6), ("lengths", "")),
-        ("trace-lengths", (None, None), ("trace-lengths", "p")),
-        ("sharegpt", (5, 6), ("sharegpt", "p")),
-    ],
-)
+@pytest.mark.parametrize(("source", "lengths", "left"), [
+    ("trace-lengths", (5, 6), ("lengths", "")),
+    ("trace-lengths", (None, None), ("trace-lengths", "p")),
+    ("sharegpt", (5, 6), ("sharegpt", "p")),
+])  # fmt: skip
 def test_fixed_lengths_need_no_trace(source, lengths, left):
     spec = WorkloadSpec(source, "p", prompt_tokens=7, output_tokens=7).with_lengths(*lengths)
     assert (spec.source, spec.path, spec.prompt_tokens, spec.output_tokens) == (*left, *lengths)
 
 
-def test_only_natural_prompts_of_a_file_by_vllms_rule_are_vllms():
-    assert (
-        WorkloadSpec("sharegpt", "", "vllm", None, 128).as_vllm
-        and WorkloadSpec("sharegpt", "", "vllm", None, None).as_vllm
-    )
-    others = (
-        ("sharegpt", "", "vllm", 1, 128),
-        ("lengths", "", "vllm", None, None),
-        ("sharegpt", "", "human-first", None, None),
-    )
-    assert not any(WorkloadSpec(*other).as_vllm for other in others)
+@pytest.mark.parametrize(("source", "rule", "lengths", "as_vllm"), [
+    ("sharegpt", "vllm", (None, 128), True),
+    ("sharegpt", "vllm", (None, None), True),
+    ("sharegpt", "vllm", (1, 128), False),
+    ("lengths", "vllm", (None, None), False),
+    ("sharegpt", "human-first", (None, None), False),
+])  # fmt: skip
+def test_only_natural_prompts_of_a_file_by_vllms_rule_are_vllms(source, rule, lengths, as_vllm):
+    assert WorkloadSpec(source, "", rule, *lengths).as_vllm is as_vllm
 
 
-REQUESTS = st.lists(
-    st.builds(Request, st.lists(st.integers(0, 99), min_size=1, max_size=9).map(tuple), st.integers(1, 9), NAMES),
-    min_size=1,
-)
+PROMPTS = st.lists(st.integers(0, 99), min_size=1, max_size=9).map(tuple)
 
 
-@given(REQUESTS, NAMES)
+@given(st.lists(st.builds(specs.Request, PROMPTS, st.integers(1, 9), NAMES), min_size=1), NAMES)
 def test_a_workload_is_known_by_its_requests_and_kept_by_their_means(requests, source):
     made = Workload(WorkloadSpec(), tuple(requests), source)
     prompts, outputs = [len(r.prompt) for r in requests], [r.output_tokens for r in requests]
-    facts = (
-        len(requests),
-        pytest.approx(fmean(prompts)),
-        pytest.approx(fmean(outputs)),
-        max(map(sum, zip(prompts, outputs))),
-    )
-    assert made.reference() == WorkloadReference(made.hash, made.spec, *facts, source)
+    means, longest = map(pytest.approx, map(fmean, (prompts, outputs))), max(map(sum, zip(prompts, outputs)))
+    facts = made.hash, made.spec, len(requests), *means, longest, source
+    assert made.reference() == specs.WorkloadReference(*facts)
     untold = tuple(replace(r, text="") for r in requests)
     assert Workload(WorkloadSpec(seed=5), untold, "else").hash == made.hash
     longer = (*untold[:-1], replace(untold[-1], output_tokens=10))
@@ -326,33 +229,37 @@ def test_a_workload_is_known_by_its_requests_and_kept_by_their_means(requests, s
 # Loads
 
 
+def convert(kind, value):
+    return msgspec.convert(value, kind)
+
+
 @given(loads())
 def test_what_a_record_keeps_of_a_load_is_the_load(load):
-    facts = json.loads(json.dumps(load_facts(load), allow_nan=False))
-
-    def convert(kind, value):
-        return msgspec.convert(value, kind)
-
-    assert load_of(facts, convert) == load
+    facts = json.loads(json.dumps(specs.load_facts(load), allow_nan=False))
+    assert specs.load_of(facts, convert) == load
     assert facts["kind"] == ("closed_loop" if isinstance(load, ClosedLoop) else "job" if load.requests else "open_loop")
-    assert is_steady(load) is (facts["kind"] == "closed_loop" and load.requests is None)
-    assert is_job(load) is (facts["kind"] == "job")
+    assert specs.is_steady(load) is (facts["kind"] == "closed_loop" and load.requests is None)
+    assert specs.is_job(load) is (facts["kind"] == "job")
     with pytest.raises(ValueError, match="'storm'"):
-        load_of({**facts, "kind": "storm"}, convert)
+        specs.load_of({**facts, "kind": "storm"}, convert)
 
 
-def test_facts_of_a_load_are_those_that_its_kind_always_had_and_what_is_not_usual():
+CLOSED = {"concurrency": 8, "window_s": 5.0, "settle_lifetimes": 1.0, "requests": None, "ramp_up": "staggered"}
+JOB = {"requests": 9, "rate": None, "seed": 0, "kind": "job"}
+WINDOW = {"arrivals": "", "rate": 2, "settle_s": 0.0, "window_s": 3.0, "kind": "open_loop"}
+
+
+@pytest.mark.parametrize(("load", "facts"), [
+    (ClosedLoop(8), {**CLOSED, "kind": "closed_loop"}),
+    (OpenLoop(requests=9), JOB),
+    (OpenLoop(rate=2, requests=9, burstiness=math.inf, max_concurrency=4, schedule_s=(1.0,)),
+     {**JOB, "rate": 2, "burstiness": None, "max_concurrency": 4}),
+    (OpenLoop(rate=2, window_s=3.0), WINDOW),
+    (OpenLoop(rate=2, window_s=3.0, seed=4), {**WINDOW, "seed": 4}),
+])  # fmt: skip
+def test_facts_of_a_load_are_those_that_its_kind_always_had_and_what_is_not_usual(load, facts):
     """Keys of records that are years old are hashes of them."""
-    usual = {"concurrency": 8, "window_s": 5.0, "settle_lifetimes": 1.0, "requests": None, "ramp_up": "staggered"}
-    assert load_facts(ClosedLoop(8)) == {**usual, "kind": "closed_loop"}
-    job = {"requests": 9, "rate": None, "seed": 0, "kind": "job"}
-    assert load_facts(OpenLoop(requests=9)) == job
-    more = OpenLoop(rate=2, requests=9, burstiness=math.inf, max_concurrency=4, schedule_s=(1.0,))
-    assert load_facts(more) == {**job, "rate": 2, "burstiness": None, "max_concurrency": 4}
-    assert load_of(load_facts(more), lambda kind, value: msgspec.convert(value, kind)) == more
-    window = {"arrivals": "", "rate": 2, "settle_s": 0.0, "window_s": 3.0, "kind": "open_loop"}
-    assert load_facts(OpenLoop(rate=2, window_s=3.0)) == window
-    assert load_facts(OpenLoop(rate=2, window_s=3.0, seed=4)) == {**window, "seed": 4}
+    assert specs.load_facts(load) == facts and specs.load_of(facts, convert) == load
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 9), st.floats(0, 5))
@@ -364,89 +271,73 @@ def test_a_closed_loop_takes_half_its_ramp_what_settles_and_its_window(lifetime_
     assert load.max_concurrency == 8 and load.judged_by == "ended"
 
 
-@pytest.mark.parametrize(
-    ("load", "facts", "not_told"),
-    [
-        (ClosedLoop(64), ["64"], ["requests"]),
-        (ClosedLoop(64, requests=5000), ["64", "5,000 requests"], []),
-        (OpenLoop(rate=10.0, window_s=1.0), ["10 requests/s"], ["seed"]),
-        (OpenLoop(requests=5000), ["5,000 requests", "at once"], ["seed", "burst", "most"]),
-        (OpenLoop(rate=10.5, requests=5, seed=3), ["10.5/s", "seed 3"], ["burst", "most"]),
-        (OpenLoop(rate=1, requests=5, burstiness=0.5, max_concurrency=6400), ["burstiness 0.5", "6,400"], []),
-        (OpenLoop(rate=1, requests=5, burstiness=math.inf), ["constant"], ["burst"]),
-    ],
-)
-def test_the_title_of_a_load_has_what_is_not_usual(load, facts, not_told):
-    assert all(fact in load.title for fact in facts) and not any(word in load.title for word in not_told)
+@pytest.mark.parametrize(("load", "title"), [
+    (ClosedLoop(64), "concurrency 64"),
+    (ClosedLoop(64, requests=5000), "concurrency 64, 5,000 requests"),
+    (OpenLoop(rate=10.0, window_s=1.0), "10 requests/s"),
+    (OpenLoop(requests=5000), "5,000 requests, all at once"),
+    (OpenLoop(rate=10.5, requests=5, seed=3), "5 requests, 10.5/s, seed 3"),
+    (OpenLoop(rate=1, requests=5, burstiness=0.5, max_concurrency=6400),
+     "5 requests, 1/s, seed 0, burstiness 0.5, at most 6,400 concurrent requests"),
+    (OpenLoop(rate=1, requests=5, burstiness=math.inf), "5 requests, 1/s, seed 0, at constant gaps"),
+])  # fmt: skip
+def test_the_title_of_a_load_has_what_is_not_usual(load, title):
+    assert load.title == title
 
 
-def test_a_schedule_has_a_time_for_each_request():
-    assert OpenLoop(requests=3).times == (0.0, 0.0, 0.0)
-    assert OpenLoop(rate=1, requests=2, schedule_s=(0.0, 2.0)).times == (0.0, 2.0)
-    assert OpenLoop(rate=1, window_s=2.0, schedule_s=(0.5,)).times == (0.5,)
-    for load in (OpenLoop(rate=1, requests=2, schedule_s=(1.0,)), OpenLoop(rate=1, window_s=1.0)):
+@pytest.mark.parametrize(("load", "times", "judged_by"), [
+    (OpenLoop(requests=3), (0.0, 0.0, 0.0), "ended"),
+    (OpenLoop(rate=1, requests=2, schedule_s=(0.0, 2.0)), (0.0, 2.0), "ended"),
+    (OpenLoop(rate=1, window_s=2.0, schedule_s=(0.5,)), (0.5,), "sent"),
+])  # fmt: skip
+def test_a_schedule_has_a_time_for_each_request(load, times, judged_by):
+    assert (load.times, load.judged_by) == (times, judged_by)
+    for untold in (OpenLoop(rate=1, requests=2, schedule_s=(1.0,)), OpenLoop(rate=1, window_s=1.0)):
         with refused(hint="job("):
-            load.times  # noqa: B018
-    assert (OpenLoop(rate=1, window_s=1.0).judged_by, OpenLoop(requests=1).judged_by) == ("sent", "ended")
+            untold.times  # noqa: B018
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(3, 9)), min_size=1, max_size=5), st.integers(0, 2))
 def test_windows_of_steps_follow_each_other_with_what_settles_between(steps, settle_s):
     load = OpenLoop(rate=1, window_s=1.0, settle_s=settle_s, steps=tuple(steps))
     ends = [*accumulate(seconds for _, seconds in steps)]
-    assert [end for _, end in load.step_windows_s] == ends
-    assert [begin - settle_s for begin, _ in load.step_windows_s] == [0, *ends[:-1]]
+    begins = [end + settle_s for end in (0, *ends[:-1])]
+    assert load.step_windows_s == [*zip(begins, ends)]
 
 
 # URLs
 
-SERVER = "http://host:8000"
 
-
-@pytest.mark.parametrize(
-    ("given", "asked"),
-    [
-        ("", "/v1/completions"),
-        ("/", "/v1/completions"),
-        ("/v1", "/v1/completions"),
-        ("/v1/", "/v1/completions"),
-        ("/v1/completions/", "/v1/completions"),
-        ("/v1/chat/completions", "/v1/chat/completions"),
-        ("/gateway/v1?version=2", "/gateway/v1/completions?version=2"),
-        ("/generate", "/generate"),
-    ],
-)
+@pytest.mark.parametrize(("given", "asked"), [
+    *((path, "/v1/completions") for path in ("", "/", "/v1", "/v1/", "/v1/completions/")),
+    ("/v1/chat/completions", "/v1/chat/completions"),
+    ("/gateway/v1?version=2", "/gateway/v1/completions?version=2"),
+    ("/generate", "/generate"),
+])  # fmt: skip
 def test_the_url_of_a_server_or_its_v1_is_completed(given, asked):
-    assert completed(SERVER + given) == SERVER + asked
+    assert specs.completed(f"http://host:8000{given}") == f"http://host:8000{asked}"
 
 
-@pytest.mark.parametrize(
-    ("url", "fact"),
-    [
-        ("host:8000", "http://HOST"),
-        ("ftp://host", "http://HOST"),
-        ("http://", "http://HOST"),
-        ("http://host:0/", "http://HOST"),
-        ("http://host/v1/@", "http://HOST"),
-        ("http://host:x/", "read"),
-        ("http://user:word@host/v1", "before its host"),
-        ("http://127.0.0.1:9/v1/\u00e9", "may hold"),
-        ("http://h/\x1b[2J", "may hold"),
-        ("http://h/a b\u202e", "may hold"),
-        ("http://h/sk-abcdefgh1234/v1", "it seems"),
-        ("http://h/v1?a=sk-abcdefgh1234", "it seems"),
-    ],
-)
+@pytest.mark.parametrize(("url", "fact"), [
+    *((url, "http://HOST") for url in ("host:8000", "ftp://host", "http://", "http://host:0/", "http://host/v1/@")),
+    ("http://host:x/", "read"),
+    ("http://user:word@host/v1", "before its host"),
+    ("http://127.0.0.1:9/v1/\u00e9", "may hold"),
+    ("http://h/\x1b[2J", "may hold"),
+    ("http://h/a b\u202e", "may hold"),
+    ("http://h/sk-abcdefgh1234/v1", "it seems"),
+    ("http://h/v1?a=sk-abcdefgh1234", "it seems"),
+])  # fmt: skip
 def test_what_is_no_url_or_holds_credentials_is_refused_without_being_repeated(url, fact):
     with refused(fact) as caught:
-        completed(url)
-    assert not {"word", "\x1b", "sk-"} & {part for part in ("word", "\x1b", "sk-") if part in str(caught.value)}
+        specs.completed(url)
+    assert not [part for part in ("word", "\x1b", "sk-") if part in str(caught.value)]
 
 
 @given(st.sampled_from(["key", "token", "X-API-Key", "password", "sig"]), st.sampled_from(["x1y2", ""]))
 def test_a_secret_parameter_is_named_and_its_value_is_not(name, value):
     for url in (f"http://h/v1?{name}={value}", f"http://h/v1?a=b&{name}={value}", f"http://h/v1#{name}={value}"):
         with refused(f"parameter {name}", hint="SLM_ENDPOINT_KEY") as caught:
-            check_url(url)
+            specs.check_url(url)
         assert "x1y2" not in str(caught.value)
-    check_url("https://h:8000/v1/completions?max_tokens=1#author")
+    specs.check_url("https://h:8000/v1/completions?max_tokens=1#author")
