@@ -3,7 +3,7 @@ unit and means what was planted, ratios over the span that is told; what a drive
 fails is unknown and comes back; and nothing is left behind. DCGM and its exporter: test_gpu_dcgm, test_gpu_exporter."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -38,10 +38,12 @@ def counters_at_every_reading(request, monkeypatch):
 
 
 @contextmanager
-def opened(gpu: FakeNvml | None = None, profile: bool = True) -> Iterator[tuple[FakeNvml, NvmlSource]]:
+def opened(
+    gpu: FakeNvml | None = None, profile: bool = True, each_time: Collection[int] = ()
+) -> Iterator[tuple[FakeNvml, NvmlSource]]:
     """A source on a copy of the GPU, closed at the end, when nothing may be left behind."""
     with installed(deepcopy(gpu)) as gpu:
-        source = open_nvml(gpu.uuid, own_pids=lambda: {OURS}, profile=profile)
+        source = open_nvml(gpu.uuid, own_pids=lambda: {OURS}, profile=profile, each_time=each_time)
         try:
             yield gpu, source
         finally:
@@ -273,6 +275,13 @@ def test_counters_are_asked_seldom_and_are_not_missing_between(early_s, missing)
         assert reading.values.keys() == at(gpu, source, 4.0).values.keys()
         later = [at(gpu, source, now_s).values.keys() for now_s in (3.5, 4.44, 4.46)]  # first, a clock that went back
         assert [bool(COUNTERS & numbers) for numbers in later] == [True, False, True]
+
+
+def test_counters_that_are_wanted_in_each_reading_are_not_asked_seldom():
+    with opened(each_time={of.ENERGY}) as (gpu, source):
+        for step in range(5):
+            numbers = at(gpu, source, step / 4).values.keys()
+            assert COUNTERS & numbers == (COUNTERS if step % 4 == 0 else {of.ENERGY}), step
 
 
 SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}

@@ -131,10 +131,8 @@ def test_a_sentinel_is_none_and_says_why(exporter, source, text, reason):
 )
 @pytest.mark.parametrize("written", [str.upper, str.lower], ids=["capitals", "small"])
 def test_the_names_of_4_7_have_their_own_units(rows, values, written):
-    lines = (
-        written(f"DCGM_FI_DEV_{name}") + f'{{{written("UUID")}="{GPU.upper()}"}} {value}'
-        for name, value in map(str.split, rows)
-    )
+    labels = f'{{{written("UUID")}="{GPU.upper()}"}}'
+    lines = (f"{written(f'DCGM_FI_DEV_{name}')}{labels} {value}" for name, value in map(str.split, rows))
     found = values_of_gpu(samples("\n".join(lines), ON_A_PAGE), GPU)
     assert {number: in_our_unit(number, raw) for number, raw in found.items()} == pytest.approx(values)
 
