@@ -53,6 +53,12 @@ def play(
     return Played(tuple(asked), tuple(sorted(points.values(), key=lambda p: p.concurrency)))
 
 
+def steps_apart(grid: Sequence[int], one: int | None, other: int | None) -> int:
+    """Grid points between two plateaus; none at all begins past the last."""
+    first, second = (len(grid) if at is None else grid.index(at) for at in (one, other))
+    return abs(first - second)
+
+
 def in_turn(repeats: Mapping[int, Sequence[float]]) -> Answer:
     """Answers with the repeats of a load one after the other, from the first again when all have been."""
     turns: dict[int, Iterator[float]] = {load: cycle(values) for load, values in repeats.items()}
