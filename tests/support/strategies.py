@@ -37,6 +37,8 @@ H200 = Environment(platform="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150
 
 RESOLVED = Resolved(kv_blocks=1365, block_size=16, weight_bytes=2_631_516_160, max_num_seqs=1024, dtype="float16")
 
+NO_SAMPLES, NO_STEPS = Samples(*[()] * 8), Steps(*[()] * 7)
+
 
 def workload(prompt_tokens: int = 64, output_tokens: int = 32) -> WorkloadReference:
     spec = WorkloadSpec(prompt_tokens=prompt_tokens, output_tokens=output_tokens, requests=64)
@@ -503,7 +505,7 @@ def planted_telemetry(
 
 def watched_run(telemetry: Telemetry | None, window_s: tuple[float, float] = (2.0, 12.0)) -> Run:
     """A run of which nothing but its telemetry is known."""
-    return Run(Samples(*[()] * 8), Steps(*[()] * 7), window_s, telemetry=telemetry)
+    return Run(NO_SAMPLES, NO_STEPS, window_s, telemetry=telemetry)
 
 
 @st.composite
