@@ -329,9 +329,11 @@ def loads() -> st.SearchStrategy[Load]:
 
 
 def samples_in_any_order() -> st.SearchStrategy[Samples]:
-    late = st.none() | STAMPS
-    row = st.tuples(COUNTS, STAMPS, late, late, late, COUNTS, COUNTS, st.booleans())
-    return st.lists(row, max_size=6).map(lambda rows: Samples(*(zip(*rows) if rows else [()] * 8)))
+    """With counts of cached tokens, or without."""
+    late, count = st.none() | STAMPS, st.none() | COUNTS
+    row = st.tuples(COUNTS, STAMPS, late, late, late, COUNTS, COUNTS, st.booleans(), count)
+    table = st.tuples(st.lists(row, max_size=6), st.sampled_from([8, 9]))
+    return table.map(lambda drawn: Samples(*([*zip(*drawn[0])] or [()] * 8)[: drawn[1]]))
 
 
 def steps_in_any_order() -> st.SearchStrategy[Steps]:
