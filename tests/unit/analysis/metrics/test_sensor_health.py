@@ -157,9 +157,9 @@ def test_what_is_no_fault(columns):
         ({of.HOST_CORES: 15.5}, {"host": None}, "ok", ()),
         ({}, {"until_s": 4.75, "window_s": (2.0, 4.99)}, "ok", ()),  # the interval under way when a run ends is no gap
         ({}, {"notes": ("nvml failed after 12 readings: GPU is lost",)}, "degraded", {12}),
-        *(({**UNSAID, of.GPU_PROCESSES: bound + more}, {"replica": of_two(sharing)}, state, {bound, bound + 1} if more else ())
+        *(({**UNSAID, of.GPU_PROCESSES: seen}, {"replica": of_two(sharing)}, state, facts)
           for sharing, bound in (("time-slicing", 2.0), ("mps", 3.0), ("mig", 2.0), ("gpus", 1.0))
-          for more, state in ((0, "ok"), (1, "degraded"))),
+          for seen, state, facts in ((bound, "ok", ()), (bound + 1, "degraded", {bound, bound + 1}))),
     ],
 )  # fmt: skip
 def test_what_is_a_fault_depends_on_the_window_the_host_and_the_other_engines(columns, how, state, facts):
