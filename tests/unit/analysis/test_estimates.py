@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean, quantiles, stdev
 
-import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,30 +178,6 @@ def test_each_look_spends_what_is_planned_by_the_normal_integral_of_scipy(most, 
         below = multivariate_normal.cdf(stops[:k], cov=alike, abseps=2e-5, releps=0, rng=1)
         assert 1 - below == pytest.approx(spent(looks[k - 1] / most, alpha / 1.15), rel=5e-3)
     assert boundaries(looks, most, alpha) == pytest.approx(student.isf(norm.sf(stops), [n - 1 for n in looks]))
-
-
-@lru_cache(maxsize=1)
-def drawn():
-    """Student's t of many samples of nothing but noise, by the number of pairs that it is of."""
-    values = numpy.random.default_rng(20).standard_normal((12, 60_000))
-    sums, squares = numpy.cumsum(values, axis=0), numpy.cumsum(values**2, axis=0)
-    each = {n: (sums[n - 1] / n, squares[n - 1] / n) for n in (4, 6, 8, 12)}
-    return {n: mean / numpy.sqrt((square - mean**2) / (n - 1)) for n, (mean, square) in each.items()}
-
-
-def exceeded(looks, critical):
-    """Share of the samples that exceed one of these values."""
-    return float(numpy.mean(numpy.any([drawn()[n] > c for n, c in zip(looks, critical, strict=True)], axis=0)))
-
-
-@pytest.mark.parametrize("so_far", [1, 2, 3, 4])
-def test_no_more_is_spent_than_may_be_and_not_much_less(so_far):
-    looks, alpha = looks_until(12)[:so_far], 0.05
-    share, planned = exceeded(looks, boundaries(looks, 12, alpha)), spent(looks[-1] / 12, alpha)
-    error = 3.09 * math.sqrt(planned / 60_000)  # one in a thousand lies beyond
-    assert 0.8 * planned - error < share < planned + error
-    uncorrected = exceeded(looks, [t_above(alpha, n - 1) for n in looks])
-    assert so_far < 4 or uncorrected > 1.6 * alpha
 
 
 def test_boundaries_are_lower_for_more_alpha_and_for_who_may_measure_less():

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured import measure
 from refusals import refused
-from strategies import H200, WELL, job_point, measurement, planted_run, planted_telemetry, point, sensed
+from strategies import H200, WELL, job_point, measurement, planted_telemetry, point, sensed
 
 from pytest_slmserve.analysis import points
 from pytest_slmserve.analysis.metrics import window
@@ -306,10 +306,6 @@ def together(*rates, group="one", sharing="mps", models=None, repeat=0, began_s=
     return made
 
 
-def with_counts(m, counts):
-    return with_run(m, stream=Stream(0.1, 0.0, (1.0,), {**GAPS, "counts": counts}))
-
-
 @given(st.lists(st.floats(100, 1000), min_size=2, max_size=4))
 def test_what_all_engines_serve_is_added_up_and_latencies_are_pooled(rates):
     members = together(*rates)
@@ -321,14 +317,6 @@ def test_what_all_engines_serve_is_added_up_and_latencies_are_pooled(rates):
     pooled = sum(one.e2e_s.mean * one.requests for one in each) / sum(one.requests for one in each)
     assert seen.e2e_s == pytest.approx(pooled)
     assert min(one.e2e_s.p50 for one in each) <= seen.e2e_p50_s <= max(one.e2e_s.p50 for one in each)
-
-
-def test_gaps_of_engines_at_once_are_counted_together():
-    first, second = together(400.0, 600.0)
-    told = with_counts(first, {"10": 3})
-    seen = summary_of(told, with_counts(second, {"10": 1, "20": 4}))
-    assert (seen.itl_p50_s, seen.itl_p90_s) == pytest.approx((1e-4 * 1.01**10.5, 1e-4 * 1.01**20.5))
-    assert summary_of(told, second).itl_p50_s is None, "of one of them nobody counted"
 
 
 def test_rates_are_of_the_common_span_but_for_whole_convoys():
@@ -367,13 +355,6 @@ def test_runs_of_several_engines_make_a_point_and_invalid_ones_are_left_out():
     assert (seen.left_out, len(seen.records)) == (1, 4) and 1 in numbers(seen.problems[0])
     assert seen.goodput("e2e:600ms").requests == sum(latencies([m.run]).requests for run in runs[:2] for m in run)
     assert not any(replace(seen, repeats=wrong).valid for wrong in ((), (0.0, 1.0), (math.inf,), (1.0, math.inf)))
-
-
-def test_noisy_runs_of_several_engines_are_repeats_as_others_are():
-    slow = planted_run(8, 400.0, steps=200, slow_from=100, slow_factor=1.3)
-    noisy = [replace(m, run=slow) for m in together(1.0, 1.0, repeat=1)]
-    (seen,) = shared_points([*together(400.0, 400.0, steps=200), *noisy])
-    assert (len(seen.repeats), seen.left_out, seen.problems, seen.degraded, len(seen.noise)) == (2, 0, (), (), 1)
 
 
 def test_different_questions_are_different_points_in_the_order_measured():

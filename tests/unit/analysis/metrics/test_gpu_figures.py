@@ -126,14 +126,6 @@ def test_without_readings_in_a_window_there_are_no_figures():
     assert {name for name, value in asdict(found).items() if value is not None} == {"gpu_util", "coverage"}
 
 
-@pytest.mark.parametrize(("at_s", "belongs"), [(2.2, False), (2.25, False), (2.3, True), (12.2, True), (12.3, False)])
-def test_a_row_belongs_where_most_of_its_span_lies(at_s, belongs):
-    one = Telemetry(("planted",), 0.5, (at_s,), (0.5,), {of.SM_ACTIVE: (0.5,)})
-    moment = replace(one, span_s=(None,))
-    found = [device_figures(run_of(each)).sm_active is not None for each in (one, moment)]
-    assert found == [belongs, 2 <= at_s <= 12]
-
-
 def test_a_change_is_told_by_the_value_before_the_window_and_what_is_no_number_is_missing():
     for known, told in (((1, 1.5, 3), [1.5, 3]), ((0.25,), [0.25])):
         telemetry = planted_telemetry({of.XID: lambda at, known=known: at if at in known else None})
@@ -143,13 +135,6 @@ def test_a_change_is_told_by_the_value_before_the_window_and_what_is_no_number_i
     watch = gpu_figures.watched(run_of(rows))
     assert [watch.value(of.SM_ACTIVE, row) for row in watch.rows] == [None, 0.5, None]
     assert (watch.values(of.XID), watch.readings(of.SM_ACTIVE)) == ([], ([4.0], [0.5]))
-
-
-@pytest.mark.parametrize("phase_s", [0.0, 0.03, 0.05, 0.08])
-def test_a_counter_that_moves_every_tenth_of_a_second_is_no_power_too_much_or_little(phase_s):
-    """Between two single readings it would be 0.5 % off in this window of 10 s, and 2.5 % in one of 2 s."""
-    found = figures({of.ENERGY: lambda at: 40.0 * math.floor(round((at - phase_s) / 0.1, 6))})
-    assert found.power_w == pytest.approx(400, rel=1e-3)
 
 
 def later(value, otherwise):

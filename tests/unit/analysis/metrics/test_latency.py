@@ -101,44 +101,13 @@ def test_figures_are_the_fields_of_a_summary():
     assert {name for name, value in seen.items() if value is None} == {"itl_s", *(f"itl_{part}_s" for part in PARTS)}
 
 
-# Who waits
+# Samples by hand
 
 
 def samples_of(*rows):
     """rows: sent, first token, last token, output tokens, finished."""
     sent, first, last, tokens, finished = zip(*rows)
     return Samples(tuple(range(len(rows))), sent, sent, first, last, (1,) * len(rows), tokens, finished)
-
-
-def queue(cut_s=math.inf):
-    """One server with twice the load that it can serve, first come first served, for a minute; what has not ended by
-    `cut_s` is cut off."""
-    rows, free = [], 0.0
-    for number in range(1200):
-        sent = number / 20
-        began, free = max(sent, free), max(sent, free) + 0.1
-        done = free <= cut_s
-        rows.append((sent, began if began < cut_s else None, free if done else None, 5 if done else 0, done))
-    return samples_of(*rows)
-
-
-def test_survivors_look_fast_under_overload_and_what_is_cut_off_is_slower_than_everything():
-    """Who ends in the window was sent long before it and waited half as long. If the run ends 30 s after the window
-    opened, two of three requests of the window have not ended by then."""
-    run = Run(queue(), NO_STEPS, (20, 40))
-    found = [latencies([run], by).e2e_s.p50 for by in ("sent", "ended")]
-    assert found == pytest.approx([30.1, 15.1], abs=0.2)
-    whole, cut = (latencies([Run(samples, NO_STEPS, (20, 35))], "sent") for samples in (queue(), queue(cut_s=50)))
-    assert whole.e2e_s.p50 and cut.e2e_s.p50 is None
-    assert (cut.requests, cut.unfinished) == (300, pytest.approx(200, abs=2))
-
-
-@pytest.mark.parametrize("unknown", [0, 1, 5, 10, 11])
-def test_percentiles_below_the_unknown_ones_are_those_of_all(unknown):
-    seen = window.percentiles([*map(float, range(1, 102 - unknown)), *[None] * unknown])
-    expected = [value if value <= 101 - unknown else None for value in (51.0, 91.0, 96.0, 100.0)]
-    assert [seen.p50, seen.p90, seen.p95, seen.p99] == expected
-    assert (seen.known, seen.mean) == (101 - unknown, 51.0 if unknown == 0 else None)
 
 
 # Gaps between tokens
@@ -301,15 +270,6 @@ def test_failures_without_a_row_count_against_and_of_no_request_there_are_no_sha
     assert goodput_of(SLO, (served((0.9, 1.0, 1.5, 11, True)),)) == nothing
     empty = latencies([])
     assert (empty.requests, empty.e2e_s.mean, empty.e2e_s.p50, empty.tpot_s.p99) == (0, None, None, None)
-
-
-def test_what_the_end_of_a_closed_loop_cuts_off_was_not_dropped():
-    planted = measurement(8, 1000.0)
-    cut = sum(not finished for finished in planted.run.samples.finished)
-    closed, opened = (goodput_of(Slo(e2e_s=100), (replace(planted, load=load),)) for load in (ClosedLoop(8), OPEN))
-    assert cut > 0 and (closed.dropped, closed.attainment) == (0, 1)
-    assert closed.requests == len(window.finished_in_window(planted.run))
-    assert opened.dropped == cut, "nobody who waited in an open loop is forgotten"
 
 
 def test_rates_add_up_over_engines_and_are_means_over_repeats():

@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import any_telemetry, measurement, planted_telemetry, work_of_model
+from strategies import measurement, planted_telemetry, work_of_model
 
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.gpu_figures import StepTime, ceiling_tokens_per_s, roofline_fraction, step_time
@@ -306,16 +306,6 @@ def test_the_gap_is_positive_where_memory_is_nearer_to_its_end(dram, tensor):
     )
     nothing = (None, tensor), (dram, None), (0.0, tensor), (dram, 0.0)
     assert [gpu_figures.saturation_gap(*each) for each in nothing] == [None] * 4
-
-
-SHORT = measurement(1, 1000.0, steps=4)
-
-
-@given(any_telemetry())
-def test_step_time_with_any_telemetry_is_explained_alike(telemetry):
-    m = replace(SHORT, run=replace(SHORT.run, telemetry=telemetry))
-    share = gpu_figures.idle_share(gpu_figures.device_figures(m.run).engine_active)
-    assert step_time(m).unexplained == step_time(SHORT).unexplained and (share is None or share >= 0)
 
 
 def test_parts_of_a_step_are_all_of_it_and_of_repeats_their_means():

@@ -200,12 +200,6 @@ def test_a_gap_is_told_from_five_intervals_or_two_seconds_on(interval_s, limit):
     assert health(watched_run(rows)) == CheckResult(), "counters of the host miss nothing in a gap"
 
 
-def test_the_worst_comes_first_and_noise_is_not_against_it():
-    seen = found({of.CPU_THROTTLED: 0.5, of.FOREIGN_PROCESSES: 1.0, of.POWER_INSTANT: 500.0}, notes=("nvml failed",))
-    assert (seen.state, seen.degradations, len(seen.noise)) == ("invalid", (), 1)
-    assert ["of others" in reason for reason in seen.reasons] == [True, False, False]
-
-
 # Several GPUs
 
 
