@@ -341,17 +341,10 @@ def test_what_sensors_say_is_of_one_kind_and_only_a_problem_is_no_ground_to_stan
     assert len(broken.problems) == 1 and broken[1:3] == found[1:3], "of a broken one the sensors' problems are left out"
 
 
-@pytest.mark.parametrize(
-    ("found", "state", "reasons"),
-    [
-        (CheckResult(("a",), ("b",), unknown=("c",)), "invalid", ("a",)),
-        (CheckResult((), ("b",), unknown=("c",)), "degraded", ("b",)),
-        (CheckResult(noise=("d",), unknown=("c",)), "unknown", ("c",)),
-        (CheckResult(noise=("d",)), "ok", ()),
-    ],
-)
-def test_the_worst_that_was_found_is_the_state_and_has_its_reasons(found, state, reasons):
-    assert (found.state, found.reasons) == (state, reasons)
+def test_the_worst_that_was_found_is_the_state_and_has_its_reasons():
+    found = [CheckResult(*kinds, unknown=("c",)) for kinds in ((("a",), ("b",)), ((), ("b",)), ((), (), ("d",)))]
+    told = [(each.state, each.reasons) for each in (*found, CheckResult(noise=("d",)))]
+    assert told == [("invalid", ("a",)), ("degraded", ("b",)), ("unknown", ("c",)), ("ok", ())]
 
 
 # Caches of prefixes
