@@ -27,8 +27,10 @@ MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b")
 def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(noise, off, as_often):
     """By two grid points or more, in drawn repeats of all curves of the H200: off, where all loads are measured."""
     chance, draws, wrong = random.Random(7), 100, Counter()
-    measured = [m for name in ("staggered", "sensors") for m in archive(f"h200-vllm-0.26.0-{name}")]
-    curves = [Measured.of(group) for group in by_series(m for m in measured if m.spec.model in MODELS).values()]
+    curves = []
+    for name in ("staggered", "sensors"):
+        of_opt = (m for m in archive(f"h200-vllm-0.26.0-{name}") if m.spec.model in MODELS)
+        curves += map(Measured.of, by_series(of_opt).values())
     for sweep in curves * draws:
         rates = {p.concurrency: fmean(p.repeats) for p in sweep.points}
 

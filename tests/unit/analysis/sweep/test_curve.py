@@ -79,13 +79,9 @@ def test_noise_across_the_bound_is_inconclusive():
 
 @pytest.mark.parametrize(
     ("rates", "noise", "state", "least"),
-    [
-        (FLAT, 0.005, PASSES, 47),
-        (STEEP, 0.01, FAILS, 47),
-        (with_last_gain(0.15), 0.01, FAILS, 0),
-        (with_last_gain(0.05), 0.01, PASSES, 0),
-    ],
-)
+    [(FLAT, 0.005, PASSES, 47), (STEEP, 0.01, FAILS, 47),
+     (with_last_gain(0.15), 0.01, FAILS, 0), (with_last_gain(0.05), 0.01, PASSES, 0)],
+)  # fmt: skip
 def test_one_per_cent_of_noise_does_not_hide_or_turn_a_clear_answer(rates, noise, state, least):
     seen = states(rates, 50, noise=noise)
     assert seen[state] + seen[INCONCLUSIVE] == 50 and seen[state] >= least
