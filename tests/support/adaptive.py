@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from statistics import fmean
 
 from strategies import point
 
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, points_of
+from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import Grid, Seconds, Wanted, next_measurement
+from pytest_slmserve.schema.records import Measurement
 
 Answer = Callable[[int], float]
 
@@ -31,13 +34,7 @@ def h200_seconds(concurrency: int, tokens_per_s: float) -> float:
 
 
 def play(
-    grid: Sequence[int],
-    answer: Answer,
-    *,
-    repeats: int = 2,
-    tolerance: float = 0.10,
-    seconds: Seconds = h200_seconds,
-    known: Sequence[Point] = (),
+    grid: Sequence[int], answer: Answer, *, repeats=2, tolerance=0.10, seconds: Seconds = h200_seconds, known=()
 ) -> Played:
     """Until nothing is asked for. Each answer is a throughput; 0 stands for an invalid measurement."""
     points = {p.concurrency: p for p in known}
@@ -45,15 +42,47 @@ def play(
     while wanted := next_measurement(Grid(grid, tolerance, repeats, seconds), points.values()):
         assert len(asked) < len(grid) * repeats, "it goes on for ever"
         asked.append(wanted)
-        before = points.get(wanted.concurrency)
-        rate = answer(wanted.concurrency)
-        points[wanted.concurrency] = point(
-            wanted.concurrency, [*(before.repeats if before else ()), *([rate] if rate else [])]
-        )
+        load, rate = wanted.concurrency, answer(wanted.concurrency)
+        before = points[load].repeats if load in points else ()
+        points[load] = point(load, [*before, *([rate] if rate else [])])
     return Played(tuple(asked), tuple(sorted(points.values(), key=lambda p: p.concurrency)))
+
+
+def steps_apart(grid: Sequence[int], one: int | None, other: int | None) -> int:
+    """Grid points between two plateaus; none at all begins past the last."""
+    first, second = (len(grid) if at is None else grid.index(at) for at in (one, other))
+    return abs(first - second)
 
 
 def in_turn(repeats: Mapping[int, Sequence[float]]) -> Answer:
     """Answers with the repeats of a load one after the other, from the first again when all have been."""
     turns: dict[int, Iterator[float]] = {load: cycle(values) for load, values in repeats.items()}
     return lambda load: next(turns[load])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A sweep with every load measured, and the seconds that one measurement of each took."""
+
+    points: tuple[Point, ...]
+    seconds: dict[int, float]
+
+    @classmethod
+    def of(cls, group: Sequence[Measurement]) -> Measured:
+        lasted: dict[int, list[float]] = {}
+        for m in group:
+            lasted.setdefault(m.load.concurrency, []).append(m.run.window_s[1])
+        return cls(points_of(group), {load: fmean(seconds) for load, seconds in lasted.items()})
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return tuple(p.concurrency for p in self.points)
+
+    @property
+    def plateau(self) -> int | None:
+        return plateau.plateau(self.points).value
+
+    def played(self) -> Played:
+        """The measured repeats are the answers, their seconds the price."""
+        answers = in_turn({p.concurrency: p.repeats for p in self.points})
+        return play(self.grid, answers, seconds=lambda load, rate: self.seconds[load])

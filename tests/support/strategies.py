@@ -16,63 +16,37 @@ from pytest_slmserve.analysis.metrics.gpu_figures import Work, work_of_workload
 from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, ReplicaPoint, ReplicaSummary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema import records, sensors
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.models import Model
-from pytest_slmserve.schema.records import (
-    Environment,
-    Failures,
-    GateLaunch,
-    Measurement,
-    Replica,
-    Resolved,
-    Run,
-    Samples,
-    Steps,
-    Telemetry,
-)
+from pytest_slmserve.schema.records import Environment, Measurement, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, WorkloadReference, WorkloadSpec
 
 H200 = Environment(platform="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
 
 RESOLVED = Resolved(kv_blocks=1365, block_size=16, weight_bytes=2_631_516_160, max_num_seqs=1024, dtype="float16")
 
+NO_SAMPLES, NO_STEPS = Samples(*[()] * 8), Steps(*[()] * 7)
+
 
 def workload(prompt_tokens: int = 64, output_tokens: int = 32) -> WorkloadReference:
     spec = WorkloadSpec(prompt_tokens=prompt_tokens, output_tokens=output_tokens, requests=64)
-    return WorkloadReference(
-        "0123456789ab", spec, 64, prompt_tokens, output_tokens, prompt_tokens + output_tokens, "planted"
-    )
+    longest = prompt_tokens + output_tokens
+    return WorkloadReference("0123456789ab", spec, 64, prompt_tokens, output_tokens, longest, "planted")
 
 
 def work_of_model(
-    model: Model,
-    prompt_tokens: int,
-    output_tokens: int,
-    *,
-    weight_bytes: int | None = None,
-    cache: str = "auto",
-    gpus: int = 1,
+    model: Model, prompt_tokens: int, output_tokens: int, *, weight_bytes=None, cache="auto", gpus=1
 ) -> Work | None:
     """Work of a request on an engine of this model. cache: data type of the KV cache."""
-    extra = (("kv_cache_dtype", cache),)
-    spec = EngineSpec("planted", tensor_parallel_size=gpus, extra=extra, model_facts=model)
+    spec = EngineSpec("planted", tensor_parallel_size=gpus, extra=(("kv_cache_dtype", cache),), model_facts=model)
     return work_of_workload(spec, Resolved(weight_bytes=weight_bytes), workload(prompt_tokens, output_tokens))
 
 
 def planted_run(
-    concurrency: int,
-    tokens_per_s: float,
-    *,
-    output_tokens: int = 32,
-    steps: int = 100,
-    idle_steps: int = 0,
-    slow_from: int | None = None,
-    slow_factor: float = 1.0,
-    preempted: int = 0,
-    failures: int = 0,
-    admitted_early: float = 0.0,
-) -> Run:
+    concurrency: int, tokens_per_s: float, *, output_tokens=32, steps=100, idle_steps=0,
+    slow_from: int | None = None, slow_factor=1.0, preempted=0, failures=0, admitted_early=0.0,
+) -> Run:  # fmt: skip
     """A closed loop on an engine with steps of equal length, whose users start staggered over one request.
 
     The window holds `steps` whole steps after the ramp, all with the full batch. idle_steps: a user pauses so many
@@ -91,25 +65,19 @@ def planted_run(
     for user in range(concurrency):
         for start in range(user * ramp // concurrency, last, period):
             end = min(start + output_tokens, last)
-            done = end - start == output_tokens
-            early = admitted_early * output_tokens * step_s
+            done, early = end - start == output_tokens, admitted_early * output_tokens * step_s
             rows.append((times[start], times[start] - early, times[start + 1], times[end], end - start, done))
             for step in range(start, end):
                 tokens[step] += 1
             ended[end - 1] += done
     rows.sort()
-    sent, admitted, first, until, out, done_column = (tuple(c) for c in zip(*rows, strict=True))
+    *stamps, out, finished = (tuple(column) for column in zip(*rows, strict=True))
+    running = tuple(t - e for t, e in zip(tokens, ended, strict=True))
+    usage = tuple(t / (2 * concurrency) for t in tokens)
+    thrown_out = tuple(preempted if i == ramp + steps // 2 else 0 for i in range(last))
     return Run(
-        samples=Samples(tuple(range(len(rows))), sent, admitted, first, until, (64,) * len(rows), out, done_column),
-        steps=Steps(
-            tuple(times[1:]),
-            tuple(t - e for t, e in zip(tokens, ended, strict=True)),
-            (0,) * last,
-            tuple(tokens),
-            (0,) * last,
-            tuple(t / (2 * concurrency) for t in tokens),
-            tuple(preempted if i == ramp + steps // 2 else 0 for i in range(last)),
-        ),
+        samples=Samples(tuple(range(len(rows))), *stamps, (64,) * len(rows), out, finished),
+        steps=Steps(tuple(times[1:]), running, (0,) * last, tuple(tokens), (0,) * last, usage, thrown_out),
         window_s=(times[ramp], times[-1]),
         failures=failures,
         first_failure="Planted: as it was told to" if failures else None,
@@ -117,18 +85,9 @@ def planted_run(
 
 
 def measurement(
-    concurrency: int = 8,
-    tokens_per_s: float = 1000.0,
-    *,
-    model: str = "opt-1.3b",
-    environment: Environment = H200,
-    load: Load | None = None,
-    repeat: int = 0,
-    launch: str = "launch-1",
-    output_tokens: int = 32,
-    resolved: Resolved = RESOLVED,
-    **run: object,
-) -> Measurement:
+    concurrency: int = 8, tokens_per_s: float = 1000.0, *, model="opt-1.3b", environment=H200, load: Load | None = None,
+    repeat=0, launch="launch-1", output_tokens=32, resolved=RESOLVED, **run: object,
+) -> Measurement:  # fmt: skip
     """A consistent measurement of a planted throughput; keyword arguments of `planted_run` make it less so."""
     spec = EngineSpec(model, platform="simulated" if environment.platform == "simulated" else "cuda")
     return Measurement(
@@ -172,16 +131,14 @@ def point(concurrency: int, repeats: Sequence[float], e2e_repeats: Sequence[floa
 
 
 def shared_point(
-    count: int,
-    repeats: Sequence[float],
-    *,
-    model: str = "opt-1.3b",
-    sharing: Sharing = "mps",
-    concurrency: int = 96,
-    **figures: object,
+    count: int, repeats: Sequence[float], *, model="opt-1.3b", sharing: Sharing = "mps", concurrency=96, **figures
 ) -> ReplicaPoint:
     """Replicas of one model with planted throughputs; their latency is Little's, for requests of 256 tokens."""
     waits = [256 * concurrency / rate for rate in repeats]
+
+    def summary(rate: float, wait: float) -> ReplicaSummary:
+        return ReplicaSummary(output_tokens_per_s=rate, largest_e2e_s=wait, e2e_p99_s=wait)
+
     made = ReplicaPoint(
         models=(model,) * count,
         families=frozenset({EngineSpec(model).family}),
@@ -195,26 +152,15 @@ def shared_point(
         e2e_p99_s=fmean(waits) if waits else None,
         repeats=tuple(repeats),
         records=tuple(f"{model}-{count}-{sharing}-{concurrency}-{i}" for i in range(len(repeats))),
-        each=tuple(
-            ReplicaSummary(output_tokens_per_s=rate, largest_e2e_s=wait, e2e_p99_s=wait)
-            for rate, wait in zip(repeats, waits)
-        ),
+        each=tuple(map(summary, repeats, waits)),
     )
-    return replace(made, **figures)  # type: ignore[arg-type]
+    return replace(made, **figures)
 
 
 def job_point(
-    requests_per_s: Sequence[float] = (10.0, 10.1),
-    *,
-    model: str = "opt-6.7b",
-    output_tokens: int = 256,
-    rate: float | None = None,
-    e2e_s: Sequence[float] = (2.0, 2.02),
-    spec: EngineSpec | None = None,
-    requests: int = 500,
-    kv_blocks: int = 100_000,
-    **figures: object,
-) -> JobPoint:
+    requests_per_s: Sequence[float] = (10.0, 10.1), *, model="opt-6.7b", output_tokens=256, rate: float | None = None,
+    e2e_s: Sequence[float] = (2.0, 2.02), spec: EngineSpec | None = None, requests=500, kv_blocks=100_000, **figures,
+) -> JobPoint:  # fmt: skip
     """A job of planted requests/s, one for each repeat, whose requests came at exactly its rate."""
     load, each = OpenLoop(requests=requests, rate=rate or math.inf), workload(512, output_tokens)
     summaries = tuple(
@@ -238,7 +184,7 @@ def job_point(
         problems=() if summaries else ("planted: invalid",),
         left_out=0 if summaries else 1,
     )
-    return replace(made, **figures)  # type: ignore[arg-type]
+    return replace(made, **figures)
 
 
 def judge(claim: str, curve: Curve, others: Sequence[Curve] = (), **parameters: object) -> Verdict:
@@ -247,22 +193,18 @@ def judge(claim: str, curve: Curve, others: Sequence[Curve] = (), **parameters: 
     return judge_row(row, curve, others)
 
 
-def noisy_curve(
-    rates: Mapping[int, float], *, noise: float = 0.01, repeats: int = 3, seed: int = 0, subject: str = "opt-1.3b"
-) -> Curve:
+def noisy_curve(rates: Mapping[int, float], *, noise=0.01, repeats=3, seed=0, subject="opt-1.3b") -> Curve:
     """A curve whose true throughputs are `rates`, each repeat off by a relative Gaussian `noise`."""
     chance = random.Random(seed)
-    points = [
-        point(c, [rate * (1 + chance.gauss(0, noise)) for _ in range(repeats)]) for c, rate in sorted(rates.items())
-    ]
+    loads = sorted(rates.items())
+    points = [point(c, [rate * (1 + chance.gauss(0, noise)) for _ in range(repeats)]) for c, rate in loads]
     return Curve(subject=subject, points=tuple(points))
 
 
 def without(curve: Curve, concurrency: int) -> Curve:
     """The curve with that point made invalid."""
-    return replace(
-        curve, points=tuple(point(concurrency, ()) if p.concurrency == concurrency else p for p in curve.points)
-    )
+    points = (point(concurrency, ()) if p.concurrency == concurrency else p for p in curve.points)
+    return replace(curve, points=tuple(points))
 
 
 def rates(low: float = 1.0, high: float = 1e6) -> st.SearchStrategy[float]:
@@ -302,17 +244,13 @@ def environments() -> st.SearchStrategy[Environment]:
 
 
 def resolved_limits() -> st.SearchStrategy[Resolved]:
-    sizes = st.lists(COUNTS, max_size=3).map(tuple)
-    return st.builds(
-        Resolved, kv_blocks=st.none() | COUNTS, capture_sizes=st.none() | sizes, ready_s=st.none() | STAMPS
-    )
+    none, sizes = st.none(), st.lists(COUNTS, max_size=3).map(tuple)
+    return st.builds(Resolved, kv_blocks=none | COUNTS, capture_sizes=none | sizes, ready_s=none | STAMPS)
 
 
 def workload_references() -> st.SearchStrategy[WorkloadReference]:
-    lengths, counts = st.floats(1, 2000), st.integers(1, 2**20)
-    return st.builds(
-        WorkloadReference, NAMES, st.builds(WorkloadSpec, seed=COUNTS), counts, lengths, lengths, counts, NAMES
-    )
+    specs, lengths, counts = st.builds(WorkloadSpec, seed=COUNTS), st.floats(1, 2000), st.integers(1, 2**20)
+    return st.builds(WorkloadReference, NAMES, specs, counts, lengths, lengths, counts, NAMES)
 
 
 def loads() -> st.SearchStrategy[Load]:
@@ -327,9 +265,11 @@ def loads() -> st.SearchStrategy[Load]:
 
 
 def samples_in_any_order() -> st.SearchStrategy[Samples]:
-    late = st.none() | STAMPS
-    row = st.tuples(COUNTS, STAMPS, late, late, late, COUNTS, COUNTS, st.booleans())
-    return st.lists(row, max_size=6).map(lambda rows: Samples(*(zip(*rows) if rows else [()] * 8)))
+    """With counts of cached tokens, or without."""
+    late, count = st.none() | STAMPS, st.none() | COUNTS
+    row = st.tuples(COUNTS, STAMPS, late, late, late, COUNTS, COUNTS, st.booleans(), count)
+    table = st.tuples(st.lists(row, max_size=6), st.sampled_from([8, 9]))
+    return table.map(lambda drawn: Samples(*([*zip(*drawn[0])] or [()] * 8)[: drawn[1]]))
 
 
 def steps_in_any_order() -> st.SearchStrategy[Steps]:
@@ -338,15 +278,15 @@ def steps_in_any_order() -> st.SearchStrategy[Steps]:
     return st.lists(row, max_size=6).map(lambda rows: Steps(*(zip(*rows) if rows else [()] * 7)))
 
 
-def replicas() -> st.SearchStrategy[Replica]:
+def replicas() -> st.SearchStrategy[records.Replica]:
     sharing, part = st.sampled_from(["time-slicing", "mps", "mig"]), st.integers(0, 4)
-    return st.builds(
-        Replica, NAMES, part, part, NAMES, sharing, st.booleans(), st.none() | st.integers(1, 100)
-    )  # fmt: skip
+    threads = st.none() | st.integers(1, 100)
+    return st.builds(records.Replica, NAMES, part, part, NAMES, sharing, st.booleans(), threads)
 
 
-def places_in_a_gate() -> st.SearchStrategy[GateLaunch]:
-    return st.builds(GateLaunch, NAMES, st.integers(1, 24), st.sampled_from(["baseline", "candidate"]), st.booleans())
+def places_in_a_gate() -> st.SearchStrategy[records.GateLaunch]:
+    side = st.sampled_from(["baseline", "candidate"])
+    return st.builds(records.GateLaunch, NAMES, st.integers(1, 24), side, st.booleans())
 
 
 def measurements() -> st.SearchStrategy[Measurement]:
@@ -381,9 +321,8 @@ def drawn_runs(draw: st.DrawFn, steps: int = 30) -> Run:
     All times are whole ticks."""
     long, share = st.integers(0, 40), st.none() | st.integers(0, 64).map(lambda k: k / 64)
     gap, few = st.sampled_from([0, 1, 1, 2, 9, 40]), st.sampled_from([0, 0, 1, 2])
-    trace = draw(
-        st.lists(st.tuples(gap, st.integers(0, 9), st.sampled_from([0, 0, 1, 64]), share, few), max_size=steps)
-    )
+    step = st.tuples(gap, st.integers(0, 9), st.sampled_from([0, 0, 1, 64]), share, few)
+    trace = draw(st.lists(step, max_size=steps))
     gaps, tokens, prompts, usage, preempted = _columns(trace, 5)
     origin = draw(st.integers(0, 4096))
     ends = [*accumulate(gaps, initial=origin)][1:]
@@ -394,10 +333,8 @@ def drawn_runs(draw: st.DrawFn, steps: int = 30) -> Run:
     def seconds(times: Sequence[int | None]) -> tuple[float | None, ...]:
         return tuple(None if at is None else at * TICK_S for at in times)
 
-    stage, whole = (
-        st.sampled_from([0, 1, 2, *[3] * 7]),
-        st.sampled_from([True, True, True, False]),
-    )  # that a request came to: sent, admitted, its first token, its last
+    stage = st.sampled_from([0, 1, 2, *[3] * 7])  # that a request came to: sent, admitted, its first token, its last
+    whole = st.sampled_from([True, True, True, False])
     request = st.tuples(sent, long, long, long, stage, whole, st.integers(1, 99), st.sampled_from([0, 1, 1, 2, 9]))
     rows = draw(st.lists(request, min_size=draw(st.sampled_from([0, 6])), max_size=14))
     lives = [[*accumulate(row[:4])] for row in rows]
@@ -410,7 +347,7 @@ def drawn_runs(draw: st.DrawFn, steps: int = 30) -> Run:
         steps=Steps(seconds(ends), (None,) * count, (0,) * count, tokens, prompts, usage, preempted),
         window_s=(opens * TICK_S, closes * TICK_S),
         failures=failures,
-        failed=Failures((0,) * failures, *map(seconds, lost), ("timeout",) * failures),
+        failed=records.Failures((0,) * failures, *map(seconds, lost), ("timeout",) * failures),
     )
 
 
@@ -452,58 +389,30 @@ def sensed(made: Measurement, interval_s: float = 0.01, **columns: Column) -> Me
 
 # A GPU that is well, and busy; the host too.
 WELL: dict[int, Column] = {
-    sensors.GPU_UTIL: 1.0,
-    sensors.ENGINE_ACTIVE: 0.95,
-    sensors.SM_ACTIVE: 0.8,
-    sensors.SM_OCCUPANCY: 0.2,
-    sensors.TENSOR_ACTIVE: 0.1,
-    sensors.DRAM_ACTIVE: 0.6,
-    sensors.POWER: 400.0,
-    sensors.POWER_INSTANT: 400.0,
-    sensors.ENERGY: lambda at: 1e6 + 400.0 * at,
-    sensors.POWER_LIMIT: 700.0,
-    sensors.SM_CLOCK: 1980e6,
-    sensors.TEMPERATURE: 55.0,
-    sensors.MEMORY_USED: 60e9,
-    sensors.CLOCK_REASONS: 0.0,
-    sensors.CAPPED_POWER: 3.0,
-    sensors.XID: 0.0,
-    sensors.ECC_DOUBLE_BIT: 0.0,
-    sensors.REMAPPED_ROWS: 0.0,
-    sensors.GPU_PROCESSES: 1.0,
-    sensors.FOREIGN_PROCESSES: 0.0,
-    sensors.OWN_CORES: 2.0,
-    sensors.HOST_CORES: 2.5,
-    sensors.STOLEN_CORES: 0.0,
-    sensors.CPU_THROTTLED: 0.0,
-    sensors.PROBE: 0.004,
-    sensors.PROBE_CPU: 0.0039,
-}
+    sensors.GPU_UTIL: 1.0, sensors.ENGINE_ACTIVE: 0.95, sensors.SM_ACTIVE: 0.8, sensors.SM_OCCUPANCY: 0.2,
+    sensors.TENSOR_ACTIVE: 0.1, sensors.DRAM_ACTIVE: 0.6, sensors.POWER: 400.0, sensors.POWER_INSTANT: 400.0,
+    sensors.ENERGY: lambda at: 1e6 + 400.0 * at, sensors.POWER_LIMIT: 700.0, sensors.CAPPED_POWER: 3.0,
+    sensors.SM_CLOCK: 1980e6, sensors.CLOCK_REASONS: 0.0, sensors.TEMPERATURE: 55.0, sensors.MEMORY_USED: 60e9,
+    sensors.XID: 0.0, sensors.ECC_DOUBLE_BIT: 0.0, sensors.REMAPPED_ROWS: 0.0,
+    sensors.GPU_PROCESSES: 1.0, sensors.FOREIGN_PROCESSES: 0.0,
+    sensors.OWN_CORES: 2.0, sensors.HOST_CORES: 2.5, sensors.STOLEN_CORES: 0.0, sensors.CPU_THROTTLED: 0.0,
+    sensors.PROBE: 0.004, sensors.PROBE_CPU: 0.0039,
+}  # fmt: skip
 
 
 def planted_telemetry(
-    columns: Mapping[int, Column] = WELL,
-    *,
-    until_s: float = 12.0,
-    interval_s: float = 0.25,
-    spans: bool = True,
-    notes: tuple[str, ...] = (),
+    columns: Mapping[int, Column] = WELL, *, until_s=12.0, interval_s=0.25, spans=True, notes: tuple[str, ...] = ()
 ) -> Telemetry:
     """A reading every interval, from the first one on; with spans, each tells of the whole interval before it."""
     times = tuple(interval_s * (i + 1) for i in range(round(until_s / interval_s)))
-    return Telemetry(
-        sources=("planted",),
-        interval_s=interval_s,
-        time_s=times,
-        span_s=(interval_s if spans else None,) * len(times),
-        columns={n: tuple(c(at) if callable(c) else c for at in times) for n, c in columns.items()},
-        notes=notes,
-    )
+    told = {n: tuple(c(at) if callable(c) else c for at in times) for n, c in columns.items()}
+    lengths = (interval_s if spans else None,) * len(times)
+    return Telemetry(("planted",), interval_s, times, lengths, told, notes=notes)
 
 
 def watched_run(telemetry: Telemetry | None, window_s: tuple[float, float] = (2.0, 12.0)) -> Run:
     """A run of which nothing but its telemetry is known."""
-    return Run(Samples(*[()] * 8), Steps(*[()] * 7), window_s, telemetry=telemetry)
+    return Run(NO_SAMPLES, NO_STEPS, window_s, telemetry=telemetry)
 
 
 @st.composite
@@ -512,12 +421,13 @@ def any_telemetry(draw: st.DrawFn) -> Telemetry:
     rows, numbers = draw(st.integers(0, 8)), st.sampled_from([*sensors.SENSORS, 1, 9999])
     values = st.none() | st.sampled_from([0.0, 1.0, 0.5]) | st.floats(allow_nan=False)
     times = st.floats(0, 10) | st.floats(allow_nan=False, allow_infinity=False)
-    column = st.lists(values, min_size=rows, max_size=rows)
+    column, spans = (st.lists(each, min_size=rows, max_size=rows) for each in (values, st.none() | times))
+    order = draw(st.sampled_from([sorted, list]))
     return Telemetry(
         sources=("planted",),
         interval_s=draw(st.sampled_from([0.0, 0.1, 0.25, 5.0])),
-        time_s=draw(st.lists(times, min_size=rows, max_size=rows).map(draw(st.sampled_from([sorted, list])))),
-        span_s=draw(st.lists(st.none() | times, min_size=rows, max_size=rows)),
+        time_s=order(draw(st.lists(times, min_size=rows, max_size=rows))),
+        span_s=draw(spans),
         columns=draw(st.dictionaries(numbers, column, max_size=12)),
         notes=draw(st.sampled_from([(), ("planted failed after 3 readings: as it was told to",)])),
     )

@@ -12,24 +12,16 @@ from itertools import accumulate
 from strategies import RESOLVED, measurement, planted_telemetry
 
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.records import Measurement, Resolved, Run
+from pytest_slmserve.schema.records import Measurement, Run
 
 LATE_S = 0.1  # in which a worker hears of its window
 PROMPT = 64  # tokens, of all requests of `strategies.measurement`
 
 
 def traced(
-    decode_s: float = 0.004,
-    prompt_s: float = 0.006,
-    *,
-    lag: int = 1,
-    concurrency: int = 8,
-    idle: float | None = 0.25,
-    ready_s: float | None = 30.0,
-    steps: int = 320,
-    resolved: Resolved = RESOLVED,
-    **more: object,
-) -> Measurement:
+    decode_s=0.004, prompt_s=0.006, *, lag=1, concurrency=8, idle: float | None = 0.25, ready_s: float | None = 30.0,
+    steps=320, resolved=RESOLVED, **more: object,
+) -> Measurement:  # fmt: skip
     """A measurement of whose steps each takes `decode_s`, and `prompt_s` more for each prompt, whose tokens the trace
     names `lag` rows later. idle: share of time without a kernel, by the sensors; None: there are none."""
     limits = replace(resolved, ready_s=ready_s)
@@ -53,13 +45,8 @@ def _with_times(run: Run, step_s: Callable[[float], float], lag: int) -> Run:
     def moved(times: Sequence[float | None]) -> list[float | None]:
         return [None if time is None else new[bisect_left(old, time - 1e-9)] for time in times]
 
-    samples = replace(
-        run.samples,
-        **{
-            name: moved(getattr(run.samples, name))
-            for name in ("sent_s", "admitted_s", "first_token_s", "last_token_s")
-        },
-    )
+    names = ("sent_s", "admitted_s", "first_token_s", "last_token_s")
+    samples = replace(run.samples, **{name: moved(getattr(run.samples, name)) for name in names})
     return replace(run, samples=samples, steps=replace(run.steps, time_s=new[1:]), window_s=(at[0], at[1]))
 
 

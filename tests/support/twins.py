@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 
 from committed import archive
 
@@ -26,6 +26,11 @@ class Words:
 
     said: int
     wrong: tuple[str, ...]
+
+
+def together(found: Iterable[Words]) -> Words:
+    said, wrong = zip(*((words.said, words.wrong) for words in found))
+    return Words(sum(said), tuple(chain.from_iterable(wrong)))
 
 
 def twins(names: Sequence[str]) -> Iterator[tuple[str, str]]:

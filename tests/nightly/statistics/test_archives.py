@@ -9,56 +9,43 @@ from itertools import combinations
 import pytest
 from committed import archive, names_of
 from gate_sessions import fewest
-from twins import alike, by_claims, by_compare, by_gate, by_stored_baseline, twins
+from twins import alike, by_claims, by_compare, by_gate, by_stored_baseline, together, twins
 
-from pytest_slmserve.analysis.compare.changes import (
-    HOST,
-    TOLERANCE,
-    Judgement,
-    compare,
-    compared_cases,
-    compared_pair,
-    release_histories,
-)
+from pytest_slmserve.analysis.compare import changes
+from pytest_slmserve.analysis.compare.changes import Judgement, release_histories
 
 
 @pytest.mark.parametrize(("judged", "rate"), [(by_compare, 0.003), (by_stored_baseline, 0.01), (by_claims, 0.07)])
 def test_no_run_is_better_or_worse_than_its_twin(judged, rate):
     """None is; and if this share of the verdicts were wrong, one of them would have been seen, but for one in 1000."""
-    found = [judged(one, other) for one, other in twins(names_of())]
-    wrong, said = [each for words in found for each in words.wrong], sum(words.said for words in found)
-    assert wrong == [] and len(wrong) < fewest(said, rate), said
+    found = together(judged(*pair) for pair in twins(names_of()))
+    assert found.wrong == () and fewest(found.said, rate) > 0, found.said
+
+
+def test_no_launch_of_a_gate_is_slower_than_the_next_of_its_side():
+    found = together(map(by_gate, names_of()))
+    assert found.wrong == () and fewest(found.said, 0.2) > 0, found.said
 
 
 def test_there_is_something_to_be_wrong_about():
     """Metrics of the twins are up to two and a half times apart."""
-    apart = [
-        abs(math.log(c.ratio.value))
-        for one, other in twins(names_of())
-        for c in compare(*alike(one, other), TOLERANCE).changes
-    ]
-    assert max(apart) > math.log(2)
-
-
-def test_no_launch_of_a_gate_is_slower_than_the_next_of_its_side():
-    found = [by_gate(name) for name in names_of()]
-    assert [each for words in found for each in words.wrong] == []
-    assert fewest(sum(words.said for words in found), 0.2) > 0
+    found = (changes.compare(*alike(*pair), changes.TOLERANCE).changes for pair in twins(names_of()))
+    assert max(abs(math.log(each.ratio.value)) for pair in found for each in pair) > math.log(2)
 
 
 def test_the_constants_hold_of_what_was_measured_on_three_hosts():
     """The same engine and load on two H200 hosts is never farther apart than is allowed for."""
     apart = []
-    measured = [compared_cases(archive(name), steady=True) for name in names_of("h200-vllm-0.26.0-*")]
+    measured = [changes.compared_cases(archive(name), steady=True) for name in names_of("h200-vllm-0.26.0-*")]
     for there, here in combinations(measured, 2):
         for case in there.keys() & here.keys():
             if case.sharing == "alone" and len({m.spec.key for m in (*there[case], *here[case])}) == 1:
-                pair = replace(compared_pair(case, case.load, there[case], here[case]), same_boot=False)
+                pair = replace(changes.compared_pair(case, case.load, there[case], here[case]), same_boot=False)
                 sides = pair.baseline, pair.candidate
                 if all(side.valid for side in sides) and pair.idle_share is not None:
                     logs = math.log(sides[1].output_tokens_per_s / sides[0].output_tokens_per_s)
                     apart.append((abs(logs), pair.unseen, f"{case.engines} at {case.load}"))
-    assert len(apart) > 30 and max(apart)[0] > 5 * HOST, "there is something to allow for"
+    assert len(apart) > 30 and max(apart)[0] > 5 * changes.HOST, "there is something to allow for"
     assert [row for row in apart if row[0] > row[1]] == []
 
 

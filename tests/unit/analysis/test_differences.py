@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean, median_high, variance
 
 import pytest
@@ -15,23 +15,18 @@ from scipy import optimize, special
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
-from pytest_slmserve.analysis.estimates import (
-    TAIL,
-    Differences,
-    Prior,
-    Repeat,
-    contrast,
-    launch_means,
-    moderated,
-    prior,
-    t_above,
-)
+from pytest_slmserve.analysis import estimates
+from pytest_slmserve.analysis.estimates import TAIL, Differences, Interval, Prior, Repeat, contrast, moderated, prior
 
 LOGS = st.lists(st.floats(-0.7, 0.7).filter(lambda x: abs(x) > 1e-3), min_size=2, max_size=6, unique=True)
 
 
 def repeats(*values, at="", launch="a", within=None):
     return tuple(Repeat(value, at and f"{at}{i}", launch, within) for i, value in enumerate(values))
+
+
+def of_logs(*samples):
+    return Differences(tuple(repeats(*map(math.exp, logs)) for logs in samples))
 
 
 def half(interval):
@@ -47,15 +42,15 @@ def of_scipy(test):
 
 
 @given(LOGS, LOGS)
-def test_two_samples_have_the_interval_of_students_test(first, second):
-    samples = [repeats(*map(math.exp, logs)) for logs in (first, second)]
-    seen, back = Differences(tuple(samples)).between(0, 1), Differences(tuple(samples)).between(1, 0)
-    assert half(seen) == of_scipy(ttest_ind(first, second))
-    assert seen.value == pytest.approx(math.log(fmean(map(math.exp, second)) / fmean(map(math.exp, first))))
+def test_one_sample_and_two_have_the_interval_of_students_test(first, second):
+    both = of_logs(first, second)
+    seen, back, wide, one = both.between(0, 1), both.between(1, 0), both.between(0, 1, TAIL / 4), of_logs(first).mean(0)
+    means = [math.log(fmean(map(math.exp, logs))) for logs in (first, second)]
+    assert (half(one), one.value) == (of_scipy(ttest_1samp(first, 0)), pytest.approx(means[0]))
+    assert (half(seen), seen.value) == (of_scipy(ttest_ind(first, second)), pytest.approx(means[1] - means[0]))
     assert (back.value, back.low, back.high) == pytest.approx((-seen.value, -seen.high, -seen.low))
-    wide = Differences(tuple(samples)).between(0, 1, TAIL / 4)
     assert wide.low < seen.low < seen.value < seen.high < wide.high
-    assert Differences(tuple(samples)).between(1, 1).low == 0
+    assert both.between(1, 1) == Interval(0.0, 0.0, 0.0)
 
 
 @given(LOGS, st.data())
@@ -66,15 +61,8 @@ def test_two_samples_in_turn_have_the_interval_of_the_paired_test(first, data):
     other = tuple(Repeat(math.exp(log), f"{i}1", "a") for i, log in enumerate(second))
     if variance([a - b for a, b in zip(first, second)]) > 1e-9:
         assert contrast(one, other).in_turn
-        assert half(Differences((one, other)).between(0, 1)) == of_scipy(ttest_rel(first, second))
-        assert half(Differences((other, one)).between(0, 1)) == of_scipy(ttest_rel(first, second))
-
-
-@given(LOGS)
-def test_the_mean_of_a_sample_has_the_interval_of_students_test(logs):
-    seen = Differences((repeats(*map(math.exp, logs)),)).mean(0)
-    assert half(seen) == of_scipy(ttest_1samp(logs, 0))
-    assert seen.value == pytest.approx(math.log(fmean(map(math.exp, logs))))
+        for samples in ((one, other), (other, one)):
+            assert half(Differences(samples).between(0, 1)) == of_scipy(ttest_rel(first, second))
 
 
 def by_smyth(variances):
@@ -88,8 +76,7 @@ def by_smyth(variances):
     beyond = variance(each) - fmean(special.polygamma(1, df / 2) for _, df in variances)
     if beyond <= 0:
         return pooled
-    found = optimize.brentq(lambda log: special.polygamma(1, math.exp(log)) - beyond, -7, 14, xtol=1e-12)
-    x = math.exp(found)
+    x = math.exp(optimize.brentq(lambda log: special.polygamma(1, math.exp(log)) - beyond, -7, 14, xtol=1e-12))
     return Prior(math.exp(fmean(each) + special.digamma(x) - math.log(x)), 2 * x, total)
 
 
@@ -98,24 +85,18 @@ def test_what_variances_have_in_common_is_by_the_mean_and_the_scatter_of_their_l
     assert prior(variances) == pytest.approx(by_smyth(variances), rel=1e-5)
 
 
-def by_hand(samples, first, second, tail):
-    """Half an interval of two of several samples that were not measured in turn and know no course."""
-    spreads = [(variance([math.log(r.value) for r in sample]), len(sample) - 1) for sample in samples]
-    common = by_smyth(spreads)
-    (v1, d1), (v2, d2) = spreads[first], spreads[second]
+@given(st.lists(LOGS, min_size=3, max_size=6), st.sampled_from([0.025, 0.005]))
+def test_of_several_samples_the_noise_is_drawn_towards_what_they_have_in_common(logs, tail):
+    """By hand, of samples that were not measured in turn and know no course."""
+    spreads = [(variance(each), len(each) - 1) for each in logs]
+    common, (v1, d1), (v2, d2) = by_smyth(spreads), spreads[2], spreads[0]
     own, df = (v1 * d1 + v2 * d2) / (d1 + d2), d1 + d2
     if math.isinf(common.df):
         ratio, df = common.ratio, common.most
     else:
         ratio, df = (common.df * common.ratio + df * own) / (common.df + df), min(common.df + df, common.most)
-    scale = 1 / len(samples[first]) + 1 / len(samples[second])
-    return student.isf(tail, df) * math.sqrt(ratio * scale)
-
-
-@given(st.lists(LOGS, min_size=3, max_size=6), st.sampled_from([0.025, 0.005]))
-def test_of_several_samples_the_noise_is_drawn_towards_what_they_have_in_common(logs, tail):
-    samples = tuple(repeats(*map(math.exp, each)) for each in logs)
-    assert half(Differences(samples).between(2, 0, tail)) == pytest.approx(by_hand(samples, 2, 0, tail), rel=1e-5)
+    expected = student.isf(tail, df) * math.sqrt(ratio * (1 / len(logs[2]) + 1 / len(logs[0])))
+    assert half(of_logs(*logs).between(2, 0, tail)) == pytest.approx(expected, rel=1e-5)
 
 
 @given(st.lists(st.lists(st.floats(0.5, 2), min_size=3, max_size=3, unique=True), min_size=4, max_size=6))
@@ -124,10 +105,8 @@ def test_differences_of_neighbours_in_turn_share_samples_and_so_degrees_of_freed
     all of them together are worth fewer degrees than their sum (Satterthwaite 1946)."""
     samples = tuple(tuple(Repeat(v, f"{i}{load}") for i, v in enumerate(each)) for load, each in enumerate(values))
     logs = [[math.log(b / a) for a, b in zip(one, other)] for one, other in pairwise(values)]
-    common = by_smyth([(variance(each) / 2, 2) for each in logs])
-    n = len(logs)
-    most = (2 * n) ** 2 / (2 * n + (n - 1))
-    ratio, df = moderated(variance(logs[0]) / 2, 2, common._replace(most=most))
+    common, n = by_smyth([(variance(each) / 2, 2) for each in logs]), len(logs)
+    ratio, df = moderated(variance(logs[0]) / 2, 2, common._replace(most=(2 * n) ** 2 / (2 * n + (n - 1))))
     seen = Differences(samples).between(0, 1)
     assert half(seen) == pytest.approx(student.isf(0.025, df) * math.sqrt(ratio * 2 / 3), rel=1e-5)
 
@@ -135,19 +114,18 @@ def test_differences_of_neighbours_in_turn_share_samples_and_so_degrees_of_freed
 # By hand
 
 
-def test_a_moderated_variance_lies_between_its_own_and_the_common_one():
-    assert moderated(4.0, 2, Prior(1.0, 2.0, 100)) == (2.5, 4.0)
-    assert moderated(4.0, 2, Prior(1.0, math.inf, 9)) == (1.0, 9)
-    assert moderated(4.0, 2, Prior(1.0, 50.0, 9))[1] == 9, "no more than all have"
-    assert moderated(4.0, 0, Prior(1.0, 0.5, 0.5))[1] == moderated(4.0, 0, Prior(1.0, math.inf, 0))[1] == 1
-
-
-def test_variances_that_differ_by_chance_alone_are_pooled_and_others_are_not():
-    chance = random.Random(1)
-    drawn = [(variance([chance.gauss(0, 2) for _ in range(4)]), 3) for _ in range(200)]
-    assert prior(drawn).ratio == pytest.approx(4, rel=0.15) and prior(drawn).df > 15
-    drawn = [(variance([chance.gauss(0, sd) for _ in range(4)]), 3) for sd in (0.01, 0.1, 1.0) for _ in range(60)]
-    assert prior(drawn).df < 2
+@pytest.mark.parametrize(
+    ("own", "common", "found"),
+    [
+        ((4.0, 2), Prior(1.0, 2.0, 100), (2.5, 4.0)),
+        ((4.0, 2), Prior(1.0, math.inf, 9), (1.0, 9)),
+        ((4.0, 2), Prior(1.0, 50.0, 9), (58 / 52, 9)),  # no more than all have
+        ((4.0, 0), Prior(1.0, 0.5, 0.5), (1.0, 1)),
+        ((4.0, 0), Prior(1.0, math.inf, 0), (1.0, 1)),
+    ],
+)
+def test_a_moderated_variance_lies_between_its_own_and_the_common_one(own, common, found):
+    assert moderated(*own, common) == pytest.approx(found)
 
 
 def test_the_scatter_of_drawn_variances_gives_their_prior():
@@ -182,24 +160,21 @@ def test_repeats_that_are_no_rounds_are_not_paired():
 def test_pairs_do_not_pay_for_the_course_of_the_host():
     """The host loses a tenth in each round, and pairs scatter by a thousandth. The last two loads have a round more."""
     chance = random.Random(5)
-    rounds = [
-        repeats(*(0.9**i * math.exp(chance.gauss(0, 1e-3)) for i in range(count)), at="2026-01-0")
-        for count in (3, 3, 3, 4, 4)
-    ]
-    seen = Differences(tuple(tuple(r._replace(at=f"{r.at}T1{i}") for r in each) for i, each in enumerate(rounds)))
+    samples = []
+    for load, rounds in enumerate((3, 3, 3, 4, 4)):
+        values = [0.9**i * math.exp(chance.gauss(0, 1e-3)) for i in range(rounds)]
+        samples.append(tuple(Repeat(value, f"2026-01-0{i}T1{load}", "a") for i, value in enumerate(values)))
+    seen = Differences(tuple(samples))
     assert 2 * half(seen.between(3, 4)) < 0.01 and 2 * half(seen.between(2, 3)) > 0.05
 
 
 def test_launches_of_two_engines_in_turn_are_paired_and_a_pair_is_the_unit():
     """Three launches of each, two windows of a launch; the host slows down by a tenth from one pair to the next."""
-    first, second = (
-        tuple(
-            Repeat(rate * 0.9**day * (1 + minute / 1000), f"2026-01-0{day}T{hour}:{minute}", f"{name}{day}")
-            for day in range(3)
-            for minute in range(2)
-        )
-        for name, rate, hour in (("a", 100, "01"), ("b", 110, "02"))
-    )
+    first, second = [], []
+    for day, minute in product(range(3), range(2)):
+        slower = 0.9**day * (1 + minute / 1000)
+        first.append(Repeat(100 * slower, f"2026-01-0{day}T01:{minute}", f"a{day}"))
+        second.append(Repeat(110 * slower, f"2026-01-0{day}T02:{minute}", f"b{day}"))
     assert not contrast(first, second).in_turn, "two windows of one launch follow each other"
     found = contrast(first[::2], second[::2])
     assert found.in_turn and found.df == 2 and found.ratio * found.scale == pytest.approx(0, abs=1e-12)
@@ -211,10 +186,10 @@ def test_where_launches_measured_equally_often_they_are_the_unit():
     sample = tuple(Repeat(math.exp(log), launch="ab"[i // 2]) for i, log in enumerate(logs))
     found = contrast(sample, sample)
     assert found.df == 2 and found.ratio / 2 == pytest.approx(variance([0.0005, 0.1005]))
-    assert launch_means(zip("aabb", [1.0, 3.0, 5.0, 6.0])) == [2.0, 5.5]
-    assert launch_means(zip("aab", [1.0, 3.0, 5.0])) == [1.0, 3.0, 5.0] == launch_means(zip("aaa", [1.0, 3.0, 5.0]))
+    means = [estimates.launch_means(zip(launches, (1, 3, 5, 6))) for launches in ("aabb", "aab", "aa")]
+    assert means == [[2, 5.5], [1, 3, 5], [1, 3]]
     seen = Differences((sample,)).mean(0)
-    assert half(seen) == pytest.approx(t_above(0.025, 1) * math.sqrt(variance([0.0005, 0.1005]) / 2))
+    assert half(seen) == pytest.approx(estimates.t_above(0.025, 1) * math.sqrt(variance([0.0005, 0.1005]) / 2))
 
 
 def test_the_course_of_a_window_says_which_loads_are_noisy_where_all_tell_it():
@@ -224,10 +199,9 @@ def test_the_course_of_a_window_says_which_loads_are_noisy_where_all_tell_it():
     assert half(seen.between(2, 3)) == pytest.approx(50 * half(seen.between(0, 1))), "by the root of the course"
     assert half(seen.mean(0)) < 0.01 < half(seen.mean(2))
     silent = (rough[0], rough[1]._replace(within=None))
-    plain = Differences(tuple(tuple(r._replace(within=None) for r in sample) for sample in (quiet, rough)))
-    assert (
-        Differences((quiet, silent)).between(0, 1) == plain.between(0, 1) != Differences((quiet, rough)).between(0, 1)
-    )
+    plain = tuple(tuple(r._replace(within=None) for r in sample) for sample in (quiet, rough))
+    found = [Differences(samples).between(0, 1) for samples in ((quiet, silent), plain, (quiet, rough))]
+    assert found[0] == found[1] != found[2]
 
 
 def test_without_repeats_nothing_is_known_of_the_noise():
@@ -236,16 +210,3 @@ def test_without_repeats_nothing_is_known_of_the_noise():
     assert single.between(0, 1).low is None and single.between(0, 1).value == pytest.approx(math.log(2))
     more = Differences((repeats(1.0), repeats(2.0), repeats(3.0, 3.1)))
     assert more.known and more.between(0, 1).low < math.log(2) < more.between(0, 1).high, "a third tells of it"
-
-
-def test_intervals_of_noisy_and_quiet_loads_cover_the_truth():
-    """Five loads, three repeats each, their noise 25 times apart and seen in the course of each window."""
-    chance, covered, runs = random.Random(4), 0, 300
-    for _ in range(runs):
-        samples = tuple(
-            tuple(Repeat(math.exp(chance.gauss(0, sd)), within=sd**2 * chance.uniform(0.7, 1.4)) for _ in range(3))
-            for sd in (0.002, 0.005, 0.01, 0.05, 0.05)
-        )
-        seen = Differences(samples).between(3, 4)
-        covered += seen.low <= 0 <= seen.high
-    assert 0.90 <= covered / runs <= 0.99  # of 300, one in a thousand lies beyond by chance

@@ -5,45 +5,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean, quantiles, stdev
 
-import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 from scipy.stats import multivariate_normal, nct, norm
 from scipy.stats import t as student
-from strategies import planted_run
+from strategies import NO_STEPS, planted_run
 
 from pytest_slmserve.analysis import estimates
-from pytest_slmserve.analysis.estimates import (
-    Interval,
-    boundaries,
-    digammas,
-    ends,
-    factor,
-    grouped,
-    growth,
-    looks_until,
-    mean_of_known,
-    once,
-    per_second,
-    percent,
-    percent_interval,
-    percentile,
-    possible,
-    sample_sd,
-    shift,
-    spent,
-    student_interval,
-    survival,
-    t_above,
-    tails,
-    times,
-)
+from pytest_slmserve.analysis.estimates import Interval, boundaries, looks_until, spent, survival, t_above
 from pytest_slmserve.analysis.metrics.window import window_trace
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
@@ -64,15 +38,11 @@ def test_a_quantile_of_student_is_that_of_scipy(tail, df):
     assert t_above(tail, df) == pytest.approx(student.isf(tail, df), rel=1e-7)
 
 
-@pytest.mark.parametrize("df", [1, 2, 3, 5, 10, 30, 100])
-def test_the_quantile_of_975_is_that_of_the_tables(df):
+def test_quantiles_of_the_tables_and_ends_of_the_line():
     table = {1: 12.7062047362, 2: 4.3026527297, 3: 3.1824463053, 5: 2.5705818356, 10: 2.2281388520, 30: 2.0422724563}
-    assert t_above(0.025, df) == pytest.approx(table.get(df, student.isf(0.025, df)), abs=1e-8)
-
-
-def test_ends_of_the_line():
-    assert survival(0.0, 4) == 0.5 and t_above(0.5, 4) == pytest.approx(0, abs=1e-9)
-    assert survival(math.inf, 4) == 0 and survival(-math.inf, 4) == 1
+    assert {df: t_above(0.025, df) for df in table} == pytest.approx(table, abs=1e-8)
+    assert [survival(t, 4) for t in (0.0, math.inf, -math.inf)] == [0.5, 0, 1]
+    assert t_above(0.5, 4) == pytest.approx(0, abs=1e-9)
     for ask in (lambda: survival(1.0, 0.99), lambda: t_above(0.1, -1)):
         with pytest.raises(ValueError, match="degrees of freedom"):
             ask()
@@ -80,7 +50,7 @@ def test_ends_of_the_line():
 
 @given(st.floats(0.5, 0.999), st.floats(0, 12), st.integers(3, 60))
 def test_a_shifted_mean_exceeds_the_critical_value_as_often_as_asked(power, critical, df):
-    assert nct.sf(critical, df, shift(power, critical, df)) == pytest.approx(power, abs=1e-5)
+    assert nct.sf(critical, df, estimates.shift(power, critical, df)) == pytest.approx(power, abs=1e-5)
 
 
 @given(st.floats(0, 1e4))
@@ -91,7 +61,8 @@ def test_the_least_that_is_enough_is_found_to_the_last_digit(bound):
 
 @given(st.floats(0.05, 12) | st.floats(12, 200))
 def test_digamma_and_trigamma_are_those_of_scipy(x):
-    assert digammas(x) == pytest.approx((special.digamma(x), float(special.polygamma(1, x))), rel=0, abs=1e-8)
+    expected = special.digamma(x), float(special.polygamma(1, x))
+    assert estimates.digammas(x) == pytest.approx(expected, rel=0, abs=1e-8)
 
 
 # Means and percentiles
@@ -99,57 +70,49 @@ def test_digamma_and_trigamma_are_those_of_scipy(x):
 
 @given(NUMBERS, st.sampled_from([1, 5, 50, 90, 99]))
 def test_a_percentile_is_that_of_the_standard_library_and_lies_among_the_values(values, share):
-    cuts = quantiles(values, n=100, method="inclusive")
+    cuts, percentile = quantiles(values, n=100, method="inclusive"), estimates.percentile
     assert percentile(values, share / 100) == pytest.approx(cuts[share - 1], abs=1e-6)
     assert (percentile(values, 0.0), percentile(values, 1.0)) == (min(values), max(values))
+    assert percentile([], share / 100) is None
 
 
 @given(st.lists(st.none() | st.floats(-1e6, 1e6)))
 def test_what_is_not_known_has_no_part_in_a_mean(values):
     known = [value for value in values if value is not None]
-    assert mean_of_known(values) == (pytest.approx(sum(known) / len(known)) if known else None)
-    assert percentile([], 0.5) is None
-
-
-@given(NUMBERS)
-def test_a_deviation_is_that_of_the_standard_library_in_any_order(values):
-    assert sample_sd(values) == pytest.approx(stdev(values), rel=1e-9, abs=1e-9)
-    assert sample_sd(values) == sample_sd(values[::-1])
-    assert sample_sd(values[:1] * 7) == 0 and sample_sd([1e300, 3e300]) == pytest.approx(2**0.5 * 1e300)
+    assert estimates.mean_of_known(values) == pytest.approx(sum(known) / len(known) if known else None)
 
 
 @given(NUMBERS, st.none() | st.floats(-1e6, 1e6))
-def test_an_interval_of_repeats_is_that_of_scipy(values, value):
-    seen = student_interval(values, value)
-    centre = fmean(values) if value is None else value
+def test_deviations_and_intervals_of_repeats_are_those_of_libraries_in_any_order(values, value):
+    sample_sd = estimates.sample_sd
+    assert sample_sd(values) == pytest.approx(stdev(values), rel=1e-9, abs=1e-9)
+    assert sample_sd(values) == sample_sd(values[::-1]) and sample_sd(values[:1] * 7) == 0
+    seen, centre = estimates.student_interval(values, value), fmean(values) if value is None else value
     half = student.isf(0.025, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    assert (seen.value, seen.low, seen.high) == pytest.approx(
-        (centre, centre - half, centre + half), rel=1e-7, abs=1e-6
-    )
-    assert student_interval(values[:1]) == Interval(values[0])
+    expected = (centre, centre - half, centre + half)
+    assert (seen.value, seen.low, seen.high) == pytest.approx(expected, rel=1e-7, abs=1e-6)
+    assert estimates.student_interval(values[:1]) == Interval(values[0])
 
 
-def test_a_rate_needs_a_window():
-    assert per_second(6, (1.0, 4.0)) == 2 and per_second(6, (4.0, 4.0)) == per_second(6, (4.0, 1.0)) == 0
-
-
-def test_growth_and_factors_are_of_logs_and_never_too_large_to_say():
-    assert growth(0.0) == 0 and growth(math.log(2)) == pytest.approx(1) and growth(1e6) == math.inf
-    assert math.isfinite(growth(699.9)) and growth(1e-12) == pytest.approx(1e-12)
-    seen = factor(Interval(math.log(2), math.log(1.5), None))
+def test_growth_and_factors_are_of_logs_and_no_number_is_too_large():
+    logs = [estimates.growth(log) for log in (0.0, math.log(2), 1e-12, 1e6)]
+    assert logs == pytest.approx([0, 1, 1e-12, math.inf], rel=1e-6, abs=0)
+    assert math.isfinite(estimates.growth(699.9))
+    assert estimates.sample_sd([1e300, 3e300]) == pytest.approx(2**0.5 * 1e300)
+    seen = estimates.factor(Interval(math.log(2), math.log(1.5), None))
     assert (seen.value, seen.low, seen.high) == (pytest.approx(2), pytest.approx(1.5), None)
-    assert ends(seen) == (seen.low, math.inf) and ends(Interval(1.0, None, 2.0)) == (-math.inf, 2)
+    assert estimates.ends(seen) == (seen.low, math.inf)
+    assert estimates.ends(Interval(1.0, None, 2.0)) == (-math.inf, 2)
+    rates = [estimates.per_second(6, window_s) for window_s in ((1.0, 4.0), (4.0, 4.0), (4.0, 1.0))]
+    assert rates == [2, 0, 0], "a rate needs a window"
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.0789, "7.9 %"), (0.1, "10 %"), (-0.00001, "0 %"), (-0.14, "-14 %")])
-def test_a_share_in_per_cent_has_one_digit(share, text):
-    assert percent(share) == text == percent_interval(Interval(share, 0.1))
-    assert percent_interval(Interval(share, 0.1, 0.2)) == f"{text} (95 %: 10 % to 20 %)"
-
-
-def test_a_factor_has_three_digits():
-    assert times(Interval(1.2345, 1.2, 1.26)) == "1.23 times (95 %: 1.2 to 1.26)"
-    assert times(Interval(1.2345)) == times(Interval(1.2345, 1.2)) == "1.23 times"
+def test_a_share_in_per_cent_has_one_digit_and_a_factor_three(share, text):
+    assert estimates.percent(share) == text == estimates.percent_interval(Interval(share, 0.1))
+    assert estimates.percent_interval(Interval(share, 0.1, 0.2)) == f"{text} (95 %: 10 % to 20 %)"
+    assert estimates.times(Interval(1.2345, 1.2, 1.26)) == "1.23 times (95 %: 1.2 to 1.26)"
+    assert estimates.times(Interval(1.2345)) == estimates.times(Interval(1.2345, 1.2)) == "1.23 times"
 
 
 @pytest.mark.parametrize(
@@ -167,12 +130,12 @@ def test_a_factor_has_three_digits():
     ],
 )
 def test_an_interval_is_cut_where_it_cannot_be(seen, cut):
-    assert possible(Interval(*seen), most=1.0) == Interval(*cut)
+    assert estimates.possible(Interval(*seen), most=1.0) == Interval(*cut)
 
 
 @given(st.lists(st.integers(0, 5)))
 def test_groups_keep_the_order_first_met(values):
-    seen = grouped(enumerate(values), lambda row: row[1])
+    seen = estimates.grouped(enumerate(values), lambda row: row[1])
     assert [*seen] == [*dict.fromkeys(values)]
     assert all(rows == [row for row in enumerate(values) if row[1] == key] for key, rows in seen.items())
 
@@ -192,15 +155,16 @@ def test_looks_are_at_four_six_eight_twelve_and_then_half_as_many_more(pairs, lo
 @given(st.integers(4, 3000))
 def test_looks_ascend_to_the_last_pair(pairs):
     looks = looks_until(pairs)
-    assert looks[0] == 4 and looks[-1] == pairs and list(looks) == sorted(set(looks))
+    assert (looks[0], looks[-1]) == (4, pairs) and list(looks) == sorted(set(looks))
     assert all(n % 2 == 0 for n in looks[:-1])  # as many pairs begin with the one side as with the other
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 0.5))
 def test_spending_grows_from_nothing_to_everything(share, more, alpha):
-    assert spent(0.0, alpha) == 0 and spent(1.0, alpha) == pytest.approx(alpha) == spent(1.5, alpha)
     assert spent(share, alpha) <= spent(min(1.0, share + more), alpha) <= alpha * (1 + 1e-12)
-    assert spent(0.5, alpha) == pytest.approx(0.6201 * alpha, rel=1e-4), "Pocock's kind: ln(1 + (e - 1)/2)"
+    found = [spent(part, 1.0) for part in (0.0, 0.5, 1.0, 1.5)]
+    assert found == pytest.approx([0, math.log(1 + (math.e - 1) / 2), 1, 1]), "Pocock's kind"
+    assert spent(share, alpha) == pytest.approx(alpha * spent(share, 1.0))
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05])
@@ -208,36 +172,12 @@ def test_spending_grows_from_nothing_to_everything(share, more, alpha):
 def test_each_look_spends_what_is_planned_by_the_normal_integral_of_scipy(most, alpha):
     """No boundary is exceeded up to a look with the probability that a normal vector lies below all of them."""
     looks = looks_until(most)
-    stops = norm.isf(tails(looks, most, alpha))
+    stops = norm.isf(estimates.tails(looks, most, alpha))
     for k in range(1, len(looks) + 1):
         alike = [[math.sqrt(min(a, b) / max(a, b)) for a in looks[:k]] for b in looks[:k]]
         below = multivariate_normal.cdf(stops[:k], cov=alike, abseps=2e-5, releps=0, rng=1)
         assert 1 - below == pytest.approx(spent(looks[k - 1] / most, alpha / 1.15), rel=5e-3)
     assert boundaries(looks, most, alpha) == pytest.approx(student.isf(norm.sf(stops), [n - 1 for n in looks]))
-
-
-@lru_cache(maxsize=1)
-def drawn():
-    """Student's t of many samples of nothing but noise, by the number of pairs that it is of."""
-    values = numpy.random.default_rng(20).standard_normal((12, 60_000))
-    sums, squares = numpy.cumsum(values, axis=0), numpy.cumsum(values**2, axis=0)
-    each = {n: (sums[n - 1] / n, squares[n - 1] / n) for n in (4, 6, 8, 12)}
-    return {n: mean / numpy.sqrt((square - mean**2) / (n - 1)) for n, (mean, square) in each.items()}
-
-
-def exceeded(looks, critical):
-    """Share of the samples that exceed one of these values."""
-    return float(numpy.mean(numpy.any([drawn()[n] > c for n, c in zip(looks, critical, strict=True)], axis=0)))
-
-
-@pytest.mark.parametrize("so_far", [1, 2, 3, 4])
-def test_no_more_is_spent_than_may_be_and_not_much_less(so_far):
-    looks, alpha = looks_until(12)[:so_far], 0.05
-    share, planned = exceeded(looks, boundaries(looks, 12, alpha)), spent(looks[-1] / 12, alpha)
-    error = 3.09 * math.sqrt(planned / 60_000)  # one in a thousand lies beyond
-    assert 0.8 * planned - error < share < planned + error
-    if so_far == 4:
-        assert exceeded(looks, [t_above(alpha, n - 1) for n in looks]) > 1.6 * alpha, "a test at each look, uncorrected"
 
 
 def test_boundaries_are_lower_for_more_alpha_and_for_who_may_measure_less():
@@ -255,29 +195,18 @@ def test_boundaries_are_lower_for_more_alpha_and_for_who_may_measure_less():
 ASKED = []
 
 
-@once
+@estimates.once
 def steps(run, more=0):
     """How many there were."""
     ASKED.append(run)
-    return len(run.steps) + more
+    return len(run.steps) + more if len(run.steps) else None
 
 
-@once
-def nothing(run):
-    ASKED.append(run)
-
-
-def test_a_quantity_of_a_run_is_computed_once_for_the_same_arguments():
-    ASKED.clear()
-    run = planted_run(4, 100.0)
-    assert steps(run) == steps(run) == len(run.steps) and steps(run, 1) == steps(run, more=1) == 1 + steps(run)
-    assert nothing(run) is nothing(run) is None, "that there is nothing is an answer too"
-    assert [run] * 4 == ASKED and steps.__doc__ == "How many there were."
-    other = replace(run, steps=replace(run.steps, **dict.fromkeys(run.steps.__slots__, ())))
-    assert steps(other) == 0 and len(ASKED) == 5
-
-
-def test_what_is_kept_makes_no_other_run():
-    run = planted_run(4, 100.0)
+def test_a_quantity_of_a_run_is_computed_once_for_the_same_arguments_and_makes_no_other_run():
+    run, empty = planted_run(4, 100.0), replace(planted_run(4, 100.0), steps=NO_STEPS)
+    found = [steps(run), steps(run), steps(run, 1), steps(run, more=1), steps(empty), steps(empty)]
+    n = len(run.steps)
+    assert found == [n, n, n + 1, n + 1, None, None], "that there is nothing is an answer too"
+    assert [run, run, run, empty] == ASKED and steps.__doc__ == "How many there were."
     assert window_trace(run) is window_trace(run)
     assert run.derived and run == planted_run(4, 100.0) and "derived" not in repr(run)

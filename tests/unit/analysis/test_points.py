@@ -13,40 +13,27 @@ from facts import numbers
 from hypothesis import given
 from hypothesis import strategies as st
 from measured import measure
-from strategies import H200, WELL, job_point, measurement, planted_run, planted_telemetry, point, sensed
+from refusals import refused
+from strategies import H200, WELL, job_point, measurement, planted_telemetry, point, sensed
 
+from pytest_slmserve.analysis import points
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.window import goodput_of, latencies, parse_slo
-from pytest_slmserve.analysis.points import (
-    Summary,
-    all_groups,
-    at_common_loads,
-    by_series,
-    concurrency_of,
-    e2e_s,
-    engines,
-    figure_named,
-    figure_ratio,
-    job_points,
-    limit_groups,
-    point_differences,
-    point_of,
-    points_of,
-    ratio,
-    shared_points,
-    summarize,
-    summary_of,
-)
+from pytest_slmserve.analysis.points import Summary, job_points, points_of, ratio, shared_points, summarize, summary_of
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Environment, GateLaunch, Replica, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import build_workload
 
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 99, "500": 1}, "sum_s": 0.5}
+
+
+def with_run(m, **values):
+    return replace(m, run=replace(m.run, **values))
+
 
 # One measurement
 
@@ -55,47 +42,42 @@ GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 99, "500": 1}, "sum_s
 def test_a_planted_measurement_has_its_figures(concurrency, rate, output_tokens):
     seen = summarize(measurement(concurrency, rate, output_tokens=output_tokens))
     assert (seen.batch, seen.output_tokens_per_s) == pytest.approx((concurrency, rate))
-    assert seen.requests_per_s == pytest.approx(rate / output_tokens) and seen.step_s * rate == pytest.approx(
-        concurrency
-    )
-    assert seen.e2e_s * rate == pytest.approx(concurrency * output_tokens)
-    assert seen.normalized_latency_s * rate == pytest.approx(concurrency)
+    times = (seen.step_s, seen.e2e_s, seen.normalized_latency_s, 1 / seen.requests_per_s)
+    wanted = (concurrency, concurrency * output_tokens, concurrency, output_tokens)
+    assert [time * rate for time in times] == pytest.approx(wanted)
     assert seen.kv_usage == 0.5 and seen.roofline_fraction > 0 and seen.little == pytest.approx(0, abs=1e-6)
 
 
 def test_requests_that_end_early_are_more_per_second_by_their_own_mean():
     m = measurement(8, 1000.0)
     shorter, longer = (
-        replace(m, run=replace(m.run, samples=replace(m.run.samples, output_tokens=(n,) * len(m.run.samples))))
-        for n in (16, 64)
+        with_run(m, samples=replace(m.run.samples, output_tokens=(n,) * len(m.run.samples))) for n in (16, 64)
     )
-    assert [summarize(each).requests_per_s for each in (shorter, longer)] == pytest.approx([1000 / 16, 1000 / 32])
-    free = replace(
-        shorter, workload=replace(m.workload, spec=replace(m.workload.spec, prompt_tokens=None, output_tokens=None))
-    )
-    assert summarize(free).requests_per_s == pytest.approx(1000 / 32), "of no one length: as requested"
+    free = replace(m.workload.spec, prompt_tokens=None, output_tokens=None)  # of no one length: as requested
+    free = replace(shorter, workload=replace(m.workload, spec=free))
+    found = [summarize(each).requests_per_s for each in (shorter, longer, free)]
+    assert found == pytest.approx([1000 / 16, 1000 / 32, 1000 / 32])
 
 
 def test_a_number_of_requests_has_the_rates_of_all_its_time():
     m = measurement(8, 1000.0, load=ClosedLoop(8, requests=100))
     served, seconds = sum(m.run.samples.finished), m.run.window_s[1] - m.run.window_s[0]
-    seen = summarize(m)
-    assert (seen.requests_per_s, seen.output_tokens_per_s) == pytest.approx((served / seconds, 32 * served / seconds))
-    assert seen.roofline_fraction == pytest.approx(summarize(measurement(8, 32 * served / seconds)).roofline_fraction)
-    nothing = summarize(replace(m, run=replace(m.run, window_s=(1.0, 1.0))))
-    assert nothing.requests_per_s is nothing.output_tokens_per_s is None
+    seen, rate = summarize(m), 32 * served / seconds
+    assert (seen.requests_per_s, seen.output_tokens_per_s) == pytest.approx((rate / 32, rate))
+    assert seen.roofline_fraction == pytest.approx(summarize(measurement(8, rate)).roofline_fraction)
+    nothing = summarize(with_run(m, window_s=(1.0, 1.0)))
+    assert (nothing.requests_per_s, nothing.output_tokens_per_s) == (None, None)
 
 
 def test_no_figure_of_a_full_measurement_is_missing_and_without_sensors_none_is_zero():
     seen, blind = summarize(sensed(measurement(8, 1000.0))), summarize(measurement())
-    absent = [f.name for f in fields(Summary) if getattr(seen, f.name) is None]
-    assert [name for name in absent if not name.startswith("itl")] == ["power_imbalance"], "of one GPU"
-    assert len(absent) == 6, "and no client saw the gaps between tokens"
-    assert (seen.dram_active, seen.sm_occupancy, seen.sm_active_max) == pytest.approx((0.6, 0.2, 0.8))
-    assert seen.power_w == pytest.approx(400, rel=0.02) and seen.energy_per_token_j == pytest.approx(
-        seen.power_w / 1000
-    )
-    assert (seen.decode_dram, seen.decode_tensor) == pytest.approx((0.6, 0.1)) and seen.bound == "memory"
+    absent = {f.name for f in fields(Summary) if getattr(seen, f.name) is None}
+    unseen = {f"itl{part}_s" for part in ("", "_p50", "_p90", "_p95", "_p99")}
+    assert absent == {"power_imbalance", *unseen}, "of one GPU, and no client saw the gaps between tokens"
+    found = seen.dram_active, seen.sm_occupancy, seen.sm_active_max, seen.decode_dram, seen.decode_tensor
+    assert found == pytest.approx((0.6, 0.2, 0.8, 0.6, 0.1)) and seen.bound == "memory"
+    assert seen.power_w == pytest.approx(400, rel=0.02)
+    assert seen.energy_per_token_j == pytest.approx(seen.power_w / 1000)
     assert seen.saturation_gap == pytest.approx(math.log(0.6 / 0.89 / (0.1 / 0.94))) and 0 < seen.unexplained < 1
     assert (blind.dram_active, blind.power_w, blind.energy_per_token_j, blind.decode_dram) == (None,) * 4
 
@@ -124,22 +106,17 @@ DEGRADED = {"SM_ACTIVE": now_and_then(None, 0.8)}
 def test_clean_repeats_count_or_if_there_is_none_the_degraded_ones(good, bad, used, told):
     made = sensed(measurement(8, 1000.0), **good), sensed(measurement(8, 500.0, repeat=1), **bad)
     [seen] = points_of(made)
-    assert (len(seen.repeats), len(seen.each), seen.left_out) == (used, used, 2 - used)
-    assert seen.records == tuple(m.id for m in made[:used]) and seen.valid
+    assert (len(seen.repeats), len(seen.each), seen.left_out, seen.valid) == (used, used, 2 - used, True)
+    assert seen.records == tuple(m.id for m in made[:used])
     assert [name for name in ("problems", "degraded", "noise") if getattr(seen, name)] == [told]
 
 
-def test_noise_of_a_repeat_that_is_left_out_is_not_that_of_the_point():
-    noisy = sensed(measurement(8, 500.0, repeat=1, preempted=1), **NOISY)
-    [seen] = points_of([sensed(measurement(8, 1000.0)), noisy])
-    assert seen.left_out == 1 and numbers(seen.problems[0]) == [1] and seen.noise == ()
-
-
-def test_a_point_is_the_mean_of_its_valid_repeats():
+def test_a_point_is_the_mean_of_its_valid_repeats_and_has_their_noise_alone():
     good = [measurement(8, rate, repeat=i) for i, rate in enumerate((1000.0, 1100.0))]
-    [seen] = points_of([*good, measurement(8, 500.0, repeat=2, preempted=1)])
-    assert seen.repeats == pytest.approx((1000, 1100)) and seen.output_tokens_per_s == pytest.approx(1050)
-    assert seen.e2e_repeats == pytest.approx((0.256, 0.256 / 1.1)) and seen.batch_repeats == pytest.approx((8, 8))
+    [seen] = points_of([*good, sensed(measurement(8, 500.0, repeat=2, preempted=1), **NOISY)])
+    assert (seen.left_out, numbers(seen.problems[0]), seen.noise) == (1, [1], ())
+    assert (*seen.repeats, seen.output_tokens_per_s) == pytest.approx((1000, 1100, 1050))
+    assert (*seen.e2e_repeats, *seen.batch_repeats) == pytest.approx((0.256, 0.256 / 1.1, 8, 8))
     assert seen.records == tuple(m.id for m in good) and seen.used == tuple((m,) for m in good)
     each = [latencies([m.run]) for m in good]
     for name in ("ttft", "tpot", "e2e"):
@@ -157,15 +134,10 @@ def test_of_some_figures_there_is_no_mean():
     assert both.little == all_three.little == min(window.littles_law(m.run) for m in made)
     assert (both.power_limit_w, all_three.power_limit_w) == (700.0, None)
     assert [one.bound for one in all_three.each] == ["memory", "memory", "mixed"] and all_three.bound == "memory"
-    blind = points_of([measurement(failures=1)])[0]
-    assert blind.little is blind.bound is blind.power_limit_w is None
-
-
-def test_a_point_without_a_valid_repeat_shows_no_figure():
-    [seen] = points_of([measurement(8, failures=1, repeat=i) for i in range(2)])
-    assert not seen.valid and seen.repeats == seen.records == () and seen.output_tokens_per_s is None
-    assert [numbers(text) for text in seen.problems] == [[1]] and seen.left_out == 2
-    assert seen.goodput("e2e:1s") is None
+    [nothing] = points_of([measurement(failures=1, repeat=i) for i in range(2)])
+    assert (nothing.valid, nothing.repeats, nothing.records, nothing.left_out) == (False, (), (), 2)
+    assert [numbers(text) for text in nothing.problems] == [[1]] and nothing.goodput("e2e:1s") is None
+    assert [getattr(nothing, f.name) for f in fields(Summary)] == [None] * len(fields(Summary))
 
 
 def test_points_ascend_and_repeats_keep_the_order_measured():
@@ -175,44 +147,50 @@ def test_points_ascend_and_repeats_keep_the_order_measured():
     assert shuffled[2].repeats == pytest.approx((1600, 1601, 1602))
 
 
-@pytest.mark.parametrize("repeats", [(), (0.0,), (float("inf"),), (float("nan"),), (-1.0, 5.0)])
-def test_a_point_needs_positive_throughput_and_a_latency_for_each(repeats):
-    assert not point(8, repeats, [1.0] * len(repeats)).valid
-    assert not point(8, [5.0, 5.0], [1.0]).valid and not point(8, [5.0], [0.0]).valid and point(8, [5.0], [1.0]).valid
+@pytest.mark.parametrize(
+    ("repeats", "waits", "valid"),
+    [([5.0], [1.0], True), ([5.0, 5.0], [1.0], False), ([5.0], [0.0], False),
+     *((bad, [1.0] * len(bad), False) for bad in ([], [0.0], [math.inf], [math.nan], [-1.0, 5.0]))],
+)  # fmt: skip
+def test_a_point_needs_positive_throughput_and_a_latency_for_each(repeats, waits, valid):
+    assert point(8, repeats, waits).valid is valid
 
 
-def test_itl_of_a_point_is_that_of_its_client():
-    made = measurement(8, 1000.0)
-    [seen] = points_of([replace(made, run=replace(made.run, stream=Stream(0.1, 0.0, (1.0,), GAPS)))])
-    assert seen.itl_s == pytest.approx(0.005)
-    assert seen.itl_p50_s == seen.itl_p99_s == pytest.approx(1e-4 * 1.01**300.5)
-
-
-def test_goodput_of_a_point_is_over_all_repeats_used():
+def test_itl_of_a_point_is_that_of_its_client_and_goodput_is_over_all_repeats_used():
     fast, slow = measurement(8, 1000.0), measurement(8, 500.0, repeat=1)
+    [seen] = points_of([with_run(fast, stream=Stream(0.1, 0.0, (1.0,), GAPS))])
+    assert (seen.itl_s, seen.itl_p50_s, seen.itl_p99_s) == pytest.approx((0.005, *[1e-4 * 1.01**300.5] * 2))
     [seen] = points_of([fast, slow, measurement(8, 1000.0, repeat=2, failures=1)])
-    assert seen.goodput("e2e:300ms") == seen.goodput(parse_slo("e2e:300ms")) == goodput_of(
-        parse_slo("e2e:300ms"), (fast,), (slow,)
-    )  # fmt: skip
+    slo = parse_slo("e2e:300ms")
+    assert seen.goodput("e2e:300ms") == seen.goodput(slo) == goodput_of(slo, (fast,), (slow,))
     for words in ("", "itl:9ms"):
-        with pytest.raises(BadUsage):
+        with refused():
             seen.goodput(words)
 
 
-def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another():
-    def on(*hosts):
-        made = [
-            measurement(8, 1000.0 + i, repeat=i, environment=replace(H200, host=host)) for i, host in enumerate(hosts)
-        ]
-        return point_of([(m,) for m in made])
+@pytest.mark.parametrize(
+    ("hosts", "others", "kept"),
+    [
+        ("aba", "a", (1000, 1002)),
+        ("aba", "c", None),
+        ("aba", "ba", (1000, 1001, 1002)),
+        ("aba", "bac", (1000, 1001, 1002)),
+        ("aba", [None], (1000, 1001, 1002)),  # who knows
+        ("aba", ["a", None], (1000, 1001, 1002)),
+        ("aba", "", (1000, 1001, 1002)),
+        (["a", None], "b", (1000, 1001)),
+    ],
+)
+def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another(hosts, others, kept):
+    def on(names):
+        environments = [replace(H200, host=name) for name in names]
+        made = [measurement(8, 1000.0 + i, repeat=i, environment=each) for i, each in enumerate(environments)]
+        return points.point_of([(m,) for m in made]) if made else point(8, [1.0])
 
-    both = on("a", "b", "a")
-    assert both.on_hosts_of(on("a")).repeats == pytest.approx((1000, 1002))
-    assert both.on_hosts_of(on("c")) is None
-    assert both.on_hosts_of(on("b", "a")) is both.on_hosts_of(on("b", "a", "c")) is both
-    for unknown in (on(None), on("a", None), point(8, [1.0])):
-        assert both.on_hosts_of(unknown) is both
-    assert on("a", None).on_hosts_of(on("b")).repeats == pytest.approx((1000, 1001)), "who knows"
+    both = on(hosts)
+    found = both.on_hosts_of(on(others))
+    assert (found and found.repeats) == (kept and pytest.approx(kept))
+    assert (found is both) is (kept is not None and len(kept) == len(hosts))
 
 
 # What is a point of which question
@@ -220,103 +198,96 @@ def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another():
 
 def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone():
     assert points_of([measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64))]) == ()
-    assert point_of([(measurement(load=OpenLoop(arrivals="gamma", rate=9.0, window_s=2.0)),)]).concurrency == 0
+    open_loop = measurement(load=OpenLoop(arrivals="gamma", rate=9.0, window_s=2.0))
+    assert points.point_of([(open_loop,)]).concurrency == 0
     one = replace(measurement(16), replica=Replica("g", 0, 1, "one", "time-slicing"))
-    assert [concurrency_of(m) for m in (measurement(16), one)] == [16, None]
+    assert [points.concurrency_of(m) for m in (measurement(16), one)] == [16, None]
     paired = replace(measurement(8), paired=GateLaunch("g", 1, "baseline", False))
-    series = by_series([measurement(8), measurement(16), measurement(8, model="opt-125m"), paired, one])
+    series = points.by_series([measurement(8), measurement(16), measurement(8, model="opt-125m"), paired, one])
     assert [[m.load.concurrency for m in each] for each in series.values()] == [[8, 16, 16], [8]]
-    assert all_groups([one]) == [(one,)] and one.key != replace(one, replica=None).key
+    assert points.all_groups([one]) == [(one,)] and one.key != replace(one, replica=None).key
 
 
-HERE = Environment(platform="simulated", gpu_name="simulated")
 SPEC = EngineSpec("opt-125m", "simulated", extra=(("noise", 0.0), ("t_inf", 4000.0), ("b_half", 10.0)))
 WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, requests=40), model_of("opt-125m"))
 
 
 def served(load, spec=SPEC, **more):
-    return measure(SimulatedEngine(replace(spec, extra=(*spec.extra, *more.items()))), WORKLOAD, load, HERE)
+    engine = SimulatedEngine(replace(spec, extra=(*spec.extra, *more.items())))
+    return measure(engine, WORKLOAD, load, Environment(platform="simulated", gpu_name="simulated"))
 
 
 def test_a_job_all_at_once_is_the_law_of_its_engine():
     (seen,) = job_points([served(job(40)), served(job(40))])
-    assert seen.output_tokens_per_s == pytest.approx(4000 * 40 / 50)
-    assert (seen.requests_per_s, seen.e2e_s, seen.seconds) == pytest.approx((160, 0.25, 0.25))
+    found = seen.output_tokens_per_s, seen.requests_per_s, seen.e2e_s, seen.seconds, seen.batch
+    assert found == pytest.approx((4000 * 40 / 50, 160, 0.25, 0.25, 40))
     assert (seen.e2e_p50_s, seen.e2e_p95_s) == pytest.approx((0.25, 0.25)) and seen.ttft_p90_s > 0
-    assert (seen.rate, seen.preemptions, seen.waste, seen.batch) == (None, 0, None, pytest.approx(40))
-    assert (seen.valid, len(seen.repeats), seen.batching, seen.output_tokens, seen.requests) == (
-        True, 2, "continuous", 20, 40
-    )  # fmt: skip
-    assert seen.fits and seen.model == "opt-125m" and seen.goodput("e2e:1s").attainment == 1
-    assert seen.goodput("e2e:100ms").attainment == 0
+    assert (seen.rate, seen.preemptions, seen.waste, len(seen.repeats), seen.batching) == (
+        None,
+        0,
+        None,
+        2,
+        "continuous",
+    )
+    assert (seen.model, seen.output_tokens, seen.requests, seen.valid, seen.fits) == ("opt-125m", 20, 40, True, True)
+    assert [seen.goodput(slo).attainment for slo in ("e2e:1s", "e2e:100ms")] == [1, 0]
 
 
 def test_a_job_at_a_low_rate_has_the_rate_and_the_last_requests_time():
-    load = job(40, rate=5.0, seed=1)
-    m = served(load)
-    (seen,) = job_points([m])
-    last = load.schedule_s[-1]
+    m = served(job(40, rate=5.0, seed=1))
+    (seen,), last = job_points([m]), m.load.schedule_s[-1]
     assert seen.rate == pytest.approx(40 / last) and seen.batch == window.requests_in_flight(m.run) < 1
     assert seen.requests_per_s == pytest.approx(40 / (last + seen.e2e_s), rel=0.01)
     power = planted_telemetry({sensors.POWER_INSTANT: 300.0}, until_s=m.run.window_s[1], interval_s=0.1)
-    (watched,) = job_points([replace(m, run=replace(m.run, telemetry=power))])
+    (watched,) = job_points([with_run(m, telemetry=power)])
     assert watched.energy_per_token_j == pytest.approx(300 * watched.seconds / (40 * 20)), "of all of its time"
 
 
-def test_a_client_may_need_a_moment_to_send_what_comes_all_at_once():
+@pytest.mark.parametrize(("last", "rate"), [(0.05, None), (0.06, 40 / 0.06)])
+def test_a_client_may_need_a_moment_to_send_what_comes_all_at_once(last, rate):
     m = served(job(40))
-    for last, rate in ((0.05, None), (0.06, 40 / 0.06)):
-        sent = (*m.run.samples.sent_s[:-1], last)
-        seen = summarize(replace(m, run=replace(m.run, samples=replace(m.run.samples, sent_s=sent))))
-        assert seen.rate == (rate and pytest.approx(rate))
+    samples = replace(m.run.samples, sent_s=(*m.run.samples.sent_s[:-1], last))
+    assert summarize(with_run(m, samples=samples)).rate == pytest.approx(rate)
 
 
 def test_waste_of_a_job_is_what_its_batches_computed_for_nobody():
     m = served(job(40))
     batched = replace(m, spec=replace(m.spec, extra=(*m.spec.extra, ("batching", "static"))))
-    steps = m.run.steps
-    trace = replace(steps, running=(100,) * len(steps), prompt_tokens=(16 * 40, *(0,) * (len(steps) - 1)))
-    seen = summarize(replace(batched, run=replace(m.run, steps=trace)))
-    computed, wanted = 16 * 40 + 100 * len(steps), (16 + 20) * 40
-    assert seen.waste == pytest.approx(1 - wanted / computed) and summarize(m).waste is None
+    n = len(m.run.steps)
+    prompts, nothing = (16 * 40, *(0,) * (n - 1)), (0,) * n
+    traces = [((100,) * n, prompts), ((None, *(1,) * (n - 1)), prompts), ((None,) * n, nothing)]
+    steps = [replace(m.run.steps, running=running, prompt_tokens=tokens) for running, tokens in traces]
+    computed, wanted = 16 * 40 + 100 * n, (16 + 20) * 40
+    found = [summarize(with_run(batched, steps=each)).waste for each in steps]
+    assert found == pytest.approx([1 - wanted / computed, 0, None]) and summarize(m).waste is None
     assert [p.batching for p in job_points([batched, m])] == ["static", "continuous"]
-    fewer = replace(trace, running=(None, *(1,) * (len(steps) - 1)))
-    assert summarize(replace(batched, run=replace(m.run, steps=fewer))).waste == 0
-    empty = replace(trace, running=(None,) * len(steps), prompt_tokens=(0,) * len(steps))
-    assert summarize(replace(batched, run=replace(m.run, steps=empty))).waste is None
 
 
 def test_a_batch_that_does_not_fit_waits_its_turn_and_preemptions_are_a_figure():
     small = replace(SPEC, kv_cache_bytes=10 * 3 * 16 * model_of("opt-125m").kv_bytes_per_token())
     (tight,), (roomy,) = job_points([served(job(40), small)]), job_points([served(job(40))])
-    assert (tight.kv_blocks, tight.fits, roomy.fits) == (30, False, True)
-    assert (
-        tight.output_tokens_per_s == pytest.approx(4000 * 10 / 20) and tight.capacity == 9
-    )  # of 30 blocks the engine keeps one
-    nine = replace(tight, load=replace(tight.load, requests=9))
-    assert nine.fits and replace(tight, spec=replace(tight.spec, max_num_seqs=9)).fits
-    assert not replace(tight, spec=replace(tight.spec, max_num_seqs=10)).fits
+    assert (tight.kv_blocks, tight.capacity, tight.fits, roomy.fits) == (30, 9, False, True), "the engine keeps a block"
+    assert tight.output_tokens_per_s == pytest.approx(4000 * 10 / 20)
+    others = [replace(tight, load=replace(tight.load, requests=9))]
+    others += [replace(tight, spec=replace(tight.spec, max_num_seqs=n)) for n in (9, 10)]
+    assert [each.fits for each in others] == [True, True, False]
     assert ratio(roomy, tight, [roomy, tight]).value == pytest.approx(1.6)
     (preempted,) = job_points([served(job(40), preempt_from=30.0)])
-    assert preempted.valid and preempted.preemptions == 20
+    assert (preempted.valid, preempted.preemptions) == (True, 20)
 
 
 def test_jobs_are_points_by_question_and_other_loads_are_left_out():
     made = [served(job(40)), served(job(40, rate=5.0)), served(ClosedLoop(4, window_s=0.5)), served(job(40))]
     paired = replace(served(job(40)), paired=GateLaunch("g", 1, "baseline", False))
     beside = replace(served(job(40)), replica=Replica("g", 0, 2, "set", "mps"))
-    points = job_points([*made, paired, beside])
-    assert [(p.load.rate, len(p.repeats), p.concurrency) for p in points] == [(math.inf, 2, 0), (5.0, 1, 0)]
+    found = [(p.load.rate, len(p.repeats), p.concurrency) for p in job_points([*made, paired, beside])]
+    assert found == [(math.inf, 2, 0), (5.0, 1, 0)]
 
 
 def test_jobs_that_differ_in_the_limit_alone_are_a_group():
     jobs = [job_point(spec=EngineSpec("opt-6.7b", max_num_seqs=n)) for n in (64, 8, 256)]
-    others = [
-        job_point(rate=5.0),
-        job_point(output_tokens=64),
-        job_point(spec=EngineSpec("opt-6.7b", enforce_eager=True)),
-    ]
-    found = limit_groups([*jobs, *others])
+    eager = EngineSpec("opt-6.7b", enforce_eager=True)
+    found = points.limit_groups([*jobs, job_point(rate=5.0), job_point(output_tokens=64), job_point(spec=eager)])
     assert [p.spec.max_num_seqs for p in found[0]] == [8, 64, 256]
     assert sorted(map(len, found)) == [1, 1, 3], "a rate is none"
 
@@ -324,16 +295,14 @@ def test_jobs_that_differ_in_the_limit_alone_are_a_group():
 # Several engines at once
 
 
-def together(*rates, concurrency=8, group="one", sharing="mps", models=None, repeat=0, began_s=None, **how):
+def together(*rates, group="one", sharing="mps", models=None, repeat=0, began_s=None, **how):
     """One run of an engine for each rate."""
-    names = models or ["opt-1.3b"] * len(rates)
-    asked = f"{sharing} {names} {concurrency} {how.get('output_tokens')}"
+    names, starts = models or ["opt-1.3b"] * len(rates), began_s or [None] * len(rates)
     made = []
     for index, (rate, model) in enumerate(zip(rates, names)):
-        m = measurement(concurrency, rate, model=model, launch=f"{group}-{index}", repeat=repeat, **how)
-        run = replace(m.run, began_s=None if began_s is None else began_s[index])
-        part = Replica(f"{group}-{repeat}", index, len(rates), asked, sharing)
-        made.append(replace(m, run=run, replica=part))
+        m = measurement(8, rate, model=model, launch=f"{group}-{index}", repeat=repeat, **how)
+        part = Replica(f"{group}-{repeat}", index, len(rates), f"{sharing} {names}", sharing)
+        made.append(replace(with_run(m, began_s=starts[index]), replica=part))
     return made
 
 
@@ -350,22 +319,13 @@ def test_what_all_engines_serve_is_added_up_and_latencies_are_pooled(rates):
     assert min(one.e2e_s.p50 for one in each) <= seen.e2e_p50_s <= max(one.e2e_s.p50 for one in each)
 
 
-def test_gaps_of_engines_at_once_are_counted_together():
-    first, second = together(400.0, 600.0)
-    streams = [Stream(0.1, 0.0, (1.0,), {**GAPS, "counts": counts}) for counts in ({"10": 3}, {"10": 1, "20": 4})]
-    members = [replace(m, run=replace(m.run, stream=s)) for m, s in zip((first, second), streams)]
-    seen = summary_of(*members)
-    assert (seen.itl_p50_s, seen.itl_p90_s) == pytest.approx((1e-4 * 1.01**10.5, 1e-4 * 1.01**20.5))
-    assert summary_of(members[0], second).itl_p50_s is None, "of one of them nobody counted"
-
-
 def test_rates_are_of_the_common_span_but_for_whole_convoys():
-    assert summary_of(*together(400.0, 600.0, began_s=(100.0, 100.1))).output_tokens_per_s == pytest.approx(1000)
+    burst = {"steps": 66, "load": ClosedLoop(8, ramp_up="burst")}
+    for began_s, facts in (((100.0, 100.1), {}), ((0.0, 0.5), burst)):
+        assert summary_of(*together(400.0, 600.0, began_s=began_s, **facts)).output_tokens_per_s == pytest.approx(1000)
     apart = summary_of(*together(400.0, 400.0, began_s=(100.0, 900.0)))
-    assert apart.output_tokens_per_s is None and apart.sum_tokens_per_s == pytest.approx(800.0)
-    assert apart.each_tokens_per_s == () and apart.largest_e2e_s is None
-    convoys = together(400.0, 600.0, began_s=(0.0, 0.5), steps=66, load=ClosedLoop(8, ramp_up="burst"))
-    assert summary_of(*convoys).output_tokens_per_s == pytest.approx(1000.0)
+    assert (apart.output_tokens_per_s, apart.sum_tokens_per_s) == (None, pytest.approx(800.0))
+    assert (apart.each_tokens_per_s, apart.largest_e2e_s) == ((), None)
 
 
 @pytest.mark.parametrize("watched", [0, 1])
@@ -373,7 +333,7 @@ def test_the_sensors_are_of_all_engines_whichever_has_them(watched):
     members = together(400.0, 600.0)
     columns = {**WELL, sensors.ENERGY: None, sensors.POWER_INSTANT: 500.0}
     telemetry = planted_telemetry(columns, until_s=members[0].run.window_s[1], interval_s=0.05)
-    members[watched] = replace(members[watched], run=replace(members[watched].run, telemetry=telemetry))
+    members[watched] = with_run(members[watched], telemetry=telemetry)
     seen = summary_of(*members)
     assert (seen.power_w, seen.dram_active, seen.energy_per_token_j) == pytest.approx((500.0, 0.6, 0.5))
 
@@ -381,30 +341,20 @@ def test_the_sensors_are_of_all_engines_whichever_has_them(watched):
 @given(st.permutations(range(3)))
 def test_records_of_engines_come_in_any_order_and_a_lost_one_makes_no_run(order):
     members, alone = together(100.0, 200.0, 300.0), measurement()
-    assert all_groups([*(members[i] for i in order), alone]) == [(alone,), tuple(members)]
-    assert all_groups(members[:2]) == []
+    assert points.all_groups([*(members[i] for i in order), alone]) == [(alone,), tuple(members)]
+    assert points.all_groups(members[:2]) == []
 
 
 def test_runs_of_several_engines_make_a_point_and_invalid_ones_are_left_out():
     runs = [together(400.0, 600.0), together(410.0, 610.0, repeat=1), together(500.0, 500.0, repeat=2, failures=1)]
     (seen,) = shared_points([m for run in runs for m in run])
-    assert seen.repeats == pytest.approx((1000.0, 1020.0)) and seen.valid
-    assert seen.each_tokens_per_s == pytest.approx((405, 605))
-    assert (seen.models, seen.count, seen.model) == (("opt-1.3b",) * 2, 2, "opt-1.3b")
+    assert (*seen.repeats, *seen.each_tokens_per_s) == pytest.approx((1000.0, 1020.0, 405, 605))
+    assert (seen.valid, seen.models, seen.count, seen.model) == (True, ("opt-1.3b",) * 2, 2, "opt-1.3b")
     assert (seen.concurrency, seen.loads, seen.sharing, seen.ramp_up) == (16, (8, 8), "mps", "staggered")
-    assert seen.workload == runs[0][0].workload.hash and seen.families == {runs[0][0].spec.family}
-    assert seen.left_out == 1 and {1} <= {*numbers(seen.problems[0])}
-    assert len(seen.records) == 4 and seen.goodput("e2e:600ms").requests == sum(
-        latencies([m.run]).requests for run in runs[:2] for m in run
-    )
+    assert (seen.workload, seen.families) == (runs[0][0].workload.hash, {runs[0][0].spec.family})
+    assert (seen.left_out, len(seen.records)) == (1, 4) and 1 in numbers(seen.problems[0])
+    assert seen.goodput("e2e:600ms").requests == sum(latencies([m.run]).requests for run in runs[:2] for m in run)
     assert not any(replace(seen, repeats=wrong).valid for wrong in ((), (0.0, 1.0), (math.inf,), (1.0, math.inf)))
-
-
-def test_noisy_runs_of_several_engines_are_repeats_as_others_are():
-    slow = planted_run(8, 400.0, steps=200, slow_from=100, slow_factor=1.3)
-    runs = [together(400.0, 400.0, steps=200), [replace(m, run=slow) for m in together(1.0, 1.0, repeat=1)]]
-    (seen,) = shared_points([m for run in runs for m in run])
-    assert (len(seen.repeats), seen.left_out, seen.problems, seen.degraded, len(seen.noise)) == (2, 0, (), (), 1)
 
 
 def test_different_questions_are_different_points_in_the_order_measured():
@@ -416,11 +366,7 @@ def test_different_questions_are_different_points_in_the_order_measured():
     assert [(p.count, p.sharing, p.model) for p in shared_points(runs)] == [
         (2, "mps", "opt-1.3b"), (3, "mps", "opt-1.3b"), (2, "time-slicing", "opt-1.3b"), (2, "mps", None),
     ]  # fmt: skip
-
-
-def test_engines_in_words_are_counted():
-    assert engines(["opt-125m", "opt-1.3b", "opt-1.3b"]) == "opt-125m + 2 x opt-1.3b"
-    assert engines(["opt-125m"]) == "opt-125m"
+    assert points.engines(["opt-125m", "opt-1.3b", "opt-1.3b"]) == "opt-125m + 2 x opt-1.3b"
 
 
 # Ratios
@@ -428,15 +374,14 @@ def test_engines_in_words_are_counted():
 
 def test_a_ratio_takes_its_noise_from_all_that_is_compared():
     slow, fast = job_point((10.0, 10.2)), job_point((20.0, 20.2), e2e_s=(1.0, 1.0))
-    seen = ratio(fast, slow, [slow, fast])
-    assert seen == ratio(fast, slow) and seen.low < seen.value < seen.high
-    assert seen.value == pytest.approx(20.1 / 10.1)
-    assert ratio(fast, slow, what=e2e_s).value == pytest.approx(1.0 / 2.01)
+    seen, several = ratio(fast, slow, [slow, fast]), ratio(fast, slow, several=4)
+    assert seen == ratio(fast, slow) and seen.value == pytest.approx(20.1 / 10.1)
+    assert several.low < seen.low < seen.value < seen.high < several.high
+    assert ratio(fast, slow, what=points.e2e_s).value == pytest.approx(1.0 / 2.01)
     quiet = job_point((10.0, 10.001, 10.002))
     assert ratio(fast, slow, [quiet, slow, fast]).high < seen.high, "a third tells of less noise"
-    several = ratio(fast, slow, several=4)
-    assert several.low < seen.low < seen.high < several.high
-    assert ratio(fast, job_point((10.0,))).low is not None and ratio(job_point((20.0,)), job_point((10.0,))).low is None
+    once = job_point((10.0,))
+    assert ratio(fast, once).low is not None and ratio(job_point((20.0,)), once).low is None
 
 
 def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine():
@@ -444,33 +389,30 @@ def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine
     [steady] = points_of(made)
     convoys = replace(steady, used=tuple((replace(m, load=ClosedLoop(8, ramp_up="burst")),) for m in made))
     for each, told in ((steady, [window.relative_variance(m.run) for m in made]), (convoys, [None, None])):
-        [sample] = point_differences([each]).samples
-        assert [(r.value, r.at, r.launch, r.within) for r in sample] == [
-            (value, m.measured_at, m.launch, within) for value, m, within in zip(steady.repeats, made, told)
-        ]
+        [sample] = points.point_differences([each]).samples
+        rows = zip(steady.repeats, made, told, strict=True)
+        assert [*sample] == [(value, m.measured_at, m.launch, within) for value, m, within in rows]
     [seen] = shared_points([*together(400.0, 400.0), *together(410.0, 410.0, repeat=1)])
-    assert [r.within for sample in point_differences([seen]).samples for r in sample] == [None, None]
-    [planted] = point_differences([point(8, [1.0, 2.0])]).samples
-    assert [(r.value, r.at, r.launch) for r in planted] == [(1.0, "", ""), (2.0, "", "")], "without its measurements"
-
-
-def test_figures_by_name_are_finite_and_above_a_bound():
-    p = replace(point(8, [1.0]), each=tuple(Summary(batch=b) for b in (None, math.inf, 0.0, 2.0)))
-    assert figure_named("batch")(p) == [0.0, 2.0] and figure_named("batch", 0.0)(p) == [2.0]
+    [sample] = points.point_differences([seen]).samples
+    assert [r.within for r in sample] == [None, None]
+    [planted] = points.point_differences([point(8, [1.0, 2.0])]).samples
+    assert [*planted] == [(1.0, "", "", None), (2.0, "", "", None)], "without its measurements"
 
 
 def test_a_figure_that_nobody_knows_or_that_reads_0_has_no_ratio():
+    p = replace(point(8, [1.0]), each=tuple(Summary(batch=b) for b in (None, math.inf, 0.0, 2.0)))
+    assert (points.figure_named("batch")(p), points.figure_named("batch", 0.0)(p)) == ([0.0, 2.0], [2.0])
     (shared,) = shared_points(together(600.0, 600.0))
-    assert figure_ratio(point(16, [1000.0]), shared, "e2e_p99_s") is None
     busy, blind = (replace(shared, each=tuple(replace(s, gpu_util=util) for s in shared.each)) for util in (0.9, 0.0))
-    one = replace(point(16, [1000.0]), each=(Summary(gpu_util=0.6, e2e_s=0.5),))
-    assert figure_ratio(one, busy, "gpu_util").value == pytest.approx(1.5)
-    assert figure_ratio(one, blind, "gpu_util") is None
-    assert figure_ratio(one, shared, "largest_e2e_s").value == pytest.approx(shared.largest_e2e_s / 0.5)
+    one, unknown = replace(p, each=(Summary(gpu_util=0.6, e2e_s=0.5),)), point(16, [1000.0])
+    found = [(one, busy, "gpu_util"), (one, shared, "largest_e2e_s")]
+    values = [points.figure_ratio(*each).value for each in found]
+    assert values == pytest.approx([1.5, shared.largest_e2e_s / 0.5])
+    assert points.figure_ratio(one, blind, "gpu_util") is points.figure_ratio(unknown, shared, "e2e_p99_s") is None
 
 
 def test_loads_in_common_are_paired_and_all_points_tell_the_noise():
     first, second = [point(c, [1.0]) for c in (1, 2, 8)], [point(c, [2.0]) for c in (8, 4, 2)]
-    pairs, all_of_them = at_common_loads(first, second)
+    pairs, all_of_them = points.at_common_loads(first, second)
     assert [(p.concurrency, q.concurrency, q.repeats) for p, q in pairs] == [(2, 2, (2.0,)), (8, 8, (2.0,))]
     assert [p.concurrency for p in all_of_them] == [2, 2, 8, 8, 1, 4]

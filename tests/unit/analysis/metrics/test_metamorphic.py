@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import TICK_S, drawn_readings, drawn_runs, measurement
+from strategies import NO_STEPS, TICK_S, drawn_readings, drawn_runs, measurement
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import decode_window, device_figures
@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.records import Failures, Samples, Steps, Stream
+from pytest_slmserve.schema.records import Samples, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 5, "310": 2}, "sum_s": 0.5}
@@ -26,19 +26,34 @@ SECONDS = (of.ENERGY, of.CAPPED_POWER)  # counters that grow with time
 LOADS = st.sampled_from([ClosedLoop(8), OpenLoop(arrivals="gamma", rate=9.0, window_s=2.0)])
 
 
+def with_run(m, **values):
+    return replace(m, run=replace(m.run, **values))
+
+
+def mapped(table, columns, change):
+    """A table of a record with these columns changed."""
+    return replace(table, **{name: change(getattr(table, name)) for name in columns})
+
+
+def picked(table, rows):
+    """These rows of a table; a column that nobody has stays empty."""
+    return mapped(table, [f.name for f in fields(table)], lambda column: tuple(column[i] for i in rows if column))
+
+
 @st.composite
 def watched(draw, gpus=0):
     """A measurement of any run, with a client's schedule and the readings of any sensors. gpus: 0 for one without
     columns of its own."""
     run = draw(drawn_runs())
-    telemetry = draw(drawn_readings(run.window_s[0], gpus))
     due = tuple(at - draw(st.integers(0, 9)) * TICK_S for at in run.samples.sent_s)
-    failed = replace(run.failed, scheduled_s=run.failed.sent_s)
-    counts = [None if i % 3 else i for i in range(len(due))]
     stream = Stream(0.01, 0.0, (), GAPS, scheduled_s=due, unsent_s=run.window_s[:1], waited_s=(0.0, 0.25))
-    samples = replace(run.samples, cached_tokens=counts)
-    run = replace(run, samples=samples, telemetry=telemetry, stream=stream, failed=failed)
-    return replace(measurement(load=draw(LOADS)), run=run)
+    return with_run(
+        replace(measurement(load=draw(LOADS)), run=run),
+        samples=replace(run.samples, cached_tokens=[None if i % 3 else i for i in range(len(due))]),
+        telemetry=draw(drawn_readings(run.window_s[0], gpus)),
+        stream=stream,
+        failed=replace(run.failed, scheduled_s=run.failed.sent_s),
+    )
 
 
 def figures(m):
@@ -66,10 +81,8 @@ def same(found, expected):
     """Whether all of these are equal, but for rounding."""
     wrong = {}
     for name, value in expected.items():
-        if isinstance(value, float) and found[name] is not None:
-            if not math.isclose(found[name], value, rel_tol=1e-9, abs_tol=1e-9):
-                wrong[name] = found[name], value
-        elif found[name] != value:
+        numbers = isinstance(value, float) and found[name] is not None
+        if not (math.isclose(found[name], value, rel_tol=1e-9, abs_tol=1e-9) if numbers else found[name] == value):
             wrong[name] = found[name], value
     return wrong == {} or pytest.fail(f"{wrong}")
 
@@ -78,24 +91,21 @@ def retimed(m, move, factor=1.0):
     """All moments of a record moved, and its spans of time by a factor."""
     run, t = m.run, m.run.telemetry
 
-    def all_of(times):
+    def moved(times):
         return tuple(None if at is None else move(at) for at in times)
 
-    names = ("sent_s", "admitted_s", "first_token_s", "last_token_s")
-    samples = replace(run.samples, **{name: all_of(getattr(run.samples, name)) for name in names})
-    failed = replace(run.failed, **{n: all_of(getattr(run.failed, n)) for n in ("sent_s", "ended_s", "scheduled_s")})
-    spans = [None if span is None else factor * span for span in t.span_s]
     counted = {n: [v and factor * v for v in column] if n in SECONDS else column for n, column in t.columns.items()}
-    telemetry = replace(t, time_s=all_of(t.time_s), span_s=spans, interval_s=factor * t.interval_s, columns=counted)
-    stream = replace(
-        run.stream,
-        scheduled_s=all_of(run.stream.scheduled_s),
-        unsent_s=all_of(run.stream.unsent_s),
-        gaps={**GAPS, "least_s": factor * 1e-4, "sum_s": factor * 0.5},
+    telemetry = replace(mapped(t, ["time_s"], moved), interval_s=factor * t.interval_s, columns=counted)
+    stream = mapped(run.stream, ["scheduled_s", "unsent_s"], moved)
+    return with_run(
+        m,
+        samples=mapped(run.samples, ["sent_s", "admitted_s", "first_token_s", "last_token_s"], moved),
+        steps=mapped(run.steps, ["time_s"], moved),
+        telemetry=replace(telemetry, span_s=[span and factor * span for span in t.span_s]),
+        stream=replace(stream, gaps={**GAPS, "least_s": factor * 1e-4, "sum_s": factor * 0.5}),
+        failed=mapped(run.failed, ["sent_s", "ended_s", "scheduled_s"], moved),
+        window_s=moved(run.window_s),
     )
-    steps = replace(run.steps, time_s=all_of(run.steps.time_s))
-    moved = replace(run, samples=samples, steps=steps, telemetry=telemetry, stream=stream, failed=failed)
-    return replace(m, run=replace(moved, window_s=all_of(run.window_s)))
 
 
 @given(watched(), st.integers(1, 2**16))
@@ -103,18 +113,9 @@ def test_no_figure_depends_on_when_the_run_began(m, ticks):
     assert same(figures(retimed(m, lambda at: at + ticks * TICK_S)), figures(m))
 
 
-LATENCIES = [
-    f"{name}{part}_s" for name in ("e2e", "ttft", "tpot", "itl") for part in ("", "_p50", "_p90", "_p95", "_p99")
-]
-TIMES = [
-    *LATENCIES,
-    "normalized_latency_s",
-    "step_s",
-    "energy_per_token_j",
-    "delay mean_s",
-    "delay p99_s",
-    "delay max_s",
-]
+PARTS = [f"{name}{part}_s" for name in ("e2e", "ttft", "tpot", "itl") for part in ("", "_p50", "_p90", "_p95", "_p99")]
+DELAYS = [f"delay {name}_s" for name in ("mean", "p99", "max")]
+TIMES = [*PARTS, *DELAYS, "normalized_latency_s", "step_s", "energy_per_token_j"]
 RATES = [
     *("requests_per_s", "output_tokens_per_s", "roofline_fraction", "prompt_tokens_per_s"),
     *("goodput_per_s", "delay requested_per_s", "delay achieved_per_s"),
@@ -139,42 +140,38 @@ def test_latencies_follow_the_clock_rates_its_inverse_and_all_else_stays(m, fact
 
 @given(watched(), st.randoms(use_true_random=False))
 def test_the_order_of_requests_says_nothing(m, chance):
-    run, columns = m.run, [f.name for f in fields(Samples)]
-    order = chance.sample(range(len(run.samples)), len(run.samples))
-    rows = chance.sample(range(len(run.failed)), len(run.failed))
-    samples = Samples(*(tuple(getattr(run.samples, name)[i] for i in order) for name in columns))
-    stream = replace(run.stream, scheduled_s=tuple(run.stream.scheduled_s[i] for i in order))
-    failed = Failures(*(tuple(getattr(run.failed, f.name)[i] for i in rows) for f in fields(Failures)))
-    assert same(figures(replace(m, run=replace(run, samples=samples, stream=stream, failed=failed))), figures(m))
+    run = m.run
+    order, rows = (chance.sample(range(len(table)), len(table)) for table in (run.samples, run.failed))
+    stream = mapped(run.stream, ["scheduled_s"], lambda column: tuple(column[i] for i in order))
+    turned = with_run(m, samples=picked(run.samples, order), stream=stream, failed=picked(run.failed, rows))
+    assert same(figures(turned), figures(m))
 
 
 def part_of(m, kept):
     """What a client saw of the requests for which `kept` of their row holds."""
     run = m.run
     rows, failed = (list(filter(kept, range(len(each)))) for each in (run.samples, run.failed))
-    samples = Samples(*(tuple(getattr(run.samples, f.name)[i] for i in rows) for f in fields(Samples)))
-    lost = Failures(*(tuple(getattr(run.failed, f.name)[i] for i in failed) for f in fields(Failures)))
-    stream = replace(run.stream, scheduled_s=tuple(run.stream.scheduled_s[i] for i in rows))
-    return replace(m, run=replace(run, samples=samples, failed=lost, failures=len(lost), stream=stream))
+    stream = mapped(run.stream, ["scheduled_s"], lambda column: tuple(column[i] for i in rows))
+    lost = picked(run.failed, failed)
+    return with_run(m, samples=picked(run.samples, rows), failed=lost, failures=len(lost), stream=stream)
 
 
 @given(watched(), st.integers(0, 2**12))
 def test_two_clients_see_together_what_one_would(m, mask):
-    parts = [part_of(m, lambda i, side=side: (mask >> i) % 2 == side) for side in (0, 1)]
-    parts[1] = replace(parts[1], run=replace(parts[1].run, stream=replace(parts[1].run.stream, unsent_s=())))
+    one, other = (part_of(m, lambda i, side=side: (mask >> i) % 2 == side) for side in (0, 1))
+    parts = [one, with_run(other, stream=replace(other.run.stream, unsent_s=()))]
     by, runs, slo = m.load.judged_by, [part.run for part in parts], Slo(tpot_s=0.25, e2e_s=1.0)
     no_gaps = [replace(run, stream=None) for run in (m.run, *runs)]
     assert window.latencies(no_gaps[1:], by) == window.latencies(no_gaps[:1], by)
-    assert window.goodput_of(slo, parts) == replace(
-        window.goodput_of(slo, (m,)), per_s=pytest.approx(window.goodput_of(slo, (m,)).per_s)
-    )
+    both, whole = window.goodput_of(slo, parts), window.goodput_of(slo, (m,))
+    assert both == replace(whole, per_s=pytest.approx(whole.per_s))
     for name in ("requested_per_s", "achieved_per_s", "unsent"):
-        both = sum(getattr(window.delay_of(run), name) for run in runs)
-        assert both == pytest.approx(getattr(window.delay_of(m.run), name))
+        first, second, all_of_it = (getattr(window.delay_of(run), name) for run in (*runs, m.run))
+        assert first + second == pytest.approx(all_of_it)
     lives = [window.requests_in_flight(run, "sent_s") or 0 for run in (m.run, *runs)]
     assert lives[0] == pytest.approx(lives[1] + lives[2])
-    counted = window.gaps_of(runs)
-    assert {index: 2 * count for index, count in window.gaps_of([m.run]).counts.items()} == counted.counts
+    counts = window.gaps_of([m.run]).counts
+    assert {index: 2 * count for index, count in counts.items()} == window.gaps_of(runs).counts
 
 
 @given(drawn_runs(), st.integers(0, 9))
@@ -183,9 +180,7 @@ def test_tokens_of_two_clients_add_up_to_those_of_one(run, share):
     whole = tuple(map(float, run.steps.new_tokens))
     columns = whole, tuple(min(share, n) for n in whole), tuple(n - min(share, n) for n in whole)
     streams = [Stream(0.25, run.window_s[0] - 0.5, column, GAPS) for column in columns]
-    both, one, other = (
-        window.output_tokens_per_s(replace(run, steps=Steps(*[()] * 7), stream=stream)) for stream in streams
-    )
+    both, one, other = (window.output_tokens_per_s(replace(run, steps=NO_STEPS, stream=each)) for each in streams)
     assert both is one is other is None or both == pytest.approx(one + other)
 
 
@@ -194,7 +189,7 @@ def test_twice_the_tokens_of_a_step_add_to_the_rate_and_their_time_to_the_batch(
     run, tokens = m.run, list(m.run.steps.new_tokens)
     if step < len(tokens):
         tokens[step] *= 2
-        more = replace(m, run=replace(run, steps=replace(run.steps, new_tokens=tokens)))
+        more = with_run(m, steps=replace(run.steps, new_tokens=tokens))
         trace, before, after = window.window_trace(run), figures(m), figures(more)
         followed = ["output_tokens_per_s", "requests_per_s", "batch", "roofline_fraction", "little"]
         followed += ["energy_per_token_j", "variance", "unexplained", "bound"]
@@ -213,8 +208,7 @@ def test_who_came_and_went_before_the_window_changes_nothing_of_it(m):
     row = (99, opens - 3, opens - 2.5, opens - 2, opens - 1, 7, 7, True, None)
     samples = Samples(*((*getattr(run.samples, f.name), value) for f, value in zip(fields(Samples), row)))
     stream = replace(run.stream, scheduled_s=(*run.stream.scheduled_s, opens - 3))
-    early = figures(replace(m, run=replace(run, samples=samples, stream=stream)))
-    before = figures(m)
+    early, before = figures(with_run(m, samples=samples, stream=stream)), figures(m)
     if all(at is None for at in run.samples.admitted_s):
         before["little"] = early["little"]  # now somebody says when it was admitted
     del before["requests_per_s"]  # by the mean length of all finished requests
@@ -227,8 +221,8 @@ def test_who_came_and_went_before_the_window_changes_nothing_of_it(m):
 @given(watched(gpus=3), st.permutations(range(3)))
 def test_the_order_of_gpus_says_nothing(m, order):
     gpus = m.run.telemetry.gpus
-    turned = replace(m.run, telemetry=replace(m.run.telemetry, gpus=tuple(gpus[i] for i in order)))
-    assert same(asdict(device_figures(turned)), asdict(device_figures(m.run)))
+    turned = with_run(m, telemetry=replace(m.run.telemetry, gpus=tuple(gpus[i] for i in order)))
+    assert same(asdict(device_figures(turned.run)), asdict(device_figures(m.run)))
 
 
 @given(watched(gpus=1))
