@@ -376,7 +376,7 @@ def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tu
     kinds = entries.get("layer_types")
     if kinds is None:
         from_layer = entries.get("max_window_layers")
-        if window is None or architecture in ALL_SLIDE:
+        if window is None or (architecture in ALL_SLIDE and "sliding_window_pattern" not in entries):
             return (window,) * layers
         if entries.get("use_sliding_window") and isinstance(from_layer, int):  # Qwen: those from there on
             return tuple(window if layer >= from_layer else None for layer in range(layers))

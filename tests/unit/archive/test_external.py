@@ -255,14 +255,15 @@ def test_of_many_values_twelve_are_named_and_of_columns_all_but_lists():
 
 
 @pytest.mark.parametrize(("cells", "found", "taken"), [
-    ([{"model": m, "id": f"{m}{n}", "n": n, "same": "x"} for m in "ab" for n in (1, 2)], "model (a, b)", "one curve"),
+    ([{"kind": m, "id": f"{m}{n}", "n": n, "same": "x"} for m in "ab" for n in (1, 2)], "kind (a, b)", "one curve"),
+    ([{"backend": m, "n": n} for n, m in enumerate("ab", 1)], "backend (a, b)", "one curve"),
     ([{"chunked": flag, "n": 1} for flag in ("True", "false")], "chunked (True, false)", "one curve"),
     ([{"kind": kind, "n": 1} for kind in ("", "x", "x")], "kind (empty, x)", "one curve"),
     ([{"size": size, "n": n, "run_number": 0} for n in (1, 8) for size in (32, 64)], "size (32, 64)", "repeats"),
     ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4, 5)], "size (1, 2, 3, 4, ...)", "repeats"),
     ([{"size": size, "n": n} for n in (1, 2) for size in (1, 2, 3, 4)], "size (1, 2, 3, 4)", "repeats"),
     *((cells, "", "") for cells in (
-        [{"model": "a", "n": n} for n in (1, 2)], [{"model": m, "n": n} for n, m in enumerate("abcd", 1)],
+        [{"model": "a", "n": n} for n in (1, 2)], [{"name": m, "n": n} for n, m in enumerate("abcd", 1)],
         [{"size": n, "n": n} for n in (1, 8) for _ in range(2)], [{"itls": [m], "n": 1} for m in "aabb"],
         [{"noise": n + size, "n": n} for n in (1, 8) for size in (32, 64)],
         [{"rate": size, "n": n} for n in (1, 8) for size in (32, 64)],
@@ -271,10 +272,29 @@ def test_of_many_values_twelve_are_named_and_of_columns_all_but_lists():
 ])  # fmt: skip
 def test_settings_that_are_mixed_are_told(cells, found, taken):
     """Words in which some rows agree, and numbers in which repeats differ and that are in several rows."""
-    notes = external.mixed_settings(rows(*cells), Columns(knob="n", throughput="rate", latency="wait"))
+    notes = external.mixed_settings(rows(*cells), OTHERS)
     assert len(notes) == bool(found)
     for note in notes:
         assert f"of different {found} " in note and f"--where {found.split()[0]}=" in note and taken in note
+
+
+OTHERS = Columns(knob="n", throughput="rate", latency="wait")
+
+
+@pytest.mark.parametrize("name", ["model_id", "model"])
+def test_several_models_are_no_curve(name):
+    with refused("a, b", hint=f"--where {name}=a"):
+        external.mixed_settings(rows({name: "a", "n": 1}, {"n": 2}, {name: "b", "n": 4}), OTHERS)
+
+
+@pytest.mark.parametrize("nothing", [0.0, "0", float("nan"), "nan", float("inf"), "", None])
+@pytest.mark.parametrize("name", ["rate", "wait"])
+def test_a_load_that_served_nothing_is_left_out(name, nothing):
+    good, bad = {"n": 1, "rate": 5.0, "wait": 1.0}, {"n": 2, "rate": 5.0, "wait": 1.0, name: nothing}
+    left, notes = external.with_values(rows(good, bad), OTHERS)
+    assert [row.cells["n"] for row in left] == [1] and len(notes) == 1 and name in notes[0]
+    with refused(name):
+        external.with_values(rows(bad), OTHERS)
 
 
 # Our own results in vLLM's words

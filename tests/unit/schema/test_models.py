@@ -27,8 +27,97 @@ LLAMA = {
 }  # fmt: skip
 
 
+POSITIONS = "max_position_embeddings"
+
+
 def llama(**entries: object) -> Model:
     return model_from_config("x", {**LLAMA, **entries})
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**9, 1.5, float("inf"), float("nan"), "12", True, [12], {}], ids=str)
+@pytest.mark.parametrize("name", sorted(models.MOST))
+def test_a_number_that_no_model_has_is_wrong_usage(name, value):
+    if (name, value) != (POSITIONS, 10**9):
+        with refused("x: ", name, hint="decoder-only"):
+            llama(**{name: value})
+
+
+BLOOM = {"architectures": ["BloomForCausalLM"], "hidden_size": 1024, "vocab_size": 9}
+
+
+@pytest.mark.parametrize("config", [
+    {"n_layer": 24, "n_head": 16, "seq_length": 2048}, {"n_layers": 24, "n_heads": 16, "max_seq_len": 2048},
+    {"num_layers": 24, "num_attention_heads": 16, "padded_vocab_size": 9, "vocab_size": None, "seq_length": 2048},
+    {"num_hidden_layers": 24.0, "num_attention_heads": 16},  # no positions, as with ALiBi: vLLM's own default
+], ids=range(4))  # fmt: skip
+def test_older_words_mean_the_same(config):
+    shape = model_from_config(
+        "x", {"architectures": ["BloomForCausalLM"], "hidden_size": 1024, "vocab_size": 9, **config}
+    )
+    assert (shape.layers, shape.heads, shape.head_size, shape.vocabulary, shape.positions) == (24, 16, 64, 9, 2048)
+
+
+def test_a_model_without_heads_has_a_state_instead():
+    entries = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 9, "architectures": ["MambaForCausalLM"]}
+    shape = model_from_config("x", {**entries, "state_size": 16})
+    assert (shape.heads, shape.kv_heads, shape.windows, shape.indivisible(4)) == (0, 0, None, None)
+    with refused("num_attention_heads"):
+        model_from_config("x", entries)
+
+
+@pytest.mark.parametrize("architecture", [
+    "BertModel", "LlamaModel", "RobertaForMaskedLM", "Qwen2ForSequenceClassification", "Qwen2ForRewardModel",
+    "BertForTokenClassification", "BertForQuestionAnswering",
+])  # fmt: skip
+def test_what_generates_no_text_is_refused(architecture):
+    with refused(architecture):
+        llama(architectures=[architecture])
+
+
+@pytest.mark.parametrize(
+    "architecture", ["GPT2LMHeadModel", "ChatGLMModel", "Grok1ModelForCausalLM", "BloomForCausalLM"]
+)
+def test_what_is_called_a_model_may_generate_text(architecture):
+    assert llama(architectures=[architecture]).architecture == architecture
+    with refused("T5ForConditionalGeneration"):
+        llama(architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True)
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    ("llama", "LlamaForCausalLM"), ("qwen2_moe", "Qwen2MoeForCausalLM"), ("strange_kind", "strangekindForCausalLM"),
+])  # fmt: skip
+@pytest.mark.parametrize("architectures", [None, []])
+def test_an_architecture_that_is_not_named_is_that_of_the_kind(kind, name, architectures):
+    assert llama(architectures=architectures, model_type=kind).architecture == name
+
+
+COUNTED = [name for name, model in models.MODELS.items() if model["config"]["model_type"] in models.FAMILIES]
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_common_decoder_is_counted_to_the_digit(name):
+    """By what was published, or Transformers counts."""
+    model = models.MODELS[name]
+    assert models.parameters_of(model["config"]) == model["parameters"]
+    assert models.parameters_of({**model["config"], "strange_entry": 1}) is None
+    assert (
+        models.parameters_of({**model["config"], "rope_theta": 7, "_name_or_path": "x", "eos_token_id": 3}) is not None
+    )
+
+
+def test_biases_are_counted():
+    plain = {**models.MODELS["llama-tiny"]["config"], "attention_bias": False}
+    wide, inner, layers = (plain[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    keys = wide // plain["num_attention_heads"] * plain["num_key_value_heads"]
+    own = models.parameters_of(plain)
+    assert models.parameters_of({**plain, "attention_bias": True}) == own + layers * (2 * wide + 2 * keys)
+    assert models.parameters_of({**plain, "mlp_bias": True}) == own + layers * (2 * inner + wide)
+
+
+def test_many_families_are_counted():
+    assert len(COUNTED) >= 25 and models.parameters_of(models.MODELS["opt-125m"]["config"]) is None
+    assert llama(model_type="llama").parameters == models.parameters_of({**LLAMA, "model_type": "llama"})
+    assert llama().parameters is None
 
 
 @pytest.mark.parametrize("name", KV_BYTES)
@@ -73,6 +162,7 @@ def test_of_layers_with_a_state_and_of_what_was_not_compared_only_the_engine_kno
     assert shape.attention_width(100) == shape.heads * shape.head_size * shape.layers
 
 
+QWEN = {"sliding_window": 64, "use_sliding_window": True, "architectures": ["Qwen2ForCausalLM"]}
 HALF = {"layer_types": ["sliding_attention", "full_attention"] * 15}
 
 
@@ -81,6 +171,8 @@ HALF = {"layer_types": ["sliding_attention", "full_attention"] * 15}
     ({"sliding_window": 64, "use_sliding_window": False}, {None}),
     ({"sliding_window": 64, **HALF}, {64, None}), ({"layer_types": ["attention"] * 30}, {None}),
     ({"sliding_window": 64, "sliding_window_pattern": 6}, None),
+    ({"sliding_window": 64, "architectures": ["Gemma2ForCausalLM"]}, None),
+    ({**QWEN, "max_window_layers": 28}, {None, 64}), ({**QWEN, "max_window_layers": 30}, {None}), (QWEN, None),
     (HALF, None), ({"layer_types": ["full_attention"] * 29}, None),
     ({"layer_types": ["full_attention"] * 29 + ["mamba"]}, None),
     ({"layer_types": ["full_attention"] * 29 + ["chunked_attention"]}, None),
@@ -144,7 +236,7 @@ def test_weights_are_served_in_their_own_type(told, served):
 
 
 @pytest.mark.parametrize("broken", [
-    *((name, None) for name in sorted(LLAMA.keys() - {"num_key_value_heads", "intermediate_size"})),
+    *((name, None) for name in sorted(LLAMA.keys() - {"num_key_value_heads", "intermediate_size", POSITIONS})),
     ("architectures", []), ("num_attention_heads", "many"), ("vocab_size", "many"),
 ])  # fmt: skip
 def test_a_missing_or_unusable_entry_is_wrong_usage(broken):
