@@ -1,10 +1,14 @@
-"""What a section of a report holds, as values that tests compare: its tables, its sentences and its charts."""
+"""What a section of a report holds, as values that tests compare: its tables, its sentences and its charts; and all of
+it as a text that a file of tests/data/report keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 
-from pytest_slmserve.report.section import Legend, Named, Part, Section, Table
+from scripts import DATA
+
+from pytest_slmserve.report.section import Details, Legend, Named, Part, Section, Table
 
 
 def rows_of(table: Table) -> list[dict[str, str]]:
@@ -34,3 +38,37 @@ def named_of(section: Section) -> dict[str, str]:
 
 def legends_of(parts: Iterable[object]) -> list[str]:
     return [part.text for part in parts if isinstance(part, Legend)]
+
+
+def in_words(parts: Iterable[Section | Part]) -> str:
+    """Sections a line for each sentence and row, with the titles of their charts. Of a legend the first words are
+    enough: no two begin alike."""
+    lines: list[str] = []
+    for part in parts:
+        match part:
+            case Section(title, inner, look, charts, name):
+                drawn = ", ".join(chart.title for chart in charts() if chart.spec)
+                lines += [f"# {title} [{look}] {name}".strip(), in_words(inner), f"charts: {drawn}" if drawn else ""]
+            case Table(caption=caption, heading=heading):
+                cells = part.cells
+                lines += [" | ".join(row) for row in ([caption + heading], cells.heads, *cells.rows) if cells.rows]
+            case Named(pairs):
+                lines += [f"{name}: {text}" for name, text in pairs]
+            case Legend(text, notes):
+                lines += [f"({text[:40]})", *notes]
+            case Details(heading):
+                lines.append(f"+ {heading}")
+            case _:
+                lines.append(str(part))
+    return "\n".join(filter(None, lines))
+
+
+def kept(name: str, shown: Mapping[str, str]) -> dict[str, str]:
+    """The texts of planted scenes as tests/data/report keeps them. `REWRITE=1 pytest FILE` writes them anew: look at
+    the difference."""
+    path = DATA / "report" / f"{name}.txt"
+    if os.environ.get("REWRITE"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"=== {scene}\n{text}\n" for scene, text in shown.items()), "utf-8")
+    _, *scenes = ("\n" + path.read_text("utf-8").removesuffix("\n")).split("\n=== ")
+    return {scene: text for scene, _, text in (each.partition("\n") for each in scenes)}
