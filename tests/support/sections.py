@@ -51,7 +51,11 @@ def in_words(parts: Iterable[Section | Part]) -> str:
                 lines += [f"# {title} [{look}] {name}".strip(), in_words(inner), f"charts: {drawn}" if drawn else ""]
             case Table(caption=caption, heading=heading):
                 cells = part.cells
-                lines += [" | ".join(row) for row in ([caption + heading], cells.heads, *cells.rows) if cells.rows]
+                lines += [
+                    " | ".join(row)
+                    for row in ([f"{caption} {heading}".strip()], cells.heads, *cells.rows)
+                    if cells.rows
+                ]
             case Named(pairs):
                 lines += [f"{name}: {text}" for name, text in pairs]
             case Legend(text, notes):

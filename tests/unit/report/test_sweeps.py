@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import sweeps
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.section import Section, Table
+from pytest_slmserve.report.section import Named, Section, Table
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Environment, Stream
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec
@@ -89,7 +89,7 @@ YOUNG = replace(seen(8), requests_per_s=2.0, e2e_s=3.0, batch=8.0)  # looked bac
 FED, STARVED = (replace(seen(c), batch=b, kv_usage=0.3) for c, b in ((128, 120.0), (512, 240.0)))
 SERVER = replace(at(), spec=replace(at().spec, interface="server"))
 ENDPOINT = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1", extra=(("top_k", "5"),))
-LATE = [measurement(c, law(c), repeat=i, admitted_early=0.02 * i * (c == 4)) for c in BATCHES for i in range(2)]
+LATE = [at(c, law(c), repeat=i, admitted_early=0.02 * i * (c == 4)) for c in (4, 16) for i in range(2)]
 CUT = ((512, "full"), (1024, "full"))
 PARTLY = [measurement(c, law(c), repeat=i, preempted=c == 16) for c in (1, 4, 16) for i in range(2)]
 UNSTEADY = {"steps": 200, "slow_from": 100, "slow_factor": 1.25}
@@ -124,15 +124,17 @@ HEADINGS = {
         "m", [replace(at(), spec=ENDPOINT, run=replace(at().run, stream=Stream(0.01, 0.0, (), {})))]
     ),
 }  # fmt: skip
+LAWS = {
+    "a law of one repeat": sweep(repeats=1),
+    "weights explain the fixed part": sweep(noise=0.01, b_half=1.0),
+    "weights may explain the fixed part": sweep(noise=0.01, b_half=5.5),
+    "an unknown shape": sweep(model="/nowhere/unknown"),
+}
 CURVES = {
     "an invalid measurement": lambda: curve_of("x", [at(8, 9.0), at(8, 9.0, failures=1)]),
     "no valid repeat": lambda: curve_of("x", [at(failures=1)]),
     "a CPU": lambda: sweep(CPU),
     "a law": sweep,
-    "a law of one repeat": lambda: sweep(repeats=1),
-    "weights explain the fixed part": lambda: sweep(noise=0.01, b_half=1.0),
-    "weights may explain the fixed part": lambda: sweep(noise=0.01, b_half=5.5),
-    "an unknown shape": lambda: sweep(model="/nowhere/unknown"),
     "a law that cannot be": noisy(10_300.0, 10_150.0, 10_000.0, loads=(16, 64, 256), noise=0.001),
     "no law": noisy(597.0, 2132.0, 5981.0, 12141.0, 12511.0, 10893.0, 11005.0, loads=(1, 4, 16, 64, 128, 256, 512)),
     "a plateau": noisy(*map(law, (64, 128, 256, 512)), loads=(64, 128, 256, 512), noise=0.001),
@@ -190,10 +192,11 @@ def test_planted_curves_have_the_sections_that_are_kept():
         curves=[sweep()],
         judged=[(Verdict(PLATEAU, "opt-1.3b", State.PASSES, "so"), ClaimRow(PLATEAU, parameters={"tolerance": 0.75}))],
     )
-    found["a given b_half"] = Findings(curves=[sweep()], b_half=44.0)
-    found["a given b_half that is far off"] = Findings(curves=[sweep()], b_half=30.0)
     found["none"] = Findings()
     shown = {name: re.sub("\n  .*", "", in_words(sweeps.sweep_sections(each))) for name, each in found.items()}
+    laws = {name: sweeps.findings(curve, 0.1) for name, curve in LAWS.items()}
+    laws |= {f"b_half {given}": sweeps.findings(sweep(), 0.1, given) for given in (44.0, 30.0)}
+    shown |= {f"law: {name}": in_words([Named([*pairs])]) for name, pairs in laws.items()}
     shown |= {f"heading: {name}": "\n".join(sweeps.heading(made())) for name, made in HEADINGS.items()}
     assert shown == kept("sweeps", shown)
 
