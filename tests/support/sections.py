@@ -41,14 +41,14 @@ def legends_of(parts: Iterable[object]) -> list[str]:
 
 
 def in_words(parts: Iterable[Section | Part]) -> str:
-    """Sections a line for each sentence and row, with the titles of their charts. Of a legend the first words are
-    enough: no two begin alike."""
+    """Sections, a line for each sentence and row, and the number of charts. Of a legend the first words are enough:
+    no two begin alike."""
     lines: list[str] = []
     for part in parts:
         match part:
             case Section(title, inner, look, charts, name):
-                drawn = ", ".join(chart.title for chart in charts() if chart.spec)
-                lines += [f"# {title} [{look}] {name}".strip(), in_words(inner), f"charts: {drawn}" if drawn else ""]
+                drawn = sum(chart.spec is not None for chart in charts())
+                lines += [f"# {title} [{look}] {name}".strip(), in_words(inner), f"charts: {drawn}"]
             case Table(caption=caption, heading=heading):
                 cells = part.cells
                 lines += [
@@ -59,7 +59,7 @@ def in_words(parts: Iterable[Section | Part]) -> str:
             case Named(pairs):
                 lines += [f"{name}: {text}" for name, text in pairs]
             case Legend(text, notes):
-                lines += [f"({text[:40]})", *notes]
+                lines += [f"({text[:20]})", *notes]
             case Details(heading):
                 lines.append(f"+ {heading}")
             case _:

@@ -65,11 +65,11 @@ def requested(made: Curve, hash="0123456789ab", **fields) -> Curve:
 
 
 def at(concurrency=8, rate=100.0, host=None, **facts):
-    return measurement(concurrency, rate, environment=replace(H200, host=host), **facts)
+    return measurement(concurrency, rate, environment=replace(CPU, host=host), **facts)
 
 
 def adaptive(rates: dict[int, float]) -> Curve:
-    made = [measurement(load, rate * (1 + 0.001 * i), repeat=i) for load, rate in rates.items() for i in range(2)]
+    made = [at(load, rate * (1 + 0.001 * i), repeat=i) for load, rate in rates.items() for i in range(2)]
     return curve_of("opt-1.3b", made, planned=GRID, adaptive=0.1)
 
 
@@ -91,9 +91,9 @@ SERVER = replace(at(), spec=replace(at().spec, interface="server"))
 ENDPOINT = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1", extra=(("top_k", "5"),))
 LATE = [at(c, law(c), repeat=i, admitted_early=0.02 * i * (c == 4)) for c in (4, 16) for i in range(2)]
 CUT = ((512, "full"), (1024, "full"))
-PARTLY = [measurement(c, law(c), repeat=i, preempted=c == 16) for c in (1, 4, 16) for i in range(2)]
+PARTLY = [at(c, law(c), repeat=i, preempted=c == 16) for c in (1, 4, 16) for i in range(2)]
 UNSTEADY = {"steps": 200, "slow_from": 100, "slow_factor": 1.25}
-NOISY = [measurement(c, law(c), repeat=i, steps=200) for c in (2, 4, 8) for i in range(2)]
+NOISY = [at(c, law(c), repeat=i, steps=200) for c in (2, 4, 8) for i in range(2)]
 PLACES = [("one", "a"), ("two", "b"), ("three", "b")]
 HOSTS = [at(c, law(c), host, repeat=i, launch=name) for c in (1, 4, 16) for i, (name, host) in enumerate(PLACES)]
 
@@ -104,7 +104,7 @@ def noisy(*rates, loads=(1, 2, 4, 8), **words):
 
 HEADINGS = {
     "three launches on two hosts": lambda: curve_of("opt-1.3b", HOSTS),
-    "one repeat more": lambda: curve_of("opt-1.3b", [*HOSTS, measurement(1, law(1), repeat=9)]),
+    "one repeat more": lambda: curve_of("opt-1.3b", [*HOSTS, at(1, law(1), repeat=9)]),
     "an invalid measurement of another host": lambda: curve_of("x", [at(8, 9.0, "a"), at(8, 9.0, "b", failures=1)]),
     "no valid repeat": lambda: curve_of("x", [at(failures=1)]),
     "a CPU": lambda: sweep(CPU, loads=(1,)),
@@ -151,7 +151,7 @@ CURVES = {
     "nothing": planted,
     "nothing was measured": lambda: planted(missing=(1, 2)),
     "cut, missing, invalid and partly valid": lambda: curve_of(
-        "x", [*PARTLY, measurement(4, law(4), repeat=2, failures=3)], planned=(1, 4, 16, 8, 32, 512), cut=CUT
+        "x", [*PARTLY, at(4, law(4), repeat=2, failures=3)], planned=(1, 4, 16, 8, 32, 512), cut=CUT
     ),
     "a point without repeats": lambda: without(noisy_curve({4: 1.0, 8: 2.0}), 4),
     "not steady": lambda: curve_of(
@@ -273,13 +273,16 @@ def test_spread_is_over_the_mean():
 
 
 def test_labels_tell_curves_apart_in_words():
+    def loaded(**fields) -> Curve:
+        return curve_of("opt-1.3b", [measurement(load=ClosedLoop(1, **fields))])
+
     base, other = sweep(repeats=1, loads=(1,)), sweep(model="opt-2.7b", loads=(1,))
     two = specified(base, tensor_parallel_size=2, kv_cache_bytes=9 * GIB)
     name = "max_cudagraph_capture_size"
     told = {
         (base, other): ["opt-1.3b", "opt-2.7b"],
-        (base, curve_of("opt-1.3b", [at(load=ClosedLoop(1, ramp_up="burst"))])): ["ramp-up staggered", "ramp-up burst"],
-        (base, curve_of("x", [at(load=ClosedLoop(1, window_s=9.0))])): ["opt-1.3b", "x"],
+        (base, loaded(ramp_up="burst")): ["ramp-up staggered", "ramp-up burst"],
+        (base, loaded(window_s=9.0)): ["window 5 s", "window 9 s"],
         (base, specified(base, extra=((name, 2048),))): [f"{name} unset", f"{name} 2048"],
         (base, two): ["TP 1", "TP 2"],  # more GPUs have more cache
         (two, specified(two, kv_cache_bytes=4 * GIB)): ["KV cache 9 GiB", "KV cache 4 GiB"],
