@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from difflib import unified_diff
 
 from scripts import DATA
 
@@ -67,12 +68,16 @@ def in_words(parts: Iterable[Section | Part]) -> str:
     return "\n".join(filter(None, lines))
 
 
-def kept(name: str, shown: Mapping[str, str]) -> dict[str, str]:
-    """The texts of planted scenes as tests/data/report keeps them. `REWRITE=1 pytest FILE` writes them anew: look at
-    the difference."""
+def difference(name: str, shown: Mapping[str, str]) -> str:
+    """What planted scenes show otherwise than the file of this name in tests/data/report has it; empty if nothing. Of a
+    line that was there before, in any scene, the file has "~". `REWRITE=1 pytest FILE` writes it anew."""
+    lines, said = list[str](), set[str]()
+    for scene, text in shown.items():
+        lines.append(f"=== {scene}")
+        for line in text.split("\n"):
+            lines.append("~" if line in said else line)
+            said.add(line)
     path = DATA / "report" / f"{name}.txt"
     if os.environ.get("REWRITE"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(f"=== {scene}\n{text}\n" for scene, text in shown.items()), "utf-8")
-    _, *scenes = ("\n" + path.read_text("utf-8").removesuffix("\n")).split("\n=== ")
-    return {scene: text for scene, _, text in (each.partition("\n") for each in scenes)}
+        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return "\n".join(unified_diff(path.read_text("utf-8").splitlines(), lines, "kept", "now", lineterm="", n=1))
