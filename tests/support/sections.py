@@ -11,6 +11,8 @@ from scripts import DATA
 
 from pytest_slmserve.report.section import Details, Legend, Named, Part, Section, Table
 
+SHORT = 20  # characters
+
 
 def rows_of(table: Table) -> list[dict[str, str]]:
     """Each row of a table by the names of the columns that tell something."""
@@ -70,12 +72,12 @@ def in_words(parts: Iterable[Section | Part]) -> str:
 
 def difference(name: str, shown: Mapping[str, str]) -> str:
     """What planted scenes show otherwise than the file of this name in tests/data/report has it; empty if nothing. Of a
-    line that was there before, in any scene, the file has "~". `REWRITE=1 pytest FILE` writes it anew."""
+    long line that was there before, in any scene, the file has "~". `REWRITE=1 pytest FILE` writes it anew."""
     lines, said = list[str](), set[str]()
     for scene, text in shown.items():
         lines.append(f"=== {scene}")
         for line in text.split("\n"):
-            lines.append("~" if line in said else line)
+            lines.append("~" if line in said and len(line) > SHORT else line)
             said.add(line)
     path = DATA / "report" / f"{name}.txt"
     if os.environ.get("REWRITE"):
