@@ -225,7 +225,9 @@ def test_without_a_picture_every_reason_is_told_and_no_file_is_made(found, fact,
 
 
 def test_each_picture_is_a_file_of_its_form_or_says_why_not(tmp_path, monkeypatch):
-    drawn = SimpleNamespace(vegalite_to_png=lambda spec, scale: b"png", vegalite_to_svg=lambda spec: f"svg {spec}")
+    drawn = SimpleNamespace(
+        vegalite_to_png=lambda spec, scale: b"png" * scale, vegalite_to_svg=lambda spec: f"svg {spec}"
+    )
     monkeypatch.setitem(sys.modules, "vl_convert", drawn)
     found = Findings(curves=[swept()])
     for form in ("png", "svg"):
@@ -234,6 +236,7 @@ def test_each_picture_is_a_file_of_its_form_or_says_why_not(tmp_path, monkeypatc
             path = tmp_path / form / f"{picture.name}.{form}"
             assert path.exists() is bool(picture.panels) and (str(path) in line or picture.why_not in line)
     assert json.loads((tmp_path / "svg" / "sweeps.svg").read_text("utf-8")[4:])["title"]["text"] == "sweeps"
+    assert (tmp_path / "png" / "sweeps.png").read_bytes() == b"pngpng", "twice as many pixels"
     (tmp_path / "svg" / "sweeps.png").mkdir()
     with refused("sweeps.png"):
         draw_pictures(found, tmp_path / "svg", "png")
