@@ -4,14 +4,17 @@ it as a text that a file of tests/data/report keeps."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from difflib import unified_diff
+from typing import Any
 
 from scripts import DATA
 
 from pytest_slmserve.report.section import Details, Legend, Named, Part, Section, Table
 
 SHORT = 20  # characters
+MANY = 16  # rows
 
 
 def rows_of(table: Table) -> list[dict[str, str]]:
@@ -68,6 +71,22 @@ def in_words(parts: Iterable[Section | Part]) -> str:
             case _:
                 lines.append(str(part))
     return "\n".join(filter(None, lines))
+
+
+def in_layers(spec: Mapping[str, Any]) -> str:
+    """A chart: the mark of each layer with what it draws, its rows, of many the first, the middle one and the last, and
+    the axes."""
+    lines, names = [spec["description"]], []
+    for part in [spec, *spec["layer"]]:
+        shown = {channel: each["field"] for channel, each in part.get("encoding", {}).items() if "field" in each}
+        lines.append(f"+ {part['mark']['type']}: {shown}" if "mark" in part else "+ all layers")
+        rows = part.get("data", {}).get("values", [])
+        for row in rows if len(rows) <= MANY else [rows[0], rows[len(rows) // 2], rows[-1]]:
+            lines += [] if [*row] == names else [" | ".join(row)]
+            names = [*row]
+            lines.append(" | ".join(map(str, row.values())))
+    lines += [f"{name}: {spec['layer'][-1]['encoding'].get(name)}" for name in "xy"]
+    return re.sub(r"\d+\.\d{5,}(e-\d+)?", lambda found: f"{float(found[0]):.5g}", "\n".join(lines))
 
 
 def difference(name: str, shown: Mapping[str, str]) -> str:
