@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from launches import pair_of_launches, pairs
-from sections import column_of, difference, in_words, legends_of, rows_of, sentences_of, tables_of
+from sections import difference, in_words, rows_of, sentences_of, tables_of
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.gate.diagnosis import Difference, splits
+from pytest_slmserve.analysis.gate.diagnosis import Difference
 from pytest_slmserve.analysis.gate.launch_pairs import Answers, Differs, judge_gate
 from pytest_slmserve.report import gate
 from pytest_slmserve.report.findings import Findings
@@ -140,106 +140,54 @@ def test_compiling_is_told_by_the_median_of_both_sides_or_not_at_all(untold):
 # Where the time goes
 
 
-def shown(*sides) -> dict[str, list[str]]:
-    """The figures of the split, by the name of a row."""
-    (table, *_) = tables_of(gate.diagnosis_parts([sides[0]], [sides[1]]))
-    return {name: figures for name, *figures in table.cells.rows}
-
-
-def findings(*sides) -> list[str]:
-    (split,) = splits([sides[0]], [sides[1]])
-    return list(gate.split_findings(split))
-
-
-SLOWER = traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0)
-
-
-def test_a_split_shows_every_part_of_both_sides():
-    assert shown(*SLOWER) == {
-        "total": ["22.0", "26.0", "+4.0", "+18.2"],
-        "prefill": ["6.00", "6.00", "0.00", "0.0"],
-        "decode": ["16.0", "20.0", "+4.0", "+25.0"],
-        "host gap": ["5.50", "5.20", "-0.30", "-5.5"],
-        "kernels": ["16.5", "20.8", "+4.3", "+26.1"],
-        "steps per request": ["4.00", "4.00", "0.00", "0.0"],
-        "ms per step": ["5.50", "6.50", "+1.00", "+18.2"],
-    }
-    by_step, by_device, steps = findings(*SLOWER)
-    assert "decode: 100 %" in by_step and "other" not in by_step
-    assert "kernels: 107.5 %" in by_device and "other way" in by_device
-    assert " 0.0 %" in steps and " +18.2 %" in steps
-
-
-def test_a_change_of_less_than_a_hundredth_is_not_taken_apart():
-    said, *_ = findings(traced(0.004), traced(0.00402))
-    assert "1 %" in said and "most of the change" not in said
-
-
-@pytest.mark.parametrize(
-    ("sides", "lacking"),
-    [((0.25, None), "(candidate)"), ((None, 0.25), "(baseline)"), ((None, None), "(baseline and candidate)")],
-)
-def test_a_gap_that_nobody_saw_is_unknown_and_says_of_which_side(sides, lacking):
-    pair = traced(idle=sides[0]), traced(0.005, idle=sides[1])
-    said = findings(*pair)[-1]
-    assert "host gap" not in shown(*pair) and said.startswith("host gap unknown") and said.endswith(lacking)
-
-
-def test_a_load_that_cannot_be_split_says_why():
-    crowded = traced(concurrency=32), traced(0.005, concurrency=32)
-    assert "decode" not in shown(*crowded)
-    assert [said for said in findings(*crowded) if "(0 and 0 " in said and " 50 " in said]
-    assert [said for said in findings(traced(), measurement()) if said.endswith("a prompt (candidate)")]
-
-
-def test_bytes_are_told_in_gib_where_that_tells_them_apart():
-    cache = Difference("kv_cache_bytes", (str(1 << 33),), (str(100 << 30), None))
-    nearly = Difference("gpu_memory_bytes", (str(1 << 33),), (str((1 << 33) + 1),))
-    (table,) = tables_of(gate.difference_parts((cache, nearly)))
-    assert table.cells.rows == [
-        ["kv_cache_bytes", "8.000 GiB", "100.0 GiB or -"],
-        ["gpu_memory_bytes", "8589934592", "8589934593"],
-    ]
-    assert tables_of(gate.difference_parts(())) == [] and len(sentences_of(gate.difference_parts(()))) == 1
-
-
-def test_a_diagnosis_is_told_from_the_split_to_the_differences():
-    newer = replace(H200, vllm="0.27.0")
-    candidate = traced(0.005, environment=newer, resolved=replace(RESOLVED, async_scheduling=True), ready_s=36.0)
-    parts = list(gate.diagnosis_parts([traced()], [candidate]))
-    divided, differences = tables_of(parts)
-    *told, start = sentences_of(parts)
-    assert (
-        divided.heading.startswith("where the time goes: opt-1.3b, concurrency 8") and "(1 and 1 m" in divided.heading
-    )
-    assert told == findings(traced(), candidate) and gate.SPLIT_LEGEND in legends_of(parts)
-    assert "opt-1.3b: 30.0 -> 36.0 s (+20.0 %)" in start
-    assert {"vllm", "async_scheduling"} <= {*column_of(differences, "")}
-
-
 def with_probe(wall_s, cpu_s):
     seen = (m := traced()).run.telemetry
     columns = {**seen.columns, PROBE: (wall_s,) * len(seen), PROBE_CPU: (cpu_s,) * len(seen)}
     return replace(m, run=replace(m.run, telemetry=replace(seen, columns=columns)))
 
 
-def test_the_probes_of_both_sides_are_compared_if_both_have_one():
-    same, slower = with_probe(0.005, 0.004), with_probe(0.006, 0.00402)
-    found = shown(same, slower)
-    assert found["host-speed probe, ms"] == ["5.00", "6.00", "+1.00", "+20.0"]
-    assert found["its CPU time, ms"] == ["4.00", "4.02", "+0.02", "+0.5"]
-    assert [said for said in findings(same, slower) if "probe +20.0 %" in said and "CPU time +0.5 %" in said]
-    assert len(findings(same, same)) == 1, "the host was the same"
-    assert "host-speed probe, ms" not in shown(traced(), same)
-    legends = [legends_of(gate.diagnosis_parts([m], [m])) for m in (same, traced())]
-    assert [gate.PROBE_LEGEND in each for each in legends] == [True, False]
+NEWER = {"environment": replace(H200, vllm="0.27.0"), "resolved": replace(RESOLVED, async_scheduling=True)}
+SIDES = {
+    "slower": (traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0)),
+    "less than a hundredth slower": (traced(0.004), traced(0.00402)),
+    "no sensor beside the candidate": (traced(idle=0.25), traced(0.005, idle=None)),
+    "no sensor beside the baseline": (traced(idle=None), traced(0.005, idle=0.25)),
+    "no sensor": (traced(idle=None), traced(0.005, idle=None)),
+    "a prompt in each step": (traced(concurrency=32), traced(0.005, concurrency=32)),
+    "prompts that are not known": (traced(), measurement()),
+    "another release, slower to start": (traced(), traced(0.005, ready_s=36.0, **NEWER)),
+    "a slower host": (with_probe(0.005, 0.004), with_probe(0.006, 0.00402)),
+    "the same host": (with_probe(0.005, 0.004), with_probe(0.005, 0.004)),
+    "a probe beside one side": (traced(), with_probe(0.005, 0.004)),
+}
+CACHE = Difference("kv_cache_bytes", (str(1 << 33),), (str(100 << 30), None))
+NEARLY = Difference("gpu_memory_bytes", (str(1 << 33),), (str((1 << 33) + 1),))  # which GiB do not tell apart
+
+
+def test_planted_sides_have_the_diagnosis_that_is_kept():
+    shown = {name: in_words(gate.diagnosis_parts([one], [other])) for name, (one, other) in SIDES.items()}
+    shown["bytes"] = in_words(gate.difference_parts((CACHE, NEARLY)))
+    shown["no difference"] = in_words(gate.difference_parts(()))
+    assert difference("diagnoses", shown) == ""
+
+
+def figures(baseline, candidate) -> dict[str, list[float]]:
+    """Both sides of each row of the split."""
+    (table, *_) = tables_of(gate.diagnosis_parts([baseline], [candidate]))
+    return {name: [float(text) for text in sides[:2]] for name, *sides in table.cells.rows}
+
+
+def test_a_split_is_the_one_that_was_planted():
+    found = figures(*SIDES["slower"])
+    assert (found["prefill"], found["decode"], found["total"]) == ([6, 6], [16, 20], [22, 26])
+    assert (found["host gap"], found["kernels"]) == ([5.5, 5.2], [16.5, 20.8])
+    assert (found["steps per request"], found["ms per step"]) == ([4, 4], [5.5, 6.5])
 
 
 def test_the_parts_of_a_split_are_the_whole():
-    found = shown(traced(0.003, 0.005, idle=0.3), traced(0.007, 0.004, idle=0.1))
-    sides = {name: [float(text) for text in row[:2]] for name, row in found.items()}
+    found = figures(traced(0.003, 0.005, idle=0.3), traced(0.007, 0.004, idle=0.1))
     for one, other in (("prefill", "decode"), ("host gap", "kernels")):
-        assert [a + b for a, b in zip(sides[one], sides[other])] == pytest.approx(sides["total"], rel=0.01)
-    steps, step_ms = sides["steps per request"], sides["ms per step"]
-    assert [a * b for a, b in zip(steps, step_ms)] == pytest.approx(sides["total"], rel=0.01)
-    assert sides["total"][0] != pytest.approx(sides["total"][1])
+        assert [a + b for a, b in zip(found[one], found[other])] == pytest.approx(found["total"], rel=0.01)
+    steps, step_ms = found["steps per request"], found["ms per step"]
+    assert [a * b for a, b in zip(steps, step_ms)] == pytest.approx(found["total"], rel=0.01)
+    assert found["total"][0] != pytest.approx(found["total"][1])

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.claims.table import ClaimRow, stored_curves
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Summary
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of, labels
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import sweeps
@@ -26,7 +26,7 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.section import Named, Section, Table
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Environment, Stream
-from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 
 BATCHES = (4, 16, 64, 256)
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -198,6 +198,8 @@ def test_planted_curves_have_the_sections_that_are_kept():
     laws |= {f"b_half {given}": sweeps.findings(sweep(), 0.1, given) for given in (44.0, 30.0)}
     shown |= {f"law: {name}": in_words([Named([*pairs])]) for name, pairs in laws.items()}
     shown |= {f"heading: {name}": "\n".join(sweeps.heading(made())) for name, made in HEADINGS.items()}
+    skipped = {"predicted": (LAWFUL, 512), "not predicted": (DENTED, 256), "next": (EARLY, 4)}
+    shown |= {f"skipped: {name}": sweeps.skip_note(*one) for name, one in skipped.items()}
     assert difference("sweeps", shown) == ""
 
 
@@ -253,13 +255,6 @@ def test_a_server_that_feeds_its_engine_or_waits_in_it_is_not_told():
     assert not told(STARVED, m=at()) and not told(STARVED, m=small)
 
 
-def test_a_skipped_load_has_its_prediction_or_none():
-    notes = [sweeps.skip_note(curve, load) for curve, load in ((LAWFUL, 512), (DENTED, 256), (EARLY, 4))]
-    assert f"predicted: {law(512) * 1.0005:,.0f}"[:14] in notes[0] and " to 9," in notes[0]
-    assert notes[1].endswith("17.4 % (at 512)") and "predicted" not in notes[1]
-    assert "concurrency 256 was next" in notes[2]
-
-
 def test_the_report_and_the_item_say_alike_what_was_left_out():
     made = [measurement(8, 100.0, repeat=i, failures=3 * (i == 2)) for i in range(3)]
     (said,) = sweeps.remarks(curve_of("opt-1.3b", made))
@@ -270,36 +265,6 @@ def test_the_report_and_the_item_say_alike_what_was_left_out():
 def test_spread_is_over_the_mean():
     assert sweeps.relative_range(point(1, [90.0, 100.0, 110.0])) == pytest.approx(0.2)
     assert sweeps.relative_range(point(1, [90.0])) is sweeps.relative_range(point(1, [])) is None
-
-
-def test_labels_tell_curves_apart_in_words():
-    def loaded(**fields) -> Curve:
-        return curve_of("opt-1.3b", [measurement(load=ClosedLoop(1, **fields))])
-
-    base, other = sweep(repeats=1, loads=(1,)), sweep(model="opt-2.7b", loads=(1,))
-    two = specified(base, tensor_parallel_size=2, kv_cache_bytes=9 * GIB)
-    name = "max_cudagraph_capture_size"
-    told = {
-        (base, other): ["opt-1.3b", "opt-2.7b"],
-        (base, loaded(ramp_up="burst")): ["ramp-up staggered", "ramp-up burst"],
-        (base, loaded(window_s=9.0)): ["window 5 s", "window 9 s"],
-        (base, specified(base, extra=((name, 2048),))): [f"{name} unset", f"{name} 2048"],
-        (base, two): ["TP 1", "TP 2"],  # more GPUs have more cache
-        (two, specified(two, kv_cache_bytes=4 * GIB)): ["KV cache 9 GiB", "KV cache 4 GiB"],
-        (base, requested(base, "fedcba987654")): ["workload 012345", "workload fedcba"],
-        (specified(base, max_num_seqs=256), specified(base, enforce_eager=True)): [
-            "max_num_seqs 256, no enforce_eager", "max_num_seqs 1024, enforce_eager",
-        ],
-        (Curve(subject="x"), Curve(subject="x")): ["x", "x"],
-    }  # fmt: skip
-    for some, words in told.items():
-        assert [
-            label.partition(", ")[2] or label * (word == label) for label, word in zip(labels(some), words)
-        ] == words
-    assert labels([base, requested(base, "fedcba987654", prompt_tokens=None, output_tokens=None)])[1].endswith(
-        ", natural lengths"
-    )
-    assert labels([base, sweep(CPU, loads=(1,))])[1].startswith("opt-1.3b, Imagined CPU")
 
 
 # Sensors and steps

@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launches import pairs
 from refusals import refused
-from scripts import DATA
-from strategies import H200, law, measurement, shared_point
+from strategies import H200, measurement
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
@@ -167,16 +166,6 @@ def test_goodput_and_costs_are_of_the_points():
     assert writer.goodput_part([], SLO) is None is writer.cost_part([])
 
 
-def test_the_numbers_of_points_replicas_and_charts_are_on_the_page(page):
-    head, *rows = page.tables["Points of opt-1.3b"]
-    at = head.index("tokens /s")
-    assert [row[at] for row in rows] == [figure(p.output_tokens_per_s, 4) for p in SWEEP.points]
-    planes = [spec for spec in page.charts.values() if spec["description"] == "throughput against latency"]
-    assert len(planes) == 1 and {"Goodput of each load", "Cost of a million output tokens"} <= page.tables.keys()
-    shared = Page(rendered(Findings(shared=[shared_point(2, (900.0,))])))
-    assert "Throughput" in shared.tables and shared.text.count("2 x opt-1.3b") >= 2
-
-
 def test_a_status_progress_and_nothing_are_told():
     assert "Exit status 10" in Page(rendered(Findings(), status=10)).text
     seen = Page(rendered(Findings(), progress="case 3 of 9")).text
@@ -269,11 +258,6 @@ def test_libraries_are_those_that_their_table_names_and_are_packed_once():
     assert rendered(Findings()) == rendered(Findings()) and writer.shared_parts.cache_info().misses == 1
 
 
-def test_an_archive_is_in_its_page():
-    seen = Page(rendered(Findings(), [DATA / "archive-format-3.jsonl"]))
-    assert [attrs["data-records"] for attrs, _ in seen.scripts if "data-records" in attrs]
-
-
 # Files
 
 
@@ -324,7 +308,3 @@ def test_a_run_goes_on_without_its_page_and_waits_as_long_as_the_last_one_took(t
     assert all(words in run.path.read_text("utf-8") for words in ("case 1", "Exit status 10"))
     run.path.write_text("no page")
     assert str(run.path) in run.write(Findings()) and run.next_at == float("inf")
-
-
-def test_the_law_of_a_sweep_is_not_needed_for_its_page():
-    assert "opt-1.3b" in Page(rendered(found_of(curve_of("opt-1.3b", [measurement(8, law(8))])))).text
