@@ -13,7 +13,7 @@ from scripts import DATA
 
 from pytest_slmserve.report.section import Details, Legend, Named, Part, Section, Table
 
-SHORT = 20  # characters
+SHORT = 16  # characters
 MANY = 16  # rows
 
 
@@ -86,19 +86,22 @@ def in_layers(spec: Mapping[str, Any]) -> str:
             names = [*row]
             lines.append(" | ".join(map(str, row.values())))
     lines += [f"{name}: {spec['layer'][-1]['encoding'].get(name)}" for name in "xy"]
-    return re.sub(r"\d+\.\d{5,}(e-\d+)?", lambda found: f"{float(found[0]):.5g}", "\n".join(lines))
+    return "\n".join(lines)
 
 
 def difference(name: str, shown: Mapping[str, str]) -> str:
-    """What planted scenes show otherwise than the file of this name in tests/data/report has it; empty if nothing. Of a
-    long line that was there before, in any scene, the file has "~". `REWRITE=1 pytest FILE` writes it anew."""
-    lines, said = list[str](), set[str]()
-    for scene, text in shown.items():
-        lines.append(f"=== {scene}")
-        for line in text.split("\n"):
-            lines.append("~" if line in said and len(line) > SHORT else line)
+    """What planted scenes show otherwise than the file of this name in tests/data/report has it; empty if nothing.
+    `REWRITE=1 pytest FILE` writes it anew. A float has six digits. Of long lines that a scene before had, the file has
+    their number, as "~ 3"."""
+    text, said = "", set[str]()
+    for scene, lines in shown.items():
+        text += f"=== {scene}\n"
+        for line in re.sub(r"\d+\.\d{6,}(e-\d+)?", lambda found: f"{float(found[0]):.6g}", lines).split("\n"):
+            text += "~\n" if line in said and len(line) > SHORT else f"{line}\n"
             said.add(line)
+    text = re.sub(r"(?m)(^~\n)+", lambda found: f"~ {len(found[0]) // 2}\n", text)
     path = DATA / "report" / f"{name}.txt"
     if os.environ.get("REWRITE"):
-        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    return "\n".join(unified_diff(path.read_text("utf-8").splitlines(), lines, "kept", "now", lineterm="", n=1))
+        path.write_text(text, "utf-8")
+    was, now = path.read_text("utf-8").splitlines(), text.splitlines()
+    return "\n".join(unified_diff(was, now, "kept", "now", lineterm=""))

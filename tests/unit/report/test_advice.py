@@ -9,13 +9,12 @@ import re
 import shlex
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 import pytest
 from gpus import on_gpus, replicas
 from hypothesis import given
 from hypothesis import strategies as st
-from sections import column_of, difference, in_words, rows_of, sentences_of, tables_of
+from sections import difference, in_words, rows_of, sentences_of, tables_of
 from strategies import H200, law, measurement, point
 
 from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, Plan, ServedEngine, plan
@@ -47,6 +46,7 @@ ENGINE = ServedEngine(
     kv_had_bytes=120 * GIB,
 )
 SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 650.0, "power_limit_w": 700.0}
+PLANTED = {"all_reduce_s": 1e-3, "imbalance": 0.2}
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WISH = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=140 * GIB, price_per_hour=3.5)
 
@@ -172,27 +172,24 @@ def test_what_is_not_known_of_the_engine_is_left_to_vllm():
 # JSON
 
 
-def told(found: Plan) -> dict[str, Any]:
-    return json.loads(as_json(advice_facts(found, SOURCE, [])))
-
-
-def test_as_json():
-    seen = told(planned(subject("a"), subject("b", batches=(8,))))
-    model, other = seen["models"]
-    assert model["b_opt"] == {"value": 64, "low": None, "high": None} and model["batch"] == 64
-    assert (seen["gpu_bytes"], seen["price_per_hour"]) == (140 * GIB, 3.5)
-    assert seen["objective"] == "at most 2 times the latency at 32" and model["limit_s"] == pytest.approx(64 / law(32))
-    assert model["memory"]["kv_bytes"] == FOOTPRINT.kv_bytes(64) and seen["together"]["fits"]
-    assert model["gains"]["time_slicing"]["unit"] == "host" and model["gains"]["mps"]["unit"] == "dram"
-    assert model["advised"]["tokens_per_s"]["value"] == law(64)
-    assert other["batch"] is None and "concurrency 8" in other["reason"]
-    assert [shlex.split(c)[:2] for start in seen["starts"] for c in start["commands"]] == [["vllm", "serve"]]
+def test_planted_sweeps_have_the_facts_that_are_kept():
+    several = on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
+    found = {
+        "two models, one without a sweep": advice_facts(planned(subject("a"), subject("b", batches=(8,))), SOURCE, []),
+        "several GPUs": advice_facts(planned(subject("opt-tiny")), SOURCE, [several])["several_gpus"],
+    }
+    shown = {name: as_json(facts) for name, facts in found.items()}
+    assert difference("advice-facts", shown) == ""
+    assert found["several GPUs"][0]["best_requests_per_s"]["requests_per_s"] == pytest.approx(25, rel=0.01)
+    last = sentences_of(advice_section(planned(subject("opt-tiny")), SOURCE, [several]))[-1]
+    assert "opt-tiny on 2 GPUs, concurrency 16" in last and "TP 2 (25.0)" in last
 
 
 @pytest.mark.parametrize("threshold", [5e-324, 0.1])
 @pytest.mark.parametrize("batches", [GRID, (1, 32)])
 def test_what_no_number_can_say_is_null(threshold, batches):
-    cap = told(planned(subject(batches=batches), threshold=threshold))["models"][0]["caps"]["efficiency"]
+    facts = advice_facts(planned(subject(batches=batches), threshold=threshold), SOURCE, [])
+    cap = json.loads(as_json(facts))["models"][0]["caps"]["efficiency"]
     assert cap is None or math.isfinite(cap)
 
 
@@ -208,43 +205,18 @@ def on(environment: Environment, factor: float = 1.0) -> Curve:
     return curve_of("opt-1.3b", made)
 
 
-def test_a_prediction_stands_beside_what_was_measured_there():
+def test_a_prediction_stands_beside_what_was_measured_there_if_anything_was():
     carried = predicted_elsewhere(on(H200), gpu_named("H100"))
     there = on(replace(H200, gpu_name="NVIDIA H100 80GB HBM3"), 0.9)
     fewer = replace(there, points=there.points[2:])
     facts, section = prediction_report("opt-1.3b", carried, [fewer])
-    (table,) = tables_of(section)
-    rows = rows_of(table)
-    assert column_of(table, "concurrency") == [str(c) for c in GRID[:9]] and len(facts["loads"]) == 9
-    assert [(row["measured there"], row["95 %"]) for row in rows[:2]] == [("-", "-")] * 2
-    for row, told_, point_ in zip(rows[2:], facts["loads"][2:], fewer.points, strict=True):
-        ratio = told_["predicted_tokens_per_s"] / fmean(point_.repeats)
-        assert told_["predicted_over_measured"] == pytest.approx(ratio, rel=1e-6)
-        assert told_["low"] < ratio < told_["high"] and told_["measured_tokens_per_s"] == fmean(point_.repeats)
-        assert row["predicted % of measured"] == f"{100 * ratio:.1f}"
-    assert facts["b_half"] == carried.law.b_half.value and facts["predicted_t_inf"] == carried.step.pace
-    (verdict,) = facts["verdicts"]
-    assert [text for text in sentences_of(section) if text.startswith(verdict.state.value)]
-
-
-def test_a_prediction_without_measurements_there_is_a_table_of_its_own():
-    carried = predicted_elsewhere(on(H200), gpu_named("H100"))
-    facts, section = prediction_report("opt-1.3b", carried, [])
-    (table,) = tables_of(section)
-    assert "measured there" not in table.cells.heads and facts["verdicts"] == []
-    assert [row["output_tokens_per_s"] for row in facts["loads"]] == [fmean(p.repeats) for p in carried.curve.points]
-    assert "H100" in section.title and "H100" in sentences_of(section)[-1]
-
-
-def test_the_best_deployments_on_several_gpus_are_facts_and_sentences():
-    planted = {"all_reduce_s": 1e-3, "imbalance": 0.2}
-    curve = on_gpus((1, 2), shared=replicas(2, **planted), room={1: 4}, **planted)
-    found = planned(subject("opt-tiny"))
-    (seen,) = advice_facts(found, SOURCE, [curve])["several_gpus"]
-    assert (seen["model"], seen["gpus"], seen["concurrency"]) == ("opt-tiny", 2, 16)
-    best = seen["best_requests_per_s"]
-    assert (best["deployment"], best["engines"], best["tensor_parallel_size"]) == ("one engine, TP 2", 1, 2)
-    assert best["requests_per_s"] == pytest.approx(25, rel=0.01)
-    assert seen["best_e2e_s"]["e2e_s"] > 0 and seen["best_joules_per_request"]["joules_per_request"] > 0
-    last = sentences_of(advice_section(found, SOURCE, [curve]))[-1]
-    assert "opt-tiny on 2 GPUs, concurrency 16" in last and "TP 2 (25.0)" in last
+    bare, alone = prediction_report("opt-1.3b", carried, [])
+    shown = {"measured there, too": in_words([section]), "not measured there": in_words([alone])}
+    assert difference("predictions", shown) == ""
+    for told, point_ in zip(facts["loads"][2:], fewer.points, strict=True):
+        ratio = told["predicted_tokens_per_s"] / fmean(point_.repeats)
+        assert told["predicted_over_measured"] == pytest.approx(ratio, rel=1e-6)
+        assert told["low"] < ratio < told["high"] and told["measured_tokens_per_s"] == fmean(point_.repeats)
+    assert (facts["b_half"], facts["predicted_t_inf"]) == (carried.law.b_half.value, carried.step.pace)
+    assert [row["output_tokens_per_s"] for row in bare["loads"]] == [fmean(p.repeats) for p in carried.curve.points]
+    assert (len(facts["verdicts"]), bare["verdicts"]) == (1, [])

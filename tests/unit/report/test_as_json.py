@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sections import difference
 from strategies import job_point, law, measurement, shared_point
 
 from pytest_slmserve.analysis.estimates import Interval
@@ -123,25 +124,18 @@ def test_each_point_has_its_case_and_its_figures():
     assert job["kind"] == "job" and job["goodput"] is not None
 
 
-def test_kinds_of_points_are_told_apart_and_have_one_set_of_figures():
+def test_kinds_of_points_and_sweeps_have_the_facts_that_are_kept():
     pair = tuple(replace(measurement(8), spec=EngineSpec(m)) for m in ("a", "b"))
     alone = replace(swept((32,)), points=(), alone=swept((32,)).points)
     shared = [shared_point(2, (900.0,)), replace(shared_point(2, (9.0,)), used=(pair,))]
-    found = Findings(curves=[swept((1,)), alone], shared=shared, jobs=[job_point()])
-    seen = list(point_facts(found))
-    assert [row["kind"] for row in seen] == ["point", "alone", "replicas", "replicas", "job"]
-    assert [row["subject"] for row in seen[2:]] == ["2 x opt-1.3b by mps"] * 2 + ["opt-6.7b"]
-    assert (seen[2]["environment"]["gpu_name"], seen[2]["concurrency"]) == ("NVIDIA H200", 96)
-    assert all({field.name for field in fields(Summary)} < row.keys() for row in seen)
-    both = seen[3]  # what they share is said once
-    assert "model" not in both and both["interface"] == "engine" and both["workload"]["requests"] == 64
-
-
-def test_a_sweep_is_told_as_a_whole():
     curve = swept((64, 128, 256, 512))
-    (seen,) = as_json.sweep_facts(Findings(curves=[curve]))
-    assert seen["plateau"].value == 256 and seen["pareto"] == [p.concurrency for p in curve.pareto_front()]
-    assert {"kv_capacity", "cut", "missing", "unneeded"} < seen.keys()
+    found = Findings(curves=[curve, alone], shared=shared, jobs=[job_point()])
+    seen = list(point_facts(found))
+    assert all({field.name for field in fields(Summary)} < row.keys() for row in seen)
+    (whole, *_) = as_json.sweep_facts(found)
+    assert (whole["plateau"].value, whole["pareto"]) == (256, [p.concurrency for p in curve.pareto_front()])
+    shown = {f"{row['kind']} {number}": as_json.as_csv([row]) for number, row in enumerate(seen[3:])}
+    assert difference("facts", shown | {"sweep": as_json.as_csv([whole])}) == ""
 
 
 def test_a_benchmark_has_a_round_for_each_repeat_and_plain_numbers_only():

@@ -10,7 +10,7 @@ import pytest
 from gpus import on_gpus, replicas
 from html_pages import values_of
 from scripts import BASELINES, in_checkout
-from sections import difference, in_words, rows_of, sentences_of, tables_of
+from sections import difference, in_layers, in_words, rows_of, sentences_of, tables_of
 from strategies import H200, measurement, point
 from strategies import shared_point as set_of
 
@@ -144,10 +144,9 @@ def test_replicas_without_a_valid_run_are_not_beside_the_engine_of_another_model
 def test_the_best_deployment_is_that_of_most_throughput_over_one_engine():
     shared = set_of(2, (1200.0, 1210.0)), set_of(2, (900.0,), sharing="mig"), set_of(3, ())
     alone = curve(*shared, points=[point(96, [1000.0, 1010.0])])
-    small = set_of(2, (100.0,), model="opt-125m")
-    first, second = deployments.best_deployments(Findings(curves=[alone], shared=[*shared, small]))
-    assert "2 x opt-1.3b, mps: 1,205 " in first and "at concurrency 96, +19.9 % (95 %: " in first and " 3 dep" in first
-    assert "2 x opt-125m, mps: 100.0 " in second and "%" not in second and second.endswith("concurrency 96")
+    found = Findings(curves=[alone], shared=[*shared, set_of(2, (100.0,), model="opt-125m")])
+    shown = {"two models": "\n".join(deployments.best_deployments(found))}
+    assert difference("best-deployments", shown) == ""
     assert list(deployments.best_deployments(Findings(shared=[set_of(3, ())]))) == []
 
 
@@ -168,22 +167,19 @@ def test_memory_is_told_by_engine_and_adds_up():
         assert used + (memory.other_bytes or 0) + memory.left_bytes == pytest.approx(memory.total_bytes, rel=1e-9)
 
 
-@pytest.mark.parametrize(("used", "rest"), [(None, [2]), (8 * GIB, [1, 1])])
-def test_what_no_sensor_tells_apart_is_one_part(used, rest):
+def test_planted_memory_has_the_charts_that_are_kept():
     engines = EngineMemory("a", GIB, 2 * GIB), EngineMemory("b", 2 * GIB, 2 * GIB)
-    row = deployments.MemoryRow("a + b", "mps", GpuMemory(engines, 9 * GIB, used_bytes=used))
+    caches = [EngineMemory("a", GIB, size * GIB) for size in (2, 3)]
+    rows = {
+        "no sensor tells what is free": [("a + b", GpuMemory(engines, 9 * GIB))],
+        "a sensor tells it": [("a + b", GpuMemory(engines, 9 * GIB, used_bytes=8 * GIB))],
+        "sets of two caches": [("2 x a", GpuMemory((cache,), 9 * GIB)) for cache in caches],
+    }
+    made = {name: [deployments.MemoryRow(what, "mps", seen) for what, seen in each] for name, each in rows.items()}
+    shown = {name: in_layers(deployments.memory_chart(each)) for name, each in made.items()}
+    assert difference("memory", shown) == ""
+    (row,) = made["a sensor tells it"]
     assert (row.each_gib("weight_bytes"), row.each_gib("kv_bytes")) == ("1.00 + 2.00", "2.00")
-    values = deployments.memory_chart([row])["data"]["values"]
-    assert [part["end"] - part["x"] for part in values] == [1, 2, 2, 2, *rest]
-    assert [part["engine"] for part in values][:4] == ["engine 1, a"] * 2 + ["engine 2, b"] * 2
-    assert (values[-1]["shown"], values[-1]["end"]) == (f"{rest[-1]}.00 GiB", 9)
-
-
-def test_sets_of_other_caches_have_other_names():
-    memories = [GpuMemory((EngineMemory("a", GIB, size * GIB),), 9 * GIB) for size in (2, 3)]
-    several = [deployments.MemoryRow("2 x a", "mps", memory) for memory in memories]
-    named = [{row["subject"] for row in values_of(deployments.memory_chart(some))} for some in (several, several[:1])]
-    assert named == [{"2 x a, mps, KV 2.00 GiB", "2 x a, mps, KV 3.00 GiB"}, {"2 x a, mps"}]
 
 
 # Several GPUs
@@ -229,10 +225,9 @@ def test_the_best_of_several_deployments_is_by_each_wish(gpus):
 
 def test_names_of_deployments(gpus):
     one, *_, both = on_several(gpus)
-    named = [one, both, replace(both, sharing="mps"), replace(both, tensor_parallel_size=2)]
-    assert [deployments.deployment_name(each) for each in named] == [
-        "one engine", "2 replicas, a GPU each", "2 replicas, mps", "2 replicas, a GPU each, TP 2",
-    ]  # fmt: skip
+    named = {one: "one engine", both: "2 replicas, a GPU each", replace(both, sharing="mps"): "2 replicas, mps"}
+    named[replace(both, tensor_parallel_size=2)] = "2 replicas, a GPU each, TP 2"
+    assert {each: deployments.deployment_name(each) for each in named} == named
 
 
 def test_tables_of_one_model_say_in_what_they_differ(gpus):

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from html_pages import Page
+from html_pages import Page, values_of
 from hypothesis import given
 from hypothesis import strategies as st
 from launches import pairs
 from refusals import refused
+from sections import difference
 from strategies import H200, measurement
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
@@ -30,7 +31,6 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import writer
 from pytest_slmserve.report.page.writer import GLOSSARY, page_content, rendered, reproduce
-from pytest_slmserve.report.section import Section
 from pytest_slmserve.report.text_table import figure, hundredths, milliseconds
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
@@ -66,72 +66,55 @@ def page() -> Page:
 # Content
 
 
-def test_outcomes_are_tallied_with_a_look_and_what_is_wrong_is_named():
-    states = [State.PASSES, State.FAILS, State.INCONCLUSIVE]
-    judged = [(Verdict("claim", f"m{n}", state, f"why {n}"), None) for n, state in enumerate(states)]
-    gates = [judge_gate(pairs(4, speed=speed), GateCriteria()) for speed in (1.0, 0.9)]
-    content = page_content(Findings(judged=judged, gates=gates, failed=["test_a: why"], inconclusive=["open"]), 1, {})
-    assert content["tallies"] == [
-        (1, "pass", "good"), (1, "FAIL", "bad"), (1, "inconclusive", "open"),
-        (1, "gate: pass", "good"), (1, "gate: fail", "bad"),
-    ]  # fmt: skip
-    first, *of_the_gate, last = content["unexpected"]
-    assert first.endswith("why 1") and last == "test_a: why"
-    assert of_the_gate and all(text.startswith("opt-1.3b: ") for text in of_the_gate)
-    assert content["inconclusive"][-1] == "open" and content["sections"][0][0] == "Gate"
-    assert [name for name, *_ in content["claims"]] == ["claim"] and content["status_words"]
+NAMES = ("title", "tallies", "status_words", "unexpected", "inconclusive", "facts", "environments", "reproduce")
+STATES = (State.PASSES, State.FAILS, State.INCONCLUSIVE)
+JUDGED = [(Verdict("claim", f"m{n}", state, f"why {n}"), None) for n, state in enumerate(STATES)]
+GATES = [judge_gate(pairs(4, speed=speed), GateCriteria()) for speed in (1.0, 0.9)]
+SIMULATED = sweep(environment=Environment(platform="simulated"))
+
+
+def test_planted_findings_have_the_content_that_is_kept():
+    found = {
+        "a sweep": found_of(SWEEP),
+        "three environments": found_of(SWEEP, sweep("c"), OTHER, Curve(subject="x", points=SWEEP.points)),
+        "simulated": found_of(SIMULATED),
+        "outcomes": Findings(judged=JUDGED, gates=GATES, failed=["test_a: why"], inconclusive=["open"]),
+    }
+    contents = {name: page_content(each, 1, {}) for name, each in found.items()}
+    contents |= {
+        "nothing": page_content(Findings(), None, {}),
+        "advice": page_content(Findings(), None, {"Advice": ["x"]}),
+    }
+    shown = {}
+    for name, content in contents.items():
+        planes = [[*dict.fromkeys(row["series"] for row in values_of(plane.spec))] for plane in content["pareto"]]
+        more = {"sections": [heading for heading, _ in content["sections"]], "planes": planes}
+        shown[name] = "\n".join(
+            f"{key}: {value}" for key, value in ({key: content[key] for key in NAMES} | more).items()
+        )
+    assert difference("page", shown) == ""
+
+
+FIRST = SWEEP.measurements[0]
+SERVER = replace(FIRST, spec=replace(FIRST.spec, interface="server"), load=ClosedLoop(2, ramp_up="burst"))
+ENDPOINT = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
 
 
 @pytest.mark.parametrize(
-    ("found", "sections", "title"),
+    ("measured", "options"),
     [
-        (found_of(SWEEP), {}, "NVIDIA H200, vLLM 0.26.0"),
-        (Findings(), {"Advice": [Section("x")]}, "Advice"),
-        (Findings(), {}, writer.NOTHING),
-        (found_of(sweep(environment=Environment(platform="simulated"))), {}, writer.SIMULATED),
+        (SWEEP.measurements, "1,2,4,8 --slm-window=5.0"),
+        ([SERVER], "2 --slm-interface=server --slm-window=5.0 --slm-ramp-up=burst"),
+        ([replace(FIRST, spec=ENDPOINT)], ""),
+        ([replace(FIRST, load=OpenLoop(requests=40, rate=10.0))], ""),
+        (pairs(1), ""),
+        ([], ""),
     ],
+    ids=["sweep", "server", "endpoint", "job", "gate", "nothing"],
 )
-def test_a_page_is_named_by_what_was_measured_or_by_its_sections(found, sections, title):
-    content = page_content(found, None, sections)
-    facts = dict(content["facts"])
-    assert content["title"] == title
-    assert found.curves == () or (facts["measurements"].split()[0], facts["models"]) == ("12,", "opt-1.3b")
-
-
-def test_each_environment_has_a_plane_of_its_own_and_a_column_of_the_facts_that_any_knows():
-    content = page_content(found_of(SWEEP, sweep("c"), OTHER, Curve(subject="x", points=SWEEP.points)), None, {})
-    drawn = [[row["series"] for row in plane.spec["data"]["values"]] for plane in content["pareto"]]
-    assert [list(dict.fromkeys(series)) for series in drawn] == [["opt-1.3b", "c"], ["b"], ["x"]]
-    rows = {row[0]: row[1:] for row in content["environments"].rows}
-    assert rows["driver"] == ["-", "580"] and rows["gpu name"] == ["NVIDIA H200"] * 2
-    assert not {"host", "git commit", "cores"} & rows.keys() and len(content["environments"].heads) == 3
-    assert page_content(found_of(SWEEP), None, {})["environments"].heads == ["fact", "value"]
-
-
-def test_the_command_to_reproduce_names_models_and_loads():
-    made = SWEEP.measurements
-    server = [replace(m, spec=replace(m.spec, interface="server"), load=ClosedLoop(2, ramp_up="burst")) for m in made]
+def test_the_command_to_reproduce_names_models_and_loads(measured, options):
     command = "pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=opt-1.3b --slm-concurrency="
-    assert reproduce(made) == f"{command}1,2,4,8 --slm-window=5.0"
-    assert reproduce(server) == f"{command}2 --slm-interface=server --slm-window=5.0 --slm-ramp-up=burst"
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        [
-            replace(
-                SWEEP.measurements[0], spec=EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
-            )
-        ],
-        [replace(SWEEP.measurements[0], load=OpenLoop(requests=40, rate=10.0))],
-        pairs(1),
-        [],
-    ],
-    ids=["server", "job", "gate", "nothing"],
-)
-def test_of_what_no_command_measures_there_is_none(measured):
-    assert reproduce(measured) == ""
+    assert reproduce(measured) == (f"{command}{options}" if options else "")
 
 
 def test_requests_give_the_latencies_of_the_package_again():
