@@ -14,7 +14,7 @@ from scripts import DATA
 from pytest_slmserve.report.section import Details, Legend, Named, Part, Section, Table
 
 SHORT = 16  # characters
-MANY = 16  # rows
+MANY = 8  # rows
 
 
 def rows_of(table: Table) -> list[dict[str, str]]:
@@ -85,7 +85,8 @@ def in_layers(spec: Mapping[str, Any]) -> str:
             lines += [] if [*row] == names else [" | ".join(row)]
             names = [*row]
             lines.append(" | ".join(map(str, row.values())))
-    lines += [f"{name}: {spec['layer'][-1]['encoding'].get(name)}" for name in "xy"]
+    axes = {name: spec["layer"][-1]["encoding"].get(name, {}) for name in "xy"}
+    lines += [f"{name}: {axis.get('title')}, {axis.get('scale')}, {axis.get('axis')}" for name, axis in axes.items()]
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ Vega-Lite knows them."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from gpus import on_gpus, replicas
 from launches import pairs
 from refusals import refused
-from sections import difference
+from sections import difference, in_layers
 from strategies import H200, job_point, law, measurement, noisy_curve, point, shared_point
 from vega import vega_lite
 
@@ -67,12 +68,6 @@ def by_name(curves: list[Curve], **more: Any) -> dict[str, Picture]:
     return {picture.name: picture for picture in pictures(Findings(curves=curves, **more))}
 
 
-def rows(panel: dict[str, Any]) -> list[dict[str, Any]]:
-    """All rows of a panel: those that its layers share, then those of single layers."""
-    own = [row for layer in panel["layer"] for row in layer.get("data", {}).get("values", [])]
-    return [*panel.get("data", {}).get("values", []), *own]
-
-
 def dots(panel: dict[str, Any], stroke: str | None = None) -> dict[str, list[tuple[float, float]]]:
     """x and y of each series, in the order drawn."""
     found: dict[str, list[tuple[float, float]]] = {}
@@ -83,16 +78,10 @@ def dots(panel: dict[str, Any], stroke: str | None = None) -> dict[str, list[tup
 
 
 def told(picture: Picture) -> str:
-    """A line for each panel, and for each mark and limit in it; guides of many points are in the golden files."""
-    lines = [f"# {picture.name}: {'; '.join(picture.origins) if picture.panels else picture.why_not}"]
-    for panel in picture.panels:
-        lines.append(f"+ {panel['layer'][-1]['encoding']['y']['title']}")
-        for row in rows(panel):
-            if "shown" in row or "text" in row:
-                numbers = [f"{row[name]:g}" for name in ("low", "y", "high") if row.get(name) is not None]
-                words = [row.get("series", ""), str(row.get("x", "")), *numbers, row.get("text") or ""]
-                lines.append(" ".join([*filter(None, words), *(["hollow"] if row.get("hollow") else [])]))
-    return "\n".join(lines)
+    """Its panels without their layers and axes, which charts have alike."""
+    shown = "; ".join(picture.origins) if picture.panels else picture.why_not
+    panels = [re.sub(r"(?m)^(\+|[xy]:) .*\n?", "", in_layers(panel)) for panel in picture.panels]
+    return "\n".join([f"# {picture.name}: {shown}", *panels])
 
 
 # fmt: off
@@ -162,7 +151,8 @@ def test_models_of_any_speed_are_on_one_scale_and_a_simulated_one_says_so():
 def test_percentiles_are_those_of_the_points_and_limits_are_lines():
     two = [swept(), swept("opt-2.7b", t_inf=5000.0)]
     panels = by_name(two, slo=parse_slo("ttft:200ms,e2e:5s"))["latency"].panels
-    rules = [{(row["text"], row["y"]) for row in rows(panel) if "text" in row} for panel in panels]
+    own = [[row for layer in panel["layer"] for row in layer.get("data", {}).get("values", [])] for panel in panels]
+    rules = [{(row["text"], row["y"]) for row in rows} for rows in own]
     assert rules == [{("ttft:200ms", 200.0)}, set(), {("e2e:5s", 5000.0)}]
     for panel, name in zip(panels, ("ttft", "tpot", "e2e"), strict=True):
         for part in ("p50", "p99"):
