@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from launches import pair_of_launches, pairs
-from sections import difference, in_words, rows_of, sentences_of, tables_of
+from sections import difference, in_words, tables_of
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
@@ -23,87 +23,59 @@ from pytest_slmserve.report.section import section_markdown, section_text
 from pytest_slmserve.schema.records import SIMULATED
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 
-OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
 NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
+SECONDS = {"baseline": (0.5, 0.7, 9.0, 0.6), "candidate": (11.0, 11.0, 12.0, None)}  # to compile
 
 
-def gated(measured, **criteria):
-    return judge_gate(measured, GateCriteria(**criteria))
+def gated(measured):
+    return judge_gate(measured, GateCriteria())
 
 
-# What can decide it
+def days_apart(days):
+    """Nine pairs, of which all but four were measured some days later."""
+    late = [(m, f"01-0{days if m.paired.pair > 4 else 1}") for m in NOISY if m.paired.pair <= 9]
+    return [replace(m, measured_at=m.measured_at.replace("01-01", day)) for m, day in late]
 
 
-@pytest.mark.parametrize(("there", "more", "seconds"), [(1, 3, ()), (2, 2, (180, 660)), (3, 1, (120, 600))])
-def test_a_gate_before_its_first_look_says_what_can_decide_it_and_in_how_long(there, more, seconds):
-    """A pair takes a minute, and one pair more is for the launches that do not count."""
-    found = gated(pairs(there))
-    said, options = gate.next_step(found).split(": ")
-    assert options == OPTIONS and said.startswith(f"{more} more pair{'s' if more > 1 else ''}")
-    assert all(f" {s} s" in said for s in seconds) and said.count(" s") == len(seconds)
-    assert gate.has_few_pairs(found) and "PASS" not in gate.title(found) and f" {there} pair" in gate.title(found)
-    assert f"next: {gate.next_step(found)}" in sentences_of(gate.gate_section(found))
+def compiled(untold=None):
+    took = [(m, None if m.paired.side == untold else SECONDS[m.paired.side][m.paired.pair - 1]) for m in pairs(4)]
+    return [replace(m, resolved=replace(m.resolved, compile_s=seconds)) for m, seconds in took]
 
 
-@pytest.mark.parametrize("days", [1, 4])
-def test_a_gate_that_was_interrupted_goes_on_and_a_pause_is_no_time_of_its_pairs(days):
-    def late(m):
-        return m.measured_at.replace("01-01", f"01-0{days if m.paired.pair > 4 else 1}")
-
-    found = gated([replace(m, measured_at=late(m)) for m in NOISY if m.paired.pair <= 9])
-    said, options = gate.next_step(found).split(": ")
-    assert said.split()[:2] == ["3", "more"] and " 240 s" in said and " all " not in said and options == OPTIONS
-
-
-@pytest.mark.parametrize(
-    ("measured", "option"),
-    [
-        (pairs(2, kv_blocks=1000), ""),  # it fails
-        (pairs(4), ""),  # it passes
-        (pairs(4, failures=1), ""),  # it has no pair
-        (NOISY, "-o slm_gate_pairs=24"),  # it used its pairs: a new one needs twice as many
-        ([*pairs(2), *pair_of_launches(3, failures=1)], "-o slm_gate_pairs"),
-        *((pairs(n, **{name: None}), "slmserve doctor") for n in (4, 12) for name in ("ready_s", "kv_blocks")),
-    ],
-)
-def test_a_gate_names_what_decides_it_if_anything_does(measured, option):
-    found = gated(measured)
-    said, shown = gate.next_step(found), sentences_of(gate.gate_section(found))
-    assert option in said if option else said == ""
-    assert any(text.startswith("next") for text in shown) is bool(option)
-
-
-# What is shown of it
+def eager_candidate():
+    specs = [(m, replace(m.spec, enforce_eager=m.paired.side == "candidate", env=(("A", "1"),))) for m in pairs(4)]
+    return [replace(m, spec=spec) for m, spec in specs]
 
 
 def test_planted_gates_have_the_sections_that_are_kept():
-    specs = [(m, replace(m.spec, enforce_eager=m.paired.side == "candidate", env=(("A", "1"),))) for m in pairs(4)]
+    """A pair takes a minute, one pair more is for launches that do not count, and a pause is no time of its pairs."""
     found = {
-        "fails": gated(pairs(4, speed=0.9)),
-        "too few pairs": gated(pairs(2)),
-        "inconclusive": gated(NOISY),
-        "a pair is left out": gated([*pairs(2), *pair_of_launches(3, failures=1)]),
+        "fails": pairs(4, speed=0.9),
+        "inconclusive: a new gate needs twice as many pairs": NOISY,
+        "a pair is left out": [*pairs(2), *pair_of_launches(3, failures=1)],
+        **{f"of {n} pairs": pairs(n) for n in (1, 2, 3, 4)},
+        **{f"interrupted for {days - 1} days": days_apart(days) for days in (1, 4)},
+        "fails before its first look": pairs(2, kv_blocks=1000),
+        "no pair": pairs(4, failures=1),
+        **{f"{n} pairs without {name}": pairs(n, **{name: None}) for n in (4, 12) for name in ("ready_s", "kv_blocks")},
+        "another candidate": eager_candidate(),
+        **{f"compiled, {untold} untold": compiled(untold) for untold in (None, *SECONDS)},
     }
-    shown = {name: in_words([gate.gate_section(each)]) for name, each in found.items()}
-    other = gated([replace(m, spec=spec) for m, spec in specs])
-    shown["sides that differ"] = "\n".join(f"{side}: {what}" for side, what in gate.described_sides(other))
-    assert difference("gates", shown) == ""
+    shown = {name: gated(measured) for name, measured in found.items()}
+    texts = {name: in_words([gate.gate_section(each)]) for name, each in shown.items()}
+    texts["has few pairs"] = "\n".join(name for name, each in shown.items() if gate.has_few_pairs(each))
+    answers = [(True, None), (True, Differs(2, 7, 11, 13)), (False, None)]
+    seen = [SimpleNamespace(exact=(), answers=Answers(4, 16, 4, steady, differs)) for steady, differs in answers]
+    texts["tokens that are compared"] = "\n".join(map(gate.outputs_text, seen))
+    assert difference("gates", texts) == ""
 
 
-def test_a_slower_candidate_has_its_ratio_and_an_interim_analysis_its_boundaries():
-    found = gated(pairs(4, speed=0.9))
-    endpoints, *others = tables_of(gate.gate_section(found))
-    rates = [row for row in rows_of(endpoints) if row["endpoint"].startswith("output tokens/s") and row[""]]
-    (cells,) = [(row["candidate / baseline"], row["better"], row[""], row["margin %"]) for row in rates]
-    assert cells == ("0.9000", "higher", "fail", "3")
-    facts = gate.gate_facts(found)
-    worse = next(row for row in facts["gated"] if row["name"] == rates[0]["endpoint"])
+def test_a_slower_candidate_has_its_ratio_and_reason():
+    facts = gate.gate_facts(gated(pairs(4, speed=0.9)))
+    worse = next(row for row in facts["gated"] if row["name"].startswith("output tokens/s"))
     assert worse["worse"] == pytest.approx(1 / 0.9 - 1, rel=1e-3)
     assert (worse["outcome"], facts["outcome"], facts["pairs"]) == ("fail", "fail", 4)
     assert all("outcome" not in row for row in facts["shown"])
-    interim = next(table for table in others if table.caption == "Interim analyses")
-    steps = [(each.name, f"{step.mean:.4f}") for each in found.compared for step in each.interim]
-    assert [(row["interim analysis"], row["mean ratio"]) for row in rows_of(interim)] == steps
 
 
 @pytest.mark.parametrize("platform", ["simulated", "cuda"])
@@ -114,27 +86,6 @@ def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
     screened = "\n".join(line for line, _ in screen(told))
     for said in (section_text(section), section_markdown(section), screened, page_content(told, 0, {})["title"]):
         assert (SIMULATED in said) is (platform == "simulated")
-
-
-def test_tokens_of_dummy_weights_are_compared_and_prove_nothing():
-    assert gate.outputs_text(gated(pairs(4))) == ""
-    same, differ, unsteady = (
-        gate.outputs_text(SimpleNamespace(exact=(), answers=Answers(4, 16, 4, steady, differs)))
-        for steady, differs in ((True, None), (True, Differs(2, 7, 11, 13)), (False, None))
-    )
-    assert " 16 " in same and " 4 requests" in same and len(unsteady) > len(same)
-    assert all(word in differ for word in ("token 7 ", "request 2 ", "(11 and 13)"))
-
-
-SECONDS = {"baseline": (0.5, 0.7, 9.0, 0.6), "candidate": (11.0, 11.0, 12.0, None)}
-
-
-@pytest.mark.parametrize("untold", [None, *SECONDS])
-def test_compiling_is_told_by_the_median_of_both_sides_or_not_at_all(untold):
-    seconds = {**SECONDS, untold: (None,) * 4}
-    took = [(m, seconds[m.paired.side][m.paired.pair - 1]) for m in pairs(4)]
-    said = gate.caches_text(gated([replace(m, resolved=replace(m.resolved, compile_s=s)) for m, s in took]))
-    assert ("0.65 and 11 s" in said) is (untold is None) and said.startswith("compile caches were warm")
 
 
 # Where the time goes
