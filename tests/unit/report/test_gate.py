@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from launches import pair_of_launches, pairs
-from sections import difference, in_words, tables_of
+from sections import difference, in_words, sentences_of, tables_of
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
@@ -62,7 +62,9 @@ def test_planted_gates_have_the_sections_that_are_kept():
         **{f"compiled, {untold} untold": compiled(untold) for untold in (None, *SECONDS)},
     }
     shown = {name: gated(measured) for name, measured in found.items()}
-    texts = {name: in_words([gate.gate_section(each)]) for name, each in shown.items()}
+    sections = {name: gate.gate_section(each) for name, each in shown.items()}
+    texts = {name: "\n".join([each.title, *sentences_of(each)]) for name, each in sections.items()}
+    texts |= {name: in_words([sections[name]]) for name in ("fails", "a pair is left out")}
     texts["has few pairs"] = "\n".join(name for name, each in shown.items() if gate.has_few_pairs(each))
     answers = [(True, None), (True, Differs(2, 7, 11, 13)), (False, None)]
     seen = [SimpleNamespace(exact=(), answers=Answers(4, 16, 4, steady, differs)) for steady, differs in answers]

@@ -76,26 +76,16 @@ def test_planted_jobs_and_goodput_have_the_tables_that_are_kept():
 # Requests, notes and words
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "words"),
-    [
-        ("gamma 1", "Poisson arrivals"),
-        ("gamma inf", "arrivals with constant gaps"),
-        ("gamma 0.5, seed 3", "arrivals with gamma gaps, burstiness 0.5, seed 3"),
-        ("at gamma 1", "at Poisson arrivals"),
-        ("xgamma 1", "xgamma 1"),
-    ],
-)
-def test_arrivals_have_their_usual_name(arrivals, words):
-    assert loads.in_words(arrivals) == words
+ARRIVALS = ("gamma 1", "gamma inf", "gamma 0.5, seed 3", "at gamma 1", "xgamma 1")
+FAILED = {"failures": 3, "failed": ["timeout", "HTTP 503", "HTTP 503"]}
+DOUBTS = {"problems": ["a"], "degraded": ["b", "c"], "noise": []}
 
 
-def test_failures_are_counted_by_kind_the_most_frequent_first():
-    row = {"failures": 3, "failed": ["timeout", "HTTP 503", "HTTP 503"]}
-    assert loads.failed_text(row) == "3 failed (HTTP 503: 2, timeout: 1)"
-    assert loads.failed_text({"failures": 0, "failed": None}) == "0 failed"
-    row = {"problems": ["a"], "degraded": ["b", "c"], "noise": []}
-    assert loads.doubts_of(row, "8/s: ") == ["INVALID: 8/s: a", "degraded: 8/s: b", "degraded: 8/s: c"]
+def test_arrivals_failures_and_doubts_have_the_words_that_are_kept():
+    failures = [FAILED, {"failures": 0, "failed": None}]
+    shown = {"arrivals": map(loads.in_words, ARRIVALS), "failures": map(loads.failed_text, failures)}
+    shown["doubts"] = loads.doubts_of(DOUBTS, "8/s: ")
+    assert difference("words", {name: "\n".join(lines) for name, lines in shown.items()}) == ""
 
 
 def streamed(m: Measurement, tokens_per_chunk: float | None = None, **seen) -> Measurement:
@@ -238,10 +228,9 @@ def test_facts_of_a_ramp_have_its_steps_and_the_best_of_them(at_rates):
     assert loads.rates_facts(at_rates[:1], ValidityCriteria())["peak"] is None
 
 
-@pytest.mark.parametrize(
-    ("heading", "rules"),
-    [("TTFT, ms", [(200.0, "ttft:200ms")]), ("E2E, ms", [(5000.0, "e2e:5s")]), ("TPOT, ms", []), ("requests/s", [])],
-)
-def test_a_limit_is_a_line_with_its_words(heading, rules):
-    assert [(row["y"], row["text"]) for row in loads.slo_rule(heading, parse_slo("ttft:200ms,e2e:5s"))] == rules
-    assert loads.slo_rule(heading, None) == []
+def test_a_limit_is_a_line_with_its_words():
+    headings = ("TTFT, ms", "E2E, ms", "TPOT, ms", "requests/s")
+    rules = [
+        [(row["y"], row["text"]) for row in loads.slo_rule(each, parse_slo("ttft:200ms,e2e:5s"))] for each in headings
+    ]
+    assert rules == [[(200.0, "ttft:200ms")], [(5000.0, "e2e:5s")], [], []] and loads.slo_rule("TTFT, ms", None) == []
