@@ -68,12 +68,9 @@ def test_values_are_plain(value, wanted):
     assert plain(value) == wanted
 
 
-def test_properties_are_facts_where_they_are_named():
+def test_properties_are_facts_where_they_are_named_and_what_is_no_value_is_an_error():
     assert plain(as_json.facts(Row("a", None), "name", "width")) == {"name": "a", "width": None}
     assert as_json.facts(None, "name", "width") == {"name": None, "width": None}
-
-
-def test_what_is_no_value_is_an_error():
     with pytest.raises(AssertionError, match="object"):
         as_json.as_json([object()])
 

@@ -60,6 +60,7 @@ PAIR = set_of(2, (2200.0,), models=("opt-125m", "opt-1.3b"), loads=(64, 32), eac
 SMALL = curve(model="opt-125m", points=(point(32, [2000.0]), point(64, [3000.0])))
 LARGE = curve(points=(point(32, [800.0]), point(64, [1000.0])))
 EACH_GPU = set_of(2, (900.0,), sharing="gpus")
+UNLIKE = {"loads": (64, 16), "environment": OTHER, "workload": "x", "ramp_up": "burst", "each_tokens_per_s": (1.0,)}
 HERE = [set_of(n, (900.0,)) for n in (2, 3)]
 THERE = [replace(shared, environment=OTHER) for shared in HERE]
 SETTINGS = ({"thread_percentage": 50}, {"pinned": True}, {"pinned": True, "thread_percentage": 50}, {})
@@ -78,17 +79,13 @@ SCENES = {  # curves, and replicas beside none of them
         set_of(2, (900.0,), models=("opt-125m", "opt-1.3b"), loads=(48, 48)),
     ),
     "of other requests": (curve(set_of(2, (900.0,))), set_of(3, (900.0,), workload="of other requests")),
-    "equal models of a set are counted": (
-        set_of(3, (900.0,), models=("opt-125m", "opt-1.3b", "opt-1.3b"), loads=(32, 32, 32)),
-    ),
+    "equal models of a set are counted": (set_of(3, (9.0,), models=("a", "b", "b"), loads=(9,) * 3),),
     "two kinds of hosts, however their runs follow each other": (
         curve(HERE[0]), curve(THERE[0], environment=OTHER, points=[point(96, [500.0])]), HERE[1], THERE[1],
     ),
     "a GPU each": (EACH_GPU,),
     "at addresses": (replace(EACH_GPU, sharing="urls", environment=REMOTE),),
-    "both ways of counting": (
-        curve(set_of(2, (1200.0, 1200.0), sum_tokens_per_s=1234.5, largest_e2e_s=20.5, e2e_p99_s=31.4)),
-    ),
+    "two ways of counting": (curve(set_of(2, (9e2,), sum_tokens_per_s=1234.5, largest_e2e_s=2.5, e2e_p99_s=31.4)),),
     "a sum that is the same": (curve(set_of(2, (1200.0,), sum_tokens_per_s=1200.1)),),
     "sensors of those of which anything is known": (
         curve(set_of(2, (900.0,), **SENSED), set_of(3, (9e2,)), points=[replace(point(96, [1000.0]), power_w=250.0)]),
@@ -100,11 +97,7 @@ SCENES = {  # curves, and replicas beside none of them
     "degraded": (curve(set_of(2, (900.0,), pinned=True, degraded=("a", "b"))),),
     "noisy": (curve(set_of(2, (900.0,), noise=("not steady: slow",))),),
     "different models beside taking turns": (SMALL, LARGE, PAIR),
-    "turns need their loads": (SMALL, LARGE, replace(PAIR, loads=(64, 16))),
-    "turns need their host": (SMALL, LARGE, replace(PAIR, environment=OTHER)),
-    "turns need their requests": (SMALL, LARGE, replace(PAIR, workload="of other requests")),
-    "turns need their start": (SMALL, LARGE, replace(PAIR, ramp_up="burst")),
-    "turns need each rate": (SMALL, LARGE, replace(PAIR, each_tokens_per_s=(1800.0,))),
+    **{f"turns need {name}": (SMALL, LARGE, replace(PAIR, **{name: other})) for name, other in UNLIKE.items()},
     "no replicas": (curve(),),
 }  # fmt: skip
 
@@ -192,7 +185,10 @@ def gpus() -> Curve:
 
 def test_the_table_tells_what_waits_what_each_gpu_takes_and_what_to_deploy(gpus):
     sections = list(deployments.gpus_sections([gpus, *gpus.wider]))
-    assert difference("gpus", {"two GPUs": in_words(sections)}) == ""
+    *_, both = on_several(gpus)
+    named = [both, replace(both, sharing="mps"), replace(both, tensor_parallel_size=2)]
+    shown = {"two GPUs": in_words(sections), "names": "\n".join(map(deployments.deployment_name, named))}
+    assert difference("gpus", shown) == ""
     (table,) = tables_of(sections[0])
     found = {(row["concurrency"], row["GPUs"], row["deployment"]): row for row in rows_of(table)}
     first, second = (d for d in on_several(gpus) if d.concurrency == 16 and d.sharing is None)
@@ -217,13 +213,6 @@ def test_the_best_of_several_deployments_is_by_each_wish(gpus):
     unknown = [replace(one, served=replace(one.served, e2e_s=None)) if one.sharing else one for one in found]
     assert all("e2e_s" not in best for _, _, best in deployments.best_on_several(gpus, unknown))
     assert list(deployments.best_on_several(gpus, found[:1])) == []
-
-
-def test_names_of_deployments(gpus):
-    one, *_, both = on_several(gpus)
-    named = {one: "one engine", both: "2 replicas, a GPU each", replace(both, sharing="mps"): "2 replicas, mps"}
-    named[replace(both, tensor_parallel_size=2)] = "2 replicas, a GPU each, TP 2"
-    assert {each: deployments.deployment_name(each) for each in named} == named
 
 
 def test_tables_of_one_model_say_in_what_they_differ(gpus):

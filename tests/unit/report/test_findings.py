@@ -29,12 +29,8 @@ SOUND = point(8, [100.0, 101.0])
 def test_a_place_is_its_url_or_device_and_its_release(where, words):
     assert findings.served_on(where) == findings.origin(where) == words
     assert findings.origin(where, workload(64, 32)) == f"{words}, 64 prompt and 32 output tokens"
-
-
-def test_a_simulation_is_never_a_device():
-    where = Environment(platform="simulated", gpu_name="NVIDIA H200", vllm="0.26.0")
-    told = findings.origin(where, workload())
-    assert "SIMULATED" in told and "H200" not in told
+    told = findings.origin(replace(where, platform="simulated"), workload())
+    assert "SIMULATED" in told and words not in told, "a simulation is never a device"
     assert findings.served_on(None) == findings.origin(None, workload())
 
 
@@ -63,15 +59,9 @@ def test_reasons_are_told_each_on_its_line():
     assert list(findings.reasons(point(8, ()), "at 8")) == ["INVALID: at 8: planted: invalid"]
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [("a: 1", "a"), ("took 3.5 % of it", "took"), ("took -4 % of it", "took"), ("it is b-2 c", "it is b-2 c")],
-)
-def test_reasons_of_one_kind_differ_in_their_figures_only(text, kind):
-    assert findings.reason_kind(text) == kind
-
-
-def test_the_first_reason_of_each_kind_stands_for_the_others():
+def test_reasons_of_one_kind_differ_in_their_figures_only_and_the_first_stands_for_the_others():
+    kinds = {"a: 1": "a", "took 3.5 % of it": "took", "took -4 % of it": "took", "it is b-2 c": "it is b-2 c"}
+    assert {text: findings.reason_kind(text) for text in kinds} == kinds
     assert findings.first_of_each_kind(["a: 1", "b", "a: 2", "a: 3"]) == "a: 1, and 2 more like it; b"
 
 

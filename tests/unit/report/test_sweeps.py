@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 
 import pytest
-from html_pages import values_of
 from hypothesis import given
 from scripts import BASELINES, in_checkout
 from sections import column_of, difference, in_words, legends_of, named_of, rows_of, tables_of
@@ -57,13 +55,6 @@ def specified(made: Curve, **fields) -> Curve:
     return curve_of(made.subject, [replace(m, spec=replace(m.spec, **fields)) for m in made.measurements])
 
 
-def requested(made: Curve, hash="0123456789ab", **fields) -> Curve:
-    """The same with other requests."""
-    other = replace(made.measurements[0].workload, hash=hash)
-    other = replace(other, spec=replace(other.spec, **fields))
-    return curve_of(made.subject, [replace(m, workload=other) for m in made.measurements])
-
-
 def at(concurrency=8, rate=100.0, host=None, **facts):
     return measurement(concurrency, rate, environment=replace(CPU, host=host), **facts)
 
@@ -89,115 +80,116 @@ YOUNG = replace(seen(8), requests_per_s=2.0, e2e_s=3.0, batch=8.0)  # looked bac
 FED, STARVED = (replace(seen(c), batch=b, kv_usage=0.3) for c, b in ((128, 120.0), (512, 240.0)))
 SERVER = replace(at(), spec=replace(at().spec, interface="server"))
 ENDPOINT = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1", extra=(("top_k", "5"),))
+FLASH, STREAM = replace(RESOLVED, kv_blocks=1366, attention_backend="FLASH_ATTN"), Stream(0.01, 0.0, (), {})
+SETTLED = at(load=ClosedLoop(8, settle_lifetimes=2.0))
+LENGTHS = replace(SETTLED.workload.spec, prompt_tokens=None, output_tokens=None)
+NATURAL = replace(SETTLED, workload=replace(SETTLED.workload, spec=LENGTHS))
 LATE = [at(c, law(c), repeat=i, admitted_early=0.02 * i * (c == 4)) for c in (4, 16) for i in range(2)]
 CUT = ((512, "full"), (1024, "full"))
 PARTLY = [at(c, law(c), repeat=i, preempted=c == 16) for c in (1, 4, 16) for i in range(2)]
 UNSTEADY = {"steps": 200, "slow_from": 100, "slow_factor": 1.25}
 NOISY = [at(c, law(c), repeat=i, steps=200) for c in (2, 4, 8) for i in range(2)]
+NOISY += [at(8, law(8), repeat=2, **UNSTEADY), at(4, law(4), repeat=2, failures=1, **UNSTEADY)]
 PLACES = [("one", "a"), ("two", "b"), ("three", "b")]
 HOSTS = [at(c, law(c), host, repeat=i, launch=name) for c in (1, 4, 16) for i, (name, host) in enumerate(PLACES)]
 
 
 def noisy(*rates, loads=(1, 2, 4, 8), **words):
-    return partial(noisy_curve, dict(zip(loads, rates)), **words)
+    return noisy_curve(dict(zip(loads, rates)), **words)
 
 
-HEADINGS = {
-    "three launches on two hosts": lambda: curve_of("opt-1.3b", HOSTS),
-    "one repeat more": lambda: curve_of("opt-1.3b", [*HOSTS, at(1, law(1), repeat=9)]),
-    "an invalid measurement of another host": lambda: curve_of("x", [at(8, 9.0, "a"), at(8, 9.0, "b", failures=1)]),
-    "no valid repeat": lambda: curve_of("x", [at(failures=1)]),
-    "a CPU": lambda: sweep(CPU, loads=(1,)),
-    "adaptive": lambda: LAWFUL,
-    "adaptive, not at its end": lambda: EARLY,
-    "nothing": planted,
-    "an unknown GPU": lambda: sweep(replace(H200, gpu_name=None), loads=(1,)),
-    "simulated on two GPUs": lambda: specified(sweep(SIMULATED, loads=(1,)), tensor_parallel_size=2),
-    "two GPUs": lambda: specified(sweep(loads=(1,)), tensor_parallel_size=2),
-    "natural lengths, two lifetimes": lambda: requested(
-        curve_of("x", [at(load=ClosedLoop(8, settle_lifetimes=2.0))]), prompt_tokens=None, output_tokens=None
-    ),
-    "limits that differ": lambda: curve_of(
-        "x", [at(), at(resolved=replace(RESOLVED, kv_blocks=1366, attention_backend="FLASH_ATTN"), launch="launch-2")]
-    ),
-    "an endpoint": lambda: curve_of(
-        "m", [replace(at(), spec=ENDPOINT, run=replace(at().run, stream=Stream(0.01, 0.0, (), {})))]
-    ),
-}  # fmt: skip
-LAWS = {
-    "a law of one repeat": sweep(repeats=1),
-    "weights explain the fixed part": sweep(noise=0.01, b_half=1.0),
-    "weights may explain the fixed part": sweep(noise=0.01, b_half=5.5),
-    "an unknown shape": sweep(model="/nowhere/unknown"),
-}
-CURVES = {
-    "an invalid measurement": lambda: curve_of("x", [at(8, 9.0), at(8, 9.0, failures=1)]),
-    "no valid repeat": lambda: curve_of("x", [at(failures=1)]),
-    "a CPU": lambda: sweep(CPU),
-    "a law": sweep,
-    "a law that cannot be": noisy(10_300.0, 10_150.0, 10_000.0, loads=(16, 64, 256), noise=0.001),
-    "no law": noisy(597.0, 2132.0, 5981.0, 12141.0, 12511.0, 10893.0, 11005.0, loads=(1, 4, 16, 64, 128, 256, 512)),
-    "a plateau": noisy(*map(law, (64, 128, 256, 512)), loads=(64, 128, 256, 512), noise=0.001),
-    "a plateau of one repeat": noisy(*map(law, (64, 128, 256, 512)), loads=(64, 128, 256, 512), noise=0, repeats=1),
-    "no plateau": noisy(1.0, 2.0, 4.0, noise=0.001),
-    "a flat stretch, and none in the end": lambda: noisy_curve({**BENT, 1024: 61.8}, noise=0.03, repeats=2),
-    "a flat stretch before the plateau": lambda: noisy_curve({**BENT, 1024: 53.5}, noise=0.001),
-    "less past the best": noisy(12141.0, 12511.0, 10893.0, 11005.0, noise=0),
-    "the same past the best": noisy(100.0, 101.0, 100.0, noise=0),
-    "two points": noisy(1.0, 2.0, noise=0),
-    "the largest that fits": lambda: replace(noisy_curve({1: 1.0, 2: 2.0}, noise=0), cut=((4, "too large"),)),
-    "one that is beaten": noisy(1.0, 1.9, 1.8, noise=0),
-    "one point": noisy(1.0, repeats=1),
-    "nothing": planted,
-    "nothing was measured": lambda: planted(missing=(1, 2)),
-    "cut, missing, invalid and partly valid": lambda: curve_of(
-        "x", [*PARTLY, at(4, law(4), repeat=2, failures=3)], planned=(1, 4, 16, 8, 32, 512), cut=CUT
-    ),
-    "a point without repeats": lambda: without(noisy_curve({4: 1.0, 8: 2.0}), 4),
-    "not steady": lambda: curve_of(
-        "x",
-        [*NOISY, at(8, law(8), repeat=2, **UNSTEADY), at(4, law(4), repeat=2, failures=1, **UNSTEADY)],
-    ),
-    "adaptive": lambda: LAWFUL,
-    "adaptive without a law": lambda: DENTED,
-    "external results": lambda: replace(
-        noisy_curve({1: 100.0, 2: 190.0, 4: 350.0}), axes=Axes("batch", "tok", "lat_ms"), subject="mine"
-    ),
-    "steps and clients differ": lambda: curve_of("opt-1.3b", LATE),
-    "Little's law to what rounds to nothing": lambda: planted(*(replace(seen(c), little=0.0002) for c in (1, 2))),
-    "counters while decoding": lambda: planted(
-        seen(1, decode_dram=0.713, decode_tensor=0.032), seen(8, decode_dram=0.8, decode_tensor=0.1)
-    ),
-    "the same counters": lambda: planted(*(seen(c, decode_dram=0.7, decode_tensor=0.1) for c in (1, 8))),
-    "counters of small loads": lambda: planted(seen(1, decode_dram=0.7, decode_tensor=0.1), seen(8)),
-    "a rising load": lambda: planted(YOUNG),
-    "a rising load of known settling": lambda: planted(YOUNG, measurements=(at(),)),
-    "a load that is steady": lambda: planted(replace(YOUNG, e2e_s=3.9)),
-    "a server that does not feed its engine": lambda: planted(FED, STARVED, measurements=(SERVER,)),
-    "repeats on one host": lambda: planted(*(point(c, [100.0, 100.0 + c]) for c in (1, 2, 4))),
-    "sensors": lambda: planted(*(seen(c, **LIFELIKE) for c in (1, 8))),
-    "shapes alone": lambda: planted(seen(unexplained=0.3, bound="memory")),
-    "some sensors, degraded and lost": lambda: planted(
-        seen(1), seen(2, power_w=300.0, gpu_util=1.0), point(4, ()), seen(8, power_w=300.0, degraded=("it was slow",)),
-        replace(point(9, ()), power_w=300.0)
-    ),
-    "an unknown data sheet": lambda: sweep(replace(H200, gpu_name="another"), loads=(1,)),
-}  # fmt: skip
+def headings() -> dict[str, Curve]:
+    return {
+        "three launches on two hosts": curve_of("opt-1.3b", HOSTS),
+        "one repeat more": curve_of("opt-1.3b", [*HOSTS, at(1, law(1), repeat=9)]),
+        "an invalid measurement of another host": curve_of("x", [at(8, 9.0, "a"), at(8, 9.0, "b", failures=1)]),
+        "no valid repeat": curve_of("x", [at(failures=1)]),
+        "a CPU": sweep(CPU, loads=(1,)),
+        "adaptive": LAWFUL,
+        "adaptive, not at its end": EARLY,
+        "nothing": planted(),
+        "an unknown GPU": sweep(replace(H200, gpu_name=None), loads=(1,)),
+        "simulated on two GPUs": specified(sweep(SIMULATED, loads=(1,)), tensor_parallel_size=2),
+        "two GPUs": specified(sweep(loads=(1,)), tensor_parallel_size=2),
+        "natural lengths, two lifetimes": curve_of("x", [NATURAL]),
+        "limits that differ": curve_of("x", [at(), at(resolved=FLASH, launch="launch-2")]),
+        "an endpoint": curve_of("m", [replace(at(), spec=ENDPOINT, run=replace(at().run, stream=STREAM))]),
+    }  # fmt: skip
+
+
+def laws() -> dict[str, Curve]:
+    return {
+        "a law of one repeat": sweep(repeats=1),
+        "weights explain the fixed part": sweep(noise=0.01, b_half=1.0),
+        "weights may explain the fixed part": sweep(noise=0.01, b_half=5.5),
+        "an unknown shape": sweep(model="/nowhere/unknown"),
+    }
+
+
+def planted_curves() -> dict[str, Curve]:
+    return {
+        "an invalid measurement": curve_of("x", [at(8, 9.0), at(8, 9.0, failures=1)]),
+        "no valid repeat": curve_of("x", [at(failures=1)]),
+        "a CPU": sweep(CPU),
+        "a law": sweep(),
+        "a law that cannot be": noisy(10_300.0, 10_150.0, 10_000.0, loads=(16, 64, 256), noise=0.001),
+        "no law": noisy(597.0, 2132.0, 5981.0, 12141.0, 12511.0, 10893.0, 11005.0, loads=(1, 4, 16, 64, 128, 256, 512)),
+        "a plateau": noisy(*map(law, (64, 128, 256, 512)), loads=(64, 128, 256, 512), noise=0.001),
+        "a plateau of one repeat": noisy(*map(law, (64, 128, 256, 512)), loads=(64, 128, 256, 512), noise=0, repeats=1),
+        "no plateau": noisy(1.0, 2.0, 4.0, noise=0.001),
+        "a flat stretch, and none in the end": noisy_curve({**BENT, 1024: 61.8}, noise=0.03, repeats=2),
+        "a flat stretch before the plateau": noisy_curve({**BENT, 1024: 53.5}, noise=0.001),
+        "less past the best": noisy(12141.0, 12511.0, 10893.0, 11005.0, noise=0),
+        "the same past the best": noisy(100.0, 101.0, 100.0, noise=0),
+        "two points": noisy(1.0, 2.0, noise=0),
+        "the largest that fits": replace(noisy_curve({1: 1.0, 2: 2.0}, noise=0), cut=((4, "too large"),)),
+        "one that is beaten": noisy(1.0, 1.9, 1.8, noise=0),
+        "one point": noisy(1.0, repeats=1),
+        "nothing": planted(),
+        "nothing was measured": planted(missing=(1, 2)),
+        "cut, missing, invalid and partly valid": curve_of(
+            "x", [*PARTLY, at(4, law(4), repeat=2, failures=3)], planned=(1, 4, 16, 8, 32, 512), cut=CUT
+        ),
+        "a point without repeats": without(noisy_curve({4: 1.0, 8: 2.0}), 4),
+        "not steady": curve_of("x", NOISY),
+        "adaptive": LAWFUL,
+        "adaptive without a law": DENTED,
+        "external results": replace(
+            noisy_curve({1: 100.0, 2: 190.0, 4: 350.0}), axes=Axes("batch", "tok", "lat_ms"), subject="mine"
+        ),
+        "steps and clients differ": curve_of("opt-1.3b", LATE),
+        "Little's law to what rounds to nothing": planted(*(replace(seen(c), little=0.0002) for c in (1, 2))),
+        "counters while decoding": planted(
+            seen(1, decode_dram=0.713, decode_tensor=0.032), seen(8, decode_dram=0.8, decode_tensor=0.1)
+        ),
+        "the same counters": planted(*(seen(c, decode_dram=0.7, decode_tensor=0.1) for c in (1, 8))),
+        "counters of small loads": planted(seen(1, decode_dram=0.7, decode_tensor=0.1), seen(8)),
+        "a rising load": planted(YOUNG),
+        "a rising load of known settling": planted(YOUNG, measurements=(at(),)),
+        "a load that is steady": planted(replace(YOUNG, e2e_s=3.9)),
+        "a server that does not feed its engine": planted(FED, STARVED, measurements=(SERVER,)),
+        "repeats on one host": planted(*(point(c, [100.0, 100.0 + c]) for c in (1, 2, 4))),
+        "sensors": planted(*(seen(c, **LIFELIKE) for c in (1, 8))),
+        "shapes alone": planted(seen(unexplained=0.3, bound="memory")),
+        "some sensors, degraded and lost": planted(
+            seen(1), seen(2, power_w=300.0, gpu_util=1.0), point(4, ()),
+            seen(8, power_w=300.0, degraded=("it was slow",)), replace(point(9, ()), power_w=300.0),
+        ),
+        "an unknown data sheet": sweep(replace(H200, gpu_name="another"), loads=(1,)),
+    }  # fmt: skip
 
 
 def test_planted_curves_have_the_sections_that_are_kept():
-    found = {name: Findings(curves=[made()]) for name, made in CURVES.items()}
+    found = {name: Findings(curves=[made]) for name, made in planted_curves().items()}
     found["a limit"] = Findings(curves=[sweep()], slo=parse_slo("e2e:0.5s"))
-    found["a tolerance of the claim"] = Findings(
-        curves=[sweep()],
-        judged=[(Verdict(PLATEAU, "opt-1.3b", State.PASSES, "so"), ClaimRow(PLATEAU, parameters={"tolerance": 0.75}))],
-    )
+    claim = ClaimRow(PLATEAU, parameters={"tolerance": 0.75})
+    found["a claim"] = Findings(curves=[sweep()], judged=[(Verdict(PLATEAU, "opt-1.3b", State.PASSES, "so"), claim)])
     found["none"] = Findings()
     shown = {name: re.sub("\n  .*", "", in_words(sweeps.sweep_sections(each))) for name, each in found.items()}
-    laws = {name: sweeps.findings(curve, 0.1) for name, curve in LAWS.items()}
-    laws |= {f"b_half {given}": sweeps.findings(sweep(), 0.1, given) for given in (44.0, 30.0)}
-    shown |= {f"law: {name}": in_words([Named([*pairs])]) for name, pairs in laws.items()}
-    shown |= {f"heading: {name}": "\n".join(sweeps.heading(made())) for name, made in HEADINGS.items()}
+    fitted = {name: sweeps.findings(curve, 0.1) for name, curve in laws().items()}
+    fitted |= {f"b_half {given}": sweeps.findings(sweep(), 0.1, given) for given in (44.0, 30.0)}
+    shown |= {f"law: {name}": in_words([Named([*pairs])]) for name, pairs in fitted.items()}
+    shown |= {f"heading: {name}": "\n".join(sweeps.heading(made)) for name, made in headings().items()}
     skipped = {"predicted": (LAWFUL, 512), "not predicted": (DENTED, 256), "next": (EARLY, 4)}
     shown |= {f"skipped: {name}": sweeps.skip_note(*one) for name, one in skipped.items()}
     assert difference("sweeps", shown) == ""
@@ -262,11 +254,6 @@ def test_the_report_and_the_item_say_alike_what_was_left_out():
     assert item and item.why.endswith(said.split("are used: ")[1])
 
 
-def test_spread_is_over_the_mean():
-    assert sweeps.relative_range(point(1, [90.0, 100.0, 110.0])) == pytest.approx(0.2)
-    assert sweeps.relative_range(point(1, [90.0])) is sweeps.relative_range(point(1, [])) is None
-
-
 # Sensors and steps
 
 
@@ -295,12 +282,6 @@ def test_parts_of_a_step_agree_with_the_sensors_beside_them():
         assert weights + kv + kernels + idle == pytest.approx(100, abs=0.25)
         assert idle == pytest.approx(100 - float(beside["busy %"]), abs=0.11)
         assert kernels + idle == pytest.approx(float(beside["rest %"]), abs=0.11)
-
-
-def test_parts_of_a_step_add_up_in_the_chart():
-    drawn = {chart.title: chart.spec for chart in sweeps.sweep_charts(sweep(loads=(1, 2)), 0.1)}
-    ends = [bar["end"] for bar in values_of(drawn[sweeps.STEP_TITLE]) if bar["subject"] == "concurrency 1"]
-    assert ends[-1] == pytest.approx(100)
 
 
 # Energy and the overview

@@ -99,21 +99,12 @@ SERVER = replace(FIRST, spec=replace(FIRST.spec, interface="server"), load=Close
 ENDPOINT = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
 
 
-@pytest.mark.parametrize(
-    ("measured", "options"),
-    [
-        (SWEEP.measurements, "1,2,4,8 --slm-window=5.0"),
-        ([SERVER], "2 --slm-interface=server --slm-window=5.0 --slm-ramp-up=burst"),
-        ([replace(FIRST, spec=ENDPOINT)], ""),
-        ([replace(FIRST, load=OpenLoop(requests=40, rate=10.0))], ""),
-        (pairs(1), ""),
-        ([], ""),
-    ],
-    ids=["sweep", "server", "endpoint", "job", "gate", "nothing"],
-)
-def test_the_command_to_reproduce_names_models_and_loads(measured, options):
+def test_the_command_to_reproduce_names_models_and_loads_where_there_is_one():
     command = "pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=opt-1.3b --slm-concurrency="
-    assert reproduce(measured) == (f"{command}{options}" if options else "")
+    job = replace(FIRST, load=OpenLoop(requests=40, rate=10.0))
+    assert reproduce(SWEEP.measurements) == f"{command}1,2,4,8 --slm-window=5.0"
+    assert reproduce([SERVER]) == f"{command}2 --slm-interface=server --slm-window=5.0 --slm-ramp-up=burst"
+    assert reproduce([replace(FIRST, spec=ENDPOINT)]) == reproduce([job]) == reproduce(pairs(1)) == reproduce([]) == ""
 
 
 def test_requests_give_the_latencies_of_the_package_again():
@@ -143,9 +134,9 @@ def test_goodput_and_costs_are_of_the_points():
 
 
 def test_a_status_progress_and_nothing_are_told():
-    assert "Exit status 10" in Page(rendered(Findings(), status=10)).text
-    seen = Page(rendered(Findings(), progress="case 3 of 9")).text
-    assert "case 3 of 9" in seen and "Exit status" not in seen and writer.NOTHING in seen
+    ended, running = (Page(rendered(Findings(), **told)).text for told in ({"status": 10}, {"progress": "case 3 of 9"}))
+    assert "Exit status 10" in ended and "Exit status" not in running
+    assert "case 3 of 9" in running and writer.NOTHING in running
 
 
 # Terms
