@@ -107,6 +107,11 @@ def test_planted_replicas_have_the_sections_that_are_kept():
     for name, some in SCENES.items():
         curves = [each for each in some if isinstance(each, Curve)]
         shown[name] = in_words(sections(*curves, others=some[len(curves) :]))
+    shared = set_of(2, (1200.0, 1210.0)), set_of(2, (900.0,), sharing="mig"), set_of(3, ())
+    alone = curve(*shared, points=[point(96, [1000.0, 1010.0])])
+    found = Findings(curves=[alone], shared=[*shared, set_of(2, (100.0,), model="opt-125m")])
+    shown["the best of two models"] = "\n".join(deployments.best_deployments(found))
+    shown["the best of none"] = "\n".join(deployments.best_deployments(Findings(shared=[set_of(3, ())])))
     assert difference("replicas", shown) == ""
     assert sections() == []
 
@@ -132,15 +137,6 @@ def test_replicas_without_a_valid_run_are_not_beside_the_engine_of_another_model
     curves = [curve(small, model="opt-125m", points=[point(96, [5000.0])]), curve(large)]
     alone = [deployments.alone_at(shared, curves).repeats for shared in (small, large)]
     assert alone == [(5000.0,), (1000.0, 1000.0)]
-
-
-def test_the_best_deployment_is_that_of_most_throughput_over_one_engine():
-    shared = set_of(2, (1200.0, 1210.0)), set_of(2, (900.0,), sharing="mig"), set_of(3, ())
-    alone = curve(*shared, points=[point(96, [1000.0, 1010.0])])
-    found = Findings(curves=[alone], shared=[*shared, set_of(2, (100.0,), model="opt-125m")])
-    shown = {"two models": "\n".join(deployments.best_deployments(found))}
-    assert difference("best-deployments", shown) == ""
-    assert list(deployments.best_deployments(Findings(shared=[set_of(3, ())]))) == []
 
 
 # Memory
@@ -264,10 +260,8 @@ def test_where_more_prompts_come_together_fewer_steps_have_one():
         column = [prompts[(i - inside.start) % len(prompts)] for i in range(len(steps))]
         return replace(m, run=replace(m.run, steps=replace(steps, prompt_tokens=tuple(column))))
 
-    alone, together = (
-        with_prompts(swept(loads=(8,))[0], [64]),
-        with_prompts(swept("server", loads=(8,))[0], [64, 0, 0, 0]),
-    )
+    (alone, _), (together, _) = swept(loads=(8,)), swept("server", loads=(8,))
+    alone, together = with_prompts(alone, [64]), with_prompts(together, [64, 0, 0, 0])
     ((_, _, loads),) = at_both_interfaces([curve_of("opt-1.3b", [each]) for each in (alone, together)])
     assert loads[0].prompt_steps == pytest.approx((1.0, 0.25), abs=0.02)
 

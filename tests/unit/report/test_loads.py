@@ -111,11 +111,8 @@ def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own():
     lost = replace(theirs, run=replace(theirs.run, failures=len(rows) // 10))
     short = replace(theirs, workload=replace(ours.workload, spec=replace(ours.workload.spec, output_tokens=33)))
     whole = replace(theirs, run=replace(theirs.run, samples=replace(rows, first_token_s=rows.last_token_s)))
-    assert [loads.is_counted_loop(m) for m in (ours, theirs, replace(theirs, load=ClosedLoop(4)))] == [
-        False,
-        True,
-        False,
-    ]
+    counted = [loads.is_counted_loop(m) for m in (ours, theirs, replace(theirs, load=ClosedLoop(4)))]
+    assert counted == [False, True, False]
     found = {
         "served": theirs,
         "fields that requests have and that a server refuses": streamed(asked, 1.0, refused=("min_tokens", "seed")),
@@ -229,8 +226,6 @@ def test_facts_of_a_ramp_have_its_steps_and_the_best_of_them(at_rates):
 
 
 def test_a_limit_is_a_line_with_its_words():
-    headings = ("TTFT, ms", "E2E, ms", "TPOT, ms", "requests/s")
-    rules = [
-        [(row["y"], row["text"]) for row in loads.slo_rule(each, parse_slo("ttft:200ms,e2e:5s"))] for each in headings
-    ]
-    assert rules == [[(200.0, "ttft:200ms")], [(5000.0, "e2e:5s")], [], []] and loads.slo_rule("TTFT, ms", None) == []
+    slo, headings = parse_slo("ttft:200ms,e2e:5s"), ("TTFT, ms", "E2E, ms", "TPOT, ms", "requests/s")
+    rules = [(row["y"], row["text"]) for heading in headings for row in loads.slo_rule(heading, slo)]
+    assert rules == [(200.0, "ttft:200ms"), (5000.0, "e2e:5s")] and loads.slo_rule("TTFT, ms", None) == []

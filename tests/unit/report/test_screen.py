@@ -96,6 +96,9 @@ def between_releases():
 def test_planted_findings_have_the_screen_that_is_kept():
     slower = gated(pairs(6, speed=0.9))
     either = [(verdict(state), EITHER) for state in (FAILS, INCONCLUSIVE)]
+    failing = [(verdict(FAILS, f"claim-{n}"), None) for n in range(30)]
+    curves = [replace(sweep(), subject=model) for model in ("opt-125m", "opt-1.3b", "opt-2.7b")]
+    many = Findings(curves=curves, judged=[*failing, (LOST, None)], jobs=[job_point()] * 9, notes=["a note"] * 9)
     noisy = [(verdict(INCONCLUSIVE, subject=f"opt-{size}", **NOISY), None) for size in ("125m", "1.3b", "2.7b")]
     found = {
         "a sweep that was kept": Findings(curves=[sweep()], archives=["a.jsonl"]),
@@ -113,12 +116,15 @@ def test_planted_findings_have_the_screen_that_is_kept():
         ),
         "a gate with few pairs": Findings(gates=[gated(pairs(2))]),
         "a gate between releases": Findings(gates=[gated(between_releases())]),
+        "four gates": Findings(gates=[slower] * 4, archives=["a.jsonl"]),
+        "failures, which have more room than notes": many,
         "nothing": Findings(),
         "a note": Findings(notes=["the line was torn"], archives=["a.jsonl"]),
         "an inconclusive test": Findings(inconclusive=["too few"]),
     }
     shown = {name: "\n".join(f"{c or '':7}{text}" for text, c in screen(each)) for name, each in found.items()}
     assert difference("screen", shown) == ""
+    assert max(text.count("\n") + 1 for text in shown.values()) == MOST_LINES
 
 
 # One screen
@@ -142,23 +148,10 @@ def test_it_is_one_screen_however_much_there_is(width):
     assert any(line.strip().startswith("20 jobs") for line in lines) and lines[-1] == "more: slmserve report a.jsonl"
 
 
-def test_what_fails_has_more_room_than_notes():
-    judged = [(verdict(FAILS, f"claim-{n}", "opt-1.3b"), None) for n in range(30)]
-    judged += [(Verdict.inconclusive("other", "opt-125m", "for want of data"), None)]
-    curves = [replace(sweep(), subject=model) for model in ("opt-125m", "opt-1.3b", "opt-2.7b")]
-    lines = lines_of(curves=curves, judged=judged, jobs=[job_point()] * 9, notes=["a note"] * 9, archives=["a.jsonl"])
-    assert len(lines) == MOST_LINES and sum("FAILS" in line for line in lines) >= 5
-
-
 def test_the_parts_are_made_once_however_little_room_there_is(monkeypatch):
     made = []
     monkeypatch.setattr(last_screen.sweeps, "overview_tables", lambda found: made.append(found) or [])
     assert len(lines_of(notes=["many words " * 100] * 9)) <= MOST_LINES and len(made) == 1
-
-
-def test_several_gates_are_one_screen():
-    lines = lines_of(gates=[gated(pairs(6, speed=0.9))] * 4, archives=["a.jsonl"])
-    assert len(lines) <= MOST_LINES and lines.count("opt-1.3b: FAIL after 6 pairs of launches") == 4
 
 
 @given(st.integers(1, 30), st.integers(1, 60), st.integers(5, 40))

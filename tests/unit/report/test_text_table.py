@@ -13,6 +13,7 @@ from operator import itemgetter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sections import difference
 
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.report import text_table
@@ -85,29 +86,6 @@ def test_intervals_are_shown_where_noise_is_known():
 # Tables
 
 
-def test_cells_stand_below_their_headings_each_on_its_side():
-    assert table("ad", (LETTER, CODE)).splitlines() == [
-        "a       code",
-        "letter",
-        "------  ----",
-        "a         97",
-        "d        100",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("head", "name"),
-    [
-        ("max_num\n_seqs", "max_num_seqs"),
-        ("ms/\ntoken", "ms/token"),
-        ("roof-\nline %", "roofline %"),
-        ("candidate /\nbaseline", "candidate / baseline"),
-    ],
-)
-def test_a_broken_heading_is_whole_where_the_column_is_named(head, name):
-    assert Column(head, str).name == name
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "always", "kept"),
     [
@@ -122,12 +100,27 @@ def test_columns_that_tell_nothing_are_left_out_unless_they_are_always_there(row
     assert table(rows, columns, always) == table(rows, kept, len(kept))
 
 
-@pytest.mark.parametrize(("width", "gone"), [(52, []), (51, [2]), (41, [2]), (40, [2, 3, 4])])
-def test_columns_that_have_no_room_are_named_with_the_width_that_they_need(width, gone):
-    with laid_out(width):
-        told = " ".join(" ".join(table_parts("ad", RANKED)[2]).split())
-    names = ", ".join(RANKED[number].name for number in gone)
-    assert (f": {names}; COLUMNS=52 " in told) if gone else told == ""
+TEXTS = [["one two three four five six seven", "8"], ["nine", "10"]]
+BROKEN: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
+
+
+def test_planted_tables_and_lines_are_as_they_are_kept():
+    shown = {}
+    for width in (18, 40, 41, 51, 52):
+        with laid_out(width):
+            shown[f"ranked, {width} columns"] = table("ad", RANKED)
+    for width in (25, 30, 45):
+        with laid_out(width, every_column=True):
+            shown[f"every column, {width} columns"] = table("ad", RANKED)
+    for width in (10, 26, 30, 41):
+        with laid_out(width):
+            shown[f"texts, {width} columns"] = table(TEXTS, BROKEN)
+            shown[f"names, {width} columns"] = text_table.named_lines(
+                [("a", "one two three four five"), ("longer", "six")]
+            )
+    heads = ("max_num\n_seqs", "ms/\ntoken", "roof-\nline %", "candidate /\nbaseline")
+    shown["names of columns"] = "\n".join(Column(head, str).name for head in heads)
+    assert difference("tables", shown) == "" == text_table.named_lines([])
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(20, 90), st.data())
@@ -149,28 +142,6 @@ def test_a_table_fits_by_its_ranks_and_loses_no_cell_in_silence(ranks, width, da
     assert {cell for row in rows for cell in row} <= {*everything.split()} and "COLUMNS=" not in everything
 
 
-@pytest.mark.parametrize("width", [25, 30, 45])
-def test_each_of_several_tables_names_its_rows(width):
-    with laid_out(width, every_column=True):
-        tables = [part.splitlines() for part in table("ad", RANKED).split("\n\n")]
-    assert len(tables) > 1 and all(part[0].split()[:2] == ["a", "code"] for part in tables)
-    assert [sum(part[0].count(head) for part in tables) for head in ("some", "least", "pair", "other")] == [1] * 4
-
-
-def test_texts_on_the_left_are_broken_where_nothing_can_go():
-    cells = [["one two three four five six seven", "8"], ["nine", "10"]]
-    columns: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
-    with laid_out(30):
-        _, body, foot = table_parts(cells, columns)
-    assert [line.rstrip() for lines in body for line in lines] == [
-        "one two three four       8", "five six seven", "nine                    10",
-    ]  # fmt: skip
-    with laid_out(10):
-        assert table([["abcdef ghijk", "8"]], columns).splitlines()[2].split()[:2] == ["abcdef", "ghijk"]
-    with laid_out(41):
-        assert table(cells, columns).splitlines()[2].startswith(cells[0][0]) and foot == []
-
-
 # Lines
 
 
@@ -188,12 +159,6 @@ def test_a_line_of_the_width_is_not_broken():
     with laid_out(20):
         assert folded(f"{'a' * 9} {'b' * 10}\nshort") == f"{'a' * 9} {'b' * 10}\nshort"
         assert folded(f"{'a' * 10} {'b' * 10}") == f"{'a' * 10}\n  {'b' * 10}"
-
-
-def test_texts_with_names_stand_below_each_other():
-    with laid_out(26):
-        lines = text_table.named_lines([("a", "one two three four five"), ("longer", "six")]).split("\n")
-    assert lines == ["a       one two three four", "        five", "longer  six"] and text_table.named_lines([]) == ""
 
 
 def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch):
