@@ -14,14 +14,14 @@ import pytest
 from gpus import on_gpus, replicas
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import lawful
 from sections import difference, in_words, rows_of, sentences_of, tables_of
-from strategies import H200, law, measurement, point
+from strategies import H200, law, point
 
 from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, Plan, ServedEngine, plan
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, predicted_elsewhere
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.report.advice import (
     advice_facts,
     advice_reasons,
@@ -33,18 +33,12 @@ from pytest_slmserve.report.advice import (
 )
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.text_table import laid_out
-from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 SOURCE = ResultSource("NVIDIA H200", "TPOT", 140 * GIB)
 FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
-ENGINE = ServedEngine(
-    spec=EngineSpec("opt-1.3b"),
-    dtype="float16",
-    max_num_batched_tokens=8192,
-    footprint=FOOTPRINT,
-    kv_had_bytes=120 * GIB,
-)
+SERVED = {"dtype": "float16", "max_num_batched_tokens": 8192, "footprint": FOOTPRINT, "kv_had_bytes": 120 * GIB}
+ENGINE = ServedEngine(spec=EngineSpec("opt-1.3b"), **SERVED)
 SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 650.0, "power_limit_w": 700.0}
 PLANTED = {"all_reduce_s": 1e-3, "imbalance": 0.2}
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -196,18 +190,9 @@ def test_what_no_number_can_say_is_null(threshold, batches):
 # Other GPUs
 
 
-def on(environment: Environment, factor: float = 1.0) -> Curve:
-    made = [
-        measurement(c, factor * law(c) * (1 + 0.002 * i), environment=environment, repeat=i)
-        for c in GRID[:9]
-        for i in range(2)
-    ]
-    return curve_of("opt-1.3b", made)
-
-
 def test_a_prediction_stands_beside_what_was_measured_there_if_anything_was():
-    carried = predicted_elsewhere(on(H200), gpu_named("H100"))
-    there = on(replace(H200, gpu_name="NVIDIA H100 80GB HBM3"), 0.9)
+    carried = predicted_elsewhere(lawful(GRID[:9]), gpu_named("H100"))
+    there = lawful(GRID[:9], t_inf=9e3, environment=replace(H200, gpu_name="NVIDIA H100 80GB HBM3"))
     fewer = replace(there, points=there.points[2:])
     facts, section = prediction_report("opt-1.3b", carried, [fewer])
     bare, alone = prediction_report("opt-1.3b", carried, [])

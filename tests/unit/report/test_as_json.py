@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import lawful
 from sections import difference
-from strategies import job_point, law, measurement, shared_point
+from strategies import job_point, measurement, shared_point
 
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Summary, job_points
-from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import as_json
 from pytest_slmserve.report.as_json import plain, point_facts
@@ -39,10 +39,6 @@ class Row:
     @property
     def width(self) -> float:
         return math.inf
-
-
-def swept(loads=(1, 8, 64), repeats: int = 2):
-    return curve_of("opt-1.3b", [measurement(c, law(c), repeat=i) for c in loads for i in range(repeats)])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +104,7 @@ def test_limits_of_an_endpoint_are_not_known():
 
 
 def test_each_point_has_its_case_and_its_figures():
-    curve = swept()
+    curve = lawful((1, 8, 64), (1, 1))
     seen = [plain(row) for row in point_facts(Findings(curves=[curve]))]
     for row, point in zip(seen, curve.points, strict=True):
         assert (row["kind"], row["subject"], row["concurrency"]) == ("point", "opt-1.3b", point.concurrency)
@@ -123,9 +119,9 @@ def test_each_point_has_its_case_and_its_figures():
 
 def test_kinds_of_points_and_sweeps_have_the_facts_that_are_kept():
     pair = tuple(replace(measurement(8), spec=EngineSpec(m)) for m in ("a", "b"))
-    alone = replace(swept((32,)), points=(), alone=swept((32,)).points)
+    alone = replace(lawful((32,), (1, 1)), points=(), alone=lawful((32,), (1, 1)).points)
     shared = [shared_point(2, (900.0,)), replace(shared_point(2, (9.0,)), used=(pair,))]
-    curve = swept((64, 128, 256, 512))
+    curve = lawful((64, 128, 256, 512), (1, 1))
     found = Findings(curves=[curve, alone], shared=shared, jobs=[job_point()])
     seen = list(point_facts(found))
     assert all({field.name for field in fields(Summary)} < row.keys() for row in seen)

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from launches import pair_of_launches, pairs
+from planted import gated
 from sections import difference, in_words, sentences_of, tables_of
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
-from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.diagnosis import Difference
-from pytest_slmserve.analysis.gate.launch_pairs import Answers, Differs, judge_gate
+from pytest_slmserve.analysis.gate.launch_pairs import Answers, Differs
 from pytest_slmserve.report import gate
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import page_content
@@ -25,10 +25,6 @@ from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 
 NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
 SECONDS = {"baseline": (0.5, 0.7, 9.0, 0.6), "candidate": (11.0, 11.0, 12.0, None)}  # to compile
-
-
-def gated(measured):
-    return judge_gate(measured, GateCriteria())
 
 
 def days_apart(days):

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launches import pairs
+from planted import gated, lawful
 from sections import difference
-from strategies import job_point, law, measurement, noisy_curve, point, shared_point
+from strategies import job_point, measurement, noisy_curve, point, shared_point
 
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.table import ClaimRow
-from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import screen as last_screen
 from pytest_slmserve.report.findings import Findings
@@ -36,6 +35,7 @@ from pytest_slmserve.report.screen import (
 )
 from pytest_slmserve.report.text_table import laid_out
 
+LOADS = (64, 128, 256, 512)
 AS_FAILURE = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
 EITHER = replace(AS_FAILURE, expected="either")
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
@@ -47,21 +47,12 @@ def eighty_columns() -> Iterator[None]:
         yield
 
 
-def sweep() -> Curve:
-    made = [measurement(c, law(c) * (1 + 0.002 * i), repeat=i) for c in (64, 128, 256, 512) for i in range(2)]
-    return curve_of("opt-1.3b", made)
-
-
 def verdict(state: State, claim: str = "throughput-plateau", subject: str = "opt-1.3b", **facts: object) -> Verdict:
     return Verdict(claim, subject, state, "because of this", **facts)  # type: ignore[arg-type]
 
 
 def lines_of(**found: object) -> list[str]:
     return [text for text, _ in screen(Findings(**found))]  # type: ignore[arg-type]
-
-
-def gated(measured):
-    return judge_gate(measured, GateCriteria())
 
 
 # What is on it
@@ -97,19 +88,19 @@ def test_planted_findings_have_the_screen_that_is_kept():
     slower = gated(pairs(6, speed=0.9))
     either = [(verdict(state), EITHER) for state in (FAILS, INCONCLUSIVE)]
     failing = [(verdict(FAILS, f"claim-{n}"), None) for n in range(30)]
-    curves = [replace(sweep(), subject=model) for model in ("opt-125m", "opt-1.3b", "opt-2.7b")]
+    curves = [replace(lawful(LOADS), subject=model) for model in ("opt-125m", "opt-1.3b", "opt-2.7b")]
     many = Findings(curves=curves, judged=[*failing, (LOST, None)], jobs=[job_point()] * 9, notes=["a note"] * 9)
     noisy = [(verdict(INCONCLUSIVE, subject=f"opt-{size}", **NOISY), None) for size in ("125m", "1.3b", "2.7b")]
     found = {
-        "a sweep that was kept": Findings(curves=[sweep()], archives=["a.jsonl"]),
-        "a sweep that was not kept": Findings(curves=[sweep()]),
+        "a sweep that was kept": Findings(curves=[lawful(LOADS)], archives=["a.jsonl"]),
+        "a sweep that was not kept": Findings(curves=[lawful(LOADS)]),
         "replicas and a job": Findings(curves=[BESIDE], shared=SHARED, jobs=[job_point()]),
         "two jobs": Findings(jobs=[job_point(), job_point(output_tokens=32)]),
         "claims that surprise": Findings(judged=EXPECTED + SURPRISES),
         "claims as expected": Findings(judged=EXPECTED + either),
         "claims as expected, though strict": Findings(judged=EXPECTED, strict=True),
         "an inconclusive claim": Findings(judged=[*EXPECTED[:1], (verdict(INCONCLUSIVE), None)]),
-        "claims by what would decide them": Findings(curves=[sweep()], judged=[*noisy, (LOST, None)]),
+        "claims by what would decide them": Findings(curves=[lawful(LOADS)], judged=[*noisy, (LOST, None)]),
         "disturbed": disturbed(),
         "a gate that fails": Findings(
             gates=[slower], archives=["a"], written="written: g.json", command="pytest -k 'a b'"
@@ -137,7 +128,7 @@ def test_it_is_one_screen_however_much_there_is(width):
     models = [f"model-{number}" for number in range(9)]
     judged = [(replace(verdict(FAILS, subject=model), why=wrong), None) for model in models]
     judged += [(Verdict.inconclusive(f"claim-{model}", model, f"{model} {wrong}"), None) for model in models]
-    one = sweep()
+    one = lawful(LOADS)
     bad = replace(one, points=tuple(replace(p, degraded=(wrong,)) for p in one.points))
     curves, jobs = [replace(bad, subject=model) for model in models], [job_point(output_tokens=n) for n in range(1, 21)]
     with laid_out(width):
@@ -193,7 +184,7 @@ def test_a_part_can_do_without_all_but_its_first_line():
 
 
 def judged_sweep(**more: object) -> Findings:
-    curve = curve_of("opt-1.3b", [measurement(c, law(c), repeat=i) for c in (128, 256, 512) for i in range(2)])
+    curve = lawful((128, 256, 512), (1, 1))
     rows = [lookup.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
     reused = {"opt-1.3b at 128": 3, "opt-1.3b at 256": 1}
     facts = {"notes": ["the line was torn"], "reused": reused, "reused_from": "some.jsonl", "archives": ["r.jsonl"]}

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from planted import lawful
 from scripts import BASELINES, in_checkout
 from sections import column_of, difference, in_words, legends_of, named_of, rows_of, tables_of
 from strategies import H200, RESOLVED, WELL, curves, law, measurement, noisy_curve, planted_telemetry, point, without
@@ -38,16 +39,6 @@ LIFELIKE = {
     "own_cores": 2.31, "probe_s": 0.0048, "probe_cpu_s": 0.0045, "unexplained": 0.412, "bound": "compute",
 }
 # fmt: on
-
-
-def sweep(environment=H200, repeats=2, noise=0.002, model="opt-1.3b", loads=BATCHES, **numbers) -> Curve:
-    """A curve with a planted law."""
-    made = [
-        measurement(c, law(c, **numbers) * (1 + noise * i), environment=environment, model=model, repeat=i)
-        for c in loads
-        for i in range(repeats)
-    ]
-    return curve_of(model, made)
 
 
 def specified(made: Curve, **fields) -> Curve:
@@ -104,13 +95,13 @@ def headings() -> dict[str, Curve]:
         "one repeat more": curve_of("opt-1.3b", [*HOSTS, at(1, law(1), repeat=9)]),
         "an invalid measurement of another host": curve_of("x", [at(8, 9.0, "a"), at(8, 9.0, "b", failures=1)]),
         "no valid repeat": curve_of("x", [at(failures=1)]),
-        "a CPU": sweep(CPU, loads=(1,)),
+        "a CPU": lawful((1,), environment=CPU),
         "adaptive": LAWFUL,
         "adaptive, not at its end": EARLY,
         "nothing": planted(),
-        "an unknown GPU": sweep(replace(H200, gpu_name=None), loads=(1,)),
-        "simulated on two GPUs": specified(sweep(SIMULATED, loads=(1,)), tensor_parallel_size=2),
-        "two GPUs": specified(sweep(loads=(1,)), tensor_parallel_size=2),
+        "an unknown GPU": lawful((1,), environment=replace(H200, gpu_name=None)),
+        "simulated on two GPUs": specified(lawful((1,), environment=SIMULATED), tensor_parallel_size=2),
+        "two GPUs": specified(lawful((1,)), tensor_parallel_size=2),
         "natural lengths, two lifetimes": curve_of("x", [NATURAL]),
         "limits that differ": curve_of("x", [at(), at(resolved=FLASH, launch="launch-2")]),
         "an endpoint": curve_of("m", [replace(at(), spec=ENDPOINT, run=replace(at().run, stream=STREAM))]),
@@ -119,10 +110,10 @@ def headings() -> dict[str, Curve]:
 
 def laws() -> dict[str, Curve]:
     return {
-        "a law of one repeat": sweep(repeats=1),
-        "weights explain the fixed part": sweep(noise=0.01, b_half=1.0),
-        "weights may explain the fixed part": sweep(noise=0.01, b_half=5.5),
-        "an unknown shape": sweep(model="/nowhere/unknown"),
+        "a law of one repeat": lawful(BATCHES, (1.0,)),
+        "weights explain the fixed part": lawful(BATCHES, (1.0, 1.01), b_half=1.0),
+        "weights may explain the fixed part": lawful(BATCHES, (1.0, 1.01), b_half=5.5),
+        "an unknown shape": lawful(BATCHES, model="/nowhere/unknown"),
     }
 
 
@@ -130,8 +121,8 @@ def planted_curves() -> dict[str, Curve]:
     return {
         "an invalid measurement": curve_of("x", [at(8, 9.0), at(8, 9.0, failures=1)]),
         "no valid repeat": curve_of("x", [at(failures=1)]),
-        "a CPU": sweep(CPU),
-        "a law": sweep(),
+        "a CPU": lawful(BATCHES, environment=CPU),
+        "a law": lawful(BATCHES),
         "a law that cannot be": noisy(10_300.0, 10_150.0, 10_000.0, loads=(16, 64, 256), noise=0.001),
         "no law": noisy(597.0, 2132.0, 5981.0, 12141.0, 12511.0, 10893.0, 11005.0, loads=(1, 4, 16, 64, 128, 256, 512)),
         "a plateau": noisy(*map(law, (64, 128, 256, 512)), loads=(64, 128, 256, 512), noise=0.001),
@@ -175,19 +166,21 @@ def planted_curves() -> dict[str, Curve]:
             seen(1), seen(2, power_w=300.0, gpu_util=1.0), point(4, ()),
             seen(8, power_w=300.0, degraded=("it was slow",)), replace(point(9, ()), power_w=300.0),
         ),
-        "an unknown data sheet": sweep(replace(H200, gpu_name="another"), loads=(1,)),
+        "an unknown data sheet": lawful((1,), environment=replace(H200, gpu_name="another")),
     }  # fmt: skip
 
 
 def test_planted_curves_have_the_sections_that_are_kept():
     found = {name: Findings(curves=[made]) for name, made in planted_curves().items()}
-    found["a limit"] = Findings(curves=[sweep()], slo=parse_slo("e2e:0.5s"))
+    found["a limit"] = Findings(curves=[lawful(BATCHES)], slo=parse_slo("e2e:0.5s"))
     claim = ClaimRow(PLATEAU, parameters={"tolerance": 0.75})
-    found["a claim"] = Findings(curves=[sweep()], judged=[(Verdict(PLATEAU, "opt-1.3b", State.PASSES, "so"), claim)])
+    found["a claim"] = Findings(
+        curves=[lawful(BATCHES)], judged=[(Verdict(PLATEAU, "opt-1.3b", State.PASSES, "so"), claim)]
+    )
     found["none"] = Findings()
     shown = {name: re.sub("\n  .*", "", in_words(sweeps.sweep_sections(each))) for name, each in found.items()}
     fitted = {name: sweeps.findings(curve, 0.1) for name, curve in laws().items()}
-    fitted |= {f"b_half {given}": sweeps.findings(sweep(), 0.1, given) for given in (44.0, 30.0)}
+    fitted |= {f"b_half {given}": sweeps.findings(lawful(BATCHES), 0.1, given) for given in (44.0, 30.0)}
     shown |= {f"law: {name}": in_words([Named([*pairs])]) for name, pairs in fitted.items()}
     shown |= {f"heading: {name}": "\n".join(sweeps.heading(made)) for name, made in headings().items()}
     skipped = {"predicted": (LAWFUL, 512), "not predicted": (DENTED, 256), "next": (EARLY, 4)}
@@ -199,7 +192,7 @@ def test_planted_curves_have_the_sections_that_are_kept():
 
 
 def test_a_row_shows_the_figures_of_its_point():
-    curve = sweep()
+    curve = lawful(BATCHES)
     table = Table(curve.points, sweeps.point_columns(curve))
     row, p = rows_of(table)[1], curve.points[1]
     rate = p.output_tokens_per_s
@@ -230,7 +223,7 @@ def beats(one, other) -> bool:
 
 def test_the_law_and_its_fixed_part_by_hand():
     """b_half 45 at 10,000 tokens/s: 4.5 ms; the weights of OPT-1.3B take 2.6315 GB / 4.8 TB/s = 0.548 ms."""
-    found = dict(sweeps.findings(sweep(), 0.1))
+    found = dict(sweeps.findings(lawful(BATCHES), 0.1))
     facts = ("4.50 ms ", "0.548 ms", "4,800 GB/s", "3.95 ms")
     assert [fact for fact in facts if fact not in found["fixed part"]] == []
     assert "T_inf 10,010 " in found["saturation law"] and "b_half 45.0 " in found["saturation law"]
@@ -305,25 +298,25 @@ def test_energy_of_each_model_at_its_largest_batch_has_a_table_for_each_power_li
         "three limits": [*some, unknown, small],
         "two devices": [spent("opt-125m", 512, 0.01), spent("opt-125m", 512, 0.02, environment=other)],
         "repeats under two limits": [both],
-        "no energy": [sweep()],
+        "no energy": [lawful(BATCHES)],
     }
     shown = {name: in_words(sweeps.energy_sections(Findings(curves=some))) for name, some in found.items()}
     assert difference("energy", shown) == ""
 
 
 def test_a_model_is_a_row_where_its_plateau_begins():
-    knee = sweep(loads=(64, 128, 256, 512))
+    knee = lawful((64, 128, 256, 512))
     costly = replace(knee, points=tuple(replace(p, energy_per_token_j=0.0512) for p in knee.points))
     further = replace(curve_of("opt-1.3b", [measurement(8, 100.0)]), beside=True)
     slos = {bound: parse_slo(f"e2e:{bound}s") for bound in (999, 0.03, f"{knee.points[2].e2e_s:.3f}")}
     found = {
-        "two models": Findings(curves=[knee, sweep(loads=(64,), model="opt-125m"), further]),
+        "two models": Findings(curves=[knee, lawful((64,), model="opt-125m"), further]),
         "past the last": Findings(curves=[noisy_curve({1: 1e3, 2: 2e3, 4: 4e3}, noise=0.001)]),
         "past the last, of unknown noise": Findings(curves=[noisy_curve({1: 1e3, 2: 2e3, 4: 4e3}, noise=0, repeats=1)]),
         "inconclusive": Findings(curves=[noisy_curve({1: 1e3, 2: 2e3, 4: 2.1e3}, noise=0.1, repeats=2)]),
         "one point": Findings(curves=[noisy_curve({8: 100.0}, noise=0, repeats=1)]),
         "no valid point": Findings(curves=[curve_of("x", [at(failures=1)])]),
-        "energy on two devices": Findings(curves=[costly, sweep(SIMULATED, loads=(64, 128, 256, 512))]),
+        "energy on two devices": Findings(curves=[costly, lawful((64, 128, 256, 512), environment=SIMULATED)]),
         **{f"limit {bound} s": Findings(curves=[knee], slo=slo) for bound, slo in slos.items()},
     }
     tables = {name: sweeps.overview_tables(each) for name, each in found.items()}

@@ -10,17 +10,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from launches import pairs
+from planted import gated, lawful, sweep
 from sections import difference, in_layers
 from stored_records import KNOWN, engine_alone, repeats
-from strategies import WELL, curves, law, measurement, noisy_curve, point
+from strategies import WELL, curves, law, noisy_curve, point
 from vega import vega_lite
 
 from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.estimates import Interval, factor
-from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.points import output_rate, point_differences
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.schema import sensors
@@ -28,11 +26,6 @@ from pytest_slmserve.schema import sensors
 NUMBERS = st.floats(-1e6, 1e6)
 PARTS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "y"]), st.floats(0.01, 1e3)), max_size=8)
 LOADS = (1, 4, 16, 64, 256, 512)
-
-
-def measured(rates: dict[int, float], wobbles=(0.99, 1, 1.01), name: str = "opt-1.3b", **more: object) -> Curve:
-    made = [measurement(n, rate * w, repeat=i) for n, rate in rates.items() for i, w in enumerate(wobbles)]
-    return curve_of(name, made, **more)  # type: ignore[arg-type]
 
 
 def dots(spec: dict) -> list[dict]:
@@ -45,8 +38,8 @@ def own(spec: dict) -> list[list[dict]]:
     return [layer["data"]["values"] for layer in spec["layer"] if "data" in layer]
 
 
-SWEEP = measured({1: 100, 2: 180, 4: 300, 8: 305, 16: 308})
-TWO = [measured({c: law(c, t) for c in LOADS}, (1, 1.01), name) for name, t in (("a", 10_000.0), ("b", 5000.0))]
+SWEEP = sweep({1: 100, 2: 180, 4: 300, 8: 305, 16: 308}, (0.99, 1, 1.01))
+TWO = [replace(lawful(LOADS, (1, 1.01), t_inf=t), subject=name) for name, t in (("a", 10_000.0), ("b", 5000.0))]
 ADAPTIVE = {"planned": tuple(2**i for i in range(11)), "adaptive": 0.1}
 BENT = noisy_curve({1: 10.0, 16: 160.0, 128: 1200.0, 256: 700.0, 512: 650.0})
 BARS = [{"x": "a", "y": 2.0, "high": 3.0, "series": "s", "text": "2"}, {"x": "b", "y": 1.0, "series": "s", "text": "1"}]
@@ -72,20 +65,16 @@ def history(rates: dict[str, tuple[float, ...]], elsewhere: str = "") -> tuple[d
 def test_planted_figures_have_the_charts_that_are_kept():
     sensed = tuple(replace(p, sm_active=0.5, energy_per_token_j=0.05) for p in SWEEP.points)
     window = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at, sensors.PROBE: 0.006})
-    slower = judge_gate(pairs(4, speed=0.9), GateCriteria()).compared
-    interim = next(each for each in judge_gate(pairs(6), GateCriteria()).compared if each.interim)
+    slower = gated(pairs(4, speed=0.9)).compared
+    interim = next(each for each in gated(pairs(6)).compared if each.interim)
     drawn = {
         "a sweep, flat from 4 on": charts.throughputs([("opt-1.3b", SWEEP)], 4),
         "flat from its last load on": charts.throughputs([("opt-1.3b", SWEEP)], 16),
         "two sweeps": charts.throughputs([(c.subject, c) for c in TWO]),
         "no law": charts.throughputs([("bent", BENT)]),
-        "predicted loads": charts.throughputs(
-            [("a", measured({c: law(c) for c in (1, 128, 256, 1024)}, (1, 1.001), **ADAPTIVE))]
-        ),
+        "predicted loads": charts.throughputs([("a", lawful((1, 128, 256, 1024), (1, 1.001), **ADAPTIVE))]),
         **{  # requests of 96 in 1,365 blocks of 16
-            f"a full cache, {least} to {most}": charts.throughputs(
-                [("a", measured({c: law(c) for c in (least, most)}, (1,)))]
-            )
+            f"a full cache, {least} to {most}": charts.throughputs([("a", lawful((least, most), (1,)))])
             for least, most in ((64, 512), (64, 227), (1, 4))
         },
         "throughput against latency": charts.pareto([("a", BENT)]),
@@ -105,7 +94,7 @@ def test_planted_figures_have_the_charts_that_are_kept():
 
 
 def test_what_is_not_known_is_no_chart():
-    lost = judge_gate(pairs(4, failures=1), GateCriteria()).compared
+    lost = gated(pairs(4, failures=1)).compared
     energy = next(chart.spec for chart in charts.load_charts(SWEEP) if chart.title == "Energy")
     assert (
         charts.forest(VERDICTS[2:]) is charts.gate_forest(lost) is charts.stacked_bars([], {}, "", "") is energy is None
@@ -192,7 +181,7 @@ def test_points_that_another_one_beats_are_hollow(curve):
 
 
 def test_a_gate_has_its_ratios_pairs_and_margins():
-    found = judge_gate(pairs(4, speed=0.9), GateCriteria()).compared
+    found = gated(pairs(4, speed=0.9)).compared
     spec = charts.gate_forest(found)
     ratios, apart = {row["subject"]: row for row in dots(spec)}, [row for rows in own(spec) for row in rows]
     for each in (each for each in found if each.ratio is not None):

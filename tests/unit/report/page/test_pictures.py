@@ -1,4 +1,4 @@
-"""Pictures for files: of planted findings they have the values that are difference, what cannot be drawn says why, and
+"""Pictures for files: of planted findings they have the values that are kept, what cannot be drawn says why, and
 Vega-Lite knows them."""
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 from gpus import on_gpus, replicas
 from launches import pairs
+from planted import gated, lawful
 from refusals import refused
 from sections import difference, in_layers
-from strategies import H200, job_point, law, measurement, noisy_curve, point, shared_point
+from strategies import job_point, measurement, noisy_curve, point, shared_point
 from vega import vega_lite
 
 from pytest_slmserve.analysis.compare.deployments import deployments
-from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Point, Summary, ratio
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.pictures import Picture, draw_pictures, pictures, whole_picture
 from pytest_slmserve.schema.records import Environment
@@ -34,16 +33,8 @@ SENSED = {
     "sm_occupancy_max": 0.2, "dram_active": 0.4, "tensor_active": 0.05, "decode_dram": 0.6, "decode_tensor": 0.1,
     "power_w": 300.0, "energy_per_token_j": 0.02,
 }  # fmt: skip
+LOADS = (1, 4, 16, 64, 256, 512)
 OF_REPLICAS = ("gpu_util", "engine_active", "sm_active", "dram_active", "power_w")
-
-
-def swept(model: str = "opt-1.3b", environment: Environment = H200, **numbers: float) -> Curve:
-    made = [
-        measurement(c, law(c, **numbers) * (1 + 0.01 * i), model=model, environment=environment, repeat=i)
-        for c in (1, 4, 16, 64, 256, 512)
-        for i in range(2)
-    ]
-    return curve_of(model, made)
 
 
 def curve(subject: str, *points: Point, shared=()) -> Curve:
@@ -58,10 +49,6 @@ def alone(rates=(1000.0, 1000.0), concurrency: int = 96, **figures: object) -> P
     waits = [256 * concurrency / rate for rate in rates]
     each = tuple(Summary(e2e_s=wait, e2e_p99_s=2 * wait) for wait in waits)
     return replace(point(concurrency, rates), each=each, **figures)
-
-
-def gated(speed: float = 0.9, **facts: object) -> Gated:
-    return judge_gate(pairs(4, speed=speed, **facts), GateCriteria())
 
 
 def by_name(curves: list[Curve], **more: Any) -> dict[str, Picture]:
@@ -127,10 +114,12 @@ JOBS = {
 
 
 def test_planted_findings_have_the_pictures_that_are_kept():
-    one = gated()
+    one = gated(pairs(4, speed=0.9))
     found = {name: Findings(curves=curves) for name, curves in CURVES.items()}
     found |= {f"jobs: {name}": Findings(jobs=jobs) for name, jobs in JOBS.items()}
-    found["gates"] = Findings(gates=[one, replace(one, gate="other"), replace(one, model="x"), gated(failures=1)])
+    found["gates"] = Findings(
+        gates=[one, replace(one, gate="other"), replace(one, model="x"), gated(pairs(4, failures=1))]
+    )
     drawn = {name: list(pictures(each)) for name, each in found.items()}
     specs = [whole_picture(picture) for each in drawn.values() for picture in each if picture.panels]
     assert all(map(vega_lite().is_valid, specs))
@@ -140,16 +129,17 @@ def test_planted_findings_have_the_pictures_that_are_kept():
 
 
 def test_models_of_any_speed_are_on_one_scale_and_a_simulated_one_says_so():
-    fast, slow, short = swept("fast"), swept("slow", t_inf=10.0), noisy_curve({1: 1.0, 2: 2.0})
+    fast, slow = (lawful(LOADS, (1, 1.01), model=name, t_inf=t) for name, t in (("fast", 1e4), ("slow", 10.0)))
+    short = noisy_curve({1: 1.0, 2: 2.0})
     (panel,) = by_name([fast, slow, short])["relative-throughput"].panels
     assert {name: values[-1][1] for name, values in dots(panel).items()} == {"fast": 1.0, "slow": 1.0}
     assert "relative-throughput" not in by_name([fast, short])
-    (origin,) = by_name([swept(environment=Environment(platform="simulated"))])["sweeps"].origins
+    (origin,) = by_name([lawful(LOADS, environment=Environment(platform="simulated"))])["sweeps"].origins
     assert "SIMULATED" in origin
 
 
 def test_percentiles_are_those_of_the_points_and_limits_are_lines():
-    two = [swept(), swept("opt-2.7b", t_inf=5000.0)]
+    two = [lawful(LOADS, (1, 1.01)), lawful(LOADS, (1, 1.01), model="opt-2.7b", t_inf=5000.0)]
     panels = by_name(two, slo=parse_slo("ttft:200ms,e2e:5s"))["latency"].panels
     own = [[row for layer in panel["layer"] for row in layer.get("data", {}).get("values", [])] for panel in panels]
     rules = [{(row["text"], row["y"]) for row in rows} for rows in own]
@@ -199,7 +189,7 @@ def test_what_each_number_of_gpus_serves_most_is_drawn_in_all_and_per_gpu():
     [
         (Findings(), "no sweep"),
         (Findings(curves=[Curve(subject="x")]), "no valid point"),
-        (Findings(gates=[gated(failures=1)]), "gate-opt-1.3b: no pair"),
+        (Findings(gates=[gated(pairs(4, failures=1))]), "gate-opt-1.3b: no pair"),
     ],
 )
 def test_without_a_picture_every_reason_is_told_and_no_file_is_made(found, fact, tmp_path):
@@ -213,7 +203,7 @@ def test_each_picture_is_a_file_of_its_form_or_says_why_not(tmp_path, monkeypatc
         vegalite_to_png=lambda spec, scale: b"png" * scale, vegalite_to_svg=lambda spec: f"svg {spec}"
     )
     monkeypatch.setitem(sys.modules, "vl_convert", drawn)
-    found = Findings(curves=[swept()])
+    found = Findings(curves=[lawful(LOADS, (1, 1.01))])
     for form in ("png", "svg"):
         lines = draw_pictures(found, tmp_path / form, form)
         for line, picture in zip(lines, pictures(found), strict=True):
@@ -227,7 +217,7 @@ def test_each_picture_is_a_file_of_its_form_or_says_why_not(tmp_path, monkeypatc
 
 
 def test_a_picture_is_900_pixels_wide_and_names_no_values():
-    one = by_name([swept()])
+    one = by_name([lawful(LOADS, (1, 1.01))])
     for picture in (one["sweeps"], one["latency"]):
         whole = whole_picture(picture)
         assert len(whole["concat"]) == len(picture.panels) and whole["columns"] == 2

@@ -19,14 +19,13 @@ from html_pages import Page, values_of
 from hypothesis import given
 from hypothesis import strategies as st
 from launches import pairs
+from planted import gated, sweep
 from refusals import refused
 from sections import difference
-from strategies import H200, measurement
+from strategies import H200
 
-from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import writer
@@ -37,15 +36,7 @@ from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e&lt;"
 NUMBERS = {forms[0]: number for number, forms in enumerate(GLOSSARY, 1)}
 SLO = writer.STARTING_SLO
-
-
-def sweep(model: str = "opt-1.3b", environment=H200) -> Curve:
-    found = [
-        measurement(2**i, rate * wobble, model=model, environment=environment, repeat=repeat)
-        for i, rate in enumerate((100, 180, 300, 310))
-        for repeat, wobble in enumerate((0.99, 1, 1.01))
-    ]
-    return curve_of(model, found)
+RATES, WOBBLES = {1: 100, 2: 180, 4: 300, 8: 310}, (0.99, 1, 1.01)
 
 
 def found_of(*curves: Curve, **more: object) -> Findings:
@@ -53,8 +44,8 @@ def found_of(*curves: Curve, **more: object) -> Findings:
     return Findings(curves=curves, measurements=made, **more)  # type: ignore[arg-type]
 
 
-SWEEP = sweep()
-OTHER = sweep("b", replace(H200, driver="580"))
+SWEEP, LIKE_IT = (sweep(RATES, WOBBLES, model) for model in ("opt-1.3b", "c"))
+OTHER = sweep(RATES, WOBBLES, "b", replace(H200, driver="580"))
 
 
 @pytest.fixture(scope="module")
@@ -68,29 +59,24 @@ def page() -> Page:
 NAMES = ("title", "tallies", "status_words", "unexpected", "inconclusive", "facts", "environments", "reproduce")
 STATES = (State.PASSES, State.FAILS, State.INCONCLUSIVE)
 JUDGED = [(Verdict("claim", f"m{n}", state, f"why {n}"), None) for n, state in enumerate(STATES)]
-GATES = [judge_gate(pairs(4, speed=speed), GateCriteria()) for speed in (1.0, 0.9)]
-SIMULATED = sweep(environment=Environment(platform="simulated"))
+GATES = [gated(pairs(4, speed=speed)) for speed in (1.0, 0.9)]
+SIMULATED = sweep(RATES, WOBBLES, environment=Environment(platform="simulated"))
 
 
 def test_planted_findings_have_the_content_that_is_kept():
     found = {
         "a sweep": found_of(SWEEP),
-        "three environments": found_of(SWEEP, sweep("c"), OTHER, Curve(subject="x", points=SWEEP.points)),
+        "three environments": found_of(SWEEP, LIKE_IT, OTHER, Curve(subject="x", points=SWEEP.points)),
         "simulated": found_of(SIMULATED),
         "outcomes": Findings(judged=JUDGED, gates=GATES, failed=["test_a: why"], inconclusive=["open"]),
     }
     contents = {name: page_content(each, 1, {}) for name, each in found.items()}
-    contents |= {
-        "nothing": page_content(Findings(), None, {}),
-        "advice": page_content(Findings(), None, {"Advice": ["x"]}),
-    }
+    contents["nothing"], contents["advice"] = (page_content(Findings(), None, more) for more in ({}, {"Advice": ["x"]}))
     shown = {}
     for name, content in contents.items():
         planes = [[*dict.fromkeys(row["series"] for row in values_of(plane.spec))] for plane in content["pareto"]]
-        more = {"sections": [heading for heading, _ in content["sections"]], "planes": planes}
-        shown[name] = "\n".join(
-            f"{key}: {value}" for key, value in ({key: content[key] for key in NAMES} | more).items()
-        )
+        told = {key: content[key] for key in NAMES} | {"sections": [*dict(content["sections"])], "planes": planes}
+        shown[name] = "\n".join(f"{key}: {value}" for key, value in told.items())
     assert difference("page", shown) == ""
 
 
