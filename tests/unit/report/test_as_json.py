@@ -41,32 +41,20 @@ class Row:
         return math.inf
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
-        (
-            Row("a", Interval(1.5, -math.inf, math.nan), (State.PASSES, State.FAILS)),
-            {"name": "a", "seen": {"value": 1.5, "low": None, "high": None}, "states": ["passes", "fails"]},
-        ),
-        (
-            Verdict.from_interval("c", "opt-125m", State.PASSES, "so", Interval(2.0, 1.0, 3.0), 1.5),
-            {
-                "claim": "c", "subject": "opt-125m", "state": "passes", "why": "so", "value": 2.0, "low": 1.0,
-                "high": 3.0, "threshold": 1.5, "n": 0, "records": [], "again": [], "remedy": "",
-            },
-        ),
-        ({8: (True, Path("a/b")), "c": map(str, [1])}, {"8": [True, "a/b"], "c": ["1"]}),
-        (frozenset({"b", "c", "a"}), ["a", "b", "c"]),
-    ],
-    ids=["a dataclass", "a verdict", "a mapping", "a set"],
-)  # fmt: skip
-def test_values_are_plain(value, wanted):
-    assert plain(value) == wanted
-
-
-def test_properties_are_facts_where_they_are_named_and_what_is_no_value_is_an_error():
-    assert plain(as_json.facts(Row("a", None), "name", "width")) == {"name": "a", "width": None}
-    assert as_json.facts(None, "name", "width") == {"name": None, "width": None}
+def test_values_facts_and_rows_are_as_they_are_kept():
+    spec = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
+    values = {
+        "a dataclass": Row("a", Interval(1.5, -math.inf, math.nan), (State.PASSES, State.FAILS)),
+        "a verdict": Verdict.from_interval("c", "opt-125m", State.PASSES, "so", Interval(2.0, 1.0, 3.0), 1.5),
+        "a mapping, a path and a generator": {8: (True, Path("a/b")), "c": map(str, [1])},
+        "a set": frozenset({"b", "c", "a"}),
+        "properties": [as_json.facts(each, "name", "width") for each in (Row("a", None), None)],
+        "a case": as_json.case_facts(measurement()),
+        "of an endpoint": as_json.case_facts(replace(measurement(), spec=spec)),
+    }
+    rows = [{"a": 1, "b": {"c": None, "d": {"e": 0.5}}}, {"f": ["x", 2, None], "a": True}, {"g": [{"h": 1}]}]
+    shown = {name: json.dumps(plain(value)) for name, value in values.items()} | {"CSV": as_json.as_csv(rows)}
+    assert difference("values", shown) == ""
     with pytest.raises(AssertionError, match="object"):
         as_json.as_json([object()])
 
@@ -79,11 +67,6 @@ def test_every_plain_value_is_json_and_finite_numbers_stay(value):
 # CSV
 
 
-def test_a_table_has_the_head_of_all_rows_and_names_of_what_lies_within():
-    rows = [{"a": 1, "b": {"c": None, "d": {"e": 0.5}}}, {"f": ["x", 2, None], "a": True}, {"g": [{"h": 1}]}]
-    assert as_json.as_csv(rows) == 'a,b.c,b.d.e,f,g\n1,,0.5,,\ntrue,,,x; 2; ,\n,,,,"[{""h"": 1}]"\n'
-
-
 @given(st.lists(st.dictionaries(st.text("abc", min_size=1), CELLS), max_size=4))
 def test_a_table_is_read_back_with_every_cell(rows):
     heads = {name for row in rows for name in row}
@@ -92,15 +75,6 @@ def test_a_table_is_read_back_with_every_cell(rows):
 
 
 # Facts
-
-
-def test_limits_of_an_endpoint_are_not_known():
-    made = measurement()
-    spec = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
-    ours, theirs = as_json.case_facts(made), as_json.case_facts(replace(made, spec=spec))
-    assert (ours["model"], ours["interface"], ours["max_num_seqs"]) == ("opt-1.3b", "engine", made.spec.max_num_seqs)
-    assert (ours["workload"]["requests"], ours["workload"]["longest"]) == (64, 96)
-    assert (theirs["max_num_seqs"], theirs["extra"], theirs["url"]) == (None, {}, "http://h/v1")
 
 
 def test_each_point_has_its_case_and_its_figures():
