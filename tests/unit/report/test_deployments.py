@@ -98,6 +98,9 @@ SCENES = {  # curves, and replicas beside none of them
     "noisy": (curve(set_of(2, (900.0,), noise=("not steady: slow",))),),
     "different models beside taking turns": (SMALL, LARGE, PAIR),
     **{f"turns need {name}": (SMALL, LARGE, replace(PAIR, **{name: other})) for name, other in UNLIKE.items()},
+    "without a valid run, so that two of them look alike": (
+        curve(set_of(2, (), model="opt-125m"), model="opt-125m", points=[point(96, [5000.0])]), curve(set_of(2, ())),
+    ),
     "no replicas": (curve(),),
 }  # fmt: skip
 
@@ -129,14 +132,6 @@ def test_the_gain_and_its_interval_by_hand():
     drawn = {row["subject"]: (row["state"], row["bound"], row["x"]) for row in values_of(gain.spec)}
     name = "{} x opt-1.3b, mps, concurrency 96".format
     assert drawn == {name(2): ("passes", 1.0, pytest.approx(1.16)), name(3): ("fails", 1.0, pytest.approx(0.9025))}
-
-
-def test_replicas_without_a_valid_run_are_not_beside_the_engine_of_another_model():
-    """Two of them look alike: neither rests on any record."""
-    small, large = (set_of(2, (), model=model) for model in ("opt-125m", "opt-1.3b"))
-    curves = [curve(small, model="opt-125m", points=[point(96, [5000.0])]), curve(large)]
-    alone = [deployments.alone_at(shared, curves).repeats for shared in (small, large)]
-    assert alone == [(5000.0,), (1000.0, 1000.0)]
 
 
 # Memory
@@ -217,12 +212,10 @@ def test_tables_of_one_model_say_in_what_they_differ(gpus):
     settled = [replace(m, load=replace(m.load, settle_lifetimes=2.0)) for m in made]
     both = with_wider([curve_of("opt-tiny", [m for m in settled if m.spec.tensor_parallel_size == n]) for n in (1, 2)])
 
-    def titles(*curves) -> list[str]:
-        shown = deployments.gpus_sections(curves)
-        return [each.title.partition(" on ")[0] for each in shown if isinstance(each, Section)]
-
-    assert titles(gpus, both[0]) == ["opt-tiny, warm-up 1", "opt-tiny, warm-up 2"] and titles(gpus) == ["opt-tiny"]
-    assert titles(replace(gpus, wider=(), shared=())) == []
+    shown = deployments.gpus_sections([gpus, both[0]])
+    titles = [each.title.partition(" on ")[0] for each in shown if isinstance(each, Section)]
+    assert titles == ["opt-tiny, warm-up 1", "opt-tiny, warm-up 2"]
+    assert list(deployments.gpus_sections([replace(gpus, wider=(), shared=())])) == []
 
 
 # Both interfaces
