@@ -23,47 +23,33 @@ from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
 SLO = Slo(ttft_s=10, e2e_s=0.5)  # concurrency 8 at 1,000 tokens/s take 0.256 s for 32 tokens
 CRITERIA = ValidityCriteria(parse_slo("ttft:50ms,tpot:20ms"))
-URL = "http://h/v1"
-THEIRS = EngineSpec("m", platform="remote", interface="endpoint", url=URL)
-
-
-def limited(n: int, **spec):
-    return job_point(spec=EngineSpec("opt-1.3b", max_num_seqs=n, **spec))
-
-
-def uneven(burstiness: float, most: int | None):
-    load = OpenLoop(requests=500, rate=5.0, burstiness=burstiness, max_concurrency=most)
-    return replace(job_point(rate=5.0), load=load)
-
-
+THEIRS = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
+SEATS, ARRIVING = ((64, "engine"), (128, "engine"), (64, "server")), ((1.0, None), (0.5, 8), (math.inf, 16))
+ENGINES = [EngineSpec("opt-1.3b", max_num_seqs=n, interface=interface) for n, interface in SEATS]
+UNEVEN = [OpenLoop(requests=500, rate=5.0, burstiness=b, max_concurrency=n) for b, n in ARRIVING]
+SIMULATED = Environment(platform="simulated")
+EIGHT = measurement(8, 1000.0)
 JOBS = {
     "in the order of model, length and rate": [
         *(job_point(output_tokens=n, rate=r) for r in (10.0, None, 20.0) for n in (256, 32)), job_point(model="a"),
     ],
     "all figures": [job_point(batch=12.3, preemptions=3.0, waste=0.25, ttft_s=0.5, rate=5.0)],
-    "limits": [limited(64), limited(128)],
-    "interfaces": [limited(64), limited(64, interface="server")],
-    "arrivals": [uneven(1.0, None), uneven(0.5, 8), uneven(math.inf, 16)],
+    "limits and interfaces": [job_point(spec=spec) for spec in ENGINES],
+    "arrivals": [replace(job_point(rate=5.0), load=load) for load in UNEVEN],
     "invalid": [job_point(()), job_point(rate=1.0)],
-    "two hosts": [
-        job_point(), replace(job_point(), environment=Environment(platform="simulated")), job_point(rate=2.0),
-    ],
+    "two hosts": [job_point(), replace(job_point(), environment=SIMULATED), job_point(rate=2.0)],
     "none": [],
 }  # fmt: skip
 GOODPUT = {
-    "of each point, and the failures of those that do not count": [
-        measurement(8, 1000.0), measurement(32, 1000.0), measurement(64, 1000.0, failures=3),
-    ],
-    "a repeat with failures counts only as dropped": [
-        measurement(8, 1000.0), measurement(8, 1000.0, repeat=1, failures=2),
-    ],
+    "of points, and failures of one that does not count": [EIGHT, measurement(32, 1e3), measurement(64, failures=3)],
+    "a repeat with failures counts only as dropped": [EIGHT, measurement(8, 1000.0, repeat=1, failures=2)],
     "of nothing": [],
 }  # fmt: skip
 
 
 def test_planted_jobs_and_goodput_have_the_tables_that_are_kept():
     shown = {f"jobs: {name}": in_words(loads.job_sections(some)) for name, some in JOBS.items()}
-    lost, good = Served(8, None, 3), loads.goodput_rows(curve_of("opt-1.3b", [measurement(8, 1000.0)]), SLO)
+    lost, good = Served(8, None, 3), loads.goodput_rows(curve_of("opt-1.3b", [EIGHT]), SLO)
     rows = {name: loads.goodput_rows(curve_of("opt-1.3b", made), SLO) for name, made in GOODPUT.items()}
     rows |= {"nothing valid": [lost], "one that is not valid": [*good, replace(good[0], load=9, valid=False)]}
     shown |= {f"goodput: {name}": in_words(loads.goodput_parts(some, SLO)) for name, some in rows.items()}
@@ -94,8 +80,7 @@ def streamed(m: Measurement, tokens_per_chunk: float | None = None, **seen) -> M
 
 
 def test_a_load_is_judged_by_the_failures_that_are_allowed():
-    m = measurement(8, 1000.0)
-    lossy = replace(m, run=replace(m.run, failures=len(m.run.samples) // 10))
+    m, lossy = EIGHT, replace(EIGHT, run=replace(EIGHT.run, failures=len(EIGHT.run.samples) // 10))
     judged = [load_figures(lossy, ValidityCriteria(failed_share=share)) for share in (0.0, 0.5)]
     assert [row["valid"] for row in judged] == [False, True] and judged[0]["problems"]
     assert judged[0]["goodput"] is None and load_figures(m, ValidityCriteria(SLO))["goodput"].attainment == 1
