@@ -22,15 +22,7 @@ from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objec
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, predicted_elsewhere
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
-from pytest_slmserve.report.advice import (
-    advice_facts,
-    advice_reasons,
-    advice_section,
-    prediction_report,
-    serve_words,
-    shell_lines,
-    starts,
-)
+from pytest_slmserve.report import advice
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.specs import GIB, EngineSpec
@@ -88,14 +80,14 @@ def test_planted_sweeps_have_the_advice_that_is_kept():
         "no sweep": (Plan(WISH, (), None), SOURCE),
     }
     with laid_out(10_000):
-        texts = {name: in_words([advice_section(*each)]) for name, each in shown.items()}
+        texts = {name: in_words([advice.advice_section(*each)]) for name, each in shown.items()}
     commands = re.compile(r"\nvllm serve .*|; start one after the other.*")
     texts = {name: text if name == "one model" else commands.sub("", text) for name, text in texts.items()}
     assert difference("advice", texts) == ""
 
 
 def test_the_numbers_of_the_advice_by_hand():
-    ((row,),) = (rows_of(table) for table in tables_of(advice_section(planned(), SOURCE)))
+    ((row,),) = (rows_of(table) for table in tables_of(advice.advice_section(planned(), SOURCE)))
     assert {name: row[name] for name in ("batch", "tokens /s", "ms/token", "eff. %", "KV GiB", "engine GiB", "")} == {
         "batch": "64", "tokens /s": f"{law(64):,.0f}", "ms/token": f"{64e3 / law(64):.1f}",
         "eff. %": f"{100 * law(64) / 64 / law(1):.1f}", "KV GiB": f"{64 * 768 * 196_608 / GIB:.2f}",
@@ -103,19 +95,19 @@ def test_the_numbers_of_the_advice_by_hand():
     }  # fmt: skip
     busy = planned(subject(points=points(**SENSED | {"dram_active": 0.7})))
     least_ms = f"{1e3 * 2 * 0.7 / 0.89 * 64 / law(64):.3g} ms"
-    said = dict(advice_reasons(busy.advices[0], busy))["engines"]
+    said = dict(advice.advice_reasons(busy.advices[0], busy))["engines"]
     assert "try 2 at batch 32 (not 64: " in said and least_ms in said
 
 
 def test_engines_that_start_together_have_a_port_each_and_one_of_unknown_memory_is_alone():
-    single, double = starts(planned())
+    single, double = advice.starts(planned())
     assert (len(single.commands), single.mps, len(double.commands), double.mps) == (1, False, 2, True)
     seen = [options(shlex.join(words)) for words in double.commands]
     assert [(each["--port"], each["--max-num-seqs"]) for each in seen] == [("8000", "32"), ("8001", "32")]
-    both, alone = starts(PLANS["one of unknown memory is served alone"])
+    both, alone = advice.starts(PLANS["one of unknown memory is served alone"])
     assert len(both.commands) == 2 and "--port" in alone.commands[0]
     assert "--gpu-memory-utilization" not in alone.commands[0]
-    assert [*starts(PLANS["a GPU that is too small"])] == [] == [*starts(BARE)]
+    assert [*advice.starts(PLANS["a GPU that is too small"])] == [] == [*advice.starts(BARE)]
 
 
 # Commands
@@ -140,7 +132,7 @@ def options(command: str) -> dict[str, str]:
 @given(NAMES, FOOTPRINTS, st.integers(1, 2000), st.integers(1, 200), st.none() | st.integers(1, 10**6))
 def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
     engine = replace(ENGINE, spec=EngineSpec(model), max_num_batched_tokens=tokens, footprint=footprint)
-    words = serve_words(engine, batch, gib * GIB)
+    words = advice.serve_words(engine, batch, gib * GIB)
     seen = options(shlex.join(words))
     assert shlex.split(shlex.join(words)) == list(words) and words[:3] == ("vllm", "serve", model)
     assert int(seen["--max-num-seqs"]) == batch and int(seen["--max-model-len"]) == footprint.longest
@@ -152,14 +144,14 @@ def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, toke
 
 @given(NAMES, st.integers(30, 200))
 def test_a_command_broken_for_a_terminal_is_the_same_for_a_shell(model, width):
-    words = (*serve_words(replace(ENGINE, spec=EngineSpec(model)), 64, 140 * GIB), "--port", "8000")
-    assert shlex.split(shell_lines(words, width).replace(" \\\n    ", " ")) == list(words)
-    assert shell_lines(words, 10_000) == shlex.join(words)
+    words = (*advice.serve_words(replace(ENGINE, spec=EngineSpec(model)), 64, 140 * GIB), "--port", "8000")
+    assert shlex.split(advice.shell_lines(words, width).replace(" \\\n    ", " ")) == list(words)
+    assert advice.shell_lines(words, 10_000) == shlex.join(words)
 
 
 def test_what_is_not_known_of_the_engine_is_left_to_vllm():
     spec = EngineSpec("opt-1.3b", enforce_eager=True)
-    words = serve_words(replace(ENGINE, max_num_batched_tokens=None, footprint=None, spec=spec), 8, None)
+    words = advice.serve_words(replace(ENGINE, max_num_batched_tokens=None, footprint=None, spec=spec), 8, None)
     assert shlex.join(words) == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
 
 
@@ -169,20 +161,22 @@ def test_what_is_not_known_of_the_engine_is_left_to_vllm():
 def test_planted_sweeps_have_the_facts_that_are_kept():
     several = on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
     found = {
-        "two models, one without a sweep": advice_facts(planned(subject("a"), subject("b", batches=(8,))), SOURCE, []),
-        "several GPUs": advice_facts(planned(subject("opt-tiny")), SOURCE, [several])["several_gpus"],
+        "two models, one without a sweep": advice.advice_facts(
+            planned(subject("a"), subject("b", batches=(8,))), SOURCE, []
+        ),
+        "several GPUs": advice.advice_facts(planned(subject("opt-tiny")), SOURCE, [several])["several_gpus"],
     }
     shown = {name: as_json(facts) for name, facts in found.items()}
     assert difference("advice-facts", shown) == ""
     assert found["several GPUs"][0]["best_requests_per_s"]["requests_per_s"] == pytest.approx(25, rel=0.01)
-    last = sentences_of(advice_section(planned(subject("opt-tiny")), SOURCE, [several]))[-1]
+    last = sentences_of(advice.advice_section(planned(subject("opt-tiny")), SOURCE, [several]))[-1]
     assert "opt-tiny on 2 GPUs, concurrency 16" in last and "TP 2 (25.0)" in last
 
 
 @pytest.mark.parametrize("threshold", [5e-324, 0.1])
 @pytest.mark.parametrize("batches", [GRID, (1, 32)])
 def test_what_no_number_can_say_is_null(threshold, batches):
-    facts = advice_facts(planned(subject(batches=batches), threshold=threshold), SOURCE, [])
+    facts = advice.advice_facts(planned(subject(batches=batches), threshold=threshold), SOURCE, [])
     cap = json.loads(as_json(facts))["models"][0]["caps"]["efficiency"]
     assert cap is None or math.isfinite(cap)
 
@@ -194,8 +188,8 @@ def test_a_prediction_stands_beside_what_was_measured_there_if_anything_was():
     carried = predicted_elsewhere(lawful(GRID[:9]), gpu_named("H100"))
     there = lawful(GRID[:9], t_inf=9e3, environment=replace(H200, gpu_name="NVIDIA H100 80GB HBM3"))
     fewer = replace(there, points=there.points[2:])
-    facts, section = prediction_report("opt-1.3b", carried, [fewer])
-    bare, alone = prediction_report("opt-1.3b", carried, [])
+    facts, section = advice.prediction_report("opt-1.3b", carried, [fewer])
+    bare, alone = advice.prediction_report("opt-1.3b", carried, [])
     shown = {"measured there, too": in_words([section]), "not measured there": in_words([alone])}
     assert difference("predictions", shown) == ""
     for told, point_ in zip(facts["loads"][2:], fewer.points, strict=True):

@@ -11,22 +11,13 @@ from sections import column_of, difference, in_words, rows_of, tables_of
 from stored_records import BASELINE, KNOWN, NEW, candidate, engine_alone, repeats
 
 from pytest_slmserve.analysis.compare.changes import METRICS, compare, release_histories
-from pytest_slmserve.report.compare import (
-    DRAWN,
-    RunSide,
-    change_facts,
-    comparison_section,
-    days_of,
-    history_sections,
-    measured_facts,
-    run_table,
-)
+from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.records import Environment
 
 
 def compared(before, after, tolerance=0.03):
-    return RunSide("before", before), RunSide("after", after), compare(before, after, tolerance)
+    return report.RunSide("before", before), report.RunSide("after", after), compare(before, after, tolerance)
 
 
 # Two runs
@@ -34,12 +25,12 @@ def compared(before, after, tolerance=0.03):
 
 def test_facts_of_measurements_are_counted_and_named_once_and_days_are_the_first_and_the_last():
     made = [*BASELINE, *candidate(1.1), engine_alone(environment=Environment(platform="cpu", cpu="Xeon"), launch="x")]
-    assert measured_facts(made) == {
+    assert report.measured_facts(made) == {
         "measurements": 7, "launches": 3, "models": ["opt-1.3b"], "vllm": [KNOWN.vllm, NEW.vllm],
         "devices": ["NVIDIA H200", "Xeon"], "hosts": ["one"],
     }  # fmt: skip
-    assert days_of(["2026-02-01T", "2026-01-03T", "2026-01-09T"]) == "2026-01-03 to 2026-02-01"
-    assert (days_of([]), days_of(["2026-01-02T03", "2026-01-02T01"])) == ("", "2026-01-02")
+    assert report.days_of(["2026-02-01T", "2026-01-03T", "2026-01-09T"]) == "2026-01-03 to 2026-02-01"
+    assert (report.days_of([]), report.days_of(["2026-01-02T03", "2026-01-02T01"])) == ("", "2026-01-02")
 
 
 EXTRA = [engine_alone(700.0, 4), engine_alone(800.0, 16, launch="x")]
@@ -61,7 +52,7 @@ def history(speeds, wobble=(0.999, 1.0, 1.001)):
     for version, (rate, host) in speeds.items():
         where = replace(KNOWN, vllm=version, host=host)
         made += repeats([rate * part for part in wobble], environment=where, launch=version)
-    return list(history_sections(release_histories(made)))
+    return list(report.history_sections(release_histories(made)))
 
 
 def two(rate: float, **more):
@@ -69,7 +60,7 @@ def two(rate: float, **more):
 
 
 def test_planted_runs_and_releases_have_the_sections_that_are_kept():
-    shown = {name: in_words([comparison_section(*compared(*sides))]) for name, sides in SIDES.items()}
+    shown = {name: in_words([report.comparison_section(*compared(*sides))]) for name, sides in SIDES.items()}
     releases = {f"a rate of {rate}": two(rate) for rate in (1200, 800)} | {"steps": history(STEPS)}
     releases |= {f"repeats at {wobble}": two(1010, wobble=wobble) for wobble in ((0.9, 1.1), (1.0,))}
     shown |= {f"releases: {name}": in_words(found) for name, found in releases.items()}
@@ -79,7 +70,7 @@ def test_planted_runs_and_releases_have_the_sections_that_are_kept():
 
 def test_a_change_is_the_one_that_was_planted_in_the_table_the_facts_and_the_charts():
     sides = compared(BASELINE, candidate(1.1))
-    section, facts = comparison_section(*sides), change_facts(*sides)
+    section, facts = report.comparison_section(*sides), report.change_facts(*sides)
     rows = {row["metric"]: row for row in rows_of(tables_of(section)[1])}
     low, high = (float(end) for end in rows["tokens/s"]["95 %"].split(" to "))
     assert low < 1 / 1.1 < high < 1 and rows["tokens/s"]["ratio"] == f"{1 / 1.1:.4f}"
@@ -89,13 +80,16 @@ def test_a_change_is_the_one_that_was_planted_in_the_table_the_facts_and_the_cha
     plane, *charts = section.charts()
     assert {row["series"] for row in values_of(plane.spec)} == {"baseline, opt-1.3b", "candidate, opt-1.3b"}
     ratios = [row["x"] for chart in charts for row in values_of(chart.spec) if "subject" in row]
-    assert ratios == [change.ratio.value for change in sides[2].changes if change.metric in DRAWN] and len(ratios) == 4
+    assert (
+        ratios == [change.ratio.value for change in sides[2].changes if change.metric in report.DRAWN]
+        and len(ratios) == 4
+    )
 
 
 def test_runs_are_a_line_each(tmp_path):
     rows = [run(tmp_path), run(tmp_path, id="2", started="", resumes=True)]
     with laid_out(200):
-        shown = {f"several archives: {several}": run_table(rows, several=several) for several in (True, False)}
+        shown = {f"several archives: {several}": report.run_table(rows, several=several) for several in (True, False)}
     assert difference("runs", {name: text.replace(f"{tmp_path}/", "") for name, text in shown.items()}) == ""
 
 
@@ -111,7 +105,7 @@ def test_columns_of_runs_leave_a_narrow_terminal_one_after_the_other(tmp_path):
     told = {}
     for width in range(110, 40, -1):
         with laid_out(width):
-            shown = run_table([run(tmp_path, models=["a"], resumes=True)], several=False)
+            shown = report.run_table([run(tmp_path, models=["a"], resumes=True)], several=False)
         told[" ".join(shown.split()).partition("shown: ")[2].partition(";")[0]] = width
     assert list(told) == ["", "host", "launches, host", "launches, device, host", "launches, vLLM, device, host"]
 

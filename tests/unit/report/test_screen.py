@@ -20,19 +20,8 @@ from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report import screen as last_screen
+from pytest_slmserve.report import screen
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.screen import (
-    MOST_LINES,
-    VERDICT,
-    ScreenPart,
-    Words,
-    screen,
-    subject_sections,
-    summary_lines,
-    tables,
-    write_for_others,
-)
 from pytest_slmserve.report.text_table import laid_out
 
 LOADS = (64, 128, 256, 512)
@@ -52,7 +41,7 @@ def verdict(state: State, claim: str = "throughput-plateau", subject: str = "opt
 
 
 def lines_of(**found: object) -> list[str]:
-    return [text for text, _ in screen(Findings(**found))]  # type: ignore[arg-type]
+    return [text for text, _ in screen.screen(Findings(**found))]  # type: ignore[arg-type]
 
 
 # What is on it
@@ -113,9 +102,9 @@ def test_planted_findings_have_the_screen_that_is_kept():
         "a note": Findings(notes=["the line was torn"], archives=["a.jsonl"]),
         "an inconclusive test": Findings(inconclusive=["too few"]),
     }
-    shown = {name: "\n".join(f"{c or '':7}{text}" for text, c in screen(each)) for name, each in found.items()}
+    shown = {name: "\n".join(f"{c or '':7}{text}" for text, c in screen.screen(each)) for name, each in found.items()}
     assert difference("screen", shown) == ""
-    assert max(text.count("\n") + 1 for text in shown.values()) == MOST_LINES
+    assert max(text.count("\n") + 1 for text in shown.values()) == screen.MOST_LINES
 
 
 # One screen
@@ -133,7 +122,7 @@ def test_it_is_one_screen_however_much_there_is(width):
     curves, jobs = [replace(bad, subject=model) for model in models], [job_point(output_tokens=n) for n in range(1, 21)]
     with laid_out(width):
         lines = lines_of(curves=curves, judged=judged, jobs=jobs, notes=[wrong] * 5, archives=["a.jsonl"])
-    assert max(map(len, lines)) <= width and len(lines) == MOST_LINES == 23
+    assert max(map(len, lines)) <= width and len(lines) == screen.MOST_LINES == 23
     text = "\n".join(lines)
     assert all(word in text for word in ("model-0  from", "plateau, model-0", "inconclusive: model-0", "more models"))
     assert any(line.strip().startswith("20 jobs") for line in lines) and lines[-1] == "more: slmserve report a.jsonl"
@@ -141,14 +130,14 @@ def test_it_is_one_screen_however_much_there_is(width):
 
 def test_the_parts_are_made_once_however_little_room_there_is(monkeypatch):
     made = []
-    monkeypatch.setattr(last_screen.sweeps, "overview_tables", lambda found: made.append(found) or [])
-    assert len(lines_of(notes=["many words " * 100] * 9)) <= MOST_LINES and len(made) == 1
+    monkeypatch.setattr(screen.sweeps, "overview_tables", lambda found: made.append(found) or [])
+    assert len(lines_of(notes=["many words " * 100] * 9)) <= screen.MOST_LINES and len(made) == 1
 
 
 @given(st.integers(1, 30), st.integers(1, 60), st.integers(5, 40))
 def test_of_many_notes_the_last_go_first_and_are_counted(notes, words, most):
     with laid_out(80):
-        lines = [text for text, _ in screen(Findings(notes=[f"n{i}{' w' * words}" for i in range(notes)]), most)]
+        lines = [text for text, _ in screen.screen(Findings(notes=[f"n{i}{' w' * words}" for i in range(notes)]), most)]
     shown = [line.split()[1] for line in lines if line.startswith("note: ")]
     left = notes - len(shown)
     assert len(lines) <= most and shown == [f"n{i}" for i in range(len(shown))]
@@ -158,24 +147,24 @@ def test_of_many_notes_the_last_go_first_and_are_counted(notes, words, most):
 @pytest.mark.parametrize(
     ("words", "longest", "lines"),
     [
-        (Words("a " * 60), (1, 1), 1),  # shown as it is
-        (Words("a " * 60, kind=VERDICT), (9, 1), 2),
-        (Words("a " * 60, kind=VERDICT), (1, 9), 1),
-        (Words("a " * 60, least=2), (1, 1), 2),
-        (Words("short", kind=VERDICT), (0, 0), 1),
+        (screen.Words("a " * 60), (1, 1), 1),  # shown as it is
+        (screen.Words("a " * 60, kind=screen.VERDICT), (9, 1), 2),
+        (screen.Words("a " * 60, kind=screen.VERDICT), (1, 9), 1),
+        (screen.Words("a " * 60, least=2), (1, 1), 2),
+        (screen.Words("short", kind=screen.VERDICT), (0, 0), 1),
     ],
 )
 def test_a_sentence_has_as_many_lines_as_its_kind_may_have(words, longest, lines):
     assert len(words.within(longest)) == lines
-    ((text, colour, *_),) = Words(f"  {'word ' * 40}", "red", VERDICT).within((1, 1))
+    ((text, colour, *_),) = screen.Words(f"  {'word ' * 40}", "red", screen.VERDICT).within((1, 1))
     assert (text[:6], text[-4:], colour) == ("  word", " ...", "red") and len(text) <= 80, "what is cut says so"
 
 
 def test_a_part_can_do_without_all_but_its_first_line():
-    block = [Words("a"), Words("b")]
-    part = ScreenPart([block] * 3, "thing", [Words("head")], [Words("foot")], weight=2)
+    block = [screen.Words("a"), screen.Words("b")]
+    part = screen.ScreenPart([block] * 3, "thing", [screen.Words("head")], [screen.Words("foot")], weight=2)
     assert part.excess == (6 + 1 + 1 - 1) / 2 and len(part.lines) == 8
-    assert replace(part, entries=[]).excess == 0 and ScreenPart([], "thing").lines == []
+    assert replace(part, entries=[]).excess == 0 and screen.ScreenPart([], "thing").lines == []
     told = [words.text.strip() for words in replace(part, entries=[block], left_out=2).lines]
     assert told == ["head", "a", "b", "and 2 more things", "foot"]
 
@@ -193,17 +182,17 @@ def judged_sweep(**more: object) -> Findings:
 
 
 def test_tables_come_before_the_summary_and_nothing_is_said_twice():
-    found = {detail: summary_lines(judged_sweep(), detail) for detail in ("summary", "tables", "all")}
-    found["strict"] = summary_lines(judged_sweep(strict=True))
+    found = {detail: screen.summary_lines(judged_sweep(), detail) for detail in ("summary", "tables", "all")}
+    found["strict"] = screen.summary_lines(judged_sweep(strict=True))
     with laid_out(100):
         shown = {name: "\n".join(f"{c or '':7}{text}" for text, c in lines) for name, lines in found.items()}
     assert difference("summary", shown) == ""
     assert [text.count("the line was torn") for text in shown.values()] == [1] * 4
-    assert list(tables(Findings())) == []
+    assert list(screen.tables(Findings())) == []
 
 
 def test_each_subject_has_its_heading():
-    found = {heading: [*shown] for heading, shown in subject_sections(judged_sweep(jobs=[job_point()])).items()}
+    found = {heading: [*shown] for heading, shown in screen.subject_sections(judged_sweep(jobs=[job_point()])).items()}
     assert {heading for heading, shown in found.items() if shown} == {"Models", "Jobs"} and len(found) == 9
     assert len(found["Jobs"]) == 2
 
@@ -221,8 +210,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_writes_for_workflows_what_is_kept_below_what_the_page_has(page):
     folder, gates = page.parent / "run", [gated(pairs(4))]
     for found in (judged_sweep(failed=["test_a: why"]), Findings(notes=[f"note {number}" for number in range(90)])):
-        assert write_for_others(found, folder / "records.jsonl") == "" and not folder.exists()
-    said = write_for_others(Findings(gates=gates, command="pytest -x"), folder / "records.jsonl")
+        assert screen.write_for_others(found, folder / "records.jsonl") == "" and not folder.exists()
+    said = screen.write_for_others(Findings(gates=gates, command="pytest -x"), folder / "records.jsonl")
     assert said.replace(str(folder), "") == "written: /gate.json and gate.md"
     shown = {"page": page.read_text("utf-8"), "beside": (folder / "gate.md").read_text("utf-8")}
     assert difference("workflow", shown) == ""
@@ -232,6 +221,6 @@ def test_a_run_writes_for_workflows_what_is_kept_below_what_the_page_has(page):
 
 def test_a_page_that_cannot_be_written_is_told_and_no_page_is_no_fault(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/nowhere/page.md")
-    assert "/nowhere/page.md" in write_for_others(judged_sweep(), tmp_path)
+    assert "/nowhere/page.md" in screen.write_for_others(judged_sweep(), tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")
-    assert write_for_others(judged_sweep(), tmp_path) == ""
+    assert screen.write_for_others(judged_sweep(), tmp_path) == ""
