@@ -34,7 +34,6 @@ SENSED = {
     "power_w": 300.0, "energy_per_token_j": 0.02,
 }  # fmt: skip
 LOADS = (1, 4, 16, 64, 256, 512)
-OF_REPLICAS = ("gpu_util", "engine_active", "sm_active", "dram_active", "power_w")
 
 
 def curve(subject: str, *points: Point, shared=()) -> Curve:
@@ -82,6 +81,7 @@ TOLD_APART = [
     MPS, shared_point(2, (700.0, 700.0), pinned=True), shared_point(2, (600.0, 600.0), thread_percentage=50),
     shared_point(2, (400.0, 400.0), concurrency=48, degraded=("the clock",)), shared_point(3, ()),
 ]
+OF_REPLICAS = ("gpu_util", "engine_active", "sm_active", "dram_active", "power_w")
 DEVICE = shared_point(2, (9e2, 9e2), **{name: SENSED[name] for name in OF_REPLICAS} | {"energy_per_token_j": 0.01})
 GRID = [job_point(output_tokens=n, rate=r) for n in (32, 256) for r in (None, 10.0)]
 CACHES = [
