@@ -18,31 +18,15 @@ from pytest_slmserve.report.section import (
 from pytest_slmserve.report.text_table import Column, laid_out
 
 COLUMNS = (Column("\nload", str), Column("tokens\n/s", lambda row: f"{1000 * row:,}"), Column("nothing", lambda _: "-"))
-SHOWN = Section(
-    "opt-125m: PASS",
-    [
-        "  baseline: vLLM 0.25.0",
-        Table([1, 64], COLUMNS, caption="Endpoints"),
-        Table([], COLUMNS),
-        Named([("output tokens/s", "pass: not worse")]),
-        "",
-        Verbatim("pytest --slm-gpu", "sh"),
-        "next: a new gate",
-        Details("How to read it"),
-        Table([2], COLUMNS[:2], heading="half of it:"),
-        Legend("tokens: of output.", ["note: measured once"]),
-        Details("Why"),
-        "a reason",
-    ],
-)
-HOSTILE = Section(
-    "a|b",
-    [
-        Table(["<b>|[x](y)"], (Column("model", str, "left"),)),
-        "two\nlines\x1b of `code`",
-        Verbatim("```\n# no heading"),
-    ],
-)
+SHOWN = Section("opt-125m: PASS", [
+    "  baseline: vLLM 0.25.0", Table([1, 64], COLUMNS, caption="Endpoints"), Table([], COLUMNS),
+    Named([("output tokens/s", "pass: not worse")]), "", Verbatim("pytest --slm-gpu", "sh"), "next: a new gate",
+    Details("How to read it"), Table([2], COLUMNS[:2], heading="half of it:"),
+    Legend("tokens: of output.", ["note: measured once"]), Details("Why"), "a reason",
+])  # fmt: skip
+HOSTILE = Section("a|b", [
+    Table(["<b>|[x](y)"], (Column("model", str, "left"),)), "two\nlines\x1b of `code`", Verbatim("```\n# no heading"),
+])  # fmt: skip
 
 
 def test_a_section_is_text_and_markdown_that_obeys_nothing_of_what_others_wrote():
