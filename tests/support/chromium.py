@@ -18,15 +18,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"no browser is here: {', '.join(NAMES)}")
 PATIENCE_MS = 60_000  # on a busy machine; what is waited for comes in a second on an idle one
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+DISABLED = ("gpu", "quic", "background-networking", "component-update", "sync")
+FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in DISABLED)]
 PHONE = {"width": 390, "height": 844}
 UNFOLD = "dispatchEvent(new Event('beforeprint'))"  # paper has every part and every chart
 ALL_DRAWN = "document.querySelectorAll('.chart:not(:has(svg))').length == 0"
@@ -40,7 +33,7 @@ def stored(name: str) -> str:
 @contextmanager
 def launched() -> Iterator[Any]:
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=list(FLAGS), timeout=PATIENCE_MS)
+        browser = driver.chromium.launch(executable_path=BROWSER, args=FLAGS, timeout=PATIENCE_MS)
         yield browser
         browser.close()
 

@@ -124,7 +124,7 @@ def keys_of(contents: store.Contents) -> dict[str, list[Any]]:
     """Return the number of distinct keys of each kind, and 16 digits of a hash over them, if there are any."""
     ms = contents.measurements
     plans = [session.plan.get(name, ()) for session in contents.sessions for name in ("sweeps", "compared")]
-    points = job_points(ms)
+    points, closed = job_points(ms), [m for m in ms if isinstance(m.load, ClosedLoop)]
     kinds: dict[str, Iterable[str]] = {
         "measurement": (m.key for m in ms),
         "id": (m.id for m in ms),
@@ -133,9 +133,7 @@ def keys_of(contents: store.Contents) -> dict[str, list[Any]]:
         "environment per GPU": (m.environment.per_gpu_key for m in ms),
         "workload": (m.workload.hash for m in ms),
         "load": (short_hash(load_facts(m.load)) for m in ms),
-        "series": (
-            series_key(m.spec, m.workload.hash, m.load, m.environment) for m in ms if isinstance(m.load, ClosedLoop)
-        ),
+        "series": (series_key(m.spec, m.workload.hash, m.load, m.environment) for m in closed),
         "curves": by_series(ms),
         "job points": (short_hash([p.spec.key, p.workload.hash, p.environment.key]) for p in points),
         "sets": (m.replica.set for m in ms if m.replica),
@@ -162,7 +160,8 @@ def difference(name: str, path: Path) -> str:
 
 
 def write(name: str, outputs: Outputs) -> None:
-    text = json.dumps(_rounded(outputs), ensure_ascii=False)
+    rounded = json.loads(json.dumps(outputs), parse_float=lambda digits: float(f"{float(digits):.11g}"))
+    text = json.dumps(rounded, ensure_ascii=False)
     golden_file(name).write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -190,17 +189,6 @@ def _settled(old: Any, new: Any) -> Any:
         case (float(), float() | int()) | (int(), float()) if not {type(old), type(new)} & {bool}:
             return old if isclose(old, new, rel_tol=CLOSE) else new
     return new
-
-
-def _rounded(value: Any) -> Any:
-    match value:
-        case float():
-            return float(f"{value:.11g}")
-        case dict():
-            return {key: _rounded(each) for key, each in value.items()}
-        case list():
-            return [*map(_rounded, value)]
-    return value
 
 
 def rewrite(names: list[str]) -> None:

@@ -23,13 +23,8 @@ T_INF, B_HALF, LAYERS = 1000.0, 16.0, 2  # a step of 16 takes 32 ms on one GPU, 
 
 def engine(gpus: int = 1, room: int = 1024, **planted: float) -> EngineSpec:
     facts = {"t_inf": T_INF, "b_half": B_HALF, "noise": 0.001, **planted}
-    return EngineSpec(
-        "opt-tiny",
-        platform="simulated",
-        tensor_parallel_size=gpus,
-        max_num_seqs=room,
-        extra=tuple(sorted(facts.items())),
-    )
+    extra = tuple(sorted(facts.items()))
+    return EngineSpec("opt-tiny", platform="simulated", tensor_parallel_size=gpus, max_num_seqs=room, extra=extra)
 
 
 def alone(spec: EngineSpec, loads=(4, 16), repeats: int = 2) -> list[Measurement]:

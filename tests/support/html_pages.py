@@ -61,9 +61,8 @@ class Page(HTMLParser):
     @property
     def charts(self) -> dict[str, dict[str, Any]]:
         """Specifications of the charts by their id."""
-        return {
-            attrs["id"] or "": json.loads(text) for attrs, text in self.scripts if "json" in (attrs.get("type") or "")
-        }
+        found = [(attrs, text) for attrs, text in self.scripts if "json" in (attrs.get("type") or "")]
+        return {attrs["id"] or "": json.loads(text) for attrs, text in found}
 
 
 def values_of(spec: dict[str, Any]) -> list[dict[str, Any]]:

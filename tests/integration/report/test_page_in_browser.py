@@ -42,7 +42,6 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def opened(browser: Any, written: Path) -> Iterator[Opened]:
-    """The page on a desk."""
     with opened_in(browser, written) as seen:
         yield seen
 
@@ -59,20 +58,15 @@ def curve():
     return found
 
 
-def test_charts_far_below_wait_for_the_reader(opened):
-    drawn, charts = (opened.page.locator(each).count() for each in (".chart svg", ".chart"))
-    assert 0 < drawn < charts
+def test_charts_wait_for_the_reader_and_in_the_end_each_is_drawn_and_described(opened):
+    charts, drawn = opened.page.locator(".chart").count(), opened.page.locator(".chart svg")
+    assert 0 < drawn.count() < charts and charts >= 10
     opened.page.locator("#slo .chart").first.scroll_into_view_if_needed()
     opened.page.wait_for_selector("#slo .chart svg")
-
-
-def test_every_chart_is_drawn_and_described(opened):
     opened.page.evaluate(UNFOLD)
-    charts = opened.page.locator(".chart")
-    assert charts.count() >= 10
-    expect(opened.page.locator(".chart svg")).to_have_count(charts.count(), timeout=PATIENCE_MS)
+    expect(drawn).to_have_count(charts, timeout=PATIENCE_MS)
     assert opened.page.locator("#trouble").text_content() == ""
-    assert opened.page.locator("figure [role=graphics-document][aria-label]").count() == charts.count()
+    assert opened.page.locator("figure [role=graphics-document][aria-label]").count() == charts
 
 
 @pytest.mark.parametrize("bounds", SLOS)
@@ -106,26 +100,22 @@ def test_prices_give_the_cost_that_the_advisor_computes(opened, curve):
     for row, point in zip(opened.cells("#cost-table"), curve.valid, strict=True):
         gpu = 1e6 * 2.5 / (3600 * point.output_tokens_per_s)
         energy = 1e6 * point.energy_per_token_j / 3.6e6 * 0.3
-        assert row[1:] == [
-            str(point.concurrency),
-            figure(point.output_tokens_per_s, 4),
-            *(figure(value) for value in (1e3 * point.energy_per_token_j, gpu, energy, gpu + energy)),
-        ]
+        costs = [figure(value) for value in (1e3 * point.energy_per_token_j, gpu, energy, gpu + energy)]
+        assert row[1:] == [str(point.concurrency), figure(point.output_tokens_per_s, 4), *costs]
     opened.page.fill("#price-hour", "")
     told = opened.cells("#cost-table")[0][1:]
     assert told[3] == told[5] == "-" and float(told[4]) > 0
 
 
 def test_claims_are_filtered(opened):
-    all_of_them = opened.page.locator(".claim:visible").count()
+    claims = opened.page.locator(".claim:visible")
+    all_of_them = claims.count()
     opened.page.click("[data-filter=fails]")
-    assert 0 < opened.page.locator(".claim:visible").count() < all_of_them
-    shown = opened.page.eval_on_selector_all(
-        "[data-state]", "each => each.filter(one => !one.hidden).map(one => one.dataset.state)"
-    )
-    assert set(shown) == {"fails"}
+    assert 0 < claims.count() < all_of_them
+    states = "each => each.filter(one => !one.hidden).map(one => one.dataset.state)"
+    assert set(opened.page.eval_on_selector_all("[data-state]", states)) == {"fails"}
     opened.page.click("[data-filter='']")
-    assert opened.page.locator(".claim:visible").count() == all_of_them
+    assert claims.count() == all_of_them
 
 
 def test_the_address_keeps_bounds_prices_what_is_shown_and_the_theme(opened):
@@ -219,8 +209,7 @@ def test_paper_has_whole_tables_of_text(phone):
 
 def test_without_javascript_nothing_waits_for_a_click_in_vain(browser, written):
     with browser.new_context(java_script_enabled=False) as context:
-        page = context.new_page()
-        page.goto(written.as_uri())
+        (page := context.new_page()).goto(written.as_uri())
         assert page.locator("table").first.is_visible()
         dead = page.locator("button:not(.term), [type=file]")  # fields tell the bounds of the table
         assert dead.count() > 20 and not any(each.is_visible() for each in dead.all())

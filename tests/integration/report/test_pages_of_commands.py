@@ -15,16 +15,12 @@ import pytest
 from html_pages import Page, values_of
 from scripts import BASELINES, in_checkout
 from stored_records import stored
-from strategies import law, measurement
+from strategies import measurement
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import is_windowed
-from pytest_slmserve.report.page.pictures import draw_pictures
 from pytest_slmserve.report.text_table import figure
-from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ClosedLoop
 
@@ -42,26 +38,29 @@ def committed(name: str) -> Path:
     return BASELINES / f"{name}.jsonl.xz"
 
 
+SWEPT, GATED = committed(ARCHIVES[0]), committed(ARCHIVES[2])
+
+
 @pytest.fixture
-def page(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Made:
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.html"
+
+
+@pytest.fixture
+def page(out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Made:
     """The page of a command, its status, and what it printed."""
     monkeypatch.setenv("COLUMNS", "400")
 
     def made(*words: object) -> tuple[Page, int, str]:
-        path = tmp_path / "out.html"
-        status = main([*map(str, words), "--html", str(path)])
-        return Page(path.read_text("utf-8")), status, capsys.readouterr().out
+        status = main([*map(str, words), "--html", str(out)])
+        return Page(out.read_text("utf-8")), status, capsys.readouterr().out
 
     return made
 
 
-def lines(text: str) -> list[str]:
-    return [" ".join(line.split()) for line in text.splitlines()]
-
-
 def missing(rows: list[list[str]], printed: str) -> list[list[str]]:
     """Rows of a page that the terminal does not have."""
-    there = lines(printed)
+    there = [" ".join(line.split()) for line in printed.splitlines()]
     return [row for row in rows if not any(" ".join(" ".join(row).split()) in line for line in there)]
 
 
@@ -74,13 +73,13 @@ def test_every_number_of_a_page_is_one_that_the_terminal_prints(page, name, caps
     seen, _, printed = page("report", committed(name), "--goodput", SLO, "--show", "all")
     main(["report", str(committed(name)), "--goodput", SLO, "--show", "summary"])
     printed += capsys.readouterr().out
-    tables = {caption: rows for caption, rows in seen.tables.items() if caption not in ("Environment", "")}
-    rows = [row for caption, each in tables.items() if not caption.startswith(("Goodput", "Cost")) for row in each[1:]]
+    tables = {caption: rows[1:] for caption, rows in seen.tables.items() if caption not in ("Environment", "")}
+    rows = [row for caption, each in tables.items() if not caption.startswith(("Goodput", "Cost")) for row in each]
     assert rows and missing(rows, printed) == []
-    told = " ".join(row[-1] for each in tables.values() for row in each[1:])
-    told += " ".join(cell for row in tables.get("Cost of a million output tokens", [])[1:] for cell in row[1:4])
+    told = " ".join(row[-1] for each in tables.values() for row in each)
+    told += " ".join(cell for row in tables.get("Cost of a million output tokens", []) for cell in row[1:4])
     assert set(re.findall(r"[\d,.]*\d", told)) <= set(re.findall(r"[\d,.]*\d", printed))
-    for _, load, per_s, good, _ in tables.get("Goodput of each load", [])[1:]:
+    for _, load, per_s, good, _ in tables.get("Goodput of each load", []):
         assert re.search(rf"(?m)^\s*{load}\s+[\d,]+\s+{per_s}\s+{good}\s", printed), (load, per_s, good)
     verdicts = re.findall(r"(?m)^  (?:passes|fails, as expected|inconclusive) +(\S+) +(.*)$", printed)
     text = " ".join(seen.text.split())
@@ -88,15 +87,12 @@ def test_every_number_of_a_page_is_one_that_the_terminal_prints(page, name, caps
 
 
 def test_charts_show_the_values_of_the_tables(page):
-    seen, *_ = page("report", committed(ARCHIVES[0]))
+    seen, *_ = page("report", SWEPT)
     head, *rows = seen.tables["Points of opt-2.7b"]
     load, tokens, e2e = (head.index(column) for column in ("concurrency", "tokens /s", "E2E s mean"))
-    (spec,) = described(seen, "output tokens/s over")
-    drawn = {
-        (row["x"], figure(row["y"], 4)) for row in values_of(spec) if "predicted" not in row.get("shown", "predicted")
-    }
-    assert drawn == {(int(row[load]), row[tokens]) for row in rows}
-    (plane,) = described(seen, "throughput against latency")
+    (spec,), (plane,) = described(seen, "output tokens/s over"), described(seen, "throughput against latency")
+    measured = [row for row in values_of(spec) if "predicted" not in row.get("shown", "predicted")]
+    assert {(row["x"], figure(row["y"], 4)) for row in measured} == {(int(row[load]), row[tokens]) for row in rows}
     assert {(row["load"], figure(row["x"])) for row in values_of(plane)} == {(int(r[load]), r[e2e]) for r in rows}
     (head, *rows), (spec,) = seen.tables["Where a step goes, opt-2.7b"], described(seen, "parts of a step")
     for load_, step_ms, *shares in rows:
@@ -108,56 +104,19 @@ def test_charts_show_the_values_of_the_tables(page):
 # Archives
 
 
-def test_a_page_is_read_again_as_the_archive_that_it_was_made_of(page, tmp_path, capsys):
-    _, _, first = page("report", committed(ARCHIVES[0]), "--show", "all")
-    path = tmp_path / "out.html"
-    main(["report", str(path), "--show", "all"])
-    assert capsys.readouterr().out == first.replace(f"written: {path}\n", "")
-    page("report", path)  # over itself
-    assert read(path) == read(committed(ARCHIVES[0]))
-
-
-def test_several_archives_of_one_page_stay_apart(page, tmp_path):
-    page("report", committed(ARCHIVES[0]), committed(ARCHIVES[2]))
-    one, other = (read(committed(ARCHIVES[place])) for place in (0, 2))
-    both = read(tmp_path / "out.html")
-    assert both.measurements == one.measurements + other.measurements
-    assert both.measured[-3:] == other.measured[-3:]
-
-
-def test_an_archive_that_was_cut_off_keeps_its_whole_lines(page, tmp_path):
-    path = stored(tmp_path / "a.jsonl", *(measurement(c, law(c), repeat=i) for c in (1, 2) for i in range(3)))
-    path.write_bytes(path.read_bytes()[:-7])
-    page("report", path)
-    again = read(tmp_path / "out.html")
-    assert len(again.measurements) == 5 and again.notes == ()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"<!doctype html><p>",
-        b'<!DOCTYPE html><script type="application/octet-stream" data-records="a.gz">AA=A</script>',
-    ],
-)
-def test_a_page_without_sound_records_is_refused(tmp_path, text):
-    (tmp_path / "other.html").write_bytes(text)
-    with pytest.raises(BadArchive, match="other.html"):
-        read(tmp_path / "other.html")
+def test_a_page_is_read_again_as_the_archive_that_it_was_made_of(page, out, capsys):
+    _, _, first = page("report", SWEPT, "--show", "all")
+    main(["report", str(out), "--show", "all"])
+    assert capsys.readouterr().out == first.replace(f"written: {out}\n", "")
+    page("report", out)  # over itself
+    assert read(out) == read(SWEPT)
 
 
 def test_a_history_has_the_rows_that_the_terminal_prints(page):
-    words = [committed(f"h200-vllm-{release}-history") for release in RELEASES]
-    seen, _, printed = page("report", *words, "--show", "all")
-    tables = {caption: rows for caption, rows in seen.tables.items() if caption.startswith("History of ")}
-    assert [caption.split()[2] for caption in tables] == ["opt-1.3b", "opt-125m"]
-    cells = [
-        (row["x"], row["shown"], row["ratio"], row["series"])
-        for spec in seen.charts.values()
-        if " over releases, " in spec["description"]
-        for row in values_of(spec)
-    ]
-    rows = [row for each in tables.values() for row in each[1:]]
+    seen, _, printed = page("report", *(committed(f"h200-vllm-{each}-history") for each in RELEASES), "--show", "all")
+    rows = [row for caption, each in seen.tables.items() if caption.startswith("History of ") for row in each[1:]]
+    specs = [spec for spec in seen.charts.values() if " over releases, " in spec["description"]]
+    cells = [(row["x"], row["shown"], row["ratio"], row["series"]) for spec in specs for row in values_of(spec)]
     assert missing(rows, printed) == [] and [row[1] for row in rows] == [*RELEASES] * 4
     assert cells == [(row[1], row[2], row[4], row[6] or "first release") for row in rows]
     assert "Cut at the edge: 0.24.0." in seen.text, "the interval of OPT-125M goes on to 50,176 tokens/s"
@@ -166,20 +125,18 @@ def test_a_history_has_the_rows_that_the_terminal_prints(page):
 # Other commands
 
 
-def test_compare_has_every_metric_and_both_archives(page, tmp_path):
+def test_compare_has_every_metric_and_both_archives(page, out):
     one, other = (committed(f"h200-vllm-0.26.0-adaptive{which}") for which in ("", "-next-host"))
     seen, status, printed = page("compare", one, other)
     rows = seen.tables["opt-1.3b"][1:]
     assert f"Exit status {status}" in seen.text and len(rows) == 45 and missing(rows, printed) == []
-    plane = described(seen, "throughput against latency")[0]
-    assert {row["series"].split(",")[0] for row in values_of(plane)} == {"baseline", "candidate"}
-    assert len(read(tmp_path / "out.html").measurements) == len(read(one).measurements) + len(read(other).measurements)
+    assert len(read(out).measurements) == len(read(one).measurements) + len(read(other).measurements)
 
 
 def test_advise_has_the_advice_and_the_sweep_that_it_rests_on(page):
     seen, _, printed = page("advise", committed("h200-vllm-0.26.0-adaptive"))
-    assert "vllm serve facebook/opt-1.3b" in seen.text and "vllm serve facebook/opt-1.3b" in printed
-    assert "Points of opt-1.3b" in seen.tables
+    command = "vllm serve facebook/opt-1.3b"
+    assert command in seen.text and command in printed and "Points of opt-1.3b" in seen.tables
 
 
 def test_a_gate_of_anybody_s_pairs_has_each_pair(page, tmp_path):
@@ -191,73 +148,53 @@ def test_a_gate_of_anybody_s_pairs_has_each_pair(page, tmp_path):
     assert pairs == pytest.approx([0.97, 98 / 101, 97 / 99, 0.96])
     least, most = forest["layer"][-1]["encoding"]["x"]["scale"]["domain"]
     assert least < min(pairs) and most > 1, "a mark outside would squeeze the chart"
-    drawn = [row["shown"] for row in values_of(looks) if "shown" in row]
     (interim,) = seen.tables["Interim analyses"][1:]
-    assert interim == ["pairs.csv", "4", *drawn, "fail"]
+    assert interim == ["pairs.csv", "4", *(row["shown"] for row in values_of(looks) if "shown" in row), "fail"]
     assert missing([interim, seen.tables["Endpoints"][1]], printed) == []
 
 
 def test_external_results_are_drawn_under_their_own_names(page, tmp_path):
     (tmp_path / "sweep.csv").write_text(SWEEP)
-    columns = ("--knob", "batch", "--throughput", "tok", "--latency", "lat_ms")
-    seen, status, _ = page("report", tmp_path / "sweep.csv", *columns)
+    words = ("report", tmp_path / "sweep.csv", "--knob", "batch", "--throughput", "tok", "--latency", "lat_ms")
+    (seen, status, _), (as_csv, _, printed) = page(*words), page(*words, "--csv")
     (spec,) = seen.charts.values()
     assert spec["description"].startswith("tok over batch") and status == 0
     assert [row["y"] for row in values_of(spec) if "shown" in row] == [100, 190, 350, 600, 800, 820]
-    as_csv, _, printed = page("report", tmp_path / "sweep.csv", *columns, "--csv")
     assert printed.startswith("kind,subject,") and as_csv.charts == seen.charts
 
 
 # Files
 
 
-def test_a_full_disk_leaves_no_part_of_a_page(tmp_path):
-    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
-    code += "from pathlib import Path; from pytest_slmserve.report.page.writer import write_page; "
-    code += "from pytest_slmserve.report.findings import Findings; "
-    code += f"write_page(Path({str(tmp_path / 'out.html')!r}), Findings())"
+def test_a_full_disk_leaves_no_part_of_a_page(out):
+    code = f"""
+import resource
+from pathlib import Path
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.page.writer import write_page
+resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99))
+write_page(Path({str(out)!r}), Findings())"""
     seen = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=False)
-    assert "out.html: File too large" in seen.stderr and not [*tmp_path.iterdir()]
-
-
-def swept() -> Findings:
-    return Findings(curves=[curve_of("opt-1.3b", [measurement(c, law(c), repeat=i) for c in (1, 8) for i in range(2)])])
-
-
-def test_a_png_is_900_pixels_wide_twice_over_and_an_svg_has_the_names(tmp_path):
-    for form in ("png", "svg"):
-        assert f"drawn: {tmp_path}/sweeps.{form}" in draw_pictures(swept(), tmp_path, form)
-    drawn = (tmp_path / "sweeps.png").read_bytes()
-    assert drawn.startswith(b"\x89PNG") and 1600 <= int.from_bytes(drawn[16:20], "big") <= 1900
-    text = (tmp_path / "sweeps.svg").read_text("utf-8")
-    assert [word for word in ("concurrent requests", "NVIDIA H200, vLLM 0.26.0") if word not in text] == []
-
-
-def test_what_cannot_be_written_is_a_usage_error(tmp_path, monkeypatch):
-    (tmp_path / "sweeps.svg").mkdir()
-    with pytest.raises(BadUsage, match="sweeps.svg"):
-        draw_pictures(swept(), tmp_path, "svg")
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(BadUsage, match="pip install vl-convert-python"):
-        draw_pictures(swept(), tmp_path, "svg")
+    assert "out.html: File too large" in seen.stderr and not [*out.parent.iterdir()]
 
 
 def at_rates() -> list[Measurement]:
-    return [m for m in read(committed("cpu-vllm-0.32.0-server")).measurements if is_windowed(m.load)]
+    return [m for m in read(committed("cpu-vllm-0.32.0-server")).measurements if is_windowed(m.load)][:2]
 
 
 def test_figures_of_an_archive_of_rates_draws_them(tmp_path, capsys):
-    path = stored(tmp_path / "a.jsonl", *at_rates()[:2])
+    path = stored(tmp_path / "a.jsonl", *at_rates())
     assert main(["report", str(path), "--figures", str(tmp_path), "--goodput", SLO]) == 0
     assert capsys.readouterr().out.endswith(f"drawn: {tmp_path}/rates.png\n")
-    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+    drawn = (tmp_path / "rates.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG") and 1600 <= int.from_bytes(drawn[16:20], "big") <= 1900, "900 pixels twice over"
 
 
 @pytest.mark.parametrize("kind", ["failed", "counted"])
 def test_the_status_says_if_nothing_could_be_drawn(tmp_path, capsys, kind):
     """A number of requests in a closed loop, as `measure --max-concurrency 4 --num-prompts 40` keeps it, has none."""
-    counted = measurement(4, load=ClosedLoop(4, requests=40))
-    failed = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in at_rates()[:2]]
-    path = stored(tmp_path / "a.jsonl", *(failed if kind == "failed" else [counted]))
+    failed = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in at_rates()]
+    counted = [measurement(4, load=ClosedLoop(4, requests=40))]
+    path = stored(tmp_path / "a.jsonl", *(failed if kind == "failed" else counted))
     assert main(["report", str(path), "--figures", str(tmp_path / "out")]) == 4
     assert ("rates: " in capsys.readouterr().err) is (kind == "failed") and not (tmp_path / "out").exists()

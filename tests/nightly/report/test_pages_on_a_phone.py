@@ -25,17 +25,17 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def unfolded(browser: Any, folder: Path, *arguments: str, **words: Any) -> Iterator[Opened]:
-    """The page of a report, with every part and every chart. words: of the browser's context."""
+def unfolded(browser: Any, folder: Path, *names: str, **words: Any) -> Iterator[Opened]:
+    """The page of a report on archives, with every part and every chart. words: of the browser's context."""
     path = folder / "out.html"
-    main(["report", *arguments, "--show", "summary", "--html", str(path)])
+    main(["report", *map(stored, names), "--strict", "--show", "summary", "--html", str(path)])
     with opened_in(browser, path, **words) as seen:
         seen.page.evaluate(UNFOLD)
         yield seen
 
 
 def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
-    with unfolded(browser, tmp_path, stored("h200-vllm-0.26.0-replicas"), viewport=PHONE) as seen:
+    with unfolded(browser, tmp_path, "h200-vllm-0.26.0-replicas", viewport=PHONE) as seen:
         bars = seen.page.locator("figure:has-text('Memory of the GPU') .mark-rect.role-mark path")
         expect(bars).to_have_count(32, timeout=PATIENCE_MS)
         assert "opt-1.3b, time-slicing" in bars.nth(4).get_attribute("aria-label")
@@ -46,14 +46,14 @@ def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
 
 
 def test_ticks_are_plain_and_short_numbers(browser, tmp_path):
-    with unfolded(browser, tmp_path, stored("h200-vllm-0.26.0-several-gpus"), "--strict") as seen:
+    with unfolded(browser, tmp_path, "h200-vllm-0.26.0-several-gpus") as seen:
         seen.page.wait_for_function(ALL_DRAWN)
         ticks = {text for text in seen.page.locator(".role-axis-label text").all_text_contents() if text[:1].isdigit()}
         assert "500" in ticks and [text for text in ticks if "e+" in text or len(text.split()[0]) > 9] == []
 
 
 def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
-    with unfolded(browser, tmp_path, stored("h100-vllm-0.26.0-today-next-host"), viewport=PHONE) as seen:
+    with unfolded(browser, tmp_path, "h100-vllm-0.26.0-today-next-host", viewport=PHONE) as seen:
         figure = seen.page.locator("figure:has-text('Throughput against latency')")
         names = figure.locator(".role-legend-label text")
         expect(names).to_have_count(2, timeout=PATIENCE_MS)
@@ -63,8 +63,7 @@ def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
 
 
 def test_names_that_several_archives_make_long_are_whole_and_apart(browser, tmp_path):
-    archives = map(stored, ("h100-vllm-0.26.0-today", "h100-vllm-0.26.0-fp8"))
-    with unfolded(browser, tmp_path, *archives) as seen:
+    with unfolded(browser, tmp_path, "h100-vllm-0.26.0-today", "h100-vllm-0.26.0-fp8") as seen:
         seen.page.wait_for_function(ALL_DRAWN)
         key = seen.page.locator("figure:has-text('Throughput against latency') .role-legend-label text")
         labels = key.all_text_contents()
@@ -76,7 +75,7 @@ def test_names_that_several_archives_make_long_are_whole_and_apart(browser, tmp_
 
 
 def test_a_history_is_drawn_and_fits_a_phone(browser, tmp_path):
-    releases = [stored(f"h200-vllm-{release}-history") for release in ("0.20.2", "0.22.1", "0.24.0", "0.26.0")]
+    releases = [f"h200-vllm-{release}-history" for release in ("0.20.2", "0.22.1", "0.24.0", "0.26.0")]
     with unfolded(browser, tmp_path, *releases, viewport=PHONE) as seen:
         history = seen.page.locator("section:has(h2:text-is('History'))")
         expect(history.locator(".chart svg")).to_have_count(4, timeout=PATIENCE_MS)

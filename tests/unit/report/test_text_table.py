@@ -7,36 +7,17 @@ import math
 import os
 import shlex
 from decimal import ROUND_HALF_EVEN, Decimal
+from functools import partial
 from operator import itemgetter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sections import difference
 
 from pytest_slmserve.analysis.estimates import Interval
-from pytest_slmserve.report.text_table import (
-    NARROWEST,
-    NOT_A_TERMINAL,
-    Column,
-    between,
-    changed,
-    command_lines,
-    counted,
-    figure,
-    folded,
-    gib,
-    hanging,
-    hundredths,
-    interval_text,
-    laid_out,
-    layout,
-    milliseconds,
-    named_lines,
-    table,
-    table_parts,
-    telling,
-    whole,
-)
+from pytest_slmserve.report import text_table
+from pytest_slmserve.report.text_table import Column, figure, folded, hundredths, laid_out, layout, table, table_parts
 
 LETTER: Column[str] = Column("a\nletter", lambda row: row, "left")
 CODE: Column[str] = Column("code", lambda row: str(ord(row)))
@@ -60,22 +41,11 @@ WORDS = st.text("abcdefgh", min_size=1, max_size=9)
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
     [
-        (None, 3, "-"),
-        (math.inf, 3, "-"),
-        (math.nan, 3, "-"),
-        (0.0, 3, "0"),
-        (0.05123, 3, "0.0512"),
-        (4.028, 3, "4.03"),
-        (9.996, 3, "10.0"),
-        (65.54, 3, "65.5"),
-        (-65.54, 3, "-65.5"),
-        (511.62, 4, "511.6"),
-        (16772.4, 4, "16,772"),
-        (999.96, 4, "1,000"),
-        (1e-9, 3, "0.000000"),
-        (1.5, 1, "2"),
+        (None, 3, "-"), (math.inf, 3, "-"), (math.nan, 3, "-"), (0.0, 3, "0"), (0.05123, 3, "0.0512"),
+        (4.028, 3, "4.03"), (9.996, 3, "10.0"), (65.54, 3, "65.5"), (-65.54, 3, "-65.5"), (511.62, 4, "511.6"),
+        (16772.4, 4, "16,772"), (999.96, 4, "1,000"), (1e-9, 3, "0.000000"), (1.5, 1, "2"),
     ],
-)
+)  # fmt: skip
 def test_figures_have_significant_digits(value, digits, text):
     assert figure(value, digits) == text
 
@@ -87,79 +57,70 @@ def test_a_figure_is_the_decimal_of_so_many_digits(value, digits):
     assert Decimal(figure(value, digits).replace(",", "")) == exact
 
 
-def test_units_are_those_of_a_report():
-    assert milliseconds(0.01234) == "12.3" and milliseconds(None) == "-"
-    assert gib(3 << 29) == "1.50" and gib(None) == "-"
-    assert whole(16772) == "16,772" and whole(0) == "0" and whole(None) == "-"
-    assert [counted(1, "launch"), counted(2, "launch"), counted(0, "host"), counted(2, "loss")] == [
-        "1 launch",
-        "2 launches",
-        "0 hosts",
-        "2 losses",
-    ]
-
-
-def test_shares_have_one_decimal():
-    assert [hundredths(v) for v in (None, 0.1234, -0.0001, math.nan, math.inf)] == ["-", "12.3", "0.0", "-", "-"]
-    assert [hundredths(v, signed=True) for v in (0.841, -0.05, -0.0001)] == ["+84.1", "-5.0", "0.0"]
+@pytest.mark.parametrize(
+    ("shown", "values", "texts"),
+    [
+        (text_table.milliseconds, [0.01234, None], ["12.3", "-"]),
+        (text_table.gib, [3 << 29, None], ["1.50", "-"]),
+        (text_table.whole, [16772, 0, None], ["16,772", "0", "-"]),
+        (hundredths, [None, 0.1234, -0.0001, math.nan, math.inf], ["-", "12.3", "0.0", "-", "-"]),
+        (partial(hundredths, signed=True), [0.841, -0.05, -0.0001], ["+84.1", "-5.0", "0.0"]),
+        (partial(text_table.counted, 2), ["launch", "host", "loss"], ["2 launches", "2 hosts", "2 losses"]),
+        (partial(text_table.counted, what="launch"), [1, 0], ["1 launch", "0 launches"]),
+    ],
+)
+def test_numbers_have_the_units_of_a_report(shown, values, texts):
+    assert [shown(value) for value in values] == texts
 
 
 def test_intervals_are_shown_where_noise_is_known():
-    assert between(Interval(2.0, 1.5, 2.5), 1e3) == " (95 %: 1,500 to 2,500)"
-    assert between(Interval(2.0, 1.5, 2.5), 100, " %") == " (95 %: 150 to 250 %)"
-    assert between(Interval(2.0)) == ""
-    assert interval_text(Interval(2.0, 1.5, 2.5), "{:.2f}".format) == "1.50 to 2.50"
-    assert [interval_text(seen, str) for seen in (None, Interval(2.0), Interval(2.0, 1.0, None))] == ["-"] * 3
-    assert changed(Interval(1.023, 1.012, 0.95)) == ("+2.3", "+1.2 to -5.0") and changed(None) == ("-", "-")
+    seen, unknown, half = Interval(2.0, 1.5, 2.5), Interval(2.0), Interval(2.0, 1.0, None)
+    assert text_table.between(seen, 1e3) == " (95 %: 1,500 to 2,500)" and text_table.between(unknown) == ""
+    assert text_table.between(seen, 100, " %") == " (95 %: 150 to 250 %)"
+    assert text_table.interval_text(seen, "{:.2f}".format) == "1.50 to 2.50"
+    assert [text_table.interval_text(each, str) for each in (None, unknown, half)] == ["-"] * 3
+    assert text_table.changed(Interval(1.023, 1.012, 0.95)) == ("+2.3", "+1.2 to -5.0")
+    assert text_table.changed(None) == ("-", "-")
 
 
 # Tables
 
 
-def test_cells_stand_below_their_headings_each_on_its_side():
-    assert table("ad", (LETTER, CODE)).splitlines() == [
-        "a       code",
-        "letter",
-        "------  ----",
-        "a         97",
-        "d        100",
-    ]
-
-
 @pytest.mark.parametrize(
-    ("head", "name"),
+    ("rows", "columns", "always", "kept"),
     [
-        ("max_num\n_seqs", "max_num_seqs"),
-        ("ms/\ntoken", "ms/token"),
-        ("roof-\nline %", "roofline %"),
-        ("candidate /\nbaseline", "candidate / baseline"),
+        ("ab", (NOTHING, LETTER, DASH, SOMETIMES), 0, [LETTER, SOMETIMES]),
+        ("a", (NOTHING, LETTER, DASH, SOMETIMES), 0, [LETTER]),
+        ("a", (NOTHING, DASH, LETTER, DASH), 1, [NOTHING, LETTER]),
+        ("", (LETTER, DASH), 2, [LETTER, DASH]),
     ],
 )
-def test_a_broken_heading_is_whole_where_the_column_is_named(head, name):
-    assert Column(head, str).name == name
+def test_columns_that_tell_nothing_are_left_out_unless_they_are_always_there(rows, columns, always, kept):
+    assert text_table.telling(rows, columns, always) == kept
+    assert table(rows, columns, always) == table(rows, kept, len(kept))
 
 
-def test_columns_that_tell_nothing_are_left_out():
-    columns = (NOTHING, LETTER, DASH, SOMETIMES)
-    assert telling("ab", columns) == [LETTER, SOMETIMES] and telling("a", columns) == [LETTER]
-    assert table("ab", columns) == table("ab", (LETTER, SOMETIMES))
+TEXTS = [["one two three four five six seven", "8"], ["nine", "10"]]
+BROKEN: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
 
 
-def test_the_first_columns_can_be_kept_in_any_case():
-    columns = (NOTHING, DASH, LETTER, DASH)
-    assert telling("a", columns, always=1) == [NOTHING, LETTER]
-    assert telling("", columns, always=len(columns)) == list(columns)
-    assert table("", (LETTER, DASH), always=2).splitlines()[0].split() == ["a", "dash"]
-
-
-@pytest.mark.parametrize(("width", "gone"), [(52, []), (51, [2]), (41, [2]), (40, [2, 3, 4]), (18, [2, 3, 4])])
-def test_the_least_important_columns_go_first_and_are_named(width, gone):
-    with laid_out(width):
-        head, _, foot = table_parts("ad", RANKED)
-    assert max(map(len, [*head, *foot])) <= max(width, len("COLUMNS=52") + 8)
-    told = " ".join(" ".join(foot).split())
-    names = ", ".join(RANKED[number].name for number in gone)
-    assert (f": {names}; COLUMNS=52 " in told) if gone else foot == []
+def test_planted_tables_and_lines_are_as_they_are_kept():
+    shown = {}
+    for width in (18, 40, 41, 51, 52):
+        with laid_out(width):
+            shown[f"ranked, {width} columns"] = table("ad", RANKED)
+    for width in (25, 30, 45):
+        with laid_out(width, every_column=True):
+            shown[f"every column, {width} columns"] = table("ad", RANKED)
+    for width in (10, 26, 30, 41):
+        with laid_out(width):
+            shown[f"texts, {width} columns"] = table(TEXTS, BROKEN)
+            shown[f"names, {width} columns"] = text_table.named_lines(
+                [("a", "one two three four five"), ("longer", "six")]
+            )
+    heads = ("max_num\n_seqs", "ms/\ntoken", "roof-\nline %", "candidate /\nbaseline")
+    shown["names of columns"] = "\n".join(Column(head, str).name for head in heads)
+    assert difference("tables", shown) == "" == text_table.named_lines([])
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(20, 90), st.data())
@@ -181,30 +142,6 @@ def test_a_table_fits_by_its_ranks_and_loses_no_cell_in_silence(ranks, width, da
     assert {cell for row in rows for cell in row} <= {*everything.split()} and "COLUMNS=" not in everything
 
 
-@pytest.mark.parametrize("width", [25, 30, 45])
-def test_each_of_several_tables_names_its_rows(width):
-    with laid_out(width, every_column=True):
-        tables = [part.splitlines() for part in table("ad", RANKED).split("\n\n")]
-    assert len(tables) > 1 and all(part[0].split()[:2] == ["a", "code"] for part in tables)
-    assert [sum(part[0].count(head) for part in tables) for head in ("some", "least", "pair", "other")] == [1] * 4
-
-
-def test_texts_on_the_left_are_broken_where_nothing_can_go():
-    cells = [["one two three four five six seven", "8"], ["nine", "10"]]
-    columns: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
-    with laid_out(30):
-        _, body, foot = table_parts(cells, columns)
-    assert [*body, foot] == [
-        ["one two three four       8", "five six seven"],
-        ["nine                    10"],
-        [],
-    ]
-    with laid_out(10):
-        assert table([["abcdef ghijk", "8"]], columns).splitlines()[2].split()[:2] == ["abcdef", "ghijk"]
-    with laid_out(41):
-        assert table(cells, columns).splitlines()[2].startswith(cells[0][0]), "it fits"
-
-
 # Lines
 
 
@@ -212,7 +149,7 @@ def test_texts_on_the_left_are_broken_where_nothing_can_go():
 def test_broken_lines_fit_and_keep_their_words_below_their_indent(words, indent, width):
     with laid_out(width):
         lines = folded(f"{' ' * indent}{' '.join(words)}").split("\n")
-        flat = hanging(" ".join(words), 3).split("\n")
+        flat = text_table.hanging(" ".join(words), 3).split("\n")
     assert max(map(len, [*lines, *flat])) <= width and " ".join(lines).split() == words == " ".join(flat).split()
     places = [len(line) - len(line.lstrip()) for line in lines]
     assert places == [indent, *[indent + 2] * (len(lines) - 1)]
@@ -224,20 +161,13 @@ def test_a_line_of_the_width_is_not_broken():
         assert folded(f"{'a' * 10} {'b' * 10}") == f"{'a' * 10}\n  {'b' * 10}"
 
 
-def test_texts_with_names_stand_below_each_other():
-    with laid_out(26):
-        lines = named_lines([("a", "one two three four five"), ("longer", "six")]).split("\n")
-    assert lines == ["a       one two three four", "        five", "longer  six"] and named_lines([]) == ""
-
-
 def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "123")
-    assert layout().width == 123 and not layout().every_column
-    monkeypatch.setenv("COLUMNS", "3")
-    assert layout().width == NARROWEST
+    for columns, width in (("123", 123), ("3", text_table.NARROWEST)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert (layout().width, layout().every_column) == (width, False)
     monkeypatch.delenv("COLUMNS")
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((0, 0)))  # as where there is none
-    assert layout().width == NOT_A_TERMINAL
+    assert layout().width == text_table.NOT_A_TERMINAL
     with laid_out(70):
         with laid_out(every_column=True):
             assert (layout().width, layout().every_column) == (70, True)
@@ -247,7 +177,7 @@ def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch):
 @given(st.lists(st.text("ab '\"$", min_size=1, max_size=12), min_size=1, max_size=9), st.integers(20, 60))
 def test_a_command_is_broken_between_words_and_can_be_typed(words, width):
     with laid_out(width):
-        first, *others = lines = command_lines("to repeat it:", shlex.join(words))
+        first, *others = lines = text_table.command_lines("to repeat it:", shlex.join(words))
     assert all(line.endswith(" \\") for line in lines[:-1]) and not lines[-1].endswith(" \\")
     typed = "\n".join([first.removeprefix("to repeat it:"), *others]).replace("\\\n", "")  # as a shell joins lines
     assert shlex.split(typed) == words

@@ -1,5 +1,5 @@
-"""Charts: their rows are the values of points, intervals and bounds are where they must be, what leaves the axis is
-cut, and Vega-Lite knows each kind of chart."""
+"""Charts of planted figures are as they are kept: values of points, intervals and bounds where they must be. Axes and
+bars hold for any numbers, and Vega-Lite knows each kind of chart."""
 
 from __future__ import annotations
 
@@ -7,35 +7,25 @@ import math
 from dataclasses import replace
 
 import pytest
-from html_pages import values_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from launches import pairs
+from planted import gated, lawful, sweep
+from sections import difference, in_layers
 from stored_records import KNOWN, engine_alone, repeats
-from strategies import H200, WELL, curves, law, measurement, noisy_curve, point
+from strategies import WELL, curves, law, noisy_curve, point
 from vega import vega_lite
 
-from pytest_slmserve.analysis.compare.changes import ReleaseHistory, release_histories
+from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.estimates import Interval, factor
-from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.points import output_rate, point_differences
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.schema import sensors
 
-RATES = (100, 180, 300, 305, 308)
 NUMBERS = st.floats(-1e6, 1e6)
-
-
-def sweep(model: str = "opt-1.3b", rates: tuple[float, ...] = RATES) -> Curve:
-    found = [
-        measurement(2**i, rate * wobble, model=model, environment=H200, repeat=repeat)
-        for i, rate in enumerate(rates)
-        for repeat, wobble in enumerate((0.99, 1, 1.01))
-    ]
-    return curve_of(model, found)
+PARTS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "y"]), st.floats(0.01, 1e3)), max_size=8)
+LOADS = (1, 4, 16, 64, 256, 512)
 
 
 def dots(spec: dict) -> list[dict]:
@@ -48,11 +38,70 @@ def own(spec: dict) -> list[list[dict]]:
     return [layer["data"]["values"] for layer in spec["layer"] if "data" in layer]
 
 
-def is_known(spec: dict) -> bool:
-    return not list(vega_lite().iter_errors(spec))
+SWEEP = sweep({1: 100, 2: 180, 4: 300, 8: 305, 16: 308}, (0.99, 1, 1.01))
+TWO = [replace(lawful(LOADS, (1, 1.01), t_inf=t), subject=name) for name, t in (("a", 10_000.0), ("b", 5000.0))]
+ADAPTIVE = {"planned": tuple(2**i for i in range(11)), "adaptive": 0.1}
+BENT = noisy_curve({1: 10.0, 16: 160.0, 128: 1200.0, 256: 700.0, 512: 650.0})
+BARS = [{"x": "a", "y": 2.0, "high": 3.0, "series": "s", "text": "2"}, {"x": "b", "y": 1.0, "series": "s", "text": "1"}]
+VERDICTS = [  # an interval far beyond the bound leaves the chart
+    Verdict("claim", "near", State.PASSES, "", 0.05, 0.04, 0.06, 0.1),
+    Verdict("claim", "far", State.INCONCLUSIVE, "", 0.2, -50.0, 90.0, 0.1),
+    Verdict("claim", "none", State.INCONCLUSIVE, ""),
+]
+STEPS = {"0.9.0": (1000, 1001), "0.10.0": (900, 901), "0.11.0": (901, 902), "0.12.0": (700, 701)}
+WIDE = {"0.9.0": (500, 1500), "0.10.0": (1020, 1021), "0.11.0": (900, 901)}  # a whisker is cut
+CLOSE = {"0.9.0": (1000.0, 1000.1), "0.10.0": (1000.2, 1000.3)}  # and a small difference looks small
 
 
-# Axes and bars
+def history(rates: dict[str, tuple[float, ...]], elsewhere: str = "") -> tuple[dict, list[str]]:
+    """The chart of the rate, and what is cut. elsewhere: a release that another host measured."""
+    made = []
+    for release, each in rates.items():
+        where = replace(KNOWN, vllm=release, host="two" if release == elsewhere else KNOWN.host)
+        made += repeats(each, environment=where, launch=release)
+    return charts.history(release_histories(made)[0])
+
+
+def test_planted_figures_have_the_charts_that_are_kept():
+    sensed = tuple(replace(p, sm_active=0.5, energy_per_token_j=0.05) for p in SWEEP.points)
+    window = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at, sensors.PROBE: 0.006})
+    slower = gated(pairs(4, speed=0.9)).compared
+    interim = next(each for each in gated(pairs(6)).compared if each.interim)
+    drawn = {
+        "a sweep, flat from 4 on": charts.throughputs([("opt-1.3b", SWEEP)], 4),
+        "flat from its last load on": charts.throughputs([("opt-1.3b", SWEEP)], 16),
+        "two sweeps": charts.throughputs([(c.subject, c) for c in TWO]),
+        "no law": charts.throughputs([("bent", BENT)]),
+        "predicted loads": charts.throughputs([("a", lawful((1, 128, 256, 1024), (1, 1.001), **ADAPTIVE))]),
+        **{  # requests of 96 in 1,365 blocks of 16
+            f"a full cache, {least} to {most}": charts.throughputs([("a", lawful((least, most), (1,)))])
+            for least, most in ((64, 512), (64, 227), (1, 4))
+        },
+        "throughput against latency": charts.pareto([("a", BENT)]),
+        "bars": charts.bars(BARS, "model", "power, W"),
+        "verdicts": charts.forest(VERDICTS),
+        "a gate": charts.gate_forest(slower),
+        "interim analyses": charts.interim(interim),
+        "releases, the last on another host": history(STEPS, elsewhere="0.12.0")[0],
+        "releases, of which one is wide": history(WIDE)[0],
+        "releases that are close": history(CLOSE)[0],
+        **{f"load: {each.title}": each.spec for each in charts.load_charts(replace(SWEEP, points=sensed))},
+        **{f"window: {each.title}": each.spec for each in charts.timeline(window, "One window")},
+    }
+    assert [name for name, spec in drawn.items() if not vega_lite().is_valid(spec)] == []
+    assert difference("charts", {name: in_layers(spec) for name, spec in drawn.items()}) == ""
+    assert (history(WIDE)[1], history(CLOSE)[1]) == (["0.9.0"], [])
+
+
+def test_what_is_not_known_is_no_chart():
+    lost = gated(pairs(4, failures=1)).compared
+    energy = next(chart.spec for chart in charts.load_charts(SWEEP) if chart.title == "Energy")
+    assert (
+        charts.forest(VERDICTS[2:]) is charts.gate_forest(lost) is charts.stacked_bars([], {}, "", "") is energy is None
+    )
+
+
+# Numbers by hand
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=5), st.lists(st.none() | NUMBERS, max_size=6), st.floats(0.1, 1e6))
@@ -64,34 +113,26 @@ def test_an_axis_reaches_all_estimates_and_of_their_intervals_what_is_near(estim
     assert (low, high) == pytest.approx((least - room, most + room))
 
 
-SIZES = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "y"]), st.floats(0.01, 1e3)), max_size=8)
+@given(st.lists(NUMBERS, min_size=1, max_size=4), st.lists(NUMBERS, max_size=3))
+def test_a_chart_of_intervals_reaches_every_estimate_bound_and_further_value(values, others):
+    assume(any(values + others))
+    found = [(str(n), Interval(value), None, State.PASSES, "") for n, value in enumerate(values)]
+    low, high = charts.interval_chart(found, "", "", others)["layer"][-1]["encoding"]["x"]["scale"]["domain"]
+    assert low < min([*values, *others]) and max([*values, *others]) < high
 
 
-@given(SIZES)
+@given(PARTS.filter(bool))
 def test_parts_of_a_bar_lie_one_behind_the_other_and_add_up(sizes):
     parts = [{"subject": subject, "series": series, "size": size, "shown": ""} for subject, series, size in sizes]
-    spec = charts.stacked_bars(parts, {"x": "red", "y": "blue"}, "GiB", "memory")
-    assert (spec is None) is (not parts)
-    ends = {}
-    for row in dots(spec) if spec else ():
+    spec = charts.stacked_bars(parts, {"x": "red", "z": "grey", "y": "blue"}, "GiB", "memory")
+    ends: dict[str, float] = {}
+    for row in dots(spec):
         assert row["x"] == ends.get(row["subject"], 0.0) and row["end"] - row["x"] == pytest.approx(row["size"])
         ends[row["subject"]] = row["end"]
-    for subject, end in ends.items():
-        assert end == pytest.approx(sum(size for name, _, size in sizes if name == subject))
-
-
-def test_the_key_of_bars_has_the_parts_that_there_are_in_its_own_order():
-    parts = [{"subject": "a", "series": name, "size": 1, "shown": ""} for name in ("y", "x")]
-    spec = charts.stacked_bars(parts, {"x": "red", "z": "grey", "y": "blue"}, "GiB", "memory")
-    scale = spec["layer"][0]["encoding"]["color"]["scale"]
-    assert (scale["domain"], scale["range"]) == (["x", "y"], ["red", "blue"]) and is_known(spec)
-
-
-def test_loads_have_ticks_of_their_own_and_shares_reach_their_whole():
-    assert charts.load_axis([8, 1, 8])["axis"]["values"] == [1, 8]
-    low, high = charts.share_axis("busy")["scale"]["domain"]
-    assert low == 0 and 1 < high < 1.1
-    assert charts.axis("y", "ms", "log")["scale"]["type"] == "log" and "domain" not in charts.axis("y", "ms")["scale"]
+    assert ends == {each: pytest.approx(sum(size for name, _, size in sizes if name == each)) for each in ends}
+    scale, there = spec["layer"][0]["encoding"]["color"]["scale"], {series for _, series, _ in sizes}
+    looks = [(name, color) for name, color in (("x", "red"), ("y", "blue")) if name in there]
+    assert list(zip(scale["domain"], scale["range"], strict=True)) == looks, "in its own order"
 
 
 def test_series_are_told_apart_by_color_and_shape_and_named_if_there_are_several():
@@ -102,226 +143,45 @@ def test_series_are_told_apart_by_color_and_shape_and_named_if_there_are_several
     assert charts.series_looks(["one", "x" * 41])["color"]["legend"]["columns"] == 1
 
 
-# Points and their intervals
-
-
 def test_rows_have_the_interval_of_the_repeats_and_pass_over_what_is_not_known():
-    made = sweep()
-    rows = charts.point_rows(made.valid, "output_tokens_per_s", "a", 2.0, "u", extra=1)
-    seen = [factor(point_differences(made.valid, output_rate).mean(i)) for i in range(5)]
-    for row, one, p in zip(rows, seen, made.valid, strict=True):
+    rows = charts.point_rows(SWEEP.valid, "output_tokens_per_s", "a", 2.0, "u", extra=1)
+    seen = [factor(point_differences(SWEEP.valid, output_rate).mean(i)) for i in range(5)]
+    for row, one, p in zip(rows, seen, SWEEP.valid, strict=True):
         assert (row["x"], row["y"], row["extra"]) == (p.concurrency, 2 * p.output_tokens_per_s, 1)
         assert (row["low"], row["high"]) == pytest.approx((2 * one.low, 2 * one.high)) and row["shown"].endswith(" u")
     some = [replace(point(1, [9.0]), sm_active=0.5), point(2, [9.0]), replace(point(4, [9.0]), sm_active=math.inf)]
     (row,) = charts.point_rows(some, "sm_active", "a", 100.0, "%")
     assert (row["x"], row["y"], row["low"], row["shown"]) == (1, 50.0, None, "50.00 %")
     (hollow,) = charts.point_rows([replace(point(1, [9.0, 9.1]), degraded=("hot",))], "e2e_s", "a", noise=False)
-    assert hollow["hollow"] is True and hollow["low"] is None
+    assert (hollow["hollow"], hollow["low"]) == (True, None)
+    unknown = charts.intervals([point(1, [0.0, 1.0], [1.0, 1.0]), point(2, [2.0, 2.1])])  # over nothing
+    assert all(math.isnan(each.value) and each.low is None for each in unknown)
 
 
-def test_a_ratio_to_nothing_has_no_interval():
-    points = [point(1, [0.0, 1.0], [1.0, 1.0]), point(2, [2.0, 2.1])]
-    assert all(math.isnan(seen.value) and seen.low is None for seen in charts.intervals(points))
-
-
-# Sweeps
-
-
-def test_throughput_has_the_plateau_the_law_and_the_roofline():
-    made = sweep()
-    spec = charts.throughputs([(made.subject, made)], 4)
-    shade, law_of, roof, ring = own(spec)
-    assert shade == [{"from": 4, "to": 16}] and ring == [] == roof, "it lies far above"
-    rows = dots(spec)
-    assert [(row["x"], row["y"]) for row in rows] == [(p.concurrency, p.output_tokens_per_s) for p in made.points]
-    assert all(row["low"] < row["y"] < row["high"] for row in rows) and is_known(spec)
-    highest = spec["layer"][-1]["encoding"]["y"]["scale"]["domain"][1]
-    assert highest >= max(row["high"] for row in rows) and all(row["y"] <= highest for row in roof)
-    assert law_of == [] or {row["series"] for row in law_of} == {made.subject}
-    assert own(charts.throughputs([(made.subject, made)], 16))[0] != shade, "nothing lies past the last load"
-
-
-def test_several_sweeps_have_rings_where_they_are_flat_and_laws_that_describe_them():
-    loads = (1, 4, 16, 64, 256, 512)
-    two = [
-        curve_of(name, [measurement(c, law(c, t_inf) * (1 + 0.01 * i), repeat=i) for c in loads for i in range(2)])
-        for name, t_inf in (("a", 10_000.0), ("b", 5000.0))
-    ]
-    laws, roofs, rings = own(charts.throughputs([(c.subject, c) for c in two]))
-    assert [(row["series"], row["x"]) for row in rings] == [(c.subject, c.plateau().value) for c in two]
+def test_sweeps_have_rings_where_they_are_flat_and_the_laws_that_were_planted():
+    laws, roofs, rings = own(charts.throughputs([(c.subject, c) for c in TWO]))
+    assert [(row["series"], row["x"]) for row in rings] == [(c.subject, c.plateau().value) for c in TWO]
     assert {row["series"] for row in laws} == {"a", "b"} and {row["series"] for row in roofs} == {"a"}, "they share it"
     for row in laws:
         assert row["y"] == pytest.approx(law(row["x"], {"a": 10_050.0, "b": 5025.0}[row["series"]]), rel=0.01)
-    bent = noisy_curve({1: 10.0, 16: 160.0, 128: 1200.0, 256: 700.0, 512: 650.0})
-    assert own(charts.throughputs([("bent", bent)]))[0] == [], "the law does not describe it"
-
-
-def test_predicted_loads_are_hollow_and_their_intervals_dashed():
-    grid = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-    made = [measurement(c, law(c) * (1 + 0.001 * i), repeat=i) for c in (1, 128, 256, 1024) for i in range(2)]
-    curve = curve_of("opt-1.3b", made, planned=grid, adaptive=0.1)
-    spec = charts.throughputs([("a", curve)])
-    predicted = [row for row in dots(spec) if row.get("predicted")]
-    assert [row["x"] for row in predicted] == [2, 4, 8, 16, 32, 64, 512]
-    assert all(row["hollow"] and row["low"] < row["y"] < row["high"] for row in predicted)
-    assert [layer for layer in spec["layer"] if layer["encoding"].get("strokeDash", {}).get("value") == [1, 0]]
-
-
-def test_a_full_cache_is_a_line_between_the_loads():
-    for loads, full in (
-        ((64, 512), {227}),
-        ((64, 227), set()),
-        ((1, 4), set()),
-    ):  # requests of 96 in 1,365 blocks of 16
-        made = curve_of("opt-1.3b", [measurement(c, law(c)) for c in loads])
-        lines = {row["x"] for rows in own(charts.throughputs([("a", made)])) for row in rows if "text" in row}
-        assert made.kv_capacity == 227 and lines == full
 
 
 @given(curves(fewest=2))
 def test_points_that_another_one_beats_are_hollow(curve):
-    rows = dots(charts.pareto([("a", curve)]))
-    for row, p in zip(rows, curve.points, strict=True):
-        beaten = any(
-            q.output_tokens_per_s >= p.output_tokens_per_s and q.e2e_s <= p.e2e_s
-            and (q.output_tokens_per_s, q.e2e_s) != (p.output_tokens_per_s, p.e2e_s)
-            for q in curve.points
-        )  # fmt: skip
+    rows, places = dots(charts.pareto([("a", curve)])), [(p.output_tokens_per_s, -p.e2e_s) for p in curve.points]
+    for row, p, own in zip(rows, curve.points, places, strict=True):
+        beaten = any(rate >= own[0] and wait >= own[1] and (rate, wait) != own for rate, wait in places)
         assert (row["x"], row["y"], row["load"]) == (p.e2e_s, p.output_tokens_per_s, p.concurrency)
-        assert (
-            row["hollow"] is beaten
-            and row["optimal"] is (not beaten)
-            and row["text"] == ("" if beaten else str(p.concurrency))
-        )
-
-
-def test_charts_of_a_sweep_have_the_figures_of_its_points_in_their_units():
-    made = sweep()
-    points = tuple(replace(p, sm_active=0.5, energy_per_token_j=0.05) for p in made.points)
-    drawn = {chart.title: chart.spec for chart in charts.load_charts(replace(made, points=points))}
-    waits = [row for row in dots(drawn["Latency over load"]) if row["series"] == "E2E mean"]
-    assert [row["y"] for row in waits] == pytest.approx([1e3 * p.e2e_s for p in points])
-    assert [row["y"] for row in dots(drawn["Batch held"])] == [p.batch for p in points]
-    assert {row["y"] for row in dots(drawn["Energy"])} == {50.0} and all(map(is_known, drawn.values()))
-    assert {row["y"] for row in dots(drawn["Use of the device"]) if row["series"] == "SM active"} == {50.0}
-    assert (
-        [row["x"] for row in own(drawn["Batch held"])[0]]
-        == [1, 16]
-        == [row["y"] for row in own(drawn["Batch held"])[0]]
-    )
-    assert next(chart for chart in charts.load_charts(made) if chart.title == "Energy").spec is None
-
-
-def test_bars_have_their_text_above_their_interval():
-    rows = [
-        {"x": "a", "y": 2.0, "high": 3.0, "series": "s", "text": "2"},
-        {"x": "b", "y": 1.0, "series": "s", "text": "1"},
-    ]
-    spec = charts.bars(rows, "model", "power, W")
-    assert [row["top"] for row in dots(spec)] == [3.0, 1.0] and is_known(spec)
-
-
-def test_the_course_of_a_window_has_the_steps_and_the_sensors_in_it():
-    made = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at, sensors.PROBE: 0.006})
-    opens, closes = made.run.window_s
-    drawn = {chart.title: chart.spec for chart in charts.timeline(made, "One window")}
-    assert {"running, waiting", "power", "host-speed probe, its CPU time"} <= drawn.keys()
-    pieces = dots(drawn["host-speed probe, its CPU time"])
-    assert {row["y"] for row in pieces if row["series"] == "host-speed probe"} == {6.0}
-    rows = dots(drawn["power"])
-    assert rows and all(0 < row["x"] < closes - opens for row in rows)
-    wanted = [300 + opens + row["x"] for row in rows]
-    assert [row["y"] for row in rows] == pytest.approx(wanted, abs=(closes - opens) / 30 + 0.1)
-    running = [row["y"] for row in dots(drawn["running, waiting"]) if row["series"] == "running"]
-    assert max(running) == 8 and min(running) >= 7 and is_known(drawn["power"])
-
-
-# Verdicts and gates
-
-
-def test_an_interval_far_beyond_the_bound_leaves_the_chart_and_the_estimates_stay_apart():
-    near = Verdict("claim", "near", State.PASSES, "", 0.05, 0.04, 0.06, 0.1)
-    far = Verdict("claim", "far", State.INCONCLUSIVE, "", 0.2, -50.0, 90.0, 0.1)
-    spec = charts.forest([near, far])
-    low, high = spec["layer"][1]["encoding"]["x"]["scale"]["domain"]
-    assert -2 < low < 0.04 and 0.2 < high < 2 and is_known(spec)
-    assert [(row["subject"], row["x"], row["bound"], row["state"]) for row in dots(spec)] == [
-        ("near", 0.05, 0.1, "passes"),
-        ("far", 0.2, 0.1, "inconclusive"),
-    ]
-    unknown = Verdict("claim", "none", State.INCONCLUSIVE, "")
-    assert charts.forest([unknown]) is None and len(dots(charts.forest([unknown, near]))) == 1
-
-
-@given(st.lists(NUMBERS, min_size=1, max_size=4), st.lists(NUMBERS, max_size=3))
-def test_a_chart_of_intervals_reaches_every_estimate_bound_and_further_value(values, others):
-    assume(any(values + others))
-    found = [(str(n), Interval(value), None, State.PASSES, "") for n, value in enumerate(values)]
-    low, high = charts.interval_chart(found, "", "", others)["layer"][-1]["encoding"]["x"]["scale"]["domain"]
-    assert low < min([*values, *others]) and max([*values, *others]) < high
+        text = "" if beaten else str(p.concurrency)
+        assert (row["hollow"], row["optimal"], row["text"]) == (beaten, not beaten, text)
 
 
 def test_a_gate_has_its_ratios_pairs_and_margins():
-    found = judge_gate(pairs(4, speed=0.9), GateCriteria()).compared
+    found = gated(pairs(4, speed=0.9)).compared
     spec = charts.gate_forest(found)
-    ratios = {row["subject"]: row for row in dots(spec)}
-    for each in found:
-        if each.ratio is not None:
-            row = ratios[each.name]
-            wanted = 1 + each.margin if each.better == "lower" else 1 / (1 + each.margin)
-            assert row["x"] == each.ratio.value and row["bound"] == (pytest.approx(wanted) if each.gated else None)
-            drawn = [pair["pair"] for rows in own(spec) for pair in rows if pair.get("subject") == each.name]
-            assert drawn == pytest.approx([after / before for before, after in each.pairs])
-    assert any(row["bound"] == pytest.approx(1 / 1.03) for row in ratios.values()) and is_known(spec)
-    assert charts.gate_forest(judge_gate(pairs(4, failures=1), GateCriteria()).compared) is None
-
-
-def test_interim_analyses_have_their_means_and_boundaries():
-    found = next(each for each in judge_gate(pairs(6), GateCriteria()).compared if each.interim)
-    spec = charts.interim(found)
-    looks = [each.pairs for each in found.interim]
-    assert spec["layer"][-1]["encoding"]["color"]["scale"]["domain"] == list(charts.INTERIM)
-    by_name = {name: [(row["x"], row["y"]) for row in dots(spec) if row["series"] == name] for name in charts.INTERIM}
-    assert by_name["mean ratio"] == [(each.pairs, each.mean) for each in found.interim]
-    assert all({x for x, _ in line} <= {*looks} for line in by_name.values()) and is_known(spec)
-    assert [row["y"] for rows in own(spec) for row in rows][:2] == [charts.margin_at(found), 1]
-    x = spec["layer"][-1]["encoding"]["x"]
-    assert x["scale"]["domain"] == [looks[0] - 1, looks[-1] + 1] and x["axis"]["values"] == looks
-
-
-# Releases
-
-
-def history(rates: dict[str, tuple[float, ...]], elsewhere: str = "") -> list[ReleaseHistory]:
-    """elsewhere: a release that another host measured."""
-    made = []
-    for release, each in rates.items():
-        where = replace(KNOWN, vllm=release, host="two" if release == elsewhere else KNOWN.host)
-        made += repeats(each, environment=where, launch=release)
-    return release_histories(made)
-
-
-def test_a_step_is_marked_by_its_ratio_and_a_line_ends_where_the_host_changes():
-    rates = {"0.9.0": (1000, 1001), "0.10.0": (900, 901), "0.11.0": (901, 902), "0.12.0": (700, 701)}
-    (rate, _), (tpot, _) = map(charts.history, history(rates, elsewhere="0.12.0"))
-    rows = dots(rate)
-    assert [row["series"] for row in rows] == ["first release", "regressed", "same", "not comparable"]
-    assert [row["run"] for row in rows] == [0, 0, 0, 1]
-    assert [row["text"] for row in rows] == ["", "0.9000", "", ""] and is_known(rate)
-    assert [row["text"] for row in dots(tpot)] == ["", "1.111", "", ""]
-    x = rate["layer"][0]["encoding"]["x"]
-    assert x["sort"] == list(rates) and x["axis"] == {"labelAngle": 0}
-
-
-@pytest.mark.parametrize(
-    ("rates", "least", "most", "cut"),
-    [
-        ({"0.9.0": (500, 1500), "0.10.0": (1020, 1021), "0.11.0": (900, 901)}, (600, 800), (1100, 1300), ["0.9.0"]),
-        ({"0.9.0": (1000.0, 1000.1), "0.10.0": (1000.2, 1000.3)}, (900, 970), (1030, 1100), []),
-    ],
-)
-def test_a_wide_whisker_is_cut_and_told_and_a_small_difference_looks_small(rates, least, most, cut):
-    spec, told = charts.history(history(rates)[0])
-    low, high = spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
-    assert least[0] < low < least[1] and most[0] < high < most[1] and told == cut
-    assert any(values_of(spec))
+    ratios, apart = {row["subject"]: row for row in dots(spec)}, [row for rows in own(spec) for row in rows]
+    for each in (each for each in found if each.ratio is not None):
+        row, margin = ratios[each.name], 1 + each.margin if each.better == "lower" else 1 / (1 + each.margin)
+        drawn = [pair["pair"] for pair in apart if pair.get("subject") == each.name]
+        assert row["x"] == each.ratio.value and row["bound"] == (pytest.approx(margin) if each.gated else None)
+        assert drawn == pytest.approx([after / before for before, after in each.pairs])

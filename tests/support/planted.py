@@ -1,0 +1,43 @@
+"""Sweeps and gates of planted rates, as a report shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from strategies import H200, law, measurement
+
+from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.schema.records import Environment, Measurement
+
+WOBBLES = (1.0, 1.002)  # of the repeats
+
+
+def sweep(
+    rates: Mapping[int, float],
+    wobbles: Sequence[float] = WOBBLES,
+    model: str = "opt-1.3b",
+    environment: Environment = H200,
+    **more: object,
+) -> Curve:
+    """The curve of these rates by their load. more: of `curve_of`."""
+    each = [(n, rate * wobble, i) for n, rate in rates.items() for i, wobble in enumerate(wobbles)]
+    made = [measurement(n, rate, model=model, environment=environment, repeat=i) for n, rate, i in each]
+    return curve_of(model, made, **more)  # type: ignore[arg-type]
+
+
+def lawful(
+    loads: Iterable[int],
+    wobbles: Sequence[float] = WOBBLES,
+    *,
+    t_inf: float = 1e4,
+    b_half: float = 45.0,
+    **more: object,
+) -> Curve:
+    """A sweep by the saturation law."""
+    return sweep({n: law(n, t_inf, b_half) for n in loads}, wobbles, **more)  # type: ignore[arg-type]
+
+
+def gated(measured: Sequence[Measurement]) -> Gated:
+    return judge_gate(measured, GateCriteria())
