@@ -52,15 +52,10 @@ def test_a_command_that_is_none_is_named_with_the_nearest(word, near, capsys):
 def test_no_command_imports_what_others_need(monkeypatch):
     asked, real = [], ours.import_module
     monkeypatch.setattr(ours, "import_module", lambda name: asked.append(name) or real(name))
-    for word, count in (
-        ("pairs", 1),
-        ("", len(SUMMARIES)),
-        ("--version", len(SUMMARIES)),
-        ("nonsense", len(SUMMARIES)),
-    ):
+    for word in ("pairs", "", "--version", "nonsense"):
         asked.clear()
         ours.parser(word)
-        assert len(asked) == count and "pytest_slmserve.commands.pairs" in asked
+        assert len(asked) == (1 if word == "pairs" else len(SUMMARIES)) and "pytest_slmserve.commands.pairs" in asked
 
 
 @pytest.mark.parametrize(

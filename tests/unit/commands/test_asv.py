@@ -190,9 +190,12 @@ def test_joining_keeps_what_was_not_measured_now(old: Cells, new: Cells) -> None
     assert json.loads(json.dumps(joined)) == json.loads(json.dumps(again)), "once more changes nothing"
 
 
-def test_a_launch_that_is_measured_further_replaces_itself_alone() -> None:
+def test_a_launch_that_is_measured_further_replaces_itself_alone_and_other_columns_are_none_of_ours() -> None:
     old = file_of({CELL: (1.0, 2.0, 3.0)})
     assert samples_in(file_of({CELL: (1.5,)}, old)) == {CELL: (1.5, 2.0, 3.0)}
+    for columns in (["result", "params"], [*asv.COLUMNS, "more"]):
+        with pytest.raises(ValueError, match="zip"):
+            asv.result_rows({**old, "result_columns": columns})
 
 
 @pytest.mark.parametrize(
@@ -233,12 +236,6 @@ def test_parameters_are_in_the_order_of_numbers_and_columns_that_asv_left_out_ar
     assert listed["a.ms_per_output_token"]["params"][1] == ["2", "8", "96", "1024"]
     file = {"result_columns": list(asv.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
     assert asv.benchmarks_file([file])[START]["params"] == [["'x'", "'y'"]]
-
-
-@pytest.mark.parametrize("columns", [["result", "params"], [*asv.COLUMNS, "more"]])
-def test_a_row_of_other_columns_is_none_of_ours(columns) -> None:
-    with pytest.raises(ValueError, match="zip"):
-        asv.result_rows({**file_of({CELL: (1.0,)}), "result_columns": columns})
 
 
 @in_checkout
@@ -296,22 +293,15 @@ def test_a_release_a_machine_and_the_list_of_benchmarks_are_written_and_again_no
     assert convert(launches(), launches()).status == 0 and results(folder) == files
 
 
-def test_archives_join_whatever_their_order(folder, convert) -> None:
-    lists = launches(loads=(8,)), launches(loads=(64,), name="other")
+def test_archives_join_whatever_their_order_and_none_replaces_what_several_made(folder, convert) -> None:
+    """As a nightly job converts them: each night's archive by itself."""
+    nights = launches(loads=(8,)), launches(name="other", slower=1.01)
     seen = []
-    for each in (*lists, *lists[::-1]):
+    for each in (*nights, *nights[::-1]):
         convert(each)
         seen.append({**served(folder), "started_at": 0})
-    assert seen[1] == seen[3] and seen[1]["params"] == [["'opt-1.3b'"], ["8", "64"]] and None not in seen[1]["result"]
-
-
-def test_one_archive_does_not_replace_what_several_made(folder, convert) -> None:
-    """As a nightly job converts them: each night's archive by itself."""
-    nights = [launches(name=f"night-{n}", slower=1 + 0.01 * n) for n in range(3)]
-    convert(*nights)
-    together = served(folder)["samples"]
-    convert(nights[0])
-    assert [len(samples) for samples in together] == [6, 6] and served(folder)["samples"] == together
+    assert seen[1] == seen[2] == seen[3] and seen[1]["params"] == [["'opt-1.3b'"], ["8", "64"]]
+    assert [len(samples) for samples in seen[1]["samples"]] == [4, 2]
 
 
 def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert) -> None:
@@ -331,16 +321,13 @@ def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert) 
         *((launches(), ["--machine", name], ["--machine"]) for name in ("", "..", "a/b")),
     ],
 )
-def test_what_cannot_be_converted_is_refused_and_nothing_is_written(folder, convert, made, words, facts) -> None:
+def test_what_cannot_be_converted_is_refused_and_nothing_is_written(folder, convert, made, words, facts, monkeypatch):
     refused(convert(made, words=words), *facts)
-    assert results(folder) == {}
-
-
-def test_without_the_releases_or_without_asv_it_is_told_what_to_do(folder, convert, monkeypatch) -> None:
     monkeypatch.setattr(asv, "git", raising(FileNotFoundError("git")))
     refused(convert(launches()), str(folder), f"slmserve asv init --into {folder}")
     monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
-    refused(convert(launches(failures=1)), "pip install 'pytest-slmserve[asv]'")
+    refused(convert(made, words=words), "pip install 'pytest-slmserve[asv]'")
+    assert results(folder) == {}
 
 
 def raising(error: Exception):
@@ -393,6 +380,7 @@ class Git:
 
 @pytest.mark.parametrize("have", [0, 1, 2, 3])
 def test_a_commit_and_a_tag_is_made_for_each_release_that_is_new(have, tmp_path, monkeypatch) -> None:
+    """What git makes of them, an integration test looks at."""
     repository, new = tmp_path / "releases.git", RELEASES[have:]
     git = Git(monkeypatch, RELEASES[:have])
     if have:
@@ -401,11 +389,7 @@ def test_a_commit_and_a_tag_is_made_for_each_release_that_is_new(have, tmp_path,
     assert [name for name, _ in git.calls] == ["log" if have else "init", "fast-import"]
     lines = git.calls[-1][1].splitlines()
     assert [line for line in lines if line.startswith("reset")] == [f"reset refs/tags/v{name}" for name, _ in new]
-    assert [line for line in lines if "==" in line] == [f"vllm=={name}" for name, _ in new]
-    assert lines.count("commit refs/heads/main") == len(new)
     assert ("from refs/heads/main^0" in lines) is (0 < have < len(RELEASES))
-    first = ["committer ledger <ledger@localhost> 1782777600 +0000", "data 12", "vllm 0.24.0"]
-    assert have or lines[1:4] == first
 
 
 @pytest.mark.parametrize(
@@ -464,13 +448,11 @@ def test_a_list_that_cannot_be_read_is_refused_and_makes_no_repository(tmp_path,
     assert git.calls == []
 
 
-@pytest.mark.parametrize(
-    "error",
-    [FileNotFoundError(2, "not there", "git"), subprocess.CalledProcessError(1, "git", stderr="it is locked\n")],
-)
-def test_a_git_that_fails_or_is_missing_is_named(error, init, monkeypatch) -> None:
-    monkeypatch.setattr(asv, "git", raising(error))
-    refused(init(), "git", "--into")
+def test_a_git_that_fails_or_is_missing_is_named(init, monkeypatch) -> None:
+    failed = subprocess.CalledProcessError(1, "git", stderr="it is locked\n")
+    for error in (FileNotFoundError(2, "not there", "git"), failed):
+        monkeypatch.setattr(asv, "git", raising(error))
+        refused(init(), "git", "--into")
 
 
 def test_git_knows_neither_the_users_settings_nor_a_hooks_variables(tmp_path, monkeypatch) -> None:
@@ -478,12 +460,11 @@ def test_git_knows_neither_the_users_settings_nor_a_hooks_variables(tmp_path, mo
     calls = []
 
     def run(command, env, **options):
-        of_git = {name: value for name, value in env.items() if name.startswith("GIT_")}
-        calls.append((command, "PATH" in env, of_git, options))
+        calls.append((command, options, {name: env[name] for name in sorted(env) if name.startswith("GIT_")}))
         return subprocess.CompletedProcess(command, 0, "told")
 
     monkeypatch.setattr(asv.subprocess, "run", run)
     assert asv.git(tmp_path, "log", given="a row") == "told"
-    command, of_git = ["git", "--git-dir", str(tmp_path), "log"], {"GIT_CONFIG_GLOBAL": os.devnull}
     options = {"input": "a row", "check": True, "capture_output": True, "text": True}
-    assert calls == [(command, True, of_git | {"GIT_CONFIG_NOSYSTEM": "1"}, options)]
+    environment = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    assert calls == [(["git", "--git-dir", str(tmp_path), "log"], options, environment)]
