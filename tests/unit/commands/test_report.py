@@ -142,10 +142,8 @@ def test_a_gate_counts_by_its_outcome_and_is_no_point_and_the_screen_has_the_sta
     seen = found(capsys, same, same, status=0)
     assert [gate["outcome"] for gate in seen["gates"]] == ["pass"] and seen["points"] == [], "each gate once"
     gate = BASELINES / "h200-vllm-0.20.2-0.26.0-gate.jsonl.xz"
-    summary, shown, usual = (
-        said(capsys, "report", gate, *words) for words in (["--show=summary"], ["--show=tables"], [])
-    )
-    assert summary.status == shown.status == 10 and shown == usual
+    summary, shown = (said(capsys, "report", gate, f"--show={show}") for show in ("summary", "tables"))
+    assert summary.status == shown.status == 10 and shown == said(capsys, "report", gate)
     assert len(summary.out.splitlines()) < len(shown.out.splitlines())
 
 
@@ -161,7 +159,7 @@ def test_all_columns_are_shown_on_request_and_no_terminal_is_too_narrow(small, c
 # Formats
 
 
-def test_json_has_all_that_the_text_tells(records, capsys):
+def test_json_has_all_that_the_text_tells_and_a_point_the_names_of_its_fields(records, capsys):
     seen = found(capsys, records, status=said(capsys, "report", records).status)
     assert {"points", "loads", "sweeps", "verdicts", "gates", "history", "notes"} <= seen.keys()
     by_kind = [(each["kind"], each.get("concurrency")) for each in seen["points"]]
@@ -169,10 +167,7 @@ def test_json_has_all_that_the_text_tells(records, capsys):
     assert [each["subject"] for each in seen["sweeps"]] == ["opt-1.3b"] and seen["sweeps"][0]["pareto"] == [16, 64]
     verdict = next(each for each in seen["verdicts"] if each["claim"] == "throughput-plateau")
     assert (verdict["state"], verdict["expected"], verdict["outcome"]) == ("inconclusive", "passes", "inconclusive")
-
-
-def test_a_point_has_the_names_of_its_fields(records, capsys):
-    first, *_, broken, several, job = found(capsys, records)["points"]
+    first, *_, broken, several, job = seen["points"]
     alone = [m for m in read(records).measurements if m.replica is None and m.load.max_concurrency == 16]
     [point, *_] = points_of(alone)
     names = [field.name for field in fields(Summary) if field.name != "bound"]
@@ -185,16 +180,19 @@ def test_a_point_has_the_names_of_its_fields(records, capsys):
     assert job["seconds"] > 0 and job["load"]["kind"] == "job"
 
 
-def test_csv_has_a_line_for_each_point_with_the_keys_of_the_json(records, capsys):
+def test_csv_has_a_line_for_each_point_with_the_keys_of_the_json_and_notes_beside_it(records, tmp_path, capsys):
     points = found(capsys, records, "--goodput", "e2e:1s")["points"]
     seen = said(capsys, "report", records, "--csv", "--goodput", "e2e:1s")
     rows = list(csv.DictReader(io.StringIO(seen.out)))
-    assert seen.status == said(capsys, "report", records).status and len(rows) == len(points)
-    for row, point in zip(rows, points):
+    assert seen.status == said(capsys, "report", records).status
+    for row, point in zip(rows, points, strict=True):
         assert float(row["output_tokens_per_s"] or 0) == (point["output_tokens_per_s"] or 0)
         assert row["workload.hash"] == point["workload"]["hash"] and row["valid"] == str(point["valid"]).lower()
         assert row["goodput.attainment"] == ("1.0" if point["valid"] else "")
     assert rows[0]["repeats"] == "; ".join(map(repr, points[0]["repeats"]))
+    (tmp_path / "empty.jsonl").touch()
+    seen = said(capsys, "report", tmp_path / "empty.jsonl", "--csv")
+    assert (seen.status, seen.out.strip()) == (10, "") and str(tmp_path / "empty.jsonl") in " ".join(seen.err.split())
 
 
 def test_noise_of_a_valid_point_is_in_both_formats(tmp_path, capsys):
@@ -218,12 +216,6 @@ def test_what_is_claimed_of_nothing_passes_and_of_jobs_nothing_is_said_of_a_swee
     assert seen["verdicts"] == seen["sweeps"] == [] and bool(seen["loads"]) is (kind == "load")
     assert [each["kind"] for each in seen["points"]] == ["job"] * (kind == "job")
     assert "sweep" not in said(capsys, "report", path).out
-
-
-def test_what_is_said_beside_the_csv_is_on_stderr(tmp_path, capsys):
-    (tmp_path / "r.jsonl").touch()
-    seen = said(capsys, "report", tmp_path / "r.jsonl", "--csv")
-    assert (seen.status, seen.out.strip()) == (10, "") and str(tmp_path / "r.jsonl") in " ".join(seen.err.split())
 
 
 @in_checkout
@@ -345,7 +337,6 @@ def test_a_damaged_line_is_refused_and_can_be_left_out(swept, tmp_path, capsys):
         ('{"output_throughput": 1000.0}\n', ["--knob"]),
         (None, ["a.jsonl", "--slm-records"]),
     ],
-    ids=["newer", "strange", "of another tool", "missing"],
 )
 def test_what_is_no_archive_is_refused(text, facts, tmp_path, capsys):
     if text is not None:
@@ -353,43 +344,29 @@ def test_what_is_no_archive_is_refused(text, facts, tmp_path, capsys):
     refused(said(capsys, "report", tmp_path / "a.jsonl"), *facts)
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("claims", "rows"), 5),
-        (("plan", "sweeps"), 5),
-        (("plan",), 5),
-        (("environment", "gpu_name"), 5),
-        (("workload", "longest"), 0),
-        (("workload", "mean_output_tokens"), "many"),
-        (("resolved", "attention_backend"), ["x"]),
-    ],
-)
-def test_a_value_of_the_wrong_kind_is_refused(place, value, swept, tmp_path, capsys):
+WRONG = {
+    ("claims", "rows"): 5, ("plan", "sweeps"): 5, ("plan",): 5, ("environment", "gpu_name"): 5,
+    ("workload", "longest"): 0, ("workload", "mean_output_tokens"): "many", ("resolved", "attention_backend"): ["x"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", WRONG)
+def test_a_value_of_the_wrong_kind_is_refused(place, swept, tmp_path, capsys):
     def spoil(lines):
-        put_into(next(line for line in lines if place[0] in line), place, value)
+        put_into(next(line for line in lines if place[0] in line), place, WRONG[place])
 
     refused(said(capsys, "report", rewritten(tmp_path / "a.jsonl", swept, spoil)))
 
 
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        ([], ["PATH"]),
-        (["--nonsense", "a"], ["--nonsense"]),
-        (["a", "--figures"], ["--figures"]),
-        (["a", "--format", "pdf"], ["--format", "pdf"]),
-        (["a", "--show", "none"], ["--show", "none"]),
-        (["a", "--tolerance", "nan"], ["--tolerance", "nan"]),
-    ],
-)
-def test_wrong_usage_names_the_option(words, facts, capsys):
-    refused(said(capsys, "report", *words), *facts, "--help")
+@pytest.mark.parametrize("words", ["--nonsense a", "--figures", "--format pdf", "--show none", "--tolerance nan"])
+def test_wrong_usage_names_the_option(words, capsys):
+    refused(said(capsys, "report"), "PATH", "--help")
+    refused(said(capsys, "report", "a", *words.split()), *words.removesuffix(" a").split(), "--help")
 
 
-@pytest.mark.parametrize("words", [["--figures=a"], ["--run=last"], ["--since=2026-01-01"]])
+@pytest.mark.parametrize("words", ["--figures=a", "--run=last", "--since=2026-01-01"])
 def test_options_of_archives_are_refused_for_external_results(words, tmp_path, capsys):
-    refused(said(capsys, "report", external(tmp_path), *NAMES, *words), words[0].partition("=")[0])
+    refused(said(capsys, "report", external(tmp_path), *NAMES, words), words.partition("=")[0])
 
 
 @pytest.fixture(scope="module")
