@@ -65,9 +65,7 @@ def most_in_flight(samples):
 
 
 def test_a_number_of_requests_gives_a_record_a_page_and_an_export_of_the_same_numbers(there, command, tmp_path):
-    """By two processes of the client."""
-    outputs = ("--json", "--html=out.html", "--export=vllm-bench=bench.json")
-    words = ("--max-concurrency=4", "--num-prompts=40", "--processes=2", *outputs)
+    words = ("--max-concurrency=4", "--num-prompts=40", "--json", "--html=out.html", "--export=vllm-bench=bench.json")
     found, told = sound(json.loads(command(*words).out)), json.loads((tmp_path / "bench.json").read_text("utf-8"))
     (m,) = kept()
     assert (m.spec.interface, m.spec.model, len(m.run.samples), m.run.failures) == ("endpoint", "slm", 40, 0)
@@ -153,6 +151,11 @@ def test_a_trace_is_replayed_with_its_lengths(command, tmp_path):
     (m,) = kept()
     lengths = dict(zip(m.run.samples.request, m.run.samples.output_tokens, strict=True))
     assert found["valid"] is (found["problems"] == []) and lengths == {i: 3 + i % 4 for i in range(48)}
+
+
+def test_several_client_processes_share_a_load(command):
+    found = json.loads(command("--max-concurrency=4", "--num-prompts=160", "--processes=2", "--json").out)
+    assert sound(found)["requests"] == 160 == len(kept()[0].run.samples)
 
 
 @pytest.fixture
