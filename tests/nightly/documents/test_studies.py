@@ -435,10 +435,8 @@ def test_the_shipped_table_is_that_of_the_package(study):
 def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
     """Two windows of 0.4 and 0.3 busy seconds, seen up to 0.02 s late: the mean activity since the beginning, in %."""
     active = [0, 0, 1, 1, 1, 1, 0, 0, 0, 0.5, 1, 1, 0.5, 0, 0]
-    total, changes = 0.0, []
-    for number, share in enumerate(active):
-        total += share * 0.1
-        changes.append((number * 0.1 + 0.01 * (number % 3), 100 * total / max(number * 0.1, 0.1)))
+    means = [100 * sum(active[: n + 1]) * 0.1 / max(n * 0.1, 0.1) for n in range(len(active))]
+    changes = [(n * 0.1 + 0.01 * (n % 3), mean) for n, mean in enumerate(means)]
     launch = {"changes": changes, "windows": [(0, 0, 0.12, 0.5), (0, 1, 0.84, 1.14)]}
     assert study.busy_seconds(launch) == pytest.approx({(0, 0): 0.4, (0, 1): 0.3})
 

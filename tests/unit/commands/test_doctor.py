@@ -88,13 +88,11 @@ def test_a_host_without_a_gpu_is_no_problem_and_a_gpu_is_described(monkeypatch):
     gpu, finding = doctor.of_gpu()
     assert (gpu, finding.state, finding.found) == (None, "warning", "NVML says no")
     assert "--slm-gpu needs" in finding.advice and "--slm-cpu runs" in finding.advice
-    card = Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")
-    monkeypatch.setattr(doctor.host, "visible_gpus", lambda: [card])
+    h200 = Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")
+    monkeypatch.setattr(doctor.host, "visible_gpus", lambda: [h200])
     with installed():
-        assert doctor.of_gpu() == (
-            card,
-            Finding("GPU", "ok", "NVIDIA H200, 141.0 GiB, driver 580.1, CUDA 13.0, GPU-5"),
-        )
+        found = doctor.of_gpu()
+    assert found == (h200, Finding("GPU", "ok", "NVIDIA H200, 141.0 GiB, driver 580.1, CUDA 13.0, GPU-5"))
 
 
 def card(**answers):
@@ -123,9 +121,8 @@ def power(limit, default=None, most=None):
 
 def clocks(now, set_to=None, default=None, reasons=0x1):
     given = {"ClockInfo": now, "MaxClockInfo": 1980, "ApplicationsClock": set_to, "DefaultApplicationsClock": default}
-    return {name: (lambda kind, value=value: value) for name, value in given.items()} | {
-        "CurrentClocksEventReasons": reasons
-    }
+    of_each_kind = {name: lambda kind, value=value: value for name, value in given.items()}
+    return of_each_kind | {"CurrentClocksEventReasons": reasons}
 
 
 def heat(celsius, slows_at=90, function="Temperature"):
@@ -318,20 +315,17 @@ def test_a_second_tells_of_others(monkeypatch, values, steal, work):
 
 
 @pytest.mark.parametrize(
-    ("times", "state", "words"),
-    [
-        ([3.6e-3] * 8 + [3.9e-3] * 2, "ok", "3.6 to 3.9 ms"),
-        ([3.6e-3] * 6 + [7.3e-3] * 4, "warning", "3.6 to 7.3 ms"),
-        ([], "ok", "cannot choose"),
-    ],
+    ("fast", "slow", "state", "words"),
+    [(8, 3.9e-3, "ok", "3.6 to 3.9 ms"), (6, 7.3e-3, "warning", "3.6 to 7.3 ms"), (0, 0, "ok", "cannot choose")],
 )
-def test_cores_of_two_speeds_are_a_warning_and_the_cores_allowed_stay(monkeypatch, times, state, words):
-    before, pieces, cores = os.sched_getaffinity(0), cycle(times), []
+def test_cores_of_two_speeds_are_a_warning_and_the_cores_allowed_stay(monkeypatch, fast, slow, state, words):
+    """fast: pieces of ten that take 3.6 ms; without any no core can be chosen."""
+    before, pieces, cores = os.sched_getaffinity(0), cycle([3.6e-3] * fast + [slow] * (10 - fast)), []
     monkeypatch.setattr(doctor, "timed", lambda: cores.append(os.sched_getaffinity(0)) or (0, 1e6 * next(pieces)))
-    monkeypatch.setattr(doctor.host, "own_cores", lambda: before if times else frozenset())
+    monkeypatch.setattr(doctor.host, "own_cores", lambda: before if fast else frozenset())
     monkeypatch.setattr(doctor, "PIECES", 10)
     assert tells(doctor.of_core_speeds(), words) == (state, True)
-    assert len(cores) == len(times) * min(len(before), doctor.MOST_CORES) and all(len(each) == 1 for each in cores)
+    assert [len(each) for each in cores] == [1] * 10 * (min(len(before), doctor.MOST_CORES) if fast else 0)
     assert os.sched_getaffinity(0) == before
 
 
@@ -354,13 +348,13 @@ def test_settings_of_the_kernel(root):
     assert doctor.of_kernel(8)[1].found == "performance, powersave"
 
 
-@pytest.mark.parametrize(("free_gib", "state"), [(20, "ok"), (8, "ok"), (7, "warning"), (2, "warning"), (1, "problem")])
-def test_memory(root, monkeypatch, free_gib, state):
-    memory = Plain(available=free_gib * GIB, total=32 * GIB)
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
-    found, *_ = doctor.of_space()
-    assert (found.state, found.found) == (state, f"{free_gib}.0 GiB of 32.0 GiB free")
-    assert bool(found.advice) == (state != "ok")
+def test_memory(root, monkeypatch):
+    for free, state in ((20, "ok"), (8, "ok"), (7, "warning"), (2, "warning"), (1, "problem")):
+        memory = Plain(available=free * GIB, total=32 * GIB)
+        monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda memory=memory: memory)
+        found, *_ = doctor.of_space()
+        assert (found.state, found.found) == (state, f"{free}.0 GiB of 32.0 GiB free")
+        assert bool(found.advice) == (state != "ok")
 
 
 @pytest.mark.parametrize(
@@ -372,6 +366,7 @@ def test_shared_memory_and_the_compile_cache(root, monkeypatch, env, where):
         monkeypatch.setenv(name, str(root / value))
     _, shared, cache = doctor.of_space()
     assert shared.state == "warning" and cache.found.startswith(f"nothing compiled yet in {root / where}, ")
+    assert doctor.free_bytes(root / "not/there") > 0, "of the nearest folder that exists"
     (root / where / "torch_compile_cache").mkdir(parents=True)
     (root / "dev/shm").mkdir(parents=True)
     for free, words, states in (
@@ -383,10 +378,6 @@ def test_shared_memory_and_the_compile_cache(root, monkeypatch, env, where):
         _, shared, cache = doctor.of_space()
         assert [shared.state, cache.state] == states
         assert (shared.found, cache.found) == (words, f"there is one in {root / where}, {words}")
-
-
-def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path):
-    assert doctor.free_bytes(tmp_path / "not/there") > 0
 
 
 # What runs on it

@@ -145,18 +145,15 @@ def test_lengths_are_those_that_were_typed_or_the_usual_or_natural():
     assert workload.spec.source == "lengths" and len({each.output_tokens for each in workload.requests}) > 8
 
 
-@pytest.mark.parametrize(
-    ("load", "least_s"),
-    [
+def test_a_load_takes_at_least_its_window_or_its_arrivals():
+    for load, least_s in (
         (ClosedLoop(4, window_s=5.0), 5.0),
         (ClosedLoop(4, requests=40), 0.0),
         (OpenLoop(rate=10.0, requests=50), 5.0),
         (OpenLoop(requests=50), 0.0),
         (OpenLoop(rate=10.0, window_s=60.0, settle_s=5.0), 70.0),
-    ],
-)
-def test_a_load_takes_at_least_its_window_or_its_arrivals(load, least_s):
-    assert least_seconds(load) == least_s
+    ):
+        assert least_seconds(load) == least_s, load
 
 
 def test_a_duration_is_in_seconds():
