@@ -26,13 +26,10 @@ def launches(
     **facts: Any,
 ) -> list[Measurement]:
     """A repeat of each load in each of two launches, between which there is 1 %."""
-    where = replace(
-        H200, **({"vllm": release, "torch": "2.11.0", "driver": "580", "host": "one"} | (environment or {}))
-    )
+    known = {"vllm": release, "torch": "2.11.0", "driver": "580", "host": "one"}
+    facts["environment"] = replace(H200, **known | (environment or {}))
     made = [
-        measurement(
-            c, law(c) / slower * (1 + 0.01 * i), launch=f"{release}-{name}-{i}", environment=where, repeat=i, **facts
-        )
+        measurement(c, law(c) / slower * (1 + 0.01 * i), launch=f"{release}-{name}-{i}", repeat=i, **facts)
         for c in loads
         for i in range(2)
     ]

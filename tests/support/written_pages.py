@@ -5,7 +5,7 @@ python tests/support/written_pages.py      writes both anew
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pages import DOCS
 
@@ -31,33 +31,24 @@ The terms of tables, pages and messages. On [the page](page.md) of a run each te
 PER_BACKEND = '\nWhere the default is "by mode":\n'
 
 
-def default_of(opt: Opt) -> str:
-    if opt.default is None:
-        return "by mode" if "by mode" in opt.help else "-"
-    return "off" if opt.is_flag or opt.bare else f"`{opt.default_text}`" if opt.default_text else "-"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
 
 
-def option_rows() -> Iterator[tuple[str, ...]]:
-    for opt in OPTS:
-        flag = f"{opt.flag} {opt.metavar}" if opt.metavar else opt.flag
-        yield (
-            "ini file only" if opt.ini_only else f"`{flag}`",
-            f"`SLM_{opt.name.upper()}`",
-            f"`slm_{opt.name}`",
-            default_of(opt),
-            opt.help,
-        )
+def option_row(opt: Opt) -> tuple[str, ...]:
+    flag = f"{opt.flag} {opt.metavar}" if opt.metavar else opt.flag
+    if opt.default is None:
+        default = "by mode" if "by mode" in opt.help else "-"
+    else:
+        default = "off" if opt.is_flag or opt.bare else f"`{opt.default_text}`" if opt.default_text else "-"
+    names = ("ini file only" if opt.ini_only else f"`{flag}`", f"`SLM_{opt.name.upper()}`", f"`slm_{opt.name}`")
+    return (*names, default, opt.help)
 
 
 def mode_rows() -> Iterator[tuple[str, ...]]:
     for platform, defaults in DEFAULTS.items():
         prompt, output = defaults.lengths
-        end = "" if platform == "remote" else " or the KV capacity"
-        loads = f"1, 2, 4 … to {defaults.largest}{end}"
+        loads = f"1, 2, 4 … to {defaults.largest}{'' if platform == 'remote' else ' or the KV capacity'}"
         mode = {"cuda": "gpu", "simulated": "simulate", "remote": "endpoint"}.get(platform, platform)
         models = ", ".join(defaults.models) or "to be named"
         yield f"`--slm-{mode}`", models, loads, f"{prompt}", f"{output}", f"{defaults.window_s:g} s"
@@ -68,7 +59,7 @@ def options_page() -> str:
     columns = ("option", "environment", "ini", "default", "meaning")
     given = ("models", "concurrency", "input-len", "output-len", "window")
     modes = ("mode", *(f"`--slm-{name}`" for name in given))
-    return f"{TOP}\n{table(columns, list(option_rows()))}{PER_BACKEND}\n{table(modes, list(mode_rows()))}"
+    return f"{TOP}\n{table(columns, map(option_row, OPTS))}{PER_BACKEND}\n{table(modes, mode_rows())}"
 
 
 def glossary_page() -> str:

@@ -19,15 +19,20 @@ from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed
 PAIRS = ("pairs", "a.csv", "--direction=higher")
 
 
-def ends_with(monkeypatch, outcome):
-    """`slmserve pairs` ends so, whatever it is given."""
+@pytest.fixture
+def ends_with(monkeypatch):
+    """`slmserve pairs` ends so, whatever it is given, and is what is typed."""
 
-    def carried_out(given):
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+    def ending(outcome):
+        def carried_out(given):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
 
-    monkeypatch.setattr(pairs, "run_pairs", carried_out)
+        monkeypatch.setattr(pairs, "run_pairs", carried_out)
+
+    monkeypatch.setattr(sys, "argv", ["slmserve", *PAIRS])
+    return ending
 
 
 def test_without_arguments_there_is_help_with_all_commands_by_what_one_wants(capsys):
@@ -35,9 +40,6 @@ def test_without_arguments_there_is_help_with_all_commands_by_what_one_wants(cap
     assert (status, err) == (4, "") and "usage: slmserve" in out
     assert all(f"\n{title}:\n" in out for title in COMMANDS)
     assert all(f"  {name:<9} {summary}\n" in out for name, summary in SUMMARIES.items())
-
-
-def test_the_version_is_that_of_the_package(capsys):
     assert said(capsys, "--version") == (0, f"pytest-slmserve {version('pytest-slmserve')}\n", "")
 
 
@@ -48,21 +50,12 @@ def test_a_command_that_is_none_is_named_with_the_nearest(word, near, capsys):
 
 
 def test_no_command_imports_what_others_need(monkeypatch):
-    asked = []
-    real = ours.import_module
+    asked, real = [], ours.import_module
     monkeypatch.setattr(ours, "import_module", lambda name: asked.append(name) or real(name))
-    ours.parser("pairs")
-    assert asked == ["pytest_slmserve.commands.pairs"]
-    for other in ("", "--version", "nonsense"):
+    for word in ("pairs", "", "--version", "nonsense"):
         asked.clear()
-        ours.parser(other)
-        assert len(asked) == len(SUMMARIES)
-
-
-def test_words_of_the_command_line_are_taken_where_none_are_given(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["slmserve", *PAIRS])
-    ends_with(monkeypatch, 10)
-    assert ours.main() == 10 == ours.main(PAIRS)
+        ours.parser(word)
+        assert len(asked) == (1 if word == "pairs" else len(SUMMARIES)) and "pytest_slmserve.commands.pairs" in asked
 
 
 @pytest.mark.parametrize(
@@ -76,48 +69,37 @@ def test_words_of_the_command_line_are_taken_where_none_are_given(monkeypatch, c
         (MemoryError(), 1, ["memory"]),
     ],
 )
-def test_an_error_is_one_sentence_and_its_status(error, status, facts, monkeypatch, capsys):
-    ends_with(monkeypatch, error)
+def test_an_error_is_one_sentence_and_its_status(error, status, facts, ends_with, capsys):
+    ends_with(error)
     seen = said(capsys, *PAIRS)
     assert (seen.status, seen.out) == (status, "") and seen.err.startswith("error: ")
     assert [fact for fact in facts if fact not in seen.err] == [] and "Traceback" not in seen.err
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
-    """Runs the program: its exit status, and what it wrote to a file, of ASCII, in place of stdout."""
+def program(tmp_path, ends_with, capsys):
+    """Runs the program, whose command ends with an outcome: its exit status, what it wrote to a file, of ASCII, in
+    place of stdout, and how many lines on stderr. then: what is left in the buffer."""
 
-    def ended(main=None, then=""):
-        monkeypatch.setattr(sys, "argv", ["slmserve", *PAIRS])
+    def ended(outcome, main=ours.main, then=""):
+        ends_with(outcome)
         with (tmp_path / "out").open("w", encoding="ascii") as file, pytest.MonkeyPatch.context() as patch:
-            if main:
-                patch.setattr(ours, "main", main)
+            patch.setattr(ours, "main", main)
             patch.setattr(sys, "stdout", file)
             status = ours.run()
             print(then, end="", flush=True)
-        return status, (tmp_path / "out").read_text("ascii")
+        return status, (tmp_path / "out").read_text("ascii"), len(capsys.readouterr().err.strip().splitlines())
 
     return ended
 
 
-@pytest.mark.parametrize("status", [0, 1, 10])
-def test_the_status_of_a_command_is_that_of_the_program(status, program, monkeypatch):
-    ends_with(monkeypatch, status)
-    assert program() == (status, "")
-
-
-def test_what_the_terminal_cannot_show_is_written_in_escapes(program):
-    assert program(lambda: print("caf\xe9 \u2713") or 0) == (0, "caf\\xe9 \\u2713\n")
-
-
-def test_a_reader_that_leaves_early_ends_it_without_a_word(program, monkeypatch, capsys):
-    ends_with(monkeypatch, BrokenPipeError())
-    assert program(then="what is left in the buffer") == (1, "") and capsys.readouterr().err == ""
-
-
-def test_an_interrupt_is_130_and_one_line(program, monkeypatch, capsys):
-    ends_with(monkeypatch, KeyboardInterrupt())
-    assert program() == (130, "") and len(capsys.readouterr().err.strip().splitlines()) == 1
+def test_the_program_has_the_status_of_its_command_and_writes_what_the_terminal_cannot_show_in_escapes(program):
+    """A reader that leaves early ends it without a word, an interrupt with one line."""
+    assert [program(status) for status in (0, 1, 10)] == [(0, "", 0), (1, "", 0), (10, "", 0)]
+    assert ours.main() == 10 == ours.main(PAIRS), "words of the command line, where none are given"
+    assert program(0, lambda: print("caf\xe9 \u2713") or 0) == (0, "caf\\xe9 \\u2713\n", 0)
+    assert program(BrokenPipeError(), then="what is left in the buffer") == (1, "", 0)
+    assert program(KeyboardInterrupt()) == (130, "", 1)
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])

@@ -22,14 +22,11 @@ def test_a_public_name_resolves_to_what_it_names_and_has_a_docstring(name: str) 
     assert not thing.__doc__.startswith(f"{name}("), "a generated docstring tells nothing"
 
 
-def test_the_version_is_the_installed_one() -> None:
+def test_the_version_is_the_installed_one_and_an_unknown_name_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'nonsense'"):
+        pytest_slmserve.nonsense  # noqa: B018
     try:
         installed = version("pytest-slmserve")
     except PackageNotFoundError:
         pytest.skip("runs from a folder on the path: no release is installed")
     assert pytest_slmserve.__version__ == installed
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'nonsense'"):
-        pytest_slmserve.nonsense  # noqa: B018

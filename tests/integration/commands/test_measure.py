@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import accumulate
+from itertools import accumulate, count
 
 import pytest
 from command_line import said
@@ -38,14 +38,10 @@ def command(there, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
 
     def measured(*words, status=(0, 1)):
-        lengths = (
-            []
-            if any("--sharegpt" in word or "--trace" in word for word in words)
-            else ["--input-len=16", "--output-len=8"]
-        )
-        seen = said(
-            capsys, "measure", "--endpoint", url_of(there), "--model=slm", "--records=r.jsonl", *lengths, *words
-        )
+        own = any("--sharegpt" in word or "--trace" in word for word in words)
+        lengths = () if own else ("--input-len=16", "--output-len=8")
+        fixed = ("--endpoint", url_of(there), "--model=slm", "--records=r.jsonl")
+        seen = said(capsys, "measure", *fixed, *lengths, *words)
         assert seen.status in status and there._key not in seen.out + seen.err, seen.err
         return seen
 
@@ -95,10 +91,8 @@ def test_several_rates_are_one_table_which_report_prints_again(command, capsys, 
     assert {row.split()[0] for row in seen.out.splitlines() if row.strip().startswith(("20 ", "60 "))} == {"20", "60"}
     assert seen.out.strip() in said(capsys, "report", "r.jsonl", SLO).out
     exported = sorted((tmp_path / "results").iterdir())
-    assert [re.sub(r"\d{8}-\d{6}-[0-9a-f]{12}", "AT", path.name) for path in exported] == [
-        "endpoint-20qps-slm-AT.json",
-        "endpoint-60qps-slm-AT.json",
-    ], "as vLLM names them"
+    names = [re.sub(r"\d{8}-\d{6}-[0-9a-f]{12}", "AT", path.name) for path in exported]
+    assert names == [f"endpoint-{rate}qps-slm-AT.json" for rate in (20, 60)], "as vLLM names them"
     told = json.loads(exported[0].read_text("utf-8"))
     assert (told["record_id"], told["request_rate"], told["max_concurrency"]) == (slow.id, 20, None)
     assert told["request_goodput"] == pytest.approx(told["completed"] / 0.8)
@@ -167,13 +161,12 @@ def test_several_client_processes_share_a_load(command):
 @pytest.fixture
 def other_model(monkeypatch):
     """From the number `first` on every `every`-th request asks for a model that the server does not have."""
-    real, asked = EndpointEngine.body, []
+    real, numbers = EndpointEngine.body, count(1)
 
     def planted(first, every):
         def body(engine, request):
-            asked.append(json.loads(real(engine, request)))
-            number = len(asked)
-            return json.dumps(asked[-1] | ({"model": "other"} if number >= first and number % every == 0 else {}))
+            asked, number = json.loads(real(engine, request)), next(numbers)
+            return json.dumps(asked | ({"model": "other"} if number >= first and number % every == 0 else {}))
 
         monkeypatch.setattr(EndpointEngine, "body", body)
 

@@ -32,14 +32,11 @@ def test_without_sensors_the_sweeps_are_drawn_and_the_rest_is_excused(tmp_path, 
     assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("sweeps", "latency"))
 
 
-def test_nothing_to_draw_is_refused_and_leaves_no_folder(tmp_path, capsys):
+def test_nothing_to_draw_a_folder_that_cannot_be_made_and_a_missing_renderer_are_refused(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    seen = said(capsys, "report", archive(tmp_path / "a.jsonl", []), "--figures", out)
+    seen = said(capsys, "report", archive(tmp_path / "empty.jsonl", []), "--figures", out)
     assert seen.status == 4 and seen.err.startswith("error: ") and not out.exists()
-
-
-def test_a_folder_that_cannot_be_made_and_a_renderer_that_is_missing_are_named(tmp_path, capsys, monkeypatch):
     path = archive(tmp_path / "a.jsonl", measured((1, 64)))
     refused(said(capsys, "report", path, "--figures", path), str(path), "--figures")
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    refused(said(capsys, "report", path, "--figures", tmp_path / "out"), "pip install vl-convert-python")
+    refused(said(capsys, "report", path, "--figures", out), "pip install vl-convert-python")

@@ -67,28 +67,21 @@ def test_a_release_that_does_not_start_stays_a_suspect(in_process, capsys):
     assert seen.status == 10 and found["suspects"] == ["1.1", "1.2"] and found["gates"][1]["note"]
 
 
-def planned(capsys, *words):
-    return said(capsys, "plan", *words)
-
-
-def test_cases_gpus_and_seconds_are_printed_and_nothing_is_started(in_process, capsys):
-    path = BENCHMARKS / "test_tensor_parallel.py"
-    seen = planned(capsys, "--slm-simulate", "--slm-models=opt-13b", "--slm-ray=local:4", path)
+def test_cases_gpus_and_seconds_are_printed_nothing_is_started_and_wrong_usage_is_the_status(in_process, capsys):
+    words = ("--slm-simulate", "--slm-models=opt-13b", "--slm-ray=local:4", BENCHMARKS / "test_tensor_parallel.py")
+    seen = said(capsys, "plan", *words)
     assert seen.status == 0 and "test_point_on_gpus[opt-13b-256-tp4]" in seen.out
     for engine in ("opt-13b", "opt-13b on 2 GPUs", "opt-13b on 4 GPUs", "2 x opt-13b, a GPU each"):
         assert f"start {engine} (simulated, 0 s)" in seen.out
     assert not Path(".slm").exists()
-
-
-def test_wrong_usage_of_pytest_is_the_status(in_process, capsys):
-    seen = planned(capsys, "--slm-simulate", "--slm-tensor-parallel-size=99", BENCHMARKS / "test_gate.py")
+    seen = said(capsys, "plan", "--slm-simulate", "--slm-tensor-parallel-size=99", BENCHMARKS / "test_gate.py")
     assert seen.status == 4 and all(fact in seen.out + seen.err for fact in ("99 GPUs", "8 GPUs"))
 
 
 @in_checkout
 def test_the_minutes_of_the_core_suite_are_those_of_its_plan(in_process, capsys):
     """In its help, and so in docs/options.md, and in the README."""
-    minutes, seconds = re.findall(r"(\d+):(\d\d)  end:", planned(capsys, "--slm-gpu", BENCHMARKS).out)[-1]
+    minutes, seconds = re.findall(r"(\d+):(\d\d)  end:", said(capsys, "plan", "--slm-gpu", BENCHMARKS).out)[-1]
     told = f"planned for {math.ceil(int(minutes) + int(seconds) / 60)} minutes"
     [suite] = [opt for opt in OPTS if opt.name == "suite"]
     assert told in suite.help and told in (CHECKOUT / "README.md").read_text("utf-8")

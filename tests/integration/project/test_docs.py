@@ -27,11 +27,8 @@ def test_a_page_that_is_written_from_the_code_is_that_of_the_code(path: Path) ->
     assert path.read_text("utf-8") == WRITTEN[path](), "python tests/support/written_pages.py writes it"
 
 
-def test_links_to_files_of_the_repository_lead_somewhere() -> None:
+def test_links_to_files_of_the_repository_lead_somewhere_and_broken_ones_are_found(tmp_path: Path) -> None:
     assert {name: found for name, page in ALL_PAGES.items() if (found := broken_links(page))} == {}
-
-
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading: here\n[d](page.md#a-heading-here) [a](nowhere.md) [b](https://example.org/x) ![c](#none)\n"
@@ -41,15 +38,11 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page, tmp_path) == ["nowhere.md", "#none", "../outside.md"]
 
 
-def test_files_of_the_repository_that_are_named_exist() -> None:
-    named = {
-        (name, path) for name, text in TEXTS.items() for path in re.findall(rf"`((?:{FOLDERS})/[a-z0-9_./*-]+)`", text)
-    }
+def test_files_of_the_repository_and_options_that_are_named_exist() -> None:
+    path = rf"`((?:{FOLDERS})/[a-z0-9_./*-]+)`"
+    named = {(name, found) for name, text in TEXTS.items() for found in re.findall(path, text)}
     assert len(named) > 30
     assert {pair for pair in named if pair[1] != OF_A_RUNNER and not [*CHECKOUT.glob(pair[1])]} == set()
-
-
-def test_options_that_are_named_exist() -> None:
     named = {(name, flag) for name in PAGES for flag in re.findall(r"--slm-[a-z-]*[a-z]", TEXTS[name])}
     known = {opt.flag for opt in OPTS}
     assert len(named) > 100 and {pair for pair in named if pair[1] not in known} == set()
@@ -67,16 +60,15 @@ def test_the_page_of_claims_has_each_claim_once() -> None:
     assert [cell for cell in cells if len(cell) != 4 or not all(cell)] == []
 
 
-def test_the_readme_begins_with_two_commands_of_which_ci_runs_the_second() -> None:
+def test_the_readme_begins_with_two_commands_of_which_ci_runs_the_second_and_an_example_of_five_lines() -> None:
     words, block = fences(TEXTS["README.md"])[0]
     assert words in ("", "console", "sh") and block == f"{SETUP} slm-cpu\n{SETUP} tests\n"
     assert block.splitlines()[-1] in (CHECKOUT / ".ci/run").read_text("utf-8").splitlines()
-
-
-def test_the_readme_and_the_guide_begin_with_the_same_example_of_five_lines() -> None:
-    runs = [[text for words, text in fences(TEXTS[name]) if words == "python runs"] for name in
-            ("README.md", "docs/writing-tests.md")]  # fmt: skip
-    assert runs[0][0] == runs[1][0] and len([line for line in runs[0][0].splitlines() if line]) <= 5
+    example, of_the_guide = (
+        next(text for words, text in fences(TEXTS[name]) if words == "python runs")
+        for name in ("README.md", "docs/writing-tests.md")
+    )
+    assert example == of_the_guide and len([line for line in example.splitlines() if line]) <= 5
 
 
 def test_the_screen_in_the_readme_is_what_is_printed(capsys, monkeypatch) -> None:

@@ -4,7 +4,6 @@ tests/unit, and every folder of unit tests is one of the package."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 from scripts import TESTS
@@ -34,24 +33,16 @@ def has_logic(path: Path) -> bool:
     return any(not isinstance(node.body[-1], ast.Expr) or len(node.body) > 1 for node in functions)
 
 
-def modules() -> Iterator[str]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if has_logic(path):
-            yield path.relative_to(PACKAGE).with_suffix("").as_posix()
-
-
 def file_of(module: str) -> Path:
     path = UNIT / module
     return path.with_name(f"test_{path.name.strip('_')}.py")
 
 
-def test_every_module_with_logic_has_a_test_file_of_its_name() -> None:
-    found = list(modules())
+def test_every_module_with_logic_has_a_test_file_of_its_name_and_every_folder_a_room() -> None:
+    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if has_logic(path)]
+    found = [path.relative_to(PACKAGE).with_suffix("").as_posix() for path in paths]
     assert len(found) > 80 and ELSEWHERE.keys() <= set(found)
     assert [module for module in found if not file_of(module).is_file() and module not in ELSEWHERE] == []
     assert [module for module in ELSEWHERE if file_of(module).is_file()] == []
-
-
-def test_folders_of_unit_tests_are_folders_of_the_package() -> None:
     folders = {path.parent.relative_to(UNIT).as_posix() for path in UNIT.rglob("test_*.py")}
     assert len(folders) > 10 and {name for name in folders if not (PACKAGE / name).is_dir()} == set()

@@ -32,57 +32,42 @@ PROJECT = tomllib.loads(read("pyproject.toml"))
 # Versions
 
 
-def test_the_changelog_begins_with_the_version() -> None:
+def test_the_changelog_begins_with_the_version_and_the_citation_names_it_and_the_papers() -> None:
     """In the form of Keep a Changelog: releases with their days, and below each what was added, changed and so on."""
     headings = re.findall(r"^(##+ .+)$", read("CHANGELOG.md"), re.MULTILINE)
     newest = re.fullmatch(r"## \[(.+)\] - (\d{4}-\d\d-\d\d|unreleased)", headings[0])
     assert newest and newest[1] == PROJECT["project"]["version"]
     kinds = "### (Added|Changed|Deprecated|Removed|Fixed|Security)"
     assert [line for line in headings if not re.fullmatch(rf"## \[.+\] - \d{{4}}-\d\d-\d\d|{kinds}", line)][1:] == []
+    citation = yaml.safe_load(read("CITATION.cff"))
+    named = (citation["title"], citation["version"], citation["license"])
+    assert named == tuple(PROJECT["project"][key] for key in ("name", "version", "license"))
+    assert citation["references"] and all(paper["url"] in read("README.md") for paper in citation["references"])
 
 
-def test_ci_tries_every_python_that_the_classifiers_name() -> None:
+def test_ci_tries_every_python_that_the_classifiers_name_and_tox_the_torch_of_the_lock() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', read("pyproject.toml"))
     (matrix,) = re.findall(r"python: \[(.+)\]", read(".github/workflows/ci.yml"))
     assert re.findall(r'"(3\.\d+)"', matrix) == named == sorted(named, key=lambda name: int(name[2:]))
     oldest = PROJECT["project"]["requires-python"], PROJECT["tool"]["mypy"]["python_version"]
     assert oldest == (f">={named[0]}", named[0])
+    torch = re.search(r"torch==\S+", read(LOCK))
+    assert torch and f"{torch[0]}\n" in read("tox.ini") and LOCK in read("tox.ini")
 
 
-def test_tox_takes_torch_at_the_version_that_the_lock_names() -> None:
-    named = re.search(r"torch==\S+", read(LOCK))
-    assert named and f"{named[0]}\n" in read("tox.ini") and LOCK in read("tox.ini")
-
-
-def pinned_for_lint() -> dict[str, str]:
+def test_what_is_pinned_has_one_version_is_moved_by_dependabot_and_what_is_not_the_bound_of_users() -> None:
     pairs = (requirement.partition("==") for requirement in PROJECT["dependency-groups"]["lint"])
-    return {name: version for name, equal, version in pairs if equal}
-
-
-def test_pre_commit_and_tox_check_with_the_same_versions() -> None:
+    pinned = {name: version for name, equal, version in pairs if equal}
     for tool in ("ruff", "mypy"):
         hook = re.search(rf"/(?:{tool}-pre-commit|mirrors-{tool})\n +rev: v([\d.]+)\n", read(".pre-commit-config.yaml"))
-        assert hook and pinned_for_lint()[tool] == hook[1]
-
-
-def test_dependabot_moves_what_is_pinned() -> None:
+        assert hook and pinned[tool] == hook[1]
     updates = {each["package-ecosystem"]: each for each in yaml.safe_load(read(".github/dependabot.yml"))["updates"]}
-    assert {rule["dependency-name"] for rule in updates["pip"]["allow"]} == pinned_for_lint().keys()
+    assert {rule["dependency-name"] for rule in updates["pip"]["allow"]} == pinned.keys()
     assert "github-actions" in updates
-
-
-def test_a_package_of_the_tests_that_is_an_extra_too_has_the_bound_that_users_get() -> None:
     bounds: dict[str, set[str]] = {}
     for name, bound in re.findall(r'"([a-z0-9-]+)(>=[^"]+)"', read("pyproject.toml")):
         bounds.setdefault(name, set()).add(bound)
     assert bounds["pytest-benchmark"] and {n: b for n, b in bounds.items() if len(b) > 1} == {}
-
-
-def test_the_citation_names_this_version_and_the_papers() -> None:
-    citation = yaml.safe_load(read("CITATION.cff"))
-    named = (citation["title"], citation["version"], citation["license"])
-    assert named == tuple(PROJECT["project"][key] for key in ("name", "version", "license"))
-    assert citation["references"] and all(paper["url"] in read("README.md") for paper in citation["references"])
 
 
 # The wheel, the source distribution and the image
@@ -100,28 +85,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     return ZipFile(built("wheel", CHECKOUT, tmp_path_factory.mktemp("dist") / "wheel"))
 
 
-def test_the_wheel_holds_package_data_and_the_tests_of_users(wheel: ZipFile) -> None:
-    names = set(wheel.namelist())
-    assert {f"pytest_slmserve/{p.name}" for p in (CHECKOUT / "pytest_slmserve").glob("*.py")} <= names
-    page = {"page.html", "page.css", "page.js", *(f"vendor/{name}" for name in ("LICENSE", "vega.min.js"))}
-    assert {f"pytest_slmserve/report/page/{name}" for name in page} <= names
-    assert {"pytest_slmserve/py.typed", "pytest_slmserve/workload/sharegpt_lengths.csv.gz"} <= names
-    assert {f"pytest_slmserve/quickstart/{name}.py" for name in ("__init__", "test_quickstart")} <= names
-    assert {f"pytest_slmserve/benchmarks/{name}.py" for name in ("__init__", "test_pareto_plateau")} <= names
-
-
-def test_the_wheel_holds_nothing_else(wheel: ZipFile) -> None:
+def test_the_wheel_holds_package_data_the_tests_of_users_and_nothing_else(wheel: ZipFile) -> None:
     names = wheel.namelist()
+    wanted = {
+        "report/page": ["page.html", "page.css", "page.js", "vendor/LICENSE", "vendor/vega.min.js"],
+        "quickstart": ["__init__.py", "test_quickstart.py"],
+        "benchmarks": ["__init__.py", "test_pareto_plateau.py"],
+        "workload": ["sharegpt_lengths.csv.gz"],
+        ".": ["py.typed", *(path.name for path in (CHECKOUT / "pytest_slmserve").glob("*.py"))],
+    }
+    paths = [(Path("pytest_slmserve") / folder / file).as_posix() for folder in wanted for file in wanted[folder]]
+    assert [path for path in paths if path not in names] == []
     strangers = [n for n in names if not re.match(r"pytest_slmserve(/|-[\d.]+\.dist-info/)", n)]
     others = [n for n in names if "/benchmarks/" in n and not re.search(r"/(__init__|conftest|test_\w+)\.py$", n)]
     assert strangers == [] and others == []
     ours = [file.file_size for file in wheel.infolist() if "/page/vendor/" not in file.filename]
     assert max(ours) < 100_000, "a record, or a model, that has slipped in"
     assert Path(str(wheel.filename)).stat().st_size < 1_200_000
-
-
-def test_the_wheel_names_its_plugin_and_its_command(wheel: ZipFile) -> None:
-    (name,) = (n for n in wheel.namelist() if n.endswith("entry_points.txt"))
+    (name,) = (n for n in names if n.endswith("entry_points.txt"))
     told = wheel.read(name).decode()
     assert "[pytest11]\nslmserve = pytest_slmserve.plugin.hooks\n" in told
     assert "[console_scripts]\nslmserve = pytest_slmserve.__main__:run\n" in told
@@ -140,24 +121,18 @@ def test_the_source_distribution_holds_what_git_knows(tmp_path: Path) -> None:
     assert {"LICENSE", "CITATION.cff", "conftest.py", "tests/conftest.py", "docs/index.md"} <= names
 
 
-def instructions() -> list[tuple[str, str]]:
-    text = re.sub(r"^#.*\n", "", read("Dockerfile"), flags=re.MULTILINE)
-    return [(word, rest) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
-
-
-def test_the_image_is_vllms_of_the_release_in_use() -> None:
-    assert instructions()[:3] == [
-        ("ARG", "VLLM_IMAGE=vllm/vllm-openai"),
-        ("ARG", f"VLLM_VERSION=v{read('.github/vllm-baseline.txt').strip()}"),
-        ("FROM", "${VLLM_IMAGE}:${VLLM_VERSION}"),
-    ]
-    assert ("ENTRYPOINT", "[]") in instructions(), "vLLM's own would start a server"
-
-
-def test_what_the_image_copies_gives_the_wheel_of_the_checkout(tmp_path: Path, wheel: ZipFile) -> None:
+def test_the_image_is_vllms_of_the_release_in_use_and_its_copies_give_the_wheel(tmp_path: Path, wheel: ZipFile) -> None:
     """No engine of containers is here to build it."""
+    lines = [line for line in read("Dockerfile").splitlines() if line and not line.startswith("#")]
+    version = read(".github/vllm-baseline.txt").strip()
+    from_vllm = [
+        "ARG VLLM_IMAGE=vllm/vllm-openai",
+        f"ARG VLLM_VERSION=v{version}",
+        "FROM ${VLLM_IMAGE}:${VLLM_VERSION}",
+    ]
+    assert lines[:3] == from_vllm and "ENTRYPOINT []" in lines, "vLLM's own would start a server"
     source = tmp_path / "source"
-    for copied in (rest.split() for word, rest in instructions() if word == "COPY"):
+    for copied in (line.split()[1:] for line in lines if line.startswith("COPY ")):
         *patterns, target = copied
         for path in (path for pattern in patterns for path in CHECKOUT.glob(pattern)):
             into = source / target
@@ -167,38 +142,28 @@ def test_what_the_image_copies_gives_the_wheel_of_the_checkout(tmp_path: Path, w
     assert set(image.namelist()) == set(wheel.namelist())
 
 
-# Addresses, which the step of a release puts in
+# Addresses, which the step of a release puts in, and forms
 
 
-@pytest.fixture(scope="module")
-def addresses():
-    with loaded(CHECKOUT / ".github/scripts/set_addresses.py") as module:
-        yield module
-
-
-def test_the_index_gets_the_addresses_of_the_repository_that_releases_once(addresses, tmp_path, capsys) -> None:
+def test_the_index_gets_the_addresses_of_the_repository_that_releases_once(tmp_path, capsys) -> None:
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(CHECKOUT / name, tmp_path)
-    assert addresses.main(URL, TAG, tmp_path) == 0
-    text = (tmp_path / "pyproject.toml").read_text("utf-8")
+    with loaded(CHECKOUT / ".github/scripts/set_addresses.py") as addresses:
+        assert addresses.main(URL, TAG, tmp_path) == 0
+        text = (tmp_path / "pyproject.toml").read_text("utf-8")
+        assert addresses.main(URL, TAG, tmp_path) == 1 and capsys.readouterr().err
+        assert (tmp_path / "pyproject.toml").read_text("utf-8") == text
+        links = "![p](docs/p.png) [d](docs/d.md#part) [a](#here) [w](https://example.org/w) code[0](x)"
+        changed = addresses.with_addresses(links, URL, TAG)
     urls = tomllib.loads(text)["project"]["urls"]
     assert urls["Source"] == URL and urls.keys() >= {"Changelog", "Documentation", "Issues"}
     assert all(address.startswith(URL) for address in urls.values())
     targets = re.findall(r"\]\(([^)\s]+)\)", (tmp_path / "README.md").read_text("utf-8"))
     assert f"{URL}/blob/{TAG}/docs/gate.md" in targets and [t for t in targets if ":" not in t] == []
-    assert addresses.main(URL, TAG, tmp_path) == 1 and capsys.readouterr().err
-    assert (tmp_path / "pyproject.toml").read_text("utf-8") == text
-
-
-def test_pictures_are_files_and_other_links_stay(addresses) -> None:
-    text = "![p](docs/p.png) [d](docs/d.md#part) [a](#here) [w](https://example.org/w) code[0](x)"
-    assert addresses.with_addresses(text, URL, TAG) == (
+    assert changed == (  # pictures are files, and other links stay
         f"![p]({URL}/raw/{TAG}/docs/p.png) [d]({URL}/blob/{TAG}/docs/d.md#part) [a](#here) [w](https://example.org/w) "
         f"code[0]({URL}/blob/{TAG}/x)"
     )
-
-
-# Forms
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)

@@ -47,15 +47,8 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plugin.items import path_of
 
-OFFLINE = {
-    "advise",
-    "compare",
-    "pairs",
-    "plan",
-    "predict",
-    "report",
-}
-OTHERS = ("asv", "docker", "git", "./config.sh", "./run.sh", "test")  # test_asv_page.py runs those of asv
+OFFLINE = {"advise", "compare", "pairs", "plan", "predict", "report"}
+OTHERS = ("asv", "docker", "git", "./config.sh", "./run.sh", "test")  # integration/commands/test_asv.py runs asv's
 DECODE = BASELINES / "h200-vllm-0.26.0-decode.jsonl.xz"
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,374,44
@@ -283,26 +276,21 @@ def blocks_of(page: str) -> list[tuple[str, str]]:
 BLOCKS = {name: found for name, page in ALL_PAGES.items() if (found := blocks_of(page.read_text("utf-8")))}
 
 
+@pytest.fixture
+def desk(folder: Path, pytester: pytest.Pytester, capfd: pytest.CaptureFixture[str]) -> Desk:
+    return Desk(pytester, capfd)
+
+
 @pytest.mark.parametrize("name", BLOCKS)
-def test_every_block_of_a_page_is_true(
-    name: str, folder: Path, pytester: pytest.Pytester, capfd: pytest.CaptureFixture[str]
-) -> None:
-    desk = Desk(pytester, capfd)
-    for kind, text in BLOCKS[name]:
-        desk.block(kind.split(), text)
-    assert len(BLOCKS) > 20
-
-
-def test_no_block_is_hidden_from_this_test() -> None:
-    for name, page in ALL_PAGES.items():
-        text = page.read_text("utf-8")
-        assert len(re.findall(r"^ *(?:```|~~~|:::)", text, re.MULTILINE)) == 2 * len(fences(text)), name
+def test_every_block_of_a_page_is_true_and_none_is_hidden(name: str, desk: Desk) -> None:
+    text = ALL_PAGES[name].read_text("utf-8")
+    assert len(re.findall(r"^ *(?:```|~~~|:::)", text, re.MULTILINE)) == 2 * len(fences(text)) and len(BLOCKS) > 20
+    for kind, block in BLOCKS[name]:
+        desk.block(kind.split(), block)
 
 
 def test_what_is_shown_but_not_printed_is_found() -> None:
-    printed = (
-        "  rency  tokens/s  95 %\n-------  --------\n     1     501.6\n    16     5,581\ninconclusive: a\n  long line\n"
-    )
+    printed = "rency  tokens/s  95 %\n-----  -------\n    1    501.6\n   16    5,581\ninconclusive: a\n  long line\n"
     assert missing("rency  95 %\n---\n16  5,581\n...\ninconclusive: a long line", printed) == []
     assert missing("16  5,580", printed) == ["16  5,580"]
     assert missing("16  5,581\n 1  501.6", printed) == [" 1  501.6"]
@@ -324,19 +312,13 @@ def test_what_is_shown_but_not_printed_is_found() -> None:
         ("console", "$ slmserve measure --endpoint http://x --model y\nnothing was run\n", "cannot be run here"),
         ("text recorded", "a sentence of flibbertigibbets", "flibbertigibbets"),
         ("python", "import pytest_slmserve\npytest_slmserve.Nothing", "no attribute 'Nothing'"),
-        (
-            "yaml",
-            "jobs: {a: {uses: A/pytest-slmserve/.github/actions/gate@B, with: {baseline: 1}}}",
-            "'candidate'",
-        ),
+        ("yaml", "jobs: {a: {uses: A/pytest-slmserve/.github/actions/gate@B, with: {baseline: 1}}}", "'candidate'"),
         ("toml", "[tool.pytest.ini_options]\nslm_nothing = 1", "slm_nothing"),
         ("json waivers", "[{}]", "has no endpoint"),
         ("{toctree}", "nothing", "'nothing'"),
         ("{eval-rst}", ".. autoclass:: Nothing", "'Nothing'"),
     ],
 )
-def test_a_block_that_is_wrong_is_found(
-    kind: str, text: str, said: str, folder: Path, pytester: pytest.Pytester, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_that_is_wrong_is_found(kind: str, text: str, said: str, desk: Desk) -> None:
     with pytest.raises((Exception, pytest.fail.Exception), match=said):
-        Desk(pytester, capfd).block(kind.split(), text)
+        desk.block(kind.split(), text)

@@ -19,7 +19,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from types import ModuleType
 
 import pytest
 from fake_nvml import BUSY, FakeNvml, State, installed
@@ -81,11 +80,11 @@ def test_each_tells_how_it_is_used(run, name):
     assert f"python studies/{name}.py" in run(name, "--help")
 
 
-def test_benchmarks_are_tests_and_their_archives():
-    folder = BASELINES.parent
-    others = {path.name for path in folder.iterdir()} - {path.name for path in folder.glob("test_*.py")}
+def test_benchmarks_are_tests_and_their_archives_which_are_small():
+    others = {path.name for path in BASELINES.parent.iterdir() if not path.match("test_*.py")}
     assert others - {"__pycache__"} == {"__init__.py", "asv", "baselines"}
     assert {"".join(path.suffixes[-2:]) for path in BASELINES.iterdir()} == {".jsonl.xz"}
+    assert sum(path.stat().st_size for path in [*BASELINES.iterdir(), *RESULTS.iterdir()]) < 4.1e6
 
 
 def test_archives_that_are_replayed_are_kept():
@@ -96,21 +95,13 @@ def test_archives_that_are_replayed_are_kept():
     pages = [*STUDIES.glob("*.py"), *TESTS.rglob("*.py"), *(CHECKOUT / "docs").glob("*.md"), CHECKOUT / "README.md"]
     text = "\n".join(page.read_text("utf-8") for page in pages)
     named = set(re.findall(r"\b(?:cpu|h100|h200)-(?:gate-)?vllm-[\w.{}*-]+\.jsonl\.xz", text))
-    named -= {
-        "h200-vllm-0.26.0.jsonl.xz",
-        "h200-vllm-0.27.0.jsonl.xz",
-        "h200-vllm-0.26.0-gate-NAME.jsonl.xz",
-    }  # invented
+    named -= {f"h200-vllm-{invented}.jsonl.xz" for invented in ("0.26.0", "0.27.0", "0.26.0-gate-NAME")}
     assert len(named) > 20
     assert [name for name in named if not fnmatch.filter(kept, re.sub(r"\{\w+\}", "*", name))] == []
     brief = set(re.findall(r"\b(?:cpu|h100|h200)-(?:gate-)?vllm-[\w.-]*\w", text))
     assert {name for name in (f"{one}.jsonl.xz" for one in brief) if (BASELINES / name).is_file()} <= set(kept)
     with loaded(STUDIES / "claims_today.py") as script:
         assert {f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in script.ARCHIVES} <= set(kept)
-
-
-def test_archives_and_results_are_small():
-    assert sum(path.stat().st_size for path in [*BASELINES.iterdir(), *RESULTS.iterdir()]) < 4.1e6
 
 
 # What measuring costs, and how exact it is
@@ -137,18 +128,16 @@ def test_a_results_file_gives_the_published_numbers_again(run, name, file, said)
 
 
 def test_of_all_causes_of_noise_pinning_both_alone_leaves_out_one(run):
-    rows = re.findall(r"([\w ,]+) \| \d+ \| \d+ \| [\d.]+ \| ([\d.]+) to ([\d.]+)", run(
-        "noise_sources", "--again", RESULTS / "noise-sources-h200.json.xz"))  # fmt: skip
-    assert len(rows) == 14 and [name for name, low, high in rows if not float(low) <= 1 <= float(high)] == [
-        "both pinned"
-    ]
+    printed = run("noise_sources", "--again", RESULTS / "noise-sources-h200.json.xz")
+    rows = re.findall(r"([\w ,]+) \| \d+ \| \d+ \| [\d.]+ \| ([\d.]+) to ([\d.]+)", printed)
+    clear = [name for name, low, high in rows if not float(low) <= 1 <= float(high)]
+    assert (len(rows), clear) == (14, ["both pinned"])
 
 
 def test_a_study_that_needs_an_engine_has_its_own_workers():
     folders = f"{OfflineEngine.worker.parent}:{STUDIES}"
-    code = "from bare_worker import BareServer as B, Server; from latency_worker import LatencyServer as L; " + (
-        "assert len({Server.answer, B.answer, L.answer}) == 3"
-    )
+    code = "from bare_worker import BareServer as B, Server; from latency_worker import LatencyServer as L\n"
+    code += "assert len({Server.answer, B.answer, L.answer}) == 3"
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": folders}, check=True, timeout=60)
 
 
@@ -175,7 +164,7 @@ def test_planted_errors_of_a_client_are_found(study):
     assert (error.lost, error.worst) == (1, 1.0)
 
 
-def steps_with_readings(study: ModuleType, seed: int, effect_s: float) -> object:
+def steps_with_readings(study, seed, effect_s):
     """A trace of 40 s whose steps last from 10 ms to 20 and back, one of fifty 10 ms longer. A reading, or a sham,
     comes every 0.25 s, in stretches of 1 s; a reading holds up the step that it begins in."""
     rng, steps, readings, shams = random.Random(seed), [0.0], [], []
@@ -268,9 +257,8 @@ def test_the_windows_of_the_noise_study_are_those_of_the_simulated_engine(study,
     law = study.Law(0.10)
     planted = {"t_inf": (256 + law.b_half) / study.STEP_S, "b_half": law.b_half, "noise": 0, "host_noise": 0.12}
     spec = replace(SIMULATED, max_num_seqs=256, max_num_batched_tokens=65536, extra=tuple(planted.items()))
-    run = SimulatedEngine(spec).run(
-        small_workload(output_tokens=study.OUTPUT), ClosedLoop(load, window_s=study.WINDOW_S)
-    )
+    requests = small_workload(output_tokens=study.OUTPUT)
+    run = SimulatedEngine(spec).run(requests, ClosedLoop(load, window_s=study.WINDOW_S))
     host = study.Host(law, "ou:0.12:1", 0)
     host.noise = study.HostNoise("ou:0.12:1", f"host {SIMULATED.seed}")
     short = host.once(load).run
@@ -323,6 +311,13 @@ def noisy(tmp_path):
     return tmp_path / "noisy.jsonl"
 
 
+def sides_of(run):
+    """Of each stamp, whether it is in the window."""
+    opens, closes = run.window_s
+    columns = (run.steps.time_s, run.samples.sent_s, run.samples.last_token_s)
+    return [[opens <= at <= closes for at in column] for column in columns]
+
+
 def test_packing_keeps_each_figure(run, noisy, tmp_path):
     old, again = TESTS / "data" / f"archive-format-{FORMAT}.jsonl", tmp_path / "old.jsonl.xz"
     run("pack", old, again)
@@ -340,21 +335,12 @@ def test_packing_keeps_each_figure(run, noisy, tmp_path):
         times = after.run.steps.time_s
         assert all(round(at * 1e6) % 16 == 0 for at in (*times, *after.run.samples.last_token_s, *after.run.window_s))
         assert max(abs(a - b) for a, b in zip(times, before.run.steps.time_s, strict=True)) < 33e-6
-        for stamps in ("steps.time_s", "samples.sent_s", "samples.last_token_s"):
-            table, name = stamps.split(".")
-            sides = [
-                [m.run.window_s[0] <= at <= m.run.window_s[1] for at in getattr(getattr(m.run, table), name)]
-                for m in (before, after)
-            ]
-            assert sides[0] == sides[1], "each stays on its side of the window"
+        assert sides_of(before.run) == sides_of(after.run), "each stays on its side of the window"
 
 
-def test_packing_that_would_change_a_figure_writes_nothing(run, noisy, tmp_path):
+def test_packing_that_would_change_a_figure_writes_nothing_and_merged_parts_are_all_there(run, noisy, tmp_path):
     said = run("pack", noisy, tmp_path / "out.jsonl.xz", "--round", 8192, status=1)
     assert "would be read as something else" in said and [*tmp_path.iterdir()] == [noisy]
-
-
-def test_merged_parts_are_all_there(run):
     assert re.match(r"80 records of 8 parts, \d MB: ", run("merge_cost", 80, slow=True))
 
 
@@ -395,20 +381,14 @@ def checkouts(tmp_path):
     return tmp_path / "old", tmp_path / "new"
 
 
-def test_checkouts_that_print_another_number_differ(run, checkouts):
+def test_checkouts_that_print_another_number_differ_and_their_cpu_times_are_told(run, checkouts):
     old, new = checkouts
     assert "0 of 1 differ" in run("same_reports", old, old, "--only", "graphs")
     printed = run("same_reports", old, new, "--only", "graphs", status=1)
     assert "- tokens/s  1.5\n" in printed and "+ tokens/s  2.5\n" in printed and "1 of 1 differ" in printed
-
-
-def test_the_cpu_times_of_two_checkouts_are_told_for_two_archives(run, checkouts):
     printed = run("report_speed", *checkouts, "--rounds", 2)
     assert printed.count(SMALLEST.name) == 2 and printed.count("ratio new over old") == 2
-    assert "two checkouts are compared" in run("report_speed", checkouts[0], status=2)
-
-
-def test_a_report_is_timed(run):
+    assert "two checkouts are compared" in run("report_speed", old, status=2)
     printed = run("report_speed", "--archive", SMALLEST, "--rounds", 1, slow=True)
     assert re.match(r"4 measurements, 1,130 requests, 0\.01 MB\nreport: \d\.\d+ s", printed)
 
@@ -455,10 +435,8 @@ def test_the_shipped_table_is_that_of_the_package(study):
 def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
     """Two windows of 0.4 and 0.3 busy seconds, seen up to 0.02 s late: the mean activity since the beginning, in %."""
     active = [0, 0, 1, 1, 1, 1, 0, 0, 0, 0.5, 1, 1, 0.5, 0, 0]
-    total, changes = 0.0, []
-    for number, share in enumerate(active):
-        total += share * 0.1
-        changes.append((number * 0.1 + 0.01 * (number % 3), 100 * total / max(number * 0.1, 0.1)))
+    means = [100 * sum(active[: n + 1]) * 0.1 / max(n * 0.1, 0.1) for n in range(len(active))]
+    changes = [(n * 0.1 + 0.01 * (n % 3), mean) for n, mean in enumerate(means)]
     launch = {"changes": changes, "windows": [(0, 0, 0.12, 0.5), (0, 1, 0.84, 1.14)]}
     assert study.busy_seconds(launch) == pytest.approx({(0, 0): 0.4, (0, 1): 0.3})
 

@@ -99,22 +99,13 @@ def test_all_that_users_read_has_the_words_of_the_field(pattern: str, instead: s
 
 
 def test_no_sentence_of_the_help_or_a_message_is_long(told) -> None:
-    table_of_commands = "slmserve"
     long = [(where, text) for where, text in told if max(sentences(text), default=0) > 25]
-    assert [pair for pair in long if pair[0] != table_of_commands] == []
+    assert [pair for pair in long if pair[0] != "slmserve"] == [], "but of the table of commands"
 
 
-def test_messages_are_found_in_code() -> None:
-    code = """
-"No docstring, please."
-def f(n):
-    "No docstring, either."
-    raise ValueError(f"{n} of {'all':>3} are there", "a hint" " in two parts", "word")
-"""
-    assert list(messages(ast.parse(code))) == ["… of … are there", "a hint in two parts"]
-
-
-def test_sentences_are_counted_as_a_reader_would() -> None:
+def test_messages_are_found_and_sentences_counted_as_a_reader_would() -> None:
+    code = "def f(n):\n 'No docstring.'\n raise ValueError(f'{n} of {1:>3} are there', 'a hint' ' in two', 'word')"
+    assert list(messages(ast.parse(code))) == ["… of … are there", "a hint in two"]
     text = "# A heading of some words\n\nOne `a b c` two (not these) three. A [link of four](page.md) ends.\n\n"
     text += "    no code\n\n| no | table |\n\n- one item here\n- another item there\n"
     assert sentences(text) == [4, 5, 4, 4]

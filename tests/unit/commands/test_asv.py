@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,17 +16,17 @@ from pathlib import Path
 import pytest
 from asv_folders import ROWS as RELEASES
 from asv_folders import folder_of_releases, launches, results
-from asv_runner import statistics
+from asv_runner.statistics import compute_stats
 from command_line import refused, said
 from hypothesis import given
 from hypothesis import strategies as st
 from scripts import CHECKOUT, in_checkout
 from stored_records import BUSY, engine_alone, stored
 from strategies import H200, RESOLVED, measurement
-from swept import watched as all_watched
+from swept import watched
 
 from pytest_slmserve.commands import asv
-from pytest_slmserve.commands.asv import START, BenchmarkHost, Rows, Value
+from pytest_slmserve.commands.asv import START, BenchmarkHost, Value
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
@@ -35,59 +36,53 @@ COMMIT = "c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600
 COSTS = ("seconds_per_1000_requests", "ms_per_output_token", "joules_per_1000_output_tokens")
 READY = replace(RESOLVED, ready_s=40.0)
 KEPT = sorted((CHECKOUT / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
+ONE = measurement()
 
 
-def watched(m: Measurement) -> Measurement:
-    return all_watched([m])[0]
+def values(*measurements: Measurement) -> dict[BenchmarkHost, asv.Rows]:
+    return asv.values(asv.steady_measurements(measurements))
 
 
 def costs(*measurements: Measurement) -> dict[str, tuple[float, ...]]:
     """Samples by the last part of the benchmark's name, of records that all go to one file and have one load."""
-    (rows,) = asv.values(asv.steady_measurements(measurements)).values()
+    (rows,) = values(*measurements).values()
     found = {name.rpartition(".")[2]: [tuple(v.launches.values()) for v in row.values()] for name, row in rows.items()}
-    assert all(len(each) == 1 for each in found.values())
     return {name: samples for name, (samples,) in found.items()}
 
 
 def place_of(m: Measurement) -> BenchmarkHost:
-    (place,) = asv.values(asv.steady_measurements([m]))
+    (place,) = values(m)
     return place
 
 
 def test_planted_costs_come_out() -> None:
     """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W."""
-    planted = dict(zip((*COSTS, "seconds_to_start"), (32, 8, 400, 40)))
-    assert costs(watched(measurement(8, 1000.0, resolved=READY))) == {
-        name: (pytest.approx(cost, rel=1e-3),) for name, cost in planted.items()
-    }
+    (sensed,) = watched([measurement(8, 1000.0, resolved=READY)])
+    planted = {name: (cost,) for name, cost in zip((*COSTS, "seconds_to_start"), (32, 8, 400, 40))}
+    assert costs(sensed) == {name: pytest.approx(cost, rel=1e-3) for name, cost in planted.items()}
+    assert costs(ONE).keys() == {*COSTS[:2]}, "without sensors there is no energy"
+    assert [dict(place_of(m).curve)["power limit"] for m in (ONE, sensed)] == ["unknown", "700 W"]
 
 
 @given(st.integers(1, 64), st.floats(10, 1000), st.floats(1.01, 4), st.floats(1, 500))
 def test_whatever_is_slower_has_the_larger_number_everywhere(concurrency, rate, factor, ready_s) -> None:
-    fast = watched(measurement(concurrency, rate, resolved=replace(READY, ready_s=ready_s)))
-    slow = watched(measurement(concurrency, rate / factor, resolved=replace(READY, ready_s=ready_s * factor)))
-    before, after = costs(fast), costs(slow)
+    before, after = (
+        costs(*watched([measurement(concurrency, rate / by, resolved=replace(READY, ready_s=ready_s * by))]))
+        for by in (1, factor)
+    )
     assert before.keys() == after.keys() == {*COSTS, "seconds_to_start"}
-    assert {name: after[name][0] / before[name][0] for name in before} == {
-        name: pytest.approx(factor, rel=2e-3) for name in before
-    }
-
-
-def test_without_sensors_there_is_no_energy_and_the_power_limit_is_not_known() -> None:
-    assert COSTS[2] not in costs(measurement())
-    assert dict(place_of(measurement()).curve)["power limit"] == "unknown"
-    assert dict(place_of(watched(measurement())).curve)["power limit"] == "700 W"
+    ratios = [after[name][0] / before[name][0] for name in before]
+    assert ratios == pytest.approx([factor] * len(ratios), rel=2e-3)
 
 
 def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
     rates = {"one": (1000.0, 1100.0), "two": (990.0,), "three": (1010.0, 1030.0, 1050.0)}
-    made = [measurement(8, r, launch=name, repeat=i) for name, each in rates.items() for i, r in enumerate(each)]
-    samples = costs(*made)[COSTS[0]]
-    means = [sum(32_000 / r for r in each) / len(each) for each in rates.values()]
-    assert sorted(samples) == pytest.approx(sorted(means), rel=1e-3)
-    facts = asv.asv_facts(list(samples))
-    result, stats = statistics.compute_stats(list(samples), 1)
-    assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == list(samples)
+    samples = costs(*(measurement(8, r, launch=n, repeat=i) for n, each in rates.items() for i, r in enumerate(each)))
+    means = [statistics.fmean(32_000 / r for r in each) for each in rates.values()]
+    assert sorted(samples[COSTS[0]]) == pytest.approx(sorted(means), rel=1e-3)
+    facts = asv.asv_facts(listed := [*samples[COSTS[0]]])
+    result, stats = compute_stats(listed, 1)
+    assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == listed
     assert {name: facts[f"stats_{name}"] for name in stats} == pytest.approx(stats, rel=1e-4)
 
 
@@ -98,19 +93,15 @@ def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
         measurement(preempted=1),
         measurement(load=OpenLoop(requests=8)),
         measurement(load=ClosedLoop(8, requests=64)),
-        replace(measurement(), replica=Replica("g", 0, 2, "s", "mps")),
-        replace(measurement(), replica=Replica("g", 0, 1, "s", "mps")),
+        replace(ONE, replica=Replica("g", 0, 2, "s", "mps")),
+        replace(ONE, replica=Replica("g", 0, 1, "s", "mps")),
     ],
     ids=["failed", "preempted", "burst", "counted", "replica", "alone-beside-replicas"],
 )
-def test_only_valid_measurements_of_a_sweep_of_one_engine_count(other: Measurement) -> None:
+def test_only_valid_measurements_of_a_sweep_of_one_engine_count_and_launches_of_a_gate(other: Measurement) -> None:
     assert asv.steady_measurements([other]) == []
-    assert costs(measurement(), other) == costs(measurement())
-
-
-def test_a_launch_of_a_gate_counts() -> None:
-    of_a_gate = replace(measurement(), paired=GateLaunch("g", 1, "candidate", second=True))
-    assert costs(of_a_gate) == costs(measurement())
+    assert costs(ONE, other) == costs(ONE)
+    assert costs(replace(ONE, paired=GateLaunch("g", 1, "candidate", second=True))) == costs(ONE)
 
 
 def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one() -> None:
@@ -123,86 +114,65 @@ def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "same_curve", "same_file"),
+    ("part", "changed", "same_curve", "same_file"),
     [
-        ({"driver": "999.1"}, False, False),
-        ({"gpu_name": "NVIDIA H100"}, False, False),
-        ({"cores": 7}, False, False),
-        ({"torch": "9.9"}, True, False),
-        ({"host": "another"}, True, True),
-        ({"python": "3.99"}, True, True),
-        ({"vllm": "0.26.0+cu129"}, True, True),
+        ("environment", {"driver": "999.1"}, False, False),
+        ("environment", {"gpu_name": "NVIDIA H100"}, False, False),
+        ("environment", {"cores": 7}, False, False),
+        ("environment", {"torch": "9.9"}, True, False),
+        ("environment", {"host": "another"}, True, True),
+        ("environment", {"python": "3.99"}, True, True),
+        ("environment", {"vllm": "0.26.0+cu129"}, True, True),
+        ("spec", {"max_num_seqs": 4096}, False, False),
+        ("spec", {"dtype": "bfloat16"}, False, False),
+        ("spec", {"extra": (("block_size", 32),)}, False, False),
+        ("spec", {"env": (("VLLM_USE_X", "1"),)}, False, False),
+        ("spec", {"env": (("PYTHONPATH", "/x"),)}, True, True),
+        ("spec", {"python": "/opt/python"}, True, True),
+        ("spec", {"gpu": 3}, True, True),
+        ("spec", {"kv_cache_bytes": 1 << 33}, True, True),
     ],
 )
-def test_a_new_driver_begins_a_new_curve_and_a_new_torch_does_not(changed, same_curve, same_file) -> None:
-    here, there = place_of(measurement()), place_of(measurement(environment=replace(H200, **changed)))
-    assert (here.curve == there.curve, here == there) == (same_curve, same_file)
-    assert (here.env_name == there.env_name) == same_file
-
-
-@pytest.mark.parametrize(
-    ("changed", "same"),
-    [
-        ({"max_num_seqs": 4096}, False),
-        ({"dtype": "bfloat16"}, False),
-        ({"extra": (("block_size", 32),)}, False),
-        ({"env": (("VLLM_USE_X", "1"),)}, False),
-        ({"env": (("PYTHONPATH", "/x"),)}, True),
-        ({"python": "/opt/python"}, True),
-        ({"gpu": 3}, True),
-        ({"kv_cache_bytes": 1 << 33}, True),
-    ],
-)
-def test_another_engine_begins_a_new_curve(changed, same) -> None:
-    m = measurement()
-    assert (place_of(m) == place_of(replace(m, spec=replace(m.spec, **changed)))) == same
+def test_a_new_driver_or_engine_begins_a_new_curve_and_a_new_torch_does_not(part, changed, same_curve, same_file):
+    here, there = place_of(ONE), place_of(replace(ONE, **{part: replace(getattr(ONE, part), **changed)}))
+    seen = here.curve == there.curve, here == there, here.env_name == there.env_name
+    assert seen == (same_curve, same_file, same_file)
 
 
 def test_other_requests_and_another_way_of_loading_are_other_benchmarks() -> None:
-    made = [measurement(), measurement(load=ClosedLoop(8, ramp_up="burst"))]
-    other = replace(
-        made[0], workload=replace(made[0].workload, hash="ffffff", spec=replace(made[0].workload.spec, seed=1))
-    )
-    (found,) = asv.values(asv.steady_measurements([*made, other])).values()
+    asked = replace(ONE.workload, hash="ffffff", spec=replace(ONE.workload.spec, seed=1))
+    (found,) = values(ONE, measurement(load=ClosedLoop(8, ramp_up="burst")), replace(ONE, workload=asked)).values()
     groups = {name.partition(".")[0] for name in found if name != START}
     assert groups == {"64-32-staggered-012345", "64-32-burst-012345", "64-32-staggered-ffffff"}
 
 
 def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given() -> None:
     cpu = replace(H200, gpu_name=None, gpu_memory_bytes=None, cpu="Xeon(R) Gold", cores=8)
-    both = asv.steady_measurements([measurement(), measurement(environment=cpu)])
+    both = asv.steady_measurements([ONE, measurement(environment=cpu)])
     assert {place.machine for place in asv.values(both)} == {"nvidia-h200", "xeon-r-gold-8-cores"}
     assert {place.machine for place in asv.values(both[:1], "runner-1")} == {"runner-1"}
     with pytest.raises(BadUsage, match=r"runner-1 .*nvidia-h200 .*xeon-r-gold-8-cores"):
         asv.values(both, "runner-1")
-
-
-def test_a_simulated_engine_is_of_no_release() -> None:
     with pytest.raises(BadUsage):
-        asv.values(asv.steady_measurements([measurement(environment=replace(H200, vllm=None))]))
+        values(measurement(environment=replace(H200, vllm=None)))  # a simulated engine is of no release
 
 
 # Files
 
 PLACE = BenchmarkHost("nvidia-h200", "0.26.0", (("gpu", "NVIDIA H200"), ("driver", "1")), "2.11.0")
 SAMPLES = st.lists(st.floats(1e-3, 1e6).map(asv.rounded_value), min_size=1, max_size=4).map(tuple)
-SERVED = st.tuples(
-    st.sampled_from([f"a.{name}" for name in COSTS]), st.sampled_from("xy").map(repr), st.integers(1, 99)
-)
-Cells = dict[tuple[str, tuple[str, ...]], tuple[float, ...]]
-
-
-def cells() -> st.SearchStrategy[Cells]:
-    """Samples by benchmark and parameters."""
-    key = SERVED.map(lambda k: (k[0], (k[1], str(k[2])))) | st.sampled_from("xy").map(lambda m: (START, (repr(m),)))
-    return st.dictionaries(key, SAMPLES, max_size=6)
+MODELS = st.sampled_from("xy").map(repr)
+SERVED = st.tuples(st.sampled_from([f"a.{name}" for name in COSTS]), st.tuples(MODELS, st.integers(1, 99).map(str)))
+Cells = dict[tuple[str, tuple[str, ...]], tuple[float, ...]]  # samples by benchmark and parameters
+CELLS = st.dictionaries(SERVED | st.tuples(st.just(START), st.tuples(MODELS)), SAMPLES, max_size=6)
+CELL = ("a.ms_per_output_token", ("'x'", "8"))
 
 
 def file_of(planted: Cells, old: asv.File | None = None, launch: str = "a", degraded: bool = False) -> asv.File:
-    rows: Rows = {}
+    rows: asv.Rows = {}
     for (name, parameters), samples in planted.items():
-        launches = {f"{launch}{i}": sample for i, sample in enumerate(samples)}
-        rows.setdefault(name, {})[parameters] = Value(launches, 1_767_225_600_000, degraded)
+        launched = {f"{launch}{i}": sample for i, sample in enumerate(samples)}
+        rows.setdefault(name, {})[parameters] = Value(launched, 1_767_225_600_000, degraded)
     return asv.result_file(PLACE, COMMIT, rows, old)
 
 
@@ -211,25 +181,21 @@ def samples_in(file: asv.File) -> Cells:
     return {(name, key): tuple(value.launches.values()) for name, row in rows for key, value in row.items()}
 
 
-@given(cells())
-def test_what_is_written_is_read_again(planted: Cells) -> None:
-    assert samples_in(file_of(planted)) == planted
-
-
-@given(cells(), cells())
+@given(CELLS, CELLS)
 def test_joining_keeps_what_was_not_measured_now(old: Cells, new: Cells) -> None:
+    assert samples_in(file_of(old)) == old
     joined = file_of(new, file_of(old), launch="b")
+    again = file_of(new, joined, launch="b")
     assert samples_in(joined) == {key: old.get(key, ()) + new.get(key, ()) for key in (*old, *new)}
-    assert samples_in(file_of(new, joined, launch="b")) == samples_in(joined), "once more changes nothing"
-    assert json.loads(json.dumps(joined)) == json.loads(json.dumps(file_of(new, joined, launch="b")))
+    assert json.loads(json.dumps(joined)) == json.loads(json.dumps(again)), "once more changes nothing"
 
 
-CELL = ("a.ms_per_output_token", ("'x'", "8"))
-
-
-def test_a_launch_that_is_measured_further_replaces_itself_alone() -> None:
+def test_a_launch_that_is_measured_further_replaces_itself_alone_and_other_columns_are_none_of_ours() -> None:
     old = file_of({CELL: (1.0, 2.0, 3.0)})
     assert samples_in(file_of({CELL: (1.5,)}, old)) == {CELL: (1.5, 2.0, 3.0)}
+    for columns in (["result", "params"], [*asv.COLUMNS, "more"]):
+        with pytest.raises(ValueError, match="zip"):
+            asv.result_rows({**old, "result_columns": columns})
 
 
 @pytest.mark.parametrize(
@@ -237,13 +203,12 @@ def test_a_launch_that_is_measured_further_replaces_itself_alone() -> None:
     [(False, True, (1.0,)), (True, False, (2.0,)), (True, True, (1.0, 2.0)), (False, False, (1.0, 2.0))],
 )
 def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples) -> None:
-    old = file_of({CELL: (1.0,)}, degraded=before)
-    new = file_of({CELL: (2.0,)}, old, "b", degraded=after)
+    new = file_of({CELL: (2.0,)}, file_of({CELL: (1.0,)}, degraded=before), "b", degraded=after)
     assert samples_in(json.loads(json.dumps(new))) == {CELL: samples}
 
 
-@given(cells())
-def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
+@given(CELLS, CELLS)
+def test_rows_and_the_list_of_benchmarks_are_as_asv_wants_them(planted: Cells, others: Cells) -> None:
     """Lists over the product of the parameters, the value being the median of its samples."""
     file = file_of(planted)
     for name, row in file["results"].items():
@@ -252,34 +217,23 @@ def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
         assert columns["version"] == "1" and {len(columns[c]) for c in asv.PER_VALUE} == {len(keys)}
         for key, value in zip(keys, columns["result"]):
             known = planted.get((name, key))
-            assert value == (None if known is None else asv.rounded_value(statistics.quantile(known, 0.5)))
+            assert value == (None if known is None else asv.rounded_value(statistics.median(known)))
     assert (file["commit_hash"], file["date"]) == (COMMIT[0], 1_784_937_600_000)
     assert file["params"] == {"machine": "nvidia-h200", "gpu": "NVIDIA H200", "driver": "1"}
-
-
-@given(cells(), cells())
-def test_the_list_of_benchmarks_has_the_parameters_of_all_files(one: Cells, two: Cells) -> None:
-    listed = asv.benchmarks_file([file_of(one), file_of(two)], {"theirs.time_it": {"name": "theirs.time_it"}})
-    assert listed.pop("version") == 2 and listed.pop("theirs.time_it") == {"name": "theirs.time_it"}
-    assert listed.keys() == {name for name, _ in (*one, *two)}
-    for name, parameters in (*one, *two):
+    theirs = {"theirs.time_it": {"name": "theirs.time_it"}}
+    listed = asv.benchmarks_file([file, file_of(others)], theirs)
+    assert listed.keys() == {"version", *theirs, *(name for name, _ in (*planted, *others))}
+    assert listed["version"] == 2 and listed["theirs.time_it"] == theirs["theirs.time_it"]
+    for name, parameters in (*planted, *others):
         known = listed[name]
         assert known["name"] == name and len(known["params"]) == len(known["param_names"])
         assert all(value in axis for value, axis in zip(parameters, known["params"], strict=True))
 
 
-def test_parameters_are_in_the_order_of_numbers() -> None:
+def test_parameters_are_in_the_order_of_numbers_and_columns_that_asv_left_out_are_not_needed() -> None:
     planted: Cells = {("a.ms_per_output_token", ("'x'", str(c))): (1.0,) for c in (1024, 8, 96, 2)}
-    assert asv.benchmarks_file([file_of(planted)])["a.ms_per_output_token"]["params"][1] == [
-        "2",
-        "8",
-        "96",
-        "1024",
-    ]
-
-
-def test_columns_that_asv_left_out_are_not_needed() -> None:
-    """asv leaves columns out that are empty and at the end."""
+    listed = asv.benchmarks_file([file_of(planted)])
+    assert listed["a.ms_per_output_token"]["params"][1] == ["2", "8", "96", "1024"]
     file = {"result_columns": list(asv.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
     assert asv.benchmarks_file([file])[START]["params"] == [["'x'", "'y'"]]
 
@@ -327,42 +281,27 @@ def served(folder: Path) -> dict:
     return dict(zip(file["result_columns"], file["results"]["64-32-staggered-012345.seconds_per_1000_requests"]))
 
 
-def test_a_release_a_machine_and_the_list_of_benchmarks_are_written(folder, convert) -> None:
+def test_a_release_a_machine_and_the_list_of_benchmarks_are_written_and_again_nothing_changes(folder, convert) -> None:
     seen, files = convert(launches()), results(folder)
     (name,) = files.keys() - {"nvidia-h200/machine.json", "benchmarks.json"}
-    assert seen == (0, f"written: {folder}/results/{name} (5 values)\n", "") and name.startswith(
-        "nvidia-h200/22222222-vllm"
-    )
+    assert seen == (0, f"written: {folder}/results/{name} (5 values)\n", "")
+    assert name.startswith("nvidia-h200/22222222-vllm")
     machine = json.loads(files["nvidia-h200/machine.json"])
     assert machine == {"machine": "nvidia-h200", "version": 1, "gpu": "NVIDIA H200"}
     listed = json.loads(files["benchmarks.json"])["64-32-staggered-012345.ms_per_output_token"]
     assert (listed["params"], listed["unit"]) == ([["'opt-1.3b'"], ["8", "64"]], "ms/token")
+    assert convert(launches(), launches()).status == 0 and results(folder) == files
 
 
-def test_the_same_records_again_change_nothing(folder, convert) -> None:
-    convert(launches())
-    before = results(folder)
-    assert convert(launches(), launches()).status == 0 and results(folder) == before
-
-
-def test_archives_join_whatever_their_order(folder, convert) -> None:
-    lists = launches(loads=(8,)), launches(loads=(64,), name="other")
-    seen = []
-    for order in (lists, lists[::-1]):
-        for each in order:
-            convert(each)
-        seen.append({**served(folder), "started_at": 0})
-    assert seen[0] == seen[1] and seen[0]["params"] == [["'opt-1.3b'"], ["8", "64"]] and None not in seen[0]["result"]
-
-
-def test_one_archive_does_not_replace_what_several_made(folder, convert) -> None:
+def test_archives_join_whatever_their_order_and_none_replaces_what_several_made(folder, convert) -> None:
     """As a nightly job converts them: each night's archive by itself."""
-    nights = [launches(name=f"night-{n}", slower=1 + 0.01 * n) for n in range(3)]
-    convert(*nights)
-    together = served(folder)["samples"]
-    assert [len(samples) for samples in together] == [6, 6]
-    convert(nights[0])
-    assert served(folder)["samples"] == together
+    nights = launches(loads=(8,)), launches(name="other", slower=1.01)
+    seen = []
+    for each in (*nights, *nights[::-1]):
+        convert(each)
+        seen.append({**served(folder), "started_at": 0})
+    assert seen[1] == seen[2] == seen[3] and seen[1]["params"] == [["'opt-1.3b'"], ["8", "64"]]
+    assert [len(samples) for samples in seen[1]["samples"]] == [4, 2]
 
 
 def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert) -> None:
@@ -370,11 +309,8 @@ def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert) 
     seen = convert([*launches(), *elsewhere, *launches(failures=1, loads=(16,))])
     assert seen.status == 0 and "2 measurements, invalid" in seen.words and "2 hosts" in seen.words
     assert [len(samples) for samples in served(folder)["samples"]] == [4, 4]
-
-
-def test_hosts_of_two_drivers_are_not_taken_together(folder, convert) -> None:
-    seen = convert([*launches(), *launches(name="newer", environment={"host": "two", "driver": "590"})])
-    assert seen.status == 0 and seen.out.count("written: ") == 2 and "note: " not in seen.out
+    other_driver = convert([*launches(), *launches(name="newer", environment={"host": "two", "driver": "590"})])
+    assert (other_driver.status, other_driver.out.count("written: "), "note: " in other_driver.out) == (0, 2, False)
 
 
 @pytest.mark.parametrize(
@@ -385,29 +321,26 @@ def test_hosts_of_two_drivers_are_not_taken_together(folder, convert) -> None:
         *((launches(), ["--machine", name], ["--machine"]) for name in ("", "..", "a/b")),
     ],
 )
-def test_what_cannot_be_converted_is_refused_and_nothing_is_written(folder, convert, made, words, facts) -> None:
+def test_what_cannot_be_converted_is_refused_and_nothing_is_written(folder, convert, made, words, facts, monkeypatch):
     refused(convert(made, words=words), *facts)
+    monkeypatch.setattr(asv, "git", raising(FileNotFoundError("git")))
+    refused(convert(launches()), str(folder), f"slmserve asv init --into {folder}")
+    monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
+    refused(convert(made, words=words), "pip install 'pytest-slmserve[asv]'")
     assert results(folder) == {}
 
 
-def test_without_the_releases_it_is_told_how_to_make_them(folder, convert, monkeypatch) -> None:
-    def missing(*_):
-        raise FileNotFoundError("git")
+def raising(error: Exception):
+    def fails(*_, **__):
+        raise error
 
-    monkeypatch.setattr(asv, "git", missing)
-    refused(convert(launches()), str(folder), f"slmserve asv init --into {folder}")
-
-
-def test_without_asv_that_is_told_first(convert, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
-    refused(convert(launches(failures=1)), "pip install 'pytest-slmserve[asv]'")
+    return fails
 
 
 def test_a_machine_that_is_described_stays_as_it_is(folder, convert) -> None:
-    described = folder / "results" / "runner-1" / "machine.json"
+    described = folder / "results/runner-1/machine.json"
     described.parent.mkdir(parents=True)
-    described.write_text('{"machine": "runner-1", "version": 1, "ram": "2 TB"}', "utf-8")
-    before = described.read_text("utf-8")
+    described.write_text(before := '{"machine": "runner-1", "version": 1, "ram": "2 TB"}', "utf-8")
     assert convert(launches(), words=["--machine", "runner-1"]).status == 0
     assert described.read_text("utf-8") == before
     assert sorted(name.partition("/")[0] for name in results(folder)) == ["benchmarks.json", "runner-1", "runner-1"]
@@ -429,6 +362,8 @@ def test_a_file_that_is_none_of_asv_is_refused_and_nothing_is_written(folder, co
 
 # The repository of releases
 
+SHIPPED = asv.releases_in(asv.initial_files()[asv.RELEASES])
+
 
 class Git:
     """Answers `log` with these rows, and keeps what the other commands get."""
@@ -445,19 +380,16 @@ class Git:
 
 @pytest.mark.parametrize("have", [0, 1, 2, 3])
 def test_a_commit_and_a_tag_is_made_for_each_release_that_is_new(have, tmp_path, monkeypatch) -> None:
-    repository = tmp_path / "releases.git"
+    """What git makes of them, an integration test looks at."""
+    repository, new = tmp_path / "releases.git", RELEASES[have:]
     git = Git(monkeypatch, RELEASES[:have])
     if have:
         repository.mkdir()
-    assert asv.make_repository(repository, RELEASES) == len(RELEASES) - have
-    assert [name for name, _ in git.calls] == (["log", "fast-import"] if have else ["init", "fast-import"])
-    text = git.calls[-1][1]
-    for release, _ in RELEASES:
-        new = release not in dict(RELEASES[:have])
-        assert (f"reset refs/tags/v{release}\n" in text) is (f"vllm=={release}\n" in text) is new
-    assert ("from refs/heads/main^0\n" in text) is (0 < have < len(RELEASES))
-    assert text.count("commit refs/heads/main\n") == len(RELEASES) - have
-    assert have or "committer ledger <ledger@localhost> 1782777600 +0000\ndata 12\nvllm 0.24.0\n" in text
+    assert asv.make_repository(repository, RELEASES) == len(new)
+    assert [name for name, _ in git.calls] == ["log" if have else "init", "fast-import"]
+    lines = git.calls[-1][1].splitlines()
+    assert [line for line in lines if line.startswith("reset")] == [f"reset refs/tags/v{name}" for name, _ in new]
+    assert ("from refs/heads/main^0" in lines) is (0 < have < len(RELEASES))
 
 
 @pytest.mark.parametrize(
@@ -477,84 +409,62 @@ def test_a_row_is_only_ever_added_at_the_end(tmp_path, monkeypatch, rows, fact) 
     assert {name for name, _ in git.calls} <= {"log"}
 
 
-def test_the_list_that_is_shipped_is_in_the_order_of_the_releases() -> None:
-    rows = asv.releases_in(asv.initial_files()[asv.RELEASES])
-    assert len(rows) > 10 and [day for _, day in rows] == sorted(day for _, day in rows)
-    assert len({release for release, _ in rows}) == len(rows)
+@pytest.fixture
+def init(capsys, tmp_path: Path):
+    return lambda: said(capsys, "asv", "init", "--into", tmp_path / "asv")
 
 
-def init(capsys, folder: Path):
-    return said(capsys, "asv", "init", "--into", folder)
-
-
-def test_a_folder_begins_with_its_files_and_stays_as_it_is(tmp_path, capsys, monkeypatch) -> None:
-    git, folder = Git(monkeypatch, []), tmp_path / "history" / "asv"
-    seen = init(capsys, folder)
-    git.rows = shipped = asv.releases_in(asv.initial_files()["releases.json"])
-    assert (seen.status, seen.err) == (0, "") and f"{len(shipped)} releases, {len(shipped)} added" in seen.out
+def test_a_folder_begins_with_its_files_and_stays_as_it_is(tmp_path, init, monkeypatch) -> None:
+    assert len(SHIPPED) > 10 and [day for _, day in SHIPPED] == sorted(day for _, day in SHIPPED)
+    git, folder = Git(monkeypatch, []), tmp_path / "asv"
+    seen = init()
+    assert (seen.status, seen.err) == (0, "") and f"{len(SHIPPED)} releases, {len(SHIPPED)} added" in seen.out
     assert {path.name: path.read_text("utf-8") for path in folder.iterdir()} == asv.initial_files()
+    git.rows = SHIPPED
     (folder / "releases.git").mkdir()
     (folder / "asv.conf.json").write_text("{}", "utf-8")
-    assert init(capsys, folder) == (0, f"{folder}/releases.git: {len(shipped)} releases, 0 added\n", "")
+    assert init() == (0, f"{folder}/releases.git: {len(SHIPPED)} releases, 0 added\n", "")
     assert (folder / "asv.conf.json").read_text("utf-8") == "{}"
 
 
-def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, capsys, monkeypatch) -> None:
-    shipped = asv.releases_in(asv.initial_files()["releases.json"])
-    listed = tmp_path / "releases.json"
-    listed.write_text(json.dumps(shipped[:-2]), "utf-8")
-    git = Git(monkeypatch, [])
-    assert f"written: {listed}\n" in init(capsys, tmp_path).out
+def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, init, monkeypatch) -> None:
+    git, listed = Git(monkeypatch, []), tmp_path / "asv/releases.json"
+    listed.parent.mkdir()
+    listed.write_text(json.dumps(SHIPPED[:-2]), "utf-8")
+    assert f"written: {listed}\n" in init().out
     assert listed.read_text("utf-8") == asv.initial_files()["releases.json"], "so that a difference is a row"
-    listed.write_text(json.dumps([*shipped, ("99.0", "2030-01-01")]), "utf-8")
-    git.rows = shipped
-    (tmp_path / "releases.git").mkdir()
-    assert f"{len(shipped) + 1} releases, 1 added" in init(capsys, tmp_path).out
-    assert "99.0" in listed.read_text("utf-8")
+    listed.write_text(json.dumps([*SHIPPED, ("99.0", "2030-01-01")]), "utf-8")
+    git.rows = SHIPPED
+    (tmp_path / "asv/releases.git").mkdir()
+    assert f"{len(SHIPPED) + 1} releases, 1 added" in init().out and "99.0" in listed.read_text("utf-8")
 
 
 @pytest.mark.parametrize("text", ["", "[[1]]", '[["0.20.0", "in May"]]', "3"])
-def test_a_list_that_cannot_be_read_is_refused_and_makes_no_repository(tmp_path, capsys, monkeypatch, text) -> None:
+def test_a_list_that_cannot_be_read_is_refused_and_makes_no_repository(tmp_path, init, monkeypatch, text) -> None:
     git = Git(monkeypatch, [])
-    (tmp_path / "releases.json").write_text(text, "utf-8")
-    refused(init(capsys, tmp_path), f"{tmp_path}/releases.json")
+    (tmp_path / "asv").mkdir()
+    (tmp_path / "asv/releases.json").write_text(text, "utf-8")
+    refused(init(), f"{tmp_path}/asv/releases.json")
     assert git.calls == []
 
 
-@pytest.mark.parametrize(
-    "error",
-    [FileNotFoundError(2, "not there", "git"), subprocess.CalledProcessError(1, "git", stderr="it is locked\n")],
-)
-def test_a_git_that_fails_or_is_missing_is_named(error, tmp_path, capsys, monkeypatch) -> None:
-    def fails(*_, **__):
-        raise error
-
-    monkeypatch.setattr(asv, "git", fails)
-    refused(init(capsys, tmp_path), "git", "--into")
+def test_a_git_that_fails_or_is_missing_is_named(init, monkeypatch) -> None:
+    failed = subprocess.CalledProcessError(1, "git", stderr="it is locked\n")
+    for error in (FileNotFoundError(2, "not there", "git"), failed):
+        monkeypatch.setattr(asv, "git", raising(error))
+        refused(init(), "git", "--into")
 
 
 def test_git_knows_neither_the_users_settings_nor_a_hooks_variables(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("GIT_DIR", "elsewhere")
     calls = []
 
-    def run(command, **options):
-        calls.append((command, options))
+    def run(command, env, **options):
+        calls.append((command, options, {name: env[name] for name in sorted(env) if name.startswith("GIT_")}))
         return subprocess.CompletedProcess(command, 0, "told")
 
     monkeypatch.setattr(asv.subprocess, "run", run)
     assert asv.git(tmp_path, "log", given="a row") == "told"
-    [(command, options)] = calls
-    env = options.pop("env")
-    assert command == ["git", "--git-dir", str(tmp_path), "log"]
-    assert options == {"input": "a row", "check": True, "capture_output": True, "text": True}
-    assert {name: value for name, value in env.items() if name.startswith("GIT_")} == {
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-    } and "PATH" in env
-
-
-@pytest.mark.parametrize("columns", [["result", "params"], [*asv.COLUMNS, "more"]])
-def test_a_row_of_other_columns_is_none_of_ours(columns) -> None:
-    file = file_of({CELL: (1.0,)})
-    with pytest.raises(ValueError, match="zip"):
-        asv.result_rows({**file, "result_columns": columns})
+    options = {"input": "a row", "check": True, "capture_output": True, "text": True}
+    environment = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    assert calls == [(["git", "--git-dir", str(tmp_path), "log"], options, environment)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import refusals as errors
 from command_line import refused, said
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -88,31 +89,22 @@ def test_a_last_release_that_is_not_slow_ends_it(last, status, search):
     assert search([FAILS, FAILS, last]) == (status, [], ["1.3"])
 
 
-def test_the_answer_in_words_names_the_release_and_what_fails(search, write, monkeypatch, capsys):
-    search([FAILS])
+def test_the_answer_in_words_names_the_releases_and_what_fails(search, write, monkeypatch, capsys):
+    told = []
+    for states in ([PASSES], [UNSURE], [UNSURE, UNSURE, FAILS]):
+        search(states)
+        told.append(said(capsys, *write(*[{}] * (len(states) + 1))).words)
+    assert told[0] != told[1] and all("1.1" in text and "1.0" in text and "None" not in text for text in told[:2])
+    assert "1.1, 1.2, 1.3" in told[2]
     endpoints = [
         SimpleNamespace(name="throughput", outcome=FAILS, ratio=Interval(0.9, 0.88, 0.92)),
         SimpleNamespace(name="latency", outcome=PASSES, ratio=Interval(1.01, 1.0, 1.02)),
         SimpleNamespace(name="energy", outcome=FAILS, ratio=None),
     ]
-    gate = SimpleNamespace(outcome=FAILS, gated=endpoints)
-    monkeypatch.setattr(bisect, "gated", lambda *_: ([gate], ""))
+    monkeypatch.setattr(bisect, "gated", lambda *_: ([SimpleNamespace(outcome=FAILS, gated=endpoints)], ""))
     seen = said(capsys, *write({}, {}))
     assert seen.status == 0 and "1.1: opt-1.3b: gate, throughput 0.9" in seen.words and "0.88" in seen.words
     assert "latency" not in seen.words and "energy" not in seen.words and "gating 1.1 against 1.0" in seen.err
-
-
-def test_answers_without_a_slow_release_differ_in_words(search, write, capsys):
-    told = []
-    for state in (PASSES, UNSURE):
-        search([state])
-        told.append(said(capsys, *write({}, {})).words)
-    assert told[0] != told[1] and all("1.1" in text and "1.0" in text and "None" not in text for text in told)
-
-
-def test_several_suspects_are_told_in_words(search, write, capsys):
-    search([UNSURE, UNSURE, FAILS])
-    assert "1.1, 1.2, 1.3" in said(capsys, *write({}, {}, {}, {})).words
 
 
 # Which releases
@@ -124,12 +116,9 @@ def listed(monkeypatch, stdout, stderr=""):
 
 def test_the_index_has_final_releases_in_the_order_of_their_numbers(monkeypatch, capsys):
     listed(monkeypatch, "vllm (0.26.0)\nAvailable versions: 0.26.0, 0.25.1, 0.25.0rc1, 0.9.2, 0.10.0, 0.26.0.post1\n")
-    given = SimpleNamespace(
-        releases=None, pytest=["--slm-gpu"], good="0.9.2", bad="0.26.0", python="/v/{release}/python"
-    )
-    found = bisect.releases_of(given)
-    assert [each.release for each in found] == ["0.9.2", "0.10.0", "0.25.1", "0.26.0"]
-    assert found[1] == Release("0.10.0", "/v/0.10.0/python")
+    asked = {"releases": None, "pytest": ["--slm-gpu"], "good": "0.9.2", "bad": "0.26.0"}
+    found = bisect.releases_of(SimpleNamespace(**asked, python="/v/{release}/python"))
+    assert found == [Release(name, f"/v/{name}/python") for name in ("0.9.2", "0.10.0", "0.25.1", "0.26.0")]
 
 
 @pytest.mark.parametrize(
@@ -148,38 +137,31 @@ def test_releases_that_cannot_be_searched_are_refused_before_any_is_installed(wo
     for mode in ("SLM_GPU", "SLM_CPU", "SLM_SIMULATE"):
         monkeypatch.delenv(mode, raising=False)
     refused(said(capsys, "bisect", *words), *facts)
-
-
-def test_a_mode_of_the_environment_counts(monkeypatch, capsys):
     listed(monkeypatch, "", "ERROR: no network")
-    monkeypatch.setenv("SLM_GPU", "1")
+    monkeypatch.setenv("SLM_GPU", "1")  # a mode of the environment counts
     refused(said(capsys, "bisect", "--good=0.25.1", "--bad=0.26.0"), "no network", "--releases")
 
 
-@pytest.mark.parametrize("text", ['[{"name": "1.0"}]', "{", "[1]", '[{"release": "1.0", "colour": "red"}]'])
-def test_a_file_that_is_no_list_of_releases_is_refused(text, write, capsys):
-    words = write({}, {})
-    Path("releases.json").write_text(text, "utf-8")
-    refused(said(capsys, *words), "releases.json")
+TWO = '[{"release": "1.0"}, {"release": "1.1"}]'
 
 
 @pytest.mark.parametrize(
-    ("words", "facts"),
+    ("text", "words", "facts"),
     [
-        (("--good=1.0", "--bad=9"), ["9", "1.0, 1.1"]),
-        (("--good=1.1", "--bad=1.0"), ["--good 1.0 --bad 1.1"]),
-        (("--good=1.0", "--bad=1.1", "--python=/nowhere/{release}/python"), ["/nowhere/1.0/python"]),
+        ('[{"name": "1.0"}]', (), ["releases.json"]),
+        ("{", (), ["releases.json"]),
+        ("[1]", (), ["releases.json"]),
+        ('[{"release": "1.0", "colour": "red"}]', (), ["releases.json"]),
+        ('[{"release": "1.0"}, {"release": "1.0"}, {"release": "1.1"}]', (), ["1.1"]),
+        (TWO, ("--bad=9",), ["9", "1.0, 1.1"]),
+        (TWO, ("--good=1.1", "--bad=1.0"), ["--good 1.0 --bad 1.1"]),
+        (TWO, ("--python=/nowhere/{release}/python",), ["/nowhere/1.0/python"]),
     ],
 )
-def test_a_release_or_interpreter_that_is_not_there_is_named(words, facts, write, capsys):
-    write({}, {})
-    refused(said(capsys, "bisect", "--releases=releases.json", *words, *SIMULATED), *facts)
-
-
-def test_a_release_that_stands_twice_is_refused(write, capsys):
-    words = write({}, {})
-    Path("releases.json").write_text('[{"release": "1.0"}, {"release": "1.0"}, {"release": "1.1"}]', "utf-8")
-    refused(said(capsys, *words), "1.1")
+def test_a_file_that_is_no_list_or_lacks_a_release_or_interpreter_is_refused(text, words, facts, write, capsys):
+    usual = write({}, {})
+    Path("releases.json").write_text(text, "utf-8")
+    refused(said(capsys, *usual, *words, *SIMULATED), *facts)
 
 
 # What pytest gets
@@ -203,6 +185,14 @@ def pytest_run(monkeypatch):
     return does
 
 
+def records_of(release):
+    """An archive of what was measured of it."""
+    path = Path(f".slm/bisect/{release}/records.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
 @pytest.mark.parametrize(
     ("words", "given", "tests"),
     [
@@ -214,35 +204,24 @@ def pytest_run(monkeypatch):
 def test_the_gate_gets_both_sides_and_the_words_that_were_given(words, given, tests, write, pytest_run, capsys):
     commands = pytest_run()
     python = {"python": sys.executable, "env": {"A": "b c"}, "engine_arg": {"slowdown": 0.1, "name": "x"}}
+    asked = write({}, python)
     with pytest.raises(KeyboardInterrupt):
-        said(capsys, *write({}, python), *SIMULATED, *words)
-    [[*start, records, python_, env, one, other]] = [command[: command.index("--slm-simulate")] for command in commands]
-    assert start == [sys.executable, "-m", "pytest", "--slm-gate"]
-    assert records == f"--slm-records={Path('.slm/bisect/1.1/records.jsonl')}"
-    side = "--slm-side=candidate:"
-    assert [python_, env, one, other] == [
-        f"{side}python={sys.executable}", f"{side}env=A=b c", f"{side}arg=slowdown=0.1", f'{side}arg=name="x"'
-    ]  # fmt: skip
-    assert commands[0][commands[0].index("--slm-simulate") :] == [*SIMULATED[1:], *given, *tests]
-
-
-def test_what_was_measured_is_gone_on_with(write, pytest_run, capsys):
-    commands = pytest_run()
-    words = write({}, {})
-    Path(".slm/bisect/1.1").mkdir(parents=True)
-    Path(".slm/bisect/1.1/records.jsonl").touch()
+        said(capsys, *asked, *SIMULATED, *words)
+    side, path = "--slm-side=candidate:", Path(".slm/bisect/1.1/records.jsonl")
+    facts = (f"python={sys.executable}", "env=A=b c", "arg=slowdown=0.1", 'arg=name="x"')
+    sides = [f"--slm-records={path}", *(f"{side}{fact}" for fact in facts)]
+    assert commands == [[sys.executable, "-m", "pytest", "--slm-gate", *sides, *SIMULATED[1:], *given, *tests]]
+    records_of("1.1")
     with pytest.raises(KeyboardInterrupt):
-        said(capsys, *words, *SIMULATED)
-    assert "--slm-resume" in commands[0]
+        said(capsys, *asked, *SIMULATED, *words)
+    assert "--slm-resume" in commands[1], "what was measured is gone on with"
 
 
 @pytest.mark.parametrize(
     ("printed", "told"),
     [("a\nERROR: no GPU here\nlast\n", "ERROR: no GPU here"), ("a\n\nlast\n\n", "last"), ("", "nothing")],
 )
-def test_a_slow_release_that_cannot_be_gated_is_refused_with_the_words_of_pytest(
-    printed, told, write, pytest_run, capsys
-):
+def test_a_slow_release_that_cannot_be_gated_is_refused_in_pytests_words(printed, told, write, pytest_run, capsys):
     pytest_run(4, printed)
     seen = said(capsys, *write({}, {}), *SIMULATED)
     assert seen.status == 4 and told in seen.err and str(Path(".slm/bisect/1.1/pytest.txt")) in seen.err
@@ -250,41 +229,31 @@ def test_a_slow_release_that_cannot_be_gated_is_refused_with_the_words_of_pytest
 
 @pytest.mark.parametrize("status", [0, 1, 3, 4, 5, 10])
 def test_a_release_counts_by_its_gates_unless_pytest_says_nothing(status, write, pytest_run, monkeypatch):
-    words = write({}, {}, {})
+    assert write({}, {}, {})
     pytest_run(status)
-    records = Path(".slm/bisect/1.1/records.jsonl")
-    records.parent.mkdir(parents=True)
-    records.touch()
+    records_of("1.1")
     monkeypatch.setattr(bisect.report, "gates_of", lambda archives: (["a gate"], []))
     given = SimpleNamespace(folder=Path(".slm/bisect"), releases=Path("releases.json"), pytest=[], bad="1.2")
     gates, note = bisect.gated(given, Release("1.0"), Release("1.1"))
-    assert (gates, bool(note)) == (["a gate"], status in (3, 4, 5)) and words
+    assert (gates, bool(note)) == (["a gate"], status in (3, 4, 5))
 
 
 # Environments
 
 
-def test_a_release_without_an_interpreter_is_installed_once(tmp_path, monkeypatch, capsys):
+def test_a_release_without_an_interpreter_is_installed_once(tmp_path, monkeypatch):
     commands = []
     done = SimpleNamespace(returncode=0, stderr="")
     monkeypatch.setattr(bisect.subprocess, "run", lambda words, **_: commands.append(words) or done)
-    given = SimpleNamespace(folder=tmp_path, releases=None)
-    place = tmp_path / "0.26.0/venv"
+    given, place = SimpleNamespace(folder=tmp_path, releases=None), tmp_path / "0.26.0/venv"
     place.mkdir(parents=True)
     wanted = [f"--slm-side=baseline:python={place / 'bin/python'}"]
     for _ in range(2):
         assert bisect.side_options(given, Release("0.26.0"), "baseline") == wanted
-    assert commands == [
-        [sys.executable, "-m", "venv", str(place)],
-        [str(place / "bin/python"), "-m", "pip", "install", "vllm==0.26.0"],
-    ]
+    pip = [str(place / "bin/python"), "-m", "pip", "install", "vllm==0.26.0"]
+    assert commands == [[sys.executable, "-m", "venv", str(place)], pip]
     given.releases = Path("releases.json")
     assert bisect.side_options(given, Release("0.26.0"), "baseline") == []
-
-
-def test_a_release_that_cannot_be_installed_is_refused_with_the_words_of_pip(tmp_path, monkeypatch):
-    failed = SimpleNamespace(returncode=1, stderr="ERROR: no matching distribution")
-    monkeypatch.setattr(bisect.subprocess, "run", lambda words, **_: failed)
-    with pytest.raises(bisect.BadUsage, match="no matching distribution") as wrong:
-        bisect.side_options(SimpleNamespace(folder=tmp_path, releases=None), Release("0.26.0"), "candidate")
-    assert "0.26.0" in wrong.value.problem and wrong.value.hint == "--python"
+    given.releases, done.returncode, done.stderr = None, 1, "ERROR: no matching distribution"
+    with errors.refused("0.27.0", "no matching distribution", hint="--python"):
+        bisect.side_options(given, Release("0.27.0"), "candidate")

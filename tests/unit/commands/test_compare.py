@@ -58,7 +58,7 @@ def rate_of(capsys, *words):
 # Two sides
 
 
-def test_what_is_worse_has_its_ratio_its_verdict_and_status_1(before, capsys):
+def test_what_is_worse_has_its_ratio_its_verdict_and_status_1_in_each_format(before, capsys):
     after = written(Path("after.jsonl"), of(1.1))
     [one] = compared(capsys, before, after, status=1)
     assert one["counts"] == {"better": 0, "worse": 4, "same": 0, "no worse": 0, "inconclusive": 5}
@@ -68,17 +68,18 @@ def test_what_is_worse_has_its_ratio_its_verdict_and_status_1(before, capsys):
     assert rate["ratio"]["value"] == pytest.approx(1 / 1.1, rel=1e-3)
     assert rate["ratio"]["low"] < rate["ratio"]["value"] < rate["ratio"]["high"] < 1
     assert (one["tolerance"], one["baseline"]["vllm"], one["candidate"]["hosts"]) == (0.03, ["0.26.0"], ["one"])
-
-
-def test_the_text_has_both_sides_what_differs_and_each_metric(before, capsys):
-    after = written(Path("after.jsonl"), of(1.1))
+    seen = said(capsys, "compare", before, after, "--csv")
+    rows = list(csv.DictReader(io.StringIO(seen.out)))
+    assert [(row["metric"], row["verdict"], float(row["ratio.value"])) for row in rows] == [
+        (each["metric"], each["verdict"], each["ratio"]["value"]) for each in one["changes"]
+    ]
+    assert (rows[0]["baseline_run"], rows[0]["candidate_run"], rows[2]["ratio.low"]) == (str(before), str(after), "")
     lines = said(capsys, "compare", before, after).out.splitlines()
     assert lines[0] == f"{after} against {before}: {lines[-1]}"
     assert all(fact in lines[2] for fact in ("baseline", str(before), "2 measurements", "1 launch", "vLLM 0.26.0"))
-    assert all(fact in lines[3] for fact in ("candidate", str(after), "2 measurements"))
-    rows = [line.split() for line in lines]
-    assert ["vllm", "0.26.0", "0.27.0"] in rows
-    row = next(row for row in rows if "tokens/s" in row)
+    table = [line.split() for line in lines]
+    assert ["vllm", "0.26.0", "0.27.0"] in table
+    row = next(row for row in table if "tokens/s" in row)
     assert row[:5] == ["concurrency", "8", "tokens/s", "1,000", "909.5"] and row[-1] == "worse"
     assert lines[-1] == "of 9 metrics: 0 better, 4 worse, 5 inconclusive; tolerance 3 %"
 
@@ -94,14 +95,10 @@ def test_the_text_has_both_sides_what_differs_and_each_metric(before, capsys):
         (1.1, [RATE, "--tolerance=0.2"], 0),
     ],
 )
-def test_the_exit_status_is_the_worst_metric(factor, words, status, before, capsys):
+def test_the_exit_status_is_the_worst_metric_and_the_ratio_turns_with_the_sides(factor, words, status, before, capsys):
     """Of the latencies nothing is known of one launch."""
-    compared(capsys, before, written(Path("after.jsonl"), of(factor)), *words, status=status)
-
-
-@pytest.mark.parametrize("factor", [0.5, 0.97, 1.4])
-def test_sides_that_change_places_have_the_inverse_ratio(before, capsys, factor):
     after = written(Path("after.jsonl"), of(factor))
+    compared(capsys, before, after, *words, status=status)
     assert rate_of(capsys, before, after) == pytest.approx(1 / factor, rel=1e-3)
     assert rate_of(capsys, before, after) * rate_of(capsys, after, before) == pytest.approx(1)
 
@@ -113,7 +110,7 @@ def test_several_candidates_are_each_held_against_the_first(before, capsys):
     assert names == [(str(before), str(good)), (str(before), str(bad))]
 
 
-def test_nothing_in_common_is_inconclusive(before, capsys, monkeypatch):
+def test_nothing_in_common_is_inconclusive_and_cases_that_are_called_alike_are_counted(before, capsys, monkeypatch):
     other = written(Path("other.jsonl"), repeats([900, 901], 64))
     [one] = compared(capsys, before, other, status=10)
     assert one["changes"] == []
@@ -121,32 +118,21 @@ def test_nothing_in_common_is_inconclusive(before, capsys, monkeypatch):
     seen = said(capsys, "compare", before, other)
     assert max(map(len, seen.out.splitlines())) <= 80
     assert seen.words.count("at concurrency 8") == seen.words.count("at concurrency 64") == 1
-
-
-def test_cases_that_are_called_alike_are_counted(before, capsys):
     found = repeats([900, 901])
-    other = [[replace(m, spec=replace(m.spec, max_num_seqs=limit)) for m in found] for limit in (64, 128)]
-    assert "(2 cases)" in said(capsys, "compare", before, written(Path("two.jsonl"), *other)).words
-
-
-def test_csv_has_a_line_for_each_metric(before, capsys):
-    after = written(Path("after.jsonl"), of(1.1))
-    rows = list(csv.DictReader(io.StringIO(said(capsys, "compare", before, after, "--csv").out)))
-    [one] = compared(capsys, before, after)
-    assert [(row["metric"], row["verdict"], float(row["ratio.value"])) for row in rows] == [
-        (each["metric"], each["verdict"], each["ratio"]["value"]) for each in one["changes"]
-    ]
-    assert (rows[0]["baseline_run"], rows[0]["candidate_run"], rows[2]["ratio.low"]) == (str(before), str(after), "")
+    limits = [[replace(m, spec=replace(m.spec, max_num_seqs=limit)) for m in found] for limit in (64, 128)]
+    assert "(2 cases)" in said(capsys, "compare", before, written(Path("two.jsonl"), *limits)).words
+    [one] = compared(capsys, before, before, "--since=2999-01-01", status=10)
+    assert one["changes"] == [] and one["baseline"]["measurements"] == 0
 
 
 def test_a_page_counts_a_record_of_both_sides_once(before, capsys, monkeypatch):
     pages = []
-    monkeypatch.setattr(
-        compare, "write_page", lambda *given, status, sections: pages.append((*given, status, sections))
-    )
+    monkeypatch.setattr(compare, "write_page", lambda *given, **more: pages.append((*given, more)))
     status = said(capsys, "compare", before, before, "--html=page.html").status
-    [(path, found, paths, told, sections)] = pages
-    assert (path, paths, told, list(sections)) == (Path("page.html"), [before, before], status, ["Comparison"])
+    [(path, found, paths, more)] = pages
+    assert (path, paths, more["status"], list(more["sections"])) == (
+        Path("page.html"), [before, before], status, ["Comparison"]
+    )  # fmt: skip
     assert len(found.measurements) == 2
 
 
@@ -155,19 +141,12 @@ def test_two_runs_of_one_archive_are_compared_and_of_more_two_are_named(tmp_path
     assert rate_of(capsys, path) == pytest.approx(1 / 1.1, rel=1e-3)
     written(path, of(2.0, launch="c"))
     refused(said(capsys, "compare", path), "3 runs", "--run ID --run ID")
-    first, second, third = (
-        run["id"] for run in json.loads(said(capsys, "report", path, "--list", "--json").out)["runs"]
-    )
+    runs = json.loads(said(capsys, "report", path, "--list", "--json").out)["runs"]
+    first, second, third = (run["id"] for run in runs)
     for names, ratio in (((first, "last"), 1 / 2), ((third, first), 2), ((third, second), 2 / 1.1)):
         assert rate_of(capsys, path, *(f"--run={name}" for name in names)) == pytest.approx(ratio, rel=1e-3)
     [one] = compared(capsys, path, f"--run={first}", f"--run={third}")
     assert [one[side]["name"] for side in ("baseline", "candidate")] == [f"{path} run {run}" for run in (first, third)]
-
-
-def test_only_what_was_measured_since_then_is_compared(before, capsys):
-    later = written(Path("later.jsonl"), of(1.1))
-    [one] = compared(capsys, before, later, "--since=2999-01-01", status=10)
-    assert one["changes"] == [] and one["baseline"]["measurements"] == 0
 
 
 @pytest.mark.parametrize(
@@ -198,12 +177,11 @@ def test_what_engines_resolved_differs_in_short(before, capsys):
 
 
 @in_checkout
-@pytest.mark.parametrize("turned", [False, True])
-def test_committed_archives_of_two_hosts_say_so_and_claim_nothing(turned, capsys):
-    paths = [BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("adaptive", "adaptive-next-host")]
-    [one] = compared(capsys, *(paths[::-1] if turned else paths), status=10)
-    assert {name for name, count in one["counts"].items() if count} == {"inconclusive"}
-    assert one["counts"]["inconclusive"] == 45
+@pytest.mark.parametrize("order", [1, -1])
+def test_committed_archives_of_two_hosts_say_so_and_claim_nothing(order, capsys):
+    paths = [BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("adaptive", "adaptive-next-host")][::order]
+    [one] = compared(capsys, *paths, status=10)
+    assert {name: count for name, count in one["counts"].items() if count} == {"inconclusive": 45}
     [host] = [each for each in one["differences"] if each["field"] == "host"]
     assert {*host["baseline"], *host["candidate"]} == {"5742266f", "01984512"}
 
@@ -222,38 +200,29 @@ def folder(tmp_path, capsys):
 def test_what_is_valid_is_kept_once_and_the_rest_is_told_with_its_reason(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     good, bad = repeats([1000, 1004]), [engine_alone(failures=2, repeat=i) for i in (5, 6)]
-    crowded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
-    doubtful = [
-        engine_alone(columns=crowded, repeat=7),
-        engine_alone(columns={**BUSY, sensors.STOLEN_CORES: 0.5}, repeat=9),
-    ]
+    crowded, stolen = {sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}, {sensors.STOLEN_CORES: 0.5}
+    doubtful = [engine_alone(columns={**BUSY, **each}, repeat=7 + i) for i, each in enumerate((crowded, stolen))]
     rows = {"a.jsonl": [*good, SHARED], "copy.jsonl": good, "b.jsonl.gz": bad, "c.jsonl": doubtful}
     seen = said(capsys, "compare", *(written(Path(name), made) for name, made in rows.items()), "--save")
     kept, *lines = seen.out.splitlines()
     path = Path(f".slm/baselines/{NAME}.jsonl.xz")
-    assert (seen.status, seen.err) == (0, "") and all(
-        fact in kept for fact in (str(path), "4 measurements", "opt-1.3b")
-    )
-    assert len(read(path).measurements) == 4
+    assert (seen.status, seen.err) == (0, "") and len(read(path).measurements) == 4
+    assert [fact for fact in (str(path), "4 measurements", "opt-1.3b") if fact not in kept] == []
     told = [(line.partition(": ")[0], line.endswith("(2 times)")) for line in lines]
     assert sorted(set(told)) == [("left out", False), ("left out", True), ("note", False)]
     assert all("opt-1.3b at concurrency 8: " in line for line in lines)
     assert NAME in said(capsys, "compare", "--list").out and NAME in said(capsys, "compare", "--show", NAME).out
 
 
-def test_a_baseline_is_overwritten_only_when_that_was_asked_for(folder, tmp_path, capsys):
+def test_a_baseline_is_overwritten_only_when_that_was_asked_for_and_of_one_run_if_it_is_named(folder, tmp_path, capsys):
     path = folder / f"{NAME}.jsonl.xz"
-    before, other = path.read_bytes(), written(tmp_path / "b.jsonl", repeats([7, 7], 2))
-    refused(said(capsys, "compare", other, "--save", "--folder", folder), path.name, "--replace")
+    before, other = path.read_bytes(), written(tmp_path / "b.jsonl", repeats([7, 7], 2), repeats([5], 4, launch="b"))
+    words = ("compare", other, "--save", "--folder", folder)
+    refused(said(capsys, *words), path.name, "--replace")
     assert path.read_bytes() == before
-    assert said(capsys, "compare", other, "--save", "--folder", folder, "--replace").status == 0
-    assert {m.load.max_concurrency for m in read(path).measurements} == {2}
-
-
-def test_one_run_of_an_archive_is_kept_if_it_is_named(tmp_path, capsys):
-    path = written(tmp_path / "a.jsonl", repeats([1000, 1001]), repeats([500], 16, launch="b"))
-    assert said(capsys, "compare", path, "--save", "--run=last", "--folder", tmp_path).status == 0
-    assert len(read(tmp_path / f"{NAME}.jsonl.xz").measurements) == 1
+    for more, loads in (((), [2, 2, 4]), (("--run=last",), [4])):
+        assert said(capsys, *words, "--replace", *more).status == 0
+        assert sorted(m.load.max_concurrency for m in read(path).measurements) == loads
 
 
 def test_a_damaged_line_stops_it_unless_it_is_left_out(tmp_path, capsys):
@@ -267,55 +236,43 @@ def test_a_damaged_line_stops_it_unless_it_is_left_out(tmp_path, capsys):
     assert said(capsys, "compare", path, path, "--skip-damaged").status in (0, 10)
 
 
-def test_the_list_has_the_same_facts_as_text_and_json(folder, capsys):
-    words = ("compare", "--list", "--folder", folder)
-    [one] = json.loads(said(capsys, *words, "--json").out)
+def test_the_list_has_the_same_facts_as_text_and_json_and_notes(folder, capsys):
+    words = ("compare", "--list", "--folder")
+    [one] = json.loads(said(capsys, *words, folder, "--json").out)
     assert (one["name"], one["measurements"], one["launches"], one["models"]) == (NAME, 3, 1, ["opt-1.3b"])
     assert one["measured"] == ["2026-01-01T00:00:00.000+00:00", "2026-01-01T00:00:01.000+00:00"]
     assert one["environment"]["driver"] == ["580.159.04"] and one["environment"]["vllm"] == ["0.26.0"]
-    seen = said(capsys, *words)
+    (folder / "broken.jsonl.xz").write_text("no gzip")
+    seen = said(capsys, *words, folder)
     row = next(line.split() for line in seen.out.splitlines() if line.startswith(NAME))
     assert (seen.status, seen.err) == (0, "") and row == [NAME, "2026-01-01", "3", "1", "opt-1.3b"]
+    assert f"note: {folder / 'broken.jsonl.xz'}" in seen.words and "broken  " not in seen.out
+    seen = said(capsys, *words, folder / "none")
+    assert seen.status == 0 and str(folder / "none") in seen.out and len(seen.out.splitlines()) == 1
+    assert said(capsys, *words, folder / "none", "--json") == (0, "[]\n", "")
 
 
-def test_what_cannot_be_read_is_a_note_of_the_list(folder, capsys):
-    (folder / "broken.jsonl.xz").write_text("no gzip")
-    seen = said(capsys, "compare", "--list", "--folder", folder)
-    assert seen.status == 0 and f"note: {folder / 'broken.jsonl.xz'}" in seen.words and "broken  " not in seen.out
-
-
-def test_the_list_of_no_baselines_is_empty(tmp_path, capsys):
-    words = ("compare", "--list", "--folder", tmp_path / "none")
+def test_a_baseline_is_shown_with_its_environment_and_the_tables_of_report(folder, tmp_path, capsys):
+    words = ("compare", "--show", NAME, "--folder", folder)
     seen = said(capsys, *words)
-    assert seen.status == 0 and str(tmp_path / "none") in seen.out and len(seen.out.splitlines()) == 1
-    assert said(capsys, *words, "--json") == (0, "[]\n", "")
-
-
-def test_a_baseline_is_shown_with_its_environment_and_the_tables_of_report(folder, capsys):
-    seen = said(capsys, "compare", "--show", NAME, "--folder", folder)
     head, device, software, host, _, *table = seen.out.splitlines()
     assert (seen.status, seen.err) == (0, "")
-    assert head == f"{NAME}: 3 measurements, 1 launch, 1 host, measured 2026-01-01"
-    assert device.split(maxsplit=1) == ["device", "NVIDIA H200, 140 GiB, driver 580.159.04"]
-    assert software.split(maxsplit=1) == ["software", "vLLM 0.26.0, torch 2.11.0, CUDA 13.0"]
-    assert host.split(maxsplit=1) == ["host", "Xeon, cores: 16, Linux, one"]
+    assert [head, *(" ".join(line.split()) for line in (device, software, host))] == [
+        f"{NAME}: 3 measurements, 1 launch, 1 host, measured 2026-01-01",
+        "device NVIDIA H200, 140 GiB, driver 580.159.04",
+        "software vLLM 0.26.0, torch 2.11.0, CUDA 13.0",
+        "host Xeon, cores: 16, Linux, one",
+    ]
     report = said(capsys, "report", folder / f"{NAME}.jsonl.xz").out.splitlines()
-    assert len(table) > 8 and set(table) <= set(report)
-    by_path = said(capsys, "compare", "--show", folder / f"{NAME}.jsonl.xz")
-    assert by_path == seen, "as --slm-baseline takes it"
-    points = json.loads(said(capsys, "compare", "--show", NAME, "--folder", folder, "--json").out)["points"]
+    assert len(table) > 8 and set(table) <= set(report) and "note: " not in seen.out
+    assert said(capsys, "compare", "--show", folder / f"{NAME}.jsonl.xz") == seen, "as --slm-baseline takes it"
+    points = json.loads(said(capsys, *words, "--json").out)["points"]
     assert [(row["concurrency"], len(row["repeats"])) for row in points] == [(8, 2), (16, 1)]
-
-
-def test_what_is_no_part_of_a_baseline_is_counted(tmp_path, capsys):
     written(tmp_path / "mine.jsonl.xz", [*repeats([1000, 1004]), SHARED])
     last = said(capsys, "compare", "--show", "mine", "--folder", tmp_path).out.splitlines()[-1]
-    assert last.startswith("note: 1 of loads")
-    written(tmp_path / "whole.jsonl.xz", repeats([1000, 1004]))
-    assert "note: " not in said(capsys, "compare", "--show", "whole", "--folder", tmp_path).out
+    assert last.startswith("note: 1 of loads"), "what is no part of a baseline"
 
 
 def test_a_stored_baseline_is_compared_by_its_name(folder, tmp_path, capsys):
-    other = written(tmp_path / "b.jsonl", of(1.1))
-    [one] = compared(capsys, NAME, other, "--folder", folder)
+    [one] = compared(capsys, NAME, written(tmp_path / "b.jsonl", of(1.1)), "--folder", folder)
     assert (one["baseline"]["name"], one["baseline"]["measurements"]) == (NAME, 3)

@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Axes, Curve
 from pytest_slmserve.archive import external as files
 from pytest_slmserve.archive.external import Columns
-from pytest_slmserve.commands.external import ExternalResults, external_report
+from pytest_slmserve.commands import external as ours
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
@@ -71,7 +71,9 @@ def told(
     sweep = ModelSweep(name="results", points=curve.points, b_half=b_half)
     found = plan([sweep], Objectives(slo=slo, threshold=threshold))
     with laid_out(150):
-        section, facts = external_report(ExternalResults(curve, columns, ["planted note"], None), found, TOLERANCE)
+        section, facts = ours.external_report(
+            ours.ExternalResults(curve, columns, ["planted note"], None), found, TOLERANCE
+        )
         return Told(section_text(section), json.loads(as_json(facts)))
 
 
@@ -91,16 +93,10 @@ def test_the_published_results_have_the_published_answers():
     assert found.json["b_opt"]["value"] == 96 and found.json["limit_s"] == 2 * 7.509587e-3
     assert found.json["saturation_law"]["error_mean"] < 0.03 and found.json["saturation_law"]["error_max"] < 0.06
     assert found.json["objectives"]["threshold"] == 0.1 and found.json["caps"]["slo"] == pytest.approx(105, rel=0.06)
-    assert len(found.json["points"]) == len(ROWS) and found.json["points"][-1]["little"] == pytest.approx(
-        -0.214, abs=1e-3
-    )
+    assert found.json["points"][-1]["little"] == pytest.approx(-0.214, abs=1e-3)
     assert [point["output_tokens_per_s"] for point in found.json["points"]] == [total for _, _, total, *_ in ROWS]
     assert found.json["advised"]["share"] == pytest.approx(9032.789447 / 11144.551474, abs=1e-4)
     assert found.noted("planted note") and found.json["columns"]["knob"] == "max_num_seqs"
-
-
-def test_the_table_has_the_columns_of_the_file_and_marks_the_front():
-    found = told(PUBLISHED, LAW_OF_TWO, columns=COLUMNS)
     assert found.row(96) == ["96", "91.04", "9,033", "13.9", "+19.4", "*", "yes"]
     assert ["max_num_seqs", "batch", "total", "itl", "ms"] in [line.split()[:5] for line in found.text.splitlines()]
     assert all(line == line.rstrip() and len(line) <= 150 for line in found.text.splitlines())
@@ -132,12 +128,9 @@ def test_repeats_give_intervals_that_hold_the_planted_law():
         assert seen["low"] < seen["value"] < seen["high"] and seen["value"] == pytest.approx(true, rel=1e-6)
     assert [found["b_opt"][end] for end in ("value", "low", "high")] == [64, 64, 64]
     assert found["sweeps"][0]["plateau"]["low"] <= found["sweeps"][0]["plateau"]["value"] == 256
-
-
-def test_a_half_saturation_that_is_known_is_not_fitted():
-    found = told([planted(b, 0.99, 1.01) for b in GRID], b_half=45.0).json["saturation_law"]
-    assert found["b_half"] == {"value": 45.0, "low": None, "high": None}
-    assert found["t_inf_tokens_per_s"]["low"] < law(1e12) < found["t_inf_tokens_per_s"]["high"]
+    given = told([planted(b, 0.99, 1.01) for b in GRID], b_half=45.0).json["saturation_law"]
+    assert given["b_half"] == {"value": 45.0, "low": None, "high": None}, "what is known is not fitted"
+    assert given["t_inf_tokens_per_s"]["low"] < law(1e12) < given["t_inf_tokens_per_s"]["high"]
 
 
 def test_a_point_that_preempted_is_shown_and_never_chosen():
@@ -150,11 +143,12 @@ def test_a_point_that_preempted_is_shown_and_never_chosen():
     assert found.noted("n 512", "preempted")
 
 
-def test_what_is_not_measured_is_told_by_its_load():
+def test_what_is_not_measured_and_a_law_that_does_not_describe_are_told():
     found = told([planted(b) for b in GRID[2:]], RelativeSlo(2.0, 24))
     assert found.noted("T(1)") and found.noted("24", "between 16 and 32") and not found.noted("--slo-itl")
     whole = told([planted(b) for b in GRID])
-    assert whole.noted("--slo-itl") and not whole.noted("T(1)")
+    assert whole.noted("--slo-itl") and not whole.noted("T(1)") and not whole.noted("law", "off")
+    assert told([planted(b, 0.4 if b == 32 else 1.0) for b in GRID]).noted("law", "off")
 
 
 def test_a_law_that_cannot_be_leaves_the_other_answers():
@@ -165,11 +159,6 @@ def test_a_law_that_cannot_be_leaves_the_other_answers():
     assert found["saturation_law"] is None and found["sweeps"][0]["plateau"]["value"] is None
     assert found["b_opt"]["value"] is None and found["advised"] is None
     assert told([served(1, [100.0], [0.01]), *steep]).json["b_opt"]["value"] == 8
-
-
-def test_a_law_that_does_not_describe_is_told():
-    assert told([planted(b, 0.4 if b == 32 else 1.0) for b in GRID]).noted("law", "off")
-    assert not told([planted(b) for b in GRID]).noted("law", "off")
 
 
 def test_nothing_within_the_limits_and_a_choice_that_a_smaller_load_beats():
@@ -187,11 +176,11 @@ def found(capsys, *words, command="report"):
     return json.loads(seen.out)
 
 
-def vllms(folder, loads, latency="mean_tpot_ms"):
+def vllms(folder, loads):
     """Files as `vllm bench serve` writes them; null where nothing set the column, as it does for max_concurrency."""
     for load in loads:
         rate = law(load or 32)
-        facts = {"max_concurrency": load, "output_throughput": rate, latency: 1e3 * (load or 32) / rate}
+        facts = {"max_concurrency": load, "output_throughput": rate, "mean_tpot_ms": 1e3 * (load or 32) / rate}
         (folder / f"{load}.json").write_text(json.dumps({"model_id": "m", "request_rate": "inf", **facts}), "utf-8")
     return sorted(folder.glob("*.json"))
 
@@ -205,34 +194,32 @@ def test_the_published_file_chooses_as_published(tmp_path, capsys, slo, chosen):
     assert f"B_opt is {chosen} " in said(capsys, "report", *words).out
 
 
-@pytest.mark.parametrize("names", [("--latency", "mean_itl_ms"), ()])
-def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(tmp_path, capsys, monkeypatch, names):
-    paths, seen = vllms(tmp_path, (1, 8, 64, 512), "mean_itl_ms" if names else "mean_tpot_ms"), []
-    if names:
-        for path in paths:  # the columns are known by those that it always has
-            path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"mean_tpot_ms": 1.0}), "utf-8")
-    real = files.read_results
+@pytest.mark.parametrize("latency", ["mean_itl_ms", "mean_tpot_ms"])
+def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(tmp_path, capsys, monkeypatch, latency):
+    """By those that it always has, though another latency was asked for."""
+    paths, seen, real = vllms(tmp_path, (1, 8, 64, 512)), [], files.read_results
+    for path in paths:
+        path.write_text(path.read_text("utf-8").replace("mean_tpot_ms", latency), "utf-8")
     monkeypatch.setattr(files, "read_results", lambda path: seen.append(path) or real(path))
-    told_ = found(capsys, *paths, *names)
+    if latency != "mean_tpot_ms":
+        for path in paths:
+            path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"mean_tpot_ms": 1.0}), "utf-8")
+    told_ = found(capsys, *paths, *([] if latency == "mean_tpot_ms" else ["--latency", latency]))
     assert seen == paths
     assert told_["saturation_law"]["b_half"]["value"] == pytest.approx(45)
     assert told_["saturation_law"]["error_max"] < 1e-9 and told_["sweeps"][0]["plateau"]["value"] is None
-    named = ("knob", "throughput", "output_throughput", "latency")
-    assert [told_["columns"][name] for name in named] == [
-        "max_concurrency", "output_throughput", "output_throughput", names[-1] if names else "mean_tpot_ms"
-    ]  # fmt: skip
+    known = {"knob": "max_concurrency", "throughput": "output_throughput", "output_throughput": "output_throughput"}
+    assert {name: told_["columns"][name] for name in (*known, "latency")} == known | {"latency": latency}
 
 
-def test_of_other_results_columns_are_not_guessed(tmp_path, capsys):
+def test_of_other_results_columns_are_not_guessed_and_one_is_enough_for_advice(tmp_path, capsys):
     refused(said(capsys, "report", external(tmp_path)), "--knob --throughput --latency")
     refused(said(capsys, "report", external(tmp_path), NAMES[0]), "--throughput --latency")
+    paths = vllms(tmp_path, (32, 64, 128, 256))
+    assert found(capsys, *paths, "--knob=max_concurrency", command="advise")["models"]
     path = tmp_path / "a.json"
     path.write_text('{"max_concurrency": 1, "output_throughput": 2}', "utf-8")
     refused(said(capsys, "report", path), "a.json")
-
-
-def test_of_vllms_results_one_column_is_enough_for_advice(tmp_path, capsys):
-    assert found(capsys, *vllms(tmp_path, (32, 64, 128, 256)), "--knob=max_concurrency", command="advise")["models"]
 
 
 def test_a_file_with_a_null_costs_no_other_and_is_named(tmp_path, capsys):
@@ -268,34 +255,24 @@ def test_what_cannot_be_judged_is_refused(tmp_path, capsys, words, facts):
     refused(said(capsys, "report", external(tmp_path), *NAMES, *words), *facts)
 
 
-def test_the_tolerance_that_is_typed_says_what_is_flat(tmp_path, capsys):
-    path = external(tmp_path)
-    plateaus = [
-        found(capsys, path, *NAMES, "--tolerance", share)["sweeps"][0]["plateau"]["value"] for share in (0.1, 0.3, 0.9)
-    ]
+def test_the_tolerance_that_is_typed_says_what_is_flat_and_rows_of_several_models_are_told(tmp_path, capsys):
+    words = (external(tmp_path), *NAMES, "--tolerance")
+    plateaus = [found(capsys, *words, share)["sweeps"][0]["plateau"]["value"] for share in (0.1, 0.3, 0.9)]
     assert plateaus == sorted(plateaus, reverse=True) and len(set(plateaus)) == 3
-
-
-def test_rows_of_several_models_on_one_curve_are_told(tmp_path, capsys):
     both = CSV + "".join(f"{line.replace('1.3b', '2.7b')}\n" for line in CSV.splitlines()[1:])
     assert any("opt-1.3b, opt-2.7b" in note for note in found(capsys, external(tmp_path, both), *NAMES)["notes"])
 
 
-def test_the_csv_has_the_points_of_the_json_and_notes_beside_it(tmp_path, capsys):
+def test_the_csv_has_the_points_of_the_json_and_notes_beside_it_and_the_page_one_section(tmp_path, capsys, monkeypatch):
     words = (external(tmp_path, f"{CSV}opt-1.3b,1024,,,20,1,0\n"), *NAMES)
     points, seen = found(capsys, *words)["points"], said(capsys, "report", *words, "--csv")
     rows = list(csv.DictReader(io.StringIO(seen.out)))
     assert seen.status == 0 and [row["concurrency"] for row in rows] == [str(each["concurrency"]) for each in points]
     assert {"output_tokens_per_s", "e2e_s", "batch", "valid", "problems"} <= rows[0].keys()
     assert "note: " not in seen.out and "line 11" in " ".join(seen.err.split())
-
-
-def test_the_page_of_external_results_has_one_section(tmp_path, capsys, monkeypatch):
     written = []
-    monkeypatch.setattr(
-        "pytest_slmserve.commands.external.write_page", lambda path, _, sections: written.append((path, list(sections)))
-    )
-    assert said(capsys, "report", external(tmp_path), *NAMES, "--html", tmp_path / "a.html").status == 0
+    monkeypatch.setattr(ours, "write_page", lambda path, _, sections: written.append((path, list(sections))))
+    assert said(capsys, "report", *words, "--html", tmp_path / "a.html").status == 0
     assert written == [(tmp_path / "a.html", ["External results"])]
 
 

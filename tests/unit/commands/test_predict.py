@@ -27,9 +27,8 @@ def stored(name, *rates, repeats=2, steps=50):
         for where, model, by_load in rates:
             for load, rate in by_load.items():
                 for i in range(repeats):
-                    archive.add(
-                        measurement(load, rate + 0.1 * i, model=model, environment=where, repeat=i, steps=steps)
-                    )
+                    facts = {"model": model, "environment": where, "repeat": i, "steps": steps}
+                    archive.add(measurement(load, rate + 0.1 * i, **facts))
     return name
 
 
@@ -64,36 +63,29 @@ def test_loads_are_predicted_and_their_error_is_told_where_the_gpu_was_measured(
     assert ["opt-2.7b" in note for note in seen["notes"]] == [True]
 
 
-@pytest.mark.parametrize("columns", [80, 160])
-def test_a_table_is_as_wide_as_the_terminal_and_tells_the_same(columns, records, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    seen = said(capsys, "predict", records, "--gpu", "H200")
-    assert seen.status == 1 and max(map(len, seen.out.splitlines())) <= columns
-    assert all(fact in seen.words for fact in ("opt-1.3b", "NVIDIA H100 80GB HBM3", "vLLM 0.26.0", "note: opt-2.7b"))
-
-
-def test_csv_has_a_line_for_each_load(records, capsys):
-    (one,) = found(capsys, records, "--gpu", "H200", status=1)["predictions"]
-    seen = said(capsys, "predict", records, "--gpu", "H200", "--csv")
-    rows = list(csv.DictReader(io.StringIO(seen.out)))
-    assert [float(row["predicted_tokens_per_s"]) for row in rows] == [
-        each["predicted_tokens_per_s"] for each in one["loads"]
-    ]
+def test_table_and_csv_tell_the_same(records, monkeypatch, capsys):
+    words = ("predict", records, "--gpu", "H200")
+    for columns in (80, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        seen = said(capsys, *words)
+        assert seen.status == 1 and max(map(len, seen.out.splitlines())) <= columns
+        assert all(fact in seen.words for fact in ("opt-1.3b", H100.gpu_name, "vLLM 0.26.0", "note: opt-2.7b"))
+    (one,) = found(capsys, *words[1:], status=1)["predictions"]
+    seen, name = said(capsys, *words, "--csv"), "predicted_tokens_per_s"
+    rows = csv.DictReader(io.StringIO(seen.out))
+    assert [float(row[name]) for row in rows] == [each[name] for each in one["loads"]]
     assert seen.status == 1 and "opt-2.7b" in seen.err
 
 
-def test_what_comes_true_is_0(records, capsys):
+def test_what_comes_true_is_0_and_a_gpu_that_was_not_measured_is_predicted_unchecked(records, capsys):
+    unchecked = found(capsys, records, "--gpu", "L40S", status=0)["predictions"]
+    assert [each["verdicts"] for each in unchecked] == [[], []]
     (one,) = found(capsys, records, "--gpu", "H200", status=1)["predictions"]
     true = {row["concurrency"]: row["predicted_tokens_per_s"] for row in one["loads"][:3]}
     path = stored("true.jsonl", (H100, "opt-1.3b", {load: law(load) for load in LOADS}), (H200, "opt-1.3b", true))
     (again,) = found(capsys, path, "--gpu", "H200", status=0)["predictions"]
     assert {verdict["state"] for verdict in again["verdicts"]} == {"passes"}
     assert all(row["predicted_over_measured"] == pytest.approx(1, abs=0.01) for row in again["loads"])
-
-
-def test_a_gpu_that_was_not_measured_is_predicted_unchecked(records, capsys):
-    predictions = found(capsys, records, "--gpu", "L40S", status=0)["predictions"]
-    assert len(predictions) == 2 and [each["verdicts"] for each in predictions] == [[], []]
 
 
 def test_nothing_to_predict_from_is_10(records, capsys):
