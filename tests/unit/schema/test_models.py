@@ -50,7 +50,7 @@ BLOOM = {"architectures": ["BloomForCausalLM"], "hidden_size": 1024, "vocab_size
     {"num_layers": 24, "num_attention_heads": 16, "padded_vocab_size": 9, "vocab_size": None, "seq_length": 2048},
     {"num_hidden_layers": 24.0, "num_attention_heads": 16},  # no positions, as with ALiBi: vLLM's own default
 ], ids=range(4))  # fmt: skip
-def test_older_words_mean_the_same(config):
+def test_older_words_and_no_positions_mean_the_usual(config):
     shape = model_from_config(
         "x", {"architectures": ["BloomForCausalLM"], "hidden_size": 1024, "vocab_size": 9, **config}
     )
