@@ -279,10 +279,10 @@ def endpoint_notes(m: Measurement) -> Iterator[str]:
         if stream.tokens_per_chunk is None:
             yield "the server does not say how many tokens it sent: each chunk counts as one"
         elif abs(stream.tokens_per_chunk - 1) > CHUNK:
-            yield (
-                f"{stream.tokens_per_chunk:.2f} tokens came in a chunk in the mean: ITL is between chunks, and TPOT is "
-                "too small where the first chunk has several tokens, or where the server hides some, as of its thought"
-            )
+            meaning = "ITL is between chunks"
+            if stream.tokens_per_chunk > 1:
+                meaning += ", and TPOT is too small if the first chunk has several, or if the server hides its thought"
+            yield f"{stream.tokens_per_chunk:.2f} tokens came in a chunk, in the mean: {meaning}"
 
 
 def _load_notes(m: Measurement) -> Iterator[str]:

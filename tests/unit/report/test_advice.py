@@ -34,7 +34,7 @@ ENGINE = ServedEngine(spec=EngineSpec("opt-1.3b"), **SERVED)
 SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 650.0, "power_limit_w": 700.0}
 PLANTED = {"all_reduce_s": 1e-3, "imbalance": 0.2}
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-WISH = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=140 * GIB, price_per_hour=3.5)
+WISH = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=140 * GIB, price_per_hour=3.5, together=True)
 
 
 def points(batches=GRID, **sensed):

@@ -262,7 +262,7 @@ def test_the_memory_of_all_models_always_fits(models, gib, share):
         )
         for i, (loads, b_half, weight, longest) in enumerate(models)
     ]
-    found = plan(subjects, Objectives(gpu_bytes=gib * GIB, gpu_memory_utilization=share))
+    found = plan(subjects, Objectives(gpu_bytes=gib * GIB, gpu_memory_utilization=share, together=True))
     if found.together is None or not found.together.fits:
         assert not found.possible
         return
@@ -273,7 +273,7 @@ def test_the_memory_of_all_models_always_fits(models, gib, share):
 
 
 def test_a_model_without_advice_takes_no_part():
-    found = plan([subject(planted(), "a"), subject(planted((8,)), "b")], Objectives(gpu_bytes=GPU))
+    found = plan([subject(planted(), "a"), subject(planted((8,)), "b")], Objectives(gpu_bytes=GPU, together=True))
     assert found.possible and [a.batch for a in found.advices] == [256, None]
     assert found.together.total_bytes == FOOTPRINT.total_bytes(256)
 
@@ -427,9 +427,26 @@ def test_two_engines_are_worth_a_trial_only_where_something_is_to_be_gained(figu
     assert tells(found.replicas.why, *facts)
 
 
-def test_several_models_get_one_engine_each():
-    found = plan([subject(planted(**SENSED), name) for name in "ab"], Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU))
-    assert [a.replicas.advised for a in found.advices] == [1, 1]
+@pytest.mark.parametrize(("together", "advised"), [(True, [1, 1]), (False, [2, 2])])
+def test_several_models_get_one_engine_each_if_they_share_the_gpu(together, advised):
+    wish = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU, together=together)
+    found = plan([subject(planted(**SENSED), name) for name in "ab"], wish)
+    assert [a.replicas.advised for a in found.advices] == advised and (found.together is not None) is together
+
+
+def test_each_of_several_models_has_the_gpu_for_itself_unless_they_share_it():
+    sweeps = [subject(planted(), "a"), subject(planted((1, 8, 64)), "b")]
+    wish = Objectives(gpu_bytes=24 * GIB)
+    alone = [plan([sweep], wish).advices[0] for sweep in sweeps]
+    assert list(plan(sweeps, wish).advices) == alone
+    assert list(plan(sweeps, replace(wish, together=True)).advices) != alone
+
+
+@pytest.mark.parametrize(("gain", "advised"), [(0.93, 1), (1.09, 1), (1.11, 2), (None, 2)])
+def test_measured_sets_decide_whether_a_second_engine_is_worth_a_trial(gain, advised):
+    sweep = replace(subject(planted(**SENSED)), together=gain and Interval(gain))
+    [found] = plan([sweep], Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU)).advices
+    assert found.replicas.advised == advised and (gain is None or f"{gain:.2f}" in found.replicas.why)
 
 
 # What it costs, and how sure it is
