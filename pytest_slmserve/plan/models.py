@@ -174,9 +174,11 @@ def probe_models(
             keep_sizes(read_config(Path(folder)), {"versions": dict(versions), **told})
     notes = []
     for model in dict.fromkeys(models):
-        model_of(model)  # which raises where there is still none
+        known = model_of(model)  # which raises where there is still none
         folder = None if catalogue.catalogue_name(model) else config_folder(model)
-        if folder and (problem := kept_sizes(read_config(folder)).get("problem")):
+        if known.parameters is None and folder:
+            unkept = "this user's cache cannot be written" if is_run else "Transformers counts them, before a run alone"
+            problem = kept_sizes(read_config(folder)).get("problem") or unkept
             notes.append(f"{model}: its weights are not counted ({problem}), {UNCOUNTED}")
     return notes
 

@@ -45,14 +45,14 @@ def work_of_model(
 
 def planted_run(
     concurrency: int, tokens_per_s: float, *, output_tokens=32, steps=100, idle_steps=0,
-    slow_from: int | None = None, slow_factor=1.0, preempted=0, failures=0, admitted_early=0.0,
+    slow_from: int | None = None, slow_factor=1.0, preempted=0, failures=0, first_early=0.0,
 ) -> Run:  # fmt: skip
     """A closed loop on an engine with steps of equal length, whose users start staggered over one request.
 
     The window holds `steps` whole steps after the ramp, all with the full batch. idle_steps: a user pauses so many
     steps between two requests. slow_from: window step from which steps take `slow_factor` as long. preempted: in the
-    middle of the window. admitted_early: every request claims to have been admitted by so many of its lifetimes
-    before it was.
+    middle of the window. first_early: every request claims that its first token came so many of its lifetimes before
+    it did.
     """
     ramp, period = output_tokens, output_tokens + idle_steps
     step_s = concurrency / tokens_per_s
@@ -65,8 +65,8 @@ def planted_run(
     for user in range(concurrency):
         for start in range(user * ramp // concurrency, last, period):
             end = min(start + output_tokens, last)
-            done, early = end - start == output_tokens, admitted_early * output_tokens * step_s
-            rows.append((times[start], times[start] - early, times[start + 1], times[end], end - start, done))
+            done, early = end - start == output_tokens, first_early * output_tokens * step_s
+            rows.append((times[start], times[start], times[start + 1] - early, times[end], end - start, done))
             for step in range(start, end):
                 tokens[step] += 1
             ended[end - 1] += done

@@ -271,8 +271,11 @@ def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole
     """
     if not tokens_per_s:
         return None
-    watch = watched(runs[0])
-    times, joules = watch.readings(of.ENERGY) if watch else ([], [])
+    watch, trace = watched(runs[0]), window.window_trace(runs[0])
+    read = list(zip(*watch.readings(of.ENERGY))) if watch and trace.seconds else []
+    # Those within the steps: no tokens are known beyond, as after the end of a run.
+    within = [(at, used) for at, used in read if trace.ends_s[0] <= at <= trace.ends_s[-1]]
+    times, joules = [at for at, _ in within], [used for _, used in within]
     ends = _counter_ends(joules)
     if is_whole or not ends:
         power_w = device_figures(runs[0]).power_w

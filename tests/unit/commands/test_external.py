@@ -213,13 +213,15 @@ def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(t
 
 
 def test_of_other_results_columns_are_not_guessed_and_one_is_enough_for_advice(tmp_path, capsys):
-    refused(said(capsys, "report", external(tmp_path)), "--knob --throughput --latency")
-    refused(said(capsys, "report", external(tmp_path), NAMES[0]), "--throughput --latency")
+    refused(said(capsys, "report", external(tmp_path)), "--knob NAME --throughput NAME --latency NAME")
+    refused(said(capsys, "report", external(tmp_path), NAMES[0]), "--throughput NAME --latency NAME")
     paths = vllms(tmp_path, (32, 64, 128, 256))
     assert found(capsys, *paths, "--knob=max_concurrency", command="advise")["models"]
     path = tmp_path / "a.json"
     path.write_text('{"max_concurrency": 1, "output_throughput": 2}', "utf-8")
-    refused(said(capsys, "report", path), "a.json")
+    refused(said(capsys, "report", path), "a.json", "mean_tpot_ms", "--latency NAME")
+    path.write_text("[]", "utf-8")
+    refused(said(capsys, "report", path), "a.json", "no results")
 
 
 def test_a_file_with_a_null_costs_no_other_and_is_named(tmp_path, capsys):
@@ -235,7 +237,8 @@ def test_a_file_with_a_null_costs_no_other_and_is_named(tmp_path, capsys):
     [
         (("--latency", "mean_itl"), ["'mean_itl'"]),
         (("--throughput", "model"), ["results.csv", "line 2", "'opt-1.3b'"]),
-        (("--latency", "preemptions"), ["--latency-unit"]),
+        (("--latency", "preemptions"), ["preemptions"]),  # all of them are 0
+        (("--latency", "max_num_seqs"), ["--latency-unit"]),
         (("--latency", "preemptions", "--latency-unit", "ms"), ["preemptions"]),
         (("--knob", "preemptions"), ["positive whole number"]),
         (("--where", "model=opt-2.7b"), ["--where model=opt-2.7b"]),
@@ -255,12 +258,12 @@ def test_what_cannot_be_judged_is_refused(tmp_path, capsys, words, facts):
     refused(said(capsys, "report", external(tmp_path), *NAMES, *words), *facts)
 
 
-def test_the_tolerance_that_is_typed_says_what_is_flat_and_rows_of_several_models_are_told(tmp_path, capsys):
+def test_the_tolerance_that_is_typed_says_what_is_flat_and_rows_of_several_models_are_refused(tmp_path, capsys):
     words = (external(tmp_path), *NAMES, "--tolerance")
     plateaus = [found(capsys, *words, share)["sweeps"][0]["plateau"]["value"] for share in (0.1, 0.3, 0.9)]
     assert plateaus == sorted(plateaus, reverse=True) and len(set(plateaus)) == 3
     both = CSV + "".join(f"{line.replace('1.3b', '2.7b')}\n" for line in CSV.splitlines()[1:])
-    assert any("opt-1.3b, opt-2.7b" in note for note in found(capsys, external(tmp_path, both), *NAMES)["notes"])
+    refused(said(capsys, "report", external(tmp_path, both), *NAMES), "opt-1.3b, opt-2.7b", "--where model=")
 
 
 def test_the_csv_has_the_points_of_the_json_and_notes_beside_it_and_the_page_one_section(tmp_path, capsys, monkeypatch):

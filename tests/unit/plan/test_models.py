@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,9 @@ from pytest_slmserve.plan.models import (
     stored_parameters,
     wants_probe,
 )
+from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.models import CATALOGUE, MODELS, hub_name, short_name
+from pytest_slmserve.schema.specs import EngineSpec
 
 OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
 VERSIONS = {"vllm": "0.26.0", "torch": "2.11"}
@@ -321,7 +324,7 @@ def test_layers_that_nobody_can_read_want_a_probe(tmp_path, monkeypatch):
     assert not wants_probe(folder, VERSIONS), "nor would a probe know"
 
 
-def test_a_model_that_is_not_counted_is_noted_and_asked_again(tmp_path, probe):
+def test_a_model_that_is_not_counted_is_noted_and_asked_of_other_versions_alone(tmp_path, probe):
     falcon = written(tmp_path / "falcon", {**FALCON, **ENTRIES})
     late, nobody = subprocess.TimeoutExpired("python", 15), FileNotFoundError(2, "No such file")
     for answer, fact in (
@@ -330,11 +333,51 @@ def test_a_model_that_is_not_counted_is_noted_and_asked_again(tmp_path, probe):
         (late, f"{models.PROBE_S} s"),
         (nobody, "/my/python"),
     ):
+        models.sizes_file(models.read_config(tmp_path / "falcon")).unlink(missing_ok=True)
         probe.lines = answer
         [note] = probe_models([falcon], "/my/python", {}, VERSIONS)
-        assert falcon in note and fact in note
-        assert model_of(falcon).parameters is None and wants_probe(falcon, VERSIONS)
+        assert falcon in note and fact in note and "transformers" in note
+        assert model_of(falcon).parameters is None and not wants_probe(falcon, VERSIONS)
+        assert probe_models([falcon], "/my/python", {}, VERSIONS) == [note], "it is told again, and not asked again"
+        assert wants_probe(falcon, {**VERSIONS, "torch": "9"})
     assert "No such file" in note
+
+
+def test_for_a_plan_nothing_is_counted_but_a_model_without_a_configuration_is_fetched(tmp_path, probe):
+    falcon = written(tmp_path / "falcon", {**FALCON, **ENTRIES})
+    [note] = probe_models([falcon], "", {}, VERSIONS, is_run=False)
+    assert falcon in note and not probe.asked
+    assert not wants_probe(falcon, VERSIONS, is_run=False) and wants_probe("some/model", VERSIONS, is_run=False)
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
+def test_the_cache_of_the_hub_is_found_by_either_name(tmp_path, monkeypatch, name):
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv(name, str(tmp_path))
+    snapshot = tmp_path / "models--acme--tiny" / "snapshots" / "abc"
+    written(snapshot, {**FALCON, **ENTRIES})
+    (tmp_path / "models--acme--tiny" / "refs").mkdir()
+    (tmp_path / "models--acme--tiny" / "refs" / "main").write_text("abc", "utf-8")
+    assert models.config_folder("acme/tiny") == snapshot
+
+
+@pytest.mark.parametrize(("beside", "method", "bits"), [
+    ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "modelopt", 8.0),
+    ({"quantization": {"quant_algo": "NVFP4", "group_size": 16}}, "modelopt", 4.5),
+])  # fmt: skip
+def test_a_quantization_beside_the_configuration_counts(tmp_path, beside, method, bits):
+    folder = written(tmp_path / "a", dict(models.catalogue.MODELS["llama-3.2-1b"]["config"], extra=1, unknown="x"))
+    plain = models.sizes_file(models.read_config(tmp_path / "a"))
+    (tmp_path / "a" / "hf_quant_config.json").write_text(json.dumps(beside), "utf-8")
+    known = model_of(folder)
+    assert known.quantization.method == method and models.sizes_file(models.read_config(tmp_path / "a")) != plain
+    spec = EngineSpec(folder, model_facts=replace(known, parameters=10**9), platform="cuda")
+    kept = known.lm_head if known.tied else 2 * known.lm_head
+    assert kv_cache.weight_bytes(spec, 2) == int(2 * kept + (10**9 - kept) * bits / 8)
+    assert kv_cache.kv_layout(spec).value_bytes == (1 if "kv_cache_quant_algo" in str(beside) else 2)
+    (tmp_path / "a" / "hf_quant_config.json").write_text("[]", "utf-8")
+    with refused("hf_quant_config.json"):
+        model_of(folder)
 
 
 def test_what_a_late_probe_has_told_is_kept(falcon, probe):
@@ -358,7 +401,8 @@ def test_a_cache_that_cannot_be_written_costs_the_count_alone(tmp_path, monkeypa
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     probe.lines = [{"model": folder, "folder": folder, **COUNTED}]
-    assert probe_models([folder], "", {}, VERSIONS) == [] and model_of(folder).parameters is None
+    [note] = probe_models([folder], "", {}, VERSIONS)
+    assert "cache" in note and model_of(folder).parameters is None
 
 
 def test_a_configuration_that_nobody_can_read_is_wrong_usage(falcon, probe):

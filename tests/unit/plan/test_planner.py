@@ -420,7 +420,8 @@ def test_a_model_is_looked_up_once_with_the_versions_of_its_interpreter(monkeypa
     for models in (["opt-125m", "opt-1.3b"], ["opt-1.3b"]):
         own._find(models)
     versions = {"vllm": "0.3", "torch": "2"}
-    assert asked == [(["opt-125m", "opt-1.3b"], "/p", {"A": "1"}, versions), ([], "/p", {"A": "1"}, versions)]
+    how = "/p", {"A": "1"}, versions, True
+    assert asked == [(["opt-125m", "opt-1.3b"], *how), ([], *how)]
     assert own.notes == ["noted"] * 2
 
 

@@ -75,7 +75,7 @@ FLASH, STREAM = replace(RESOLVED, kv_blocks=1366, attention_backend="FLASH_ATTN"
 SETTLED = at(load=ClosedLoop(8, settle_lifetimes=2.0))
 LENGTHS = replace(SETTLED.workload.spec, prompt_tokens=None, output_tokens=None)
 NATURAL = replace(SETTLED, workload=replace(SETTLED.workload, spec=LENGTHS))
-LATE = [at(c, law(c), repeat=i, admitted_early=0.02 * i * (c == 4)) for c in (4, 16) for i in range(2)]
+LATE = [at(c, law(c), repeat=i, first_early=0.02 * i * (c == 4)) for c in (4, 16) for i in range(2)]
 CUT = ((512, "full"), (1024, "full"))
 PARTLY = [at(c, law(c), repeat=i, preempted=c == 16) for c in (1, 4, 16) for i in range(2)]
 UNSTEADY = {"steps": 200, "slow_from": 100, "slow_factor": 1.25}

@@ -147,7 +147,10 @@ def test_what_is_no_fault(columns):
 @pytest.mark.parametrize(
     ("columns", "how", "state", "facts"),
     [
-        ({of.POWER_INSTANT: 430.0}, {"window_s": (2.0, 11.75)}, "ok", ()),  # too short to compare energy
+        *(({of.POWER_INSTANT: watts}, {"window_s": (2.0, 11.75)}, state, facts)  # 0.6 s of 9.75 may be missing
+          for watts, state, facts in ((424.0, "ok", ()), (430.0, "degraded", {7.5}), (376.0, "ok", ()))),
+        *(({of.POWER_INSTANT: watts}, {"window_s": (2.0, 4.0)}, state, facts)
+          for watts, state, facts in ((510.0, "ok", ()), (800.0, "degraded", {100}))),
         ({of.SM_ACTIVE: 0.0}, {"window_s": (2.0, 3.0)}, "ok", ()),  # few zeros are no dead counter
         ({of.SM_ACTIVE: 0.0}, {"window_s": (2.0, 3.25)}, "invalid", {5}),
         ({of.ENERGY: 5e6}, {"window_s": (2.0, 3.0)}, "ok", ()),  # it may stand still for 0.75 s

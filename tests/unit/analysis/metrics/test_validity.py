@@ -3,7 +3,7 @@ as what it is and with its numbers, and each limit has a harmless side. For the 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from facts import numbers
@@ -28,6 +28,7 @@ from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 CLEAN = CheckResult(unknown=())
 PLAIN, LONG = measurement(), measurement(8, steps=400, failures=2)
 SERVER = {"interface": "server"}
+ENDPOINT = {"interface": "endpoint", "platform": "remote", "url": "http://h/v1"}
 
 
 def changed(m, *parts, **values):
@@ -44,6 +45,24 @@ def each(m, **values):
 
 def with_stream(m, **facts):
     return changed(m, "run", stream=Stream(**{"bin_s": 0.1, "begins_s": 0.0, "tokens": (), "gaps": {}, **facts}))
+
+
+def waiting(m, count):
+    """The measurement with so many requests more that were sent at its beginning and wait to its end."""
+    added = {"sent_s": 0.0, "prompt_tokens": 64, "output_tokens": 0, "finished": False, "request": 0}
+    samples = {f.name: getattr(m.run.samples, f.name) for f in fields(Samples)}
+    return changed(m, "run", samples=Samples(**{
+        name: (*column, *(added.get(name),) * count) if column else () for name, column in samples.items()
+    }))  # fmt: skip
+
+
+def early_ends(count, extra=(), spec=ENDPOINT, **stream):
+    """A measurement of an endpoint, of whose requests so many ended with fewer tokens than they asked for."""
+    done = [i for i, finished in enumerate(PLAIN.run.samples.finished) if finished]
+    tokens = tuple(31 if i in done[:count] else 32 for i in range(len(PLAIN.run.samples)))
+    m = changed(PLAIN, "run", "samples", output_tokens=tokens)
+    m = replace(m, spec=replace(m.spec, **spec, extra=extra))
+    return with_stream(m, tokens_per_chunk=stream.pop("tokens_per_chunk", 1.0), **stream)
 
 
 def looked_up(m, hits):
@@ -76,7 +95,7 @@ def test_an_honest_measurement_has_no_problem(concurrency, output_tokens, steps)
     assert problems(made) == ()
 
 
-FULL = changed(measurement(8), load=ClosedLoop(64))  # of which the engine held 8
+FULL = changed(measurement(8), load=ClosedLoop(64))  # of which 8 were sent
 FAST, IDLE = measurement(8, 1e6), measurement(16, idle_steps=8, steps=400)
 LATE = with_stream(PLAIN, scheduled_s=tuple(at - 0.1 for at in PLAIN.run.samples.sent_s))
 IN_SPANS = with_stream(
@@ -97,20 +116,29 @@ IN_SPANS = with_stream(
         (measurement(failures=3), {3}),
         (with_stream(measurement(failures=8), unsent_s=(1.0, 2.0)), {8, 2}),
         (with_stream(measurement(failures=8)), {8}),
-        # Load: by Little's law, which may be off by two steps, or a twentieth, and by what the engine held
-        (each(PLAIN, admitted_s=None), set()),
-        (measurement(admitted_early=0.25, steps=3200), {10, 8, 25, 6.2}),  # requests, batch, per cent apart
-        *((measurement(admitted_early=by, steps=3200), None) for by in (0.02, 0.05)),
-        *((measurement(admitted_early=by, steps=3200), set()) for by in (0.12, -0.07)),
-        *((measurement(4, admitted_early=by, output_tokens=256, steps=5000), facts)
+        # Load: by Little's law, which may be off by two steps, or a twentieth, and by what was sent and held
+        (each(PLAIN, admitted_s=None), None),
+        (measurement(first_early=0.25, steps=3200), {10, 8, 25, 6.2}),  # requests, batch, per cent apart
+        *((measurement(first_early=by, steps=3200), None) for by in (0.02, 0.05)),
+        *((measurement(first_early=by, steps=3200), set()) for by in (0.12, -0.07)),
+        *((measurement(4, first_early=by, output_tokens=256, steps=5000), facts)
           for by, facts in ((0.045, None), (0.055, set()))),
         (FULL, {8, 64}),
-        (changed(FULL, "resolved", max_num_seqs=8), None),
-        (changed(changed(FULL, "resolved", max_num_seqs=None), "spec", max_num_seqs=8), None),
+        (changed(FULL, "resolved", max_num_seqs=8), {8, 64}),
+        (waiting(FULL, 56), None),  # its tokens in a step are the limit
+        (changed(waiting(FULL, 56), "resolved", kv_blocks=8 * 6 + 1), {8, 64}),
+        (changed(waiting(FULL, 56), "resolved", kv_blocks=64 * 6 + 1), None),
+        (changed(waiting(FULL, 56), "resolved", kv_blocks=8 * 6 + 1, max_num_seqs=8), None),
+        (changed(changed(waiting(FULL, 56), "resolved", kv_blocks=None), "spec", kv_cache_bytes=0), {8, 64}),
+        (changed(changed(waiting(FULL, 56), "resolved", kv_blocks=9, max_num_seqs=None), "spec", max_num_seqs=8), None),
         (changed(FULL, "spec", **SERVER), None),
         *((measurement(16, idle_steps=n, steps=400), None) for n in (0, 1, 2)),
         (IDLE, {16}),
         (changed(IDLE, load=ClosedLoop(16, requests=9)), None),
+        # Tokens
+        (early_ends(0), None), (early_ends(3), {3, 32}), (early_ends(3, refused=("ignore_eos",)), None),
+        (early_ends(3, tokens_per_chunk=None), None), (early_ends(3, (("ignore_eos", "null"),)), None),
+        (early_ends(3, (("top_k", "5"),)), {3, 32}), (early_ends(3, spec=SERVER), None),
         # Plausible
         (FAST, {1_000_000, 8.0}),  # tokens/s, batch: beyond the roofline
         (changed(FAST, "environment", gpu_name="Some GPU"), None),
@@ -137,7 +165,7 @@ def test_a_fault_is_the_only_problem_and_its_harmless_side_is_none(m, facts):
 
 
 def test_several_problems_are_all_told():
-    assert len(problems(measurement(admitted_early=-0.12, steps=3200))) == 2
+    assert len(problems(changed(measurement(first_early=-0.12, steps=3200), load=ClosedLoop(64)))) == 2
     nowhere = {"window_s": (1e6, 1e6 + 1)}
     steps, unfinished = problems(changed(each(PLAIN, finished=False), "run", **nowhere))
     assert numbers(steps) == [0, 20] and "window" in unfinished

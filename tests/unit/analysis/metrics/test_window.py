@@ -52,21 +52,32 @@ def batch(run):
     return held / span(run) if span(run) else None
 
 
-def in_flight(run):
+def in_flight(run, begins=None):
     """Seconds that requests spent between the first step and the last, by clipping each life by hand."""
-    admitted = [i for i, at in enumerate(run.samples.admitted_s) if at is not None]
-    if not span(run) or not admitted:
+    begins = run.samples.admitted_s if begins is None else begins
+    began = [i for i, at in enumerate(begins) if at is not None]
+    if not span(run) or not began:
         return None
     opens, closes = rows(run)[0][0], rows(run)[-1][0]
     lives = []
-    for i in admitted:
+    for i in began:
         ended = Fraction(run.samples.last_token_s[i]) if run.samples.finished[i] else closes
-        lives.append(max(0, min(ended, closes) - max(Fraction(run.samples.admitted_s[i]), opens)))
+        lives.append(max(0, min(ended, closes) - max(Fraction(begins[i]), opens)))
     return sum(lives) / span(run)
 
 
 def littles(run):
-    requests, held = in_flight(run), batch(run)
+    """From the beginning of the step that made a request's first token, looked for one by one."""
+    begins = []
+    for first in run.samples.first_token_s:
+        if first is not None:
+            before, after = 0, 0
+            for began, ended in pairwise(run.steps.time_s):
+                if began < first <= ended:
+                    before, after = Fraction(began), Fraction(ended)
+            first = Fraction(first) - (after - before)
+        begins.append(first)
+    requests, held = in_flight(run, begins), batch(run)
     return None if requests is None or not held else float(requests / held) - 1
 
 

@@ -290,7 +290,11 @@ def body_offsets(data, body):
     ("choice", "tokens"),
     [
         ({"text": " a"}, 1),
-        ({"text": ""}, 0),
+        ({"text": ""}, 1),  # as of a special token, or of half a character
+        ({"text": "", "finish_reason": "length"}, 0),
+        ({"text": "a", "finish_reason": "length"}, 1),
+        ({"delta": {"thinking": "a"}}, 1),
+        ({"delta": {"reasoning_details": [{}]}}, 1),
         ({"text": None}, 0),
         ({"text": "", "token_ids": [5]}, 1),
         ({"text": " a b c", "token_ids": [5, 6, 7]}, 3),
@@ -339,7 +343,7 @@ def test_an_event_may_have_blanks_around_its_value(blank):
 def test_a_stream_without_a_token_is_a_failure_that_says_what_the_server_counts():
     for told, fact in (((usage(3, 5),), "5"), ((), "")):
         with pytest.raises(RequestFailed) as caught:
-            read(whole(token(""), *told, b"[DONE]"))
+            read(whole(json.dumps({"choices": [{"delta": {"content": ""}}]}).encode(), *told, b"[DONE]"))
         assert caught.value.kind == "no tokens" and fact in str(caught.value)
         assert ("counts" in str(caught.value)) == bool(told)
 
