@@ -90,9 +90,8 @@ def test_the_gain_of_more_gpus_is_with_their_memory_and_asked_where_both_were_me
 def test_a_load_that_waits_for_memory_is_no_measure_of_speed():
     waiting = next(d for d in ways.deployments(on_gpus((1, 2), room={1: 4})) if (d.gpus, d.concurrency) == (1, 16))
     assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
-    fits = [
-        ways.Deployment(1, 1, 1, None, n, point(n, [1.0]), room).fits for room, n in ((None, 99), (16, 16), (16, 17))
-    ]
+    rooms = ((None, 99), (16, 16), (16, 17))
+    fits = [ways.Deployment(1, 1, 1, None, n, point(n, [1.0]), room).fits for room, n in rooms]
     assert fits == [True, True, False]
 
 
@@ -106,7 +105,7 @@ def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(
     [both] = [d for d in ways.deployments(curve) if d.sharing]
     assert (both.gpus, both.engines, both.sharing) == (2, 2, "gpus")
     assert both.served.power_w == pytest.approx(2 * 350), "both GPUs"
-    cramped = judge(REPLICAS_BEAT, on_gpus((1, 2), shared=shared, room={1: 4}))
+    cramped = judge(REPLICAS_BEAT, on_gpus((1, 2), shared=shared, room={1: 4}, all_reduce_s=all_reduce_s))
     assert "memory" in cramped.why and tells(cramped.why, 4), "one GPU had no room"
 
 
@@ -122,15 +121,11 @@ def test_replicas_are_compared_with_engines_of_as_many_gpus_each_and_the_same_ar
 
 def test_loads_of_both_interfaces_are_held_against_each_other():
     """What the server serves over what the engine does alone, at the loads that both have."""
-    alone_, served = (
-        curve_of(
-            "opt-1.3b", having([measurement(c, rate * c + i, repeat=i) for c in loads for i in range(2)], spec=spec)
-        )
-        for rate, loads, spec in (
-            (100.0, (4, 8, 16), {"interface": "engine"}),
-            (90.0, (8, 16, 32), {"interface": "server"}),
-        )
-    )
+    made = [
+        having([measurement(c, rate * c + i, repeat=i) for c in loads for i in range(2)], spec={"interface": interface})
+        for rate, loads, interface in ((100.0, (4, 8, 16), "engine"), (90.0, (8, 16, 32), "server"))
+    ]
+    alone_, served = (curve_of("opt-1.3b", each) for each in made)
     [(engine_, server, loads)] = ways.at_both_interfaces([served, alone_])
     assert (engine_, server) == (alone_, served)
     assert [(each.engine.concurrency, each.server.concurrency) for each in loads] == [(8, 8), (16, 16)]
