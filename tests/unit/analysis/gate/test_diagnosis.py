@@ -184,10 +184,10 @@ ROOM = Difference("max_num_seqs", ("1024",), ("64",))
 @pytest.mark.parametrize(("baseline", "candidate", "wanted"), [
     ([traced(ready_s=20.0)], [traced(0.1, ready_s=60.0, launch="other")], ()),  # launches of one engine
     ([traced()], [traced(environment=replace(H200, vllm="0.27.0", cuda="13.0"))],
-     (Difference("vllm", ("0.26.0",), ("0.27.0",)), Difference("cuda", (None,), ("13.0",)))),
+     (Difference("cuda", (None,), ("13.0",)), Difference("vllm", ("0.26.0",), ("0.27.0",)))),
     ([resolved(**OLD)], [resolved(**NEW)],
-     (Difference("async_scheduling", ("False",), ("True",)),
-      Difference("attention_backend", ("FLASH_ATTN",), ("FLASHINFER",)))),
+     (Difference("attention_backend", ("FLASH_ATTN",), ("FLASHINFER",)),
+      Difference("async_scheduling", ("False",), ("True",)))),
     ([resolved(capture_sizes=(1, 2, 4, 512))], [resolved(capture_sizes=())],
      (Difference("capture_sizes", ("4 up to 512",), ("none",)),)),
     ([resolved(capture_sizes=(1, 2, 4))], [resolved(capture_sizes=(1, 3, 4))],
