@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from strategies import H200, RESOLVED, WELL, Column, measurement, planted_telemetry
 
@@ -43,6 +44,16 @@ def engine_alone(
     closes_s = made.run.window_s[1]
     readings = planted_telemetry(columns, until_s=1.1 * closes_s, interval_s=closes_s / 32)
     return replace(made, run=replace(made.run, telemetry=readings if sensed else None))
+
+
+def having(measurements: Iterable[Measurement], **facts: Any) -> list[Measurement]:
+    """The same with other facts; those of a part of a record in a dictionary: `spec={"seed": 7}`."""
+
+    def changed(m: Measurement) -> Measurement:
+        parts = {k: replace(getattr(m, k), **v) if isinstance(v, dict) else v for k, v in facts.items()}
+        return replace(m, **parts)
+
+    return [*map(changed, measurements)]
 
 
 def repeats(rates: Sequence[float], concurrency: int = 8, **facts: object) -> list[Measurement]:

@@ -10,96 +10,83 @@ import pytest
 from committed import archive
 from facts import tells
 from refusals import refused
+from stored_records import having
 from strategies import H200, measurement
 
-from pytest_slmserve.analysis.advice.other_gpu import (
-    carries,
-    errors,
-    gpu_named,
-    limit_sweeps,
-    measured_there,
-    predicted_elsewhere,
-)
+from pytest_slmserve.analysis.advice import other_gpu
+from pytest_slmserve.analysis.advice.other_gpu import carries, gpu_named, predicted_elsewhere
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import TooFewPoints
-from pytest_slmserve.schema.records import Environment
 
 H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
 A100 = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")
 LOADS = (1, 8, 64)
-SCATTER = (0.999, 1.001)
+ON_H100, ON_H200 = gpu_named("H100"), gpu_named("H200")
 
 
-def sweep(environment: Environment, rate, loads: tuple[int, ...] = LOADS) -> Curve:
-    made = [
-        measurement(load, factor * rate(load), environment=environment, repeat=i)
-        for load in loads
-        for i, factor in enumerate(SCATTER)
-    ]
-    return curve_of("opt-1.3b", made)
+def sweep(environment, rate, loads=LOADS, **spec: object) -> Curve:
+    pairs = [(load, i, factor * rate(load)) for load in loads for i, factor in enumerate((0.999, 1.001))]
+    made = [measurement(load, each, environment=environment, repeat=i) for load, i, each in pairs]
+    return curve_of("opt-1.3b", having(made, spec=spec))
 
 
-SOME = sweep(H200, lambda load: 100.0 * load)
+WORK = sweep(H200, lambda load: 100.0 * load).work
 
 
-def physical(gpu: Peaks, host_s: float, slower: float = 1.0):
+def physical(gpu: Peaks, host_s: float = 0.002, slower: float = 1.0):
     """Throughput of an engine whose steps read the weights and contexts, compute prompts, and wait for the host."""
-    work = SOME.work
-    assert work is not None
     bandwidth = REACHABLE_DRAM * gpu.bytes_per_s
-    prompt_s = work.prefill_flops / work.output_tokens / (REACHABLE_TENSOR * gpu.flops_per_s)
-    fixed_s = host_s + work.weight_bytes / bandwidth
-    each_s = work.context * work.kv_bytes_per_token / bandwidth + prompt_s
+    prompt_s = WORK.prefill_flops / WORK.output_tokens / (REACHABLE_TENSOR * gpu.flops_per_s)
+    fixed_s = host_s + WORK.weight_bytes / bandwidth
+    each_s = WORK.context * WORK.kv_bytes_per_token / bandwidth + prompt_s
     return lambda load: load / (slower * (fixed_s + each_s * load))
+
+
+HERE, THERE = sweep(H100, physical(ON_H100)), sweep(H200, physical(ON_H200))
+PREDICTION = predicted_elsewhere(HERE, ON_H200)
+
+
+def noisier(point, share: float):
+    return replace(point, repeats=((1 - share) * fmean(point.repeats), (1 + share) * fmean(point.repeats)))
 
 
 @pytest.mark.parametrize("there", [H200, A100], ids=lambda environment: environment.gpu_name)
 @pytest.mark.parametrize("host_s", [0.0, 0.002, 0.01])
 def test_a_step_of_memory_compute_and_host_is_predicted_on_another_gpu(host_s, there):
     gpu = gpu_named(there.gpu_name)
-    here = sweep(H100, physical(gpu_named("H100"), host_s))
-    truth = physical(gpu, host_s)
-    prediction = predicted_elsewhere(here, gpu)
-    assert all(prediction.tokens_per_s(load) == pytest.approx(truth(load), rel=0.01) for load in LOADS)
-    assert prediction.step.pace * LOADS[-1] / (LOADS[-1] + prediction.step.b_half) == pytest.approx(
-        truth(LOADS[-1]), rel=0.01
-    )
+    prediction, truth = predicted_elsewhere(sweep(H100, physical(ON_H100, host_s)), gpu), physical(gpu, host_s)
+    assert [prediction.tokens_per_s(n) for n in LOADS] == pytest.approx([*map(truth, LOADS)], rel=0.01)
+    assert prediction.step.pace * 64 / (64 + prediction.step.b_half) == pytest.approx(truth(64), rel=0.01)
     assert carries(prediction, sweep(there, truth)).state is State.PASSES
 
 
 def test_prompts_of_an_fp8_engine_are_computed_in_fp8_on_both():
-    def in_fp8(gpu: Peaks) -> Peaks:
-        return replace(gpu, flops_per_s=gpu.fp8_flops_per_s)
+    here, truth = (physical(replace(gpu, flops_per_s=gpu.fp8_flops_per_s)) for gpu in (ON_H100, ON_H200))
+    prediction = predicted_elsewhere(sweep(H100, here, extra=(("quantization", "fp8"),)), ON_H200)
+    assert [prediction.tokens_per_s(n) for n in LOADS] == pytest.approx([*map(truth, LOADS)], rel=0.001)
 
-    plain = sweep(H100, physical(in_fp8(gpu_named("H100")), 0.002))
-    specs = [replace(m.spec, extra=(("quantization", "fp8"),)) for m in plain.measurements]
-    here = curve_of("opt-1.3b", [replace(m, spec=spec) for m, spec in zip(plain.measurements, specs, strict=True)])
-    truth = physical(in_fp8(gpu_named("H200")), 0.002)
-    prediction = predicted_elsewhere(here, gpu_named("H200"))
-    assert all(prediction.tokens_per_s(load) == pytest.approx(truth(load), rel=0.001) for load in LOADS)
+
+@pytest.mark.parametrize("slower", [0.8, 1.25])
+def test_what_is_measured_farther_off_refutes_it(slower):
+    verdict = carries(PREDICTION, sweep(H200, physical(ON_H200, slower=slower)))
+    assert verdict.state is State.FAILS and verdict.value == pytest.approx(slower, rel=0.02)
+    assert tells(verdict.why, "H200", "10 %")
 
 
 def test_noise_of_either_side_leaves_it_inconclusive():
-    quiet, rate = sweep(H100, physical(gpu_named("H100"), 0.002)), physical(gpu_named("H200"), 0.002)
-    there = sweep(H200, rate)
-    noisy = replace(
-        there, points=tuple(replace(p, repeats=(0.8 * fmean(p.repeats), 1.2 * fmean(p.repeats))) for p in there.points)
-    )
-    assert carries(predicted_elsewhere(quiet, gpu_named("H200")), noisy).state is State.INCONCLUSIVE
+    noisy = replace(THERE, points=tuple(noisier(p, 0.2) for p in THERE.points))
+    assert carries(PREDICTION, noisy).state is State.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("side", ["here", "there"])
 def test_noise_of_a_load_is_no_noise_of_the_others(side):
     """Noise of one request alone, which tells the fixed part of a step, hardly moves what is predicted of 64."""
-    rate = physical(gpu_named("H100"), 0.002)
-    loads = (1, 4, 16, 64)
-    curves = {name: sweep(H100, rate, loads) for name in ("here", "there")}
+    curves = dict.fromkeys(("here", "there"), sweep(H100, physical(ON_H100), (1, 4, 16, 64)))
     first, *others = curves[side].points
-    noisy = replace(first, repeats=(0.95 * fmean(first.repeats), 1.05 * fmean(first.repeats)))
-    curves[side] = replace(curves[side], points=(noisy, *others))
-    seen = [each for each, _ in errors(predicted_elsewhere(curves["here"], gpu_named("H100")), curves["there"])]
+    curves[side] = replace(curves[side], points=(noisier(first, 0.05), *others))
+    seen = [each for each, _ in other_gpu.errors(predicted_elsewhere(curves["here"], ON_H100), curves["there"])]
     assert seen[0].low < 0.95 < 1.05 < seen[0].high
     assert seen[-1].high - seen[-1].low < 0.5 * (seen[0].high - seen[0].low)
 
@@ -107,69 +94,46 @@ def test_noise_of_a_load_is_no_noise_of_the_others(side):
 @pytest.mark.parametrize(("name", "family"), [("h200", "H200"), ("NVIDIA A100-SXM4-40GB", "A100-40"), ("L40S", "L40S")])
 def test_a_gpu_is_named_by_its_family_or_as_nvml_does(name, family):
     assert gpu_named(name).family == family
+    with refused("MI300X", hint="H200"):
+        gpu_named("MI300X")
 
 
 def test_jobs_under_several_batch_limits_are_a_sweep_of_the_limit():
     """Figure 1 on an H200 and an H100: the law carries where the GPU decides, and not where the host does."""
     names = ("h200-vllm-0.26.0-figure-1", "h100-vllm-0.26.0-figure-1")
-    here, there = (limit_sweeps(archive(name)) for name in names)
+    here, there = (other_gpu.limit_sweeps(archive(name)) for name in names)
     assert [curve.subject for curve in here] == ["opt-125m, 500 at once", "opt-1.3b, 500 at once"]
     assert [[p.concurrency for p in curve.points] for curve in here] == [[64, 128, 256, 512]] * 2
     assert all(batch <= p.concurrency for curve in here for p in curve.points for batch in p.batch_repeats)
     off = []
     for curve in here:
-        prediction = predicted_elsewhere(curve, gpu_named("H100"))
-        (checked,) = measured_there(prediction, [*here, *there])
+        prediction = predicted_elsewhere(curve, ON_H100)
+        (checked,) = other_gpu.measured_there(prediction, [*here, *there])
         off.append(max(abs(prediction.tokens_per_s(p.batch) / fmean(p.repeats) - 1) for p in checked.points))
     assert off[0] > 0.25 and off[1] < 0.105
+    assert other_gpu.limit_sweeps(archive("h200-vllm-0.26.0-batching")) == [], "they differ in more than the limit"
 
 
-@pytest.mark.parametrize("slower", [0.8, 1.25])
-def test_what_is_measured_farther_off_refutes_it(slower):
-    prediction = predicted_elsewhere(sweep(H100, physical(gpu_named("H100"), 0.002)), gpu_named("H200"))
-    verdict = carries(prediction, sweep(H200, physical(gpu_named("H200"), 0.002, slower)))
-    assert verdict.state is State.FAILS and verdict.value == pytest.approx(slower, rel=0.02)
-    assert tells(verdict.why, "H200", "10 %")
-
-
-@pytest.mark.parametrize(
-    ("facts", "counts"),
-    [
-        ({}, True),
-        ({"kv_cache_bytes": 1 << 33}, True),  # what the memory of a GPU of another size leaves
-        ({"max_num_seqs": 7}, False),
-        ({"enforce_eager": True}, False),
-    ],
-)
-def test_only_the_same_engine_workload_and_release_check_it(facts, counts):
-    rate = physical(gpu_named("H100"), 0.002)
-    here = sweep(H100, rate)
-    prediction = predicted_elsewhere(here, gpu_named("H200"))
-    there, older = sweep(H200, rate), sweep(replace(H200, vllm="0.20.2"), rate)
-    made = [replace(m, spec=replace(m.spec, **facts)) for m in there.measurements]
-    other = curve_of("opt-1.3b", made)
-    assert measured_there(prediction, [here, other, older, sweep(A100, rate)]) == [other] * counts
+@pytest.mark.parametrize(("spec", "counts"), [
+    ({}, True), ({"kv_cache_bytes": 1 << 33}, True),  # what the memory of a GPU of another size leaves
+    ({"max_num_seqs": 7}, False), ({"enforce_eager": True}, False),
+])  # fmt: skip
+def test_only_the_same_engine_workload_and_release_check_it(spec, counts):
+    rate = physical(ON_H200)
+    other, older = sweep(H200, rate, **spec), sweep(replace(H200, vllm="0.20.2"), rate)
+    assert other_gpu.measured_there(PREDICTION, [HERE, other, older, sweep(A100, rate)]) == [other] * counts
 
 
 @pytest.mark.parametrize(
     "curve",
     [
         sweep(H100, lambda load: {1: 10.0, 8: 900.0, 64: 700.0}[load]),
-        sweep(replace(H200, gpu_name="Voodoo 5"), physical(gpu_named("H200"), 0.002)),
-        curve_of("x", [replace(m, spec=replace(m.spec, tensor_parallel_size=2)) for m in SOME.measurements]),
+        sweep(replace(H200, gpu_name="Voodoo 5"), physical(ON_H200)),
+        sweep(H100, physical(ON_H100), tensor_parallel_size=2),
         Curve(subject="nothing"),
     ],
     ids=["no law", "no data sheet", "two GPUs", "nothing"],
 )
 def test_no_prediction_without_a_law_that_describes_the_sweep_or_a_data_sheet(curve):
     with refused(kind=TooFewPoints):
-        predicted_elsewhere(curve, gpu_named("H200"))
-
-
-def test_an_unknown_gpu_is_wrong_usage():
-    with refused("MI300X", hint="H200"):
-        gpu_named("MI300X")
-
-
-def test_jobs_that_differ_in_more_than_the_limit_are_no_sweep():
-    assert limit_sweeps(archive("h200-vllm-0.26.0-batching")) == []
+        predicted_elsewhere(curve, ON_H200)

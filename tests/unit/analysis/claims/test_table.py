@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,30 +15,22 @@ from facts import tells
 from hypothesis import given
 from launches import pairs
 from refusals import refused
-from strategies import H200, curves, law, measurement, noisy_curve, planted_telemetry
+from stored_records import having
+from strategies import H200, curves, judge, law, measurement, noisy_curve, planted_telemetry
 
-from pytest_slmserve.analysis.claims import table as lookup
-from pytest_slmserve.analysis.claims.table import (
-    CLAIMS,
-    ROWS,
-    ClaimRow,
-    judge_all,
-    judge_row,
-    row_for,
-    rows_from,
-    stored_curves,
-    stored_gates,
-)
+from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, ClaimRow, judge_all, judge_row, row_for, stored_curves
+from pytest_slmserve.analysis.compare.deployments import CLAIM
 from pytest_slmserve.analysis.metrics.gpu_figures import GPUS
 from pytest_slmserve.analysis.points import by_series
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.analysis.sweep.curve import LATENCY, PARETO, Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadArchive, Sharing
-from pytest_slmserve.schema.records import Environment, release
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
-NAMES = list(CLAIMS)
-PLATEAU = "throughput-plateau"
+PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
+PLATEAU, DEARER, BLOCKS = "throughput-plateau", "energy-per-token-grows-with-model", "kv-blocks-as-predicted"
 TABLE = (
     ClaimRow(PLATEAU),
     ClaimRow(PLATEAU, device="cuda", evidence="platform"),
@@ -57,82 +50,81 @@ def test_the_table_says_of_each_claim_and_row_what_it_must():
         for environment in (None, Environment(), H200, Environment(platform="cpu", vllm="0.32.0")):
             assert row_for(claim.name, "some-model", environment).expected == claim.expected
     for row in ROWS:
-        assert row.claim in NAMES and row.evidence
+        assert row.claim in CLAIMS and row.evidence
         assert row.device in {"*", "cuda", "cpu", "simulated", *(gpu.family for gpu in GPUS)}
     places = [(row.claim, row.model, row.device, row.interface, row.ramp_up, row.vllm) for row in ROWS]
     assert len(set(places)) == len(places)
 
 
+def test_every_claim_has_a_test_of_planted_records_that_refute_it():
+    """Those on replicas are tested for each way to share, and named without it."""
+    planted = "".join(path.read_text("utf-8") for path in Path(__file__).parents[1].glob("*/test_*.py"))
+
+    def written(claim):
+        way = claim.parameters.get("sharing", "")
+        return f'"{claim.name.removeprefix("replicas-").removesuffix(f"-{way}") if way else claim.name}"'
+
+    names = {claim.name for claim in CLAIMS.values() if written(claim) not in planted}
+    assert names <= {PLATEAU, LATENCY, PARETO, CLAIM}, "constants of the package"
+
+
 @pytest.mark.parametrize("sharing", get_args(Sharing))
-def test_a_claim_on_sharing_stands_for_one_of_each_way(sharing):
-    for name in ("replicas-pay", "replicas-keep-the-tail"):
-        found = CLAIMS.get(f"{name}-{sharing}")
-        assert (found is None) is (sharing == "urls")
-        assert found is None or (found.parameters["sharing"] == sharing and "{" not in found.statement)
+@pytest.mark.parametrize("claim", ["replicas-pay", "replicas-keep-the-tail"])
+def test_a_claim_on_sharing_stands_for_one_of_each_way(claim, sharing):
+    found = CLAIMS.get(f"{claim}-{sharing}")
+    assert (found is None) is (sharing == "urls")
+    assert found is None or (found.parameters["sharing"] == sharing and "{" not in found.statement)
 
 
-@pytest.mark.parametrize(
-    ("where", "evidence"),
-    [
-        (("opt-1.3b", None), ""),
-        (("opt-1.3b", Environment(platform="cpu")), ""),
-        (("opt-1.3b", Environment(platform="cuda", gpu_name="NVIDIA L4")), "platform"),
-        (("opt-1.3b", replace(H200, vllm="0.25.1")), "family"),
-        (("opt-1.3b", replace(H200, vllm=None)), "family"),
-        (("opt-1.3b", replace(H200, vllm="0.27.0")), "family"),
-        (("opt-1.3b", replace(H200, vllm="0.26.0rc1+cu130")), "release"),
-        (("facebook/opt-13b", H200), "model"),
-        # A row of an interface or a ramp-up goes before one of a release, after one that names the device better.
-        (("opt-1.3b", H200, "engine", "burst"), "ramp_up"),
-        (("opt-1.3b", H200, "engine", "staggered"), "release"),
-        (("opt-1.3b", H200, None, None), "release"),
-        (("opt-1.3b", H200, "server", "burst"), "interface"),
-        (("opt-1.3b", H200, "server", None), "interface"),
-        (("opt-1.3b", Environment(platform="cuda"), "engine", "burst"), "platform"),
-        (("opt-1.3b", Environment(platform="cuda"), "server", "burst"), "platform"),
-    ],
-)
+@pytest.mark.parametrize(("where", "evidence"), [
+    (("opt-1.3b", None), ""),
+    (("opt-1.3b", Environment(platform="cpu")), ""),
+    (("opt-1.3b", Environment(platform="cuda", gpu_name="NVIDIA L4")), "platform"),
+    (("opt-1.3b", replace(H200, vllm="0.25.1")), "family"),
+    (("opt-1.3b", replace(H200, vllm=None)), "family"),
+    (("opt-1.3b", replace(H200, vllm="0.27.0")), "family"),
+    (("opt-1.3b", replace(H200, vllm="0.26.0rc1+cu130")), "release"),
+    (("facebook/opt-13b", H200), "model"),
+    # A row of an interface or a ramp-up goes before one of a release, after one that names the device better.
+    (("opt-1.3b", H200, "engine", "burst"), "ramp_up"),
+    (("opt-1.3b", H200, "engine", "staggered"), "release"),
+    (("opt-1.3b", H200, None, None), "release"),
+    (("opt-1.3b", H200, "server", "burst"), "interface"),
+    (("opt-1.3b", H200, "server", None), "interface"),
+    (("opt-1.3b", Environment(platform="cuda"), "engine", "burst"), "platform"),
+    (("opt-1.3b", Environment(platform="cuda"), "server", "burst"), "platform"),
+])  # fmt: skip
 def test_the_most_specific_row_rules(where, evidence):
-    assert row_for(PLATEAU, *where, rows=TABLE).evidence == evidence
-    assert row_for(PLATEAU, *where, rows=TABLE[::-1]).evidence == evidence
+    assert [row_for(PLATEAU, *where, rows=rows).evidence for rows in (TABLE, TABLE[::-1])] == [evidence] * 2
 
 
 def test_a_range_without_an_end():
     rows = (ClaimRow(PLATEAU), ClaimRow(PLATEAU, vllm=("0.26", ""), evidence="new"))
-    assert row_for(PLATEAU, "x", Environment(vllm="1.0"), rows=rows).evidence == "new"
-    assert row_for(PLATEAU, "x", Environment(vllm="0.9.2"), rows=rows).evidence == ""
+    found = [row_for(PLATEAU, "x", Environment(vllm=version), rows=rows).evidence for version in ("1.0", "0.9.2")]
+    assert found == ["new", ""]
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"), [("0.26.0", (0, 26, 0)), ("v0.20.2.dev1+gabc", (0, 20, 2)), ("1", (1,)), ("nightly", ())]
-)
-def test_release(version, expected):
-    assert release(version) == expected
+@pytest.mark.parametrize(("name", "rows", "facts", "hint"), [
+    ("flying", ROWS, ("'flying'",), PLATEAU), ("throughput-platau", ROWS, ("'throughput-platau'",), PLATEAU),
+    (PLATEAU, (ClaimRow(PLATEAU, model="opt-2.7b"),), (PLATEAU, "opt-1.3b"), ""),
+])  # fmt: skip
+def test_an_unknown_claim_is_named_with_the_nearest_and_one_without_a_row_too(name, rows, facts, hint):
+    with refused(*facts, hint=hint):
+        row_for(name, "opt-1.3b", rows=rows)
 
 
-@pytest.mark.parametrize(("name", "hint"), [("flying", PLATEAU), ("throughput-platau", PLATEAU)])
-def test_an_unknown_claim_is_named_with_the_nearest(name, hint):
-    with refused(repr(name), hint=hint):
-        row_for(name, "opt-1.3b")
-
-
-def test_without_a_row_for_any_model_there_is_none():
-    with refused(PLATEAU, "opt-1.3b"):
-        row_for(PLATEAU, "opt-1.3b", rows=(ClaimRow(PLATEAU, model="opt-2.7b"),))
-
-
-def test_the_expected_failures_fail_and_the_others_hold():
-    for model in ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b"):
-        row = row_for("table-1-batch-fits", model)
-        verdict = judge_row(row, Curve(subject=model))
-        assert verdict.state is State(row.expected)
-        assert row.expected == "passes" or verdict.why.split()[0] == row.evidence.split()[0], "the arithmetic agrees"
+@pytest.mark.parametrize("model", ["opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b"])
+def test_the_expected_failures_fail_and_the_others_hold(model):
+    row = row_for("table-1-batch-fits", model)
+    verdict = judge_row(row, Curve(subject=model))
+    assert verdict.state is State(row.expected)
+    assert row.expected == "passes" or verdict.why.split()[0] == row.evidence.split()[0], "the arithmetic agrees"
 
 
 def test_a_server_that_does_not_feed_its_engine_is_no_reason_to_expect_no_plateau():
     """On an H200 OPT-125M has none offline; through one front end it has."""
-    assert row_for(PLATEAU, "opt-125m", H200, "engine", "staggered").expected == "fails"
-    assert row_for(PLATEAU, "opt-125m", H200, "server", "staggered").expected == "passes"
+    found = {way: row_for(PLATEAU, "opt-125m", H200, way, "staggered").expected for way in ("engine", "server")}
+    assert found == {"engine": "fails", "server": "passes"}
 
 
 @pytest.fixture(scope="module")
@@ -140,71 +132,58 @@ def three_loads():
     return curve_of("opt-1.3b", [measurement(c, law(c), model="facebook/opt-1.3b") for c in (1, 2, 4)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLAIMS)
 def test_all_verdicts_name_their_subject_alike_and_nothing_measured_is_never_green(name, three_loads):
     row = row_for(name, "facebook/opt-1.3b")
     assert judge_row(row, three_loads).subject == "opt-1.3b"
     if CLAIMS[name].of != "arithmetic":
-        assert judge_row(row, Curve(subject="opt-1.3b")).state is State.INCONCLUSIVE
+        assert judge_row(row, Curve(subject="opt-1.3b")).state is INCONCLUSIVE
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
-def test_claims_of_a_curve(name):
+def test_claims_of_a_curve_by_the_parameters_of_the_row():
     curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
-    verdict = judge_row(row_for(name, "opt-1.3b"), curve)
-    assert verdict.claim == name and verdict.state is State.PASSES
+    found = {name: judge_row(row_for(name, "opt-1.3b"), curve) for name in (PLATEAU, LATENCY, PARETO)}
+    assert {name: (each.claim, each.state) for name, each in found.items()} == {name: (name, PASSES) for name in found}
+    assert judge(PLATEAU, curve, tolerance=0.01).state is FAILS
 
 
-def test_parameters_of_the_row_rule():
-    curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
-    strict = replace(row_for(PLATEAU, "opt-1.3b"), parameters={"tolerance": 0.01})
-    assert judge_row(strict, curve).state is State.FAILS
-
-
-def test_kv_blocks_of_the_worst_launch_count():
+@pytest.mark.parametrize(("blocks", "state"), [(1365, PASSES), (1000, FAILS), (None, INCONCLUSIVE)])
+def test_kv_blocks_of_the_worst_launch_count(blocks, state):
     made = [measurement(c, law(c), launch=f"launch-{c}") for c in (1, 2, 4)]
-    row = row_for("kv-blocks-as-predicted", "opt-1.3b")
-    assert judge_row(row, curve_of("opt-1.3b", made)).n == 3
-    off = replace(made[1], resolved=replace(made[1].resolved, kv_blocks=1000))
-    assert judge_row(row, curve_of("opt-1.3b", [made[0], off, made[2]])).state is State.FAILS
-    dumb = replace(off, resolved=replace(off.resolved, kv_blocks=None))
-    assert judge_row(row, curve_of("opt-1.3b", [made[0], dumb, made[2]])).state is State.INCONCLUSIVE
+    made[1:2] = having(made[1:2], resolved={"kv_blocks": blocks})
+    verdict = judge_row(row_for(BLOCKS, "opt-1.3b"), curve_of("opt-1.3b", made))
+    assert verdict.state is state and len(verdict.records) == 3
 
 
 @given(curves())
 def test_judging_is_total(curve):
-    for name in NAMES:
+    for name in CLAIMS:
         assert judge_row(row_for(name, curve.subject), curve).claim == name
 
 
-def test_models_that_a_claim_reads():
-    def reads(name, model):
-        return lookup.models_read(lookup.claim_of(name), model)
-
-    assert reads(PLATEAU, "opt-1.3b") == ("opt-1.3b",)
-    assert reads("table-1-batch-fits", "opt-1.3b") == reads("table-1-request-size", "opt-1.3b") == ()
-    assert reads("energy-per-token-grows-with-model", "facebook/opt-1.3b") == ("facebook/opt-1.3b", "opt-125m")
-    assert reads("energy-per-token-grows-with-model", "opt-125m") == ("opt-125m",)
-
-
-def test_rows_survive_a_record():
-    stored = [{**json.loads(json.dumps(asdict(row))), "added_later": 1} for row in (*ROWS, *TABLE)]
-    assert lookup.rows_from({"rows": stored}) == (*ROWS, *TABLE)
+@pytest.mark.parametrize(("name", "model", "read"), [
+    (PLATEAU, "opt-1.3b", ("opt-1.3b",)), ("table-1-batch-fits", "opt-1.3b", ()),
+    ("table-1-request-size", "opt-1.3b", ()), (DEARER, "facebook/opt-1.3b", ("facebook/opt-1.3b", "opt-125m")),
+    (DEARER, "opt-125m", ("opt-125m",)),
+])  # fmt: skip
+def test_models_that_a_claim_reads(name, model, read):
+    assert table.models_read(CLAIMS[name], model) == read
 
 
 # From an archive
 
 
 BATCHES = (64, 128, 256, 512)
-STORED = {"rows": [asdict(row) for row in lookup.ROWS]}
-EARLIER, LATER = "2025-12-31T00:00:00+00:00", "2026-06-01T00:00:00+00:00"  # than what `measurement` makes
+EARLIER, BETWEEN, LATER = (f"{day}T00:00:00+00:00" for day in ("2025-12-31", "2026-01-01", "2026-06-01"))
 
 
-def sweep(batches=BATCHES, repeats: int = 2, **facts: object):
-    return [measurement(c, law(c) * (1 + 0.001 * i), repeat=i, **facts) for c in batches for i in range(repeats)]
+def sweep(batches=BATCHES, **facts: object):
+    """Measured from the second of these moments on."""
+    return [measurement(c, law(c) * (1 + 0.001 * i), repeat=i, **facts) for c in batches for i in range(2)]
 
 
 (SERIES,) = by_series([measurement()])
+TWO = (64, 128)
 
 
 def plan_of(concurrencies, cut=(), series: str = SERIES, **more: object):
@@ -214,133 +193,114 @@ def plan_of(concurrencies, cut=(), series: str = SERIES, **more: object):
 PLAN = plan_of(BATCHES, [[1024, "too large"]])
 
 
-def test_stored_rows_are_read_and_todays_fill_what_they_lack():
-    mine = replace(lookup.ROWS[0], parameters={"tolerance": 0.5})
-    rows = rows_from({"rows": [asdict(mine)]})
-    assert lookup.row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
-    assert {row.claim for row in rows} == lookup.CLAIMS.keys()
-    assert rows_from(STORED) == lookup.ROWS == rows_from({})
+def test_rows_survive_a_record_and_todays_fill_what_they_lack():
+    stored = [{**json.loads(json.dumps(asdict(row))), "added_later": 1} for row in (*ROWS, *TABLE)]
+    assert table.rows_from({"rows": stored}) == (*ROWS, *TABLE)
+    assert table.rows_from({"rows": [asdict(row) for row in ROWS]}) == ROWS == table.rows_from({})
+    mine = replace(ROWS[0], parameters={"tolerance": 0.5})
+    rows = table.rows_from({"rows": [asdict(mine)]})
+    assert row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
+    assert {row.claim for row in rows} == CLAIMS.keys()
 
 
 @pytest.mark.parametrize("rows", [5, [5], [{"model": "opt-1.3b"}], [{"claim": ["x"]}], [{"claim": "x", "vllm": 5}]])
 def test_rows_that_are_none_are_the_archives_fault(rows):
     with refused("claims", kind=BadArchive):
-        rows_from({"rows": rows})
+        table.rows_from({"rows": rows})
 
 
-def test_planned_and_cut_loads_come_from_the_session():
-    (curve,) = stored_curves(sweep((64, 128)), [(EARLIER, PLAN)])
-    assert curve.subject == "opt-1.3b" and [p.concurrency for p in curve.points] == [64, 128]
-    assert curve.missing == (256, 512) and curve.cut == ((1024, "too large"),)
-
-
-def test_an_adaptive_sweep_needs_no_more_than_it_measured():
-    grid, plan = (1, *BATCHES), {"tolerance": 0.1}
-    (whole,) = stored_curves(sweep((1, 128, 256, 512)), [(EARLIER, plan_of(grid, adaptive=plan))])
-    assert whole.adaptive and whole.missing == () and whole.unneeded == (64,)
-    (part,) = stored_curves(sweep((1, 512)), [(EARLIER, plan_of(grid, adaptive=plan))])
-    assert part.missing == (256,) and part.unneeded == ()
-
-
-def test_the_session_that_measured_last_has_the_word():
-    smaller = plan_of((64, 128))
-    between = "2026-01-01T00:00:00+00:00"
-    assert stored_curves(sweep((64, 128)), [(EARLIER, PLAN), (between, smaller), (LATER, PLAN)])[0].missing == ()
-    assert stored_curves(sweep((64, 128)), [(LATER, PLAN)])[0].missing == (), "no session had begun"
-    assert stored_curves(sweep((64, 128)), [(EARLIER, {})])[0].missing == ()
-    assert stored_curves(sweep((64, 128)), [(EARLIER, PLAN), (between, {})])[0].missing == (256, 512)
+@pytest.mark.parametrize(("measured", "sessions", "missing", "cut"), [
+    (TWO, [(EARLIER, PLAN)], (256, 512), ((1024, "too large"),)),
+    # The session that measured last has the word.
+    (TWO, [(EARLIER, PLAN), (BETWEEN, plan_of(TWO)), (LATER, PLAN)], (), ()),
+    (TWO, [(LATER, PLAN)], (), ()),  # no session had begun
+    (TWO, [(EARLIER, {})], (), ()),
+    (TWO, [(EARLIER, PLAN), (BETWEEN, {})], (256, 512), ((1024, "too large"),)),
+    # An adaptive sweep needs no more than it measured.
+    ((1, 128, 256, 512), [(EARLIER, plan_of((1, *BATCHES), adaptive={"tolerance": 0.1}))], (), ()),
+    ((1, 512), [(EARLIER, plan_of((1, *BATCHES), adaptive={"tolerance": 0.1}))], (256,), ()),
+])  # fmt: skip
+def test_planned_and_cut_loads_come_from_the_session(measured, sessions, missing, cut):
+    (curve,) = stored_curves(sweep(measured), sessions)
+    assert (curve.subject, tuple(p.concurrency for p in curve.points)) == ("opt-1.3b", measured)
+    assert (curve.missing, curve.cut) == (missing, cut)
+    assert curve.unneeded == ((64,) if measured == (1, 128, 256, 512) else ())
+    assert bool(curve.adaptive) is (1 in measured)
 
 
 def test_a_plan_is_of_one_engine_and_workload_not_of_a_model():
-    mine = [replace(m, spec=replace(m.spec, max_num_seqs=64)) for m in sweep((1, 2))]
-    planned, other = stored_curves([*sweep((64, 128)), *mine], [(EARLIER, PLAN)])
+    mine = having(sweep((1, 2)), spec={"max_num_seqs": 64})
+    planned, other = stored_curves([*sweep(TWO), *mine], [(EARLIER, PLAN)])
     assert planned.missing == (256, 512) and planned.cut == ((1024, "too large"),)
     assert other.missing == other.cut == ()
 
 
 def test_what_differs_in_more_than_its_concurrency_is_another_curve():
     together = [measurement(c, 50.0, load=ClosedLoop(c, ramp_up="burst")) for c in (1, 2)]
-    other = sweep((64, 128), model="opt-2.7b")
-    curves = stored_curves([*other, *sweep(), *together, measurement(load=OpenLoop(requests=4))], [])
-    assert [(c.subject, len(c.points)) for c in curves] == [("opt-2.7b", 2), ("opt-1.3b", 4), ("opt-1.3b", 2)]
+    other = sweep(TWO, model="opt-2.7b")
+    found = stored_curves([*other, *sweep(), *together, measurement(load=OpenLoop(requests=4))], [])
+    assert [(c.subject, len(c.points)) for c in found] == [("opt-2.7b", 2), ("opt-1.3b", 4), ("opt-1.3b", 2)]
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        {"sweeps": 5},
-        {"sweeps": {SERIES: 5}},
-        plan_of(["x"]),
-        plan_of((), cut=5),
-        plan_of((), cut=[[1]]),
-        plan_of((1,), adaptive=5),
-        plan_of((1,), adaptive={"tolerance": "much"}),
-    ],
-)
+@pytest.mark.parametrize("plan", [
+    {"sweeps": 5}, {"sweeps": {SERIES: 5}}, plan_of(["x"]), plan_of((), cut=5), plan_of((), cut=[[1]]),
+    plan_of((1,), adaptive=5), plan_of((1,), adaptive={"tolerance": "much"}),
+])  # fmt: skip
 def test_a_plan_that_is_none_is_the_archives_fault(plan):
     with refused("plan", kind=BadArchive):
         stored_curves(sweep(), [(EARLIER, plan)])
 
 
 def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
-    curves = stored_curves([*sweep(), *sweep(model="opt-2.7b")], [])
-    judged = judge_all(curves, lookup.ROWS)
+    judged = judge_all(stored_curves([*sweep(), *sweep(model="opt-2.7b")], []), ROWS)
     subjects = [(v.claim, v.subject) for v, _ in judged]
-    of_arithmetic = sum(len(claim.models) for claim in lookup.CLAIMS.values() if claim.of == "arithmetic")
+    of_arithmetic = sum(len(claim.models) for claim in CLAIMS.values() if claim.of == "arithmetic")
     assert len(subjects) == 4 * 2 + 1 + of_arithmetic == len(set(subjects))  # one is of OPT-1.3B alone
     assert all(row.claim == v.claim for v, row in judged)
-    states = {v.subject: v.state for v, _ in judged if v.claim == "throughput-plateau"}
-    assert states == {"opt-1.3b": State.PASSES, "opt-2.7b": State.PASSES}
-    assert {v.subject for v, row in judged if v.state is State.FAILS and row.expected == "fails"} == {
-        "opt-1.3b",
-        "opt-6.7b",
-    }
+    assert {v.subject: v.state for v, _ in judged if v.claim == PLATEAU} == dict.fromkeys(
+        ("opt-1.3b", "opt-2.7b"), PASSES
+    )
+    failing = {v.subject for v, row in judged if v.state is FAILS and row.expected == "fails"}
+    assert failing == {"opt-1.3b", "opt-6.7b"}
 
 
 def test_what_was_measured_beside_the_planned_sweeps_need_show_no_plateau():
     made = [*sweep(), *sweep(model="opt-2.7b")]
     planned, other = stored_curves(made, [(EARLIER, PLAN)])
     assert not planned.beside and other.beside
-    of_other = {v.claim for v, _ in judge_all([planned, other], lookup.ROWS) if v.subject == "opt-2.7b"}
-    assert of_other == {"kv-blocks-as-predicted", "table-1-batch-fits", "larger-models-cannot-hold-500"}
+    of_other = {v.claim for v, _ in judge_all([planned, other], ROWS) if v.subject == "opt-2.7b"}
+    assert of_other == {BLOCKS, "table-1-batch-fits", "larger-models-cannot-hold-500"}
     assert not any(curve.beside for curve in stored_curves(made, [])), "no session said what it was for"
 
 
 def test_models_are_compared_where_both_were_measured():
-    telemetry = planted_telemetry(interval_s=0.05, until_s=6.0)
+    seen = {"telemetry": planted_telemetry(interval_s=0.05, until_s=6.0)}
     small, large = (
-        [replace(m, run=replace(m.run, telemetry=telemetry)) for m in made]
-        for made in (
-            [measurement(512, 4e4, model="opt-125m", repeat=i, steps=400) for i in range(2)],
-            [measurement(256, 2e4, model="opt-1.3b", repeat=i, steps=400) for i in range(2)],
-        )
+        having([measurement(load, rate, model=model, repeat=i, steps=400) for i in range(2)], run=seen)
+        for load, rate, model in ((512, 4e4, "opt-125m"), (256, 2e4, "opt-1.3b"))
     )
-    name = "energy-per-token-grows-with-model"
-    [verdict] = [v for v, _ in judge_all(stored_curves([*small, *large], []), lookup.ROWS) if v.claim == name]
-    assert verdict.subject == "opt-1.3b" and verdict.value == pytest.approx(2.0, rel=0.01)
-    assert [v for v, _ in judge_all(stored_curves(large, []), lookup.ROWS) if v.claim == name] == []
+    judged = (judge_all(stored_curves(made, []), ROWS) for made in ([*small, *large], large))
+    both, alone = ([v for v, _ in each if v.claim == DEARER] for each in judged)
+    assert [(v.subject, v.value) for v in both] == [("opt-1.3b", pytest.approx(2.0, rel=0.01))] and alone == []
 
 
 TOGETHER = [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst"), repeat=i) for c in BATCHES for i in (0, 1)]
-SERVED = [replace(m, spec=replace(m.spec, interface="server")) for m in sweep()]
+SERVED = having(sweep(), spec={"interface": "server"})
+STRICT = ClaimRow(PLATEAU, parameters={"tolerance": 0.01}, expected="fails")
 
 
 @pytest.mark.parametrize(("only", "others"), [({"ramp_up": "burst"}, TOGETHER), ({"interface": "server"}, SERVED)])
 def test_a_row_of_one_way_to_load_rules_its_curves_only(only, others):
     """Verdicts on two curves of one model are told apart."""
-    row = lookup.ClaimRow(PLATEAU, **only, parameters={"tolerance": 0.01}, expected="fails")
-    judged = judge_all(stored_curves([*sweep(), *others], []), (*lookup.ROWS, row))
-    assert [r.expected for v, r in judged if v.claim == PLATEAU] == ["passes", "fails"]
-    subjects = [v.subject for v, _ in judged if v.claim == PLATEAU]
-    assert all(tells(subject, "opt-1.3b") for subject in subjects) and subjects[0] != subjects[1]
+    judged = judge_all(stored_curves([*sweep(), *others], []), (*ROWS, replace(STRICT, **only)))
+    found = {v.subject: row.expected for v, row in judged if v.claim == PLATEAU}
+    assert [*found.values()] == ["passes", "fails"] and all(tells(subject, "opt-1.3b") for subject in found)
 
 
 def test_judging_again_by_another_bound_tells_what_its_run_expected():
-    curves, strict = stored_curves(sweep(), []), ClaimRow(PLATEAU, parameters={"tolerance": 0.01}, expected="fails")
-    rows = rows_from({"rows": [asdict(strict)]})
-    verdict = next(v for v, _ in judge_all(curves, rows))
-    told = next(v for v, _ in judge_all(curves, rows, lookup.ROWS))
-    assert verdict.state is told.state is State.FAILS
+    found, rows = stored_curves(sweep(), []), table.rows_from({"rows": [asdict(STRICT)]})
+    verdict, told = (next(v for v, _ in judge_all(found, rows, *today)) for today in ((), (ROWS,)))
+    assert verdict.state is told.state is FAILS
     assert told.why.startswith(verdict.why) and tells(told.why.removeprefix(verdict.why), "passes")
 
 
@@ -356,7 +316,7 @@ TERMS = {"margin": 0.03, "alpha": 0.01, "beta": 0.05, "pairs": 12}
 
 
 def again(measurements, *plans):
-    return list(stored_gates(measurements, plans))
+    return list(table.stored_gates(measurements, plans))
 
 
 def test_the_terms_of_its_session_rule():
@@ -364,19 +324,20 @@ def test_the_terms_of_its_session_rule():
     made = pairs(4, speed=1 / 1.05)
     [(usual, note)] = again(made, (EARLIER, {"gate": TERMS}), (LATER, {"gate": {**TERMS, "margin": 0.5}}))
     [(wide, _)] = again(made, (EARLIER, {"gate": {**TERMS, "margin": 0.2}}))
-    assert (usual.outcome, wide.outcome, note) == (State.FAILS, State.PASSES, "")
-    assert (usual.terms.margin, wide.terms.margin, wide.terms.pairs, wide.gate) == (0.03, 0.2, 12, "gate")
+    assert (usual.outcome, usual.terms.margin, note) == (FAILS, 0.03, "")
+    assert (wide.outcome, wide.terms.margin, wide.terms.pairs, wide.gate) == (PASSES, 0.2, 12, "gate")
 
 
 @pytest.mark.parametrize("plans", [(), ((EARLIER, {}),), ((EARLIER, {"sweeps": {}}),), ((LATER, {"gate": TERMS}),)])
 def test_without_stored_terms_the_defaults_are_taken_and_told(plans):
     [(gated, note)] = again(pairs(4), *plans)
-    assert gated.terms.margin == 0.03 and gated.outcome is State.PASSES and tells(note, "opt-1.3b", "3 %", 12)
+    assert gated.terms.margin == 0.03 and gated.outcome is PASSES and tells(note, "opt-1.3b", "3 %", 12)
 
 
-def test_gates_of_one_archive_are_told_apart():
-    other = [replace(m, paired=replace(m.paired, gate="other")) for m in pairs(4, speed=0.9)]
-    assert [g.outcome for g, _ in again([*pairs(4), *other])] == [State.PASSES, State.FAILS]
+def test_gates_of_one_archive_are_told_apart_and_what_is_in_no_gate_makes_none():
+    other = having(pairs(4, speed=0.9), paired={"gate": "other"})
+    assert [g.outcome for g, _ in again([*pairs(4), *other])] == [PASSES, FAILS]
+    assert again(having(pairs(1), paired=None)) == []
 
 
 @pytest.mark.parametrize(
@@ -385,7 +346,3 @@ def test_gates_of_one_archive_are_told_apart():
 def test_terms_that_are_none_are_the_archives_fault(stored):
     with refused("gate", kind=BadArchive):
         again(pairs(4), (EARLIER, {"gate": stored}))
-
-
-def test_what_is_in_no_gate_makes_none():
-    assert again([replace(m, paired=None) for m in pairs(1)]) == []

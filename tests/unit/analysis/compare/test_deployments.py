@@ -9,137 +9,111 @@ from dataclasses import replace
 import pytest
 from facts import tells
 from gpus import alone, engine, on_gpus, replicas
+from stored_records import having
 from strategies import judge, measurement, point
 
 from pytest_slmserve.analysis.claims.table import applies, claim_of
-from pytest_slmserve.analysis.compare.deployments import (
-    CLAIM,
-    Deployment,
-    at_both_interfaces,
-    deployments,
-    on_several_gpus,
-    with_wider,
-)
+from pytest_slmserve.analysis.compare import deployments as ways
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import GIB
 
+PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 LESS_IN_ALL, LOSES_PER_GPU = "tensor-parallel-serves-less-in-all", "tensor-parallel-loses-per-gpu"
 STILL_GAINS, REPLICAS_BEAT = "tensor-parallel-still-gains", "replicas-per-gpu-beat-tensor-parallel"
 
 
+def degrees(curve):
+    return [wide.spec.tensor_parallel_size for wide in curve.wider]
+
+
 def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest():
     curve = on_gpus()
-    assert [wide.spec.tensor_parallel_size for wide in curve.wider] == [2, 4]
-    assert on_several_gpus(curve) and not any(map(on_several_gpus, curve.wider))
-    found = [(d.concurrency, d.gpus, d.engines) for d in deployments(curve)]
+    assert degrees(curve) == [2, 4] and ways.on_several_gpus(curve)
+    assert not any(map(ways.on_several_gpus, curve.wider))
+    found = [(d.concurrency, d.gpus, d.engines) for d in ways.deployments(curve)]
     assert found == [(4, 1, 1), (4, 2, 1), (4, 4, 1), (16, 1, 1), (16, 2, 1), (16, 4, 1)]
 
 
-def test_other_engines_are_not_compared():
+def test_engines_of_other_arguments_or_hosts_are_not_compared():
     one, other = (curve_of("opt-tiny", alone(engine(n, b_half=8.0 * n))) for n in (1, 2))
-    assert [curve.wider for curve in with_wider([one, other, Curve(subject="nothing")])] == [(), (), ()]
+    assert [*map(degrees, ways.with_wider([one, other, Curve(subject="nothing")]))] == [[], [], []]
+    of = ((4, "b"), (1, "a"), (2, "b"))
+    curves = [curve_of("opt-tiny", having(alone(engine(n)), environment={"host": host})) for n, host in of]
+    assert [*map(degrees, ways.with_wider(curves))] == [[], [], [4]], "two GPUs and four of one host; one of another"
 
 
-def test_engines_of_other_hosts_are_not_compared():
-    def of(gpus, host):
-        return [replace(m, environment=replace(m.environment, host=host)) for m in alone(engine(gpus))]
-
-    curves = [curve_of("opt-tiny", of(n, host)) for n, host in ((4, "b"), (1, "a"), (2, "b"))]
-    found = [[wide.spec.tensor_parallel_size for wide in curve.wider] for curve in with_wider(curves)]
-    assert found == [[], [], [4]], "two GPUs and four of one host; one GPU of another"
-
-
-@pytest.mark.parametrize(
-    ("all_reduce_s", "ratio", "state"), [(1e-3, 2 * 16 / (16 + 4), State.FAILS), (8e-3, 32 / (16 + 32), State.PASSES)]
-)
-def test_whether_it_serves_less_in_all_is_what_was_planted(all_reduce_s, ratio, state):
-    verdict = judge(LESS_IN_ALL, on_gpus((1, 2), all_reduce_s=all_reduce_s))
-    assert verdict.state is state and verdict.value == pytest.approx(ratio, rel=0.02)
-    assert verdict.low < verdict.value < verdict.high and len(verdict.records) == 4
-    assert tells(verdict.why, "2 GPUs", "1 GPU", 16)
-
-
-def test_per_gpu_it_is_the_number_of_gpus_that_loses_least_which_decides():
-    verdict = judge(LOSES_PER_GPU, on_gpus(all_reduce_s=1e-3))
-    assert verdict.state is State.PASSES and verdict.value == pytest.approx(16 / 20, rel=0.02)
-    free = judge(LOSES_PER_GPU, on_gpus(all_reduce_s=0.0), threshold=0.5)
-    assert free.state is State.FAILS and free.value == pytest.approx(1.0, rel=0.02)
-    assert judge(LOSES_PER_GPU, on_gpus(all_reduce_s=0.0, noise=0.05)).state is State.INCONCLUSIVE
+@pytest.mark.parametrize(("claim", "gpus", "planted", "parameters", "state", "value"), [
+    (LESS_IN_ALL, (1, 2), {"all_reduce_s": 1e-3}, {}, FAILS, 2 * 16 / (16 + 4)),
+    (LESS_IN_ALL, (1, 2), {"all_reduce_s": 8e-3}, {}, PASSES, 32 / (16 + 32)),
+    # One GPU runs 4 of 16: two gain 3.3 times there, by memory.
+    (LESS_IN_ALL, (1, 2), {"all_reduce_s": 1e-3, "room": {1: 4}}, {}, FAILS, 20 / (10 + 4)),
+    # The number of GPUs that loses least decides.
+    (LOSES_PER_GPU, (1, 2, 4), {"all_reduce_s": 1e-3}, {}, PASSES, 16 / 20),
+    (LOSES_PER_GPU, (1, 2, 4), {"all_reduce_s": 0.0}, {"threshold": 0.5}, FAILS, 1.0),
+    (STILL_GAINS, (1, 2, 4), {"all_reduce_s": 1e-3}, {}, PASSES, 20 / 12),
+    (STILL_GAINS, (1, 2, 4), {"all_reduce_s": 1e-3}, {"threshold": 1.8}, FAILS, 20 / 12),
+])  # fmt: skip
+def test_what_an_engine_over_several_gpus_gains_is_what_was_planted(claim, gpus, planted, parameters, state, value):
+    verdict = judge(claim, on_gpus(gpus, **planted), **parameters)
+    assert verdict.state is state and verdict.value == pytest.approx(value, rel=0.02)
+    assert verdict.low < verdict.value < verdict.high
+    if claim == LESS_IN_ALL and "room" not in planted:
+        assert len(verdict.records) == 4 and tells(verdict.why, "2 GPUs", "1 GPU", 16)
 
 
-def test_from_two_gpus_to_four():
-    verdict = judge(STILL_GAINS, on_gpus(all_reduce_s=1e-3))
-    assert verdict.state is State.PASSES and verdict.value == pytest.approx(20 / 12, rel=0.02)
-    assert judge(STILL_GAINS, on_gpus(all_reduce_s=1e-3), threshold=1.8).state is State.FAILS
-    missing = judge(STILL_GAINS, on_gpus((1, 2)))
-    assert missing.state is State.INCONCLUSIVE and tells(missing.why, 2, "4 GPUs")
-    whole = on_gpus()
-    invalid = replace(whole, wider=tuple(replace(wide, points=()) for wide in whole.wider))
-    claim = claim_of(STILL_GAINS)
-    of_the_paper = (replace(curve, subject=claim.models[0]) for curve in (on_gpus((1, 2)), whole, invalid))
-    assert [applies(claim, curve) for curve in of_the_paper] == [False, True, True]
-    assert judge(STILL_GAINS, invalid).state is State.INCONCLUSIVE
+@pytest.mark.parametrize(("claim", "curve", "facts"), [
+    (LESS_IN_ALL, lambda: on_gpus((1, 2), repeats=1), ("--slm-repeats 2",)),
+    (LOSES_PER_GPU, lambda: on_gpus(all_reduce_s=0.0, noise=0.05), ()),
+    (LOSES_PER_GPU, lambda: on_gpus((1, 2), room={1: 2}, loads=(4,)), ()),
+    (STILL_GAINS, lambda: on_gpus((1, 2)), (2, "4 GPUs")),
+    (REPLICAS_BEAT, lambda: on_gpus((1, 2)), ()),
+    (REPLICAS_BEAT, lambda: Curve(subject="opt-tiny"), ()),
+])  # fmt: skip
+def test_noise_one_repeat_and_what_was_not_measured_are_inconclusive(claim, curve, facts):
+    verdict = judge(claim, curve())
+    assert verdict.state is INCONCLUSIVE and tells(verdict.why, *facts)
 
 
-def test_the_gain_of_more_gpus_is_with_their_memory():
+def test_the_gain_of_more_gpus_is_with_their_memory_and_asked_where_both_were_measured():
     """Two GPUs run 4 of 16 at once, four all of them: each has its best load."""
     verdict = judge(STILL_GAINS, on_gpus(all_reduce_s=1e-3, room={1: 2, 2: 4}))
-    assert verdict.state is State.PASSES and verdict.value > 1.5 * 20 / 12 and tells(verdict.why, 1024, 4)
+    assert verdict.state is PASSES and verdict.value > 1.5 * 20 / 12 and tells(verdict.why, 1024, 4)
+    claim, whole = claim_of(STILL_GAINS), on_gpus()
+    invalid = replace(whole, wider=tuple(replace(wide, points=()) for wide in whole.wider))
+    of_the_paper = [replace(curve, subject=claim.models[0]) for curve in (on_gpus((1, 2)), whole, invalid)]
+    assert [applies(claim, curve) for curve in of_the_paper] == [False, True, True]
+    assert judge(STILL_GAINS, invalid).state is INCONCLUSIVE
 
 
 def test_a_load_that_waits_for_memory_is_no_measure_of_speed():
-    """One GPU runs 4 of 16: two gain 3.3 times there, by memory."""
-    curve = on_gpus((1, 2), room={1: 4}, all_reduce_s=1e-3)
-    waiting = next(d for d in deployments(curve) if (d.gpus, d.concurrency) == (1, 16))
+    waiting = next(d for d in ways.deployments(on_gpus((1, 2), room={1: 4})) if (d.gpus, d.concurrency) == (1, 16))
     assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
-    verdict = judge(LESS_IN_ALL, curve)
-    assert verdict.value == pytest.approx(20 / (10 + 4), rel=0.02) and tells(verdict.why, 4)
-    nowhere = on_gpus((1, 2), room={1: 2}, loads=(4,))
-    assert judge(LOSES_PER_GPU, nowhere).state is State.INCONCLUSIVE
+    rooms = ((None, 99), (16, 16), (16, 17))
+    fits = [ways.Deployment(1, 1, 1, None, n, point(n, [1.0]), room).fits for room, n in rooms]
+    assert fits == [True, True, False]
 
 
-@pytest.mark.parametrize(("room", "concurrency", "fits"), [(None, 99, True), (16, 16, True), (16, 17, False)])
-def test_a_load_fits_into_the_room_that_is_known(room, concurrency, fits):
-    assert Deployment(1, 1, 1, None, concurrency, point(concurrency, [1.0]), room).fits is fits
-
-
-@pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, State.FAILS), (8e-3, State.PASSES)])
+@pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, FAILS), (8e-3, PASSES)])
 def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(all_reduce_s, state):
     """Two replicas of 8: (16 + 8)/1000 s a step, 667 tokens/s together."""
-    curve = on_gpus((1, 2), shared=replicas(2, all_reduce_s=all_reduce_s), all_reduce_s=all_reduce_s)
-    verdict = judge(REPLICAS_BEAT, curve)
-    planted = (16 / 0.024) / (16 / (0.016 + 4 * all_reduce_s))
+    shared = replicas(2, all_reduce_s=all_reduce_s)
+    curve = on_gpus((1, 2), shared=shared, all_reduce_s=all_reduce_s)
+    verdict, planted = judge(REPLICAS_BEAT, curve), (16 / 0.024) / (16 / (0.016 + 4 * all_reduce_s))
     assert verdict.state is state and verdict.value == pytest.approx(planted, rel=0.02) and tells(verdict.why, 2)
-    [both] = [d for d in deployments(curve) if d.sharing]
+    [both] = [d for d in ways.deployments(curve) if d.sharing]
     assert (both.gpus, both.engines, both.sharing) == (2, 2, "gpus")
     assert both.served.power_w == pytest.approx(2 * 350), "both GPUs"
+    cramped = judge(REPLICAS_BEAT, on_gpus((1, 2), shared=shared, room={1: 4}, all_reduce_s=all_reduce_s))
+    assert "memory" in cramped.why and tells(cramped.why, 4), "one GPU had no room"
 
 
-def test_of_replicas_too_it_is_told_where_one_gpu_had_no_room():
-    curve = on_gpus((1, 2), shared=replicas(2), room={1: 4})
-    assert "memory" in judge(REPLICAS_BEAT, curve).why and tells(judge(REPLICAS_BEAT, curve).why, 4)
-    for nothing in (on_gpus((1, 2)), Curve(subject="opt-tiny")):
-        assert judge(REPLICAS_BEAT, nothing).state is State.INCONCLUSIVE
-
-
-def test_one_repeat_decides_nothing():
-    verdict = judge(LESS_IN_ALL, on_gpus((1, 2), repeats=1))
-    assert verdict.state is State.INCONCLUSIVE and tells(verdict.why, "--slm-repeats 2")
-
-
-def test_replicas_are_compared_with_engines_of_as_many_gpus_each():
-    first, wide = with_shared([curve_of("opt-tiny", alone(engine(n))) for n in (1, 2)], shared_points(replicas(2)))
-    assert len(first.shared) == 1 and wide.shared == ()
-
-
-def test_replicas_are_compared_with_engines_of_the_same_arguments():
+def test_replicas_are_compared_with_engines_of_as_many_gpus_each_and_the_same_arguments():
     """What is divided among them, memory and requests, differs and does not count."""
-    ours, others = (curve_of("opt-tiny", alone(engine(b_half=b_half))) for b_half in (16.0, 8.0))
-    smaller = curve_of("opt-tiny", alone(replace(engine(), kv_cache_bytes=GIB, max_num_seqs=64)))
-    ours, others, smaller = with_shared([ours, others, smaller], shared_points(replicas(2)))
-    assert len(ours.shared) == len(smaller.shared) == 1 and others.shared == ()
+    engines = engine(), engine(2), engine(b_half=8.0), replace(engine(), kv_cache_bytes=GIB, max_num_seqs=64)
+    found = with_shared([curve_of("opt-tiny", alone(each)) for each in engines], shared_points(replicas(2)))
+    assert [len(curve.shared) for curve in found] == [1, 0, 0, 1]
 
 
 # Without and with the server
@@ -147,41 +121,34 @@ def test_replicas_are_compared_with_engines_of_the_same_arguments():
 
 def test_loads_of_both_interfaces_are_held_against_each_other():
     """What the server serves over what the engine does alone, at the loads that both have."""
-    alone_, served = (
-        curve_of("opt-1.3b", [replace(m, spec=replace(m.spec, interface=interface)) for m in made])
-        for interface, made in (
-            ("engine", [measurement(c, 100.0 * c + i, repeat=i) for c in (4, 8, 16) for i in range(2)]),
-            ("server", [measurement(c, 90.0 * c + i, repeat=i) for c in (8, 16, 32) for i in range(2)]),
-        )
-    )
-    [(engine_, server, loads)] = at_both_interfaces([served, alone_])
+    made = [
+        having([measurement(c, rate * c + i, repeat=i) for c in loads for i in range(2)], spec={"interface": interface})
+        for rate, loads, interface in ((100.0, (4, 8, 16), "engine"), (90.0, (8, 16, 32), "server"))
+    ]
+    alone_, served = (curve_of("opt-1.3b", each) for each in made)
+    [(engine_, server, loads)] = ways.at_both_interfaces([served, alone_])
     assert (engine_, server) == (alone_, served)
     assert [(each.engine.concurrency, each.server.concurrency) for each in loads] == [(8, 8), (16, 16)]
     for each in loads:
         load = each.engine.concurrency
         assert each.ratio.value == pytest.approx((90 * load + 0.5) / (100 * load + 0.5), rel=1e-3)
         assert each.ratio.low < each.ratio.value < each.ratio.high
-    assert at_both_interfaces([alone_]) == at_both_interfaces([served]) == []
+    assert ways.at_both_interfaces([alone_]) == ways.at_both_interfaces([served]) == []
 
 
 # Beside neighbours
-
-
-MARGIN = 0.03
 
 
 def neighbours(slower: float = 1.0, again=(4, 16)):
     """Two repeats of each load beside one other engine, `slower` so much, and some of them alone."""
     beside = alone(engine(t_inf=1000.0 / slower))
     lone = [replace(m, spec=beside[0].spec) for m in alone(engine(), loads=again, repeats=1)]
-    return curve_of("opt-tiny", [*(replace(m, neighbours=1) for m in beside), *lone])
+    return curve_of("opt-tiny", [*having(beside, neighbours=1), *lone])
 
 
-@pytest.mark.parametrize(
-    ("slower", "state", "value"), [(1.0, State.PASSES, 0.0), (1.1, State.FAILS, 0.1), (0.9, State.FAILS, -0.1)]
-)
+@pytest.mark.parametrize(("slower", "state", "value"), [(1.0, PASSES, 0.0), (1.1, FAILS, 0.1), (0.9, FAILS, -0.1)])
 def test_what_neighbours_slow_or_hasten_fails_with_the_number(slower, state, value):
-    verdict = judge(CLAIM, neighbours(slower), margin=MARGIN)
+    verdict = judge(ways.CLAIM, neighbours(slower), margin=0.03)
     assert verdict.state is state and verdict.n == 6 and verdict.value == pytest.approx(value, abs=0.01)
     assert tells(verdict.why, 4, 16, "3 %")
 
@@ -190,12 +157,12 @@ def test_one_disturbed_cell_is_enough():
     good, bad = neighbours(), neighbours(1.1)
     mixed = [m for m in good.measurements if m.load.concurrency == 4]
     mixed += [replace(m, spec=good.spec) for m in bad.measurements if m.load.concurrency == 16]
-    assert judge(CLAIM, curve_of("opt-tiny", mixed), margin=MARGIN).state is State.FAILS
+    assert judge(ways.CLAIM, curve_of("opt-tiny", mixed), margin=0.03).state is FAILS
 
 
 def test_without_both_there_is_nothing_to_tell():
-    assert judge(CLAIM, neighbours(again=()), margin=MARGIN).state is State.INCONCLUSIVE
-    verdict = judge(CLAIM, neighbours(again=(16,)), margin=MARGIN)
-    assert verdict.state is State.PASSES and tells(verdict.why, 16) and not tells(verdict.why, 4)
-    assert applies(claim_of(CLAIM), neighbours())
-    assert not applies(claim_of(CLAIM), curve_of("opt-tiny", alone(engine())))
+    assert judge(ways.CLAIM, neighbours(again=()), margin=0.03).state is INCONCLUSIVE
+    verdict = judge(ways.CLAIM, neighbours(again=(16,)), margin=0.03)
+    assert verdict.state is PASSES and tells(verdict.why, 16) and not tells(verdict.why, 4)
+    asked = [applies(claim_of(ways.CLAIM), curve) for curve in (neighbours(), curve_of("opt-tiny", alone(engine())))]
+    assert asked == [True, False]
