@@ -1,27 +1,30 @@
-"""What a user writes in a repository of their own: the fixtures in tests, their errors in the terminal, and the shipped
-test of an advice."""
+"""What a user writes in a repository of their own: the fixtures in tests, a wrong word of theirs, which is one error
+with the right word and shows nothing of our code, and the shipped test of an advice."""
 
 from __future__ import annotations
 
 import json
+import re
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 
 import pytest
-from inner_runs import QUIET
-from inside import outcomes
-from shipped import put
+from inner_runs import RECORDS
+from shipped import shipped
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.advice import advisor
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plugin import SESSION
+from pytest_slmserve.plugin.items import nearest
 from pytest_slmserve.schema.sensors import GPU_UTIL, POWER, SM_ACTIVE
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 
-RECORDS = ".slm/records.jsonl"
+FEW = """--slm-simulate --slm-models=opt-125m --slm-window=1 --slm-input-len=64 --slm-output-len=32 -v -rs
+    --slm-engine-arg=t_inf=4000 --slm-engine-arg=b_half=1"""
 OWN = """
     from dataclasses import replace
     from pathlib import Path
@@ -37,13 +40,14 @@ OWN = """
         run = slm_engine.run(sharegpt, ClosedLoop(4, requests=12))
         assert len(run.samples) == 12 and all(run.samples.finished)
 
-    class TestOfAnotherSeed:
+    class TestOfAnotherSpecification:
         @pytest.fixture
         def slm_spec(self, slm_spec):
-            return replace(slm_spec, seed=7)
+            return replace(slm_spec, seed=7, max_model_len=2048)
 
-        def test_seed(self, slm_engine):
-            assert slm_engine.spec.seed == 7
+        @pytest.mark.slm(max_model_len=20)
+        def test_seed(self, slm_engine, slm_measure):
+            assert slm_engine.spec.seed == 7 and slm_measure(4).valid, "which is believed"
 
     def test_job(slm_job):
         slow, fast = slm_job(20, rate=2, lengths=(16, 8)), slm_job(20, lengths=(16, 8))
@@ -69,86 +73,111 @@ OWN = """
     def test_advice_by_name(slm_advice):
         with pytest.raises(Exception, match="opt-350m"):
             slm_advice(model="facebook/opt-350m")
+
+    def test_order(slm_sweep, slm_session):
+        slm_sweep((n for n in (13, 12)), repeats=1)
+        loads = [getattr(m.load, "concurrency", 0) for m in slm_session.results.measurements()]
+        assert [n for n in loads if n > 11 and n != 16] == [12, 13]
 """
-WRONG = """
-    import pytest
-
-    def test_objective(slm_advice): slm_advice("twice")
-    def test_share(slm_advice): slm_advice("2x@32", efficiency=10)
-    def test_uneven(slm_replicas): slm_replicas(3).measure(64)
-    def test_one(slm_replicas): slm_replicas(1)
-    def test_word(slm_measure): slm_measure(8, windw_s=3)
-    def test_attribute(slm_session): slm_session.devics
-    def test_block(slm_gpu_sampler):
-        with slm_gpu_sampler() as watched:
-            watched.figures
-"""
-FEW = ("--slm-simulate", "--slm-models=opt-125m", "--slm-window=1", "--slm-engine-arg=t_inf=4000", *QUIET, "-v", "-rs")
-FEW = (*FEW, "--slm-engine-arg=b_half=1", "--slm-input-len=64", "--slm-output-len=32")
 
 
-@pytest.fixture(scope="module")
-def own(inner):
-    """The run of a user's tests."""
-    inner.makepyfile(test_own=OWN, test_wrong=WRONG)
-    return inner.runpytest_inprocess(*FEW, "test_own.py")
-
-
-@pytest.fixture(scope="module")
-def wrong(inner, own):
-    return inner.runpytest_inprocess(*FEW, "test_wrong.py")
-
-
-def test_each_fixture_does_in_a_test_what_it_says(own):
-    assert set(outcomes(own).values()) == {"PASSED"} and len(outcomes(own)) == 8 and own.ret == 0
-    own.stdout.fnmatch_lines(["SIMULATED ENGINE: *", "opt-125m *"])
-
-
-def test_the_advice_is_that_of_the_command(own, inner, capsys):
-    capsys.readouterr()
-    words = ["--model", "opt-125m", "--slo-itl", "2x@1", "--json"]
-    assert main(["advise", str(inner.path / RECORDS), *words]) == 0
-    [model] = json.loads(capsys.readouterr().out)["models"]
-    batch, tokens_per_s, blocks = (inner.path / "said").read_text().split()
+def test_each_fixture_does_in_a_test_what_it_says_and_the_advice_is_that_of_the_command(runs, monkeypatch):
+    ran = runs(OWN, FEW)
+    assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 9 and ran.ret == 0
+    ran.says("SIMULATED ENGINE: *", "opt-125m *")
+    monkeypatch.chdir(ran.folder)
+    with redirect_stdout(StringIO()) as out:
+        assert main(["advise", RECORDS, "--model", "opt-125m", "--slo-itl", "2x@1", "--json"]) == 0
+    [model] = json.loads(out.getvalue())["models"]
+    batch, tokens_per_s, blocks = (ran.folder / "said").read_text().split()
     assert (int(batch), int(blocks)) == (model["batch"], model["memory"]["kv_blocks"])
     assert abs(float(tokens_per_s) / model["advised"]["tokens_per_s"]["value"] - 1) < 1e-3, "whole microseconds"
 
 
-def test_wrong_words_fail_with_what_to_type_and_no_way_through_our_code(wrong):
-    assert set(outcomes(wrong).values()) == {"FAILED"} and wrong.ret == 1
-    text = wrong.stdout.str()
-    for fact in ("'twice'", "efficiency=0.1", "96, 192 or 384", "slm_measure", "window_s", "devices", "with statement"):
-        assert fact in text, fact
-    assert "BadUsage: " in text and "Traceback" not in text and "pytest_slmserve/plugin" not in text
+# Wrong words: a fixture, what is called of it, a fact of the problem, and one of the hint.
+# fmt: off
+CALLS = {
+    "measure_near": ("slm_measure", "(4, windo_s=3)", "'windo_s'", "window_s"),
+    "measure_nothing": ("slm_measure", "()", "'concurrency'", "concurrency, repeats"),
+    "measure_text": ("slm_measure", "('4')", "'4'", "concurrency=64"),
+    "measure_endless": ("slm_measure", "(4, window_s=float('inf'))", "window_s=inf", "window_s=10"),
+    "measure_nan": ("slm_measure", "(4, settle_lifetimes=float('nan'))", "settle_lifetimes=nan", "=10"),
+    "measure_true": ("slm_measure", "(True)", "True", "concurrency=64"),
+    "measure_ramp": ("slm_measure", "(4, ramp_up='brust')", "ramp_up='brust'", "staggered or burst"),
+    "sweep_number": ("slm_sweep", "(4)", "concurrency=4", "concurrency=[1, 2, 4]"),
+    "sweep_repeat": ("slm_sweep", "([1, 2], repeat=3)", "'repeat'", "repeats"),
+    "job_half": ("slm_job", "(500 / 2)", "250.0", "requests=1024"),
+    "job_request": ("slm_job", "(request=4)", "'request'", "requests"),
+    "job_lengths": ("slm_job", "(4, lengths=512)", "lengths=512", "lengths=(512, 64)"),
+    "replicas_typo": ("slm_replicas", "(2, shareing='mps')", "'shareing'", "sharing"),
+    "replicas_one": ("slm_replicas", "(1)", "1 replica", "slm_measure"),
+    "replicas_uneven": ("slm_replicas", "(3).measure(64)", "64", "96, 192 or 384"),
+    "advice_word": ("slm_advice", "(tpot='2x@32')", "'tpot'", "slo_itl, efficiency, model"),
+    "advice_limit": ("slm_advice", "('twice')", "'twice'", ""),
+    "advice_share": ("slm_advice", "('2x@32', efficiency=10)", "10", "efficiency=0.1"),
+    "sampler": ("slm_gpu_sampler", "().__enter__().figures", "block", "with statement"),
+}
+ATTRIBUTES = {  # that are not there, and what is named in their place
+    "figure_near": ("slm_measure", "(4).ttft_p95", "'ttft_p95'", "ttft_p95_s or ttft_p99_s or ttft_p90_s"),
+    "figure_far": ("slm_sweep", "([1, 2]).watts", "'watts'", "gains, "),
+    "of_the_session": ("slm_session", ".devics", "'devics'", "devices"),
+}
+# fmt: on
 
 
-def test_nothing_measured_is_inconclusive_and_invalid_points_are_no_ground(pytester):
-    pytester.makepyfile("""
-        def test_nothing(slm_advice): slm_advice("2x@32", model="opt-350m")
-
-        def test_too_little(slm_measure, slm_advice):
-            slm_measure(concurrency=8)
-            slm_advice("2x@32")
-
-        def test_failing(slm_sweep, slm_advice):
-            slm_sweep(concurrency=[8, 16])
-            slm_advice()
-    """)
-    result = pytester.runpytest_inprocess(*FEW, "--slm-engine-arg=fail_at=16")
-    assert result.ret == 10 and set(outcomes(result).values()) == {"INCONCLUSIVE"}
-    result.stdout.fnmatch_lines(["*no advice on opt-350m: *", "*no advice on opt-125m: *concurrency 8*"])
-    result.stdout.fnmatch_lines(["*no advice on opt-125m: *left out*requests failed*"])
+@pytest.fixture(scope="module")
+def wrong(runs):
+    calls = {**CALLS, **ATTRIBUTES}.items()
+    tests = [f"def test_{name}({own}): {own}{call}\n" for name, (own, call, *_) in calls]
+    return runs("".join([*tests, "def test_nonsense(slm_measure): 'text'.nonsense\n"]), FEW)
 
 
-def test_without_a_mode_what_a_test_asks_for_as_it_goes_skips_it(pytester):
-    pytester.makepyfile("""
-        def test_late(request): assert request.getfixturevalue("slm_measure")(1)
-        def test_advice(slm_advice): slm_advice()
-        def test_watch(dcgm): pass
-    """)
-    result = pytester.runpytest_inprocess("-rs", *QUIET)
-    result.assert_outcomes(skipped=3)
-    assert result.stdout.str().count("--slm-simulate or --slm-endpoint") == 2, "in three places"
+def told(ran, name):
+    """What the failing test of this name prints."""
+    return re.split(r"\n_{3,} ", ran.out.split(f" test_{name} ___", 1)[1])[0]
+
+
+@pytest.mark.parametrize("name", [*CALLS, *ATTRIBUTES])
+def test_a_wrong_word_is_named_with_the_right_one_and_no_line_of_ours(wrong, name):
+    *_, fact, right = {**CALLS, **ATTRIBUTES}[name]
+    text = told(wrong, name)
+    kind = r"(?m)^BadUsage: .*\n  try: .*" if name in CALLS else r"(?m)^E .*"
+    [problem] = re.findall(kind, text)
+    assert fact in problem.partition("\n")[0] and right in problem and "plugin/" not in text
+
+
+def test_an_attribute_of_somebody_elses_value_is_left_alone(wrong):
+    assert "'nonsense'" in told(wrong, "nonsense") and "it has" not in told(wrong, "nonsense")
+    assert set(wrong.outcomes.values()) == {"FAILED"} and wrong.ret == 1
+    assert nearest("modle", ["model", "seed"]) == "model" and nearest("x", ["model", "seed"]) == "model, seed"
+
+
+UNDECIDED = """
+    def test_nothing(slm_advice): slm_advice("2x@32", model="opt-350m")
+
+    def test_too_little(slm_measure, slm_advice):
+        slm_measure(concurrency=8)
+        slm_advice("2x@32")
+
+    def test_failing(slm_sweep, slm_advice):
+        slm_sweep(concurrency=[8, 16])
+        slm_advice()
+"""
+LATE = """
+    def test_late(request): assert request.getfixturevalue("slm_measure")(1)
+    def test_advice(slm_advice): slm_advice()
+    def test_watch(dcgm): pass
+"""
+
+
+def test_nothing_measured_is_inconclusive_and_without_a_mode_what_a_test_asks_for_skips_it(runs):
+    ran = runs(UNDECIDED, FEW, "--slm-engine-arg=fail_at=16")
+    assert ran.ret == 10 and set(ran.outcomes.values()) == {"INCONCLUSIVE"}
+    ran.says("*no advice on opt-350m: *", "*no advice on opt-125m: *concurrency 8*")
+    ran.says("*no advice on opt-125m: *left out*requests failed*")
+    late = runs(LATE, "-rs")
+    assert late.counts == {"skipped": 3}
+    assert late.out.count("--slm-simulate or --slm-endpoint") == 2, "in three places"
 
 
 # Sensors beside a block
@@ -192,69 +221,54 @@ WATCHED = """
         assert watched.telemetry.sources == ("counting",) and watched.health.state in ("ok", "degraded", "invalid")
         assert all(-0.2 < at < watched.seen.window_s[1] + 0.2 for at in watched.telemetry.time_s)
 """
+IMAGINED = """
+    import time
+
+    def test_it(slm_gpu_sampler):
+        with slm_gpu_sampler() as watched:
+            time.sleep(0.6)  # two readings of the imagined device
+        assert watched.telemetry.sources == ("simulated",)
+        assert abs(watched.figures.power_w / 350 - 1) < 1e-3
+        assert watched.health.state == "ok", watched.health.reasons
+"""
 
 
-def test_a_block_is_watched_under_either_name(pytester):
-    pytester.makepyfile(WATCHED)
-    pytester.runpytest_inprocess(*FEW, plugins=[WithSampler()]).assert_outcomes(passed=2)
-
-
-def test_beside_a_simulated_engine_imagined_sensors_are_watched(pytester):
-    pytester.makepyfile("""
-        import time
-
-        def test_it(slm_gpu_sampler):
-            with slm_gpu_sampler() as watched:
-                time.sleep(0.6)  # two readings of the imagined device
-            assert watched.telemetry.sources == ("simulated",)
-            assert abs(watched.figures.power_w / 350 - 1) < 1e-3
-            assert watched.health.state == "ok", watched.health.reasons
-    """)
-    pytester.runpytest_inprocess(*FEW).assert_outcomes(passed=1)
-
-
-def test_without_sensors_there_is_nothing_to_watch(pytester):
-    pytester.makepyfile("def test_it(slm_gpu_sampler): pass\ndef test_too(dcgm): pass")
-    result = pytester.runpytest_inprocess(*FEW, "--slm-telemetry=off")
-    result.assert_outcomes(errors=2)
-    result.stdout.fnmatch_lines(["*BadUsage: *", "*--slm-telemetry off*"])
+def test_a_block_is_watched_under_either_name_beside_a_simulated_engine_by_imagined_sensors(runs):
+    assert runs.anew(WATCHED, FEW, plugins=[WithSampler()]).counts == {"passed": 2}
+    assert runs(IMAGINED, FEW).counts == {"passed": 1}
+    off = runs("def test_it(slm_gpu_sampler): pass\ndef test_too(dcgm): pass", FEW, "--slm-telemetry=off")
+    assert off.counts == {"errors": 2}
+    off.says("*BadUsage: *", "*--slm-telemetry off*")
 
 
 # The shipped test of an advice
 
 
 @pytest.fixture
-def in_use(pytester, kept):
-    """Runs the shipped test of the advice on a sweep of the simulated engine."""
-    put(pytester.path, "test_advice")
-    arguments = ("--slm-simulate", "--slm-models=opt-1.3b", "--slm-window=2", *QUIET, "-rs")
-    return lambda *words, loads="1,8,32,64": pytester.runpytest_inprocess(
-        *arguments, f"--slm-concurrency={loads}", *words
-    )
+def in_use(runs):
+    """Runs it on a sweep of the simulated engine; and what it measured on the engine as advised."""
+    words = "--slm-simulate --slm-models=opt-1.3b --slm-window=2 -rs"
+    return lambda loads, more="": runs.anew(shipped("test_advice"), words, f"--slm-concurrency={loads}", more)
 
 
-def advised(pytester):
-    return [m for m in read(pytester.path / RECORDS).measurements if m.spec.max_num_seqs != 1024]
-
-
-def test_the_engine_as_advised_serves_what_was_predicted(in_use, pytester):
-    in_use().assert_outcomes(passed=8, skipped=2)
-    [place] = {(m.load.concurrency, m.spec.max_num_seqs, m.spec.max_model_len) for m in advised(pytester)}
-    assert place[0] == place[1] and place[2] == 768 and len(advised(pytester)) == 2
+def test_the_engine_as_advised_serves_what_was_predicted_and_without_enough_loads_nothing_is_decided(in_use):
+    ran = in_use("1,8,32,64")
+    assert ran.counts == {"passed": 8, "skipped": 2}
+    advised = [m for m in ran.measured() if m.spec.max_num_seqs != 1024]
+    [place] = {(m.load.concurrency, m.spec.max_num_seqs, m.spec.max_model_len) for m in advised}
+    assert place[0] == place[1] and place[2] == 768 and len(advised) == 2
+    assert in_use("32").ret == 10
 
 
 @pytest.mark.parametrize(
     ("words", "failed", "why"),
-    [
-        ("preempt_from=40", 1, "*<fails: no-request-preempted *"),
-        ("die_at=40", 4, "*EngineFailed: *"),
-    ],
+    [("preempt_from=40", 1, "*<fails: no-request-preempted *"), ("die_at=40", 4, "*EngineFailed: *")],
 )
 def test_what_two_loads_predict_fails_if_it_preempts_or_dies(in_use, words, failed, why):
     """Planted from concurrency 40 on, where the sweep does not go."""
-    result = in_use(f"--slm-engine-arg={words}", loads="1,32")
-    assert result.ret == 1 and result.parseoutcomes()["failed"] == failed
-    result.stdout.fnmatch_lines([why])
+    ran = in_use("1,32", f"--slm-engine-arg={words}")
+    assert (ran.ret, ran.counts["failed"]) == (1, failed)
+    ran.says(why)
 
 
 def test_an_engine_that_is_slower_than_predicted_fails(in_use, monkeypatch):
@@ -265,20 +279,17 @@ def test_an_engine_that_is_slower_than_predicted_fails(in_use, monkeypatch):
         return (0.7 if self.spec.max_num_seqs < 1024 else 1.0) * t_inf, b_half
 
     monkeypatch.setattr(SimulatedEngine, "law", slower)
-    result = in_use()
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*<fails: throughput-as-predicted *: 69.? % *"])
+    ran = in_use("1,8,32,64")
+    assert ran.ret == 1
+    ran.says("*<fails: throughput-as-predicted *: 69.? % *")
 
 
-def test_several_engines_gain_no_more_than_their_bound(in_use, pytester, monkeypatch):
+def test_several_engines_gain_no_more_than_their_bound(in_use, monkeypatch):
     plan = advisor.plan
     monkeypatch.setattr(advisor, "plan", lambda sweeps, wish: plan(sweeps, replace(wish, gpu_bytes=140 * GIB)))
-    idle = ("--slm-engine-arg=dram_active=0.3", "--slm-engine-arg=engine_active=0.6")
-    in_use(*idle, "--override-ini=slm_pin_cores=1", loads="1,8,32,64,128").assert_outcomes(passed=11)
-    shared = [m for m in read(pytester.path / RECORDS).measurements if m.replica]
+    idle = "--slm-engine-arg=dram_active=0.3 --slm-engine-arg=engine_active=0.6 -o slm_pin_cores=1"
+    ran = in_use("1,8,32,64,128", idle)
+    assert ran.counts == {"passed": 11}
+    shared = [m for m in ran.measured() if m.replica]
     assert [(m.spec.max_num_seqs, m.load.concurrency) for m in shared] == [(32, 32)] * 8, "two of 32, twice, each way"
     assert all(m.replica.pinned for m in shared)
-
-
-def test_without_enough_loads_nothing_is_decided(in_use):
-    assert in_use(loads="32").ret == 10

@@ -1,5 +1,7 @@
-"""The gate as a user sees it: an item for each endpoint, exit status, the report, what is kept for others, that a
-report on the archive repeats it, and that what broke off or compared nothing is neither a pass nor a verdict."""
+"""The gate as a user sees it: an item for each endpoint, exit status, JUnit, what is kept for others, its options, that
+a report on the archive says it again, and that what broke off or compared nothing is neither a pass nor a verdict.
+
+What a decision rests on is told in tests/unit/analysis/gate, what a gate launches in tests/unit/run."""
 
 from __future__ import annotations
 
@@ -9,30 +11,63 @@ import math
 import random
 import shlex
 import shutil
-from contextlib import redirect_stdout
-from io import StringIO
+import sys
 from itertools import islice
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from inner_runs import QUIET
-from inside import ENDPOINTS, GATE, SMALL, SWEEP, outcomes, usage_error
+from inner_runs import FEW, SWEEP
 from sealed_lines import reseal
-from shipped import BENCHMARKS, put
+from shipped import BENCHMARKS, shipped
 
-from pytest_slmserve.__main__ import main
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines import pool
+from pytest_slmserve.engines.base import PROFILE_FOLDER
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.gate import OneGate
+from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.telemetry import host
 
-SLOWER = ("--slm-side=baseline:arg=t_inf=10000", "--slm-side=candidate:arg=t_inf=9000")
-FASTER = ("--slm-side=baseline:arg=t_inf=9000", "--slm-side=candidate:arg=t_inf=10000")
-SLOWER_START = ("--slm-side=baseline:arg=start_s=20", "--slm-side=candidate:arg=start_s=30")
-FOUR = "--override-ini=slm_gate_pairs=4"
-REAL = "--slm-load-format=auto"
-GATED = (*GATE, "-p", "no:benchmark", "-v", "-rs")
+NO_WORSE = shipped("test_gate")
+ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks", "memory")
+SIDES = "baseline", "candidate"
+# Steps of some 10 ms, and equal launches are equal.
+GATE = """--slm-simulate --slm-gate --slm-models=opt-125m --slm-concurrency=4,16 --slm-window=0.4 --slm-input-len=16
+    --slm-output-len=8 --slm-engine-arg=t_inf=2000 --slm-engine-arg=b_half=16 --slm-engine-arg=memory_used=8e9
+    --slm-engine-arg=scatter=0 --slm-report=tables -v -rsxX --junitxml=out.xml"""
+SLOWER = "--slm-side=baseline:arg=t_inf=10000 --slm-side=candidate:arg=t_inf=9000"
+SLOWER_START = "--slm-side=baseline:arg=start_s=20 --slm-side=candidate:arg=start_s=30"
+FOUR, CALIBRATED = "-o slm_gate_pairs=4", "note: *by 12 pairs*"
+DIES, REAL = "--slm-side=candidate:arg=die_at=16", "--slm-load-format=auto"
+
+
+def cases(ran):
+    return list(ElementTree.parse(ran.folder / "out.xml").getroot().iter("testcase"))
+
+
+def states(ran):
+    """Of each endpoint in the JUnit file: passed, skipped, or the message of its failure."""
+    found = {}
+    for case in cases(ran):
+        told = [each for kind in ("failure", "error", "skipped") for each in case.findall(kind)]
+        name = case.attrib["name"].removeprefix("test_no_worse[opt-125m-").removesuffix("]")
+        found[name] = told[0].attrib["message"] if told else "passed"
+    return found
+
+
+def properties(case):
+    return {each.attrib["name"]: each.attrib["value"] for each in case.iter("property")}
+
+
+def kept(ran, name="gate.json"):
+    """What a gate of one model has written for others."""
+    (found,) = json.loads((ran.folder / ".slm" / name).read_text("utf-8"))
+    return found
+
+
+def notes_of_traces(ran):
+    return [line for line in ran.lines if line.startswith("note: traces of")]
 
 
 def verdict_of(lines):
@@ -43,321 +78,215 @@ def verdict_of(lines):
     return [line for line in lines[begin:end] if line]
 
 
-def report(path):
-    """Exit status and lines of the report on an archive."""
-    out = StringIO()
-    with redirect_stdout(out):
-        status = main(["report", str(path)])
-    return status, out.getvalue().splitlines()
+@pytest.fixture
+def gate(runs):
+    """One gate that is not shared, because something is planted: `gate("--slm-gate-margin=10%")`."""
+    return lambda *words, **how: runs.anew(NO_WORSE, GATE, *words, **how)
 
 
-@pytest.fixture(scope="module")
-def gated(inner):
-    """Runs the shipped gate, each of these in a folder of its own: with its outcomes by endpoint, and its folder."""
-    put(inner.path, "test_gate")
-
-    def run(name, *args, noise=0.0):
-        with pytest.MonkeyPatch.context() as patch:
-            chance = random.Random(1)
-            if noise:
-                drawn = lambda spec, **_: SimulatedEngine(spec, math.exp(chance.gauss(0, noise)))  # noqa: E731
-                patch.setattr(pool, "SimulatedEngine", drawn)
-            files = f"--slm-records={name}/r.jsonl", f"--junitxml={name}.xml"
-            result = inner.runpytest_inprocess(*GATED, *files, "test_gate_shipped.py", *args)
-        result.folder, result.states = inner.path / name, states(inner.path / f"{name}.xml")
-        return result
-
-    return run
-
-
-def states(path):
-    """Of each item in a JUnit file: passed, skipped, or the message of its failure."""
-    found = {}
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        told = [each for kind in ("failure", "error", "skipped") for each in case.findall(kind)]
-        name = case.attrib["name"].removeprefix("test_no_worse[opt-125m-").removesuffix("]")
-        found[name] = told[0].attrib["message"] if told else "passed"
-    return found
-
-
-SCENARIOS = {  # arguments, exit status, endpoints that do not pass, and a fact of the report
-    "equal": ((), 0, {}, "opt-125m: PASS after 4 pairs*"),
-    "faster": (FASTER, 0, {}, "opt-125m: PASS after 4 pairs*"),
-    "wide-margin": ((*SLOWER, "--slm-gate-margin=0.3"), 0, {}, "opt-125m: PASS*"),
-    "slower-start": (SLOWER_START, 1, {"start": "50 % higher"}, "opt-125m: FAIL*"),
-    "memory": (
-        ("--slm-side=candidate:arg=memory_used=9e9", "--override-ini=slm_gate_caches=cold"),
-        1,
-        {"memory": "8.38 GiB"},
-        "device memory: fail, 8.38 GiB *7.45 GiB*",
-    ),
-    "noise": ((FOUR,), 10, dict.fromkeys(ENDPOINTS[:3], "Inconclusive"), "opt-125m: INCONCLUSIVE after 4 pairs*"),
-    "noise-and-failure": ((FOUR, *SLOWER_START), 1, {"start": "50 %"}, "opt-125m: FAIL*"),
-    "nothing-counts": (
-        ("--slm-side=candidate:arg=lost_from=4",),
-        10,
-        dict.fromkeys(ENDPOINTS, "Inconclusive"),
-        "left out: pair 4: a sensor was lost*",
-    ),
-    "noisy-host": (("--slm-side=candidate:arg=slow_clock_from=4",), 0, {}, "opt-125m: PASS after 4 pairs*"),
-    "no-sensors": (("--slm-engine-arg=sensors=false",), 0, {"energy": "energy", "memory": "memory"}, "*SKIPPED*energy"),
-    "real-weights": ((REAL,), 0, {}, "outputs: pass, *64 of 64 *"),
-    "wrong-tokens": (
-        (REAL, *FASTER, "--slm-side=candidate:arg=other_token_at=3"),
-        1,
-        {"outputs": "fails"},
-        "outputs: fail*",
-    ),
-    "unlikely": ((REAL, "--slm-side=candidate:arg=logprob_drift=0.2"), 1, {"outputs": "fails"}, "outputs: fail*"),
-    "dummy": (("--slm-side=candidate:arg=logprob_drift=0.2",), 0, {}, "outputs: *dummy weights*"),
+# Words, exit status, what is told of the endpoints that do not pass, and a line of the report.
+# fmt: off
+SCENARIOS = {
+    "equal": ("", 0, {}, "outputs: *dummy weights*"),
+    "slower": (SLOWER, 1, {"throughput": "10 % lower", "latency": "11.1 % higher", "energy": "11.1 % higher"},
+               "opt-125m: FAIL after 4 pairs*"),
+    "wide-margin": (f"{SLOWER} --slm-gate-margin=0.3", 0, {}, "mean E2E, small load*1.1111 *30 *pass"),
+    "slower-start": (f"{SLOWER_START} --slm-gate-margin=0.5", 1, {"start": "50 % higher"}, "s to start*1.5000 *15 *"),
+    "slowdown": ("--slm-simulate-slowdown=0.05", 1, {"throughput": "4.8 %", "latency": "5 %", "energy": "5 %"},
+                 "s to start*1.0000 *15 *pass"),
+    "memory": ("--slm-side=candidate:arg=memory_used=9e9", 1, {"memory": "8.38 GiB"},
+               "device memory: fail, 8.38 GiB *7.45 GiB*"),
+    "noise": (FOUR, 10, dict.fromkeys(ENDPOINTS[:3], "Inconclusive"), "opt-125m: INCONCLUSIVE after 4 pairs*"),
+    "noise-and-failure": (f"{FOUR} {SLOWER_START}", 1, {"start": "50 %"}, "opt-125m: FAIL*"),
+    "nothing-counts": ("--slm-side=candidate:arg=lost_from=4", 10, dict.fromkeys(ENDPOINTS, "Inconclusive"),
+                       "left out: pair 4: a sensor was lost*"),
+    "no-sensors": ("--slm-engine-arg=sensors=false", 0, {"energy": "energy", "memory": "memory"}, "*SKIPPED*energy"),
+    "real-weights": (REAL, 0, {}, "outputs: pass, *64 of 64 *"),
+    "wrong-tokens": (f"{REAL} --slm-side=candidate:arg=other_token_at=3", 1, {"outputs": "fails"}, "outputs: fail*"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_status_items_and_report_say_the_same_and_the_archive_says_it_again(gated, name):
-    arguments, status, others, line = SCENARIOS[name]
-    result = gated(name, *arguments, noise=0.1 if "noise" in name else 0.0)
-    assert result.ret == status
-    result.stdout.fnmatch_lines([line])
-    found = {endpoint: state for endpoint, state in result.states.items() if state != "passed"}
-    assert set(others) <= set(found) and (set(found) == set(others) or name == "noise-and-failure")
+def test_status_items_and_report_say_the_same_and_the_archive_says_it_again(runs, monkeypatch, name):
+    words, status, others, line = SCENARIOS[name]
+    if "noise" in name:
+        chance = random.Random(1)
+        drawn = lambda spec, **_: SimulatedEngine(spec, math.exp(chance.gauss(0, 0.1)))  # noqa: E731
+        monkeypatch.setattr(pool, "SimulatedEngine", drawn)
+    ran = runs(NO_WORSE, GATE, words)
+    assert ran.ret == status
+    ran.says(line)
+    assert [*states(ran)] == [*ENDPOINTS, *(["outputs"] if REAL in words else [])]
+    found = {endpoint: state for endpoint, state in states(ran).items() if state != "passed"}
+    assert others.keys() <= found.keys() and (others.keys() == found.keys() or name == "noise-and-failure")
     assert all(fact in found[endpoint] for endpoint, fact in others.items())
-    assert set(result.states) == {*ENDPOINTS, *(["outputs"] if REAL in arguments else [])}
-    seen, lines = report(result.folder / "r.jsonl")
-    assert seen == status and verdict_of(lines) == verdict_of(result.outlines)
-    assert not any("no sweep was measured" in line for line in lines)
+    seen, text = ran.report()
+    assert seen == status and verdict_of(text.splitlines()) == verdict_of(ran.lines)
+    assert "no sweep was measured" not in text
 
 
-# A slower candidate
-
-
-@pytest.fixture(scope="module")
-def slower(gated, inner):
-    """Its run, beside which a page of a workflow's step is."""
-    page = inner.path / "summary.md"
+def test_a_slower_candidate_is_told_to_others_and_each_launch_has_its_place(runs, monkeypatch, tmp_path):
+    page = tmp_path / "summary.md"
     page.write_text("# Before\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GITHUB_STEP_SUMMARY", str(page))
-        return gated("slower", *SLOWER)
-
-
-def test_a_slower_candidate_fails_where_it_is_slower_and_junit_has_the_figures(slower, inner):
-    assert slower.ret == 1 and list(slower.states) == list(ENDPOINTS)
-    assert [slower.states[each] for each in ("start", "kv-blocks", "memory")] == ["passed"] * 3
-    for endpoint, change in (("throughput", "10 % lower"), ("latency", "11.1 % higher"), ("energy", "11.1 % higher")):
-        assert f"no-worse-{endpoint} [opt-125m]" in slower.states[endpoint] and change in slower.states[endpoint]
-    suite = ElementTree.parse(inner.path / "slower.xml").getroot()[0]
-    told = {p.attrib["name"]: p.attrib["value"] for p in next(suite.iter("testcase")).iter("property")}
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
+    ran = runs.anew(NO_WORSE, GATE, SLOWER)
+    told = properties(cases(ran)[0])
     assert told["slm_gate"] == "fails" and float(told["slm_ratio"]) == pytest.approx(0.9, abs=0.01)
+    found, speed = kept(ran), kept(ran)["gated"][0]
+    assert (found["model"], found["outcome"], found["pairs"], speed["outcome"]) == ("opt-125m", "fail", 4, "fail")
+    assert speed["ratio"]["value"] == pytest.approx(0.9, abs=0.01) and found["answers"]["differs"] is None
+    summary, markdown = page.read_text("utf-8"), (ran.folder / ".slm/gate.md").read_text("utf-8")
+    assert summary.startswith(f"# Before\n{markdown}\n") and markdown.count("### opt-125m: FAIL after 4 pairs") == 1
+    assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in summary
+    launches = [(m.paired.pair, m.paired.side[0], m.spec.arguments["t_inf"]) for m in ran.measured()]
+    baseline, candidate = ("b", 10000), ("c", 9000)
+    order = (baseline, candidate), (candidate, baseline), (candidate, baseline), (baseline, candidate)
+    assert launches == [(n, *side) for n, pair in enumerate(order, start=1) for side in pair for _ in range(2)]
+    assert len({m.launch for m in ran.measured()}) == 8
+    words = f"{ran.folder}/.slm/records.jsonl"
+    assert ran.report(words)[1].count("opt-125m: FAIL") == 1, "of an archive that is given twice too"
 
 
-def test_its_report_has_the_table_the_sides_and_the_number_of_pairs(slower):
-    slower.stdout.fnmatch_lines(
-        [
-            "opt-125m: FAIL after 4 pairs of launches",
-            "*baseline: *t_inf=10000*at concurrency 4 and 16",
-            "*candidate: *t_inf=9000*at concurrency 4 and 16",
-            "  compile caches were warm: *",
-            "endpoint *better *pairs *candidate*spread*margin*",
-            "output tokens/s, large load *higher *4 *0.9000 *fail",
-            "mean E2E, small load *lower *4 *1.1111 *fail",
-            "s to start *lower *4 *1.0000 *15 *pass",
-            "mean TPOT, large load *lower *4 *1.1111*",
-            "output tokens/s, large load *fail: 10 % lower (0.9 times the baseline)*",
-            "KV blocks: pass, *",
-            "device memory: pass, 7.45 GiB *7.45 GiB *7.70 GiB)",
-            "note: the gate of opt-125m took * s, 4 pairs count",
-        ]
-    )
-
-
-def test_its_archive_holds_every_launch_in_its_place(slower):
-    found = read(slower.folder / "r.jsonl").measurements
-    assert len(found) == 16 and len({m.launch for m in found}) == 8
-    assert "".join(m.paired.side[0] for m in found[::2]) == "bc" + "cb" + "cb" + "bc"
-    assert [m.paired.pair for m in found] == [n for n in range(1, 5) for _ in range(4)]
-    sides = {(m.paired.side, m.spec.arguments["t_inf"], m.spec.arguments["b_half"]) for m in found}
-    assert sides == {("baseline", 10000, 16), ("candidate", 9000, 16)}
-
-
-def test_what_was_found_is_there_for_others(slower, inner):
-    (found,) = json.loads((slower.folder / "gate.json").read_text("utf-8"))
-    assert (found["model"], found["outcome"], found["pairs"]) == ("opt-125m", "fail", 4)
-    speed = found["gated"][0]
-    assert speed["outcome"] == "fail" and speed["ratio"]["value"] == pytest.approx(0.9, abs=0.01)
-    assert found["answers"]["differs"] is None
-    markdown = (slower.folder / "gate.md").read_text("utf-8")
-    assert "### opt-125m: FAIL after 4 pairs" in markdown and "| s to start | lower | 4 |" in markdown
-    told = (inner.path / "summary.md").read_text("utf-8")
-    assert told.startswith(f"# Before\n{markdown}\n") and "```sh\npytest " in told
-    assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in told
-
-
-def test_an_archive_that_did_not_store_its_terms_is_judged_by_the_defaults(slower):
-    path = slower.folder / "without.jsonl"
-    first, rest = (slower.folder / "r.jsonl").read_text("utf-8").split("\n", 1)
+def test_an_archive_that_did_not_store_its_terms_is_judged_by_the_defaults(gate):
+    ran = gate(SLOWER)
+    path = ran.folder / ".slm/records.jsonl"
+    first, rest = path.read_text("utf-8").split("\n", 1)
     session = json.loads(first)
     del session["plan"]["gate"]
-    path.write_text(json.dumps(session, separators=(",", ":")) + "\n" + rest, "utf-8")
+    path.write_text(f"{json.dumps(session, separators=(',', ':'))}\n{rest}", "utf-8")
     reseal(path)
-    seen, lines = report(path)
-    assert seen == 1 and any(line.startswith("opt-125m: FAIL after 4 pairs") for line in lines)
-    assert any(line.startswith("note: ") and "3 %" in line and "12 pairs" in line for line in lines)
+    status, text = ran.report()
+    assert status == 1 and "opt-125m: FAIL after 4 pairs" in text
+    assert any(line.startswith("note: ") and "3 %" in line and "12 pairs" in line for line in text.splitlines())
 
 
-def test_an_archive_given_twice_tells_of_its_gate_once(slower):
-    path, out = str(slower.folder / "r.jsonl"), StringIO()
-    with redirect_stdout(out):
-        main(["report", path, path])
-    assert out.getvalue().count("opt-125m: FAIL") == 1
-
-
-def test_a_sweep_beside_a_gate_is_reported_too_and_makes_no_gate_cheaper(slower, inner):
-    inner.makepyfile(test_sweep=SWEEP)
-    path = slower.folder / "both.jsonl"
-    shutil.copy(slower.folder / "r.jsonl", path)
-    few = ("--slm-concurrency=4,8,16", "--slm-engine-arg=t_inf=2000", "--slm-input-len=64", "--slm-output-len=32")
-    inner.runpytest_inprocess(*SMALL, *QUIET, *few, f"--slm-records={path}", "--slm-budget=0", "test_sweep.py")
-    seen, lines = report(path)
-    text = "\n".join(lines)
-    assert seen == 1 and "opt-125m: FAIL" in text and "throughput-plateau" in text
-    plan = inner.runpytest_inprocess(
-        *GATED, f"--slm-records={path}", "test_gate_shipped.py", "--slm-plan", "--slm-resume"
-    )
-    plan.stdout.fnmatch_lines(["*test_no_worse?opt-125m-throughput? (2 s)"])
+def test_a_sweep_beside_a_gate_is_reported_too_and_makes_no_gate_cheaper(runs, gate):
+    ran = gate(SLOWER)
+    runs.anew({"test_sweep.py": SWEEP}, FEW, "--slm-concurrency=4,8,16 test_sweep.py", folder=ran.folder)
+    status, text = ran.report()
+    assert status == 1 and "opt-125m: FAIL" in text and "throughput-plateau" in text
+    plan = gate("test_gate_shipped.py --slm-plan --slm-resume", folder=ran.folder)
+    plan.says("*test_no_worse?opt-125m-throughput? (2 s)")
 
 
 # What is broken off, or does not come about
 
 
-def test_a_candidate_that_dies_is_named_and_later_items_say_that_it_broke_off(gated, inner):
-    result = gated("dies", "--slm-side=candidate:arg=die_at=16")
-    assert result.ret == 3
-    result.assert_outcomes(errors=6)
-    properties = ElementTree.parse(inner.path / "dies.xml").iter("property")
-    assert [p.attrib["value"] for p in properties] == ["broken off"] * 6
-    text = "\n".join(line for line in result.outlines if not line.startswith("ERROR"))  # CI repeats all there
+def test_what_dies_or_is_asked_nonsense_is_named_with_its_side_and_later_items_say_that_it_broke_off(runs):
+    ran = runs(NO_WORSE, GATE, DIES)
+    assert (ran.ret, ran.counts) == (3, {"errors": 6})
+    assert [properties(case)["slm_state"] for case in cases(ran)] == ["broken off"] * 6
+    text = "\n".join(line for line in ran.lines if not line.startswith("ERROR"))  # CI repeats all there
     died = "the candidate, pair 1: the simulated engine died at concurrency 16"
     assert text.count(f"EngineFailed: {died}") == 1 and text.count(f"broken off: {died}") == 5
     assert "Traceback" not in text
+    nonsense = runs(NO_WORSE, GATE, "--slm-side=baseline:arg=t_half=3")
+    assert nonsense.ret == 3
+    nonsense.says("*BadUsage: *baseline, pair 1: *t_half*")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "told"),
-    [((), 3, {"passed": 6, "errors": 6}), (SLOWER, 1, {"failed": 3, "passed": 3, "errors": 6})],
-    ids=["the other passes", "the other fails"],
-)
-def test_a_gate_that_broke_off_is_no_failure_and_hides_none(gated, monkeypatch, arguments, status, told):
+def breaks(error, model=None):
+    """A gate that raises this error; of other models than the one that is named, one that runs."""
     run = OneGate.run
 
-    def one_breaks(self):
-        if self.model == "opt-350m":
-            raise OSError("No space left on device")
+    def broken(self):
+        if model in (None, self.model):
+            raise error
         return run(self)
 
-    monkeypatch.setattr(OneGate, "run", one_breaks)
-    result = gated(f"breaks-{status}", "--slm-models=opt-125m,opt-350m", FOUR, *arguments)
-    assert result.ret == status
-    result.assert_outcomes(**told)
-    result.stdout.fnmatch_lines(["*OSError: No space left*", "EngineFailed: *broken off: OSError: No space*"])
+    return broken
 
 
-def test_an_assertion_of_our_own_is_no_verdict(gated, monkeypatch):
-    def breaks(self):
-        raise AssertionError("what cannot be")
+NO_SPACE = OSError("No space left on device")
+# fmt: off
+BROKEN = {
+    "the other passes": (NO_SPACE, "opt-350m", "", 3, {"passed": 6, "errors": 6}, "EngineFailed: *broken off: OSErr*"),
+    "the other fails": (NO_SPACE, "opt-350m", SLOWER, 1, {"failed": 3, "passed": 3, "errors": 6}, "EngineFailed: *"),
+    "of our own": (AssertionError("what cannot be"), None, "", 3, {"errors": 6}, "*RuntimeError: *"),
+}
+# fmt: on
 
-    monkeypatch.setattr(OneGate, "run", breaks)
-    result = gated("assertion")
-    assert result.ret == 3
-    result.assert_outcomes(errors=6)
-    result.stdout.fnmatch_lines(["*AssertionError: what cannot be*", "*RuntimeError: *"])
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_gate_that_broke_off_is_no_failure_and_hides_none(gate, monkeypatch, case):
+    error, model, words, status, counts, line = BROKEN[case]
+    monkeypatch.setattr(OneGate, "run", breaks(error, model))
+    ran = gate(f"--slm-models={model},opt-125m" if model else "", FOUR, words)
+    assert (ran.ret, ran.counts) == (status, counts)
+    ran.says(line, f"*{type(error).__name__}: {error}*")
 
 
-def test_an_interrupted_gate_says_how_far_it_came_and_goes_on(inner, gated, monkeypatch):
+def test_an_interrupted_gate_says_how_far_it_came_and_goes_on(gate, monkeypatch):
     launched = OneGate.launch_in_turn
 
     def broken_off(self, launches):
         yield from islice(launched(self, launches), 6)
         raise KeyboardInterrupt
 
-    words = (*GATED, "--slm-records=interrupted.jsonl", "test_gate_shipped.py")
     with monkeypatch.context() as patch:
         patch.setattr(OneGate, "launch_in_turn", broken_off)
-        result = inner.runpytest_inprocess(*words, no_reraise_ctrlc=True)
-    assert result.ret == 2
-    result.stdout.fnmatch_lines(["opt-125m: speed NOT JUDGED after 3 pairs*", "  next: 1 more pair*--slm-resume*"])
-    assert report(inner.path / "interrupted.jsonl")[0] == 10
-    again = inner.runpytest_inprocess(*words, "--slm-resume")
-    again.stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs*", "note: *goes on from 3 pairs*"])
+        ran = gate(no_reraise_ctrlc=True)
+    assert (ran.ret, ran.report()[0]) == (2, 10)
+    ran.says("opt-125m: speed NOT JUDGED after 3 pairs*", "  next: 1 more pair*--slm-resume*")
+    again = gate("--slm-resume", folder=ran.folder)
+    again.says("opt-125m: PASS after 4 pairs*", "note: *goes on from 3 pairs*")
 
 
-def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(pytester):
-    pytester.makepyfile("""
-        import pytest
+SKIPPED = """
+    import pytest
 
-        def test_plain(): pass
+    def test_plain(): pass
 
-        @pytest.mark.skip(reason="not today")
-        def test_gate(slm_gate): pass
-    """)
-    result = pytester.runpytest_inprocess(*GATED, ".")
-    assert result.ret == 10
-    result.assert_outcomes(passed=1, skipped=6)
-    result.stdout.fnmatch_lines(["note: --slm-gate: nothing was compared*"])
+    @pytest.mark.skip(reason="not today")
+    def test_gate(slm_gate): pass
+"""
 
 
-def test_a_gate_that_cannot_be_carried_out_is_an_error_before_anything_starts(gate, pytester, kept):
-    assert "opt-125m at concurrency 900000" in usage_error(gate(*QUIET, "--slm-concurrency=4,900000"))
-    assert not (pytester.path / ".slm").exists()
-
-
-def test_where_it_cannot_be_written_for_others_the_run_goes_on(gate, pytester, monkeypatch):
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "no" / "such" / "page.md"))
-    result = gate(*QUIET)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["not written for others: *"])
+def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(runs, gate):
+    ran = runs(SKIPPED, GATE, ".")
+    assert (ran.ret, ran.counts) == (10, {"passed": 1, "skipped": 6})
+    ran.says("note: --slm-gate: nothing was compared*")
+    for flag in ("--slm-gate", "--slm-calibrate"):
+        none = runs(SWEEP, GATE, flag)
+        none.refuses(f"{flag}:", "slm_gate", "--pyargs pytest_slmserve.benchmarks")
+    full = gate("--slm-concurrency=4,900000")
+    full.refuses("opt-125m at concurrency 900000")
+    assert not (full.folder / ".slm").exists() and not (none.folder / ".slm").exists()
+    broken = runs("import nothing_of_that_name", GATE)
+    assert broken.ret == pytest.ExitCode.INTERRUPTED and "slm_gate" not in broken.err, "it is not said to have no gate"
 
 
 # Which items run
 
 
-def test_with_a_gate_nothing_else_is_measured_even_where_the_whole_folder_is_given(pytester, kept):
-    folder = pytester.path / "all_of_them"  # of another name: their modules may be imported already
+def test_with_a_gate_nothing_else_is_measured_even_where_the_whole_folder_is_given(runs, tmp_path):
+    folder = tmp_path / "all_of_them"  # of another name: their modules may be imported already
     shutil.copytree(BENCHMARKS, folder, ignore=shutil.ignore_patterns("__pycache__", "asv", "baselines"))
-    result = pytester.runpytest_inprocess(folder.name, *GATED)
-    found, archive = result.parseoutcomes(), read(pytester.path / ".slm/records.jsonl")
-    assert result.ret == 0 and found["passed"] == 6 and found["deselected"] > 20
-    assert found.keys() == {"passed", "deselected"} and all(m.paired for m in archive.measurements)
-    assert archive.sessions[-1].plan["sweeps"] == {}, "what was not to be measured is not missing"
+    ran = runs.anew({}, GATE, "all_of_them", folder=tmp_path)
+    assert ran.ret == 0 and ran.counts.pop("deselected") > 20 and ran.counts == {"passed": 6}
+    [told] = [line for line in ran.lines if line.startswith("slmserve leaves out")]
+    assert all(m.paired for m in ran.measured()) and "tests" in told
+    assert ran.archive().sessions[-1].plan["sweeps"] == {}, "what was not to be measured is not missing"
 
 
-def test_each_model_has_its_gate(gated):
-    result = gated(
-        "two", "--slm-models=opt-125m,opt-350m", "--slm-side=candidate:arg=die_at=16", "--slm-concurrency=4,8"
+def test_each_model_has_its_gate_and_a_plan_prices_it_once_as_a_clear_case(runs):
+    ran = runs(NO_WORSE, GATE, "--slm-models=opt-125m,opt-350m --slm-concurrency=4,8", DIES)
+    assert ran.counts == {"passed": 12} and len({m.paired.gate for m in ran.measured()}) == 2
+    ran.says("opt-125m: PASS*", "opt-350m: PASS*")
+    plan = runs(NO_WORSE, GATE, "--slm-plan -o slm_gate_pairs=20")
+    assert plan.ret == 0 and not (plan.folder / ".slm").exists()
+    plan.says(
+        "*0:00    test_no_worse?opt-125m-throughput? (2 s)", "*0:02    test_no_worse?*-latency? (measures nothing)"
     )
-    result.assert_outcomes(passed=12)
-    result.stdout.fnmatch_lines(["opt-125m: PASS*", "opt-350m: PASS*"])
-    assert len({m.paired.gate for m in read(result.folder / "r.jsonl").measurements}) == 2
+    plan.says("*end: 6 items", "note: a gate is estimated as a clear case, 4 pairs*20")
 
 
-def test_without_a_gate_or_a_mode_its_items_are_skipped_with_the_reason(gated, inner):
-    for words, why in ((["--slm-simulate"], "--slm-gate"), ([], "--slm-simulate or --slm-endpoint")):
-        result = inner.runpytest_inprocess("-rs", *QUIET, "test_gate_shipped.py", *words)
-        assert set(result.parseoutcomes()) == {"skipped"}
-        result.stdout.fnmatch_lines([f"*SKIPPED*needs *{why}*"])
-
-
-def test_a_plan_estimates_a_clear_case_once_for_each_model(gate, pytester, kept):
-    result = gate("--slm-plan", *QUIET)
-    assert result.ret == 0 and not (pytester.path / ".slm").exists()
-    result.stdout.fnmatch_lines(
-        [
-            "*0:00    test_no_worse?opt-125m-throughput? (2 s)",
-            "*0:02    test_no_worse?opt-125m-latency? (measures nothing)",
-            "*end: 6 items",
-            "note: a gate is estimated as a clear case, 4 pairs*12",
-        ]
-    )
+def test_without_a_gate_or_a_mode_its_items_are_skipped_with_the_reason(runs):
+    for words, why in (("--slm-simulate", "--slm-gate"), ("", "--slm-simulate or --slm-endpoint")):
+        ran = runs(NO_WORSE, "-rs", words)
+        assert ran.counts.keys() == {"skipped"}
+        ran.says(f"*SKIPPED*needs *{why}*")
 
 
 OWN = """
@@ -383,107 +312,260 @@ OWN = """
 """
 
 
-def test_a_user_s_own_test_reads_the_same_gate_and_its_assertion_fails(pytester):
-    """An error before it is none."""
-    pytester.makepyfile(OWN)
-    result = pytester.runpytest_inprocess(*GATED)
-    assert result.ret == 1
-    assert outcomes(result) == {"test_it": "ERROR", "test_mine": "PASSED", "test_wrong": "FAILED"}
-    result.stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs of launches"])
-    assert pytester.runpytest_inprocess(*GATED, "-k", "test_it").ret == 3
-    waits = pytester.runpytest_inprocess("--slm-simulate", "-rs", "-k", "test_mine", *QUIET)
-    waits.stdout.fnmatch_lines(["*SKIPPED*needs --slm-gate"])
+def test_a_user_s_own_test_reads_the_same_gate_and_its_assertion_fails(runs):
+    ran = runs(OWN, GATE)
+    assert ran.ret == 1 and ran.outcomes == {"test_it": "ERROR", "test_mine": "PASSED", "test_wrong": "FAILED"}
+    ran.says("opt-125m: PASS after 4 pairs of launches")
+    assert runs(OWN, GATE, "-k test_it").ret == 3, "an error before it is none"
 
 
-# The noise that is known
+# Sides
 
 
-def test_a_model_given_as_a_path_has_its_gate_and_the_noise_of_its_calibration(pytester, gate, kept):
-    """Of which a report knows too: where it hides a margin, nothing passes."""
-    folder = pytester.path / "models" / "Mine-1B"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(dict(CATALOGUE["opt-125m"].config)))
-    words = ("--slm-models=models/Mine-1B", *QUIET)
-    assert gate(*words, "--slm-calibrate").ret == 0
-    path = pytester.path / ".slm" / "calibration.json"
-    (known,) = json.loads(path.read_text("utf-8"))
-    assert known["model"] == "mine-1b"
-    (pytester.path / ".slm/records.jsonl").unlink()
-    result = gate(*words)
-    result.assert_outcomes(passed=6)
-    result.stdout.fnmatch_lines(["mine-1b: PASS after 4 pairs*", "note: mine-1b, by 12 pairs*"])
+def test_words_of_both_sides_and_of_one_reach_its_engine_and_the_difference_is_told(runs):
+    common = "--slm-python=/both/python --slm-env=A=1 --slm-engine-arg=max_num_seqs=64 --slm-engine-arg=power_w=300"
+    own = "python=/my/python,env=A=2,arg=max_num_seqs=32,arg=max_num_batched_tokens=2048,arg=seed=3"
+    ran = runs(NO_WORSE, GATE, common, f"--slm-side=baseline:{own} --slm-side=candidate:arg=power_w=200")
+    specs = {m.paired.side: m.spec for m in ran.measured()}
+    told = {
+        side: (s.python, s.env, s.max_num_seqs, s.max_num_batched_tokens, s.seed, dict(s.extra)["power_w"])
+        for side, s in specs.items()
+    }
+    assert told == {
+        "baseline": ("/my/python", (("A", "2"),), 32, 2048, 3, 300),
+        "candidate": ("/both/python", (("A", "1"),), 64, 8192, 0, 200),
+    }
+    ran.says("*baseline: */my/python*", "*candidate: */both/python*")
+    assert "are the same" not in ran.out
+    runs(NO_WORSE, GATE, "").says("*both sides*are the same*")
+
+
+def test_with_an_interpreter_for_each_side_that_of_pytest_needs_no_vllm(runs, monkeypatch):
+    def interpreter(python, env):
+        vllm = {"/old": "0.31.0", "/new": "0.32.0"}.get(python)
+        if vllm is None and python != sys.executable:
+            raise host.BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python")
+        return {"python": "3.11.7", "vllm": vllm, "torch": "2.13.0"}
+
+    monkeypatch.setattr(host, "interpreter", interpreter)
+    on_cpu = "--slm-cpu --slm-gate --collect-only --slm-side=candidate:python=/new"
+    ran = runs.anew(NO_WORSE, on_cpu, "--slm-side=baseline:python=/old")
+    assert ran.ret == 0
+    ran.says("slmserve: *0.32.0*", "*test_no_worse?opt-tiny-throughput?*")
+    runs.anew(NO_WORSE, on_cpu, "--slm-side=baseline:python=/no/such").refuses("/no/such")
+
+
+# Caches
+
+NAMES = {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The variables that each launch was given; where they name folders, that above stands and each gets a file."""
+    seen = []
+
+    def start(spec, extra_env, **_):
+        for value in extra_env.values() if extra_env.keys() == NAMES else ():
+            assert Path(value).parent.is_dir() and not Path(value).exists()
+            Path(value).mkdir()
+            (Path(value) / "compiled").touch()
+        seen.append(dict(extra_env))
+        return SimulatedEngine(spec, extra_env=extra_env)
+
+    monkeypatch.setattr(pool, "SimulatedEngine", start)
+    return seen
+
+
+def test_each_cold_launch_has_an_empty_folder_of_its_own_which_is_gone_afterwards(gate, launches):
+    cold = "-o slm_gate_caches=cold"
+    ran = gate(cold)
+    folders = {Path(value) for given in launches for value in given.values()}
+    assert ran.ret == 0 and len(launches) == 8 and len(folders) == 24 and len({each.parent for each in folders}) == 8
+    assert {(m.paired.caches, m.spec.env) for m in ran.measured()} == {("cold", ())} and kept(ran)["caches"] == "cold"
+    assert len({m.spec.key for m in ran.measured()}) == 1, "no part of the key"
+    assert gate(cold, DIES).ret == 3 and len(launches) > 8
+    assert not any(Path(value).parent.exists() for given in launches for value in given.values())
+
+
+# A variable of the host, and of a side with other code; words; and the folder in which each side has its own.
+OTHER_CODE = "--slm-side=candidate:env=PYTHONPATH=/opt/other"
+# fmt: off
+WARM = {
+    "equal code": ({}, "--slm-side=candidate:arg=max_num_batched_tokens=2048", None, None),
+    "other code": ({"VLLM_CACHE_ROOT": "/there"}, OTHER_CODE, "/there/gate-baseline", "/there/gate-candidate"),
+    "a place of its own": (
+        {"XDG_CACHE_HOME": "/elsewhere"}, f"{OTHER_CODE} --slm-side=baseline:env=VLLM_CACHE_ROOT=/mine", None,
+        "/elsewhere/pytest-slmserve/gate-candidate",
+    ),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", WARM)
+def test_warm_caches_are_those_of_everybody_unless_a_side_may_run_other_code(gate, launches, monkeypatch, case):
+    """vLLM keeps what it knows of a model's class for one version of its file: releases would displace each other's."""
+    variables, words, *folders = WARM[case]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ran = gate(words)
+    baseline, candidate = ({"VLLM_CACHE_ROOT": folder} if folder else {} for folder in folders)
+    assert ran.ret == 0 and launches[:4] == [baseline, candidate, candidate, baseline] and len(launches) == 8
+    assert {m.paired.caches for m in ran.measured()} == {kept(ran)["caches"]} == {"warm"}
+
+
+# A calibration
+
+
+def test_a_calibration_makes_all_pairs_and_a_later_gate_passes_nothing_that_the_noise_hides(runs, gate):
+    """Of a model that is given as a path, and is told what a report knows too."""
+    folder, config = "models/Mine-1B", {"models/Mine-1B/config.json": json.dumps(dict(CATALOGUE["opt-125m"].config))}
+    words = f"{GATE} --slm-models={folder}"
+    ran = runs.anew({**NO_WORSE, **config}, words, "--slm-calibrate -o slm_profile=traces")
+    assert (ran.ret, ran.counts) == (0, {"passed": 6}) and not (ran.folder / "traces").exists(), "it is not profiled"
+    ran.says("mine-1b: PASS after 12 pairs*", "note: mine-1b, by 12 pairs *100 %*")
+    known = kept(ran, "calibration.json")
+    assert len({m.launch for m in ran.measured()}) == 24 == 2 * len(known["noise"]["costs"])
+    assert known["model"] == "mine-1b" and known["unchanged"]["fail"] == 0.0
+    assert set(known["worse"]) == set(known["noise"]["names"])
+    runs.anew(NO_WORSE, words, "--slm-ramp-up=burst", folder=ran.folder, records=".slm/other.jsonl")
+    later = runs.anew(NO_WORSE, words, folder=ran.folder, records=".slm/later.jsonl")
+    assert later.counts == {"passed": 6}
+    later.says("mine-1b: PASS after 4 pairs*", CALIBRATED)
     known["worse"]["s to start"]["fail"] = 0.4
-    path.write_text(json.dumps([known]), "utf-8")
-    status, lines = report(pytester.path / ".slm/records.jsonl")
-    assert status == 10 and any("15 %" in line and "40 %" in line for line in lines)
-    assert any(line.startswith("next: ") and "slm_gate_pairs=24" in line for line in lines), "it has ended"
+    (ran.folder / ".slm/calibration.json").write_text(json.dumps([known]), "utf-8")
+    status, text = later.report(of=".slm/later.jsonl")
+    assert status == 10 and any("15 %" in line and "40 %" in line for line in text.splitlines())
+    assert "\nnext: " in text and "slm_gate_pairs=24" in text, "it has ended"
+    assert runs.anew(NO_WORSE, words, folder=ran.folder, records=".slm/noisy.jsonl").ret == 10
+    others = runs.anew(NO_WORSE, words, "--slm-ramp-up=burst", folder=ran.folder, records=".slm/other.jsonl")
+    assert others.ret == 0 and "by 12 pairs" not in others.out, "one of other loads knows nothing of it"
+
+
+# Traces of a gate that failed
+
+TRACES = "-o slm_profile=traces"
+
+
+def test_a_failed_gate_names_a_new_trace_of_each_side(gate, monkeypatch):
+    loads, may_be_profiled = [], []
+
+    class Engine(SimulatedEngine):
+        def __init__(self, spec, extra_env, **_):
+            super().__init__(spec, extra_env=extra_env)
+            may_be_profiled.append(PROFILE_FOLDER in extra_env)
+
+        def profile(self, workload, load):
+            loads.append(load.concurrency)
+            return super().profile(workload, load)
+
+    monkeypatch.setattr(pool, "SimulatedEngine", Engine)
+    ran = gate(SLOWER, TRACES)
+    first = sorted((ran.folder / "traces").rglob("*.trace.json"))
+    assert ran.ret == 1 and [path.parent.name for path in first] == [*SIDES] and loads == [16, 16], "of the throughput"
+    [note] = notes_of_traces(ran)
+    assert note.startswith("note: traces of opt-125m at 16") and all(path.name in note for path in first)
+    assert may_be_profiled == [False] * 8 + [True] * 2 and len({m.launch for m in ran.measured()}) == 8
+    [note] = notes_of_traces(gate(SLOWER, TRACES, folder=ran.folder))
+    assert note.count(".trace.json") == 2 and not any(path.name in note for path in first)
+    may_be_profiled.clear()
+    for words in (TRACES, f"{TRACES} --slm-side=candidate:arg=start_s=60", SLOWER):
+        gate(words)
+    assert len(may_be_profiled) == 24 and not any(may_be_profiled), "no load fails, or nobody asks"
+
+
+@pytest.mark.parametrize(
+    "error", [EngineFailed("its log ends with\nmany lines"), KeyError("problem")], ids=["dies", "bug"]
+)
+def test_a_trace_that_cannot_be_had_is_said_and_spoils_nothing(gate, monkeypatch, error):
+    def fail(self, workload, load):
+        raise error
+
+    monkeypatch.setattr(SimulatedEngine, "profile", fail)
+    ran = gate(SLOWER, TRACES)
+    [note] = notes_of_traces(ran)
+    assert ran.counts == {"failed": 3, "passed": 3} and note.count("none (") == 2 and "many lines" not in ran.out
+
+
+# Waivers
+
+WAIVER = {"model": "opt-125m", "device": "*", "owner": "Ada", "reason": "fixed in 0.27", "until": "2999-12-31"}
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "until", "counts"),
+    [
+        (ENDPOINTS[:3], "2999-12-31", {"passed": 3, "xfailed": 3}),
+        (ENDPOINTS[:1], "2999-12-31", {"passed": 3, "xfailed": 1, "failed": 2}),
+        (ENDPOINTS[:1], "2020-01-31", {"passed": 3, "failed": 3}),
+    ],
+    ids=["all", "one", "expired"],
+)
+def test_a_waived_regression_is_an_expected_failure_that_names_its_owner(gate, tmp_path, endpoints, until, counts):
+    rows = [{**WAIVER, "endpoint": endpoint, "until": until} for endpoint in endpoints]
+    (tmp_path / "known.json").write_text(json.dumps(rows), "utf-8")
+    ran = gate(SLOWER, f"-o slm_waivers={tmp_path}/known.json")
+    assert (ran.ret, ran.counts) == (int("failed" in counts), counts)
+    ran.says(f"*throughput of opt-125m on *{until}*Ada*")
+    gate("-o slm_waivers=nowhere.json").refuses("nowhere.json")
 
 
 # Pages, and how to repeat a run
 
 
-def test_a_failure_says_how_to_repeat_it_in_the_terminal_and_on_the_page(gate, pytester, monkeypatch, kept):
-    """By the tests, from wherever each option came, and it ends in the same way."""
+def test_a_failure_says_how_to_repeat_it_in_the_terminal_and_on_the_page(runs, gate, monkeypatch):
+    """By the tests, from wherever each option came, and it ends in the same way. Where a summary cannot be written,
+    the run goes on."""
     pytest.importorskip("jinja2", reason="a page needs Jinja2")
     monkeypatch.setenv("SLM_GATE_PAIRS", "6")
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/no/such/page.md")
     test = "test_gate_shipped.py"
-    said = gate(test, *SLOWER, "--slm-html=out.html", "--slm-resume", "-k", "throughput or start").outlines
+    words = f"{SLOWER} --slm-html=out.html --slm-resume -k 'throughput or start'"
+    ran = gate(test, words, columns=80)
+    said = ran.lines
     begins = next(n for n, line in enumerate(said) if line.startswith("to repeat it: pytest "))
     ends = next(n for n in range(begins, len(said)) if not said[n].endswith("\\"))
-    typed = "".join(line.removesuffix("\\") for line in said[begins : ends + 1])
-    words = shlex.split(typed.removeprefix("to repeat it: pytest"))
-    assert words[:3] == [test, "-k", "throughput or start"] and "slm_gate_pairs=6" in words
+    typed = shlex.split("".join(line.removesuffix("\\") for line in said[begins : ends + 1]))[4:]
+    assert typed[:3] == [test, "-k", "throughput or start"] and "slm_gate_pairs=6" in typed
     assert ends > begins and all(len(line) <= 80 for line in said[begins : ends + 1])
-    page = html.unescape((pytester.path / "out.html").read_text("utf-8"))
-    assert f">pytest {shlex.join(words)}</code>" in page
+    assert ran.ret == 1 and "not written for others: " in ran.out
+    page = html.unescape((ran.folder / "out.html").read_text("utf-8"))
+    assert f">pytest {shlex.join(typed)}</code>" in page
     monkeypatch.delenv("SLM_GATE_PAIRS")
-    again = pytester.runpytest_inprocess(*words)
-    assert again.ret == 1 and any(line.startswith("to repeat it: pytest ") for line in again.outlines)
+    again = runs.anew(NO_WORSE, shlex.join(typed))
+    assert again.ret == 1 and "\nto repeat it: pytest " in again.out
 
 
 def command_on(page):
     return html.unescape(page.read_text("utf-8").split('aria-labelledby="reproduce">')[1].partition("</code>")[0])
 
 
-def test_a_sweep_s_page_has_the_path_and_each_option(pytester):
+def test_a_sweep_s_page_has_the_path_and_each_option_and_shipped_tests_as_they_were_typed(runs):
     pytest.importorskip("jinja2", reason="a page needs Jinja2")
-    pytester.makepyfile(SWEEP)
-    few = ("--slm-concurrency=1,4,16", "--slm-records=r.jsonl", "--slm-output-len=32")
-    result = pytester.runpytest_inprocess(*SMALL, *few, "--slm-html=out.html", "--slm-resume", *QUIET)
-    assert main(["report", "r.jsonl", "--html", "again.html"]) == result.ret
-    command = command_on(pytester.path / "out.html")
-    assert command == command_on(pytester.path / "again.html") and {"--slm-window=1", *few} < {*command.split()}
+    few = {"--slm-concurrency=1,4,16", "--slm-output-len=32"}
+    ran = runs(SWEEP, FEW, *sorted(few), "--slm-html=out.html --slm-resume")
+    assert ran.report("--html", "again.html")[0] == ran.ret
+    command = command_on(ran.folder / "out.html")
+    assert command == command_on(ran.folder / "again.html") and {"--slm-window=0.5", *few} < {*command.split()}
     assert "--slm-html" not in command and "--slm-resume" not in command
-
-
-def test_shipped_tests_are_named_as_they_were_typed(pytester):
-    pytest.importorskip("jinja2", reason="a page needs Jinja2")
-    shipped = ("--pyargs", "pytest_slmserve.quickstart", "--slm-simulate")
-    pytester.runpytest_inprocess(*shipped, "--slm-html=out.html", "-k", "slo", *QUIET)
-    said = (pytester.path / "out.html").read_text("utf-8")
-    assert ">pytest --pyargs pytest_slmserve.quickstart -k slo --slm-simulate</code>" in said
+    quick = runs({}, "--pyargs pytest_slmserve.quickstart --slm-simulate --slm-html=out.html -k slo")
+    typed = command_on(quick.folder / "out.html")
+    assert "pytest --pyargs pytest_slmserve.quickstart -k slo --slm-simulate" in typed
 
 
 # Engines with processes
 
 
-def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(pytester, stand_in_here, archive, monkeypatch):
+def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(runs, stand_in_here, monkeypatch):
     """Engine, worker and process are real; behind them is a stand-in for vLLM."""
-    put(pytester.path, "test_gate")
     monkeypatch.setenv("SLM_GATE_PAIRS", "4")
-    words = ("--slm-cpu", "--slm-models=opt-tiny", "--slm-input-len=16", "--slm-output-len=8", "--slm-window=1.5")
-    words = (*words, "--slm-concurrency=2,4", "--slm-telemetry=off", stand_in_here, *QUIET)
-    result = pytester.runpytest_inprocess(*words)
-    assert result.ret == 0
-    result.assert_outcomes(passed=1)
+    words = f"--slm-models=opt-tiny --slm-input-len=16 --slm-output-len=8 --slm-window=0.8 {stand_in_here}"
+    ran = runs.anew(NO_WORSE, words, "--slm-concurrency=2,4")
+    assert (ran.ret, ran.counts) == (0, {"passed": 1}) and "output tokens/s" not in ran.out
     goes_on = "--slm-gate --slm-resume --slm-concurrency=4"
-    result.stdout.fnmatch_lines(
-        ["opt-tiny: speed NOT JUDGED after 2 pairs*", f"  next: 2 more pairs*{goes_on}", "kv-blocks: pass, *"]
-    )
-    result.stdout.no_fnmatch_line("output tokens/s*")
-    assert len({m.launch for m in archive().measurements}) == 4
-    result = pytester.runpytest_inprocess(*words, *goes_on.split())
-    result.stdout.fnmatch_lines(["opt-tiny: * after 4 pairs*", "note: *goes on from 2 pairs*"])
-    found = archive().measurements
+    ran.says("opt-tiny: speed NOT JUDGED after 2 pairs*", f"  next: 2 more pairs*{goes_on}", "kv-blocks: pass, *")
+    assert len({m.launch for m in ran.measured()}) == 4
+    again = runs.anew(NO_WORSE, words, goes_on, folder=ran.folder)
+    again.says("opt-tiny: * after 4 pairs*", "note: *goes on from 2 pairs*")
+    found = again.measured()
     assert len({m.launch for m in found}) == 8 and len({m.paired.gate for m in found}) == 1

@@ -1,19 +1,17 @@
 """Items in a run: one for each point, job and claim, each engine started once, each case measured once; the same again
-where it is resumed; and what a run without a mode, or with other models, makes of them."""
+where it is resumed; and what a run without a mode makes of them, its length, its header and its help.
+
+What a marker, fixtures and options make of one item is told in tests/unit/plugin."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from inner_runs import QUIET
-from inside import outcomes, usage_error
+from inner_runs import SWEEP
 
-from pytest_slmserve.__main__ import main
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.options.table import OPTS
-from pytest_slmserve.plugin import SESSION
-from pytest_slmserve.schema.errors import DoesNotFit
+from pytest_slmserve.plugin import SESSION, session_hooks
 
 MIXED = """
     import pytest
@@ -118,10 +116,10 @@ NO_FUNCTION = """
         def runtest(self): pass
         def reportinfo(self): return self.path, 0, self.name
 """
-CHOSEN = ("--slm-models=opt-125m,opt-350m", "--slm-concurrency=4,16")
-FEW = ("--slm-simulate", "--slm-window=1", "--slm-input-len=64", "--slm-output-len=32", "-v", "-rs", *QUIET)
-FEW = (*FEW, "--slm-engine-arg=t_inf=4000", "--slm-engine-arg=b_half=16")
-RECORDS = ".slm/records.jsonl"
+FEW = """--slm-simulate --slm-window=1 --slm-input-len=64 --slm-output-len=32 -v -rs --slm-engine-arg=t_inf=4000
+    --slm-engine-arg=b_half=16"""
+CHOSEN = "--slm-models=opt-125m,opt-350m --slm-concurrency=4,16"
+FILES = {"conftest.py": NO_FUNCTION, "one.txt": "", "test_mixed.py": MIXED, "test_jobs.py": JOBS}
 
 
 class Starts:
@@ -132,148 +130,58 @@ class Starts:
 
 
 @pytest.fixture(scope="module")
-def first(inner):
-    """The run of all, and what it started."""
-    inner.makeconftest(NO_FUNCTION)
-    inner.maketxtfile("")
-    inner.makepyfile(test_mixed=MIXED, test_jobs=JOBS)
-    starts = Starts()
-    result = inner.runpytest_inprocess(*FEW, *CHOSEN, ".", plugins=[starts])
-    result.starts, result.measured = starts.specs, read(inner.path / RECORDS).measurements
-    return result
+def started():
+    return Starts()
 
 
 @pytest.fixture(scope="module")
-def again(inner, first):
-    return inner.runpytest_inprocess(*FEW, *CHOSEN, ".", "--slm-resume")
+def first(runs, started):
+    """The run of all."""
+    return runs.anew(FILES, FEW, CHOSEN, ".", plugins=[started])
 
 
-def test_all_items_pass_in_an_order_that_starts_each_engine_once(first):
-    assert [name for name, found in outcomes(first).items() if found != "PASSED"] == ["test_of_others[-]"]
-    assert first.ret == 0 and len(first.starts) == len(set(first.starts))
-    assert [spec.max_num_seqs for spec in first.starts if spec.model == "opt-1.3b"] == [1024]
-    assert "checked PASSED" in first.stdout.str(), "an item without fixtures measures nothing"
-
-
-def test_what_reads_comes_after_what_is_read(first):
-    order = list(outcomes(first))
+def test_all_items_pass_in_an_order_that_starts_each_engine_once_and_reads_what_was_measured(first, started):
+    assert [name for name, found in first.outcomes.items() if found != "PASSED"] == ["test_of_others[-]"]
+    assert first.ret == 0 and len(started.specs) == len(set(started.specs))
+    assert [spec.max_num_seqs for spec in started.specs if spec.model == "opt-1.3b"] == [1024]
+    assert "checked PASSED" in first.out, "an item without fixtures measures nothing"
+    order = list(first.outcomes)
     assert order.index("test_claim[opt-125m]") > max(order.index(f"test_short[opt-125m-{n}]") for n in (1, 4, 8))
     assert set(order[-6:]) >= {"test_longer[opt-125m]", "test_follows[opt-125m]", "test_grows[opt-125m]"}
+    assert "test_named[opt-1.3b-4]" not in order and "test_bound[opt-350m-16-64-at-once-most-64-in-40GiB]" in order
+    first.says("*none of its models is measured in this run*", "slmserve: 2 tests of opt-1.3b, as the marker has it:*")
 
 
-def test_each_case_is_measured_once_though_several_items_ask_for_it(first):
-    loops = [
-        (m.spec.model, m.load.concurrency)
-        for m in first.measured
-        if m.load.max_concurrency and m.workload.mean_prompt_tokens == 64
-    ]
+def test_each_case_is_measured_once_with_the_requests_and_limits_of_its_marker(first):
+    loops = [m for m in first.measured() if m.load.max_concurrency]
+    usual = [(m.spec.model, m.load.concurrency) for m in loops if m.workload.mean_prompt_tokens == 64]
     planned = [(model, n) for model in ("opt-125m", "opt-350m") for n in (4, 16)]
-    assert sorted(loops) == sorted([*planned, ("opt-1.3b", 2), ("opt-350m", 2)] * 2)
-    jobs = [m for m in first.measured if not m.load.max_concurrency]
-    assert len(jobs) == 2 * (4 + 3 + 2) and len({m.key for m in jobs}) == 9
-
-
-def test_requests_of_a_marker_have_their_own_lengths_and_starts(first):
-    seen = {(m.workload.mean_prompt_tokens, m.load.ramp_up) for m in first.measured if m.load.max_concurrency}
+    assert sorted(usual) == sorted([*planned, ("opt-1.3b", 2), ("opt-350m", 2)] * 2)
+    seen = {(m.workload.mean_prompt_tokens, m.load.ramp_up) for m in loops}
     assert seen == {(64, "staggered"), (16, "burst"), (8, "burst")}
+    jobs = [m for m in first.measured() if not m.load.max_concurrency]
+    assert len(jobs) == 2 * (4 + 3 + 2) and len({m.key for m in jobs}) == 9
+    assert {m.resolved.kv_blocks for m in jobs if m.workload.mean_prompt_tokens == 32} > {17, 257}
+    bound = [m.spec for m in jobs if m.spec.model == "opt-350m"]
+    assert {spec.max_num_seqs for spec in bound} == {16, 64} and all(s.kv_cache_bytes < 36 << 30 for s in bound)
 
 
-def test_jobs_have_the_kv_cache_and_the_memory_that_they_name(first):
-    assert {m.resolved.kv_blocks for m in first.measured if m.workload.mean_prompt_tokens == 32} > {17, 257}
-    bound = [m.spec for m in first.measured if m.spec.model == "opt-350m" and not m.load.max_concurrency]
-    assert {spec.max_num_seqs for spec in bound} == {16, 64}
-    assert all(spec.kv_cache_bytes < 36 << 30 for spec in bound)
-    assert "test_bound[opt-350m-16-64-at-once-most-64-in-40GiB]" in outcomes(first)
-
-
-def test_items_of_models_that_were_not_chosen_are_skipped_or_told(first):
-    first.stdout.fnmatch_lines(["*none of its models is measured in this run*"])
-    assert "test_named[opt-1.3b-4]" not in outcomes(first)
-    first.stdout.fnmatch_lines(["slmserve: 2 tests of opt-1.3b, as the marker has it:*"])
-
-
-def test_resumed_nothing_is_measured_again_and_all_is_judged_as_it_was(first, again, inner):
-    assert outcomes(again) == outcomes(first) and again.ret == 0
-    assert len(read(inner.path / RECORDS).measurements) == len(first.measured)
-
-
-def test_the_report_on_the_archive_says_what_the_run_said_of_jobs(first, inner, monkeypatch, capsys):
-    monkeypatch.chdir(inner.path)
-    main(["report", RECORDS])
-    text = capsys.readouterr().out
+def test_resumed_or_reported_nothing_is_measured_again_and_all_is_judged_as_it_was(first, runs):
+    before, text = len(first.measured()), first.report()[1]
     assert "Jobs on simulated" in text and "longer-outputs-fewer-requests" in text
+    again = runs.anew({}, FEW, CHOSEN, ". --slm-resume", folder=first.folder)
+    assert (again.ret, again.outcomes, len(again.measured())) == (0, first.outcomes, before)
 
 
-def test_a_plan_has_each_price_and_each_engine_once(inner, first):
-    tests = [f"test_jobs.py::test_{name}" for name in ("job", "job_again", "longer")]
-    text = inner.runpytest_inprocess(*FEW, "--slm-plan", *CHOSEN, *tests).stdout.str()
+def test_a_plan_has_each_price_and_each_engine_once_and_the_length_of_a_long_run_comes_first(runs, monkeypatch):
+    tests = " ".join(f"test_jobs.py::test_{name}" for name in ("job", "job_again", "longer"))
+    text = runs({"test_jobs.py": JOBS}, FEW, CHOSEN, tests, "--slm-plan").out
     assert text.count("start opt-125m") == 1 and "test_longer[opt-125m] (measures nothing)" in text
     again = re.findall(r"test_job_again\[opt-125m-8-100-at-once\] \((.+)\)", text)
     assert again in (["0 s"], ["measures nothing"])
 
-
-def test_without_a_mode_what_measures_is_skipped_or_where_one_must_be_an_error(inner, first, monkeypatch):
-    result = inner.runpytest_inprocess("-rs", *QUIET, "test_mixed.py", "test_jobs.py")
-    assert set(result.parseoutcomes()) == {"skipped"}
-    result.stdout.fnmatch_lines(["SKIPPED*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*"])
-    monkeypatch.setenv("SLM_REQUIRE_GPU", "1")
-    assert "SLM_REQUIRE_GPU=1" in usage_error(inner.runpytest_inprocess(*QUIET, "test_mixed.py"))
-
-
-def test_what_needs_a_gpu_is_left_out_on_a_cpu_and_the_number_is_told_once(pytester):
-    class OnACpu:
-        def pytest_sessionstart(self, session):
-            session.config.stash[SESSION].platform = session.config.stash[SESSION].planner.platform = "cpu"
-
-    pytester.makepyfile("""
-        import pytest
-
-        @pytest.mark.slm(points=[("opt-125m", 512), ("opt-13b", 16)], needs="gpu")
-        def test_named(slm_point): assert False
-
-        @pytest.mark.slm(claim="gpu-util-saturates-first", needs="gpu")
-        def test_claim(slm_claim): assert False
-
-        @pytest.mark.slm(gpus=2)
-        def test_wide(slm_engine): assert False
-
-        def test_else(slm_session): assert slm_session.platform == "cpu"
-    """)
-    result = pytester.runpytest_inprocess("--slm-simulate", *QUIET, plugins=[OnACpu()])
-    result.assert_outcomes(passed=1, deselected=4)
-    text = result.stdout.str()
-    assert result.ret == 0 and text.count("slmserve leaves out 4 tests") == 1 and "KV cache" not in text
-
-
-def test_errors_of_markers_are_usage_errors_before_anything_runs(pytester):
-    """That of a parameter, of a word, of a test whose verdict nothing asserts."""
-    for words, fixture, body, fact in (
-        ("points=64", "slm_point", "pass", "points=64"),
-        ("modle='opt-125m'", "slm_engine", "pass", "modle"),
-        ("claim='throughput-plateau'", "slm_claim", "slm_claim()", "assert slm_claim()"),
-    ):
-        pytester.makepyfile(f"import pytest\n@pytest.mark.slm({words})\ndef test_it({fixture}):\n    {body}")
-        assert fact in usage_error(pytester.runpytest_inprocess("--slm-simulate", *QUIET))
-
-
-def test_an_engine_that_turns_out_to_have_no_room_skips_the_point(pytester, monkeypatch):
-    from pytest_slmserve.run.executor import Executor
-
-    def refuses(self, case, *given):
-        raise DoesNotFit("the engine says that it has no room", "less")
-
-    monkeypatch.setattr(Executor, "measure_once", refuses)
-    pytester.makepyfile("def test_it(slm_point): slm_point.measure()")
-    result = pytester.runpytest_inprocess(*FEW, "--slm-models=opt-125m", "--slm-concurrency=4", "--slm-budget=0")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*it has no room"])
-
-
-def test_a_long_run_says_how_long_before_it_begins_and_a_plan_begins_with_it(inner, first, monkeypatch):
-    from pytest_slmserve.plugin import session_hooks
-
-    def lengths(*args):
-        lines = inner.runpytest_inprocess(*FEW, *CHOSEN, "-k", "test_sweep", *args).outlines
+    def lengths(*more):
+        lines = runs.anew(SWEEP, FEW, CHOSEN, *more).lines
         return [line for line in lines if line.startswith("slmserve: ") and "engine start" in line], lines
 
     assert lengths()[0] == [], "a short run says nothing"
@@ -284,19 +192,29 @@ def test_a_long_run_says_how_long_before_it_begins_and_a_plan_begins_with_it(inn
     assert told == [] and any("2 engine starts" in line for line in lines)
 
 
-def test_options_come_from_environment_and_ini_too_and_the_header_says_so(pytester, monkeypatch):
-    pytester.makeini("[pytest]\nslm_repeats = 3\nslm_window = 9\n")
-    pytester.makepyfile("def test_it(slm_point): pass")
+def test_without_a_mode_what_measures_is_skipped_or_where_one_must_be_an_error(runs, monkeypatch):
+    ran = runs(FILES, "-rs test_mixed.py test_jobs.py")
+    assert ran.counts.keys() == {"skipped"}
+    ran.says("SKIPPED*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*")
+    monkeypatch.setenv("SLM_REQUIRE_GPU", "1")
+    runs.anew(FILES, "test_mixed.py").refuses("SLM_REQUIRE_GPU=1")
+
+
+def test_wrong_words_of_a_marker_end_the_run_before_it_begins(runs):
+    marker = "@pytest.mark.slm(model='opt-125m', max_model_len=20)"
+    ran = runs(f"import pytest\n{marker}\ndef test_it(slm_measure): pass", FEW)
+    ran.refuses("test_it", "96", "20")
+
+
+def test_options_come_from_environment_and_ini_too_and_the_header_says_so(runs, monkeypatch):
     monkeypatch.setenv("SLM_REPEATS", "2")
-    result = pytester.runpytest_inprocess(*FEW, "--slm-plan")
-    result.stdout.fnmatch_lines(
-        ["slmserve: simulated, *sensors: simulated; *window (command line), *repeats (environment)*"]
-    )
+    ini = "[pytest]\nslm_repeats = 3\nslm_window = 9\n"
+    ran = runs.anew({"test_it.py": SWEEP, "pytest.ini": ini}, FEW, "--slm-plan")
+    ran.says("slmserve: simulated, *sensors: simulated; *window (command line), *repeats (environment)*")
 
 
-def test_help_has_the_options_in_groups_in_few_words_with_their_defaults(pytester, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    text = pytester.runpytest_inprocess("--help").stdout.str()
+def test_help_has_the_options_in_groups_in_few_words_with_their_defaults(runs):
+    text = runs.anew({}, "--help", columns=80).out
     groups = re.findall(r"^slmserve: (.+):$", text, re.MULTILINE)
     assert groups == ["what to run", "load", "engine", "replicas", "gate", "telemetry", "records", "cluster"]
     assert all(opt.flag in text for opt in OPTS if not opt.ini_only) and "slm_gate_pairs" in text
@@ -304,7 +222,6 @@ def test_help_has_the_options_in_groups_in_few_words_with_their_defaults(pyteste
     assert "share of the GPU's memory that the engine may take; default: 0.9" in " ".join(text.split())
 
 
-def test_pyargs_names_the_shipped_tests_wherever_they_are(pytester):
-    module = "pytest_slmserve.benchmarks.test_gate"
-    result = pytester.runpytest_inprocess("--pyargs", module, "--slm-simulate", "--slm-gate", "--slm-plan", *QUIET)
-    result.stdout.fnmatch_lines(["*test_no_worse?opt-125m-throughput?*"])
+def test_pyargs_names_the_shipped_tests_wherever_they_are(runs):
+    ran = runs({}, "--pyargs pytest_slmserve.benchmarks.test_gate --slm-simulate --slm-gate --slm-plan")
+    ran.says("*test_no_worse?opt-125m-throughput?*")

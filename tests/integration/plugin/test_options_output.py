@@ -1,4 +1,5 @@
-"""What a run writes and prints, as its options say: records, how much of the report, exports, goodput, a plan, a page.
+"""What a run writes, prints and ends with, as its options say: records, how much of the report, exports, goodput, a
+plan, exit status, a page, and pytest-benchmark's view.
 
 What the report says is held by the golden files of the archives."""
 
@@ -8,13 +9,12 @@ import gzip
 import importlib.util
 import json
 import sys
+from xml.etree import ElementTree
 
 import pytest
 from html_pages import Page
-from inner_runs import FEW
-from inside import SWEEP, usage_error
+from inner_runs import FEW, SWEEP
 
-from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.claims.table import ROWS
 from pytest_slmserve.analysis.metrics.window import goodput_of, output_tokens_per_s, parse_slo
 from pytest_slmserve.archive import external
@@ -23,216 +23,157 @@ from pytest_slmserve.plugin import progress, session_hooks
 from pytest_slmserve.report.screen import MOST_LINES
 
 TWO = "--slm-concurrency=1,16"
-COLUMNS = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_e2el_ms")
-PAGES = pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="a page needs Jinja2")
-
-
-@pytest.fixture
-def plain(runs):
-    """A sweep of five loads, two repeats each, and its claim."""
-    return runs(SWEEP, *FEW)
-
-
-@pytest.fixture
-def small(pytester, monkeypatch):
-    """Runs the sweep at a width: `small("-v", width=80)`."""
-    pytester.makepyfile(SWEEP)
-
-    def run(*words, width=80):
-        monkeypatch.setenv("COLUMNS", str(width))
-        few = [word for word in FEW if not word.startswith("--slm-report")]
-        return pytester.runpytest_inprocess(*few, *words, "-p", "no:cacheprovider", "-p", "no:benchmark")
-
-    return run
+BARE = FEW.replace("--slm-report=tables", "")
+NO_PLATEAU = "--slm-engine-arg=b_half=300 --slm-engine-arg=t_inf=200000"
+NO_JINJA2 = importlib.util.find_spec("jinja2") is None
+PAGES = pytest.mark.skipif(NO_JINJA2, reason="a page needs Jinja2")
 
 
 # Records
 
 
-def test_by_default_records_lie_under_dot_slm_which_git_ignores(pytester, stand_in_here):
-    pytester.makepyfile("def test_point(slm_point): assert slm_point.measure()")
-    short = ("--slm-concurrency=2", "--slm-window=0.2", "--slm-repeats=1", "--slm-input-len=16", "--slm-output-len=8")
-    pytester.runpytest_inprocess("--slm-cpu", "--slm-telemetry=off", *short, stand_in_here, "-p", "no:cacheprovider")
-    assert (pytester.path / ".slm/records.jsonl").is_file()
-    assert (pytester.path / ".slm/.gitignore").read_text("utf-8") == "*\n"
+def test_by_default_records_lie_under_dot_slm_which_git_ignores(runs, stand_in_here):
+    short = "--slm-concurrency=2 --slm-window=0.2 --slm-repeats=1 --slm-input-len=16 --slm-output-len=8"
+    ran = runs.anew("def test_point(slm_point): assert slm_point.measure()", short, stand_in_here, records="")
+    assert (ran.folder / ".slm/records.jsonl").is_file()
+    assert (ran.folder / ".slm/.gitignore").read_text("utf-8") == "*\n"
 
 
-def test_records_of_a_simulated_run_are_not_kept_unless_a_place_is_named(small, pytester, tmp_path, monkeypatch):
-    (tmp_path / "temp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
-    result = small(width=400)
-    result.assert_outcomes(passed=6)
-    result.stdout.fnmatch_lines(["*not kept*", "note: *--slm-records=FILE*"])
-    assert not (pytester.path / ".slm").exists() and not [*(tmp_path / "temp").glob("slmserve-*")]
-    if importlib.util.find_spec("jinja2"):
-        assert "more: slmserve report out.html" in small("--slm-html=out.html").outlines, "no path is named that goes"
-    assert "not kept" not in small("--slm-resume").stdout.str(), "what is to be resumed"
-    assert (pytester.path / ".slm/records.jsonl").is_file()
+def test_records_of_a_simulated_run_are_not_kept_unless_a_place_is_named(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ran = runs.anew(SWEEP, BARE, records="")
+    assert ran.counts == {"passed": 6} and not (ran.folder / ".slm").exists() and not [*tmp_path.glob("slmserve-*")]
+    ran.says("*not kept*", "note: *--slm-records=FILE*")
+    if not NO_JINJA2:
+        page = runs.anew(SWEEP, BARE, "--slm-html=out.html", records="")
+        assert "more: slmserve report out.html" in page.lines, "no path is named that goes"
+    resumed = runs.anew(SWEEP, BARE, "--slm-resume", records="")
+    assert "not kept" not in resumed.out and (resumed.folder / ".slm/records.jsonl").is_file()
 
 
-def test_the_suffix_gz_compresses(runs):
-    ran = runs(SWEEP, *FEW, TWO, "--slm-records=deep/down/r.jsonl.gz")
+def test_the_suffix_gz_compresses_and_the_claims_parameters_and_the_plan_are_kept(runs):
+    ran = runs(SWEEP, FEW, "--slm-records=deep/down/r.jsonl.gz")
     lines = gzip.decompress((ran.folder / "deep/down/r.jsonl.gz").read_bytes()).splitlines()
-    assert json.loads(lines[0])["kind"] == "session" and len(ran.measured("deep/down/r.jsonl.gz")) == 4
-
-
-@pytest.fixture(scope="module")
-def twice(runs):
-    """The same sweep again, in the same folder."""
-    first = runs.anew(SWEEP, *FEW)
-    return first, runs.anew(SWEEP, *FEW, folder=first.folder)
-
-
-def report_of(ran, capsys, *words):
-    """What `report` prints of its archive, and its line of what was measured."""
-    capsys.readouterr()
-    main(["report", str(ran.folder / ".slm/records.jsonl"), *words])
-    out = capsys.readouterr().out
-    return next((line for line in out.splitlines() if "measured: " in line), ""), out
-
-
-def test_a_second_run_is_appended_and_not_pooled_with_the_first(twice, capsys):
-    """A run says nothing of another, and the report of the archive says what the last run said."""
-    first, second = runs_of(twice[1].archive())
-    assert first.header.id != second.header.id and len(first.measurements) == len(second.measurements) == 10
-    line, out = report_of(twice[1], capsys)
-    assert line in twice[1].out and "2 repeats each, 1 launch" in line and LEFT_OUT in out
-    assert "4 repeats each, 2 launches" in report_of(twice[1], capsys, "--run", "all")[0]
-    line, out = report_of(twice[1], capsys, "--run", first.header.id)
-    assert "2 repeats each, 1 launch" in line and LEFT_OUT not in out
-    rows = report_of(twice[1], capsys, "--list")[1].splitlines()
-    assert [row.split()[0] for row in rows[-2:]] == [first.header.id, second.header.id] and "opt-125m" in rows[-1]
-
-
-def test_the_claims_parameters_and_the_plan_are_kept(plain):
-    [run] = runs_of(plain.archive())
-    session = plain.archive().sessions[0]
+    [run], session = runs_of(ran.archive("deep/down/r.jsonl.gz")), ran.archive("deep/down/r.jsonl.gz").sessions[0]
+    assert json.loads(lines[0])["kind"] == "session" and len(run.measurements) == 10
     assert isinstance(run, RecordedRun) and len(session.claims["rows"]) == len(ROWS)
     [planned] = session.plan["sweeps"].values()
     assert planned == {"model": "opt-125m", "concurrencies": [1, 2, 4, 8, 16], "skipped": []}
 
 
-def test_a_place_that_cannot_be_written_and_what_is_no_archive_stay_as_they_are(small, pytester):
-    (pytester.path / "notes.txt").write_text("dear diary\n")
-    assert "notes.txt/r.jsonl" in usage_error(small("--slm-records=notes.txt/r.jsonl"))
-    assert "notes.txt" in usage_error(small("--slm-records=notes.txt"))
-    assert (pytester.path / "notes.txt").read_text() == "dear diary\n"
+def measured_line(text):
+    return next(line for line in text.splitlines() if "measured: " in line)
+
+
+def test_a_second_run_is_appended_and_not_pooled_with_the_first(runs):
+    """A run says nothing of another, and the report of the archive says what the last run said."""
+    ran = runs.anew(SWEEP, FEW, folder=runs.anew(SWEEP, FEW).folder)
+    first, second = runs_of(ran.archive())
+    assert first.header.id != second.header.id and len(first.measurements) == len(second.measurements) == 10
+    text = ran.report()[1]
+    assert measured_line(text) in ran.out and "2 repeats each, 1 launch" in measured_line(text) and LEFT_OUT in text
+    assert "4 repeats each, 2 launches" in measured_line(ran.report("--run", "all")[1])
+    of_the_first = ran.report("--run", first.header.id)[1]
+    assert "2 repeats each, 1 launch" in measured_line(of_the_first) and LEFT_OUT not in of_the_first
+    rows = ran.report("--list")[1].splitlines()
+    assert [row.split()[0] for row in rows[-2:]] == [first.header.id, second.header.id] and "opt-125m" in rows[-1]
+
+
+def test_a_place_that_cannot_be_written_and_what_is_no_archive_stay_as_they_are(runs):
+    for name in ("notes.txt/r.jsonl", "notes.txt"):
+        ran = runs.anew({"test_it.py": SWEEP, "notes.txt": "dear diary\n"}, FEW, f"--slm-records={name}")
+        ran.refuses(name)
+        assert (ran.folder / "notes.txt").read_text() == "dear diary\n"
 
 
 # How much of the report
 
 
-def ours(result):
+def ours(ran):
     """Lines between the section of the run and the next one."""
-    lines = result.stdout.lines
-    begin = next(number for number, line in enumerate(lines) if line.strip("= ") == "slmserve") + 1
-    end = next(number for number, line in enumerate(lines) if number > begin and line.startswith("==="))
-    return lines[begin:end]
+    begin = next(number for number, line in enumerate(ran.lines) if line.strip("= ") == "slmserve") + 1
+    end = next(number for number, line in enumerate(ran.lines) if number > begin and line.startswith("==="))
+    return ran.lines[begin:end]
 
 
-def detail(result):
-    text = result.stdout.str()
-    assert "opt-125m  from " in text, "the screen comes in any case"
-    if "opt-125m on a SIMULATED ENGINE" not in text:
+def detail(ran):
+    assert "opt-125m  from " in ran.out, "the screen comes in any case"
+    if "opt-125m on a SIMULATED ENGINE" not in ran.out:
         return "summary"
-    return "tables" if "not shown:" in text else "all"
+    return "tables" if "not shown:" in ran.out else "all"
 
 
 @pytest.mark.parametrize(
     ("variable", "words", "wanted"),
     [
-        ("", "", "summary"),
-        ("", "--slm-report=all", "all"),
-        ("", "-v", "tables"),
-        ("", "-vv", "all"),
-        ("", "-v --slm-report=summary", "summary"),
-        ("", "-q --slm-report=tables", "tables"),
-        ("tables", "", "tables"),
-        ("tables", "-q", "summary"),
-        ("tables", "-vv", "all"),
+        ("", "", "summary"), ("", "--slm-report=all", "all"), ("", "-v", "tables"), ("", "-vv", "all"),
+        ("", "-v --slm-report=summary", "summary"), ("", "-q --slm-report=tables", "tables"),
+        ("tables", "", "tables"), ("tables", "-q", "summary"), ("tables", "-vv", "all"),
     ],
-)
+)  # fmt: skip
 def test_pytests_switches_come_before_the_environment_and_an_option_before_both(
-    small, monkeypatch, variable, words, wanted
+    runs, monkeypatch, variable, words, wanted
 ):
-    if variable:
-        monkeypatch.setenv("SLM_REPORT", variable)
-    result = small(*words.split())
-    assert detail(result) == wanted
+    monkeypatch.setenv("SLM_REPORT", variable)
+    ran = runs.anew(SWEEP, BARE, words, columns=80, records="")
+    assert detail(ran) == wanted
     if not words and not variable:
-        lines = ours(result)
-        assert len(lines) <= MOST_LINES and max(map(len, lines)) <= 80 and "--slm-report=tables" in lines[-1]
+        assert (
+            len(ours(ran)) <= MOST_LINES and max(map(len, ours(ran))) <= 80 and "--slm-report=tables" in ours(ran)[-1]
+        )
 
 
-@pytest.mark.parametrize("width", [80, 100, 160])
-def test_what_fits_is_what_the_terminal_has_room_for(small, width):
-    lines = ours(small(TWO, "--slm-report=tables", width=width))
-    assert max(map(len, lines)) <= width
-    assert any(line.startswith("not shown: ") for line in lines) == (width < 120)
+@pytest.mark.parametrize("columns", [80, 160])
+def test_what_fits_is_what_the_terminal_has_room_for(runs, columns):
+    lines = ours(runs.anew(SWEEP, FEW, TWO, columns=columns))
+    assert max(map(len, lines)) <= columns
+    assert any(line.startswith("not shown: ") for line in lines) == (columns < 120)
 
 
 @pytest.mark.parametrize("words", ["--slm-sweep=adaptive", "--slm-plan --slm-ray=local:2"], ids=["run", "plan"])
-def test_nothing_that_a_run_says_is_wider_than_the_terminal(small, monkeypatch, words):
+def test_nothing_that_a_run_says_is_wider_than_the_terminal(runs, monkeypatch, words):
     monkeypatch.setattr(progress, "LEAST_S", 0.0)  # lines of a log on what took no time
     monkeypatch.setattr(session_hooks, "LONG_S", 0.0)
-    text = small(*words.split(), "--slm-resume").stdout.str()
-    said = text[text.index("slmserve: ") :]
+    ran = runs.anew(SWEEP, BARE, words, "--slm-resume", columns=80)
+    said = ran.out[ran.out.index("slmserve: ") :]
     assert "case 1 of 5" in said or "spread by engine" in said
     wide = [line for line in said.splitlines() if len(line) > 80]
     assert [line for line in wide if not line.startswith(("plugins: ", "rootdir: "))] == [], "but for those of others"
 
 
-@pytest.mark.parametrize(("words", "there"), [(("-v",), False), (("--slm-report=all",), True)])
-def test_pytest_benchmarks_table_is_there_where_all_is_wanted_and_for_a_users_own(pytester, words, there):
-    pytest.importorskip("pytest_benchmark")
-    pytester.makepyfile(test_points=SWEEP, test_own="def test_own(benchmark): benchmark(sum, range(9))\n")
-    text = pytester.runpytest_inprocess(*FEW[:-1], TWO, *words, ".", "-p", "no:cacheprovider").stdout.str()
-    assert "Name (time in " in text and "test_own " in text and ("per request: opt-125m': 2 tests" in text) == there
-    assert text.rindex("= slmserve =") > text.find("Name (time in"), "what a person wants to know comes last"
-
-
 # Exports and goodput
 
 
-@pytest.fixture
-def exported(runs):
-    return runs(SWEEP, *FEW, TWO, "--slm-window=5", "--slm-export=vllm-bench=results/", "--slm-goodput=ttft:1s")
-
-
-def test_a_folder_gets_a_file_of_each_measurement(exported):
-    paths = sorted((exported.folder / "results").iterdir())
+def test_a_folder_gets_a_file_of_each_measurement_and_a_file_an_object_a_line_that_judge_reads(runs):
+    ran = runs(SWEEP, FEW, TWO, "--slm-window=5 --slm-export=vllm-bench=results/ --slm-goodput=ttft:1s")
+    paths = sorted((ran.folder / "results").iterdir())
     told = {result["record_id"]: result for path in paths for result in [json.loads(path.read_text("utf-8"))]}
-    measured = {m.id: m for m in exported.measured()}
+    measured = {m.id: m for m in ran.measured()}
     assert told.keys() == measured.keys() and len(paths) == 4, "two repeats of two loads"
     for name, result in told.items():
         assert result["max_concurrency"] == measured[name].load.concurrency
         assert result["output_throughput"] == pytest.approx(output_tokens_per_s(measured[name].run))
         assert result["request_goodput"] > 0 and result["valid"] and result["backend"] == "engine"
     assert all(path.name.startswith("engine-infqps-concurrency") for path in paths)
-
-
-def test_a_file_gets_an_object_a_line_that_judge_reads(runs):
-    ran = runs(SWEEP, *FEW, TWO, "--slm-export=vllm-bench=all.json")
-    points = external.external_curve(external.read_results(ran.folder / "all.json"), COLUMNS).points
+    one = runs(SWEEP, FEW, TWO, "--slm-export=vllm-bench=all.json")
+    columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_e2el_ms")
+    points = external.external_curve(external.read_results(one.folder / "all.json"), columns).points
     assert [(point.concurrency, len(point.repeats)) for point in points] == [(1, 2), (16, 2)]
 
 
-@pytest.mark.parametrize(
-    ("word", "fact"),
-    [("--slm-export=csv=x", "csv=x"), ("--slm-export=vllm-bench=", "vllm-bench="), ("--slm-goodput=ttft:5", "ttft:5"),
-     ("--slm-goodput=itl:9ms", "tpot")],
-    ids=["kind", "nowhere", "unit", "figure"],
-)  # fmt: skip
-def test_other_words_of_exports_and_goodput_are_refused(small, word, fact):
-    assert fact in usage_error(small(word))
+REFUSED = {"export=csv=x": "csv=x", "export=vllm-bench=": "vllm-bench=", "goodput=ttft:5": "ttft:5"}
+REFUSED["goodput=itl:9ms"] = "tpot"
 
 
-def test_what_cannot_be_written_costs_no_record(small, archive, pytester):
-    (pytester.path / "taken").write_text("a file")
-    for number, word in enumerate(("--slm-export=vllm-bench=taken", "--slm-html=taken/out.html")):
-        records = f"--slm-records={number}.jsonl"
-        assert "cannot write taken" in small(word, TWO, records, width=400).stdout.str()
-        assert {m.load.concurrency for m in archive(f"{number}.jsonl").measurements} == {1, 16}
+@pytest.mark.parametrize("word", REFUSED)
+def test_other_words_of_exports_and_goodput_are_refused(runs, word):
+    runs(SWEEP, FEW, f"--slm-{word}").refuses(REFUSED[word])
+
+
+@pytest.mark.parametrize("word", ["export=vllm-bench=taken", pytest.param("html=taken/out.html", marks=PAGES)])
+def test_what_cannot_be_written_costs_no_record(runs, word):
+    ran = runs.anew({"test_it.py": SWEEP, "taken": "a file"}, FEW, TWO, f"--slm-{word}")
+    assert "cannot write taken" in ran.out and {*ran.loads()} == {1, 16}
 
 
 SLO = "ttft:1s,tpot:4ms"
@@ -245,15 +186,16 @@ def goodput_table(text):
     return [line.split() for line in lines[4:end]]
 
 
-def test_attainment_and_goodput_are_those_of_each_point_in_run_and_report(runs, plain, capsys):
-    ran = runs(SWEEP, *FEW, f"--slm-goodput={SLO}")
+def test_attainment_and_goodput_are_those_of_each_point_in_run_and_report(runs):
+    ran = runs(SWEEP, FEW, f"--slm-goodput={SLO}")
     rows = goodput_table(ran.out)
     assert [row[0] for row in rows] == ["1", "2", "4", "8", "16"]
     for row in rows:
         found = goodput_of(parse_slo(SLO), *((m,) for m in ran.measured() if m.load.concurrency == int(row[0])))
         assert row[1] == f"{found.requests:,}" and row[3] == f"{100 * found.attainment:.1f}" and row[-1] == "0"
     assert rows[0][3] == "100.0" and float(rows[-1][3]) < 50, "steps of 16 take some 8 ms"
-    assert goodput_table(report_of(ran, capsys, "--goodput", SLO)[1]) == rows
+    assert goodput_table(ran.report("--goodput", SLO)[1]) == rows
+    plain = runs(SWEEP, FEW)
     assert "most tokens/s" in plain.out and "most goodput" not in plain.out
 
 
@@ -261,38 +203,21 @@ def test_attainment_and_goodput_are_those_of_each_point_in_run_and_report(runs, 
 
 
 def test_a_plan_runs_nothing_and_has_items_engine_by_engine_with_claims_last(runs):
-    ran = runs(SWEEP, "--slm-simulate", "--slm-plan", "--slm-models=opt-125m,opt-350m", "--slm-concurrency=1,2")
+    ran = runs(SWEEP, "--slm-simulate --slm-plan --slm-models=opt-125m,opt-350m --slm-concurrency=1,2")
     assert ran.ret == 0 and not (ran.folder / ".slm").exists() and " passed" not in ran.out
     each = ["start {0} *", "test_point?{0}-1? (*", "test_point?{0}-2? (*", "test_plateau?{0}? (*"]
     lines = [f"*{line.format(model)}" for model in ("opt-125m", "opt-350m") for line in each]
-    ran.lines.fnmatch_lines([*lines, "*end: 6 items"], consecutive=True)
+    pytest.LineMatcher(ran.lines).fnmatch_lines([*lines, "*end: 6 items"], consecutive=True)
 
 
-def test_what_an_archive_answers_costs_nothing(plain, runs):
-    plan = runs.anew(SWEEP, *FEW, "--slm-plan", "--slm-resume", folder=plain.folder)
-    plan.lines.fnmatch_lines(["*test_point?opt-125m-16? (measures nothing)"])
-    assert " start " not in plan.out, "no engine"
-
-
-# Strict, and what is inconclusive
-
+# How a run ends
 
 KNOWN = """
     import pytest
 
     @pytest.mark.slm(claim="table-1-batch-fits", models=("opt-1.3b", "opt-2.7b"))
-    def test_fits(slm_claim):
-        assert slm_claim()
+    def test_fits(slm_claim): assert slm_claim()
 """
-
-
-def test_a_claim_known_to_fail_is_an_expected_failure_with_its_evidence_unless_strict(runs):
-    usual, strict = runs(KNOWN, "--slm-simulate", "-rx"), runs(KNOWN, "--slm-simulate", "--slm-strict")
-    assert (usual.ret, usual.counts) == (0, {"passed": 1, "xfailed": 1})
-    usual.lines.fnmatch_lines(["*XFAIL*opt-1.3b*238 requests*256*"])
-    assert (strict.ret, strict.counts) == (1, {"passed": 1, "failed": 1})
-
-
 EITHER_WAY = """
     import pytest
 
@@ -301,70 +226,121 @@ EITHER_WAY = """
 
     def test_point(slm_point): assert slm_point.measure()
 """
+NOISY = """
+    import pytest
+    from pytest_slmserve import State, Verdict
+
+    noisy = Verdict("claim", "model", State.INCONCLUSIVE, "too noisy")
+
+    @pytest.mark.slm
+    @pytest.mark.xfail(raises=AssertionError, strict=True)
+    def test_expected(): assert noisy
+
+    @pytest.fixture
+    def quick_enough(): assert noisy
+
+    @pytest.mark.slm
+    def test_fixture(quick_enough): raise AssertionError("its fixture was not inconclusive")
+"""
+ONCE = "--slm-repeats=1"
 
 
-@pytest.mark.parametrize("gain", [1.05, 1.5])
-def test_what_may_go_either_way_is_no_failure_and_strict_judges_it(runs, gain):
-    """Throughput from concurrency 128 to 256 of a simulated engine whose law is told: 2 (128 + b)/(256 + b)."""
-    b_half = (gain - 1) * 256 / (2 - gain)
-    law = ("--slm-engine-arg=t_inf=10000.0", f"--slm-engine-arg=b_half={b_half}", "--slm-concurrency=64,128,256")
-    words = ("--slm-simulate", "--slm-models=opt-1.3b", "--slm-budget=0", *law)
-    assert runs(EITHER_WAY, *words).ret == 0
-    assert runs(EITHER_WAY, *words, "--slm-strict").ret == (0 if gain < 1.1 else 1)
+def gains(times):
+    """Words by which throughput grows so from load 128 to 256, by the law that is told: 2 (128 + b)/(256 + b)."""
+    law = f"--slm-engine-arg=t_inf=10000.0 --slm-engine-arg=b_half={(times - 1) * 256 / (2 - times)}"
+    return f"--slm-simulate --slm-models=opt-1.3b --slm-budget=0 --slm-concurrency=64,128,256 {law}"
 
 
-def test_what_is_inconclusive_is_shown_and_may_be_allowed_and_a_failure_stays_one(runs):
-    once = "--slm-repeats=1"
-    allowed = runs(SWEEP, *FEW, once, "--slm-allow-inconclusive")
-    assert (allowed.ret, runs(SWEEP, *FEW, once).ret) == (0, 10)
-    allowed.lines.fnmatch_lines(["*inconclusive*--slm-resume*--slm-repeats 2*", "*5 passed, 1 inconclusive*"])
-    assert runs(SWEEP, *FEW, "--slm-allow-inconclusive", "--slm-engine-arg=b_half=300").ret == 1
+# fmt: off
+ENDS = {
+    "all as expected": (SWEEP, FEW, 0, {"passed": 6}, "*"),
+    "a claim that fails": (SWEEP, f"{FEW} {NO_PLATEAU}", 1, {"passed": 5, "failed": 1}, "*fails: throughput-plateau*"),
+    "inconclusive": (SWEEP, f"{FEW} {ONCE}", 10, {"passed": 5, "inconclusive": 1}, "*noise unknown: one repeat*"),
+    "allowed": (SWEEP, f"{FEW} {ONCE} --slm-allow-inconclusive", 0, {"passed": 5, "inconclusive": 1},
+                "*inconclusive*--slm-resume*--slm-repeats 2*"),
+    "allowed, and a failure": (SWEEP, f"{FEW} {NO_PLATEAU} --slm-allow-inconclusive", 1, {"passed": 5, "failed": 1},
+                               "*fails: throughput-plateau*"),
+    "known to fail": (KNOWN, "--slm-simulate -rx", 0, {"passed": 1, "xfailed": 1}, "*XFAIL*opt-1.3b*238 request*256*"),
+    "known, and strict": (KNOWN, "--slm-simulate --slm-strict", 1, {"passed": 1, "failed": 1}, "*"),
+    "either way, little": (EITHER_WAY, gains(1.05), 0, {"passed": 3, "xpassed": 1}, "*"),
+    "either way, much": (EITHER_WAY, gains(1.5), 0, {"passed": 3, "xfailed": 1}, "*"),
+    "strict, little": (EITHER_WAY, f"{gains(1.05)} --slm-strict", 0, {"passed": 4}, "*"),
+    "strict, much": (EITHER_WAY, f"{gains(1.5)} --slm-strict", 1, {"passed": 3, "failed": 1}, "*"),
+    "inconclusive in a fixture and an expected failure": (NOISY, "--slm-simulate", 10, {"inconclusive": 2}, "*"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_run_ends_with_the_status_of_the_worst(runs, case):
+    """3, a gate that was broken off, is among the tests of the gate."""
+    source, words, status, counts, line = ENDS[case]
+    ran = runs(source, words)
+    assert (ran.ret, ran.counts) == (status, counts)
+    ran.says(line)
+
+
+def test_what_is_inconclusive_has_a_letter_and_is_a_failure_with_its_state_in_junit(runs):
+    ran = runs(SWEEP, FEW, ONCE, "--junitxml=out.xml")
+    ran.says("*.py .....U*", "*5 passed, 1 inconclusive*")
+    suite = ElementTree.parse(ran.folder / "out.xml").getroot()[0]
+    properties = {p.attrib["name"]: p.attrib["value"] for p in suite.iter("property")}
+    assert (suite.attrib["failures"], properties["slm_state"]) == ("1", "inconclusive")
+
+
+@pytest.mark.parametrize(("second", "status", "failed", "inconclusive"), [("True", 10, 0, 2), ("False", 1, 2, 1)])
+def test_subtests_that_are_inconclusive_fail_no_run(runs, second, status, failed, inconclusive):
+    pytest.importorskip("_pytest.subtests", reason="pytest has subtests from 9 on")
+    source = f"""{NOISY.partition("    @pytest.mark.slm")[0]}
+    @pytest.mark.slm
+    def test_it(subtests):
+        with subtests.test(n=1):
+            assert noisy
+        with subtests.test(n=2):
+            assert {second}
+    """
+    ran = runs(source, "--slm-simulate")
+    assert (ran.ret, ran.counts.get("failed", 0), ran.counts["inconclusive"]) == (status, failed, inconclusive)
 
 
 # The page
 
 
-def page(folder):
-    return Page((folder / "out.html").read_text("utf-8"))
+def page(ran):
+    return Page((ran.folder / "out.html").read_text("utf-8"))
+
+
+WATCHES = """
+    from pathlib import Path
+
+    def test_point(slm_point):
+        page = Path("out.html")
+        if page.exists():
+            text = page.read_text("utf-8")
+            assert "1 of 2 tests have ended" in text and "Exit status" not in text
+            Path("seen").touch()
+        assert slm_point.measure()
+"""
 
 
 @PAGES
-def test_the_page_has_the_runs_status_verdicts_and_records(runs):
-    ran = runs(SWEEP, *FEW, "--slm-html=out.html")
-    seen = page(ran.folder)
-    assert f"Exit status {int(ran.ret)}" in seen.text and "out.html" in ran.out
-    assert "throughput-plateau" in seen.text and "Points of opt-125m" in seen.tables
+def test_the_page_has_the_runs_status_and_records_and_says_before_its_end_how_far_it_is(runs):
+    ran = runs(WATCHES, FEW, TWO, "--slm-html=out.html")
+    assert ran.counts == {"passed": 2} and (ran.folder / "seen").exists()
+    assert "Exit status 0" in page(ran).text and "out.html" in ran.out and "Points of opt-125m" in page(ran).tables
     assert read(ran.folder / "out.html").measurements == ran.measured()
 
 
 @PAGES
-def test_while_the_run_goes_on_the_page_says_how_far_it_is(runs):
-    source = """
-        from pathlib import Path
-
-        def test_point(slm_point):
-            page = Path("out.html")
-            if page.exists():
-                text = page.read_text("utf-8")
-                assert "1 of 2 tests have ended" in text and "Exit status" not in text
-                Path("seen").touch()
-            assert slm_point.measure()
-        """
-    ran = runs.anew(source, *FEW, TWO, "--slm-html=out.html")
-    assert ran.counts == {"passed": 2} and (ran.folder / "seen").exists()
-    assert "Exit status 0" in page(ran.folder).text and len(read(ran.folder / "out.html").measurements) == 4
-
-
-@PAGES
-def test_without_jinja2_and_over_a_file_that_is_no_page_it_is_refused(small, pytester, archive, monkeypatch):
-    small("--slm-records=r.jsonl", TWO)
-    before = (pytester.path / "r.jsonl").read_bytes()
-    assert "r.jsonl" in usage_error(small("--slm-records=r.jsonl", "--slm-html=r.jsonl"))
-    assert (pytester.path / "r.jsonl").read_bytes() == before
-    assert "new.jsonl" in small("--slm-records=new.jsonl", "--slm-html=new.jsonl", TWO, width=400).stdout.str()
-    assert len(archive("new.jsonl").measurements) == 4
+def test_without_jinja2_and_over_a_file_that_is_no_page_it_is_refused(runs, monkeypatch):
+    ran = runs.anew(SWEEP, FEW, TWO, "--slm-records=r.jsonl")
+    before = (ran.folder / "r.jsonl").read_bytes()
+    runs.anew(SWEEP, FEW, "--slm-records=r.jsonl --slm-html=r.jsonl", folder=ran.folder).refuses("r.jsonl")
+    assert (ran.folder / "r.jsonl").read_bytes() == before
+    new = runs.anew(SWEEP, FEW, TWO, "--slm-records=new.jsonl --slm-html=new.jsonl")
+    assert "new.jsonl" in new.out and len(new.measured("new.jsonl")) == 4
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert "Jinja2" in usage_error(small("--slm-html=out.html"))
+    runs.anew(SWEEP, FEW, "--slm-html=out.html").refuses("Jinja2")
 
 
 FAILS = """
@@ -387,14 +363,64 @@ FAILS = """
 @PAGES
 def test_what_failed_or_stayed_inconclusive_is_named_on_the_page_and_in_the_step_summary(runs, monkeypatch, tmp_path):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    ran = runs.anew(FAILS, *FEW, "--slm-html=out.html")
-    seen, summary = page(ran.folder), " ".join((tmp_path / "summary.md").read_text("utf-8").split())
+    ran = runs.anew(FAILS, FEW, "--slm-html=out.html")
+    seen, summary = page(ran).text, " ".join((tmp_path / "summary.md").read_text("utf-8").split())
     assert ran.ret == 1 and ran.counts == {"failed": 3, "inconclusive": 1}
-    for name, told in (
-        ("objective", "AssertionError: <b>first</b>\\x1b token"),
-        ("engine", "EngineFailed: the simulated engine died at concurrency 8"),
-        ("early", "RuntimeError"),
-        ("mine", "<inconclusive: throughput-plateau"),
+    for told in (
+        "objective: AssertionError: <b>first</b>\\x1b token",
+        "engine: EngineFailed: the simulated engine died at concurrency 8",
+        "early: RuntimeError",
+        "mine: <inconclusive: throughput-plateau",
     ):
-        told = f"::test_{name}: {told}"
-        assert told in seen.text and told in summary
+        assert f"::test_{told}" in seen and f"::test_{told}" in summary
+
+
+# pytest-benchmark is a view: seconds per request, and everything else in `extra_info`
+
+ALONE = "-p no:cacheprovider"
+
+
+@pytest.fixture(scope="module")
+def saved(runs):
+    """In a process of its own: pytest-benchmark 5.0 leaves files open, one for each time that it reads options."""
+    pytest.importorskip("pytest_benchmark")
+    return runs.anew(
+        SWEEP, FEW, "--benchmark-json=out.json --benchmark-autosave --slm-engine-arg=preempt_from=16",
+        quiet=ALONE, process=True,
+    )  # fmt: skip
+
+
+def test_each_valid_point_is_a_benchmark_of_seconds_per_request_that_can_be_compared(saved, runs):
+    told = json.loads((saved.folder / "out.json").read_text())
+    rows = {row["name"]: row for row in told["benchmarks"]}
+    assert list(rows) == [f"test_point[opt-125m-{n}]" for n in (1, 2, 4, 8)], "nothing is valid at 16"
+    row, info = rows["test_point[opt-125m-8]"], rows["test_point[opt-125m-8]"]["extra_info"]
+    assert (row["stats"]["rounds"], row["group"], info["concurrency"]) == (2, "opt-125m", 8)
+    assert row["stats"]["ops"] == pytest.approx(info["requests_per_s"], rel=0.01)
+    assert set(info["records"]) <= {m.id for m in saved.measured()} and row["params"] == {"slm_point": "opt-125m-8"}
+    assert told["machine_info"]["slmserve"]["platform"] == "simulated"
+    runs.anew({}, FEW, "--benchmark-compare", folder=saved.folder, quiet=ALONE).says("*opt-125m-8* (0001_*")
+    off = runs.anew(SWEEP, FEW, "--benchmark-disable", quiet=ALONE)
+    assert off.counts == {"passed": 6} and len(off.measured()) == 10
+
+
+@pytest.mark.parametrize(("words", "there"), [("-v", False), ("--slm-report=all", True)])
+def test_its_table_is_there_where_all_is_wanted_and_for_a_users_own(runs, words, there):
+    pytest.importorskip("pytest_benchmark")
+    own = "def test_own(benchmark): benchmark(sum, range(9))\n"
+    text = runs.anew({"test_points.py": SWEEP, "test_own.py": own}, BARE, TWO, words, ".", quiet=ALONE).out
+    assert "Name (time in " in text and "test_own " in text and ("per request: opt-125m': 2 tests" in text) == there
+    assert text.rindex("= slmserve =") > text.find("Name (time in"), "what a person wants to know comes last"
+
+
+INTERRUPTS = """
+    def pytest_runtest_call(item):
+        if "opt-125m-8" in item.name:
+            raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupted_run_has_its_last_screen_where_warnings_are_errors(runs):
+    ran = runs.anew({"test_it.py": SWEEP, "conftest.py": INTERRUPTS}, FEW, "-W error", process=True, quiet=ALONE)
+    assert ran.ret == 2 and "Traceback" not in ran.out + ran.err
+    ran.says("opt-125m *", "*! KeyboardInterrupt !*", "*3 passed*")

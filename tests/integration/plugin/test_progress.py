@@ -8,66 +8,57 @@ import re
 import sys
 
 import pytest
-from inner_runs import QUIET
-from inside import ALL_OF_IT, SWEEP
+from inner_runs import QUIET, SWEEP
 from terminals import WRITTEN_OVER, shown_on
 
 from pytest_slmserve.plugin import progress
 
 OWN = """
-    import pytest
+import pytest
 
-    @pytest.mark.slm(model="opt-125m")
-    def test_curve(slm_sweep):
-        assert len(slm_sweep(concurrency=[1, 2, 4]).points) == 3
+@pytest.mark.slm(model="opt-125m")
+def test_curve(slm_sweep):
+    assert len(slm_sweep(concurrency=[1, 2, 4]).points) == 3
 
-    @pytest.mark.slm(model="opt-125m")
-    def test_point(slm_measure):
-        assert slm_measure(concurrency=8)
+@pytest.mark.slm(model="opt-125m")
+def test_point(slm_measure):
+    assert slm_measure(concurrency=8)
 """
-FEW = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=1,16", "--slm-window=1", ALL_OF_IT, *QUIET)
-FEW = (*FEW, "--slm-engine-arg=t_inf=4000", "--slm-engine-arg=b_half=2", "--slm-output-len=32")
+FEW = f"""--slm-simulate --slm-models=opt-125m --slm-concurrency=1,16 --slm-window=1 --slm-engine-arg=t_inf=4000
+    --slm-engine-arg=b_half=2 --slm-output-len=32 {QUIET}"""
 
 
 def on_a_terminal(pytester, text, columns):
-    """What is written over, in a run of a file of tests on a terminal of so many columns."""
-    file = pytester.makepyfile(text)
-    command = [sys.executable, "-m", "pytest", *FEW, file.name]
-    return shown_on(columns, command, {**os.environ, "TERM": "xterm", "COLUMNS": "400"})
+    """What is written over, in a run of a file of tests on a terminal of so many columns; and all that is written."""
+    command = [sys.executable, "-m", "pytest", *FEW.split(), pytester.makepyfile(text).name]
+    written = shown_on(columns, command, {**os.environ, "TERM": "xterm", "COLUMNS": "400"})
+    return WRITTEN_OVER.findall(written), written
 
 
 @pytest.mark.parametrize("columns", [40, 160])
 def test_the_line_is_as_wide_as_the_terminal_while_output_is_captured(pytester, columns):
-    text = on_a_terminal(pytester, SWEEP, columns)
-    lines = list(filter(None, WRITTEN_OVER.findall(text)))
-    assert len(lines) == 4 and all(len(line) < columns for line in lines), text
+    over, written = on_a_terminal(pytester, SWEEP, columns)
+    lines = list(filter(None, over))
+    assert len(lines) == 4 and all(len(line) < columns for line in lines), written
     numbers = [re.match(r"case (\d) of 2 \| \d:\d\d\+? left \| ", line)[1] for line in lines]
     assert numbers == ["1", "2", "1", "2"], "a sweep goes in rounds"
     assert not any("0:00" in line for line in lines) and all("| over " in line for line in lines)
     if columns == 160:
         assert all(line.endswith(" tokens/s") for line in lines) and "| opt-125m at 16, repeat 2 |" in lines[-1]
-    assert WRITTEN_OVER.findall(text)[-1] == "", "the line is gone when a test has ended"
-    assert "slmserve: case" not in text
+    assert over[-1] == "", "the line is gone when a test has ended"
+    assert "slmserve: case" not in written
 
 
 def test_what_tests_ask_for_as_they_go_counts_from_when_it_is_asked(pytester):
-    lines = list(filter(None, WRITTEN_OVER.findall(on_a_terminal(pytester, OWN, 160))))
+    lines = on_a_terminal(pytester, OWN, 160)[0]
     begins = [line.split(" | ")[:3] for line in lines if "repeat 1" in line]
     curve = [[f"case {n} of 3+", "0:01+ left", f"opt-125m at {c}, repeat 1"] for n, c in enumerate((1, 2, 4), start=1)]
     assert begins == [*curve, ["case 4 of 4+", "0:01+ left", "opt-125m at 8, repeat 1"]]
 
 
-@pytest.fixture(scope="module")
-def logged(inner):
-    """Runs in a log that has lines also on what took no time."""
-    inner.makepyfile(SWEEP)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress, "LEAST_S", 0.0)
-        yield lambda *args: inner.runpytest_inprocess(*FEW, *args).stdout.str()
-
-
-def test_a_log_gets_a_line_for_each_case_and_each_start(logged):
-    coloured = logged("--color=yes")
+def test_a_log_gets_a_line_for_each_case_and_each_start_unless_it_is_quiet(runs, monkeypatch):
+    monkeypatch.setattr(progress, "LEAST_S", 0.0)  # also on what took no time
+    coloured = runs.anew(SWEEP, FEW, "--color=yes").out
     text = re.sub(r"\x1b\[[\d;]*m", "", coloured)
     assert "\x1b[K" not in coloured, "colours make no terminal"
     told = [re.sub(r"\b\d+ s\b", "N s", line) for line in text.splitlines() if line.startswith("slmserve: case ")]
@@ -80,15 +71,8 @@ def test_a_log_gets_a_line_for_each_case_and_each_start(logged):
     assert re.search(r"^slmserve: opt-125m started in 0 s$", text, re.MULTILINE)
     assert re.search(r"^\S+\.py \.\.", text, re.MULTILINE), "pytest's dots have a line of their own"
     assert "\n\nslmserve: " not in text.partition("collected")[2].partition("=====")[0]
-
-
-def test_a_log_with_the_names_of_tests_has_them_before_each_result(logged):
-    text = logged("-v")
-    assert text.count("slmserve: case ") == 4
-    assert len(re.findall(r"^\S+::test_point\[opt-125m-\d+\] PASSED", text, re.MULTILINE)) == 2
-
-
-def test_a_quiet_run_and_what_took_no_time_get_no_line(logged, monkeypatch):
-    quiet = logged("-q")
-    monkeypatch.setattr(progress, "LEAST_S", 1e9)
-    assert all("slmserve: case" not in text and " started in " not in text for text in (quiet, logged()))
+    names = runs.anew(SWEEP, FEW, "-v")
+    assert names.out.count("slmserve: case ") == 4
+    assert [name for name in names.outcomes if "point" in name] == ["test_point[opt-125m-1]", "test_point[opt-125m-16]"]
+    quiet = runs.anew(SWEEP, FEW, "-q").out
+    assert "slmserve: case" not in quiet and " started in " not in quiet

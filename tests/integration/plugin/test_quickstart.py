@@ -1,83 +1,100 @@
-"""The quick start: three tests that a new user runs first, on a simulated engine."""
+"""The quick start: three tests that a new user runs first, on a simulated engine; and that an idle plugin costs
+nothing: nothing heavy is imported over the whole session, summary included."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 
 import pytest
-from inner_runs import QUIET
 from scripts import CHECKOUT
 
-from pytest_slmserve.__main__ import main
-from pytest_slmserve.archive.store import read
-
-QUICKSTART = ("--pyargs", "pytest_slmserve.quickstart", *QUIET)
+QUICKSTART = "--pyargs pytest_slmserve.quickstart"
 
 
-def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was(pytester, capsys):
+def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was(runs):
     before = os.times()
-    result = pytester.runpytest_subprocess(*QUICKSTART, "--slm-simulate", "-v", "--slm-records=.slm/records.jsonl")
+    ran = runs.anew({}, QUICKSTART, "--slm-simulate -v", process=True)
     after = os.times()
-    assert result.ret == 0
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["*::test_slo PASSED*", "*::test_plateau PASSED*", "*::test_gate PASSED*"])
-    result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])
+    assert (ran.ret, ran.counts) == (0, {"passed": 3})
+    assert ran.outcomes == dict.fromkeys(["test_slo", "test_plateau", "test_gate"], "PASSED")
     assert after.children_user - before.children_user < 8, "seconds, whatever else the cores do meanwhile"
-    capsys.readouterr()
-    assert main(["report", ".slm/records.jsonl"]) == 0
-    pytest.LineMatcher(capsys.readouterr().out.splitlines()).fnmatch_lines(["opt-125m: PASS after * pairs*"])
-    (session,) = read(pytester.path / ".slm" / "records.jsonl").sessions
+    told = next(line for line in ran.lines if line.startswith("opt-125m: PASS after "))
+    assert ran.report()[0] == 0 and told in ran.report()[1]
+    (session,) = ran.archive().sessions
     assert session.plan["gate"]["pairs"] == 12, "the terms, without which a report would assume some"
 
 
-def test_in_a_checkout_it_needs_the_package_alone(pytester, monkeypatch):
+def test_in_a_checkout_it_needs_the_package_alone(runs, monkeypatch, tmp_path):
     """pytest reads tests/conftest.py there, and Hypothesis is not installed."""
     support = [*(CHECKOUT / "tests/support").glob("*.py")]
-    for path in [CHECKOUT / "conftest.py", CHECKOUT / "tests/conftest.py", CHECKOUT / "tests/skips.toml", *support]:
-        to = pytester.path / path.relative_to(CHECKOUT)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, to)
-    hidden = pytester.mkdir("hidden")
-    (hidden / "hypothesis.py").write_text("raise ModuleNotFoundError('hypothesis')")
-    monkeypatch.setenv("PYTHONPATH", f"{hidden}{os.pathsep}{pytester.path}/tests/support", prepend=os.pathsep)
-    words = (*QUICKSTART, "-p", "no:hypothesispytest", "--slm-simulate")
-    result = pytester.run(sys.executable, "-m", "pytest", *words)
-    assert result.ret == 0
-    result.assert_outcomes(passed=3)
+    paths = [CHECKOUT / "conftest.py", CHECKOUT / "tests/conftest.py", CHECKOUT / "tests/skips.toml", *support]
+    files = {str(path.relative_to(CHECKOUT)): path.read_text("utf-8") for path in paths}
+    hidden = {"hidden/hypothesis.py": "raise ModuleNotFoundError('hypothesis')"}
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/hidden{os.pathsep}{tmp_path}/tests/support", prepend=os.pathsep)
+    words = "-p no:hypothesispytest --slm-simulate"
+    ran = runs.anew({**files, **hidden}, QUICKSTART, words, folder=tmp_path, process=True)
+    assert (ran.ret, ran.counts) == (0, {"passed": 3})
 
 
-def test_without_a_mode_it_says_what_it_needs_and_on_a_real_engine_its_gate_waits(pytester, holds):
-    result = pytester.runpytest_inprocess(*QUICKSTART, "-rs")
-    result.assert_outcomes(skipped=3)
-    result.stdout.fnmatch_lines(["*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*"])
+def test_without_a_mode_it_says_what_it_needs_and_on_a_real_engine_its_gate_waits(runs, holds):
+    ran = runs({}, QUICKSTART, "-rs")
+    assert ran.counts == {"skipped": 3}
+    ran.says("*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*")
     holds("0.32.0")
-    plan = pytester.runpytest_inprocess(*QUICKSTART, "--slm-cpu", "--slm-plan")
-    plan.stdout.fnmatch_lines(["*test_slo*", "*test_plateau*"])
-    plan.stdout.no_fnmatch_line("*test_gate*")
+    plan = runs.anew({}, QUICKSTART, "--slm-cpu --slm-plan")
+    plan.says("*test_slo*", "*test_plateau*")
+    assert "test_gate" not in plan.out
 
 
-# The word of the marker
+GATES = """
+    import pytest
+
+    @pytest.mark.slm(gate="simulated")
+    def test_gate(slm_gate): assert slm_gate()
+
+    def test_other(slm_measure): assert slm_measure(4).valid
+
+    def test_gate_of_a_real_engine(slm_gates): assert False
+"""
 
 
 def test_a_gate_of_each_endpoint_may_be_simulated_beside_other_tests(runs):
-    source = """
-        import pytest
-
-        @pytest.mark.slm(gate="simulated")
-        def test_gate(slm_gate): assert slm_gate()
-
-        def test_other(slm_measure): assert slm_measure(4).valid
-
-        def test_gate_of_a_real_engine(slm_gates): assert False
-        """
-    ran = runs(source, "--slm-simulate", "--slm-models=opt-125m", "--slm-window=1", "-rs")
+    ran = runs(GATES, "--slm-simulate --slm-models=opt-125m --slm-window=1 -rs")
     assert (ran.ret, ran.counts) == (0, {"passed": 6, "skipped": 2})
-    ran.lines.fnmatch_lines(["*no launch told its memory", "*needs --slm-gate"])
+    ran.says("*no launch told its memory", "*needs --slm-gate")
 
 
-@pytest.mark.parametrize("word", ["True", "'real'"])
-def test_another_word_is_refused(runs, word):
-    ran = runs(f"import pytest\n@pytest.mark.slm(gate={word})\ndef test_it(slm_gates): pass", "--slm-simulate")
-    assert ran.ret == pytest.ExitCode.USAGE_ERROR and f"gate={word}" in ran.err and "--slm-gate" in ran.err
+# An idle plugin
+
+HEAVY = ("vllm", "torch", "numpy", "msgspec", "psutil", "pynvml", "prometheus_client", "transformers", "vl_convert")
+HEAVY += ("tabulate", "ijson", "ray")
+LOOK = f"""
+    import atexit, sys
+
+    def look():
+        ours = [m for m in sys.modules if m.startswith("pytest_slmserve")]
+        print("HEAVY", [m for m in {HEAVY!r} if m in sys.modules], "OURS", sorted(ours))
+
+    atexit.register(look)
+"""
+IDLE = ("", ".options", ".options.table", ".plugin", ".plugin.fixtures", ".plugin.hooks", ".schema", ".schema.errors")
+UNMEASURED = """
+    def test_it(): pass
+    def test_bad(): assert 0
+    def test_engine(slm_engine): ...
+    def test_point(slm_point): ...
+"""
+
+
+@pytest.mark.parametrize("measures", [False, True], ids=["idle", "measuring"])
+def test_nothing_heavy_is_imported_and_never_the_engine(runs, measures):
+    """In a process of its own, seen as pytest exits."""
+    test = "def test_it(slm_measure): assert slm_measure(4).valid" if measures else UNMEASURED
+    words = "--slm-simulate --slm-window=1" if measures else ""
+    ran = runs.anew({"conftest.py": LOOK, "test_it.py": test}, words, process=True, records="")
+    line = next(line for line in ran.lines if "HEAVY" in line)
+    if measures:
+        engines = ("vllm", "torch", "transformers", "pynvml", "vl_convert")
+        assert [name for name in engines if f"'{name}'" in line] == []
+    else:
+        assert "HEAVY [] OURS" in line and line.endswith(str([f"pytest_slmserve{name}" for name in IDLE]))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from inner_runs import QUIET
-from inside import ALL_OF_IT
 from shipped import put
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
 
-SMALL = ("--slm-simulate", "--slm-window=12", "--slm-input-len=64", "--slm-output-len=32", ALL_OF_IT, *QUIET)
-SMALL = (*SMALL, "--slm-models=opt-125m,opt-13b", "--slm-engine-arg=t_inf=4000", "--slm-engine-arg=b_half=64")
+WORDS = f"""--slm-simulate --slm-models=opt-125m,opt-13b --slm-concurrency=1,16,64,256 --slm-window=12
+    --slm-input-len=64 --slm-output-len=32 --slm-engine-arg=t_inf=4000 --slm-engine-arg=b_half=64
+    --slm-engine-arg=all_reduce_s=0.005 --slm-engine-arg=imbalance=0.2 --slm-report=tables
+    --slm-records=.slm/records.jsonl {QUIET}"""
 CLAIMS = ("loses-per-gpu", "serves-less-in-all", "still-gains", "replicas-per-gpu-beat")
 
 
@@ -23,8 +24,7 @@ def test_slow_all_reduces_are_found_and_replicas_recommended(pytester, monkeypat
     """24 all-reduces of 5 ms in a step of OPT-125M, which takes 80 ms on one GPU: 20 + 120 ms on four."""
     monkeypatch.setenv("COLUMNS", "400")
     put(pytester.path, "test_tensor_parallel")
-    slow = ("--slm-engine-arg=all_reduce_s=0.005", "--slm-engine-arg=imbalance=0.2", "--slm-concurrency=1,16,64,256")
-    result = pytester.runpytest_inprocess(*SMALL, *slow, "--slm-records=.slm/records.jsonl")
+    result = pytester.runpytest_inprocess(*WORDS.split())
     result.assert_outcomes(passed=2 * (12 + 3) + 2 + 1 + 2, xpassed=1)
     result.stdout.fnmatch_lines(
         [

@@ -17,7 +17,51 @@ from pytest_slmserve.schema.records import GpuPeaks
 BY_NAME = {opt.name: opt for opt in OPTS}
 EACH = pytest.mark.parametrize("name", BY_NAME)
 URL = "http://127.0.0.1:1/v1/completions"
-WORDS = [
+# Of each option a text that is not its default, and what it means; a wrong text, and what the error offers for it.
+# fmt: off
+ROWS = {
+    "models": (" a , b", ("a", "b"), ",", "A,B"),
+    "concurrency": ("1,2,4", (1, 2, 4), "4,2", "1,2,4"),
+    "sweep": ("adaptive", "adaptive", "fast", "adaptive"),
+    "suite": ("papers", "papers", "paper", "papers"),
+    "timeout": ("30", 30.0, "0", "120.0"),
+    "window": ("2.5", 2.5, "-1", "5"),
+    "ramp_up": ("burst", "burst", "stagered", "staggered"),
+    "endpoint": ("http://h:1,https://b/x", ("http://h:1/v1/completions", "https://b/x"), ",", "URL,URL"),
+    "interface": ("server", "server", "severs", "server"),
+    "repeats": ("3", 3, "0", "2"),
+    "budget": ("0", 0, "-1", "5"),
+    "input_len": ("64", 64, "abc", "8"),
+    "output_len": ("natural", "natural", "256,", "8"),
+    "sharegpt_rule": ("vllm", "vllm", "any", "vllm"),
+    "goodput": ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms"),
+    "export": ("vllm-bench=results/", "vllm-bench=results/"),
+    "seed": ("7", 7, "1.0", "0"),
+    "load_format": ("auto", "auto", "heavy", "auto"),
+    "kv_cache_dtype": ("fp8", "fp8", "fp4", "fp8"),
+    "gpu_memory": ("40GiB", 40 << 30, "much", "40GiB"),
+    "gpu_memory_utilization": ("0.5", 0.5, "90%", "0.9"),
+    "tensor_parallel_size": ("2,4", (2, 4), "2,1", "1"),
+    "replicas": ("2,3", (2, 3), "two", "2"),
+    "sharing": ("mig, mps", ("mig", "mps"), "luck", "time-slicing,mps"),
+    "env": ("A=1 B=x=y", (("A", "1"), ("B", "x=y")), "NAME", "NAME=VALUE"),
+    "engine_arg": ('a="5" b=[1,2] c=word', (("a", "5"), ("b", (1, 2)), ("c", "word")), "eager", "max_num_seqs=256"),
+    "side": ("baseline:python=/old", (("baseline", (("python", "/old"),)),), "both:python=p", "candidate:python=PATH"),
+    "max_num_seqs": ("64", 64, "many", "8"),
+    "gate_margin": ("5%", 0.05, "300%", "0.03"),
+    "gate_pairs": ("4", 4, "3", "12"),
+    "gate_caches": ("cold", "cold", "WARM", "cold"),
+    "simulate_slowdown": ("5%", 0.05, "100%", "0.05"),
+    "telemetry": ("dcgm=node:5555", "dcgm=node:5555", "tea-leaves", "auto"),
+    "telemetry_interval": ("0.5", 0.5, "nan", "5"),
+    "gpu_peaks": ("tflops=989,gbps=3350", GpuPeaks(989, 3350), "fast", "tflops=989,gbps=3350"),
+    "report": ("tables", "tables", "short", "all"),
+    "resume": ("old.jsonl", "old.jsonl", "test_it.py", "[RECORDS]"),
+    "ray": ("10.0.0.1:6379", "10.0.0.1:6379", "10.0.0.1", "ADDRESS"),
+    "ray_resource": ("accelerator_type:H200", "accelerator_type:H200", "GPU", "NAME"),
+}
+# fmt: on
+WORDS = (
     "dataset",
     "tokenizer",
     "quantization",
@@ -28,90 +72,11 @@ WORDS = [
     "records",
     "html",
     "ray_env",
-]
-# A text of each option that is not its default, and what it means.
-GOOD = {
-    **dict.fromkeys(WORDS, ("some/word", "some/word")),
-    "models": (" a , b", ("a", "b")),
-    "concurrency": ("1,2,4", (1, 2, 4)),
-    "sweep": ("adaptive", "adaptive"),
-    "suite": ("papers", "papers"),
-    "timeout": ("30", 30.0),
-    "window": ("2.5", 2.5),
-    "ramp_up": ("burst", "burst"),
-    "endpoint": ("http://h:1,https://b/x", ("http://h:1/v1/completions", "https://b/x")),
-    "interface": ("server", "server"),
-    "repeats": ("3", 3),
-    "budget": ("0", 0),
-    "input_len": ("64", 64),
-    "output_len": ("natural", "natural"),
-    "sharegpt_rule": ("vllm", "vllm"),
-    "goodput": ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms"),
-    "export": ("vllm-bench=results/", "vllm-bench=results/"),
-    "seed": ("7", 7),
-    "load_format": ("auto", "auto"),
-    "kv_cache_dtype": ("fp8", "fp8"),
-    "gpu_memory": ("40GiB", 40 << 30),
-    "gpu_memory_utilization": ("0.5", 0.5),
-    "tensor_parallel_size": ("2,4", (2, 4)),
-    "replicas": ("2,3", (2, 3)),
-    "sharing": ("mig, mps", ("mig", "mps")),
-    "env": ("A=1 B=x=y", (("A", "1"), ("B", "x=y"))),
-    "engine_arg": ('a="5" b=[1,2] c=word', (("a", "5"), ("b", (1, 2)), ("c", "word"))),
-    "side": ("baseline:python=/old", (("baseline", (("python", "/old"),)),)),
-    "max_num_seqs": ("64", 64),
-    "gate_margin": ("5%", 0.05),
-    "gate_pairs": ("4", 4),
-    "gate_caches": ("cold", "cold"),
-    "simulate_slowdown": ("5%", 0.05),
-    "telemetry": ("dcgm=node:5555", "dcgm=node:5555"),
-    "telemetry_interval": ("0.5", 0.5),
-    "gpu_peaks": ("tflops=989,gbps=3350", GpuPeaks(989, 3350)),
-    "report": ("tables", "tables"),
-    "resume": ("old.jsonl", "old.jsonl"),
-    "ray": ("10.0.0.1:6379", "10.0.0.1:6379"),
-    "ray_resource": ("accelerator_type:H200", "accelerator_type:H200"),
-} | {opt.name: ("yes", True) for opt in OPTS if opt.is_flag}
-# A wrong text, and the value that the error offers in its place.
-BAD = {
-    "models": (",", "A,B"),
-    "concurrency": ("4,2", "1,2,4"),
-    "sweep": ("fast", "adaptive"),
-    "suite": ("paper", "papers"),
-    "timeout": ("0", "120.0"),
-    "window": ("-1", "5"),
-    "ramp_up": ("stagered", "staggered"),
-    "interface": ("severs", "server"),
-    "endpoint": (",", "URL,URL"),
-    "repeats": ("0", "2"),
-    "budget": ("-1", "5"),
-    "input_len": ("abc", "8"),
-    "output_len": ("256,", "8"),
-    "sharegpt_rule": ("any", "vllm"),
-    "seed": ("1.0", "0"),
-    "load_format": ("heavy", "auto"),
-    "kv_cache_dtype": ("fp4", "fp8"),
-    "gpu_memory": ("much", "40GiB"),
-    "gpu_memory_utilization": ("90%", "0.9"),
-    "tensor_parallel_size": ("2,1", "1"),
-    "replicas": ("two", "2"),
-    "sharing": ("luck", "time-slicing,mps"),
-    "telemetry": ("tea-leaves", "auto"),
-    "telemetry_interval": ("nan", "5"),
-    "gpu_peaks": ("fast", "tflops=989,gbps=3350"),
-    "env": ("NAME", "NAME=VALUE"),
-    "engine_arg": ("eager", "max_num_seqs=256"),
-    "side": ("both:python=p", "candidate:python=PATH"),
-    "max_num_seqs": ("many", "8"),
-    "gate_margin": ("300%", "0.03"),
-    "gate_pairs": ("3", "12"),
-    "gate_caches": ("WARM", "cold"),
-    "simulate_slowdown": ("100%", "0.05"),
-    "report": ("short", "all"),
-    "resume": ("test_it.py", "[RECORDS]"),
-    "ray_resource": ("GPU", "NAME"),
-    "ray": ("10.0.0.1", "ADDRESS"),
-} | {opt.name: ("maybe", "") for opt in OPTS if opt.is_flag}
+)
+ROWS |= dict.fromkeys(WORDS, ("some/word", "some/word"))
+ROWS |= {opt.name: ("yes", True, "maybe", "") for opt in OPTS if opt.is_flag}
+GOOD = {name: row[:2] for name, row in ROWS.items()}
+BAD = {name: row[2:] for name, row in ROWS.items() if row[2:]}
 
 
 def beside(opt: Opt) -> dict[str, object]:
@@ -176,38 +141,22 @@ def test_what_may_stand_bare_is_true():
     assert (options.resume, options.texts["resume"], BY_NAME["resume"].bare) == (True, (), "1")
 
 
-@pytest.mark.parametrize(
-    ("name", "of_toml", "text"),
-    [
-        ("models", ["opt-125m", "opt-350m"], "opt-125m,opt-350m"),
-        ("concurrency", [1, 2, 4], "1,2,4"),
-        ("concurrency", 8, "8"),
-        ("window", 2.5, "2.5"),
-        ("gpu_memory_utilization", 1, "1"),
-        ("resume", True, "1"),
-        ("strict", True, "1"),
-        ("strict", False, "0"),
-        ("seed", 0, "0"),
-        ("engine_arg", ["a=1", "b=true"], "a=1 b=true"),
-        ("env", ["A=x"], "A=x"),
-    ],
-    ids=range(11),
-)
+@pytest.mark.parametrize(("name", "of_toml", "text"), [
+    ("models", ["opt-125m", "opt-350m"], "opt-125m,opt-350m"), ("concurrency", [1, 2, 4], "1,2,4"),
+    ("concurrency", 8, "8"), ("window", 2.5, "2.5"), ("gpu_memory_utilization", 1, "1"), ("resume", True, "1"),
+    ("strict", True, "1"), ("strict", False, "0"), ("seed", 0, "0"), ("env", ["A=x"], "A=x"),
+    ("engine_arg", ["a=1", "b=true"], "a=1 b=true"),
+], ids=range(11))  # fmt: skip
 def test_a_value_of_toml_is_read_as_its_text(name, of_toml, text):
     one, other = (read_options({}, {f"slm_{name}": value}, {}) for value in (of_toml, text))
     assert one._replace(texts=other.texts) == other and one.source[name] == "ini"
 
 
-def test_in_a_list_of_toml_an_entry_may_hold_spaces():
+def test_in_a_list_of_toml_an_entry_may_hold_spaces_and_a_value_of_another_kind_is_refused():
     assert read_options({}, {"slm_env": ["A=x y", "B=1"]}, {}).env == (("A", "x y"), ("B", "1"))
-
-
-@pytest.mark.parametrize(
-    ("name", "of_toml"), [("strict", ["a"]), ("window", {"s": 1}), ("env", {"A": "x"})], ids=range(3)
-)
-def test_a_value_of_toml_of_another_kind_is_refused(name, of_toml):
-    with refused(f"slm_{name}:"):
-        read_options({}, {f"slm_{name}": of_toml}, {})
+    for name, of_toml in (("strict", ["a"]), ("window", {"s": 1}), ("env", {"A": "x"})):
+        with refused(f"slm_{name}:"):
+            read_options({}, {f"slm_{name}": of_toml}, {})
 
 
 # What a wrong value is told
@@ -234,17 +183,16 @@ def test_what_is_offered_can_be_typed(name):
     assert options.source[name] == "command line"
 
 
-@pytest.mark.parametrize("name", ["sweep", "ramp_up", "interface", "suite", "kv_cache_dtype"])
-def test_all_words_to_choose_from_are_named(name):
-    with refused(*BY_NAME[name].choices, "'WRONG'"):
-        read_options({name: "WRONG"}, {}, {})
-
-
-def test_every_text_of_an_option_that_is_given_again_is_shown():
-    with refused("'A=...'", "'wrong'"):
-        read_options({"env": ["A=1", "wrong"]}, {}, {})
-    with refused("'a=1'", "'wrong'"):
-        read_options({"engine_arg": ["a=1", "wrong"]}, {}, {})
+def test_all_words_to_choose_from_and_every_text_that_is_given_again_are_named():
+    for name in ("sweep", "ramp_up", "interface", "suite", "kv_cache_dtype"):
+        with refused(*BY_NAME[name].choices, "'WRONG'"):
+            read_options({name: "WRONG"}, {}, {})
+    for name, texts, shown in (
+        ("env", ["A=1", "wrong"], ["'A=...'", "'wrong'"]), ("engine_arg", ["a=1", "wrong"], ["'a=1'", "'wrong'"]),
+        ("side", ["baseline:env=A=hunter2", "both:python=p"], ["'baseline:env=A=...'", "'both:python=p'"]),
+    ):  # fmt: skip
+        with refused(*shown):
+            read_options({name: texts}, {}, {})
 
 
 @pytest.mark.parametrize("given", [
@@ -255,11 +203,6 @@ def test_a_secret_is_not_repeated(given):
     with refused("HF_TOKEN") as caught:
         read_options(given, {}, {})
     assert "hunter2" not in str(caught.value)
-
-
-def test_what_is_right_of_a_wrong_side_is_shown():
-    with refused("'baseline:env=A=...'", "'both:python=p'"):
-        read_options({"side": ["baseline:env=A=hunter2", "both:python=p"]}, {}, {})
 
 
 # Options that say nothing together, or without another one
@@ -341,45 +284,37 @@ def test_options_that_go_together_are_taken(case):
     assert {options.source[name] for name in TAKEN[case]} == {"command line"}
 
 
-@pytest.mark.parametrize("given", [
-    ("side", "baseline:python=/my/python"), ("gate_margin", "0.1"), ("gate", "1"), ("calibrate", "1"), ("ray", "auto"),
-    ("simulate_slowdown", "5%"),
-], ids=lambda given: given[0])  # fmt: skip
-def test_an_ini_file_may_hold_what_is_for_other_runs(given):
-    name, text = given
-    assert read_options({}, {f"slm_{name}": text}, {}).source[name] == "ini"
+OF_OTHER_RUNS = {
+    "side": "baseline:python=/my/python",
+    "gate_margin": "0.1",
+    "gate": "1",
+    "calibrate": "1",
+    "ray": "auto",
+}
+OF_OTHER_RUNS |= {"simulate_slowdown": "5%"}
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_an_ini_file_may_hold_what_is_for_engines_of_ours(name):
-    text = " ".join(OWN[name]) if isinstance(OWN[name], list) else OWN[name]
-    assert read_options({"endpoint": URL}, {f"slm_{name}": text}, {}).platform == "remote"
-
-
-def test_a_slowdown_in_an_ini_file_waits_for_a_simulation():
-    assert read_options({"cpu": True, "gate": True}, {"slm_simulate_slowdown": "5%"}, {}).gate
+def test_an_ini_file_may_hold_what_is_for_other_runs_and_for_engines_of_ours():
+    for name, text in OF_OTHER_RUNS.items():
+        assert read_options({}, {f"slm_{name}": text}, {}).source[name] == "ini"
+    for name, value in OWN.items():
+        text = " ".join(value) if isinstance(value, list) else value
+        assert read_options({"endpoint": URL}, {f"slm_{name}": text}, {}).platform == "remote"
+    assert read_options({"cpu": True, "gate": True}, {"slm_simulate_slowdown": "5%"}, {}).gate, "of a simulation"
 
 
 # Names that are no options
 
 
-@pytest.mark.parametrize(
-    ("flag", "near"),
-    [
-        ("--slm-gat", "--slm-gate?"),
-        ("--slm-model", "--slm-models?"),
-        ("--slm-gpu-memory-utilisation", "--slm-gpu-memory-utilization?"),
-        ("--slm-gate-pair", "-o slm_gate_pairs=12 SLM_GATE_PAIRS"),
-        ("--slm-seed", "-o slm_seed=0 SLM_SEED"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "near"), [
+    ("--slm-gat", "--slm-gate?"), ("--slm-model", "--slm-models?"), ("--slm-seed", "-o slm_seed=0 SLM_SEED"),
+    ("--slm-gpu-memory-utilisation", "--slm-gpu-memory-utilization?"),
+    ("--slm-gate-pair", "-o slm_gate_pairs=12 SLM_GATE_PAIRS"),
+])  # fmt: skip
 def test_a_mistyped_option_gets_the_nearest_name(flag, near):
     found = near_option(flag)
     assert all(word in found for word in near.split()) and "slm-slm" not in found
-
-
-def test_a_name_that_is_near_to_none_gets_none():
-    assert near_option("--slm-zzz") == ""
+    assert near_option("--slm-zzz") == "", "that is near to none"
 
 
 # What is typed again

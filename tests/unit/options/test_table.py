@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from itertools import pairwise
 from typing import get_args
 
@@ -49,23 +50,12 @@ def test_loads_are_read_if_they_are_positive_and_ascend_and_else_refused(numbers
         assert refuses(table.ascending, text)
 
 
-def test_loads_are_whole_numbers_with_commas_between_them():
-    assert table.ascending("1, 2,3") == (1, 2, 3) and table.ascending("1") == (1,)
-    assert refuses(table.ascending, "", "a", "1.5", "1,,2", "0,1", "2,1", "1,1", "1;2")
-
-
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-10))
 def test_a_positive_number_is_read_back_and_no_other_one(number):
     if number > 0:
         assert table.positive(str(number)) == number == table.positive(str(number), zero=True)
     else:
         assert refuses(table.positive, str(number))
-
-
-def test_zero_is_positive_only_where_it_is_allowed():
-    assert table.positive("0", zero=True) == 0.0
-    assert refuses(table.positive, "0", "-0.0", "nan", "inf", "-inf", "long", "")
-    assert refuses(lambda text: table.positive(text, zero=True), "-1", "-1e-9", "nan", "inf", "x")
 
 
 @given(st.floats(0, 3, exclude_min=True))
@@ -76,12 +66,6 @@ def test_a_share_is_at_most_one_and_a_percentage_below_it(number):
         assert math.isclose(table.percentage(f"{number * 100}%"), number)
     else:
         assert refuses(table.percentage, str(number), f"{number * 100 * (1 + 1e-9)}%")
-
-
-def test_bounds_of_shares():
-    assert table.share("1") == 1.0 and table.percentage("99.9%") == 99.9 / 100
-    assert refuses(table.share, "0", "1.1", "90%")
-    assert refuses(table.percentage, "1", "100%", "0%", "%", "-5%", "nan")
 
 
 @given(st.integers(0, 1 << 70))
@@ -108,16 +92,8 @@ def test_a_refused_number_is_told_the_bound():
         table.whole_number("3", least=4)
     with pytest.raises(ValueError, match=r"\b9\b"):
         table.whole_number("10", most=9)
-
-
-def test_a_length_is_positive_or_natural():
-    assert (table.length("natural"), table.length("1"), table.length("512")) == ("natural", 1, 512)
-    assert refuses(table.length, "0", "-1", "1.5", "512/256", "Natural", "", "²")
-
-
-def test_memory_is_bytes_or_gib():
-    assert table.memory_size("40GiB") == table.memory_size(str(40 << 30)) == 40 * GIB
-    assert refuses(table.memory_size, "0", "-1GiB", "40TiB", "all", "")
+    with pytest.raises(ValueError, match="luck"):
+        table.sharings("mps,luck")
 
 
 @given(st.floats(0.5, 1e6), st.floats(0.5, 1e6), st.booleans())
@@ -126,37 +102,45 @@ def test_a_data_sheet_has_both_rates_in_either_order(tflops, gbps, swapped):
     assert table.gpu_peaks(",".join(reversed(words) if swapped else words)) == GpuPeaks(tflops, gbps)
 
 
-def test_half_a_data_sheet_is_none():
-    bad = "989", "tflops=989", "gbps=1", "tflops=0,gbps=1", "tflops=1,gbps=1,watts=1", "tflops=1,gbps=fast"
-    assert refuses(table.gpu_peaks, *bad)
-
-
 # Words
 
 
-@pytest.mark.parametrize(("text", "value"), [("1", 1), ("TRUE", 1), ("yes", 1), ("On", 1), ("0", 0), ("oFF", 0)])
-def test_a_flag_has_four_words_for_each_answer(text, value):
-    assert table.truth(text) is bool(value)
-    assert refuses(table.truth, "maybe", "2", "", "y")
+URLS = "http://h:1/v1/completions", "http://h:2/v1/completions"
+VERSION = "https://host/openai/v1/completions?api-version=1"
+SENSORS = (*table.TELEMETRY, "dcgm=node:5555", "http://h:9400/metrics", "https://h/metrics")
+CLUSTERS = ("auto", "local", "local:1", "local:16", "10.0.0.1:6379", "node:1", "10.0.0.1:0")
+# What each syntax reads, and what it refuses.
+# fmt: off
+SYNTAX = {
+    table.ascending: ({"1, 2,3": (1, 2, 3), "1": (1,)}, ["", "a", "1.5", "1,,2", "0,1", "2,1", "1,1", "1;2"]),
+    table.positive: ({"0.5": 0.5}, ["0", "-0.0", "nan", "inf", "-inf", "long", ""]),
+    partial(table.positive, zero=True): ({"0": 0.0}, ["-1", "-1e-9", "nan", "inf", "x"]),
+    table.share: ({"1": 1.0}, ["0", "1.1", "90%"]),
+    table.percentage: ({"99.9%": 99.9 / 100}, ["1", "100%", "0%", "%", "-5%", "nan"]),
+    table.length: ({"natural": "natural", "1": 1, "512": 512}, ["0", "-1", "1.5", "512/256", "Natural", "", "²"]),
+    table.memory_size: ({"40GiB": 40 * GIB, str(40 << 30): 40 * GIB}, ["0", "-1GiB", "40TiB", "all", ""]),
+    table.gpu_peaks: ({}, ["989", "tflops=989", "gbps=1", "tflops=0,gbps=1", "tflops=1,gbps=1,watts=1",
+                           "tflops=1,gbps=fast"]),
+    table.truth: ({"1": True, "TRUE": True, "yes": True, "On": True, "0": False, "oFF": False, "no": False},
+                  ["maybe", "2", "", "y"]),
+    table.word_list: ({" a,, b ,": ("a", "b")}, ["", ",", " , "]),
+    table.sharings: ({"mig, mps": ("mig", "mps")}, ["luck", "mps,luck", ",", "urls"]),
+    table.urls: ({"http://h:1, http://h:2/v1": URLS, VERSION: (VERSION,)}, [",", "http://h:1,http://h:1/v1"]),
+    table.archive: ({"1": True, "yes": True, "0": False, "old.jsonl": "old.jsonl"},
+                    ["", "test_it.py", "test_it.py::test_a", "tests/", "a::b"]),
+    table.telemetry: (dict(zip(SENSORS, SENSORS)), ["nsight", "dcgm=", "nvml=here", "ftp://h", "dcgmx", ""]),
+    table.ray_address: (dict(zip(CLUSTERS, CLUSTERS)), ["local:0", "10.0.0.1", ":6379", "10.0.0.1:port",
+                        "ray://10.0.0.1:10001", "", "automatic", "10.0.0.1:"]),
+    table.ray_resource: ({"accelerator_type:H200": "accelerator_type:H200"},
+                         ["", "CPU", "GPU", "memory", "object_store_memory"]),
+}
+# fmt: on
 
 
-def test_names_are_stripped_and_empty_ones_dropped():
-    assert table.word_list(" a,, b ,") == ("a", "b")
-    assert refuses(table.word_list, "", ",", " , ")
-
-
-def test_ways_of_sharing_are_known_ones():
-    assert table.sharings("mig, mps") == ("mig", "mps")
-    assert refuses(table.sharings, "luck", "mps,luck", ",", "urls")
-    with pytest.raises(ValueError, match="luck"):
-        table.sharings("mps,luck")
-
-
-def test_urls_differ_and_end_where_requests_go():
-    assert table.urls("http://h:1, http://h:2/v1") == ("http://h:1/v1/completions", "http://h:2/v1/completions")
-    assert refuses(table.urls, ",", "http://h:1,http://h:1/v1")
-    version = "https://host/openai/v1/completions?api-version=1"
-    assert table.urls(version) == (version,)
+@pytest.mark.parametrize("read", SYNTAX, ids=lambda read: getattr(read, "__name__", "positive or zero"))
+def test_each_syntax_reads_its_own_and_refuses_what_is_none(read):
+    good, bad = SYNTAX[read]
+    assert {text: read(text) for text in good} == good and refuses(read, *bad)
 
 
 @pytest.mark.parametrize("url", [
@@ -167,30 +151,6 @@ def test_a_url_with_credentials_or_of_another_kind_is_refused_and_not_repeated(u
     with refused("URL") as caught:
         table.urls(url)
     assert url not in str(caught.value) and "hunter2/v1/" not in str(caught.value)
-
-
-def test_an_archive_is_a_path_or_the_truth_and_no_path_of_tests():
-    assert [table.archive(text) for text in ("1", "yes", "0", "old.jsonl")] == [True, True, False, "old.jsonl"]
-    assert refuses(table.archive, "", "test_it.py", "test_it.py::test_a", "tests/", "a::b")
-
-
-def test_sensors_are_known_ones_or_an_address():
-    good = *table.TELEMETRY, "dcgm=node:5555", "http://h:9400/metrics", "https://h/metrics"
-    assert [table.telemetry(text) for text in good] == [*good]
-    assert refuses(table.telemetry, "nsight", "dcgm=", "nvml=here", "ftp://h", "dcgmx", "")
-
-
-def test_a_cluster_is_this_host_or_an_address():
-    good = "auto", "local", "local:1", "local:16", "10.0.0.1:6379", "node:1"
-    assert [table.ray_address(text) for text in good] == [*good]
-    bad = "local:0", "10.0.0.1", ":6379", "10.0.0.1:port", "ray://10.0.0.1:10001", "", "automatic", "10.0.0.1:"
-    assert refuses(table.ray_address, *bad)
-    assert table.ray_address("10.0.0.1:0") == "10.0.0.1:0", "only of this host a number of GPUs"
-
-
-def test_a_resource_of_some_nodes_is_none_that_all_have():
-    assert table.ray_resource("accelerator_type:H200") == "accelerator_type:H200"
-    assert refuses(table.ray_resource, "", "CPU", "GPU", "memory", "object_store_memory")
 
 
 # Pairs

