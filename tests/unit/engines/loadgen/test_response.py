@@ -236,7 +236,7 @@ def test_what_bears_a_token(choices, tokens):
     assert list(answer.tokens) == ([1, tokens] if tokens else [1]) and len(answer.times) == len(answer.tokens)
 
 
-CACHED = "prompt_tokens_details"
+NAMES, CACHED = ("prompt_tokens", "completion_tokens"), "prompt_tokens_details"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_count_of_the_server_is_taken_and_one_that_it_does_not_tell_is_open(se
 
 
 @pytest.mark.parametrize("count", [-1, MOST + 1, 1.0, True, "3"])
-@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_count_is_malformed(name, count):
     with pytest.raises(RequestFailed, match=name) as caught:
         read(whole(token(), told(choices=[], usage={name: count}), DONE))
