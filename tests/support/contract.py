@@ -6,8 +6,6 @@
 Each load is run once for all the looks at it. A module that has an engine of its own gives it as the fixture `engine`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing

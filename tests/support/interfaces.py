@@ -1,7 +1,5 @@
 """Specifications of engines that are no vLLM, and a small workload for any of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

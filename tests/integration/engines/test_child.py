@@ -160,8 +160,6 @@ def test_its_folder_is_removed_unless_an_error_named_its_log(child):
     failed.folder.rmdir()
 
 
-# Guardians
-
 GUARDIAN = [sys.executable, "-I", "-S", str(Path(worker_package).with_name("guardian.py"))]
 LEADER = f"""
 import os, subprocess, sys, time

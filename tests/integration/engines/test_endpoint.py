@@ -152,8 +152,6 @@ def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(m
                 EndpointEngine(EngineSpec("m", platform="remote", interface="endpoint", url=url))
 
 
-# A server that caches
-
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again
 REASON = "of the prompt tokens came from a prefix cache"
 

@@ -58,9 +58,6 @@ def has_started(engine):
     return "starts" in engine.child.log.read_text()
 
 
-# One after the other
-
-
 @pytest.mark.parametrize("interface", ["engine", "server"])
 def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool, launched, interface):
     specs = [replace(stand_in(), interface=interface), replace(OTHER, interface=interface)]
@@ -152,9 +149,6 @@ def test_nobody_waits_for_the_import_of_one_that_has_ended(sleeping):
     sleeping.child.process.kill()
     sleeping.await_turn()
     assert sleeping.child.process.poll() is not None
-
-
-# At once
 
 
 def started(*specs, launch=launch_engine, **how):

@@ -55,9 +55,6 @@ def start(engines, monkeypatch, tmp_path):
             assert gone(each.process.pid)
 
 
-# Starts
-
-
 @pytest.mark.parametrize(
     ("interface", "planted", "facts"),
     [
@@ -108,9 +105,6 @@ def test_an_engine_sees_no_secret_and_no_module_of_the_working_folder(start, mon
         assert seen["PATH"] == os.environ["PATH"] and seen["HF_HUB_OFFLINE"] == "1"
 
 
-# Loads
-
-
 @both
 def test_requests_that_fail_are_counted_and_the_engine_goes_on(start, interface):
     engine = start(interface, fault="refuse", fault_at=3)
@@ -138,9 +132,6 @@ def test_a_hidden_end_of_a_request_is_a_failure_too_and_a_load_that_is_given_up_
         run = engine.run(WORKLOAD, ClosedLoop(4, window_s=0.1), barrier=LateWindow())
         assert run.failures >= 5
         assert run.first_failure == "RuntimeError: the engine ended a request without an answer"
-
-
-# Ends
 
 
 @pytest.mark.parametrize(("fault", "told"), [("exit", r"\b5\b(.|\n)*the stand-in starts"), ("dead", "EngineDeadError")])
@@ -206,9 +197,6 @@ def test_closing_is_polite_leaves_nothing_and_may_be_repeated(start):
     assert not engine.child.folder.exists() and engine.processes() == set()
 
 
-# A server
-
-
 @pytest.fixture(scope="module")
 def engine():
     with closing(Pool()) as pool:
@@ -265,9 +253,6 @@ def test_two_servers_share_a_device_as_two_engines_do():
     held_up_s = max(b - a for run in runs for a, b in pairwise(run.steps.time_s))  # a window ends with a step
     unread_s = max(run.stream.stamp_uncertainty_s[1] for run in runs)  # of a client that was held up
     assert spans[0] == pytest.approx(spans[1], abs=0.05 + held_up_s + unread_s), "one window for both"
-
-
-# Several front ends
 
 
 def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(tmp_path, start):

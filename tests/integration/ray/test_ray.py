@@ -1,8 +1,6 @@
 """Two runs on Ray, one on the GPUs of this host and one on a cluster of two nodes: cells are spread and come back, into
 one archive and one report. Nodes that die, tasks that are killed and what is resumed are in tests/nightly/ray."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,8 +1,6 @@
 """One server of vLLM's CPU backend, started once, with a cache of prefixes: it keeps the contract of all engines, and
 is measured as somebody else's by its URL."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """--slm-ray local: all GPUs of this host, here simulated ones; one archive and one report as from a run without."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs on a real Ray cluster of one host, with the simulated engine: cells spread, come back, are resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -2,8 +2,6 @@
 both see the throughput that it has by its own step trace, so that what else the machine does is in both sides of a
 comparison."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The probe of sizes with the real library of the Hub, against a small server."""
 
-from __future__ import annotations
-
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Real weights, served end to end on the CPU: what is said means something, and ends by itself."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from statistics import fmean

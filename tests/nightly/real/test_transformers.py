@@ -1,7 +1,5 @@
 """Batches made one after the other by Transformers, on two CPU cores: a tiny model with random weights."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A real server that is not vLLM's, that of transformers, on the CPU: what it refuses, and what is measured of it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,8 +1,6 @@
 """What all engines share: whether requests fit, the load as a message, what an engine is never asked, scores that a
 record can hold, and the barrier of engines that are measured together, by a clock of the test."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -44,9 +42,6 @@ def test_a_load_as_a_message_has_all_of_its_fields_and_its_window_begins_where_i
     for rate in ({"requests": 3}, {"window_s": 1.0}):
         with refused():
             message_of(OpenLoop(rate=10.0, **rate))
-
-
-# An engine
 
 
 class Told(Engine):
@@ -115,9 +110,6 @@ def test_an_engine_that_is_not_asked_says_so_in_time():
     assert engine.profile(WORKLOAD, LOAD) and engine.processes() == set()
     with refused(hint="batching"):
         _ = engine.batching
-
-
-# Engines that are measured together
 
 
 @pytest.fixture

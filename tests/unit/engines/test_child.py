@@ -1,8 +1,6 @@
 """What is made of what a child says: the stage of its start by its log, the settings of an engine, a run by its own
 clock. The child itself is a process: tests/integration/engines/test_child.py."""
 
-from __future__ import annotations
-
 from pytest_slmserve.engines.child import IMPORTING, MARKS, resolved_from, run_from, stage_of
 from pytest_slmserve.schema.records import Failures
 

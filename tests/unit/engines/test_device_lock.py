@@ -128,9 +128,6 @@ def test_a_terminal_does_not_obey_what_a_holder_has_written(path):
         busy(path)
 
 
-# Who holds it
-
-
 def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_it(path):
     path.write_text("x" * 10_000, "utf-8")
     with held(path):

@@ -1,8 +1,6 @@
 """Engines at a URL: what another's server is asked, what is refused before anything is measured and without the key,
 and prompts that no prefix cache has seen. The server's answers are planted, and no client is started."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

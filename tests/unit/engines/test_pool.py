@@ -1,8 +1,6 @@
 """One engine at a time or several at once, one start for each specification; ways to share a device: what each replica
 is told of it, what is looked after, and what is said where it cannot be. Engines, cards and the daemon are planted."""
 
-from __future__ import annotations
-
 import re
 import threading
 from dataclasses import replace
@@ -59,9 +57,6 @@ def launching(log):
 
 def refuse(spec, **how):
     raise EngineFailed("did not start: no memory; /tmp/x/engine.log ends with\n  | bang", "a smaller model")
-
-
-# One after the other
 
 
 def test_a_specification_is_started_once_and_another_stops_it_before_it_starts(launching, log):
@@ -124,9 +119,6 @@ def test_the_platform_and_the_interface_choose_the_engine(monkeypatch):
     }
     assert {spec: launch_engine(spec) for spec in kinds} == kinds
     assert type(launch_engine(SIMULATED)) is SimulatedEngine
-
-
-# Several at once
 
 
 def replicas_of(*specs, launch=launch_engine, device="none", **how):
@@ -215,9 +207,6 @@ def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped(lau
     with pytest.raises(EngineFailed, match=r"replica 3 of 3 \(.*\): .*out of memory"):
         on_gpus(3, launching(start)).start()
     assert sorted(log[3:]) == ["close opt-tiny 0", "close opt-tiny 1", "close opt-tiny 2"]
-
-
-# Ways to share a device
 
 
 @pytest.fixture

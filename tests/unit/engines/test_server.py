@@ -1,8 +1,6 @@
 """What an engine is started with: arguments and environment by its specification, the command line of a server, its
 port, and the folder that describes its model. How it serves and ends is in tests/integration/engines."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -93,9 +91,6 @@ def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch):
     assert [engine_environment(spec, {}, cores)[THREADS] for cores in ((), (4, 5))] == ["0,1|2,3", "4|5"]
 
 
-# A server
-
-
 def test_a_server_gets_the_limits_of_the_engine_without_http_and_flags_of_each_kind():
     extra = {"compilation_config": '{"level": 0}', "enable_lora": True, "block_size": 32, "revision": None}
     extra |= {"cudagraph_capture_sizes": [1, 2]}
@@ -156,9 +151,6 @@ def test_where_connections_may_have_any_port_the_system_chooses(monkeypatch, tmp
         (tmp_path / "range").write_text(range_of_connections)
     monkeypatch.setattr(server, "OF_CONNECTIONS", tmp_path / "range")
     assert server.free_port() >= 1024
-
-
-# Folders that describe a model
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,6 @@
 """The simulated engine keeps the contract of all engines and its law on its own clock, fails as it is told to, and
 makes batches by the formula."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace
@@ -153,8 +151,6 @@ def test_a_run_lasts_as_long_as_it_is_told_to_and_serves_the_same():
     assert time.monotonic() - began >= 0.05 and slow.samples == planted().run(WORKLOAD, load).samples
 
 
-# Its sensors, and several GPUs
-
 LONG = ClosedLoop(8, window_s=10.0)
 
 
@@ -209,8 +205,6 @@ def test_each_of_its_gpus_has_sensors_and_kv_blocks_add_up():
     seen = device_figures(two.run(WORKLOAD, ClosedLoop(8, window_s=2.0)))
     assert (seen.power_w, seen.power_imbalance) == pytest.approx((450.0, 150 / 225))
 
-
-# Batches made one after the other
 
 NATURAL = natural_workload()
 GROUPS = [NATURAL.requests[i : i + 4] for i in (0, 4, 8)]

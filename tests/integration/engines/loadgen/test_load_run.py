@@ -1,8 +1,6 @@
 """The client in its own process against a server that keeps time: its stamps, faults, ends, and what must never be
 told. Its loads are in tests/unit/engines/loadgen, by a clock that is played."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -158,9 +156,6 @@ def test_a_load_far_beyond_the_queue_of_connections(one):
     assert (done["failed"], len(done["samples"])) == ([], 300)
 
 
-# Several processes
-
-
 @pytest.fixture
 def two(url):
     """Two processes that share each load, with 16 requests."""
@@ -213,9 +208,6 @@ def test_one_of_several_processes_that_dies_ends_them_all(two):
     with pytest.raises(EngineFailed) as caught:
         two.run(message_of(ClosedLoop(4, window_s=600.0)), None, None)
     assert "SIGKILL" in caught.value.problem and all(gone(child.process.pid) for child in two.children)
-
-
-# Ends
 
 
 def test_it_leaves_when_told_and_when_its_parent_has_closed(client):

@@ -1,7 +1,5 @@
 """The probe of sizes, on Transformers where it is installed: one process counts all models of these tests."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

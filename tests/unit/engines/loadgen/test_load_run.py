@@ -1,8 +1,6 @@
 """Loads on a server by a clock of the test, over played connections: who sends what and when, what a run says, how it
 ends. And results: tokens in bins, gaps in a histogram, parts of a load that several processes send."""
 
-from __future__ import annotations
-
 import json
 import math
 import socket

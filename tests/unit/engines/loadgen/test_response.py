@@ -1,7 +1,5 @@
 """Answers: HTTP responses and events in pieces of any size, tokens and when they came, and how a stream can fail."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_right
 from itertools import accumulate

@@ -1,8 +1,6 @@
 """Requests as bytes, and many streams on non-blocking connections to sockets that the test serves: what arrives is
 stamped and read whole, however it is cut, and each way to fail is told apart. Steps, as the streams show them."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import time

@@ -1,7 +1,5 @@
 """What the model's process tells of its KV cache, on stand-ins for vLLM's groups of layers."""
 
-from __future__ import annotations
-
 import sys
 from importlib import util
 from types import SimpleNamespace

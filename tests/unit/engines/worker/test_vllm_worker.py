@@ -235,9 +235,6 @@ def test_limits_that_a_release_does_not_report_are_none(worker):
     assert (facts["chunked_prefill"], facts["async_scheduling"]) == (None, None)
 
 
-# Under vLLM's own profiler
-
-
 class Profiling(Engine):
     """`seen` is what its profiler was told, with the tokens until then. broken: what it raises at "start" or "stop"."""
 
@@ -286,9 +283,6 @@ def test_a_release_that_has_the_argument_gets_it_and_an_older_one_the_variable(w
     assert (given["profiler"], given["torch_profiler_dir"]) == ("torch", "/traces")
     assert os.environ["VLLM_TORCH_PROFILER_DIR"] == "before"
     assert worker.profiler_arguments(old, "/traces") == {} and os.environ["VLLM_TORCH_PROFILER_DIR"] == "/traces"
-
-
-# Its processes
 
 
 @pytest.mark.parametrize(
