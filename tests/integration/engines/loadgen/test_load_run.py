@@ -1,5 +1,5 @@
-"""The client in its own process against a server that keeps time: its stamps, faults, ends, and what must never be
-told. Its loads are in tests/unit/engines/loadgen, by a clock that is played."""
+"""The client in its own process against a server that keeps time: its stamps, ends, and what must never be
+told. Its loads and faults are in tests/unit/engines/loadgen, by a clock that is played."""
 
 import json
 import os
@@ -21,7 +21,6 @@ from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.child import Child
 from pytest_slmserve.engines.endpoint import CLIENT, LoadClient, completion, run_of
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.printable import HIDDEN
 from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
 
@@ -62,14 +61,13 @@ class Client:
         self.said.append(self.child.receive(20, "measuring"))
         return self.said[-1]
 
-    def begin(self, *faults, count=1, tokens=TOKENS, concurrency=None, requests=None):
-        """Hand over requests, each with its fault or none, and send each once, all at once, unless told otherwise."""
-        faults = faults or ("",) * count
+    def begin(self, count, tokens=TOKENS, concurrency=None, requests=None):
+        """Hand over requests, and send each once, all at once, unless told otherwise."""
         usage = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens}
-        bodies = [json.dumps({"prompt": f"p{i}", "fault": fault, **usage}) for i, fault in enumerate(faults)]
-        self.child.send(op="load", bodies=bodies, output_tokens=[tokens] * len(bodies))
+        bodies = [json.dumps({"prompt": f"p{i}", **usage}) for i in range(count)]
+        self.child.send(op="load", bodies=bodies, output_tokens=[tokens] * count)
         assert self.hear() == {"event": "loaded"}
-        load = ClosedLoop(concurrency or len(bodies), requests=requests or len(bodies))
+        load = ClosedLoop(concurrency or count, requests=requests or count)
         self.child.send(op="run", load={**asdict(load), "kind": "closed_loop"})
 
     def result(self):
@@ -77,21 +75,9 @@ class Client:
             pass
         return self.said[-1]
 
-    def burst(self, *faults, **more):
-        self.begin(*faults, **more)
+    def burst(self, count, **more):
+        self.begin(count, **more)
         return self.result()
-
-    def kill(self):
-        self.child.keep_log = False
-        self.child.kill()
-
-
-@pytest.fixture(scope="module")
-def one(url):
-    """The client of all tests that leave it as it was."""
-    client = Client(url)
-    yield client
-    client.kill()
 
 
 @pytest.fixture
@@ -105,13 +91,14 @@ def client(url):
 
     yield start
     for each in started:
-        each.kill()
+        each.child.keep_log = False
+        each.child.kill()
 
 
-def test_a_burst_is_what_the_server_says_it_was(one, url):
+def test_a_burst_is_what_the_server_says_it_was(client, url):
     base = url.removesuffix("/v1/completions")
     urlopen(f"{base}/forget").close()
-    done = one.burst(count=40)
+    done = client().burst(40)
     with urlopen(f"{base}/truth") as answer:
         truth = {row["name"]: row for row in json.load(answer)["rows"]}
     assert (done["failed"], len(done["samples"]), done["told"], done["chunks"]) == ([], 40, 40 * TOKENS, 40 * TOKENS)
@@ -128,7 +115,7 @@ def test_a_burst_is_what_the_server_says_it_was(one, url):
 
 def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
     held = client()
-    held.begin(count=4, tokens=300)
+    held.begin(4, tokens=300)
     assert held.hear()["event"] == "progress"
     os.kill(held.child.process.pid, signal.SIGSTOP)
     time.sleep(0.2)  # of the second that the answers still take
@@ -137,23 +124,11 @@ def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
     assert 0 < mean <= most and most > ITL_S
 
 
-FAULTS = {"die": ("broke off", "3"), "error": ("HTTP 500", HIDDEN), "silent": ("no tokens", f"{TOKENS}")}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_failure_of_its_kind_and_the_others_are_served(one, fault):
-    done = one.burst("", fault, "", "")
-    [(request, sent, scheduled, ended, kind)] = done["failed"]
-    wanted, fact = FAULTS[fault]
-    assert (request, scheduled, kind) == (1, None, wanted) and fact in done["first_failure"]
-    assert sorted(row[REQUEST] for row in done["samples"]) == [0, 2, 3] and done["began"] <= sent <= ended
-    assert KEY not in json.dumps(one.said) and KEY not in one.child.log.read_text()
-    assert one.burst("", "")["failed"] == []
-
-
-def test_a_load_far_beyond_the_queue_of_connections(one):
-    done = one.burst(count=300, tokens=3)
+def test_a_load_far_beyond_the_queue_of_connections(client):
+    one = client()
+    done = one.burst(300, tokens=3)
     assert (done["failed"], len(done["samples"])) == ([], 300)
+    assert KEY not in json.dumps(one.said) and KEY not in one.child.log.read_text()
 
 
 @pytest.fixture
@@ -210,14 +185,6 @@ def test_one_of_several_processes_that_dies_ends_them_all(two):
     assert "SIGKILL" in caught.value.problem and all(gone(child.process.pid) for child in two.children)
 
 
-def test_it_leaves_when_told_and_when_its_parent_has_closed(client):
-    polite, deserted = client(), client()
-    polite.child.send(op="close")
-    deserted.child.socket.close()
-    for each in (polite, deserted):
-        assert each.child.process.wait(5) == 0 and gone(each.child.process.pid)
-
-
 PARENT = """
 import json, sys
 from pytest_slmserve.engines.endpoint import LoadClient, completion
@@ -249,8 +216,8 @@ def test_tls(client, tmp_path):
     except FileNotFoundError:
         pytest.skip("needs openssl, to make a certificate")
     with truth_server("--certificate", certificate, key) as url:
-        done = client(url, env={"SSL_CERT_FILE": certificate}).burst(count=10, concurrency=4, requests=30)
+        done = client(url, env={"SSL_CERT_FILE": certificate}).burst(10, concurrency=4, requests=30)
         assert (done["failed"], done["first_failure"], len(done["samples"])) == ([], None, 30)
         assert all(row[FIRST] - row[SENT] >= TTFT_S - 0.001 for row in done["samples"])
-        refused = client(url).burst(count=10, concurrency=2, requests=30)
+        refused = client(url).burst(10, concurrency=2, requests=30)
         assert "certificate" in refused["first_failure"]

@@ -294,33 +294,22 @@ class Parent:
         return [(at, message) for at, message in self.said if message["event"] == event]
 
 
-class Asked(list):
-    """The bodies that were asked for, by their numbers."""
-
-    anew = 0
-
-    def begin_anew(self):
-        self.anew += 1
-
-    def of(self, number):
-        self.append(number)
-        return b"%d" % number
-
-
 def serve(patch, load, lengths=(8,) * 4, at=None, window_s=None, listens=True, **played):
-    """Serve a load on played connections, by their clock: what came of it, what was played, and the parent."""
+    """Serve a load on played connections, by their clock: what came of it, what was played, the parent, and the numbers
+    of the bodies that were asked for."""
     played = Played(**played)
-    parent, bodies = Parent(played, window_s), Asked()
+    parent, bodies, anew = Parent(played, window_s), [], []
+    asked = SimpleNamespace(begin_anew=lambda: anew.append(1), of=lambda number: bodies.append(number) or b"body")
     clock = SimpleNamespace(monotonic=lambda: played.now, process_time=lambda: played.now / 4)
     names = ("collect", "freeze", "disable", "enable", "unfreeze")
     patch.setattr(load_run, "time", clock)
     patch.setattr(load_run, "gc", SimpleNamespace(**dict.fromkeys(names, lambda: None)))
     patch.setattr(load_run, "select", SimpleNamespace(select=lambda r, w, x, wait_s: ([], w if listens else [], [])))
     message = {"load": load} | ({} if at is None else {"at": at})
-    done = LoadRun(message, bodies, lengths, played, parent).result()
+    done = LoadRun(message, asked, lengths, played, parent).result()
     json.dumps(done)
     noted = [stream for stream in played.sent if not hasattr(stream.answer, "response")]
-    assert bodies.anew == 1 and not any(stream.body for stream in noted), "what was sent is let go"
+    assert anew == [1] and not any(stream.body for stream in noted), "what was sent is let go"
     sent = [stream.sent for stream in played.sent]
     return SimpleNamespace(**done, sent=sent, played=played, parent=parent, bodies=bodies)
 

@@ -330,13 +330,21 @@ def test_where_nobody_listens_a_load_begins_at_once_and_each_request_says_why(co
         assert kind == "no connection" and "ConnectionRefusedError: Connection refused" in why and not each.sent
 
 
-def test_a_host_without_an_address_is_a_failure_of_its_request(connect, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "gaierror: Name or service not known"),
+        (ConnectionRefusedError(111, "refused", "10.0.0.1"), "ConnectionRefusedError: refused"),
+        (OSError("alone"), "OSError: alone"),
+    ],
+)
+def test_an_error_of_the_system_is_a_failure_of_its_request_without_the_address(connect, monkeypatch, error, told):
     def unknown(*_, **__):
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        raise error
 
     monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
     one = sent(streams := connect(Target("http://nowhere/", {})))
-    assert over(streams, one).failure == ("no connection", "no connection: gaierror: Name or service not known")
+    assert over(streams, one).failure == ("no connection", f"no connection: {told}")
 
 
 # Ends
@@ -375,9 +383,6 @@ def test_what_is_cut_off_keeps_what_has_come_and_its_connection_ends(server, con
     three = sent(streams)
     until(streams, lambda: three.sent)
     assert not two.sent, "it is not sent for another"
-
-
-# When it is read
 
 
 def test_what_arrives_is_fetched_first_and_read_when_nothing_comes_or_too_much_is_unread(server, connect, monkeypatch):
@@ -491,11 +496,6 @@ def test_the_first_address_that_accepts_is_taken_else_the_last(server, monkeypat
 def test_what_is_asked_for_by_https_is_encrypted_and_by_http_is_not(connect):
     plain, safe = (connect(Target(f"{scheme}://127.0.0.1/", {}))._context for scheme in ("http", "https"))
     assert plain is None and safe.check_hostname
-
-
-def test_an_error_of_the_system_is_told_without_the_address_it_repeats():
-    errors = (ConnectionRefusedError(111, "refused", "10.0.0.1"), OSError("alone"))
-    assert [*map(module.system_error_text, errors)] == ["ConnectionRefusedError: refused", "OSError: alone"]
 
 
 # Steps
