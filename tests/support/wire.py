@@ -1,7 +1,5 @@
 """Bytes as servers send them: responses and events in every spelling, and the same bytes in other pieces."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import pairwise

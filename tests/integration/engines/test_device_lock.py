@@ -1,7 +1,5 @@
 """A lock of another process: who holds it is told until the kernel lets go."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

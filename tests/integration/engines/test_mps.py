@@ -59,73 +59,61 @@ def environment_of(pid: int) -> dict[str, str]:
     return {}
 
 
-def nothing_left(told: Path, daemon: MpsDaemon) -> bool:
-    until(lambda: not of(told), 10, "all processes have ended")
-    return not daemon.pipe.parent.exists()
+def nothing_left(told: Path, folder: Path) -> bool:
+    until(lambda: not of(told) and not folder.exists(), 10, "all processes have ended, and its folder is removed")
+    return True
 
 
-def test_clients_are_told_where_it_is_and_which_gpu_it_has(daemon):
-    assert daemon.environment == {
-        "CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(daemon.logs),
-        "CUDA_VISIBLE_DEVICES": UUID,
-    }
-
-
-def test_a_share_of_the_sms_is_the_clients_matter(told, monkeypatch):
+def test_clients_are_told_where_it_is_and_which_gpu_and_share_of_it_they_have(told, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with closing(MpsDaemon(UUID, thread_percentage=60)) as daemon:
         own = environment_of(daemon.process.pid)
-        assert daemon.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
+        assert daemon.environment == {
+            "CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(daemon.logs),
+            "CUDA_VISIBLE_DEVICES": UUID,
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "60",
+        }
     assert own["CUDA_VISIBLE_DEVICES"] == UUID
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in own
-
-
-def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatch, tmp_path):
-    monkeypatch.setattr(mps.tempfile, "tempdir", str(tmp_path / ("long" * 20)))
-    with closing(MpsDaemon(UUID)) as daemon:
-        assert daemon.pipe.parent.stat().st_mode & 0o777 == 0o700
-        assert len(str(daemon.pipe / "control_privileged")) < 108
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in own, "the share of the SMs is the clients' matter"
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_folder_that_is_short_enough_is_the_systems(told, monkeypatch, more):
+def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatch, more):
     with mps.tempfile.TemporaryDirectory(dir="/tmp") as folder:
         long = Path(folder, "x" * (107 - mps.LONGEST - len(folder) - 1 + more))
         long.mkdir()
         monkeypatch.setattr(mps.tempfile, "tempdir", str(long))
         with closing(MpsDaemon(UUID)) as daemon:
             assert daemon.pipe.parents[1] == (Path("/tmp") if more else long)
-
-
-def test_there_is_no_client_before_the_first_one(daemon, told):
-    assert daemon.clients() == set()
-    assert of(told, SERVER) == []
-    clients(told, 11, 12)
-    assert daemon.clients() == {11, 12}
-    assert len(of(told, SERVER)) == 1
+            assert daemon.pipe.parent.stat().st_mode & 0o777 == 0o700
+            assert len(str(daemon.pipe / "control_privileged")) < 108
 
 
 def test_a_replica_with_a_process_among_the_clients_is_attached(daemon, told):
+    assert daemon.clients() == set() and of(told, SERVER) == [], "none before the first one"
     clients(told, 11, 12)
-    assert daemon.verify("replica 1", {7, 11}) is None
-    assert daemon.verify("replica 2", [12]) is None
+    assert daemon.clients() == {11, 12} and len(of(told, SERVER)) == 1
+    daemon.verify("replica 1", {7, 11})
+    daemon.verify("replica 2", [12])
 
 
-@pytest.mark.parametrize(("pids", "listed"), [((8, 7), "7, 8"), ((), "none")])
-def test_a_replica_that_is_no_client_is_a_failure_that_names_it(daemon, told, pids, listed):
-    clients(told, 11)
-    with pytest.raises(EngineFailed, match="replica 2 of 2") as caught:
+@pytest.mark.parametrize(
+    ("there", "pids", "facts"),
+    [
+        ([11], (8, 7), ["(7, 8)", "(11)", "heard get_client_list"]),
+        ([11], (), ["(none)", "(11)", "heard get_client_list"]),
+        ([], (7,), ["(7)", "(none)"]),  # where nobody came
+    ],
+)
+def test_a_replica_that_is_no_client_is_a_failure_that_names_it(daemon, told, there, pids, facts):
+    if there:
+        clients(told, *there)
+    with pytest.raises(EngineFailed) as caught:
         daemon.verify("replica 2 of 2", pids)
-    assert f"({listed})" in caught.value.problem and "(11)" in caught.value.problem
-    assert str(daemon.logs) in caught.value.problem and "heard get_client_list" in caught.value.problem
+    assert all(fact in caught.value.problem for fact in ("replica 2 of 2", str(daemon.logs), *facts))
     assert "CUDA_MPS_PIPE_DIRECTORY" in caught.value.hint
-
-
-def test_nobody_is_attached_where_nobody_came(daemon):
-    with pytest.raises(EngineFailed, match="(none)"):
-        daemon.verify("replica 1", {os.getpid()})
 
 
 def test_a_daemon_that_was_killed_is_noticed(daemon, told):
@@ -139,19 +127,11 @@ def test_a_daemon_that_was_killed_is_noticed(daemon, told):
             look()
     assert of(told, SERVER)
     daemon.close()
-    assert nothing_left(told, daemon)
-
-
-def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(told, folders):
-    (told / "fail").write_text("no driver for this", "utf-8")
-    with pytest.raises(EngineFailed, match=r"\b1\b(.|\n)*daemon.log(.|\n)*no driver for this"):
-        MpsDaemon(UUID)
-    until(lambda: not of(told), 10, "all processes have ended")
-    assert folders() == []
+    assert nothing_left(told, daemon.pipe.parent)
 
 
 @pytest.fixture
-def folders(tmp_path_factory, monkeypatch):
+def folders(monkeypatch):
     """What lies in the system's folder for temporary files, an empty one."""
     folder = Path(mps.tempfile.mkdtemp(prefix="slm-test-", dir="/tmp"))
     monkeypatch.setattr(mps.tempfile, "tempdir", str(folder))
@@ -159,39 +139,42 @@ def folders(tmp_path_factory, monkeypatch):
     folder.rmdir()
 
 
-def test_one_that_never_answers_is_given_up(told, folders, monkeypatch):
-    (told / "mute").touch()
+def interrupted(self, command):
+    if command != "quit":
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("fault", "text", "error", "told_of"),
+    [
+        ("fail", "no driver for this", EngineFailed, r"\b1\b(.|\n)*daemon.log(.|\n)*no driver for this"),
+        ("mute", "", EngineFailed, "1 s (.|\n)*using socket"),  # it never answers
+        ("interrupted", "", KeyboardInterrupt, None),
+    ],
+)
+def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(
+    told, folders, monkeypatch, fault, text, error, told_of
+):
+    (told / fault).write_text(text, "utf-8")
     monkeypatch.setattr(mps, "START_S", 1.0)
+    if fault == "interrupted":
+        monkeypatch.setattr(MpsDaemon, "_ask", interrupted)
+        monkeypatch.setattr(mps, "END_S", 0.5)
     began = time.monotonic()
-    with pytest.raises(EngineFailed, match="1 s (.|\n)*using socket"):
-        MpsDaemon(UUID)
-    assert time.monotonic() - began < 15
-    until(lambda: not of(told), 10, "all processes have ended")
-    assert folders() == []
-
-
-def test_a_start_that_is_broken_off_leaves_nothing(told, folders, monkeypatch):
-    def stop(self, command):
-        if command != "quit":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(MpsDaemon, "_ask", stop)
-    monkeypatch.setattr(mps, "END_S", 0.5)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error, match=told_of):
         MpsDaemon(UUID)
     until(lambda: not of(told), 10, "all processes have ended")
-    assert folders() == []
+    assert folders() == [] and time.monotonic() - began < 15
 
 
 def test_closing_it_leaves_nothing_and_may_be_done_twice(told):
     clients(told, 11)
     daemon = MpsDaemon(UUID)
     daemon.clients()
-    process = daemon.process
     assert len(of(told)) == 3  # itself, its server and its guardian
     daemon.close()
-    assert process.returncode == 0  # it was asked to, not killed
-    assert nothing_left(told, daemon)
+    assert daemon.process.returncode == 0  # it was asked to, not killed
+    assert nothing_left(told, daemon.pipe.parent)
     daemon.close()
     with pytest.raises(EngineFailed, match="closed"):
         daemon.check()
@@ -199,18 +182,18 @@ def test_closing_it_leaves_nothing_and_may_be_done_twice(told):
 
 def test_a_hanging_control_program_is_waited_for_in_vain_but_not_long(daemon, told, monkeypatch):
     monkeypatch.setattr(mps, "ASK_S", 0.5)
+    monkeypatch.setattr(mps, "END_S", 0.5)
     (told / "deaf").touch()
     began = time.monotonic()
     with pytest.raises(EngineFailed, match="get_server_list.* 0.5 s"):
         daemon.clients()
-    monkeypatch.setattr(mps, "END_S", 0.5)
     daemon.close()
-    assert time.monotonic() - began < 15
-    assert nothing_left(told, daemon)
+    assert time.monotonic() - began < 15 and nothing_left(told, daemon.pipe.parent)
 
 
-def test_one_that_will_not_leave_is_killed_with_its_servers(told, monkeypatch):
-    for name in ("stubborn", "stray"):
+@pytest.mark.parametrize("stubborn", [True, False])
+def test_servers_that_left_the_group_end_with_a_daemon_that_will_not_leave_or_was_killed(told, monkeypatch, stubborn):
+    for name in ("stray", *(["stubborn"] if stubborn else [])):
         (told / name).touch()
     clients(told, 11)
     daemon = MpsDaemon(UUID)
@@ -218,41 +201,31 @@ def test_one_that_will_not_leave_is_killed_with_its_servers(told, monkeypatch):
     (server,) = of(told, SERVER)
     assert os.getpgid(server) != daemon.process.pid
     monkeypatch.setattr(mps, "END_S", 0.5)
-    process = daemon.process
-    daemon.close()
-    assert process.returncode == -signal.SIGKILL
-    assert nothing_left(told, daemon)
-
-
-def test_servers_that_left_the_group_do_not_outlive_a_killed_daemon(told):
-    (told / "stray").touch()
-    clients(told, 11)
-    with closing(MpsDaemon(UUID)) as daemon:
-        daemon.clients()
+    if not stubborn:
         os.kill(daemon.process.pid, signal.SIGKILL)
-    assert nothing_left(told, daemon)
+    daemon.close()
+    assert daemon.process.returncode == -signal.SIGKILL and nothing_left(told, daemon.pipe.parent)
 
 
 def test_somebody_elses_daemon_is_left_alone(told, tmp_path, monkeypatch):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     monkeypatch.chdir(theirs)  # so that the path of their socket is short
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", ".")
-    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", ".")
+    for name in ("PIPE", "LOG"):
+        monkeypatch.setenv(f"CUDA_MPS_{name}_DIRECTORY", ".")
     other = subprocess.Popen([told / CONTROL, "-f"])
     try:
         until((theirs / f"{CONTROL}.pid").exists, 10, "their daemon is there")
         with closing(MpsDaemon(UUID)) as daemon:
             assert daemon.clients() == set()
-        assert not daemon.pipe.exists()
-        assert other.poll() is None
+        assert not daemon.pipe.exists() and other.poll() is None
         assert "heard" not in (theirs / "control.log").read_text("utf-8")
     finally:
         other.kill()
         other.wait()
 
 
-def test_it_ends_with_the_process_that_started_it_however_that_ends(told, tmp_path):
+def test_it_ends_with_the_process_that_started_it_however_that_ends(told):
     clients(told, 11)
     code = f"""
         import time
@@ -266,22 +239,15 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(told, tmp_pa
         pid, folder = owner.stdout.readline().split()
         assert of(told, SERVER)
         owner.kill()
-    assert gone(int(pid))
-    until(lambda: not of(told), 10, "all processes have ended")
-    until(lambda: not Path(folder).exists(), 10, "its folder is removed")
+    assert gone(int(pid)) and nothing_left(told, Path(folder))
 
 
-def test_without_the_program_it_is_bad_usage_and_a_reason_to_skip(monkeypatch, tmp_path):
-    monkeypatch.setattr(mps, "DRIVER_FOLDER", "/nowhere")
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_the_program_may_lie_where_containers_have_it_and_without_it_nothing_can_run(told, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with pytest.raises(BadUsage, match=f"{CONTROL}.*PATH"):
         MpsDaemon(UUID)
-    assert mps_unable(UUID) == f"{CONTROL}, which comes with NVIDIA's driver, is not on the PATH"
-
-
-def test_the_program_may_lie_where_containers_have_it(told, monkeypatch):
+    assert {CONTROL, "PATH"} <= {*mps_unable(UUID).replace(",", "").split()}, "a reason to skip"
     monkeypatch.setattr(mps, "DRIVER_FOLDER", str(told))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert mps.mps_program() == str(told / CONTROL)
     with closing(MpsDaemon(UUID)) as daemon:
         assert environment_of(daemon.process.pid)["PATH"] == f"{told}:/usr/bin:/bin"

@@ -1,22 +1,31 @@
-"""Several launched at once, which then have the device one after the other; waiting is no part of a start."""
+"""Several engines: launched at once, with the device one after the other, where waiting is no part of a start; or
+replicas that begin together, and have one window and one end."""
 
 import os
+import signal
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from interfaces import SIMULATED, stand_in
-from processes import gone
+from interfaces import SIMULATED, small_workload, stand_in
+from processes import gone, group
+from traces import share_a_window
 
+from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.engines import server
 from pytest_slmserve.engines.child import Child
-from pytest_slmserve.engines.pool import Pool, abreast, launch_engine
-from pytest_slmserve.engines.server import ProcessEngine, ServerEngine
+from pytest_slmserve.engines.pool import Pool, ReplicaEngines, abreast, equal_parts, launch_engine
+from pytest_slmserve.engines.server import ProcessEngine
 from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec
+from pytest_slmserve.telemetry.host import own_cores
 
 OTHER = stand_in(step_s=0.003)
+WORKLOAD, LOAD = small_workload(), ClosedLoop(4, window_s=0.5)
 
 
 @pytest.fixture
@@ -26,11 +35,16 @@ def launched():
 
 
 @pytest.fixture
-def pool(launched):
+def launch(launched):
     def launch(spec, **how):
         launched.append(launch_engine(spec, **how))
         return launched[-1]
 
+    return launch
+
+
+@pytest.fixture
+def pool(launch):
     with closing(Pool(launch)) as pool:
         yield pool
 
@@ -39,32 +53,31 @@ def pids(engines):
     return [engine.child.process.pid for engine in engines]
 
 
-def log(engine):
-    return engine.child.log.read_text()
+def has_started(engine):
+    """Whether it has touched the device."""
+    return "starts" in engine.child.log.read_text()
 
 
 @pytest.mark.parametrize("interface", ["engine", "server"])
 def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool, launched, interface):
     specs = [replace(stand_in(), interface=interface), replace(OTHER, interface=interface)]
     with abreast(pool, [(spec, {}) for spec in specs]) as (first, second):
-        assert len(launched) == 2 and all("all is imported" in log(engine) for engine in launched)
-        assert not any("starts" in log(engine) for engine in launched), "nobody has touched the device"
-        assert first() is launched[0] and launched[0].ready and "starts" not in log(launched[1])
+        assert ["all is imported" in engine.child.log.read_text() for engine in launched] == [True, True]
+        assert [has_started(engine) for engine in launched] == [False, False]
+        assert first() is launched[0] and launched[0].ready and not has_started(launched[1])
         assert second() is launched[1] and launched[1].ready and pool.current == specs[1]
         assert gone(pids(launched)[0])
     assert all(map(gone, pids(launched))) and pool.current is None and pool.starts == specs
-    assert isinstance(launched[0], ServerEngine) == (interface == "server")
 
 
-def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_own(pool, launched):
-    with abreast(pool, [(stand_in(), {"MINE": "1"}), (stand_in(), {"MINE": "2"})]) as starts:
+def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_own_and_end_in_any_case(pool, launched):
+    """Also the one whose turn does not come."""
+    with (
+        pytest.raises(KeyboardInterrupt),
+        abreast(pool, [(stand_in(), {"MINE": "1"}), (stand_in(), {"MINE": "2"})]) as (first, _),
+    ):
         found = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in pids(launched)]
-        assert len({start().launch for start in starts}) == 2
-    assert "MINE=1" in found[0] and "MINE=2" in found[1]
-
-
-def test_those_whose_turn_does_not_come_end_too(pool, launched):
-    with pytest.raises(KeyboardInterrupt), abreast(pool, [(stand_in(), {}), (OTHER, {})]) as (first, _):
+        assert "MINE=1" in found[0] and "MINE=2" in found[1] and len({engine.launch for engine in launched}) == 2
         first()
         raise KeyboardInterrupt
     assert len(launched) == 2 and all(map(gone, pids(launched)))
@@ -87,12 +100,8 @@ def test_one_that_ends_before_its_turn_says_why_when_it_comes(pool, launched):
 
 def test_one_without_a_process_is_launched_when_its_turn_comes(pool, launched):
     with abreast(pool, [(SIMULATED, {}), (SIMULATED, {})]) as (first, second):
-        assert pool.starts == [] and not launched
-        assert first() is not second()
+        assert pool.starts == [] and not launched and first() is not second()
     assert len(pool.starts) == len(launched) == 2
-
-
-# Turns
 
 
 class Sleeping(ProcessEngine):
@@ -107,7 +116,9 @@ class Sleeping(ProcessEngine):
 
 @pytest.fixture
 def sleeping():
+    """It began long ago."""
     engine = Sleeping(replace(stand_in(), tensor_parallel_size=2))
+    engine._began = time.monotonic() - 1000
     yield engine
     engine.child.kill()
 
@@ -126,13 +137,11 @@ def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count
     for file, ago in ((first, 600), (second, 400)):
         os.utime(file, (time.time() - ago,) * 2)
     assert not (sleeping.child.folder / "turn").exists() and not sleeping.ready
-    sleeping._began = time.monotonic() - 1000
     sleeping.start()
     assert (sleeping.child.folder / "turn").exists() and sleeping.resolved.ready_s == pytest.approx(600, abs=20)
 
 
 def test_a_turn_that_comes_before_it_is_awaited_costs_nothing(sleeping):
-    sleeping._began = time.monotonic() - 1000
     assert sleeping.start().resolved.ready_s == pytest.approx(1000, abs=20)
 
 
@@ -140,3 +149,86 @@ def test_nobody_waits_for_the_import_of_one_that_has_ended(sleeping):
     sleeping.child.process.kill()
     sleeping.await_turn()
     assert sleeping.child.process.poll() is not None
+
+
+def started(*specs, launch=launch_engine, **how):
+    return closing(ReplicaEngines(ReplicaSpec(specs, **how), launch).start())
+
+
+def measured(replicas, **load):
+    n = len(replicas.engines)
+    return replicas.run([WORKLOAD] * n, [replace(LOAD, **load)] * n)
+
+
+def test_all_have_one_window_and_begin_together():
+    with started(stand_in(), stand_in(), stand_in()) as replicas:
+        runs, again = measured(replicas), measured(replicas, concurrency=2)
+    for first, second in pairwise(run.began_s for run in runs):
+        assert first == pytest.approx(second, abs=0.2)
+    assert share_a_window(runs) and not any(run.failures for run in runs)
+    assert all(closes - opens >= 0.4 for opens, closes in (run.window_s for run in runs))
+    assert [max(run.steps.new_tokens) for run in (*runs, *again)] == [4, 4, 4, 2, 2, 2]
+
+
+def test_a_slow_replica_is_waited_for_and_convoys_are_whole_while_all_are_under_load():
+    with started(stand_in(), stand_in(step_s=0.03)) as replicas:
+        fast, slow = measured(replicas)
+        convoys = measured(replicas, ramp_up="burst", window_s=0.01)
+    assert share_a_window([fast, slow]) and len(fast.steps) > 2 * len(slow.steps)
+    for run in convoys:
+        steps, period = len(window.window_trace(run).steps) - 1, WORKLOAD.mean_output_tokens + 1
+        assert round(steps / period) >= 2 and abs(steps - round(steps / period) * period) <= 1
+    ends = [(run.began_s + run.window_s[1], run.began_s + run.steps.time_s[-1]) for run in convoys]
+    assert max(closed for closed, _ in ends) <= min(served for _, served in ends) + 0.1
+
+
+def test_all_are_launched_at_once_and_take_the_device_in_turn(monkeypatch):
+    replicas, seen = ReplicaEngines(ReplicaSpec((stand_in(),) * 3), launch_engine), []
+    monkeypatch.setattr(ReplicaEngines, "check", lambda self, index: seen.append([*map(has_started, self.engines)]))
+    with closing(replicas):
+        for engine in replicas.engines:
+            engine.await_turn()
+        replicas.start()
+    assert seen == [[True, False, False], [True, True, False], [True, True, True]], "after each start"
+
+
+def test_a_pinned_replica_keeps_to_its_cores():
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    with started(stand_in(), stand_in(), pinned=True) as replicas:
+        kept = [os.sched_getaffinity(pid) for pid in pids(replicas.engines)]
+    assert kept == [set(part) for part in equal_parts([own_cores()] * 2, own_cores())] and not kept[0] & kept[1]
+
+
+def test_one_that_does_not_start_is_named_and_the_others_are_stopped(launch, launched):
+    with pytest.raises(EngineFailed, match=r"^replica 2 of 3 \(opt-tiny\): .*ValueError: max_model_len"):
+        started(stand_in(), stand_in(fault="raise"), stand_in(), launch=launch)
+    assert len(launched) == 3 and all(map(gone, pids(launched)))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_that_is_killed_while_it_serves_is_named_and_nothing_is_left(victim):
+    with started(stand_in(), stand_in()) as replicas:
+        served = pids(replicas.engines)
+        members = [pid for leader in served for pid in group(leader)]
+        killer = threading.Timer(1.5, os.kill, (served[victim], signal.SIGKILL))
+        killer.start()
+        began = time.monotonic()
+        with pytest.raises(EngineFailed, match=rf"^replica {victim + 1} of 2 \(opt-tiny\): .*SIGKILL"):
+            measured(replicas, window_s=30.0)
+        killer.join()
+        assert time.monotonic() - began < 15 and not replicas.ready
+        assert all(map(gone, [*served, *members]))
+        assert not [t for t in threading.enumerate() if t.name.startswith("slm-")]
+
+
+def test_one_that_dies_or_whose_requests_fail_before_it_has_settled_keeps_nobody_waiting():
+    began = time.monotonic()
+    name = r"^replica 2 of 2 \(opt-tiny\)"
+    with started(stand_in(), stand_in(fault="exit", fault_at=3)) as replicas, pytest.raises(EngineFailed, match=name):
+        measured(replicas)
+    with started(stand_in(), stand_in(fault="refuse", fault_at=200)) as replicas:
+        served, refused = measured(replicas)
+    assert time.monotonic() - began < 30
+    assert refused.first_failure == "ValueError: refused, as planted"
+    assert served.failures == 0 and served.window_s[1] - served.window_s[0] >= 0.4

@@ -1,4 +1,5 @@
-"""Engines behind vLLM's server: how it is started, what it tells, and how it ends. Its loads are in the contract."""
+"""Engines in processes of their own, without HTTP and behind vLLM's server, with a stand-in for vLLM: how they start,
+what they tell, and how they end. Their loads are in the contract."""
 
 import os
 import re
@@ -6,62 +7,212 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from http.client import BadStatusLine
 from importlib.metadata import PathDistribution
 from itertools import pairwise
+from pathlib import Path
 
 import psutil
 import pytest
-from interfaces import STAND_IN, small_workload, stand_in
+from interfaces import STAND_IN, LateWindow, small_workload, stand_in
 from processes import gone, group
 
-from pytest_slmserve.engines import server
-from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.server import ServerEngine, trace_lines
+from pytest_slmserve.engines import child, server
+from pytest_slmserve.engines.pool import Pool, launch_engine
+from pytest_slmserve.engines.server import trace_lines
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, ReplicaSpec
 
-LONG = ClosedLoop(4, window_s=30.0)
+WORKLOAD = small_workload()
+LONG, TEN = ClosedLoop(4, window_s=30.0), ClosedLoop(2, requests=10)
+both = pytest.mark.parametrize("interface", ["engine", "server"])
 
 
-def stand_in_server(**extra):
-    return replace(stand_in(**extra), interface="server")
+@pytest.fixture
+def engines():
+    """Those that were launched."""
+    return []
 
 
-# What it is started with
+@pytest.fixture
+def start(engines, monkeypatch, tmp_path):
+    """Starts the stand-in with faults; its groups are gone at the end, and its logs too."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def begin(interface="engine", path=str(STAND_IN), **extra):
+        spec = replace(stand_in(**extra), interface=interface, env=(("PYTHONPATH", path),))
+        engines.append(launch_engine(spec))
+        return engines[-1].start()
+
+    yield begin
+    for engine in engines:
+        client = getattr(engine, "client", None)
+        for each in (engine.child, *(client.children if client else [])):
+            each.kill()
+            assert gone(each.process.pid)
 
 
-def test_vllm_finds_the_plugin_on_its_path(engine):
-    (entry,) = PathDistribution(engine.child.folder / "slm_trace-0.dist-info").entry_points
-    assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:TraceWriter")
+@pytest.mark.parametrize(
+    ("interface", "planted", "facts"),
+    [
+        (
+            "engine",
+            {"fault": "raise"},
+            ["ValueError: max_model_len is larger than\nthe model allows", "  | INFO the stand-in starts"],
+        ),
+        ("engine", {"fault": "exit"}, [" 3)", "  | FATAL out of memory"]),
+        ("engine", {"block_sise": 3}, ["'block_sise'"]),
+        ("engine", {"fault": "sleep"}, [" 2 s", "starting;"]),
+        ("engine", {"path": "/nowhere"}, ["ModuleNotFoundError: No module named 'vllm'"]),
+        ("server", {"fault": "raise"}, ["max_model_len is larger than"]),
+        ("server", {"fault": "exit"}, ["FATAL out of memory"]),
+        ("server", {"fault": "sleep"}, [" 2 s"]),
+    ],
+)
+def test_a_start_that_fails_or_takes_too_long_tells_the_cause_and_leaves_nothing(
+    start, engines, monkeypatch, interface, planted, facts
+):
+    if planted.get("fault") == "sleep":
+        monkeypatch.setattr(server, "START_S", 1.5)
+    if "path" in planted:  # the interpreter below this environment has no vLLM
+        if sys.prefix == sys.base_prefix:
+            pytest.skip("needs a virtual environment around this interpreter")
+        monkeypatch.setattr(sys, "executable", str(Path(sys.executable).resolve()))
+    with pytest.raises(EngineFailed) as caught:
+        start(interface, **planted)
+    assert all(fact in caught.value.problem for fact in facts), caught.value.problem
+    assert gone(engines[-1].child.process.pid)
 
 
-# What it tells, and how it ends
+def test_an_engine_sees_no_secret_and_no_module_of_the_working_folder(start, monkeypatch, tmp_path):
+    """By the kernel's own account of its whole process group."""
+    secrets = {"SLM_ENDPOINT_KEY", "GITHUB_OUTPUT", "GITHUB_ENV", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"}
+    for name in (*secrets, "HF_HOME", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "fault-9f8e7d6c")
+    for name in ("json", "uuid", "socket", "dataclasses", "vllm"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(9)", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    engine = start()
+    members = group(engine.child.process.pid)
+    assert engine.ready and engine.child.process.pid in engine.processes() <= {*members} and len(engine.processes()) > 1
+    for pid in members:
+        seen = dict(e.split("=", 1) for e in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in e)
+        assert not secrets & seen.keys()
+        assert {name for name, value in seen.items() if "9f8e7d6c" in value} == {"HF_HOME", "OMP_WAIT_POLICY"}
+        assert seen["PATH"] == os.environ["PATH"] and seen["HF_HUB_OFFLINE"] == "1"
+
+
+@both
+def test_requests_that_fail_are_counted_and_the_engine_goes_on(start, interface):
+    engine = start(interface, fault="refuse", fault_at=3)
+    run, kind = engine.run(WORKLOAD, TEN), "ValueError" if interface == "engine" else "HTTP 400"
+    assert run.failures == 3 and "refused, as planted" in run.first_failure
+    assert run.failed.kind == (kind,) * 3 and run.failed.scheduled_s is None
+    assert all(0 <= sent <= ended for sent, ended in zip(run.failed.sent_s, run.failed.ended_s))
+    assert list(run.samples.finished) == [True] * 7
+    assert sorted([*run.failed.request, *run.samples.request]) == list(range(10))
+    assert engine.run(WORKLOAD, TEN).failures == 0
+
+
+def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too(start):
+    engine, before = start(), time.monotonic()
+    run = engine.run(WORKLOAD, OpenLoop(requests=4))
+    assert before < run.began_s < run.began_s + run.window_s[1] <= time.monotonic()
+    assert run.telemetry is None, "the engine's process reads no sensors"
+    assert engine.profile(WORKLOAD, ClosedLoop(4, window_s=0.2)) == "this vLLM has no profiler by that name"
+    assert engine.run(WORKLOAD, ClosedLoop(4, window_s=0.2)).failures == 0, "it goes on serving"
+
+
+def test_a_hidden_end_of_a_request_is_a_failure_too_and_a_load_that_is_given_up_before_its_window_no_end(start):
+    engine = start(fault="unanswered", fault_at=60)
+    for _ in range(2):
+        run = engine.run(WORKLOAD, ClosedLoop(4, window_s=0.1), barrier=LateWindow())
+        assert run.failures >= 5
+        assert run.first_failure == "RuntimeError: the engine ended a request without an answer"
+
+
+@pytest.mark.parametrize(("fault", "told"), [("exit", r"\b5\b(.|\n)*the stand-in starts"), ("dead", "EngineDeadError")])
+def test_an_engine_that_dies_in_the_middle_is_a_failure_not_a_measurement(start, fault, told):
+    engine = start(fault=fault, fault_at=6)
+    with pytest.raises(EngineFailed, match=told):
+        engine.run(WORKLOAD, LONG)
+    assert not engine.ready
+
+
+def killed(pid):
+    return lambda progress: os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("interface", "told"), [("engine", "SIGKILL"), ("server", "the server")])
+def test_one_that_is_killed_is_a_failure_and_leaves_nothing(start, interface, told):
+    engine = start(interface)
+    pid = engine.child.process.pid
+    assert len(group(pid)) == 3  # the worker or the server, its guardian, and the core
+    with pytest.raises(EngineFailed, match=told):
+        engine.run(WORKLOAD, LONG, killed(pid))
+    assert not engine.ready and gone(pid)
+
+
+def test_a_client_that_is_killed_is_a_failure(start):
+    engine = start("server")
+    with pytest.raises(EngineFailed, match="SIGKILL"):
+        engine.run(WORKLOAD, LONG, killed(engine.client.children[0].process.pid))
+    engine.close()
+    assert engine.child.process.returncode == -signal.SIGKILL, "it is not asked politely"
+
+
+def test_silence_in_the_middle_is_a_failure(start, monkeypatch):
+    engine = start()
+    monkeypatch.setattr(child, "SILENCE_S", 1.0)
+    os.kill(engine.child.process.pid, signal.SIGSTOP)
+    with pytest.raises(EngineFailed, match="1 s .*measuring"):
+        engine.run(WORKLOAD, LONG)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 3  # it is not asked politely
+
+
+def test_an_interrupt_in_the_middle_does_not_wait_for_the_window(start):
+    engine = start()
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(WORKLOAD, LONG, interrupt)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 3 and gone(engine.child.process.pid)
+
+
+def test_closing_is_polite_leaves_nothing_and_may_be_repeated(start):
+    engine = start()
+    engine.run(WORKLOAD, OpenLoop(requests=3))
+    engine.close()
+    engine.close()
+    assert engine.child.process.returncode == 0 and gone(engine.child.process.pid)
+    assert not engine.child.folder.exists() and engine.processes() == set()
 
 
 @pytest.fixture(scope="module")
 def engine():
     with closing(Pool()) as pool:
-        yield pool.engine(stand_in_server())
+        yield pool.engine(replace(stand_in(), interface="server"))
 
 
-def test_limits_and_steps_come_by_the_plugin(engine):
+def test_limits_and_steps_come_by_the_plugin_that_vllm_finds_on_its_path(engine):
+    (entry,) = PathDistribution(engine.child.folder / "slm_trace-0.dist-info").entry_points
+    assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:TraceWriter")
     limits, *_ = trace_lines(engine.trace)
     assert limits["max_num_seqs"] == 8 == engine.resolved.max_num_seqs
-    run = engine.run(small_workload(), OpenLoop(requests=4))
-    assert sum(run.steps.new_tokens) == 32 == sum(run.samples.output_tokens)
-    assert run.steps.time_s[0] <= min(run.samples.first_token_s), "a token is made before it is received"
-
-
-def test_a_later_run_does_not_have_the_steps_of_an_earlier_one(engine):
-    runs = [engine.run(small_workload(), OpenLoop(requests=n)) for n in (3, 5)]
-    assert [sum(run.steps.new_tokens) for run in runs] == [24, 40]
-
-
-def test_greedy_tokens(engine):
-    assert engine.outputs(small_workload(), 2, 3) == ((7, 7, 7),) * 2
+    for requests in (3, 4):  # a later run does not have the steps of an earlier one
+        run = engine.run(WORKLOAD, OpenLoop(requests=requests))
+        assert sum(run.steps.new_tokens) == 8 * requests == sum(run.samples.output_tokens)
+        assert run.steps.time_s[0] <= min(run.samples.first_token_s), "a token is made before it is received"
+    assert engine.outputs(WORKLOAD, 2, 3) == ((7, 7, 7),) * 2
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), BadStatusLine("what?")])
@@ -71,131 +222,49 @@ def test_an_answer_that_does_not_come_is_a_failure(engine, monkeypatch, error):
 
     monkeypatch.setattr(server, "ask_once", lost)
     with pytest.raises(EngineFailed, match=re.escape(str(error))):
-        engine.outputs(small_workload(), 1, 3)
+        engine.outputs(WORKLOAD, 1, 3)
     engine.child.keep_log = False
 
 
-def test_it_listens_on_loopback_and_wants_its_key(engine):
-    pid = engine.child.process.pid
+def test_it_listens_on_loopback_and_wants_its_key_which_is_told_to_nobody(engine):
+    key, pid = engine._key, engine.child.process.pid
     listening = [c.laddr for c in psutil.net_connections("inet") if (c.pid, c.status) == (pid, psutil.CONN_LISTEN)]
     assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", engine.port)]
     with socket.create_connection(("127.0.0.1", engine.port), 5) as stranger:
         stranger.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
         assert b" 401 " in stranger.recv(200)
-
-
-def test_its_key_is_told_to_nobody(engine):
-    key = engine._key
-    processes = [psutil.Process(engine.child.process.pid), psutil.Process(engine.client.children[0].process.pid)]
-    seen = [*(" ".join(p.cmdline()) for p in processes), repr(engine.spec), repr(engine.resolved)]
-    logs = [child.log.read_text("utf-8") for child in (engine.child, *engine.client.children)]
-    assert not [text for text in (*seen, *logs) if key in text]
-    with pytest.raises(EngineFailed) as caught:
-        raise engine.child.failed("says so")
+    children = (engine.child, *engine.client.children)
+    seen = [" ".join(psutil.Process(each.process.pid).cmdline()) for each in children]
+    logs = [each.log.read_text("utf-8") for each in children]
+    for text in (*seen, *logs, repr(engine.spec), repr(engine.resolved), str(engine.child.failed("says so"))):
+        assert key not in text
     engine.child.keep_log = False
-    assert key not in str(caught.value)
 
 
 def test_two_servers_share_a_device_as_two_engines_do():
-    pair = (stand_in_server(),) * 2
+    pair = (replace(stand_in(), interface="server"),) * 2
     with closing(Pool()) as pool:
         replicas = pool.engine(ReplicaSpec(pair))
-        runs = replicas.run([small_workload()] * 2, [ClosedLoop(3, window_s=0.5)] * 2)
+        runs = replicas.run([WORKLOAD] * 2, [ClosedLoop(3, window_s=0.5)] * 2)
         assert len({engine.port for engine in replicas.engines}) == 2
-        assert [run.failures for run in runs] == [0, 0]
-        assert all(len(run.steps) > 2 * 8 for run in runs), "a lifetime of the ramp, and one of settling"
-        spans = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
-        held_up_s = max(b - a for run in runs for a, b in pairwise(run.steps.time_s))  # a window ends with a step
-        unread_s = max(run.stream.stamp_uncertainty_s[1] for run in runs)  # of a client that was held up
-        assert spans[0] == pytest.approx(spans[1], abs=0.05 + held_up_s + unread_s), "one window for both"
+    assert [run.failures for run in runs] == [0, 0]
+    assert all(len(run.steps) > 2 * 8 for run in runs), "a lifetime of the ramp, and one of settling"
+    spans = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
+    held_up_s = max(b - a for run in runs for a, b in pairwise(run.steps.time_s))  # a window ends with a step
+    unread_s = max(run.stream.stamp_uncertainty_s[1] for run in runs)  # of a client that was held up
+    assert spans[0] == pytest.approx(spans[1], abs=0.05 + held_up_s + unread_s), "one window for both"
 
 
-@pytest.fixture
-def start():
-    """Starts the stand-in with faults; the groups of server and client are gone at the end, and their logs too."""
-    engines = []
-
-    def begin(path=str(STAND_IN), **extra):
-        engines.append(ServerEngine(replace(stand_in_server(**extra), env=(("PYTHONPATH", path),))))
-        return engines[-1].start()
-
-    yield begin
-    for engine in engines:
-        engine.close()
-        for child in (engine.child, *(engine.client.children if engine.client else [])):
-            child.keep_log = False
-            child.kill()
-            assert gone(child.process.pid)
-
-
-def test_a_start_that_fails_tells_the_end_of_the_log(start):
-    with pytest.raises(EngineFailed, match="FATAL out of memory"):
-        start(fault="exit")
-    with pytest.raises(EngineFailed, match="max_model_len is larger than"):
-        start(fault="raise")
-
-
-def test_a_start_that_takes_too_long_is_a_failure(start, monkeypatch):
-    monkeypatch.setattr(server, "START_S", 0.7)
-    with pytest.raises(EngineFailed, match=" 1 s"):
-        start(fault="sleep")
-
-
-def test_a_server_that_dies_is_a_failure_and_leaves_nothing(start):
-    engine = start()
-    served = group(engine.child.process.pid)
-    assert len(served) == 3  # the server, its guardian, and the core
-
-    def kill(progress):
-        os.kill(engine.child.process.pid, signal.SIGKILL)
-
-    with pytest.raises(EngineFailed, match="the server"):
-        engine.run(small_workload(), LONG, kill)
-    assert not engine.ready
-    assert gone(engine.child.process.pid)
-
-
-def test_requests_that_are_refused_are_counted_with_the_servers_words(start):
-    run = start(fault="refuse", fault_at=3).run(small_workload(), ClosedLoop(2, requests=10))
-    assert run.failures == 3 and "refused, as planted" in run.first_failure
-    assert list(run.samples.finished) == [True] * 7
-    assert run.failed.kind == ("HTTP 400",) * 3
-    assert all(0 <= sent <= ended for sent, ended in zip(run.failed.sent_s, run.failed.ended_s))
-    assert sorted([*run.failed.request, *run.samples.request]) == list(range(10))
-
-
-def test_a_client_that_is_killed_is_a_failure(start):
-    engine = start()
-
-    def kill(progress):
-        os.kill(engine.client.children[0].process.pid, signal.SIGKILL)
-
-    with pytest.raises(EngineFailed, match="SIGKILL"):
-        engine.run(small_workload(), LONG, kill)
-    engine.close()
-    assert engine.child.process.returncode == -signal.SIGKILL, "it is not asked politely"
-
-
-# Several front ends
-
-
-@pytest.fixture
-def named_vllm(tmp_path):
-    """A path that has the stand-in, as a distribution of vLLM's name."""
-    found = tmp_path / "vllm-0.0.1.dist-info"
-    found.mkdir()
-    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.1\n", "utf-8")
-    return f"{STAND_IN}{os.pathsep}{tmp_path}"
-
-
-def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(named_vllm, start):
-    engine = start(path=named_vllm, api_server_count=2)
+def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(tmp_path, start):
+    named_vllm = tmp_path / "vllm-0.0.1.dist-info"  # which they want
+    named_vllm.mkdir()
+    (named_vllm / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.1\n", "utf-8")
+    engine = start("server", path=f"{STAND_IN}{os.pathsep}{tmp_path}", api_server_count=2)
     assert sum(isinstance(line, dict) for line in trace_lines(engine.trace)) == 2, "it is not ready before all are"
-    run = engine.run(small_workload(), ClosedLoop(8, requests=32))
+    run = engine.run(WORKLOAD, ClosedLoop(8, requests=32))
     assert (run.failures, sum(run.samples.output_tokens), len(run.steps)) == (0, 32 * 8, 0)
     assert sum(run.stream.tokens) == pytest.approx(32 * 8)
-    served = group(engine.child.process.pid)
-    assert len(served) == 6  # their parent, its guardian, and both with a core
+    assert len(group(engine.child.process.pid)) == 6  # their parent, its guardian, and both with a core
     engine.close()
     assert gone(engine.child.process.pid)
 
@@ -207,6 +276,3 @@ def test_several_front_ends_want_a_distribution_named_vllm():
         done = subprocess.run(command, pass_fds=[childs.fileno()], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert "looks for a distribution named vllm" in done.stderr and "leave api_server_count out" in done.stderr
-
-
-# Its port

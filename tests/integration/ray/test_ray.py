@@ -1,20 +1,14 @@
 """Two runs on Ray, one on the GPUs of this host and one on a cluster of two nodes: cells are spread and come back, into
 one archive and one report. Nodes that die, tasks that are killed and what is resumed are in tests/nightly/ray."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
-from ray_runs import LOCAL, MODELS, POINTS, SWEEPS, WORDS, cluster_of_two
+from ray_runs import LOCAL, MODELS, POINTS, SWEEPS, WORDS, cluster_of_two, records
 
 from pytest_slmserve.archive.store import read, runs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
-
-
-def records(pytester, name=".slm/records.jsonl"):
-    return read(pytester.path / name).measurements
 
 
 def test_two_gpus_make_one_archive_and_the_report_of_a_run_without(pytester):
@@ -45,7 +39,7 @@ def ray_cluster():
 
 def test_an_engines_cells_go_to_one_node_of_a_cluster(pytester, ray_cluster):
     pytester.makepyfile(POINTS)
-    words = (*WORDS, "--slm-concurrency=1,16", f"--slm-ray={ray_cluster.address}", "-p", "no:cacheprovider")
+    words = (*WORDS, "--slm-window=2", "--slm-concurrency=1,16", f"--slm-ray={ray_cluster.address}")
     result = pytester.runpytest_inprocess(*words)
     result.assert_outcomes(passed=4)
     assert "2 nodes of a Ray cluster" in result.stdout.str()

@@ -1,8 +1,6 @@
 """One engine of vLLM's CPU backend, started once: it keeps the contract of all engines and serves a run of pytest from
 end to end; its variables, its processes and its profiler; and what is said when its core dies, the last test."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,8 +1,6 @@
 """One server of vLLM's CPU backend, started once, with a cache of prefixes: it keeps the contract of all engines, and
 is measured as somebody else's by its URL."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 
@@ -10,16 +8,13 @@ import pytest
 from contract import Contract
 from interfaces import problems_of, url_of
 from real_engine import SPEC
+from runs import POINTS
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.server import ServerEngine
 
-POINTS = """
-    def test_point(slm_point):
-        assert slm_point.measure()
-"""
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real server")]
 
 
@@ -39,14 +34,9 @@ class TestContract(Contract):
 def test_the_suite_at_its_url(there, pytester, monkeypatch):
     pytester.makepyfile(POINTS)
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
-    asked = (
-        "--slm-models=slm",
-        "--slm-concurrency=1,8",
-        "--slm-input-len=160",
-        "--slm-output-len=16",
-        "--slm-repeats=1",
-    )
-    pytester.runpytest_inprocess(f"--slm-endpoint={url_of(there)}", *asked, "-p", "no:cacheprovider")
+    asked = ("--slm-concurrency=1,8", "--slm-input-len=160", "--slm-output-len=16", "--slm-repeats=1")
+    words = ("--slm-models=slm", *asked, "-p", "no:cacheprovider")
+    pytester.runpytest_inprocess(f"--slm-endpoint={url_of(there)}", *words)
     found = read(pytester.path / ".slm/records.jsonl").measurements
     assert problems_of(found) == []
     assert [cache_hit_share(m.run).share for m in found] == [0.0] * len(found), "its prompts are its own"

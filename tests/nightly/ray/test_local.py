@@ -1,7 +1,5 @@
 """--slm-ray local: all GPUs of this host, here simulated ones; one archive and one report as from a run without."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,10 +10,8 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 from processes import alive, until
-from ray_runs import LOCAL, MODELS, SWEEPS
+from ray_runs import LOCAL, MODELS, POINTS, SWEEPS, records
 from shipped import put
-
-from pytest_slmserve.archive.store import read
 
 # Each run starts a Ray of its own, whose processes would take the time of other tests.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
@@ -35,10 +31,6 @@ def ray_processes(of):
     own = {child.pid for child in psutil.Process(of).children(recursive=True)}
     named = ((pid, words[0]) for pid, _, words in alive() if pid in own and words)
     return {pid for pid, name in named if name.startswith("ray::") or Path(name).name in ("raylet", "gcs_server")}
-
-
-def records(pytester, name=".slm/records.jsonl"):
-    return read(pytester.path / name).measurements
 
 
 def test_a_run_that_keeps_no_records_makes_one_report_too(pytester):
@@ -79,20 +71,7 @@ def test_a_task_that_is_killed_costs_one_retry_and_nothing_is_measured_twice(spr
     assert len({m.launch for m in found}) == 3, "the engine of the one that was killed starts anew"
 
 
-def test_a_run_goes_on_by_what_is_there(spread, pytester):
-    spread("-k", "125m").assert_outcomes(passed=6)
-    result = spread("--slm-resume")
-    result.assert_outcomes(passed=13)
-    result.stdout.fnmatch_lines(["10 measurements were reused from .slm/records.jsonl: *"])
-    assert len(records(pytester)) == 20
-
-
-JUDGED = """
-    import pytest
-
-    def test_point(slm_point):
-        assert slm_point.measure()
-
+JUDGED = f"""{POINTS}
     @pytest.mark.slm(claim="throughput-plateau")
     def test_plateau(slm_claim, request):
         verdict = slm_claim()
@@ -100,8 +79,6 @@ JUDGED = """
             print(*verdict.records, file=file)
         assert verdict
 """
-
-
 IN_TURNS = """
     from collections import Counter
     from math import inf
@@ -205,13 +182,17 @@ def test_a_plan_is_made_by_one_process_for_as_many_gpus(spread):
     result.stdout.fnmatch_lines(["GPU 0: *", "GPU 1: *", "spread by engine: *"])
 
 
-def test_two_engines_on_two_halves_of_the_cpu(pytester, monkeypatch, vllm_here):
-    pytester.makepyfile(
-        """
-    def test_point(slm_point):
-        slm_point.measure()  # it may be unsteady
-    """
-    )
+@pytest.fixture
+def tmp(monkeypatch):
+    """For a lock of its own on the device; sockets in it want a short path."""
+    with TemporaryDirectory(prefix="slm-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.mark.usefixtures("vllm_here", "tmp")
+def test_two_engines_on_two_halves_of_the_cpu(pytester):
+    pytester.makepyfile("def test_point(slm_point): slm_point.measure()  # it may be unsteady")
     models = (
         "--slm-cpu",
         "--slm-models=opt-tiny,llama-tiny",
@@ -219,22 +200,14 @@ def test_two_engines_on_two_halves_of_the_cpu(pytester, monkeypatch, vllm_here):
         "--slm-window=2",
         "--slm-repeats=1",
     )
-    with TemporaryDirectory(prefix="slm-") as tmp:  # a lock of its own on the device; vLLM's sockets want a short path
-        monkeypatch.setenv("TMPDIR", tmp)
-        result = pytester.runpytest_subprocess(*models, LOCAL, "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(*models, LOCAL, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2)
     found = records(pytester)
     assert {m.spec.model for m in found} == {"opt-tiny", "llama-tiny"} and len({m.launch for m in found}) == 2
     assert {m.environment.cores for m in found} == {1}
 
 
-def test_a_run_that_is_killed_leaves_nothing_and_what_came_is_resumed(pytester, monkeypatch):
-    with TemporaryDirectory(prefix="slm-") as tmp:
-        monkeypatch.setenv("TMPDIR", tmp)
-        killed_and_resumed(pytester, Path(tmp))
-
-
-def killed_and_resumed(pytester, tmp):
+def test_a_run_that_is_killed_leaves_nothing_and_what_came_is_resumed(pytester, tmp):
     pytester.makepyfile(SWEEPS)
     slow = (*MODELS, LOCAL, "--slm-engine-arg=lasts_s=0.5")
     archive = pytester.path / ".slm" / "records.jsonl"

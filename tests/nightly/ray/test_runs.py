@@ -1,26 +1,18 @@
 """Runs on a real Ray cluster of one host, with the simulated engine: cells spread, come back, are resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
 from collections import Counter
 
 import pytest
-from ray_runs import POINTS, WITH_A_GPU, WORDS, cluster_of_two
+from ray_runs import POINTS, SWEEP, WITH_A_GPU, WORDS, cluster_of_two, records
 
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.run import cluster
 
 # Ray takes a node of a machine that engines keep busy for lost, and then ends the process that is connected to it.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
-SWEEP = f"""{POINTS}
-    @pytest.mark.slm(claim="throughput-plateau")
-    def test_plateau(slm_claim):
-        assert slm_claim()
-"""
 OTHERS = f"""{POINTS}
     def test_replicas(slm_replica_point):
         assert slm_replica_point.measure()
@@ -52,8 +44,7 @@ def run(pytester, ray_cluster):
 
     def on_the_cluster(*args, test=SWEEP):
         pytester.makepyfile(test)
-        address = f"--slm-ray={ray_cluster.address}"
-        return pytester.runpytest_inprocess(*WORDS, address, "-p", "no:cacheprovider", *args)
+        return pytester.runpytest_inprocess(*WORDS, "--slm-window=2", f"--slm-ray={ray_cluster.address}", *args)
 
     return on_the_cluster
 
@@ -75,34 +66,18 @@ def died(ray_cluster, monkeypatch):
     return killed
 
 
-@pytest.fixture
-def records(pytester):
-    return pytester.path / ".slm" / "records.jsonl"
+def by_key(pytester):
+    return Counter(m.key for m in records(pytester))
 
 
-def made(records):
-    return read(records).measurements
-
-
-def by_key(records):
-    return Counter(m.key for m in made(records))
-
-
-def test_an_engines_cells_go_to_one_node_and_all_that_is_there_is_resumed(run, records):
+def test_all_that_is_there_is_resumed(run, pytester):
     run("--slm-concurrency=1,16", test=POINTS).assert_outcomes(passed=4)
-    first = made(records)
     result = run("--slm-resume")
     result.assert_outcomes(passed=12)
-    result.stdout.fnmatch_lines(
-        [
-            "slmserve: simulated, no vLLM, on 2 nodes of a Ray cluster; sensors: those of the tasks; *",
-            "note: measured on * (1 engine), * (1 engine) of the Ray cluster at *",
-            "8 measurements were reused from *",
-        ]
-    )
-    assert len({m.launch for m in first}) == 2, "each engine started once"
-    assert len({m.launch for m in made(records)}) == 4
-    assert set(by_key(records).values()) == {2} and len(made(records)) == 20
+    told = "slmserve: simulated, no vLLM, on 2 nodes of a Ray cluster; sensors: those of the tasks; *"
+    result.stdout.fnmatch_lines([told, "8 measurements were reused from *"])
+    assert len({m.launch for m in records(pytester)}) == 4, "each engine started once in each run"
+    assert set(by_key(pytester).values()) == {2} and len(records(pytester)) == 20
 
 
 def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
@@ -115,11 +90,9 @@ def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
     assert "slm_measure asks as the test goes, and Ray is told beforehand: leave out --slm-ray" in text
 
 
-def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, pytester, monkeypatch):
-    assert (
-        "no node of this cluster offers a CPU (looked at 0)"
-        in run("--override-ini=slm_ray_resource=quiet").stderr.str()
-    )
+def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, pytester):
+    refused = run("--override-ini=slm_ray_resource=quiet").stderr.str()
+    assert "no node of this cluster offers a CPU (looked at 0)" in refused
     planted = pytester.mkdir("planted")
     (planted / "sitecustomize.py").write_text(f"open({str(planted / 'seen')!r}, 'a').write('one process')")
     path = os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -130,14 +103,16 @@ def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, 
     assert (planted / "seen").read_text().count("one process") >= 3, "two nodes that were looked at, and an engine"
 
 
-def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, ray_cluster, monkeypatch):
+def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, monkeypatch):
     monkeypatch.setattr(cluster, "LEAST_QUIET_S", 2.0)
     monkeypatch.setattr(cluster, "PATIENCE", 0.0)
     begin = cluster.RayEngines._begin
 
     def taken_before(self):
+        """Both GPUs, by somebody else."""
         if any(engine.actor is None for engine in self._engines):
-            _taken(self.ray)
+            other = self.ray.remote(num_gpus=1, num_cpus=0, max_calls=1)(lambda: time.sleep(30))
+            self.ray.wait([other.remote() for _ in range(2)], timeout=2.0)
         begin(self)
 
     monkeypatch.setattr(cluster.RayEngines, "_begin", taken_before)
@@ -146,28 +121,22 @@ def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, ray_cluster, mo
     assert "EngineFailed: opt-125m: nothing came for 0:02 (on no node, 1 GPU being taken)" in result.stdout.str()
 
 
-def _taken(ray):
-    """Both GPUs, by somebody else."""
-    other = ray.remote(num_gpus=1, num_cpus=0, max_calls=1)(lambda: time.sleep(30))
-    ray.wait([other.remote() for _ in range(2)], timeout=2.0)
-
-
-def test_a_node_that_dies_loses_nothing_and_nothing_is_measured_twice(run, records, died):
+def test_a_node_that_dies_loses_nothing_and_nothing_is_measured_twice(run, pytester, died):
     result = run(*LONGER, test=POINTS)
     result.assert_outcomes(passed=8)
     result.stdout.fnmatch_lines([f"note: * ({died[0][:8]}) died; * cells of * were sent once more"])
-    assert set(by_key(records).values()) == {2} and len(by_key(records)) == 8
-    assert len({m.launch for m in made(records)}) == 3, "one engine was started again"
+    assert set(by_key(pytester).values()) == {2} and len(by_key(pytester)) == 8
+    assert len({m.launch for m in records(pytester)}) == 3, "one engine was started again"
 
 
-def test_a_second_death_names_the_nodes_and_what_came_is_resumed(run, records, ray_cluster, died):
+def test_a_second_death_names_the_nodes_and_what_came_is_resumed(run, pytester, ray_cluster, died):
     one = ("--slm-models=opt-125m", *LONGER)
     result = run(*one, test=POINTS)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*EngineFailed: * died, and no other node has 1 GPU for * of opt-125m*"])
     assert died[0][:8] in result.stdout.str()
-    there = by_key(records)
+    there = by_key(pytester)
     assert 0 < sum(there.values()) < 8
     ray_cluster.workers.append(ray_cluster.add_node(**WITH_A_GPU))
     run(*one, "--slm-resume", test=POINTS).assert_outcomes(passed=4)
-    assert set(by_key(records).values()) == {2} and len(by_key(records)) == 4
+    assert set(by_key(pytester).values()) == {2} and len(by_key(pytester)) == 4

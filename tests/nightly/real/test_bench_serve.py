@@ -2,8 +2,6 @@
 both see the throughput that it has by its own step trace, so that what else the machine does is in both sides of a
 comparison."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -55,22 +53,10 @@ def ours(server):
 
 def theirs(server, folder):
     """The same by vLLM's."""
-    options = {
-        "backend": "openai",
-        "host": HOST,
-        "port": server.port,
-        "endpoint": "/v1/completions",
-        "model": NAME,
-        "tokenizer": model_for(server.spec),
-        "dataset-name": "random",
-        "random-input-len": PROMPT,
-        "random-output-len": OUTPUT,
-        "num-prompts": REQUESTS,
-        "max-concurrency": USERS,
-        "temperature": 0,
-        "result-dir": folder,
-        "result-filename": "bench.json",
-    }
+    options = {"backend": "openai", "host": HOST, "port": server.port, "endpoint": "/v1/completions", "model": NAME}
+    options |= {"tokenizer": model_for(server.spec), "dataset-name": "random", "random-input-len": PROMPT}
+    options |= {"random-output-len": OUTPUT, "num-prompts": REQUESTS, "max-concurrency": USERS, "temperature": 0}
+    options |= {"result-dir": folder, "result-filename": "bench.json"}
     words = [f"--{name}={value}" for name, value in options.items()]
     done = subprocess.run(
         [sys.executable, "-c", BENCH, *words, "--ignore-eos", "--save-result", "--disable-tqdm"],

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,14 +16,6 @@ from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.run.executor import EXTRA_ATTEMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
-HOLD = """
-    import sys, time
-    from pathlib import Path
-    from pytest_slmserve.engines.device_lock import lock_device
-    with lock_device("cpu", Path(sys.argv[1])):
-        print("held", flush=True)
-        time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -56,9 +46,10 @@ def by_themselves(folder, *loads):
     (folder / "test_points.py").write_text(dedent(POINTS).replace("def test_point", marked), "utf-8")
 
 
-def device_is_free(folder):
-    with lock_device("cpu", folder):
-        return True
+def nothing_left(folder, tmp):
+    """And the device is free."""
+    with lock_device("cpu", tmp):
+        return nothing_left_of(folder)
 
 
 def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(pytest_run, tmp_path, tmp):
@@ -75,14 +66,11 @@ def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(py
     time.sleep(1)
     run.interrupt()
     assert run.end(within_s=20) == pytest.ExitCode.INTERRUPTED, run.text  # after which tox would kill it
-    assert gone(second)
-    assert nothing_left_of(tmp_path)
-    assert device_is_free(tmp)
+    assert gone(second) and nothing_left(tmp_path, tmp)
     assert {m.id for m in before} <= {m.id for m in run.archived()}
     told = re.findall(r"^EngineFailed: the engine was killed by SIGKILL; ", run.text, re.MULTILINE)
     assert len(told) == 1, run.text  # pytest's own short summary has its beginning once more
-    assert "  | (EngineCore" in run.text  # the end of its log
-    assert "Traceback (most recent call last)" not in run.text
+    assert "  | (EngineCore" in run.text and "Traceback (most recent call last)" not in run.text  # the end of its log
 
 
 def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, tmp_path, tmp):
@@ -97,9 +85,7 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
     time.sleep(1)
     before = {m.id for m in run.archived()}
     run.kill()
-    assert gone(engine)
-    assert nothing_left_of(tmp_path)
-    assert device_is_free(tmp)
+    assert gone(engine) and nothing_left(tmp_path, tmp)
     kept = {m.id for m in run.archived()}
     assert before <= kept
     by_themselves(tmp_path, 2, 4)
@@ -107,38 +93,30 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
     starting = again.engine()
     time.sleep(3)  # it imports, and has started no engine core yet
     again.kill()
-    assert gone(starting)
-    assert nothing_left_of(tmp_path)
-    assert device_is_free(tmp)
+    assert gone(starting) and nothing_left(tmp_path, tmp)
     assert "test_point[opt-tiny-2] PASSED" in again.text  # known from before: the engine was for the other
     assert {m.id for m in again.archived()} == kept
 
 
-def test_an_engine_that_cannot_start_fails_its_tests_with_the_cause(pytest_run, tmp_path):
+def test_an_engine_that_cannot_start_fails_its_tests_with_the_cause(pytest_run, tmp_path, tmp):
     run = pytest_run("--slm-concurrency=1,2", "--slm-engine-arg=max_model_len=999999")
     run.engine()
     assert run.end(within_s=START_S) == 1
-    assert "EngineFailed: the engine did not start: ValidationError" in run.text
-    assert "User-specified max_model_len (999999) is greater than the derived" in run.text
-    assert "engine.log ends with\n  | " in run.text
-    assert "EngineFailed: not tried again: the engine did not start: ValidationError" in run.text
-    assert "Traceback" not in run.text
-    assert len(run.engines) == 1
-    assert run.archived() == []
-    assert nothing_left_of(tmp_path)
+    for fact in (
+        "EngineFailed: the engine did not start: ValidationError",
+        "User-specified max_model_len (999999) is greater than the derived",
+        "engine.log ends with\n  | ",
+        "EngineFailed: not tried again: the engine did not start: ValidationError",
+    ):
+        assert fact in run.text
+    assert "Traceback" not in run.text and run.archived() == []
+    assert len(run.engines) == 1 and nothing_left(tmp_path, tmp)
 
 
 def test_two_runs_at_once_are_refused_with_the_name_of_the_first(pytest_run, tmp):
-    holder = subprocess.Popen([sys.executable, "-c", dedent(HOLD), str(tmp)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
+    with lock_device("cpu", tmp):
         run = pytest_run("--slm-concurrency=1,2")
         assert run.end(within_s=START_S) == pytest.ExitCode.USAGE_ERROR
-    finally:
-        holder.kill()
-        holder.wait()
-        holder.stdout.close()
-    assert f"this device is being measured by another run (process {holder.pid}, since " in run.text
-    assert "try: wait until it ends" in run.text
-    assert "Traceback" not in run.text
+    assert f"this device is being measured by another run (process {os.getpid()}, since " in run.text
+    assert "try: wait until it ends" in run.text and "Traceback" not in run.text
     assert run.archived() == []

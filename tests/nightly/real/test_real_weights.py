@@ -1,7 +1,5 @@
 """Real weights, served end to end on the CPU: what is said means something, and ends by itself."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from statistics import fmean
@@ -17,14 +15,8 @@ from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Request, Workload, WorkloadSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
-CAPITALS = {
-    "France": "Paris",
-    "Italy": "Rome",
-    "Japan": "Tokyo",
-    "Germany": "Berlin",
-    "Egypt": "Cairo",
-    "Spain": "Madrid",
-}
+CAPITALS = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Germany": "Berlin", "Egypt": "Cairo"}
+CAPITALS |= {"Spain": "Madrid"}
 LONGER = ["Who are you?", "Name three colours."]
 MOST = 128  # tokens of an answer
 

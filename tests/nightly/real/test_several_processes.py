@@ -1,7 +1,5 @@
 """One engine of vLLM's CPU backend over two processes: the path of an engine over two GPUs."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import get_args

@@ -1,53 +1,36 @@
-"""Batches made one after the other: by the formula, and by Transformers for real."""
-
-from __future__ import annotations
+"""Batches made one after the other by Transformers, on two CPU cores: a tiny model with random weights."""
 
 import os
 import signal
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
-from interfaces import SIMULATED, small_workload, stand_in
+from interfaces import batching_spec, natural_workload, small_workload, stand_in
 from measured import measure
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.points import job_points
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import BatchedEngine
-from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import EngineSpec, OpenLoop, WorkloadSpec
+from pytest_slmserve.schema.specs import OpenLoop
 from pytest_slmserve.workload.arrivals import job
-from pytest_slmserve.workload.requests import build_workload
 
-NATURAL = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=12)
-NATURALLY = build_workload(NATURAL, model_of("opt-tiny"))
-SHORTER = tuple(replace(request, output_tokens=max(1, request.output_tokens // 16)) for request in NATURALLY.requests)
-WORKLOAD = replace(NATURALLY, requests=SHORTER)
-LAW = (("noise", 0.0), ("t_inf", 1000.0), ("b_half", 10.0))
-
-
-def spec(batching: str, base: EngineSpec = SIMULATED, extra=LAW) -> EngineSpec:
-    how = (("batching", batching), ("wait_s", 0.1))
-    return replace(base, interface="transformers", max_num_seqs=4, max_model_len=2048, extra=(*extra, *how))
+WORKLOAD = natural_workload()
 
 
 def test_how_likely_tokens_are_is_not_asked_of_transformers():
     told = "is not asked how likely tokens are\n  try: the engine interface"
-    with closing(BatchedEngine(spec("static", stand_in(), ()))) as engine, pytest.raises(EngineFailed, match=told):
+    with closing(BatchedEngine(batching_spec("static", stand_in()))) as engine, pytest.raises(EngineFailed, match=told):
         engine.scores(small_workload(), ((5, 6),))
-
-
-# By Transformers, on two CPU cores, a tiny model with random weights
 
 
 @pytest.fixture(scope="module")
 def engine():
     pytest.importorskip("transformers")
     with closing(Pool()) as pool:
-        yield pool.engine(spec("dynamic", SPEC, ()))
+        yield pool.engine(batching_spec("dynamic", SPEC))
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """A real server that is not vLLM's, that of transformers, on the CPU: what it refuses, and what is measured of it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -12,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 from interfaces import problems_of
 from processes import until
+from runs import POINTS
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
@@ -19,15 +18,7 @@ from pytest_slmserve.engines.server import HOST, free_port, tokenizer_files
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.telemetry.gpu import ask_once
 
-POINTS = """
-    def test_point(slm_point):
-        assert slm_point.measure()
-"""
 pytestmark = pytest.mark.slow
-
-
-# Another server than vLLM's
-
 SERVING = ("accelerate", "fastapi", "openai", "rich", "torch", "transformers", "uvicorn")
 MAKE = """
 import sys
@@ -98,16 +89,9 @@ def test_what_it_refuses_altogether_is_one_sentence(transformers_serve, tmp_path
 def test_the_suite_at_the_url_of_another_server(transformers_serve, pytester):
     pytester.makepyfile(POINTS)
     url, model = transformers_serve
-    asked = (
-        f"--slm-models={model}",
-        "--slm-concurrency=1,2",
-        "--slm-input-len=16",
-        "--slm-output-len=8",
-        "--slm-repeats=1",
-        "--slm-window=3",
-        "--slm-report=tables",
-    )
-    result = pytester.runpytest_inprocess(f"--slm-endpoint={url}/completions", *asked, "-p", "no:cacheprovider")
+    asked = ("--slm-concurrency=1,2", "--slm-input-len=16", "--slm-output-len=8", "--slm-repeats=1", "--slm-window=3")
+    words = (f"--slm-models={model}", *asked, "--slm-report=tables", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(f"--slm-endpoint={url}/completions", *words)
     result.stdout.fnmatch_lines(
         [f"tiny at {url}/completions, endpoint interface", "*requests without ignore_eos, token ids*"]
     )

@@ -1,7 +1,5 @@
 """Two engines of vLLM's CPU backend on one host: they serve at once, and none is left when one dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,8 +1,6 @@
 """What all engines share: whether requests fit, the load as a message, what an engine is never asked, scores that a
 record can hold, and the barrier of engines that are measured together, by a clock of the test."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interfaces import SIMULATED, small_workload
+from refusals import refused
 
 from pytest_slmserve.engines import base
 from pytest_slmserve.engines.base import IMPOSSIBLE, Engine, WindowBarrier, check_fits, message_of
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
@@ -24,43 +23,25 @@ WORKLOAD = small_workload()
 # Requests and loads
 
 
-@pytest.mark.parametrize(("tokens", "fits"), [(240, True), (241, False)])
-def test_prompt_and_output_together_must_fit(tokens, fits):
-    workload = small_workload(requests=1, output_tokens=tokens)
-    if fits:
-        assert check_fits(SIMULATED, workload) is None
-    else:
-        with pytest.raises(BadUsage) as caught:
-            check_fits(SIMULATED, workload)
-        assert {"257", "256"} <= set(caught.value.problem.split()) and "max_model_len=257" in caught.value.hint
-
-
-def test_more_than_the_model_has_positions_for_is_not_advised():
-    positions = CATALOGUE["opt-tiny"].positions
-    spec = replace(SIMULATED, model_facts=CATALOGUE["opt-tiny"])
-    with pytest.raises(BadUsage) as caught:
-        check_fits(spec, small_workload(requests=1, output_tokens=positions))
+def test_prompt_and_output_together_must_fit_and_no_more_than_the_model_has_positions_for_is_advised():
+    check_fits(SIMULATED, small_workload(1, 240))
+    with refused(257, 256, hint="max_model_len=257"):
+        check_fits(SIMULATED, small_workload(1, 241))
+    shape = CATALOGUE["opt-tiny"]
+    with refused() as caught:
+        check_fits(replace(SIMULATED, model_facts=shape), small_workload(1, shape.positions))
     assert "max_model_len" not in caught.value.hint
 
 
-def test_a_closed_loop_as_a_message_has_all_of_its_fields():
+def test_a_load_as_a_message_has_all_of_its_fields_and_its_window_begins_where_it_has_settled():
     message = message_of(replace(LOAD, requests=3))
     assert (message["kind"], message["concurrency"], message["requests"]) == ("closed_loop", 4, 3)
-
-
-def test_the_window_of_an_open_loop_begins_where_it_has_settled():
-    load = OpenLoop(rate=2.0, settle_s=0.5, window_s=1.0, schedule_s=(0.0, 0.5))
-    assert message_of(load)["window"] == (0.5, 1.5) and tuple(message_of(load)["schedule"]) == (0.0, 0.5)
+    message = message_of(OpenLoop(rate=2.0, settle_s=0.5, window_s=1.0, schedule_s=(0.0, 0.5)))
+    assert message["window"] == (0.5, 1.5) and tuple(message["schedule"]) == (0.0, 0.5)
     assert message_of(OpenLoop(requests=2))["window"] is None
-
-
-@pytest.mark.parametrize("rate", [{"requests": 3}, {"window_s": 1.0}])
-def test_a_rate_without_its_schedule_is_refused(rate):
-    with pytest.raises(BadUsage):
-        message_of(OpenLoop(rate=10.0, **rate))
-
-
-# An engine
+    for rate in ({"requests": 3}, {"window_s": 1.0}):
+        with refused():
+            message_of(OpenLoop(rate=10.0, **rate))
 
 
 class Told(Engine):
@@ -85,8 +66,7 @@ class Told(Engine):
 
 @given(st.lists(st.lists(st.floats(-50, 0), min_size=1), min_size=1))
 def test_a_score_is_the_mean_of_the_tokens(likely):
-    found = Told(likely).scores(WORKLOAD, ())
-    assert found == pytest.approx([sum(each) / len(each) for each in likely])
+    assert Told(likely).scores(WORKLOAD, ()) == pytest.approx([sum(each) / len(each) for each in likely])
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf"), -1e9])
@@ -94,11 +74,12 @@ def test_what_is_no_score_of_an_engine_that_works_counts_as_impossible(broken):
     assert Told([[broken, 0.0], [-1.0]]).scores(WORKLOAD, ()) == (IMPOSSIBLE / 2, -1.0)
 
 
-def test_it_is_ready_again_after_a_load_unless_that_was_broken_off():
-    engine = Told()
-    engine.run(WORKLOAD, LOAD)
-    assert engine.ready
-    with pytest.raises(BadUsage):
+def test_it_has_each_workload_once_and_is_ready_again_after_a_load_unless_that_was_broken_off():
+    engine, other = Told(), small_workload(5)
+    for workload in (WORKLOAD, WORKLOAD, other, WORKLOAD):
+        engine.run(workload, LOAD)
+    assert engine.handed == [WORKLOAD, other, WORKLOAD]
+    with refused():
         engine.run(WORKLOAD, OpenLoop(rate=10.0, requests=3))
     assert engine.ready, "a load that is refused leaves it so"
     with pytest.raises(EngineFailed):
@@ -106,27 +87,19 @@ def test_it_is_ready_again_after_a_load_unless_that_was_broken_off():
     assert not engine.ready
 
 
-def test_requests_are_handed_over_once_for_each_workload():
-    engine, other = Told(), small_workload(5)
-    for workload in (WORKLOAD, WORKLOAD, other, WORKLOAD):
-        engine.run(workload, LOAD)
-    assert engine.handed == [WORKLOAD, other, WORKLOAD]
-
-
 @pytest.mark.parametrize(
-    "load", [OpenLoop(rate=10.0, window_s=1.0, schedule_s=(0.0,)), OpenLoop(requests=4, max_concurrency=2)]
+    ("load", "jobs_only", "hint"),
+    [
+        (OpenLoop(rate=10.0, window_s=1.0, schedule_s=(0.0,)), False, "server"),
+        (OpenLoop(requests=4, max_concurrency=2), False, "server"),
+        (LOAD, True, "slm_job"),  # users who wait for answers
+    ],
 )
-def test_a_schedule_with_a_window_or_a_limit_is_for_a_server(load):
-    with pytest.raises(BadUsage):
-        Told().run(WORKLOAD, load)
-
-
-def test_users_who_wait_for_answers_are_not_for_static_batches():
+def test_loads_that_are_for_other_engines(load, jobs_only, hint):
     engine = Told()
-    engine.jobs_only = True
-    with pytest.raises(BadUsage) as caught:
-        engine.run(WORKLOAD, LOAD)
-    assert "slm_job" in caught.value.hint
+    engine.jobs_only = jobs_only
+    with refused(hint=hint):
+        engine.run(WORKLOAD, load)
 
 
 def test_an_engine_that_is_not_asked_says_so_in_time():
@@ -135,12 +108,8 @@ def test_an_engine_that_is_not_asked_says_so_in_time():
         with pytest.raises(EngineFailed):
             ask()
     assert engine.profile(WORKLOAD, LOAD) and engine.processes() == set()
-    with pytest.raises(BadUsage) as caught:
+    with refused(hint="batching"):
         _ = engine.batching
-    assert "batching" in caught.value.hint
-
-
-# Engines that are measured together
 
 
 @pytest.fixture
@@ -151,22 +120,22 @@ def clock(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("ramp_up", "seconds"), [("staggered", 0.5), ("burst", 5.0)])
-def test_a_window_of_requests_that_start_together_has_room_for_two_convoys(clock, ramp_up, seconds):
-    """They began 4 s before the window opens, which is two periods of the slowest."""
-    barrier = WindowBarrier([message_of(replace(LOAD, ramp_up=ramp_up))])
+@pytest.mark.parametrize(
+    ("loads", "after_s", "opens_s", "lasts_s"),
+    [
+        ([LOAD], 4.3, 4.5, 0.5),
+        ([replace(LOAD, ramp_up="burst")], 4.3, 4.5, 5.0),  # they began 4 s before: two periods of the slowest
+        ([replace(LOAD, window_s=s) for s in (0.5, 2.0, 1.0)], 0.0, 0.2, 2.0),  # the longest counts for all
+    ],
+)
+def test_a_window_opens_when_all_have_settled_with_room_for_two_convoys(clock, loads, after_s, opens_s, lasts_s):
+    barrier = WindowBarrier([message_of(load) for load in loads])
     assert barrier.begins_s == 100.5
-    clock.now = barrier.begins_s + 3.8
+    clock.now += after_s
+    for _ in loads[1:]:
+        barrier.ended()
     opens, closes = barrier.settled()
-    assert (opens - barrier.begins_s, closes - opens) == (pytest.approx(4.0), pytest.approx(seconds))
-
-
-def test_the_longest_window_counts_for_all(clock):
-    barrier = WindowBarrier([message_of(replace(LOAD, window_s=s)) for s in (0.5, 2.0, 1.0)])
-    barrier.ended()
-    barrier.ended()
-    opens, closes = barrier.settled()
-    assert (opens, closes) == (pytest.approx(100.2), pytest.approx(102.2))
+    assert (opens - 100, closes - opens) == (pytest.approx(opens_s), pytest.approx(lasts_s))
 
 
 def test_all_that_settle_have_the_window_of_the_last():

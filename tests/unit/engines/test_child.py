@@ -1,8 +1,6 @@
 """What is made of what a child says: the stage of its start by its log, the settings of an engine, a run by its own
 clock. The child itself is a process: tests/integration/engines/test_child.py."""
 
-from __future__ import annotations
-
 from pytest_slmserve.engines.child import IMPORTING, MARKS, resolved_from, run_from, stage_of
 from pytest_slmserve.schema.records import Failures
 
@@ -43,25 +41,22 @@ MESSAGE = {
 
 def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
     run = run_from([MESSAGE])
-    assert run.samples.request == (0, 1, 2)
-    assert run.samples.sent_s == (0.1, 0.2, 3.0)
-    assert run.samples.admitted_s == (0.15, 0.3, None)
+    assert run.samples.request == (0, 1, 2) and run.samples.finished == (True, True, False)
+    assert (run.samples.sent_s, run.samples.admitted_s) == ((0.1, 0.2, 3.0), (0.15, 0.3, None))
     assert run.samples.last_token_s == (2.5, 2.0, None)
-    assert run.samples.finished == (True, True, False)
     assert (run.began_s, run.window_s) == (100.0, (1.0, 3.5))
     assert (run.steps.time_s, run.steps.new_tokens, run.steps.kv_usage) == ((0.4, 2.0), (2, 2), (0.1, None))
     assert (run.failures, run.first_failure) == (1, "ValueError: no")
     assert run.failed == Failures((3,), (0.5,), (0.75,), ("ValueError",))
-
-
-def test_an_answer_with_nothing_in_it_is_a_run_too():
-    run = run_from([{**MESSAGE, "samples": [], "steps": []}])
-    assert (len(run.samples), len(run.steps)) == (0, 0)
+    empty = run_from([{**MESSAGE, "samples": [], "steps": []}])
+    assert (len(empty.samples), len(empty.steps)) == (0, 0)
 
 
 def test_the_weights_of_an_engine_are_those_of_all_its_parts():
-    parts = [{"weight_bytes": 5, "attention_backend": "FLASH"}, {"weight_bytes": 6, "attention_backend": "FLASH"}]
+    part = {"weight_bytes": 5, "attention_backend": "FLASH"}
+    parts = [{**part, "kv_windows": [None, 512]}, {**part, "weight_bytes": 6}]
     seen = resolved_from({"event": "ready", "kv_blocks": 9, "parts": parts}, 1.0)
-    assert (seen.weight_bytes, seen.attention_backend, seen.kv_blocks) == (11, "FLASH", 9)
-    assert resolved_from({"parts": [*parts, {"weight_bytes": None}]}, 1.0).weight_bytes is None
+    assert (seen.weight_bytes, seen.attention_backend, seen.kv_blocks, seen.kv_windows) == (11, "FLASH", 9, (None, 512))
+    unknown = resolved_from({"parts": [part, {"weight_bytes": None}]}, 1.0)
+    assert (unknown.weight_bytes, unknown.kv_windows) == (None, None)
     assert resolved_from({"kv_blocks": 9}, 1.0).weight_bytes is None

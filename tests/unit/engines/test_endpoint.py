@@ -1,12 +1,11 @@
 """Engines at a URL: what another's server is asked, what is refused before anything is measured and without the key,
 and prompts that no prefix cache has seen. The server's answers are planted, and no client is started."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
 from base64 import b64encode
+from contextlib import nullcontext
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -16,17 +15,28 @@ from hypothesis import strategies as st
 from interfaces import engine_with
 
 from pytest_slmserve.engines import endpoint
-from pytest_slmserve.engines.endpoint import (
-    FRESH,
-    LEAST_ID,
-    MARK,
-    FreshPrompts,
-    cache_lookups,
-    only_model,
-    prompt_words,
-)
+from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, FreshPrompts, only_model, prompt_words
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import EngineSpec, Request, Workload, WorkloadSpec
+
+
+class Client:
+    """Stands in for the process that sends the requests."""
+
+    def __init__(self, url, headers, **options):
+        self.url, self.headers = url, headers
+
+    def kill(self):
+        self.url = ""
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch):
+    monkeypatch.setattr(endpoint, "LoadClient", Client)
+
+
+def spec_of(path="/v1/completions"):
+    return EngineSpec("slm", platform="remote", interface="endpoint", url=f"http://127.0.0.1:1{path}")
 
 
 @pytest.mark.parametrize("text", ["", "two words"])
@@ -45,16 +55,11 @@ def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(mo
     assert asked["top_k"] == 1 and "ignore_eos" not in asked
 
 
-def in_base64(key):
-    return b64encode(key.encode()).decode()
-
-
-def in_hex(key):
-    return key.encode().hex()
+ENCODED = (str, quote, lambda key: b64encode(key.encode()).decode(), lambda key: key.encode().hex())
 
 
 @pytest.mark.parametrize("where", ["text", "type", "status line", "stream"])
-@pytest.mark.parametrize("encode", [str, quote, in_base64, in_hex])
+@pytest.mark.parametrize("encode", ENCODED, ids=["plain", "quoted", "base64", "hex"])
 def test_a_server_that_sends_the_key_back_is_told_without_it(monkeypatch, where, encode):
     """However it is written, and without what a terminal would obey."""
     key = "sk/FAULT+9f8e7d6c5b4a"
@@ -77,16 +82,16 @@ def test_a_server_that_sends_the_key_back_is_told_without_it(monkeypatch, where,
 
 
 class Refusing:
-    """A server that takes no body with certain words in it; an event in its stream may be an error."""
+    """A server that takes no body with certain words in it."""
 
-    def __init__(self, *words, event='{"choices": []}'):
-        self.words, self.event, self.asked = words, event, []
+    def __init__(self, *words):
+        self.words, self.asked = words, []
 
     def __call__(self, method, url, headers, body, within_s):
         self.asked.append(json.loads(body))
         if found := [word for word in self.words if word in body]:
             return 422, "application/json", f"no {found[0]} here, {headers.get('Authorization')}"
-        return 200, "text/event-stream", f"data: {self.event}\n\n"
+        return 200, "text/event-stream", 'data: {"choices": []}\n\n'
 
 
 IDS = '"prompt": ['
@@ -114,27 +119,22 @@ def test_what_a_server_refuses_is_not_asked_for(monkeypatch, words, without):
     assert server.asked[-1]["stream"] is True and "max_tokens" in server.asked[-1]
 
 
-def test_what_is_refused_to_the_least_is_told_without_the_key(monkeypatch):
-    monkeypatch.setattr(endpoint, "ask_once", Refusing("ignore_eos", '"model"'))
-    with pytest.raises(BadUsage, match=r'422: no "model" here, Bearer \[hidden\]'):
-        engine_with("key-of-somebody", spec_of())
-
-
 @pytest.mark.parametrize(
-    ("status", "hint"),
-    [(500, "the server's own log"), (413, "--extra-body"), (403, "SLM_ENDPOINT"), (307, "the URL that it leads to")],
+    ("answer", "told", "hint"),
+    [
+        (Refusing("ignore_eos", '"model"'), r'422: no "model" here, Bearer \[hidden\]', "--extra-body"),
+        (lambda *_: (500, "text/plain", "no"), "500: no", "the server's own log"),
+        (lambda *_: (413, "text/plain", "no"), "413: no", "--extra-body"),
+        (lambda *_: (403, "text/plain", "no"), "403: no", "SLM_ENDPOINT"),
+        (lambda *_: (307, "text/plain", "no"), "307: no", "the URL that it leads to"),
+        (lambda *_: (200, "text/event-stream", 'data: {"error": "out of memory"}\n\n'), "out of memory", "log"),
+    ],
 )
-def test_what_to_do_depends_on_the_status(monkeypatch, status, hint):
-    monkeypatch.setattr(endpoint, "ask_once", lambda *_: (status, "text/plain", "no"))
-    with pytest.raises(BadUsage, match=f"{status}: no") as raised:
-        engine_with("key", spec_of())
+def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(monkeypatch, answer, told, hint):
+    monkeypatch.setattr(endpoint, "ask_once", answer)
+    with pytest.raises(BadUsage, match=told) as raised:
+        engine_with("key-of-somebody", spec_of())
     assert hint in raised.value.hint
-
-
-def test_an_error_in_the_stream_is_told_before_anything_is_measured(monkeypatch):
-    monkeypatch.setattr(endpoint, "ask_once", Refusing(event='{"error": "out of memory"}'))
-    with pytest.raises(BadUsage, match="out of memory"):
-        engine_with("key", spec_of())
 
 
 @pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
@@ -154,11 +154,8 @@ def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, path, models
 
     monkeypatch.setenv("SLM_ENDPOINT_KEY", f" {key}\n")
     monkeypatch.setattr(endpoint, "ask_once", ask)
-    if told is None:
+    with pytest.raises(BadUsage, match=told) if told else nullcontext():
         assert only_model(f"http://host/v1{path}", 10) == "me/mine"
-    else:
-        with pytest.raises(BadUsage, match=told):
-            only_model(f"http://host/v1{path}", 10)
 
 
 def test_where_no_server_answers_no_model_is_asked_for():
@@ -167,25 +164,6 @@ def test_where_no_server_answers_no_model_is_asked_for():
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
         with pytest.raises(BadUsage, match="/v1/completions"):
             only_model(nobody, 10)
-
-
-class Client:
-    """Stands in for the process that sends the requests."""
-
-    def __init__(self, url, headers, **options):
-        self.url, self.headers = url, headers
-
-    def kill(self):
-        self.url = ""
-
-
-@pytest.fixture(autouse=True)
-def no_process(monkeypatch):
-    monkeypatch.setattr(endpoint, "LoadClient", Client)
-
-
-def spec_of(path="/v1/completions"):
-    return EngineSpec("slm", platform="remote", interface="endpoint", url=f"http://127.0.0.1:1{path}")
 
 
 def requests_of(*prompts):
@@ -202,16 +180,12 @@ def test_a_prompt_keeps_its_length_and_its_end(ids, words):
         assert len(text.split() if words else text.split(", ")) == place
 
 
-def test_no_two_rounds_and_no_two_hand_overs_are_alike():
+def test_no_two_rounds_and_no_two_hand_overs_are_alike_and_a_prompt_that_is_too_short_stays():
     workload = requests_of(tuple(range(4, 5000)))
     first, second = (FreshPrompts(workload, words=False) for _ in range(2))
     assert len({*first.rounds, *second.rounds}) == 2 * len(first.rounds)
     assert all(LEAST_ID <= int(part) < 5000 for text in first.rounds for part in text.split(", "))
-
-
-def test_a_prompt_that_is_too_short_stays_as_it_is():
-    own = FreshPrompts(requests_of((5, 6, 7, 8)), words=False)
-    assert own.prompt((5, 6, 7, 8)) is None
+    assert first.prompt((5, 6, 7, 8)) is None
 
 
 SEVERAL = """vllm:prefix_cache_queries_total{engine="0"} 100.0
@@ -234,4 +208,4 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
 )
 def test_the_counters_of_several_engines_are_added_up(monkeypatch, page, found):
     monkeypatch.setattr(endpoint, "ask_once", lambda *_: (200, "text/plain", page))
-    assert cache_lookups("http://host/v1/completions", {}) == found
+    assert endpoint.cache_lookups("http://host/v1/completions", {}) == found

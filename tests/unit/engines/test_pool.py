@@ -1,12 +1,8 @@
 """One engine at a time or several at once, one start for each specification; ways to share a device: what each replica
-is told of it, what is looked after, and what is said where it cannot be. Engines are simulated, and the daemon of MPS
-and the cards are planted."""
-
-from __future__ import annotations
+is told of it, what is looked after, and what is said where it cannot be. Engines, cards and the daemon are planted."""
 
 import re
 import threading
-from contextlib import closing
 from dataclasses import replace
 
 import pynvml
@@ -18,161 +14,134 @@ from hypothesis import strategies as st
 from interfaces import SIMULATED, small_workload
 
 from pytest_slmserve.engines import pool as pools
-from pytest_slmserve.engines.pool import (
-    Pool,
-    ReplicaEngines,
-    cannot_share,
-    equal_parts,
-    launch_engine,
-    mig_instances,
-    mps_unable,
-)
+from pytest_slmserve.engines.pool import Pool, ReplicaEngines, cannot_share, equal_parts, launch_engine, mps_unable
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, ReplicaSpec
 from pytest_slmserve.telemetry.host import own_cores
 
 OTHER = replace(SIMULATED, model="opt-125m", model_facts=None)
-
-
-class Watched(SimulatedEngine):
-    """Notes what happens to it, in the order it happens."""
-
-    def __init__(self, spec, events):
-        super().__init__(spec)
-        self.events = events
-        events.append(f"start {spec.model}")
-
-    def close(self):
-        self.events.append(f"close {self.spec.model}")
+CUDA, CPU = (replace(SIMULATED, platform=name) for name in ("cuda", "cpu"))
+PAIR = ReplicaSpec((SIMULATED, SIMULATED))
+WORKLOAD, LOAD = small_workload(), ClosedLoop(4, window_s=0.5)
+GPU = "GPU-1234"
 
 
 @pytest.fixture
-def events():
+def log():
+    """What happens, in that order."""
     return []
 
 
 @pytest.fixture
-def pool(events):
-    with closing(Pool(lambda spec, **_: Watched(spec, events))) as pool:
-        yield pool
+def launching(log):
+    """How to launch engines that are noted: `launching(on_start)`, which is called with each that starts."""
+
+    def launching(on_start=lambda engine, on_wait: None):
+        class Noted(SimulatedEngine):
+            def start(self, on_wait=None):
+                on_start(self, on_wait)
+                return self
+
+            def close(self):
+                log.append(f"close {self.spec.model} {self.spec.gpu}")
+
+        def launch(spec, *, extra_env=None, **how):
+            log.append(f"launch {spec.model} {spec.gpu}")
+            return Noted(spec, extra_env=extra_env)
+
+        return launch
+
+    return launching
 
 
-def test_one_start_per_specification(pool, events):
-    assert pool.engine(SIMULATED) is pool.engine(replace(SIMULATED))
-    assert events == ["start opt-tiny"]
-    assert pool.current == SIMULATED
+def refuse(spec, **how):
+    raise EngineFailed("did not start: no memory; /tmp/x/engine.log ends with\n  | bang", "a smaller model")
 
 
-def test_another_specification_stops_the_first_before_it_starts(pool, events):
-    pool.engine(SIMULATED)
+def test_a_specification_is_started_once_and_another_stops_it_before_it_starts(launching, log):
+    pool = Pool(launching())
+    first = pool.engine(SIMULATED)
+    with pytest.raises(BadUsage):
+        first.run(small_workload(output_tokens=500), OpenLoop(requests=1))
+    assert pool.engine(replace(SIMULATED)) is first and first.ready, "a load that is refused costs no start"
     pool.engine(OTHER)
-    assert events == ["start opt-tiny", "close opt-tiny", "start opt-125m"]
-    assert pool.starts == [SIMULATED, OTHER]
-
-
-def test_closing_stops_once_and_may_be_repeated(pool, events):
-    with pytest.raises(KeyboardInterrupt), closing(pool):
-        pool.engine(SIMULATED)
-        raise KeyboardInterrupt
+    two = pool.engine(PAIR)
+    assert pool.engine(replace(PAIR)) is two and two.ready and pool.current == PAIR
     pool.close()
-    assert events == ["start opt-tiny", "close opt-tiny"]
-    assert pool.current is None
+    pool.close()
+    tiny, other = ("launch opt-tiny 0", "close opt-tiny 0"), ("launch opt-125m 0", "close opt-125m 0")
+    assert log == [*tiny, *other, tiny[0], *tiny, tiny[1]]
+    assert pool.starts == [SIMULATED, OTHER, PAIR] and pool.current is None
 
 
-def test_an_engine_that_died_is_closed_and_the_next_is_a_new_one(pool, events):
-    mortal = replace(SIMULATED, extra=(("die_at", 4),))
+def test_an_engine_that_died_is_closed_and_the_next_is_a_new_one(launching, log):
+    pool, mortal = Pool(launching()), replace(SIMULATED, extra=(("die_at", 4),))
     first = pool.engine(mortal)
     with pytest.raises(EngineFailed):
-        first.run(small_workload(), OpenLoop(requests=4))
+        first.run(WORKLOAD, OpenLoop(requests=4))
     second = pool.engine(mortal)
-    assert events == ["start opt-tiny", "close opt-tiny", "start opt-tiny"]
-    assert first.launch != second.launch
-    assert second.run(small_workload(), OpenLoop(requests=3)).failures == 0
+    assert log == ["launch opt-tiny 0", "close opt-tiny 0", "launch opt-tiny 0"] and first.launch != second.launch
+    assert second.run(WORKLOAD, OpenLoop(requests=3)).failures == 0
 
 
-def test_a_load_that_is_refused_costs_no_start(pool, events):
-    with pytest.raises(BadUsage):
-        pool.engine(SIMULATED).run(small_workload(output_tokens=500), OpenLoop(requests=1))
-    assert pool.engine(SIMULATED).ready
-    assert events == ["start opt-tiny"]
-
-
-def test_what_did_not_start_is_not_tried_again_and_says_why():
-    def refuse(spec, **_):
-        raise EngineFailed(
-            "the engine did not start: no memory; /tmp/x/engine.log ends with\n  | bang", "a smaller model"
-        )
-
+@pytest.mark.parametrize(("spec", "name"), [(SIMULATED, ""), (PAIR, r"replica 1 of 2 \(opt-tiny\): ")])
+def test_what_did_not_start_is_not_tried_again_and_says_why(spec, name):
     pool = Pool(refuse)
-    with pytest.raises(EngineFailed, match="bang"):
-        pool.engine(SIMULATED)
-    with pytest.raises(EngineFailed) as again:
-        pool.engine(SIMULATED)
-    assert again.value.problem.endswith("no memory; /tmp/x/engine.log") and "bang" not in again.value.problem
-    assert again.value.hint == "a smaller model"
+    with pytest.raises(EngineFailed, match=f"^{name}did not start.*\n.*bang"):
+        pool.engine(spec)
+    with pytest.raises(EngineFailed, match=rf"^\S.*: {name}did not start: no memory; /tmp/x/engine.log\n") as again:
+        pool.engine(spec)
+    assert "bang" not in again.value.problem and again.value.hint == "a smaller model"
     with pytest.raises(EngineFailed, match="bang"):
         pool.engine(OTHER)
-    assert pool.starts == [SIMULATED, OTHER]
+    assert pool.starts == [spec, OTHER]
 
 
-def test_a_start_is_heard_of_while_it_goes_on_and_when_it_is_ready(tmp_path):
-    heard = []
-
-    class Slow(SimulatedEngine):
-        def start(self, on_wait):
-            on_wait(tmp_path)
-            return self
-
-    with closing(Pool(lambda spec, **_: Slow(spec))) as pool:
-        pool.on_wait = lambda spec, log: heard.append((spec, log))
-        pool.on_started = lambda spec, seconds: heard.append((spec, seconds >= 0))
-        pool.engine(SIMULATED)
-        pool.engine(SIMULATED)
+def test_a_start_is_heard_of_while_it_goes_on_and_when_it_is_ready(launching, tmp_path):
+    heard, pool = [], Pool(launching(lambda engine, on_wait: on_wait(tmp_path)))
+    pool.on_wait = lambda spec, log: heard.append((spec, log))
+    pool.on_started = lambda spec, seconds: heard.append((spec, seconds >= 0))
+    pool.engine(SIMULATED)
+    pool.engine(SIMULATED)
     assert heard == [(SIMULATED, tmp_path), (SIMULATED, True)]
 
 
 def test_the_platform_and_the_interface_choose_the_engine(monkeypatch):
     for name in ("EndpointEngine", "ServerEngine", "OfflineEngine", "BatchedEngine", "SimulatedBatches"):
         monkeypatch.setattr(pools, name, lambda spec, name=name, **_: name)
-    cpu = replace(SIMULATED, platform="cpu")
     kinds = {
         replace(SIMULATED, interface="transformers"): "SimulatedBatches",
         replace(SIMULATED, platform="remote", interface="endpoint", url="http://h/v1"): "EndpointEngine",
-        cpu: "OfflineEngine",
-        replace(cpu, interface="server"): "ServerEngine",
-        replace(cpu, interface="transformers"): "BatchedEngine",
+        CPU: "OfflineEngine",
+        replace(CPU, interface="server"): "ServerEngine",
+        replace(CPU, interface="transformers"): "BatchedEngine",
     }
     assert {spec: launch_engine(spec) for spec in kinds} == kinds
     assert type(launch_engine(SIMULATED)) is SimulatedEngine
 
 
-# Several at once
+def replicas_of(*specs, launch=launch_engine, device="none", **how):
+    return ReplicaEngines(ReplicaSpec(specs, **how), launch, device)
 
 
-WORKLOAD = small_workload()
+def on_gpus(number, launch):
+    return replicas_of(*(replace(SIMULATED, gpu=i) for i in range(number)), launch=launch, sharing="gpus")
 
 
-LOAD = ClosedLoop(4, window_s=0.5)
-
-
-def started(*specs, launch=launch_engine, **how):
-    return closing(ReplicaEngines(ReplicaSpec(specs, **how), launch).start())
-
-
-def measured(replicas, load=LOAD):
+def measured(replicas):
     n = len(replicas.engines)
-    return replicas.run([WORKLOAD] * n, [load] * n)
+    return replicas.run([WORKLOAD] * n, [LOAD] * n)
 
 
 def test_simulated_replicas_share_the_device():
-    with started(SIMULATED, SIMULATED) as two, started(SIMULATED) as one:
-        halves, whole = measured(two), measured(one)
+    (whole,), halves = (measured(replicas_of(*[SIMULATED] * n).start()) for n in (1, 2))
     for half in halves:
-        assert half.steps.time_s[0] == pytest.approx(2 * whole[0].steps.time_s[0], rel=0.05)
+        assert half.steps.time_s[0] == pytest.approx(2 * whole.steps.time_s[0], rel=0.05)
 
 
-def test_cores_and_shares_are_of_each_and_each_is_checked_when_it_has_started(monkeypatch):
+@pytest.mark.parametrize("pinned", [True, False])
+def test_cores_and_shares_are_of_each_and_each_is_checked_when_it_has_started(monkeypatch, pinned):
     seen = []
 
     def launch(spec, *, extra_env, cores, speed):
@@ -180,12 +149,9 @@ def test_cores_and_shares_are_of_each_and_each_is_checked_when_it_has_started(mo
         return SimulatedEngine(spec)
 
     monkeypatch.setattr(ReplicaEngines, "check", lambda self, index: seen.append(self.name(index)))
-    started(SIMULATED, SIMULATED, launch=launch, pinned=True)
-    cores = equal_parts([own_cores()] * 2, own_cores())
+    replicas_of(SIMULATED, SIMULATED, launch=launch, pinned=pinned).start()
+    cores = equal_parts([own_cores()] * 2, own_cores()) if pinned else [(), ()]
     assert seen == [(cores[0], 0.5), (cores[1], 0.5), "replica 1 of 2 (opt-tiny)", "replica 2 of 2 (opt-tiny)"]
-    seen.clear()
-    started(SIMULATED, SIMULATED, launch=launch)
-    assert seen[:2] == [((), 0.5), ((), 0.5)], "all cores, unless they are pinned"
 
 
 @given(st.integers(1, 9))
@@ -195,63 +161,20 @@ def test_cores_are_in_equal_parts_and_nobody_has_anothers(replicas):
     assert len({core for part in parts for core in part}) == sum(map(len, parts))
 
 
-def test_different_kv_blocks_are_no_replicas():
-    class Odd(SimulatedEngine):
-        def __init__(self, spec, blocks):
-            super().__init__(spec)
-            self.resolved = replace(self.resolved, kv_blocks=blocks)
-
+@pytest.mark.parametrize("of", [on_gpus, lambda n, launch: replicas_of(*[SIMULATED] * n, launch=launch)])
+def test_different_kv_blocks_are_no_replicas(launching, of):
     blocks = iter([100, 99])
+
+    def start(engine, on_wait):
+        engine.resolved = replace(engine.resolved, kv_blocks=next(blocks))
+
     with pytest.raises(EngineFailed, match=r"\[100, 99\]"):
-        started(SIMULATED, SIMULATED, launch=lambda spec, **how: Odd(spec, next(blocks)))
-
-
-class Ended:
-    """A daemon of MPS that has ended."""
-
-    def verify(self, name, pids):
-        if name.startswith("replica 2"):
-            raise EngineFailed("the MPS control daemon ended (signal SIGKILL)")
-
-
-def test_one_that_is_no_longer_where_it_should_be_after_a_run():
-    with started(SIMULATED, SIMULATED) as replicas:
-        replicas._daemon = Ended()
-        with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): .*SIGKILL"):
-            measured(replicas)
+        of(2, launching(start)).start()
 
 
 def test_loads_that_are_none_for_replicas():
-    with started(SIMULATED, SIMULATED) as replicas, pytest.raises(BadUsage):
-        replicas.run([WORKLOAD] * 2, [replace(LOAD, requests=8)] * 2)
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ({"engines": ()}, "without an engine"),
-        ({"sharing": "luck"}, "unknown sharing 'luck'"),
-        ({"thread_percentage": 50}, "a thread percentage of 50 with time-slicing"),
-        ({"thread_percentage": 0, "sharing": "mps"}, "a thread percentage of 0"),
-        ({"engines": (SIMULATED, replace(SIMULATED, platform="cpu"))}, "share one device"),
-        ({"engines": (replace(SIMULATED, platform="cpu"),), "sharing": "mps"}, "a way to share a GPU"),
-    ],
-)
-def test_specifications_that_cannot_be(words, problem):
-    with pytest.raises(BadUsage, match=problem):
-        ReplicaSpec(**{"engines": (SIMULATED, SIMULATED), **words})
-
-
-def test_the_key_tells_all_that_matters():
-    pair = ReplicaSpec((SIMULATED, SIMULATED))
-    others = [
-        ReplicaSpec((SIMULATED, SIMULATED, SIMULATED)),
-        replace(pair, sharing="mps"),
-        replace(pair, pinned=True),
-        replace(pair, sharing="mps", thread_percentage=50),
-        ReplicaSpec((SIMULATED, replace(SIMULATED, seed=1))),
-    ]
-    assert len({spec.key for spec in (pair, *others)}) == 6 and len(pair) == 2
+    with pytest.raises(BadUsage):
+        replicas_of(SIMULATED, SIMULATED).start().run([WORKLOAD] * 2, [replace(LOAD, requests=8)] * 2)
 
 
 @pytest.mark.parametrize(("readings", "read"), [([5, 7, 9, 9, 9], 4), (range(1000), 60)])
@@ -260,229 +183,123 @@ def test_memory_is_waited_for_until_it_stands_still_and_not_for_ever(monkeypatch
     monkeypatch.setattr(pools, "memory_used", lambda device: next(left))
     monkeypatch.setattr(pools, "STABLE_S", 0.001)
     monkeypatch.setattr(pools, "STABLE_WITHIN_S", 0.06)
-    started(*[replace(SIMULATED, platform="cuda")] * 2, launch=lambda spec, **_: SimulatedEngine(spec))
+    replicas_of(CUDA, CUDA, launch=lambda spec, **_: SimulatedEngine(spec)).start()
     assert len(list(left)) == len(readings) - read
 
 
-def on_gpus(number):
-    return ReplicaSpec(tuple(replace(SIMULATED, gpu=i) for i in range(number)), "gpus")
-
-
-def test_with_a_gpu_each_the_first_starts_alone_and_the_others_side_by_side():
+def test_with_a_gpu_each_the_first_starts_alone_and_the_others_side_by_side(launching):
     side_by_side, order = threading.Barrier(2), []
 
-    class Noting(SimulatedEngine):
-        def start(self, on_wait=None):
-            if self.spec.gpu:
-                side_by_side.wait(5)  # breaks where the other does not start meanwhile
-            order.append(self.spec.gpu)
+    def start(engine, on_wait):
+        if engine.spec.gpu:
+            side_by_side.wait(5)  # breaks where the other does not start meanwhile
+        order.append(engine.spec.gpu)
 
-    replicas = ReplicaEngines(on_gpus(3), lambda spec, **_: Noting(spec)).start()
-    assert order[0] == 0 and sorted(order) == [0, 1, 2]
-    assert len(measured(replicas)) == 3
+    replicas = on_gpus(3, launching(start)).start()
+    assert order[0] == 0 and sorted(order) == [0, 1, 2] and len(measured(replicas)) == 3
 
 
-def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped():
-    closed = []
-
-    class Odd(SimulatedEngine):
-        def start(self, on_wait=None):
-            if self.spec.gpu == 2:
-                raise EngineFailed("did not start: out of memory")
-
-        def close(self):
-            closed.append(self.spec.gpu)
+def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped(launching, log):
+    def start(engine, on_wait):
+        if engine.spec.gpu == 2:
+            raise EngineFailed("did not start: out of memory")
 
     with pytest.raises(EngineFailed, match=r"replica 3 of 3 \(.*\): .*out of memory"):
-        ReplicaEngines(on_gpus(3), lambda spec, **_: Odd(spec)).start()
-    assert sorted(closed) == [0, 1, 2]
-
-
-def test_replicas_with_a_gpu_each_must_get_the_same_kv_blocks():
-    class Less(SimulatedEngine):
-        def start(self, on_wait=None):
-            if self.spec.gpu:
-                self.resolved = replace(self.resolved, kv_blocks=7)
-
-    with pytest.raises(EngineFailed, match=r", 7\]"):
-        ReplicaEngines(on_gpus(2), lambda spec, **_: Less(spec)).start()
-
-
-# Ways to share a device
-
-
-CUDA = replace(SIMULATED, platform="cuda")
-GPU = "GPU-1234"
-
-
-class Daemon:
-    """Stands in for the control daemon of MPS. lost: names of replicas that are not its clients."""
-
-    lost: tuple[str, ...] = ()
-    log: list[str]
-
-    def __init__(self, gpu, thread_percentage):
-        Daemon.log = [f"start {gpu} {thread_percentage}"]
-        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe", "CUDA_VISIBLE_DEVICES": gpu}
-
-    def verify(self, name, pids):
-        self.log.append(f"verify {name} {sorted(pids)}")
-        if name in self.lost:
-            raise EngineFailed(f"the MPS control daemon does not serve {name}")
-
-    def close(self):
-        self.log.append("close")
-
-
-class Engine(SimulatedEngine):
-    def close(self):
-        if hasattr(Daemon, "log"):
-            Daemon.log.append("engine ends")
-
-
-@pytest.fixture(autouse=True)
-def no_daemon_of_another_test(monkeypatch):
-    monkeypatch.setattr(Daemon, "lost", ())
-    monkeypatch.setattr(Daemon, "log", [], raising=False)
+        on_gpus(3, launching(start)).start()
+    assert sorted(log[3:]) == ["close opt-tiny 0", "close opt-tiny 1", "close opt-tiny 2"]
 
 
 @pytest.fixture
-def under_mps(monkeypatch):
-    """Replicas on an imagined GPU that MPS can run on."""
+def lost(monkeypatch, log):
+    """Names of replicas that a daemon of MPS does not serve, on an imagined GPU that it can run on."""
+    names = []
+
+    class Daemon:
+        def __init__(self, gpu, thread_percentage):
+            log.append(f"daemon {gpu} {thread_percentage}")
+            self.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe", "CUDA_VISIBLE_DEVICES": gpu}
+
+        def verify(self, name, pids):
+            log.append(f"verify {name} {sorted(pids)}")
+            if name in names:
+                raise EngineFailed("the MPS control daemon ended")
+
+        def close(self):
+            log.append("daemon ends")
+
     monkeypatch.setattr(pools, "mps_unable", lambda gpu: None)
     monkeypatch.setattr(pools, "MpsDaemon", Daemon)
     monkeypatch.setattr(pools, "memory_used", lambda device: 0)
+    return names
 
 
-def launched(spec, **how):
-    return Engine(spec, extra_env=how["extra_env"])
+LAUNCHES, CLOSES = ["launch opt-tiny 0"] * 2, ["close opt-tiny 0"] * 2
+VERIFIED = [f"verify replica {n} of 2 (opt-tiny) []" for n in (1, 2)]
 
 
-def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(under_mps):
-    replicas = ReplicaEngines(ReplicaSpec((CUDA, CUDA), "mps", thread_percentage=50), launched, GPU).start()
+def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(lost, launching, log):
+    replicas = replicas_of(CUDA, CUDA, launch=launching(), device=GPU, sharing="mps", thread_percentage=50).start()
     assert [engine.extra_env["CUDA_MPS_PIPE_DIRECTORY"] for engine in replicas.engines] == ["/pipe"] * 2
     replicas.close()
-    assert Daemon.log == [
-        f"start {GPU} 50",
-        "verify replica 1 of 2 (opt-tiny) []",
-        "verify replica 2 of 2 (opt-tiny) []",
-        "engine ends",
-        "engine ends",
-        "close",
-    ]
+    assert log == [f"daemon {GPU} 50", *LAUNCHES, *VERIFIED, *CLOSES, "daemon ends"]
 
 
-def test_a_replica_that_runs_without_mps_is_an_error_and_everything_ends(under_mps, monkeypatch):
-    monkeypatch.setattr(Daemon, "lost", ("replica 2 of 2 (opt-tiny)",))
-    with pytest.raises(EngineFailed, match=r"replica 2 of 2 \(opt-tiny\): "):
-        ReplicaEngines(ReplicaSpec((CUDA, CUDA), "mps"), launched, GPU).start()
-    assert Daemon.log.count("engine ends") == 2 and "close" in Daemon.log
+def test_a_replica_that_runs_without_mps_or_does_so_after_a_run_is_an_error_and_everything_ends(lost, launching, log):
+    first, second = (replicas_of(CUDA, CUDA, launch=launching(), device=GPU, sharing="mps") for _ in "12")
+    first.start()
+    lost.append("replica 2 of 2 (opt-tiny)")
+    for use in (lambda: measured(first), second.start):
+        log.clear()
+        with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the MPS control daemon ended"):
+            use()
+        assert log == [*VERIFIED, *CLOSES, "daemon ends"]
 
 
-def test_a_daemon_is_closed_when_no_engine_starts(under_mps):
-    def refuse(spec, **how):
-        raise EngineFailed("no room")
-
-    with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\): no room"):
-        ReplicaEngines(ReplicaSpec((CUDA, CUDA), "mps"), refuse, GPU)
-    assert Daemon.log[-1] == "close"
+def test_a_daemon_is_closed_when_no_engine_starts(lost, log):
+    with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\): did not start"):
+        replicas_of(CUDA, CUDA, launch=refuse, device=GPU, sharing="mps")
+    assert log == [f"daemon {GPU} None", "daemon ends"]
 
 
-def test_where_mps_cannot_run_the_reason_is_said(monkeypatch):
+def test_where_it_cannot_be_shared_the_reason_is_said(monkeypatch):
     monkeypatch.setattr(pools, "mps_unable", lambda gpu: f"{gpu} has no MPS")
     spec = ReplicaSpec((CUDA, CUDA), "mps")
     assert cannot_share(spec, GPU) == "GPU-1234 has no MPS"
     with pytest.raises(BadUsage, match=r"GPU-1234 has no MPS\n.* time-slicing"):
-        Pool(launched, device=GPU).engine(spec)
-
-
-@pytest.mark.parametrize("spec", [ReplicaSpec((CUDA, CUDA)), ReplicaSpec((SIMULATED, SIMULATED), "mps")])
-def test_taking_turns_and_a_simulated_device_need_nothing(spec):
-    assert cannot_share(spec, "none") is None
-
-
-def test_engines_on_the_cpu_need_a_core_each(monkeypatch):
-    cpu = replace(SIMULATED, platform="cpu")
+        Pool(refuse, device=GPU).engine(spec)
+    for free in (ReplicaSpec((CUDA, CUDA)), replace(PAIR, sharing="mps")):  # taking turns, and a simulated device
+        assert cannot_share(free, "none") is None
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    assert cannot_share(ReplicaSpec((cpu, cpu)), "cpu") is None
-    assert cannot_share(ReplicaSpec((cpu,) * 3), "cpu").startswith("3 ")
+    assert cannot_share(ReplicaSpec((CPU, CPU)), "cpu") is None
+    assert cannot_share(ReplicaSpec((CPU,) * 3), "cpu").startswith("3 "), "a core each"
 
 
-# MIG
+def test_instances_of_mig_that_are_there_are_used_and_none_is_made(monkeypatch, launching):
+    """By their place on the GPU, with a gap between them."""
+    assert pools.mig_instances(GPU) == [], "without NVML"
+    instances, on = ("MIG-a", None, "MIG-b"), [1, 1]
 
+    def at(gpu, index):
+        if instances[index] is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return instances[index]
 
-class Nvml:
-    """What of NVML tells about MIG: instances by their place on the GPU, with a gap between them."""
-
-    def __init__(self, monkeypatch, on=True, instances=("MIG-a", None, "MIG-b")):
-        def at(gpu, index):
-            if instances[index] is None:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-            return instances[index]
-
-        told = {
-            "nvmlInit": lambda: None,
-            "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
-            "nvmlDeviceGetMigMode": lambda gpu: [int(on), int(on)],
-            "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: len(instances),
-            "nvmlDeviceGetMigDeviceHandleByIndex": at,
-            "nvmlDeviceGetUUID": lambda handle: handle,
-        }
-        for name, answer in told.items():
-            monkeypatch.setattr(pynvml, name, answer)
-
-
-def test_instances_that_are_there_are_used_and_none_is_made(monkeypatch):
-    Nvml(monkeypatch)
-    assert mig_instances(GPU) == ["MIG-a", "MIG-b"]
-    replicas = ReplicaEngines(ReplicaSpec((CUDA, CUDA), "mig"), launched, GPU).start()
-    assert [engine.extra_env for engine in replicas.engines] == [
-        {"CUDA_VISIBLE_DEVICES": "MIG-a"},
-        {"CUDA_VISIBLE_DEVICES": "MIG-b"},
-    ]
-    three = cannot_share(ReplicaSpec((CUDA,) * 3, "mig"), GPU)
-    assert {"2", "3"} <= {*three.split()}
-
-
-def test_without_mig_there_are_none(monkeypatch):
-    Nvml(monkeypatch, on=False)
-    assert mig_instances(GPU) == []
-
-
-def test_without_nvml_there_are_none():
-    assert mig_instances(GPU) == []
-
-
-# Processes and the pool
-
-
-def test_the_pool_holds_an_engine_or_replicas():
-    pair = ReplicaSpec((SIMULATED, SIMULATED))
-    with closing(Pool()) as pool:
-        alone = pool.engine(SIMULATED)
-        assert pool.engine(SIMULATED) is alone and pool.current == SIMULATED
-        two = pool.engine(pair)
-        assert pool.engine(pair) is two and pool.current == pair and two.ready
-        assert pool.engine(SIMULATED) is not alone
-        assert pool.starts == [SIMULATED, pair, SIMULATED]
-    assert pool.current is None
-
-
-def test_replicas_that_did_not_start_are_not_tried_again():
-    def refuse(spec, **how):
-        raise EngineFailed("no room")
-
-    pool = Pool(refuse)
-    with pytest.raises(EngineFailed, match=r"^replica 1 of 2 \(opt-tiny\): no room"):
-        pool.engine(ReplicaSpec((SIMULATED, SIMULATED)))
-    with pytest.raises(EngineFailed, match=r": replica 1 of 2 \(opt-tiny\): no room"):
-        pool.engine(ReplicaSpec((SIMULATED, SIMULATED)))
-
-
-@pytest.fixture
-def told(tmp_path, monkeypatch):
-    """The folder of the programs of MPS, first on the PATH; none is started."""
-    return install(tmp_path / "bin", monkeypatch)
+    told = {
+        "Init": lambda: None,
+        "DeviceGetHandleByUUID": lambda uuid: uuid,
+        "DeviceGetMigMode": lambda gpu: on,
+        "DeviceGetMaxMigDeviceCount": lambda gpu: len(instances),
+        "DeviceGetMigDeviceHandleByIndex": at,
+        "DeviceGetUUID": lambda handle: handle,
+    }
+    for name, answer in told.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", answer)
+    assert pools.mig_instances(GPU) == ["MIG-a", "MIG-b"]
+    replicas = replicas_of(CUDA, CUDA, launch=launching(), device=GPU, sharing="mig").start()
+    assert [engine.extra_env["CUDA_VISIBLE_DEVICES"] for engine in replicas.engines] == ["MIG-a", "MIG-b"]
+    assert {"2", "3"} <= {*cannot_share(ReplicaSpec((CUDA,) * 3, "mig"), GPU).split()}
+    on[0] = 0
+    assert pools.mig_instances(GPU) == []
 
 
 class Gpu(FakeNvml):
@@ -492,32 +309,29 @@ class Gpu(FakeNvml):
         mode._obj.value = self.mode
 
 
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The folder of the programs of MPS, first on the PATH; none is started."""
+    return install(tmp_path / "bin", monkeypatch)
+
+
 @pytest.mark.parametrize(
-    ("mig", "mode", "reason"),
-    [
-        (False, 0, None),
-        (False, 3, None),
-        (True, 0, "MIG mode"),
-        (False, 2, "prohibited"),
-    ],
+    ("mig", "mode", "reason"), [(False, 0, None), (False, 3, None), (True, 0, "MIG mode"), (False, 2, "prohibited")]
 )
-def test_the_card_decides(told, mig, mode, reason):
+def test_the_card_decides_whether_mps_can_run(told, mig, mode, reason):
     gpu = Gpu(mig_mode=mig)
     gpu.mode = mode
     with installed(gpu):
-        told = mps_unable(UUID)
-        assert told is None if reason is None else {UUID, *reason.split()} <= {*re.split("[ ,:]", told)}
+        why = mps_unable(UUID)
+        assert why is None if reason is None else {UUID, *reason.split()} <= {*re.split("[ ,:]", why)}
         assert mps_unable("GPU-of-nobody").startswith("no GPU GPU-of-nobody ")
 
 
-def test_a_card_without_mig_may_be_shared(told):
+def test_a_card_without_mig_may_be_shared_and_other_reasons_not_to(told, monkeypatch):
     with installed(Gpu(missing=frozenset({"nvmlDeviceGetMigMode"}))):
         assert "Function Not Found" in mps_unable(UUID), "the driver is too old to tell"
     with installed(Gpu(State(refused={"nvmlDeviceGetMigMode": NOT_SUPPORTED}))):
         assert mps_unable(UUID) is None
-
-
-def test_other_reasons(told, monkeypatch):
     assert "MIG-7" in mps_unable("MIG-7")
     monkeypatch.setattr(pools.platform, "system", lambda: "Darwin")
     assert "Darwin" in mps_unable(UUID)

@@ -1,7 +1,5 @@
 """The probe of sizes, on Transformers where it is installed: one process counts all models of these tests."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess
@@ -31,34 +29,29 @@ pytestmark = pytest.mark.xdist_group("sizes of models")  # one process counts th
 LAYERS = 4
 
 
-def generating() -> list[str]:
-    """Architectures that generate text by vLLM's registry, which is read and not imported; none without vLLM."""
-    found = find_spec("vllm")
+def table_of(package: str, file: str, name: str) -> ast.expr | None:
+    """A table of an installed package, which is read and not imported: no torch in this process; None without it."""
+    found = find_spec(package)
     if found is None or not found.submodule_search_locations:
-        return []
-    registry = Path(found.submodule_search_locations[0]) / "model_executor" / "models" / "registry.py"
-    for node in ast.parse(registry.read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_TEXT_GENERATION_MODELS":
-            return list(ast.literal_eval(node.value))
-    return []
+        return None
+    for node in ast.parse(Path(found.submodule_search_locations[0], file).read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+            return node.value
+    return None
 
 
-def transformers_types() -> dict[str, str]:
-    """Type of the model by architecture, as Transformers' own table of language models has it, read and not imported:
-    no torch in this process."""
-    found = find_spec("transformers")
-    assert found and found.submodule_search_locations
-    table = Path(found.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
-    for node in ast.parse(table.read_text("utf-8")).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if getattr(target, "id", "") == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES" and isinstance(node.value, ast.Call):
-            pairs = ast.literal_eval(node.value.args[0])
-            return {name: kind for kind, name in reversed(pairs) if isinstance(name, str)}
-    return {}
+def architectures() -> dict[str, str]:
+    """Architectures that generate text by vLLM's registry, with their types by Transformers' table of such models."""
+    generating = table_of("vllm", "model_executor/models/registry.py", "_TEXT_GENERATION_MODELS")
+    types = table_of("transformers", "models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    if generating is None or not isinstance(types, ast.Call):
+        return {}
+    pairs = ast.literal_eval(types.args[0])
+    known = {name: kind for kind, name in reversed(pairs) if isinstance(name, str)}
+    return {name: known[name] for name in ast.literal_eval(generating) if name in known}
 
 
-TYPES = transformers_types()
-ARCHITECTURES = {name: TYPES[name] for name in generating() if name in TYPES}
+ARCHITECTURES = architectures()
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +72,13 @@ def counted(tmp_path_factory) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_weights_are_those_that_were_published(counted, name):
+def test_weights_are_those_that_were_published_and_transformers_reads_no_other_shape_than_we_do(counted, name):
     """Two counts of each: the published one, and that of Transformers."""
-    found = counted[name]
-    assert (found.get("parameters"), found.get("active")) == (CATALOGUE[name].parameters, CATALOGUE[name].active), found
-
-
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_transformers_reads_no_other_shape_than_we_do(counted, name):
-    told = counted[name]
-    completed = model_from_config(CATALOGUE[name].name, MODELS[name]["config"], 0, 0, told["completed"])
+    told, ours = counted[name], CATALOGUE[name]
+    assert (told.get("parameters"), told.get("active")) == (ours.parameters, ours.active), told
+    completed = model_from_config(ours.name, MODELS[name]["config"], 0, 0, told["completed"])
     for field in ("layers", "hidden", "heads", "kv_heads", "head_size", "vocabulary", "positions", "windows"):
-        assert getattr(completed, field) == getattr(CATALOGUE[name], field), field
+        assert getattr(completed, field) == getattr(ours, field), field
 
 
 def outcome(folder: Path) -> str:

@@ -1,7 +1,5 @@
 """The process of our worker: it needs the standard library alone, and ends with its parent."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,8 +1,5 @@
-"""Loads on a server by a clock of the test: who sends what and when, what a run says of itself, and how it ends. And
-results: tokens in bins, gaps in a histogram, parts of a load that several processes send. The connections are played:
-their tests are beside this file, and those of the process in tests/integration/engines."""
-
-from __future__ import annotations
+"""Loads on a server by a clock of the test, over played connections: who sends what and when, what a run says, how it
+ends. And results: tokens in bins, gaps in a histogram, parts of a load that several processes send."""
 
 import json
 import math
@@ -14,54 +11,39 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, pairwise
-from statistics import quantiles
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from interfaces import small_workload
 
 from pytest_slmserve.engines.endpoint import run_of
 from pytest_slmserve.engines.loadgen import load_run
-from pytest_slmserve.engines.loadgen.load_run import (
-    AHEAD_S,
-    BIN_S,
-    GROWTH,
-    LEAST_S,
-    LoadRun,
-    gaps,
-    parts_of,
-    results_of,
-)
-from pytest_slmserve.engines.loadgen.streams import RequestStream
+from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, LoadRun, gaps, parts_of, results_of
+from pytest_slmserve.engines.loadgen.streams import Bodies, RequestStream
 
-stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
 WORKLOAD = small_workload()
-REST = {
-    "began": 999.0,
-    "failed": [],
-    "unsent": [],
-    "waited": [],
-    "first_failure": None,
-    "client_cpu_s": 0.5,
-    "doubt_s": [0.0, 0.0],
-}
+REST = {"began": 999.0, "failed": [], "unsent": [], "waited": [], "first_failure": None, "client_cpu_s": 0.5}
+REST |= {"doubt_s": [0.0, 0.0], "on_schedule": False, "window": (1000.0, 1003.0)}
+stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
+schedules = st.lists(st.floats(0, 100), min_size=1, max_size=50).map(sorted)
 
 # Results
 
 
 def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, finished=True, asked=99):
-    tokens = [1] * len(times) if tokens is None else tokens
     stream = RequestStream(0, asked, b"", scheduled, sent=sent, cut=not finished)
-    stream.answer.times, stream.answer.tokens, stream.answer.usage = array("d", times), array("I", tokens), usage
+    stream.answer.times, stream.answer.tokens = array("d", times), array("I", tokens or [1] * len(times))
+    stream.answer.usage = usage
     return stream
 
 
-def run(*parts, window=(1000.0, 1003.0), steps=(), on_schedule=False, **more):
+def run(*parts, steps=(), **more):
     """The run of these requests, of which each part is sent by a process."""
-    shared = {**REST, "window": window, "on_schedule": on_schedule, **more}
-    return run_of([json.loads(json.dumps({**shared, **results_of(rows, window, steps)})) for rows in parts], WORKLOAD)
+    shared = {**REST, **more}
+    told = [{**shared, **results_of(rows, shared["window"], steps)} for rows in parts]
+    return run_of(json.loads(json.dumps(told)), WORKLOAD)
 
 
 @given(st.lists(stamps, min_size=1, max_size=5))
@@ -91,26 +73,25 @@ def test_gaps_count_where_both_ends_lie_in_the_window():
 def test_a_request_has_its_row_as_the_worker_has_it():
     rows = [row([5.0, 6.0], (7, 2), sent=2.0), row([4.0], sent=1.0, finished=False), row([], sent=3.0, finished=False)]
     samples = run(rows, began=0.0).samples
-    assert list(zip(samples.sent_s, samples.first_token_s, samples.last_token_s)) == [
-        (1.0, 4.0, 4.0),
-        (2.0, 5.0, 6.0),
-        (3.0, None, None),
-    ]
+    stamped = [*zip(samples.sent_s, samples.first_token_s, samples.last_token_s)]
+    assert stamped == [(1.0, 4.0, 4.0), (2.0, 5.0, 6.0), (3.0, None, None)]
     assert samples.prompt_tokens == (16, 7, 16), "by the workload if it was cut off before the server's count"
     assert (samples.output_tokens, samples.finished) == ((1, 2, 0), (False, True, False))
 
 
-@pytest.mark.parametrize(("asked", "output"), [(99, 2), (1, 1)])
-def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage(asked, output):
+@pytest.mark.parametrize(
+    ("rows", "per_chunk", "outputs"),
+    [
+        ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False)], 2.0, (4, 2)),
+        ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False, asked=1)], 2.0, (4, 1)),
+        ([row([1001.0, 1002.0], tokens=[1, 3])], None, (4,)),  # without any usage nobody knows
+    ],
+)
+def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage(rows, per_chunk, outputs):
     """Two tokens a chunk by the server's count: so it is with those that were cut off, too, up to those requested."""
-    found = run([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False, asked=asked)])
-    assert (found.stream.tokens_per_chunk, found.samples.output_tokens) == (2.0, (4, output))
-    assert sum(found.stream.tokens) == pytest.approx(4 + output, abs=0.01)
-
-
-def test_without_any_usage_nobody_knows_the_tokens_of_a_chunk():
-    found = run([row([1001.0, 1002.0], tokens=[1, 3])])
-    assert found.stream.tokens_per_chunk is None and found.samples.output_tokens == (4,)
+    found = run(rows)
+    assert (found.stream.tokens_per_chunk, found.samples.output_tokens) == (per_chunk, outputs)
+    assert sum(found.stream.tokens) == pytest.approx(sum(outputs), abs=0.01)
 
 
 @given(st.lists(stamps, min_size=2, max_size=6), st.booleans())
@@ -119,24 +100,19 @@ def test_parts_together_are_what_one_process_would_have_found(streams, on_schedu
         row(times, (3, len(times)), sent=float(i), scheduled=float(i) if on_schedule else None)
         for i, times in enumerate(streams)
     ]
-    steps = [(1000.5, 1001.5), (1002.0, 1002.5)]
-    whole, both = (
-        run(*parts, window=(1000.5, 1002.5), steps=steps, on_schedule=on_schedule)
-        for parts in ([rows], [rows[::2], rows[1::2]])
-    )
+    found = partial(run, window=(1000.5, 1002.5), steps=[(1000.5, 1001.5), (1002.0, 1002.5)], on_schedule=on_schedule)
+    whole, both = found(rows), found(rows[::2], rows[1::2])
     assert both.samples == whole.samples and both.stream.tokens == whole.stream.tokens
     for one, other in zip((both.stream.gaps, *both.stream.step_gaps), (whole.stream.gaps, *whole.stream.step_gaps)):
         assert one == {**other, "sum_s": pytest.approx(other["sum_s"], abs=1e-5)}
     assert (both.stream.scheduled_s, both.stream.tokens_per_chunk) == (whole.stream.scheduled_s, 1.0)
-    assert (both.stream.cpu_s, whole.stream.cpu_s) == (1.0, 0.5)
-    assert len(whole.stream.step_gaps) == 2
+    assert (both.stream.cpu_s, whole.stream.cpu_s, len(whole.stream.step_gaps)) == (1.0, 0.5, 2)
 
 
 def test_losses_of_parts_are_in_the_order_sent():
     lost = [[i, float(9 - i), None if i % 2 else 1.5, 20.0, "timeout"] for i in range(5)]
-    parts = [{**REST, "window": (0.0, 1.0), "on_schedule": False, **results_of([], (0.0, 1.0))} for _ in range(2)]
-    parts[0]["failed"], parts[1]["failed"] = lost[:2], lost[2:]
-    found = run_of(json.loads(json.dumps(parts)), WORKLOAD)
+    told = [{**REST, **results_of([], (0.0, 1.0)), "failed": rows} for rows in (lost[:2], lost[2:])]
+    found = run_of(json.loads(json.dumps(told)), WORKLOAD)
     assert (found.failures, found.failed.request, found.failed.scheduled_s) == (5, (4, 3, 2, 1, 0), None)
 
 
@@ -157,98 +133,54 @@ def of_schedule(schedule, window=None, most=None):
     return LoadRun({"load": load}, None, [1], SimpleNamespace(timeout_s=1.0, in_flight={}, read=None), None)
 
 
-schedules = st.lists(st.floats(0, 100), min_size=1, max_size=50).map(sorted)
-
-
-@given(schedules, st.lists(st.floats(0, 100), max_size=20).map(sorted))
-def test_each_request_is_due_once_and_never_before_its_time(schedule, looks):
-    loop, sent = of_schedule(schedule, (0.0, 1.0)), []
-    for now in [*looks, 100.0]:
-        due = loop.due(now)
-        assert all(schedule[number] == at <= now for number, at in due)
-        assert loop.next_due > now
-        sent += [number for number, _ in due]
-    assert sent == list(range(len(schedule))) and loop.waited_s == []
-
-
-@given(schedules, st.integers(1, 5), st.lists(st.tuples(st.floats(0, 300), st.booleans()), max_size=60))
-def test_a_request_that_is_held_back_is_due_when_another_has_ended(schedule, most, looks):
+@given(schedules, st.none() | st.integers(1, 5), st.lists(st.tuples(st.floats(0, 300), st.booleans()), max_size=60))
+def test_each_request_is_due_once_at_its_time_or_when_another_has_ended_if_it_is_held_back(schedule, most, looks):
     """First come, first served: none before its time, none while as many as may be are in flight, none later."""
-    loop, sent, free = of_schedule(schedule, None, most), [], [0.0] * most
-    for now, one_ends in sorted(looks):
-        if one_ends and loop.loop.sent > len(free) - most:
+    loop, sent, free = of_schedule(schedule, None, most), [], [0.0] * (most or len(schedule))
+    for now, one_ends in [*sorted(looks), (300.0, False)]:
+        if most and one_ends and len(sent) > len(free) - most:
             free.append(now)
             loop.release(now)
         sent += loop.due(now)
-        assert loop.loop.sent == len(schedule) or loop.loop.sent == len(free) or schedule[loop.loop.sent] > now
-    assert [number for number, _ in sent] == list(range(len(sent)))
-    assert [at for _, at in sent] == [max(schedule[i], free[i]) for i in range(len(sent))]
-    assert loop.waited_s == [at - schedule[number] for number, at in sent]
-
-
-def test_nobody_knows_when_the_next_is_due_while_all_places_are_taken():
-    loop = of_schedule([0.0, 1.0], None, 1)
-    assert loop.due(5.0) == [(0, 0.0)] and loop.next_due == math.inf
-    loop.release(7.0)
-    assert loop.next_due == 1.0 and loop.due(7.0) == [(1, 7.0)] and loop.next_due == math.inf
-    assert loop.loop.phase == "over"
+        nobody_knows = len(sent) in (len(schedule), len(free))  # when the next is due: all places are taken
+        assert nobody_knows or schedule[len(sent)] > now
+        assert loop.next_due == (math.inf if nobody_knows else schedule[len(sent)])
+    assert sent == [(i, max(schedule[i], free[i])) for i in range(len(sent))]
+    assert loop.waited_s == ([at - schedule[number] for number, at in sent] if most else [])
+    assert loop.loop.phase == ("over" if len(sent) == len(schedule) else "window")
 
 
 @given(schedules, st.none() | st.integers(1, 5))
-def test_connections_wait_for_the_most_requests_within_a_second(schedule, most):
-    busiest = max(sum(at <= other <= at + AHEAD_S for other in schedule) for at in schedule)
-    assert of_schedule(schedule, None, most).connections == min(busiest, most or busiest)
-
-
-def test_no_more_than_a_thousand_connections_wait_for_a_schedule():
-    assert of_schedule([0.0] * 1200).connections == 1000 == of_schedule([0.0] * 1200, most=1100).connections
+@example([0.0] * 1200, None)
+@example([0.0] * 1200, 1100)
+def test_connections_wait_for_the_most_requests_within_a_second_and_no_more_than_a_thousand(schedule, most):
+    busiest = max(sum(at <= other <= at + load_run.AHEAD_S for other in schedule) for at in {*schedule})
+    assert of_schedule(schedule, None, most).connections == min(busiest, most or busiest, 1000)
 
 
 def test_the_phases_of_a_schedule():
-    loop = of_schedule([0.0], (2.0, 3.0))
+    loop, endless = of_schedule([0.0], (2.0, 3.0)), of_schedule([0.0])
     assert [loop.phase(at) for at in (0.0, 2.0, 3.0)] == ["settle", "window", "over"]
-    endless = of_schedule([0.0])
     assert endless.due(5.0) and endless.phase(5.0) == "window", "until the last has ended"
-
-
-def test_users_whose_requests_have_ended_send_as_many_again():
-    load = LoadRun({"load": closed(3, requests=10)}, None, [1], Played(), None)
-    assert [number for number, _ in load.due(0.0)] == [0, 1, 2] and load.due(0.0) == []
-    load.release(1.0)
-    load.release(1.0)
-    assert load.due(1.0) == [(3, None), (4, None)] and load.waited_s == []
 
 
 # Parts of a load
 
 
-def numbers(load):
-    index, parts = load["part"]
-    sent = load["requests"] if load["kind"] != "open_loop" else len(load["schedule"])
-    return [index + parts * i for i in range(sent)]
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 6))
-def test_parts_send_every_request_once_and_share_the_users(requests, concurrency, processes):
-    parts = parts_of({"kind": "closed_loop", "requests": requests, "concurrency": concurrency}, processes)
-    assert len(parts) == min(processes, requests, concurrency)
-    assert sorted(n for part in parts for n in numbers(part)) == list(range(requests))
-    users = [part["concurrency"] for part in parts]
-    assert sum(users) == concurrency and max(users) - min(users) <= 1 and min(users) >= 1
-
-
-@given(schedules, st.integers(1, 6))
-def test_parts_of_a_schedule_keep_each_requests_time(schedule, processes):
-    parts = parts_of({"kind": "open_loop", "schedule": schedule, "window": [0, 1]}, processes)
-    found = {n: at for part in parts for n, at in zip(numbers(part), part["schedule"])}
-    assert [found[n] for n in sorted(found)] == schedule
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 6))
-def test_parts_of_a_job_share_the_places(requests, most, processes):
-    load = {"kind": "open_loop", "schedule": [0.0] * requests, "window": None, "most": most}
-    parts = parts_of(load, processes)
-    assert len(parts) == min(processes, requests, most) and sum(part["most"] for part in parts) == most
+@given(schedules, st.integers(1, 40), st.integers(1, 6))
+def test_parts_send_every_request_once_at_its_time_and_share_the_users(schedule, users, processes):
+    number = len(schedule)
+    scheduled = {"kind": "open_loop", "schedule": schedule, "window": None}
+    for load, name in (({"kind": "closed_loop", "requests": number}, "concurrency"), (scheduled, "most")):
+        parts = parts_of({**load, name: users}, processes)
+        assert len(parts) == min(processes, number, users)
+        counts = [part["requests"] if "requests" in part else len(part["schedule"]) for part in parts]
+        numbers = [[part["part"][0] + part["part"][1] * i for i in range(sent)] for part, sent in zip(parts, counts)]
+        assert sorted(each for part in numbers for each in part) == list(range(number))
+        shares = [part[name] for part in parts]
+        assert sum(shares) == users and max(shares) - min(shares) <= 1 and min(shares) >= 1
+    times = {n: at for part, of in zip(parts, numbers) for n, at in zip(of, part["schedule"], strict=True)}
+    assert times == dict(enumerate(schedule))
 
 
 @pytest.mark.parametrize("load", [{"schedule": [0.0] * 3}, {"requests": 3, "concurrency": 3}, {"concurrency": 3}])
@@ -264,7 +196,8 @@ class Played:
     """A server and the connections to it. A request gets its first token `ttft_s` after it was sent and each further
     one `itl_s` later; `fault` names requests, by their place in the workload, that fail, or never hear of an end.
 
-    now: the clock, which goes on with each look by `look_s`. most: the largest number in flight so far.
+    now: the clock, which goes on with each look. counts: tokens by the server's count; None: as many as were asked for;
+    0: it has none. unread: pieces beside each that is read. most: the largest number in flight so far.
     """
 
     ttft_s: float = 0.02
@@ -272,11 +205,10 @@ class Played:
     fault: dict[int, str] = field(default_factory=dict)
     timeout_s: float = 20.0
     now: float = 50.0
-    look_s: float = 1e-6
-    counts: bool = True
+    counts: int | None = None
+    unread: int = 0
     one_piece: bool = False
     most: int = 0
-    opened: int = 0
 
     def __post_init__(self):
         self.in_flight, self.ended, self.coming, self.order = {}, deque(), [], count()
@@ -296,32 +228,32 @@ class Played:
             insort(self.coming, (at, next(self.order), stream, token + 1))
 
     def turn(self, wait_s):
-        self.now = min(self.now + wait_s, self.coming[0][0] if self.coming else math.inf) + self.look_s
+        self.now = min(self.now + wait_s, self.coming[0][0] if self.coming else math.inf) + 1e-6
         while self.coming and self.coming[0][0] <= self.now:
             at, _, stream, token = self.coming.pop(0)
-            if stream in self.in_flight:
+            fault = self.fault.get(stream.index)
+            if stream in self.in_flight and fault is None:
                 self.arrive(stream, at, token)
+            elif stream in self.in_flight and fault != "hangs":
+                self.fail(stream, at, fault)
 
     def arrive(self, stream, at, token):
-        fault = self.fault.get(stream.index)
-        if fault == "hangs":
-            return
-        if fault:
-            return self.fail(stream, at, fault)
         self.heard = stream.read_until = at
-        self.pieces += 1
+        self.pieces += 1 + self.unread
         self.pieces_read += 1
         self.tokens_read += 1
         if not self.one_piece or token == stream.wanted:
             stream.answer.times.append(at)
             stream.answer.tokens.append(1)
         if token == stream.wanted:
-            stream.answer.usage = (3, stream.wanted) if self.counts else (3, None)
-            del self.in_flight[stream]
-            self.ended.append(stream)
+            stream.answer.usage = 3, stream.wanted if self.counts is None else self.counts or None
+            self.end(stream)
 
     def fail(self, stream, at, kind):
         stream.failure, stream.failed = (kind, f"{kind} of {stream.index}"), at
+        self.end(stream)
+
+    def end(self, stream):
         del self.in_flight[stream]
         self.ended.append(stream)
 
@@ -333,11 +265,12 @@ class Played:
             self.fail(stream, now, "timeout")
 
     def cut_off(self):
+        """One was never sent: of it nothing is told."""
         cut = list(self.in_flight)
         for stream in cut:
             stream.cut = True
         self.in_flight.clear()
-        return cut
+        return [*cut, RequestStream(0, 8, b"")]
 
 
 class Parent:
@@ -346,7 +279,7 @@ class Parent:
     end = None
 
     def __init__(self, played, window_s=None):
-        self.played, self.window_s, self.said, self.answers, self.listens = played, window_s, [], deque(), True
+        self.played, self.window_s, self.said, self.answers = played, window_s, [], deque()
 
     def say(self, **message):
         self.said.append((self.played.now, message))
@@ -361,37 +294,24 @@ class Parent:
         return [(at, message) for at, message in self.said if message["event"] == event]
 
 
-class Bodies(list):
-    """The bodies that were asked for, by their numbers."""
-
-    anew = 0
-
-    def begin_anew(self):
-        self.anew += 1
-
-    def of(self, number):
-        self.append(number)
-        return b"%d" % number
-
-
-def serve(patch, load, lengths=(8,) * 4, played=None, at=None, window_s=None, listens=True):
-    """Serve a load on played connections, by their clock: what came of it, what was played, and the parent."""
-    played = played or Played()
-    parent, bodies = Parent(played, window_s), Bodies()
+def serve(patch, load, lengths=(8,) * 4, at=None, window_s=None, listens=True, **played):
+    """Serve a load on played connections, by their clock: what came of it, what was played, the parent, and the numbers
+    of the bodies that were asked for."""
+    played = Played(**played)
+    parent, bodies, anew = Parent(played, window_s), [], []
+    asked = SimpleNamespace(begin_anew=lambda: anew.append(1), of=lambda number: bodies.append(number) or b"body")
     clock = SimpleNamespace(monotonic=lambda: played.now, process_time=lambda: played.now / 4)
     names = ("collect", "freeze", "disable", "enable", "unfreeze")
     patch.setattr(load_run, "time", clock)
     patch.setattr(load_run, "gc", SimpleNamespace(**dict.fromkeys(names, lambda: None)))
     patch.setattr(load_run, "select", SimpleNamespace(select=lambda r, w, x, wait_s: ([], w if listens else [], [])))
     message = {"load": load} | ({} if at is None else {"at": at})
-    done = LoadRun(message, bodies, lengths, played, parent).result()
+    done = LoadRun(message, asked, lengths, played, parent).result()
     json.dumps(done)
-    assert bodies.anew == 1 and not any(stream.body for stream in done_of(played)), "what was sent is let go"
-    return SimpleNamespace(**done, played=played, parent=parent, bodies=bodies)
-
-
-def done_of(played):
-    return [stream for stream in played.sent if not hasattr(stream.answer, "response")]
+    noted = [stream for stream in played.sent if not hasattr(stream.answer, "response")]
+    assert anew == [1] and not any(stream.body for stream in noted), "what was sent is let go"
+    sent = [stream.sent for stream in played.sent]
+    return SimpleNamespace(**done, sent=sent, played=played, parent=parent, bodies=bodies)
 
 
 @pytest.fixture
@@ -408,82 +328,68 @@ def opened(schedule, window=None, **more):
     return {"kind": "open_loop", "schedule": schedule, "window": window, **more}
 
 
-def sent_at(done):
-    return [stream.sent for stream in done.played.sent]
-
-
 @pytest.mark.parametrize("concurrency", [1, 3, 40])
 def test_a_counted_load_sends_each_request_once_and_as_many_at_once_as_asked(play, concurrency):
     done = play(closed(concurrency, requests=25))
     assert done.bodies == list(range(25)) and [s.index for s in done.played.sent] == [i % 4 for i in range(25)]
-    assert done.played.most == min(concurrency, 25) and done.played.opened == concurrency
-    assert len(done.samples) == 25 and done.failed == [] and all(row[-3] for row in done.samples)
+    assert (done.played.most, done.played.opened) == (min(concurrency, 25), concurrency)
+    assert len(done.samples) == 25 and all(row[-3] for row in done.samples)
     lifetime_s, rounds = 0.02 + 7 * 0.005, math.ceil(25 / min(concurrency, 25))
     assert done.window == (done.began, pytest.approx(done.began + rounds * lifetime_s, abs=1e-3))
+    assert (done.event, done.began, done.on_schedule, done.first_failure) == ("done", 51.0, False, None)
+    assert (done.failed, done.unsent, done.waited, len(done.gaps)) == ([], [], [], 1)
+    assert (done.told, done.chunks, sum(done.bins.values())) == (200, 200, 200)
+    assert done.doubt_s == [0.25 / 200, 0.125] and done.client_cpu_s == pytest.approx((done.played.now - 50) / 4)
 
 
-def test_a_run_says_all_that_belongs_to_it(play):
-    done = play(closed(2, requests=4))
-    assert done.event == "done" and done.began == 51.0 and not done.on_schedule
-    assert (done.first_failure, done.unsent, done.waited) == (None, [], [])
-    assert done.doubt_s == [0.25 / 32, 0.125] and done.client_cpu_s == pytest.approx((done.played.now - 50) / 4)
-    assert (done.told, done.chunks, sum(done.bins.values())) == (32, 32, 32) and len(done.gaps) == 1
-
-
-@given(st.integers(1, 9), st.integers(2, 12), st.floats(0.2, 1.0), st.sampled_from([1e-3, 7e-3]))
-def test_a_window_holds_its_load_and_cuts_off_what_is_in_flight(concurrency, tokens, window_s, itl_s):
+@given(st.integers(1, 9), st.integers(2, 12), st.floats(0.2, 1.0), st.sampled_from([1e-3, 7e-3]), st.floats(0, 1e4))
+def test_a_window_holds_its_load_and_cuts_off_what_is_in_flight(concurrency, tokens, window_s, itl_s, now):
     with pytest.MonkeyPatch.context() as patch:
-        done = serve(patch, closed(concurrency, window_s=window_s), (tokens,) * 4, Played(0.01, itl_s))
+        load = closed(concurrency, window_s=window_s)
+        done = serve(patch, load, (tokens,) * 4, ttft_s=0.01, itl_s=itl_s, now=now)
     opens, closes = done.window
     assert window_s <= closes - opens <= window_s + 0.01 + 2 * itl_s and done.played.most == concurrency
     assert sum(not row[-3] for row in done.samples) <= concurrency and done.bodies == list(range(len(done.bodies)))
+    assert all(row[1] > 0 for row in done.samples) and len(done.samples) == len(done.sent)
     ends = sorted(row[4] for row in done.samples if row[-3])
-    held = [bisect_left(sorted(sent_at(done)), at) - bisect_left(ends, at) for at in (opens, (opens + closes) / 2)]
+    held = [bisect_left(sorted(done.sent), at) - bisect_left(ends, at) for at in (opens, (opens + closes) / 2)]
     assert held[0] >= concurrency - 1 and concurrency - 1 <= held[1] <= concurrency
     assert opens - done.began >= 2 * tokens * itl_s * 0.5, "a lifetime of the ramp, and one of settling"
 
 
 def test_users_of_a_window_start_evenly_and_those_of_a_burst_at_once(play):
-    even, burst = (sent_at(play(closed(8, ramp_up=how)))[:8] for how in ("staggered", "burst"))
+    even, burst = (play(closed(8, ramp_up=how)).sent[:8] for how in ("staggered", "burst"))
     assert burst[-1] - burst[0] < 1e-3
     assert even[-1] - even[0] > 0.5 * 8 * 0.005 and max(b - a for a, b in pairwise(even)) < 0.021
 
 
-def test_a_run_is_the_same_whenever_it_begins(play):
-    first, later = (play(closed(3), played=Played(now=now)) for now in (10.0, 1010.0))
-    assert [at - first.began for at in sent_at(first)] == pytest.approx([at - later.began for at in sent_at(later)])
-    assert first.window[1] - first.began == pytest.approx(later.window[1] - later.began)
-
-
 def test_a_part_sends_every_second_request(play):
     done = play(closed(2, requests=10, part=[1, 2]))
-    assert done.bodies == [1, 3, 5, 7, 9, 11, 13, 15, 17, 19] and [s.index for s in done.played.sent] == [1, 3] * 5
+    assert done.bodies == [*range(1, 20, 2)] and [s.index for s in done.played.sent] == [1, 3] * 5
 
 
-def test_a_schedule_is_kept_whatever_the_server_does(play):
+@pytest.mark.parametrize("ttft_s", [0.001, 3.0])
+def test_a_schedule_is_kept_whatever_the_server_does(play, ttft_s):
     """By the stamps of when each was due and when it was sent; a server that takes long changes neither."""
     schedule = [0.002 * i for i in range(100)]
-    for ttft_s in (0.001, 3.0):
-        done = play(opened(schedule, (0.05, 0.15)), played=Played(ttft_s))
-        assert [at - done.began for at in sent_at(done)] == pytest.approx(schedule, abs=1e-4)
-        assert [row[-1] - done.began for row in sorted(done.samples, key=lambda row: row[1])] == pytest.approx(schedule)
-        assert done.on_schedule and done.window == pytest.approx((done.began + 0.05, done.began + 0.15))
-        assert (done.waited, len(done.samples)) == ([], 100), "all are served to their end"
+    done = play(opened(schedule, (0.05, 0.15)), ttft_s=ttft_s)
+    assert [at - done.began for at in done.sent] == pytest.approx(schedule, abs=1e-4)
+    assert [row[-1] - done.began for row in sorted(done.samples, key=lambda row: row[1])] == pytest.approx(schedule)
+    assert done.on_schedule and done.window == pytest.approx((done.began + 0.05, done.began + 0.15))
+    assert (done.waited, len(done.samples)) == ([], 100), "all are served to their end"
 
 
-def test_a_rate_with_a_limit_holds_back_what_would_be_too_much(play):
-    """Twenty a second, of which each lives for 55 ms and only one may be in flight: it is late by more and more."""
-    done = play(opened([0.05 * i for i in range(20)], most=1))
-    assert done.played.most == 1 == done.played.opened and done.waited[0] == 0
-    assert done.waited == pytest.approx([0.005 * i for i in range(20)], abs=1e-3)
-    free = play(opened([0.05 * i for i in range(20)], most=2))
-    assert free.played.most == 2 and free.waited == [0.0] * 20
+@pytest.mark.parametrize(("most", "late_s"), [(1, 0.005), (2, 0.0)])
+def test_a_rate_with_a_limit_holds_back_what_would_be_too_much(play, most, late_s):
+    """Twenty a second, each of which lives for 55 ms: where only one may be in flight it is late by more and more."""
+    done = play(opened([0.05 * i for i in range(20)], most=most))
+    assert (done.played.most, done.played.opened, done.waited[0]) == (most, most, 0)
+    assert done.waited == pytest.approx([late_s * i for i in range(20)], abs=1e-3 if late_s else 0)
 
 
 def test_gaps_of_each_step_of_a_ramp_are_apart(play):
     done = play(opened([0.1 * i for i in range(20)], (0.5, 2.0), steps=[[0.5, 1.0], [1.0, 2.0]]))
-    whole, first, second = (sum(each["counts"].values()) for each in done.gaps)
-    assert (whole, first, second) == (15 * 7, 5 * 7, 10 * 7)
+    assert [sum(each["counts"].values()) for each in done.gaps] == [15 * 7, 5 * 7, 10 * 7]
 
 
 def test_a_run_of_several_begins_when_told_and_has_the_window_it_is_given(play):
@@ -492,98 +398,69 @@ def test_a_run_of_several_begins_when_told_and_has_the_window_it_is_given(play):
     [(settled, _)] = done.parent.told("settled")
     assert settled - done.began >= 2 * 8 * 0.005
     assert done.window == (pytest.approx(settled + 0.5, abs=0.01), pytest.approx(settled + 1.5, abs=0.01))
+    counted = play(closed(4, requests=12), at=60.0)
+    assert counted.parent.told("settled") == [] and len(counted.samples) == 12 and counted.began >= 60.0
 
 
-def test_a_counted_run_of_several_asks_for_no_window(play):
-    done = play(closed(4, requests=12), at=60.0)
-    assert done.parent.told("settled") == [] and len(done.samples) == 12 and done.began >= 60.0
-
-
-def test_progress_is_told_twice_a_second_with_the_rate_since_the_last(play):
-    done = play(closed(4, window_s=2.6))
+@pytest.mark.parametrize("unread", [0, 1])
+def test_progress_is_told_twice_a_second_with_the_rate_since_the_last(play, unread):
+    """A piece that is not read counts as one token."""
+    done = play(closed(4, window_s=2.6), unread=unread)
     told = done.parent.told("progress")
-    assert [at - done.began for at, _ in told] == pytest.approx([0.5 * n for n in range(1, len(told) + 1)], abs=0.02)
-    assert len(told) == 5
+    assert [at - done.began for at, _ in told] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5], abs=0.02)
     for at, message in told[1:]:
-        assert message["tokens_per_s"] == pytest.approx(4 * 8 / 0.055, rel=0.15)
+        assert message["tokens_per_s"] == pytest.approx((1 + unread) * 4 * 8 / 0.055, rel=0.15)
         assert message["elapsed_s"] == pytest.approx(at - done.began, abs=1e-3) and message["in_flight"] == 4
-    done_then = [sum(row[4] <= at for row in done.samples if row[-3]) for at, _ in told]
-    assert [message["done"] for _, message in told] == pytest.approx(done_then, abs=1)
+        assert message["done"] == pytest.approx(sum(row[4] <= at for row in done.samples if row[-3]), abs=1)
     assert {message["phase"] for _, message in told} <= {"settle", "window"}
-
-
-def test_tokens_of_pieces_that_are_not_read_count_as_one_each(play, monkeypatch):
-    monkeypatch.setattr(Played, "arrive", unread(Played.arrive))
-    rates = [message["tokens_per_s"] for _, message in play(closed(4, window_s=1.1)).parent.told("progress")]
-    assert rates[1] == pytest.approx(2 * 4 * 8 / 0.055, rel=0.15), "and once more, as nobody read them"
-
-
-def unread(arrive):
-    def more(self, stream, at, token):
-        arrive(self, stream, at, token)
-        self.pieces += 1
-
-    return more
-
-
-def test_a_parent_that_does_not_listen_holds_up_no_request(play):
-    deaf, heard = play(closed(4, window_s=2.6), listens=False), play(closed(4, window_s=2.6))
-    assert deaf.parent.said == [] and len(deaf.samples) == pytest.approx(len(heard.samples), abs=1)
+    deaf = play(closed(4, window_s=2.6), listens=False)
+    assert deaf.parent.said == [], "who does not listen holds up no request"
+    assert len(deaf.samples) == pytest.approx(len(done.samples), abs=1)
 
 
 # Requests that fail
 
 
 def test_a_load_that_only_fails_is_given_up_soon(play):
-    done = play(closed(3, requests=100_000), played=Played(fault=dict.fromkeys(range(4), "HTTP 500")))
-    assert len(done.failed) == 6 and not any(row[-3] for row in done.samples) and done.first_failure == "HTTP 500 of 0"
-    assert [kind for *_, kind in done.failed] == ["HTTP 500"] * len(done.failed)
+    done = play(closed(3, requests=100_000), fault=dict.fromkeys(range(4), "HTTP 500"))
+    assert not any(row[-3] for row in done.samples) and done.first_failure == "HTTP 500 of 0"
+    assert [kind for *_, kind in done.failed] == ["HTTP 500"] * 6
     assert all(done.began <= sent < ended for _, sent, _, ended, _ in done.failed)
 
 
 @pytest.mark.parametrize(("requests", "share", "given_up"), [(400, 20, False), (400, 19, True), (40, 8, False)])
 def test_a_twentieth_may_fail_or_five_if_that_is_more(play, requests, share, given_up):
     """One of `share` fails: of four hundred requests twenty, or one too many; of forty five."""
-    done = play(closed(2, requests=requests), (1,) * share, Played(fault={share - 1: "broke off"}))
+    done = play(closed(2, requests=requests), (1,) * share, fault={share - 1: "broke off"})
     assert (len(done.samples) + len(done.failed) < requests) == given_up
     assert len(done.failed) == requests // share or given_up
 
 
 def test_what_a_load_that_is_given_up_did_not_send_is_told(play):
     schedule = [0.02 * i for i in range(500)]
-    done = play(opened(schedule, (0.0, 10.0)), played=Played(fault=dict.fromkeys(range(4), "HTTP 500")))
+    done = play(opened(schedule, (0.0, 10.0)), fault=dict.fromkeys(range(4), "HTTP 500"))
     asked = [*(row[2] for row in done.failed), *(row[-1] for row in done.samples), *done.unsent]
     assert [at - done.began for at in asked] == pytest.approx(schedule, abs=1e-6)
     assert len(done.failed) == 6 and len(done.samples) <= 1, "what was in flight then is cut off"
 
 
 def test_failures_of_a_schedule_say_when_they_were_due(play):
-    done = play(opened([0.02 * i for i in range(30)], (0.0, 0.6)), (1,) * 10, Played(fault={9: "HTTP 500"}))
+    done = play(opened([0.02 * i for i in range(30)], (0.0, 0.6)), (1,) * 10, fault={9: "HTTP 500"})
     assert [(row[0], row[4]) for row in done.failed] == [(9, "HTTP 500")] * 3 and len(done.samples) == 27
     assert [row[2] - done.began for row in done.failed] == pytest.approx([0.18, 0.38, 0.58], abs=1e-6)
     assert all(due <= sent <= ended for _, sent, due, ended, _ in done.failed)
 
 
 @pytest.mark.parametrize(("asked", "lost"), [(8, 0), (7, 4)])
-def test_more_tokens_than_were_asked_for_are_no_count(play, monkeypatch, asked, lost):
-    monkeypatch.setattr(Played, "arrive", counts_eight(Played.arrive))
-    done = play(closed(2, requests=4), (asked,) * 4)
-    assert len(done.failed) == lost and {row[4] for row in done.failed} <= {"malformed"}
+def test_more_tokens_than_were_asked_for_are_no_count(play, asked, lost):
+    done = play(closed(2, requests=4), (asked,) * 4, counts=8)
+    assert [row[4] for row in done.failed] == ["malformed"] * lost
     assert done.first_failure is None or {"8", "7"} <= set(done.first_failure.split())
     assert all(row[3] == stream.read_until for row, stream in zip(done.failed, done.played.sent))
 
 
-def counts_eight(arrive):
-    def counted(self, stream, at, token):
-        arrive(self, stream, at, token)
-        if stream.answer.usage[1]:
-            stream.answer.usage = 3, 8
-
-    return counted
-
-
 def test_streams_that_never_end_fail_after_their_time(play):
-    done = play(closed(3, requests=3), (8,) * 3, Played(fault={1: "hangs", 2: "hangs"}, timeout_s=0.8))
+    done = play(closed(3, requests=3), (8,) * 3, fault={1: "hangs", 2: "hangs"}, timeout_s=0.8)
     assert [(row[0], row[4]) for row in done.failed] == [(1, "timeout"), (2, "timeout")] and len(done.samples) == 1
     assert all(0.8 <= ended - sent <= 0.8 + load_run.PROGRESS_S + 0.01 for _, sent, _, ended, _ in done.failed)
 
@@ -591,53 +468,30 @@ def test_streams_that_never_end_fail_after_their_time(play):
 def test_users_who_hear_nothing_for_as_long_as_a_request_may_last_give_up(play):
     """One has failed, so it is no wait for a slow answer; a schedule goes on, for its requests come whatever is."""
     hangs = {0: "HTTP 500", **dict.fromkeys(range(1, 200), "hangs")}
-    done = play(closed(2, requests=1000), (1,) * 200, Played(fault=hangs, timeout_s=3.0))
+    done = play(closed(2, requests=1000), (1,) * 200, fault=hangs, timeout_s=3.0)
     assert len(done.failed) <= 3 and done.played.now - done.began < 7
-    on_schedule = play(
-        opened([4.0 * i for i in range(4)]), (1,) * 4, Played(fault={0: "HTTP 500", 1: "hangs"}, timeout_s=3.0)
-    )
-    assert [row[0] for row in on_schedule.failed] == [0, 1] and len(on_schedule.samples) == 2
+    done = play(opened([4.0 * i for i in range(4)]), (1,) * 4, fault={0: "HTTP 500", 1: "hangs"}, timeout_s=3.0)
+    assert [row[0] for row in done.failed] == [0, 1] and len(done.samples) == 2
 
 
 @pytest.mark.parametrize("ramp_up", ["staggered", "burst"])
-def test_a_load_without_steps_has_its_window_all_the_same(play, ramp_up):
-    """Of requests that hang, each until its time is over: no token is a step, and no load waits for ever."""
-    played = Played(fault=dict.fromkeys(range(2), "hangs"), timeout_s=4.0)
-    played.expire = lambda now: None  # three lifetimes of four seconds each, the ramp's, that of settling, and one more
-    done = play(closed(2, ramp_up=ramp_up, settle=1.0, window_s=1.0), (8,) * 2, played)
+def test_a_load_without_steps_has_its_window_all_the_same(play, monkeypatch, ramp_up):
+    """Of requests that hang for ever no token is a step: three lifetimes of four seconds pass, the ramp's, that of
+    settling, and one more."""
+    monkeypatch.setattr(Played, "expire", lambda self, now: None)
+    hangs = dict.fromkeys(range(2), "hangs")
+    done = play(closed(2, ramp_up=ramp_up, settle=1.0, window_s=1.0), (8,) * 2, fault=hangs, timeout_s=4.0)
     opens, closes = done.window
     assert 12 <= opens - done.began < 12 + 1 and 1.0 + 4.0 <= closes - opens < 1.0 + 4.0 + 1
     assert [row[4] for row in done.samples] == [None, None]
 
 
-def test_an_answer_in_one_piece_is_as_many_steps_as_it_was_asked_for(play):
+@pytest.mark.parametrize("counts", [None, 0])
+def test_an_answer_in_one_piece_is_as_many_steps_as_it_was_asked_for(play, counts):
     """Else a server that sends whole answers would never settle."""
-    for counts in (True, False):
-        done = play(closed(4), played=Played(one_piece=True, counts=counts))
-        opens, closes = done.window
-        assert 0.4 <= closes - opens < 0.6 and 2 * 0.05 < opens - done.began < 1.0
-
-
-def test_of_requests_that_were_never_sent_nothing_is_told(play, monkeypatch):
-    monkeypatch.setattr(Played, "cut_off", with_one_unsent(Played.cut_off))
-    done = play(closed(2))
-    assert all(row[1] > 0 for row in done.samples) and len(done.samples) == len(done.played.sent)
-
-
-def with_one_unsent(cut_off):
-    return lambda self: [*cut_off(self), RequestStream(0, 8, b"", None)]
-
-
-@given(st.lists(st.floats(0.001, 0.01), min_size=2, max_size=6))
-def test_quantiles_of_gaps_do_not_depend_on_who_tells_them(values):
-    """The histogram of all is the sum of those of each stream."""
-    streams = [[0.0, value, 2 * value] for value in values]
-    whole = gaps(streams, (0.0, 1.0))
-    each = [gaps([stream], (0.0, 1.0)) for stream in streams]
-    assert whole["counts"] == sum((found["counts"] for found in each), Counter())
-    assert whole["sum_s"] == pytest.approx(2 * sum(values)) == pytest.approx(sum(found["sum_s"] for found in each))
-    middle = quantiles([v for v in values for _ in "ab"], n=2)[0]
-    assert LEAST_S * GROWTH ** (min(whole["counts"]) - 1) <= middle <= LEAST_S * GROWTH ** (max(whole["counts"]) + 2)
+    done = play(closed(4), one_piece=True, counts=counts)
+    opens, closes = done.window
+    assert 0.4 <= closes - opens < 0.6 and 2 * 0.05 < opens - done.began < 1.0
 
 
 # Its messages
@@ -663,44 +517,26 @@ def client(monkeypatch):
     return run
 
 
-@pytest.fixture
-def nowhere():
-    """A URL at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"http://127.0.0.1:{taken.getsockname()[1]}/v1/completions"
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of sockets that end with a process
-def test_loads_are_served_one_after_the_other_until_it_is_closed(client, nowhere):
-    greeting = {"url": nowhere, "headers": {}, "timeout_s": 1.0}
-    load = {"op": "load", "bodies": ["{}"], "output_tokens": [8]}
-    run = {"op": "run", "load": closed(2)}
-    late = {"op": "open", "window": [0, 1]}  # of a run that ended before it heard of it
-    said = client(greeting, load, run, late, run, {"op": "close"}, run)
-    assert [message["event"] for message in said] == ["ready", "loaded", "done", "done"]
-    assert all(len(done["failed"]) >= 6 and done["failed"][0][-1] == "no connection" for done in said[2:])
-    assert min(sent for _, sent, *_ in said[2]["failed"]) >= said[2]["began"], "when it would have been sent"
-
-
-def test_bodies_come_with_their_mark_and_its_rounds(client, nowhere, monkeypatch):
+def test_loads_are_served_one_after_the_other_until_it_is_closed_or_its_parent_is_gone(client, monkeypatch):
     made = []
-    monkeypatch.setattr(load_run, "Bodies", lambda target, *given: made.append((target.port, *given)))
-    greeting = {"url": nowhere, "headers": {}, "timeout_s": 1.0}
-    load = {"op": "load", "bodies": ["<>"], "output_tokens": [8]}
-    client(greeting, load, {**load, "mark": "<>", "rounds": ["1", "2"]})
-    port = int(nowhere.split(":")[2].split("/")[0])
+    monkeypatch.setattr(load_run, "Bodies", lambda to, *given: made.append((to.port, *given)) or Bodies(to, *given))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # at which nobody listens
+    greeting = {"url": f"http://127.0.0.1:{port}/v1/completions", "headers": {}, "timeout_s": 1.0}
+    load, run = {"op": "load", "bodies": ["<>"], "output_tokens": [8]}, {"op": "run", "load": closed(2)}
+    marked = {**load, "mark": "<>", "rounds": ["1", "2"]}
+    late = {"op": "open", "window": [0, 1]}  # of a run that ended before it heard of it
+    said = client(greeting, load, run, late, marked, run, {"op": "close"}, run)
+    assert [message["event"] for message in said] == ["ready", "loaded", "done", "loaded", "done"]
     assert made == [(port, ["<>"], "", ()), (port, ["<>"], "<>", ["1", "2"])]
+    for done in (said[2], said[4]):
+        assert len(done["failed"]) >= 6 and done["failed"][0][-1] == "no connection"
+        assert min(sent for _, sent, *_ in done["failed"]) >= done["began"], "when it would have been sent"
+    assert client() == [] and [each["event"] for each in client(greeting)] == ["ready"]
 
 
-@pytest.mark.parametrize(
-    "greeting", [{"url": "ftp://x/", "headers": {}}, {"url": "http://h/", "headers": {"A": "b\r\nsecret: d"}}]
-)
-def test_a_client_that_cannot_start_says_why_and_ends(client, greeting):
-    [said] = client({**greeting, "timeout_s": 1.0}, {"op": "close"})
+@pytest.mark.parametrize(("url", "headers"), [("ftp://x/", {}), ("http://h/", {"A": "b\r\nsecret: d"})])
+def test_a_client_that_cannot_start_says_why_and_ends(client, url, headers):
+    [said] = client({"url": url, "headers": headers, "timeout_s": 1.0}, {"op": "close"})
     assert said["event"] == "failed" and said["cause"] and "secret" not in said["cause"]
-
-
-def test_a_parent_that_is_gone_is_an_end_like_any_other(client, nowhere):
-    assert client() == [] and [each["event"] for each in client({"url": nowhere, "headers": {}, "timeout_s": 1.0})] == [
-        "ready"
-    ]

@@ -1,8 +1,8 @@
 """Answers: HTTP responses and events in pieces of any size, tokens and when they came, and how a stream can fail."""
 
-from __future__ import annotations
-
 import json
+from bisect import bisect_right
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -18,15 +18,18 @@ from pytest_slmserve.engines.loadgen.response import (
     Malformed,
     RequestFailed,
     Response,
+    error_in,
 )
 
 # HTTP responses
 
 OK = b"HTTP/1.1 200 OK\r\nX-One: 1\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n"
 contents = st.binary(max_size=300)
 
 
-def fed(parts: list[bytes]) -> tuple[Response, bytes]:
+def fed(parts):
     found = Response()
     return found, b"".join(found.feed(part) for part in parts)
 
@@ -38,61 +41,50 @@ def fed(parts: list[bytes]) -> tuple[Response, bytes]:
     st.sampled_from([b"\r\n", b"\n"]),
     st.sampled_from([b"", b"X-Sum: 1\r\n", b"A: b\r\nC: d\r\n"]),
     st.sampled_from([b"", b";name=value", b" ;x"]),
+    st.sampled_from([b"", INTERIM]),
 )
-def test_chunks_of_any_size_in_pieces_of_any_size(body, sizes, cut, line, trailer, note):
-    data = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(body, sizes, line, trailer, note)
-    found, got = fed(pieces(data, cut))
-    assert (got, found.ended, found.reusable) == (body, True, True)
-    assert (found.status, found.headers["x-one"]) == (200, "1")
-
-
-@given(contents, cuts)
-def test_a_body_of_a_told_length_in_pieces_of_any_size(body, cut):
-    found, got = fed(pieces(OK + b"CONTENT-LENGTH:  %d\r\n\r\n" % len(body) + body, cut))
-    assert (got, found.ended, found.reusable) == (body, True, True)
-
-
-@given(contents, cuts)
-def test_a_body_that_ends_with_the_connection(body, cut):
-    found, got = fed(pieces(OK + b"\r\n" + body, cut))
-    assert (got, found.ended, found.reusable) == (body, False, False)
-    assert found.feed(b"") == b"" and found.ended
+def test_a_body_in_chunks_of_any_size_or_of_a_told_length_or_until_the_end(
+    body, sizes, cut, line, trailer, note, before
+):
+    """In pieces of any size, and after interim responses."""
+    for data, closes in (
+        (CHUNKED + chunked(body, sizes, line, trailer, note), False),
+        (OK + b"CONTENT-LENGTH:  %d\r\n\r\n" % len(body) + body, False),
+        (OK + b"\r\n" + body, True),
+    ):
+        found, got = fed(pieces(before + data, cut))
+        assert (got, found.ended, found.reusable) == (body, not closes, not closes)
+        assert (found.status, found.headers["x-one"]) == (200, "1")
+        assert not closes or (found.feed(b"") == b"" and found.ended)
 
 
 @given(contents, cuts, st.integers(1, 60))
 def test_it_does_not_end_early_and_a_connection_that_breaks_off_is_no_end(body, cut, missing):
-    data = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(body, [7, 7])
-    found, _ = fed(pieces(data[:-missing], cut))
+    found, _ = fed(pieces((CHUNKED + chunked(body, [7, 7]))[:-missing], cut))
     assert not found.ended
     with pytest.raises(Malformed, match="broke off|unanswered"):
         found.feed(b"")
 
 
-@given(cuts)
-def test_interim_responses_are_passed_over(cut):
-    data = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nok"
-    found, got = fed(pieces(data, cut))
-    assert (got, found.status, found.ended) == (b"ok", 200, True)
-
-
 @pytest.mark.parametrize(
-    ("head", "reusable"),
+    ("data", "body", "reusable"),
     [
-        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n", False),
-        (b"HTTP/1.1 200 OK\r\nConnection: Keep-Alive\r\n", True),
-        (b"HTTP/1.0 200 OK\r\n", False),
-        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n", True),
-        (b"HTTP/1.1 200\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx", b"x", False),
+        (b"HTTP/1.1 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\nx", b"x", True),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", b"x", False),
+        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\nx", b"x", True),
+        (b"HTTP/1.1 200\r\nContent-Length: 1\r\n\r\nx", b"x", True),
+        (b"HTTP/1.1 204 None\r\n\r\n", b"", True),  # no body is waited for where there is none
+        (b"HTTP/1.1 304 None\r\n\r\n", b"", True),
+        (INTERIM * 4 + OK + b"Content-Length: 0\r\n\r\n", b"", True),  # eight are borne
+        (CHUNKED + b"2\nab\n3\r\ncde\n0\n\n", b"abcde", True),  # lines may end with a newline alone
+        (OK + b"Content-Length: 1\r\n\r\nxHTTP/1.1 200 OK", b"x", False),  # what comes unasked
+        (CHUNKED + b"1\r\na\r\n0\r\n\r\nHTTP/1.1 200 OK", b"a", False),
     ],
 )
-def test_whether_a_connection_may_be_used_again(head, reusable):
-    found, _ = fed([head + b"Content-Length: 1\r\n\r\nx"])
-    assert (found.ended, found.reusable) == (True, reusable)
-
-
-def test_what_comes_unasked_after_the_end_makes_the_connection_useless():
-    found, got = fed([OK + b"Content-Length: 1\r\n\r\nxHTTP/1.1 200 OK"])
-    assert (got, found.ended, found.reusable) == (b"x", True, False)
+def test_whether_a_connection_may_be_used_again(data, body, reusable):
+    found, got = fed([data])
+    assert (got, found.ended, found.reusable) == (body, True, reusable)
     with pytest.raises(Malformed, match="after the end"):
         found.feed(b"y")
 
@@ -102,21 +94,12 @@ def test_the_value_of_a_header_may_have_a_colon():
     assert found.headers == {"link": "http://host:80/", "content-length": "0"}
 
 
-@pytest.mark.parametrize("status", [204, 304])
-def test_no_body_is_waited_for_where_there_is_none(status):
-    found, _ = fed([b"HTTP/1.1 %d None\r\n\r\n" % status])
-    assert found.ended
-
-
-CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
-
-
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"SSH-2.0-OpenSSH\r\n", "no HTTP response"),
         (b"HTTP/2 200\r\n\r\n", "no HTTP/1.1 status line"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * HEAD_LIMIT, "no HTTP response"),
+        (OK + b"x" * (HEAD_LIMIT + 1 - len(OK)), "no HTTP response"),
         (OK + b"Content-Length: -1\r\n\r\n", "content length"),
         (CHUNKED + b"what?\r\n", "malformed chunk: its size is b'what"),
         (CHUNKED + b"-5\r\n", "malformed chunk"),
@@ -127,7 +110,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
         (CHUNKED + b"1" * 20 + b"\r\n", "malformed chunk"),
         (CHUNKED + b"1" * (LINE_LIMIT + 1), "malformed chunk: its size has no end"),
         (CHUNKED + b"0\r\nX" + b"x" * LINE_LIMIT, "trailer"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 500, "interim"),
+        (INTERIM * 4 + b"HTTP/1.1 102 Processing\r\n\r\n", "interim"),
     ],
 )
 def test_what_is_no_response_is_said_to_be_none(data, why):
@@ -135,54 +118,18 @@ def test_what_is_no_response_is_said_to_be_none(data, why):
         fed([data])
 
 
-def test_lines_may_end_with_a_newline_alone_also_after_a_chunk():
-    found, got = fed([CHUNKED + b"2\nab\n3\r\ncde\n0\n\n"])
-    assert (got, found.ended, found.reusable) == (b"abcde", True, True)
-
-
-def test_what_follows_the_last_chunk_makes_the_connection_useless():
-    found, got = fed([CHUNKED + b"1\r\na\r\n0\r\n\r\nHTTP/1.1 200 OK"])
-    assert (got, found.ended, found.reusable) == (b"a", True, False)
-
-
-@pytest.mark.parametrize("fill", [HEAD_LIMIT, HEAD_LIMIT + 1])
-def test_a_head_may_be_as_long_as_the_limit(fill):
-    head = OK + b"X: "
-    found = Response()
-    if fill > HEAD_LIMIT:
-        with pytest.raises(Malformed):
-            found.feed(head + b"x" * (fill - len(head)))
-    else:
-        assert found.feed(head + b"x" * (fill - len(head))) == b"" and found.status is None
-
-
-@pytest.mark.parametrize("interim", [8, 9])
-def test_eight_interim_responses_are_borne(interim):
-    data = b"HTTP/1.1 102 Processing\r\n\r\n" * interim + OK + b"Content-Length: 0\r\n\r\n"
-    if interim > 8:
-        with pytest.raises(Malformed):
-            fed([data])
-    else:
-        assert fed([data])[0].ended
-
-
-@pytest.mark.parametrize("kind", [{"length": 4095}, {"length": 4097}])
-def test_a_line_of_a_chunks_size_has_a_bound(kind):
-    data = CHUNKED + b"1;" + b"x" * (kind["length"] - 2)
-    if kind["length"] > LINE_LIMIT:
-        with pytest.raises(Malformed):
-            fed([data])
-    else:
-        assert fed([data, b"\r\na"])[1] == b"a"
+def test_a_head_and_the_line_of_a_chunks_size_may_be_as_long_as_the_limits():
+    found, got = fed([OK + b"x" * (HEAD_LIMIT - len(OK))])
+    assert (found.status, got) == (None, b"")
+    assert fed([CHUNKED + b"1;" + b"x" * (LINE_LIMIT - 2), b"\r\na"])[1] == b"a"
 
 
 # Events
 
 texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
-lines = st.sampled_from(["\n", "\r\n", "\r"])
 
 
-@given(st.lists(texts, max_size=8), lines, cuts, st.sampled_from(["data: ", "data:"]))
+@given(st.lists(texts, max_size=8), st.sampled_from(["\n", "\r\n", "\r"]), cuts, st.sampled_from(["data: ", "data:"]))
 def test_any_split_gives_the_same_events(data, line, cut, name):
     body = "".join(f": ping{line}event: x{line}{name}{text}{line}{line}" for text in data).encode()
     events = Events()
@@ -200,30 +147,21 @@ def test_the_usual_piece_is_one_event(data):
         assert [e for byte in body for e in slow.feed(bytes([byte]))] == [text.encode()]
 
 
-def test_an_event_is_told_with_its_last_byte_whatever_the_line_end():
-    for line in (b"\n", b"\r\n", b"\r"):
-        events = Events()
-        assert events.feed(b"data: a" + line) == []
-        assert events.feed(line) == [b"a"]
-
-
-def test_lines_of_data_are_joined_and_other_fields_passed_over():
+@pytest.mark.parametrize(
+    "told",
+    [
+        {b"data: a\n": [], b"\n": [b"a"]},  # with its last byte, whatever the line end
+        {b"data: a\r\n": [], b"\r\n": [b"a"]},
+        {b"data: a\r": [], b"\r": [b"a"]},
+        {b"id: 7\ndata: a\ndata: b\nretry: 5\ndata\n\n: nothing\n\nevent: x\n\n": [b"a\nb\n"]},
+        # A newline after a carriage return belongs to it across pieces, and then the short way is open again.
+        {b"data: a\r": [], b"\ndata: b\r": [], b"\n\r": [b"a\nb"], b"\n": [], b"data: c\n\n": [b"c"]},
+        {b"data: [DONE]": [], b"\n\n": [b"[DONE]"], b"\n": []},  # without its blank line: at the end
+    ],
+)
+def test_events_are_lines_of_data_up_to_a_blank_one(told):
     events = Events()
-    assert events.feed(b"id: 7\ndata: a\ndata: b\nretry: 5\ndata\n\n: nothing\n\nevent: x\n\n") == [b"a\nb\n"]
-
-
-def test_a_newline_after_a_carriage_return_belongs_to_it_across_pieces():
-    events = Events()
-    assert events.feed(b"data: a\r") == [] and events.feed(b"\ndata: b\r") == []
-    assert events.feed(b"\n\r") == [b"a\nb"] and events.feed(b"\n") == []
-    assert events.feed(b"data: c\n\n") == [b"c"], "the short way is open again"
-
-
-def test_an_event_without_its_blank_line_is_told_at_the_end():
-    events = Events()
-    assert events.feed(b"data: [DONE]") == []
-    assert events.feed(b"\n\n") == [b"[DONE]"]
-    assert events.feed(b"\n\n") == []
+    assert [events.feed(piece) for piece in told] == [*told.values()]
 
 
 def test_an_event_without_end_is_refused(monkeypatch):
@@ -237,13 +175,19 @@ def test_an_event_without_end_is_refused(monkeypatch):
 # Answers
 
 HEAD = EVENT_STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
+DONE = b"[DONE]"
+MOST = (1 << 31) - 1
 
 
-def whole(*events: bytes) -> bytes:
+def whole(*events):
     return HEAD + chunked(stream(*events), [40] * 50)
 
 
-def read(data: bytes, cut=(), closed=False) -> Answer:
+def told(**event):
+    return json.dumps(event).encode()
+
+
+def read(data, cut=(), closed=False):
     answer = Answer()
     for at, piece in enumerate(pieces(data, cut)):
         answer.read(float(at), piece)
@@ -254,98 +198,86 @@ def read(data: bytes, cut=(), closed=False) -> Answer:
 
 @given(st.integers(1, 20), cuts)
 def test_every_token_is_stamped_with_the_piece_that_completes_it(count, cut):
-    events = [token() for _ in range(count)] + [token("", "length"), usage(7, count), b"[DONE]"]
-    data = whole(*events)
-    answer = read(data, cut)
-    assert answer.response.ended and answer.complete
-    assert answer.usage == (7, count)
-    assert len(answer.times) == count == sum(answer.tokens)
-    body = stream(*events)
-    assert list(answer.times) == expected_times(data, body, cut, count)
+    events = [token() for _ in range(count)] + [token("", "length"), usage(7, count), DONE]
+    body, one = stream(*events), len(stream(token()))
+    answer = read(whole(*events), cut)
+    assert (answer.response.ended, answer.complete, answer.usage) == (True, True, (7, count))
 
+    def place(at):
+        """Of a byte of the body, which comes in chunks of forty."""
+        size = min(40, len(body) - at // 40 * 40)
+        return len(HEAD) + at + at // 40 * len(b"28\r\n\r\n") + len(b"%x\r\n" % size)
 
-def expected_times(data, body, cut, count):
-    """Independently: the piece in which the last byte of each token's event lies."""
-    one = len(stream(token()))
-    offsets = [offset for offset, inside in body_offsets(data, body)]
-    ends = [offsets[one * (i + 1) - 1] for i in range(count)]
-    at, bounds = 0, []
-    for piece in pieces(data, cut):
-        at += len(piece)
-        bounds.append(at)
-    return [float(next(i for i, bound in enumerate(bounds) if bound > end)) for end in ends]
-
-
-def body_offsets(data, body):
-    """Where each byte of the body stands in the data, chunk by chunk of forty."""
-    at = len(HEAD)
-    for begin in range(0, len(body), 40):
-        part = body[begin : begin + 40]
-        at += len(b"%x\r\n" % len(part))
-        yield from ((at + i, part[i]) for i in range(len(part)))
-        at += len(part) + 2
+    bounds = [*accumulate(map(len, pieces(whole(*events), cut)))]
+    assert list(answer.times) == [bisect_right(bounds, place(one * (i + 1) - 1)) for i in range(count)]
+    assert list(answer.tokens) == [1] * count
 
 
 @pytest.mark.parametrize(
-    ("choice", "tokens"),
+    ("choices", "tokens"),
     [
-        ({"text": " a"}, 1),
-        ({"text": ""}, 1),  # as of a special token, or of half a character
-        ({"text": "", "finish_reason": "length"}, 0),
-        ({"text": "a", "finish_reason": "length"}, 1),
-        ({"delta": {"thinking": "a"}}, 1),
-        ({"delta": {"reasoning_details": [{}]}}, 1),
-        ({"text": None}, 0),
-        ({"text": "", "token_ids": [5]}, 1),
-        ({"text": " a b c", "token_ids": [5, 6, 7]}, 3),
-        ({"delta": {"role": "assistant", "content": ""}}, 0),
-        ({"delta": {"content": "a"}}, 1),
-        ({"delta": {"reasoning_content": "a"}}, 1),
-        ({"delta": {"tool_calls": [{}]}}, 1),
-        ({"delta": {}, "token_ids": [1, 2]}, 2),
-        ({"delta": {}}, 0),
+        ([{"text": " a"}], 1),
+        ([{"text": ""}], 1),  # as of a special token, or of half a character
+        ([{"text": "", "finish_reason": "length"}], 0),
+        ([{"text": "a", "finish_reason": "length"}], 1),
+        ([{"delta": {"thinking": "a"}}], 1),
+        ([{"delta": {"reasoning_details": [{}]}}], 1),
+        ([{"text": None}], 0),
+        ([{"text": "", "token_ids": [5]}], 1),
+        ([{"text": " a b c", "token_ids": [5, 6, 7]}], 3),
+        ([{"delta": {"role": "assistant", "content": ""}}], 0),
+        ([{"delta": {"content": "a"}}], 1),
+        ([{"delta": {"reasoning_content": "a"}}], 1),
+        ([{"delta": {"tool_calls": [{}]}}], 1),
+        ([{"delta": {}, "token_ids": [1, 2]}], 2),
+        ([{"delta": {}}], 0),
+        ([{"text": " a"}, {"text": " b"}, {"delta": {"content": "c", "reasoning": "d"}}], 3),  # of all, in one chunk
     ],
 )
-def test_what_bears_a_token(choice, tokens):
-    answer = read(whole(token(), json.dumps({"choices": [choice]}).encode(), b"[DONE]"))
-    assert list(answer.tokens) == ([1, tokens] if tokens else [1])
+def test_what_bears_a_token(choices, tokens):
+    answer = read(whole(token(), told(choices=choices), DONE))
+    assert list(answer.tokens) == ([1, tokens] if tokens else [1]) and len(answer.times) == len(answer.tokens)
 
 
-@pytest.mark.parametrize("count", [0, 1, (1 << 31) - 1])
-def test_a_count_of_the_server_is_taken(count):
-    details = {"prompt_tokens_details": {"cached_tokens": count}}
-    told = json.dumps({"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": count, **details}})
-    answer = read(whole(token(), told.encode(), b"[DONE]"))
-    assert answer.usage == (count, count) and answer.cached == count
+NAMES, CACHED = ("prompt_tokens", "completion_tokens"), "prompt_tokens_details"
 
 
-@pytest.mark.parametrize("count", [-1, 1 << 31, 1.0, True, "3"])
-@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+@pytest.mark.parametrize(
+    ("sent", "counts", "cached"),
+    [
+        *(
+            ({"prompt_tokens": n, "completion_tokens": n, CACHED: {"cached_tokens": n}}, (n, n), n)
+            for n in (0, 1, MOST)
+        ),
+        *(({"prompt_tokens": 3, **more}, (3, None), None) for more in ({}, {CACHED: None}, {CACHED: {}})),
+    ],
+)
+def test_a_count_of_the_server_is_taken_and_one_that_it_does_not_tell_is_open(sent, counts, cached):
+    answer = read(whole(token(), told(choices=[], usage=sent), DONE))
+    assert (answer.usage, answer.cached) == (counts, cached)
+
+
+@pytest.mark.parametrize("count", [-1, MOST + 1, 1.0, True, "3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_count_is_malformed(name, count):
-    with pytest.raises(RequestFailed) as caught:
-        read(whole(token(), json.dumps({"choices": [], "usage": {name: count}}).encode(), b"[DONE]"))
-    assert caught.value.kind == "malformed" and name in str(caught.value)
+    with pytest.raises(RequestFailed, match=name) as caught:
+        read(whole(token(), told(choices=[], usage={name: count}), DONE))
+    assert caught.value.kind == "malformed"
 
 
-@pytest.mark.parametrize("details", [{}, {"prompt_tokens_details": None}, {"prompt_tokens_details": {}}])
-def test_a_server_that_does_not_tell_of_its_cache_leaves_it_open(details):
-    told = json.dumps({"choices": [], "usage": {"prompt_tokens": 3, **details}}).encode()
-    answer = read(whole(token(), told, b"[DONE]"))
-    assert (answer.cached, answer.usage) == (None, (3, None))
-
-
-@pytest.mark.parametrize("blank", ["", " ", "\t "])
-def test_an_event_may_have_blanks_around_its_value(blank):
-    answer = read(whole((blank + token().decode() + blank).encode(), b"[DONE]"))
-    assert len(answer.times) == 1 and answer.complete
-
-
-def test_a_stream_without_a_token_is_a_failure_that_says_what_the_server_counts():
-    for told, fact in (((usage(3, 5),), "5"), ((), "")):
-        with pytest.raises(RequestFailed) as caught:
-            read(whole(json.dumps({"choices": [{"delta": {"content": ""}}]}).encode(), *told, b"[DONE]"))
-        assert caught.value.kind == "no tokens" and fact in str(caught.value)
-        assert ("counts" in str(caught.value)) == bool(told)
+@pytest.mark.parametrize(
+    ("data", "closed", "ended", "complete", "tokens"),
+    [
+        *((whole(blank + token() + blank, DONE), False, True, True, 1) for blank in (b"", b" ", b"\t ")),
+        (whole(token(finish="stop")), False, True, True, 1),
+        (EVENT_STREAM + b"\r\n" + stream(token(), DONE), True, True, True, 1),
+        (HEAD, False, False, False, 0),
+    ],
+    ids=["plain", "blank", "blanks", "finish reason", "until it is closed", "head alone"],
+)
+def test_a_stream_that_is_well(data, closed, ended, complete, tokens):
+    answer = read(data, closed=closed)
+    assert (answer.response.ended, answer.complete, len(answer.times)) == (ended, complete, tokens)
 
 
 def test_the_text_of_an_error_is_waited_for_up_to_a_limit():
@@ -356,54 +288,90 @@ def test_the_text_of_an_error_is_waited_for_up_to_a_limit():
     assert caught.value.kind == "HTTP 500" and len(str(caught.value)) >= 1 << 16
 
 
-def test_a_stream_that_is_empty_but_for_its_head_is_no_event():
-    answer = read(HEAD)
-    assert not answer.response.ended and (len(answer.times), answer.complete) == (0, False)
+NOTHING = told(choices=[{"delta": {"content": ""}}])
+GOOD = ("stop", "length", "tool_calls", "function_call", "repetition")
 
 
-def test_tokens_of_all_choices_are_one_chunk():
-    event = {"choices": [{"text": " a"}, {"text": " b"}, {"delta": {"content": "c", "reasoning": "d"}}]}
-    answer = read(whole(json.dumps(event).encode(), b"[DONE]"))
-    assert list(answer.tokens) == [3] and len(answer.times) == 1
+@pytest.mark.parametrize("reason", GOOD)
+def test_a_known_reason_completes_and_what_comes_after_it_is_no_token(reason):
+    answer = read(whole(token(), token(finish=reason), token(), usage(3, 2), DONE))
+    assert (answer.complete, list(answer.times), list(answer.tokens)) == (True, [0.0, 0.0], [1, 1])
 
 
-def test_a_finish_reason_completes_a_stream_without_done():
-    assert read(whole(token(finish="stop"))).complete
+@pytest.mark.parametrize("last", [token(finish="length"), token("", "length"), token("a", "length")])
+@pytest.mark.parametrize("counted", [2, 3])
+def test_a_last_chunk_that_repeats_the_one_before_is_a_token_if_the_server_counts_it(last, counted):
+    """As llama.cpp's last chunk; one with a text of its own is a token in any case."""
+    data, cut = whole(token(), token(), last, usage(3, counted), DONE), len(HEAD)
+    answer = read(data, (cut,))
+    own = b'"a"' in last
+    empty = b'""' in last
+    assert len(answer.times) == (2 if empty else 3 if own else counted)
 
 
-def test_a_body_without_a_length_ends_with_the_connection():
-    answer = read(EVENT_STREAM + b"\r\n" + stream(token(), b"[DONE]"), closed=True)
-    assert answer.response.ended and len(answer.times) == 1
+def test_an_empty_first_chunk_is_no_token_where_the_server_counts_fewer():
+    events = [token(""), *[token()] * 3]
+    assert len(read(whole(*events, usage(3, 3), DONE)).times) == 3
+    assert len(read(whole(*events, usage(3, 4), DONE)).times) == 4
 
 
-ERROR = b"HTTP/1.1 500 Oops\r\nContent-Length: 5\r\n\r\nwrong"
+@pytest.mark.parametrize("odd", [
+    b"data:\n\n", b"data: \n\n", b": ping\n\n", b"event: ping\ndata: {}\n\n", b"event: message\n\n",
+    b'data: {"error": null, "choices": []}\n\n', b'data: {"error": "", "usage": null}\n\n', b"retry: 3\nid: 7\n\n",
+    b'data: {"type": "ping"}\n\n',
+])  # fmt: skip
+def test_what_the_standards_allow_is_read(odd):
+    for body in (odd + stream(token(), DONE), stream(token()) + odd + stream(DONE), stream(token(), b"[DONE]  ") + odd):
+        answer = read(HEAD + chunked(b"\xef\xbb\xbf" + body, []), range(0, 2000, 7))
+        assert (answer.complete, len(answer.times)) == (True, 1)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(200, "Text/Event-Stream; charset=UTF-8"), (201, "text/event-stream")])
+def test_a_stream_is_known_by_its_type_in_any_case_and_may_be_created(status, kind):
+    head = f"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 {status} OK\r\nContent-Type: {kind}\r\n"
+    body = stream(token(), DONE)
+    assert read(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body).complete
+
+
+@pytest.mark.parametrize(("body", "why"), [
+    (stream(token(), DONE), None), (b"", None), (stream(token()), None), (stream(token("", "length"), DONE), None),
+    (stream(told(error={"message": "no model"})), "no model"), (stream(token(), token(finish="abort")), "abort"),
+    (stream(b"{what"), "what"),
+])  # fmt: skip
+def test_an_error_is_found_in_a_whole_stream(body, why):
+    found = error_in(body)
+    assert found is None if why is None else why in found
+
+
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+# fmt: off
+FAILURES = [
+    (b"HTTP/1.1 500 Oops\r\nContent-Length: 5\r\n\r\nwrong", False, "HTTP 500: wrong", "HTTP 500"),
+    (b"HTTP/1.1 401 No\r\n\r\nno key", True, "HTTP 401: no key", "HTTP 401"),
+    (PLAIN, False, 'without streaming .application/json.*"stream": true', "no stream"),
+    (HEAD + b"zz\r\n", False, "malformed chunk.* after 0 chunks with tokens", "malformed"),
+    (HEAD + chunked(stream(token(), token()), [])[:-5], True, "broke off after 2 chunks with tokens", "broke off"),
+    (b"", True, "closed unanswered", "broke off"),
+    (whole(token(), token()), False, "ended before it was complete after 2 chunks", "broke off"),
+    *((whole(token(), bad), False, "malformed event", "malformed")
+      for bad in (b"{what?", b"7", b'{"choices": 7}', b'{"choices": ["a"]}', b"\xff")),
+    (whole(told(error={"message": "too long"})), False, "said in the stream.*too long", "error in the stream"),
+    (b"SSH-2.0\r\n", False, "no HTTP response", "malformed"),
+    (whole(NOTHING, usage(3, 5), DONE), False, "without a token.* counts 5 ", "no tokens"),
+    (whole(NOTHING, DONE), False, "without a token$", "no tokens"),
+    *((whole(token(), told(choices=[{**choice, "finish_reason": reason}]), usage(3, 16), DONE), False,
+       f"finish_reason {reason}", f"finish_reason {reason}")
+      for choice in ({"text": " t"}, {"delta": {}}) for reason in ("abort", "error", "content_filter", "STOP?")),
+    *((whole(token(), told(**bad), DONE), False, "said in the stream", "error in the stream")
+      for bad in ({"error": "x"}, {"object": "error", "message": "x"}, {"type": "error"}, {"code": 500},
+                  {"detail": "gone"}, {"message": "no", "choices": [], "usage": None})),
+    *((HEAD + chunked(stream(token()) + b"event: error\n" + stream(what, DONE), []), False, "said in the stream",
+       "error in the stream") for what in (b"{}", b"gone", b"")),
+]
+# fmt: on
 
 
-@pytest.mark.parametrize(
-    ("data", "closed", "why", "kind"),
-    [
-        (ERROR, False, "HTTP 500: wrong", "HTTP 500"),
-        (b"HTTP/1.1 401 No\r\n\r\nno key", True, "HTTP 401: no key", "HTTP 401"),
-        (PLAIN, False, 'without streaming .application/json.*"stream": true', "no stream"),
-        (HEAD + b"zz\r\n", False, "malformed chunk.* after 0 chunks with tokens", "malformed"),
-        (HEAD + chunked(stream(token(), token()), [])[:-5], True, "broke off after 2 chunks with tokens", "broke off"),
-        (b"", True, "closed unanswered", "broke off"),
-        (whole(token(), token()), False, "ended before it was complete after 2 chunks", "broke off"),
-        (whole(token(), b"{what?"), False, "malformed event", "malformed"),
-        (whole(token(), b"7"), False, "malformed event", "malformed"),
-        (whole(token(), b'{"choices": 7}'), False, "malformed event", "malformed"),
-        (whole(token(), b'{"choices": ["a"]}'), False, "malformed event", "malformed"),
-        (whole(token(), b"\xff"), False, "malformed event", "malformed"),
-        (
-            whole(json.dumps({"error": {"message": "too long"}}).encode()),
-            False,
-            "said in the stream.*too long",
-            "error in the stream",
-        ),
-        (b"SSH-2.0\r\n", False, "no HTTP response", "malformed"),
-    ],
-)
+@pytest.mark.parametrize(("data", "closed", "why", "kind"), FAILURES)
 @pytest.mark.parametrize("cut", [(), range(0, 2000)], ids=["whole", "bytes"])
 def test_a_failure_has_a_reason_and_is_of_a_kind(data, closed, why, kind, cut):
     with pytest.raises(RequestFailed, match=why) as caught:

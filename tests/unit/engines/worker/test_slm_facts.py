@@ -1,14 +1,11 @@
 """What the model's process tells of its KV cache, on stand-ins for vLLM's groups of layers."""
 
-from __future__ import annotations
-
 import sys
 from importlib import util
 from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.engines.child import resolved_from
 from pytest_slmserve.engines.server import WORKER
 
 SPEC = util.spec_from_file_location("slm_facts", WORKER.parent / "slm_facts.py")
@@ -45,9 +42,3 @@ def test_windows_of_the_groups_of_layers(groups, windows):
 
 def test_a_release_without_groups_tells_none():
     assert slm_facts.group_windows(None) is slm_facts.group_windows(SimpleNamespace()) is None
-
-
-def test_they_are_part_of_what_the_engine_made_of_its_specification():
-    part = {"weight_bytes": 5, "kv_windows": [None, 512]}
-    assert resolved_from({"kv_blocks": 9, "parts": [part]}, 1.0).kv_windows == (None, 512)
-    assert resolved_from({"kv_blocks": 9, "parts": [{"weight_bytes": 5}]}, 1.0).kv_windows is None

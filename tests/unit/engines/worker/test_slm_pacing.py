@@ -1,5 +1,6 @@
 """The closed loop alone: steps of any length go in, and what it decides must hold for all of them."""
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -48,13 +49,27 @@ def play(loop, lifetime, seconds, limit=2_000):
     raise AssertionError("the loop does not end")
 
 
-@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["staggered", "burst"]))
-def test_never_more_in_flight_than_asked_for_and_all_of_them_after_one_lifetime(
-    concurrency, lifetime, settle, window_s, seconds, ramp_up
+@given(concurrencies, lifetimes, settles, windows, step_lengths, st.booleans())
+@example(3, 1, 0.0, 0.05, [0.1], True)
+def test_a_loop_ramps_up_and_settles_and_has_a_window_of_its_load(
+    concurrency, lifetime, settle, window_s, seconds, burst
 ):
+    ramp_up = "burst" if burst else "staggered"
     played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds)
-    assert max(played.in_flight) == concurrency
-    assert played.in_flight[lifetime:-1] == [concurrency] * len(played.in_flight[lifetime:-1])
+    assert max(played.in_flight) == concurrency, "never more than asked for, and all of them after one lifetime"
+    assert set(played.in_flight[lifetime:-1]) <= {concurrency}
+    ranks = [PHASES.index(phase) for phase in played.phases]
+    assert ranks == sorted(ranks) and (played.phases[0], played.phases[-1]) == ("ramp", "over")
+    assert played.phases.count("ramp") == lifetime
+    opened, closed = played.loop.window
+    first, last = played.now.index(opened), played.now.index(closed)
+    assert first == math.ceil(lifetime * (1 + settle)), "the first whole step after it"
+    assert closed - opened >= window_s - 1e-9 and closed == played.now[-1]
+    if burst:
+        periods, rest = divmod(last - first, lifetime + 1)
+        assert (periods >= 2, rest) == (True, 0), "whole periods of the convoy, two at least"
+    else:
+        assert played.now[-2] < opened + window_s, "it closes as soon as it is long enough"
 
 
 @given(concurrencies, lifetimes)
@@ -66,45 +81,10 @@ def test_spread_users_start_evenly_over_one_lifetime(concurrency, lifetime):
     assert set(started[lifetime:]) == {concurrency}
 
 
-@given(concurrencies, lifetimes, st.integers(1, 400), st.booleans())
-def test_together_and_fixed_numbers_of_requests_start_at_once(concurrency, lifetime, requests, counted):
-    loop = ClosedLoopPacer(concurrency, lifetime, window_s=1.0, requests=requests if counted else None, ramp_up="burst")
+@given(concurrencies, lifetimes, st.none() | st.integers(1, 400))
+def test_together_and_fixed_numbers_of_requests_start_at_once(concurrency, lifetime, requests):
+    loop = ClosedLoopPacer(concurrency, lifetime, window_s=1.0, requests=requests, ramp_up="burst")
     assert (loop.users_due(), loop.users_due()) == (concurrency, 0)
-
-
-@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["staggered", "burst"]))
-def test_phases_only_go_forward_and_end(concurrency, lifetime, settle, window_s, seconds, ramp_up):
-    phases = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds).phases
-    ranks = [PHASES.index(phase) for phase in phases]
-    assert ranks == sorted(ranks)
-    assert (phases[0], phases[-1]) == ("ramp", "over")
-    assert phases.count("ramp") == lifetime
-
-
-@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["staggered", "burst"]))
-def test_the_window_is_long_enough_and_opens_after_settling(concurrency, lifetime, settle, window_s, seconds, ramp_up):
-    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds)
-    opened, closed = played.loop.window
-    assert played.now.index(opened) == -int(-lifetime * (1 + settle) // 1)  # the first whole step after it
-    assert closed - opened >= window_s - 1e-9
-    assert closed == played.now[-1]
-
-
-@given(concurrencies, lifetimes, windows, step_lengths)
-def test_a_spread_window_closes_as_soon_as_it_is_long_enough(concurrency, lifetime, window_s, seconds):
-    played = play(ClosedLoopPacer(concurrency, lifetime, 1.0, window_s), lifetime, seconds)
-    assert played.now[-2] < played.loop.window[0] + window_s
-
-
-@given(concurrencies, lifetimes, settles, windows, step_lengths)
-@example(3, 1, 0.0, 0.05, [0.1])
-def test_a_convoys_window_is_a_whole_number_of_its_periods_and_two_at_least(
-    concurrency, lifetime, settle, window_s, seconds
-):
-    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up="burst"), lifetime, seconds)
-    steps = played.now.index(played.loop.window[1]) - played.now.index(played.loop.window[0])
-    periods, rest = divmod(steps, lifetime + 1)
-    assert (periods >= 2, rest) == (True, 0)
 
 
 @given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0))
@@ -135,15 +115,10 @@ def test_a_shared_window_of_a_staggered_load_ends_as_it_was_told(concurrency, li
 @given(concurrencies, lifetimes, st.integers(1, 80))
 def test_a_fixed_number_of_requests_is_sent_exactly_and_has_no_window(concurrency, lifetime, requests):
     played = play(ClosedLoopPacer(concurrency, lifetime, requests=requests), lifetime, [0.01])
-    assert played.loop.sent == requests
     assert max(played.in_flight) == min(concurrency, requests)
-    assert played.loop.window is None
-    assert played.loop.next_request() is None
-
-
-def test_numbers_of_requests_count_up_from_zero():
-    loop = ClosedLoopPacer(2, 4, requests=3)
-    assert [loop.next_request() for _ in range(4)] == [0, 1, 2, None]
+    assert (played.loop.sent, played.loop.window, played.loop.next_request()) == (requests, None, None)
+    loop = ClosedLoopPacer(concurrency, lifetime, requests=requests)
+    assert [loop.next_request() for _ in range(requests + 1)] == [*range(requests), None]
 
 
 @given(st.floats(0, 1.5))
@@ -165,13 +140,8 @@ def test_a_schedule_sends_what_is_due_each_once_and_never_before(times, looks):
             sent.append(number)
         assert schedule.next_request() is None, "nothing else is due"
         assert schedule.next_s is None or schedule.next_s > now
-    assert sent == list(range(len(times))) and schedule.phase == "over" and schedule.window is None
-
-
-def test_a_schedule_is_not_over_before_its_last_request():
-    schedule = SchedulePacer([0.0, 1.0])
-    assert (schedule.users_due(0.5), schedule.next_request(), schedule.phase) == (1, 0, "window")
-    assert (schedule.users_due(1.0), schedule.next_request(), schedule.phase) == (1, 1, "over")
+        assert schedule.phase == ("over" if len(sent) == len(times) else "window"), "not before its last request"
+    assert sent == list(range(len(times))) and schedule.window is None
 
 
 @given(

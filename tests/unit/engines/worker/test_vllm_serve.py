@@ -1,7 +1,5 @@
 """Who does not send our key gets no answer from the server behind it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -15,7 +15,6 @@ from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.worker import __file__ as package
 from pytest_slmserve.schema.specs import ClosedLoop
 
-FOLDER = Path(package).parent
 LENGTH, USERS = 6, 3
 WINDOW = message_of(ClosedLoop(USERS, window_s=0.1, ramp_up="burst"))
 COUNTED = WINDOW | {"requests": 7}
@@ -26,7 +25,7 @@ AT_ONCE = {"kind": "open_loop", "schedule": [0.0] * 9}
 def worker():
     """The module, found as in its own process: only its folder is on the path, not its package."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(FOLDER), *sys.path])
+        patch.setattr(sys, "path", [str(Path(package).parent), *sys.path])
         module = importlib.import_module("vllm_worker")
         patch.setattr(module, "greedy", lambda tokens: tokens)
         yield module
@@ -34,49 +33,42 @@ def worker():
 
 
 class Engine:
-    """Serves a token per step to all; `refuse(number)` may raise for the request of that number."""
+    """Serves a token per step to all. refused: numbers of requests that fail. cut: each ends before its first token."""
 
-    def __init__(self, trace, refuse=lambda number: None, stamped=True, step_s=0.002):
-        self.trace, self.refuse, self.stamped, self.step_s = trace, refuse, stamped, step_s
-        self.left, self.tokens, self.aborted, self.came, self.stopped = {}, {}, set(), 0, False
+    def __init__(self, trace, refused=(), stamped=True, step_s=0.002, cut=False):
+        self.trace, self.refused, self.stamped, self.step_s, self.cut = trace, refused, stamped, step_s, cut
+        self.aborted, self.came = set(), 0
 
     async def generate(self, prompt, parameters, name):
         number, self.came = self.came, self.came + 1
-        self.refuse(number)
-        self.tokens[name] = 0
-        while self.tokens[name] < parameters and name not in self.aborted:
+        if number in self.refused:
+            raise ValueError(f"number {number} refused")
+        made = 0
+        while made < parameters and name not in self.aborted and not self.cut:
             await asyncio.sleep(self.step_s)
             if name not in self.aborted:
-                self.step(name)
-        yield self.answer(prompt, name, "abort" if name in self.aborted else "length")
-
-    def step(self, name):
-        self.tokens[name] += 1
-        self.trace.record(SimpleNamespace(num_running_reqs=1), SimpleNamespace(num_generation_tokens=1))
-
-    def answer(self, prompt, name, reason):
-        made = self.tokens.pop(name)
+                made += 1
+                self.trace.record(SimpleNamespace(num_running_reqs=1), SimpleNamespace(num_generation_tokens=1))
         stamps = SimpleNamespace(scheduled_ts=1.0, first_token_ts=2.0 * bool(made), last_token_ts=3.0 * bool(made))
         stamps.num_generation_tokens = made
-        completion = SimpleNamespace(finish_reason=reason, token_ids=[7] * made)
-        return SimpleNamespace(
-            outputs=[completion], metrics=stamps if self.stamped else None, prompt_token_ids=prompt["prompt_token_ids"]
+        reason = "length" if made == parameters else "abort"
+        yield SimpleNamespace(
+            outputs=[SimpleNamespace(finish_reason=reason, token_ids=[7] * made)],
+            metrics=stamps if self.stamped else None,
+            prompt_token_ids=prompt["prompt_token_ids"],
         )
 
     async def abort(self, names):
         self.aborted |= set(names)
 
-    def shutdown(self):
-        self.stopped = True
-
 
 @pytest.fixture
 def serve(worker):
-    """Runs a load on an engine and returns the worker's answer, and what it said in between."""
+    """Runs a load on an engine and returns the worker's answer, and the server with what it said in between."""
 
-    def run(load, engine=None, op="run"):
+    def run(load, op="run", kind=Engine, **engine):
         server = worker.Server(None, None)
-        server.engine = engine or Engine(worker.StepTrace())
+        server.engine = kind(worker.StepTrace(), **engine)
         server.prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
         server.output_tokens = [LENGTH, LENGTH]
         server.heard = []
@@ -96,97 +88,71 @@ def rows(answer):
     return [SimpleNamespace(**dict(zip(names, row))) for row in answer["samples"]]
 
 
-def test_a_counted_loop_serves_exactly_so_many(serve):
-    answer, _ = serve(COUNTED)
-    assert [row.output for row in rows(answer)] == [LENGTH] * 7
-    assert sorted(row.request for row in rows(answer)) == [0, 0, 0, 0, 1, 1, 1]  # the set of two is cycled through
-    assert {row.prompt for row in rows(answer)} == {3, 2}
-    assert sum(row[3] for row in answer["steps"]) == 7 * LENGTH
-    assert (answer["failed"], answer["first_failure"]) == ([], None)
-    json.dumps(answer)
+def test_a_counted_loop_serves_exactly_so_many_and_shares_nothing_with_the_next(serve):
+    first, server = serve(COUNTED)
+    for answer in (first, asyncio.run(server.run(COUNTED))):
+        assert [row.output for row in rows(answer)] == [LENGTH] * 7
+        assert sorted(row.request for row in rows(answer)) == [0, 0, 0, 0, 1, 1, 1]  # the set of two is cycled through
+        assert {row.prompt for row in rows(answer)} == {3, 2}
+        assert (len(answer["steps"]), sum(row[3] for row in answer["steps"])) == (7 * LENGTH, 7 * LENGTH)
+        assert (answer["failed"], answer["first_failure"]) == ([], None)
+        assert answer["steps"][0][0] >= answer["began"] and json.dumps(answer)
 
 
 def test_a_schedule_may_send_all_at_once(serve):
     answer, _ = serve(AT_ONCE)
-    assert len(rows(answer)) == 9
-    assert max(row.sent for row in rows(answer)) - answer["began"] < 0.1
+    assert len(rows(answer)) == 9 and max(row.sent for row in rows(answer)) - answer["began"] < 0.1
     opened, closed = answer["window"]
     assert opened == answer["began"] < closed
 
 
-def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(worker, serve):
-    answer, server = serve(WINDOW, Engine(worker.StepTrace(), step_s=0.02))
+def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(serve):
+    answer, server = serve(WINDOW, step_s=0.02)
     cut = [row for row in rows(answer) if not row.finished]
-    assert 1 <= len(cut) <= USERS
+    assert 1 <= len(cut) <= USERS and len(server.engine.aborted) == len(cut)
     assert all(row.output < LENGTH and row.admitted == 1.0 for row in cut)
-    assert len(server.engine.aborted) == len(cut)
     opened, closed = answer["window"]
-    assert closed - opened >= 0.1
-    assert answer["began"] < opened
+    assert closed - opened >= 0.1 and answer["began"] < opened
     assert max(row.sent for row in rows(answer)) <= closed + 0.05
 
 
-class Cut(Engine):
-    """Ends each request before its first token."""
-
-    async def generate(self, prompt, parameters, name):
-        self.tokens[name] = 0
-        yield self.answer(prompt, name, "abort")
-
-
-def test_one_cut_off_before_its_first_token_has_no_stamps_of_it(worker, serve):
-    answer, _ = serve(COUNTED, Cut(worker.StepTrace()))
-    assert {(row.first, row.last, row.output, row.finished) for row in rows(answer)} == {(None, None, 0, False)}
+@pytest.mark.parametrize(
+    ("engine", "row"),
+    [({"cut": True}, (1.0, None, None, 0, False)), ({"stamped": False}, (None, None, None, LENGTH, True))],
+)
+def test_one_without_stamps_has_none_and_its_tokens_are_counted(serve, engine, row):
+    answer, _ = serve(COUNTED, **engine)
+    assert {(one.admitted, one.first, one.last, one.output, one.finished) for one in rows(answer)} == {row}
 
 
-def test_without_stamps_tokens_are_still_counted(worker, serve):
-    answer, _ = serve(COUNTED, Engine(worker.StepTrace(), stamped=False))
-    assert {(row.admitted, row.first, row.last, row.output) for row in rows(answer)} == {(None, None, None, LENGTH)}
-
-
-def refusing(*numbers):
-    def refuse(number):
-        if number in numbers:
-            raise ValueError(f"number {number} refused")
-
-    return refuse
-
-
-def test_failures_are_counted_and_the_rest_is_served(worker, serve):
-    answer, _ = serve(COUNTED, Engine(worker.StepTrace(), refusing(1, 4)))
-    assert answer["first_failure"] == "ValueError: number 1 refused"
+def test_failures_are_counted_and_the_rest_is_served(serve):
+    answer, _ = serve(COUNTED, refused=(1, 4))
+    assert answer["first_failure"] == "ValueError: number 1 refused" and len(rows(answer)) == 5
     assert [(row[0], row[2], row[4]) for row in answer["failed"]] == [(1, None, "ValueError"), (0, None, "ValueError")]
     assert all(answer["began"] <= sent <= ended for _, sent, _, ended, _ in answer["failed"])
-    assert len(rows(answer)) == 5
 
 
-@pytest.mark.parametrize("load", [WINDOW, COUNTED | {"requests": 1000}])
-def test_a_load_that_only_fails_is_given_up_after_five(worker, serve, load):
-    answer, server = serve(load, Engine(worker.StepTrace(), refusing(*range(10_000))))
-    assert worker.FAILURES_UNTIL_GIVEN_UP <= len(answer["failed"]) < worker.FAILURES_UNTIL_GIVEN_UP + USERS
-    assert server.engine.came == len(answer["failed"])
-    assert rows(answer) == []
-
-
-def test_one_bad_user_does_not_end_those_in_flight_when_it_is_given_up(worker, serve):
-    answer, _ = serve(COUNTED | {"requests": 1000}, Engine(worker.StepTrace(), refusing(*range(3, 10_000))))
-    assert len(answer["failed"]) >= worker.FAILURES_UNTIL_GIVEN_UP
-    assert 1 <= len(rows(answer)) <= USERS
+@pytest.mark.parametrize(("load", "served"), [(WINDOW, 0), (COUNTED, 0), (COUNTED, USERS)])
+def test_a_load_that_only_fails_is_given_up_after_five_and_what_is_in_flight_ends(worker, serve, load, served):
+    """The first are served for a while."""
+    answer, server = serve(load | {"requests": load["requests"] and 1000}, refused=range(served, 10_000))
+    least, failed = worker.FAILURES_UNTIL_GIVEN_UP, len(answer["failed"])
+    assert least <= failed < least + USERS and server.engine.came == failed + len(rows(answer))
+    assert min(served, 1) <= len(rows(answer)) <= served
 
 
 @pytest.mark.parametrize("load", [WINDOW, COUNTED, AT_ONCE])
 def test_an_engine_without_steps_is_not_waited_for(worker, serve, monkeypatch, load):
     monkeypatch.setattr(worker, "STALL_S", 0.2)
     with pytest.raises(TimeoutError, match="no engine step for 0 s"):
-        serve(load, Engine(worker.StepTrace(), step_s=60))
+        serve(load, step_s=60)
     assert worker.StepTrace.on_step is None
 
 
 def test_an_engine_without_steps_is_told_before_the_worker_ends(worker, monkeypatch):
     monkeypatch.setattr(worker, "STALL_S", 0.1)
-    lines = [b"{}\n", json.dumps({"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH]}).encode(), b""]
-    lines.insert(2, json.dumps({"op": "run", "load": COUNTED}).encode())
-    heard = []
+    load = {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH]}
+    lines, heard = [json.dumps(each).encode() for each in ({}, load, {"op": "run", "load": COUNTED})], []
 
     class Scripted(worker.Server):
         async def start(self, arguments):
@@ -207,25 +173,9 @@ def test_an_engine_without_steps_is_told_before_the_worker_ends(worker, monkeypa
 def test_it_tells_how_far_it_is_while_it_serves(worker, serve, monkeypatch):
     monkeypatch.setattr(worker, "PROGRESS_S", 0.03)
     _, server = serve(WINDOW)
-    assert len(server.heard) >= 3
-    assert {message["event"] for message in server.heard} == {"progress"}
-    assert server.heard[-1]["phase"] in ("window", "over")
-    assert server.heard[-1]["tokens_per_s"] > 0
+    assert len(server.heard) >= 3 and {message["event"] for message in server.heard} == {"progress"}
+    assert server.heard[-1]["phase"] in ("window", "over") and server.heard[-1]["tokens_per_s"] > 0
     assert [m["done"] for m in server.heard] == sorted(m["done"] for m in server.heard)
-
-
-def test_runs_do_not_share_what_they_noted(worker, serve):
-    first, server = serve(COUNTED)
-    again = asyncio.run(server.run(COUNTED))
-    assert len(again["steps"]) == len(first["steps"]) == 7 * LENGTH
-    assert again["steps"][0][0] >= again["began"]
-    assert len(rows(again)) == 7
-
-
-@pytest.fixture
-def trace(worker, monkeypatch):
-    monkeypatch.setattr(worker.StepTrace, "rows", [])
-    return worker.StepTrace("config", 0, unheard_of=1)
 
 
 FULL = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
@@ -242,16 +192,20 @@ FULL = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.
         (FULL, None, []),
     ],
 )
-def test_the_stat_logger_takes_what_is_there_and_has_all_that_vllm_calls(worker, trace, scheduler, iteration, rows):
+def test_the_stat_logger_takes_what_is_there_and_has_all_that_vllm_calls(
+    worker, monkeypatch, scheduler, iteration, rows
+):
+    monkeypatch.setattr(worker.StepTrace, "rows", [])
+    trace = worker.StepTrace("config", 0, unheard_of=1)
     trace.record(scheduler, None if iteration is None else SimpleNamespace(**iteration), "more", engine_idx=0)
     assert [row[1:] for row in worker.StepTrace.rows] == rows
     assert [trace.log(), trace.log_engine_initialized(1), trace.record_sleep_state(sleep=1)] == [None] * 3
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(0, None), (1, None), (100, 10.0)])
-def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, trace, serve, monkeypatch, steps, rate):
+def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, monkeypatch, steps, rate):
     monkeypatch.setattr(worker, "PROGRESS_S", 0.001)
-    worker.StepTrace.rows = [(float(i), 0, 0, 10) for i in range(steps)]
+    monkeypatch.setattr(worker.StepTrace, "rows", [(float(i), 0, 0, 10) for i in range(steps)])
     told = []
 
     async def say(**message):
@@ -281,47 +235,39 @@ def test_limits_that_a_release_does_not_report_are_none(worker):
     assert (facts["chunked_prefill"], facts["async_scheduling"]) == (None, None)
 
 
-# Under vLLM's own profiler
-
-
 class Profiling(Engine):
-    """`seen` is what its profiler was told, with the tokens until then."""
+    """`seen` is what its profiler was told, with the tokens until then. broken: what it raises at "start" or "stop"."""
 
-    def __init__(self, trace):
+    def __init__(self, trace, **broken):
         super().__init__(trace)
-        self.seen = []
+        self.seen, self.broken = [], broken
 
-    async def start_profile(self):
-        self.seen.append(("start", len(self.trace.rows)))
+    async def start_profile(self, word="start"):
+        if word in self.broken:
+            raise self.broken[word]
+        self.seen.append((word, len(self.trace.rows)))
 
     async def stop_profile(self):
-        self.seen.append(("stop", len(self.trace.rows)))
+        await self.start_profile("stop")
 
 
-class Refusing(Profiling):
-    async def start_profile(self):
-        raise RuntimeError("Profiling is not enabled")
-
-
-class Unwritten(Profiling):
-    async def stop_profile(self):
-        raise OSError("No space left on device")
+NOT_ENABLED, FULL_DISK = RuntimeError("Profiling is not enabled"), OSError("No space left on device")
 
 
 @pytest.mark.parametrize(
-    ("kind", "problem", "told"),
+    ("kind", "broken", "problem", "told"),
     [
-        (Profiling, None, ["start", "stop"]),
-        (Engine, "this vLLM has no profiler by that name", []),
-        (Refusing, "RuntimeError: Profiling is not enabled", []),
-        (Unwritten, "OSError: No space left on device", ["start"]),
+        (Profiling, {}, None, ["start", "stop"]),
+        (Engine, {}, "this vLLM has no profiler by that name", []),
+        (Profiling, {"start": NOT_ENABLED}, f"RuntimeError: {NOT_ENABLED}", []),
+        (Profiling, {"stop": FULL_DISK}, f"OSError: {FULL_DISK}", ["start"]),
     ],
 )
 def test_the_profiler_is_on_in_a_short_window_of_a_settled_load_and_spoils_nothing(
-    worker, serve, monkeypatch, kind, problem, told
+    worker, serve, monkeypatch, kind, broken, problem, told
 ):
     monkeypatch.setattr(worker, "PROFILED_S", 0.1)
-    answer, server = serve(WINDOW | {"window_s": 60.0}, kind(worker.StepTrace()), op="profile")
+    answer, server = serve(WINDOW | {"window_s": 60.0}, op="profile", kind=kind, **broken)
     assert answer == {"event": "profiled", "problem": problem}
     seen = getattr(server.engine, "seen", [])
     assert [word for word, _ in seen] == told
@@ -339,9 +285,6 @@ def test_a_release_that_has_the_argument_gets_it_and_an_older_one_the_variable(w
     assert worker.profiler_arguments(old, "/traces") == {} and os.environ["VLLM_TORCH_PROFILER_DIR"] == "/traces"
 
 
-# Its processes
-
-
 @pytest.mark.parametrize(
     ("device", "executor", "chosen", "method"),
     [
@@ -357,11 +300,8 @@ def test_the_core_is_forked_on_the_cpu_and_spawns_the_process_of_the_model(
     in_child = []
     monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: in_child.append(after_in_child))
     monkeypatch.setenv(worker.START_METHOD, "spawn")  # as the configuration leaves it
-    config = SimpleNamespace(
-        device_config=SimpleNamespace(device_type=device),
-        parallel_config=SimpleNamespace(distributed_executor_backend=executor),
-    )
-    worker.fork_core(config, chosen)
+    parallel, of = SimpleNamespace(distributed_executor_backend=executor), SimpleNamespace(device_type=device)
+    worker.fork_core(SimpleNamespace(device_config=of, parallel_config=parallel), chosen)
     assert os.environ[worker.START_METHOD] == method
     for forked in in_child:
         forked()
