@@ -102,6 +102,8 @@ IDS = '"prompt": ['
     [
         ((), ()),
         (("ignore_eos",), ("ignore_eos",)),
+        (("return_token_ids",), ("return_token_ids",)),
+        (("return_token_ids", "ignore_eos"), ("return_token_ids", "ignore_eos")),
         ((IDS,), ("token ids",)),
         (("stream_options",), ("stream_options",)),
         (("ignore_eos", IDS), ("ignore_eos", "token ids")),

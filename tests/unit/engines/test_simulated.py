@@ -14,7 +14,8 @@ from interfaces import SIMULATED, batching_spec, natural_workload, small_workloa
 from measured import measure
 
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
-from pytest_slmserve.analysis.metrics.validity import health
+from pytest_slmserve.analysis.metrics.validity import health, problems
+from pytest_slmserve.analysis.metrics.window import littles_law, requests_in_flight
 from pytest_slmserve.analysis.points import job_points
 from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
 from pytest_slmserve.plan.models import model_of
@@ -32,9 +33,9 @@ def engine(spec=WIDE, **extra):
     return SimulatedEngine(replace(spec, extra=tuple(extra.items())))
 
 
-def planted(**more):
+def planted(spec=WIDE, **more):
     """One of 1000 tokens/s, half of which a batch of 8 gets, the same in each run."""
-    return engine(**{"t_inf": 1000.0, "b_half": 8.0, "noise": 0.0, **more})
+    return engine(spec, **{"t_inf": 1000.0, "b_half": 8.0, "noise": 0.0, **more})
 
 
 def rate(run):
@@ -115,6 +116,26 @@ def test_prompts_of_a_burst_share_the_tokens_of_a_step():
     assert all(slow.samples.finished) and sum(slow.steps.new_tokens) == sum(fast.steps.new_tokens)
     tiny = planted(max_num_batched_tokens=5).run(WORKLOAD, OpenLoop(requests=1))
     assert tiny.steps.new_tokens[:4] == (0, 0, 0, 1) and all(tiny.samples.finished)
+
+
+@pytest.mark.parametrize("prompt", [16, 100, 600])
+@pytest.mark.parametrize("tokens", [12, 64, 8192])
+def test_prompts_of_many_steps_are_no_fault_of_a_measurement(prompt, tokens):
+    """Whatever an engine takes in a step, it serves what it can, and no request is lost to Little's law."""
+    workload = replace(WORKLOAD, requests=tuple(replace(r, prompt=r.prompt[:1] * prompt) for r in WORKLOAD.requests))
+    served = planted(spec=replace(WIDE, max_num_seqs=12, max_model_len=1024), max_num_batched_tokens=tokens)
+    seen = measure(served, workload, ClosedLoop(8, window_s=100.0), Environment(platform="simulated"))
+    assert littles_law(seen.run) == pytest.approx(0.0, abs=1e-9) and problems(seen) == ()
+    ratio = requests_in_flight(seen.run) / requests_in_flight(seen.run, "first_token_s")
+    assert (ratio > 1.2) == (prompt > 4 * tokens), "a prompt of many steps is in flight, and in no batch"
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_trace_that_has_lost_tokens_is_found_by_littles_law(every):
+    seen = measure(planted(), WORKLOAD, ClosedLoop(8, window_s=9.0), Environment(platform="simulated"))
+    lost = tuple(0 if i % every == 0 else tokens for i, tokens in enumerate(seen.run.steps.new_tokens))
+    broken = replace(seen, run=replace(seen.run, steps=replace(seen.run.steps, new_tokens=lost)))
+    assert len(problems(broken)) == 1 and littles_law(broken.run) == pytest.approx(1 / (every - 1), rel=0.1)
 
 
 @pytest.mark.parametrize(("concurrency", "slower"), [(1, True), (200, False)])

@@ -235,3 +235,17 @@ def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):
     else:
         with refused("mine", *facts, hint=f"--slm-quantization {'awq' if own else 'fp8'}"):
             kv_cache.check_quantization(spec)
+
+
+@pytest.mark.parametrize(("arguments", "facts"), [
+    ({"max_num_batched_tokens": 1023}, ("1023", "1024")), ({"max_num_batched_tokens": 1024}, None),
+    ({"max_num_batched_tokens": 64, "max_num_seqs": 64}, None), ({"max_num_seqs": 9000}, ("9000", "8192")),
+    ({"speculative_config": {"method": "ngram"}}, ("speculative_config",)), ({"speculative_config": None}, None),
+])  # fmt: skip
+def test_arguments_that_no_engine_can_have_or_that_no_step_can_tell_are_refused(arguments, facts):
+    spec = with_extra(EngineSpec("opt-125m", max_num_seqs=1024, max_num_batched_tokens=8192), **arguments)
+    if facts is None:
+        assert kv_cache.check_arguments(spec) is None
+    else:
+        with refused(*facts):
+            kv_cache.check_arguments(spec)

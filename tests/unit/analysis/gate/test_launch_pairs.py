@@ -127,6 +127,24 @@ def test_without_a_pair_that_counts_everything_is_inconclusive_and_nothing_passe
     assert all(gated.dropped[0] in gated.verdict(endpoint).why for endpoint in OF_DUMMY)
 
 
+@pytest.mark.parametrize(("bad", "lost"), [
+    ({("baseline", 1), ("baseline", 2)}, "baseline"), ({("candidate", 1), ("candidate", 2)}, "candidate"),
+    ({("baseline", 1), ("candidate", 2)}, None), ({("baseline", 1), ("candidate", 1), ("candidate", 2)}, None),
+    ({("candidate", 1)}, None), (set(), None),
+])  # fmt: skip
+def test_the_side_that_alone_keeps_every_pair_from_counting_is_told(bad, lost):
+    made = [failed(m) if (m.paired.side, m.paired.pair) in bad else m for m in pairs(2)]
+    gated = judged(made)
+    assert gated.lost == lost and len(gated.dropped) == len({number for _, number in bad})
+    assert all(side in text for (side, number), text in zip(sorted(bad, key=lambda b: b[1]), gated.dropped))
+    for verdict in gated.exact if len(gated.dropped) == 2 else ():
+        assert (f"measurements of the {lost}" in verdict.why) is (lost is not None)
+
+
+def failed(m: Measurement) -> Measurement:
+    return replace(m, run=replace(m.run, failures=1))
+
+
 # What they say
 
 

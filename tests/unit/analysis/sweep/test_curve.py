@@ -64,6 +64,21 @@ def test_a_planted_plateau_is_found_or_what_the_last_doubling_gains(rates, state
     assert verdict.n == len(verdict.records) == 3 * len(rates)
 
 
+@pytest.mark.parametrize(("loads", "gain", "state"), [
+    ((1, 8, 64, 128), 0.13, FAILS), ((1, 8, 64, 256), 0.13, INCONCLUSIVE), ((1, 8, 64, 129), 0.13, INCONCLUSIVE),
+    ((1, 8, 64, 1024), 0.13, INCONCLUSIVE), ((1, 8, 64, 256), 0.05, PASSES), ((1, 8, 64, 96), 0.13, FAILS),
+])  # fmt: skip
+def test_across_a_gap_of_several_doublings_no_plateau_is_refuted(loads, gain, state):
+    """A doubling in it may gain more than the last one does, which was not measured."""
+    *_, before, last = loads
+    rates = {load: 100.0 * load**0.5 for load in loads[:-1]}
+    rates[last] = rates[before] * (1 + gain) ** math.log2(last / before)
+    verdict = noisy_curve(rates, noise=0.0005).pareto_plateau()
+    assert verdict.state is state and verdict.value == pytest.approx(gain, abs=0.005)
+    missing = state is INCONCLUSIVE
+    assert (f"{last / 2:g}" in verdict.remedy) is missing and verdict.again == (), "repeats would decide nothing"
+
+
 def test_without_a_plateau_it_is_told_what_ended_the_sweep():
     curve = noisy_curve(STEEP, noise=0.002)
     assert tells(replace(curve, measurements=(measurement(),)).pareto_plateau().why, 227), "requests in the KV cache"
