@@ -97,6 +97,9 @@ def engine_spec(
         allow_prefix_cache=options.allow_prefix_cache,
         model_facts=known,
     )
+    if not options.max_num_seqs:  # vLLM starts with no more than the tokens of a step
+        tokens = kv_cache.given_limit(spec, "max_num_batched_tokens")
+        spec = replace(spec, max_num_seqs=min(spec.max_num_seqs, tokens))
     if why := known.indivisible(spec.tensor_parallel_size):
         raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
     kv_cache.check_quantization(spec)

@@ -152,7 +152,8 @@ class Verdicts:
         return table.judge_row(question.row, curve or Curve(subject=short_name(question.model)), curves)
 
     def advice(self, model: str, slo_itl: str | None, efficiency: float) -> advisor.Advice:
-        """Return the advice on one model, as `slmserve advise --model` gives it from the run's archive.
+        """Return the advice on one model, as `slmserve advise --model` gives it from the run's archive, without a look
+        at sets of engines: tests measure them to hold the advice against.
 
         Raises Inconclusive if fewer than two loads are usable, BadUsage if `slo_itl` or `efficiency` is invalid.
         """
@@ -163,7 +164,7 @@ class Verdicts:
         if curves := [curve for curve in self.curves() if curve.subject == name]:
             found = subjects.of_curves(curves, None, None)
             wish = advisor.Objectives(slo=slo, threshold=efficiency, gpu_bytes=found.gpu_bytes)
-            [advice] = advisor.plan(found.subjects, wish).advices
+            [advice] = advisor.plan([replace(each, together=None) for each in found.subjects], wish).advices
             if len(advice.subject.usable) >= FEWEST_LOADS:
                 return advice
             problems = [text for point in curves[0].points for text in point.problems]

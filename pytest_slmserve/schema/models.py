@@ -195,7 +195,7 @@ def model_from_config(
             raise ValueError(f"num_key_value_heads: {kv_heads}, and {heads} heads")
         dtype = str(own.get("dtype") or own.get("torch_dtype") or "float16")
         experts = int(next((n for word in EXPERTS if (n := own.get(word))), 0))
-        counted = parameters if parameters is not None else parameters_of(config)
+        counted = parameters if parameters is not None else count_parameters(config)
         return Model(
             name=name,
             architecture=architecture,
@@ -258,7 +258,7 @@ def _number(entries: Mapping[str, Any], word: str, otherwise: int | None = None)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class LayerTraits:
     """What the configurations of a family do not tell of a layer. norms: over the hidden width. bias: whether query,
     key and value have one. head_norms: whether query and key are normalised, of each head or, as "whole", of all."""
 
@@ -269,12 +269,12 @@ class Family:
 
 # Decoders with RMSNorm and gated feed-forward layers, by their model_type (Transformers 5.19).
 FAMILIES = {
-    **dict.fromkeys(("llama", "mistral", "granite", "smollm3", "phi3", "gemma"), Family()),
-    "qwen2": Family(bias=True),
-    "qwen3": Family(head_norms="each"),
-    "gemma2": Family(norms=4),
-    "gemma3_text": Family(norms=4, head_norms="each"),
-    "olmo2": Family(head_norms="whole"),
+    **dict.fromkeys(("llama", "mistral", "granite", "smollm3", "phi3", "gemma"), LayerTraits()),
+    "qwen2": LayerTraits(bias=True),
+    "qwen3": LayerTraits(head_norms="each"),
+    "gemma2": LayerTraits(norms=4),
+    "gemma3_text": LayerTraits(norms=4, head_norms="each"),
+    "olmo2": LayerTraits(head_norms="whole"),
 }
 COUNTED = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -291,7 +291,7 @@ UNCOUNTED = re.compile(
 )
 
 
-def parameters_of(config: Mapping[str, Any]) -> int | None:
+def count_parameters(config: Mapping[str, Any]) -> int | None:
     """The number of weights of a decoder of one of `FAMILIES` by arithmetic; None if it is of another, or has an entry
     that is not known here."""
     family = FAMILIES.get(str(config.get("model_type")))

@@ -25,6 +25,6 @@ def test_an_interpreter_that_is_slow_or_not_there_is_a_note(tmp_path, monkeypatc
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o700)
     monkeypatch.setattr(models, "PROBE_S", 0.1)
-    for python, fact in ((slow, "0.1 s"), (tmp_path / "nobody", "nobody")):
-        [note] = probe_models([str(tmp_path)], str(python), {}, {"vllm": "0.26.0"})
+    for python, fact, vllm in ((slow, "0.1 s", "0.26.0"), (tmp_path / "nobody", "nobody", "0.27.0")):
+        [note] = probe_models([str(tmp_path)], str(python), {}, {"vllm": vllm})
         assert fact in note and str(tmp_path) in note

@@ -110,7 +110,7 @@ def test_a_folder_is_a_model_counted_or_not_and_what_is_none_is_refused(runs, mo
     assert [m.spec.model for m in ran.measured()] == ["mine"] * 4
     plan = runs.anew({}, FEW, "--slm-models=other --slm-python=/nowhere --slm-plan", folder=ran.folder)
     assert plan.ret == 0
-    plan.says("note: other: *(/nowhere *")
+    plan.says("note: other: *not counted*")
     plain = runs("def test_plain(): pass", FEW, "--slm-models=opt-1.4b")
     plain.refuses("opt-1.4b", "opt-1.3b")  # even where no test uses it
 
