@@ -6,7 +6,7 @@ Nothing is measured here. A comparison with a stored baseline is cheaper than a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_slmserve.analysis.advice import advisor, subjects
