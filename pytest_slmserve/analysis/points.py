@@ -244,7 +244,8 @@ def summary_of(*group: Measurement) -> Summary:
     own = [window.output_tokens_per_s(m.run) for m in group]
     total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
     means = (window.latencies([run]).e2e_s.mean for run in runs)
-    device = sensed(sorted(runs, key=lambda run: run.telemetry is None), total)
+    in_convoys = any(is_steady(m.load) and m.load.ramp_up == "burst" for m in group)
+    device = sensed(sorted(runs, key=lambda run: run.telemetry is None), total, in_convoys)
     return ReplicaSummary(
         output_tokens_per_s=total,
         each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
@@ -289,7 +290,7 @@ def summarize(measurement: Measurement) -> Summary:
         "decode_tensor": tensor,
         "saturation_gap": gpu_figures.saturation_gap(dram, tensor),
         "bound": step.bound,
-        **sensed([run], tokens_per_s, is_job(load)),
+        **sensed([run], tokens_per_s, is_job(load) or (is_steady(load) and load.ramp_up == "burst")),
     }
     if not is_job(load):
         return Summary(**figures)
@@ -308,7 +309,7 @@ def summarize(measurement: Measurement) -> Summary:
 
 def sensed(runs: Sequence[Run], tokens_per_s: float | None, is_whole: bool = False) -> dict[str, Any]:
     """Return the figures of the first run's sensors by name, and the energy of a token of the engines of all runs.
-    is_whole: of a whole job."""
+    is_whole: of a whole job, or of whole convoys."""
     seen = gpu_figures.device_figures(runs[0])
     energy = gpu_figures.energy_per_token_j(runs, tokens_per_s, is_whole)
     return {f.name: getattr(seen, f.name) for f in fields(gpu_figures.SensorFigures)} | {"energy_per_token_j": energy}

@@ -265,9 +265,9 @@ def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole
     """Joules per output token of the engines that share the GPUs which the first run's sensors read.
 
     It is the growth of the energy counter over the tokens of the very same time, because throughput changes within a
-    window, of which readings once a second may span but half. Without a counter, or if the window is a whole job, in
-    whose beginning and end fewer tokens are made: mean power over the throughput. None if energy or throughput are
-    unknown, or no token came.
+    window, of which readings once a second may span but half. Without a counter, or if the window is a whole job or
+    whole convoys, of which a part makes other tokens than the rest: mean power over the throughput. None if energy or
+    throughput are unknown, or no token came.
     """
     if not tokens_per_s:
         return None
@@ -280,12 +280,11 @@ def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole
     if is_whole or not ends:
         power_w = device_figures(runs[0]).power_w
         return None if power_w is None else power_w / tokens_per_s
-    began = runs[0].began_s or 0.0
-    made = (
-        [window.tokens_until(run, at + (began - run.began_s if run.began_s is not None else 0.0)) for at in times]
-        for run in runs
-    )
-    tokens = sum(_growth(each, ends) for each in made)
+    tokens = 0.0
+    for run in runs:  # each has a clock of its own, which began with it
+        later = 0.0 if run.began_s is None or runs[0].began_s is None else runs[0].began_s - run.began_s
+        moments = [at + later for at in times]
+        tokens += window.tokens_between(run, moments[:ends], moments[-ends:])
     return _growth(joules, ends) / tokens if tokens > 0 else None
 
 

@@ -65,14 +65,18 @@ def tokens_so_far(run: Run) -> Sequence[float]:
     return [*accumulate(whole_trace(run)[1], initial=0.0)]
 
 
-def tokens_until(run: Run, at: float) -> float:
-    """Output tokens that a run has made so far at a time. Those of a step come evenly while it lasts."""
-    ends, tokens = whole_trace(run)
-    number = bisect_right(ends, at)
-    made = tokens_so_far(run)[number]
-    if 0 < number < len(ends):
-        made += tokens[number] * (at - ends[number - 1]) / (ends[number] - ends[number - 1])
-    return made
+def tokens_between(run: Run, begins: Sequence[float], ends: Sequence[float]) -> float:
+    """Output tokens that a run made from one time to another, summed over pairs of times. Those of a step come evenly
+    while it lasts. The same whatever the run did before."""
+    at_ends, tokens = whole_trace(run)
+    parts: list[float] = []
+    for sign, at in (*((-1, at) for at in begins), *((1, at) for at in ends)):
+        number = bisect_right(at_ends, at)
+        parts.append(sign * tokens_so_far(run)[number])
+        if 0 < number < len(at_ends):
+            before, after = at_ends[number - 1 : number + 1]
+            parts.append(sign * tokens[number] * (at - before) / (after - before))
+    return math.fsum(parts)
 
 
 @once
