@@ -150,7 +150,8 @@ def test_launches_that_measured_equally_often_are_what_is_repeated():
     assert verdict.state is INCONCLUSIVE, "four repeats for themselves would tell 0.12 within 0.015"
 
 
-def test_no_share_is_below_nothing_or_above_all():
+def test_the_largest_load_alone_has_to_be_seen_and_no_share_is_below_nothing_or_above_all():
+    assert judged(FEW_WARPS, drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), ["sm_occupancy"], at=1)).state is PASSES
     assert judged(FEW_WARPS, sweep("sm_occupancy", *[[0.02, 0.10]] * 3)).low == 0.0
     assert judged(FEW_WARPS, sweep("sm_occupancy", *[[0.9, 1.0]] * 3)).high == 1.0
 
