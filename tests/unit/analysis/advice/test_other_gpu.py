@@ -91,7 +91,9 @@ def test_noise_of_a_load_is_no_noise_of_the_others(side):
     assert seen[-1].high - seen[-1].low < 0.5 * (seen[0].high - seen[0].low)
 
 
-@pytest.mark.parametrize(("name", "family"), [("h200", "H200"), ("NVIDIA A100-SXM4-40GB", "A100-40"), ("L40S", "L40S")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("h200", "H200"), ("H100", "H100"), ("NVIDIA A100-SXM4-40GB", "A100-40"), ("L40S", "L40S")]
+)
 def test_a_gpu_is_named_by_its_family_or_as_nvml_does(name, family):
     assert gpu_named(name).family == family
     with refused("MI300X", hint="H200"):

@@ -10,8 +10,6 @@ from statistics import fmean
 import pytest
 from committed import archive
 from facts import tells
-from hypothesis import given
-from hypothesis import strategies as st
 from published import ROWS, served
 from refusals import refused
 from stored_records import having
@@ -21,11 +19,10 @@ from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Gains, Objectives, plan, utilization
 from pytest_slmserve.analysis.advice.subjects import KV_BLOCKS, LATENCY, THROUGHPUT, UNPREEMPTED
 from pytest_slmserve.analysis.claims.table import applies, claim_of, stored_curves
-from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.points import points_of, ratio, shared_points
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
-from pytest_slmserve.analysis.verdict import State, within
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.advice import serve_words
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.models import CATALOGUE, model_from_config
@@ -304,15 +301,6 @@ def test_on_the_cpu_the_kv_cache_has_whole_gib(batch, gib):
 
 
 # What was predicted of it
-
-
-@given(st.floats(0.5, 1.5), st.floats(0, 0.5), st.floats(0.01, 0.4))
-def test_within_is_decided_where_no_end_of_the_interval_says_otherwise(value, half, margin):
-    seen = within(Interval(value, value - half, value + half), 1 - margin, 1 + margin)
-    assert (seen is PASSES) == (1 - margin <= value - half and value + half <= 1 + margin)
-    assert seen is not FAILS or abs(value - 1) > margin
-    assert seen is not INCONCLUSIVE or half > 0
-    assert within(Interval(value), 1 - margin, 1 + margin) is INCONCLUSIVE, "without known noise"
 
 
 @pytest.mark.parametrize(("factor", "wanted", "in_time"), [

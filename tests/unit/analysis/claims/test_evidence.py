@@ -13,17 +13,17 @@ from facts import numbers, tells
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import having
-from strategies import H200, job_point, judge, measurement, point, without
+from strategies import H200, judge, measurement, point, without
 
 from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.evidence import NO_DECODING, NO_ENERGY, NO_PROFILE, NO_UTIL, PUBLISHED
 from pytest_slmserve.analysis.claims.table import applies, claim_of
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
-from pytest_slmserve.analysis.points import Summary, ratio, shared_points
+from pytest_slmserve.analysis.points import Summary, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.records import Replica
-from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec
+from pytest_slmserve.schema.specs import GIB, ClosedLoop
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 ORDINARY = {
@@ -150,7 +150,8 @@ def test_launches_that_measured_equally_often_are_what_is_repeated():
     assert verdict.state is INCONCLUSIVE, "four repeats for themselves would tell 0.12 within 0.015"
 
 
-def test_no_share_is_below_nothing_or_above_all():
+def test_the_largest_load_alone_has_to_be_seen_and_no_share_is_below_nothing_or_above_all():
+    assert judged(FEW_WARPS, drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), ["sm_occupancy"], at=1)).state is PASSES
     assert judged(FEW_WARPS, sweep("sm_occupancy", *[[0.02, 0.10]] * 3)).low == 0.0
     assert judged(FEW_WARPS, sweep("sm_occupancy", *[[0.9, 1.0]] * 3)).high == 1.0
 
@@ -489,13 +490,6 @@ def test_one_engine_measured_for_comparison_is_no_point_of_a_sweep():
     assert found.one_engine(8).repeats == pytest.approx((800.0,)) and found.one_engine(64) is None
 
 
-def test_the_gain_by_hand():
-    (shared,) = shared_points(together((600.0, 600.0), (610.0, 610.0)))
-    gain = ratio(shared, point(16, [1000.0, 1000.0]))
-    assert gain.value == pytest.approx(1.21) and gain.low < 1.21 < gain.high
-    assert ratio(shared_points(TWO[:2])[0], point(16, [1000.0])).low is None
-
-
 @pytest.mark.parametrize(
     ("rates", "state"), [((620.0, 624.0), PASSES), ((450.0, 452.0), FAILS), ((400.0, 620.0), INCONCLUSIVE)]
 )
@@ -578,10 +572,3 @@ def test_what_is_missing_is_said(claim):
     assert once.state is INCONCLUSIVE and "--slm-repeats 2" in once.why
     there = [applies(claim_of(f"replicas-pay-{how}"), curve(ONE, runs)) for how in ("mps", "mig")]
     assert there == [True, False]
-
-
-def test_of_groups_that_are_alike_the_most_varied_counts():
-    grid = [job_point(output_tokens=n) for n in (32, 64)]
-    single = job_point(output_tokens=32, spec=EngineSpec("opt-6.7b", max_num_seqs=8))
-    assert evidence.most_varied([grid, [single]], lambda p: p.output_tokens) == grid
-    assert evidence.most_varied([], lambda p: p.output_tokens) == []

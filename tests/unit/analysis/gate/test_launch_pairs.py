@@ -11,15 +11,13 @@ import pytest
 from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
-from launches import LOADS, RATES, launch, pair_of_launches, pairs
+from launches import LOADS, launch, pair_of_launches, pairs
 from stored_records import BUSY, having
-from strategies import measurement
 
 from pytest_slmserve.analysis.gate import launch_pairs
 from pytest_slmserve.analysis.gate.decision import MAX_GATED, GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, GATED, MEMORY, OUTPUTS, SIDES, Answers, Differs, pairs_of
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement
@@ -313,11 +311,6 @@ def test_what_is_decided_or_missing_waits_for_no_further_pair(facts):
 def test_a_difference_that_noise_may_explain_asks_for_more():
     gated = judged([m for n in range(1, 5) for m in pair_of_launches(n, speed=1.1 if n % 2 else 0.9)])
     assert gated.outcome is INCONCLUSIVE and not gated.settled
-
-
-def test_measurements_of_a_gate_are_no_points_of_a_sweep():
-    alone = measurement(8, RATES[0])
-    assert [*by_series([*pairs(2), alone]).values()] == [[alone]]
 
 
 # Greedy tokens
