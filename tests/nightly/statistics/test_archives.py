@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.compare import changes
 from pytest_slmserve.analysis.compare.changes import Judgement, release_histories
 
 
-@pytest.mark.parametrize(("judged", "rate"), [(by_compare, 0.003), (by_stored_baseline, 0.01), (by_claims, 0.07)])
+@pytest.mark.parametrize(("judged", "rate"), [(by_compare, 0.003), (by_stored_baseline, 0.01), (by_claims, 0.075)])
 def test_no_run_is_better_or_worse_than_its_twin(judged, rate):
     """None is; and if this share of the verdicts were wrong, one of them would have been seen, but for one in 1000."""
     found = together(judged(*pair) for pair in twins(names_of()))
