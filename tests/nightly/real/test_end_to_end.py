@@ -63,7 +63,7 @@ def test_what_was_advised_is_what_is_served(finished):
     path.write_text(path.read_text("utf-8").replace("verified(advice, slm_spec, found)", MEASURED), "utf-8")
     with TemporaryDirectory(prefix="slm-") as tmp:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *WORDS, "--slm-resume", "test_advice_shipped.py"],
+            [sys.executable, "-m", "pytest", *WORDS, "test_advice_shipped.py", "--slm-resume"],
             cwd=finished.folder,
             env=os.environ | {"TMPDIR": tmp},
             capture_output=True,
