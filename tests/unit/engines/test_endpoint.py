@@ -4,6 +4,7 @@ and prompts that no prefix cache has seen. The server's answers are planted, and
 import http.client
 import json
 import socket
+import ssl
 from base64 import b64encode
 from contextlib import nullcontext
 from dataclasses import replace
@@ -121,6 +122,15 @@ def test_what_a_server_refuses_is_not_asked_for(monkeypatch, words, without):
     assert server.asked[-1]["stream"] is True and "max_tokens" in server.asked[-1]
 
 
+def raising(error):
+    """A server that is not reached, for this reason."""
+
+    def ask(*_):
+        raise error
+
+    return ask
+
+
 @pytest.mark.parametrize(
     ("answer", "told", "hint"),
     [
@@ -129,6 +139,9 @@ def test_what_a_server_refuses_is_not_asked_for(monkeypatch, words, without):
         (lambda *_: (413, "text/plain", "no"), "413: no", "--extra-body"),
         (lambda *_: (403, "text/plain", "no"), "403: no", "SLM_ENDPOINT"),
         (lambda *_: (307, "text/plain", "no"), "307: no", "the URL that it leads to"),
+        (lambda *_: (429, "text/plain", "no"), "429: no", "limits how much you ask"),
+        (raising(ssl.SSLCertVerificationError("self-signed")), "does not answer: .*self-signed", "SSL_CERT_FILE=PATH"),
+        (raising(ssl.SSLError("WRONG_VERSION_NUMBER")), "does not answer: .*WRONG", "the URL of a server that runs"),
         (lambda *_: (200, "text/event-stream", 'data: {"error": "out of memory"}\n\n'), "out of memory", "log"),
     ],
 )

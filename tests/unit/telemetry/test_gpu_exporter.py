@@ -218,6 +218,15 @@ def test_the_host_of_the_url_is_asked_and_no_proxy(exporter, monkeypatch, url, k
     assert sent.startswith(f"POST {target} HTTP/1.1\r\n") and "\r\nKey: k\r\n" in sent and sent.endswith("\r\n\r\nbody")
 
 
+@pytest.mark.parametrize(("interim", "status"), [(0, 200), (1, 200), (7, 200), (8, 103)])
+def test_responses_before_the_one_that_answers_are_passed_over(exporter, interim, status):
+    """Early Hints may come several times, not without an end."""
+    hints = "HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n"
+    exporter.version = hints * interim + "HTTP/1.1"
+    exporter.text = "hello"
+    assert ask_once("GET", URL, {}, None, 5.0)[0] == status
+
+
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
 def test_an_answer_that_python_closes_at_its_end(version, monkeypatch):
     """As 3.13 does; releases before do so with the next read."""

@@ -382,3 +382,23 @@ def test_the_gain_against_its_bound(gains, single, shared, wanted, value):
     assert verdict.value == (value and pytest.approx(value))
     if value:
         assert verdict.threshold == 2 and tells(verdict.why, f"{value:.3g} times", "2 times")
+
+
+@pytest.mark.parametrize(("shares", "value"), [
+    ((0.6,), 1.2),
+    ((0.5, 0.75, 0.6), 1.5),  # the best set
+    ((), None),
+])  # fmt: skip
+def test_the_gain_of_measured_sets_is_that_of_the_best(shares, value):
+    alone = sweep()
+    found = subjects.gain_of_sets(replace(alone, shared=(together(share),)) for share in shares)
+    assert found is None if value is None else found.value == pytest.approx(value)
+
+
+def test_a_set_that_cannot_be_compared_has_no_gain():
+    """Not valid, of several GPUs, or under a load that one engine was not measured under."""
+    good = together(0.6)
+    others = (together(0.6, failures=1), replace(good, sharing="gpus"), replace(good, concurrency=48))
+    for shared in others:
+        assert subjects.gain_of_sets([replace(sweep(), shared=(shared,))]) is None
+    assert subjects.gain_of_sets([replace(sweep(), shared=(*others, good))]).value == pytest.approx(1.2)
