@@ -21,7 +21,15 @@ from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, Resolved, Run
-from pytest_slmserve.schema.specs import EngineSpec, OpenLoop, WorkloadReference, is_job, is_steady, short_hash
+from pytest_slmserve.schema.specs import (
+    EngineSpec,
+    OpenLoop,
+    WorkloadReference,
+    is_burst,
+    is_job,
+    is_steady,
+    short_hash,
+)
 
 FoundRepeat = tuple[ReplicaGroup, CheckResult]  # a repeat, and what was found wrong with it
 CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
@@ -244,7 +252,7 @@ def summary_of(*group: Measurement) -> Summary:
     own = [window.output_tokens_per_s(m.run) for m in group]
     total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
     means = (window.latencies([run]).e2e_s.mean for run in runs)
-    in_convoys = any(is_steady(m.load) and m.load.ramp_up == "burst" for m in group)
+    in_convoys = any(is_burst(m.load) for m in group)
     device = sensed(sorted(runs, key=lambda run: run.telemetry is None), total, in_convoys)
     return ReplicaSummary(
         output_tokens_per_s=total,
@@ -290,7 +298,7 @@ def summarize(measurement: Measurement) -> Summary:
         "decode_tensor": tensor,
         "saturation_gap": gpu_figures.saturation_gap(dram, tensor),
         "bound": step.bound,
-        **sensed([run], tokens_per_s, is_job(load) or (is_steady(load) and load.ramp_up == "burst")),
+        **sensed([run], tokens_per_s, is_job(load) or is_burst(load)),
     }
     if not is_job(load):
         return Summary(**figures)

@@ -346,10 +346,14 @@ class Planner:
             here = self._environments[own]
         return here.on(len(spec.gpus))
 
+    @property
+    def window_s(self) -> float:
+        """The shortest window of a closed loop."""
+        return self.options.window or DEFAULTS[self.platform].window_s
+
     def load(self, concurrency: int, words: Words = NO_WORDS) -> ClosedLoop:
         """Return the closed loop of this number of concurrent requests, as the options and a marker say."""
-        window_s = self.options.window or DEFAULTS[self.platform].window_s
-        return ClosedLoop(concurrency, window_s=window_s, ramp_up=words.get("ramp_up") or self.options.ramp_up)
+        return ClosedLoop(concurrency, window_s=self.window_s, ramp_up=words.get("ramp_up") or self.options.ramp_up)
 
     def case(
         self, engines: EngineSpec | ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[Load], **names: str

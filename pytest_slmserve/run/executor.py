@@ -21,7 +21,7 @@ from pytest_slmserve.engines.device_lock import lock_device
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool, ReplicaEngines, equal_parts
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import DEFAULTS, Case, url_lock
+from pytest_slmserve.plan.cases import Case, url_lock
 from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
@@ -135,8 +135,7 @@ class Devices:
     def _opened(self, devices: Sequence[str]) -> Sampler | None:
         options, notes = self.planner.options, self.planner.notes
         interval_s = options.telemetry_interval or INTERVAL_S
-        window_s = options.window or DEFAULTS[self.planner.platform].window_s
-        sampler, said = open_sampler(options.telemetry, devices[0], interval_s, devices[1:], window_s)
+        sampler, said = open_sampler(options.telemetry, devices[0], interval_s, devices[1:], self.planner.window_s)
         notes.extend(note for note in said if note not in notes)
         if sampler:
             self._undo.callback(sampler.close)

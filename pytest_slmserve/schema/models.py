@@ -182,8 +182,8 @@ def model_from_config(
     reads in the entries that are not there. Raises BadUsage if a needed entry is missing, if it is what no model can
     have, and for a model that generates no text."""
     try:
-        entries = {**config, **(config.get("text_config") or {}), **(completed or {})}
         own = {**config, **(config.get("text_config") or {})}
+        entries = {**own, **(completed or {})}
         architecture = architecture_of(config)
         if NO_TEXT.fullmatch(architecture) or config.get("is_encoder_decoder"):
             raise BadUsage(f"{name}: {architecture} is no decoder that generates text", "a model that does")
@@ -281,7 +281,7 @@ COUNTED = {
     *("num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"),
 }
 # Entries that change no weight. A configuration with any other is not counted here.
-UNCOUNTED = re.compile(
+WEIGHTLESS = re.compile(
     r"_.*|unsloth.*|.*_token_id|rope_.*|.*dropout|.*_pdrop|.*softcapping|.*_multiplier|logits_scaling|architectures|"
     r"model_type|torch_dtype|dtype|transformers_version|use_cache|initializer_range|hidden_act|hidden_activation|"
     r"max_position_embeddings|original_max_position_embeddings|rms_norm_eps|pretraining_tp|partial_rotary_factor|"
@@ -295,7 +295,7 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
     """The number of weights of a decoder of one of `FAMILIES` by arithmetic; None if it is of another, or has an entry
     that is not known here."""
     family = FAMILIES.get(str(config.get("model_type")))
-    if family is None or not all(name in COUNTED or UNCOUNTED.fullmatch(name) for name in config):
+    if family is None or not all(name in COUNTED or WEIGHTLESS.fullmatch(name) for name in config):
         return None
     hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
     size = _number(config, "head_dim", hidden // heads)
@@ -310,14 +310,14 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
     return tables * rows * hidden + _number(config, "num_hidden_layers") * layer + hidden
 
 
-FLOAT4, MX_GROUP = 16, 32  # weights that share a scale in NVFP4, and in MXFP8
+NVFP4_GROUP, MXFP8_GROUP = 16, 32  # weights that share a scale in NVFP4, and in MXFP8
 # Bits, group size and bits of its scale by the names of NVIDIA's ModelOpt (`quant_algo`).
 ALGORITHMS: dict[str, tuple[float, int | None, int]] = {
     "FP8": (8, None, 16),
     "FP8_PER_CHANNEL_PER_TOKEN": (8, None, 16),
-    "NVFP4": (4, FLOAT4, 8),
-    "W4A16_NVFP4": (4, FLOAT4, 8),
-    "MXFP8": (8, MX_GROUP, 8),
+    "NVFP4": (4, NVFP4_GROUP, 8),
+    "W4A16_NVFP4": (4, NVFP4_GROUP, 8),
+    "MXFP8": (8, MXFP8_GROUP, 8),
     "W4A16_AWQ": (4, 128, 16),
     "W4A8_AWQ": (4, 128, 16),
 }

@@ -471,6 +471,11 @@ def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
     return isinstance(load, ClosedLoop) and load.requests is None
 
 
+def is_burst(load: Load) -> TypeGuard[ClosedLoop]:
+    """Check whether a load is a point of a sweep whose requests start together, and go on ending together."""
+    return is_steady(load) and load.ramp_up == "burst"
+
+
 def is_job(load: Load) -> TypeGuard[OpenLoop]:
     """Check whether a load is a number of requests that come by a schedule and are served to the end."""
     return isinstance(load, OpenLoop) and load.requests is not None

@@ -586,6 +586,19 @@ def samples(page: str, names: Iterable[str]) -> list[Any]:
         raise ValueError(f"the page is not in Prometheus' format: {error}") from error
 
 
+def _in_dcgms_unit(name: str, value: float, is_new: bool) -> tuple[int | None, float]:
+    """The number and the value, in DCGM's unit, of what a page has by this name. is_new: whether it is of DCGM 4.7. No
+    number if the unit cannot be told: a 1 of `EITHER` is 1 % by DCGM 4.6, and all of the time by 4.7."""
+    if name in IN_OUR_UNITS:
+        number = IN_OUR_UNITS[name]
+        return number, value * PER_UNIT[number]
+    if name != EITHER:
+        return NUMBERS[name], value
+    if is_new or value != value // 1:
+        return of.GPU_UTIL, value * PER_UNIT[of.GPU_UTIL]
+    return None if value == 1 else of.GPU_UTIL, value
+
+
 def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
     """Values of one GPU among the samples of a page, by number, in DCGM's units. The GPU is the one of that UUID or, if
     the page knows none, the only one. Raises SensorFailed if it is not on the page, if MIG divides it, or if two lines
@@ -594,33 +607,22 @@ def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
     divided, contradicted, shown = set[str](), dict[str, str](), dict[str, str]()
     is_new = any(sample.name.upper() in IN_OUR_UNITS for sample in page)
     for sample in page:
-        name, labels = (
-            sample.name.upper(),
-            {
-                label.lower(): value
-                for label, value in sorted(sample.labels.items(), reverse=True)  # UUID before uuid
-            },
-        )
-        gpu = str(labels.get("uuid") or f"gpu {labels.get('gpu', '?')}")
-        value, number = sample.value, NUMBERS.get(name)
-        if name in IN_OUR_UNITS:
-            number = IN_OUR_UNITS[name]
-            value *= PER_UNIT[number]
-        elif name == EITHER:
-            is_ratio = is_new or DRIVER_4_7 in labels or value != value // 1
-            number = None if value == 1 and not is_ratio else of.GPU_UTIL  # 1 % by 4.6, and all of the time by 4.7
-            value *= PER_UNIT[of.GPU_UTIL] if is_ratio else 1
+        name = sample.name.upper()
         if name not in ON_A_PAGE:
             continue
-        shown[gpu.lower()] = gpu
-        divided |= {gpu.lower()} if labels.get("gpu_i_id") else set()
-        known = gpus.setdefault(gpu.lower(), {})
+        labels = {label.lower(): text for label, text in sorted(sample.labels.items(), reverse=True)}  # UUID over uuid
+        gpu = str(labels.get("uuid") or f"gpu {labels.get('gpu', '?')}")
+        key = gpu.lower()
+        shown[key] = gpu
+        divided |= {key} if labels.get("gpu_i_id") else set()
+        known = gpus.setdefault(key, {})
+        number, value = _in_dcgms_unit(name, sample.value, is_new or DRIVER_4_7 in labels)
         if number is None:
             continue
         before = known.setdefault(number, value)
         close = TWO_NAMES if name in (*IN_OUR_UNITS, EITHER) else 0.0  # the older name has it rounded
-        if not (before == value or before != before or value != value) and abs(before - value) > close * abs(before):
-            contradicted[gpu.lower()] = f"{name} of {gpu} twice, as {before:g} and {value:g}"
+        if before != value and abs(before - value) > close * abs(before):
+            contradicted[key] = f"{name} of {gpu} twice, as {before:g} and {value:g}"
     mine = device_uuid.lower()
     if mine not in gpus:
         if len(gpus) != 1 or not next(iter(gpus)).startswith("gpu "):

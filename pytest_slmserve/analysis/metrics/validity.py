@@ -20,7 +20,7 @@ from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, Replica, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import is_job, is_steady
+from pytest_slmserve.schema.specs import is_burst, is_job, is_steady
 
 Kind = Literal["invalid", "degraded"]
 
@@ -364,7 +364,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if rate is not None and fraction is not None and fraction > 1:
         what = f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times"
         yield f"{what} what {environment.gpu_name} can do at most"
-    if is_steady(load) and load.ramp_up == "burst" and len(run.steps):
+    if is_burst(load) and len(run.steps):
         period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
         periods = (len(window.window_trace(run).steps) - 1) / period
         if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:
@@ -434,8 +434,10 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
         yield f"{what} (limit {percent(least)} of them)"
     elif held is not None:
         wanted = min(load.concurrency, measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs)
+        if held >= least * wanted:
+            return
         room = kv_capacity(measurement.spec, measurement.workload.longest, measurement.resolved)
-        if held < least * wanted and (room is None or room < wanted):
+        if room is None or room < wanted:
             why = "its KV cache is not known" if room is None else f"its KV cache has room for {room}"
             what = f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for"
             yield f"{what} (limit {percent(least)} of them): {why}"

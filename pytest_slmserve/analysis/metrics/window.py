@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Measurement, ReplicaGroup, Run, Samples
-from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_steady
+from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_burst
 
 BATCHES = 8
 LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the stamps, which a record rounds
@@ -231,7 +231,7 @@ def common_span(group: Sequence[Measurement]) -> list[Run]:
     of requests that start together: their windows are whole convoys, and parts of one differ."""
     runs = [m.run for m in group]
     began = [run.began_s for run in runs if run.began_s is not None]
-    if len(began) < len(runs) or any(is_steady(m.load) and m.load.ramp_up == "burst" for m in group):
+    if len(began) < len(runs) or any(is_burst(m.load) for m in group):
         return runs
     opens = max(at + run.window_s[0] for at, run in zip(began, runs))
     closes = min(at + run.window_s[1] for at, run in zip(began, runs))
