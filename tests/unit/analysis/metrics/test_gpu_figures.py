@@ -121,10 +121,9 @@ def test_figures_of_anything_at_all_can_be(telemetry, window_s):
 def test_without_readings_in_a_window_there_are_no_figures():
     nothing = run_of(None), run_of(planted_telemetry(until_s=1.0)), run_of(planted_telemetry(), (5.0, 5.0))
     assert [device_figures(run) for run in nothing] == [DeviceFigures()] * 3
-    assert {*asdict(DeviceFigures()).values()} == {None}
-    found = asdict(device_figures(run_of(planted_telemetry({of.GPU_UTIL: 0.5}))))
-    told = {name: value for name, value in found.items() if value is not None}
-    assert told == pytest.approx({"gpu_util": 0.5, "coverage": 1.0}) and figures(spans=False).coverage is None
+    found = device_figures(run_of(planted_telemetry({of.GPU_UTIL: 0.5})))
+    assert asdict(found) == pytest.approx(asdict(DeviceFigures(gpu_util=0.5, coverage=1.0)))
+    assert figures(spans=False).coverage is None
 
 
 def test_a_change_is_told_by_the_value_before_the_window_and_what_is_no_number_is_missing():
@@ -140,28 +139,17 @@ def test_a_change_is_told_by_the_value_before_the_window_and_what_is_no_number_i
 
 def later(value, otherwise):
     """A column that is one thing in the second half of the window and another before."""
-    return lambda at: (value(at) if callable(value) else value) if at > 7 else otherwise
+    return lambda at: value if at > 7 else otherwise
 
 
-NO_POWER = {"power_w": None, "energy_deviation": None}
-
-
-@pytest.mark.parametrize(
-    ("columns", "expected"),
-    [
-        # The deviation is of the time that the counter tells of.
-        ({of.ENERGY: later(lambda at: 400.0 * at, None), of.POWER_INSTANT: later(440.0, 100.0)},
-         {"power_w": 400.0, "energy_deviation": 0.1}),
-        ({of.ENERGY: lambda at: 1e6 if at == 7 else None}, {"power_w": 400.0, "energy_deviation": None}),
-        *(({of.ENERGY: counter}, NO_POWER) for counter in (lambda at: 5000.0 - at, lambda at: 400.0 * (at % 7), 1e6)),
-        ({of.CAPPED_POWER: lambda at: 0.3 * at if at % 1 == 0 else None}, {"power_capped": 0.3}),
-        ({of.CAPPED_POWER: None, of.CLOCK_REASONS: later(5.0, 1.0)}, {"power_capped": 0.5}),
-        ({of.CAPPED_POWER: None, of.CLOCK_REASONS: None}, {"power_capped": None}),
-        # Coverage is of the profiled counters where there are any.
-        (dict.fromkeys(of.PROFILED, later(None, 0.5)), {"coverage": 0.5}),
-        (dict.fromkeys(of.PROFILED), {"coverage": 0.0}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("columns", "expected"), [
+    # A counter that begins again tells nothing.
+    *(({of.ENERGY: counter}, {"power_w": None, "energy_deviation": None})
+      for counter in (lambda at: 5000.0 - at, lambda at: 400.0 * (at % 7))),
+    ({of.CAPPED_POWER: None, of.CLOCK_REASONS: later(5.0, 1.0)}, {"power_capped": 0.5}),
+    ({of.CAPPED_POWER: None, of.CLOCK_REASONS: None}, {"power_capped": None}),
+    (dict.fromkeys(of.PROFILED), {"coverage": 0.0}),
+])  # fmt: skip
 def test_figures_of_counters_that_tell_less_than_all(columns, expected):
     found = asdict(figures(columns))
     assert {name: found[name] for name in expected} == pytest.approx(expected)
@@ -185,14 +173,12 @@ def test_power_adds_up_ratios_are_means_and_the_slowest_clock_counts():
     first = {**watts(300.0), of.SM_ACTIVE: 0.4, of.SM_CLOCK: 1980e6, of.TEMPERATURE: 50.0, of.MEMORY_USED: 8e9}
     second = {**watts(200.0), of.SM_ACTIVE: 0.6, of.SM_CLOCK: 1755e6, of.TEMPERATURE: 61.0, of.MEMORY_USED: 9e9}
     run = run_of(several(first, second, notes=("lost",)))
-    seen = device_figures(run)
-    assert (seen.power_w, seen.sm_active, seen.sm_clock_hz) == pytest.approx((500.0, 0.5, 1755e6))
-    assert (seen.memory_used_bytes, seen.own_cores) == pytest.approx((17e9, 2.0))
+    seen, each = device_figures(run), gpu_figures.runs_of_each_gpu(run)
+    found = seen.power_w, seen.sm_active, seen.sm_clock_hz, seen.memory_used_bytes, seen.own_cores
+    assert found == pytest.approx((500.0, 0.5, 1755e6, 17e9, 2.0))
     assert max(gpu_figures.watched(run).values(of.TEMPERATURE)) == 61.0
-    each = gpu_figures.runs_of_each_gpu(run)
-    assert [device_figures(one).power_w for one in each] == pytest.approx([300.0, 200.0])
-    told = [(device_figures(one).own_cores, one.telemetry.notes) for one in each]
-    assert told == [(2.0, ("lost",)), (None, ())], "the host is the first one's"
+    told = [(device_figures(one).power_w, device_figures(one).own_cores, one.telemetry.notes) for one in each]
+    assert told == [(pytest.approx(300), 2, ("lost",)), (pytest.approx(200), None, ())], "the host is the first one's"
 
 
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=4))
@@ -210,13 +196,25 @@ def test_what_one_does_not_say_is_not_known_of_all_and_one_gpu_stays_what_it_is(
     assert gpu_figures.runs_of_each_gpu(run_of(one)) == gpu_figures.runs_of_each_gpu(run_of(None)) == ()
 
 
-@pytest.mark.parametrize(
-    ("powers", "imbalance"),
-    [([300.0, 200.0], 0.4), ([300.0, 100.0, 200.0], 1.0), ([250.0] * 4, 0.0), ([1.0, 999.0], 998 / 500),
-     ([300.0, 200.0, None], None), ([0.0, 0.0], None)],
-)  # fmt: skip
+@pytest.mark.parametrize(("powers", "imbalance"), [
+    ([300.0, 200.0], 0.4), ([300.0, 100.0, 200.0], 1.0), ([250.0] * 4, 0.0),
+    ([300.0, 200.0, None], None), ([0.0, 0.0], None),
+])  # fmt: skip
 def test_imbalance_is_the_distance_over_the_mean(powers, imbalance):
     assert device_figures(run_of(several(*map(watts, powers)))).power_imbalance == pytest.approx(imbalance)
+
+
+@given(drawn_readings(0.5, gpus=3), WINDOWS, st.permutations(range(3)))
+def test_the_order_of_gpus_says_nothing_and_two_alike_take_twice_the_power_and_memory_of_one(made, window_s, order):
+    def seen(gpus):
+        found = asdict(device_figures(run_of(replace(made, gpus=tuple(gpus)), window_s)))
+        return {name: value for name, value in found.items() if value is not None}
+
+    assert seen(made.gpus[i] for i in order) == pytest.approx(seen(made.gpus), rel=1e-9)
+    one, two = seen(made.gpus[:1]), seen(made.gpus[:1] * 2)
+    doubled = {name: 2 * one[name] for name in ("power_w", "power_limit_w", "memory_used_bytes") if name in one}
+    balance = {"power_imbalance": 0.0} if one.get("power_w") else {}
+    assert two == pytest.approx({**one, **doubled, **balance}, rel=1e-9)
 
 
 # Decoding alone
@@ -261,18 +259,15 @@ def beside(cpu_s, host="a", python="3.12"):
 OPENS_S = measurement().run.window_s[0]
 
 
-@pytest.mark.parametrize(
-    ("measured", "speeds", "rel"),
-    [
-        ([beside(0.004), measurement(), beside(0.008)], [1, None, 0.5], None),
-        ([beside(0.004, "a"), beside(0.005, "b"), beside(0.010, "b")], [1.0, 1.0, 0.5], None),
-        ([beside(0.004), beside(0.008, python="3.10")], [1.0, 1.0], None),
-        # A lucky piece, and pieces outside the window, are not the speed of a host.
-        ([beside(lambda at: 0.001 if at == 0.3 else 0.004)], [1.0], 0.05),
-        ([beside(lambda at: 0.001 if at < OPENS_S else 0.004)], [1.0], None),
-        ([], [], None),
-    ],
-)
+@pytest.mark.parametrize(("measured", "speeds", "rel"), [
+    ([beside(0.004), measurement(), beside(0.008)], [1, None, 0.5], None),
+    ([beside(0.004, "a"), beside(0.005, "b"), beside(0.010, "b")], [1.0, 1.0, 0.5], None),
+    ([beside(0.004), beside(0.008, python="3.10")], [1.0, 1.0], None),
+    # A lucky piece, and pieces outside the window, are not the speed of a host.
+    ([beside(lambda at: 0.001 if at == 0.3 else 0.004)], [1.0], 0.05),
+    ([beside(lambda at: 0.001 if at < OPENS_S else 0.004)], [1.0], None),
+    ([], [], None),
+])  # fmt: skip
 def test_a_window_is_as_fast_as_its_own_host_at_best_by_the_same_python(measured, speeds, rel):
     numbered = [replace(m, launch=f"{i}") for i, m in enumerate(measured)]
     found = gpu_figures.host_speeds(numbered)
@@ -290,6 +285,7 @@ def test_the_probe_is_told_as_its_mean_and_as_the_share_without_a_core():
 # Memory by engine
 
 BLOCK = 16 * 2 * 24 * 2048 * 2  # bytes of 16 tokens' keys and values: 24 layers of 2,048 numbers of OPT-1.3B
+OWN = 3 * GIB + 1000 * BLOCK
 
 
 def engine(used=None, total=140 * GIB, weights=3 * GIB, gpus=1):
@@ -305,23 +301,21 @@ def together(sharing, *engines):
     return tuple(replace(m, replica=Replica("g", i, len(engines), "s", sharing)) for i, m in enumerate(engines))
 
 
-def test_parts_add_up_to_the_memory():
-    memory = memory_in_use([together("mps", engine(15.0 * GIB), engine())])
-    assert [(e.weight_bytes, e.kv_bytes) for e in memory.engines] == [(3 * GIB, 1000 * BLOCK)] * 2
-    assert memory.other_bytes == 15 * GIB - 2 * (3 * GIB + 1000 * BLOCK)
-    assert memory.engine_bytes + memory.other_bytes + memory.left_bytes == memory.total_bytes == 140 * GIB
-    for used in (None, 1.0 * GIB):
-        memory = memory_in_use([(engine(used),)])
-        split = memory.used_bytes, memory.other_bytes, memory.left_bytes
-        assert split == (None, None, 137 * GIB - 1000 * BLOCK), "what no sensor tells is not split"
-    whole = 3 * GIB + 1000 * BLOCK
-    memory = memory_in_use([(engine(total=whole, used=float(whole)),)])
-    assert (memory.left_bytes, memory.other_bytes) == (0, 0)
-
-
-def test_engines_with_a_gpu_each_have_the_memory_of_all():
-    groups = together("gpus", engine(), engine()), together("time-slicing", engine(), engine()), (engine(gpus=2),)
-    assert [memory_in_use([group]).total_bytes for group in groups] == [280 * GIB, 140 * GIB, 280 * GIB]
+@pytest.mark.parametrize(("group", "total", "other", "left"), [
+    (together("mps", engine(15.0 * GIB), engine()), 140 * GIB, 15 * GIB - 2 * OWN, 125 * GIB),
+    ((engine(total=OWN, used=float(OWN)),), OWN, 0, 0),
+    # What no sensor tells is not split, nor what is less than the engine's own.
+    *(((engine(used),), 140 * GIB, None, 140 * GIB - OWN) for used in (None, 1.0 * GIB)),
+    # Engines with a GPU each have the memory of all.
+    (together("gpus", engine(), engine()), 280 * GIB, None, 280 * GIB - 2 * OWN),
+    (together("time-slicing", engine(), engine()), 140 * GIB, None, 140 * GIB - 2 * OWN),
+    ((engine(gpus=2),), 280 * GIB, None, 280 * GIB - OWN),
+])  # fmt: skip
+def test_parts_add_up_to_the_memory(group, total, other, left):
+    memory = memory_in_use([group])
+    assert [(e.weight_bytes, e.kv_bytes) for e in memory.engines] == [(3 * GIB, 1000 * BLOCK)] * len(group)
+    assert (memory.total_bytes, memory.other_bytes, memory.left_bytes) == (total, other, left)
+    assert other is None or memory.engine_bytes + other + left == total
 
 
 def test_nothing_is_said_where_a_part_is_not_known_and_of_several_runs_the_one_with_most_in_use():
