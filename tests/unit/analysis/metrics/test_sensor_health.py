@@ -23,20 +23,9 @@ def found(columns=(), window_s=(2.0, 12.0), host=HOST, replica=None, **planted):
     return health(watched_run(planted_telemetry({**WELL, **dict(columns)}, **planted), window_s), host, replica)
 
 
-def rows_of(found):
-    """Kind and text of each finding."""
-    kinds = {"invalid": found.problems, "degraded": found.degradations, "noise": found.noise}
-    return [(kind, text) for kind, texts in kinds.items() for text in texts]
-
-
 def until(at_s, before, after):
     """A column that changes at a time."""
     return lambda at: before if at < at_s else after
-
-
-def of_two(sharing="mps"):
-    """One of two engines on a GPU."""
-    return Replica("one", 0, 2, "asked", sharing)
 
 
 @pytest.mark.parametrize("how", [{}, {"spans": False}, {"interval_s": 1.0}], ids=str)
@@ -103,68 +92,53 @@ def test_a_fault_is_told_with_its_numbers(columns, kind, word, facts):
     seen = found(columns)
     told_as = "noise" if kind == "starving" else kind
     assert (seen.state, seen.starved) == ("ok" if told_as == "noise" else kind, kind == "starving")
-    [(told, text)] = rows_of(seen)
+    kinds = {"invalid": seen.problems, "degraded": seen.degradations, "noise": seen.noise}
+    [(told, text)] = [(kind, text) for kind, texts in kinds.items() for text in texts]
     assert told == told_as and word in text and facts <= {*numbers(text)}
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {of.CAPPED_BRAKE: until(9, 5.0, 5.05)},  # a moment's brake, told by its counter
-        {of.CAPPED_BRAKE: lambda at: 0.0099 * at},
-        {of.CLOCK_REASONS: 4.0, of.CAPPED_POWER: lambda at: at},  # the power limit
-        {of.CLOCK_REASONS: until(11, 0.0, 4.0)},
-        {of.CLOCK_REASONS: 4.0, of.SM_CLOCK: lambda at: 1980e6 - 150e6 * (at % 1 == 0)},  # under which a clock dithers
-        {of.CLOCK_REASONS: 2.0},  # clocks set by an application
-        {of.SM_CLOCK: until(11.5, 2000e6, 1900e6)},
-        {of.SM_CLOCK: until(11, 1980e6, 345e6), of.CLOCK_REASONS: until(11, 0, 1)},  # while idle
-        {of.XID: 13.0},  # of long ago
-        {of.XID: until(5, 13.0, 0.0)},  # cleared
-        {of.ECC_DOUBLE_BIT: 3.0},
-        UNSAID,
-        {of.ENERGY: lambda at: 400 * max(at, 2.6)},  # a counter that moves late
-        {of.ENERGY: None},
-        {of.POWER_INSTANT: 419.9},
-        dict.fromkeys((of.GPU_UTIL, *of.PROFILED), 0.0),  # an idle GPU
-        {of.GPU_UTIL: 0.5, of.ENGINE_ACTIVE: 0.0, of.SM_ACTIVE: 0.0},  # and one that is half idle
-        {of.CPU_PRESSURE: until(11, 0.5, 1.4)},  # added up late
-        {of.ENGINE_ACTIVE: 1.02},
-        {of.SM_ACTIVE: until(11, 0.5, 1.05)},
-        {of.SM_ACTIVE: lambda at: None if at == 5 else 0.5},
-        {of.TENSOR_ACTIVE: until(10.1, 0.1, None)},  # missing in 8 of 40 readings
-        {of.STOLEN_CORES: 0.0399},
-        {of.CPU_THROTTLED: 0.0099},
-        {of.HOST_CORES: 14.3},  # others on a host with room
-        {of.OWN_CORES: 13.95, of.HOST_CORES: 15.5},
-        {of.OWN_CORES: 15.5, of.HOST_CORES: 16.0},  # a full host that is all ours
-        {of.CLOCK_REASONS: until(2.1, 8.0, 0.0), of.SM_CLOCK: until(2.1, 345e6, 1980e6)},  # before the window
-    ],
-)
+HARMLESS = [
+    {of.CAPPED_BRAKE: until(9, 5.0, 5.05)}, {of.CAPPED_BRAKE: lambda at: 0.0099 * at},  # a moment, told by its counter
+    {of.CLOCK_REASONS: 4.0, of.CAPPED_POWER: lambda at: at}, {of.CLOCK_REASONS: until(11, 0.0, 4.0)},  # the power limit
+    {of.CLOCK_REASONS: 4.0, of.SM_CLOCK: lambda at: 1980e6 - 150e6 * (at % 1 == 0)},  # under which a clock dithers
+    {of.CLOCK_REASONS: 2.0}, {of.SM_CLOCK: until(11.5, 2000e6, 1900e6)},  # clocks set by an application
+    {of.SM_CLOCK: until(11, 1980e6, 345e6), of.CLOCK_REASONS: until(11, 0, 1)},  # while idle
+    {of.CLOCK_REASONS: until(2.1, 8.0, 0.0), of.SM_CLOCK: until(2.1, 345e6, 1980e6)},  # before the window
+    {of.XID: 13.0}, {of.XID: until(5, 13.0, 0.0)}, {of.ECC_DOUBLE_BIT: 3.0},  # of long ago, or cleared
+    UNSAID, {of.ENERGY: None}, {of.ENERGY: lambda at: 400 * max(at, 2.6)}, {of.POWER_INSTANT: 419.9},
+    dict.fromkeys((of.GPU_UTIL, *of.PROFILED), 0.0),  # an idle GPU, and one that is half idle
+    {of.GPU_UTIL: 0.5, of.ENGINE_ACTIVE: 0.0, of.SM_ACTIVE: 0.0},
+    {of.CPU_PRESSURE: until(11, 0.5, 1.4)}, {of.ENGINE_ACTIVE: 1.02},  # added up late
+    {of.SM_ACTIVE: until(11, 0.5, 1.05)}, {of.SM_ACTIVE: lambda at: None if at == 5 else 0.5},
+    {of.TENSOR_ACTIVE: until(10.1, 0.1, None)},  # missing in 8 of 40 readings
+    {of.STOLEN_CORES: 0.0399}, {of.CPU_THROTTLED: 0.0099}, {of.HOST_CORES: 14.3},  # others on a host with room
+    {of.OWN_CORES: 13.95, of.HOST_CORES: 15.5}, {of.OWN_CORES: 15.5, of.HOST_CORES: 16.0},  # a full host, all ours
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", HARMLESS)
 def test_what_is_no_fault(columns):
     assert found(columns) == CheckResult()
 
 
-@pytest.mark.parametrize(
-    ("columns", "how", "state", "facts"),
-    [
-        *(({of.POWER_INSTANT: watts}, {"window_s": (2.0, 11.75)}, state, facts)  # 0.6 s of 9.75 may be missing
-          for watts, state, facts in ((424.0, "ok", ()), (430.0, "degraded", {7.5}), (376.0, "ok", ()))),
-        *(({of.POWER_INSTANT: watts}, {"window_s": (2.0, 4.0)}, state, facts)
-          for watts, state, facts in ((510.0, "ok", ()), (800.0, "degraded", {100}))),
-        ({of.SM_ACTIVE: 0.0}, {"window_s": (2.0, 3.0)}, "ok", ()),  # few zeros are no dead counter
-        ({of.SM_ACTIVE: 0.0}, {"window_s": (2.0, 3.25)}, "invalid", {5}),
-        ({of.ENERGY: 5e6}, {"window_s": (2.0, 3.0)}, "ok", ()),  # it may stand still for 0.75 s
-        ({of.ENERGY: 5e6}, {"window_s": (2.0, 3.25)}, "invalid", {1}),
-        ({of.GPU_UTIL: 0.51, of.ENGINE_ACTIVE: 0.0, of.SM_ACTIVE: 0.0}, {}, "invalid", {51, 50}),
-        ({of.HOST_CORES: 15.5}, {"host": Environment()}, "ok", ()),
-        ({of.HOST_CORES: 15.5}, {"host": None}, "ok", ()),
-        ({}, {"until_s": 4.75, "window_s": (2.0, 4.99)}, "ok", ()),  # the interval under way when a run ends is no gap
-        ({}, {"notes": ("nvml failed after 12 readings: GPU is lost",)}, "degraded", {12}),
-        *(({**UNSAID, of.GPU_PROCESSES: seen}, {"replica": of_two(sharing)}, state, facts)
-          for sharing, bound in (("time-slicing", 2.0), ("mps", 3.0), ("mig", 2.0), ("gpus", 1.0))
-          for seen, state, facts in ((bound, "ok", ()), (bound + 1, "degraded", {bound, bound + 1}))),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("columns", "how", "state", "facts"), [
+    *(({of.POWER_INSTANT: watts}, {"window_s": (2.0, 11.75)}, state, facts)  # 0.6 s of 9.75 may be missing
+      for watts, state, facts in ((424.0, "ok", ()), (430.0, "degraded", {7.5}), (376.0, "ok", ()))),
+    *(({of.POWER_INSTANT: watts}, {"window_s": (2.0, 4.0)}, state, facts)
+      for watts, state, facts in ((510.0, "ok", ()), (800.0, "degraded", {100}))),
+    ({of.SM_ACTIVE: 0.0}, {"window_s": (2.0, 3.0)}, "ok", ()),  # few zeros are no dead counter
+    ({of.SM_ACTIVE: 0.0}, {"window_s": (2.0, 3.25)}, "invalid", {5}),
+    ({of.ENERGY: 5e6}, {"window_s": (2.0, 3.0)}, "ok", ()),  # it may stand still for 0.75 s
+    ({of.ENERGY: 5e6}, {"window_s": (2.0, 3.25)}, "invalid", {1}),
+    ({of.GPU_UTIL: 0.51, of.ENGINE_ACTIVE: 0.0, of.SM_ACTIVE: 0.0}, {}, "invalid", {51, 50}),
+    ({of.HOST_CORES: 15.5}, {"host": Environment()}, "ok", ()),
+    ({of.HOST_CORES: 15.5}, {"host": None}, "ok", ()),
+    ({}, {"until_s": 4.75, "window_s": (2.0, 4.99)}, "ok", ()),  # the interval under way when a run ends is no gap
+    ({}, {"notes": ("nvml failed after 12 readings: GPU is lost",)}, "degraded", {12}),
+    *(({**UNSAID, of.GPU_PROCESSES: seen}, {"replica": Replica("one", 0, 2, "", sharing)}, state, facts)
+      for sharing, bound in (("time-slicing", 2.0), ("mps", 3.0), ("mig", 2.0), ("gpus", 1.0))
+      for seen, state, facts in ((bound, "ok", ()), (bound + 1, "degraded", {bound, bound + 1}))),
+])  # fmt: skip
 def test_what_is_a_fault_depends_on_the_window_the_host_and_the_other_engines(columns, how, state, facts):
     seen = found(columns, **how)
     assert seen.state == state and (seen == CheckResult()) is (state == "ok")
@@ -183,7 +157,7 @@ def test_the_halves_of_a_job_differ_and_its_clock_with_them(columns, told):
 
 def test_readings_that_stop_are_noise():
     stopped = found(until_s=9.0)
-    assert [(kind, numbers(text)) for kind, text in rows_of(stopped)] == [("noise", [70, 95]), ("noise", [3, 2])]
+    assert ([*map(numbers, stopped.noise)], stopped.state) == ([[70, 95], [3, 2]], "ok")
     plain = {number: column for number, column in WELL.items() if number not in of.PROFILED}
     blind = health(watched_run(planted_telemetry(plain, until_s=9.0, spans=False)), HOST)
     assert blind == CheckResult(noise=stopped.noise[1:])
@@ -205,36 +179,32 @@ def test_a_gap_is_told_from_five_intervals_or_two_seconds_on(interval_s, limit):
 
 # Several GPUs
 
+ON_GPU = {number: column for number, column in WELL.items() if number < of.OURS}
+
 
 def gpus(*columns, host=(), replica=None, even=True, **planted):
     """GPUs that are well but for these columns, beside the host."""
-    well = {n: c for n, c in WELL.items() if n < of.OURS}
     beside = planted_telemetry({of.OWN_CORES: 2.0, of.HOST_CORES: 3.0, **dict(host)}, **planted)
-    each = tuple(planted_telemetry({**well, **one}).columns for one in columns)
+    each = tuple(planted_telemetry({**ON_GPU, **one}).columns for one in columns)
     return health(watched_run(replace(beside, gpus=each)), HOST, replica, even)
 
 
 HOT = {of.CLOCK_REASONS: 64.0}
 SHARED = {**UNSAID, of.GPU_PROCESSES: 3.0}
-UNSEEN = dict.fromkeys(number for number in WELL if number < of.OURS)
 LOST = {"notes": ("nvml failed",)}
 
 
-@pytest.mark.parametrize(
-    ("columns", "how", "state", "told"),
-    [
-        (({}, {}), {}, "ok", []),
-        (({of.SM_CLOCK: until(11.5, 1980e6, 1500e6)}, HOT), {}, "invalid", [1, 0]),
-        (({}, {}), LOST, "degraded", [0]),  # said once
-        (({}, HOT), LOST, "invalid", [0, 1]),
-        (({}, {}), {"host": {of.CPU_THROTTLED: 0.5}}, "ok", [0]),  # the host's is said once
-        (({}, SHARED), {}, "degraded", [1]),
-        (({}, SHARED), {"replica": of_two()}, "ok", []),
-        ((CLOCK_UNDER_THE_LIMIT, {}), {"even": True}, "ok", [0]),
-        ((CLOCK_UNDER_THE_LIMIT, {}), {"even": False}, "ok", []),
-        (({}, UNSEEN), {}, "unknown", [1]),
-    ],
-)
+@pytest.mark.parametrize(("columns", "how", "state", "told"), [
+    (({}, {}), {}, "ok", []),
+    (({of.SM_CLOCK: until(11.5, 1980e6, 1500e6)}, HOT), {}, "invalid", [1, 0]),
+    (({}, {}), LOST, "degraded", [0]),  # said once
+    (({}, HOT), LOST, "invalid", [0, 1]),
+    (({}, {}), {"host": {of.CPU_THROTTLED: 0.5}}, "ok", [0]),  # the host's is said once
+    (({}, SHARED), {}, "degraded", [1]), (({}, SHARED), {"replica": Replica("one", 0, 2, "", "mps")}, "ok", []),
+    ((CLOCK_UNDER_THE_LIMIT, {}), {"even": True}, "ok", [0]),
+    ((CLOCK_UNDER_THE_LIMIT, {}), {"even": False}, "ok", []),
+    (({}, dict.fromkeys(ON_GPU)), {}, "unknown", [1]),
+])  # fmt: skip
 def test_health_of_several_gpus_is_that_of_the_worst_and_names_it(columns, how, state, told):
     seen = gpus(*columns, **how)
     named = [text[:6] for text in (*seen.reasons, *seen.noise)]
