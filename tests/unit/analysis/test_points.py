@@ -18,7 +18,6 @@ from strategies import H200, WELL, job_point, measurement, planted_telemetry, po
 
 from pytest_slmserve.analysis import points
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.window import goodput_of, latencies, parse_slo
 from pytest_slmserve.analysis.points import Summary, job_points, points_of, ratio, shared_points, summarize, summary_of
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
@@ -33,6 +32,10 @@ GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 99, "500": 1}, "sum_s
 
 def with_run(m, **values):
     return replace(m, run=replace(m.run, **values))
+
+
+def with_samples(m, **values):
+    return with_run(m, samples=replace(m.run.samples, **values))
 
 
 # One measurement
@@ -50,9 +53,7 @@ def test_a_planted_measurement_has_its_figures(concurrency, rate, output_tokens)
 
 def test_requests_that_end_early_are_more_per_second_by_their_own_mean():
     m = measurement(8, 1000.0)
-    shorter, longer = (
-        with_run(m, samples=replace(m.run.samples, output_tokens=(n,) * len(m.run.samples))) for n in (16, 64)
-    )
+    shorter, longer = (with_samples(m, output_tokens=(n,) * len(m.run.samples)) for n in (16, 64))
     free = replace(m.workload.spec, prompt_tokens=None, output_tokens=None)  # of no one length: as requested
     free = replace(shorter, workload=replace(m.workload, spec=free))
     found = [summarize(each).requests_per_s for each in (shorter, longer, free)]
@@ -87,8 +88,7 @@ def test_energy_is_of_the_tokens_of_the_counters_own_time(begins, ends, joules):
     """400 W, and half the speed from the middle of the steps on, for two thirds of the time."""
     made = measurement(8, 1000.0, steps=400, slow_from=200, slow_factor=2.0)
     opens, closes = made.run.window_s
-    slow = opens + (closes - opens) / 3
-    span = {0: opens, 0.5: slow, 1: closes}
+    span = {0: opens, 0.5: opens + (closes - opens) / 3, 1: closes}
     found = summarize(sensed(made, ENERGY=lambda at: 400 * at if span[begins] <= at <= span[ends] else None))
     assert found.energy_per_token_j == pytest.approx(joules, rel=0.02)
     assert summarize(sensed(made, ENERGY=None)).energy_per_token_j == pytest.approx(400 / found.output_tokens_per_s)
@@ -101,20 +101,15 @@ def now_and_then(usual, other):
     return lambda at: other if round(at / 0.01) % 5 == 0 else usual
 
 
-NOISY = {"SM_CLOCK": now_and_then(1.98e9, 1.5e9)}
-DEGRADED = {"SM_ACTIVE": now_and_then(None, 0.8)}
+NOISY, DEGRADED = {"SM_CLOCK": now_and_then(1.98e9, 1.5e9)}, {"SM_ACTIVE": now_and_then(None, 0.8)}
 
 
-@pytest.mark.parametrize(
-    ("good", "bad", "used", "told"),
-    [
-        ({}, NOISY, 2, "noise"),
-        ({}, DEGRADED, 1, "problems"),
-        (DEGRADED, DEGRADED, 2, "degraded"),
-        ({}, {"FOREIGN_PROCESSES": 1.0}, 1, "problems"),
-    ],
-    ids=["noisy", "degraded beside clean", "all degraded", "invalid"],
-)
+@pytest.mark.parametrize(("good", "bad", "used", "told"), [
+    ({}, NOISY, 2, "noise"),
+    ({}, DEGRADED, 1, "problems"),
+    (DEGRADED, DEGRADED, 2, "degraded"),
+    ({}, {"FOREIGN_PROCESSES": 1.0}, 1, "problems"),  # invalid
+])  # fmt: skip
 def test_clean_repeats_count_or_if_there_is_none_the_degraded_ones(good, bad, used, told):
     made = sensed(measurement(8, 1000.0), **good), sensed(measurement(8, 500.0, repeat=1), **bad)
     [seen] = points_of(made)
@@ -130,18 +125,21 @@ def test_a_point_is_the_mean_of_its_valid_repeats_and_has_their_noise_alone():
     assert (*seen.repeats, seen.output_tokens_per_s) == pytest.approx((1000, 1100, 1050))
     assert (*seen.e2e_repeats, *seen.batch_repeats) == pytest.approx((0.256, 0.256 / 1.1, 8, 8))
     assert seen.records == tuple(m.id for m in good) and seen.used == tuple((m,) for m in good)
-    each = [latencies([m.run]) for m in good]
-    for name in ("ttft", "tpot", "e2e"):
-        for part in window.PARTS:
-            found = [getattr(getattr(one, f"{name}_s"), part) for one in each]
-            assert getattr(seen, f"{name}_{part}_s") == pytest.approx(fmean(found)) and found[1] < found[0]
+    each = [window.latencies([m.run]).figures for m in good]
+    for name in (f"{name}_{part}_s" for name in ("ttft", "tpot", "e2e") for part in window.PARTS):
+        found = [one[name] for one in each]
+        assert getattr(seen, name) == pytest.approx(fmean(found)) and found[1] < found[0]
 
 
 def test_of_some_figures_there_is_no_mean():
     """The worst deviation from Little's law, the most frequent bound, the power limit if it is one."""
-    made = [measurement(8, 10_000.0, first_early=early, repeat=i) for i, early in enumerate((0.01, -0.03, 0.02))]
-    made = [sensed(m, POWER_LIMIT=limit, DRAM_ACTIVE=dram, interval_s=0.001)
-            for m, limit, dram in zip(made, (700.0, 700.0, 600.0), (0.6, 0.6, 0.2))]  # fmt: skip
+    made = [
+        sensed(
+            measurement(8, 10_000.0, first_early=early, repeat=i),
+            POWER_LIMIT=limit, DRAM_ACTIVE=dram, interval_s=0.001,
+        )
+        for i, (early, limit, dram) in enumerate([(0.01, 700.0, 0.6), (-0.03, 700.0, 0.6), (0.02, 600.0, 0.2)])
+    ]  # fmt: skip
     both, all_three = points_of(made[:2])[0], points_of(made)[0]
     assert both.little == all_three.little == min(window.littles_law(m.run) for m in made)
     assert (both.power_limit_w, all_three.power_limit_w) == (700.0, None)
@@ -149,7 +147,7 @@ def test_of_some_figures_there_is_no_mean():
     [nothing] = points_of([measurement(failures=1, repeat=i) for i in range(2)])
     assert (nothing.valid, nothing.repeats, nothing.records, nothing.left_out) == (False, (), (), 2)
     assert [numbers(text) for text in nothing.problems] == [[1]] and nothing.goodput("e2e:1s") is None
-    assert [getattr(nothing, f.name) for f in fields(Summary)] == [None] * len(fields(Summary))
+    assert {getattr(nothing, f.name) for f in fields(Summary)} == {None}
 
 
 def test_points_ascend_and_repeats_keep_the_order_measured():
@@ -159,11 +157,10 @@ def test_points_ascend_and_repeats_keep_the_order_measured():
     assert shuffled[2].repeats == pytest.approx((1600, 1601, 1602))
 
 
-@pytest.mark.parametrize(
-    ("repeats", "waits", "valid"),
-    [([5.0], [1.0], True), ([5.0, 5.0], [1.0], False), ([5.0], [0.0], False),
-     *((bad, [1.0] * len(bad), False) for bad in ([], [0.0], [math.inf], [math.nan], [-1.0, 5.0]))],
-)  # fmt: skip
+@pytest.mark.parametrize(("repeats", "waits", "valid"), [
+    ([5.0], [1.0], True), ([5.0, 5.0], [1.0], False), ([5.0], [0.0], False),
+    *((bad, [1.0] * len(bad), False) for bad in ([], [0.0], [math.inf], [math.nan], [-1.0, 5.0])),
+])  # fmt: skip
 def test_a_point_needs_positive_throughput_and_a_latency_for_each(repeats, waits, valid):
     assert point(8, repeats, waits).valid is valid
 
@@ -173,26 +170,17 @@ def test_itl_of_a_point_is_that_of_its_client_and_goodput_is_over_all_repeats_us
     [seen] = points_of([with_run(fast, stream=Stream(0.1, 0.0, (1.0,), GAPS))])
     assert (seen.itl_s, seen.itl_p50_s, seen.itl_p99_s) == pytest.approx((0.005, *[1e-4 * 1.01**300.5] * 2))
     [seen] = points_of([fast, slow, measurement(8, 1000.0, repeat=2, failures=1)])
-    slo = parse_slo("e2e:300ms")
-    assert seen.goodput("e2e:300ms") == seen.goodput(slo) == goodput_of(slo, (fast,), (slow,))
+    slo = window.parse_slo("e2e:300ms")
+    assert seen.goodput("e2e:300ms") == seen.goodput(slo) == window.goodput_of(slo, (fast,), (slow,))
     for words in ("", "itl:9ms"):
         with refused():
             seen.goodput(words)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "others", "kept"),
-    [
-        ("aba", "a", (1000, 1002)),
-        ("aba", "c", None),
-        ("aba", "ba", (1000, 1001, 1002)),
-        ("aba", "bac", (1000, 1001, 1002)),
-        ("aba", [None], (1000, 1001, 1002)),  # who knows
-        ("aba", ["a", None], (1000, 1001, 1002)),
-        ("aba", "", (1000, 1001, 1002)),
-        (["a", None], "b", (1000, 1001)),
-    ],
-)
+@pytest.mark.parametrize(("hosts", "others", "kept"), [
+    ("aba", "a", (1000, 1002)), ("aba", "c", None), (["a", None], "b", (1000, 1001)),
+    *(("aba", others, (1000, 1001, 1002)) for others in ("ba", "bac", "", [None], ["a", None])),  # None: who knows
+])  # fmt: skip
 def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another(hosts, others, kept):
     def on(names):
         environments = [replace(H200, host=name) for name in names]
@@ -207,6 +195,8 @@ def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another(hosts, o
 
 # What is a point of which question
 
+PAIRED = GateLaunch("g", 1, "baseline", False)
+
 
 def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone():
     assert points_of([measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64))]) == ()
@@ -214,7 +204,7 @@ def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone():
     assert points.point_of([(open_loop,)]).concurrency == 0
     one = replace(measurement(16), replica=Replica("g", 0, 1, "one", "time-slicing"))
     assert [points.concurrency_of(m) for m in (measurement(16), one)] == [16, None]
-    paired = replace(measurement(8), paired=GateLaunch("g", 1, "baseline", False))
+    paired = replace(measurement(8), paired=PAIRED)
     series = points.by_series([measurement(8), measurement(16), measurement(8, model="opt-125m"), paired, one])
     assert [[m.load.concurrency for m in each] for each in series.values()] == [[8, 16, 16], [8]]
     assert points.all_groups([one]) == [(one,)] and one.key != replace(one, replica=None).key
@@ -231,17 +221,12 @@ def served(load, spec=SPEC, **more):
 
 def test_a_job_all_at_once_is_the_law_of_its_engine():
     (seen,) = job_points([served(job(40)), served(job(40))])
-    found = seen.output_tokens_per_s, seen.requests_per_s, seen.e2e_s, seen.seconds, seen.batch
-    assert found == pytest.approx((4000 * 40 / 50, 160, 0.25, 0.25, 40))
-    assert (seen.e2e_p50_s, seen.e2e_p95_s) == pytest.approx((0.25, 0.25)) and seen.ttft_p90_s > 0
-    assert (seen.rate, seen.preemptions, seen.waste, len(seen.repeats), seen.batching) == (
-        None,
-        0,
-        None,
-        2,
-        "continuous",
-    )
-    assert (seen.model, seen.output_tokens, seen.requests, seen.valid, seen.fits) == ("opt-125m", 20, 40, True, True)
+    found = seen.output_tokens_per_s, seen.requests_per_s, seen.seconds, seen.batch
+    assert found == pytest.approx((4000 * 40 / 50, 160, 0.25, 40))
+    assert (seen.e2e_s, seen.e2e_p50_s, seen.e2e_p95_s) == pytest.approx((0.25,) * 3) and seen.ttft_p90_s > 0
+    known = seen.rate, seen.preemptions, seen.waste, len(seen.repeats), seen.batching, seen.valid, seen.fits
+    assert known == (None, 0, None, 2, "continuous", True, True)
+    assert (seen.model, seen.output_tokens, seen.requests) == ("opt-125m", 20, 40)
     assert [seen.goodput(slo).attainment for slo in ("e2e:1s", "e2e:100ms")] == [1, 0]
 
 
@@ -255,11 +240,10 @@ def test_a_job_at_a_low_rate_has_the_rate_and_the_last_requests_time():
     assert watched.energy_per_token_j == pytest.approx(300 * watched.seconds / (40 * 20)), "of all of its time"
 
 
-@pytest.mark.parametrize(("last", "rate"), [(0.05, None), (0.06, 40 / 0.06)])
-def test_a_client_may_need_a_moment_to_send_what_comes_all_at_once(last, rate):
+def test_a_client_may_need_a_moment_to_send_what_comes_all_at_once():
     m = served(job(40))
-    samples = replace(m.run.samples, sent_s=(*m.run.samples.sent_s[:-1], last))
-    assert summarize(with_run(m, samples=samples)).rate == pytest.approx(rate)
+    late = [with_samples(m, sent_s=(*m.run.samples.sent_s[:-1], last)) for last in (0.05, 0.06)]
+    assert [summarize(each).rate for each in late] == [None, pytest.approx(40 / 0.06)]
 
 
 def test_waste_of_a_job_is_what_its_batches_computed_for_nobody():
@@ -290,18 +274,14 @@ def test_a_batch_that_does_not_fit_waits_its_turn_and_preemptions_are_a_figure()
 
 def test_jobs_are_points_by_question_and_other_loads_are_left_out():
     made = [served(job(40)), served(job(40, rate=5.0)), served(ClosedLoop(4, window_s=0.5)), served(job(40))]
-    paired = replace(served(job(40)), paired=GateLaunch("g", 1, "baseline", False))
-    beside = replace(served(job(40)), replica=Replica("g", 0, 2, "set", "mps"))
-    found = [(p.load.rate, len(p.repeats), p.concurrency) for p in job_points([*made, paired, beside])]
+    made += [replace(made[0], paired=PAIRED), replace(made[0], replica=Replica("g", 0, 2, "set", "mps"))]
+    found = [(p.load.rate, len(p.repeats), p.concurrency) for p in job_points(made)]
     assert found == [(math.inf, 2, 0), (5.0, 1, 0)]
-
-
-def test_jobs_that_differ_in_the_limit_alone_are_a_group():
     jobs = [job_point(spec=EngineSpec("opt-6.7b", max_num_seqs=n)) for n in (64, 8, 256)]
     eager = EngineSpec("opt-6.7b", enforce_eager=True)
-    found = points.limit_groups([*jobs, job_point(rate=5.0), job_point(output_tokens=64), job_point(spec=eager)])
-    assert [p.spec.max_num_seqs for p in found[0]] == [8, 64, 256]
-    assert sorted(map(len, found)) == [1, 1, 3], "a rate is none"
+    groups = points.limit_groups([*jobs, job_point(rate=5.0), job_point(output_tokens=64), job_point(spec=eager)])
+    assert [p.spec.max_num_seqs for p in groups[0]] == [8, 64, 256]
+    assert sorted(map(len, groups)) == [1, 1, 3], "that differ in the limit alone, and a rate is none"
 
 
 # Several engines at once
@@ -321,14 +301,13 @@ def together(*rates, group="one", sharing="mps", models=None, repeat=0, began_s=
 @given(st.lists(st.floats(100, 1000), min_size=2, max_size=4))
 def test_what_all_engines_serve_is_added_up_and_latencies_are_pooled(rates):
     members = together(*rates)
-    seen, each = summary_of(*members), [latencies([m.run]) for m in members]
+    seen = summary_of(*members)
     assert seen.output_tokens_per_s == pytest.approx(sum(rates)) == pytest.approx(seen.sum_tokens_per_s)
     assert seen.each_tokens_per_s == pytest.approx(rates)
     assert seen.step_s == pytest.approx(fmean(8 / rate for rate in rates))
     assert seen.largest_e2e_s == pytest.approx(8 * 32 / min(rates)), "of the slowest in the mean"
-    pooled = sum(one.e2e_s.mean * one.requests for one in each) / sum(one.requests for one in each)
-    assert seen.e2e_s == pytest.approx(pooled)
-    assert min(one.e2e_s.p50 for one in each) <= seen.e2e_p50_s <= max(one.e2e_s.p50 for one in each)
+    pooled = window.latencies([m.run for m in members]).figures
+    assert {name: getattr(seen, name) for name in pooled} == pooled
 
 
 def test_rates_are_of_the_common_span_but_for_whole_convoys():
@@ -365,7 +344,7 @@ def test_runs_of_several_engines_make_a_point_and_invalid_ones_are_left_out():
     assert (seen.concurrency, seen.loads, seen.sharing, seen.ramp_up) == (16, (8, 8), "mps", "staggered")
     assert (seen.workload, seen.families) == (runs[0][0].workload.hash, {runs[0][0].spec.family})
     assert (seen.left_out, len(seen.records)) == (1, 4) and 1 in numbers(seen.problems[0])
-    assert seen.goodput("e2e:600ms").requests == sum(latencies([m.run]).requests for run in runs[:2] for m in run)
+    assert seen.goodput("e2e:600ms") == window.goodput_of(window.parse_slo("e2e:600ms"), *runs[:2])
     assert not any(replace(seen, repeats=wrong).valid for wrong in ((), (0.0, 1.0), (math.inf,), (1.0, math.inf)))
 
 
@@ -390,9 +369,8 @@ def test_a_ratio_takes_its_noise_from_all_that_is_compared():
     assert seen == ratio(fast, slow) and seen.value == pytest.approx(20.1 / 10.1)
     assert several.low < seen.low < seen.value < seen.high < several.high
     assert ratio(fast, slow, what=points.e2e_s).value == pytest.approx(1.0 / 2.01)
-    quiet = job_point((10.0, 10.001, 10.002))
+    quiet, once = job_point((10.0, 10.001, 10.002)), job_point((10.0,))
     assert ratio(fast, slow, [quiet, slow, fast]).high < seen.high, "a third tells of less noise"
-    once = job_point((10.0,))
     assert ratio(fast, once).low is not None and ratio(job_point((20.0,)), once).low is None
 
 
@@ -400,13 +378,12 @@ def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine
     made = [measurement(8, 1000.0, repeat=i, steps=400) for i in range(2)]
     [steady] = points_of(made)
     convoys = replace(steady, used=tuple((replace(m, load=ClosedLoop(8, ramp_up="burst")),) for m in made))
-    for each, told in ((steady, [window.relative_variance(m.run) for m in made]), (convoys, [None, None])):
+    [shared] = shared_points([*together(400.0, 400.0), *together(410.0, 410.0, repeat=1)])
+    course = [window.relative_variance(m.run) for m in made]
+    for each, told in ((steady, course), (convoys, [None, None]), (shared, [None, None])):
         [sample] = points.point_differences([each]).samples
-        rows = zip(steady.repeats, made, told, strict=True)
+        rows = zip(each.repeats, (group[0] for group in each.used), told, strict=True)
         assert [*sample] == [(value, m.measured_at, m.launch, within) for value, m, within in rows]
-    [seen] = shared_points([*together(400.0, 400.0), *together(410.0, 410.0, repeat=1)])
-    [sample] = points.point_differences([seen]).samples
-    assert [r.within for r in sample] == [None, None]
     [planted] = points.point_differences([point(8, [1.0, 2.0])]).samples
     assert [*planted] == [(1.0, "", "", None), (2.0, "", "", None)], "without its measurements"
 
@@ -417,8 +394,7 @@ def test_a_figure_that_nobody_knows_or_that_reads_0_has_no_ratio():
     (shared,) = shared_points(together(600.0, 600.0))
     busy, blind = (replace(shared, each=tuple(replace(s, gpu_util=util) for s in shared.each)) for util in (0.9, 0.0))
     one, unknown = replace(p, each=(Summary(gpu_util=0.6, e2e_s=0.5),)), point(16, [1000.0])
-    found = [(one, busy, "gpu_util"), (one, shared, "largest_e2e_s")]
-    values = [points.figure_ratio(*each).value for each in found]
+    values = [points.figure_ratio(one, *each).value for each in ((busy, "gpu_util"), (shared, "largest_e2e_s"))]
     assert values == pytest.approx([1.5, shared.largest_e2e_s / 0.5])
     assert points.figure_ratio(one, blind, "gpu_util") is points.figure_ratio(unknown, shared, "e2e_p99_s") is None
 
