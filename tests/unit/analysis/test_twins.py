@@ -1,5 +1,5 @@
-"""No verdict tells a run from its twin: committed archives of one release on one kind of device, launches of one
-host, and repeats of one launch. `tests/nightly/statistics` has all archives."""
+"""No verdict tells a run from its twin: launches of one host, and repeats of one launch; and a history says what
+`compare` does. Twins among all archives, and launches of gates, are in `tests/nightly/statistics`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,10 @@ from itertools import pairwise, permutations
 
 import pytest
 from committed import archive, names_of
-from gate_sessions import fewest
-from twins import Words, by_claims, by_compare, by_gate, by_stored_baseline, together, twins
 
 from pytest_slmserve.analysis.compare.changes import TOLERANCE, Judgement, against_stored, compare, release_histories
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.verdict import State
-
-HOSTS = tuple(f"h100-vllm-0.26.0-core-{name}" for name in ("fifth-host", "next-host", "third-host"))
-
-
-@pytest.mark.parametrize(("judged", "rate"), [(by_compare, 0.05), (by_stored_baseline, 0.2), (by_claims, 0.26)])
-def test_no_run_is_better_or_worse_than_its_twin(judged, rate):
-    """None is; and if this share of the verdicts were wrong, one of them would have been seen, but for one in 1000."""
-    found = together(judged(*pair) for pair in twins(HOSTS))
-    assert found.wrong == () and fewest(found.said, rate) > 0, found.said
-
-
-@pytest.mark.parametrize("name", ["h100-vllm-0.26.0-calibration", "h200-vllm-0.26.0-gate-same"])
-def test_no_launch_of_a_gate_is_slower_than_the_next_of_its_side(name):
-    assert by_gate(name) == Words(4, ())
 
 
 def test_launches_of_one_host_are_no_regression_of_each_other():
