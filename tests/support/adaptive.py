@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from statistics import fmean
 
 from strategies import point
 
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.points import Point, points_of
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import Grid, Seconds, Wanted, next_measurement
@@ -56,7 +57,7 @@ def steps_apart(grid: Sequence[int], one: int | None, other: int | None) -> int:
 
 def in_turn(repeats: Mapping[int, Sequence[float]]) -> Answer:
     """Answers with the repeats of a load one after the other, from the first again when all have been."""
-    turns: dict[int, Iterator[float]] = {load: cycle(values) for load, values in repeats.items()}
+    turns = {load: cycle(values) for load, values in repeats.items()}
     return lambda load: next(turns[load])
 
 
@@ -69,10 +70,9 @@ class Measured:
 
     @classmethod
     def of(cls, group: Sequence[Measurement]) -> Measured:
-        lasted: dict[int, list[float]] = {}
-        for m in group:
-            lasted.setdefault(m.load.concurrency, []).append(m.run.window_s[1])
-        return cls(points_of(group), {load: fmean(seconds) for load, seconds in lasted.items()})
+        by_load = grouped(group, lambda m: m.load.concurrency)
+        lasted = {load: fmean(m.run.window_s[1] for m in same) for load, same in by_load.items()}
+        return cls(points_of(group), lasted)
 
     @property
     def grid(self) -> tuple[int, ...]:

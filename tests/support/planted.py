@@ -15,11 +15,7 @@ WOBBLES = (1.0, 1.002)  # of the repeats
 
 
 def sweep(
-    rates: Mapping[int, float],
-    wobbles: Sequence[float] = WOBBLES,
-    model: str = "opt-1.3b",
-    environment: Environment = H200,
-    **more: object,
+    rates: Mapping[int, float], wobbles=WOBBLES, model="opt-1.3b", environment: Environment = H200, **more: object
 ) -> Curve:
     """The curve of these rates by their load. more: of `curve_of`."""
     each = [(n, rate * wobble, i) for n, rate in rates.items() for i, wobble in enumerate(wobbles)]
@@ -27,14 +23,7 @@ def sweep(
     return curve_of(model, made, **more)  # type: ignore[arg-type]
 
 
-def lawful(
-    loads: Iterable[int],
-    wobbles: Sequence[float] = WOBBLES,
-    *,
-    t_inf: float = 1e4,
-    b_half: float = 45.0,
-    **more: object,
-) -> Curve:
+def lawful(loads: Iterable[int], wobbles=WOBBLES, *, t_inf=1e4, b_half=45.0, **more: object) -> Curve:
     """A sweep by the saturation law."""
     return sweep({n: law(n, t_inf, b_half) for n in loads}, wobbles, **more)  # type: ignore[arg-type]
 

@@ -90,16 +90,9 @@ def measurement(
 ) -> Measurement:  # fmt: skip
     """A consistent measurement of a planted throughput; keyword arguments of `planted_run` make it less so."""
     spec = EngineSpec(model, platform="simulated" if environment.platform == "simulated" else "cuda")
-    return Measurement(
-        spec=spec,
-        resolved=resolved,
-        environment=environment,
-        workload=workload(output_tokens=output_tokens),
-        load=load or ClosedLoop(concurrency),
-        run=planted_run(concurrency, tokens_per_s, output_tokens=output_tokens, **run),  # type: ignore[arg-type]
-        launch=launch,
-        measured_at=f"2026-01-01T00:00:{repeat:02d}.000+00:00",
-    )
+    made = planted_run(concurrency, tokens_per_s, output_tokens=output_tokens, **run)  # type: ignore[arg-type]
+    at, requests = f"2026-01-01T00:00:{repeat:02d}.000+00:00", workload(output_tokens=output_tokens)
+    return Measurement(spec, resolved, environment, requests, load or ClosedLoop(concurrency), made, launch, at)
 
 
 def law(batch: float, t_inf: float = 10_000.0, b_half: float = 45.0) -> float:
@@ -115,19 +108,13 @@ def plateau_batch(b_half: float, tolerance: float = 0.10) -> float:
 def point(concurrency: int, repeats: Sequence[float], e2e_repeats: Sequence[float] | None = None) -> Point:
     """A point of planted throughputs; its latency is Little's, for requests of 256 tokens, unless given."""
     waits = tuple(e2e_repeats) if e2e_repeats is not None else tuple(256 * concurrency / rate for rate in repeats)
-    return Point(
-        concurrency=concurrency,
-        batch=float(concurrency),
-        output_tokens_per_s=fmean(repeats) if repeats else None,
-        requests_per_s=fmean(repeats) / 256 if repeats else None,
-        e2e_s=fmean(waits) if waits else None,
-        repeats=tuple(repeats),
-        e2e_repeats=waits,
-        batch_repeats=(float(concurrency),) * len(repeats),
+    rate, batch, wait = fmean(repeats) if repeats else None, float(concurrency), fmean(waits) if waits else None
+    made = Point(
+        concurrency=concurrency, batch=batch, output_tokens_per_s=rate, requests_per_s=rate and rate / 256, e2e_s=wait,
+        repeats=tuple(repeats), e2e_repeats=waits, batch_repeats=(batch,) * len(repeats),
         records=tuple(f"{concurrency}-{i}" for i in range(len(repeats))),
-        left_out=0 if repeats else 1,
-        problems=() if repeats else ("planted: invalid",),
-    )
+    )  # fmt: skip
+    return made if repeats else replace(made, left_out=1, problems=("planted: invalid",))
 
 
 def shared_point(
@@ -135,25 +122,14 @@ def shared_point(
 ) -> ReplicaPoint:
     """Replicas of one model with planted throughputs; their latency is Little's, for requests of 256 tokens."""
     waits = [256 * concurrency / rate for rate in repeats]
-
-    def summary(rate: float, wait: float) -> ReplicaSummary:
-        return ReplicaSummary(output_tokens_per_s=rate, largest_e2e_s=wait, e2e_p99_s=wait)
-
+    rate, wait = (fmean(values) if values else None for values in (repeats, waits))
+    each = (ReplicaSummary(output_tokens_per_s=r, largest_e2e_s=w, e2e_p99_s=w) for r, w in zip(repeats, waits))
     made = ReplicaPoint(
-        models=(model,) * count,
-        families=frozenset({EngineSpec(model).family}),
-        sharing=sharing,
-        concurrency=concurrency,
-        loads=(concurrency // count,) * count,
-        environment=H200,
-        workload=workload().hash,
-        output_tokens_per_s=fmean(repeats) if repeats else None,
-        largest_e2e_s=fmean(waits) if waits else None,
-        e2e_p99_s=fmean(waits) if waits else None,
-        repeats=tuple(repeats),
+        models=(model,) * count, families=frozenset({EngineSpec(model).family}), sharing=sharing,
+        concurrency=concurrency, loads=(concurrency // count,) * count, environment=H200, workload=workload().hash,
+        output_tokens_per_s=rate, largest_e2e_s=wait, e2e_p99_s=wait, repeats=tuple(repeats), each=tuple(each),
         records=tuple(f"{model}-{count}-{sharing}-{concurrency}-{i}" for i in range(len(repeats))),
-        each=tuple(map(summary, repeats, waits)),
-    )
+    )  # fmt: skip
     return replace(made, **figures)
 
 
@@ -162,29 +138,22 @@ def job_point(
     e2e_s: Sequence[float] = (2.0, 2.02), spec: EngineSpec | None = None, requests=500, kv_blocks=100_000, **figures,
 ) -> JobPoint:  # fmt: skip
     """A job of planted requests/s, one for each repeat, whose requests came at exactly its rate."""
-    load, each = OpenLoop(requests=requests, rate=rate or math.inf), workload(512, output_tokens)
+    each, served = workload(512, output_tokens), tuple(each * output_tokens for each in requests_per_s)
+    mean, wait = (fmean(values) if values else None for values in (requests_per_s, e2e_s))
     summaries = tuple(
-        JobSummary(requests_per_s=served, output_tokens_per_s=served * output_tokens, e2e_s=wait, rate=rate)
-        for served, wait in zip(requests_per_s, e2e_s)
+        JobSummary(requests_per_s=per_s, output_tokens_per_s=tokens, e2e_s=lasted, rate=rate)
+        for per_s, tokens, lasted in zip(requests_per_s, served, e2e_s)
     )
     made = JobPoint(
-        spec=spec or EngineSpec(model),
-        resolved=replace(RESOLVED, kv_blocks=kv_blocks),
-        environment=H200,
+        spec=spec or EngineSpec(model), resolved=replace(RESOLVED, kv_blocks=kv_blocks), environment=H200,
         workload=replace(each, hash=f"{output_tokens:012d}", requests=requests),
-        load=load,
-        requests_per_s=fmean(requests_per_s) if requests_per_s else None,
-        output_tokens_per_s=fmean(requests_per_s) * output_tokens if requests_per_s else None,
-        e2e_s=fmean(e2e_s) if e2e_s else None,
-        rate=rate,
-        repeats=tuple(s.output_tokens_per_s or 0.0 for s in summaries),
-        e2e_repeats=tuple(s.e2e_s or 0.0 for s in summaries),
+        load=OpenLoop(requests=requests, rate=rate or math.inf), rate=rate, requests_per_s=mean,
+        output_tokens_per_s=mean and mean * output_tokens, e2e_s=wait, each=summaries,
+        repeats=served[: len(summaries)], e2e_repeats=tuple(s.e2e_s or 0.0 for s in summaries),
         records=tuple(f"{model}-{output_tokens}-{rate}-{kv_blocks}-{i}" for i in range(len(summaries))),
-        each=summaries,
-        problems=() if summaries else ("planted: invalid",),
-        left_out=0 if summaries else 1,
-    )
-    return replace(made, **figures)
+    )  # fmt: skip
+    lost = {} if summaries else {"left_out": 1, "problems": ("planted: invalid",)}
+    return replace(made, **{**lost, **figures})
 
 
 def judge(claim: str, curve: Curve, others: Sequence[Curve] = (), **parameters: object) -> Verdict:
@@ -220,68 +189,31 @@ def curves(draw: st.DrawFn, fewest: int = 1, repeats: int = 2) -> Curve:
     return Curve(subject="opt-1.3b", points=tuple(point(k, draw(values), draw(values)) for k in knobs))
 
 
-COUNTS = st.integers(0, 2**20)
+COUNTS, NONE = st.integers(0, 2**20), st.none()
 STAMPS = st.integers(0, 10**10).map(lambda us: us / 1e6)  # to the microsecond, as engines report them
 SHARES = st.integers(0, 10**6).map(lambda ppm: ppm / 1e6)
-OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # by a terminal: reading an archive writes such characters out
-NAMES = st.text(st.characters(exclude_categories=OBEYED), max_size=8)
-
-
-def engine_specs() -> st.SearchStrategy[EngineSpec]:
-    return st.builds(
-        EngineSpec,
-        model=NAMES,
-        max_num_seqs=COUNTS,
-        gpu_memory_utilization=st.floats(0.1, 1),
-        enforce_eager=st.booleans(),
-        env=st.lists(st.tuples(NAMES, NAMES), max_size=2).map(tuple),
-        extra=st.lists(st.tuples(NAMES, COUNTS | NAMES | st.booleans()), max_size=2).map(tuple),
-    )
-
-
-def environments() -> st.SearchStrategy[Environment]:
-    return st.builds(Environment, gpu_name=st.none() | NAMES, cores=st.none() | COUNTS, vllm=st.none() | NAMES)
-
-
-def resolved_limits() -> st.SearchStrategy[Resolved]:
-    none, sizes = st.none(), st.lists(COUNTS, max_size=3).map(tuple)
-    return st.builds(Resolved, kv_blocks=none | COUNTS, capture_sizes=none | sizes, ready_s=none | STAMPS)
-
-
-def workload_references() -> st.SearchStrategy[WorkloadReference]:
-    specs, lengths, counts = st.builds(WorkloadSpec, seed=COUNTS), st.floats(1, 2000), st.integers(1, 2**20)
-    return st.builds(WorkloadReference, NAMES, specs, counts, lengths, lengths, counts, NAMES)
+# A terminal obeys the others: reading an archive writes such characters out.
+NAMES = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")), max_size=8)
 
 
 def loads() -> st.SearchStrategy[Load]:
-    closed = st.builds(ClosedLoop, st.integers(1, 1024), window_s=st.floats(0.1, 60), requests=st.none() | COUNTS)
-    most = st.none() | st.integers(1, 64)
+    closed = st.builds(ClosedLoop, st.integers(1, 1024), window_s=st.floats(0.1, 60), requests=NONE | COUNTS)
     rates, uneven = st.floats(0.1, 1000), st.just(math.inf) | st.floats(0.01, 100)
-    number = {"requests": st.integers(1, 1024), "seed": COUNTS, "max_concurrency": most}
+    number = {"requests": st.integers(1, 1024), "seed": COUNTS, "max_concurrency": NONE | st.integers(1, 64)}
     times = {"window_s": st.floats(0.1, 60), "settle_s": st.floats(0, 5)}
     windows = st.builds(OpenLoop, rate=rates, arrivals=NAMES, steps=st.just(((4.0, 9.0),)) | st.just(()), **times)
     at_once, jobs = st.builds(OpenLoop, **number), st.builds(OpenLoop, rate=rates, burstiness=uneven, **number)
     return closed | at_once | jobs | windows
 
 
-def samples_in_any_order() -> st.SearchStrategy[Samples]:
-    """With counts of cached tokens, or without."""
-    late, count = st.none() | STAMPS, st.none() | COUNTS
-    row = st.tuples(COUNTS, STAMPS, late, late, late, COUNTS, COUNTS, st.booleans(), count)
-    table = st.tuples(st.lists(row, max_size=6), st.sampled_from([8, 9]))
-    return table.map(lambda drawn: Samples(*([*zip(*drawn[0])] or [()] * 8)[: drawn[1]]))
-
-
-def steps_in_any_order() -> st.SearchStrategy[Steps]:
-    maybe = st.none() | COUNTS
-    row = st.tuples(STAMPS, maybe, maybe, COUNTS, COUNTS, st.none() | SHARES, st.integers(0, 2))
-    return st.lists(row, max_size=6).map(lambda rows: Steps(*(zip(*rows) if rows else [()] * 7)))
+def tables(row: st.SearchStrategy[tuple[object, ...]], width: int) -> st.SearchStrategy[list[tuple[object, ...]]]:
+    """Columns of a table of at most six rows."""
+    return st.lists(row, max_size=6).map(lambda rows: [*zip(*rows)] or [()] * width)
 
 
 def replicas() -> st.SearchStrategy[records.Replica]:
     sharing, part = st.sampled_from(["time-slicing", "mps", "mig"]), st.integers(0, 4)
-    threads = st.none() | st.integers(1, 100)
-    return st.builds(records.Replica, NAMES, part, part, NAMES, sharing, st.booleans(), threads)
+    return st.builds(records.Replica, NAMES, part, part, NAMES, sharing, st.booleans(), NONE | st.integers(1, 100))
 
 
 def places_in_a_gate() -> st.SearchStrategy[records.GateLaunch]:
@@ -290,20 +222,43 @@ def places_in_a_gate() -> st.SearchStrategy[records.GateLaunch]:
 
 
 def measurements() -> st.SearchStrategy[Measurement]:
-    """Any values, to the microsecond: for what must hold of every record, sensible or not."""
-    window = st.tuples(STAMPS, STAMPS)
+    """Any values, to the microsecond: for what must hold of every record, sensible or not. Rows come in any order, with
+    counts of cached tokens or without."""
+    late, maybe, stamps = NONE | STAMPS, NONE | COUNTS, (NONE | STAMPS,) * 3
+    samples = tables(st.tuples(COUNTS, STAMPS, *stamps, COUNTS, COUNTS, st.booleans(), maybe), 9)
+    width, step = st.sampled_from([8, 9]), (STAMPS, maybe, maybe, COUNTS, COUNTS, NONE | SHARES, st.integers(0, 2))
+    lengths, count = st.floats(1, 2000), st.integers(1, 2**20)
     return st.builds(
         Measurement,
-        spec=engine_specs(),
-        resolved=resolved_limits(),
-        environment=environments(),
-        workload=workload_references(),
+        spec=st.builds(
+            EngineSpec,
+            model=NAMES,
+            max_num_seqs=COUNTS,
+            gpu_memory_utilization=st.floats(0.1, 1),
+            enforce_eager=st.booleans(),
+            env=st.lists(st.tuples(NAMES, NAMES), max_size=2).map(tuple),
+            extra=st.lists(st.tuples(NAMES, COUNTS | NAMES | st.booleans()), max_size=2).map(tuple),
+        ),
+        resolved=st.builds(
+            Resolved, kv_blocks=maybe, capture_sizes=NONE | st.lists(COUNTS, max_size=3).map(tuple), ready_s=late
+        ),
+        environment=st.builds(Environment, gpu_name=NONE | NAMES, cores=maybe, vllm=NONE | NAMES),
+        workload=st.builds(
+            WorkloadReference, NAMES, st.builds(WorkloadSpec, seed=COUNTS), count, lengths, lengths, count, NAMES
+        ),
         load=loads(),
-        run=st.builds(Run, samples_in_any_order(), steps_in_any_order(), window, COUNTS, st.none() | NAMES),
+        run=st.builds(
+            Run,
+            st.tuples(samples, width).map(lambda drawn: Samples(*drawn[0][: drawn[1]])),
+            tables(st.tuples(*step), 7).map(lambda columns: Steps(*columns)),
+            st.tuples(STAMPS, STAMPS),
+            COUNTS,
+            NONE | NAMES,
+        ),
         launch=st.sampled_from(["first", "second"]),
         measured_at=st.datetimes().map(lambda moment: moment.isoformat(timespec="milliseconds")),
-        replica=st.none() | replicas(),
-        paired=st.none() | places_in_a_gate(),
+        replica=NONE | replicas(),
+        paired=NONE | places_in_a_gate(),
     )
 
 
@@ -423,11 +378,7 @@ def any_telemetry(draw: st.DrawFn) -> Telemetry:
     times = st.floats(0, 10) | st.floats(allow_nan=False, allow_infinity=False)
     column, spans = (st.lists(each, min_size=rows, max_size=rows) for each in (values, st.none() | times))
     order = draw(st.sampled_from([sorted, list]))
-    return Telemetry(
-        sources=("planted",),
-        interval_s=draw(st.sampled_from([0.0, 0.1, 0.25, 5.0])),
-        time_s=order(draw(st.lists(times, min_size=rows, max_size=rows))),
-        span_s=draw(spans),
-        columns=draw(st.dictionaries(numbers, column, max_size=12)),
-        notes=draw(st.sampled_from([(), ("planted failed after 3 readings: as it was told to",)])),
-    )
+    interval_s, notes = st.sampled_from([0.0, 0.1, 0.25, 5.0]), ("planted failed after 3 readings: as it was told to",)
+    at, told = order(draw(st.lists(times, min_size=rows, max_size=rows))), draw(st.sampled_from([(), notes]))
+    columns = draw(st.dictionaries(numbers, column, max_size=12))
+    return Telemetry(("planted",), draw(interval_s), at, draw(spans), columns, notes=told)
