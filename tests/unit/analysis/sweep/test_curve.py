@@ -1,5 +1,5 @@
 """The claims of one sweep: what was planted passes or fails, noise and gaps make it inconclusive and never green,
-and a claim depends on the loads that it reads and on no other; what is planted in an engine is found."""
+and a claim depends on the loads that it reads and on no other."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from statistics import fmean
 
 import pytest
 import strategies
-from facts import numbers, tells
+from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
-from measured import measure
 from refusals import refused
 from strategies import curves, law, measurement, noisy_curve, point, without
 
 from pytest_slmserve.analysis.sweep import curve as of_curve
 from pytest_slmserve.analysis.sweep.curve import LATENCY, PARETO, PLATEAU, Curve, curve_of, labels, obstacle
-from pytest_slmserve.analysis.sweep.plateau import fit
-from pytest_slmserve.analysis.verdict import Inconclusive, State
-from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, Request, Workload, WorkloadSpec
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -40,22 +36,15 @@ def with_last_gain(gain):
     return {1: 100.0, 2: 190.0, 4: 330.0, 8: 500.0, 16: 500.0 * (1 + gain)}
 
 
-def states(rates, runs, **noise):
-    return Counter(noisy_curve(rates, seed=seed, **noise).pareto_plateau().state for seed in range(runs))
-
-
 # Whether there is a plateau
 
 
-@pytest.mark.parametrize(
-    ("rates", "state", "value", "facts"),
-    [
-        (FLAT, PASSES, law(512) / law(256) - 1, (256,)),
-        ({64: 200.0, 128: 280.0, 256: 290.0, 512: 249.0}, PASSES, -0.14, (128, 256, 512)),
-        ({64: 100.0, 128: 280.0, 256: 200.0}, PASSES, -0.286, (128,)),
-        (STEEP, FAILS, law(64) / law(32) - 1, (64, "32 to 64")),
-    ],
-)
+@pytest.mark.parametrize(("rates", "state", "value", "facts"), [
+    (FLAT, PASSES, law(512) / law(256) - 1, (256,)),
+    ({64: 200.0, 128: 280.0, 256: 290.0, 512: 249.0}, PASSES, -0.14, (128, 256, 512)),
+    ({64: 100.0, 128: 280.0, 256: 200.0}, PASSES, -0.286, (128,)),
+    (STEEP, FAILS, law(64) / law(32) - 1, (64, "32 to 64")),
+])  # fmt: skip
 def test_a_planted_plateau_is_found_or_what_the_last_doubling_gains(rates, state, value, facts):
     verdict = noisy_curve(rates, noise=0.002).pareto_plateau()
     assert (verdict.state, verdict.claim, verdict.subject) == (state, "throughput-plateau", "opt-1.3b")
@@ -88,8 +77,6 @@ def test_without_a_plateau_it_is_told_what_ended_the_sweep():
 def test_noise_across_the_bound_is_inconclusive():
     verdict = noisy_curve(with_last_gain(0.10), noise=0.02, seed=1).pareto_plateau()
     assert verdict.state is INCONCLUSIVE and verdict.low < 0.10 < verdict.high
-    with pytest.raises(Inconclusive):
-        bool(verdict)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +85,7 @@ def test_noise_across_the_bound_is_inconclusive():
      (with_last_gain(0.15), 0.01, FAILS, 0), (with_last_gain(0.05), 0.01, PASSES, 0)],
 )  # fmt: skip
 def test_one_per_cent_of_noise_does_not_hide_or_turn_a_clear_answer(rates, noise, state, least):
-    seen = states(rates, 50, noise=noise)
+    seen = Counter(noisy_curve(rates, seed=seed, noise=noise).pareto_plateau().state for seed in range(50))
     assert seen[state] + seen[INCONCLUSIVE] == 50 and seen[state] >= least
 
 
@@ -110,31 +97,24 @@ def with_waits(curve, waits):
     return replace(curve, points=tuple(replace(p, e2e_repeats=waits(p) or p.e2e_repeats) for p in curve.points))
 
 
-@pytest.mark.parametrize(
-    ("waits", "state", "value"),
-    [
-        (lambda p: None, PASSES, 2 / 1.081 - 1),
-        (lambda p: (7.0, 7.01, 6.99), FAILS, 0.0),
-        (lambda p: (9.0 - p.concurrency / 100,) * 3, FAILS, (9 - 5.12) / (9 - 2.56) - 1),
-        (lambda p: (1.0 * p.concurrency, 5.0 * p.concurrency, 9.0), INCONCLUSIVE, None),
-    ],
-)
+@pytest.mark.parametrize(("waits", "state", "value"), [
+    (lambda p: None, PASSES, 2 / 1.081 - 1), (lambda p: (7.0, 7.01, 6.99), FAILS, 0.0),
+    (lambda p: (9.0 - p.concurrency / 100,) * 3, FAILS, (9 - 5.12) / (9 - 2.56) - 1),
+    (lambda p: (1.0 * p.concurrency, 5.0 * p.concurrency, 9.0), INCONCLUSIVE, None),
+])  # fmt: skip
 def test_latency_past_the_plateau(waits, state, value):
     verdict = with_waits(noisy_curve(FLAT), waits).latency_keeps_rising()
     assert (verdict.state, verdict.threshold) == (state, 0.10) and tells(verdict.why, 256)
     assert value is None or verdict.value == pytest.approx(value, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("waits", "state"),
-    [
-        (lambda p: None, PASSES),
-        (lambda p: (9.0, 9.01, 9.02) if p.concurrency == 4 else None, FAILS),
-        (lambda p: (1.0, 5.0, 9.0), INCONCLUSIVE),
-        # A host-bound engine: steps take the same time at every small batch, so only noise tells their E2E apart.
-        (lambda p: tuple(1.17 * r / p.repeats[0] for r in p.repeats) if p.concurrency < 16 else None, PASSES),
-    ],
-)
+@pytest.mark.parametrize(("waits", "state"), [
+    (lambda p: None, PASSES),
+    (lambda p: (9.0, 9.01, 9.02) if p.concurrency == 4 else None, FAILS),
+    (lambda p: (1.0, 5.0, 9.0), INCONCLUSIVE),
+    # A host-bound engine: steps take the same time at every small batch, so only noise tells their E2E apart.
+    (lambda p: tuple(1.17 * r / p.repeats[0] for r in p.repeats) if p.concurrency < 16 else None, PASSES),
+])  # fmt: skip
 def test_points_up_to_the_plateau_are_worth_having(waits, state):
     verdict = with_waits(noisy_curve(FLAT, noise=0.002), waits).pareto_up_to_plateau()
     assert (verdict.state, verdict.threshold) == (state, 0.03)
@@ -159,17 +139,13 @@ def test_past_no_plateau_there_is_nothing_to_judge_but_each_load_before_it():
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-@pytest.mark.parametrize(
-    ("curve", "facts"),
-    [
-        (Curve(subject="opt-1.3b"), (0, 3)),
-        (noisy_curve({1: 1.0, 2: 1.9}), (2, 3)),
-        (noisy_curve(FLAT, repeats=1), ("--slm-repeats 2",)),
-        (without(noisy_curve(FLAT), 512), (512, "planted: invalid")),
-        (replace(noisy_curve(FLAT), missing=(1024, 2048)), ("1024, 2048",)),
-        (Curve(subject="x", points=(point(1, [1.0], []),)), (1,)),
-    ],
-)
+@pytest.mark.parametrize(("curve", "facts"), [
+    (Curve(subject="opt-1.3b"), (0, 3)), (noisy_curve({1: 1.0, 2: 1.9}), (2, 3)),
+    (noisy_curve(FLAT, repeats=1), ("--slm-repeats 2",)),
+    (without(noisy_curve(FLAT), 512), (512, "planted: invalid")),
+    (replace(noisy_curve(FLAT), missing=(1024, 2048)), ("1024, 2048",)),
+    (Curve(subject="x", points=(point(1, [1.0], []),)), (1,)),
+])  # fmt: skip
 def test_what_is_not_there_is_inconclusive_with_a_reason(judge, curve, facts):
     verdict = judge(curve)
     assert (verdict.state, verdict.value, verdict.claim, verdict.threshold) == (INCONCLUSIVE, None, *NAMED[judge])
@@ -207,13 +183,10 @@ def test_curve_of_measurements():
     assert (curve.load.ramp_up, curve.resolved) == ("staggered", (first.resolved,) * 2)
     assert ([g.end for g in curve.gains()], len(curve.pareto_front())) == ([2, 4, 8], 4)
     assert curve.plateau(3.0).value == 1
-    shown = repr(curve)
-    assert "Measurement(" not in shown and "Run(" not in shown
-
-
-def test_curve_of_nothing():
-    curve = curve_of("opt-1.3b", [measurement(load=OpenLoop(requests=8))], planned=(1, 2))
-    assert (curve.points, curve.missing, curve.kv_capacity) == ((), (1, 2), None) and tells(obstacle(curve), "1, 2")
+    assert not {word for word in ("Measurement(", "Run(") if word in repr(curve)}
+    nothing = curve_of("opt-1.3b", [measurement(load=OpenLoop(requests=8))], planned=(1, 2))
+    assert (nothing.points, nothing.missing, nothing.kv_capacity) == ((), (1, 2), None)
+    assert tells(obstacle(nothing), "1, 2")
 
 
 def test_preempted_measurements_do_not_make_a_plateau():
@@ -224,49 +197,15 @@ def test_preempted_measurements_do_not_make_a_plateau():
     assert curve_of("opt-1.3b", [*made, *again]).pareto_plateau(tolerance=5.0), "measured again, it is valid"
 
 
-OTHER_LOADS = ({"ramp_up": "burst"}, {"window_s": 9.0}, {"settle_lifetimes": 0.0})
+OTHERS = [{"model": "opt-2.7b"}, *({"load": ClosedLoop(2, **facts)} for facts in (
+    {"ramp_up": "burst"}, {"window_s": 9.0}, {"settle_lifetimes": 0.0},
+))]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "other", [{"model": "opt-2.7b"}, *({"load": ClosedLoop(2, **facts)} for facts in OTHER_LOADS)], ids=str
-)
+@pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_different_engines_or_ways_of_loading_are_not_one_curve(other):
     with refused("2 different"):
         curve_of("opt-1.3b", [measurement(1, 100.0), measurement(2, 190.0, **other)])
-
-
-# An engine with a planted law, of 5,000 output tokens/s
-
-
-SMALL = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
-
-
-def simulated(**planted):
-    """Two repeats of each point on one simulated engine."""
-    engine = SimulatedEngine(EngineSpec("opt-tiny", platform="simulated", extra=(("t_inf", 5000.0), *planted.items())))
-    loads = [ClosedLoop(c, window_s=2.0) for c in BATCHES[:8] for _ in range(2)]
-    made = [measure(engine, SMALL, load, Environment(platform="simulated")) for load in loads]
-    return curve_of("opt-tiny", made, planned=BATCHES[:8])
-
-
-def test_planted_law_and_plateau_are_found():
-    curve = simulated(b_half=10.0)
-    found = fit(curve.points)
-    assert (found.t_inf.value, found.b_half.value) == pytest.approx((5000, 10), rel=0.03)
-    assert all(judge(curve) for judge in JUDGES) and curve.plateau().value == 64, "a doubling of 45 gains 10 %"
-
-
-@pytest.mark.parametrize(
-    ("planted", "state", "facts"),
-    [
-        ({"b_half": 200.0}, FAILS, (64,)),
-        ({"b_half": 10.0, "preempt_from": 128}, INCONCLUSIVE, (128,)),
-        ({"b_half": 10.0, "fail_at": 128}, INCONCLUSIVE, (128,)),
-    ],
-)
-def test_no_planted_plateau_preemption_or_failure_is_green(planted, state, facts):
-    verdict = simulated(**planted).pareto_plateau()
-    assert verdict.state is state and set(facts) <= set(numbers(verdict.why))
 
 
 # Adaptive sweeps, and what would decide
@@ -318,15 +257,10 @@ def test_what_is_inconclusive_tells_about_how_long_it_would_take(spread, enough)
         assert tells(verdict.remedy, f"{seconds:.0f} s")
 
 
-@pytest.mark.parametrize(
-    ("at_256", "state", "gain", "again"),
-    [
-        ((410.0, 411.0), PASSES, 0.025, ()),
-        ((350.0, 351.0), PASSES, -0.125, ()),
-        ((500.0, 501.0), FAILS, 0.25, ()),
-        ((400.0, 500.0), INCONCLUSIVE, 0.124, (128, 256)),
-    ],
-)
+@pytest.mark.parametrize(("at_256", "state", "gain", "again"), [
+    ((410.0, 411.0), PASSES, 0.025, ()), ((350.0, 351.0), PASSES, -0.125, ()), ((500.0, 501.0), FAILS, 0.25, ()),
+    ((400.0, 500.0), INCONCLUSIVE, 0.124, (128, 256)),
+])  # fmt: skip
 def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, gain, again):
     points = (point(64, (300.0, 301.0)), point(128, (400.0, 401.0)), point(256, at_256))
     verdict = gain_after_128(Curve(subject="opt-1.3b", points=points))
@@ -345,24 +279,21 @@ def changed(part="spec", **facts):
     return curve_of("opt-1.3b", [replace(m, **{part: replace(getattr(m, part), **facts)}) for m in made])
 
 
-@pytest.mark.parametrize(
-    ("other", "its", "ours"),
-    [
-        (changed("load", ramp_up="burst"), "ramp-up burst", "ramp-up staggered"),
-        (changed("load", window_s=9.0), "window 9 s", "window 5 s"),
-        (changed("load", settle_lifetimes=0.0), "warm-up 0", "warm-up 1"),
-        (changed("environment", vllm="0.27.0"), "vLLM 0.27.0", "vLLM 0.26.0"),
-        (changed("environment", gpu_name="NVIDIA H100"), "NVIDIA H100", "NVIDIA H200"),
-        (changed(interface="server"), "server interface", "engine interface"),
-        (changed(tensor_parallel_size=2, kv_cache_bytes=1 << 40), "TP 2", "TP 1"),
-        (changed(max_num_seqs=64), "max_num_seqs 64", "max_num_seqs 1024"),
-        (changed(enforce_eager=True), "enforce_eager", "no enforce_eager"),
-        (changed(kv_cache_bytes=3 << 30), "KV cache 3 GiB", None),
-        (changed(extra=(("block_size", 32),)), "block_size 32", "block_size unset"),
-        (changed(env=(("VLLM_X", "1"),)), "VLLM_X 1", "VLLM_X unset"),
-        (changed("workload", hash="fedcba987654"), "workload fedcba", "workload 012345"),
-    ],
-)
+@pytest.mark.parametrize(("other", "its", "ours"), [
+    (changed("load", ramp_up="burst"), "ramp-up burst", "ramp-up staggered"),
+    (changed("load", window_s=9.0), "window 9 s", "window 5 s"),
+    (changed("load", settle_lifetimes=0.0), "warm-up 0", "warm-up 1"),
+    (changed("environment", vllm="0.27.0"), "vLLM 0.27.0", "vLLM 0.26.0"),
+    (changed("environment", gpu_name="NVIDIA H100"), "NVIDIA H100", "NVIDIA H200"),
+    (changed(interface="server"), "server interface", "engine interface"),
+    (changed(tensor_parallel_size=2, kv_cache_bytes=1 << 40), "TP 2", "TP 1"),
+    (changed(max_num_seqs=64), "max_num_seqs 64", "max_num_seqs 1024"),
+    (changed(enforce_eager=True), "enforce_eager", "no enforce_eager"),
+    (changed(kv_cache_bytes=3 << 30), "KV cache 3 GiB", None),
+    (changed(extra=(("block_size", 32),)), "block_size 32", "block_size unset"),
+    (changed(env=(("VLLM_X", "1"),)), "VLLM_X 1", "VLLM_X unset"),
+    (changed("workload", hash="fedcba987654"), "workload fedcba", "workload 012345"),
+])  # fmt: skip
 def test_curves_of_one_model_are_told_apart_by_what_differs_and_by_nothing_else(other, its, ours):
     mine, theirs = labels([changed(), other])
     assert theirs == f"opt-1.3b, {its}" and mine != theirs and mine == (f"opt-1.3b, {ours}" if ours else mine)
