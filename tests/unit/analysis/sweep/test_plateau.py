@@ -68,27 +68,27 @@ def test_a_flat_stretch_before_a_rise_is_no_plateau_and_noise_widens_one():
 
 
 @given(curves(), st.randoms(use_true_random=False))
-def test_order_of_points_does_not_matter(curve, chance):
+def test_the_order_of_points_and_of_the_grid_does_not_matter(curve, chance):
     shuffled = chance.sample(curve.points, len(curve.points))
     for ask in (plateau.plateau, pareto_front, gains):
         assert ask(shuffled) == ask(curve.points)
+    grid, known = plateau.Grid(tuple(p.concurrency for p in curve.points), 0.1, 3, h200_seconds), curve.points[::2]
+    turned, order = replace(grid, loads=grid.loads[::-1]), chance.sample(known, len(known))
+    assert plateau.next_load(grid.loads, known, 0.1) == plateau.next_load(grid.loads, order, 0.1)
+    assert plateau.next_measurement(grid, known) == plateau.next_measurement(turned, order)
 
 
 @pytest.mark.parametrize(("looks", "repeats"), [((), 3), ((4,), 4), ((2, 4), 1), ((2, 4), 4)])
 def test_intervals_hold_at_all_looks_together(looks, repeats):
     """With one look each tail is 2.5 %; with several each is less, together as much as one."""
-    seen = [plateau.tail_at(n, looks) for n in (repeats, 1, 2, 3, 4, 9)]
+    own, first, second, third, last, later = (plateau.tail_at(n, looks) for n in (repeats, 1, 2, 3, 4, 9))
+    assert first == second == third and last == later and own in (first, last)
     if len(looks) < 2:
-        assert set(seen) == {0.025}
+        assert first == last == 0.025
     else:
-        own, first, second, third, last, later = seen
-        assert first == second == third and last == later and own in (first, last)
         assert max(first, last) < 0.025 < first + last < 0.05
-
-
-@pytest.mark.parametrize(("first", "found"), [(2, (2, 3, 4, 6, 8, 12, 16)), (5, (5, 6, 8, 12, 16)), (20, (20,))])
-def test_looks_begin_with_what_is_measured_of_each_load(first, found):
-    assert plateau.looks_from(first) == found
+    begun = {first: plateau.looks_from(first) for first in (2, 5, 20)}
+    assert begun == {2: (2, 3, 4, 6, 8, 12, 16), 5: (5, 6, 8, 12, 16), 20: (20,)}, "with what is measured of each load"
 
 
 # Pareto
@@ -196,16 +196,10 @@ def test_no_other_law_is_nearer_to_the_points(rows):
     assert all(squares(t_inf * by, b_half + more) >= least for by in (0.99, 1, 1.01) for more in (-0.5, 0, 0.5))
 
 
-@pytest.mark.parametrize(
-    ("rates", "b_half", "facts"),
-    [
-        ({}, None, (3, 0)),
-        ({1: [1.0], 2: [1.5]}, None, (3, 2)),
-        ({1: [1.0], 2: (), 4: ()}, None, (3, 1)),
-        ({8: ()}, 45.0, ()),
-        ({b: [b**1.5] for b in BATCHES}, None, ()),
-    ],
-)
+@pytest.mark.parametrize(("rates", "b_half", "facts"), [
+    ({}, None, (3, 0)), ({1: [1.0], 2: [1.5]}, None, (3, 2)), ({1: [1.0], 2: (), 4: ()}, None, (3, 1)),
+    ({8: ()}, 45.0, ()), ({b: [b**1.5] for b in BATCHES}, None, ()),
+])  # fmt: skip
 def test_no_law_of_too_few_points_or_of_what_does_not_saturate(rates, b_half, facts):
     with refused(*facts, kind=TooFewPoints):
         fit([point(b, each) for b, each in rates.items()], b_half)
@@ -234,20 +228,17 @@ def dropping(load):
     return law(load) * (1 if load <= 256 else 0.8)
 
 
-@pytest.mark.parametrize(
-    ("grid", "rate", "loads", "begins"),
-    [
-        (GRID[:10], law_of_20, [1, 512, 128, 64], 128),  # the ends, where it begins, before
-        (GRID, DENTED.__getitem__, [1, 1024, 512], None),  # 9 % from 128 to 256: half of the throughput is beyond it
-        (GRID, lambda load: 100.0 * load**0.8, [1, 1024, 512], None),  # the last doubling
-        (GRID, lambda load: 1000.0, [1, 1024, 32], 1),  # two loads cannot tell whether the law holds
-        (GRID, partial(law, b_half=7.0), [1, 1024, 32, 16, 64, 256], 32),  # perhaps in one doubling
-        (GRID[:10], lambda load: law_of_20(load) * (load != 128), [1, 512, 128, 256, 64], 256),  # 128 is invalid
-        *((GRID, lambda load, at=at: law(load, b_half=2.0) * (1 + 0.2 * (load >= at)), None, at)
-          for at in (128, 256, 512)),
-        (GRID, dropping, None, 256),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("grid", "rate", "loads", "begins"), [
+    (GRID[:10], law_of_20, [1, 512, 128, 64], 128),  # the ends, where it begins, before
+    (GRID, DENTED.__getitem__, [1, 1024, 512], None),  # 9 % from 128 to 256: half of the throughput is beyond it
+    (GRID, lambda load: 100.0 * load**0.8, [1, 1024, 512], None),  # the last doubling
+    (GRID, lambda load: 1000.0, [1, 1024, 32], 1),  # two loads cannot tell whether the law holds
+    (GRID, partial(law, b_half=7.0), [1, 1024, 32, 16, 64, 256], 32),  # perhaps in one doubling
+    (GRID[:10], lambda load: law_of_20(load) * (load != 128), [1, 512, 128, 256, 64], 256),  # 128 is invalid
+    *((GRID, lambda load, at=at: law(load, b_half=2.0) * (1 + 0.2 * (load >= at)), None, at)
+      for at in (128, 256, 512)),
+    (GRID, dropping, None, 256),
+])  # fmt: skip
 def test_loads_in_the_order_that_they_are_asked_for_and_where_the_plateau_begins(grid, rate, loads, begins):
     played = play(grid, rate, repeats=1)
     assert played.loads == (loads or played.loads) and all(wanted.why for wanted in played.asked)
@@ -266,18 +257,15 @@ NOISY = {load: (law_of_20(load), 0.88 * law_of_20(load)) for load in GRID}
 A_SECOND = {"seconds": lambda load, rate: 1.0}
 
 
-@pytest.mark.parametrize(
-    ("grid", "answer", "facts", "loads"),
-    [
-        # Equal repeats have no noise: one is enough, of the cheapest load around the plateau.
-        (GRID, law_of_20, {}, [1, 1024, 128, 64, 256, 64]),
-        # Eleven loads twice, a second each: there is time for seven measurements; of three repeats for more.
-        (GRID, None, A_SECOND, [1, 1024, 128, 64, 256, 64, 128]),
-        (GRID, None, A_SECOND | {"repeats": 3}, [1, 1024, 128, 64, 256, 64, 64, 128, 128, 256, 512]),
-        # Four loads, of which three are needed: a third of the time is spent before the noise is known.
-        (GRID[6:10], law_of_20, {}, [64, 512, 128, 64]),
-    ],
-)
+@pytest.mark.parametrize(("grid", "answer", "facts", "loads"), [
+    # Equal repeats have no noise: one is enough, of the cheapest load around the plateau.
+    (GRID, law_of_20, {}, [1, 1024, 128, 64, 256, 64]),
+    # Eleven loads twice, a second each: there is time for seven measurements; of three repeats for more.
+    (GRID, None, A_SECOND, [1, 1024, 128, 64, 256, 64, 128]),
+    (GRID, None, A_SECOND | {"repeats": 3}, [1, 1024, 128, 64, 256, 64, 64, 128, 128, 256, 512]),
+    # Four loads, of which three are needed: a third of the time is spent before the noise is known.
+    (GRID[6:10], law_of_20, {}, [64, 512, 128, 64]),
+])  # fmt: skip
 def test_a_gain_that_noise_hides_is_repeated_while_there_is_time_and_once_in_any_case(grid, answer, facts, loads):
     played = play(grid, answer or in_turn(NOISY), **facts)
     assert played.loads == loads
@@ -321,15 +309,6 @@ def test_what_decides_is_measured(curve, tolerance):
         assert allowed or curve[b] / curve[a] - 1 < tolerance, "what may hide a doubling that gains was looked at"
 
 
-@given(planted(), st.randoms(use_true_random=False))
-def test_the_order_of_the_points_and_of_the_grid_does_not_matter(curve, chance):
-    points = [point(load, [rate]) for load, rate in curve.items() if chance.random() < 0.5]
-    shuffled, grid = chance.sample(points, len(points)), plateau.Grid(tuple(curve), 0.1, 2, h200_seconds)
-    assert plateau.next_load(grid.loads, points, 0.1) == plateau.next_load(grid.loads, shuffled, 0.1)
-    turned = replace(grid, loads=grid.loads[::-1])
-    assert plateau.next_measurement(grid, points) == plateau.next_measurement(turned, shuffled)
-
-
 @given(st.floats(2, 2000), st.sampled_from([9, 10, 11]))
 def test_a_curve_that_keeps_to_the_law_is_known_from_a_third_of_the_seconds(b_half, size):
     """But for the first repeat, which is made in any case."""
@@ -350,10 +329,8 @@ def test_the_law_is_predicted_exactly_between_its_points(b_half, loads, load):
     points = [point(n, [rate]) for n, rate in known.items()]
     (seen,) = plateau.predictions(points, [load])
     exact = law(load, b_half=b_half)
-    assert (plateau.predicted(known, load), seen.tokens_per_s.value, seen.tokens_per_s.low) == pytest.approx(
-        (exact,) * 3
-    )
-    assert plateau.law_error(points)[0] < 1e-9 and seen.concurrency == load
+    found = plateau.predicted(known, load), seen.tokens_per_s.value, seen.tokens_per_s.low
+    assert found == pytest.approx((exact,) * 3) and plateau.law_error(points)[0] < 1e-9 and seen.concurrency == load
 
 
 def test_a_prediction_is_as_wide_as_the_law_misses_what_was_measured_and_there_is_none_where_it_misses_all():
