@@ -38,9 +38,7 @@ def test_a_quantile_of_student_is_that_of_scipy(tail, df):
     assert t_above(tail, df) == pytest.approx(student.isf(tail, df), rel=1e-7)
 
 
-def test_quantiles_of_the_tables_and_ends_of_the_line():
-    table = {1: 12.7062047362, 2: 4.3026527297, 3: 3.1824463053, 5: 2.5705818356, 10: 2.2281388520, 30: 2.0422724563}
-    assert {df: t_above(0.025, df) for df in table} == pytest.approx(table, abs=1e-8)
+def test_students_t_at_the_ends_of_the_line_and_of_no_degrees_of_freedom():
     assert [survival(t, 4) for t in (0.0, math.inf, -math.inf)] == [0.5, 0, 1]
     assert t_above(0.5, 4) == pytest.approx(0, abs=1e-9)
     for ask in (lambda: survival(1.0, 0.99), lambda: t_above(0.1, -1)):
@@ -115,20 +113,11 @@ def test_a_share_in_per_cent_has_one_digit_and_a_factor_three(share, text):
     assert estimates.times(Interval(1.2345)) == estimates.times(Interval(1.2345, 1.2)) == "1.23 times"
 
 
-@pytest.mark.parametrize(
-    ("seen", "cut"),
-    [
-        ((0.5, 0.4, 0.6), (0.5, 0.4, 0.6)),
-        ((0.2, -0.3, 0.7), (0.2, 0.0, 0.7)),
-        ((0.9, 0.6, 1.2), (0.9, 0.6, 1.0)),
-        ((-0.1, -0.3, 0.1), (-0.1, 0.0, 0.1)),
-        ((-0.1, -0.3, 0.0), (-0.1, 0.0, 0.0)),
-        ((1.1, 1.0, 1.3), (1.1, 1.0, 1.0)),
-        ((-0.2, -0.3, -0.1), (-0.2,)),
-        ((1.2, 1.1, 1.3), (1.2,)),
-        ((0.5, 0.1), (0.5,)),
-    ],
-)
+@pytest.mark.parametrize(("seen", "cut"), [
+    ((0.5, 0.4, 0.6), (0.5, 0.4, 0.6)), ((0.2, -0.3, 0.7), (0.2, 0.0, 0.7)), ((0.9, 0.6, 1.2), (0.9, 0.6, 1.0)),
+    ((-0.1, -0.3, 0.1), (-0.1, 0.0, 0.1)), ((-0.1, -0.3, 0.0), (-0.1, 0.0, 0.0)), ((1.1, 1.0, 1.3), (1.1, 1.0, 1.0)),
+    ((-0.2, -0.3, -0.1), (-0.2,)), ((1.2, 1.1, 1.3), (1.2,)), ((0.5, 0.1), (0.5,)),
+])  # fmt: skip
 def test_an_interval_is_cut_where_it_cannot_be(seen, cut):
     assert estimates.possible(Interval(*seen), most=1.0) == Interval(*cut)
 
