@@ -20,14 +20,11 @@ def factors(kind, seed="1", ticks=40_000):
     return [noise(i * TICK_S) for i in range(ticks)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "sd", "rel", "over", "least", "most"),
-    [
-        ("white:0.1", 0.1, 0.1, 16, 0.22, 0.28),  # a quarter over 16 ticks
-        ("ou:0.1:1", 0.1, 0.1, 16, 0.55, 0.75),
-        ("pink:0.12", 0.12, 0.2, 40, 0.5, math.inf),  # over ten seconds
-    ],
-)
+@pytest.mark.parametrize(("kind", "sd", "rel", "over", "least", "most"), [
+    ("white:0.1", 0.1, 0.1, 16, 0.22, 0.28),  # a quarter over 16 ticks
+    ("ou:0.1:1", 0.1, 0.1, 16, 0.55, 0.75),
+    ("pink:0.12", 0.12, 0.2, 40, 0.5, math.inf),  # over ten seconds
+])  # fmt: skip
 def test_noise_that_is_forgotten_averages_out_and_pink_noise_hardly(kind, sd, rel, over, least, most):
     values = factors(kind)
     averaged = stdev(fmean(values[i : i + over]) for i in range(0, len(values) - over, over))

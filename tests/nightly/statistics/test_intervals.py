@@ -56,18 +56,15 @@ def of_launches(chance, launches):
 EQUAL, UNEQUAL = (0.01,) * 5, (0.002, 0.005, 0.01, 0.05, 0.05)
 
 
-@pytest.mark.parametrize(
-    ("draw", "seed", "runs", "asked", "least", "most"),
-    [
-        *((partial(with_courses, spread=spread), 4, 1500, (3, 4), 0.93, 0.98) for spread in (EQUAL, UNEQUAL)),
-        *((partial(in_turn, loads=loads, count=count, host=host), 6, 1000, (0, 1), 0.925, 0.975)
-          for loads in (2, 3) for count in (2, 3) for host in (0.0, 0.05)),
-        *((partial(of_launches, launches=launches), 7, 1000, 2, 0.92, 0.98) for launches in (1, 3)),
-        # Two rounds of nine loads leave six degrees of freedom, where the scatter of nine samples has nine: of 0.4 % at
-        # each end 0.8 % are missed as planned, and 1.2 % with eight degrees.
-        (partial(in_turn, loads=9, count=2, sd=0.02), 6, 4000, (7, 8, 0.004), 0.989, 0.995),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("draw", "seed", "runs", "asked", "least", "most"), [
+    *((partial(with_courses, spread=spread), 4, 1500, (3, 4), 0.93, 0.98) for spread in (EQUAL, UNEQUAL)),
+    *((partial(in_turn, loads=loads, count=count, host=host), 6, 1000, (0, 1), 0.925, 0.975)
+      for loads in (2, 3) for count in (2, 3) for host in (0.0, 0.05)),
+    *((partial(of_launches, launches=launches), 7, 1000, 2, 0.92, 0.98) for launches in (1, 3)),
+    # Two rounds of nine loads leave six degrees of freedom, where the scatter of nine samples has nine: of 0.4 % at
+    # each end 0.8 % are missed as planned, and 1.2 % with eight degrees.
+    (partial(in_turn, loads=9, count=2, sd=0.02), 6, 4000, (7, 8, 0.004), 0.989, 0.995),
+])  # fmt: skip
 def test_intervals_cover_what_they_say(draw, seed, runs, asked, least, most):
     """asked: two loads, and the tail if it is another; or one load, whose mean is meant."""
     chance, covered = random.Random(seed), 0

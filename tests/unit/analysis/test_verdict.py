@@ -62,22 +62,13 @@ def around(values):
     return seen
 
 
-@pytest.mark.parametrize(
-    ("limits", "state", "decides"),
-    [
-        ({"most": 1.5}, PASSES, "b"),
-        ({"most": 1.3}, INCONCLUSIVE, "b"),
-        ({"most": 1.15}, FAILS, "b"),
-        ({"least": 0.8}, PASSES, "a"),
-        ({"least": 1.0}, INCONCLUSIVE, "a"),
-        ({"least": 1.15}, FAILS, "a"),
-        ({"least": 0.5, "most": 1.5}, PASSES, "b"),
-        ({"least": 0.8, "most": 2}, PASSES, "a"),
-        ({"least": 1, "most": 2}, INCONCLUSIVE, "a"),
-        ({"least": 1.15, "most": 2}, FAILS, "a"),
-        ({"least": 0, "most": 1.1}, FAILS, "b"),
-    ],
-)
+@pytest.mark.parametrize(("limits", "state", "decides"), [
+    ({"most": 1.5}, PASSES, "b"), ({"most": 1.3}, INCONCLUSIVE, "b"), ({"most": 1.15}, FAILS, "b"),
+    ({"least": 0.8}, PASSES, "a"), ({"least": 1.0}, INCONCLUSIVE, "a"), ({"least": 1.15}, FAILS, "a"),
+    ({"least": 0.5, "most": 1.5}, PASSES, "b"), ({"least": 0.8, "most": 2}, PASSES, "a"),
+    ({"least": 1, "most": 2}, INCONCLUSIVE, "a"), ({"least": 1.15, "most": 2}, FAILS, "a"),
+    ({"least": 0, "most": 1.1}, FAILS, "b"),
+])  # fmt: skip
 def test_the_one_that_is_nearest_to_its_bound_or_beyond_it_decides(limits, state, decides):
     found, seen, what = every(lambda several: SECOND_FARTHER, **limits)
     assert (found, what) == (state, decides) and seen == {name: row for row, name in SECOND_FARTHER}[decides]
@@ -127,19 +118,11 @@ def test_a_verdict_counts_each_point_once_and_keeps_what_was_judged():
     assert nothing == Verdict("c", "s", INCONCLUSIVE, "w", threshold=2.0, n=2, records=points[0].records)
 
 
-@pytest.mark.parametrize(
-    ("launches", "hosts", "judged", "told"),
-    [
-        (["aa", "aa"], "aa", KNOWN, {"launch"}),
-        (["ab", "ab"], "aa", KNOWN, set()),
-        (["aa", "aa"], "aa", ONCE, set()),
-        (["ab", "ab"], "ab", KNOWN, {"hosts"}),
-        (["ab", "ab"], ("ab", "ab"), KNOWN, set()),
-        (["ab", "ab"], ("ab", "a"), KNOWN, {"hosts"}),
-        (["ab", "ab"], ("a", None), KNOWN, set()),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("launches", "hosts", "judged", "told"), [
+    (["aa", "aa"], "aa", KNOWN, {"launch"}), (["ab", "ab"], "aa", KNOWN, set()), (["aa", "aa"], "aa", ONCE, set()),
+    (["ab", "ab"], "ab", KNOWN, {"hosts"}), (["ab", "ab"], ("ab", "ab"), KNOWN, set()),
+    (["ab", "ab"], ("ab", "a"), KNOWN, {"hosts"}), (["ab", "ab"], ("a", None), KNOWN, set()),
+], ids=str)  # fmt: skip
 def test_a_verdict_with_an_interval_says_if_it_is_of_one_launch_or_of_points_of_different_hosts(
     launches, hosts, judged, told
 ):

@@ -145,11 +145,10 @@ def test_a_fault_is_the_only_problem_and_its_harmless_side_is_none(m, facts):
 
 def test_several_problems_are_all_told():
     assert len(problems(changed(measurement(first_early=-0.12, steps=3200), load=ClosedLoop(64)))) == 2
-    nowhere = {"window_s": (1e6, 1e6 + 1)}
-    steps, unfinished = problems(changed(each(PLAIN, finished=False), "run", **nowhere))
-    assert numbers(steps) == [0, 20] and "window" in unfinished
-    [failed] = problems(changed(each(PLAIN, finished=False), "run", **nowhere, failures=8, first_failure="Planted"))
-    assert numbers(failed) == [8] and "Planted" in failed
+    nowhere = changed(each(PLAIN, finished=False), "run", window_s=(1e6, 1e6 + 1))
+    steps, unfinished = problems(nowhere)
+    [failed] = problems(changed(nowhere, "run", failures=8, first_failure="Planted"))
+    assert (numbers(steps), numbers(failed)) == ([0, 20], [8]) and "window" in unfinished and "Planted" in failed
 
 
 @pytest.mark.parametrize(("sent_s", "others"), [
@@ -336,21 +335,16 @@ def cached(count):
     return replace(RUN, samples=replace(RUN.samples, cached_tokens=tuple(map(count, range(len(RUN.samples))))))
 
 
-@pytest.mark.parametrize(("run", "share"), [
-    *((cached(lambda row, n=n: n), n / 64) for n in (0, 16, 48)),
-    (cached(lambda row: 0 if row in ENDED else 48), 0),  # of the requests that ended in the window
-    (cached(lambda row: 64 if row == ENDED[0] else None), 1 / len(ENDED)),  # left out is 0 where others count
-    (looked_up(replace(PLAIN, run=RUN), 100).run, 0.1),
-    (looked_up(replace(PLAIN, run=cached(lambda row: 0)), 100).run, 0),  # no counters where requests tell
-    (looked_up(replace(PLAIN, run=replace(cached(lambda row: 0), window_s=(0.0, 0.0))), 100).run, 0.1),
+@pytest.mark.parametrize(("run", "share", "teller"), [
+    *((cached(lambda row, n=n: n), n / 64, "request") for n in (0, 16, 48)),
+    (cached(lambda row: 0 if row in ENDED else 48), 0, "request"),  # of the requests that ended in the window
+    (cached(lambda row: 64 if row == ENDED[0] else None), 1 / len(ENDED), "request"),  # left out is 0
+    (looked_up(replace(PLAIN, run=RUN), 100).run, 0.1, "server"),
+    (looked_up(replace(PLAIN, run=cached(lambda row: 0)), 100).run, 0, "request"),  # no counters where requests tell
+    (looked_up(replace(PLAIN, run=replace(cached(lambda row: 0), window_s=(0.0, 0.0))), 100).run, 0.1, "server"),
 ])  # fmt: skip
-def test_the_share_of_prompts_from_a_cache(run, share):
-    assert validity.cache_hit_share(run).share == pytest.approx(share)
-
-
-def test_who_told_of_caches_is_said():
-    requests, counters = looked_up(replace(PLAIN, run=cached(lambda row: 16)), 7), looked_up(PLAIN, 7)
-    assert validity.cache_hit_share(requests.run).told_by != validity.cache_hit_share(counters.run).told_by
-    assert (
-        validity.cache_hit_share(RUN) is validity.cache_hit_share(with_stream(PLAIN, cache_lookups=(0, 0)).run) is None
-    )
+def test_the_share_of_prompts_from_a_cache_and_who_told_of_it(run, share, teller):
+    found = validity.cache_hit_share(run)
+    assert found.share == pytest.approx(share) and teller in found.told_by
+    for silent in (RUN, with_stream(PLAIN, cache_lookups=(0, 0)).run):
+        assert validity.cache_hit_share(silent) is None

@@ -30,18 +30,15 @@ def seconds_of(sweep, loads=None):
     return sum(sweep.seconds[load] for load in ([*sweep.seconds] * 2 if loads is None else loads))
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "full", "loads", "found", "short"),
-    [
-        (SPREAD, "opt-125m", None, [1, 1024, 512, 512, 1024], None, 0.19),
-        (SPREAD, "opt-1.3b", 128, [1, 512, 128, 64, 64, 1], 128, 0.21),
-        (SPREAD, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128, 0.28),
-        (SENSORS, "opt-125m", 512, [1, 1024, 512, 256, 256], 512, 0.19),
-        (SENSORS, "opt-1.3b", 128, [1, 512, 128, 64, 64, 1], 128, 0.24),
-        (SENSORS, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128, 0.25),
-        (CPU, "opt-tiny", 128, [1, 256, 64, 32, 32], 64, 0.17),
-    ],
-)
+@pytest.mark.parametrize(("name", "model", "full", "loads", "found", "short"), [
+    (SPREAD, "opt-125m", None, [1, 1024, 512, 512, 1024], None, 0.19),
+    (SPREAD, "opt-1.3b", 128, [1, 512, 128, 64, 64, 1], 128, 0.21),
+    (SPREAD, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128, 0.28),
+    (SENSORS, "opt-125m", 512, [1, 1024, 512, 256, 256], 512, 0.19),
+    (SENSORS, "opt-1.3b", 128, [1, 512, 128, 64, 64, 1], 128, 0.24),
+    (SENSORS, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128, 0.25),
+    (CPU, "opt-tiny", 128, [1, 256, 64, 32, 32], 64, 0.17),
+])  # fmt: skip
 def test_the_plateau_of_the_full_grid_from_a_third_of_its_seconds(name, model, full, loads, found, short):
     """short: the share with the windows of today, the first 2 s of each, of all loads with those that were measured."""
     group = group_of(name, model)

@@ -124,20 +124,16 @@ CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
 
 
 @pytest.mark.parametrize("unit", [RATE, CONCURRENCY])
-@pytest.mark.parametrize(
-    ("points", "invalid", "found", "facts"),
-    [
-        (CURVE, [], (8, 6.0, 4, 16, ()), ("6/s", 4, 16)),
-        (CURVE, [8, 16], (8, 6.0, 4, 16, ()), ("6/s",)),  # of which one repeat is valid
-        (CURVE[:4], [], (8, 6.0, 4, None, ()), ("6/s",)),
-        (CURVE[3:], [], (8, 6.0, None, 16, ()), ("6/s",)),
-        (CURVE[3:4], [], (8, 6.0, None, None, ()), ("6/s",)),
-        ([(16, 2.0), (8, 1.0), (8, 7.0), (4, 3.9), (8, 7.0)], [], (8, 5.0, 4, 16, ()), ("5/s",)),
-        ([(4, 3.0), (8, 5.0), (16, 5.0), (32, 1.0)], [], (8, 5.0, 4, 16, ()), ("5/s",)),  # of equal ones the smaller
-        ([(1, 1.0), (4, 3.9), (16, 2.5)], [8, 2, 0.5, 1, 16], (4, 3.9, 1, 16, (2, 8)), ("2, 8",)),
-        ([(1, 1.0), (4, 3.9)], [8], (4, 3.9, 1, None, (8,)), (8,)),
-    ],
-)
+@pytest.mark.parametrize(("points", "invalid", "found", "facts"), [
+    (CURVE, [], (8, 6.0, 4, 16, ()), ("6/s", 4, 16)),
+    (CURVE, [8, 16], (8, 6.0, 4, 16, ()), ("6/s",)),  # of which one repeat is valid
+    (CURVE[:4], [], (8, 6.0, 4, None, ()), ("6/s",)), (CURVE[3:], [], (8, 6.0, None, 16, ()), ("6/s",)),
+    (CURVE[3:4], [], (8, 6.0, None, None, ()), ("6/s",)),
+    ([(16, 2.0), (8, 1.0), (8, 7.0), (4, 3.9), (8, 7.0)], [], (8, 5.0, 4, 16, ()), ("5/s",)),
+    ([(4, 3.0), (8, 5.0), (16, 5.0), (32, 1.0)], [], (8, 5.0, 4, 16, ()), ("5/s",)),  # of equal ones the smaller
+    ([(1, 1.0), (4, 3.9), (16, 2.5)], [8, 2, 0.5, 1, 16], (4, 3.9, 1, 16, (2, 8)), ("2, 8",)),
+    ([(1, 1.0), (4, 3.9)], [8], (4, 3.9, 1, None, (8,)), (8,)),
+])  # fmt: skip
 def test_a_peak_is_between_loads_that_have_less_or_more_is_not_excluded(points, invalid, found, facts, unit):
     seen = peak(points, invalid=invalid, unit=unit)
     assert (seen.load, seen.per_s, seen.below, seen.above, seen.unknown, seen.unit) == (*found, unit)
@@ -163,17 +159,14 @@ ATTAINED = [(1, 1.0), (2, 0.97), (4, 0.91), (8, 0.6), (16, 0.95)]
 
 
 @pytest.mark.parametrize("unit", [RATE, CONCURRENCY])
-@pytest.mark.parametrize(
-    ("points", "goal", "invalid", "found", "facts"),
-    [
-        (ATTAINED, 0.9, [], (4, 0.91, (8, 0.6), ()), ("90 %", "91 %", "60 %", 8)),  # what 16 attains is luck
-        (ATTAINED, 0.97, [], (2, 0.97, (4, 0.91), ()), ("97 %", "91 %")),
-        (ATTAINED, 0.5, [], (16, 0.95, None, ()), ("50 %", "95 %")),
-        ([(1, 1.0), (4, 0.91), (8, 0.6)], 0.9, [2, 4, 16], (4, 0.91, (8, 0.6), (2,)), (2,)),
-        ([(1, 1.0), (1, 0.7)], 0.9, [], (None, None, (1, 0.85), ()), ("90 %", "85 %", 1)),
-        ([(1, 0.2), (2, 0.1)], 0.9, [], (None, None, (1, 0.2), ()), ("90 %", "20 %", 1)),
-    ],
-)
+@pytest.mark.parametrize(("points", "goal", "invalid", "found", "facts"), [
+    (ATTAINED, 0.9, [], (4, 0.91, (8, 0.6), ()), ("90 %", "91 %", "60 %", 8)),  # what 16 attains is luck
+    (ATTAINED, 0.97, [], (2, 0.97, (4, 0.91), ()), ("97 %", "91 %")),
+    (ATTAINED, 0.5, [], (16, 0.95, None, ()), ("50 %", "95 %")),
+    ([(1, 1.0), (4, 0.91), (8, 0.6)], 0.9, [2, 4, 16], (4, 0.91, (8, 0.6), (2,)), (2,)),
+    ([(1, 1.0), (1, 0.7)], 0.9, [], (None, None, (1, 0.85), ()), ("90 %", "85 %", 1)),
+    ([(1, 0.2), (2, 0.1)], 0.9, [], (None, None, (1, 0.2), ()), ("90 %", "20 %", 1)),
+])  # fmt: skip
 def test_distserves_goodput_is_the_highest_load_up_to_which_enough_is_good(points, goal, invalid, found, facts, unit):
     seen = highest_load(points, goal, invalid, unit)
     assert (seen.load, seen.attainment, seen.above, seen.unknown, seen.goal) == (*found, goal)
