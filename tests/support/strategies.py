@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -93,6 +94,13 @@ def measurement(
     made = planted_run(concurrency, tokens_per_s, output_tokens=output_tokens, **run)  # type: ignore[arg-type]
     at, requests = f"2026-01-01T00:00:{repeat:02d}.000+00:00", workload(output_tokens=output_tokens)
     return Measurement(spec, resolved, environment, requests, load or ClosedLoop(concurrency), made, launch, at)
+
+
+def changed(record: Any, *parts: str, **values: object) -> Any:
+    """The record with other values in a part of it: "run", or "run", "samples"."""
+    if not parts:
+        return replace(record, **values)
+    return replace(record, **{parts[0]: changed(getattr(record, parts[0]), *parts[1:], **values)})
 
 
 def law(batch: float, t_inf: float = 10_000.0, b_half: float = 45.0) -> float:

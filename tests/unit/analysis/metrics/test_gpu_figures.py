@@ -10,13 +10,14 @@ from itertools import pairwise
 from statistics import fmean, median
 
 import pytest
+import strategies
 from committed import archive
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import H200, RESOLVED, WELL, any_telemetry, drawn_readings, measurement, planted_telemetry, sensed
+from strategies import WELL, changed, drawn_readings, drawn_runs, measurement, planted_telemetry
 from strategies import watched_run as run_of
 
-from pytest_slmserve.analysis.metrics import gpu_figures
+from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, decode_window, device_figures, memory_in_use
 from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.schema import sensors as of
@@ -40,19 +41,23 @@ MEANS = {
 LARGEST = {"sm_active_max": of.SM_ACTIVE, "sm_occupancy_max": of.SM_OCCUPANCY, "memory_used_bytes": of.MEMORY_USED}
 
 
+def rows_of(telemetry, opens, closes):
+    """Readings of which more than half of the span lies in a window, or their moment."""
+    window = range(round(opens / TICK), round(closes / TICK))
+    for i, (at, span) in enumerate(zip(telemetry.time_s, telemetry.span_s)):
+        told = ticks_of(at, span)
+        if sum(tick in window for tick in told) > len(told) / 2 if told else opens <= at <= closes:
+            yield i
+
+
+def ticks_of(at, span):
+    return [round((at - span) / TICK) + k for k in range(round(span / TICK))] if span else []
+
+
 def by_hand(telemetry, opens, closes):
     """All figures of the readings that belong to a window, from their definitions."""
-    ticks = [
-        [round((at - span) / TICK) + k for k in range(round(span / TICK))] if span else []
-        for at, span in zip(telemetry.time_s, telemetry.span_s)
-    ]
-    window = range(round(opens / TICK), round(closes / TICK))
-    rows = [
-        i
-        for i, (at, told) in enumerate(zip(telemetry.time_s, ticks))
-        if (sum(tick in window for tick in told) > len(told) / 2 if told else opens <= at <= closes)
-    ]
-    if not rows:
+    window, rows = range(round(opens / TICK), round(closes / TICK)), [*rows_of(telemetry, opens, closes)]
+    if not rows or not window:
         return {}
 
     def known(number):
@@ -84,8 +89,8 @@ def by_hand(telemetry, opens, closes):
     capped = known(of.CAPPED_POWER)
     since = telemetry.time_s[capped[-1][0]] - telemetry.time_s[capped[0][0]] if capped else 0
     limits = {*values(of.POWER_LIMIT)}
-    profiled = [any(telemetry.columns[n][i] is not None for n in of.PROFILED) for i in range(len(ticks))]
-    covered = {tick for told, seen in zip(ticks, profiled) if seen for tick in told if tick in window}
+    told = zip(telemetry.time_s, telemetry.span_s, zip(*(telemetry.columns[n] for n in of.PROFILED)))
+    covered = {tick for at, span, each in told if {*each} != {None} for tick in ticks_of(at, span) if tick in window}
     return {
         **{name: mean(number) for name, number in MEANS.items()},
         **{name: max(values(number), default=None) for name, number in LARGEST.items()},
@@ -105,14 +110,36 @@ def test_each_figure_of_any_readings_is_that_by_hand(telemetry, window_s):
     assert told == pytest.approx({name: value for name, value in expected.items() if value is not None}, abs=1e-12)
 
 
-@given(any_telemetry(), st.tuples(st.floats(0, 10), st.floats(0, 10)))
-def test_figures_of_anything_at_all_can_be(telemetry, window_s):
-    run = run_of(telemetry, window_s)
-    found, known = device_figures(run), [v for v in telemetry.columns.get(of.SM_ACTIVE, ()) if v is not None]
-    assert found.coverage is None or 0 <= found.coverage <= 1 + 1e-9
-    assert found.sm_active_max is None or found.sm_active_max in known
-    whole, alone = gpu_figures.watched(run), decode_window(stepping(run, {3, 50}))
-    assert (alone is None) == (whole is None) and (alone is None or {*alone.rows} <= {*whole.rows})
+def joules_per_token(run, tokens_per_s, whole):
+    """From the definition: what the counter grew by between two moments within the steps, over the tokens of that time,
+    of which a step makes its own evenly. Else power over throughput."""
+    steps, seen = run.steps, run.telemetry
+    inside = [at for at in steps.time_s if run.window_s[0] <= at <= run.window_s[1]]
+
+    def made_until(moment):
+        started = zip((math.inf, *steps.time_s), steps.time_s, steps.new_tokens)
+        shares = ((1 if at <= moment else max(0, (moment - began) / (at - began)), n) for began, at, n in started)
+        return sum(share * n for share, n in shares)
+
+    rows = [i for i in rows_of(seen, *run.window_s) if seen.columns[of.ENERGY][i] is not None]
+    rows = [i for i in rows if inside and inside[0] < inside[-1] and inside[0] <= seen.time_s[i] <= inside[-1]]
+    joules, ends = [seen.columns[of.ENERGY][i] for i in rows], 2 if len(rows) > 7 else 1
+    if not tokens_per_s:
+        return None
+    if whole or len(rows) < 2 or joules[0] == joules[-1]:
+        power = by_hand(seen, *run.window_s).get("power_w")
+        return None if power is None else power / tokens_per_s
+    tokens = [made_until(seen.time_s[i]) for i in rows]
+    grown, made = (sum(each[-ends:]) - sum(each[:ends]) for each in (joules, tokens))
+    return grown / made if made > 0 else None
+
+
+@given(drawn_runs(), st.data(), st.booleans())
+def test_the_energy_of_a_token_of_any_run_is_that_by_hand(run, data, whole):
+    run = replace(run, telemetry=data.draw(drawn_readings(run.window_s[0])))
+    rate = window.output_tokens_per_s(run)
+    expected = joules_per_token(run, rate, whole)
+    assert gpu_figures.energy_per_token_j([run], rate, whole) == (expected and pytest.approx(expected, rel=1e-9))
 
 
 # Windows
@@ -251,9 +278,8 @@ def test_where_a_prompt_is_in_every_reading_decoding_is_not_known():
 
 def beside(cpu_s, host="a", python="3.12"):
     """A measurement with a host-speed probe beside it. cpu_s: of its pieces, or a function of the time."""
-    made = sensed(measurement(environment=replace(H200, host=host)), PROBE=0.01, PROBE_CPU=cpu_s)
-    sources = ("host", f"host-speed probe (Python {python})")
-    return replace(made, run=replace(made.run, telemetry=replace(made.run.telemetry, sources=sources)))
+    made = strategies.sensed(measurement(environment=replace(strategies.H200, host=host)), PROBE=0.01, PROBE_CPU=cpu_s)
+    return changed(made, "run", "telemetry", sources=("host", f"host-speed probe (Python {python})"))
 
 
 OPENS_S = measurement().run.window_s[0]
@@ -290,11 +316,10 @@ OWN = 3 * GIB + 1000 * BLOCK
 
 def engine(used=None, total=140 * GIB, weights=3 * GIB, gpus=1):
     """An engine of OPT-1.3B with 3 GiB of weights and 1,000 KV blocks. used: bytes that sensors saw."""
-    told = replace(RESOLVED, weight_bytes=weights, kv_blocks=1000, block_size=16)
-    made = measurement(environment=replace(H200, gpu_memory_bytes=total), resolved=told)
+    told = replace(strategies.RESOLVED, weight_bytes=weights, kv_blocks=1000, block_size=16)
+    made = measurement(environment=replace(strategies.H200, gpu_memory_bytes=total), resolved=told)
     readings = planted_telemetry({} if used is None else {of.MEMORY_USED: used}, until_s=made.run.window_s[1])
-    spec = replace(made.spec, tensor_parallel_size=gpus)
-    return replace(made, spec=spec, run=replace(made.run, telemetry=readings))
+    return changed(changed(made, "run", telemetry=readings), "spec", tensor_parallel_size=gpus)
 
 
 def together(sharing, *engines):

@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import measurement, planted_telemetry, work_of_model
+from strategies import changed, measurement, planted_telemetry, work_of_model
 
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.gpu_figures import StepTime, ceiling_tokens_per_s, roofline_fraction, step_time
@@ -158,14 +158,13 @@ def test_the_fraction_of_a_measurement_is_over_its_ceiling_and_of_the_unknown_no
     m = measurement(8, 5000.0)
     assert roofline_fraction(m, 5000.0, 8.0) == pytest.approx(5000 / ceiling_tokens_per_s(work(m), H200, 8))
     assert roofline_fraction(m, 5000.0, 8.0, overlap=True) < roofline_fraction(m, 5000.0, 8.0)
-    allowed = replace(m.spec, allow_prefix_cache=True)
-    assert roofline_fraction(replace(m, spec=allowed), 1.0, 8.0), "its engine keeps no prompts"
+    allowed = changed(m, "spec", allow_prefix_cache=True)
+    assert roofline_fraction(allowed, 1.0, 8.0), "its engine keeps no prompts"
     unknown = [
-        (replace(m, spec=replace(m.spec, model="/somewhere/else", model_facts=None)), 1.0, 8.0),
-        (replace(m, environment=replace(m.environment, gpu_name=None)), 1.0, 8.0),
-        (replace(m, spec=replace(allowed, prefix_caching=True)), 1.0, 8.0),  # prompts that are not computed
-        (m, None, 8.0),
-        (m, 1.0, None),
+        (changed(m, "spec", model="/somewhere/else", model_facts=None), 1.0, 8.0),
+        (changed(m, "environment", gpu_name=None), 1.0, 8.0),
+        (changed(allowed, "spec", prefix_caching=True), 1.0, 8.0),  # prompts that are not computed
+        *((m, None, 8.0), (m, 1.0, None)),
     ]
     assert [roofline_fraction(*each) for each in unknown] == [None] * 5
 
@@ -178,16 +177,15 @@ def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):
     m = m or measurement()
     columns = {of.ENGINE_ACTIVE: engine, of.DRAM_ACTIVE: dram, of.TENSOR_ACTIVE: tensor}
     telemetry = planted_telemetry(columns, until_s=m.run.window_s[1], interval_s=m.run.window_s[1] / 40)
-    return replace(m, run=replace(m.run, telemetry=telemetry))
+    return changed(m, "run", telemetry=telemetry)
 
 
 def with_peaks(m, flops_per_s, bytes_per_s):
-    given = GpuPeaks(tflops=flops_per_s / 1e12, gbps=bytes_per_s / 1e9)
-    return replace(m, environment=replace(m.environment, gpu_peaks=given))
+    return changed(m, "environment", gpu_peaks=GpuPeaks(tflops=flops_per_s / 1e12, gbps=bytes_per_s / 1e9))
 
 
 def with_prompts(m, tokens):
-    return replace(m, run=replace(m.run, samples=replace(m.run.samples, prompt_tokens=[tokens] * len(m.run.samples))))
+    return changed(m, "run", "samples", prompt_tokens=[tokens] * len(m.run.samples))
 
 
 def least(m):
@@ -214,7 +212,7 @@ def test_experts_are_read_by_each_step_for_its_own_tokens():
     """Of 64 steps one has a prompt, and reads all; a step with the mean number of tokens would read twice the mean."""
     m = measurement(4, 600.0, model="olmoe-1b-7b", output_tokens=256, resolved=Resolved(dtype="bfloat16"))
     prompts = [0 if i % 64 else 512 for i in range(len(m.run.steps))]
-    m = with_prompts(replace(m, run=replace(m.run, steps=replace(m.run.steps, prompt_tokens=prompts))), 512)
+    m = with_prompts(changed(m, "run", "steps", prompt_tokens=prompts), 512)
     mean = (63 * work(m).weights_read(4) + work(m).weight_bytes) / 64
     assert step_time(m).parts["weights"] * window.step_s(m.run) == pytest.approx(mean / 4800e9, rel=0.01)
 
@@ -252,11 +250,8 @@ def test_the_bound_by_shapes_and_arithmetic_is_a_part_where_it_takes_longer_than
 
 def test_nothing_known_no_step_time():
     m = measurement()
-    unknown = [
-        replace(m, environment=replace(m.environment, gpu_name="Some GPU")),
-        replace(m, spec=replace(m.spec, model="/not/here", model_facts=None)),
-        replace(m, run=replace(m.run, window_s=(1e6, 1e6 + 1))),
-    ]
+    strange, unshaped = changed(m, "environment", gpu_name="Some GPU"), changed(m, "spec", model="/a", model_facts=None)
+    unknown = (strange, unshaped, changed(m, "run", window_s=(1e6, 1e6 + 1)))
     assert [step_time(each) for each in unknown] == [StepTime({}, None, None)] * 3
 
 
@@ -290,7 +285,7 @@ def test_parts_of_a_step_are_all_of_it_and_of_repeats_their_means():
     assert blind["unsplit"] == pytest.approx(step_time(measurement()).unexplained)
     both = step_parts([seen(engine=0.9, m=each) for each in (measurement(8, 1000.0), measurement(8, 3000.0))])
     assert both["weights"] == pytest.approx(2 * parts["weights"])
-    strange = [replace(each, environment=replace(m.environment, gpu_name="another")) for each in (m, seen(0.7))]
+    strange = [changed(each, "environment", gpu_name="another") for each in (m, seen(0.7))]
     assert step_parts(strange) == pytest.approx({"kernels": 0.8, "idle": 0.2}), "without a data sheet"
     assert step_parts([m, measurement()]) == {}, "repeats that differ"
     assert step_parts([seen(engine=1e-6)]) == {}, "counters below the data sheet"

@@ -9,7 +9,7 @@ import pytest
 from facts import numbers
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import NO_STEPS, measurement, planted_run, sensed
+from strategies import NO_STEPS, changed, measurement, planted_run, sensed
 
 from pytest_slmserve.analysis.metrics import validity, window
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, problems, trustworthy
@@ -21,13 +21,6 @@ CLEAN = CheckResult(unknown=())
 PLAIN, LONG = measurement(), measurement(8, steps=400, failures=2)
 SERVER = {"interface": "server"}
 ENDPOINT = {"interface": "endpoint", "platform": "remote", "url": "http://h/v1"}
-
-
-def changed(m, *parts, **values):
-    """The measurement with other values in a part of it: "run", or "run", "samples"."""
-    if not parts:
-        return replace(m, **values)
-    return replace(m, **{parts[0]: changed(getattr(m, parts[0]), *parts[1:], **values)})
 
 
 def each(m, **values):
@@ -52,8 +45,7 @@ def early_ends(count, extra=(), spec=ENDPOINT, **stream):
     """A measurement of an endpoint, of whose requests so many ended with fewer tokens than they asked for."""
     done = [i for i, finished in enumerate(PLAIN.run.samples.finished) if finished]
     tokens = tuple(31 if i in done[:count] else 32 for i in range(len(PLAIN.run.samples)))
-    m = changed(PLAIN, "run", "samples", output_tokens=tokens)
-    m = replace(m, spec=replace(m.spec, **spec, extra=extra))
+    m = changed(changed(PLAIN, "run", "samples", output_tokens=tokens), "spec", **spec, extra=extra)
     return with_stream(m, tokens_per_chunk=stream.pop("tokens_per_chunk", 1.0), **stream)
 
 
