@@ -110,17 +110,17 @@ def test_each_figure_of_any_readings_is_that_by_hand(telemetry, window_s):
     assert told == pytest.approx({name: value for name, value in expected.items() if value is not None}, abs=1e-12)
 
 
-def joules_per_token(run, tokens_per_s, whole):
-    """From the definition: what the counter grew by between two moments within the steps, over the tokens of that time,
-    of which a step makes its own evenly. Else power over throughput."""
-    steps, seen = run.steps, run.telemetry
-    inside = [at for at in steps.time_s if run.window_s[0] <= at <= run.window_s[1]]
+def made_until(run, moment):
+    """Tokens of a run, of which a step makes its own evenly."""
+    steps = zip((math.inf, *run.steps.time_s), run.steps.time_s, run.steps.new_tokens)
+    return sum(n if at <= moment else n * max(0, (moment - began) / (at - began)) for began, at, n in steps)
 
-    def made_until(moment):
-        started = zip((math.inf, *steps.time_s), steps.time_s, steps.new_tokens)
-        shares = ((1 if at <= moment else max(0, (moment - began) / (at - began)), n) for began, at, n in started)
-        return sum(share * n for share, n in shares)
 
+def joules_per_token(runs, tokens_per_s, whole):
+    """From the definition: what the counter grew by between two moments within the steps of the first, over the tokens
+    of all in that time. Else power over throughput."""
+    run, seen = runs[0], runs[0].telemetry
+    inside = [at for at in run.steps.time_s if run.window_s[0] <= at <= run.window_s[1]]
     rows = [i for i in rows_of(seen, *run.window_s) if seen.columns[of.ENERGY][i] is not None]
     rows = [i for i in rows if inside and inside[0] < inside[-1] and inside[0] <= seen.time_s[i] <= inside[-1]]
     joules, ends = [seen.columns[of.ENERGY][i] for i in rows], 2 if len(rows) > 7 else 1
@@ -129,17 +129,20 @@ def joules_per_token(run, tokens_per_s, whole):
     if whole or len(rows) < 2 or joules[0] == joules[-1]:
         power = by_hand(seen, *run.window_s).get("power_w")
         return None if power is None else power / tokens_per_s
-    tokens = [made_until(seen.time_s[i]) for i in rows]
+    tokens = [sum(made_until(each, seen.time_s[i] + run.began_s - each.began_s) for each in runs) for i in rows]
     grown, made = (sum(each[-ends:]) - sum(each[:ends]) for each in (joules, tokens))
     return grown / made if made > 0 else None
 
 
-@given(drawn_runs(), st.data(), st.booleans())
-def test_the_energy_of_a_token_of_any_run_is_that_by_hand(run, data, whole):
-    run = replace(run, telemetry=data.draw(drawn_readings(run.window_s[0])))
+@given(drawn_runs(), drawn_runs(), st.data(), st.booleans())
+def test_the_energy_of_a_token_of_engines_on_one_gpu_is_that_by_hand(run, other, data, whole):
+    run = replace(run, telemetry=data.draw(drawn_readings(run.window_s[0])), began_s=100.0)
+    later = data.draw(st.sampled_from([0, TICK, 0.5]))
+    beside = replace(other, began_s=100.0 + run.window_s[0] - other.window_s[0] + later)
     rate = window.output_tokens_per_s(run)
-    expected = joules_per_token(run, rate, whole)
-    assert gpu_figures.energy_per_token_j([run], rate, whole) == (expected and pytest.approx(expected, rel=1e-9))
+    for runs in ([run], [run, beside]):
+        expected = joules_per_token(runs, rate, whole)
+        assert gpu_figures.energy_per_token_j(runs, rate, whole) == (expected and pytest.approx(expected, rel=1e-9))
 
 
 # Windows
