@@ -74,17 +74,6 @@ def test_no_figure_of_a_full_measurement_is_missing_and_without_sensors_none_is_
     assert (blind.dram_active, blind.power_w, blind.energy_per_token_j, blind.decode_dram) == (None,) * 4
 
 
-@pytest.mark.parametrize(("begins", "ends", "joules"), [(0, 0.5, 0.4), (0.5, 1, 0.8), (0, 1, 0.6)])
-def test_energy_is_of_the_tokens_of_the_counters_own_time(begins, ends, joules):
-    """400 W, and half the speed from the middle of the steps on, for two thirds of the time."""
-    made = measurement(8, 1000.0, steps=400, slow_from=200, slow_factor=2.0)
-    opens, closes = made.run.window_s
-    span = {0: opens, 0.5: opens + (closes - opens) / 3, 1: closes}
-    found = summarize(sensed(made, ENERGY=lambda at: 400 * at if span[begins] <= at <= span[ends] else None))
-    assert found.energy_per_token_j == pytest.approx(joules, rel=0.02)
-    assert summarize(sensed(made, ENERGY=None)).energy_per_token_j == pytest.approx(400 / found.output_tokens_per_s)
-
-
 # Which repeats count
 
 

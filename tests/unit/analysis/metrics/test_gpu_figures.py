@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean, median
 
 import pytest
@@ -14,7 +14,7 @@ import strategies
 from committed import archive
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import WELL, changed, drawn_readings, drawn_runs, measurement, planted_telemetry
+from strategies import WELL, changed, drawn_readings, measurement, planted_telemetry
 from strategies import watched_run as run_of
 
 from pytest_slmserve.analysis.metrics import gpu_figures, window
@@ -113,7 +113,8 @@ def test_each_figure_of_any_readings_is_that_by_hand(telemetry, window_s):
 def made_until(run, moment):
     """Tokens of a run, of which a step makes its own evenly."""
     steps = zip((math.inf, *run.steps.time_s), run.steps.time_s, run.steps.new_tokens)
-    return sum(n if at <= moment else n * max(0, (moment - began) / (at - began)) for began, at, n in steps)
+    begun = [step for step in steps if step[0] < moment or step[1] <= moment]
+    return sum(n if at <= moment else n * (moment - began) / (at - began) for began, at, n in begun)
 
 
 def joules_per_token(runs, tokens_per_s, whole):
@@ -134,12 +135,24 @@ def joules_per_token(runs, tokens_per_s, whole):
     return grown / made if made > 0 else None
 
 
-@given(drawn_runs(), drawn_runs(), st.data(), st.booleans())
-def test_the_energy_of_a_token_of_engines_on_one_gpu_is_that_by_hand(run, other, data, whole):
-    run = replace(run, telemetry=data.draw(drawn_readings(run.window_s[0])), began_s=100.0)
-    later = data.draw(st.sampled_from([0, TICK, 0.5]))
-    beside = replace(other, began_s=100.0 + run.window_s[0] - other.window_s[0] + later)
-    rate = window.output_tokens_per_s(run)
+STEPS = st.lists(st.tuples(st.sampled_from([0, 8, 8, 40]), st.integers(0, 9)), min_size=8, max_size=24)
+
+
+def stepped(steps, began_s):
+    """A run whose steps are so many ticks apart and made so many tokens; its window opens and closes among them."""
+    gaps, tokens = zip(*steps)
+    at, n = [1 + TICK * ticks for ticks in accumulate(gaps)], len(gaps)
+    trace = Steps(at, (None,) * n, (0,) * n, tokens, (0,) * n, (None,) * n, (0,) * n)
+    return replace(run_of(None, (at[1], at[-2] + TICK)), steps=trace, began_s=began_s)
+
+
+@given(STEPS, STEPS, st.lists(st.integers(0, 3), min_size=24, max_size=24), st.sampled_from([2, 8, 32]), st.booleans())
+def test_the_energy_of_a_token_of_engines_on_one_gpu_is_that_by_hand(steps, others, joules, every, whole):
+    run, beside = stepped(steps, 100.0), stepped(others, 100.5)
+    readings = planted_telemetry({**WELL, of.CAPPED_POWER: None}, until_s=24 * every * TICK, interval_s=every * TICK)
+    columns = {**readings.columns, of.ENERGY: [*accumulate(joules)]}
+    readings = replace(readings, time_s=[1 + at for at in readings.time_s], columns=columns)
+    run, rate = replace(run, telemetry=readings), window.output_tokens_per_s(run)
     for runs in ([run], [run, beside]):
         expected = joules_per_token(runs, rate, whole)
         assert gpu_figures.energy_per_token_j(runs, rate, whole) == (expected and pytest.approx(expected, rel=1e-9))
