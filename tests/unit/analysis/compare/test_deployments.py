@@ -5,15 +5,18 @@ neighbours."""
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from facts import tells
 from gpus import alone, engine, on_gpus, replicas
 from stored_records import having
-from strategies import judge, measurement, point
+from strategies import judge
+from traces import traced
 
 from pytest_slmserve.analysis.claims.table import applies, claim_of
 from pytest_slmserve.analysis.compare import deployments as ways
+from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
@@ -29,11 +32,15 @@ def degrees(curve):
 
 
 def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest():
+    """A load that waits for memory is no measure of speed."""
     curve = on_gpus()
     assert degrees(curve) == [2, 4] and ways.on_several_gpus(curve)
     assert not any(map(ways.on_several_gpus, curve.wider))
-    found = [(d.concurrency, d.gpus, d.engines) for d in ways.deployments(curve)]
-    assert found == [(4, 1, 1), (4, 2, 1), (4, 4, 1), (16, 1, 1), (16, 2, 1), (16, 4, 1)]
+    found = [(d.concurrency, d.gpus, d.engines, d.tensor_parallel_size, d.fits) for d in ways.deployments(curve)]
+    assert found == [(load, gpus, 1, gpus, True) for load in (4, 16) for gpus in (1, 2, 4)]
+    waiting = next(d for d in ways.deployments(on_gpus((1, 2), room={1: 4})) if (d.gpus, d.concurrency) == (1, 16))
+    assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
+    assert [replace(waiting, room=room).fits for room in (None, 16, 15)] == [True, True, False]
 
 
 def test_engines_of_other_arguments_or_hosts_are_not_compared():
@@ -87,14 +94,6 @@ def test_the_gain_of_more_gpus_is_with_their_memory_and_asked_where_both_were_me
     assert judge(STILL_GAINS, invalid).state is INCONCLUSIVE
 
 
-def test_a_load_that_waits_for_memory_is_no_measure_of_speed():
-    waiting = next(d for d in ways.deployments(on_gpus((1, 2), room={1: 4})) if (d.gpus, d.concurrency) == (1, 16))
-    assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
-    rooms = ((None, 99), (16, 16), (16, 17))
-    fits = [ways.Deployment(1, 1, 1, None, n, point(n, [1.0]), room).fits for room, n in rooms]
-    assert fits == [True, True, False]
-
-
 @pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, FAILS), (8e-3, PASSES)])
 def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(all_reduce_s, state):
     """Two replicas of 8: (16 + 8)/1000 s a step, 667 tokens/s together."""
@@ -116,27 +115,25 @@ def test_replicas_are_compared_with_engines_of_as_many_gpus_each_and_the_same_ar
     assert [len(curve.shared) for curve in found] == [1, 0, 0, 1]
 
 
-# Without and with the server
-
-
 def test_loads_of_both_interfaces_are_held_against_each_other():
     """What the server serves over what the engine does alone, at the loads that both have."""
     made = [
-        having([measurement(c, rate * c + i, repeat=i) for c in loads for i in range(2)], spec={"interface": interface})
-        for rate, loads, interface in ((100.0, (4, 8, 16), "engine"), (90.0, (8, 16, 32), "server"))
+        [traced(idle=None, concurrency=c, decode_s=slower * (0.004 + i / 1e5), repeat=i) for c in loads for i in (0, 1)]
+        for slower, loads in ((1.0, (4, 8, 16)), (1.1, (8, 16, 32)))
     ]
-    alone_, served = (curve_of("opt-1.3b", each) for each in made)
-    [(engine_, server, loads)] = ways.at_both_interfaces([served, alone_])
+    named = zip(made, ("engine", "server"))
+    alone_, served = (curve_of("opt-1.3b", having(each, spec={"interface": name})) for each, name in named)
+    [(engine_, server, loads)] = ways.at_both_interfaces([served, Curve(subject="nothing"), alone_])
     assert (engine_, server) == (alone_, served)
     assert [(each.engine.concurrency, each.server.concurrency) for each in loads] == [(8, 8), (16, 16)]
     for each in loads:
-        load = each.engine.concurrency
-        assert each.ratio.value == pytest.approx((90 * load + 0.5) / (100 * load + 0.5), rel=1e-3)
-        assert each.ratio.low < each.ratio.value < each.ratio.high
+        rates = each.engine.output_tokens_per_s, each.server.output_tokens_per_s
+        assert each.ratio.value == pytest.approx(rates[1] / rates[0])
+        assert each.ratio.low < each.ratio.value < each.ratio.high < 1
+        with_prompts = [steps_with_prompts(m.run) for m in made[0] if m.id in each.engine.records]
+        assert each.prompt_steps[0] == pytest.approx(fmean(with_prompts)) and each.prompt_steps[1] is not None
+    assert loads[0].prompt_steps[0] < loads[1].prompt_steps[0]
     assert ways.at_both_interfaces([alone_]) == ways.at_both_interfaces([served]) == []
-
-
-# Beside neighbours
 
 
 def neighbours(slower: float = 1.0, again=(4, 16)):
@@ -146,18 +143,22 @@ def neighbours(slower: float = 1.0, again=(4, 16)):
     return curve_of("opt-tiny", [*having(beside, neighbours=1), *lone])
 
 
-@pytest.mark.parametrize(("slower", "state", "value"), [(1.0, PASSES, 0.0), (1.1, FAILS, 0.1), (0.9, FAILS, -0.1)])
-def test_what_neighbours_slow_or_hasten_fails_with_the_number(slower, state, value):
-    verdict = judge(ways.CLAIM, neighbours(slower), margin=0.03)
-    assert verdict.state is state and verdict.n == 6 and verdict.value == pytest.approx(value, abs=0.01)
-    assert tells(verdict.why, 4, 16, "3 %")
-
-
-def test_one_disturbed_cell_is_enough():
+def one_slower():
+    """The larger load alone is slower beside neighbours."""
     good, bad = neighbours(), neighbours(1.1)
     mixed = [m for m in good.measurements if m.load.concurrency == 4]
     mixed += [replace(m, spec=good.spec) for m in bad.measurements if m.load.concurrency == 16]
-    assert judge(ways.CLAIM, curve_of("opt-tiny", mixed), margin=0.03).state is FAILS
+    return curve_of("opt-tiny", mixed)
+
+
+@pytest.mark.parametrize(("curve", "state", "value"), [
+    (neighbours, PASSES, 0.0), (lambda: neighbours(1.1), FAILS, 0.1), (lambda: neighbours(0.9), FAILS, -0.1),
+    (one_slower, FAILS, 0.1),
+])  # fmt: skip
+def test_what_neighbours_slow_or_hasten_fails_with_the_number(curve, state, value):
+    verdict = judge(ways.CLAIM, curve(), margin=0.03)
+    assert verdict.state is state and verdict.n == 6 and verdict.value == pytest.approx(value, abs=0.01)
+    assert tells(verdict.why, 4, 16, "3 %")
 
 
 def test_without_both_there_is_nothing_to_tell():

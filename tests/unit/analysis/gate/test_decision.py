@@ -43,13 +43,6 @@ def one(series: PairSeries, terms: GateCriteria = TERMS) -> Comparison:
     return found
 
 
-def outcomes(*series: PairSeries) -> list[State]:
-    return [found.outcome for found in gate(series, TERMS)]
-
-
-# Interim analyses
-
-
 @pytest.mark.parametrize(("better", "sign"), [("lower", 1), ("higher", -1)])
 def test_boundaries_of_each_look_lie_where_its_t_decides(better, sign):
     costs = [0.02, -0.01, 0.015, -0.02, 0.03, 0.02]
@@ -71,14 +64,17 @@ def test_a_failure_ends_the_analyses_and_a_pass_stays_until_then():
     assert [(each.pairs, each.outcome) for each in worse.interim] == [(4, FAIL)]
 
 
-def test_the_boundary_of_an_endpoint_is_that_of_holms_step():
+def test_the_boundary_of_an_endpoint_is_that_of_holms_step_with_a_margin_of_its_own():
     clear, next_ = costly(*with_t(2 * CRITICAL[2][0], 0.2), name="clear"), costly(*with_t(1.0, 0.01), name="next")
     ((first,), (second,)) = (each.interim for each in gate([next_, clear], TERMS)[::-1])
     assert math.log(second.fails_beyond) == pytest.approx(CRITICAL[1][0] * 0.01)
     assert math.log(first.fails_beyond) == pytest.approx(0.2 / 2)
-
-
-# Failing and passing
+    costs = with_t(1000.0, math.log1p(0.05))
+    found = gate([costly(*costs, name="strict"), costly(*costs, name="lax", margin=0.15)], TERMS)
+    assert [(each.margin, each.outcome) for each in found] == [(0.03, FAIL), (0.15, PASS)]
+    noise = [0.006, -0.006, 0.006, -0.006]
+    found = gate([costly(*noise, name=str(i)) for i in range(4)], TERMS)
+    assert [each.outcome for each in found] == [PASS] * 4, "a pass needs no correction for other endpoints"
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -109,22 +105,6 @@ def test_holms_steps_are_the_closed_test_of_bonferroni(look, drawn):
         assert (each.outcome is FAIL) is (far and beyond) and (each.outcome is not FAIL or each.decided_at == n)
 
 
-@pytest.mark.parametrize(("mean", "outcome"), [(HALF * 0.99, PASS), (HALF * 1.01, FAIL), (0.0, PASS), (-0.05, PASS)])
-def test_what_is_certain_but_small_does_not_fail(mean, outcome):
-    assert one(costly(*[mean + 1e-5, mean - 1e-5] * 2)).outcome is outcome
-
-
-def test_each_endpoint_has_a_margin_of_its_own():
-    costs = with_t(1000.0, math.log1p(0.05))
-    found = gate([costly(*costs, name="strict"), costly(*costs, name="lax", margin=0.15)], TERMS)
-    assert [(each.margin, each.outcome) for each in found] == [(0.03, FAIL), (0.15, PASS)]
-
-
-def test_a_pass_needs_no_correction_for_other_endpoints():
-    noise = [0.006, -0.006, 0.006, -0.006]
-    assert outcomes(*(costly(*noise, name=str(i)) for i in range(4))) == [PASS] * 4
-
-
 def test_between_two_looks_nothing_new_is_decided_and_beyond_the_plan_all_are_made():
     assert [one(costly(*([0.02, -0.02] * 6)[:n])).outcome for n in (4, 5)] == [INCONCLUSIVE] * 2
     looks = [decision.next_look(done, TERMS) for done in (0, 3, 4, 5, 6, 8, 11, 12, 20)]
@@ -141,12 +121,6 @@ def test_fewer_than_four_pairs_never_decide(n, cost):
     assert found.interim == () and (n == 0 or tells(found.why, n, 4))
 
 
-def test_too_noisy_for_any_decision_is_inconclusive():
-    found = one(costly(*[0.5, -0.5] * 6))
-    assert (found.outcome, found.decided_at) == (INCONCLUSIVE, None)
-    assert tells(found.why, "3 %", f"{100 * found.detectable:.4g} %")
-
-
 @pytest.mark.parametrize(("better", "cost", "facts"), [
     ("lower", 0.02, ("2 %", "higher", "1.02", 4, "half", "3 %")),
     ("lower", 0.3, ("35 %", "higher", "1.35", 4)),
@@ -158,36 +132,39 @@ def test_a_failure_tells_how_far_the_candidate_is_and_by_which_rule_it_fails(bet
     assert tells(why, *facts) and ("half" in why) is ("half" in facts)
 
 
-# Values without noise, at the ends of what a float holds, and missing
-
-
-@pytest.mark.parametrize(("cost", "outcome"), [(0.0, PASS), (0.01, PASS), (0.05, FAIL), (-0.2, PASS)])
-def test_no_spread_at_all(cost, outcome):
-    found = one(PairSeries("s to start", "lower", ((10.0, 10.0 * math.exp(cost)),) * 4))
-    assert (found.outcome, found.sd, found.decided_at) == (outcome, 0, 4)
-    assert found.ratio.low == pytest.approx(found.ratio.high) == found.ratio.value
-    assert found.detectable == pytest.approx(math.expm1(HALF))
+TINY, HUGE = 1e-300, 1e300  # the ends of what a float holds
 
 
 @pytest.mark.parametrize(("pairs", "outcome"), [
-    (((1e-300, 1e300), (1e300, 1e-300)) * 2, INCONCLUSIVE), (((1e-300, 1e300),) * 4, FAIL),
-    (((1e300, 1e-300),) * 4, PASS),
+    # Without spread, and with hardly any: what is certain but small does not fail.
+    *((((10.0, 10.0 * math.exp(cost)),) * 4, outcome)
+      for cost, outcome in ((0.0, PASS), (0.01, PASS), (0.05, FAIL), (-0.2, PASS))),
+    *((costly(*[mean + 1e-5, mean - 1e-5] * 2).pairs, outcome)
+      for mean, outcome in ((HALF * 0.99, PASS), (HALF * 1.01, FAIL), (0.0, PASS), (-0.05, PASS))),
+    (((TINY, HUGE),) * 4, FAIL), (((HUGE, TINY),) * 4, PASS),
 ])  # fmt: skip
-def test_values_at_the_ends_of_what_a_float_holds(pairs, outcome):
-    assert one(PairSeries("latency", "lower", pairs)).outcome is outcome
+def test_what_is_certain_is_judged_by_half_of_the_margin(pairs, outcome):
+    found = one(PairSeries("s to start", "lower", pairs))
+    assert (found.outcome, found.decided_at) == (outcome, 4) and found.sd < 1e-4
+    assert found.ratio.low == pytest.approx(found.ratio.high, rel=1e-4) == pytest.approx(found.ratio.value, rel=1e-4)
+    assert found.detectable == pytest.approx(math.expm1(HALF), rel=1e-2), "nothing below it is said to be found"
 
 
-def test_a_failure_before_something_went_missing_stays_and_tells_its_size():
-    found = one(PairSeries("latency", "lower", (*costly(*[0.2] * 6).pairs, (1.0, None))))
-    assert (found.outcome, found.decided_at) == (FAIL, 4) and tells(found.why, "22.1 %")
+@pytest.mark.parametrize("pairs", [((TINY, HUGE), (HUGE, TINY)) * 2, costly(*[0.5, -0.5] * 6).pairs])
+def test_too_noisy_for_any_decision_is_inconclusive(pairs):
+    found = one(PairSeries("latency", "lower", pairs))
+    assert (found.outcome, found.decided_at) == (INCONCLUSIVE, None)
+    assert tells(found.why, "3 %", f"{100 * found.detectable:.4g} %")
 
 
 @pytest.mark.parametrize(("at", "side"), [(0, "baseline"), (2, "candidate"), (3, "baseline")])
-def test_which_value_is_missing_is_told(at, side):
+def test_which_value_is_missing_is_told_and_a_failure_before_it_stays(at, side):
     pairs = list(costly(*[0.0] * 4).pairs)
     pairs[at] = (None, 1.0) if side == "baseline" else (1.0, None)
     found = one(PairSeries("x", "lower", tuple(pairs)))
     assert (found.outcome, found.n) == (INCONCLUSIVE, 3) and tells(found.why, at + 1, side)
+    found = one(PairSeries("latency", "lower", (*costly(*[0.2] * 6).pairs, *pairs)))
+    assert (found.outcome, found.decided_at) == (FAIL, 4) and tells(found.why, "22.1 %")
 
 
 def test_without_any_value_nothing_is_shown_but_the_endpoint_counts_in_the_family():
@@ -196,10 +173,8 @@ def test_without_any_value_nothing_is_shown_but_the_endpoint_counts_in_the_famil
     assert (found.outcome, found.n, found.ratio, found.sd, found.worse) == (INCONCLUSIVE, 0, None, None, None)
     assert tells(found.why, 1, "baseline")
     between = costly(*with_t(fmean((CRITICAL[2][0], CRITICAL[1][0])), 0.2))
-    assert outcomes(between) == [FAIL] and outcomes(between, nothing) == [INCONCLUSIVE] * 2
-
-
-# Wrong usage
+    found = gate([between, nothing], TERMS)
+    assert one(between).outcome is FAIL and [each.outcome for each in found] == [INCONCLUSIVE] * 2
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -222,9 +197,6 @@ def test_criteria_that_make_no_sense(name, value):
 def test_endpoints_that_cannot_be_judged_together(series, facts):
     with refused(facts):
         gate(series, TERMS)
-
-
-# The ratio that is shown
 
 
 def means_of_two(values):
@@ -268,9 +240,6 @@ def test_the_ratio_is_candidate_over_baseline_in_either_direction():
     assert (only_shown.ratio, only_shown.outcome, only_shown.decided_at) == (slower.ratio, INCONCLUSIVE, None)
 
 
-# The smallest worsening that is found
-
-
 @pytest.mark.parametrize("family", [1, 4])
 @pytest.mark.parametrize(("n", "sd"), [(4, 0.002), (4, 0.02), (6, 0.01), (8, 0.01), (12, 0.002), (12, 0.02)])
 def test_nine_of_ten_gates_find_what_is_said_to_be_found(n, sd, family):
@@ -286,12 +255,6 @@ def test_nine_of_ten_gates_find_what_is_said_to_be_found(n, sd, family):
     assert 0.8 < power < 0.98  # four standard errors below, and room for earlier looks above
 
 
-@pytest.mark.parametrize("n", LOOKS)
-def test_nothing_below_half_of_the_margin_is_said_to_be_found(n):
-    found = one(costly(*[1e-6, -1e-6] * (n // 2)))
-    assert found.detectable == pytest.approx(math.expm1(HALF), rel=1e-3)
-
-
 def test_more_pairs_find_less_and_more_endpoints_find_more():
     noise = [0.02, -0.02] * 6
     by_pairs = [one(costly(*noise[:n])).detectable for n in LOOKS]
@@ -301,16 +264,14 @@ def test_more_pairs_find_less_and_more_endpoints_find_more():
     assert by_family == sorted(by_family) and by_family[0] < by_family[3]
 
 
-# What changes nothing
-
-
 COSTS = st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=13)
 
 
 @settings(deadline=None)
-@given(COSTS, st.floats(1e-6, 1e6))
-def test_unit_direction_and_sides_do_not_matter(log_costs, size):
-    """Another unit; both sides exchanged and the direction turned; a rate instead of a time."""
+@given(COSTS, st.floats(1e-6, 1e6), st.floats(0, 0.3))
+def test_unit_direction_and_sides_do_not_matter_and_a_worse_candidate_is_not_judged_better(log_costs, size, more):
+    """Another unit; both sides exchanged and the direction turned; a rate instead of a time. Worse at the first look:
+    the same noise, and a mean that is farther up."""
     series = costly(*log_costs)
     before = one(series)
     scaled = one(replace(series, pairs=tuple((size * a, size * b) for a, b in series.pairs)))
@@ -319,30 +280,17 @@ def test_unit_direction_and_sides_do_not_matter(log_costs, size):
     assert len({(each.outcome, each.decided_at, each.n) for each in (before, scaled, mirrored, rates)}) == 1
     assert (scaled.ratio.value, 1 / mirrored.ratio.value) == pytest.approx((before.ratio.value,) * 2)
     assert (scaled.sd, mirrored.worse) == pytest.approx((before.sd, before.worse), abs=1e-12)
-
-
-@settings(deadline=None)
-@given(st.integers(4, 12), st.data())
-def test_the_order_of_endpoints_does_not_matter(n, data):
-    row = st.tuples(st.floats(-0.1, 0.2), st.floats(0.001, 0.1), st.integers(0, 10**6))
-    made = []
-    for i, (centre, sd, seed) in enumerate(data.draw(st.lists(row, min_size=2, max_size=4))):
-        chance = random.Random(seed)
-        made.append(costly(*(chance.gauss(centre, sd) for _ in range(n)), name=str(i)))
-    before, after = gate(made, TERMS), gate(data.draw(st.permutations(made)), TERMS)
-    assert {each.name: each for each in before} == {each.name: each for each in after}
-
-
-@settings(deadline=None)
-@given(COSTS, st.floats(0, 0.3))
-def test_a_worse_candidate_is_not_judged_better(log_costs, more):
-    """At the first look: the same noise, and a mean that is farther up."""
     before, after = (one(costly(*(c + x for c in log_costs[:4]))).outcome for x in (0.0, more))
     rank = (PASS, INCONCLUSIVE, FAIL).index
     assert rank(after) >= rank(before)
 
 
-# Bisection
+@settings(deadline=None)
+@given(st.lists(st.lists(st.floats(-0.1, 0.2), min_size=6, max_size=6), min_size=2, max_size=4), st.data())
+def test_the_order_of_endpoints_does_not_matter(drawn, data):
+    made = [costly(*costs, name=str(i)) for i, costs in enumerate(drawn)]
+    before, after = gate(made, TERMS), gate(data.draw(st.permutations(made)), TERMS)
+    assert {each.name: each for each in before} == {each.name: each for each in after}
 
 
 def bisected(releases: list[str], planted: str, unknown: set[str]) -> dict[str, State]:
@@ -365,9 +313,6 @@ def test_the_planted_release_is_named_and_unknown_neighbours_with_it_as_soon_as_
     assert decision.suspects(releases, found) == ([planted], None) and len(found) <= math.ceil(math.log2(n - 1))
 
 
-# The noise of a runner
-
-
 def noisy(sd: float, name: str = "tokens/s", n: int = 12, bias: float = 0.0, margin: float = 0.03) -> PairSeries:
     chance = random.Random(name)
     pairs = tuple((1.0, math.exp(-bias + chance.gauss(0, sd))) for _ in range(n))
@@ -378,36 +323,27 @@ def calibrated(*series: PairSeries) -> decision.Calibration:
     return decision.calibrate(decision.noise_of(series), series, TERMS, 200)
 
 
-def test_a_quiet_runner_finds_everything_and_alarms_nobody():
+def test_a_quiet_runner_finds_everything_and_a_noisy_one_is_told_to_be_one():
     seen = calibrated(noisy(0.003), noisy(0.003, "latency"))
     assert len(seen.noise.costs) == 12 and seen.unchanged == Rates(0.0, 1.0, 4.0)
     assert {name: rates.fail for name, rates in seen.worse.items()} == {"tokens/s": 1.0, "latency": 1.0}
     assert calibrated(noisy(0.03, "start", margin=0.15)).worse["start"].fail > 0.95, "held to its own margin"
-
-
-def test_a_noisy_runner_is_told_to_be_one():
     seen = calibrated(noisy(0.05), noisy(0.003, "latency"))
     assert seen.worse["tokens/s"].fail < decision.MIN_POWER and seen.worse["latency"].fail > 0.95
     assert seen.unchanged.passed < 0.7 and seen.unchanged.fail < 0.05 and seen.unchanged.pairs > 8
 
 
-def test_an_order_effect_of_the_calibration_is_no_slowness():
+def test_the_noise_of_a_calibration_is_the_spread_of_its_whole_pairs_and_no_order_effect():
+    """Centred, and stretched by what centring takes from so few pairs: the variance is the sample's."""
+    series, other = noisy(0.02, n=6), noisy(0.01, "latency", n=6)
+    noise = decision.noise_of([series, replace(other, pairs=(*other.pairs[:3], (1.0, None), *other.pairs[4:]))])
+    left = [math.log(b / a) for a, b in (*series.pairs[:3], *series.pairs[4:])]
+    drawn, _ = columns = [*zip(*noise.costs)]
+    assert len(noise.costs) == 5 and noise.names == ("tokens/s", "latency")
+    assert math.sqrt(fmean(x * x for x in drawn)) == pytest.approx(stdev(left))
+    assert [sum(column) for column in columns] == pytest.approx([0.0, 0.0], abs=1e-12)
     biased, still = (decision.noise_of([noisy(0.003, bias=bias)]).costs for bias in (0.02, 0.0))
     assert [cost for (cost,) in biased] == pytest.approx([cost for (cost,) in still])
-
-
-def test_a_pair_with_a_missing_value_is_left_out():
-    one, other = noisy(0.01, n=6), noisy(0.01, "latency", n=6)
-    noise = decision.noise_of([one, replace(other, pairs=(*other.pairs[:3], (1.0, None), *other.pairs[4:]))])
-    assert len(noise.costs) == 5 and noise.names == ("tokens/s", "latency")
-    assert [sum(column) for column in zip(*noise.costs)] == pytest.approx([0.0, 0.0], abs=1e-12)
-
-
-def test_the_spread_of_a_calibration_is_that_of_its_pairs():
-    """Centred, and stretched by what centring takes from so few pairs: the variance is the sample's."""
-    series = noisy(0.02, n=5)
-    drawn = [cost for (cost,) in decision.noise_of([series]).costs]
-    assert math.sqrt(fmean(x * x for x in drawn)) == pytest.approx(stdev(math.log(b / a) for a, b in series.pairs))
     assert decision.noise_of([noisy(0.02, n=1)]).costs == ((0.0,),)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date, timedelta
-from statistics import fmean, median
+from statistics import median
 
 import pytest
 from committed import archive
@@ -13,7 +13,7 @@ from facts import tells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_records import having
-from strategies import H200, RESOLVED, measurement, planted_telemetry
+from strategies import RESOLVED, measurement, planted_telemetry
 from traces import traced
 
 from pytest_slmserve.analysis.gate import diagnosis
@@ -68,16 +68,12 @@ def test_parts_add_up_to_the_total_and_change_places_with_the_sides(baseline, ca
         assert whole == pytest.approx([total.baseline, total.candidate, total.absolute], abs=1e-9 * scale)
 
 
-PLANTED = {"decode": {"decode_s": 0.0046}, "prefill": {"prompt_s": 0.008}}
-
-
-@pytest.mark.parametrize("part", PLANTED)
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("candidate_lag", [0, 1])
+@pytest.mark.parametrize("planted", [("decode", {"decode_s": 0.0046}), ("prefill", {"prompt_s": 0.008})])
+@pytest.mark.parametrize("lags", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("concurrency", [2, 4, 8, 12])
-def test_a_planted_slowdown_is_found_whatever_the_lag(part, lag, candidate_lag, concurrency):
-    baseline = traced(lag=lag, concurrency=concurrency)
-    candidate = traced(lag=candidate_lag, concurrency=concurrency, **PLANTED[part])
+def test_a_planted_slowdown_is_found_whatever_the_lag(planted, lags, concurrency):
+    part, slower = planted
+    baseline, candidate = (traced(lag=lag, concurrency=concurrency, **s) for lag, s in zip(lags, ({}, slower)))
     assert not problems(baseline) and not problems(candidate)
     for sides in ((baseline, candidate), (candidate, baseline)):
         found, share = explaining(split(*sides).known(BY_STEP))
@@ -93,26 +89,20 @@ def test_a_planted_gap_is_the_gap_of_the_measurements_with_sensors():
     assert change(found, "host gap").baseline == pytest.approx(0.3 * change(found, "total").baseline)
 
 
-@pytest.mark.parametrize("concurrency", [16, 32, 64])
-def test_where_nearly_every_step_holds_a_prompt_nothing_is_split(concurrency):
-    found = split(traced(concurrency=concurrency), traced(concurrency=concurrency))
-    assert found.baseline.alone < diagnosis.FEWEST_ALONE
-    assert found.known(BY_STEP) == [] and found.known(BY_DEVICE) != []
-
-
-def test_a_trace_that_names_no_prompt_is_not_split():
+def test_where_nearly_every_step_holds_a_prompt_or_the_trace_names_none_nothing_is_split():
+    for concurrency in (16, 32, 64):
+        found = split(traced(concurrency=concurrency), traced(concurrency=concurrency))
+        assert found.baseline.alone < diagnosis.FEWEST_ALONE
+        assert found.known(BY_STEP) == [] and found.known(BY_DEVICE) != []
     m = measurement()
     assert split(m, m).baseline.alone > diagnosis.FEWEST_ALONE
     assert split(m, m).known(BY_STEP) == split(traced(), m).known(BY_STEP) == []
 
 
-def test_launches_are_counted_together():
+def test_launches_are_counted_together_and_each_load_of_each_model_is_split_by_itself():
     (found,) = splits([traced(0.004), traced(0.005)], [traced(0.004)])
     assert (found.baseline.measurements, found.candidate.measurements) == (2, 1)
     assert change(found, "decode").baseline == pytest.approx(PER_REQUEST * 0.0045)
-
-
-def test_each_load_of_each_model_is_split_by_itself():
     baseline = [traced(concurrency=4), traced(concurrency=8), traced(model="opt-125m")]
     found = splits(baseline, [*reversed(baseline), traced(concurrency=2)])
     wanted = [("opt-1.3b", 4), ("opt-1.3b", 8), ("opt-125m", 8)]
@@ -144,15 +134,14 @@ def test_a_part_may_explain_more_than_everything_or_nothing():
     assert [Change("prefill", was, 1.0).relative for was in (0.0, -1e-4, 2.0)] == [None, None, -0.5]
 
 
-@pytest.mark.parametrize("probes", [(0.004,), (0.004, 0.006), (0.004, 0.004, 0.008)])
-def test_the_probe_is_the_mean_of_the_measurements(probes):
+def test_the_probe_is_the_mean_of_the_measurements():
     m, made = traced(), []
-    for probe_s in probes:
+    for probe_s in (0.004, 0.004, 0.008):
         columns, until_s = {sensors.PROBE: probe_s, sensors.PROBE_CPU: probe_s / 2}, m.run.window_s[1]
         seen = planted_telemetry(columns, until_s=until_s, interval_s=until_s / 40)
         made.append(replace(m, run=replace(m.run, telemetry=seen)))
     [wall, cpu] = splits(made, made)[0].known(diagnosis.PROBE)
-    assert (wall.baseline, cpu.baseline) == pytest.approx((fmean(probes), fmean(probes) / 2))
+    assert (wall.baseline, cpu.baseline) == pytest.approx((0.016 / 3, 0.008 / 3))
 
 
 def test_start_up_is_of_launches_not_of_measurements():
@@ -163,18 +152,11 @@ def test_start_up_is_of_launches_not_of_measurements():
     assert diagnosis.start_ups([traced()], [traced(model="opt-125m")]) == ()
 
 
-# What differs
+def one(part, **facts):
+    return having([traced()], **{part: facts})
 
 
-def resolved(**facts):
-    return traced(resolved=replace(RESOLVED, **facts))
-
-
-def asked(**facts):
-    return having([traced()], spec=facts)
-
-
-BOTH = traced(environment=replace(H200, host="a")), traced(environment=replace(H200, host="b"))
+ON_A, ON_B = one("environment", host="a"), one("environment", host="b")
 OLD = {"async_scheduling": False, "attention_backend": "FLASH_ATTN", "chunked_prefill": None}
 NEW = {"async_scheduling": True, "attention_backend": "FLASHINFER", "chunked_prefill": None}
 EAGER = {"enforce_eager": True, "extra": (("block_size", 32),), "env": (("VLLM_X", "1"),), "python": "elsewhere"}
@@ -183,30 +165,27 @@ ROOM = Difference("max_num_seqs", ("1024",), ("64",))
 
 @pytest.mark.parametrize(("baseline", "candidate", "wanted"), [
     ([traced(ready_s=20.0)], [traced(0.1, ready_s=60.0, launch="other")], ()),  # launches of one engine
-    ([traced()], [traced(environment=replace(H200, vllm="0.27.0", cuda="13.0"))],
+    ([traced()], one("environment", vllm="0.27.0", cuda="13.0"),
      (Difference("cuda", (None,), ("13.0",)), Difference("vllm", ("0.26.0",), ("0.27.0",)))),
-    ([resolved(**OLD)], [resolved(**NEW)],
+    (one("resolved", **OLD), one("resolved", **NEW),
      (Difference("attention_backend", ("FLASH_ATTN",), ("FLASHINFER",)),
       Difference("async_scheduling", ("False",), ("True",)))),
-    ([resolved(capture_sizes=(1, 2, 4, 512))], [resolved(capture_sizes=())],
+    (one("resolved", capture_sizes=(1, 2, 4, 512)), one("resolved", capture_sizes=()),
      (Difference("capture_sizes", ("4 up to 512",), ("none",)),)),
-    ([resolved(capture_sizes=(1, 2, 4))], [resolved(capture_sizes=(1, 3, 4))],
+    (one("resolved", capture_sizes=(1, 2, 4)), one("resolved", capture_sizes=(1, 3, 4)),
      (Difference("capture_sizes", ("(1, 2, 4)",), ("(1, 3, 4)",)),)),
-    ([traced()], asked(**EAGER),  # where the engine does not tell
+    ([traced()], one("spec", **EAGER),  # where the engine does not tell
      (Difference("enforce_eager", ("False",), ("True",)), Difference("extra.block_size", (None,), ("32",)),
       Difference("env.VLLM_X", (None,), ("1",)))),
-    ([traced()], asked(max_num_seqs=64), (ROOM,)),
-    ([traced()], having(asked(max_num_seqs=64), resolved={"max_num_seqs": 64}), (ROOM,)),  # not twice
-    (BOTH, BOTH[1:], (Difference("host", ("a", "b"), ("b",)),)),  # launches of a side may differ
-    (BOTH, BOTH[::-1], ()),
+    ([traced()], one("spec", max_num_seqs=64), (ROOM,)),
+    ([traced()], having(one("spec", max_num_seqs=64), resolved={"max_num_seqs": 64}), (ROOM,)),  # not twice
+    ([*ON_A, *ON_B], ON_B, (Difference("host", ("a", "b"), ("b",)),)),  # launches of a side may differ
+    ([*ON_A, *ON_B], [*ON_B, *ON_A], ()),
     ([traced(), *having([traced(model="opt-125m")], resolved={"kv_blocks": 7})], [traced()], ()),  # of one side only
     ([], [traced()], ()),
 ])  # fmt: skip
 def test_what_differs_is_told_once_with_both_values(baseline, candidate, wanted):
     assert diagnosis.fact_differences(baseline, candidate) == wanted
-
-
-# What was measured
 
 
 @pytest.mark.parametrize("concurrency", [64, 128])
@@ -230,9 +209,6 @@ def test_what_differs_between_launches_of_one_release_is_the_gap():
     gaps, kernels = ([abs(parts[i].absolute) for parts in pairs] for i in (0, 1))
     assert len(pairs) > 20
     assert median(gap / max(kernel, 1e-9) for gap, kernel in zip(gaps, kernels)) > 3
-
-
-# Waivers
 
 
 UNTIL = date(2027, 1, 31)

@@ -17,12 +17,7 @@ from pytest_slmserve.analysis.verdict import State
 
 PASS, FAIL, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 GATES = 300
-FOUR = {"worse": UNCHANGED}
 ALARMS, MISSES = (made.most(GATES, share) for share in (made.ALARMS, made.MISSES))
-
-
-def many(**planted):
-    return made.many(Planted(sd=0.02, **planted), GATES)
 
 
 def up_to(n: int, p: float, k: int) -> float:
@@ -49,30 +44,21 @@ UNLIKELY = {"noise": made.heavy, "common": 0.5, "drift": DRIFT, "second": SECOND
 BETA, MOSTLY = made.most(GATES, TERMS.beta), math.ceil(0.95 * GATES)
 
 
+FOUR = {"worse": UNCHANGED}
+
+
 @pytest.mark.parametrize(("planted", "fails", "passes"), [
     *((host, (0, ALARMS), (MOSTLY, GATES)) for host in (*HOSTS.values(), FOUR, {**FOUR, "common": 0.9})),
     ({**FOUR, **UNLIKELY}, (0, ALARMS), (0, GATES)),
     *(({"worse": (0.05,), **host}, (GATES - MISSES, GATES), (0, 1)) for host in ({}, *HOSTS.values())),
+    ({"worse": made.SLOWER}, (GATES - MISSES, GATES), (0, 1)),
     *(({"worse": worse}, (GATES // 2, GATES), (0, BETA)) for worse in ((0.03,), (0.03, 0.0, 0.0, 0.0))),
 ])  # fmt: skip
 def test_of_300_gates_so_many_fail_and_pass(planted, fails, passes):
     """Unchanged, one seldom fails and mostly passes; 5 % are found; at the margin no more than beta pass."""
-    seen = many(**planted).outcomes
-    assert fails[0] <= seen[FAIL] <= fails[1] and passes[0] <= seen[PASS] <= passes[1]
-
-
-def test_five_percent_in_one_of_four_endpoints_are_found_and_nothing_else():
-    fails = many(worse=made.SLOWER).fails
-    assert GATES - fails["endpoint 0"] <= MISSES and fails.total() - fails["endpoint 0"] <= ALARMS
-
-
-@pytest.mark.parametrize(("better", "wrong"), [("higher", "lower"), ("lower", "higher")])
-def test_a_better_candidate_never_fails_and_in_the_wrong_direction_never_passes(better, wrong):
-    chance = random.Random(5)
-    for _ in range(100):
-        series = session(Planted(sd=0.02, worse=(1 / 1.05 - 1,)), chance, 12, (better,))
-        assert made.looked_at(series, TERMS)[0] is PASS
-        assert made.looked_at([replace(each, better=wrong) for each in series], TERMS)[0] is not PASS
+    seen = made.many(Planted(sd=0.02, **planted), GATES)
+    assert fails[0] <= seen.outcomes[FAIL] <= fails[1] and passes[0] <= seen.outcomes[PASS] <= passes[1]
+    assert seen.fails.total() - seen.fails["endpoint 0"] <= ALARMS, "of the others none is worse"
 
 
 # What is missing
