@@ -12,11 +12,10 @@ from typing import get_args
 
 import pytest
 from facts import tells
-from hypothesis import given
 from launches import pairs
 from refusals import refused
 from stored_records import having
-from strategies import H200, curves, judge, law, measurement, noisy_curve, planted_telemetry
+from strategies import H200, judge, law, measurement, noisy_curve, planted_telemetry
 
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, ClaimRow, judge_all, judge_row, row_for, stored_curves
@@ -43,9 +42,10 @@ TABLE = (
 
 
 def test_the_table_says_of_each_claim_and_row_what_it_must():
-    """Each states a sentence, tells its estimate, and has a row everywhere; no two rows are of one place."""
+    """Each states a sentence, tells its estimate, and has a row everywhere; no two rows are of one place. A claim on
+    sharing stands for one of each way."""
     for claim in CLAIMS.values():
-        assert claim.statement.endswith(".") and claim.source
+        assert claim.statement.endswith(".") and claim.source and "{" not in claim.statement
         assert not claim.compares or (claim.threshold in claim.parameters and re.search(r"{(|told|does)}", claim.words))
         for environment in (None, Environment(), H200, Environment(platform="cpu", vllm="0.32.0")):
             assert row_for(claim.name, "some-model", environment).expected == claim.expected
@@ -54,6 +54,9 @@ def test_the_table_says_of_each_claim_and_row_what_it_must():
         assert row.device in {"*", "cuda", "cpu", "simulated", *(gpu.family for gpu in GPUS)}
     places = [(row.claim, row.model, row.device, row.interface, row.ramp_up, row.vllm) for row in ROWS]
     assert len(set(places)) == len(places)
+    for name in ("replicas-pay", "replicas-keep-the-tail"):
+        ways = {way: CLAIMS[f"{name}-{way}"].parameters["sharing"] for way in get_args(Sharing) if way != "urls"}
+        assert all(way == said for way, said in ways.items()) and f"{name}-urls" not in CLAIMS
 
 
 def test_every_claim_has_a_test_of_planted_records_that_refute_it():
@@ -66,14 +69,6 @@ def test_every_claim_has_a_test_of_planted_records_that_refute_it():
 
     names = {claim.name for claim in CLAIMS.values() if written(claim) not in planted}
     assert names <= {PLATEAU, LATENCY, PARETO, CLAIM}, "constants of the package"
-
-
-@pytest.mark.parametrize("sharing", get_args(Sharing))
-@pytest.mark.parametrize("claim", ["replicas-pay", "replicas-keep-the-tail"])
-def test_a_claim_on_sharing_stands_for_one_of_each_way(claim, sharing):
-    found = CLAIMS.get(f"{claim}-{sharing}")
-    assert (found is None) is (sharing == "urls")
-    assert found is None or (found.parameters["sharing"] == sharing and "{" not in found.statement)
 
 
 @pytest.mark.parametrize(("where", "evidence"), [
@@ -94,11 +89,8 @@ def test_a_claim_on_sharing_stands_for_one_of_each_way(claim, sharing):
     (("opt-1.3b", Environment(platform="cuda"), "engine", "burst"), "platform"),
     (("opt-1.3b", Environment(platform="cuda"), "server", "burst"), "platform"),
 ])  # fmt: skip
-def test_the_most_specific_row_rules(where, evidence):
+def test_the_most_specific_row_rules_and_a_range_may_have_no_end(where, evidence):
     assert [row_for(PLATEAU, *where, rows=rows).evidence for rows in (TABLE, TABLE[::-1])] == [evidence] * 2
-
-
-def test_a_range_without_an_end():
     rows = (ClaimRow(PLATEAU), ClaimRow(PLATEAU, vllm=("0.26", ""), evidence="new"))
     found = [row_for(PLATEAU, "x", Environment(vllm=version), rows=rows).evidence for version in ("1.0", "0.9.2")]
     assert found == ["new", ""]
@@ -113,37 +105,29 @@ def test_an_unknown_claim_is_named_with_the_nearest_and_one_without_a_row_too(na
         row_for(name, "opt-1.3b", rows=rows)
 
 
-@pytest.mark.parametrize("model", ["opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b"])
-def test_the_expected_failures_fail_and_the_others_hold(model):
-    row = row_for("table-1-batch-fits", model)
-    verdict = judge_row(row, Curve(subject=model))
-    assert verdict.state is State(row.expected)
-    assert row.expected == "passes" or verdict.why.split()[0] == row.evidence.split()[0], "the arithmetic agrees"
-
-
-def test_a_server_that_does_not_feed_its_engine_is_no_reason_to_expect_no_plateau():
-    """On an H200 OPT-125M has none offline; through one front end it has."""
+def test_the_expected_failures_fail_and_the_others_hold():
+    for model in ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b"):
+        row = row_for("table-1-batch-fits", model)
+        verdict = judge_row(row, Curve(subject=model))
+        assert verdict.state is State(row.expected)
+        assert row.expected == "passes" or verdict.why.split()[0] == row.evidence.split()[0], "the arithmetic agrees"
+    # On an H200 OPT-125M has no plateau offline; through one front end, which does not feed its engine, it has.
     found = {way: row_for(PLATEAU, "opt-125m", H200, way, "staggered").expected for way in ("engine", "server")}
     assert found == {"engine": "fails", "server": "passes"}
 
 
-@pytest.fixture(scope="module")
-def three_loads():
-    return curve_of("opt-1.3b", [measurement(c, law(c), model="facebook/opt-1.3b") for c in (1, 2, 4)])
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_all_verdicts_name_their_subject_alike_and_nothing_measured_is_never_green(name, three_loads):
-    row = row_for(name, "facebook/opt-1.3b")
-    assert judge_row(row, three_loads).subject == "opt-1.3b"
-    if CLAIMS[name].of != "arithmetic":
-        assert judge_row(row, Curve(subject="opt-1.3b")).state is INCONCLUSIVE
+def test_all_verdicts_name_their_subject_alike_and_nothing_measured_is_never_green():
+    measured = curve_of("opt-1.3b", [measurement(c, law(c), model="facebook/opt-1.3b") for c in (1, 2, 4)])
+    for name, claim in CLAIMS.items():
+        row = row_for(name, "facebook/opt-1.3b")
+        assert judge_row(row, measured).subject == "opt-1.3b"
+        assert claim.of == "arithmetic" or judge_row(row, Curve(subject="opt-1.3b")).state is INCONCLUSIVE
 
 
 def test_claims_of_a_curve_by_the_parameters_of_the_row():
     curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
-    found = {name: judge_row(row_for(name, "opt-1.3b"), curve) for name in (PLATEAU, LATENCY, PARETO)}
-    assert {name: (each.claim, each.state) for name, each in found.items()} == {name: (name, PASSES) for name in found}
+    found = [judge_row(row_for(name, "opt-1.3b"), curve) for name in (PLATEAU, LATENCY, PARETO)]
+    assert [(each.claim, each.state) for each in found] == [(name, PASSES) for name in (PLATEAU, LATENCY, PARETO)]
     assert judge(PLATEAU, curve, tolerance=0.01).state is FAILS
 
 
@@ -155,12 +139,6 @@ def test_kv_blocks_of_the_worst_launch_count(blocks, state):
     assert verdict.state is state and len(verdict.records) == 3
 
 
-@given(curves())
-def test_judging_is_total(curve):
-    for name in CLAIMS:
-        assert judge_row(row_for(name, curve.subject), curve).claim == name
-
-
 @pytest.mark.parametrize(("name", "model", "read"), [
     (PLATEAU, "opt-1.3b", ("opt-1.3b",)), ("table-1-batch-fits", "opt-1.3b", ()),
     ("table-1-request-size", "opt-1.3b", ()), (DEARER, "facebook/opt-1.3b", ("facebook/opt-1.3b", "opt-125m")),
@@ -168,9 +146,6 @@ def test_judging_is_total(curve):
 ])  # fmt: skip
 def test_models_that_a_claim_reads(name, model, read):
     assert table.models_read(CLAIMS[name], model) == read
-
-
-# From an archive
 
 
 BATCHES = (64, 128, 256, 512)
@@ -191,6 +166,26 @@ def plan_of(concurrencies, cut=(), series: str = SERIES, **more: object):
 
 
 PLAN = plan_of(BATCHES, [[1024, "too large"]])
+TERMS = {"margin": 0.03, "alpha": 0.01, "beta": 0.05, "pairs": 12}
+
+
+def again(measurements, *plans):
+    return list(table.stored_gates(measurements, plans))
+
+
+@pytest.mark.parametrize(("fact", "call"), [
+    *(("claims", lambda rows=rows: table.rows_from({"rows": rows}))
+      for rows in (5, [5], [{"model": "opt-1.3b"}], [{"claim": ["x"]}], [{"claim": "x", "vllm": 5}])),
+    *(("plan", lambda plan=plan: stored_curves(sweep(), [(EARLIER, plan)])) for plan in (
+        {"sweeps": 5}, {"sweeps": {SERIES: 5}}, plan_of(["x"]), plan_of((), cut=5), plan_of((), cut=[[1]]),
+        plan_of((1,), adaptive=5), plan_of((1,), adaptive={"tolerance": "much"}))),
+    *((fact, lambda: judge_all(stored_curves(sweep(), []), (ClaimRow(PLATEAU),))) for fact in (PLATEAU, "tolerance")),
+    *(("gate", lambda terms=terms: again(pairs(4), (EARLIER, {"gate": terms}))) for terms in (
+        {}, None, 3, {**TERMS, "margin": "wide"}, {**TERMS, "margin": 2.0}, {**TERMS, "pairs": 1})),
+])  # fmt: skip
+def test_what_no_judgement_can_be_made_of_is_the_archives_fault(fact, call):
+    with refused(fact, kind=BadArchive):
+        call()
 
 
 def test_rows_survive_a_record_and_todays_fill_what_they_lack():
@@ -201,12 +196,6 @@ def test_rows_survive_a_record_and_todays_fill_what_they_lack():
     rows = table.rows_from({"rows": [asdict(mine)]})
     assert row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
     assert {row.claim for row in rows} == CLAIMS.keys()
-
-
-@pytest.mark.parametrize("rows", [5, [5], [{"model": "opt-1.3b"}], [{"claim": ["x"]}], [{"claim": "x", "vllm": 5}]])
-def test_rows_that_are_none_are_the_archives_fault(rows):
-    with refused("claims", kind=BadArchive):
-        table.rows_from({"rows": rows})
 
 
 @pytest.mark.parametrize(("measured", "sessions", "missing", "cut"), [
@@ -228,27 +217,13 @@ def test_planned_and_cut_loads_come_from_the_session(measured, sessions, missing
     assert bool(curve.adaptive) is (1 in measured)
 
 
-def test_a_plan_is_of_one_engine_and_workload_not_of_a_model():
-    mine = having(sweep((1, 2)), spec={"max_num_seqs": 64})
-    planned, other = stored_curves([*sweep(TWO), *mine], [(EARLIER, PLAN)])
-    assert planned.missing == (256, 512) and planned.cut == ((1024, "too large"),)
-    assert other.missing == other.cut == ()
-
-
-def test_what_differs_in_more_than_its_concurrency_is_another_curve():
+def test_what_differs_in_more_than_its_concurrency_is_another_curve_without_its_plan():
     together = [measurement(c, 50.0, load=ClosedLoop(c, ramp_up="burst")) for c in (1, 2)]
-    other = sweep(TWO, model="opt-2.7b")
-    found = stored_curves([*other, *sweep(), *together, measurement(load=OpenLoop(requests=4))], [])
-    assert [(c.subject, len(c.points)) for c in found] == [("opt-2.7b", 2), ("opt-1.3b", 4), ("opt-1.3b", 2)]
-
-
-@pytest.mark.parametrize("plan", [
-    {"sweeps": 5}, {"sweeps": {SERIES: 5}}, plan_of(["x"]), plan_of((), cut=5), plan_of((), cut=[[1]]),
-    plan_of((1,), adaptive=5), plan_of((1,), adaptive={"tolerance": "much"}),
-])  # fmt: skip
-def test_a_plan_that_is_none_is_the_archives_fault(plan):
-    with refused("plan", kind=BadArchive):
-        stored_curves(sweep(), [(EARLIER, plan)])
+    other, mine = sweep(TWO, model="opt-2.7b"), having(sweep((1, 2)), spec={"max_num_seqs": 64})
+    made = [*other, *sweep(), *together, measurement(load=OpenLoop(requests=4)), *mine]
+    found = stored_curves(made, [(EARLIER, plan_of((*BATCHES, 1024)))])
+    seen = [(c.subject, len(c.points), c.missing) for c in found]
+    assert seen == [("opt-2.7b", 2, ()), ("opt-1.3b", 4, (1024,)), ("opt-1.3b", 2, ()), ("opt-1.3b", 2, ())]
 
 
 def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
@@ -257,11 +232,19 @@ def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
     of_arithmetic = sum(len(claim.models) for claim in CLAIMS.values() if claim.of == "arithmetic")
     assert len(subjects) == 4 * 2 + 1 + of_arithmetic == len(set(subjects))  # one is of OPT-1.3B alone
     assert all(row.claim == v.claim for v, row in judged)
-    assert {v.subject: v.state for v, _ in judged if v.claim == PLATEAU} == dict.fromkeys(
-        ("opt-1.3b", "opt-2.7b"), PASSES
-    )
+    plateaus = {v.subject: v.state for v, _ in judged if v.claim == PLATEAU}
+    assert plateaus == dict.fromkeys(("opt-1.3b", "opt-2.7b"), PASSES)
     failing = {v.subject for v, row in judged if v.state is FAILS and row.expected == "fails"}
     assert failing == {"opt-1.3b", "opt-6.7b"}
+
+    seen = {"telemetry": planted_telemetry(interval_s=0.05, until_s=6.0)}
+    small, large = (
+        having([measurement(load, rate, model=model, repeat=i, steps=400) for i in range(2)], run=seen)
+        for load, rate, model in ((512, 4e4, "opt-125m"), (256, 2e4, "opt-1.3b"))
+    )
+    judged = (judge_all(stored_curves(made, []), ROWS) for made in ([*small, *large], large))
+    both, alone = ([v for v, _ in each if v.claim == DEARER] for each in judged)
+    assert [(v.subject, v.value) for v in both] == [("opt-1.3b", pytest.approx(2.0, rel=0.01))] and alone == []
 
 
 def test_what_was_measured_beside_the_planned_sweeps_need_show_no_plateau():
@@ -271,17 +254,6 @@ def test_what_was_measured_beside_the_planned_sweeps_need_show_no_plateau():
     of_other = {v.claim for v, _ in judge_all([planned, other], ROWS) if v.subject == "opt-2.7b"}
     assert of_other == {BLOCKS, "table-1-batch-fits", "larger-models-cannot-hold-500"}
     assert not any(curve.beside for curve in stored_curves(made, [])), "no session said what it was for"
-
-
-def test_models_are_compared_where_both_were_measured():
-    seen = {"telemetry": planted_telemetry(interval_s=0.05, until_s=6.0)}
-    small, large = (
-        having([measurement(load, rate, model=model, repeat=i, steps=400) for i in range(2)], run=seen)
-        for load, rate, model in ((512, 4e4, "opt-125m"), (256, 2e4, "opt-1.3b"))
-    )
-    judged = (judge_all(stored_curves(made, []), ROWS) for made in ([*small, *large], large))
-    both, alone = ([v for v, _ in each if v.claim == DEARER] for each in judged)
-    assert [(v.subject, v.value) for v in both] == [("opt-1.3b", pytest.approx(2.0, rel=0.01))] and alone == []
 
 
 TOGETHER = [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst"), repeat=i) for c in BATCHES for i in (0, 1)]
@@ -304,21 +276,6 @@ def test_judging_again_by_another_bound_tells_what_its_run_expected():
     assert told.why.startswith(verdict.why) and tells(told.why.removeprefix(verdict.why), "passes")
 
 
-def test_parameters_that_are_missing_are_the_archives_fault():
-    with refused(PLATEAU, "tolerance", kind=BadArchive):
-        judge_all(stored_curves(sweep(), []), (ClaimRow(PLATEAU),))
-
-
-# Gates
-
-
-TERMS = {"margin": 0.03, "alpha": 0.01, "beta": 0.05, "pairs": 12}
-
-
-def again(measurements, *plans):
-    return list(table.stored_gates(measurements, plans))
-
-
 def test_the_terms_of_its_session_rule():
     """5 % worse: within the wider margin, and not within the usual one."""
     made = pairs(4, speed=1 / 1.05)
@@ -329,20 +286,8 @@ def test_the_terms_of_its_session_rule():
 
 
 @pytest.mark.parametrize("plans", [(), ((EARLIER, {}),), ((EARLIER, {"sweeps": {}}),), ((LATER, {"gate": TERMS}),)])
-def test_without_stored_terms_the_defaults_are_taken_and_told(plans):
-    [(gated, note)] = again(pairs(4), *plans)
-    assert gated.terms.margin == 0.03 and gated.outcome is PASSES and tells(note, "opt-1.3b", "3 %", 12)
-
-
-def test_gates_of_one_archive_are_told_apart_and_what_is_in_no_gate_makes_none():
+def test_without_stored_terms_the_defaults_are_taken_and_told_of_each_gate(plans):
     other = having(pairs(4, speed=0.9), paired={"gate": "other"})
-    assert [g.outcome for g, _ in again([*pairs(4), *other])] == [PASSES, FAILS]
-    assert again(having(pairs(1), paired=None)) == []
-
-
-@pytest.mark.parametrize(
-    "stored", [{}, None, 3, {**TERMS, "margin": "wide"}, {**TERMS, "margin": 2.0}, {**TERMS, "pairs": 1}]
-)
-def test_terms_that_are_none_are_the_archives_fault(stored):
-    with refused("gate", kind=BadArchive):
-        again(pairs(4), (EARLIER, {"gate": stored}))
+    (gated, note), (failed, _) = again([*pairs(4), *other, *having(pairs(1), paired=None)], *plans)
+    assert gated.terms.margin == 0.03 and gated.outcome is PASSES and tells(note, "opt-1.3b", "3 %", 12)
+    assert failed.outcome is FAILS and again(having(pairs(1), paired=None)) == []
