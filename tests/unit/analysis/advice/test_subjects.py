@@ -58,8 +58,9 @@ def only(*curves: Curve, **asked):
     return subject
 
 
-def test_a_sweep_brings_its_shape_its_engine_and_its_gpu():
-    asked = of_curves(sweep())
+def test_a_sweep_brings_its_shape_its_engine_its_gpu_and_the_time_per_output_token():
+    curve = sweep()
+    asked = of_curves(curve)
     [subject] = asked.subjects
     footprint, engine = subject.footprint, subject.engine
     assert (subject.name, engine.spec.model, engine.dtype, subject.notes) == ("opt-1.3b", "opt-1.3b", "float16", ())
@@ -67,11 +68,7 @@ def test_a_sweep_brings_its_shape_its_engine_and_its_gpu():
     assert (engine.kv_had_bytes, engine.max_num_batched_tokens) == (BLOCKS * BLOCK_BYTES, 8192)
     assert engine.gpu_had_bytes == asked.gpu_bytes == H200.gpu_memory_bytes
     assert asked.device == "NVIDIA H200" and subject.work and subject.peaks
-
-
-def test_the_latency_is_the_time_per_output_token():
-    curve = sweep()
-    for point, original in zip(only(curve).points, curve.points, strict=True):
+    for point, original in zip(subject.points, curve.points, strict=True):
         assert point.e2e_repeats == (original.tpot_s,) and original.tpot_s < original.e2e_s
 
 
@@ -83,7 +80,7 @@ def test_the_allowance_is_what_the_sensors_saw_beyond_weights_and_kv(used, seen,
     assert (footprint.allowance_seen, footprint.allowance_bytes) == (seen, gib * GIB)
 
 
-def test_one_model_can_be_asked_for_and_the_length_be_given():
+def test_one_model_can_be_asked_for_and_devices_are_not_mixed():
     curves = [sweep(), sweep("opt-125m")]
     assert [s.name for s in of_curves(*curves).subjects] == ["opt-1.3b", "opt-125m"]
     subject = only(*curves, model="facebook/opt-125m", longest=2048)
@@ -91,6 +88,10 @@ def test_one_model_can_be_asked_for_and_the_length_be_given():
     with refused("opt-2.7b", hint="opt-1.3b, opt-125m"):
         of_curves(*curves, model="opt-2.7b")
     assert of_curves(model="opt-2.7b").subjects == ()
+    other = sweep("opt-125m", environment=replace(H200, gpu_name="NVIDIA H100 80GB HBM3"))
+    with refused("NVIDIA H200", "NVIDIA H100 80GB HBM3", hint="--model"):
+        of_curves(sweep(), other)
+    assert only(sweep(), other, model="opt-125m").name == "opt-125m"
 
 
 def test_of_several_sweeps_of_a_model_the_last_with_most_loads_is_taken():
@@ -101,13 +102,6 @@ def test_of_several_sweeps_of_a_model_the_last_with_most_loads_is_taken():
     later = curve_of("opt-1.3b", having(sweep().measurements, **facts))
     for curves in ([later, sweep()], [sweep(), later]):
         assert only(*curves).points == only(later).points and len(only(*curves).notes) == 1
-
-
-def test_records_of_two_devices_are_not_mixed():
-    other = sweep("opt-125m", environment=replace(H200, gpu_name="NVIDIA H100 80GB HBM3"))
-    with refused("NVIDIA H200", "NVIDIA H100 80GB HBM3", hint="--model"):
-        of_curves(sweep(), other)
-    assert only(sweep(), other, model="opt-125m").name == "opt-125m"
 
 
 def test_engines_of_several_gpus_tell_nothing_of_one():
@@ -129,24 +123,21 @@ def test_a_cpu_a_server_of_others_and_an_unknown_shape_have_no_footprint():
     assert subject.footprint is None and subject.engine.no_footprint
 
 
-def words_of(**facts) -> tuple[str, ...]:
-    return serve_words(only(changed(sweep(), **facts)).engine, 8, None)
+MOVED = (("kv_cache_dtype", "fp8"), ("async_scheduling", False), ("compilation_config", {"level": 1}), ("x", True))
+SET = (("max_num_seqs", 64), ("num_gpu_blocks_override", 9), ("gpu_memory_utilization", 0.5), ("dtype", "half"))
+SET += (("max_num_batched_tokens", 512), ("cudagraph_capture_sizes", (1, 2, 4)), ("revision", None))
 
 
-def test_what_moved_the_engine_stays_in_its_arguments():
-    extra = (("kv_cache_dtype", "fp8"), ("async_scheduling", False), ("compilation_config", {"level": 1}), ("x", True))
-    words = words_of(enforce_eager=True, extra=extra)
+def test_what_moved_the_engine_stays_in_its_arguments_and_what_the_advice_sets_is_told_once():
+    moved = changed(sweep(), enforce_eager=True, extra=MOVED)
+    words = serve_words(only(moved).engine, 8, None)
     assert words[words.index("--enforce-eager") :] == (
         *("--enforce-eager", "--kv-cache-dtype", "fp8", "--no-async-scheduling"),
         *("--compilation-config", '{"level": 1}', "--x"),
     )
-    assert only(changed(sweep(), extra=extra)).footprint.kv_bytes_per_token == 196_608 / 2
-
-
-def test_arguments_that_the_advice_sets_are_told_once_a_list_as_words_and_variables_before():
-    extra = (("max_num_seqs", 64), ("num_gpu_blocks_override", 9), ("gpu_memory_utilization", 0.5), ("dtype", "half"))
-    extra += (("max_num_batched_tokens", 512), ("cudagraph_capture_sizes", (1, 2, 4)), ("revision", None))
-    words = words_of(extra=extra, env=(("VLLM_USE_V2_MODEL_RUNNER", "1"), ("PYTHONPATH", "/elsewhere")))
+    assert only(moved).footprint.kv_bytes_per_token == 196_608 / 2
+    env = (("VLLM_USE_V2_MODEL_RUNNER", "1"), ("PYTHONPATH", "/elsewhere"))
+    words = serve_words(only(changed(sweep(), extra=SET, env=env)).engine, 8, None)
     assert words[:4] == ("env", "VLLM_USE_V2_MODEL_RUNNER=1", "vllm", "serve")
     options = [word for word in words if word.startswith("--")]
     assert words[-4:] == ("--cudagraph-capture-sizes", "1", "2", "4") and len({*options}) == len(options)
@@ -167,9 +158,6 @@ def test_steps_that_no_cuda_graph_covers_are_noted_until_larger_graphs_are_tried
         assert only(changed(curve, **facts)).notes == ()
 
 
-# External results
-
-
 def published(slower: float = 1.0, lost: float = 0.0) -> Curve:
     """lost: preemptions of the largest load."""
     points = []
@@ -185,11 +173,19 @@ def of_external(curve: Curve, spec: EngineSpec | None = None, longest: int | Non
     return subject
 
 
-def test_external_results_bring_their_batch_and_share_of_output():
-    subject = of_external(published())
+def test_external_results_bring_their_batch_and_share_of_output_of_the_points_that_tell_it():
+    """Little's law needs the batch, the latency and the rate."""
+    curve = published()
+    subject = of_external(curve)
     assert (subject.name, subject.engine, subject.notes) == ("results", None, ())
     assert subject.output_share == pytest.approx(0.7254, abs=1e-4)
     assert subject.points[-1].batch_repeats == (pytest.approx(584.3, abs=0.1),), "of 768, by Little's law"
+    first, *others = curve.points
+    for unknown in ("batch", "e2e_s", "output_tokens_per_s"):
+        blind = replace(first, each=tuple(replace(one, **{unknown: None}) for one in first.each))
+        some, none = (of_external(replace(curve, points=points)) for points in ((blind, *others), (blind,)))
+        assert some.output_share == pytest.approx(fmean(row[1] / row[2] for row in ROWS[1:]))
+        assert none.output_share is None
 
 
 def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
@@ -220,42 +216,24 @@ def test_what_is_odd_about_external_results_is_noted():
     assert tells(subject.notes[0], "knob", 1, 8, 32) and subject.points[0].batch_repeats == (1.0,)
 
 
-@pytest.mark.parametrize("unknown", ["batch", "e2e_s", "output_tokens_per_s"])
-def test_the_share_of_output_is_of_the_points_that_tell_all_of_it(unknown):
-    """Little's law needs the batch, the latency and the rate."""
-    curve = published()
-    first, *others = curve.points
-    blind = replace(first, each=tuple(replace(one, **{unknown: None}) for one in first.each))
-    some, none = (of_external(replace(curve, points=points)) for points in ((blind, *others), (blind,)))
-    assert some.output_share == pytest.approx(fmean(row[1] / row[2] for row in ROWS[1:])) and none.output_share is None
-
-
-# The claim on the batch of the advisor, from records whose throughput is planted
-
-
 def of_rates(rates):
     return curve_of("opt-1.3b", [measurement(n, rate + i, repeat=i) for n, rate in rates.items() for i in range(2)])
 
 
 def test_the_load_that_serves_most_is_chosen_of_all_and_corrected_for_it():
+    claim = "advised-batch-costs-little"
     curve = of_rates({1: 100.0, 32: 2400.0, 128: 4800.0, 512: 4900.0})
-    verdict, (_, chosen, _, most) = judge("advised-batch-costs-little", curve), curve.valid
+    verdict, (_, chosen, _, most) = judge(claim, curve), curve.valid
     by_itself = ratio(chosen, most, curve.valid)
     assert verdict.state is FAILS and verdict.value == by_itself.value
     assert verdict.low < by_itself.low < by_itself.high < verdict.high
-    verdict = judge("advised-batch-costs-little", of_rates({1: 100.0, 32: 2400.0, 128: 2000.0}))
+    verdict = judge(claim, of_rates({1: 100.0, 32: 2400.0, 128: 2000.0}))
     assert verdict.state is PASSES and verdict.value == pytest.approx(1.2, rel=0.01), "itself the most: the next"
     assert tells(verdict.why, 32, 128, "120 %")
-
-
-def test_the_batch_is_judged_of_sweeps_on_one_gpu_that_tell_efficiency_and_objective():
+    # It is judged of sweeps on one GPU that tell efficiency and objective.
     whole, *others = (of_rates(dict.fromkeys(n, 100.0)) for n in ((1, 32, 128), (2, 32, 128), (1, 64, 128), (1, 32)))
     found = [whole, *others, changed(whole, tensor_parallel_size=2), replace(whole, beside=True)]
-    claim = claim_of("advised-batch-costs-little")
-    assert [applies(claim, replace(curve, subject="opt-1.3b")) for curve in found] == [True, *[False] * 5]
-
-
-# The engine as advised
+    assert [applies(claim_of(claim), each) for each in found] == [True, *[False] * 5]
 
 
 SPEC = EngineSpec("opt-1.3b", max_num_seqs=64, kv_cache_bytes=BLOCKS * BLOCK_BYTES)
@@ -290,17 +268,12 @@ def test_the_engine_is_that_of_the_sweep_with_the_limits_advised():
     limits = {"max_num_seqs": 64, "max_model_len": 96, "kv_cache_bytes": kv_bytes, "gpu_memory_utilization": share}
     wanted = replace(spec, extra=(("block_size", 16),), **limits)
     assert subjects.recommended_engine(advice(), spec, 64) == wanted and share == 0.054
-
-
-@pytest.mark.parametrize(("batch", "gib"), [(8, 1), (4096, 73)])
-def test_on_the_cpu_the_kv_cache_has_whole_gib(batch, gib):
+    # On the CPU the KV cache has whole GiB.
     spec = EngineSpec("opt-1.3b", platform="cpu", kv_cache_bytes=GIB)
     advised = advice(spec=spec, environment=Environment(platform="cpu", cpu="some"))
-    engine = subjects.recommended_engine(advised, spec, batch)
-    assert (engine.kv_cache_bytes, engine.max_num_seqs, engine.max_model_len) == (gib * GIB, batch, 2048)
-
-
-# What was predicted of it
+    for batch, gib in ((8, 1), (4096, 73)):
+        engine = subjects.recommended_engine(advised, spec, batch)
+        assert (engine.kv_cache_bytes, engine.max_num_seqs, engine.max_model_len) == (gib * GIB, batch, 2048)
 
 
 @pytest.mark.parametrize(("factor", "wanted", "in_time"), [
@@ -350,9 +323,6 @@ def test_kv_blocks_may_be_two_apart_and_the_launch_that_is_farthest_decides(off,
     assert verified(advice(), again(resolved=launches[1]))[KV_BLOCKS].value == off
 
 
-# Several engines
-
-
 def together(share: float, **facts: object):
     made = [
         replace(
@@ -384,21 +354,17 @@ def test_the_gain_against_its_bound(gains, single, shared, wanted, value):
         assert verdict.threshold == 2 and tells(verdict.why, f"{value:.3g} times", "2 times")
 
 
-@pytest.mark.parametrize(("shares", "value"), [
-    ((0.6,), 1.2),
-    ((0.5, 0.75, 0.6), 1.5),  # the best set
-    ((), None),
+GOOD = together(0.6)
+BAD = together(0.6, failures=1), replace(GOOD, sharing="gpus"), replace(GOOD, concurrency=48)
+
+
+@pytest.mark.parametrize(("sets", "value"), [
+    ([[GOOD]], 1.2),
+    ([[together(share)] for share in (0.5, 0.75, 0.6)], 1.5),  # the best set
+    ([], None),
+    # Not valid, of several GPUs, or under a load that one engine was not measured under
+    *(([[bad]], None) for bad in BAD), ([[*BAD, GOOD]], 1.2),
 ])  # fmt: skip
-def test_the_gain_of_measured_sets_is_that_of_the_best(shares, value):
-    alone = sweep()
-    found = subjects.gain_of_sets(replace(alone, shared=(together(share),)) for share in shares)
+def test_the_gain_of_measured_sets_is_that_of_the_best(sets, value):
+    found = subjects.gain_of_sets([replace(sweep(), shared=tuple(shared)) for shared in sets])
     assert found is None if value is None else found.value == pytest.approx(value)
-
-
-def test_a_set_that_cannot_be_compared_has_no_gain():
-    """Not valid, of several GPUs, or under a load that one engine was not measured under."""
-    good = together(0.6)
-    others = (together(0.6, failures=1), replace(good, sharing="gpus"), replace(good, concurrency=48))
-    for shared in others:
-        assert subjects.gain_of_sets([replace(sweep(), shared=(shared,))]) is None
-    assert subjects.gain_of_sets([replace(sweep(), shared=(*others, good))]).value == pytest.approx(1.2)
