@@ -97,15 +97,6 @@ def faulty(launches, **faults):
     return start
 
 
-def test_launches_take_turns_so_that_neither_the_second_place_nor_a_drift_favours_a_side():
-    assert [order(n)[0][0] for n in range(1, 9)] == list("bccbbccb")
-    for first in range(8):
-        when = {side: sum(2 * n + order(n).index(side) for n in range(first, first + 4)) for side in SIDES}
-        assert when["baseline"] == when["candidate"]
-
-
-# What each side is, and which loads
-
 SPEC = EngineSpec(MODEL, python="common", env=(("A", "1"),), extra=(("block_size", 16), ("max_num_seqs", 512)))
 COMMON = replace(SPEC, extra=(("block_size", 16),), max_num_seqs=512)
 GIVEN = [
@@ -190,7 +181,11 @@ def test_a_waiver_is_of_its_model_endpoint_and_device(opened, tmp_path):
     assert Gates(opened()).waiver(MODEL, "throughput") is None, "no file, no waiver"
 
 
-# Every launch is fresh
+def test_launches_take_turns_so_that_neither_the_second_place_nor_a_drift_favours_a_side():
+    assert [order(n)[0][0] for n in range(1, 9)] == list("bccbbccb")
+    for first in range(8):
+        when = {side: sum(2 * n + order(n).index(side) for n in range(first, first + 4)) for side in SIDES}
+        assert when["baseline"] == when["candidate"]
 
 
 def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
@@ -287,32 +282,19 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     assert [m.paired.second for m in stored(session)] == [False, True] * 5
 
 
-# When it ends
+def test_it_ends_at_planned_looks_when_all_is_settled_or_made_or_too_much_dropped(opened):
+    def over(there, dropped=0, settled=True):
+        terms = GateCriteria(pairs=12)
+        one.gated = SimpleNamespace(pairs=range(there), dropped=range(dropped), settled=settled, terms=terms)
+        return one.over
 
-
-def is_over(one, there, dropped=0, settled=True):
-    one.gated = SimpleNamespace(
-        pairs=range(there), dropped=range(dropped), settled=settled, terms=GateCriteria(pairs=12)
-    )
-    return one.over
-
-
-@pytest.mark.parametrize(("given", "settled", "ends"), [
-    ({}, True, [4, 6, 8, 12]),
-    ({}, False, [12]),
-    (CALIBRATE, True, [12]),
-])  # fmt: skip
-def test_it_ends_at_planned_looks_when_all_is_settled_or_made_or_too_much_dropped(opened, given, settled, ends):
-    one = OneGate(opened(**given), MODEL)
-    assert not one.over and not gate.is_short(one.session), "nothing was measured; a formula takes no time"
-    assert [n for n in range(13) if is_over(one, n, settled=settled)] == ends
-    assert [n for n in range(6) if is_over(one, 1, n)] == [MAX_DROPPED + 1, MAX_DROPPED + 2]
-
-
-def test_a_short_gate_ends_after_two_pairs_whatever_they_tell(opened):
-    one = OneGate(real_session(opened(), gate=None), MODEL)
-    ends = [is_over(one, there, dropped, False) for there, dropped in ((1, 0), (2, 0), (1, 1), (0, 1))]
-    assert ends == [False, True, True, False]
+    for given, settled, ends in (({}, True, [4, 6, 8, 12]), ({}, False, [12]), (CALIBRATE, True, [12])):
+        one = OneGate(opened(**given), MODEL)
+        assert not one.over and not gate.is_short(one.session), "nothing was measured; a formula takes no time"
+        assert [n for n in range(13) if over(n, settled=settled)] == ends
+        assert [n for n in range(6) if over(1, n)] == [MAX_DROPPED + 1, MAX_DROPPED + 2]
+    one = OneGate(real_session(opened(), gate=None), MODEL)  # a short one ends after two pairs, whatever they tell
+    assert [over(*made, settled=False) for made in ((1, 0), (2, 0), (1, 1), (0, 1))] == [False, True, True, False]
 
 
 class SecondTime(SimulatedEngine):
@@ -343,9 +325,6 @@ def test_pairs_that_cannot_be_trusted_are_made_again(opened, start, given, pairs
     assert session.notes[-1].endswith(f", {len(pairs)} pairs count")
 
 
-# Going on where an earlier run ended
-
-
 def begun(opened, launches, error=ConnectionAbortedError, **given):
     """A session that is killed after so many launches."""
     starts = chain([SimulatedEngine] * launches, [Mock(side_effect=error)])
@@ -370,15 +349,6 @@ def test_a_gate_goes_on_with_its_whole_pairs_and_reads_its_archive_once(opened, 
     assert reads == [] and {*lefts} == {(0, 8 - 2 * there)} and launches_left(session, MODEL) == (0, 0)
 
 
-def test_of_a_pair_that_was_begun_twice_the_whole_one_counts(opened):
-    for launches in (1, 1):
-        begun(opened, launches, resume=True)
-    session = opened(resume=True)
-    [first] = [p for p in Gates(session).of(MODEL).pairs if p.number == 1]
-    launched = list(dict.fromkeys(m.launch for m in stored(session)))
-    assert [m.measurements[0].launch for m in first.launches] == launched[2:4]
-
-
 def test_a_gate_that_is_over_is_told_again_and_nothing_is_launched(opened):
     done = Gates(opened(noisy(0.02), gate_pairs="6")).of(MODEL)
     session = opened(resume=True, gate_pairs="6")
@@ -388,6 +358,15 @@ def test_a_gate_that_is_over_is_told_again_and_nothing_is_launched(opened):
     assert session.devices.pool.starts == [] and again.gate == done.gate
     assert [(c.name, c.n, c.outcome) for c in again.gated] == [(c.name, c.n, c.outcome) for c in done.gated]
     assert launches_left(session, MODEL) == (0, 0)
+
+
+def test_of_a_pair_that_was_begun_twice_the_whole_one_counts(opened):
+    for launches in (1, 1):
+        begun(opened, launches, resume=True)
+    session = opened(resume=True)
+    first = Gates(session).of(MODEL).pairs[0]
+    launched = list(dict.fromkeys(m.launch for m in stored(session)))
+    assert [m.measurements[0].launch for m in first.launches] == launched[2:4] and first.number == 1
 
 
 @pytest.mark.parametrize("other", [
@@ -417,9 +396,6 @@ def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_
     assert [launches_left(session, MODEL) for _ in range(2)] == [left] * 2
     said = [str(tmp_path / "a.jsonl") in note for note in session.notes if "begins anew" in note]
     assert said == [True] * anew
-
-
-# When it is broken off
 
 
 def failed_twice(session, first=EngineFailed):
@@ -462,20 +438,14 @@ def test_what_nobody_foresaw_is_not_tried_again_nor_taken_for_a_verdict_that_fai
     assert f"{type(error).__name__}: {error}" in again and launched == 1
 
 
-def test_one_model_s_failure_is_not_another_s(opened):
+def test_an_interrupted_gate_shows_how_far_it_came_and_one_model_s_failure_is_not_another_s(opened):
+    session = begun(opened, 6, KeyboardInterrupt)
+    assert [len(gated.pairs) for gated in session.gates] == [3] and session.devices.pool.current is None
     starts = chain([Mock(side_effect=ZeroDivisionError)], repeat(SimulatedEngine))
     gates = Gates(opened(lambda spec: next(starts)(spec), models=f"{MODEL},opt-350m"))
     with pytest.raises(ZeroDivisionError):
         gates.of(MODEL)
     assert len(gates.of("opt-350m").pairs) == 4 and list(gates.failed) == [MODEL]
-
-
-def test_an_interrupted_gate_shows_how_far_it_came(opened):
-    session = begun(opened, 6, KeyboardInterrupt)
-    assert [len(gated.pairs) for gated in session.gates] == [3] and session.devices.pool.current is None
-
-
-# In view of the noise of this host
 
 
 @pytest.mark.parametrize("known", [0, 1, 3])
@@ -491,16 +461,13 @@ def test_a_calibration_is_kept_and_later_gates_are_judged_by_it(opened):
     assert gate.in_view_of_noise(session, gated).gate == gated.gate
     [entry] = read_calibrations(session.options.records).values()
     assert (entry.place.model, entry.place.loads, entry.place.pairs) == ("opt-1.3b", (8, 64), 12)
-    later = opened()
+    later, real = opened(), real_session(opened())
     gate.in_view_of_noise(later, gated)
     assert len(session.notes) == 1 and later.notes == session.notes, "it is told, and that of the same place counts"
-
-
-def test_a_real_host_without_a_calibration_is_told_how_to_make_one(opened):
-    gated, session = judge_gate(pairs(1), GateCriteria()), real_session(opened())
-    assert gate.in_view_of_noise(session, gated) is gated
-    gate.in_view_of_noise(session, judge_gate([*launch("baseline", 1)], GateCriteria()))
-    assert ["--slm-calibrate" in note for note in session.notes] == [True], "without pairs there is nothing to say"
+    # A real host without one is told how to make it; without pairs there is nothing to say.
+    for made in (judge_gate(pairs(1), GateCriteria()), judge_gate([*launch("baseline", 1)], GateCriteria())):
+        assert gate.in_view_of_noise(real, made) is made
+    assert ["--slm-calibrate" in note for note in real.notes] == [True]
 
 
 def test_a_calibration_goes_on_to_all_its_pairs_and_is_not_traced(opened, tmp_path, monkeypatch):
@@ -511,9 +478,6 @@ def test_a_calibration_goes_on_to_all_its_pairs_and_is_not_traced(opened, tmp_pa
     again = Gates(session).of(MODEL)
     assert (len(done.pairs), len(again.pairs), again.gate) == (4, 6, done.gate)
     assert session.devices.pool.starts == in_turn(session, (5, 6)) and "traced" not in session.notes
-
-
-# Traces
 
 
 @pytest.mark.parametrize(("extra", "traces"), [((), 1), (("profiler=false",), 0)])
@@ -529,10 +493,9 @@ def test_each_side_of_a_gate_that_fails_is_traced_at_the_load_that_fails(opened,
 
 
 def test_nothing_is_traced_where_nothing_fails_and_a_folder_that_cannot_be_made_spoils_nothing(opened, tmp_path):
-    session = opened(profile=str(tmp_path / "p"))
-    assert Gates(session).of(MODEL).outcome is State.PASSES
-    assert len(session.devices.pool.starts) == 8 and not (tmp_path / "p").exists()
-    (tmp_path / "p").write_text("a file")
-    session = opened(profile=str(tmp_path / "p"), **SLOW)
-    assert Gates(session).of(MODEL).outcome is State.FAILS and len(session.devices.pool.starts) == 8
+    for given, outcome in (({}, State.PASSES), (SLOW, State.FAILS)):
+        session = opened(profile=str(tmp_path / "p"), **given)
+        assert Gates(session).of(MODEL).outcome is outcome and len(session.devices.pool.starts) == 8
+        assert (tmp_path / "p").exists() is (outcome is State.FAILS)
+        (tmp_path / "p").write_text("a file")
     assert session.notes[-1].count("none (") == 2
