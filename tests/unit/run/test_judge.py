@@ -42,9 +42,6 @@ def loads_of(curve):
     return [p.concurrency for p in curve.points]
 
 
-# The run and its archive
-
-
 @pytest.mark.parametrize("only", [LOADS, (4, 64, 128)])
 def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
     """Also where `-k` has deselected a point: it was planned, so the claim is inconclusive in both. An archive keeps
@@ -81,9 +78,6 @@ def test_a_case_that_is_awaited_and_never_measured_is_in_no_report(opened):
     assert (found.curves, found.measurements, found.reused) == ([], [], {})
 
 
-# Curves
-
-
 def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
     session = swept(opened(), (4,))
     mine = replace(session.planner.spec(MODEL), max_num_seqs=32)
@@ -114,15 +108,10 @@ def test_a_sweep_that_was_begun_has_what_the_archive_knows_and_another_has_not(o
     again.executor.measure(case)
     [curve] = again.verdicts.curves()
     assert loads_of(curve) == list(LOADS) and again.devices.pool.starts == []
-
-
-def test_a_model_whose_loads_are_all_cut_has_an_empty_curve(opened):
     session = opened(concurrency=None, input_len="256", output_len="64", gpu_memory_utilization="0.0303")
     plan, curve = session.planner.sweep(MODEL), session.verdicts.curve(MODEL)
-    assert (curve.points, curve.cut) == ((), plan.cut) and plan.cut
+    assert (curve.points, curve.cut) == ((), plan.cut) and plan.cut, "all loads are cut"
 
-
-# Questions
 
 REPLICAS = next(each.name for each in CLAIMS.values() if each.of == "replicas")
 
@@ -172,31 +161,23 @@ def test_the_interface_and_the_way_of_starting_choose_the_row(opened, monkeypatc
     assert row == (PLATEAU, MODEL, session.host.environment, *facts)
 
 
-def test_a_claim_on_jobs_reads_the_jobs_of_its_model(opened):
-    session = opened(models="opt-125m,opt-350m")
+def test_a_claim_on_jobs_reads_the_jobs_of_its_model_and_one_on_gpus_the_curve_of_the_fewest(opened):
+    session = opened(models="opt-125m,opt-350m", concurrency="64")
     jobs = [{"model": m, "requests": 200, "lengths": (32, n)} for m in session.planner.models for n in (8, 64)]
-    for case in job_cases(session.planner, {"jobs": jobs}):
-        session.executor.measure(case)
+    for case in (*job_cases(session.planner, {"jobs": jobs}), *gpus_cases(session.planner, [MODEL])):
+        if not case.skip_reason:
+            session.executor.measure(case)
     found = judged(session, "longer-outputs-fewer-requests")
     assert found.state is State.PASSES and found.subject == MODEL
     assert judged(session, "longer-outputs-fewer-requests", "opt-1.3b").state is State.INCONCLUSIVE
-
-
-def test_a_claim_on_several_gpus_reads_the_curve_of_the_fewest(opened):
-    session, claim = opened(concurrency="64"), "tensor-parallel-loses-per-gpu"
-    for case in gpus_cases(session.planner, [MODEL]):
-        if not case.skip_reason:
-            session.executor.measure(case)
+    claim = "tensor-parallel-loses-per-gpu"
     verdict = judged(session, claim)
     assert verdict.state in (State.PASSES, State.FAILS) and verdict.subject.startswith(MODEL)
     [later] = [v for v, _ in judged_again(read(session.options.records)).judged if v.claim == claim]
     assert (later.state, later.value) == (verdict.state, pytest.approx(verdict.value, rel=1e-4))
 
 
-# Advice
-
-
-def test_an_advice_needs_two_loads_and_a_share(opened):
+def test_an_advice_needs_two_loads_and_a_share_and_follows_the_objective(opened):
     session = swept(opened(models=f"{MODEL},opt-350m"), (4,))
     for model, facts in ((MODEL, "concurrency 4"), ("opt-350m", "nothing")):
         with pytest.raises(Inconclusive) as caught:
@@ -206,9 +187,6 @@ def test_an_advice_needs_two_loads_and_a_share(opened):
     for share in (0.0, 1.0, 10.0):
         with refused(f"{share:g}", hint="efficiency="):
             session.verdicts.advice(MODEL, None, share)
-
-
-def test_an_advice_follows_the_objective(opened):
     session = swept(opened())
     free, bound = (session.verdicts.advice(f"facebook/{MODEL}", slo, 0.1) for slo in (None, "2x@4"))
     assert free.batch in LOADS and bound.batch < free.batch and bound.subject.name == MODEL
@@ -222,9 +200,6 @@ def test_a_note_is_noted_once(opened):
     session.note("one", "two", "one")
     session.note("two", "three")
     assert session.notes == ["one", "two", "three"]
-
-
-# A stored baseline
 
 
 @pytest.fixture
@@ -242,7 +217,7 @@ def held(opened, tmp_path):
     return run
 
 
-def test_an_equal_run_is_no_worse_and_each_case_is_judged(held):
+def test_an_equal_run_is_no_worse_and_a_slower_one_fails_by_the_cases_that_do(held):
     session, baseline = held(gate_margin="0.1")
     verdict = baseline.judge(MODEL)
     assert (verdict.claim, verdict.subject, verdict.state, verdict.n) == (NO_WORSE, MODEL, State.PASSES, 8)
@@ -251,9 +226,6 @@ def test_an_equal_run_is_no_worse_and_each_case_is_judged(held):
     unknown = baseline.judge("opt-350m")
     assert (unknown.state, unknown.n) == (State.INCONCLUSIVE, 1), "only one side has it"
     assert claims == sorted(claims) and session.notes.count(WARNING) == 1
-
-
-def test_a_slower_run_fails_and_tells_the_cases_that_do(held):
     session, baseline = held(t_inf=6000)
     verdict = baseline.judge(MODEL)
     failing = [v for v, _ in session.verdicts.judged if v.state is State.FAILS]
