@@ -10,15 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.gate.decision import (
-    Better,
-    Comparison,
-    GateCriteria,
-    PairSeries,
-    gate,
-    interim_analyses,
-    next_look,
-)
+from pytest_slmserve.analysis.gate import decision
+from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.run.gate import order
 
@@ -85,7 +78,7 @@ def first(series: list[PairSeries], n: int) -> list[PairSeries]:
 def looked_at(series: list[PairSeries], terms: GateCriteria) -> tuple[State, int, tuple[Comparison, ...]]:
     """Outcome, pairs and comparisons of a gate that ends at the first look that decides, or at the last."""
     outcomes, done = decided(series, terms)
-    found = gate(first(series, done), terms)
+    found = decision.gate(first(series, done), terms)
     assert [each.outcome for each in found] == outcomes
     return all_of(outcomes), done, found
 
@@ -93,8 +86,8 @@ def looked_at(series: list[PairSeries], terms: GateCriteria) -> tuple[State, int
 def decided(series: list[PairSeries], terms: GateCriteria) -> tuple[list[State], int]:
     """Outcomes by endpoint, and pairs, of such a gate, without what else `gate` tells, which takes half of its time."""
     done = 0
-    while (n := next_look(done, terms)) is not None:
-        known, done = interim_analyses(first(series, n), terms), n
+    while (n := decision.next_look(done, terms)) is not None:
+        known, done = decision.interim_analyses(first(series, n), terms), n
         outcomes = [known[each.name][-1].outcome if known[each.name] else State.INCONCLUSIVE for each in series]
         if all_of(outcomes) is not State.INCONCLUSIVE:
             break
@@ -114,12 +107,8 @@ class Seen:
 def many(planted: Planted, gates: int, terms: GateCriteria = TERMS, seed: int = 1) -> Seen:
     chance, directions = random.Random(seed), DIRECTIONS[: len(planted.worse)]
     ends = [decided(session(planted, chance, terms.pairs, directions), terms) for _ in range(gates)]
-    return Seen(
-        gates,
-        Counter(all_of(outcomes) for outcomes, _ in ends),
-        Counter(f"endpoint {i}" for outcomes, _ in ends for i, each in enumerate(outcomes) if each is State.FAILS),
-        fmean(n for _, n in ends),
-    )
+    worse = Counter(f"endpoint {i}" for found, _ in ends for i, each in enumerate(found) if each is State.FAILS)
+    return Seen(gates, Counter(all_of(found) for found, _ in ends), worse, fmean(n for _, n in ends))
 
 
 # Exact bounds on counts
@@ -152,8 +141,4 @@ def most(n: int, p: float) -> int:
 
 def fewest(n: int, p: float) -> int:
     """The largest count that is not reached with a probability of TAIL at most."""
-    k, below = 0, 0.0
-    while below + probability(n, p, k) <= TAIL:
-        below += probability(n, p, k)
-        k += 1
-    return k
+    return n - most(n, 1 - p)

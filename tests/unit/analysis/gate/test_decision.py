@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from functools import partial
 from statistics import fmean, median, stdev
 
 import pytest
@@ -57,13 +58,6 @@ def test_boundaries_of_each_look_lie_where_its_t_decides(better, sign):
         assert told == pytest.approx(bounds)
 
 
-def test_a_failure_ends_the_analyses_and_a_pass_stays_until_then():
-    turned = PairSeries("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
-    assert [each.outcome for each in one(turned).interim] == [PASS, PASS, PASS, FAIL]
-    worse = one(costly(*with_t(50, 0.2, 12)))
-    assert [(each.pairs, each.outcome) for each in worse.interim] == [(4, FAIL)]
-
-
 def test_the_boundary_of_an_endpoint_is_that_of_holms_step_with_a_margin_of_its_own():
     clear, next_ = costly(*with_t(2 * CRITICAL[2][0], 0.2), name="clear"), costly(*with_t(1.0, 0.01), name="next")
     ((first,), (second,)) = (each.interim for each in gate([next_, clear], TERMS)[::-1])
@@ -105,20 +99,21 @@ def test_holms_steps_are_the_closed_test_of_bonferroni(look, drawn):
         assert (each.outcome is FAIL) is (far and beyond) and (each.outcome is not FAIL or each.decided_at == n)
 
 
-def test_between_two_looks_nothing_new_is_decided_and_beyond_the_plan_all_are_made():
+def test_before_and_between_looks_nothing_is_decided_and_beyond_the_plan_all_are_made():
+    for n, cost in itertools.product(range(4), (0.0, 0.5)):
+        found = one(costly(*[cost] * n))
+        assert (found.outcome, found.decided_at, found.n, found.detectable) == (INCONCLUSIVE, None, n, None)
+        assert found.interim == () and (n == 0 or tells(found.why, n, 4))
     assert [one(costly(*([0.02, -0.02] * 6)[:n])).outcome for n in (4, 5)] == [INCONCLUSIVE] * 2
     looks = [decision.next_look(done, TERMS) for done in (0, 3, 4, 5, 6, 8, 11, 12, 20)]
     assert looks == [4, 4, 6, 6, 8, 12, 12, None, None]
     found = one(costly(*[0.04, -0.04] * 10))
     assert (found.outcome, found.n) == (PASS, 20) and 12 < found.decided_at in looks_until(20)
-
-
-@pytest.mark.parametrize("n", range(4))
-@pytest.mark.parametrize("cost", [0.0, 0.5])
-def test_fewer_than_four_pairs_never_decide(n, cost):
-    found = one(costly(*[cost] * n))
-    assert (found.outcome, found.decided_at, found.n, found.detectable) == (INCONCLUSIVE, None, n, None)
-    assert found.interim == () and (n == 0 or tells(found.why, n, 4))
+    # A failure ends the analyses, and a pass stays until then.
+    turned = PairSeries("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
+    assert [each.outcome for each in one(turned).interim] == [PASS, PASS, PASS, FAIL]
+    worse = one(costly(*with_t(50, 0.2, 12)))
+    assert [(each.pairs, each.outcome) for each in worse.interim] == [(4, FAIL)]
 
 
 @pytest.mark.parametrize(("better", "cost", "facts"), [
@@ -177,26 +172,25 @@ def test_without_any_value_nothing_is_shown_but_the_endpoint_counts_in_the_famil
     assert one(between).outcome is FAIL and [each.outcome for each in found] == [INCONCLUSIVE] * 2
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    *(("margin", value) for value in (0.0, 1.0, -0.03, math.nan)),
+NO_CRITERIA = [
+    *(("margin", value) for value in (0.0, 1.0, -0.03, math.nan)), ("pairs", 3),
     *((name, value) for name in ("alpha", "beta") for value in (0.0, 0.51, math.nan)),
-    ("pairs", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "call"), [
+    *(((name.rstrip("s"), f"{value:g}"), partial(GateCriteria, **{name: value})) for name, value in NO_CRITERIA),
+    *((facts, partial(gate, series, TERMS)) for facts, series in (
+        ("0", []),
+        ("5", [costly(0, 0, 0, 0, name=str(i)) for i in range(5)]),
+        (["one name"], [costly(0.5, 0.5, 0.5, 0.5), costly(0, 0, 0, 0)]),
+        (["of 4 and of 12"], [costly(*[0.0] * 12, name="a"), costly(*[0.0] * 4, name="b")]),
+    )),
 ])  # fmt: skip
-def test_criteria_that_make_no_sense(name, value):
-    with refused(name.rstrip("s"), f"{value:g}"):
-        GateCriteria(**{name: value})
+def test_what_makes_no_sense_is_refused_and_what_cannot_be_judged_together(facts, call):
+    with refused(*facts):
+        call()
     GateCriteria(margin=0.999, alpha=0.5, beta=0.5, pairs=4)  # the ends of what makes sense
-
-
-@pytest.mark.parametrize(("series", "facts"), [
-    ([], "0"),
-    ([costly(0, 0, 0, 0, name=str(i)) for i in range(5)], "5"),
-    ([costly(0.5, 0.5, 0.5, 0.5), costly(0, 0, 0, 0)], "one name"),
-    ([costly(*[0.0] * 12, name="a"), costly(*[0.0] * 4, name="b")], "of 4 and of 12"),
-])  # fmt: skip
-def test_endpoints_that_cannot_be_judged_together(series, facts):
-    with refused(facts):
-        gate(series, TERMS)
 
 
 def means_of_two(values):

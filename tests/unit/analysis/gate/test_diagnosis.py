@@ -99,7 +99,7 @@ def test_where_nearly_every_step_holds_a_prompt_or_the_trace_names_none_nothing_
     assert split(m, m).known(BY_STEP) == split(traced(), m).known(BY_STEP) == []
 
 
-def test_launches_are_counted_together_and_each_load_of_each_model_is_split_by_itself():
+def test_launches_count_together_loads_and_models_by_themselves_and_what_is_invalid_or_shared_not():
     (found,) = splits([traced(0.004), traced(0.005)], [traced(0.004)])
     assert (found.baseline.measurements, found.candidate.measurements) == (2, 1)
     assert change(found, "decode").baseline == pytest.approx(PER_REQUEST * 0.0045)
@@ -107,13 +107,9 @@ def test_launches_are_counted_together_and_each_load_of_each_model_is_split_by_i
     found = splits(baseline, [*reversed(baseline), traced(concurrency=2)])
     wanted = [("opt-1.3b", 4), ("opt-1.3b", 8), ("opt-125m", 8)]
     assert [(s.model, s.load) for s in found] == [(model, ClosedLoop(n)) for model, n in wanted]
-
-
-def test_invalid_measurements_and_engines_that_shared_a_device_are_left_out():
     broken = traced(0.1, preempted=1)
     (found,) = splits([traced(), broken], [traced()])
-    assert problems(broken) and change(found, "total").absolute == 0
-    assert splits([broken], [traced()]) == ()
+    assert problems(broken) and change(found, "total").absolute == 0 and splits([broken], [traced()]) == ()
     both = [having([traced()], replica=Replica("group", 0, count, "set", "mps")) for count in (1, 2)]
     assert [len(splits(each, each)) for each in both] == [1, 0]
 
@@ -148,8 +144,8 @@ def test_start_up_is_of_launches_not_of_measurements():
     slow, fast = traced(ready_s=60.0, launch="a"), traced(ready_s=20.0, launch="b")
     (found,) = diagnosis.start_ups([slow, slow, slow, fast], [traced(ready_s=50.0)])
     assert (found, found.relative) == (Change("opt-1.3b", 40.0, 50.0), pytest.approx(0.25))
-    assert diagnosis.start_ups([traced(ready_s=None)], [traced()]) == ()
-    assert diagnosis.start_ups([traced()], [traced(model="opt-125m")]) == ()
+    others = ([traced(ready_s=None)], [traced()]), ([traced()], [traced(model="opt-125m")])
+    assert [diagnosis.start_ups(*sides) for sides in others] == [(), ()]
 
 
 def one(part, **facts):
