@@ -163,9 +163,7 @@ def test_the_largest_load_alone_has_to_be_seen_and_no_share_is_below_nothing_or_
     assert judge(FEW_WARPS, sweep("sm_occupancy", *[[0.9, 1.0]] * 3)).high == 1.0
     once = judge(FEW_WARPS, sweep("sm_occupancy", *[[0.1, None]] * 3))
     assert (once.state, once.value, once.low) == (INCONCLUSIVE, 0.1, None) and tells(once.why, "--slm-repeats 2")
-
-
-def test_tensor_cores_that_did_not_run_at_a_load_are_no_doubt():
+    # Tensor cores that did not run at a load are no doubt.
     still = drop(sweep("saturation_gap", 1.7, 1.7, 1.7), ["saturation_gap"], at=1)
     still = replace(still, points=(replace(still.points[0], decode_tensor=0.0), *still.points[1:]))
     never = judge(MEMORY_BOUND, drop(still, ["saturation_gap"]))
@@ -288,6 +286,11 @@ def test_the_power_of_a_larger_model_against_the_larger_of_two_and_one_repeat_of
     assert (verdict.state, verdict.value) == (INCONCLUSIVE, pytest.approx(1)) and tells(verdict.why, "--slm-repeats 2")
     left = of_engine(SMALL, spec={"kv_cache_bytes": 1 << 30})
     assert judge(DEARER, LARGE, [left]).state is PASSES, "engines may differ in what the weights leave"
+    # The table is of one GPU, at a batch for each of its models.
+    assert evidence.at_table_1(LARGE).concurrency == 256
+    elsewhere = of_points(sensed(256), subject="opt-125m"), of_points(sensed(1), subject="qwen2.5-3b")
+    for other in (*elsewhere, Curve(subject="opt-6.7b"), of_engine(LARGE, spec={"tensor_parallel_size": 2})):
+        assert evidence.at_table_1(other) is None
 
 
 @pytest.mark.parametrize(("own", "other", "facts"), [
@@ -308,16 +311,6 @@ def test_only_like_is_compared_with_like(own, other, facts):
     assert (verdict.state, verdict.value) == (INCONCLUSIVE, None) and tells(verdict.why, *facts)
     if facts == ("opt-125m", 512):
         assert judge(DEARER, own, [other, SMALL]).state is PASSES, "the right one is found beside it"
-
-
-@pytest.mark.parametrize(("curve", "load"), [
-    (LARGE, 256), (of_points(sensed(256), subject="opt-125m"), None), (Curve(subject="opt-6.7b"), None),
-    (of_engine(LARGE, spec={"tensor_parallel_size": 2}), None),  # the table is of one GPU
-    (of_points(sensed(1), subject="qwen2.5-3b"), None),
-])  # fmt: skip
-def test_the_point_of_the_table(curve, load):
-    found = evidence.at_table_1(curve)
-    assert (found and found.concurrency) == load
 
 
 FIGURES = ("gpu_util", "sm_active", "sm_occupancy", "dram_active", "tensor_active", "saturation_gap")
@@ -483,16 +476,13 @@ def test_replicas_that_serve_less_refute_each_claim_on_them(claim, value, sharin
 
 
 @pytest.mark.parametrize("claim", [PAY, SOONER])
-def test_the_best_number_of_replicas_decides_and_is_corrected_for_having_been_chosen(claim):
+def test_the_best_number_of_replicas_and_load_decide_and_are_corrected_for_having_been_chosen(claim):
     best = judge(claim, curve(ONE, [*TWO, *FOUR]))
     assert claim == SOONER or {2, 4, 1.04} <= {*numbers(best.why)}
     four = together([250.0] * 4, [251.0] * 4, concurrency=4, group="four")
     single, best = (judge(claim, curve(ONE, runs)) for runs in (TWO, [*TWO, *four]))
     assert single.value == best.value and best.low < single.low < single.high < best.high
-
-
-def test_the_best_load_of_one_engine_decides_and_is_corrected_for_having_been_chosen():
-    """Three loads of one engine serve as much as the set: the largest mean of them is larger by chance."""
+    # Three loads of one engine serve as much as the set: the largest mean of them is larger by chance.
     runs = together((500.0, 500.0), (501.0, 501.0))
     loads = [alone(1000.0 + load, 1001.0 + load, concurrency=load) for load in (4, 8, 16)]
     one, three = (judge(PAY, curve(single, runs)) for single in (loads[-1], [m for each in loads for m in each]))

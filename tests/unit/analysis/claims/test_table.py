@@ -262,14 +262,10 @@ STRICT = ClaimRow(PLATEAU, parameters={"tolerance": 0.01}, expected="fails")
 
 
 @pytest.mark.parametrize(("only", "others"), [({"ramp_up": "burst"}, TOGETHER), ({"interface": "server"}, SERVED)])
-def test_a_row_of_one_way_to_load_rules_its_curves_only(only, others):
-    """Verdicts on two curves of one model are told apart."""
+def test_a_row_of_one_way_to_load_rules_its_curves_only_and_another_expectation_of_the_run_is_told(only, others):
     judged = judge_all(stored_curves([*sweep(), *others], []), (*ROWS, replace(STRICT, **only)))
     found = {v.subject: row.expected for v, row in judged if v.claim == PLATEAU}
     assert [*found.values()] == ["passes", "fails"] and all(tells(subject, "opt-1.3b") for subject in found)
-
-
-def test_judging_again_by_another_bound_tells_what_its_run_expected():
     found, rows = stored_curves(sweep(), []), table.rows_from({"rows": [asdict(STRICT)]})
     verdict, told = (next(v for v, _ in judge_all(found, rows, *today)) for today in ((), (ROWS,)))
     assert verdict.state is told.state is FAILS

@@ -357,6 +357,11 @@ def test_noise_is_of_one_load_on_both_sides_and_one_repeat_elsewhere_is_of_anoth
     assert states([*BASELINE, *elsewhere], candidate(1.0)) == both("inconclusive")
 
 
+FASTER = candidate(0.5)
+STAMPS = [replace(m.run.samples, first_token_s=(None,) * len(m.run.samples)) for m in FASTER]
+UNSTAMPED = [replace(m, run=replace(m.run, samples=each)) for m, each in zip(FASTER, STAMPS)]
+
+
 @pytest.mark.parametrize(("there", "here", "facts"), [
     (BASELINE, candidate(1.0, resolved=replace(LIMITS, max_num_batched_tokens=2048)), (8192, 2048)),
     (BASELINE, candidate(1.0, environment=replace(NEW, driver="570.1")), ("driver", "580.159.04", "570.1")),
@@ -365,11 +370,16 @@ def test_noise_is_of_one_load_on_both_sides_and_one_repeat_elsewhere_is_of_anoth
     (repeats([1000, 1001], preempted=1), candidate(1.0), ("baseline", "invalid", 1)),
     (BASELINE, candidate(1.0, columns={**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}),
      ("this run", "degraded", 3)),
+    # Missing data never passes, however fast.
+    *((BASELINE, having(FASTER, **{part: {name: None}}), ("not known",)) for part, name in (
+        *(("environment", name) for name in ("platform", "gpu_name", "gpu_memory_bytes", "driver", "cpu", "cores")),
+        *(("resolved", name) for name in ("max_num_seqs", "dtype", "chunked_prefill", "kv_blocks", "block_size")))),
+    (BASELINE, UNSTAMPED, ("this run", "invalid")),
     ([*BASELINE, *candidate(1.0)], candidate(1.0, launch="launch-3"), ("baseline", 2)),
     (BASELINE, [*candidate(1.0), *BASELINE], ("this run", 2)),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_inconclusive_and_tells_why(there, here, facts):
-    assert states(there, here) == both("inconclusive")
+    assert states(there, here) == states(here, there) == both("inconclusive")
     found = judged(there, here)
     assert all(v.value is None and tells(v.why, *facts) for v in found)
     assert len({v.records for v in found}) == 1 and found[0].records, "those of the valid side at least"
@@ -394,14 +404,7 @@ def test_another_model_load_or_workload_is_another_case(there, here):
         assert len(found.baseline_only) == len(found.candidate_only) == 1
 
 
-def test_another_way_of_sharing_is_another_case():
-    ways = PART, replace(PART, thread_percentage=50, pinned=True)
-    found = compare(*([replace(ONE, replica=replace(way, index=i)) for i in range(2)] for way in ways))
-    assert found.pairs == () and tells(found.baseline_only[0], "2 x opt-1.3b by mps")
-    assert tells(found.candidate_only[0], "2 x opt-1.3b by mps", "50 %", "pinned")
-
-
-def test_what_one_side_alone_has_is_told():
+def test_what_one_side_alone_has_is_told_and_workloads_and_ways_of_sharing_are_told_apart():
     here = [*candidate(1.0), *repeats([9, 9], 16), *repeats([9, 9], 4)]
     compared = compare(BASELINE, here)
     assert {each.load for each in compared.changes} == {"concurrency 8"} and compared.baseline_only == ()
@@ -409,13 +412,13 @@ def test_what_one_side_alone_has_is_told():
     for side, sides in (("this run", (BASELINE, here)), ("the baseline", (here, BASELINE))):
         told = changes.against_stored(*sides, TOLERANCE)[1][0]
         assert tells(told, side, "opt-1.3b", "4, 16", "5 s", "012345")
-
-
-def test_two_workloads_under_one_load_are_told_apart():
-    other = {"hash": "fedcba987654"}
-    there, here = (having(side, workload=other) for side in (BASELINE, candidate(1.1)))
-    found = judged([*BASELINE, *there], [*candidate(1.0), *here])
+    others = (having(side, workload={"hash": "fedcba987654"}) for side in (BASELINE, candidate(1.1)))
+    found = judged(*([*one, *other] for one, other in zip((BASELINE, candidate(1.0)), others)))
     assert [(v.subject[-7:-1], v.state.value) for v in found[::2]] == [("012345", "passes"), ("fedcba", "fails")]
+    ways = PART, replace(PART, thread_percentage=50, pinned=True)
+    found = compare(*([replace(ONE, replica=replace(way, index=i)) for i in range(2)] for way in ways))
+    assert found.pairs == () and tells(found.baseline_only[0], "2 x opt-1.3b by mps")
+    assert tells(found.candidate_only[0], "2 x opt-1.3b by mps", "50 %", "pinned")
 
 
 SOME = st.lists(st.floats(900, 1100), min_size=2, max_size=3, unique=True)
@@ -439,21 +442,6 @@ def test_the_two_sides_changed_over_turn_the_ratio_round(there, here):
     for one, other in zip(ahead, back, strict=True):
         assert (one.value, one.low, one.high) == pytest.approx((1 / other.value, 1 / other.high, 1 / other.low))
         assert not (one.state is other.state is State.FAILS)
-
-
-@pytest.mark.parametrize(("part", "name"), [
-    *(("environment", name) for name in ("platform", "gpu_name", "gpu_memory_bytes", "driver", "cpu", "cores")),
-    *(("resolved", name) for name in ("max_num_seqs", "dtype", "chunked_prefill", "kv_blocks", "block_size")),
-    ("samples", "first_token_s"),
-])  # fmt: skip
-def test_missing_data_never_passes(part, name):
-    here = candidate(0.5)
-    if part == "samples":
-        stamps = [replace(m.run.samples, **{name: (None,) * len(m.run.samples)}) for m in here]
-        here = [replace(m, run=replace(m.run, samples=each)) for m, each in zip(here, stamps)]
-    else:
-        here = having(here, **{part: {name: None}})
-    assert states(BASELINE, here) == states(here, BASELINE) == both("inconclusive")
 
 
 RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")

@@ -43,14 +43,6 @@ def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest()
     assert [replace(waiting, room=room).fits for room in (None, 16, 15)] == [True, True, False]
 
 
-def test_engines_of_other_arguments_or_hosts_are_not_compared():
-    one, other = (curve_of("opt-tiny", alone(engine(n, b_half=8.0 * n))) for n in (1, 2))
-    assert [*map(degrees, ways.with_wider([one, other, Curve(subject="nothing")]))] == [[], [], []]
-    of = ((4, "b"), (1, "a"), (2, "b"))
-    curves = [curve_of("opt-tiny", having(alone(engine(n)), environment={"host": host})) for n, host in of]
-    assert [*map(degrees, ways.with_wider(curves))] == [[], [], [4]], "two GPUs and four of one host; one of another"
-
-
 @pytest.mark.parametrize(("claim", "gpus", "planted", "parameters", "state", "value"), [
     (LESS_IN_ALL, (1, 2), {"all_reduce_s": 1e-3}, {}, FAILS, 2 * 16 / (16 + 4)),
     (LESS_IN_ALL, (1, 2), {"all_reduce_s": 8e-3}, {}, PASSES, 32 / (16 + 32)),
@@ -108,8 +100,13 @@ def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(
     assert "memory" in cramped.why and tells(cramped.why, 4), "one GPU had no room"
 
 
-def test_replicas_are_compared_with_engines_of_as_many_gpus_each_and_the_same_arguments():
-    """What is divided among them, memory and requests, differs and does not count."""
+def test_engines_of_other_arguments_or_hosts_are_not_compared_and_replicas_with_those_of_as_many_gpus():
+    one, other = (curve_of("opt-tiny", alone(engine(n, b_half=8.0 * n))) for n in (1, 2))
+    assert [*map(degrees, ways.with_wider([one, other, Curve(subject="nothing")]))] == [[], [], []]
+    of = ((4, "b"), (1, "a"), (2, "b"))
+    curves = [curve_of("opt-tiny", having(alone(engine(n)), environment={"host": host})) for n, host in of]
+    assert [*map(degrees, ways.with_wider(curves))] == [[], [], [4]], "two GPUs and four of one host; one of another"
+    # What is divided among replicas, memory and requests, differs and does not count.
     engines = engine(), engine(2), engine(b_half=8.0), replace(engine(), kv_cache_bytes=GIB, max_num_seqs=64)
     found = with_shared([curve_of("opt-tiny", alone(each)) for each in engines], shared_points(replicas(2)))
     assert [len(curve.shared) for curve in found] == [1, 0, 0, 1]
