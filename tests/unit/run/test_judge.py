@@ -90,24 +90,19 @@ def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
         ]
 
 
-def test_a_users_load_on_a_planned_curve_joins_it_at_once(opened):
-    session = swept(opened())
-    assert loads_of(session.verdicts.curve(MODEL)) == list(LOADS)
+def test_a_sweep_that_was_begun_has_what_the_archive_knows_and_a_users_load_on_it_joins_at_once(opened):
+    swept(opened())
+    session = opened(resume=True)
+    case = session.planner.sweep(MODEL).cases[0]
+    assert session.verdicts.curves() == []
+    session.executor.measure(case)
+    [curve] = session.verdicts.curves()
+    assert loads_of(curve) == list(LOADS) and session.devices.pool.starts == []
     records_of(session, session.planner.spec(MODEL), ClosedLoop(32, window_s=0.5))
     [curve] = session.verdicts.curves()
     assert loads_of(curve) == [4, 16, 32, 64, 128] and curve == session.verdicts.curve(MODEL)
     point(session, 32, repeats=3)
     assert len(session.verdicts.curves()) == 2, "another window is another curve"
-
-
-def test_a_sweep_that_was_begun_has_what_the_archive_knows_and_another_has_not(opened):
-    swept(opened())
-    again = opened(resume=True)
-    case = again.planner.sweep(MODEL).cases[0]
-    assert again.verdicts.curves() == []
-    again.executor.measure(case)
-    [curve] = again.verdicts.curves()
-    assert loads_of(curve) == list(LOADS) and again.devices.pool.starts == []
     session = opened(concurrency=None, input_len="256", output_len="64", gpu_memory_utilization="0.0303")
     plan, curve = session.planner.sweep(MODEL), session.verdicts.curve(MODEL)
     assert (curve.points, curve.cut) == ((), plan.cut) and plan.cut, "all loads are cut"

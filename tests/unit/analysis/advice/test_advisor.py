@@ -83,6 +83,21 @@ def test_two_published_points_predict_the_larger_ones():
     assert FOOTPRINT.total_bytes(found.batch) <= wish.budget_bytes < FOOTPRINT.total_bytes(found.batch + 1)
 
 
+def test_a_predicted_choice_has_the_figures_of_the_laws():
+    line = advisor.through((32.0, 0.077), (1.0, 0.046))
+    assert (line.seconds(101), line.b_half) == pytest.approx((0.146, 45))
+    none = (((1.0, 0.1), (1.0, 0.2)), ((1.0, 0.2), (8.0, 0.1)), ((1.0, 0.1), (8.0, 0.9)))
+    assert [advisor.through(*points) for points in none] == [None] * 3
+    found = advice(planted((1, 32)), Objectives(slo=FOUR_TIMES, price_per_hour=1.0))
+    offer, b = found.advised, found.batch
+    assert offer.predicted and offer.tokens_per_s == Interval(pytest.approx(law(b))) and b > 32
+    seen = offer.latency_s.value, offer.efficiency, offer.share
+    assert seen == pytest.approx((b / law(b), law(b) / b / law(1), law(b) / law(32)))
+    assert (found.largest.predicted, found.largest.batch) == (False, 32)
+    single = advice(planted(GRID[2:]), Objectives()).single  # where no single request was measured
+    assert single.predicted and single.tokens_per_s.value == pytest.approx(law(1))
+
+
 @given(st.floats(0.5, 500), st.sampled_from(GRID[1:7]), st.floats(0.05, 0.9), st.floats(1.05, 8))
 def test_on_a_planted_law_two_loads_tell_what_the_closed_form_does(b_half, second, threshold, factor):
     seen = decided(planted((1, second), b_half), slo=RelativeSlo(factor, second), threshold=threshold)
@@ -160,13 +175,6 @@ def test_more_memory_never_gives_less(loads, b_half, one, other):
         assert small.replicas.at_batch <= large.replicas.at_batch and small.replicas.split <= large.replicas.split
 
 
-def test_through_two_points():
-    line = advisor.through((32.0, 0.077), (1.0, 0.046))
-    assert (line.seconds(101), line.b_half) == pytest.approx((0.146, 45))
-    none = (((1.0, 0.1), (1.0, 0.2)), ((1.0, 0.2), (8.0, 0.1)), ((1.0, 0.1), (8.0, 0.9)))
-    assert [advisor.through(*points) for points in none] == [None] * 3
-
-
 def test_what_the_batch_needs_and_what_is_freed():
     had = replace(ENGINE, gpu_had_bytes=GPU)
     seen = advice(planted(), Objectives(slo=TWICE, gpu_bytes=GPU), engine=had).needs
@@ -234,11 +242,16 @@ FOOTPRINTS = st.builds(
 BATCHES, GPUS = st.integers(1, 2000), st.integers(GIB, 200 * GIB)
 
 
-@given(FOOTPRINTS, BATCHES)
-def test_the_kv_bytes_hold_the_batch_and_not_one_more(footprint, batch):
+@given(FOOTPRINTS, BATCHES, GPUS)
+def test_the_kv_bytes_hold_the_batch_and_not_one_more_and_each_replica_passes_vllms_check(footprint, batch, gpu):
+    """vLLM refuses to start where less than the share it was told is free: when those before it are there."""
     blocks = footprint.kv_bytes(batch) // footprint.block_bytes
     told = Resolved(kv_blocks=blocks, block_size=footprint.block_size)
     assert kv_capacity(EngineSpec("opt-1.3b"), footprint.longest, told) == batch
+    total = footprint.total_bytes(batch)
+    count, share = int(0.9 * gpu) // total, advisor.utilization(total, gpu)
+    assert count == 0 or (count - 1) * total + share * gpu <= gpu
+    assert share == 1 or total <= share * gpu + 1e-3
 
 
 @given(FOOTPRINTS, BATCHES, GPUS, GPUS)
@@ -250,15 +263,6 @@ def test_split_replicas_fit_are_no_fewer_than_whole_ones_and_with_more_memory_no
     assert split == 0 or split * footprint.total_bytes(-(-batch // split)) <= budget
     assert split <= advisor.replicas_that_split(footprint, batch, large)
     assert advisor.replicas_that_split(FOOTPRINT, 64, int(126.9 * GIB)) == 26
-
-
-@given(FOOTPRINTS, BATCHES, GPUS)
-def test_each_replica_passes_vllms_check_when_those_before_it_are_there(footprint, batch, gpu):
-    """vLLM refuses to start where less than the share it was told is free."""
-    total = footprint.total_bytes(batch)
-    count, share = int(0.9 * gpu) // total, advisor.utilization(total, gpu)
-    assert count == 0 or (count - 1) * total + share * gpu <= gpu
-    assert share == 1 or total <= share * gpu + 1e-3
 
 
 @st.composite
@@ -377,14 +381,3 @@ def test_the_figures_and_the_cost_of_each_choice(output):
     assert (seen.cost.low, seen.cost.high) == pytest.approx((1e3 / seen.tokens_per_s.high, 1e3 / seen.tokens_per_s.low))
     assert seen.tokens_per_s.low < law(256) < seen.tokens_per_s.high and seen.latency_s.low is not None
     assert fmean((seen.tokens_per_s.low, seen.tokens_per_s.high)) == pytest.approx(law(256), rel=0.01)
-
-
-def test_a_predicted_choice_has_the_figures_of_the_laws():
-    found = advice(planted((1, 32)), Objectives(slo=FOUR_TIMES, price_per_hour=1.0))
-    offer, b = found.advised, found.batch
-    assert offer.predicted and offer.tokens_per_s == Interval(pytest.approx(law(b))) and b > 32
-    seen = offer.latency_s.value, offer.efficiency, offer.share
-    assert seen == pytest.approx((b / law(b), law(b) / b / law(1), law(b) / law(32)))
-    assert (found.largest.predicted, found.largest.batch) == (False, 32)
-    single = advice(planted(GRID[2:]), Objectives()).single  # where no single request was measured
-    assert single.predicted and single.tokens_per_s.value == pytest.approx(law(1))

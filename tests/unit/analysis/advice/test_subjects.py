@@ -80,7 +80,7 @@ def test_the_allowance_is_what_the_sensors_saw_beyond_weights_and_kv(used, seen,
     assert (footprint.allowance_seen, footprint.allowance_bytes) == (seen, gib * GIB)
 
 
-def test_one_model_can_be_asked_for_and_devices_are_not_mixed():
+def test_one_model_can_be_asked_for_and_devices_are_not_mixed_nor_engines_of_several_gpus():
     curves = [sweep(), sweep("opt-125m")]
     assert [s.name for s in of_curves(*curves).subjects] == ["opt-1.3b", "opt-125m"]
     subject = only(*curves, model="facebook/opt-125m", longest=2048)
@@ -92,6 +92,10 @@ def test_one_model_can_be_asked_for_and_devices_are_not_mixed():
     with refused("NVIDIA H200", "NVIDIA H100 80GB HBM3", hint="--model"):
         of_curves(sweep(), other)
     assert only(sweep(), other, model="opt-125m").name == "opt-125m"
+    one, both = sweep(), changed(sweep(), tensor_parallel_size=2)
+    assert of_curves(both, one) == of_curves(one)
+    with refused("opt-1.3b", hint="--slm-tensor-parallel-size 1"):
+        of_curves(both)
 
 
 def test_of_several_sweeps_of_a_model_the_last_with_most_loads_is_taken():
@@ -102,13 +106,6 @@ def test_of_several_sweeps_of_a_model_the_last_with_most_loads_is_taken():
     later = curve_of("opt-1.3b", having(sweep().measurements, **facts))
     for curves in ([later, sweep()], [sweep(), later]):
         assert only(*curves).points == only(later).points and len(only(*curves).notes) == 1
-
-
-def test_engines_of_several_gpus_tell_nothing_of_one():
-    one, both = sweep(), changed(sweep(), tensor_parallel_size=2)
-    assert of_curves(both, one) == of_curves(one)
-    with refused("opt-1.3b", hint="--slm-tensor-parallel-size 1"):
-        of_curves(both)
 
 
 def test_a_cpu_a_server_of_others_and_an_unknown_shape_have_no_footprint():
@@ -173,7 +170,7 @@ def of_external(curve: Curve, spec: EngineSpec | None = None, longest: int | Non
     return subject
 
 
-def test_external_results_bring_their_batch_and_share_of_output_of_the_points_that_tell_it():
+def test_external_results_bring_their_batch_and_share_of_output_and_what_is_odd_is_noted():
     """Little's law needs the batch, the latency and the rate."""
     curve = published()
     subject = of_external(curve)
@@ -186,6 +183,11 @@ def test_external_results_bring_their_batch_and_share_of_output_of_the_points_th
         some, none = (of_external(replace(curve, points=points)) for points in ((blind, *others), (blind,)))
         assert some.output_share == pytest.approx(fmean(row[1] / row[2] for row in ROWS[1:]))
         assert none.output_share is None
+    subject = of_external(published(lost=3.0), notes=["a note"])
+    assert subject.notes[0] == "a note" and tells(subject.notes[1], "max_num_seqs", 768) and len(subject.notes) == 2
+    assert len(subject.usable) == len(ROWS) - 1
+    subject = of_external(published(slower=100.0))
+    assert tells(subject.notes[0], "knob", 1, 8, 32) and subject.points[0].batch_repeats == (1.0,)
 
 
 def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
@@ -206,14 +208,6 @@ def test_external_results_of_a_quantized_model_have_its_weights_and_its_cache():
     footprint = of_external(published(), EngineSpec("mine", dtype=model.dtype, model_facts=model), 768).footprint
     assert footprint.weight_bytes == 596_049_920 + 155_582_464, "the embeddings keep 16 bits"
     assert footprint.kv_bytes_per_token == 28 * 8 * 128 * 2
-
-
-def test_what_is_odd_about_external_results_is_noted():
-    subject = of_external(published(lost=3.0), notes=["a note"])
-    assert subject.notes[0] == "a note" and tells(subject.notes[1], "max_num_seqs", 768) and len(subject.notes) == 2
-    assert len(subject.usable) == len(ROWS) - 1
-    subject = of_external(published(slower=100.0))
-    assert tells(subject.notes[0], "knob", 1, 8, 32) and subject.points[0].batch_repeats == (1.0,)
 
 
 def of_rates(rates):
@@ -290,17 +284,14 @@ def test_throughput_and_latency(factor, wanted, in_time):
     assert tells(found[LATENCY].why, f"{1e3 * limit:.3g} ms")
 
 
-def test_a_prediction_by_the_law_has_no_noise_of_its_own():
+def test_unknown_noise_decides_nothing_a_law_has_none_and_preemptions_leave_the_rest_inconclusive():
+    found = states(advice(spread=(1.0,)), again(spread=(1.0,)))
+    assert found[THROUGHPUT] is found[LATENCY] is INCONCLUSIVE
     predicted = advice((1, 32))
     assert predicted.decision.predicted and predicted.batch != 64
     near = verified(predicted, again(1.02, predicted.batch))[THROUGHPUT]
     measured = verified(advice(), again(1.02))[THROUGHPUT]
     assert near.value == pytest.approx(1.02, rel=1e-3) and near.high - near.low < measured.high - measured.low
-
-
-def test_unknown_noise_decides_nothing_and_preemptions_fail_and_leave_the_rest_inconclusive():
-    found = states(advice(spread=(1.0,)), again(spread=(1.0,)))
-    assert found[THROUGHPUT] is found[LATENCY] is INCONCLUSIVE
     found = states(advice(), again(preempted=3))
     assert (found[UNPREEMPTED], found[THROUGHPUT], found[LATENCY]) == (FAILS, INCONCLUSIVE, INCONCLUSIVE)
     assert tells(verified(advice(), again(preempted=3))[UNPREEMPTED].why, 6)
