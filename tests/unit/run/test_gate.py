@@ -196,15 +196,12 @@ def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
     each = [[*group] for _, group in groupby(found, key=lambda m: m.launch)]
     assert len(each) == 8 == len({m.launch for m in found}), "no engine serves twice"
     assert [[m.load.concurrency for m in launched] for launched in each] == [[4, 16]] * 8
-    assert [(m.paired.pair, m.paired.side, m.paired.second) for m, _ in each] == [
-        (n, side, second) for n in range(1, 5) for second, side in enumerate(order(n))
-    ]
+    places = [(m.paired.pair, m.paired.side, m.paired.second) for m, _ in each]
+    assert places == [(n, side, second) for n in range(1, 5) for second, side in enumerate(order(n))]
     assert {m.paired.gate for m in found} == {gated.gate} and len({m.workload.hash for m in found}) == 1
     assert [len(m.paired.outputs) for m in found] == [4] * 4 + [0] * 12, "once is enough"
     assert session.notes[-1].endswith("4 pairs count") and not any("the same" in note for note in session.notes)
-
-
-def test_each_model_has_a_gate_which_is_made_once(opened):
+    # Each model has a gate, which is made once.
     session = opened(models="opt-125m,opt-350m")
     gates = Gates(session)
     found = [gates.of(model) for model in ("opt-125m", "opt-350m")]

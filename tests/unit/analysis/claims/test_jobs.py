@@ -153,13 +153,17 @@ def test_throughput_grows_with_kv_blocks(small, fits, more, preempted, state):
         assert verdict.threshold == claim_of(KV).parameters["threshold"] and verdict.n == len(verdict.records) == 6
 
 
-def test_the_noise_of_a_comparison_is_that_of_all_that_is_compared():
+def test_the_noise_is_that_of_all_jobs_that_are_compared_which_go_with_the_curve_of_their_model():
     """A larger cache whose repeats are farther apart makes the ratio of the two others less sure."""
     quiet, loud = (
         judge(KV, of_jobs(of_cache(RATE, 8), of_cache(SERVED, 64), of_cache(more, 128)))
         for more in ((20.1, 20.2), (18.0, 22.3))
     )
     assert quiet.value == loud.value and loud.low < quiet.low < quiet.high < loud.high
+    jobs = [job_point(), job_point(model="llama-7b")]
+    found = with_jobs([Curve(subject="opt-6.7b")], jobs)
+    assert [(c.subject, len(c.jobs)) for c in found] == [("opt-6.7b", 1), ("llama-7b", 1)]
+    assert found[1].environment == jobs[1].environment
 
 
 def test_the_jobs_under_the_most_limits_are_taken_and_a_limit_that_does_not_bind_is_not():
@@ -179,10 +183,3 @@ def test_after_a_limit_every_further_one_gains_little():
     small = [is_judged(AFTER_128, of_jobs(*limits[:n], subject="opt-1.3b")) for n in (1, 2, 4)]
     assert small == [False, False, True]
     assert not is_judged(AFTER_128, of_jobs(*limits)), "the paper says it of other models"
-
-
-def test_jobs_go_with_the_curve_of_their_model_or_make_one():
-    jobs = [job_point(), job_point(model="llama-7b")]
-    found = with_jobs([Curve(subject="opt-6.7b")], jobs)
-    assert [(c.subject, len(c.jobs)) for c in found] == [("opt-6.7b", 1), ("llama-7b", 1)]
-    assert found[1].environment == jobs[1].environment

@@ -124,19 +124,16 @@ def test_all_verdicts_name_their_subject_alike_and_nothing_measured_is_never_gre
         assert claim.of == "arithmetic" or judge_row(row, Curve(subject="opt-1.3b")).state is INCONCLUSIVE
 
 
-def test_claims_of_a_curve_by_the_parameters_of_the_row():
+def test_claims_of_a_curve_by_the_parameters_of_the_row_and_kv_blocks_of_the_worst_launch():
     curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
     found = [judge_row(row_for(name, "opt-1.3b"), curve) for name in (PLATEAU, LATENCY, PARETO)]
     assert [(each.claim, each.state) for each in found] == [(name, PASSES) for name in (PLATEAU, LATENCY, PARETO)]
     assert judge(PLATEAU, curve, tolerance=0.01).state is FAILS
-
-
-@pytest.mark.parametrize(("blocks", "state"), [(1365, PASSES), (1000, FAILS), (None, INCONCLUSIVE)])
-def test_kv_blocks_of_the_worst_launch_count(blocks, state):
     made = [measurement(c, law(c), launch=f"launch-{c}") for c in (1, 2, 4)]
-    made[1:2] = having(made[1:2], resolved={"kv_blocks": blocks})
-    verdict = judge_row(row_for(BLOCKS, "opt-1.3b"), curve_of("opt-1.3b", made))
-    assert verdict.state is state and len(verdict.records) == 3
+    for blocks, state in ((1365, PASSES), (1000, FAILS), (None, INCONCLUSIVE)):
+        launches = [made[0], *having(made[1:2], resolved={"kv_blocks": blocks}), made[2]]
+        verdict = judge_row(row_for(BLOCKS, "opt-1.3b"), curve_of("opt-1.3b", launches))
+        assert verdict.state is state and len(verdict.records) == 3
 
 
 @pytest.mark.parametrize(("name", "model", "read"), [

@@ -29,10 +29,10 @@ def test_the_bounds_are_those_of_the_binomial(n, p):
     assert 1 - up_to(most) <= TAIL < 1 - up_to(most - 1) and up_to(fewest - 1) <= TAIL < up_to(fewest)
 
 
-@pytest.mark.parametrize("noise", [{}, {"noise": made.heavy}, {"common": 0.9}])
-def test_planted_noise_is_what_it_says_and_drift_and_place_favour_no_side_at_any_look(noise):
-    (series,) = session(Planted(sd=0.02, **noise), random.Random(3), 2000, ("lower",))
-    assert math.sqrt(fmean(math.log(b / a) ** 2 for a, b in series.pairs)) == pytest.approx(0.02, rel=0.15)
+def test_planted_noise_is_what_it_says_and_drift_and_place_favour_no_side_at_any_look():
+    for noise in ({}, {"noise": made.heavy}, {"common": 0.9}):
+        (series,) = session(Planted(sd=0.02, **noise), random.Random(3), 2000, ("lower",))
+        assert math.sqrt(fmean(math.log(b / a) ** 2 for a, b in series.pairs)) == pytest.approx(0.02, rel=0.15)
     (series,) = session(Planted(sd=0.0, drift=DRIFT, second=SECOND), random.Random(3), 12, ("lower",))
     logs = [math.log(b / a) for a, b in series.pairs]
     assert all(abs(math.fsum(logs[:n])) < 1e-9 for n in (4, 6, 8, 12)) and max(logs) > 0.01
