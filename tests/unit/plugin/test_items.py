@@ -31,7 +31,14 @@ PLATEAU = "throughput-plateau"
 
 @pytest.fixture
 def opened(opened):
-    return lambda **given: opened(**{"concurrency": "4,8", **FEW_STEPS, **given})
+    """Opens sessions on a small sweep, which `on` says are those of another platform."""
+
+    def small(on="simulated", **given):
+        session = opened(**{"concurrency": "4,8", **FEW_STEPS, **given})
+        session.platform = on
+        return session
+
+    return small
 
 
 def names(found):
@@ -54,10 +61,6 @@ POINTS = ("slm_point", "points", {})
 # Wrong words are refused, with what to type
 
 
-def slm_claim():
-    """A verdict."""
-
-
 def drops_a_verdict(slm_claim):
     slm_claim()
 
@@ -72,13 +75,13 @@ def asserts_it(slm_claim):
 
 
 def test_a_verdict_that_nothing_asserts_is_refused():
-    claim = ["slm_claim", "slm_model"]
+    claim, dropped = ["slm_claim", "slm_model"], [(drops_a_verdict, ["tmp_path"]), (asserts_it, ["slm_claim"])]
     for function, fixtures, name in (
         (drops_a_verdict, claim, "slm_claim"), (drops_that_of_a_curve, ["slm_sweep"], "pareto_plateau"),
     ):  # fmt: skip
         with refused(f"{name}()", hint=f"assert {name}()"):
             items.check_item(FakeItem("test_it", fixtures, function=function))
-    for function, fixtures in ((drops_a_verdict, ["tmp_path"]), (asserts_it, claim), (print, claim)):
+    for function, fixtures in (*dropped, (print, claim)):
         assert items.check_item(FakeItem("test_it", fixtures, function=function)) is None
 
 
@@ -104,27 +107,20 @@ WRONG = [
     ("slm_claim slm_model", {"claim": PLATEAU, "models": [None]}, "[None]", "models=["),
     ("slm_claim slm_model", {"claim": PLATEAU, "models": MODEL}, "'opt-125m'", "models=['opt-125m']"),
     ("slm_claim slm_model", {"claim": PLATEAU, "modles": [MODEL]}, "modles", "models"),
-    ("slm_point", {"points": 64}, "points=64", "points="),
-    ("slm_point", {"points": [(MODEL, "8")]}, "(", "points="),
     ("slm_point", {"points": [(MODEL, 8)], "max_num_seqs": 8}, "max_num_seqs", "--slm-engine-arg"),
     ("slm_point", {"points": [(MODEL, 8)], "needs": "tpu"}, "needs='tpu'", 'needs="gpu"'),
     ("slm_point", {"points": [(MODEL, 8)], "ramp_up": "late"}, "ramp_up='late'", "burst"),
     ("slm_gates", {"gate": "cuda"}, "gate='cuda'", "simulated"),
     ("slm_gate", {"model": MODEL}, "model=", "--slm-models"),
-    ("slm_job_point", {"jobs": 64}, "jobs=64", "jobs="),
-    ("slm_job_point", {"jobs": {"gpu": [{"model": MODEL, "request": 3}]}}, "request", "requests"),
-    ("slm_job_point", {"jobs": [{"model": MODEL}]}, "opt-125m", "requests"),
-    ("slm_job_point", {"jobs": {"gpus": []}}, "'gpus'", '"gpu"'),
     ("slm_job_point", {"points": [(MODEL, 4)]}, "slm_job_point", "jobs="),
     ("slm_job_point", {"jobs": [{"model": MODEL, "requests": 9, "gpu_memory": "much"}]}, "'much'", ""),
 ]
 
 
-@pytest.mark.parametrize(("fixtures", "words", "fact", "hint"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fixtures", "words", "fact", "hint"), WRONG)
 def test_a_word_of_a_marker_that_says_nothing_is_refused(opened, fixtures, words, fact, hint):
-    session = opened()
     with refused(fact, hint=hint):
-        ordered(session, (fixtures, "test_it", words))
+        ordered(opened(), (fixtures, "test_it", words))
 
 
 def test_values_need_a_name_and_those_of_a_user_s_own_parameter_or_fixture_are_believed(opened):
@@ -172,7 +168,7 @@ PARAMETERS = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("fixtures", "words", "given", "found"), PARAMETERS, ids=range(len(PARAMETERS)))
+@pytest.mark.parametrize(("fixtures", "words", "given", "found"), PARAMETERS)
 def test_parameters_are_what_marker_and_options_say(opened, fixtures, words, given, found):
     made = items_for(opened(**given), fixtures, **words)
     assert sorted(names(made)) == sorted(f"test_it[{each}]" for each in found)
@@ -180,9 +176,8 @@ def test_parameters_are_what_marker_and_options_say(opened, fixtures, words, giv
 
 
 def test_a_short_gate_decides_the_kv_blocks_of_the_first_model(opened):
-    session = opened(**BOTH)
-    session.platform = "cpu"
-    assert names(items_for(session, "slm_gate slm_gates", gate="cpu")) == ["test_it[opt-125m-kv-blocks]"]
+    made = items_for(opened(on="cpu", **BOTH), "slm_gate slm_gates", gate="cpu")
+    assert names(made) == ["test_it[opt-125m-kv-blocks]"]
 
 
 def test_points_are_shown_by_the_clock_of_the_engine(opened):
@@ -194,17 +189,11 @@ def test_points_are_shown_by_the_clock_of_the_engine(opened):
     assert "benchmark" not in items_for(opened(), "slm_replica_point")[0].markers
 
 
-@pytest.mark.parametrize(
-    ("fixtures", "words", "fact"),
-    [
-        ("slm_job_point", {"jobs": [{"model": MODEL, "requests": 9, "lengths": (2000, 64)}]}, "2064"),
-        ("slm_job_point", {"jobs": [{**JOBS[0], "lengths": (1024, 1024), "kv_requests": 10**6}]}, "2048"),
-        ("slm_job_point", {"jobs": [{**JOBS[0], "gpu_memory": "1000GiB"}]}, "1000.0 GiB"),
-        ("slm_job_point", {"jobs": [{"model": "opt-2.7b", "requests": 9, "gpu_memory": "5GiB"}]}, "GiB"),
-        ("slm_point", {"points": [(MODEL, 10**6)]}, "96 tokens"),
-        ("slm_model slm_claim", {"claim": "kv-blocks-as-predicted", "models": ["lfm2-350m"]}, "KV blocks"),
-    ],
-)
+@pytest.mark.parametrize(("fixtures", "words", "fact"), [
+    ("slm_job_point", {"jobs": [{"model": "opt-2.7b", "requests": 9, "gpu_memory": "5GiB"}]}, "GiB"),
+    ("slm_point", {"points": [(MODEL, 10**6)]}, "96 tokens"),
+    ("slm_model slm_claim", {"claim": "kv-blocks-as-predicted", "models": ["lfm2-350m"]}, "KV blocks"),
+])  # fmt: skip
 def test_what_does_not_fit_is_skipped_with_the_reason(opened, fixtures, words, fact):
     [item] = ordered(opened(**ANY), (fixtures, "test_it", words))
     assert fact in item.why_skipped and item.stash[PLAN].skipped
@@ -263,6 +252,8 @@ LEFT_OUT = [
     (item_of("slm_claim", path=SHIPPED, claim=PLATEAU), {"strict": True}, True, None),
     (item_of("slm_claim", path=SHIPPED, claim="table-1-batch-fits"), {}, True, None),
     (item_of("slm_claim", claim=PLATEAU), {}, True, None),
+    *((item_of(needs="gpu"), {"on": on}, True, fact) for on, fact in (("cpu", "--slm-gpu"), ("simulated", None))),
+    *((item_of(gpus=n), {"on": "cpu"}, True, fact) for n, fact in ((2, "--slm-gpu"), (1, None))),
 ]
 # A platform, the fixtures and words of an item, and why it is left out there, or skipped.
 ELSEWHERE = [
@@ -284,7 +275,7 @@ ELSEWHERE = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("item", "given", "named", "fact"), LEFT_OUT, ids=range(len(LEFT_OUT)))
+@pytest.mark.parametrize(("item", "given", "named", "fact"), LEFT_OUT)
 def test_an_item_is_left_out_with_the_reason(opened, item, given, named, fact):
     why = items.left_out_reason(opened(**given), item, named)
     assert why is None if fact is None else fact in why
@@ -292,24 +283,13 @@ def test_an_item_is_left_out_with_the_reason(opened, item, given, named, fact):
 
 @pytest.mark.parametrize("suite", ["everything", "", "core all"])
 def test_a_suite_that_there_is_not_is_refused(opened, suite):
-    session = opened()
     with refused("slm_suite(", hint="core or papers or all"):
-        items.left_out_reason(session, item_of(suite=suite), True)
+        items.left_out_reason(opened(), item_of(suite=suite), True)
 
 
-@pytest.mark.parametrize(("words", "out"), [({"needs": "gpu"}, True), ({"gpus": 2}, True), ({"gpus": 1}, False)])
-def test_what_needs_a_gpu_is_left_out_on_a_cpu_and_simulated_elsewhere(opened, words, out):
-    session = opened()
-    assert items.left_out_reason(session, item_of(**words), False) is None
-    session.platform = "cpu"
-    assert (items.left_out_reason(session, item_of(**words), False) is not None) == out
-
-
-@pytest.mark.parametrize(("platform", "fixtures", "words", "given", "fact"), ELSEWHERE, ids=range(len(ELSEWHERE)))
+@pytest.mark.parametrize(("platform", "fixtures", "words", "given", "fact"), ELSEWHERE)
 def test_an_item_that_this_mode_cannot_carry_out_is_skipped(opened, platform, fixtures, words, given, fact):
-    session = opened(**given)
-    session.platform = platform
-    why = items.skip_reason(session, item_of(fixtures, **words))
+    why = items.skip_reason(opened(on=platform, **given), item_of(fixtures, **words))
     assert why is None if fact is None else fact in why
 
 
@@ -402,18 +382,14 @@ def test_what_is_not_valid_is_told_and_not_resumed(opened):
     assert "2 measurements for this run" in told and "3 that are not valid" in told
 
 
-@pytest.mark.parametrize(
-    ("given", "facts"),
-    [
-        ({"window": "2"}, ["window_s 1.0 there", "2.0 here"]),
-        ({"models": "opt-350m"}, ["opt-125m there", "opt-350m here"]),
-        ({"output_len": "16"}, ["64/32 tokens there", "64/16 here"]),
-        ({"seed": "3"}, ["seed 0", "3"]),
-        ({"ramp_up": "burst"}, ["ramp_up staggered there, burst here"]),
-        ({"gpu_memory_utilization": "0.5"}, ["gpu_memory_utilization 0.9 there, 0.5 here"]),
-        ({"engine_arg": [*FEW_STEPS["engine_arg"], "power_w=1"]}, ["('power_w', 1)"]),
-    ],
-)
+@pytest.mark.parametrize(("given", "facts"), [
+    ({"window": "2"}, ["window_s 1.0 there", "2.0 here"]),
+    ({"models": "opt-350m"}, ["opt-125m there", "opt-350m here"]),
+    ({"output_len": "16"}, ["64/32 tokens there", "64/16 here"]),
+    ({"seed": "3"}, ["seed 0", "3"]),
+    ({"gpu_memory_utilization": "0.5"}, ["gpu_memory_utilization 0.9 there, 0.5 here"]),
+    ({"engine_arg": [*FEW_STEPS["engine_arg"], "power_w=1"]}, ["('power_w', 1)"]),
+])  # fmt: skip
 def test_an_archive_that_answers_nothing_is_told_with_what_differs(opened, tmp_path, given, facts):
     measured_sweep(opened())
     session = opened(resume=True, **given)
@@ -448,17 +424,14 @@ def test_a_checked_call_gives_what_the_function_gives(first, repeats, ramp_up):
     assert call(3, repeats=repeats, ramp_up=ramp_up) == (first, 3, repeats, {"ramp_up": ramp_up})
 
 
-@pytest.mark.parametrize(
-    ("values", "words", "fact", "hint"),
-    [
-        ((), {"repeat": 3}, "'repeat'", "repeats"),
-        ((), {"zebra": 3}, "'zebra'", "second, repeats, window_s"),
-        ((1, 2), {}, "slm_measure", "second"),
-        ((), {"repeats": 0}, "repeats=0", "repeats=3"),
-        ((), {"repeats": "2"}, "repeats='2'", "repeats=3"),
-        ((), {"concurrency": 3}, "'concurrency'", ""),
-    ],
-)
+@pytest.mark.parametrize(("values", "words", "fact", "hint"), [
+    ((), {"repeat": 3}, "'repeat'", "repeats"),
+    ((), {"zebra": 3}, "'zebra'", "second, repeats, window_s"),
+    ((1, 2), {}, "slm_measure", "second"),
+    ((), {"repeats": 0}, "repeats=0", "repeats=3"),
+    ((), {"repeats": "2"}, "repeats='2'", "repeats=3"),
+    ((), {"concurrency": 3}, "'concurrency'", ""),
+])  # fmt: skip
 def test_a_call_with_wrong_words_is_refused_with_the_right_ones(values, words, fact, hint):
     with refused(fact, hint=hint):
         items.checked("slm_measure", called, 1)(*values, **words)
