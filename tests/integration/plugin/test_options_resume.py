@@ -31,37 +31,36 @@ def test_only_what_is_missing_is_measured_and_the_report_has_what_was_resumed(re
 
 
 def test_a_further_run_measures_nothing_again_unless_it_asks_another_question(runs, resumed):
-    again = runs.anew(SWEEP, FEW, "--slm-resume", folder=resumed.folder)
-    assert again.counts == {"passed": 6} and len(again.measured()) == 10
-    again.says("10 measurements were reused*opt-125m at 1 (2)*")
-    plan = runs.anew(SWEEP, FEW, "--slm-plan --slm-resume", folder=resumed.folder)
+    def again(*words):
+        return runs.anew(SWEEP, FEW, "--slm-resume", *words, folder=resumed.folder)
+
+    same, plan, other = again(), again("--slm-plan"), again("--slm-window=3")
+    assert same.counts == {"passed": 6} and " start " not in plan.out, "no engine"
+    same.says("10 measurements were reused*opt-125m at 1 (2)*")
     plan.says("*test_point?opt-125m-16? (measures nothing)")
-    assert " start " not in plan.out, "no engine"
-    other = runs.anew(SWEEP, FEW, "--slm-resume --slm-window=3", folder=resumed.folder)
     other.says("slmserve: *window_s 0.5 there, 3.0 here", "*test_*")
-    assert len(other.measured()) == 20
+    assert len(other.measured()) == 20, "those of the first two runs, and of this one"
 
 
-def test_invalid_measurements_are_not_reused(runs):
-    words = f"{FEW} {ONE} --slm-engine-arg=preempt_from=1"
+def test_invalid_measurements_are_not_reused_and_where_there_is_nothing_the_run_begins(runs):
+    words = f"{FEW} {ONE} --slm-engine-arg=preempt_from=1 --slm-resume"
     first = runs.anew(SWEEP, words)
-    again = runs.anew(SWEEP, words, "--slm-resume", folder=first.folder)
+    again = runs.anew(SWEEP, words, folder=first.folder)
     again.says("* 0 measurements for this run, and 2 that are not valid")
-    assert len(again.measured()) == 4
+    assert len(first.measured()) == 2 and len(again.measured()) == 4
 
 
-@pytest.fixture
-def there(runs):
-    """A run whose records have another name, and go on in its folder: `there("--slm-plan")`."""
-    old = runs.anew(SWEEP, FEW, "--slm-concurrency=1,16 --slm-records=old.jsonl.gz")
-    return lambda *words: runs.anew(SWEEP, FEW, "--slm-resume=old.jsonl.gz", *words, folder=old.folder)
-
-
-def test_the_records_of_another_run_are_reused_and_stay_as_they_are(there, runs, monkeypatch):
+def test_the_records_of_another_run_are_reused_and_stay_as_they_are(runs, monkeypatch):
     monkeypatch.setattr(costs, "repeat_estimate_s", lambda *_: 10.0)
-    plan = there("--slm-plan --slm-concurrency=1,8,16")
-    plan.says("*4 measurements*", "*opt-125m-8? (20 s)", "*opt-125m-16? (measures nothing)")
-    before = (plan.folder / "old.jsonl.gz").read_bytes()
+    old = runs.anew(SWEEP, FEW, "--slm-concurrency=1,16 --slm-records=old.jsonl.gz")
+    before = (old.folder / "old.jsonl.gz").read_bytes()
+
+    def there(*words):
+        return runs.anew(SWEEP, FEW, "--slm-resume=old.jsonl.gz", *words, folder=old.folder)
+
+    there("--slm-plan --slm-concurrency=1,8,16").says(
+        "*4 measurements*", "*opt-125m-8? (20 s)", "*opt-125m-16? (measures nothing)"
+    )
     for words in ("--slm-plan", ""):
         refused = there("--slm-window=3", words)
         refused.refuses("old.jsonl.gz", "window_s 0.5 there, 3.0 here")
@@ -69,33 +68,26 @@ def test_the_records_of_another_run_are_reused_and_stay_as_they_are(there, runs,
     ran = there("--slm-concurrency=1,8,16")
     ran.says("*old.jsonl.gz*4 measurements*", "4 measurements*: opt-125m at 1 (2)*at 16 (2)")
     assert ran.loads() == [8, 8] and (ran.folder / "old.jsonl.gz").read_bytes() == before
-    assert runs.anew(SWEEP, FEW, ONE, "--slm-resume").ret == 0, "where there is nothing to resume"
 
 
 NEWER = '{"kind":"session","format":99,"started":"2030-01-01","claims":{},"plan":{}}\n'
 EMPTY = '{"kind":"session","format":3,"started":"","pytest_slmserve":null,"claims":{},"plan":{}}'
 
 
-@pytest.mark.parametrize(
-    ("words", "fact"),
-    [
-        ("--slm-resume=h100.jsonl", "gpu_name NVIDIA H100 there, simulated here"),
-        ("--slm-resume --slm-records=new.jsonl", "newer release"),
-        ("--slm-resume=new.jsonl", "newer release"),
-        ("--slm-resume=none.jsonl", "none.jsonl"),
-        ("--slm-resume=.", "."),
-        ("--slm-resume=empty.jsonl", "empty.jsonl"),
-    ],
-)
-def test_what_cannot_be_resumed_is_refused(runs, words, fact):
-    ran = runs(SWEEP, FEW, ONE)
+def test_what_cannot_be_resumed_is_refused(runs):
+    ran = runs.anew(SWEEP, FEW, ONE)
     text = (ran.folder / ".slm/records.jsonl").read_text("utf-8")
     other = ran.folder / "h100.jsonl"
     other.write_text(text.replace('"gpu_name":"simulated"', '"gpu_name":"NVIDIA H100"'), "utf-8")
     reseal(other)
     (ran.folder / "new.jsonl").write_text(NEWER, "utf-8")
     (ran.folder / "empty.jsonl").write_text(resealed(EMPTY) + "\n", "utf-8")
-    runs.anew(SWEEP, FEW, ONE, words, folder=ran.folder).refuses(fact)
+    for words, fact in (
+        ("--slm-resume=h100.jsonl", "gpu_name NVIDIA H100 there, simulated here"),
+        ("--slm-resume --slm-records=new.jsonl", "newer release"), ("--slm-resume=new.jsonl", "newer release"),
+        ("--slm-resume=none.jsonl", "none.jsonl"), ("--slm-resume=.", "."), ("--slm-resume=empty.jsonl", "empty.jsonl"),
+    ):  # fmt: skip
+        runs.anew({}, FEW, ONE, words, folder=ran.folder).refuses(fact)
 
 
 def test_of_a_test_of_ones_own_only_the_engine_is_known_beforehand(runs):

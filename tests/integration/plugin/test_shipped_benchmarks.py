@@ -101,15 +101,6 @@ def test_numbers_of_gpus_are_those_asked_for_and_what_the_host_has_not_is_skippe
     runs.anew(PARALLEL, WIDE, "--slm-tensor-parallel-size=1,2").refuses("2 GPUs are asked for")
 
 
-def test_fast_all_reduces_are_not_called_slow_and_a_load_that_waits_for_memory_is_said_to(runs):
-    fast = "--slm-engine-arg=all_reduce_s=0.0001 --slm-models=opt-13b -k 'not replicas and not replica'"
-    ran = runs(PARALLEL, WIDE, fast, "--slm-concurrency=1,64")
-    assert sorted(ran.outcomes.values()) == ["PASSED"] * 8 + ["SKIPPED"]
-    small = "--slm-gpu-memory-utilization=0.25 --slm-input-len=512 --slm-output-len=64 --slm-models=opt-13b -k point"
-    waits = runs(PARALLEL, WIDE, small, "--slm-concurrency=4,64")
-    waits.says("*64 concurrent requests do not fit into the KV memory of 1 GPU: *ran at once*")
-
-
 # A stored baseline: an archive, or a kept one, that the points of a run are held against
 
 HELD = shipped("test_pareto_plateau", "test_stored_baseline")

@@ -123,22 +123,13 @@ def test_cells_alone_and_beside_others(spread, pytester):
     assert {m.id for m in found} == {*(pytester.path / "judged").read_text("utf-8").split()}, "all that report judges"
 
 
-def test_on_one_gpu_nobody_is_beside(pytester):
-    put(pytester.path, "test_neighbours")
-    result = pytester.runpytest_subprocess(*MODELS, "-rs")
-    result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines(["*compares what was measured beside others with the same alone: needs --slm-ray *"])
-
-
 def test_an_engine_on_two_gpus_waits_for_both(spread, pytester):
-    pytester.makepyfile(
-        SWEEPS
-        + """
+    on_gpus = """
     @pytest.mark.slm(models=("opt-350m",))
     def test_on_gpus(slm_gpus_point):
         assert slm_gpus_point.measure()
     """
-    )
+    pytester.makepyfile(SWEEPS + on_gpus)
     result = spread("--slm-tensor-parallel-size=1,2", "--slm-models=opt-125m,opt-350m,opt-1.3b")
     assert result.parseoutcomes().get("errors", 0) == 0
     wide = [m for m in records(pytester) if m.spec.tensor_parallel_size == 2]
@@ -153,14 +144,11 @@ def test_an_engine_on_two_gpus_has_the_cores_of_both(pytester):
         "--slm-repeats=1",
     )
     put(pytester.path, "test_tensor_parallel")
-    chosen = "point or less_per or on_each"
-    result = pytester.runpytest_subprocess(*MODELS, LOCAL, *wide, "-k", chosen)
+    result = pytester.runpytest_subprocess(*MODELS, LOCAL, *wide, "-k", "point or less_per or on_each")
     assert result.parseoutcomes() == {"passed": 9, "inconclusive": 2, "deselected": 2}
     found = {m.spec.tensor_parallel_size: m for m in records(pytester) if not m.replica}
     assert found[2].environment.cores == 2 * found[1].environment.cores
-    result.stdout.fnmatch_lines(
-        ["*64*2 replicas, a GPU each*", "*on 2 GPUs it serves 0.9[67]* times as much per GPU as on 1 GPU*"]
-    )
+    result.stdout.fnmatch_lines(["*64*2 replicas, a GPU each*", "*on 2 GPUs it serves 0.9[67]* times as much per GPU*"])
 
 
 def test_only_sweeps_that_items_ask_for_are_planned(pytester):
@@ -176,12 +164,6 @@ def test_only_sweeps_that_items_ask_for_are_planned(pytester):
     assert result.stderr.str().count("256 concurrent requests do not fit opt-13b: the KV cache holds 167") == 1
 
 
-def test_a_plan_is_made_by_one_process_for_as_many_gpus(spread):
-    result = spread("--slm-plan")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["GPU 0: *", "GPU 1: *", "spread by engine: *"])
-
-
 @pytest.fixture
 def tmp(monkeypatch):
     """For a lock of its own on the device; sockets in it want a short path."""
@@ -193,14 +175,8 @@ def tmp(monkeypatch):
 @pytest.mark.usefixtures("vllm_here", "tmp")
 def test_two_engines_on_two_halves_of_the_cpu(pytester):
     pytester.makepyfile("def test_point(slm_point): slm_point.measure()  # it may be unsteady")
-    models = (
-        "--slm-cpu",
-        "--slm-models=opt-tiny,llama-tiny",
-        "--slm-concurrency=4",
-        "--slm-window=2",
-        "--slm-repeats=1",
-    )
-    result = pytester.runpytest_subprocess(*models, LOCAL, "-p", "no:cacheprovider")
+    words = "--slm-cpu --slm-models=opt-tiny,llama-tiny --slm-concurrency=4 --slm-window=2 --slm-repeats=1"
+    result = pytester.runpytest_subprocess(*words.split(), LOCAL, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2)
     found = records(pytester)
     assert {m.spec.model for m in found} == {"opt-tiny", "llama-tiny"} and len({m.launch for m in found}) == 2
