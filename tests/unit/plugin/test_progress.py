@@ -61,24 +61,21 @@ def case_of(planner, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_case_is_priced_by_what_is_missing_of_it(opened, name):
+def test_a_case_is_priced_by_what_is_missing_of_it_and_once(opened, name):
     words = {"window": "20", "sharing": "mps", "concurrency": "8,64"}
     session = opened(**words)
-    again = ItemPlan("test", case=case_of(session.planner, name))
-    [before] = plan_rows(session, [again])
-    session.executor.measure(again.case)
-    [after] = plan_rows(opened(**words, resume=True), [again])
-    [more] = plan_rows(opened(**words, resume=True, repeats="5"), [again])
-    assert (before.seconds, before.engine) == (pytest.approx(0.2), again.case.engine)
+    plan = ItemPlan("test", case=case_of(session.planner, name))
+    before, again = plan_rows(session, [plan, ItemPlan("left out", skipped=True), plan])
+    session.executor.measure(plan.case)
+    [after] = plan_rows(opened(**words, resume=True), [plan])
+    [more] = plan_rows(opened(**words, resume=True, repeats="5"), [plan])
+    engine = plan.case.engine
+    assert (before.seconds, before.engine) == (pytest.approx(0.2), engine) and (again.seconds, again.engine) == (
+        0,
+        engine,
+    )
     assert (after.seconds, after.engine) == (0.0, None), "nothing is to be measured, so nothing starts"
-    assert (more.seconds, more.engine) == (pytest.approx(0.3), before.engine)
-
-
-def test_equal_cases_are_paid_once_and_what_is_skipped_not_at_all(opened):
-    session = opened()
-    plan = ItemPlan("test", case=case_of(session.planner, "8"))
-    first, again = plan_rows(session, [plan, ItemPlan("left out", skipped=True), plan])
-    assert (first.seconds, again.seconds) == (pytest.approx(0.2), 0.0) and first.engine == again.engine
+    assert (more.seconds, more.engine) == (pytest.approx(0.3), engine)
 
 
 def test_an_engine_without_a_case_is_started_unless_the_item_only_reads(opened, as_on_a_device):
@@ -88,22 +85,18 @@ def test_an_engine_without_a_case_is_started_unless_the_item_only_reads(opened, 
     assert [(row.engine, row.seconds) for row in rows] == [(spec, 0.0), (None, 0.0)]
 
 
-def test_a_gate_is_priced_as_a_clear_case_and_once(opened, as_on_a_device):
+def test_a_gate_is_priced_as_a_clear_case_and_once_and_an_engine_that_was_launched_spares_it_a_launch(
+    opened, as_on_a_device
+):
     """Four pairs of launches, and one launch that does not count, as the sides are equal."""
     session = opened(gate=True)
     plan = ItemPlan("gate", gate=MODEL, engine=session.planner.spec(MODEL), compares=True, starts=True)
     first, again = plan_rows(session, [plan, plan])
     assert (first.engine, first.seconds) == (None, 9 * START_S + 8 * 2 * REPEAT_S) and again.seconds == 0
+    _, row = plan_rows(session, [points(session)[0], plan])
+    assert first.seconds - row.seconds == START_S
     Gates(session).of(MODEL)
     assert plan_rows(session, [plan])[0].seconds == 0
-
-
-def test_an_engine_that_an_earlier_test_launches_spares_the_gate_a_launch(opened, as_on_a_device):
-    session = opened()
-    gate = ItemPlan("gate", gate=MODEL, compares=True)
-    _, row = plan_rows(session, [points(session)[0], gate])
-    [alone] = plan_rows(session, [gate])
-    assert alone.seconds - row.seconds == START_S
 
 
 # The time that is left
@@ -153,13 +146,6 @@ def test_a_sweep_that_goes_on_until_it_is_decided_takes_so_long_at_least(opened,
     assert time_left(session, items).rest_s == 2 * REPEAT_S
 
 
-def test_what_was_planned_and_is_asked_for_counts_once(opened, as_on_a_device):
-    session = opened(repeats="2", budget="0")
-    items = points(session)[:1]
-    session.executor.ask([items[0].case])
-    assert time_left(session, items, REPEAT_S) == TimeLeft(REPEAT_S, START_S + REPEAT_S)
-
-
 def test_a_step_is_no_longer_than_what_is_left_and_a_gate_is_one(opened, as_on_a_device):
     session = opened(budget="0")
     items = points(session)[:1]
@@ -185,6 +171,8 @@ def test_the_length_has_the_starts_the_models_and_what_will_be_asked_for(opened,
     assert "1 test" in told(session, items_for(session, "slm_sweep"))[1]
     adaptive = opened(sweep="adaptive")
     assert told(adaptive, items_for(adaptive, "slm_point"))[1].startswith("up to 32 s, 1 ")
+    session.platform = "remote"
+    assert "start" not in told(session, items_for(session, "slm_point"))[1]
     gate = opened(gate=True)
     seconds, text = told(gate, items_for(gate, "slm_gate slm_gates"))
     assert seconds == 9 * START_S + 16 * REPEAT_S and "9 " in text and "1 model" in text
@@ -194,14 +182,6 @@ def test_the_length_on_all_gpus_is_that_of_the_last_of_them(opened, as_on_a_devi
     spread, one = opened(models="opt-125m,opt-350m", ray="local:2"), opened(models="opt-125m,opt-350m")
     both, alone = (told(session, items_for(session, "slm_point"))[0] for session in (spread, one))
     assert (both, alone) == (START_S + 4 * REPEAT_S, 2 * (START_S + 4 * REPEAT_S))
-
-
-def test_an_endpoint_starts_no_engine(opened):
-    session = opened()
-    plans = plans_of(in_running_order(session, items_for(session, "slm_point")))
-    rows = plan_rows(session, plans)
-    session.platform = "remote"
-    assert "start" not in length_of(session, plans, rows)[1]
 
 
 # The line
@@ -250,21 +230,16 @@ def shown(run):
     return WRITTEN_OVER.findall(run.screen.getvalue())
 
 
-def test_an_engine_that_starts_is_shown_with_its_stage_and_then_cleared(started, tmp_path):
-    run = started("terminal")
+@pytest.mark.parametrize(("plans", "first"), [(None, "0:01+ left"), (points, "2 cases")])
+def test_an_engine_that_starts_is_shown_with_its_stage_and_then_cleared(started, tmp_path, plans, first):
+    run = started("terminal", plans)
     spec, log = run.slm.planner.spec(MODEL), tmp_path / "engine.log"
-    run.slm.devices.pool.on_wait(spec, log)
-    assert shown(run) == ["0:01+ left | opt-125m | importing vLLM 0 s"]
-    run.slm.devices.pool.on_wait(spec, log)
-    assert len(shown(run)) == 1, "a server is looked at ten times a second"
+    for _ in range(2):  # a server is looked at ten times a second
+        run.slm.devices.pool.on_wait(spec, log)
+    assert [line.split(" | ")[-2:] for line in shown(run)] == [[MODEL, "importing vLLM 0 s"]]
+    assert shown(run)[0].partition(" |")[0] == first
     run.slm.devices.pool.on_started(spec, 21.3)
     assert run.screen.getvalue().endswith("\n\x1b[K\x1b[1A\x1b[8G") and run.log.text == ""
-
-
-def test_an_engine_that_starts_has_the_number_of_cases(started, tmp_path):
-    run = started("terminal", points)
-    run.slm.devices.pool.on_wait(run.slm.planner.spec(MODEL), tmp_path / "engine.log")
-    assert [line.partition(" |")[0] for line in shown(run)] == ["2 cases"]
 
 
 @pytest.mark.parametrize(("seconds", "verbose", "line"), [(21.3, 0, True), (0.9, 0, False), (21.3, -1, False)])
