@@ -63,18 +63,6 @@ def test_an_adaptive_sweep_and_a_plan_of_windows_whose_loads_no_kv_cache_cuts(at
     assert "x2" not in plan.out, "one URL is no replica"
 
 
-def test_what_is_resumed_is_of_the_same_url_on_the_same_host(at, there):
-    few = "--slm-concurrency=4 --slm-repeats=1 -k test_point"
-    ran = at(SWEEP, few)
-    again = at(SWEEP, few, "--slm-resume", folder=ran.folder)
-    again.says("1 measurements were reused*")
-    assert len(again.measured()) == 1
-    other = f"http://localhost:{there.port}/v1/completions"
-    first, second = at(SWEEP, few, "--slm-resume", url=other, folder=ran.folder).measured()
-    assert (first.environment.url, second.environment.url) == (url_of(there), other)
-    assert first.key != second.key and first.environment.key != second.environment.key
-
-
 def test_several_urls_are_replicas(at, there, monkeypatch):
     """One alone, then both at once with half of the requests each, in one window."""
     monkeypatch.setattr("secrets.token_hex", lambda n: there._key)  # one key for both, as one variable holds it

@@ -13,31 +13,15 @@ from terminals import WRITTEN_OVER, shown_on
 
 from pytest_slmserve.plugin import progress
 
-OWN = """
-import pytest
-
-@pytest.mark.slm(model="opt-125m")
-def test_curve(slm_sweep):
-    assert len(slm_sweep(concurrency=[1, 2, 4]).points) == 3
-
-@pytest.mark.slm(model="opt-125m")
-def test_point(slm_measure):
-    assert slm_measure(concurrency=8)
-"""
 FEW = f"""--slm-simulate --slm-models=opt-125m --slm-concurrency=1,16 --slm-window=1 --slm-engine-arg=t_inf=4000
     --slm-engine-arg=b_half=2 --slm-output-len=32 {QUIET}"""
 
 
-def on_a_terminal(pytester, text, columns):
-    """What is written over, in a run of a file of tests on a terminal of so many columns; and all that is written."""
-    command = [sys.executable, "-m", "pytest", *FEW.split(), pytester.makepyfile(text).name]
-    written = shown_on(columns, command, {**os.environ, "TERM": "xterm", "COLUMNS": "400"})
-    return WRITTEN_OVER.findall(written), written
-
-
 @pytest.mark.parametrize("columns", [40, 160])
 def test_the_line_is_as_wide_as_the_terminal_while_output_is_captured(pytester, columns):
-    over, written = on_a_terminal(pytester, SWEEP, columns)
+    command = [sys.executable, "-m", "pytest", *FEW.split(), pytester.makepyfile(SWEEP).name]
+    written = shown_on(columns, command, {**os.environ, "TERM": "xterm", "COLUMNS": "400"})
+    over = WRITTEN_OVER.findall(written)
     lines = list(filter(None, over))
     assert len(lines) == 4 and all(len(line) < columns for line in lines), written
     numbers = [re.match(r"case (\d) of 2 \| \d:\d\d\+? left \| ", line)[1] for line in lines]
@@ -47,13 +31,6 @@ def test_the_line_is_as_wide_as_the_terminal_while_output_is_captured(pytester, 
         assert all(line.endswith(" tokens/s") for line in lines) and "| opt-125m at 16, repeat 2 |" in lines[-1]
     assert over[-1] == "", "the line is gone when a test has ended"
     assert "slmserve: case" not in written
-
-
-def test_what_tests_ask_for_as_they_go_counts_from_when_it_is_asked(pytester):
-    lines = on_a_terminal(pytester, OWN, 160)[0]
-    begins = [line.split(" | ")[:3] for line in lines if "repeat 1" in line]
-    curve = [[f"case {n} of 3+", "0:01+ left", f"opt-125m at {c}, repeat 1"] for n, c in enumerate((1, 2, 4), start=1)]
-    assert begins == [*curve, ["case 4 of 4+", "0:01+ left", "opt-125m at 8, repeat 1"]]
 
 
 def test_a_log_gets_a_line_for_each_case_and_each_start_unless_it_is_quiet(runs, monkeypatch):

@@ -46,24 +46,6 @@ def test_without_a_mode_it_says_what_it_needs_and_on_a_real_engine_its_gate_wait
     assert "test_gate" not in plan.out
 
 
-GATES = """
-    import pytest
-
-    @pytest.mark.slm(gate="simulated")
-    def test_gate(slm_gate): assert slm_gate()
-
-    def test_other(slm_measure): assert slm_measure(4).valid
-
-    def test_gate_of_a_real_engine(slm_gates): assert False
-"""
-
-
-def test_a_gate_of_each_endpoint_may_be_simulated_beside_other_tests(runs):
-    ran = runs(GATES, "--slm-simulate --slm-models=opt-125m --slm-window=1 -rs")
-    assert (ran.ret, ran.counts) == (0, {"passed": 6, "skipped": 2})
-    ran.says("*no launch told its memory", "*needs --slm-gate")
-
-
 # An idle plugin
 
 HEAVY = ("vllm", "torch", "numpy", "msgspec", "psutil", "pynvml", "prometheus_client", "transformers", "vl_convert")

@@ -297,6 +297,15 @@ def test_what_is_measured_elsewhere_has_a_place_and_no_time_left(started):
     assert shown(run) == ["case 1 of 1+ | opt-125m at 8 | 3 came | 2 engines run, 1 wait for a node"]
 
 
+def test_what_tests_ask_for_as_they_go_counts_from_when_it_is_asked(started):
+    run = started("terminal")
+    for loads in ((1, 2, 4), (8,)):
+        run.slm.executor.ask([asked(run.slm, n) for n in loads])
+        for n in loads:
+            run.slm.executor.on_progress(asked(run.slm, n), f"at {n}", Progress("ramp", 0.5, 0, 8, None))
+    assert [line.partition(" |")[0] for line in shown(run)] == [*(f"case {n} of 3+" for n in (1, 2, 3)), "case 4 of 4+"]
+
+
 def test_a_new_test_no_longer_waits_for_what_another_asked_for(started):
     run = started("terminal")
     case = asked(run.slm, 8)
