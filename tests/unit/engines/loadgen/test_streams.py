@@ -4,7 +4,7 @@ stamped and read whole, however it is cut, and each way to fail is told apart. S
 import socket
 import struct
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 from hypothesis import given
@@ -21,22 +21,18 @@ TARGET = Target("http://host/v1/completions", {})
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHORTEST, max_size=40)
 
 
-@pytest.mark.parametrize(
-    ("url", "line", "host", "port"),
-    [
-        ("http://127.0.0.1:8000/v1/completions", b"POST /v1/completions HTTP/1.1", b"127.0.0.1:8000", 8000),
-        ("http://host/v1?a=b", b"POST /v1?a=b HTTP/1.1", b"host", 80),
-        ("https://host", b"POST / HTTP/1.1", b"host", 443),
-        ("http://[::1]:81/x", b"POST /x HTTP/1.1", b"[::1]:81", 81),
-    ],
-)
+@pytest.mark.parametrize(("url", "line", "host", "port"), [
+    ("http://127.0.0.1:8000/v1/completions", b"POST /v1/completions HTTP/1.1", b"127.0.0.1:8000", 8000),
+    ("http://host/v1?a=b", b"POST /v1?a=b HTTP/1.1", b"host", 80),
+    ("https://host", b"POST / HTTP/1.1", b"host", 443),
+    ("http://[::1]:81/x", b"POST /x HTTP/1.1", b"[::1]:81", 81),
+])  # fmt: skip
 def test_a_request_in_bytes(url, line, host, port):
     target = Target(url, {"Authorization": "Bearer key1"})
     head, _, body = Bodies(target, ['{"prompt": "\u00e9"}']).of(0).partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
-    assert (first, body.decode()) == (line, '{"prompt": "\u00e9"}')
+    assert (first, body.decode(), target.port) == (line, '{"prompt": "\u00e9"}', port)
     assert {b"Host: " + host, b"Authorization: Bearer key1", b"Content-Length: %d" % len(body)} <= {*lines}
-    assert (target.port, target.tls) == (port, url.startswith("https"))
 
 
 @given(keys, st.text(max_size=30), st.text(max_size=30))
@@ -47,95 +43,44 @@ def test_a_key_is_in_no_text(key, before, after):
         assert key not in text.replace(HIDDEN, "") and HIDDEN in text
 
 
-def test_the_longest_secret_is_hidden_first_and_open_headers_are_none():
-    target = Target("http://host/", {"Authorization": "Bearer my-own-key"})
+def test_the_longest_secret_is_hidden_first_and_a_long_failure_ends_behind_a_word():
+    open_headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "X-Number": "1"}
+    target = Target("http://host/", {"Authorization": "Bearer my-own-key", **open_headers})
     assert target.secrets == ("Bearer my-own-key", "my-own-key")
     assert target.shown("it was Bearer my-own-key") == f"it was {HIDDEN}"
-    headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "X-Number": "1"}
-    assert Target("http://host/", headers).secrets == ()
-
-
-def test_a_long_failure_ends_behind_a_word():
     told = TARGET.shown('HTTP 400: {"error":{"message":' + 40 * '"some words here","type":"x",')
     assert len(told) <= TOLD and told.endswith(("words ...", "some ...", ", ...", '"some ...')), told
     assert (TARGET.shown("short"), len(TARGET.shown("x" * 400))) == ("short", TOLD)
 
 
-BAD_URLS = ("host:80/v1", "ftp://host/", "http://", "http://me:secret@host/", "http://host:x/")
-SMUGGLED = ({"A": "b\r\nC: secret"}, {"A\n": "secret"}, {"\u00e9": "secret"})
-
-
-@pytest.mark.parametrize(
-    ("url", "headers"), [*((url, {}) for url in BAD_URLS), *(("http://host/", header) for header in SMUGGLED)]
-)
-def test_a_wrong_url_or_header_is_refused_without_the_secret(url, headers):
+@pytest.mark.parametrize(("url", "header"), [
+    *((url, {}) for url in ("host:80/v1", "ftp://host/", "http://", "http://me:secret@host/", "http://host:x/")),
+    *(("http://host/", header) for header in ({"A": "b\r\nC: secret"}, {"A\n": "secret"}, {"\u00e9": "secret"})),
+])  # fmt: skip
+def test_a_wrong_url_or_header_is_refused_without_the_secret(url, header):
     with pytest.raises(ValueError) as caught:
-        Target(url, {"Authorization": "Bearer secret", **headers})
+        Target(url, {"Authorization": "Bearer secret", **header})
     assert "secret" not in str(caught.value)
 
 
-def content(request: bytes) -> str:
-    head, _, body = request.partition(b"\r\n\r\n")
-    assert f"Content-Length: {len(body)}".encode() in head, "as long as it says"
-    return body.decode()
-
-
-@pytest.mark.parametrize(
-    ("bodies", "rounds", "loads", "sent"),
-    [
-        (["a", "b"], (), [range(5), [0]], "a b a b a a"),
-        (["a", "b<>"], ["1", "22"], [range(4)], "a b1 a b22"),  # one without the mark is sent as it is
-        (["<>"], ["1", "2"], [range(3)], "1 2 1"),  # after the last round comes the first
-        (["<>", "-<><>"], [f"r{i}" for i in range(9)], [(0, 3), (0, 1, 2)], "r0 -r1<> r2 -r2<> r3"),
-    ],
-)
+@pytest.mark.parametrize(("bodies", "rounds", "loads", "sent"), [
+    (["a", "b"], (), [range(5), [0]], "a b a b a a"),
+    (["a", "b<>"], ["1", "22"], [range(4)], "a b1 a b22"),  # one without the mark is sent as it is
+    (["<>"], ["1", "2"], [range(3)], "1 2 1"),  # after the last round comes the first
+    (["<>", "-<><>"], [f"r{i}" for i in range(9)], [(0, 3), [0], (0, 1, 2)], "r0 -r1<> r2 r3 -r3<> r4"),
+])  # fmt: skip
 def test_each_round_has_a_text_of_its_own_and_loads_go_on_with_the_next(bodies, rounds, loads, sent):
     made, found = Bodies(TARGET, bodies, "<>", rounds), []
     for numbers in loads:
-        found += [content(made.of(number)) for number in numbers]
+        for number in numbers:
+            head, _, body = made.of(number).partition(b"\r\n\r\n")
+            assert f"Content-Length: {len(body)}".encode() in head, "as long as it says"
+            found.append(body.decode())
         made.begin_anew()
     assert " ".join(found) == sent
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 5))
-def test_no_two_requests_of_all_loads_are_alike_while_there_are_rounds(loads, distinct):
-    bodies, seen = Bodies(TARGET, [f"{i}:<>" for i in range(distinct)], "<>", [f"r{i}" for i in range(200)]), []
-    for load in loads:
-        bodies.begin_anew()
-        seen += [content(bodies.of(number)) for number in range(load)]
-    assert len(seen) == len(set(seen))
-
-
 # Connections
-
-
-class Server:
-    """A socket that listens, and the connections that it has accepted."""
-
-    def __init__(self):
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port, self.accepted = self.listener.getsockname()[1], []
-        self.target = Target(f"http://127.0.0.1:{self.port}/v1", {"Authorization": f"Bearer {SECRET}"})
-
-    def accept(self, within_s=10):
-        self.listener.settimeout(within_s)
-        connection, _ = self.listener.accept()
-        connection.settimeout(10)
-        self.accepted.append(connection)
-        return connection
-
-    @property
-    def waits(self):
-        """Whether a connection waits to be accepted."""
-        try:
-            return bool(self.accept(0))
-        except BlockingIOError:
-            return False
-
-    def close(self):
-        for each in (self.listener, *self.accepted):
-            each.close()
-
 
 SECRET = "sk-nobody-may-see"
 DONE = token(finish="length"), usage(7, 3), b"[DONE]"
@@ -150,42 +95,63 @@ def answer(*events, head=b""):
 WHOLE = answer(token(), token(), *DONE)
 
 
-@pytest.fixture
-def server():
-    with closing(Server()) as found:
-        yield found
+class Line:
+    """A socket that listens, the connections that it has accepted, and streams to it."""
 
+    def __init__(self, timeout_s=30.0, waiting=0, listens=True):
+        self.listener, self.accepted = socket.create_server(("127.0.0.1", 0)), []
+        self.port = self.listener.getsockname()[1]
+        target = Target(f"http://127.0.0.1:{self.port}/v1", {"Authorization": f"Bearer {SECRET}"})
+        if not listens:
+            self.listener.close()
+        self.streams = Streams(target, timeout_s)
+        self.streams.begin_anew(waiting)
 
-@pytest.fixture
-def connect():
-    """Streams to a server; all of their connections are closed in the end."""
-    made = []
+    def accept(self, within_s=10):
+        self.listener.settimeout(within_s)
+        self.accepted.append(self.listener.accept()[0])
+        self.accepted[-1].settimeout(10)
+        return self.accepted[-1]
 
-    def to(target, timeout_s=30.0, waiting=0):
-        made.append(Streams(target, timeout_s))
-        made[-1].begin_anew(waiting)
-        return made[-1]
+    @property
+    def waits(self):
+        """Whether a connection waits to be accepted."""
+        try:
+            return bool(self.accept(0))
+        except BlockingIOError:
+            return False
 
-    yield to
-    for each in made:
-        for connection in each._connections.values():
-            connection.socket.close()
-        each.epoll.close()
+    def until(self, over):
+        """Turn until it is over, ten seconds at most."""
+        for _ in range(1000):
+            if over():
+                return
+            self.streams.turn(0.01)
+        raise AssertionError("it does not come about")
 
+    def send(self, body=b"hello"):
+        made = RequestStream(0, 3, body)
+        self.streams.send(made)
+        return made
 
-def until(streams, over):
-    """Turn until it is over, ten seconds at most."""
-    for _ in range(1000):
-        if over():
-            return
-        streams.turn(0.01)
-    raise AssertionError("it does not come about")
+    def begin(self):
+        """A stream whose request has arrived, and its connection there."""
+        one = self.send()
+        self.until(lambda: one.sent)
+        there = self.accept()
+        assert received(there, 5) == b"hello"
+        return one, there
 
+    def over(self, one):
+        """The stream has ended, and was told of once."""
+        self.until(lambda: self.streams.ended)
+        assert self.streams.ended.popleft() is one and not self.streams.ended and one not in self.streams.in_flight
+        return one
 
-def sent(streams, body=b"hello"):
-    made = RequestStream(0, 3, body)
-    streams.send(made)
-    return made
+    def close(self):
+        for each in (self.listener, *self.accepted, *(each.socket for each in self.streams._connections.values())):
+            each.close()
+        self.streams.epoll.close()
 
 
 def received(connection, count):
@@ -195,166 +161,147 @@ def received(connection, count):
     return data
 
 
-def begun(streams, server):
-    """A stream whose request the server has, and its connection there."""
-    one = sent(streams)
-    until(streams, lambda: one.sent)
-    there = server.accept()
-    assert received(there, 5) == b"hello"
-    return one, there
+@pytest.fixture
+def open_line():
+    with ExitStack() as stack:
+        yield lambda **how: stack.enter_context(closing(Line(**how)))
 
 
-def over(streams, one):
-    """The stream has ended, and was told of once."""
-    until(streams, lambda: streams.ended)
-    assert streams.ended.popleft() is one and not streams.ended and one not in streams.in_flight
-    return one
+@pytest.fixture
+def line(open_line):
+    return open_line()
 
 
 @pytest.mark.parametrize("cut", [(), range(0, 2000, 7), range(2000)], ids=["whole", "sevens", "bytes"])
-def test_an_answer_comes_whole_however_it_is_cut(server, connect, cut):
-    streams = connect(server.target)
-    before = time.monotonic()
-    one, there = begun(streams, server)
+def test_an_answer_comes_whole_however_it_is_cut(line, cut):
+    streams, before = line.streams, time.monotonic()
+    one, there = line.begin()
     data = pieces(WHOLE, cut)
     for piece in data:
         there.sendall(piece)
         streams.turn(0.0 if len(data) > 1 else 0.01)
-    over(streams, one)
+    line.over(one)
     assert (list(one.answer.tokens), one.answer.usage, one.failure, one.cut) == ([1, 1, 1], (7, 3), None, False)
     assert before <= one.asked <= one.sent <= one.answer.times[0] <= one.answer.times[-1] <= time.monotonic()
     assert one.read_until >= one.answer.times[-1] and streams.heard >= one.sent
     assert (streams.tokens_read, streams.pieces, streams._unread_bytes) == (3, streams.pieces_read, 0)
 
 
-def test_a_request_larger_than_any_buffer_is_sent_to_its_end(server, connect):
-    streams, body = connect(server.target), bytes(range(256)) * 40_000
-    one = sent(streams, body)
-    until(streams, lambda: one.sent)
-    there, got = server.accept(), bytearray()
+def test_a_request_larger_than_any_buffer_is_sent_to_its_end(line):
+    body = bytes(range(256)) * 40_000
+    one = line.send(body)
+    line.until(lambda: one.sent)
+    there, got = line.accept(), bytearray()
     there.settimeout(0.001)
     while len(got) < len(body):
-        streams.turn(0.0)
+        line.streams.turn(0.0)
         try:
             got += there.recv(1 << 20)
         except TimeoutError:
             continue
     assert got == body
     there.sendall(WHOLE)
-    assert over(streams, one).failure is None
+    assert line.over(one).failure is None
 
 
-def test_connections_are_kept_and_used_again_and_one_that_was_closed_meanwhile_is_replaced(server, connect):
+def test_connections_are_kept_and_used_again_and_one_that_was_closed_meanwhile_is_replaced(line):
     """The server closed just as it was sent: it has waited since the first time."""
-    streams = connect(server.target)
-    (one, first), (two, second) = begun(streams, server), begun(streams, server)
+    streams, (one, first), (two, second) = line.streams, line.begin(), line.begin()
     assert list(streams.in_flight) == [one, two]
     for each, there in ((two, second), (one, first)):
         there.sendall(WHOLE)
-        over(streams, each)
+        line.over(each)
     assert len(streams._idle) == 2 and streams.in_flight == {}
-    three = sent(streams, b"once more")
+    three = line.send(b"once more")
     at = three.sent
-    assert at and received(first, 9) == b"once more" and not server.waits
+    assert at and received(first, 9) == b"once more" and not line.waits
     first.close()
-    until(streams, lambda: server.waits)
-    until(streams, lambda: three.connection)
-    anew = server.accepted[-1]
+    line.until(lambda: line.waits)
+    line.until(lambda: three.connection)
+    anew = line.accepted[-1]
     assert received(anew, 9) == b"once more" and three.sent == at
     anew.sendall(WHOLE)
-    assert over(streams, three).failure is None and three.answer.usage == (7, 3) and streams._refused == 0
+    assert line.over(three).failure is None and three.answer.usage == (7, 3) and streams._refused == 0
 
 
-def test_a_load_begins_with_as_many_open_connections_as_it_asks_for(server, connect):
-    streams = connect(server.target, waiting=3)
-    first, second, _ = [server.accept() for _ in range(3)]
-    assert not server.waits
+def test_a_load_begins_with_as_many_open_connections_as_it_asks_for(open_line):
+    line = open_line(waiting=3)
+    streams, (first, second, _) = line.streams, [line.accept() for _ in range(3)]
+    assert not line.waits
     first.close()
-    until(streams, lambda: len(streams._idle) == 2)
+    line.until(lambda: len(streams._idle) == 2)
     streams.begin_anew(3)
-    assert server.waits and not server.waits, "in the place of the one that was closed"
+    assert line.waits and not line.waits, "in the place of the one that was closed"
     streams.begin_anew(2)
-    assert not server.waits
+    assert not line.waits
     second.sendall(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
-    until(streams, lambda: len(streams._idle) == 2)
+    line.until(lambda: len(streams._idle) == 2)
     assert second.recv(10) == b"" and streams.in_flight == {}, "what one says unasked ends it"
 
 
 @pytest.mark.parametrize("data", [answer(token(), *DONE, head=b"Connection: close\r\n"), ENDLESS + stream(*DONE)])
-def test_a_connection_that_the_server_ends_with_its_answer_is_no_failure(server, connect, data):
-    streams = connect(server.target)
-    one, there = begun(streams, server)
+def test_a_connection_that_the_server_ends_with_its_answer_is_no_failure(line, data):
+    one, there = line.begin()
     there.sendall(data)
     there.close()
-    assert over(streams, one).failure is None and streams._idle == {}
-    _, another = begun(streams, server)
+    assert line.over(one).failure is None and line.streams._idle == {}
+    _, another = line.begin()
     assert another is not there
 
 
-@pytest.mark.parametrize(
-    ("data", "reset", "kind", "facts"),
-    [
-        (b"", False, "broke off", ["unanswered"]),
-        (WHOLE[:-10], False, "broke off", ["3 chunks"]),
-        (ENDLESS + stream(token()), False, "broke off", ["1 chunk "]),
-        (WHOLE[:-30], True, "broke off", ["chunks", "ConnectionResetError"]),
-        (b"SSH-2.0-OpenSSH\r\n", False, "malformed", ["SSH"]),
-        (b"HTTP/1.1 500 No\r\n\r\nno room for Bearer sk-nobody-may-see", False, "HTTP 500", ["no room for ", HIDDEN]),
-    ],
-)
-def test_a_failure_has_its_kind_its_facts_and_its_time_but_no_key(server, connect, data, reset, kind, facts):
-    streams = connect(server.target)
-    one, there = begun(streams, server)
+@pytest.mark.parametrize(("data", "reset", "kind", "facts"), [
+    (b"", False, "broke off", ["unanswered"]),
+    (WHOLE[:-10], False, "broke off", ["3 chunks"]),
+    (ENDLESS + stream(token()), False, "broke off", ["1 chunk "]),
+    (WHOLE[:-30], True, "broke off", ["chunks", "ConnectionResetError"]),
+    (b"SSH-2.0-OpenSSH\r\n", False, "malformed", ["SSH"]),
+    (b"HTTP/1.1 500 No\r\n\r\nno room for Bearer sk-nobody-may-see", False, "HTTP 500", ["no room for ", HIDDEN]),
+])  # fmt: skip
+def test_a_failure_has_its_kind_its_facts_and_its_time_but_no_key(line, data, reset, kind, facts):
+    one, there = line.begin()
     there.sendall(data)
     if reset:
-        until(streams, lambda: one.answer.times)
+        line.until(lambda: one.answer.times)
         there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     there.close()
-    told, why = over(streams, one).failure
+    told, why = line.over(one).failure
     assert told == kind and all(fact in why for fact in facts) and SECRET not in why
     assert one.sent <= one.failed <= time.monotonic()
-    assert (streams._idle, streams._unread_bytes, len(one.unread)) == ({}, 0, 0)
+    assert (line.streams._idle, line.streams._unread_bytes, len(one.unread)) == ({}, 0, 0)
 
 
-def test_where_nobody_listens_a_load_begins_at_once_and_each_request_says_why(connect):
-    with closing(Server()) as gone:
-        pass
-    began = time.monotonic()
-    streams = connect(gone.target, waiting=4)
+def test_where_nobody_listens_a_load_begins_at_once_and_each_request_says_why(open_line):
+    began, line = time.monotonic(), open_line(listens=False, waiting=4)
     assert time.monotonic() - began < module.CONNECT_S / 2
-    one, two = sent(streams), sent(streams)
-    until(streams, lambda: len(streams.ended) == 2)
-    assert list(streams.ended) == [one, two] and streams.in_flight == {}
-    for each in (one, two):
+    sent = [line.send(), line.send()]
+    line.until(lambda: len(line.streams.ended) == 2)
+    assert list(line.streams.ended) == sent and line.streams.in_flight == {}
+    for each in sent:
         kind, why = each.failure
         assert kind == "no connection" and "ConnectionRefusedError: Connection refused" in why and not each.sent
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "gaierror: Name or service not known"),
-        (ConnectionRefusedError(111, "refused", "10.0.0.1"), "ConnectionRefusedError: refused"),
-        (OSError("alone"), "OSError: alone"),
-    ],
-)
-def test_an_error_of_the_system_is_a_failure_of_its_request_without_the_address(connect, monkeypatch, error, told):
+@pytest.mark.parametrize(("error", "told"), [
+    (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "gaierror: Name or service not known"),
+    (ConnectionRefusedError(111, "refused", "10.0.0.1"), "ConnectionRefusedError: refused"),
+    (OSError("alone"), "OSError: alone"),
+])  # fmt: skip
+def test_an_error_of_the_system_is_a_failure_of_its_request_without_the_address(line, monkeypatch, error, told):
     def unknown(*_, **__):
         raise error
 
     monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
-    one = sent(streams := connect(Target("http://nowhere/", {})))
-    assert over(streams, one).failure == ("no connection", f"no connection: {told}")
+    assert line.over(line.send()).failure == ("no connection", f"no connection: {told}")
 
 
 # Ends
 
 
-def test_those_that_last_too_long_end_in_the_order_sent_and_no_others(server, connect):
-    streams = connect(server.target, timeout_s=5.0)
-    (one, first), (two, _), (three, _) = (begun(streams, server) for _ in range(3))
+def test_those_that_last_too_long_end_in_the_order_sent_and_no_others(open_line):
+    line = open_line(timeout_s=5.0)
+    streams, ((one, first), (two, _), (three, _)) = line.streams, [line.begin() for _ in range(3)]
     first.sendall(ENDLESS + stream(token(), token()))
-    until(streams, lambda: len(one.answer.times) == 2)
+    line.until(lambda: len(one.answer.times) == 2)
     two.unread.append(((0.0, 0.0, 0.0), b"", b"more"))
     streams._unread_bytes += 4
     streams.expire(two.asked + 4.999)
@@ -369,27 +316,25 @@ def test_those_that_last_too_long_end_in_the_order_sent_and_no_others(server, co
     assert first.recv(10) == b"", "its connection is closed"
 
 
-def test_what_is_cut_off_keeps_what_has_come_and_its_connection_ends(server, connect):
-    streams = connect(server.target)
-    (whole, its), (one, there) = begun(streams, server), begun(streams, server)
+def test_what_is_cut_off_keeps_what_has_come_and_its_connection_ends(line):
+    streams, (whole, its), (one, there) = line.streams, line.begin(), line.begin()
     its.sendall(WHOLE)
     there.sendall(ENDLESS + stream(token(), token()))
-    until(streams, lambda: streams.pieces == 2)
-    two = sent(streams)
+    line.until(lambda: streams.pieces == 2)
+    two = line.send()
     assert streams.cut_off() == [one, two] and streams.in_flight == {}
     assert list(streams.ended) == [whole] and not whole.cut, "its end had come"
     assert (len(one.answer.times), one.cut, two.cut, one.failure) == (2, True, True, None)
     assert there.recv(10) == b"" and not two.sent
-    three = sent(streams)
-    until(streams, lambda: three.sent)
+    three = line.send()
+    line.until(lambda: three.sent)
     assert not two.sent, "it is not sent for another"
 
 
-def test_what_arrives_is_fetched_first_and_read_when_nothing_comes_or_too_much_is_unread(server, connect, monkeypatch):
-    streams = connect(server.target)
-    one, there = begun(streams, server)
+def test_what_arrives_is_fetched_first_and_read_when_nothing_comes_or_too_much_is_unread(line, monkeypatch):
+    streams, (one, there) = line.streams, line.begin()
     there.sendall(ENDLESS + stream(token()))
-    until(streams, lambda: streams.pieces)
+    line.until(lambda: streams.pieces)
     assert (streams.pieces_read, len(one.unread), streams._unread_bytes > 0) == (0, 1, True)
     began = time.monotonic()
     streams.turn(30.0)
@@ -397,36 +342,34 @@ def test_what_arrives_is_fetched_first_and_read_when_nothing_comes_or_too_much_i
     assert time.monotonic() - began < 10, "it does not wait while there is something to read"
     monkeypatch.setattr(module, "UNREAD_LIMIT", 0)
     there.sendall(stream(token()))
-    until(streams, lambda: streams.pieces == 2)
+    line.until(lambda: streams.pieces == 2)
     assert (streams.pieces_read, len(one.answer.times)) == (2, 2), "in the same turn"
 
 
-def test_a_turn_waits_as_long_as_it_may_and_no_longer_than_until_something_comes(server, connect):
-    streams = connect(server.target)
+def test_a_turn_waits_as_long_as_it_may_and_no_longer_than_until_something_comes(line):
     for wait_s in (0.001, 0.02):
         began = time.monotonic()
-        streams.turn(wait_s)
+        line.streams.turn(wait_s)
         assert wait_s - 0.002 <= time.monotonic() - began < 10, "the last two milliseconds are the next call's"
-    _, there = begun(streams, server)
+    _, there = line.begin()
     there.sendall(WHOLE)
     began = time.monotonic()
-    streams.turn(30.0)
-    assert streams.pieces == 1 and time.monotonic() - began < 10
+    line.streams.turn(30.0)
+    assert line.streams.pieces == 1 and time.monotonic() - began < 10
 
 
-def test_a_piece_has_the_time_at_which_it_came_and_not_that_of_its_fetch(server, connect):
+def test_a_piece_has_the_time_at_which_it_came_and_not_that_of_its_fetch(line):
     """The kernel begins to stamp some time after it was asked to, and until then stamps what is fetched."""
-    streams = connect(server.target)
-    one, there = begun(streams, server)
+    one, there = line.begin()
     for _ in range(100):
         before = time.monotonic()
         there.sendall(WHOLE)
         after = time.monotonic()
         while time.monotonic() < after + 0.01:
             pass
-        if before - 1e-3 <= over(streams, one).answer.times[0] <= after + 1e-3:
+        if before - 1e-3 <= line.over(one).answer.times[0] <= after + 1e-3:
             return
-        one = sent(streams)
+        one = line.send()
         received(there, 5)
     pytest.fail("no piece was stamped when it came")
 
@@ -443,30 +386,25 @@ def planted(streams, *stamped, sent=10.0, tokens=1):
     return list(one.answer.times)
 
 
-@pytest.mark.parametrize(
-    ("stamped", "times"),
-    [
-        ([(11.0, 10.9, 1010.5)], [10.5]),  # the time of day is a thousand seconds ahead
-        ([(11.0, 10.9, 1011.0)], [11.0]),
-        ([(11.0, 10.9, 1011.099)], [11.099]),
-        ([(11.0, 10.9, 1011.11)], [11.0]),  # later than it can be: the time of day was set
-        ([(11.0, 10.9, 1010.0)], [10.0]),
-        ([(11.0, 10.9, 1009.9)], [11.0]),  # before it was sent
-        ([(11.0, 10.9, None)], [11.0]),
-        ([(11.0, 10.9, 1010.8), (12.0, 11.0, 1010.7), (13.0, 12.0, 1012.5)], [10.8, 12.0, 12.5]),  # never back
-    ],
-)
-def test_a_stamp_of_the_kernel_counts_where_it_can_be_true(connect, stamped, times):
-    assert planted(connect(TARGET), *stamped) == pytest.approx(times)
+@pytest.mark.parametrize(("stamped", "times"), [
+    ([(11.0, 10.9, 1010.5)], [10.5]),  # the time of day is a thousand seconds ahead
+    ([(11.0, 10.9, 1011.0)], [11.0]),
+    ([(11.0, 10.9, 1011.099)], [11.099]),
+    ([(11.0, 10.9, 1011.11)], [11.0]),  # later than it can be: the time of day was set
+    ([(11.0, 10.9, 1010.0)], [10.0]),
+    ([(11.0, 10.9, 1009.9)], [11.0]),  # before it was sent
+    ([(11.0, 10.9, None)], [11.0]),
+    ([(11.0, 10.9, 1010.8), (12.0, 11.0, 1010.7), (13.0, 12.0, 1012.5)], [10.8, 12.0, 12.5]),  # never back
+])  # fmt: skip
+def test_a_stamp_of_the_kernel_counts_where_it_can_be_true(line, stamped, times):
+    assert planted(line.streams, *stamped) == pytest.approx(times)
 
 
 @pytest.mark.parametrize(
     ("polled", "sent", "doubt_s"), [(10.4, 10.0, 0.6), (10.4, 10.7, 0.3), (11.5, 10.0, 0.0), (9.0, 10.0, 1.0)]
 )
-def test_chunks_that_came_together_are_in_doubt_since_nobody_looked_and_one_alone_is_not(
-    connect, polled, sent, doubt_s
-):
-    streams = connect(TARGET)
+def test_chunks_that_came_together_are_in_doubt_since_nobody_looked_and_one_alone_is_not(line, polled, sent, doubt_s):
+    streams = line.streams
     planted(streams, (11.0, 5.0, None), (12.0, 11.0, None))
     assert (streams.doubt_s, streams.most_doubt_s, streams.tokens_read, streams.pieces_read) == (0, 0, 2, 2)
     streams.begin_anew(0)
@@ -478,10 +416,8 @@ def test_chunks_that_came_together_are_in_doubt_since_nobody_looked_and_one_alon
     assert streams.most_doubt_s == pytest.approx(max(0.2, doubt_s))
 
 
-def test_the_first_address_that_accepts_is_taken_else_the_last(server, monkeypatch):
-    with closing(Server()) as gone:
-        pass
-    port, nobody, asked = server.port, gone.port, []
+def test_the_first_address_that_accepts_is_taken_else_the_last(open_line, monkeypatch):
+    (port, nobody), asked = (open_line(listens=there).port for there in (True, False)), []
     for *ports, chosen in ((nobody, port, nobody, port), (port, nobody, port), (nobody, nobody), (nobody, 1, 1)):
 
         def found(*words, ports=ports, **more):
@@ -493,8 +429,8 @@ def test_the_first_address_that_accepts_is_taken_else_the_last(server, monkeypat
     assert asked == [(("host", 80), {"type": socket.SOCK_STREAM})] * 4
 
 
-def test_what_is_asked_for_by_https_is_encrypted_and_by_http_is_not(connect):
-    plain, safe = (connect(Target(f"{scheme}://127.0.0.1/", {}))._context for scheme in ("http", "https"))
+def test_what_is_asked_for_by_https_is_encrypted_and_by_http_is_not():
+    plain, safe = (Streams(Target(f"{scheme}://127.0.0.1/", {}), 1.0)._context for scheme in ("http", "https"))
     assert plain is None and safe.check_hostname
 
 
@@ -544,19 +480,16 @@ def test_a_convoy_has_a_period_of_one_step_more_than_its_tokens(users, length):
     assert len(play([length] * 10_000, users, 3 * length, at_once=True)) == 3 * (length + 1) - 1
 
 
-def streams_of(*times):
-    """Streams with chunks at these times, the one sent last at the end."""
-    return {told(RequestStream(0, 9, b""), *each): None for each in times}
-
-
-def lead_of(in_flight):
-    return Lead(in_flight, lambda stream: None)
+def led(*times):
+    """Streams with chunks at these times, the one sent last at the end, and their lead."""
+    in_flight = {told(RequestStream(0, 9, b""), *each): None for each in times}
+    return in_flight, Lead(in_flight, lambda stream: None)
 
 
 def test_the_youngest_that_decodes_leads_unless_it_turns_out_to_have_failed():
     """As it is read, which takes it from those in flight."""
-    assert lead_of(streams_of([0.1, 0.2, 0.3], [0.25, 0.35], [])).steps() == [0.25, 0.35]
-    in_flight = streams_of([0.1, 0.2], [0.15])
+    assert led([0.1, 0.2, 0.3], [0.25, 0.35], [])[1].steps() == [0.25, 0.35]
+    in_flight, _ = led([0.1, 0.2], [0.15])
     _, failed = in_flight
     assert Lead(in_flight, lambda stream: in_flight.pop(failed, None)).steps() == [0.1, 0.2]
 
@@ -564,19 +497,19 @@ def test_the_youngest_that_decodes_leads_unless_it_turns_out_to_have_failed():
 @pytest.mark.parametrize(("late_s", "counted"), [(0.04, []), (0.06, [0.36])])
 def test_chunks_of_the_next_leader_within_half_a_step_were_counted(late_s, counted):
     """Steps of 0.1 s: the next leader tells of the last one 0.04 s later, and of the first new one 0.06 s later."""
-    lead = lead_of(in_flight := streams_of([0.0, 0.05 + late_s + 0.25], [0.1, 0.2, 0.3]))
+    in_flight, lead = led([0.0, 0.05 + late_s + 0.25], [0.1, 0.2, 0.3])
     assert lead.steps() == [0.1, 0.2, 0.3]
     in_flight.popitem()
     assert lead.steps() == pytest.approx(counted)
 
 
 def test_after_a_lull_the_prefill_of_the_next_is_a_step_and_several_tokens_of_a_chunk_are_several():
-    lead = lead_of(in_flight := streams_of([0.1, 0.2, 0.3]))
+    in_flight, lead = led([0.1, 0.2, 0.3])
     assert lead.steps() == [0.1, 0.2, 0.3]
     in_flight.clear()
     assert lead.steps() == [] == lead.steps()
-    in_flight.update(streams_of([0.5, 0.6]))
+    in_flight.update(led([0.5, 0.6])[0])
     assert lead.steps() == [0.5, 0.5, 0.6]
     told(next(iter(in_flight)), 0.7, tokens=2)
-    in_flight.update(streams_of([]))
+    in_flight.update(led([])[0])
     assert lead.steps() == [0.7, 0.7]
