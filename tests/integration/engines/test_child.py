@@ -74,18 +74,15 @@ def test_an_end_without_an_answer_tells_status_and_the_end_of_the_log(child):
     assert str(crash.log) in first and lines == [f"  | line {n}" for n in range(15, 40)]
 
 
-@pytest.mark.parametrize(
-    ("code", "fact"),
-    [
-        *(
-            (f"end.sendall(b'{line}'); time.sleep(60)", "no message")
-            for line in (r"garbage\n", r"{\n", r"[1]\n", r"{}\n", r"null\n", r"\xff\xfe\n", "[" * 100_000 + r"\n")
-        ),
-        ("while True: end.sendall(b'x' * 65536)", "1 MiB"),  # a message without an end
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-        (r"sys.stdout.buffer.write(b'caf\xe9\n')", "caf\ufffd"),  # in its log
-    ],
-)
+@pytest.mark.parametrize(("code", "fact"), [
+    *(
+        (f"end.sendall(b'{line}'); time.sleep(60)", "no message")
+        for line in (r"garbage\n", r"{\n", r"[1]\n", r"{}\n", r"null\n", r"\xff\xfe\n", "[" * 100_000 + r"\n")
+    ),
+    ("while True: end.sendall(b'x' * 65536)", "1 MiB"),  # a message without an end
+    ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+    (r"sys.stdout.buffer.write(b'caf\xe9\n')", "caf\ufffd"),  # in its log
+])  # fmt: skip
 def test_what_is_no_message_and_how_it_ended_is_a_sentence(child, monkeypatch, code, fact):
     monkeypatch.setattr(Lines, "longest", 1 << 20)
     with pytest.raises(EngineFailed, match=fact):

@@ -99,14 +99,11 @@ def test_a_replica_with_a_process_among_the_clients_is_attached(daemon, told):
     daemon.verify("replica 2", [12])
 
 
-@pytest.mark.parametrize(
-    ("there", "pids", "facts"),
-    [
-        ([11], (8, 7), ["(7, 8)", "(11)", "heard get_client_list"]),
-        ([11], (), ["(none)", "(11)", "heard get_client_list"]),
-        ([], (7,), ["(7)", "(none)"]),  # where nobody came
-    ],
-)
+@pytest.mark.parametrize(("there", "pids", "facts"), [
+    ([11], (8, 7), ["(7, 8)", "(11)", "heard get_client_list"]),
+    ([11], (), ["(none)", "(11)", "heard get_client_list"]),
+    ([], (7,), ["(7)", "(none)"]),  # where nobody came
+])  # fmt: skip
 def test_a_replica_that_is_no_client_is_a_failure_that_names_it(daemon, told, there, pids, facts):
     if there:
         clients(told, *there)
@@ -144,14 +141,11 @@ def interrupted(self, command):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    ("fault", "text", "error", "told_of"),
-    [
-        ("fail", "no driver for this", EngineFailed, r"\b1\b(.|\n)*daemon.log(.|\n)*no driver for this"),
-        ("mute", "", EngineFailed, "1 s (.|\n)*using socket"),  # it never answers
-        ("interrupted", "", KeyboardInterrupt, None),
-    ],
-)
+@pytest.mark.parametrize(("fault", "text", "error", "told_of"), [
+    ("fail", "no driver for this", EngineFailed, r"\b1\b(.|\n)*daemon.log(.|\n)*no driver for this"),
+    ("mute", "", EngineFailed, "1 s (.|\n)*using socket"),  # it never answers
+    ("interrupted", "", KeyboardInterrupt, None),
+])  # fmt: skip
 def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(
     told, folders, monkeypatch, fault, text, error, told_of
 ):

@@ -55,23 +55,20 @@ def start(engines, monkeypatch, tmp_path):
             assert gone(each.process.pid)
 
 
-@pytest.mark.parametrize(
-    ("interface", "planted", "facts"),
-    [
-        (
-            "engine",
-            {"fault": "raise"},
-            ["ValueError: max_model_len is larger than\nthe model allows", "  | INFO the stand-in starts"],
-        ),
-        ("engine", {"fault": "exit"}, [" 3)", "  | FATAL out of memory"]),
-        ("engine", {"block_sise": 3}, ["'block_sise'"]),
-        ("engine", {"fault": "sleep"}, [" 2 s", "starting;"]),
-        ("engine", {"path": "/nowhere"}, ["ModuleNotFoundError: No module named 'vllm'"]),
-        ("server", {"fault": "raise"}, ["max_model_len is larger than"]),
-        ("server", {"fault": "exit"}, ["FATAL out of memory"]),
-        ("server", {"fault": "sleep"}, [" 2 s"]),
-    ],
-)
+@pytest.mark.parametrize(("interface", "planted", "facts"), [
+    (
+        "engine",
+        {"fault": "raise"},
+        ["ValueError: max_model_len is larger than\nthe model allows", "  | INFO the stand-in starts"],
+    ),
+    ("engine", {"fault": "exit"}, [" 3)", "  | FATAL out of memory"]),
+    ("engine", {"block_sise": 3}, ["'block_sise'"]),
+    ("engine", {"fault": "sleep"}, [" 2 s", "starting;"]),
+    ("engine", {"path": "/nowhere"}, ["ModuleNotFoundError: No module named 'vllm'"]),
+    ("server", {"fault": "raise"}, ["max_model_len is larger than"]),
+    ("server", {"fault": "exit"}, ["FATAL out of memory"]),
+    ("server", {"fault": "sleep"}, [" 2 s"]),
+])  # fmt: skip
 def test_a_start_that_fails_or_takes_too_long_tells_the_cause_and_leaves_nothing(
     start, engines, monkeypatch, interface, planted, facts
 ):

@@ -87,14 +87,11 @@ def test_it_has_each_workload_once_and_is_ready_again_after_a_load_unless_that_w
     assert not engine.ready
 
 
-@pytest.mark.parametrize(
-    ("load", "jobs_only", "hint"),
-    [
-        (OpenLoop(rate=10.0, window_s=1.0, schedule_s=(0.0,)), False, "server"),
-        (OpenLoop(requests=4, max_concurrency=2), False, "server"),
-        (LOAD, True, "slm_job"),  # users who wait for answers
-    ],
-)
+@pytest.mark.parametrize(("load", "jobs_only", "hint"), [
+    (OpenLoop(rate=10.0, window_s=1.0, schedule_s=(0.0,)), False, "server"),
+    (OpenLoop(requests=4, max_concurrency=2), False, "server"),
+    (LOAD, True, "slm_job"),  # users who wait for answers
+])  # fmt: skip
 def test_loads_that_are_for_other_engines(load, jobs_only, hint):
     engine = Told()
     engine.jobs_only = jobs_only
@@ -120,14 +117,11 @@ def clock(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(
-    ("loads", "after_s", "opens_s", "lasts_s"),
-    [
-        ([LOAD], 4.3, 4.5, 0.5),
-        ([replace(LOAD, ramp_up="burst")], 4.3, 4.5, 5.0),  # they began 4 s before: two periods of the slowest
-        ([replace(LOAD, window_s=s) for s in (0.5, 2.0, 1.0)], 0.0, 0.2, 2.0),  # the longest counts for all
-    ],
-)
+@pytest.mark.parametrize(("loads", "after_s", "opens_s", "lasts_s"), [
+    ([LOAD], 4.3, 4.5, 0.5),
+    ([replace(LOAD, ramp_up="burst")], 4.3, 4.5, 5.0),  # they began 4 s before: two periods of the slowest
+    ([replace(LOAD, window_s=s) for s in (0.5, 2.0, 1.0)], 0.0, 0.2, 2.0),  # the longest counts for all
+])  # fmt: skip
 def test_a_window_opens_when_all_have_settled_with_room_for_two_convoys(clock, loads, after_s, opens_s, lasts_s):
     barrier = WindowBarrier([message_of(load) for load in loads])
     assert barrier.begins_s == 100.5

@@ -98,20 +98,17 @@ class Refusing:
 IDS = '"prompt": ['
 
 
-@pytest.mark.parametrize(
-    ("words", "without"),
-    [
-        ((), ()),
-        (("ignore_eos",), ("ignore_eos",)),
-        (("return_token_ids",), ("return_token_ids",)),
-        (("return_token_ids", "ignore_eos"), ("return_token_ids", "ignore_eos")),
-        ((IDS,), ("token ids",)),
-        (("stream_options",), ("stream_options",)),
-        (("ignore_eos", IDS), ("ignore_eos", "token ids")),
-        (("stream_options", IDS), ("stream_options", "token ids")),
-        (("ignore_eos", IDS, "stream_options"), ("stream_options", "ignore_eos", "token ids")),
-    ],
-)
+@pytest.mark.parametrize(("words", "without"), [
+    ((), ()),
+    (("ignore_eos",), ("ignore_eos",)),
+    (("return_token_ids",), ("return_token_ids",)),
+    (("return_token_ids", "ignore_eos"), ("return_token_ids", "ignore_eos")),
+    ((IDS,), ("token ids",)),
+    (("stream_options",), ("stream_options",)),
+    (("ignore_eos", IDS), ("ignore_eos", "token ids")),
+    (("stream_options", IDS), ("stream_options", "token ids")),
+    (("ignore_eos", IDS, "stream_options"), ("stream_options", "ignore_eos", "token ids")),
+])  # fmt: skip
 def test_what_a_server_refuses_is_not_asked_for(monkeypatch, words, without):
     server = Refusing(*words)
     monkeypatch.setattr(endpoint, "ask_once", server)
@@ -131,20 +128,17 @@ def raising(error):
     return ask
 
 
-@pytest.mark.parametrize(
-    ("answer", "told", "hint"),
-    [
-        (Refusing("ignore_eos", '"model"'), r'422: no "model" here, Bearer \[hidden\]', "--extra-body"),
-        (lambda *_: (500, "text/plain", "no"), "500: no", "the server's own log"),
-        (lambda *_: (413, "text/plain", "no"), "413: no", "--extra-body"),
-        (lambda *_: (403, "text/plain", "no"), "403: no", "SLM_ENDPOINT"),
-        (lambda *_: (307, "text/plain", "no"), "307: no", "the URL that it leads to"),
-        (lambda *_: (429, "text/plain", "no"), "429: no", "limits how much you ask"),
-        (raising(ssl.SSLCertVerificationError("self-signed")), "does not answer: .*self-signed", "SSL_CERT_FILE=PATH"),
-        (raising(ssl.SSLError("WRONG_VERSION_NUMBER")), "does not answer: .*WRONG", "the URL of a server that runs"),
-        (lambda *_: (200, "text/event-stream", 'data: {"error": "out of memory"}\n\n'), "out of memory", "log"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "told", "hint"), [
+    (Refusing("ignore_eos", '"model"'), r'422: no "model" here, Bearer \[hidden\]', "--extra-body"),
+    (lambda *_: (500, "text/plain", "no"), "500: no", "the server's own log"),
+    (lambda *_: (413, "text/plain", "no"), "413: no", "--extra-body"),
+    (lambda *_: (403, "text/plain", "no"), "403: no", "SLM_ENDPOINT"),
+    (lambda *_: (307, "text/plain", "no"), "307: no", "the URL that it leads to"),
+    (lambda *_: (429, "text/plain", "no"), "429: no", "limits how much you ask"),
+    (raising(ssl.SSLCertVerificationError("self-signed")), "does not answer: .*self-signed", "SSL_CERT_FILE=PATH"),
+    (raising(ssl.SSLError("WRONG_VERSION_NUMBER")), "does not answer: .*WRONG", "the URL of a server that runs"),
+    (lambda *_: (200, "text/event-stream", 'data: {"error": "out of memory"}\n\n'), "out of memory", "log"),
+])  # fmt: skip
 def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(monkeypatch, answer, told, hint):
     monkeypatch.setattr(endpoint, "ask_once", answer)
     with pytest.raises(BadUsage, match=told) as raised:
@@ -153,14 +147,11 @@ def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(monk
 
 
 @pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
-@pytest.mark.parametrize(
-    ("models", "key", "told"),
-    [
-        (["me/mine"], "sesame", None),
-        (["base", "tuned"], "sesame", r"2 .*: base, tuned\n.*--model base"),
-        (["me/mine"], "wrong", r"/v1/models .*\n.*--model NAME"),
-    ],
-)
+@pytest.mark.parametrize(("models", "key", "told"), [
+    (["me/mine"], "sesame", None),
+    (["base", "tuned"], "sesame", r"2 .*: base, tuned\n.*--model base"),
+    (["me/mine"], "wrong", r"/v1/models .*\n.*--model NAME"),
+])  # fmt: skip
 def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, path, models, key, told):
     def ask(method, url, headers, body, within_s):
         assert (method, url, body, within_s) == ("GET", "http://host/v1/models", None, 10)
@@ -210,17 +201,14 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
 """
 
 
-@pytest.mark.parametrize(
-    ("page", "found"),
-    [
-        (SEVERAL, (150, 30)),
-        ('vllm:gpu_prefix_cache_queries_total{m="x"} 5\nvllm:gpu_prefix_cache_hits_total{m="x"} 2', (5, 2)),
-        ("llamacpp:prompt_tokens_total 5\n", None),
-        ("", None),
-        ("<html>", None),
-        ("vllm:prefix_cache_queries_total NaN\n", None),
-    ],
-)
+@pytest.mark.parametrize(("page", "found"), [
+    (SEVERAL, (150, 30)),
+    ('vllm:gpu_prefix_cache_queries_total{m="x"} 5\nvllm:gpu_prefix_cache_hits_total{m="x"} 2', (5, 2)),
+    ("llamacpp:prompt_tokens_total 5\n", None),
+    ("", None),
+    ("<html>", None),
+    ("vllm:prefix_cache_queries_total NaN\n", None),
+])  # fmt: skip
 def test_the_counters_of_several_engines_are_added_up(monkeypatch, page, found):
     monkeypatch.setattr(endpoint, "ask_once", lambda *_: (200, "text/plain", page))
     assert endpoint.cache_lookups("http://host/v1/completions", {}) == found

@@ -30,54 +30,45 @@ OURS = str(server.WORKER.parent)
 # Arguments and variables
 
 
-@pytest.mark.parametrize(
-    ("spec", "wanted"),
-    [
-        (CUDA, {name: getattr(CUDA, name) for name in LIMITS}),
-        (CUDA, {"model": "/m", "load_format": "dummy", "enable_prefix_caching": False}),
-        (CUDA, {"disable_log_stats": False}),  # else there is no step trace
-        (CUDA, {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 3 * GIB}),
-        (CPU, {"gpu_memory_utilization": None, "kv_cache_memory_bytes": None}),  # it is a variable
-        (replace(CUDA, load_format="auto"), {"load_format": "auto", "tensor_parallel_size": None}),
-        (replace(CUDA, extra=tuple(FURTHER.items())), {**FURTHER, "config": {"level": 3}}),  # they come last
-    ],
-)
+@pytest.mark.parametrize(("spec", "wanted"), [
+    (CUDA, {name: getattr(CUDA, name) for name in LIMITS}),
+    (CUDA, {"model": "/m", "load_format": "dummy", "enable_prefix_caching": False}),
+    (CUDA, {"disable_log_stats": False}),  # else there is no step trace
+    (CUDA, {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 3 * GIB}),
+    (CPU, {"gpu_memory_utilization": None, "kv_cache_memory_bytes": None}),  # it is a variable
+    (replace(CUDA, load_format="auto"), {"load_format": "auto", "tensor_parallel_size": None}),
+    (replace(CUDA, extra=tuple(FURTHER.items())), {**FURTHER, "config": {"level": 3}}),  # they come last
+])  # fmt: skip
 def test_every_limit_is_handed_over(spec, wanted):
     arguments = engine_arguments(spec, "/m")
     assert {name: arguments.get(name) for name in wanted} == wanted
     assert hash(spec) == hash(replace(spec))
 
 
-@pytest.mark.parametrize(
-    ("spec", "inherited", "wanted"),
-    [
-        (CPU, {VISIBLE: "2,3"}, {"VLLM_CPU_KVCACHE_SPACE": "2", VISIBLE: "2,3", THREADS: None}),
-        (CUDA, {"HOME": "/me"}, {"HOME": "/me", "PYTHONPATH": OURS, "HF_HUB_OFFLINE": "1"}),
-        (CUDA, {}, {"VLLM_CPU_KVCACHE_SPACE": None}),
-        (replace(CUDA, load_format="auto"), {}, {"HF_HUB_OFFLINE": None}),  # which dummy weights do not need
-        (replace(CUDA, env=(("HF_HUB_OFFLINE", "0"),)), {"HF_HUB_OFFLINE": "7"}, {"HF_HUB_OFFLINE": "0"}),
-        (CUDA, {"PYTHONPATH": "/inherited"}, {"PYTHONPATH": f"{OURS}:/inherited"}),
-        (replace(CUDA, env=(("PYTHONPATH", "/theirs"),)), {"PYTHONPATH": "/ours"}, {"PYTHONPATH": f"{OURS}:/theirs"}),
-        # Engines of several GPUs use no multicast, whatever was inherited, unless the records say so.
-        (TWO, {NVLS: "1"}, {NVLS: "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}),
-        (replace(TWO, env=((NVLS, "1"),)), {}, {NVLS: "1"}),
-        (CUDA, {NVLS: "1"}, {NVLS: "1"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spec", "inherited", "wanted"), [
+    (CPU, {VISIBLE: "2,3"}, {"VLLM_CPU_KVCACHE_SPACE": "2", VISIBLE: "2,3", THREADS: None}),
+    (CUDA, {"HOME": "/me"}, {"HOME": "/me", "PYTHONPATH": OURS, "HF_HUB_OFFLINE": "1"}),
+    (CUDA, {}, {"VLLM_CPU_KVCACHE_SPACE": None}),
+    (replace(CUDA, load_format="auto"), {}, {"HF_HUB_OFFLINE": None}),  # which dummy weights do not need
+    (replace(CUDA, env=(("HF_HUB_OFFLINE", "0"),)), {"HF_HUB_OFFLINE": "7"}, {"HF_HUB_OFFLINE": "0"}),
+    (CUDA, {"PYTHONPATH": "/inherited"}, {"PYTHONPATH": f"{OURS}:/inherited"}),
+    (replace(CUDA, env=(("PYTHONPATH", "/theirs"),)), {"PYTHONPATH": "/ours"}, {"PYTHONPATH": f"{OURS}:/theirs"}),
+    # Engines of several GPUs use no multicast, whatever was inherited, unless the records say so.
+    (TWO, {NVLS: "1"}, {NVLS: "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}),
+    (replace(TWO, env=((NVLS, "1"),)), {}, {NVLS: "1"}),
+    (CUDA, {NVLS: "1"}, {NVLS: "1"}),
+])  # fmt: skip
 def test_variables_are_those_of_the_specification_over_ours(spec, inherited, wanted):
     before = dict(inherited)
     seen = engine_environment(spec, inherited)
     assert {name: seen.get(name) for name in wanted} == wanted and inherited == before
 
 
-@pytest.mark.parametrize(
-    ("gpu", "gpus", "visible", "wanted"),
-    [
-        (0, 1, None, None), (1, 1, None, "1"), (0, 2, None, "0,1"), (2, 2, None, "2,3"),
-        (0, 1, "", ""), (0, 1, "3", "3"), (0, 1, "2,3", "2"), (1, 1, "2,3", "3"), (0, 2, "3, 5,7", "3,5"),
-        (1, 2, "3,5,7", "5,7"), (0, 1, "GPU-aa,GPU-bb", "GPU-aa"), (1, 1, "GPU-aa,GPU-bb", "GPU-bb"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "gpus", "visible", "wanted"), [
+    (0, 1, None, None), (1, 1, None, "1"), (0, 2, None, "0,1"), (2, 2, None, "2,3"),
+    (0, 1, "", ""), (0, 1, "3", "3"), (0, 1, "2,3", "2"), (1, 1, "2,3", "3"), (0, 2, "3, 5,7", "3,5"),
+    (1, 2, "3,5,7", "5,7"), (0, 1, "GPU-aa,GPU-bb", "GPU-aa"), (1, 1, "GPU-aa,GPU-bb", "GPU-bb"),
+])  # fmt: skip
 def test_an_engine_sees_its_gpus_of_those_visible_by_the_order_of_the_bus(gpu, gpus, visible, wanted):
     spec = replace(CUDA, gpu=gpu, tensor_parallel_size=gpus)
     seen = engine_environment(spec, {} if visible is None else {VISIBLE: visible})
@@ -113,14 +104,11 @@ def test_several_front_ends_are_a_matter_of_vllm_serve():
     assert command[-4:] == ["--host", "127.0.0.1", "--port", "8000"]
 
 
-@pytest.mark.parametrize(
-    ("spec", "wanted"),
-    [
-        (replace(stand_in(), prefix_caching=True), True),
-        (stand_in(enable_prefix_caching=True), True),
-        (stand_in(), False),
-    ],
-)
+@pytest.mark.parametrize(("spec", "wanted"), [
+    (replace(stand_in(), prefix_caching=True), True),
+    (stand_in(enable_prefix_caching=True), True),
+    (stand_in(), False),
+])  # fmt: skip
 def test_vllms_server_is_asked_to_count_where_it_caches(spec, wanted):
     assert ("--enable-prompt-tokens-details" in server_command(replace(spec, interface="server"), "m", 8000)) is wanted
 

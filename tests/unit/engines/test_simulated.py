@@ -197,14 +197,11 @@ LOST = "a sensor was lost: simulated failed after 43 readings: as it was told to
 SANK = "the SM clock fell to 1600 MHz from a median of 1980 MHz"
 
 
-@pytest.mark.parametrize(
-    ("fault", "state", "reasons", "noise"),
-    [
-        ("lost_from", "degraded", [LOST], []),
-        ("hot_from", "invalid", ["hardware thermal slowdown"], []),
-        ("slow_clock_from", "ok", [], [SANK]),
-    ],
-)
+@pytest.mark.parametrize(("fault", "state", "reasons", "noise"), [
+    ("lost_from", "degraded", [LOST], []),
+    ("hot_from", "invalid", ["hardware thermal slowdown"], []),
+    ("slow_clock_from", "ok", [], [SANK]),
+])  # fmt: skip
 def test_its_health_suffers_from_the_planted_load_on(fault, state, reasons, noise):
     well, seen = (health(planted(**{fault: 8}).run(WORKLOAD, ClosedLoop(n, window_s=10.0))) for n in (7, 8))
     assert (well.state, well.reasons, well.noise) == ("ok", (), ()) and seen.state == state

@@ -79,14 +79,11 @@ def test_a_request_has_its_row_as_the_worker_has_it():
     assert (samples.output_tokens, samples.finished) == ((1, 2, 0), (False, True, False))
 
 
-@pytest.mark.parametrize(
-    ("rows", "per_chunk", "outputs"),
-    [
-        ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False)], 2.0, (4, 2)),
-        ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False, asked=1)], 2.0, (4, 1)),
-        ([row([1001.0, 1002.0], tokens=[1, 3])], None, (4,)),  # without any usage nobody knows
-    ],
-)
+@pytest.mark.parametrize(("rows", "per_chunk", "outputs"), [
+    ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False)], 2.0, (4, 2)),
+    ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False, asked=1)], 2.0, (4, 1)),
+    ([row([1001.0, 1002.0], tokens=[1, 3])], None, (4,)),  # without any usage nobody knows
+])  # fmt: skip
 def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage(rows, per_chunk, outputs):
     """Two tokens a chunk by the server's count: so it is with those that were cut off, too, up to those requested."""
     found = run(rows)

@@ -66,22 +66,19 @@ def test_it_does_not_end_early_and_a_connection_that_breaks_off_is_no_end(body, 
         found.feed(b"")
 
 
-@pytest.mark.parametrize(
-    ("data", "body", "reusable"),
-    [
-        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx", b"x", False),
-        (b"HTTP/1.1 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\nx", b"x", True),
-        (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", b"x", False),
-        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\nx", b"x", True),
-        (b"HTTP/1.1 200\r\nContent-Length: 1\r\n\r\nx", b"x", True),
-        (b"HTTP/1.1 204 None\r\n\r\n", b"", True),  # no body is waited for where there is none
-        (b"HTTP/1.1 304 None\r\n\r\n", b"", True),
-        (INTERIM * 4 + OK + b"Content-Length: 0\r\n\r\n", b"", True),  # eight are borne
-        (CHUNKED + b"2\nab\n3\r\ncde\n0\n\n", b"abcde", True),  # lines may end with a newline alone
-        (OK + b"Content-Length: 1\r\n\r\nxHTTP/1.1 200 OK", b"x", False),  # what comes unasked
-        (CHUNKED + b"1\r\na\r\n0\r\n\r\nHTTP/1.1 200 OK", b"a", False),
-    ],
-)
+@pytest.mark.parametrize(("data", "body", "reusable"), [
+    (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx", b"x", False),
+    (b"HTTP/1.1 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\nx", b"x", True),
+    (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", b"x", False),
+    (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\nx", b"x", True),
+    (b"HTTP/1.1 200\r\nContent-Length: 1\r\n\r\nx", b"x", True),
+    (b"HTTP/1.1 204 None\r\n\r\n", b"", True),  # no body is waited for where there is none
+    (b"HTTP/1.1 304 None\r\n\r\n", b"", True),
+    (INTERIM * 4 + OK + b"Content-Length: 0\r\n\r\n", b"", True),  # eight are borne
+    (CHUNKED + b"2\nab\n3\r\ncde\n0\n\n", b"abcde", True),  # lines may end with a newline alone
+    (OK + b"Content-Length: 1\r\n\r\nxHTTP/1.1 200 OK", b"x", False),  # what comes unasked
+    (CHUNKED + b"1\r\na\r\n0\r\n\r\nHTTP/1.1 200 OK", b"a", False),
+])  # fmt: skip
 def test_whether_a_connection_may_be_used_again(data, body, reusable):
     found, got = fed([data])
     assert (got, found.ended, found.reusable) == (body, True, reusable)
@@ -94,25 +91,22 @@ def test_the_value_of_a_header_may_have_a_colon():
     assert found.headers == {"link": "http://host:80/", "content-length": "0"}
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"SSH-2.0-OpenSSH\r\n", "no HTTP response"),
-        (b"HTTP/2 200\r\n\r\n", "no HTTP/1.1 status line"),
-        (OK + b"x" * (HEAD_LIMIT + 1 - len(OK)), "no HTTP response"),
-        (OK + b"Content-Length: -1\r\n\r\n", "content length"),
-        (CHUNKED + b"what?\r\n", "malformed chunk: its size is b'what"),
-        (CHUNKED + b"-5\r\n", "malformed chunk"),
-        (CHUNKED + b"0x5\r\nhello\r\n", "malformed chunk"),
-        (CHUNKED + b"\r\n", "malformed chunk"),
-        (CHUNKED + b"2\r\nabcd\r\n", "malformed chunk: it is followed by b'cd"),
-        (CHUNKED + b"2\r\nabX", "malformed chunk"),
-        (CHUNKED + b"1" * 20 + b"\r\n", "malformed chunk"),
-        (CHUNKED + b"1" * (LINE_LIMIT + 1), "malformed chunk: its size has no end"),
-        (CHUNKED + b"0\r\nX" + b"x" * LINE_LIMIT, "trailer"),
-        (INTERIM * 4 + b"HTTP/1.1 102 Processing\r\n\r\n", "interim"),
-    ],
-)
+@pytest.mark.parametrize(("data", "why"), [
+    (b"SSH-2.0-OpenSSH\r\n", "no HTTP response"),
+    (b"HTTP/2 200\r\n\r\n", "no HTTP/1.1 status line"),
+    (OK + b"x" * (HEAD_LIMIT + 1 - len(OK)), "no HTTP response"),
+    (OK + b"Content-Length: -1\r\n\r\n", "content length"),
+    (CHUNKED + b"what?\r\n", "malformed chunk: its size is b'what"),
+    (CHUNKED + b"-5\r\n", "malformed chunk"),
+    (CHUNKED + b"0x5\r\nhello\r\n", "malformed chunk"),
+    (CHUNKED + b"\r\n", "malformed chunk"),
+    (CHUNKED + b"2\r\nabcd\r\n", "malformed chunk: it is followed by b'cd"),
+    (CHUNKED + b"2\r\nabX", "malformed chunk"),
+    (CHUNKED + b"1" * 20 + b"\r\n", "malformed chunk"),
+    (CHUNKED + b"1" * (LINE_LIMIT + 1), "malformed chunk: its size has no end"),
+    (CHUNKED + b"0\r\nX" + b"x" * LINE_LIMIT, "trailer"),
+    (INTERIM * 4 + b"HTTP/1.1 102 Processing\r\n\r\n", "interim"),
+])  # fmt: skip
 def test_what_is_no_response_is_said_to_be_none(data, why):
     with pytest.raises(Malformed, match=why):
         fed([data])
@@ -147,18 +141,15 @@ def test_the_usual_piece_is_one_event(data):
         assert [e for byte in body for e in slow.feed(bytes([byte]))] == [text.encode()]
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        {b"data: a\n": [], b"\n": [b"a"]},  # with its last byte, whatever the line end
-        {b"data: a\r\n": [], b"\r\n": [b"a"]},
-        {b"data: a\r": [], b"\r": [b"a"]},
-        {b"id: 7\ndata: a\ndata: b\nretry: 5\ndata\n\n: nothing\n\nevent: x\n\n": [b"a\nb\n"]},
-        # A newline after a carriage return belongs to it across pieces, and then the short way is open again.
-        {b"data: a\r": [], b"\ndata: b\r": [], b"\n\r": [b"a\nb"], b"\n": [], b"data: c\n\n": [b"c"]},
-        {b"data: [DONE]": [], b"\n\n": [b"[DONE]"], b"\n": []},  # without its blank line: at the end
-    ],
-)
+@pytest.mark.parametrize("told", [
+    {b"data: a\n": [], b"\n": [b"a"]},  # with its last byte, whatever the line end
+    {b"data: a\r\n": [], b"\r\n": [b"a"]},
+    {b"data: a\r": [], b"\r": [b"a"]},
+    {b"id: 7\ndata: a\ndata: b\nretry: 5\ndata\n\n: nothing\n\nevent: x\n\n": [b"a\nb\n"]},
+    # A newline after a carriage return belongs to it across pieces, and then the short way is open again.
+    {b"data: a\r": [], b"\ndata: b\r": [], b"\n\r": [b"a\nb"], b"\n": [], b"data: c\n\n": [b"c"]},
+    {b"data: [DONE]": [], b"\n\n": [b"[DONE]"], b"\n": []},  # without its blank line: at the end
+])  # fmt: skip
 def test_events_are_lines_of_data_up_to_a_blank_one(told):
     events = Events()
     assert [events.feed(piece) for piece in told] == [*told.values()]
@@ -213,27 +204,24 @@ def test_every_token_is_stamped_with_the_piece_that_completes_it(count, cut):
     assert list(answer.tokens) == [1] * count
 
 
-@pytest.mark.parametrize(
-    ("choices", "tokens"),
-    [
-        ([{"text": " a"}], 1),
-        ([{"text": ""}], 1),  # as of a special token, or of half a character
-        ([{"text": "", "finish_reason": "length"}], 0),
-        ([{"text": "a", "finish_reason": "length"}], 1),
-        ([{"delta": {"thinking": "a"}}], 1),
-        ([{"delta": {"reasoning_details": [{}]}}], 1),
-        ([{"text": None}], 0),
-        ([{"text": "", "token_ids": [5]}], 1),
-        ([{"text": " a b c", "token_ids": [5, 6, 7]}], 3),
-        ([{"delta": {"role": "assistant", "content": ""}}], 0),
-        ([{"delta": {"content": "a"}}], 1),
-        ([{"delta": {"reasoning_content": "a"}}], 1),
-        ([{"delta": {"tool_calls": [{}]}}], 1),
-        ([{"delta": {}, "token_ids": [1, 2]}], 2),
-        ([{"delta": {}}], 0),
-        ([{"text": " a"}, {"text": " b"}, {"delta": {"content": "c", "reasoning": "d"}}], 3),  # of all, in one chunk
-    ],
-)
+@pytest.mark.parametrize(("choices", "tokens"), [
+    ([{"text": " a"}], 1),
+    ([{"text": ""}], 1),  # as of a special token, or of half a character
+    ([{"text": "", "finish_reason": "length"}], 0),
+    ([{"text": "a", "finish_reason": "length"}], 1),
+    ([{"delta": {"thinking": "a"}}], 1),
+    ([{"delta": {"reasoning_details": [{}]}}], 1),
+    ([{"text": None}], 0),
+    ([{"text": "", "token_ids": [5]}], 1),
+    ([{"text": " a b c", "token_ids": [5, 6, 7]}], 3),
+    ([{"delta": {"role": "assistant", "content": ""}}], 0),
+    ([{"delta": {"content": "a"}}], 1),
+    ([{"delta": {"reasoning_content": "a"}}], 1),
+    ([{"delta": {"tool_calls": [{}]}}], 1),
+    ([{"delta": {}, "token_ids": [1, 2]}], 2),
+    ([{"delta": {}}], 0),
+    ([{"text": " a"}, {"text": " b"}, {"delta": {"content": "c", "reasoning": "d"}}], 3),  # of all, in one chunk
+])  # fmt: skip
 def test_what_bears_a_token(choices, tokens):
     answer = read(whole(token(), told(choices=choices), DONE))
     assert list(answer.tokens) == ([1, tokens] if tokens else [1]) and len(answer.times) == len(answer.tokens)
@@ -242,16 +230,13 @@ def test_what_bears_a_token(choices, tokens):
 NAMES, CACHED = ("prompt_tokens", "completion_tokens"), "prompt_tokens_details"
 
 
-@pytest.mark.parametrize(
-    ("sent", "counts", "cached"),
-    [
-        *(
-            ({"prompt_tokens": n, "completion_tokens": n, CACHED: {"cached_tokens": n}}, (n, n), n)
-            for n in (0, 1, MOST)
-        ),
-        *(({"prompt_tokens": 3, **more}, (3, None), None) for more in ({}, {CACHED: None}, {CACHED: {}})),
-    ],
-)
+@pytest.mark.parametrize(("sent", "counts", "cached"), [
+    *(
+        ({"prompt_tokens": n, "completion_tokens": n, CACHED: {"cached_tokens": n}}, (n, n), n)
+        for n in (0, 1, MOST)
+    ),
+    *(({"prompt_tokens": 3, **more}, (3, None), None) for more in ({}, {CACHED: None}, {CACHED: {}})),
+])  # fmt: skip
 def test_a_count_of_the_server_is_taken_and_one_that_it_does_not_tell_is_open(sent, counts, cached):
     answer = read(whole(token(), told(choices=[], usage=sent), DONE))
     assert (answer.usage, answer.cached) == (counts, cached)

@@ -23,19 +23,16 @@ STATE = group("MambaSpec", size=2048)
 UNIFORM = group("UniformTypeKVCacheSpecs", kv_cache_specs={"0": FULL.kv_cache_spec})
 
 
-@pytest.mark.parametrize(
-    ("groups", "windows"),
-    [
-        ([FULL], [None]),
-        ([UNIFORM], [None]),
-        ([group("MLAAttentionSpec")], [None]),
-        ([FULL, SLIDING, SLIDING], [None, 512, 512]),
-        ([STATE, FULL], [0, None]),
-        ([FULL, group("SlidingWindowSpec", size=32, sliding_window=512)], None),
-        ([FULL, group("ChunkedLocalAttentionSpec")], None),
-        ([], None),
-    ],
-)
+@pytest.mark.parametrize(("groups", "windows"), [
+    ([FULL], [None]),
+    ([UNIFORM], [None]),
+    ([group("MLAAttentionSpec")], [None]),
+    ([FULL, SLIDING, SLIDING], [None, 512, 512]),
+    ([STATE, FULL], [0, None]),
+    ([FULL, group("SlidingWindowSpec", size=32, sliding_window=512)], None),
+    ([FULL, group("ChunkedLocalAttentionSpec")], None),
+    ([], None),
+])  # fmt: skip
 def test_windows_of_the_groups_of_layers(groups, windows):
     assert slm_facts.group_windows(SimpleNamespace(kv_cache_groups=groups)) == windows
 

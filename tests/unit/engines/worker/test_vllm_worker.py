@@ -181,17 +181,14 @@ def test_it_tells_how_far_it_is_while_it_serves(worker, serve, monkeypatch):
 FULL = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "iteration", "rows"),
-    [
-        (SimpleNamespace(), {"num_generation_tokens": 4}, [(None, None, 4, 0, None, 0)]),
-        (None, {"num_generation_tokens": 2}, [(None, None, 2, 0, None, 0)]),
-        (FULL, {"num_generation_tokens": 4, "num_prompt_tokens": 32, "num_preempted_reqs": 2}, [(3, 1, 4, 32, 0.5, 2)]),
-        (FULL, {}, []),  # without tokens a report is no step
-        (FULL, {"num_generation_tokens": 0}, []),
-        (FULL, None, []),
-    ],
-)
+@pytest.mark.parametrize(("scheduler", "iteration", "rows"), [
+    (SimpleNamespace(), {"num_generation_tokens": 4}, [(None, None, 4, 0, None, 0)]),
+    (None, {"num_generation_tokens": 2}, [(None, None, 2, 0, None, 0)]),
+    (FULL, {"num_generation_tokens": 4, "num_prompt_tokens": 32, "num_preempted_reqs": 2}, [(3, 1, 4, 32, 0.5, 2)]),
+    (FULL, {}, []),  # without tokens a report is no step
+    (FULL, {"num_generation_tokens": 0}, []),
+    (FULL, None, []),
+])  # fmt: skip
 def test_the_stat_logger_takes_what_is_there_and_has_all_that_vllm_calls(
     worker, monkeypatch, scheduler, iteration, rows
 ):
@@ -254,15 +251,12 @@ class Profiling(Engine):
 NOT_ENABLED, FULL_DISK = RuntimeError("Profiling is not enabled"), OSError("No space left on device")
 
 
-@pytest.mark.parametrize(
-    ("kind", "broken", "problem", "told"),
-    [
-        (Profiling, {}, None, ["start", "stop"]),
-        (Engine, {}, "this vLLM has no profiler by that name", []),
-        (Profiling, {"start": NOT_ENABLED}, f"RuntimeError: {NOT_ENABLED}", []),
-        (Profiling, {"stop": FULL_DISK}, f"OSError: {FULL_DISK}", ["start"]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "broken", "problem", "told"), [
+    (Profiling, {}, None, ["start", "stop"]),
+    (Engine, {}, "this vLLM has no profiler by that name", []),
+    (Profiling, {"start": NOT_ENABLED}, f"RuntimeError: {NOT_ENABLED}", []),
+    (Profiling, {"stop": FULL_DISK}, f"OSError: {FULL_DISK}", ["start"]),
+])  # fmt: skip
 def test_the_profiler_is_on_in_a_short_window_of_a_settled_load_and_spoils_nothing(
     worker, serve, monkeypatch, kind, broken, problem, told
 ):
@@ -285,15 +279,12 @@ def test_a_release_that_has_the_argument_gets_it_and_an_older_one_the_variable(w
     assert worker.profiler_arguments(old, "/traces") == {} and os.environ["VLLM_TORCH_PROFILER_DIR"] == "/traces"
 
 
-@pytest.mark.parametrize(
-    ("device", "executor", "chosen", "method"),
-    [
-        ("cpu", "mp", None, "fork"),
-        ("cpu", "mp", "spawn", "spawn"),
-        ("cpu", "uni", None, "spawn"),  # the model is in the core, and OpenMP cannot be forked
-        ("cuda", "mp", None, "spawn"),
-    ],
-)
+@pytest.mark.parametrize(("device", "executor", "chosen", "method"), [
+    ("cpu", "mp", None, "fork"),
+    ("cpu", "mp", "spawn", "spawn"),
+    ("cpu", "uni", None, "spawn"),  # the model is in the core, and OpenMP cannot be forked
+    ("cuda", "mp", None, "spawn"),
+])  # fmt: skip
 def test_the_core_is_forked_on_the_cpu_and_spawns_the_process_of_the_model(
     worker, monkeypatch, device, executor, chosen, method
 ):
