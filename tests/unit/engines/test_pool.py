@@ -25,6 +25,8 @@ CUDA, CPU = (replace(SIMULATED, platform=name) for name in ("cuda", "cpu"))
 PAIR = ReplicaSpec((SIMULATED, SIMULATED))
 WORKLOAD, LOAD = small_workload(), ClosedLoop(4, window_s=0.5)
 GPU = "GPU-1234"
+LAUNCH, CLOSE = "launch opt-tiny 0", "close opt-tiny 0"
+VERIFIED = [f"verify replica {n} of 2 (opt-tiny) []" for n in (1, 2)]
 
 
 @pytest.fixture
@@ -70,8 +72,8 @@ def test_a_specification_is_started_once_and_another_stops_it_before_it_starts(l
     assert pool.engine(replace(PAIR)) is two and two.ready and pool.current == PAIR
     pool.close()
     pool.close()
-    tiny, other = ("launch opt-tiny 0", "close opt-tiny 0"), ("launch opt-125m 0", "close opt-125m 0")
-    assert log == [*tiny, *other, tiny[0], *tiny, tiny[1]]
+    tiny, other = (LAUNCH, CLOSE), ("launch opt-125m 0", "close opt-125m 0")
+    assert log == [*tiny, *other, LAUNCH, *tiny, CLOSE]
     assert pool.starts == [SIMULATED, OTHER, PAIR] and pool.current is None
 
 
@@ -81,20 +83,21 @@ def test_an_engine_that_died_is_closed_and_the_next_is_a_new_one(launching, log)
     with pytest.raises(EngineFailed):
         first.run(WORKLOAD, OpenLoop(requests=4))
     second = pool.engine(mortal)
-    assert log == ["launch opt-tiny 0", "close opt-tiny 0", "launch opt-tiny 0"] and first.launch != second.launch
+    assert log == [LAUNCH, CLOSE, LAUNCH] and first.launch != second.launch
     assert second.run(WORKLOAD, OpenLoop(requests=3)).failures == 0
 
 
 @pytest.mark.parametrize(("spec", "name"), [(SIMULATED, ""), (PAIR, r"replica 1 of 2 \(opt-tiny\): ")])
 def test_what_did_not_start_is_not_tried_again_and_says_why(spec, name):
-    pool = Pool(refuse)
-    with pytest.raises(EngineFailed, match=f"^{name}did not start.*\n.*bang"):
-        pool.engine(spec)
-    with pytest.raises(EngineFailed, match=rf"^\S.*: {name}did not start: no memory; /tmp/x/engine.log\n") as again:
-        pool.engine(spec)
-    assert "bang" not in again.value.problem and again.value.hint == "a smaller model"
-    with pytest.raises(EngineFailed, match="bang"):
-        pool.engine(OTHER)
+    pool, again = Pool(refuse), rf"^\S.*: {name}did not start: no memory; /tmp/x/engine.log\n"
+    for asked, told, bang in (
+        (spec, f"^{name}did not start", True),
+        (spec, again, False),
+        (OTHER, "did not start", True),
+    ):
+        with pytest.raises(EngineFailed, match=told) as caught:
+            pool.engine(asked)
+        assert ("bang" in caught.value.problem, caught.value.hint) == (bang, "a smaller model")
     assert pool.starts == [spec, OTHER]
 
 
@@ -154,10 +157,10 @@ def test_cores_and_shares_are_of_each_and_each_is_checked_when_it_has_started(mo
     assert seen == [(cores[0], 0.5), (cores[1], 0.5), "replica 1 of 2 (opt-tiny)", "replica 2 of 2 (opt-tiny)"]
 
 
-@given(st.integers(1, 9))
-def test_cores_are_in_equal_parts_and_nobody_has_anothers(replicas):
-    parts = equal_parts([own_cores()] * replicas, own_cores())
-    assert len(parts) == replicas and len({len(part) for part in parts}) == 1
+@given(st.lists(st.frozensets(st.integers(0, 7)), min_size=1, max_size=9))
+def test_cores_are_in_equal_parts_and_nobody_has_anothers(near):
+    parts = equal_parts(near, frozenset(range(8)))
+    assert len(parts) == len(near) and len({len(part) for part in parts}) == 1
     assert len({core for part in parts for core in part}) == sum(map(len, parts))
 
 
@@ -210,18 +213,19 @@ def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped(lau
 
 
 @pytest.fixture
-def lost(monkeypatch, log):
-    """Names of replicas that a daemon of MPS does not serve, on an imagined GPU that it can run on."""
-    names = []
+def daemon(monkeypatch, log):
+    """The daemon of MPS on an imagined GPU that it can run on; `lost` names replicas that it does not serve."""
 
     class Daemon:
+        lost = ()
+
         def __init__(self, gpu, thread_percentage):
             log.append(f"daemon {gpu} {thread_percentage}")
             self.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe", "CUDA_VISIBLE_DEVICES": gpu}
 
         def verify(self, name, pids):
             log.append(f"verify {name} {sorted(pids)}")
-            if name in names:
+            if name in self.lost:
                 raise EngineFailed("the MPS control daemon ended")
 
         def close(self):
@@ -230,34 +234,33 @@ def lost(monkeypatch, log):
     monkeypatch.setattr(pools, "mps_unable", lambda gpu: None)
     monkeypatch.setattr(pools, "MpsDaemon", Daemon)
     monkeypatch.setattr(pools, "memory_used", lambda device: 0)
-    return names
+    return Daemon
 
 
-LAUNCHES, CLOSES = ["launch opt-tiny 0"] * 2, ["close opt-tiny 0"] * 2
-VERIFIED = [f"verify replica {n} of 2 (opt-tiny) []" for n in (1, 2)]
+def under_mps(launch, **how):
+    return replicas_of(CUDA, CUDA, launch=launch, device=GPU, sharing="mps", **how)
 
 
-def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(lost, launching, log):
-    replicas = replicas_of(CUDA, CUDA, launch=launching(), device=GPU, sharing="mps", thread_percentage=50).start()
+def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(daemon, launching, log):
+    replicas = under_mps(launching(), thread_percentage=50).start()
     assert [engine.extra_env["CUDA_MPS_PIPE_DIRECTORY"] for engine in replicas.engines] == ["/pipe"] * 2
     replicas.close()
-    assert log == [f"daemon {GPU} 50", *LAUNCHES, *VERIFIED, *CLOSES, "daemon ends"]
+    assert log == [f"daemon {GPU} 50", LAUNCH, LAUNCH, *VERIFIED, CLOSE, CLOSE, "daemon ends"]
 
 
-def test_a_replica_that_runs_without_mps_or_does_so_after_a_run_is_an_error_and_everything_ends(lost, launching, log):
-    first, second = (replicas_of(CUDA, CUDA, launch=launching(), device=GPU, sharing="mps") for _ in "12")
-    first.start()
-    lost.append("replica 2 of 2 (opt-tiny)")
+def test_a_replica_that_runs_without_mps_or_does_so_after_a_run_is_an_error_and_everything_ends(daemon, launching, log):
+    first, second = under_mps(launching()).start(), under_mps(launching())
+    daemon.lost = ["replica 2 of 2 (opt-tiny)"]
     for use in (lambda: measured(first), second.start):
         log.clear()
         with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the MPS control daemon ended"):
             use()
-        assert log == [*VERIFIED, *CLOSES, "daemon ends"]
+        assert log == [*VERIFIED, CLOSE, CLOSE, "daemon ends"]
 
 
-def test_a_daemon_is_closed_when_no_engine_starts(lost, log):
+def test_a_daemon_is_closed_when_no_engine_starts(daemon, log):
     with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\): did not start"):
-        replicas_of(CUDA, CUDA, launch=refuse, device=GPU, sharing="mps")
+        under_mps(refuse)
     assert log == [f"daemon {GPU} None", "daemon ends"]
 
 
@@ -277,21 +280,15 @@ def test_where_it_cannot_be_shared_the_reason_is_said(monkeypatch):
 def test_instances_of_mig_that_are_there_are_used_and_none_is_made(monkeypatch, launching):
     """By their place on the GPU, with a gap between them."""
     assert pools.mig_instances(GPU) == [], "without NVML"
-    instances, on = ("MIG-a", None, "MIG-b"), [1, 1]
+    on = [1, 1]
 
     def at(gpu, index):
-        if instances[index] is None:
+        if index == 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return instances[index]
+        return ("MIG-a", None, "MIG-b")[index]
 
-    told = {
-        "Init": lambda: None,
-        "DeviceGetHandleByUUID": lambda uuid: uuid,
-        "DeviceGetMigMode": lambda gpu: on,
-        "DeviceGetMaxMigDeviceCount": lambda gpu: len(instances),
-        "DeviceGetMigDeviceHandleByIndex": at,
-        "DeviceGetUUID": lambda handle: handle,
-    }
+    told = {"Init": lambda: None, "DeviceGetMigMode": lambda gpu: on, "DeviceGetMaxMigDeviceCount": lambda gpu: 3}
+    told |= {"DeviceGetMigDeviceHandleByIndex": at, "DeviceGetUUID": str, "DeviceGetHandleByUUID": str}
     for name, answer in told.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", answer)
     assert pools.mig_instances(GPU) == ["MIG-a", "MIG-b"]
@@ -309,29 +306,21 @@ class Gpu(FakeNvml):
         mode._obj.value = self.mode
 
 
-@pytest.fixture
-def told(tmp_path, monkeypatch):
-    """The folder of the programs of MPS, first on the PATH; none is started."""
-    return install(tmp_path / "bin", monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("mig", "mode", "reason"), [(False, 0, None), (False, 3, None), (True, 0, "MIG mode"), (False, 2, "prohibited")]
-)
-def test_the_card_decides_whether_mps_can_run(told, mig, mode, reason):
-    gpu = Gpu(mig_mode=mig)
+@pytest.mark.parametrize(("gpu", "mode", "reason"), [
+    (Gpu(), 0, None),
+    (Gpu(), 3, None),
+    (Gpu(mig_mode=True), 0, "MIG mode"),
+    (Gpu(), 2, "prohibited"),
+    (Gpu(missing=frozenset({"nvmlDeviceGetMigMode"})), 0, "Function Not Found"),  # the driver is too old to tell
+    (Gpu(State(refused={"nvmlDeviceGetMigMode": NOT_SUPPORTED})), 0, None),
+])  # fmt: skip
+def test_the_card_decides_whether_mps_can_run(tmp_path, monkeypatch, gpu, mode, reason):
+    install(tmp_path / "bin", monkeypatch)  # of its programs none is started
     gpu.mode = mode
     with installed(gpu):
         why = mps_unable(UUID)
-        assert why is None if reason is None else {UUID, *reason.split()} <= {*re.split("[ ,:]", why)}
+        assert why is None if reason is None else {*reason.split()} <= {*re.split("[ ,:]", why)}
         assert mps_unable("GPU-of-nobody").startswith("no GPU GPU-of-nobody ")
-
-
-def test_a_card_without_mig_may_be_shared_and_other_reasons_not_to(told, monkeypatch):
-    with installed(Gpu(missing=frozenset({"nvmlDeviceGetMigMode"}))):
-        assert "Function Not Found" in mps_unable(UUID), "the driver is too old to tell"
-    with installed(Gpu(State(refused={"nvmlDeviceGetMigMode": NOT_SUPPORTED}))):
-        assert mps_unable(UUID) is None
     assert "MIG-7" in mps_unable("MIG-7")
     monkeypatch.setattr(pools.platform, "system", lambda: "Darwin")
     assert "Darwin" in mps_unable(UUID)
