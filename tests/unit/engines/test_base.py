@@ -6,8 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from interfaces import SIMULATED, small_workload
 from refusals import refused
 
@@ -34,10 +32,10 @@ def test_prompt_and_output_together_must_fit_and_no_more_than_the_model_has_posi
 
 
 def test_a_load_as_a_message_has_all_of_its_fields_and_its_window_begins_where_it_has_settled():
-    message = message_of(replace(LOAD, requests=3))
-    assert (message["kind"], message["concurrency"], message["requests"]) == ("closed_loop", 4, 3)
-    message = message_of(OpenLoop(rate=2.0, settle_s=0.5, window_s=1.0, schedule_s=(0.0, 0.5)))
-    assert message["window"] == (0.5, 1.5) and tuple(message["schedule"]) == (0.0, 0.5)
+    counted = {"kind": "closed_loop", "concurrency": 4, "requests": 3}
+    scheduled = OpenLoop(rate=2.0, settle_s=0.5, window_s=1.0, schedule_s=(0.0, 0.5))
+    assert message_of(replace(LOAD, requests=3)).items() >= counted.items()
+    assert message_of(scheduled).items() >= {"window": (0.5, 1.5), "schedule": (0.0, 0.5)}.items()
     assert message_of(OpenLoop(requests=2))["window"] is None
     for rate in ({"requests": 3}, {"window_s": 1.0}):
         with refused():
@@ -64,14 +62,9 @@ class Told(Engine):
         return load
 
 
-@given(st.lists(st.lists(st.floats(-50, 0), min_size=1), min_size=1))
-def test_a_score_is_the_mean_of_the_tokens(likely):
-    assert Told(likely).scores(WORKLOAD, ()) == pytest.approx([sum(each) / len(each) for each in likely])
-
-
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf"), -1e9])
-def test_what_is_no_score_of_an_engine_that_works_counts_as_impossible(broken):
-    assert Told([[broken, 0.0], [-1.0]]).scores(WORKLOAD, ()) == (IMPOSSIBLE / 2, -1.0)
+def test_a_score_is_the_mean_of_the_tokens_of_which_one_that_is_none_counts_as_impossible(broken):
+    assert Told([[broken, 0.0], [-1.0, -2.0, -6.0]]).scores(WORKLOAD, ()) == (IMPOSSIBLE / 2, -3.0)
 
 
 def test_it_has_each_workload_once_and_is_ready_again_after_a_load_unless_that_was_broken_off():
@@ -101,20 +94,13 @@ def test_loads_that_are_for_other_engines(load, jobs_only, hint):
 
 def test_an_engine_that_is_not_asked_says_so_in_time():
     engine = Engine(SIMULATED)
-    for ask in (lambda: engine.outputs(WORKLOAD, 1, 1), lambda: engine.scores(WORKLOAD, ((1,),))):
-        with pytest.raises(EngineFailed):
-            ask()
+    with pytest.raises(EngineFailed):
+        engine.outputs(WORKLOAD, 1, 1)
+    with pytest.raises(EngineFailed):
+        engine.scores(WORKLOAD, ((1,),))
     assert engine.profile(WORKLOAD, LOAD) and engine.processes() == set()
     with refused(hint="batching"):
         _ = engine.batching
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Seconds of the host's monotonic clock, which stands still."""
-    found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: found.now))
-    return found
 
 
 @pytest.mark.parametrize(("loads", "after_s", "opens_s", "lasts_s"), [
@@ -122,10 +108,11 @@ def clock(monkeypatch):
     ([replace(LOAD, ramp_up="burst")], 4.3, 4.5, 5.0),  # they began 4 s before: two periods of the slowest
     ([replace(LOAD, window_s=s) for s in (0.5, 2.0, 1.0)], 0.0, 0.2, 2.0),  # the longest counts for all
 ])  # fmt: skip
-def test_a_window_opens_when_all_have_settled_with_room_for_two_convoys(clock, loads, after_s, opens_s, lasts_s):
+def test_a_window_opens_when_all_have_settled_with_room_for_two_convoys(monkeypatch, loads, after_s, opens_s, lasts_s):
+    clock = iter([100.0, *[100.0 + after_s] * 9])
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     barrier = WindowBarrier([message_of(load) for load in loads])
     assert barrier.begins_s == 100.5
-    clock.now += after_s
     for _ in loads[1:]:
         barrier.ended()
     opens, closes = barrier.settled()
