@@ -13,8 +13,6 @@ from pytest_slmserve.engines import device_lock
 from pytest_slmserve.engines.device_lock import lock_device, lock_path
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
 
-PRECIOUS = "PRECIOUS DATA"
-
 
 @pytest.fixture
 def path(tmp_path):
@@ -30,26 +28,10 @@ def held(path):
     return lock_device("cpu", path.parent)
 
 
-def take(path):
-    with held(path):
-        pass
-
-
-def busy(path):
-    with pytest.raises(DeviceBusy) as caught:
-        take(path)
+def refused(path, error=DeviceBusy, match=None):
+    with pytest.raises(error, match=match) as caught, held(path):
+        pytest.fail("it was taken")
     return caught.value
-
-
-@pytest.fixture
-def victim(tmp_path):
-    """A file of ours elsewhere, for our eyes only; whatever happens, it stays what it is."""
-    path = tmp_path / "victim"
-    path.write_text(PRECIOUS, "utf-8")
-    path.chmod(0o600)
-    yield path
-    assert path.read_text("utf-8") == PRECIOUS
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 PLANTED = {
@@ -63,14 +45,16 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_what_is_no_file_of_its_own_is_refused_and_left_alone(path, victim, kind):
+def test_what_is_no_file_of_its_own_is_refused_and_left_alone(path, tmp_path, kind):
+    victim = tmp_path / "victim"
+    victim.write_text("PRECIOUS DATA", "utf-8")
+    victim.chmod(0o600)
     PLANTED[kind](path, victim)
-    before = sorted(path.name for path in victim.parent.iterdir())
-    with pytest.raises(BadUsage, match=r"cpu\.lock") as caught:
-        take(path)
-    assert "TMPDIR" in caught.value.hint and len(caught.value.problem.splitlines()) == 1
-    assert of_lock(path).state == "problem"
-    assert sorted(path.name for path in victim.parent.iterdir()) == before, "nothing was made"
+    before = sorted(tmp_path.iterdir())
+    told = refused(path, BadUsage, r"cpu\.lock")
+    assert "TMPDIR" in told.hint and len(told.problem.splitlines()) == 1 and of_lock(path).state == "problem"
+    assert sorted(tmp_path.iterdir()) == before, "nothing was made"
+    assert (victim.read_text("utf-8"), stat.S_IMODE(victim.stat().st_mode)) == ("PRECIOUS DATA", 0o600)
 
 
 @pytest.mark.parametrize("mode", [None, 0o644, 0o600, 0o664])
@@ -81,7 +65,8 @@ def test_a_new_lock_can_be_taken_by_every_user_and_the_mode_of_one_that_was_ther
         if mode:
             path.touch()
             path.chmod(mode)
-        take(path)
+        with held(path):
+            refused(path)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == (mode or 0o666)
@@ -92,7 +77,7 @@ def test_a_file_of_another_user_is_a_lock_like_any_other(path):
     path.touch()
     os.chown(path, 65534, 65534)
     with held(path):
-        busy(path)
+        refused(path)
     assert path.stat().st_uid == 65534
 
 
@@ -108,13 +93,13 @@ def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(path, monke
     monkeypatch.setattr(os, "open", late)
     with held(path):
         monkeypatch.undo()
-        busy(path)
+        refused(path)
 
 
 def test_nothing_is_written_before_the_lock_is_ours(path, monkeypatch):
     path.write_text("the note of somebody", "utf-8")
     monkeypatch.setattr(device_lock, "try_lock", lambda file: False)
-    busy(path)
+    refused(path)
     assert path.read_text("utf-8") == "the note of somebody"
 
 
@@ -122,10 +107,10 @@ def test_a_terminal_does_not_obey_what_a_holder_has_written(path):
     with held(path):
         note = {"pid": 1, "since": "\x1b]0;pwned\x07", "folder": "\x1b[2J\u202e/home"}
         path.write_text(json.dumps(note), "utf-8")
-        told = str(busy(path))
+        told = str(refused(path))
         assert r"\x1b[2J" in told and not {"\x1b", "\x07", "\u202e"} & {*told, *of_lock(path).found}
         path.write_text("[" * 100_000, "utf-8")
-        busy(path)
+        refused(path)
 
 
 def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_it(path):
@@ -134,10 +119,11 @@ def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_
         note = path.read_text("utf-8")
         assert note.startswith('{"pid": ') and "x" * 100 not in note
         path.write_text("", "utf-8")
-        busy(path)
+        refused(path)
         path.write_text(note, "utf-8")
     assert path.read_text("utf-8") == ""
-    take(path)
+    with held(path):
+        pass
 
 
 def test_a_file_system_without_locks_is_a_sentence(path, monkeypatch):
@@ -145,9 +131,7 @@ def test_a_file_system_without_locks_is_a_sentence(path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", none)
-    with pytest.raises(BadUsage, match="No locks available") as caught:
-        take(path)
-    assert "TMPDIR" in caught.value.hint
+    assert "TMPDIR" in refused(path, BadUsage, "No locks available").hint
 
 
 def test_a_file_that_may_only_be_read_can_be_locked(path, monkeypatch):
@@ -155,5 +139,5 @@ def test_a_file_that_may_only_be_read_can_be_locked(path, monkeypatch):
     if os.geteuid() == 0:  # who may write to every file
         monkeypatch.setattr(device_lock, "open_lock", lambda path: path.open("r"))
     with held(path):
-        busy(path)
+        refused(path)
     assert path.read_text("utf-8") == ""
