@@ -3,11 +3,11 @@ and prompts that no prefix cache has seen. The server's answers are planted, and
 
 import http.client
 import json
-import socket
 import ssl
 from base64 import b64encode
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
@@ -21,19 +21,29 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import EngineSpec, Request, Workload, WorkloadSpec
 
 
-class Client:
-    """Stands in for the process that sends the requests."""
-
-    def __init__(self, url, headers, **options):
-        self.url, self.headers = url, headers
-
-    def kill(self):
-        self.url = ""
-
-
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch):
-    monkeypatch.setattr(endpoint, "LoadClient", Client)
+    """None sends requests."""
+    monkeypatch.setattr(endpoint, "LoadClient", lambda *_, **__: SimpleNamespace(kill=lambda: None))
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """Plants what a server answers: `answered(status, kind, text)`, or a function of what it is asked."""
+
+    def plant(*answer):
+        monkeypatch.setattr(endpoint, "ask_once", answer[0] if callable(answer[0]) else lambda *_: answer)
+
+    return plant
+
+
+def raising(error):
+    """A server that is not reached, for this reason."""
+
+    def ask(*_):
+        raise error
+
+    return ask
 
 
 def spec_of(path="/v1/completions"):
@@ -42,10 +52,9 @@ def spec_of(path="/v1/completions"):
 
 @pytest.mark.parametrize("text", ["", "two words"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(monkeypatch, path, text):
-    monkeypatch.setattr(endpoint, "ask_once", Refusing())
-    more = (("ignore_eos", "null"), ("top_k", "1"))
-    engine = engine_with("key", replace(spec_of(path), extra=more))
+def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(answered, path, text):
+    answered(Refusing())
+    engine = engine_with("key", replace(spec_of(path), extra=(("ignore_eos", "null"), ("top_k", "1"))))
     engine.close()
     asked = json.loads(engine.body(Request((5, 6, 7), 9, text)))
     if path == "/v1/completions":
@@ -61,22 +70,16 @@ ENCODED = (str, quote, lambda key: b64encode(key.encode()).decode(), lambda key:
 
 @pytest.mark.parametrize("where", ["text", "type", "status line", "stream"])
 @pytest.mark.parametrize("encode", ENCODED, ids=["plain", "quoted", "base64", "hex"])
-def test_a_server_that_sends_the_key_back_is_told_without_it(monkeypatch, where, encode):
+def test_a_server_that_sends_the_key_back_is_told_without_it(answered, where, encode):
     """However it is written, and without what a terminal would obey."""
     key = "sk/FAULT+9f8e7d6c5b4a"
     echo = f"\x1b[2J k={encode(key)} end"
-
-    def answer(*_):
-        match where:
-            case "text":
-                return 401, "text/plain", echo
-            case "type":
-                return 200, echo, ""
-            case "stream":
-                return 200, "text/event-stream", f'data: {{"error": "{echo}"}}\n\n'
-        raise http.client.BadStatusLine(echo)
-
-    monkeypatch.setattr(endpoint, "ask_once", answer)
+    answered(*{
+        "text": (401, "text/plain", echo),
+        "type": (200, echo, ""),
+        "stream": (200, "text/event-stream", f'data: {{"error": "{echo}"}}\n\n'),
+        "status line": (raising(http.client.BadStatusLine(echo)),),
+    }[where])  # fmt: skip
     with pytest.raises(BadUsage, match=r"k=\[hidden\]=* end") as caught:
         engine_with(key, spec_of())
     assert encode(key)[:8] not in str(caught.value) and "\x1b" not in str(caught.value)
@@ -109,9 +112,8 @@ IDS = '"prompt": ['
     (("stream_options", IDS), ("stream_options", "token ids")),
     (("ignore_eos", IDS, "stream_options"), ("stream_options", "ignore_eos", "token ids")),
 ])  # fmt: skip
-def test_what_a_server_refuses_is_not_asked_for(monkeypatch, words, without):
-    server = Refusing(*words)
-    monkeypatch.setattr(endpoint, "ask_once", server)
+def test_what_a_server_refuses_is_not_asked_for(answered, words, without):
+    answered(server := Refusing(*words))
     engine = engine_with("key-of-somebody", spec_of())
     engine.close()
     assert engine.without == without
@@ -119,28 +121,19 @@ def test_what_a_server_refuses_is_not_asked_for(monkeypatch, words, without):
     assert server.asked[-1]["stream"] is True and "max_tokens" in server.asked[-1]
 
 
-def raising(error):
-    """A server that is not reached, for this reason."""
-
-    def ask(*_):
-        raise error
-
-    return ask
-
-
 @pytest.mark.parametrize(("answer", "told", "hint"), [
-    (Refusing("ignore_eos", '"model"'), r'422: no "model" here, Bearer \[hidden\]', "--extra-body"),
-    (lambda *_: (500, "text/plain", "no"), "500: no", "the server's own log"),
-    (lambda *_: (413, "text/plain", "no"), "413: no", "--extra-body"),
-    (lambda *_: (403, "text/plain", "no"), "403: no", "SLM_ENDPOINT"),
-    (lambda *_: (307, "text/plain", "no"), "307: no", "the URL that it leads to"),
-    (lambda *_: (429, "text/plain", "no"), "429: no", "limits how much you ask"),
-    (raising(ssl.SSLCertVerificationError("self-signed")), "does not answer: .*self-signed", "SSL_CERT_FILE=PATH"),
-    (raising(ssl.SSLError("WRONG_VERSION_NUMBER")), "does not answer: .*WRONG", "the URL of a server that runs"),
-    (lambda *_: (200, "text/event-stream", 'data: {"error": "out of memory"}\n\n'), "out of memory", "log"),
+    ([Refusing("ignore_eos", '"model"')], r'422: no "model" here, Bearer \[hidden\]', "--extra-body"),
+    ((500, "text/plain", "no"), "500: no", "the server's own log"),
+    ((413, "text/plain", "no"), "413: no", "--extra-body"),
+    ((403, "text/plain", "no"), "403: no", "SLM_ENDPOINT"),
+    ((307, "text/plain", "no"), "307: no", "the URL that it leads to"),
+    ((429, "text/plain", "no"), "429: no", "limits how much you ask"),
+    ([raising(ssl.SSLCertVerificationError("self-signed"))], "does not answer: .*self-signed", "SSL_CERT_FILE=PATH"),
+    ([raising(ssl.SSLError("WRONG_VERSION_NUMBER"))], "does not answer: .*WRONG", "the URL of a server that runs"),
+    ((200, "text/event-stream", 'data: {"error": "out of memory"}\n\n'), "out of memory", "log"),
 ])  # fmt: skip
-def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(monkeypatch, answer, told, hint):
-    monkeypatch.setattr(endpoint, "ask_once", answer)
+def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(answered, answer, told, hint):
+    answered(*answer)
     with pytest.raises(BadUsage, match=told) as raised:
         engine_with("key-of-somebody", spec_of())
     assert hint in raised.value.hint
@@ -152,24 +145,22 @@ def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(monk
     (["base", "tuned"], "sesame", r"2 .*: base, tuned\n.*--model base"),
     (["me/mine"], "wrong", r"/v1/models .*\n.*--model NAME"),
 ])  # fmt: skip
-def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, path, models, key, told):
+def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, answered, path, models, key, told):
     def ask(method, url, headers, body, within_s):
         assert (method, url, body, within_s) == ("GET", "http://host/v1/models", None, 10)
         may = headers["Authorization"] == "Bearer sesame"
         return 200, "application/json", json.dumps({"data": [{"id": name} for name in models]} if may else {})
 
     monkeypatch.setenv("SLM_ENDPOINT_KEY", f" {key}\n")
-    monkeypatch.setattr(endpoint, "ask_once", ask)
+    answered(ask)
     with pytest.raises(BadUsage, match=told) if told else nullcontext():
         assert only_model(f"http://host/v1{path}", 10) == "me/mine"
 
 
-def test_where_no_server_answers_no_model_is_asked_for():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
-        with pytest.raises(BadUsage, match="/v1/completions"):
-            only_model(nobody, 10)
+def test_where_no_server_answers_no_model_is_asked_for(answered):
+    answered(raising(ConnectionRefusedError("refused")))
+    with pytest.raises(BadUsage, match="/v1/completions"):
+        only_model("http://127.0.0.1:1/v1/completions", 10)
 
 
 def requests_of(*prompts):
@@ -209,6 +200,6 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
     ("<html>", None),
     ("vllm:prefix_cache_queries_total NaN\n", None),
 ])  # fmt: skip
-def test_the_counters_of_several_engines_are_added_up(monkeypatch, page, found):
-    monkeypatch.setattr(endpoint, "ask_once", lambda *_: (200, "text/plain", page))
+def test_the_counters_of_several_engines_are_added_up(answered, page, found):
+    answered(200, "text/plain", page)
     assert endpoint.cache_lookups("http://host/v1/completions", {}) == found
