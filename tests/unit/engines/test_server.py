@@ -3,7 +3,7 @@ port, and the folder that describes its model. How it serves and ends is in test
 
 import json
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,32 +113,25 @@ def test_vllms_server_is_asked_to_count_where_it_caches(spec, wanted):
     assert ("--enable-prompt-tokens-details" in server_command(replace(spec, interface="server"), "m", 8000)) is wanted
 
 
-def test_a_request_asks_for_exactly_so_many_tokens():
+def test_a_request_asks_for_exactly_so_many_tokens_and_an_engine_has_its_key_in_archives():
     wanted = {"model": "a-model", "prompt": [3, 5], "max_tokens": 7, "ignore_eos": True, "temperature": 0}
     wanted |= {"stream": True, "stream_options": {"include_usage": True}}
     assert completion(Request((3, 5), 7), "a-model") == wanted
-
-
-def test_archives_are_known_by_the_keys_of_their_engines():
     assert EngineSpec("opt-1.3b").key == "87df620a5220"
 
 
-def test_a_port_is_one_that_no_connection_gets_and_that_is_not_taken(monkeypatch):
+def test_a_port_is_one_that_no_connection_gets_and_that_is_not_taken(monkeypatch, tmp_path):
     lowest = int(server.OF_CONNECTIONS.read_text().split()[0])
     found = {server.free_port() for _ in range(20)}
     assert len(found) > 10 and all(20_000 <= port < lowest for port in found)
-    with socket.create_server((server.HOST, server.free_port())) as taken:
+    with socket.create_server((server.HOST, server.free_port())) as taken, monkeypatch.context() as patch:
         busy = taken.getsockname()[1]
-        monkeypatch.setattr(server.secrets.SystemRandom, "sample", lambda *_: [busy])
+        patch.setattr(server.secrets.SystemRandom, "sample", lambda *_: [busy])
         assert server.free_port() not in (0, busy)
-
-
-@pytest.mark.parametrize("range_of_connections", ["1024\t65535\n", None])
-def test_where_connections_may_have_any_port_the_system_chooses(monkeypatch, tmp_path, range_of_connections):
-    if range_of_connections:
-        (tmp_path / "range").write_text(range_of_connections)
     monkeypatch.setattr(server, "OF_CONNECTIONS", tmp_path / "range")
-    assert server.free_port() >= 1024
+    assert server.free_port() >= 1024, "where nobody knows, the system chooses"
+    (tmp_path / "range").write_text("1024\t65535\n")
+    assert server.free_port() >= 1024, "and where connections may have any port"
 
 
 @pytest.fixture(autouse=True)
@@ -148,37 +141,30 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "pytest-slmserve"
 
 
-def test_dummy_weights_come_from_a_folder_that_describes_the_model(cache):
+def test_dummy_weights_come_from_a_folder_that_describes_the_model_and_real_ones_by_name_or_path(cache):
     """The same at every start; a folder of one name may describe something else."""
+    for model, wanted in (("opt-1.3b", "facebook/opt-1.3b"), ("facebook/opt-1.3b", "facebook/opt-1.3b"), ("/m", "/m")):
+        assert model_for(EngineSpec(model, load_format="auto")) == wanted and not cache.exists()
     shape = CATALOGUE["opt-125m"]
     folder = Path(model_for(EngineSpec("opt-125m")))
     assert folder.parent == cache and folder.name.startswith("opt-125m-")
     assert json.loads((folder / "config.json").read_text("utf-8")) == dict(shape.config)
-    assert {path.suffix for path in folder.iterdir()} == {".json"}, "there are no weights"
     assert model_for(CPU) == model_for(EngineSpec("opt-tiny", interface="server"))
     assert model_for(CPU) != model_for(replace(CPU, model_facts=shape))
 
 
-@pytest.mark.parametrize(
-    ("model", "wanted"), [("opt-1.3b", "facebook/opt-1.3b"), ("facebook/opt-1.3b", "facebook/opt-1.3b"), ("/m", "/m")]
-)
-def test_real_weights_come_by_name_or_path(model, wanted, cache):
-    assert model_for(EngineSpec(model, load_format="auto")) == wanted and not cache.exists()
-
-
-@pytest.mark.parametrize("how", ["another shape", "removed", "not text", "a folder"])
-def test_a_folder_that_somebody_changed_is_not_measured(how):
+@pytest.mark.parametrize("put", [
+    lambda config, text: config.write_text(text.replace("{", '{"more": 1, ', 1), "utf-8"),
+    lambda config, text: None,
+    lambda config, text: config.write_bytes(bytes(range(128, 256))),
+    lambda config, text: config.mkdir(),
+], ids=["another shape", "nothing", "not text", "a folder"])  # fmt: skip
+def test_a_folder_that_somebody_changed_is_not_measured(put):
     """Its name promises what is in it."""
     config = Path(model_for(CPU)) / "config.json"
     text = config.read_text("utf-8")
     config.unlink()
-    match how:
-        case "another shape":
-            config.write_text(text.replace("{", '{"more": 1, ', 1), "utf-8")
-        case "not text":
-            config.write_bytes(bytes(range(128, 256)))
-        case "a folder":
-            config.mkdir()
+    put(config, text)
     with pytest.raises(BadUsage, match="config.json|opt-tiny") as caught:
         model_for(CPU)
     assert caught.value.hint == f"rm -r '{config.parent}'"
@@ -186,19 +172,14 @@ def test_a_folder_that_somebody_changed_is_not_measured(how):
 
 def test_starts_at_once_make_one_folder(cache):
     """None ever sees a part of it, and nothing is left beside it."""
-    files, found = {"config.json", "tokenizer.json", "tokenizer_config.json"}, []
 
-    def start() -> None:
-        folder = Path(model_for(CPU))
-        found.append((folder, {path.name for path in folder.iterdir()}))
+    def start(_: int) -> tuple[str, set[str]]:
+        return (folder := model_for(CPU)), {path.name for path in Path(folder).iterdir()}
 
-    threads = [threading.Thread(target=start) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [(found[0][0], files)] * 6
-    assert list(cache.iterdir()) == [found[0][0]]
+    with ThreadPoolExecutor(6) as pool:
+        found = [*pool.map(start, range(6))]
+    [folder] = cache.iterdir()
+    assert found == [(str(folder), {"config.json", "tokenizer.json", "tokenizer_config.json"})] * 6
 
 
 def test_a_cache_that_cannot_be_written_to_is_one_sentence(cache):
