@@ -50,18 +50,15 @@ def test_throughput_is_the_planted_law(concurrency, t_inf, b_half):
     assert rate(run) == pytest.approx(t_inf * concurrency / (concurrency + b_half), rel=0.02)
 
 
-def test_by_default_the_law_is_that_of_the_models_shape():
-    shape = model_of(SIMULATED.model)
+def test_by_default_the_law_is_that_of_the_models_shape_and_a_step_takes_a_tenth_of_a_millisecond_at_least():
+    shape, per_context = model_of(SIMULATED.model), 16 + 32 / 2
     t_inf, b_half = engine().law(WORKLOAD)
-    assert b_half == pytest.approx(shape.weight_bytes() / ((16 + 32 / 2) * shape.kv_bytes_per_token()))
+    assert b_half == pytest.approx(shape.weight_bytes() / (per_context * shape.kv_bytes_per_token()))
     run = engine(noise=0.0).run(WORKLOAD, ClosedLoop(64, window_s=0.01))
     assert rate(run) == pytest.approx(t_inf * 64 / (64 + b_half), rel=0.02)
-
-
-def test_a_tiny_models_window_has_no_more_steps_than_one_whose_weights_take_a_tenth_of_a_millisecond():
     tiny, larger = (engine(replace(SIMULATED, model=name, model_facts=None)) for name in ("opt-tiny", "opt-125m"))
     assert 9_000 < len(tiny.run(WORKLOAD, ClosedLoop(1, window_s=1.0)).steps.time_s) < 10_200
-    per_sequence = (16 + 32 / 2) * model_of("opt-125m").kv_bytes_per_token()
+    per_sequence = per_context * model_of("opt-125m").kv_bytes_per_token()
     assert larger.law(WORKLOAD)[0] == pytest.approx(1e12 / per_sequence), "at 1 TB/s"
 
 
@@ -124,7 +121,7 @@ def test_prompts_of_many_steps_are_no_fault_of_a_measurement(prompt, tokens):
     """Whatever an engine takes in a step, it serves what it can, and no request is lost to Little's law."""
     workload = replace(WORKLOAD, requests=tuple(replace(r, prompt=r.prompt[:1] * prompt) for r in WORKLOAD.requests))
     served = planted(spec=replace(WIDE, max_num_seqs=12, max_model_len=1024), max_num_batched_tokens=tokens)
-    seen = measure(served, workload, ClosedLoop(8, window_s=100.0), Environment(platform="simulated"))
+    seen = measure(served, workload, ClosedLoop(8, window_s=100.0), NOWHERE)
     assert littles_law(seen.run) == pytest.approx(0.0, abs=1e-9) and problems(seen) == ()
     ratio = requests_in_flight(seen.run) / requests_in_flight(seen.run, "first_token_s")
     assert (ratio > 1.2) == (prompt > 4 * tokens), "a prompt of many steps is in flight, and in no batch"
@@ -132,7 +129,7 @@ def test_prompts_of_many_steps_are_no_fault_of_a_measurement(prompt, tokens):
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_a_trace_that_has_lost_tokens_is_found_by_littles_law(every):
-    seen = measure(planted(), WORKLOAD, ClosedLoop(8, window_s=9.0), Environment(platform="simulated"))
+    seen = measure(planted(), WORKLOAD, ClosedLoop(8, window_s=9.0), NOWHERE)
     lost = tuple(0 if i % every == 0 else tokens for i, tokens in enumerate(seen.run.steps.new_tokens))
     broken = replace(seen, run=replace(seen.run, steps=replace(seen.run.steps, new_tokens=lost)))
     assert len(problems(broken)) == 1 and littles_law(broken.run) == pytest.approx(1 / (every - 1), rel=0.1)
@@ -146,33 +143,28 @@ def test_without_graphs_a_step_waits_for_the_host_where_it_is_short(concurrency,
     assert eager == pytest.approx(concurrency / 1e-3 if slower else captured, rel=0.02)
 
 
-def test_a_slowdown_is_of_each_step():
-    slow, usual = (rate(planted(slowdown=share).run(WORKLOAD, ClosedLoop(8, window_s=10.0))) for share in (0.05, 0.0))
-    assert usual / slow == pytest.approx(1.05, rel=0.01)
+LONG = ClosedLoop(8, window_s=10.0)
 
 
-def drawn(launch, scatter=0.02):
-    made = planted(scatter=scatter)
-    made.differ(launch)
-    return made
+def test_a_slowdown_is_of_each_step_and_a_run_that_lasts_long_serves_the_same():
+    usual, slow = planted().run(WORKLOAD, LONG), planted(slowdown=0.05).run(WORKLOAD, LONG)
+    assert rate(usual) / rate(slow) == pytest.approx(1.05, rel=0.01)
+    began = time.monotonic()
+    assert planted(lasts_s=0.05).run(WORKLOAD, LONG).samples == usual.samples and time.monotonic() - began >= 0.05
 
 
 def test_launches_of_a_gate_scatter_by_their_names_and_are_the_same_again():
+    def drawn(launch, scatter=0.02):
+        made = planted(scatter=scatter)
+        made.differ(launch)
+        return made
+
     launches = [drawn(f"{side} {n}") for side in ("baseline", "candidate") for n in range(200)]
     speeds = [math.log(each.speed) for each in launches]
     assert pstdev(speeds) == pytest.approx(0.02, rel=0.15) and abs(fmean(speeds)) < 0.004
     assert pstdev(math.log(each.resolved.ready_s / 20) for each in launches) == pytest.approx(0.06, rel=0.15)
     assert drawn("baseline 7").speed == launches[7].speed != launches[8].speed
     assert drawn("baseline 7", scatter=0).speed == 1.0
-
-
-def test_a_run_lasts_as_long_as_it_is_told_to_and_serves_the_same():
-    began, load = time.monotonic(), ClosedLoop(2, window_s=1.0)
-    slow = planted(lasts_s=0.05).run(WORKLOAD, load)
-    assert time.monotonic() - began >= 0.05 and slow.samples == planted().run(WORKLOAD, load).samples
-
-
-LONG = ClosedLoop(8, window_s=10.0)
 
 
 @given(st.floats(0, 1e4), st.floats(0.01, 100))
@@ -193,20 +185,16 @@ def test_sensors_say_what_is_planted_if_there_are_any():
     assert planted(sensors=False).run(WORKLOAD, LONG).telemetry is None
 
 
-LOST = "a sensor was lost: simulated failed after 43 readings: as it was told to"
-SANK = "the SM clock fell to 1600 MHz from a median of 1980 MHz"
-
-
 @pytest.mark.parametrize(("fault", "state", "reasons", "noise"), [
-    ("lost_from", "degraded", [LOST], []),
+    ("lost_from", "degraded", ["a sensor was lost: simulated failed after 43 readings"], []),
     ("hot_from", "invalid", ["hardware thermal slowdown"], []),
-    ("slow_clock_from", "ok", [], [SANK]),
+    ("slow_clock_from", "ok", [], ["the SM clock fell to 1600 MHz from a median of 1980 MHz"]),
 ])  # fmt: skip
 def test_its_health_suffers_from_the_planted_load_on(fault, state, reasons, noise):
     well, seen = (health(planted(**{fault: 8}).run(WORKLOAD, ClosedLoop(n, window_s=10.0))) for n in (7, 8))
     assert (well.state, well.reasons, well.noise) == ("ok", (), ()) and seen.state == state
-    for told, wanted in ((seen.reasons, reasons), (seen.noise, noise)):
-        assert len(told) == len(wanted) and all(fact in text for text, fact in zip(told, wanted))
+    assert (len(seen.reasons), len(seen.noise)) == (len(reasons), len(noise))
+    assert all(fact in text for text, fact in zip((*seen.reasons, *seen.noise), (*reasons, *noise)))
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -224,23 +212,20 @@ def test_each_of_its_gpus_has_sensors_and_kv_blocks_add_up():
     assert (seen.power_w, seen.power_imbalance) == pytest.approx((450.0, 150 / 225))
 
 
-NATURAL = natural_workload()
-GROUPS = [NATURAL.requests[i : i + 4] for i in (0, 4, 8)]
-
-
-def batches(batching):
-    return SimulatedBatches(batching_spec(batching, noise=0.0, t_inf=1000.0, b_half=10.0))
+NATURAL, NOWHERE = natural_workload(), Environment(platform="simulated")
 
 
 def served(batching, rate=math.inf):
-    return job_points([measure(batches(batching), NATURAL, job(12, rate), Environment(platform="simulated"))])[0]
+    engine = SimulatedBatches(batching_spec(batching, noise=0.0, t_inf=1000.0, b_half=10.0))
+    return job_points([measure(engine, NATURAL, job(12, rate), NOWHERE)])[0]
 
 
 def test_a_batch_lasts_as_long_as_its_longest_output_and_wastes_its_padding_and_what_has_ended():
     static, none = served("static"), served("none")
     outputs, prompts = sum(r.output_tokens for r in NATURAL.requests), sum(len(r.prompt) for r in NATURAL.requests)
-    longest = [max(r.output_tokens for r in group) for group in GROUPS]
-    computed = sum(4 * (max(len(r.prompt) for r in group) + last) for group, last in zip(GROUPS, longest))
+    groups = [NATURAL.requests[i : i + 4] for i in (0, 4, 8)]
+    longest = [max(r.output_tokens for r in group) for group in groups]
+    computed = sum(4 * (max(len(r.prompt) for r in group) + last) for group, last in zip(groups, longest))
     assert static.output_tokens_per_s == pytest.approx(outputs / (sum(longest) * 14 / 1000))
     assert none.output_tokens_per_s == pytest.approx(1000 / 11)
     assert (static.waste, none.waste) == pytest.approx((1 - (prompts + outputs) / computed, 0.0))
@@ -250,11 +235,8 @@ def test_at_a_low_rate_a_dynamic_batch_does_not_wait_until_it_is_full():
     dynamic, static = served("dynamic", rate=1.0), served("static", rate=1.0)
     assert dynamic.valid and static.valid and dynamic.e2e_s < 0.5 * static.e2e_s
     assert (dynamic.batching, dynamic.capacity) == ("dynamic", None)
-
-
-def test_users_who_wait_for_answers_are_refused():
     with pytest.raises(BadUsage):
-        batches("static").run(NATURAL, ClosedLoop(2))
+        SimulatedBatches(batching_spec("static")).run(NATURAL, ClosedLoop(2))  # users who wait for answers
 
 
 class TestContract(Contract):
