@@ -1,7 +1,7 @@
 """The closed loop alone: steps of any length go in, and what it decides must hold for all of them."""
 
 import math
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
@@ -18,20 +18,14 @@ windows = st.floats(0.01, 1.0)
 step_lengths = st.lists(st.floats(0.01, 0.2), min_size=1, max_size=6)
 
 
-@dataclass
-class Played:
-    """What a loop decided, step by step. in_flight and started: after the step, when freed users have sent again."""
-
-    loop: ClosedLoopPacer
-    now: list[float] = field(default_factory=lambda: [0.0])
-    phases: list[str] = field(default_factory=list)
-    in_flight: list[int] = field(default_factory=list)
-    started: list[int] = field(default_factory=list)
-
-
 def play(loop, lifetime, seconds, limit=2_000):
-    """An engine that gives each concurrent request a token per step; step lengths are repeated for ever."""
-    played, left, free = Played(loop), [], loop.users_due()
+    """What a loop decides with an engine that gives each concurrent request a token per step; step lengths are repeated
+    for ever. in_flight and started: after the step, when freed users have sent again."""
+    played, left, free = (
+        SimpleNamespace(loop=loop, now=[0.0], phases=[], in_flight=[], started=[]),
+        [],
+        loop.users_due(),
+    )
     for number in range(limit):
         for _ in range(free):
             if loop.next_request() is not None:
@@ -87,29 +81,24 @@ def test_together_and_fixed_numbers_of_requests_start_at_once(concurrency, lifet
     assert (loop.users_due(), loop.users_due()) == (concurrency, 0)
 
 
-@given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0))
-def test_a_shared_window_of_a_convoy_ends_with_its_last_whole_period(concurrency, lifetime, seconds, wanted):
-    loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 0.01, ramp_up="burst", gated=True)
+@given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0), st.sampled_from(["burst", "staggered"]))
+def test_a_shared_window_ends_as_told_and_that_of_a_convoy_with_its_last_whole_period(
+    concurrency, lifetime, seconds, wanted, ramp_up
+):
+    loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 0.01, ramp_up=ramp_up, gated=True)
+    period_s = (lifetime + 1) * max(seconds)  # at most
     begins = 2 * lifetime * max(seconds)
-    played_alone = (lifetime + 1) * max(seconds)
-    loop.given = begins, begins + (wanted + 2) * played_alone
+    loop.given = begins, (ends := begins + (wanted + 2) * period_s)
     played = play(loop, lifetime, seconds)
     opened, closed = loop.window
-    periods, rest = divmod(played.now.index(closed) - played.now.index(opened), lifetime + 1)
+    assert opened >= begins and played.now[-1] >= ends > played.now[-2]
+    if ramp_up == "staggered":
+        assert closed == played.now[-1]
+        return
+    first, last = played.now.index(opened), played.now.index(closed)
+    periods, rest = divmod(last - first, lifetime + 1)
     assert (periods >= 2, rest) == (True, 0)
-    assert opened >= begins
-    following = played.now[played.now.index(closed) + 1 :]
-    assert len(following) <= lifetime + 1  # no other whole period would have fitted
-    assert played.now[-1] >= begins + (wanted + 2) * played_alone > played.now[-2]
-
-
-@given(concurrencies, lifetimes, step_lengths)
-def test_a_shared_window_of_a_staggered_load_ends_as_it_was_told(concurrency, lifetime, seconds):
-    loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 9.0, gated=True)
-    begins = 2 * lifetime * max(seconds)
-    loop.given = begins, begins + 1.0
-    played = play(loop, lifetime, seconds)
-    assert loop.window[1] == played.now[-1] >= begins + 1.0 > played.now[-2]
+    assert len(played.now) - 1 - last <= lifetime + 1, "no other whole period would have fitted"
 
 
 @given(concurrencies, lifetimes, st.integers(1, 80))

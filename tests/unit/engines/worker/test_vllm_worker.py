@@ -51,12 +51,9 @@ class Engine:
                 self.trace.record(SimpleNamespace(num_running_reqs=1), SimpleNamespace(num_generation_tokens=1))
         stamps = SimpleNamespace(scheduled_ts=1.0, first_token_ts=2.0 * bool(made), last_token_ts=3.0 * bool(made))
         stamps.num_generation_tokens = made
-        reason = "length" if made == parameters else "abort"
-        yield SimpleNamespace(
-            outputs=[SimpleNamespace(finish_reason=reason, token_ids=[7] * made)],
-            metrics=stamps if self.stamped else None,
-            prompt_token_ids=prompt["prompt_token_ids"],
-        )
+        output = SimpleNamespace(finish_reason="length" if made == parameters else "abort", token_ids=[7] * made)
+        told = {"outputs": [output], "prompt_token_ids": prompt["prompt_token_ids"]}
+        yield SimpleNamespace(metrics=stamps if self.stamped else None, **told)
 
     async def abort(self, names):
         self.aborted |= set(names)
@@ -99,13 +96,6 @@ def test_a_counted_loop_serves_exactly_so_many_and_shares_nothing_with_the_next(
         assert answer["steps"][0][0] >= answer["began"] and json.dumps(answer)
 
 
-def test_a_schedule_may_send_all_at_once(serve):
-    answer, _ = serve(AT_ONCE)
-    assert len(rows(answer)) == 9 and max(row.sent for row in rows(answer)) - answer["began"] < 0.1
-    opened, closed = answer["window"]
-    assert opened == answer["began"] < closed
-
-
 def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(serve):
     answer, server = serve(WINDOW, step_s=0.02)
     cut = [row for row in rows(answer) if not row.finished]
@@ -120,9 +110,12 @@ def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(serve):
     ("engine", "row"),
     [({"cut": True}, (1.0, None, None, 0, False)), ({"stamped": False}, (None, None, None, LENGTH, True))],
 )
-def test_one_without_stamps_has_none_and_its_tokens_are_counted(serve, engine, row):
-    answer, _ = serve(COUNTED, **engine)
-    assert {(one.admitted, one.first, one.last, one.output, one.finished) for one in rows(answer)} == {row}
+def test_of_a_schedule_all_come_at_once_and_one_without_stamps_has_none_and_its_tokens_are_counted(serve, engine, row):
+    answer, _ = serve(AT_ONCE, **engine)
+    found = [(one.admitted, one.first, one.last, one.output, one.finished) for one in rows(answer)]
+    assert found == [row] * 9 and max(one.sent for one in rows(answer)) - answer["began"] < 0.1
+    opened, closed = answer["window"]
+    assert opened == answer["began"] < closed
 
 
 def test_failures_are_counted_and_the_rest_is_served(serve):
@@ -152,7 +145,7 @@ def test_an_engine_without_steps_is_not_waited_for(worker, serve, monkeypatch, l
 def test_an_engine_without_steps_is_told_before_the_worker_ends(worker, monkeypatch):
     monkeypatch.setattr(worker, "STALL_S", 0.1)
     load = {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH]}
-    lines, heard = [json.dumps(each).encode() for each in ({}, load, {"op": "run", "load": COUNTED})], []
+    lines, heard = iter([{}, load, {"op": "run", "load": COUNTED}]), []
 
     class Scripted(worker.Server):
         async def start(self, arguments):
@@ -163,7 +156,7 @@ def test_an_engine_without_steps_is_told_before_the_worker_ends(worker, monkeypa
             heard.append(message)
 
     async def read_line():
-        return lines.pop(0)
+        return json.dumps(next(lines)).encode()
 
     with pytest.raises(TimeoutError):
         asyncio.run(Scripted(SimpleNamespace(readline=read_line), None).serve())
