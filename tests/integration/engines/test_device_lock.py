@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from pytest_slmserve.schema.errors import DeviceBusy
 HOLD = """
 import sys, time
 from pathlib import Path
-from pytest_slmserve.engines.device_lock import lock_device, lock_path
+from pytest_slmserve.engines.device_lock import lock_device
 with lock_device("GPU-0", Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -30,7 +29,7 @@ def test_a_second_holder_is_told_of_the_first_until_the_kernel_lets_go(tmp_path)
             pass
         with lock_device("GPU-1", tmp_path):
             pass
-        os.kill(holder.pid, signal.SIGKILL)
+        holder.kill()
     assert {f"{holder.pid}", f"{Path.cwd()}"} <= {*re.split(r"[ ,)]+", caught.value.problem)}
     assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
     with lock_device("GPU-0", tmp_path):

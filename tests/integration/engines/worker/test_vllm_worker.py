@@ -11,21 +11,21 @@ from pytest_slmserve.engines.worker import __file__ as package
 FOLDER = Path(package).parent
 
 
+def start(script, number, **how):
+    command = [sys.executable, *script, str(number), str(os.getpid())]
+    return subprocess.Popen(command, pass_fds=[number], start_new_session=True, **how)
+
+
 def test_importing_it_brings_in_the_standard_library_only():
     code = "import sys, vllm_worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    command = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
-    ours = {"vllm_worker", "slm_pacing", "slm_process", "__main__"}
-    assert set(done.stdout.split()) - sys.stdlib_module_names == ours
+    told = subprocess.check_output([sys.executable, "-S", "-c", code], cwd=FOLDER, text=True, timeout=60)
+    assert set(told.split()) - sys.stdlib_module_names == {"vllm_worker", "slm_pacing", "slm_process", "__main__"}
 
 
 def test_it_ends_when_its_parent_closes_the_line():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-S", str(FOLDER / "vllm_worker.py"), str(theirs.fileno()), str(os.getpid())]
-        process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], start_new_session=True, stderr=subprocess.DEVNULL
-        )
+        process = start(["-S", str(FOLDER / "vllm_worker.py")], theirs.fileno(), stderr=subprocess.DEVNULL)
         theirs.close()
         ours.close()
         assert process.wait(20) != 0
@@ -55,10 +55,7 @@ run_worker(Forks)
 
 def test_what_is_forked_does_not_hold_our_end_open():
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", FORKS, str(theirs.fileno()), str(os.getpid())]
-    process = subprocess.Popen(
-        command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": str(FOLDER)}, start_new_session=True
-    )
+    process = start(["-c", FORKS], theirs.fileno(), env={**os.environ, "PYTHONPATH": str(FOLDER)})
     theirs.close()
     try:
         with ours.makefile() as lines:
