@@ -1,12 +1,12 @@
 """A child that speaks JSON lines: what it says, how it ends, and that nothing of it is left."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,7 @@ def child(tmp_path):
     for each in started:
         each.keep_log = False
         each.kill()
+        shutil.rmtree(each.folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -75,10 +76,8 @@ def test_an_end_without_an_answer_tells_status_and_the_end_of_the_log(child):
 
 
 @pytest.mark.parametrize(("code", "fact"), [
-    *(
-        (f"end.sendall(b'{line}'); time.sleep(60)", "no message")
-        for line in (r"garbage\n", r"{\n", r"[1]\n", r"{}\n", r"null\n", r"\xff\xfe\n", "[" * 100_000 + r"\n")
-    ),
+    *((rf"end.sendall(b'{line}\n'); time.sleep(60)", "no message")
+      for line in ("garbage", "{", "[1]", "{}", "null", r"\xff\xfe", "[" * 100_000)),
     ("while True: end.sendall(b'x' * 65536)", "1 MiB"),  # a message without an end
     ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     (r"sys.stdout.buffer.write(b'caf\xe9\n')", "caf\ufffd"),  # in its log
@@ -90,10 +89,10 @@ def test_what_is_no_message_and_how_it_ended_is_a_sentence(child, monkeypatch, c
 
 
 def test_a_child_that_closes_its_end_but_lives_is_told_apart(child, monkeypatch):
-    really = subprocess.Popen.wait
-    monkeypatch.setattr(
-        subprocess.Popen, "wait", lambda self, timeout=None: really(self, timeout and min(timeout, 0.2))
-    )
+    def wait(self, timeout=None, really=subprocess.Popen.wait):
+        return really(self, timeout and min(timeout, 0.2))
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
     mute = child("end.shutdown(socket.SHUT_RDWR); time.sleep(60)")
     with pytest.raises(EngineFailed, match="closed"):
         mute.receive(20, "serving")
@@ -106,15 +105,15 @@ def test_silence_is_reported_and_is_a_failure_after_the_time_given(stubborn):
     assert 0.7 <= time.monotonic() - began < 5 and set(heard) == {"thinking\n"}
 
 
-def test_speaking_to_one_that_is_gone_is_a_failure_and_ending_it_twice_is_fine(child):
-    dead = child("sys.exit(0)")
+def test_speaking_to_one_that_is_gone_is_a_failure_and_its_folder_stays_if_an_error_named_its_log(child):
+    dead, quiet = child("sys.exit(1)"), child("sys.exit(0)")
     dead.process.wait(20)
-    with pytest.raises(EngineFailed, match=r"\b0\b"):
+    with pytest.raises(EngineFailed, match=r"\b1\b"):
         for _ in range(3):
             dead.send(op="run", text="x" * 1_000_000)
-    dead.end()
-    dead.end()
-    assert dead.process.returncode == 0
+    for each in (quiet, quiet, dead, dead):
+        each.end()
+    assert (quiet.process.returncode, quiet.folder.exists(), dead.log.exists()) == (0, False, True)
 
 
 def test_its_process_group_is_its_own_and_is_killed_with_it(child):
@@ -146,17 +145,6 @@ def test_who_interrupts_the_wait_for_its_end_waits_no_more_and_leaves_nothing(st
     assert stubborn.process.returncode == -signal.SIGKILL and not stubborn.folder.exists()
 
 
-def test_its_folder_is_removed_unless_an_error_named_its_log(child):
-    quiet, failed = child("sys.exit(0)"), child("sys.exit(1)")
-    with pytest.raises(EngineFailed):
-        failed.receive(20, "starting")
-    for each in (quiet, failed):
-        each.end()
-    assert (quiet.folder.exists(), failed.log.exists()) == (False, True)
-    failed.log.unlink()
-    failed.folder.rmdir()
-
-
 GUARDIAN = [sys.executable, "-I", "-S", str(Path(worker_package).with_name("guardian.py"))]
 LEADER = f"""
 import os, subprocess, sys, time
@@ -172,43 +160,47 @@ time.sleep(60)
 """
 
 
-@contextmanager
-def ending(*processes):
-    """Whatever happens, none of them lives."""
-    try:
-        yield
-    finally:
-        for each in processes:
-            each.kill()
-            each.wait()
+@pytest.fixture
+def begin():
+    """Starts processes; whatever happens, nothing of their groups lives."""
+    begun = []
+
+    def start(command, **how):
+        begun.append(subprocess.Popen(command, start_new_session=True, **how))
+        return begun[-1]
+
+    yield start
+    for each in begun:
+        kill_group(each.pid)
+        each.wait()
 
 
 @pytest.fixture
-def ended():
+def ended(begin):
     """The id of a process that is no more."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process = begin([sys.executable, "-S", "-c", ""])
     process.wait()
     return str(process.pid)
 
 
 @pytest.mark.parametrize("victim", ["parent", "leader"])
-def test_the_guardian_kills_its_group_when_one_of_those_it_watches_is_gone(victim):
-    parent = subprocess.Popen([sys.executable, "-S", "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    with parent.stdout, ending(parent):
+def test_the_guardian_kills_its_group_when_one_of_those_it_watches_is_gone(begin, victim):
+    parent = begin([sys.executable, "-S", "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    with parent.stdout:
         leader = int(parent.stdout.readline())
-        try:
-            until(lambda: len(group(leader)) == 3, 20, "a guardian, its leader and one more")
-            time.sleep(0.8)
-            assert len(group(leader)) == 3, "it leaves the group alone while both live"
-            os.kill(parent.pid if victim == "parent" else leader, signal.SIGKILL)
-            assert gone(leader, within_s=3)
-        finally:
-            kill_group(leader)
+    try:
+        until(lambda: len(group(leader)) == 3, 20, "a guardian, its leader and one more")
+        time.sleep(0.8)
+        assert len(group(leader)) == 3, "it leaves the group alone while both live"
+        os.kill(parent.pid if victim == "parent" else leader, signal.SIGKILL)
+        assert gone(leader, within_s=3)
+    finally:
+        kill_group(leader)
 
 
-def test_a_guardian_that_comes_too_late_kills_at_once(ended):
-    done = subprocess.run(["sh", "-c", '"$@"; true', "sh", *GUARDIAN, ended], start_new_session=True, timeout=20)
-    assert done.returncode == -signal.SIGKILL, "of its group, which it does not lead"
+def test_a_guardian_that_comes_too_late_kills_at_once(begin, ended):
+    late = begin(["sh", "-c", '"$@"; true', "sh", *GUARDIAN, ended])
+    assert late.wait(20) == -signal.SIGKILL, "of its group, which it does not lead"
 
 
 ENDS = f"""
@@ -221,47 +213,37 @@ with guarded(sys.argv[1]):
 
 
 @pytest.mark.parametrize("parent_is_gone", [True, False])
-def test_a_guardian_that_is_ended_before_it_has_begun_looks_first_whether_the_parent_is_gone(ended, parent_is_gone):
-    command = [sys.executable, "-c", ENDS, ended if parent_is_gone else str(os.getpid())]
+def test_a_guardian_that_is_ended_before_it_has_begun_looks_first_whether_the_parent_is_gone(
+    begin, ended, parent_is_gone
+):
     env = {**os.environ, "PYTHONPATH": str(Path(worker_package).parent)}
-    worker = subprocess.Popen(command, env=env, start_new_session=True)
-    try:
-        assert worker.wait(20) == (-signal.SIGKILL if parent_is_gone else 0)
-        assert len(group(worker.pid)) == (0 if parent_is_gone and gone(worker.pid) else 1)
-    finally:
-        kill_group(worker.pid)
+    worker = begin([sys.executable, "-c", ENDS, ended if parent_is_gone else str(os.getpid())], env=env)
+    assert worker.wait(20) == (-signal.SIGKILL if parent_is_gone else 0)
+    assert len(group(worker.pid)) == (0 if parent_is_gone and gone(worker.pid) else 1)
 
 
-def guardian_of(folder, parent, **how):
-    env = {**os.environ, "SLM_FOLDER": str(folder)}
-    return subprocess.Popen([*GUARDIAN, str(parent.pid)], env=env, start_new_session=True, **how)
-
-
-def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open(tmp_path):
+def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open(begin, tmp_path):
     folder, beside = tmp_path / "slm-a", tmp_path / "slm-ab"
     folder.mkdir()
     beside.mkdir()
-    parent = subprocess.Popen(SLEEPS)
+    parent, of_folder = begin(SLEEPS), {**os.environ, "SLM_FOLDER": str(folder)}
     with (folder / "log").open("wb") as log, (beside / "log").open("wb") as other:
-        theirs = subprocess.Popen(SLEEPS, stdout=log, start_new_session=True)
-        stranger = subprocess.Popen(SLEEPS, stdout=other, start_new_session=True)
-        guardian = guardian_of(folder, parent, stdout=log)  # as an engine's has, of which it is no reason to end itself
-    with ending(parent, theirs, stranger, guardian):
-        parent.kill()
-        assert (guardian.wait(20), theirs.wait(20)) == (0, -signal.SIGKILL)
-        assert not folder.exists() and beside.exists() and stranger.poll() is None
+        theirs, stranger = begin(SLEEPS, stdout=log), begin(SLEEPS, stdout=other)
+        guardian = begin([*GUARDIAN, str(parent.pid)], env=of_folder, stdout=log)  # as an engine's has it
+    parent.kill()
+    assert (guardian.wait(20), theirs.wait(20)) == (0, -signal.SIGKILL)
+    assert not folder.exists() and beside.exists() and stranger.poll() is None
 
 
-def test_a_guardian_that_removes_a_folder_is_not_ended_by_who_it_guards(tmp_path):
+def test_a_guardian_that_removes_a_folder_is_not_ended_by_who_it_guards(begin, tmp_path):
     """A worker sees that its parent is gone, too, ends, and ends its guardian: the folder stayed then."""
-    folder = tmp_path / "slm-a"  # a file, which is not removed: so the guardian tries on
+    folder, parent = tmp_path / "slm-a", begin(SLEEPS)  # a file, which is not removed: so the guardian tries on
     with folder.open("wb") as file:
-        parent, user = subprocess.Popen(SLEEPS), subprocess.Popen(SLEEPS, stdout=file)
-    guardian = guardian_of(folder, parent)
-    with ending(parent, user, guardian):
-        parent.kill()
-        assert user.wait(20) == -signal.SIGKILL, "it has begun"
-        guardian.terminate()
-        time.sleep(0.1)
-        folder.unlink()
-        assert guardian.wait(20) == 0
+        user = begin(SLEEPS, stdout=file)
+    guardian = begin([*GUARDIAN, str(parent.pid)], env={**os.environ, "SLM_FOLDER": str(folder)})
+    parent.kill()
+    assert user.wait(20) == -signal.SIGKILL, "it has begun"
+    guardian.terminate()
+    time.sleep(0.1)
+    folder.unlink()
+    assert guardian.wait(20) == 0

@@ -91,26 +91,23 @@ def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatc
             assert len(str(daemon.pipe / "control_privileged")) < 108
 
 
-def test_a_replica_with_a_process_among_the_clients_is_attached(daemon, told):
+def test_a_replica_with_a_process_among_the_clients_is_attached_and_one_without_is_a_failure_that_names_it(
+    daemon, told
+):
+    def missing(pids, *facts):
+        with pytest.raises(EngineFailed) as caught:
+            daemon.verify("replica 2 of 2", pids)
+        assert all(fact in caught.value.problem for fact in ("replica 2 of 2", str(daemon.logs), *facts))
+        assert "CUDA_MPS_PIPE_DIRECTORY" in caught.value.hint
+
     assert daemon.clients() == set() and of(told, SERVER) == [], "none before the first one"
+    missing((7,), "(7)", "(none)")
     clients(told, 11, 12)
     assert daemon.clients() == {11, 12} and len(of(told, SERVER)) == 1
     daemon.verify("replica 1", {7, 11})
     daemon.verify("replica 2", [12])
-
-
-@pytest.mark.parametrize(("there", "pids", "facts"), [
-    ([11], (8, 7), ["(7, 8)", "(11)", "heard get_client_list"]),
-    ([11], (), ["(none)", "(11)", "heard get_client_list"]),
-    ([], (7,), ["(7)", "(none)"]),  # where nobody came
-])  # fmt: skip
-def test_a_replica_that_is_no_client_is_a_failure_that_names_it(daemon, told, there, pids, facts):
-    if there:
-        clients(told, *there)
-    with pytest.raises(EngineFailed) as caught:
-        daemon.verify("replica 2 of 2", pids)
-    assert all(fact in caught.value.problem for fact in ("replica 2 of 2", str(daemon.logs), *facts))
-    assert "CUDA_MPS_PIPE_DIRECTORY" in caught.value.hint
+    missing((8, 7), "(7, 8)", "(11, 12)", "heard get_client_list")
+    missing((), "(none)", "(11, 12)", "heard get_client_list")
 
 
 def test_a_daemon_that_was_killed_is_noticed(daemon, told):
@@ -127,15 +124,6 @@ def test_a_daemon_that_was_killed_is_noticed(daemon, told):
     assert nothing_left(told, daemon.pipe.parent)
 
 
-@pytest.fixture
-def folders(monkeypatch):
-    """What lies in the system's folder for temporary files, an empty one."""
-    folder = Path(mps.tempfile.mkdtemp(prefix="slm-test-", dir="/tmp"))
-    monkeypatch.setattr(mps.tempfile, "tempdir", str(folder))
-    yield lambda: list(folder.iterdir())
-    folder.rmdir()
-
-
 def interrupted(self, command):
     if command != "quit":
         raise KeyboardInterrupt
@@ -146,19 +134,19 @@ def interrupted(self, command):
     ("mute", "", EngineFailed, "1 s (.|\n)*using socket"),  # it never answers
     ("interrupted", "", KeyboardInterrupt, None),
 ])  # fmt: skip
-def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(
-    told, folders, monkeypatch, fault, text, error, told_of
-):
+def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(told, monkeypatch, fault, text, error, told_of):
     (told / fault).write_text(text, "utf-8")
     monkeypatch.setattr(mps, "START_S", 1.0)
     if fault == "interrupted":
         monkeypatch.setattr(MpsDaemon, "_ask", interrupted)
         monkeypatch.setattr(mps, "END_S", 0.5)
     began = time.monotonic()
-    with pytest.raises(error, match=told_of):
-        MpsDaemon(UUID)
-    until(lambda: not of(told), 10, "all processes have ended")
-    assert folders() == [] and time.monotonic() - began < 15
+    with mps.tempfile.TemporaryDirectory(prefix="slm-test-", dir="/tmp") as folder:
+        monkeypatch.setattr(mps.tempfile, "tempdir", folder)
+        with pytest.raises(error, match=told_of):
+            MpsDaemon(UUID)
+        until(lambda: not of(told), 10, "all processes have ended")
+        assert [*Path(folder).iterdir()] == [] and time.monotonic() - began < 15
 
 
 def test_closing_it_leaves_nothing_and_may_be_done_twice(told):

@@ -36,11 +36,7 @@ def launched():
 
 @pytest.fixture
 def launch(launched):
-    def launch(spec, **how):
-        launched.append(launch_engine(spec, **how))
-        return launched[-1]
-
-    return launch
+    return lambda spec, **how: launched.append(launch_engine(spec, **how)) or launched[-1]
 
 
 @pytest.fixture
@@ -72,10 +68,8 @@ def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool,
 
 def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_own_and_end_in_any_case(pool, launched):
     """Also the one whose turn does not come."""
-    with (
-        pytest.raises(KeyboardInterrupt),
-        abreast(pool, [(stand_in(), {"MINE": "1"}), (stand_in(), {"MINE": "2"})]) as (first, _),
-    ):
+    asked = [(stand_in(), {"MINE": "1"}), (stand_in(), {"MINE": "2"})]
+    with pytest.raises(KeyboardInterrupt), abreast(pool, asked) as (first, _):
         found = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in pids(launched)]
         assert "MINE=1" in found[0] and "MINE=2" in found[1] and len({engine.launch for engine in launched}) == 2
         first()
@@ -83,18 +77,15 @@ def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_ow
     assert len(launched) == 2 and all(map(gone, pids(launched)))
 
 
-def test_one_that_cannot_be_launched_stops_those_before_it(pool, launched):
-    nowhere = replace(OTHER, python="/no/python")
+def test_one_that_cannot_be_launched_stops_those_before_it_and_one_that_ends_too_early_says_why(pool, launched):
+    nowhere, strange = replace(OTHER, python="/no/python"), stand_in(unheard_of=1)
     with pytest.raises(FileNotFoundError), abreast(pool, [(stand_in(), {}), (nowhere, {})]):
         pytest.fail("both were launched")
     assert len(launched) == 1 and gone(pids(launched)[0])
-
-
-def test_one_that_ends_before_its_turn_says_why_when_it_comes(pool, launched):
-    with abreast(pool, [(stand_in(), {}), (stand_in(unheard_of=1), {})]) as (first, second):
+    with abreast(pool, [(stand_in(), {}), (strange, {})]) as (first, second):
         assert first().ready
         with pytest.raises(EngineFailed, match="TypeError: .*unheard_of"):
-            second()
+            second()  # when its turn comes
     assert all(map(gone, pids(launched)))
 
 
@@ -141,11 +132,8 @@ def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count
     assert (sleeping.child.folder / "turn").exists() and sleeping.resolved.ready_s == pytest.approx(600, abs=20)
 
 
-def test_a_turn_that_comes_before_it_is_awaited_costs_nothing(sleeping):
+def test_a_turn_that_comes_before_it_is_awaited_costs_nothing_and_nobody_waits_for_one_that_has_ended(sleeping):
     assert sleeping.start().resolved.ready_s == pytest.approx(1000, abs=20)
-
-
-def test_nobody_waits_for_the_import_of_one_that_has_ended(sleeping):
     sleeping.child.process.kill()
     sleeping.await_turn()
     assert sleeping.child.process.poll() is not None

@@ -28,7 +28,6 @@ from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, ReplicaSpec
 
 WORKLOAD = small_workload()
 LONG, TEN = ClosedLoop(4, window_s=30.0), ClosedLoop(2, requests=10)
-both = pytest.mark.parametrize("interface", ["engine", "server"])
 
 
 @pytest.fixture
@@ -56,17 +55,12 @@ def start(engines, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("interface", "planted", "facts"), [
-    (
-        "engine",
-        {"fault": "raise"},
-        ["ValueError: max_model_len is larger than\nthe model allows", "  | INFO the stand-in starts"],
-    ),
+    ("engine", {"fault": "raise"}, ["max_model_len is larger than\nthe model allows", "  | INFO the stand-in starts"]),
     ("engine", {"fault": "exit"}, [" 3)", "  | FATAL out of memory"]),
     ("engine", {"block_sise": 3}, ["'block_sise'"]),
     ("engine", {"fault": "sleep"}, [" 2 s", "starting;"]),
     ("engine", {"path": "/nowhere"}, ["ModuleNotFoundError: No module named 'vllm'"]),
     ("server", {"fault": "raise"}, ["max_model_len is larger than"]),
-    ("server", {"fault": "exit"}, ["FATAL out of memory"]),
     ("server", {"fault": "sleep"}, [" 2 s"]),
 ])  # fmt: skip
 def test_a_start_that_fails_or_takes_too_long_tells_the_cause_and_leaves_nothing(
@@ -102,11 +96,11 @@ def test_an_engine_sees_no_secret_and_no_module_of_the_working_folder(start, mon
         assert seen["PATH"] == os.environ["PATH"] and seen["HF_HUB_OFFLINE"] == "1"
 
 
-@both
-def test_requests_that_fail_are_counted_and_the_engine_goes_on(start, interface):
+@pytest.mark.parametrize(("interface", "kind"), [("engine", "ValueError"), ("server", "HTTP 400")])
+def test_requests_that_fail_are_counted_and_the_engine_goes_on(start, interface, kind):
     engine = start(interface, fault="refuse", fault_at=3)
-    run, kind = engine.run(WORKLOAD, TEN), "ValueError" if interface == "engine" else "HTTP 400"
-    assert run.failures == 3 and "refused, as planted" in run.first_failure
+    run = engine.run(WORKLOAD, TEN)
+    assert "refused, as planted" in run.first_failure
     assert run.failed.kind == (kind,) * 3 and run.failed.scheduled_s is None
     assert all(0 <= sent <= ended for sent, ended in zip(run.failed.sent_s, run.failed.ended_s))
     assert list(run.samples.finished) == [True] * 7
@@ -139,50 +133,38 @@ def test_an_engine_that_dies_in_the_middle_is_a_failure_not_a_measurement(start,
     assert not engine.ready
 
 
-def killed(pid):
-    return lambda progress: os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize(("interface", "told"), [("engine", "SIGKILL"), ("server", "the server")])
-def test_one_that_is_killed_is_a_failure_and_leaves_nothing(start, interface, told):
+@pytest.mark.parametrize(("interface", "victim", "told"), [
+    ("engine", "child", "SIGKILL"), ("server", "child", "the server"), ("server", "client", "SIGKILL")
+])  # fmt: skip
+def test_one_that_is_killed_or_whose_client_is_is_a_failure_and_leaves_nothing(start, interface, victim, told):
     engine = start(interface)
     pid = engine.child.process.pid
     assert len(group(pid)) == 3  # the worker or the server, its guardian, and the core
+    killed = pid if victim == "child" else engine.client.children[0].process.pid
     with pytest.raises(EngineFailed, match=told):
-        engine.run(WORKLOAD, LONG, killed(pid))
-    assert not engine.ready and gone(pid)
-
-
-def test_a_client_that_is_killed_is_a_failure(start):
-    engine = start("server")
-    with pytest.raises(EngineFailed, match="SIGKILL"):
-        engine.run(WORKLOAD, LONG, killed(engine.client.children[0].process.pid))
+        engine.run(WORKLOAD, LONG, lambda progress: os.kill(killed, signal.SIGKILL))
+    assert not engine.ready and (victim == "client" or gone(pid))
     engine.close()
     assert engine.child.process.returncode == -signal.SIGKILL, "it is not asked politely"
 
 
-def test_silence_in_the_middle_is_a_failure(start, monkeypatch):
+def interrupt(progress):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("progress", "error", "told"), [
+    (None, EngineFailed, "1 s .*measuring"), (interrupt, KeyboardInterrupt, None)
+])  # fmt: skip
+def test_silence_is_a_failure_and_after_it_or_an_interrupt_nobody_waits(start, monkeypatch, progress, error, told):
     engine = start()
     monkeypatch.setattr(child, "SILENCE_S", 1.0)
-    os.kill(engine.child.process.pid, signal.SIGSTOP)
-    with pytest.raises(EngineFailed, match="1 s .*measuring"):
-        engine.run(WORKLOAD, LONG)
+    if progress is None:
+        os.kill(engine.child.process.pid, signal.SIGSTOP)
+    with pytest.raises(error, match=told):
+        engine.run(WORKLOAD, LONG, progress)
     began = time.monotonic()
     engine.close()
-    assert time.monotonic() - began < 3  # it is not asked politely
-
-
-def test_an_interrupt_in_the_middle_does_not_wait_for_the_window(start):
-    engine = start()
-
-    def interrupt(progress):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        engine.run(WORKLOAD, LONG, interrupt)
-    began = time.monotonic()
-    engine.close()
-    assert time.monotonic() - began < 3 and gone(engine.child.process.pid)
+    assert time.monotonic() - began < 3 and gone(engine.child.process.pid), "it is not asked politely"
 
 
 def test_closing_is_polite_leaves_nothing_and_may_be_repeated(start):
