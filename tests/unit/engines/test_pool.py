@@ -137,10 +137,13 @@ def measured(replicas):
     return replicas.run([WORKLOAD] * n, [LOAD] * n)
 
 
-def test_simulated_replicas_share_the_device():
-    (whole,), halves = (measured(replicas_of(*[SIMULATED] * n).start()) for n in (1, 2))
-    for half in halves:
+def test_simulated_replicas_share_the_device_and_a_load_of_a_number_is_none_for_them():
+    one, two = (replicas_of(*[SIMULATED] * n).start() for n in (1, 2))
+    [whole] = measured(one)
+    for half in measured(two):
         assert half.steps.time_s[0] == pytest.approx(2 * whole.steps.time_s[0], rel=0.05)
+    with pytest.raises(BadUsage):
+        two.run([WORKLOAD] * 2, [replace(LOAD, requests=8)] * 2)
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -173,11 +176,6 @@ def test_different_kv_blocks_are_no_replicas(launching, of):
 
     with pytest.raises(EngineFailed, match=r"\[100, 99\]"):
         of(2, launching(start)).start()
-
-
-def test_loads_that_are_none_for_replicas():
-    with pytest.raises(BadUsage):
-        replicas_of(SIMULATED, SIMULATED).start().run([WORKLOAD] * 2, [replace(LOAD, requests=8)] * 2)
 
 
 @pytest.mark.parametrize(("readings", "read"), [([5, 7, 9, 9, 9], 4), (range(1000), 60)])

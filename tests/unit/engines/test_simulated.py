@@ -179,8 +179,7 @@ def test_sensors_say_what_is_planted_if_there_are_any():
     run = planted(dram_active=0.3, tensor_active=0.4, sm_occupancy=0.5, power_w=123.0).run(WORKLOAD, LONG)
     seen = device_figures(run)
     assert (seen.dram_active, seen.tensor_active, seen.sm_occupancy) == pytest.approx((0.3, 0.4, 0.5))
-    assert seen.power_w == pytest.approx(123.0, rel=1e-3)
-    assert abs(seen.energy_deviation) < 1e-3 and seen.coverage == pytest.approx(1.0)
+    assert (seen.power_w, seen.coverage) == pytest.approx((123.0, 1.0), rel=1e-3) and abs(seen.energy_deviation) < 1e-3
     assert run.telemetry.sources == ("simulated",) and health(run).state == "ok"
     assert planted(sensors=False).run(WORKLOAD, LONG).telemetry is None
 
@@ -198,18 +197,15 @@ def test_its_health_suffers_from_the_planted_load_on(fault, state, reasons, nois
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_on_several_gpus_a_step_is_shared_and_waits_for_all_reduces(gpus):
+def test_on_several_gpus_a_step_is_shared_and_waits_for_all_reduces_and_each_has_sensors(gpus):
     """opt-tiny has 2 layers: four all-reduces a step."""
-    made = engine(replace(SIMULATED, tensor_parallel_size=gpus), t_inf=1e3, b_half=8.0, noise=0.0, all_reduce_s=1e-3)
-    step_s = 16 / (1000 * gpus) + (4e-3 if gpus > 1 else 0)
-    assert rate(made.run(WORKLOAD, ClosedLoop(8, window_s=2.0))) == pytest.approx(8 / step_s, rel=0.02)
-
-
-def test_each_of_its_gpus_has_sensors_and_kv_blocks_add_up():
-    one, two = (engine(replace(SIMULATED, tensor_parallel_size=n), power_w=300.0, imbalance=0.5) for n in (1, 2))
-    assert two.resolved.kv_blocks in (2 * one.resolved.kv_blocks, 2 * one.resolved.kv_blocks + 1)
-    seen = device_figures(two.run(WORKLOAD, ClosedLoop(8, window_s=2.0)))
-    assert (seen.power_w, seen.power_imbalance) == pytest.approx((450.0, 150 / 225))
+    law = {"t_inf": 1e3, "b_half": 8.0, "noise": 0.0, "all_reduce_s": 1e-3, "power_w": 300.0, "imbalance": 0.5}
+    one, made = (engine(replace(SIMULATED, tensor_parallel_size=n), **law) for n in (1, gpus))
+    run = made.run(WORKLOAD, ClosedLoop(8, window_s=2.0))
+    assert rate(run) == pytest.approx(8 / (16 / (1000 * gpus) + (4e-3 if gpus > 1 else 0)), rel=0.02)
+    assert 0 <= made.resolved.kv_blocks - gpus * one.resolved.kv_blocks < gpus
+    if gpus == 2:
+        assert (device_figures(run).power_w, device_figures(run).power_imbalance) == pytest.approx((450.0, 150 / 225))
 
 
 NATURAL, NOWHERE = natural_workload(), Environment(platform="simulated")

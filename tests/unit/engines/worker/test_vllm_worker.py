@@ -217,10 +217,7 @@ def test_limits_that_a_release_does_not_report_are_none(worker):
         compilation_config=SimpleNamespace(cudagraph_capture_sizes=(1, 2)),
     )
 
-    async def ask():
-        return worker.resolved(config)
-
-    facts = asyncio.run(ask())
+    facts = worker.resolved(config)
     assert (facts["kv_blocks"], facts["dtype"], facts["capture_sizes"]) == (10, "float16", [1, 2])
     assert (facts["chunked_prefill"], facts["async_scheduling"]) == (None, None)
 
