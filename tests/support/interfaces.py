@@ -1,6 +1,5 @@
 """Specifications of engines that are no vLLM, and a small workload for any of them."""
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,16 +45,6 @@ def engine_with(key: str, spec: EngineSpec, **options: Any) -> EndpointEngine:
 
 def url_of(server: ServerEngine, path: str = "/v1/completions") -> str:
     return f"http://127.0.0.1:{server.port}{path}"
-
-
-class LateWindow:
-    """The window of several engines, told two seconds after a load has settled. Runs begin at once."""
-
-    begins_s = 0.0
-
-    def settled(self) -> tuple[float, float]:
-        time.sleep(2.0)
-        return time.monotonic(), time.monotonic() + 0.2
 
 
 def problems_of(measurements: Iterable[Measurement]) -> list[str]:

@@ -161,13 +161,17 @@ def ask(caching, tmp_path, capsys, monkeypatch):
     return run
 
 
-def test_by_default_nothing_comes_from_a_cache_however_often_it_is_measured(ask, tmp_path):
+def test_by_default_nothing_comes_from_a_cache_however_often_it_is_measured(ask, caching, tmp_path):
+    """Nor within one load, whose prompts come again."""
     for _ in range(3):
         status, told = ask()
         assert status == 0 and json.loads(told)["cached_prompt_share"] == 0
     found = read(tmp_path / "r.jsonl").measurements
     assert len({m.run.stream.salt for m in found} - {None}) == 3
     assert len({m.key for m in found}) == 1, "one question, however it was varied"
+    for run in (m.run for m in found):
+        told_each = bool(run.samples.cached_tokens), run.stream.cache_lookups is None
+        assert told_each == ((True, True) if caching[1] == "usage" else (False, False))
 
 
 def test_a_seed_gives_the_same_prompts_again_and_that_is_not_valid_unless_it_was_asked_for(ask, caching, tmp_path):
@@ -183,16 +187,6 @@ def test_a_seed_gives_the_same_prompts_again_and_that_is_not_valid_unless_it_was
     status, page = ask("--allow-prefix-cache", "--records", str(tmp_path / "other.jsonl"), form="--seed=3")
     by = "counted for each request" if caching[1] == "usage" else "server metrics"
     assert status == 0 and f"prefix-cache hit rate 75.0 % ({by})" in page
-
-
-def test_rounds_within_one_load_are_not_alike_either(caching):
-    """Thirty-two requests, five times over."""
-    server, how = caching
-    with closing(engine_with(server._key, spec_of(server))) as engine:
-        found = measured(engine, *[ClosedLoop(4, requests=160)] * 2)
-    assert [cache_hit_share(m.run).share for m in found] == [0, 0]
-    assert bool(found[0].run.samples.cached_tokens) is (how == "usage")
-    assert (found[0].run.stream.cache_lookups is None) is (how == "usage")
 
 
 def test_a_server_that_does_not_tell_is_not_judged():

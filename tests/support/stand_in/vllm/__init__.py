@@ -19,6 +19,7 @@ from typing import Any
 
 BLOCK_SIZE = 128
 CACHED_BLOCK = 4  # tokens
+STAMPS = ("scheduled_ts", "first_token_ts", "last_token_ts", "num_generation_tokens")
 
 
 class EngineDeadError(Exception):
@@ -31,7 +32,7 @@ class AsyncEngineArgs:
 
     step_s: seconds per step. fault: "" or what happens - "raise", "exit" or "sleep" at the start; with
     `fault_at` requests having come "exit", "dead" (every request from then on raises), "refuse" (so many raise, the
-    rest is served), "hang" (no further step), "unanswered".
+    rest is served), "unanswered".
     """
 
     model: str
@@ -77,11 +78,7 @@ class Sequence:
     prompt: list[int]
     wanted: int
     tokens: list[int] = field(default_factory=list)
-    stamps: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(
-            scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0, num_generation_tokens=0
-        )
-    )
+    stamps: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(**dict.fromkeys(STAMPS, 0)))
     cached: int = 0
     reason: str | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -136,15 +133,11 @@ class AsyncLLMEngine:
         self.came = self.looked_up = self.found = 0
         self.prefixes: set[tuple[int, ...]] = set()
         self.stepping: asyncio.Task[None] | None = None
+        cache = {"num_gpu_blocks": blocks(arguments.model), "block_size": BLOCK_SIZE}
+        limits = {"max_num_seqs": arguments.max_num_seqs, "max_num_batched_tokens": arguments.max_num_batched_tokens}
         self.vllm_config = SimpleNamespace(
-            cache_config=SimpleNamespace(
-                num_gpu_blocks=blocks(arguments.model),
-                block_size=BLOCK_SIZE,
-                enable_prefix_caching=arguments.enable_prefix_caching,
-            ),
-            scheduler_config=SimpleNamespace(
-                max_num_seqs=arguments.max_num_seqs, max_num_batched_tokens=arguments.max_num_batched_tokens
-            ),
+            cache_config=SimpleNamespace(**cache, enable_prefix_caching=arguments.enable_prefix_caching),
+            scheduler_config=SimpleNamespace(**limits),
             model_config=SimpleNamespace(max_model_len=arguments.max_model_len, dtype=f"torch.{arguments.dtype}"),
             compilation_config=SimpleNamespace(),
         )
@@ -208,21 +201,17 @@ class AsyncLLMEngine:
             wanted = [s for s in self.sequences.values() if not s.ended.is_set()]
             await asyncio.sleep(self.arguments.step_s)
             batch = [s for s in wanted[: self.arguments.max_num_seqs] if not s.ended.is_set()]
-            if batch and not (self.hit and self.arguments.fault == "hang"):
+            if batch:
                 self.step(batch, len(wanted), began)
 
     def step(self, batch: list[Sequence], waiting: int, began: float) -> None:
-        fresh = [s for s in batch if not s.tokens]
+        prompts = sum(len(s.prompt) for s in batch if not s.tokens)
         for sequence in batch:
             sequence.step(began, time.monotonic())
         running = sum(not s.ended.is_set() for s in batch)
         self.trace.record(
             SimpleNamespace(num_running_reqs=running, num_waiting_reqs=waiting - len(batch), kv_cache_usage=0.1),
-            SimpleNamespace(
-                num_generation_tokens=len(batch),
-                num_prompt_tokens=sum(len(s.prompt) for s in fresh),
-                num_preempted_reqs=0,
-            ),
+            SimpleNamespace(num_generation_tokens=len(batch), num_prompt_tokens=prompts, num_preempted_reqs=0),
         )
 
     async def abort(self, names: list[str]) -> None:
