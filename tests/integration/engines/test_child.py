@@ -50,7 +50,6 @@ def child(tmp_path):
 
 @pytest.fixture
 def stubborn(child):
-    """One that is up, and will not leave."""
     found = child(STUBBORN)
     found.receive(20, "starting")
     return found
@@ -176,9 +175,9 @@ def begin():
 
 
 @pytest.fixture
-def ended(begin):
+def ended():
     """The id of a process that is no more."""
-    process = begin([sys.executable, "-S", "-c", ""])
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
     return str(process.pid)
 

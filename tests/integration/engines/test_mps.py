@@ -52,7 +52,6 @@ def clients(told: Path, *pids: int) -> None:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Nothing where the process has just ended."""
     with suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         return dict(entry.split("=", 1) for entry in entries if "=" in entry)

@@ -32,7 +32,6 @@ LONG, TEN = ClosedLoop(4, window_s=30.0), ClosedLoop(2, requests=10)
 
 @pytest.fixture
 def engines():
-    """Those that were launched."""
     return []
 
 
@@ -79,7 +78,6 @@ def test_a_start_that_fails_or_takes_too_long_tells_the_cause_and_leaves_nothing
 
 
 def test_an_engine_sees_no_secret_and_no_module_of_the_working_folder(start, monkeypatch, tmp_path):
-    """By the kernel's own account of its whole process group."""
     secrets = {"SLM_ENDPOINT_KEY", "GITHUB_OUTPUT", "GITHUB_ENV", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"}
     for name in (*secrets, "HF_HOME", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "fault-9f8e7d6c")

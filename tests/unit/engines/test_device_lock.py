@@ -16,7 +16,6 @@ from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
 
 @pytest.fixture
 def path(tmp_path):
-    """The file of a lock in a folder that all users share."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -24,7 +23,6 @@ def path(tmp_path):
 
 
 def held(path):
-    """The lock of that file."""
     return lock_device("cpu", path.parent)
 
 
@@ -59,7 +57,6 @@ def test_what_is_no_file_of_its_own_is_refused_and_left_alone(path, tmp_path, ki
 
 @pytest.mark.parametrize("mode", [None, 0o644, 0o600, 0o664])
 def test_a_new_lock_can_be_taken_by_every_user_and_the_mode_of_one_that_was_there_stays(path, mode):
-    """Whatever our umask."""
     before = os.umask(0o077)
     try:
         if mode:

@@ -23,7 +23,6 @@ from pytest_slmserve.schema.specs import EngineSpec, Request, Workload, Workload
 
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch):
-    """None sends requests."""
     monkeypatch.setattr(endpoint, "LoadClient", lambda *_, **__: SimpleNamespace(kill=lambda: None))
 
 
@@ -38,8 +37,6 @@ def answered(monkeypatch):
 
 
 def raising(error):
-    """A server that is not reached, for this reason."""
-
     def ask(*_):
         raise error
 
@@ -71,7 +68,6 @@ ENCODED = (str, quote, lambda key: b64encode(key.encode()).decode(), lambda key:
 @pytest.mark.parametrize("where", ["text", "type", "status line", "stream"])
 @pytest.mark.parametrize("encode", ENCODED, ids=["plain", "quoted", "base64", "hex"])
 def test_a_server_that_sends_the_key_back_is_told_without_it(answered, where, encode):
-    """However it is written, and without what a terminal would obey."""
     key = "sk/FAULT+9f8e7d6c5b4a"
     echo = f"\x1b[2J k={encode(key)} end"
     answered(*{

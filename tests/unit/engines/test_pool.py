@@ -31,7 +31,6 @@ VERIFIED = [f"verify replica {n} of 2 (opt-tiny) []" for n in (1, 2)]
 
 @pytest.fixture
 def log():
-    """What happens, in that order."""
     return []
 
 
@@ -276,7 +275,6 @@ def test_where_it_cannot_be_shared_the_reason_is_said(monkeypatch):
 
 
 def test_instances_of_mig_that_are_there_are_used_and_none_is_made(monkeypatch, launching):
-    """By their place on the GPU, with a gap between them."""
     assert pools.mig_instances(GPU) == [], "without NVML"
     on = [1, 1]
 

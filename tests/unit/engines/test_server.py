@@ -136,7 +136,6 @@ def test_a_port_is_one_that_no_connection_gets_and_that_is_not_taken(monkeypatch
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """The user's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "pytest-slmserve"
 
@@ -160,7 +159,6 @@ def test_dummy_weights_come_from_a_folder_that_describes_the_model_and_real_ones
     lambda config, text: config.mkdir(),
 ], ids=["another shape", "nothing", "not text", "a folder"])  # fmt: skip
 def test_a_folder_that_somebody_changed_is_not_measured(put):
-    """Its name promises what is in it."""
     config = Path(model_for(CPU)) / "config.json"
     text = config.read_text("utf-8")
     config.unlink()

@@ -39,7 +39,6 @@ def planted(spec=WIDE, **more):
 
 
 def rate(run):
-    """Output tokens/s in the window."""
     opened, closed = run.window_s
     return sum(n for t, n in zip(run.steps.time_s, run.steps.new_tokens) if opened < t <= closed) / (closed - opened)
 
@@ -118,7 +117,6 @@ def test_prompts_of_a_burst_share_the_tokens_of_a_step():
 @pytest.mark.parametrize("prompt", [16, 100, 600])
 @pytest.mark.parametrize("tokens", [12, 64, 8192])
 def test_prompts_of_many_steps_are_no_fault_of_a_measurement(prompt, tokens):
-    """Whatever an engine takes in a step, it serves what it can, and no request is lost to Little's law."""
     workload = replace(WORKLOAD, requests=tuple(replace(r, prompt=r.prompt[:1] * prompt) for r in WORKLOAD.requests))
     served = planted(spec=replace(WIDE, max_num_seqs=12, max_model_len=1024), max_num_batched_tokens=tokens)
     seen = measure(served, workload, ClosedLoop(8, window_s=100.0), NOWHERE)

@@ -29,7 +29,6 @@ REQUEST, SENT, FIRST, LAST, PROMPT, OUTPUT, FINISHED = 0, 1, 3, 4, 5, 6, 7
 
 @contextmanager
 def truth_server(*options):
-    """The URL of a server that keeps time."""
     script = str(checkout_script("studies/truth_server.py"))
     command = [sys.executable, script, "--ttft", f"{TTFT_S}", "--itl", f"{ITL_S}", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -130,7 +129,6 @@ def test_a_load_far_beyond_the_queue_of_connections(client):
 
 @pytest.fixture
 def two(url):
-    """Two processes that share each load, with 16 requests."""
     found, workload = LoadClient(url, {}, processes=2), small_workload(16)
     found.load(workload, [json.dumps(completion(request, "m")) for request in workload.requests])
     yield found

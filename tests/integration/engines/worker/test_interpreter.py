@@ -73,7 +73,6 @@ def counted(tmp_path_factory) -> dict[str, dict]:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_weights_are_those_that_were_published_and_transformers_reads_no_other_shape_than_we_do(counted, name):
-    """Two counts of each: the published one, and that of Transformers."""
     told, ours = counted[name], CATALOGUE[name]
     assert (told.get("parameters"), told.get("active")) == (ours.parameters, ours.active), told
     completed = model_from_config(ours.name, MODELS[name]["config"], 0, 0, told["completed"])

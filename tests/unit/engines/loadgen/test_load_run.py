@@ -39,7 +39,6 @@ def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, fini
 
 
 def run(*parts, steps=(), **more):
-    """The run of these requests, of which each part is sent by a process."""
     shared = {**REST, **more}
     told = [{**shared, **results_of(rows, shared["window"], steps)} for rows in parts]
     return run_of(json.loads(json.dumps(told)), WORKLOAD)
@@ -114,7 +113,6 @@ def test_losses_of_parts_are_in_the_order_sent():
 
 @pytest.mark.parametrize(("parts", "on_schedule", "scheduled"), [(1, True, ()), (2, True, ()), (2, False, None)])
 def test_no_requests_are_an_empty_run(parts, on_schedule, scheduled):
-    """Whether there was a schedule does not depend on what came of it."""
     found = run(*[[]] * parts, on_schedule=on_schedule)
     assert (len(found.samples), found.stream.tokens, found.stream.gaps["counts"]) == (0, (), {})
     assert found.stream.scheduled_s == scheduled
@@ -130,7 +128,6 @@ def of_schedule(schedule, window=None, most=None):
 
 @given(schedules, st.none() | st.integers(1, 5), st.lists(st.tuples(st.floats(0, 300), st.booleans()), max_size=60))
 def test_each_request_is_due_once_at_its_time_or_when_another_has_ended_if_it_is_held_back(schedule, most, looks):
-    """First come, first served: none before its time, none while as many as may be are in flight, none later."""
     loop, sent, free = of_schedule(schedule, None, most), [], [0.0] * (most or len(schedule))
     for now, one_ends in [*sorted(looks), (300.0, False)]:
         if most and one_ends and len(sent) > len(free) - most:
@@ -348,7 +345,6 @@ def test_a_part_sends_every_second_request(play):
 
 @pytest.mark.parametrize("ttft_s", [0.001, 3.0])
 def test_a_schedule_is_kept_whatever_the_server_does(play, ttft_s):
-    """By the stamps of when each was due and when it was sent; a server that takes long changes neither."""
     schedule = [0.002 * i for i in range(100)]
     done = play(opened(schedule, (0.05, 0.15)), ttft_s=ttft_s)
     assert [at - done.began for at in done.sent] == pytest.approx(schedule, abs=1e-4)
@@ -382,7 +378,6 @@ def test_a_run_of_several_begins_when_told_and_has_the_window_it_is_given(play):
 
 @pytest.mark.parametrize("unread", [0, 1])
 def test_progress_is_told_twice_a_second_with_the_rate_since_the_last(play, unread):
-    """A piece that is not read counts as one token."""
     done = play(closed(4, window_s=2.6), unread=unread)
     told = done.parent.told("progress")
     assert [at - done.began for at, _ in told] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5], abs=0.02)
@@ -466,7 +461,6 @@ def test_a_load_without_steps_has_its_window_all_the_same(play, monkeypatch, ram
 
 @pytest.mark.parametrize("counts", [None, 0])
 def test_an_answer_in_one_piece_is_as_many_steps_as_it_was_asked_for(play, counts):
-    """Else a server that sends whole answers would never settle."""
     done = play(closed(4), one_piece=True, counts=counts)
     opens, closes = done.window
     assert 0.4 <= closes - opens < 0.6 and 2 * 0.05 < opens - done.began < 1.0

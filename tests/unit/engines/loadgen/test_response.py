@@ -37,7 +37,6 @@ def fed(parts):
 def test_a_body_in_chunks_of_any_size_or_of_a_told_length_or_until_the_end(
     body, sizes, cut, line, trailer, note, before
 ):
-    """In pieces of any size, and after interim responses."""
     for data, closes in (
         (CHUNKED + chunked(body, sizes, line, trailer, note), False),
         (OK + b"CONTENT-LENGTH:  %d\r\n\r\n" % len(body) + body, False),

@@ -115,14 +115,12 @@ class Line:
 
     @property
     def waits(self):
-        """Whether a connection waits to be accepted."""
         try:
             return bool(self.accept(0))
         except BlockingIOError:
             return False
 
     def until(self, over):
-        """Turn until it is over, ten seconds at most."""
         for _ in range(1000):
             if over():
                 return
@@ -143,7 +141,6 @@ class Line:
         return one, there
 
     def over(self, one):
-        """The stream has ended, and was told of once."""
         self.until(lambda: self.streams.ended)
         assert self.streams.ended.popleft() is one and not self.streams.ended and one not in self.streams.in_flight
         return one
@@ -249,7 +246,7 @@ def test_a_load_begins_with_as_many_open_connections_as_it_asks_for(open_line):
     (b"SSH-2.0-OpenSSH\r\n", False, "malformed", ["SSH"]),
     (b"HTTP/1.1 500 No\r\n\r\nno room for Bearer sk-nobody-may-see", False, "HTTP 500", ["no room for ", HIDDEN]),
 ])  # fmt: skip
-def test_a_failure_has_its_kind_its_facts_and_its_time_but_no_key(line, data, reset, kind, facts):
+def test_a_failure_has_a_kind_facts_and_a_time_but_no_key_and_a_good_end_is_none(line, data, reset, kind, facts):
     one, there = line.begin()
     there.sendall(data)
     if reset:
@@ -431,7 +428,6 @@ def test_what_is_asked_for_by_https_is_encrypted_and_by_http_is_not():
 
 
 def told(stream, *times, tokens=1):
-    """The stream, to which chunks came at these times."""
     stream.answer.times.extend(times)
     stream.answer.tokens.extend([tokens] * len(times))
     return stream
@@ -469,7 +465,6 @@ def test_streams_of_any_length_show_every_step_about_once(lengths, users):
 
 @given(st.integers(2, 12), st.integers(4, 20))
 def test_a_convoy_has_a_period_of_one_step_more_than_its_tokens(users, length):
-    """As in the worker, where admitting the next ones is a step."""
     assert len(play([length] * 10_000, users, 3 * length, at_once=True)) == 3 * (length + 1) - 1
 
 

@@ -127,7 +127,6 @@ def test_failures_are_counted_and_the_rest_is_served(serve):
 
 @pytest.mark.parametrize(("load", "served"), [(WINDOW, 0), (COUNTED, 0), (COUNTED, USERS)])
 def test_a_load_that_only_fails_is_given_up_after_five_and_what_is_in_flight_ends(worker, serve, load, served):
-    """The first are served for a while."""
     answer, server = serve(load | {"requests": load["requests"] and 1000}, refused=range(served, 10_000))
     least, failed = worker.FAILURES_UNTIL_GIVEN_UP, len(answer["failed"])
     assert least <= failed < least + USERS and server.engine.came == failed + len(rows(answer))
@@ -161,14 +160,6 @@ def test_an_engine_without_steps_is_told_before_the_worker_ends(worker, monkeypa
     with pytest.raises(TimeoutError):
         asyncio.run(Scripted(SimpleNamespace(readline=read_line), None).serve())
     assert heard[-1] == {"event": "stalled", "cause": "no engine step for 0 s"}
-
-
-def test_it_tells_how_far_it_is_while_it_serves(worker, serve, monkeypatch):
-    monkeypatch.setattr(worker, "PROGRESS_S", 0.03)
-    _, server = serve(WINDOW)
-    assert len(server.heard) >= 3 and {message["event"] for message in server.heard} == {"progress"}
-    assert server.heard[-1]["phase"] in ("window", "over") and server.heard[-1]["tokens_per_s"] > 0
-    assert [m["done"] for m in server.heard] == sorted(m["done"] for m in server.heard)
 
 
 FULL = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
