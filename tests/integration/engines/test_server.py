@@ -106,13 +106,17 @@ def test_requests_that_fail_are_counted_and_the_engine_goes_on(start, interface,
     assert engine.run(WORKLOAD, TEN).failures == 0
 
 
-def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too(start):
+def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too_and_closing_is_polite(start):
     engine, before = start(), time.monotonic()
     run = engine.run(WORKLOAD, OpenLoop(requests=4))
     assert before < run.began_s < run.began_s + run.window_s[1] <= time.monotonic()
     assert run.telemetry is None, "the engine's process reads no sensors"
     assert engine.profile(WORKLOAD, ClosedLoop(4, window_s=0.2)) == "this vLLM has no profiler by that name"
     assert engine.run(WORKLOAD, ClosedLoop(4, window_s=0.2)).failures == 0, "it goes on serving"
+    engine.close()
+    engine.close()
+    assert engine.child.process.returncode == 0 and gone(engine.child.process.pid) and not engine.ready
+    assert not engine.child.folder.exists() and engine.processes() == set()
 
 
 class LateWindow:
@@ -173,15 +177,6 @@ def test_silence_is_a_failure_and_after_it_or_an_interrupt_nobody_waits(start, m
     began = time.monotonic()
     engine.close()
     assert time.monotonic() - began < 3 and gone(engine.child.process.pid), "it is not asked politely"
-
-
-def test_closing_is_polite_leaves_nothing_and_may_be_repeated(start):
-    engine = start()
-    engine.run(WORKLOAD, OpenLoop(requests=3))
-    engine.close()
-    engine.close()
-    assert engine.child.process.returncode == 0 and gone(engine.child.process.pid)
-    assert not engine.child.folder.exists() and engine.processes() == set()
 
 
 @pytest.fixture(scope="module")

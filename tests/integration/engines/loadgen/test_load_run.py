@@ -91,10 +91,10 @@ def client(url):
         each.child.kill()
 
 
-def test_a_burst_is_what_the_server_says_it_was(client, url):
-    base = url.removesuffix("/v1/completions")
+def test_a_burst_is_what_the_server_says_it_was_and_one_far_beyond_the_queue_of_connections_is_served(client, url):
+    base, one = url.removesuffix("/v1/completions"), client()
     urlopen(f"{base}/forget").close()
-    done = client().burst(40)
+    done = one.burst(40)
     with urlopen(f"{base}/truth") as answer:
         truth = {row["name"]: row for row in json.load(answer)["rows"]}
     assert (done["failed"], len(done["samples"]), done["told"], done["chunks"]) == ([], 40, 40 * TOKENS, 40 * TOKENS)
@@ -107,6 +107,9 @@ def test_a_burst_is_what_the_server_says_it_was(client, url):
         assert (row[PROMPT], row[OUTPUT], row[FINISHED]) == (1, TOKENS, True)
     assert not done["on_schedule"] and sum(done["bins"].values()) == 40 * TOKENS
     assert sum(done["gaps"][0]["counts"].values()) == 40 * (TOKENS - 1)
+    many = one.burst(300, tokens=3)
+    assert (many["failed"], len(many["samples"])) == ([], 300)
+    assert KEY not in json.dumps(one.said) and KEY not in one.child.log.read_text()
 
 
 def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
@@ -118,13 +121,6 @@ def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
     os.kill(held.child.process.pid, signal.SIGCONT)
     mean, most = held.result()["doubt_s"]
     assert 0 < mean <= most and most > ITL_S
-
-
-def test_a_load_far_beyond_the_queue_of_connections(client):
-    one = client()
-    done = one.burst(300, tokens=3)
-    assert (done["failed"], len(done["samples"])) == ([], 300)
-    assert KEY not in json.dumps(one.said) and KEY not in one.child.log.read_text()
 
 
 @pytest.fixture
