@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -254,45 +255,36 @@ class Played:
         return [*cut, RequestStream(0, 8, b"")]
 
 
-class Parent:
-    """Hears what a run says, each message with its time, and tells a run of several its window."""
-
-    end = None
-
-    def __init__(self, played, window_s):
-        self.played, self.window_s, self.said, self.answers = played, window_s, [], deque()
-
-    def say(self, **message):
-        self.said.append((self.played.now, message))
-        if message["event"] == "settled":
-            self.answers.append({"op": "open", "window": [self.played.now + 0.5, self.played.now + self.window_s]})
-
-    def hear(self, wait_s):
-        assert wait_s == 0.0, "streams would be held up"
-        return self.answers.popleft() if self.answers else None
-
-    def told(self, event):
-        return [(at, message) for at, message in self.said if message["event"] == event]
-
-
 def serve(patch, load, lengths=(8,) * 4, at=None, window_s=None, listens=True, **played):
-    """Serve a load on played connections, by their clock: what came of it, what was played, the parent, and the numbers
-    of the bodies that were asked for."""
-    played = Played(**played)
-    parent, bodies, anew = Parent(played, window_s), [], []
+    """Serve a load on played connections, by their clock: what came of it, what was played, the numbers of the bodies
+    that were asked for, and what was said to a parent, with its time, who tells a run of several its window."""
+    played, bodies, anew, said, answers = Played(**played), [], [], [], deque()
+
+    def say(**message):
+        said.append((played.now, message))
+        if message["event"] == "settled":
+            answers.append({"op": "open", "window": [played.now + 0.5, played.now + window_s]})
+
+    def hear(wait_s):
+        assert wait_s == 0.0, "streams would be held up"
+        return answers.popleft() if answers else None
+
     asked = SimpleNamespace(begin_anew=lambda: anew.append(1), of=lambda number: bodies.append(number) or b"body")
     clock = SimpleNamespace(monotonic=lambda: played.now, process_time=lambda: played.now / 4)
-    names = ("collect", "freeze", "disable", "enable", "unfreeze")
     patch.setattr(load_run, "time", clock)
-    patch.setattr(load_run, "gc", SimpleNamespace(**dict.fromkeys(names, lambda: None)))
+    patch.setattr(load_run, "gc", Mock())
     patch.setattr(load_run, "select", SimpleNamespace(select=lambda r, w, x, wait_s: ([], w if listens else [], [])))
     message = {"load": load} | ({} if at is None else {"at": at})
-    done = LoadRun(message, asked, lengths, played, parent).result()
+    done = LoadRun(message, asked, lengths, played, SimpleNamespace(end=None, say=say, hear=hear)).result()
     json.dumps(done)
     noted = [stream for stream in played.sent if not hasattr(stream.answer, "response")]
     assert anew == [1] and not any(stream.body for stream in noted), "what was sent is let go"
     sent = [stream.sent for stream in played.sent]
-    return SimpleNamespace(**done, sent=sent, played=played, parent=parent, bodies=bodies)
+    return SimpleNamespace(**done, sent=sent, played=played, bodies=bodies, said=said)
+
+
+def said_of(done, event):
+    return [(at, message) for at, message in done.said if message["event"] == event]
 
 
 @pytest.fixture
@@ -369,17 +361,17 @@ def test_gaps_of_each_step_of_a_ramp_are_apart(play):
 def test_a_run_of_several_begins_when_told_and_has_the_window_it_is_given(play):
     done = play(closed(4), at=60.0, window_s=1.5)
     assert 0 <= done.began - 60.0 < 1e-3
-    [(settled, _)] = done.parent.told("settled")
+    [(settled, _)] = said_of(done, "settled")
     assert settled - done.began >= 2 * 8 * 0.005
     assert done.window == (pytest.approx(settled + 0.5, abs=0.01), pytest.approx(settled + 1.5, abs=0.01))
     counted = play(closed(4, requests=12), at=60.0)
-    assert counted.parent.told("settled") == [] and len(counted.samples) == 12 and counted.began >= 60.0
+    assert said_of(counted, "settled") == [] and len(counted.samples) == 12 and counted.began >= 60.0
 
 
 @pytest.mark.parametrize("unread", [0, 1])
 def test_progress_is_told_twice_a_second_with_the_rate_since_the_last(play, unread):
     done = play(closed(4, window_s=2.6), unread=unread)
-    told = done.parent.told("progress")
+    told = said_of(done, "progress")
     assert [at - done.began for at, _ in told] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5], abs=0.02)
     for at, message in told[1:]:
         assert message["tokens_per_s"] == pytest.approx((1 + unread) * 4 * 8 / 0.055, rel=0.15)
@@ -387,7 +379,7 @@ def test_progress_is_told_twice_a_second_with_the_rate_since_the_last(play, unre
         assert message["done"] == pytest.approx(sum(row[4] <= at for row in done.samples if row[-3]), abs=1)
     assert {message["phase"] for _, message in told} <= {"settle", "window"}
     deaf = play(closed(4, window_s=2.6), listens=False)
-    assert deaf.parent.said == [], "who does not listen holds up no request"
+    assert deaf.said == [], "who does not listen holds up no request"
     assert len(deaf.samples) == pytest.approx(len(done.samples), abs=1)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, serve_batches
 
-PHASES = ["ramp", "settle", "window", "over"]
+PHASES, RAMPS = ["ramp", "settle", "window", "over"], ["burst", "staggered"]
 
 concurrencies = st.integers(1, 60)
 lifetimes = st.integers(1, 24)
@@ -21,11 +21,8 @@ step_lengths = st.lists(st.floats(0.01, 0.2), min_size=1, max_size=6)
 def play(loop, lifetime, seconds, limit=2_000):
     """What a loop decides with an engine that gives each concurrent request a token per step; step lengths are repeated
     for ever. in_flight and started: after the step, when freed users have sent again."""
-    played, left, free = (
-        SimpleNamespace(loop=loop, now=[0.0], phases=[], in_flight=[], started=[]),
-        [],
-        loop.users_due(),
-    )
+    played = SimpleNamespace(loop=loop, now=[0.0], phases=[], in_flight=[], started=[])
+    left, free = [], loop.users_due()
     for number in range(limit):
         for _ in range(free):
             if loop.next_request() is not None:
@@ -43,12 +40,11 @@ def play(loop, lifetime, seconds, limit=2_000):
     raise AssertionError("the loop does not end")
 
 
-@given(concurrencies, lifetimes, settles, windows, step_lengths, st.booleans())
-@example(3, 1, 0.0, 0.05, [0.1], True)
+@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(RAMPS))
+@example(3, 1, 0.0, 0.05, [0.1], "burst")
 def test_a_loop_ramps_up_and_settles_and_has_a_window_of_its_load(
-    concurrency, lifetime, settle, window_s, seconds, burst
+    concurrency, lifetime, settle, window_s, seconds, ramp_up
 ):
-    ramp_up = "burst" if burst else "staggered"
     played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds)
     assert max(played.in_flight) == concurrency, "never more than asked for, and all of them after one lifetime"
     assert set(played.in_flight[lifetime:-1]) <= {concurrency}
@@ -59,7 +55,7 @@ def test_a_loop_ramps_up_and_settles_and_has_a_window_of_its_load(
     first, last = played.now.index(opened), played.now.index(closed)
     assert first == math.ceil(lifetime * (1 + settle)), "the first whole step after it"
     assert closed - opened >= window_s - 1e-9 and closed == played.now[-1]
-    if burst:
+    if ramp_up == "burst":
         periods, rest = divmod(last - first, lifetime + 1)
         assert (periods >= 2, rest) == (True, 0), "whole periods of the convoy, two at least"
     else:
@@ -81,7 +77,7 @@ def test_together_and_fixed_numbers_of_requests_start_at_once(concurrency, lifet
     assert (loop.users_due(), loop.users_due()) == (concurrency, 0)
 
 
-@given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0), st.sampled_from(["burst", "staggered"]))
+@given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0), st.sampled_from(RAMPS))
 def test_a_shared_window_ends_as_told_and_that_of_a_convoy_with_its_last_whole_period(
     concurrency, lifetime, seconds, wanted, ramp_up
 ):

@@ -1,6 +1,7 @@
 """Who does not send our key gets no answer from the server behind it."""
 
 import asyncio
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -21,13 +22,7 @@ def test_without_the_key_nothing_behind_it_is_reached_but_what_says_nothing_of_r
     monkeypatch, kind, path, headers, found
 ):
     monkeypatch.setenv("SLM_KEY", "a-key")
-    reached, sent = [], []
-
-    async def app(scope, receive, send):
-        reached.append(scope["path"])
-
-    async def send(message):
-        sent.append(message)
-
+    app, send = AsyncMock(), AsyncMock()
     asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
-    assert (sent[0]["status"] if sent else None, bool(reached)) == found
+    status = send.call_args_list[0].args[0]["status"] if send.called else None
+    assert (status, app.called) == found

@@ -8,6 +8,7 @@ import sys
 from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -61,19 +62,13 @@ class Engine:
 
 @pytest.fixture
 def serve(worker):
-    """Runs a load on an engine and returns the worker's answer, and the server with what it said in between."""
+    """Runs a load on an engine and returns the worker's answer, and the server."""
 
     def run(load, op="run", kind=Engine, **engine):
         server = worker.Server(None, None)
-        server.engine = kind(worker.StepTrace(), **engine)
+        server.engine, server.say = kind(worker.StepTrace(), **engine), AsyncMock()
         server.prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
         server.output_tokens = [LENGTH, LENGTH]
-        server.heard = []
-
-        async def say(**message):
-            server.heard.append(message)
-
-        server.say = say
         answer = asyncio.run(asyncio.wait_for(server.answer({"op": op, "load": load}), 20))
         return answer, server
 
@@ -144,22 +139,13 @@ def test_an_engine_without_steps_is_not_waited_for(worker, serve, monkeypatch, l
 def test_an_engine_without_steps_is_told_before_the_worker_ends(worker, monkeypatch):
     monkeypatch.setattr(worker, "STALL_S", 0.1)
     load = {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH]}
-    lines, heard = iter([{}, load, {"op": "run", "load": COUNTED}]), []
-
-    class Scripted(worker.Server):
-        async def start(self, arguments):
-            self.engine = Engine(worker.StepTrace(), step_s=60)
-            return {}
-
-        async def say(self, **message):
-            heard.append(message)
-
-    async def read_line():
-        return json.dumps(next(lines)).encode()
-
+    lines = [json.dumps(line).encode() for line in ({}, load, {"op": "run", "load": COUNTED})]
+    server = worker.Server(SimpleNamespace(readline=AsyncMock(side_effect=lines)), None)
+    server.start, server.say = AsyncMock(return_value={}), AsyncMock()
+    server.engine = Engine(worker.StepTrace(), step_s=60)
     with pytest.raises(TimeoutError):
-        asyncio.run(Scripted(SimpleNamespace(readline=read_line), None).serve())
-    assert heard[-1] == {"event": "stalled", "cause": "no engine step for 0 s"}
+        asyncio.run(server.serve())
+    assert server.say.call_args.kwargs == {"event": "stalled", "cause": "no engine step for 0 s"}
 
 
 FULL = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
@@ -187,17 +173,12 @@ def test_the_stat_logger_takes_what_is_there_and_has_all_that_vllm_calls(
 def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, monkeypatch, steps, rate):
     monkeypatch.setattr(worker, "PROGRESS_S", 0.001)
     monkeypatch.setattr(worker.StepTrace, "rows", [(float(i), 0, 0, 10) for i in range(steps)])
-    told = []
-
-    async def say(**message):
-        told.append(message["tokens_per_s"])
-        raise asyncio.CancelledError
-
+    say = AsyncMock(side_effect=asyncio.CancelledError)
     run = worker.WorkerRun(SimpleNamespace(output_tokens=[LENGTH], say=say), COUNTED)
     run.began = 0.0
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run.tell())
-    assert told == [rate]
+    assert say.call_args.kwargs["tokens_per_s"] == rate
 
 
 def test_limits_that_a_release_does_not_report_are_none(worker):
