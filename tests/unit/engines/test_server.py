@@ -6,6 +6,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from interfaces import stand_in
@@ -170,8 +171,10 @@ def test_a_folder_that_somebody_changed_is_not_measured(put):
 
 def test_starts_at_once_make_one_folder(cache):
     """None ever sees a part of it, and nothing is left beside it."""
+    together = Barrier(6)
 
     def start(_: int) -> tuple[str, set[str]]:
+        together.wait(20)
         return (folder := model_for(CPU)), {path.name for path in Path(folder).iterdir()}
 
     with ThreadPoolExecutor(6) as pool:
