@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,7 +23,6 @@ import pytest_slmserve
 
 ROOT = "pytest_slmserve"
 FOLDER = Path(pytest_slmserve.__file__).parent
-TESTS_OF_USERS = ("benchmarks", "quickstart")
 WORKER, LOADGEN = "engines.worker", "engines.loadgen"
 # They need the standard library alone, so that every process of ours may use them: pacing, guarding, hiding secrets.
 PURE = {f"{WORKER}.slm_pacing", f"{WORKER}.slm_process", "schema.printable"}
@@ -39,7 +39,7 @@ MAY_OPEN_FILES = {
     "report.screen": "GITHUB_STEP_SUMMARY",
     "archive.external": "the results that `vllm bench serve` would write",
 }
-TELL_OF_THE_MACHINE = {"open", "read_text", "read_bytes", "environ", "getenv", "home", "expanduser"}
+TELLS = {"open", "read_text", "read_bytes", "environ", "getenv", "home", "expanduser"}
 # First words of docstrings that say nothing of what is returned: prepositions, pronouns, words of a question.
 NO_SUBJECT = (
     "after among as at because before beside between by for from how if in into it its like of on our so than that "
@@ -49,22 +49,22 @@ NO_SUBJECT = (
 Trees = Mapping[str, ast.Module]  # of each module by its name below the root, "" being the root itself
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Tests that users run are no part of the package: the quick start, and the benchmarks, which a wheel puts there.
-FILES = {path.relative_to(FOLDER): path for path in FOLDER.rglob("*.py")}
 PACKAGE: Trees = {
-    ".".join(part for part in name.with_suffix("").parts if part != "__init__"): ast.parse(path.read_text("utf-8"))
-    for name, path in FILES.items()
-    if name.parts[0] not in TESTS_OF_USERS
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts).removesuffix("__init__").rstrip("."): ast.parse(
+        path.read_text("utf-8")
+    )
+    for path in FOLDER.rglob("*.py")
+    if path.relative_to(FOLDER).parts[0] not in ("benchmarks", "quickstart")
 }
-NODES = {name: list(ast.walk(tree)) for name, tree in PACKAGE.items()}
+walked = cache(lambda tree: [*ast.walk(tree)])
 
 
 def nodes(trees: Trees) -> Iterator[tuple[str, ast.AST]]:
-    for name, tree in trees.items():
-        yield from ((name, node) for node in (NODES[name] if tree is PACKAGE.get(name) else ast.walk(tree)))
+    yield from ((name, node) for name, tree in trees.items() for node in walked(tree))
 
 
 def inside(module: str, folder: str) -> bool:
-    return module == folder or module.startswith(f"{folder}.")
+    return f"{module}.".startswith(f"{folder}.")
 
 
 def imports(trees: Trees) -> Iterator[tuple[str, str]]:
@@ -82,25 +82,21 @@ def imports(trees: Trees) -> Iterator[tuple[str, str]]:
 
 
 def looks_at_the_machine(trees: Trees) -> list[str]:
-    readers = {name: tree for name, tree in trees.items() if name.partition(".")[0] in READERS}
-    return [
-        f"{module}: {ast.unparse(node)}"
-        for module, node in nodes(readers)
-        if getattr(node, "attr", getattr(node, "id", "")) in TELL_OF_THE_MACHINE
-        and module not in MAY_OPEN_FILES
-        and ast.unparse(node) != "Archive.open"
-    ]
+    readers = {n: tree for n, tree in trees.items() if n.partition(".")[0] in READERS and n not in MAY_OPEN_FILES}
+    asked = (each for each in nodes(readers) if getattr(each[1], "attr", getattr(each[1], "id", "")) in TELLS)
+    return [f"{module}: {text}" for module, node in asked if (text := ast.unparse(node)) != "Archive.open"]
 
 
 def needs_more(trees: Trees) -> list[str]:
     """Imports of a process of its own beside those that it may have: it must start fast, or has not our package."""
-    own = {name.rpartition(".")[2] for name in trees if inside(name, f"{WORKER}")}
-    found = []
+    beside, found = WITH_VLLM | {name.rpartition(".")[2] for name in trees if inside(name, WORKER)}, []
     for module, name in imports(trees):
-        known = sys.stdlib_module_names | (WITH_VLLM | own if inside(module, WORKER) and module not in PURE else set())
-        helps = name in PURE or inside(name, LOADGEN) if inside(module, LOADGEN) else False
-        ours = inside(module, WORKER) or inside(module, LOADGEN) or module in PURE
-        if ours and name.partition(".")[0] not in known and not helps:
+        top = name.partition(".")[0]
+        if inside(module, LOADGEN):
+            helps = name in PURE or inside(name, LOADGEN)
+        else:
+            helps = module not in PURE and (top in beside or not inside(module, WORKER))
+        if not helps and top not in sys.stdlib_module_names:
             found.append(f"{module}: {name}")
     return found
 
@@ -120,33 +116,26 @@ def imports_in_a_circle(trees: Trees) -> list[str]:
 def named_twice(trees: Trees) -> list[str]:
     """Names of classes and of public functions of modules that nobody can search for."""
     names = [node.name for _, node in nodes(trees) if isinstance(node, ast.ClassDef)]
-    functions = [node for tree in trees.values() for node in tree.body if isinstance(node, Function)]
-    names += [node.name for node in functions if not node.name.startswith("_")]
-    return sorted(name for name, count in Counter(names).items() if count > 1)
+    names += [node.name for tree in trees.values() for node in tree.body if isinstance(node, Function)]
+    return sorted(name for name, count in Counter(names).items() if count > 1 and name[0] != "_")
 
 
 def takes_a_session(trees: Trees) -> list[str]:
     """Functions below the rooms that run pytest's items and know what a session is."""
-    return [
-        f"{module}: {node.name}"
-        for module, node in nodes(trees)
-        if module.partition(".")[0] not in ("plugin", "run")
-        and isinstance(node, Function)
-        and "session" in {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
-    ]
+    below = [each for each in nodes(trees) if each[0].partition(".")[0] not in ("plugin", "run")]
+    functions = [(module, node) for module, node in below if isinstance(node, Function)]
+    return [f"{m}: {f.name}" for m, f in functions if "session" in {a.arg for a in (*f.args.args, *f.args.kwonlyargs)}]
 
 
 RULES: dict[Callable[[Trees], list[str]], Sequence[Mapping[str, str]]] = {
     looks_at_the_machine: [
-        {"analysis.a": "import os\nHOME = os.environ['HOME']"},
-        {"report.a": "def f(path):\n    return path.read_text()"},
-        {"archive.a": "def f(path):\n    return open(path)"},
+        {"analysis.a": "import os\nHOME = os.environ['HOME']"}, {"report.a": "def f(path): return path.read_text()"},
+        {"archive.a": "def f(path): return open(path)"},
     ],
     needs_more: [
         {f"{WORKER}.vllm_worker": "import numpy as np"},
         {f"{WORKER}.vllm_worker": "import pytest_slmserve.schema.errors"},
-        {f"{LOADGEN}.streams": "import psutil"},
-        {f"{LOADGEN}.run": "from pytest_slmserve.schema import errors"},
+        {f"{LOADGEN}.streams": "import psutil"}, {f"{LOADGEN}.run": "from pytest_slmserve.schema import errors"},
         {f"{WORKER}.slm_pacing": "def admit():\n    from torch import Tensor"},
         {"schema.printable": "from pytest_slmserve.schema import errors"},
     ],
@@ -154,12 +143,9 @@ RULES: dict[Callable[[Trees], list[str]], Sequence[Mapping[str, str]]] = {
         {"a": "from pytest_slmserve.b import x", "b": "def f():\n    from pytest_slmserve import a"},
         {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"},
     ],
-    named_twice: [
-        {"schema.errors": "def a(): ...", "engines.base": "def a(): ..."},
-        {"schema.errors": "class A: ...", "engines.base": "class A: ..."},
-    ],
+    named_twice: [{"schema.errors": text, "engines.base": text} for text in ("def a(): ...", "class A: ...")],
     takes_a_session: [{"report.a": "def f(session): ..."}, {"plan.a": "class A:\n    def f(self, *, session): ..."}],
-}
+}  # fmt: skip
 ALLOWED = {
     "engines.base": f"from pytest_slmserve.schema.errors import A\nfrom pytest_slmserve.{WORKER}.slm_pacing import B",
     f"{WORKER}.slm_pacing": "import heapq",
