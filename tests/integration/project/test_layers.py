@@ -1,6 +1,6 @@
 """The rules of the house that `lint-imports` cannot say: who reads records does not look at the machine, what a process
-of its own may need, names that can be searched for, sizes, and first words of docstrings. Each finds a planted
-violation, and none in the package. Which room may import which is in .importlinter."""
+of its own may need, names that can be searched for, sizes, and first words of docstrings; and every module with logic
+has its tests. Each finds a planted violation, and none in the package. Who may import whom is in .importlinter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import pytest
-from scripts import CHECKOUT, in_checkout
+from scripts import CHECKOUT, TESTS, in_checkout
 
 import pytest_slmserve
 
@@ -215,3 +215,28 @@ def test_rooms_say_what_lives_there_and_each_answer_of_the_architecture_page_is_
     rows = [line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ") and "?" in line]
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert len(rows) >= 20 and [name for name in named if not (FOLDER / name).exists()] == []
+
+
+# Modules whose tests need more than functions: a process, vLLM's interpreter, or pytest inside pytest.
+IN_INTEGRATION = {
+    *(f"engines.worker.{name}" for name in ("guardian", "hf_worker", "interpreter", "slm_process", "slm_trace")),
+    *(f"plugin.{name}" for name in ("fixtures", "hooks", "session_hooks")),
+}
+
+
+def has_logic(tree: ast.Module) -> bool:
+    """A function with a statement beside its docstring."""
+    functions = (node for node in walked(tree) if isinstance(node, ast.FunctionDef))
+    return any(not isinstance(node.body[-1], ast.Expr) or len(node.body) > 1 for node in functions)
+
+
+def test_every_module_with_logic_has_a_test_file_of_its_name_and_every_folder_a_room() -> None:
+    """So who changes a module finds its tests."""
+    found = {
+        name for name, tree in PACKAGE.items() if not (FOLDER / name.replace(".", "/")).is_dir() and has_logic(tree)
+    }
+    paths = {name: TESTS / "unit" / name.replace(".", "/") for name in found}
+    tested = {name for name, path in paths.items() if path.with_name(f"test_{path.name.strip('_')}.py").is_file()}
+    assert len(found) > 80 and found - tested == IN_INTEGRATION
+    folders = {path.parent.relative_to(TESTS / "unit") for path in (TESTS / "unit").rglob("test_*.py")}
+    assert len(folders) > 10 and [name for name in folders if not (FOLDER / name).is_dir()] == []

@@ -322,3 +322,11 @@ def test_what_is_shown_but_not_printed_is_found() -> None:
 def test_a_block_that_is_wrong_is_found(kind: str, text: str, said: str, desk: Desk) -> None:
     with pytest.raises((Exception, pytest.fail.Exception), match=said):
         desk.block(kind.split(), text)
+
+
+def test_every_example_has_its_command_and_its_row_and_without_a_mode_is_skipped(folder: Path, desk: Desk) -> None:
+    page = (folder / "README.md").read_text("utf-8")
+    commands = " ".join(re.findall(r"^((?:pytest|slmserve) .+?) +# \d+$", page, re.MULTILINE)).split()
+    files = {path.name for path in folder.glob("test_*.py")}
+    assert len(files) >= 4 and files == files & set(commands) == set(re.findall(r"\]\((test_\w+\.py)\)", page))
+    desk.pytester.runpytest_inprocess(*NOT_KEPT, *files).assert_outcomes(skipped=6)

@@ -17,13 +17,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 from fake_nvml import BUSY, FakeNvml, State, installed
 from interfaces import SIMULATED, small_workload
-from scripts import BASELINES, CHECKOUT, RESULTS, checkout_script, loaded
+from scripts import BASELINES, CHECKOUT, DATA, RESULTS, TESTS, checkout_script, loaded
 from strategies import measurement
 
 from pytest_slmserve.analysis.metrics.window import output_tokens_per_s, relative_variance
@@ -37,7 +36,6 @@ from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import dataset_path, read_conversations
 from pytest_slmserve.workload.tokens import gpt2_tokenizer, shipped_lengths
 
-TESTS = Path(__file__).parents[2]
 STUDIES = checkout_script("studies/common.py").parent
 NOT_RUN = {"common", "bare_worker", "host_noise", "latency_worker", "truth_server"}  # parts of other studies
 SMALLEST = BASELINES / "h200-vllm-0.26.0-cuda-graphs.jsonl.xz"
@@ -319,7 +317,7 @@ def sides_of(run):
 
 
 def test_packing_keeps_each_figure(run, noisy, tmp_path):
-    old, again = TESTS / "data" / f"archive-format-{FORMAT}.jsonl", tmp_path / "old.jsonl.xz"
+    old, again = DATA / f"archive-format-{FORMAT}.jsonl", tmp_path / "old.jsonl.xz"
     run("pack", old, again)
     assert read(again).measurements == read(old).measurements
     cut, coarse = tmp_path / "cut.jsonl.xz", tmp_path / "coarse.jsonl.xz"
@@ -412,7 +410,7 @@ def test_a_made_archive_is_not_alike_in_its_repeats(study, tmp_path, monkeypatch
 
 
 def test_the_command_makes_a_table_and_refuses_a_damaged_file_until_told(run, tmp_path):
-    invented, out, cut = TESTS / "data" / "invented.json", tmp_path / "table.csv.gz", tmp_path / "cut.json"
+    invented, out, cut = DATA / "invented.json", tmp_path / "table.csv.gz", tmp_path / "cut.json"
     assert "18 conversations" in run("make_lengths", invented, out)
     lines = gzip.decompress(out.read_bytes()).decode().splitlines()
     assert lines[:3] == ["prompt_tokens,reply_tokens,human_first", "33,42,1", "11,47,1"] and len(lines) == 19
@@ -447,3 +445,30 @@ def test_a_layer_more_is_found_by_busy_seconds_and_not_by_seconds(run):
     mean, apart, by_windows = map(float, re.search(r"\nbusy seconds: mean (.*)%, .* by (.*)%, .* (.*)%", told).groups())
     assert abs(mean - 4.2) < 0.5 and apart < 0.5 and by_windows < 0.5
     assert float(re.search(r"\nseconds: mean .*%, .* by .*%, .* (.*)%", told).group(1)) > 1
+
+
+# Older formats
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_older_formats_are_written_anew(run, number, tmp_path):
+    run("migrate", DATA / f"archive-format-{number}.jsonl", tmp_path / "new.jsonl")
+    assert (tmp_path / "new.jsonl").read_bytes() == (DATA / "archive-format-3.jsonl").read_bytes()
+
+
+def test_a_model_that_is_not_in_the_catalogue_is_described_where_its_folder_is(run, tmp_path):
+    def migrated():
+        run("migrate", old, tmp_path / "new.jsonl")
+        [model] = {m.spec.model_facts for m in read(tmp_path / "new.jsonl").measurements}
+        return model
+
+    old, mine = tmp_path / "old.jsonl", tmp_path / "mine"
+    old.write_text((DATA / "archive-format-2.jsonl").read_text().replace('"opt-125m"', f'"{mine}"'))
+    assert migrated() is None
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "max_position_embeddings": 8192,
+        "num_attention_heads": 9, "num_hidden_layers": 30, "vocab_size": 49152,
+    }  # fmt: skip
+    mine.mkdir()
+    (mine / "config.json").write_text(json.dumps(config))
+    assert (migrated().layers, migrated().source) == (30, "folder")

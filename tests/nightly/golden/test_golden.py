@@ -1,10 +1,13 @@
-"""What is printed of each committed archive, and its keys, are what its golden file has."""
+"""What is printed of each committed archive, and its keys, are what its golden file has; no line is longer than the
+terminal, and no number is lost."""
 
 from __future__ import annotations
 
 import json
 import lzma
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +20,10 @@ from vega import vega_lite
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.points import all_groups, group_key
 from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands import report
 from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.report.screen import MOST_LINES
+from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.kv_cache import predicted_blocks, weight_bytes
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.records import ReplicaGroup
@@ -36,6 +42,31 @@ def archive(request):
 
 def test_an_archive_prints_what_its_golden_file_has(archive):
     assert difference(*archive) == ""
+
+
+def numbers(pieces: Iterable[str]) -> set[str]:
+    return set(re.findall(r"(?<![\w.,])\d[\d,]*\.\d+(?![\w.,])", "\n".join(pieces)))
+
+
+def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(archive, monkeypatch):
+    """But for words that cannot be broken, as paths."""
+    _, path = archive
+    contents = read(path)
+    gates = report.gates_of([(path, contents)])[0]
+    found = replace(report.judged_again(contents), gates=gates, notes=contents.notes, archives=[path.name])
+    with laid_out(400):
+        whole = numbers(report.report_lines(found, "tables"))
+    for width in (80, 100, 160):
+        for detail in ("summary", "tables", "all"):
+            monkeypatch.setenv("COLUMNS", str(width))
+            pieces = list(report.report_lines(found, detail))
+            lines = [line for piece in pieces for line in piece.splitlines()]
+            long = [line for line in lines if len(line) > width and path.name not in line]
+            assert [line for line in long if len(line.split()) > 1] == [], (width, detail)
+            if detail == "summary":
+                assert len(lines) <= MOST_LINES or found.loads, "a load that is no point has a page"
+            elif detail == "all":
+                assert whole <= numbers(pieces)
 
 
 def test_the_case_of_a_stored_group_has_its_key(archive):
