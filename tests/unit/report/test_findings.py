@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
+from sections import difference
 from strategies import H200, measurement, noisy_curve, point, workload
 
 from pytest_slmserve.analysis.claims.table import ClaimRow
@@ -17,52 +17,29 @@ from pytest_slmserve.schema.records import Environment
 SOUND = point(8, [100.0, 101.0])
 
 
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        (H200, "NVIDIA H200, vLLM 0.26.0"),
-        (replace(H200, url="http://host"), "http://host, vLLM 0.26.0"),
-        (Environment(platform="cpu", cpu="Xeon"), "Xeon"),
-        (Environment(platform="cpu"), "cpu"),
-    ],
-)
-def test_a_place_is_its_url_or_device_and_its_release(where, words):
-    assert findings.served_on(where) == findings.origin(where) == words
-    assert findings.origin(where, workload(64, 32)) == f"{words}, 64 prompt and 32 output tokens"
-    told = findings.origin(replace(where, platform="simulated"), workload())
-    assert "SIMULATED" in told and words not in told, "a simulation is never a device"
-    assert findings.served_on(None) == findings.origin(None, workload())
+MARKS = (
+    {}, {"noise": ("slow",)}, {"noise": ("slow",), "left_out": 1}, {"left_out": 1, "degraded": ("hot",)},
+    {"degraded": ("hot",), "repeats": ()},
+)  # fmt: skip
+WORST = {"left_out": 1, "problems": ("a", "b"), "degraded": ("hot",), "noise": ("x: 1", "x: 2", "y")}
+KINDS = ("a: 1", "took 3.5 % of it", "took -4 % of it", "it is b-2 c")
 
 
-@pytest.mark.parametrize(
-    ("figures", "cell"),
-    [
-        ({}, "yes"),
-        ({"noise": ("slow",)}, "noisy"),
-        ({"noise": ("slow",), "left_out": 1}, "partly"),
-        ({"left_out": 1, "degraded": ("hot",)}, "degraded"),
-        ({"degraded": ("hot",), "repeats": ()}, "NO"),
-    ],
-)
-def test_the_worst_of_a_point_is_its_mark(figures, cell):
-    assert findings.valid_cell(replace(SOUND, **figures)) == cell
-
-
-def test_reasons_are_told_each_on_its_line():
-    worst = replace(SOUND, left_out=1, problems=("a", "b"), degraded=("hot",), noise=("x: 1", "x: 2", "y"))
-    assert list(findings.reasons(worst, "at 8", "2 of 3")) == [
-        "left out: at 8: 2 of 3: a; b",
-        "degraded: at 8: hot",
-        "noisy, kept: at 8: x: 1, and 1 more like it; y",
+def test_places_marks_and_reasons_are_as_they_are_kept():
+    """The worst of a point is its mark, and a simulation is never a device."""
+    places = [H200, replace(H200, url="http://host"), *(Environment(platform="cpu", cpu=cpu) for cpu in ("Xeon", None))]
+    places += [replace(H200, platform="simulated"), None]
+    shown = {"place": [findings.served_on(where) for where in places]}
+    shown |= {f"origin, {work}": [findings.origin(p, work and workload(64, 32)) for p in places] for work in (None, 1)}
+    shown["mark"] = [findings.valid_cell(replace(SOUND, **figures)) for figures in MARKS]
+    shown["reasons"] = [
+        *findings.reasons(replace(SOUND, **WORST), "at 8", "2 of 3"),
+        findings.first_of_each_kind(["a: 1", "b", "a: 2", "a: 3"]),
     ]
+    shown["invalid"] = [*findings.reasons(point(8, ()), "at 8")]
+    shown["kinds"] = list(map(findings.reason_kind, KINDS))
+    assert difference("findings", {name: "\n".join(lines) for name, lines in shown.items()}) == ""
     assert list(findings.reasons(SOUND, "at 8", "2 of 2 are used")) == []
-    assert list(findings.reasons(point(8, ()), "at 8")) == ["INVALID: at 8: planted: invalid"]
-
-
-def test_reasons_of_one_kind_differ_in_their_figures_only_and_the_first_stands_for_the_others():
-    kinds = {"a: 1": "a", "took 3.5 % of it": "took", "took -4 % of it": "took", "it is b-2 c": "it is b-2 c"}
-    assert {text: findings.reason_kind(text) for text in kinds} == kinds
-    assert findings.first_of_each_kind(["a: 1", "b", "a: 2", "a: 3"]) == "a: 1, and 2 more like it; b"
 
 
 def test_the_tolerance_is_that_of_the_claim_that_was_judged():

@@ -158,24 +158,6 @@ def test_a_series_differs_in_its_rate_alone_and_a_ramp_is_by_itself(at_rates):
 
 
 @in_checkout
-def test_rates_in_pictures_are_those_of_the_rows(at_rates):
-    short, *plain, ramp = [loads.rows_of_load(m, CRITERIA) for m in at_rates]
-    series = [short, sorted((row for each in plain for row in each), key=lambda row: row["load"]["rate"]), ramp]
-    (served, *waits), origins = loads.rate_panels(at_rates, CRITERIA.slo)
-
-    def told(value) -> list[list[tuple[float, float]]]:
-        return [[(row["schedule_delay"].achieved_per_s, value(row)) for row in each] for each in series]
-
-    assert [*lines(served, "served").values()] == told(lambda row: row["requests_per_s"])
-    assert [*lines(served, f"good: {CRITERIA.slo}").values()] == told(lambda row: row["goodput"].per_s)
-    names = list(lines(served, "served"))
-    assert all(word in name for name, word in zip(names, (" 10 s", " 20 s", "ramp"))) and len(origins) == 1
-    for panel, name in zip(waits, ("ttft", "tpot", "e2e"), strict=True):
-        for part in ("p50", "p99"):
-            assert [*lines(panel, part).values()] == told(lambda row, key=f"{name}_{part}_s": 1e3 * row[key])
-
-
-@in_checkout
 def test_a_rate_that_is_not_valid_is_not_drawn(at_rates):
     lost = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in at_rates]
     (served, *_), _ = loads.rate_panels([lost[0], *at_rates[1:]], None)
@@ -194,20 +176,6 @@ def test_the_section_of_rates_tells_what_failed_and_has_goodput_within_limits_al
     (failed,) = [text for text in sentences_of(section) if text.startswith(f"failed: {first.load.rate:g} ")]
     assert " 2 failed" in failed and [table.caption for table in tables_of(section)] == ["Rates", "Goodput"]
     assert [table.caption for table in tables_of(loads.rates_section(others, ValidityCriteria()))] == ["Rates"]
-
-
-@in_checkout
-def test_facts_of_a_ramp_have_its_steps_and_the_best_of_them(at_rates):
-    ramp = next(m for m in at_rates if m.load.steps)
-    facts, rows = loads.facts_of_load(ramp, CRITERIA), loads.rows_of_load(ramp, CRITERIA)
-    assert [(step["from_s"] < step["until_s"]) for step in facts["steps"]] == [True] * len(ramp.load.steps)
-    assert [row["rate"] for row in rows] == [step["rate"] for step in facts["steps"]]
-    assert "peak" in facts and not {"peak", "highest_load", "steps"} & rows[0].keys()
-    (single,) = loads.rows_of_load(at_rates[0], CRITERIA)
-    assert "rate" not in single and single["id"] == at_rates[0].id
-    together = loads.rates_facts(at_rates[:2], CRITERIA)
-    assert [point["rate"] for point in together["points"]] == [m.load.rate for m in at_rates[:2]]
-    assert loads.rates_facts(at_rates[:1], ValidityCriteria())["peak"] is None
 
 
 def test_a_limit_is_a_line_with_its_words():

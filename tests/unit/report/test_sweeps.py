@@ -219,14 +219,6 @@ def test_every_curve_can_be_shown(curve):
         assert row["Pareto"] == ("" if beaten else "*")
 
 
-def test_the_law_and_its_fixed_part_by_hand():
-    """b_half 45 at 10,000 tokens/s: 4.5 ms; the weights of OPT-1.3B take 2.6315 GB / 4.8 TB/s = 0.548 ms."""
-    found = dict(sweeps.findings(lawful(BATCHES), 0.1))
-    facts = ("4.50 ms ", "0.548 ms", "4,800 GB/s", "3.95 ms")
-    assert [fact for fact in facts if fact not in found["fixed part"]] == []
-    assert "T_inf 10,010 " in found["saturation law"] and "b_half 45.0 " in found["saturation law"]
-
-
 def test_a_server_that_feeds_its_engine_or_waits_in_it_is_not_told():
     def told(*points, m=SERVER) -> bool:
         return "front end" in dict(sweeps.findings(planted(*points, measurements=(m,)), 0.1))

@@ -13,7 +13,7 @@ from launches import pairs
 from planted import gated, lawful, sweep
 from sections import difference, in_layers
 from stored_records import KNOWN, engine_alone, repeats
-from strategies import WELL, curves, law, noisy_curve, point
+from strategies import WELL, curves, noisy_curve, point
 from vega import vega_lite
 
 from pytest_slmserve.analysis.compare.changes import release_histories
@@ -158,14 +158,6 @@ def test_rows_have_the_interval_of_the_repeats_and_pass_over_what_is_not_known()
     assert all(math.isnan(each.value) and each.low is None for each in unknown)
 
 
-def test_sweeps_have_rings_where_they_are_flat_and_the_laws_that_were_planted():
-    laws, roofs, rings = own(charts.throughputs([(c.subject, c) for c in TWO]))
-    assert [(row["series"], row["x"]) for row in rings] == [(c.subject, c.plateau().value) for c in TWO]
-    assert {row["series"] for row in laws} == {"a", "b"} and {row["series"] for row in roofs} == {"a"}, "they share it"
-    for row in laws:
-        assert row["y"] == pytest.approx(law(row["x"], {"a": 10_050.0, "b": 5025.0}[row["series"]]), rel=0.01)
-
-
 @given(curves(fewest=2))
 def test_points_that_another_one_beats_are_hollow(curve):
     rows, places = dots(charts.pareto([("a", curve)])), [(p.output_tokens_per_s, -p.e2e_s) for p in curve.points]
@@ -174,14 +166,3 @@ def test_points_that_another_one_beats_are_hollow(curve):
         assert (row["x"], row["y"], row["load"]) == (p.e2e_s, p.output_tokens_per_s, p.concurrency)
         text = "" if beaten else str(p.concurrency)
         assert (row["hollow"], row["optimal"], row["text"]) == (beaten, not beaten, text)
-
-
-def test_a_gate_has_its_ratios_pairs_and_margins():
-    found = gated(pairs(4, speed=0.9)).compared
-    spec = charts.gate_forest(found)
-    ratios, apart = {row["subject"]: row for row in dots(spec)}, [row for rows in own(spec) for row in rows]
-    for each in (each for each in found if each.ratio is not None):
-        row, margin = ratios[each.name], 1 + each.margin if each.better == "lower" else 1 / (1 + each.margin)
-        drawn = [pair["pair"] for pair in apart if pair.get("subject") == each.name]
-        assert row["x"] == each.ratio.value and row["bound"] == (pytest.approx(margin) if each.gated else None)
-        assert drawn == pytest.approx([after / before for before, after in each.pairs])

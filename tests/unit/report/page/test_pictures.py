@@ -19,9 +19,7 @@ from sections import difference, in_layers
 from strategies import job_point, measurement, noisy_curve, point, shared_point
 from vega import vega_lite
 
-from pytest_slmserve.analysis.compare.deployments import deployments
-from pytest_slmserve.analysis.metrics.window import parse_slo
-from pytest_slmserve.analysis.points import Point, Summary, ratio
+from pytest_slmserve.analysis.points import Point, Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.pictures import Picture, draw_pictures, pictures, whole_picture
@@ -34,6 +32,7 @@ SENSED = {
     "power_w": 300.0, "energy_per_token_j": 0.02,
 }  # fmt: skip
 LOADS = (1, 4, 16, 64, 256, 512)
+PLANTED = {"all_reduce_s": 1e-3, "imbalance": 0.2}
 
 
 def curve(subject: str, *points: Point, shared=()) -> Curve:
@@ -117,6 +116,8 @@ def test_planted_findings_have_the_pictures_that_are_kept():
     one = gated(pairs(4, speed=0.9))
     found = {name: Findings(curves=curves) for name, curves in CURVES.items()}
     found |= {f"jobs: {name}": Findings(jobs=jobs) for name, jobs in JOBS.items()}
+    several = on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
+    found["several GPUs"] = Findings(curves=[several, *several.wider])
     found["gates"] = Findings(
         gates=[one, replace(one, gate="other"), replace(one, model="x"), gated(pairs(4, failures=1))]
     )
@@ -136,49 +137,6 @@ def test_models_of_any_speed_are_on_one_scale_and_a_simulated_one_says_so():
     assert "relative-throughput" not in by_name([fast, short])
     (origin,) = by_name([lawful(LOADS, environment=Environment(platform="simulated"))])["sweeps"].origins
     assert "SIMULATED" in origin
-
-
-def test_percentiles_are_those_of_the_points_and_limits_are_lines():
-    two = [lawful(LOADS, (1, 1.01)), lawful(LOADS, (1, 1.01), model="opt-2.7b", t_inf=5000.0)]
-    panels = by_name(two, slo=parse_slo("ttft:200ms,e2e:5s"))["latency"].panels
-    own = [[row for layer in panel["layer"] for row in layer.get("data", {}).get("values", [])] for panel in panels]
-    rules = [{(row["text"], row["y"]) for row in rows} for rows in own]
-    assert rules == [{("ttft:200ms", 200.0)}, set(), {("e2e:5s", 5000.0)}]
-    for panel, name in zip(panels, ("ttft", "tpot", "e2e"), strict=True):
-        for part in ("p50", "p99"):
-            for c in two:
-                wanted = [1e3 * getattr(p, f"{name}_{part}_s") for p in c.valid]
-                assert [y for _, y in dots(panel, part)[c.subject]] == pytest.approx(wanted)
-    assert len(by_name(two)["latency"].panels) == 2, "E2E has a panel if it is limited"
-    unknown = by_name([noisy_curve({1: 1.0, 2: 2.0, 4: 4.0})])["latency"]
-    assert unknown.panels == () and "TTFT" in unknown.why_not
-
-
-def test_gains_are_over_one_engine_with_the_interval_of_their_ratio():
-    one = alone((990.0, 1010.0), engine_active=0.8)
-    found = by_name([curve("opt-1.3b", one, shared=[MPS, THREE])])
-    (panel,), (busy,) = found["replica-gain"].panels, found["replica-busy"].panels
-    row, seen = panel["data"]["values"][-1], ratio(THREE, one)
-    assert (row["low"], row["y"], row["high"]) == pytest.approx((seen.low, 1.2, seen.high))
-    assert dots(busy)["opt-1.3b"] == [(0.8, pytest.approx(0.9)), (0.8, pytest.approx(1.2))]
-    turns = busy["layer"][0]["data"]["values"]
-    assert turns and all(row["x"] * row["y"] == pytest.approx(1) for row in turns)
-
-
-def test_what_each_number_of_gpus_serves_most_is_drawn_in_all_and_per_gpu():
-    planted = {"all_reduce_s": 1e-3, "imbalance": 0.2}
-    curve = on_gpus((1, 2), shared=replicas(2, **planted), room={1: 4}, **planted)
-    drawn, found = by_name([curve, *curve.wider]), deployments(curve)
-    total, each, blocks = (panel["data"]["values"] for panel in drawn["gpus"].panels)
-    one, two = (max(d.tokens_per_s for d in found if d.gpus == n and not d.sharing) for n in (1, 2))
-    [most] = [max(d.tokens_per_s for d in found if d.sharing == "gpus")]
-    over_all, replicated = "opt-tiny, one engine over all", "opt-tiny, a replica on each"
-    expected = [(over_all, 1, one), (over_all, 2, two), (replicated, 1, one), (replicated, 2, most)]
-    assert [(row["series"], row["x"], row["y"]) for row in total] == expected
-    assert [(row["series"], row["x"], row["y"]) for row in each] == [(name, n, rate / n) for name, n, rate in expected]
-    assert [row["x"] for row in blocks] == sorted({d.kv_blocks for d in found if d.kv_blocks})
-    assert drawn["replica-busy"].panels == () and drawn["replica-busy"].why_not, "they share no GPU"
-    assert "gpus" not in by_name([replace(curve, wider=(), shared=())])
 
 
 # Files
@@ -214,15 +172,3 @@ def test_each_picture_is_a_file_of_its_form_or_says_why_not(tmp_path, monkeypatc
     (tmp_path / "svg" / "sweeps.png").mkdir()
     with refused("sweeps.png"):
         draw_pictures(found, tmp_path / "svg", "png")
-
-
-def test_a_picture_is_900_pixels_wide_and_names_no_values():
-    one = by_name([lawful(LOADS, (1, 1.01))])
-    for picture in (one["sweeps"], one["latency"]):
-        whole = whole_picture(picture)
-        assert len(whole["concat"]) == len(picture.panels) and whole["columns"] == 2
-        assert [panel["width"] for panel in whole["concat"]] == [900 // 2 - 90] * len(whole["concat"])
-        assert all("name" not in panel["data"] and panel["height"] >= 300 for panel in whole["concat"])
-        assert whole["title"]["subtitle"] == list(picture.origins) and vega_lite().is_valid(whole)
-    single = whole_picture(Picture("one", (), one["sweeps"].panels[:1]))
-    assert (single["columns"], single["concat"][0]["width"]) == (1, 810)
