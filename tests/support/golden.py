@@ -66,7 +66,7 @@ Outputs = dict[str, dict[str, Any]]  # `status` and `out` by the name of the out
 
 
 def archives() -> dict[str, Path]:
-    """Return the committed archives by their names, and one that has everything that the format can hold."""
+    """The committed archives, and one that has everything that the format can hold."""
     return {path.name.partition(".jsonl")[0]: path for path in [*sorted(BASELINES.glob("*.jsonl.xz")), OF_THE_FORMAT]}
 
 
@@ -75,8 +75,7 @@ def golden_file(name: str) -> Path:
 
 
 def printed(path: Path, drawn: bool = False) -> Outputs:
-    """Return the outputs and exit statuses of the commands for an archive, and its keys. JSON is parsed. drawn: whether
-    the page and the pictures are among them."""
+    """Outputs and statuses of the commands for an archive, and its keys. drawn: of the page and the pictures, too."""
     found: Outputs = {"keys": {"status": 0, "out": keys_of(store.read(path))}}
     for output, (words, columns) in OUTPUTS.items():
         out = io.StringIO()
@@ -146,7 +145,7 @@ def keys_of(contents: store.Contents) -> dict[str, list[Any]]:
 
 
 def kept(name: str) -> Outputs:
-    """Return the outputs as the golden file has them; empty if there is none."""
+    """The outputs as the golden file has them; empty if there is none."""
     path = golden_file(name)
     return json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {}
 
@@ -154,15 +153,8 @@ def kept(name: str) -> Outputs:
 def difference(name: str, path: Path) -> str:
     """Return what an archive prints otherwise than its golden file has it; empty if nothing."""
     lines = list(changes(kept(name), printed(path, name in DRAWN)))
-    more = [f"... and {len(lines) - LINES} more lines"] if len(lines) > LINES else []
-    rewrite = f"if that is wanted: python tests/nightly/golden/write.py {name}"
-    return "\n".join([name, *lines[:LINES], *more, rewrite]) if lines else ""
-
-
-def write(name: str, outputs: Outputs) -> None:
-    rounded = json.loads(json.dumps(outputs), parse_float=lambda digits: float(f"{float(digits):.11g}"))
-    text = json.dumps(rounded, ensure_ascii=False)
-    golden_file(name).write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    rewrite = f"({len(lines)} lines) if that is wanted: python tests/nightly/golden/write.py {name}"
+    return "\n".join([name, *lines[:LINES], rewrite]) if lines else ""
 
 
 def changes(before: Outputs, after: Outputs) -> Iterator[str]:
@@ -203,5 +195,7 @@ def rewrite(names: list[str]) -> None:
         with elsewhere(archive) as path:
             before, after = kept(name), printed(path, name in DRAWN)
         if lines := list(changes(before, after)):
-            write(name, after)
+            rounded = json.loads(json.dumps(after), parse_float=lambda digits: float(f"{float(digits):.11g}"))
+            text = json.dumps(rounded, ensure_ascii=False)
+            golden_file(name).write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
             print("\n".join([f"{name}: changed", *lines] if before else [f"{name}: new"]), flush=True)

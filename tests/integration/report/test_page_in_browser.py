@@ -53,9 +53,9 @@ def phone(browser: Any, written: Path) -> Iterator[Opened]:
 
 
 @pytest.fixture(scope="module")
-def curve():
-    (found,) = judged_again(read(ARCHIVE)).curves
-    return found
+def valid():
+    (curve,) = judged_again(read(ARCHIVE)).curves
+    return curve.valid
 
 
 def test_charts_wait_for_the_reader_and_in_the_end_each_is_drawn_and_described(opened):
@@ -70,10 +70,10 @@ def test_charts_wait_for_the_reader_and_in_the_end_each_is_drawn_and_described(o
 
 
 @pytest.mark.parametrize("bounds", SLOS)
-def test_bounds_give_the_goodput_that_the_package_computes(opened, curve, bounds):
+def test_bounds_give_the_goodput_that_the_package_computes(opened, valid, bounds):
     opened.fill(**dict(zip(("ttft", "tpot", "e2e"), bounds)))
     slo = ",".join(f"{name}:{ms}ms" for name, ms in zip(("ttft", "tpot", "e2e"), bounds) if ms)
-    found = [(point.concurrency, point.goodput(slo)) for point in curve.valid]
+    found = [(point.concurrency, point.goodput(slo)) for point in valid]
     wanted = [[f"{load}", figure(g.per_s, 4), hundredths(g.attainment), f"{g.dropped}"] for load, g in found]
     assert [row[1:] for row in opened.cells("#goodput-table")] == wanted
 
@@ -94,10 +94,10 @@ def test_a_slider_moves_its_bound_and_the_charts_within_100_ms(opened):
     assert opened.page.input_value("#tpot") == ""
 
 
-def test_prices_give_the_cost_that_the_advisor_computes(opened, curve):
+def test_prices_give_the_cost_that_the_advisor_computes(opened, valid):
     opened.page.fill("#price-hour", "2.5")
     opened.page.fill("#price-kwh", "0.3")
-    for row, point in zip(opened.cells("#cost-table"), curve.valid, strict=True):
+    for row, point in zip(opened.cells("#cost-table"), valid, strict=True):
         gpu = 1e6 * 2.5 / (3600 * point.output_tokens_per_s)
         energy = 1e6 * point.energy_per_token_j / 3.6e6 * 0.3
         costs = [figure(value) for value in (1e3 * point.energy_per_token_j, gpu, energy, gpu + energy)]
@@ -107,20 +107,14 @@ def test_prices_give_the_cost_that_the_advisor_computes(opened, curve):
     assert told[3] == told[5] == "-" and float(told[4]) > 0
 
 
-def test_claims_are_filtered(opened):
+def test_claims_are_filtered_and_the_address_keeps_bounds_prices_what_is_shown_and_the_theme(opened):
     claims = opened.page.locator(".claim:visible")
     all_of_them = claims.count()
+    opened.fill(ttft="60", tpot="", e2e="1800", attainment="50", **{"price-hour": "2"})
     opened.page.click("[data-filter=fails]")
     assert 0 < claims.count() < all_of_them
     states = "each => each.filter(one => !one.hidden).map(one => one.dataset.state)"
     assert set(opened.page.eval_on_selector_all("[data-state]", states)) == {"fails"}
-    opened.page.click("[data-filter='']")
-    assert claims.count() == all_of_them
-
-
-def test_the_address_keeps_bounds_prices_what_is_shown_and_the_theme(opened):
-    opened.fill(ttft="60", tpot="", e2e="1800", attainment="50", **{"price-hour": "2"})
-    opened.page.click("[data-filter=fails]")
     opened.page.click("#theme")
     rows, theme = opened.cells("#goodput-table"), opened.page.get_attribute("html", "data-theme")
     opened.again()
@@ -129,6 +123,7 @@ def test_the_address_keeps_bounds_prices_what_is_shown_and_the_theme(opened):
     assert opened.page.get_attribute("[data-filter=fails]", "aria-pressed") == "true"
     assert opened.page.get_attribute("html", "data-theme") == theme
     opened.page.click("[data-filter='']")
+    assert claims.count() == all_of_them
     opened.page.click("#theme")
 
 

@@ -1,16 +1,10 @@
 """Blocks of the pages: every page is carried out from top to bottom, in a folder with the files that it names.
 
-Run: `python runs` (a file of tests, on the simulated engine, and skipped without a mode), `python` (with what the page
-has imported above), every `slmserve` command that reads records, and every `pytest --slm-simulate`. The exit status is
-that behind `# ` at the end of the line, else one of a verdict. What the page shows below a command has to be in what
-that printed, line by line; columns and lines may be left out.
-
-Only parsed, for they need a GPU, a network, a server or minutes: other commands of `slmserve` and `pytest` (options
-and their values by the real parsers, paths), `tox` (environments), `pip` (extras), scripts (file and options).
-`text recorded` is what such a command printed once: its words are still words of the code.
-
-Checked: `yaml` (our own workflow and action, their inputs and outputs), `toml` (options), `json` (by the reader of such
-a file), the map and the API of the site. A block of another kind fails.
+Run are tests (`python runs`), other Python, every `slmserve` command that reads records, and every `pytest
+--slm-simulate`. The exit status is that behind `# ` at the end of the line, else one of a verdict. What the page shows
+below a command has to be in what that printed, line by line; columns and lines may be left out. Only parsed is what
+needs a GPU, a network, a server or minutes; of `text recorded`, which it printed once, the words are still those of the
+code. Checked are settings, workflows, the map and the API of the site. A block of another kind fails.
 """
 
 from __future__ import annotations
@@ -18,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import pkgutil
 import re
 import runpy
 import shlex
@@ -27,6 +22,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile, groupby
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -50,24 +46,18 @@ from pytest_slmserve.plugin.items import path_of
 OFFLINE = {"advise", "compare", "pairs", "plan", "predict", "report"}
 OTHERS = ("asv", "docker", "git", "./config.sh", "./run.sh", "test")  # integration/commands/test_asv.py runs asv's
 DECODE = BASELINES / "h200-vllm-0.26.0-decode.jsonl.xz"
-TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:17:03.9799600,374,44
-2023-11-16 18:31:04.0319600,396,109
-"""
+RESULTS = {
+    "sweep": published.CSV,
+    "replication": published.REPLICA_CSV,
+    "PAIRS": "baseline,candidate\n" + "100,100.1\n99,99.2\n101,100.8\n100,100.2\n" * 3,
+    "AzureLLMInferenceTrace_conv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:17:03.9799600,374,44\n2023-11-16 18:31:04.0319600,396,109\n",
+}
 NOT_KEPT = ("-p", "no:cacheprovider", "--import-mode=importlib")
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one archive of two runs, plain and compressed."""
-    path = tmp_path_factory.mktemp("records")
-    (path / "records.jsonl").write_bytes(lzma.decompress(DECODE.read_bytes()))
-    (path / "records.jsonl.gz").write_bytes(gzip.compress((path / "records.jsonl").read_bytes(), 1))
-    return path
-
-
 @pytest.fixture
-def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, records: Path) -> Path:
+def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that pages name: archives, results of other tools, examples and benchmarks."""
     for variable in [opt.variable for opt in OPTS]:
         monkeypatch.delenv(variable, raising=False)
@@ -79,14 +69,13 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, records: 
         (path / file.relative_to(CHECKOUT)).symlink_to(file)
     shutil.copytree(CHECKOUT / "examples", path, dirs_exist_ok=True)
     (path / ".slm").mkdir()
+    records = lzma.decompress(DECODE.read_bytes())  # of two runs
     for name in (".slm/records", "before", "after", "engine", "server"):
-        (path / f"{name}.jsonl").symlink_to(records / "records.jsonl")
+        (path / f"{name}.jsonl").write_bytes(records)
     for name in ("records", "host-a", "host-b", "old", "h200-0.24.0", "h200-0.25.0", "h200-0.26.0"):
-        (path / f"{name}.jsonl.gz").symlink_to(records / "records.jsonl.gz")
-    (path / "sweep.csv").write_text(published.CSV)
-    (path / "replication.csv").write_text(published.REPLICA_CSV)
-    (path / "PAIRS.csv").write_text("baseline,candidate\n" + "100,100.1\n99,99.2\n101,100.8\n100,100.2\n" * 3)
-    (path / "AzureLLMInferenceTrace_conv.csv").write_text(TRACE)
+        (path / f"{name}.jsonl.gz").write_bytes(gzip.compress(records, 1))
+    for name, text in RESULTS.items():
+        (path / f"{name}.csv").write_text(text)
     (path / "results").mkdir()
     for load, rate, itl in ((1, 270.0, 3.6), (8, 1740.0, 4.5), (32, 4160.0, 7.5)):
         row = {"max_concurrency": load, "output_throughput": rate, "mean_tpot_ms": itl}
@@ -140,8 +129,8 @@ class Desk:
                 pages = re.findall(r"^(?:.*<)?([\w-]+)>?$", text, re.MULTILINE)
                 assert pages and [page for page in pages if not (DOCS / f"{page}.md").is_file()] == []
             case ["{eval-rst}"]:
-                names = re.findall(r"^\.\. auto\w+:: (?:pytest_slmserve\.)?(\S+)$", text, re.MULTILINE)
-                assert [name for name in names if not resolves(name)] == []
+                for name in re.findall(r"^\.\. auto\w+:: (?:pytest_slmserve\.)?(\S+)$", text, re.MULTILINE):
+                    pkgutil.resolve_name(f"pytest_slmserve.{name}")
             case _:
                 pytest.fail(f"a block of no kind that is known: {' '.join(words)}")
 
@@ -204,16 +193,10 @@ def commands_of(line: str) -> Iterator[list[str]]:
     """Words of each command in a line of the shell; a substitution is one file, and a loop is what it repeats."""
     words = shlex.shlex(re.sub(r"\$\([^)]*\)", "records.jsonl.gz", line), posix=True, punctuation_chars=";&|")
     words.commenters, words.whitespace_split = "#", True
-    command: list[str] = []
-    for word in [*words, ";"]:
-        if set(word) <= set(";&|"):
-            while command and (command[0] == "do" or re.match(r"\w+=", command[0])):
-                command.pop(0)
-            if command and command[0] not in ("for", "done"):
-                yield command
-            command = []
-        else:
-            command.append(word)
+    for ends, each in groupby(words, lambda word: set(word) <= set(";&|")):
+        command = [*dropwhile(lambda word: word == "do" or re.match(r"\w+=", word), each)]
+        if not ends and command and command[0] not in ("for", "done"):
+            yield command
 
 
 def globbed(words: Sequence[str]) -> list[str]:
@@ -247,11 +230,6 @@ def unknown_words(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w/.-])[a-z_]{4,}(?![\w/-])", text)) - set(re.findall(r"[a-z_]+", source))
 
 
-def resolves(name: str) -> bool:
-    module, _, attribute = f"pytest_slmserve.{name}".rpartition(".")
-    return hasattr(__import__(module, fromlist=[attribute]), attribute)
-
-
 def check_workflow(workflow: Any) -> None:
     """Each use of our own workflow or action: there, with inputs that it has, all that it requires, and its outputs."""
     steps = [step for job in workflow["jobs"].values() for step in (job, *job.get("steps", ()))]
@@ -277,7 +255,7 @@ BLOCKS = {name: found for name, page in ALL_PAGES.items() if (found := blocks_of
 
 
 @pytest.fixture
-def desk(folder: Path, pytester: pytest.Pytester, capfd: pytest.CaptureFixture[str]) -> Desk:
+def desk(folder, pytester, capfd) -> Desk:
     return Desk(pytester, capfd)
 
 
@@ -316,7 +294,7 @@ def test_what_is_shown_but_not_printed_is_found() -> None:
         ("toml", "[tool.pytest.ini_options]\nslm_nothing = 1", "slm_nothing"),
         ("json waivers", "[{}]", "has no endpoint"),
         ("{toctree}", "nothing", "'nothing'"),
-        ("{eval-rst}", ".. autoclass:: Nothing", "'Nothing'"),
+        ("{eval-rst}", ".. autoclass:: Nothing", "Nothing"),
     ],
 )
 def test_a_block_that_is_wrong_is_found(kind: str, text: str, said: str, desk: Desk) -> None:

@@ -22,6 +22,7 @@ from statistics import fmean
 import pytest
 from fake_nvml import BUSY, FakeNvml, State, installed
 from interfaces import SIMULATED, small_workload
+from scipy.stats import binom
 from scripts import BASELINES, CHECKOUT, DATA, RESULTS, TESTS, checkout_script, loaded
 from strategies import measurement
 
@@ -269,19 +270,11 @@ def test_the_windows_of_the_noise_study_are_those_of_the_simulated_engine(study,
 def test_verdicts_and_intervals_at_the_bound_are_wrong_as_rarely_as_they_say(study):
     """If the truth is the bound, every verdict is wrong: 2.5 % of either kind, after up to seven looks together. No
     more than happens once in a thousand such tests."""
-
-    def most(p: float) -> int:
-        tail, count = 1.0, -1
-        while tail > 0.001:
-            count += 1
-            tail -= math.comb(len(found), count) * p**count * (1 - p) ** (len(found) - count)
-        return count
-
     noises = ("white:0.1", "pink:0.12", "slow:0.2:0.3:2")
     found = [study.one(noise, study.TOLERANCE, 40 * i + j) for i, noise in enumerate(noises) for j in range(40)]
     for state in (Found.PASSES, Found.FAILS):
-        assert sum(each.state is state for each in found) <= most(0.025)
-    assert sum(not each.covered[-1] for each in found) <= most(0.05)
+        assert sum(each.state is state for each in found) <= binom.isf(0.001, len(found), 0.025)
+    assert sum(not each.covered[-1] for each in found) <= binom.isf(0.001, len(found), 0.05)
     fixed = [study.one(noise, 0.05, seed, fixed=True) for noise in noises for seed in range(40)]
     assert 0.92 <= fmean(covered for each in fixed for covered in each.covered) <= 0.98
 
@@ -309,13 +302,6 @@ def noisy(tmp_path):
     return tmp_path / "noisy.jsonl"
 
 
-def sides_of(run):
-    """Of each stamp, whether it is in the window."""
-    opens, closes = run.window_s
-    columns = (run.steps.time_s, run.samples.sent_s, run.samples.last_token_s)
-    return [[opens <= at <= closes for at in column] for column in columns]
-
-
 def test_packing_keeps_each_figure(run, noisy, tmp_path):
     old, again = DATA / f"archive-format-{FORMAT}.jsonl", tmp_path / "old.jsonl.xz"
     run("pack", old, again)
@@ -330,10 +316,14 @@ def test_packing_keeps_each_figure(run, noisy, tmp_path):
     assert [summarize(m) for m in shorter] == [summarize(m) for m in whole]
     assert len(shorter[0].run.steps) < len(whole[0].run.steps) and shorter[1] == whole[1]
     for before, after in zip(shorter, rounded, strict=True):
-        times = after.run.steps.time_s
-        assert all(round(at * 1e6) % 16 == 0 for at in (*times, *after.run.samples.last_token_s, *after.run.window_s))
-        assert max(abs(a - b) for a, b in zip(times, before.run.steps.time_s, strict=True)) < 33e-6
-        assert sides_of(before.run) == sides_of(after.run), "each stays on its side of the window"
+        (old, opened), (new, opens) = (
+            ([*m.run.steps.time_s, *m.run.samples.sent_s, *m.run.samples.last_token_s], m.run.window_s)
+            for m in (before, after)
+        )
+        assert all(round(at * 1e6) % 16 == 0 for at in (*new, *opens))
+        assert max(abs(a - b) for a, b in zip(old, new, strict=True)) < 33e-6
+        sides = [[first <= at <= last for at in times] for times, (first, last) in ((old, opened), (new, opens))]
+        assert sides[0] == sides[1], "each stays on its side of the window"
 
 
 def test_packing_that_would_change_a_figure_writes_nothing_and_merged_parts_are_all_there(run, noisy, tmp_path):
@@ -366,21 +356,16 @@ def test_the_cpu_time_of_an_idle_plugin_is_told_beside_that_of_pytest_benchmark(
     assert theirs < 2 or ratio == pytest.approx(ours / theirs, rel=0.05, abs=0.1), "below 2 ms all is noise"
 
 
-@pytest.fixture
-def checkouts(tmp_path):
-    """Two, with one small archive. The package of each prints a number."""
-    for name, number in (("old", 1.5), ("new", 2.5)):
-        package, stored = tmp_path / name / "pytest_slmserve", tmp_path / name / "benchmarks" / "baselines"
+def test_checkouts_that_print_another_number_differ_and_their_cpu_times_are_told(run, tmp_path):
+    """Two, with one small archive."""
+    old, new = checkouts = tmp_path / "old", tmp_path / "new"
+    for checkout, number in zip(checkouts, (1.5, 2.5)):
+        package, stored = checkout / "pytest_slmserve", checkout / "benchmarks" / "baselines"
         package.mkdir(parents=True)
         stored.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(f"print('tokens/s  {number}')\n")
         shutil.copy(SMALLEST, stored)
-    return tmp_path / "old", tmp_path / "new"
-
-
-def test_checkouts_that_print_another_number_differ_and_their_cpu_times_are_told(run, checkouts):
-    old, new = checkouts
     assert "0 of 1 differ" in run("same_reports", old, old, "--only", "graphs")
     printed = run("same_reports", old, new, "--only", "graphs", status=1)
     assert "- tokens/s  1.5\n" in printed and "+ tokens/s  2.5\n" in printed and "1 of 1 differ" in printed
@@ -442,9 +427,9 @@ def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
 def test_a_layer_more_is_found_by_busy_seconds_and_not_by_seconds(run):
     """One layer more of 24 is 4.2 % more work; on this host windows scatter more than that, and busy seconds do not."""
     told = run("two_sides", "--again", RESULTS / "two-sides-h100-a-layer-more.json.xz")
-    mean, apart, by_windows = map(float, re.search(r"\nbusy seconds: mean (.*)%, .* by (.*)%, .* (.*)%", told).groups())
-    assert abs(mean - 4.2) < 0.5 and apart < 0.5 and by_windows < 0.5
-    assert float(re.search(r"\nseconds: mean .*%, .* by .*%, .* (.*)%", told).group(1)) > 1
+    found = {what: map(float, each) for what, *each in re.findall(r"\n(.*): mean (.*)%, .* by (.*)%, .* (.*)%", told)}
+    (mean, *scattered), (*_, by_windows) = found["busy seconds"], found["seconds"]
+    assert abs(mean - 4.2) < 0.5 and max(scattered) < 0.5 and by_windows > 1
 
 
 # Older formats

@@ -126,9 +126,8 @@ def test_a_changed_number_word_or_status_is_seen_and_a_last_digit_is_not() -> No
     assert seen(a | {"n": 4}) == ['- "n": 3,', '+ "n": 4,'] and seen(a | {"rates": [100.0, False]})
     assert seen(a | {"rates": [100 * (1 + 1e-8), 0.1]}) == ["-  100.0,", "+  100.000001,"]
     assert seen(a | {"rates": [100.0]}) == ["-  100.0,", "-  0.1", "+  100.0"]
-    assert seen(a | {"why": False}) == ['- "why": null', '+ "why": false'] and seen(a | {"new": None}) == [
-        '+ "new": null,'
-    ]
+    assert seen(a | {"why": False}) == ['- "why": null', '+ "why": false']
+    assert seen(a | {"new": None}) == ['+ "new": null,']
     assert seen("x\nz", b) == ["-y", "+z"] and seen(b, b, status=1) == ["-exit status 0", "+exit status 1"]
 
 

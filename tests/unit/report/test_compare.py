@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from html_pages import values_of
-from sections import column_of, difference, in_words, rows_of, tables_of
+from sections import difference, in_words, rows_of, tables_of
 from stored_records import BASELINE, KNOWN, NEW, candidate, engine_alone, repeats
 
 from pytest_slmserve.analysis.compare.changes import METRICS, compare, release_histories
@@ -100,15 +100,3 @@ def run(folder, **facts):
         "models": ["opt-1.3b", "b"], "vllm": ["0.26.0"], "devices": ["H200"], "hosts": ["one"], "resumes": False,
         **facts,
     }  # fmt: skip
-
-
-# Releases
-
-
-def test_ratios_of_a_history_are_over_the_release_before_and_have_a_chart_each():
-    section, _ = history(STEPS)
-    (table,) = tables_of(section)
-    assert column_of(table, "ratio")[:4] == ["", "1.001", f"{900 / 1001:.4f}", "1.000"]
-    drawn = {chart.title: chart.note for chart in section.charts()}
-    assert list(drawn) == list(dict.fromkeys(column_of(table, "metric")))
-    assert all("repeats" in note and "launches" not in note for note in drawn.values())

@@ -36,12 +36,12 @@ def eighty_columns() -> Iterator[None]:
         yield
 
 
-def verdict(state: State, claim: str = "throughput-plateau", subject: str = "opt-1.3b", **facts: object) -> Verdict:
-    return Verdict(claim, subject, state, "because of this", **facts)  # type: ignore[arg-type]
+def verdict(state: State, claim: str = "throughput-plateau", subject: str = "opt-1.3b", **facts) -> Verdict:
+    return Verdict(claim, subject, state, "because of this", **facts)
 
 
-def lines_of(**found: object) -> list[str]:
-    return [text for text, _ in screen.screen(Findings(**found))]  # type: ignore[arg-type]
+def lines_of(most: int = screen.MOST_LINES, **found) -> list[str]:
+    return [text for text, _ in screen.screen(Findings(**found), most)]
 
 
 # What is on it
@@ -62,9 +62,8 @@ def disturbed() -> Findings:
     partly = replace(slow, concurrency=16, left_out=1, problems=("1 requests failed",))
     points = (cold, busy, point(4, ()), slow, partly)
     shared = [shared_point(2, ()), shared_point(2, (9.0,))]
-    return Findings(
-        curves=[replace(curve, points=points)], shared=shared, jobs=[job_point(()), job_point((), rate=2.5)]
-    )
+    jobs = [job_point(()), job_point((), rate=2.5)]
+    return Findings(curves=[replace(curve, points=points)], shared=shared, jobs=jobs)
 
 
 def between_releases():
@@ -137,25 +136,18 @@ def test_the_parts_are_made_once_however_little_room_there_is(monkeypatch):
 @given(st.integers(1, 30), st.integers(1, 60), st.integers(5, 40))
 def test_of_many_notes_the_last_go_first_and_are_counted(notes, words, most):
     with laid_out(80):
-        lines = [text for text, _ in screen.screen(Findings(notes=[f"n{i}{' w' * words}" for i in range(notes)]), most)]
+        lines = lines_of(most, notes=[f"n{i}{' w' * words}" for i in range(notes)])
     shown = [line.split()[1] for line in lines if line.startswith("note: ")]
     left = notes - len(shown)
     assert len(lines) <= most and shown == [f"n{i}" for i in range(len(shown))]
     assert not left or lines[-1].strip() == f"and {left} more note{'s' * (left > 1)}"
 
 
-@pytest.mark.parametrize(
-    ("words", "longest", "lines"),
-    [
-        (screen.Words("a " * 60), (1, 1), 1),  # shown as it is
-        (screen.Words("a " * 60, kind=screen.VERDICT), (9, 1), 2),
-        (screen.Words("a " * 60, kind=screen.VERDICT), (1, 9), 1),
-        (screen.Words("a " * 60, least=2), (1, 1), 2),
-        (screen.Words("short", kind=screen.VERDICT), (0, 0), 1),
-    ],
-)
-def test_a_sentence_has_as_many_lines_as_its_kind_may_have(words, longest, lines):
-    assert len(words.within(longest)) == lines
+def test_a_sentence_has_as_many_lines_as_its_kind_may_have():
+    long, verdict_, least = (screen.Words("a " * 60, **kind) for kind in ({}, {"kind": screen.VERDICT}, {"least": 2}))
+    short, shown = screen.Words("short", kind=screen.VERDICT), long  # shown as it is
+    rooms = [(shown, (1, 1)), (verdict_, (9, 1)), (verdict_, (1, 9)), (least, (1, 1)), (short, (0, 0))]
+    assert [len(words.within(longest)) for words, longest in rooms] == [1, 2, 1, 2, 1]
     ((text, colour, *_),) = screen.Words(f"  {'word ' * 40}", "red", screen.VERDICT).within((1, 1))
     assert (text[:6], text[-4:], colour) == ("  word", " ...", "red") and len(text) <= 80, "what is cut says so"
 

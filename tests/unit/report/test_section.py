@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from sections import difference
 
-from pytest_slmserve.report.section import (
-    Chart,
-    Details,
-    Legend,
-    Named,
-    Section,
-    Table,
-    Verbatim,
-    section_markdown,
-    section_text,
-)
+from pytest_slmserve.report.section import Chart, Details, Legend, Named, Section, Table, Verbatim
+from pytest_slmserve.report.section import section_markdown as markdown
+from pytest_slmserve.report.section import section_text as text_of
 from pytest_slmserve.report.text_table import Column, laid_out
 
 COLUMNS = (Column("\nload", str), Column("tokens\n/s", lambda row: f"{1000 * row:,}"), Column("nothing", lambda _: "-"))
@@ -30,14 +22,14 @@ HOSTILE = Section("a|b", [
 
 
 def test_a_section_is_text_and_markdown_that_obeys_nothing_of_what_others_wrote():
-    shown = {"text": section_text(SHOWN), "Markdown": section_markdown(SHOWN), "hostile": section_markdown(HOSTILE)}
+    shown = {"text": text_of(SHOWN), "Markdown": markdown(SHOWN), "hostile": markdown(HOSTILE)}
     assert difference("sections", shown) == ""
-    assert section_text(Section("a", [Named([])])) == "a"
+    assert text_of(Section("a", [Named([])])) == "a"
 
 
 def test_a_legend_has_its_notes_indented():
     with laid_out(20):
-        lines = section_text(Legend("one two three four five", ["six seven eight nine ten"])).split("\n")
+        lines = text_of(Legend("one two three four five", ["six seven eight nine ten"])).split("\n")
     assert lines == ["one two three four", "five", "six seven eight nine", "  ten"]
 
 

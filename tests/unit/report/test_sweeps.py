@@ -6,23 +6,20 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from planted import lawful
-from scripts import BASELINES, in_checkout
 from sections import column_of, difference, in_words, legends_of, named_of, rows_of, tables_of
 from strategies import H200, RESOLVED, WELL, curves, law, measurement, noisy_curve, planted_telemetry, point, without
 
-from pytest_slmserve.analysis.claims.table import ClaimRow, stored_curves
+from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Summary
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import sweeps
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.section import Named, Section, Table
+from pytest_slmserve.report.section import Named, Section
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Environment, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
@@ -188,24 +185,6 @@ def test_planted_curves_have_the_sections_that_are_kept():
     assert difference("sweeps", shown) == ""
 
 
-# Numbers by hand
-
-
-def test_a_row_shows_the_figures_of_its_point():
-    curve = lawful(BATCHES)
-    table = Table(curve.points, sweeps.point_columns(curve))
-    row, p = rows_of(table)[1], curve.points[1]
-    rate = p.output_tokens_per_s
-    assert (row["batch"], row["requests /s"], row["tokens /s"]) == ("16.00", f"{rate / 32:.2f}", f"{rate:,.0f}")
-    figures = {
-        "E2E s mean": p.e2e_s, "E2E s p50": p.e2e_p50_s, "E2E s p99": p.e2e_p99_s, "TTFT ms": 1e3 * p.ttft_s,
-        "ms/token": 1e3 * p.normalized_latency_s, "TPOT ms": 1e3 * p.tpot_s, "step ms": 1e3 * p.step_s, "spread %": 0.2,
-    }  # fmt: skip
-    assert {name: float(row[name]) for name in figures} == pytest.approx(figures, rel=0.005)
-    assert row["gain %"] == f"{100 * curve.gains()[0].value:+.1f}"
-    assert (row["roofline %"], row["Pareto"], row["valid"]) == (f"{100 * p.roofline_fraction:.1f}", "*", "yes")
-
-
 @given(curves(repeats=1) | curves(repeats=2))
 def test_every_curve_can_be_shown(curve):
     section = sweeps.sweep_section(curve, curve.subject, Findings())
@@ -253,18 +232,6 @@ def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
     speeds = [[(row["host speed %"], row["host wait %"]) for row in rows] for rows in tables]
     assert speeds == [[("100.0", "50.0"), ("80.0", "50.0"), ("100.0", "50.0")], [("50.0", "50.0")] * 2]
     assert sweeps.SENSOR_LEGEND["host speed %"] in legends_of(sweeps.sweep_sections(found))[1]
-
-
-@in_checkout
-def test_parts_of_a_step_agree_with_the_sensors_beside_them():
-    (curve,) = stored_curves(read(BASELINES / "h200-vllm-0.26.0-core-opt-2.7b.jsonl.xz").measurements, ())
-    watched = rows_of(sweeps.sensor_table(curve, "", Findings(curves=[curve])))
-    for row, beside in zip(rows_of(Table(sweeps.step_rows(curve), sweeps.STEP)), watched, strict=True):
-        names = ("weights %", "KV %", "other kernels %", "no kernel %")
-        weights, kv, kernels, idle = (float(row[name]) for name in names)
-        assert weights + kv + kernels + idle == pytest.approx(100, abs=0.25)
-        assert idle == pytest.approx(100 - float(beside["busy %"]), abs=0.11)
-        assert kernels + idle == pytest.approx(float(beside["rest %"]), abs=0.11)
 
 
 # Energy and the overview

@@ -13,7 +13,7 @@ from launches import pairs
 from planted import gated, lawful, sweep
 from sections import difference, in_layers
 from stored_records import KNOWN, engine_alone, repeats
-from strategies import WELL, curves, noisy_curve, point
+from strategies import WELL, noisy_curve, point
 from vega import vega_lite
 
 from pytest_slmserve.analysis.compare.changes import release_histories
@@ -156,13 +156,3 @@ def test_rows_have_the_interval_of_the_repeats_and_pass_over_what_is_not_known()
     assert (hollow["hollow"], hollow["low"]) == (True, None)
     unknown = charts.intervals([point(1, [0.0, 1.0], [1.0, 1.0]), point(2, [2.0, 2.1])])  # over nothing
     assert all(math.isnan(each.value) and each.low is None for each in unknown)
-
-
-@given(curves(fewest=2))
-def test_points_that_another_one_beats_are_hollow(curve):
-    rows, places = dots(charts.pareto([("a", curve)])), [(p.output_tokens_per_s, -p.e2e_s) for p in curve.points]
-    for row, p, own in zip(rows, curve.points, places, strict=True):
-        beaten = any(rate >= own[0] and wait >= own[1] and (rate, wait) != own for rate, wait in places)
-        assert (row["x"], row["y"], row["load"]) == (p.e2e_s, p.output_tokens_per_s, p.concurrency)
-        text = "" if beaten else str(p.concurrency)
-        assert (row["hollow"], row["optimal"], row["text"]) == (beaten, not beaten, text)

@@ -8,7 +8,6 @@ import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from gpus import on_gpus, replicas
@@ -23,7 +22,6 @@ from pytest_slmserve.analysis.points import Point, Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.pictures import Picture, draw_pictures, pictures, whole_picture
-from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import EngineSpec
 
 SENSED = {
@@ -47,19 +45,6 @@ def alone(rates=(1000.0, 1000.0), concurrency: int = 96, **figures: object) -> P
     waits = [256 * concurrency / rate for rate in rates]
     each = tuple(Summary(e2e_s=wait, e2e_p99_s=2 * wait) for wait in waits)
     return replace(point(concurrency, rates), each=each, **figures)
-
-
-def by_name(curves: list[Curve], **more: Any) -> dict[str, Picture]:
-    return {picture.name: picture for picture in pictures(Findings(curves=curves, **more))}
-
-
-def dots(panel: dict[str, Any], stroke: str | None = None) -> dict[str, list[tuple[float, float]]]:
-    """x and y of each series, in the order drawn."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for row in panel["data"]["values"]:
-        if stroke is None or row["stroke"] == stroke:
-            found.setdefault(row["series"], []).append((row["x"], row["y"]))
-    return found
 
 
 def told(picture: Picture) -> str:
@@ -118,6 +103,9 @@ def test_planted_findings_have_the_pictures_that_are_kept():
     found |= {f"jobs: {name}": Findings(jobs=jobs) for name, jobs in JOBS.items()}
     several = on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
     found["several GPUs"] = Findings(curves=[several, *several.wider])
+    fast, slow = (lawful(LOADS, (1, 1.01), model=name, t_inf=t) for name, t in (("fast", 1e4), ("slow", 10.0)))
+    short = noisy_curve({1: 1.0, 2: 2.0})
+    found |= {"any speed is on one scale": Findings(curves=[fast, slow, short]), "one": Findings(curves=[fast, short])}
     found["gates"] = Findings(
         gates=[one, replace(one, gate="other"), replace(one, model="x"), gated(pairs(4, failures=1))]
     )
@@ -127,16 +115,6 @@ def test_planted_findings_have_the_pictures_that_are_kept():
     drawn = {name: [each for each in some if each.name not in ("sweeps", "latency")] for name, some in drawn.items()}
     shown = {name: "\n".join(map(told, each)) for name, each in drawn.items()}
     assert difference("pictures", shown) == ""
-
-
-def test_models_of_any_speed_are_on_one_scale_and_a_simulated_one_says_so():
-    fast, slow = (lawful(LOADS, (1, 1.01), model=name, t_inf=t) for name, t in (("fast", 1e4), ("slow", 10.0)))
-    short = noisy_curve({1: 1.0, 2: 2.0})
-    (panel,) = by_name([fast, slow, short])["relative-throughput"].panels
-    assert {name: values[-1][1] for name, values in dots(panel).items()} == {"fast": 1.0, "slow": 1.0}
-    assert "relative-throughput" not in by_name([fast, short])
-    (origin,) = by_name([lawful(LOADS, environment=Environment(platform="simulated"))])["sweeps"].origins
-    assert "SIMULATED" in origin
 
 
 # Files
