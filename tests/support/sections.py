@@ -23,10 +23,6 @@ def rows_of(table: Table) -> list[dict[str, str]]:
     return [dict(zip(cells.heads, row, strict=True)) for row in cells.rows]
 
 
-def column_of(table: Table, name: str) -> list[str]:
-    return [row[name] for row in rows_of(table)]
-
-
 def tables_of(parts: Section | Iterable[Part]) -> list[Table]:
     """The tables that have rows."""
     parts = parts.parts if isinstance(parts, Section) else parts
@@ -36,14 +32,6 @@ def tables_of(parts: Section | Iterable[Part]) -> list[Table]:
 def sentences_of(parts: Section | Iterable[Part]) -> list[str]:
     parts = parts.parts if isinstance(parts, Section) else parts
     return [part for part in parts if isinstance(part, str) and part]
-
-
-def named_of(section: Section) -> dict[str, str]:
-    return dict(pair for part in section.parts if isinstance(part, Named) for pair in part.pairs)
-
-
-def legends_of(parts: Iterable[object]) -> list[str]:
-    return [part.text for part in parts if isinstance(part, Legend)]
 
 
 def in_words(parts: Iterable[Section | Part]) -> str:

@@ -1,5 +1,5 @@
-"""The advice on planted sweeps is the one that is kept, its numbers are those by hand, its commands parse back to their
-numbers, and predictions for another GPU stand beside what was measured there."""
+"""The advice on planted sweeps is the one that is kept, its commands parse back to their numbers, and predictions for
+another GPU stand beside what was measured there."""
 
 from __future__ import annotations
 
