@@ -140,14 +140,6 @@ def at_rates() -> list[Measurement]:
     return [m for m in made if loads.is_windowed(m.load)]
 
 
-def lines(panel: dict, stroke: str) -> dict[str, list[tuple[float, float]]]:
-    found: dict[str, list[tuple[float, float]]] = {}
-    for row in panel["data"]["values"]:
-        if row["stroke"] == stroke:
-            found.setdefault(row["series"], []).append((row["x"], row["y"]))
-    return found
-
-
 @in_checkout
 def test_a_series_differs_in_its_rate_alone_and_a_ramp_is_by_itself(at_rates):
     series = loads.rate_series(at_rates[::-1])
@@ -161,7 +153,8 @@ def test_a_series_differs_in_its_rate_alone_and_a_ramp_is_by_itself(at_rates):
 def test_a_rate_that_is_not_valid_is_not_drawn(at_rates):
     lost = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in at_rates]
     (served, *_), _ = loads.rate_panels([lost[0], *at_rates[1:]], None)
-    assert len(lines(served, "served")) == 2 and loads.rate_panels(lost, None) == ([], ())
+    assert len({row["series"] for row in served["data"]["values"] if row["stroke"] == "served"}) == 2
+    assert loads.rate_panels(lost, None) == ([], ())
     m = next(m for m in at_rates if not m.load.steps)
     lossy = replace(m, run=replace(m.run, failures=len(m.run.samples) // 10))
     sections = [loads.rates_section([lossy], ValidityCriteria(failed_share=share)) for share in (0, 0.5)]
@@ -176,6 +169,16 @@ def test_the_section_of_rates_tells_what_failed_and_has_goodput_within_limits_al
     (failed,) = [text for text in sentences_of(section) if text.startswith(f"failed: {first.load.rate:g} ")]
     assert " 2 failed" in failed and [table.caption for table in tables_of(section)] == ["Rates", "Goodput"]
     assert [table.caption for table in tables_of(loads.rates_section(others, ValidityCriteria()))] == ["Rates"]
+
+
+@in_checkout
+def test_rows_of_a_ramp_are_its_steps_and_facts_of_rates_have_the_best(at_rates):
+    ramp = next(m for m in at_rates if m.load.steps)
+    facts, rows = loads.facts_of_load(ramp, CRITERIA), loads.rows_of_load(ramp, CRITERIA)
+    assert [(row["rate"], row["from_s"]) for row in rows] == [(step["rate"], step["from_s"]) for step in facts["steps"]]
+    assert "peak" in facts and not {"peak", "highest_load", "steps"} & rows[0].keys()
+    told = loads.rates_facts(at_rates[:2], ValidityCriteria())
+    assert [point["rate"] for point in told["points"]] == [m.load.rate for m in at_rates[:2]] and told["peak"] is None
 
 
 def test_a_limit_is_a_line_with_its_words():

@@ -27,17 +27,6 @@ NUMBERS = st.floats(-1e6, 1e6)
 PARTS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "y"]), st.floats(0.01, 1e3)), max_size=8)
 LOADS = (1, 4, 16, 64, 256, 512)
 
-
-def dots(spec: dict) -> list[dict]:
-    """Rows that all layers of a chart share."""
-    return spec["data"]["values"]
-
-
-def own(spec: dict) -> list[list[dict]]:
-    """Rows of each layer that has its own."""
-    return [layer["data"]["values"] for layer in spec["layer"] if "data" in layer]
-
-
 SWEEP = sweep({1: 100, 2: 180, 4: 300, 8: 305, 16: 308}, (0.99, 1, 1.01))
 TWO = [replace(lawful(LOADS, (1, 1.01), t_inf=t), subject=name) for name, t in (("a", 10_000.0), ("b", 5000.0))]
 ADAPTIVE = {"planned": tuple(2**i for i in range(11)), "adaptive": 0.1}
@@ -126,7 +115,7 @@ def test_parts_of_a_bar_lie_one_behind_the_other_and_add_up(sizes):
     parts = [{"subject": subject, "series": series, "size": size, "shown": ""} for subject, series, size in sizes]
     spec = charts.stacked_bars(parts, {"x": "red", "z": "grey", "y": "blue"}, "GiB", "memory")
     ends: dict[str, float] = {}
-    for row in dots(spec):
+    for row in spec["data"]["values"]:
         assert row["x"] == ends.get(row["subject"], 0.0) and row["end"] - row["x"] == pytest.approx(row["size"])
         ends[row["subject"]] = row["end"]
     assert ends == {each: pytest.approx(sum(size for name, _, size in sizes if name == each)) for each in ends}
