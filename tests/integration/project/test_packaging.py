@@ -28,9 +28,6 @@ def read(name: str) -> str:
 PROJECT = tomllib.loads(read("pyproject.toml"))
 
 
-# Versions
-
-
 def test_the_changelog_begins_with_the_version_and_the_citation_names_it_and_the_papers() -> None:
     """In the form of Keep a Changelog: releases with their days, and below each what was added, changed and so on."""
     headings = re.findall(r"^(##+ .+)$", read("CHANGELOG.md"), re.MULTILINE)
@@ -67,9 +64,6 @@ def test_what_is_pinned_has_one_version_is_moved_by_dependabot_and_what_is_not_t
     for name, bound in re.findall(r'"([a-z0-9-]+)(>=[^"]+)"', read("pyproject.toml")):
         bounds.setdefault(name, set()).add(bound)
     assert bounds["pytest-benchmark"] and {n: b for n, b in bounds.items() if len(b) > 1} == {}
-
-
-# The wheel, the source distribution and the image
 
 
 def built(what: str, source: Path, into: Path) -> Path:
@@ -126,9 +120,6 @@ def test_the_image_is_vllms_of_the_release_in_use_and_its_copies_give_the_wheel(
             into.mkdir(parents=True, exist_ok=True) if target.endswith("/") else into.parent.mkdir(exist_ok=True)
             shutil.copytree(path, into) if path.is_dir() else shutil.copy(path, into)
     assert {*ZipFile(built("wheel", source, tmp_path / "image")).namelist()} == {*wheel.namelist()}
-
-
-# Addresses, which the step of a release puts in, and forms
 
 
 def test_the_index_gets_the_addresses_of_the_repository_that_releases_once(tmp_path, capsys) -> None:

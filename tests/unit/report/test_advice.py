@@ -48,8 +48,6 @@ def planned(*subjects: ModelSweep, **wish: object) -> Plan:
     return plan(subjects or [subject()], replace(WISH, **wish))
 
 
-# Text
-
 PLANS = {
     "one model": planned(),
     "a full batch for each of two engines would miss the limit": planned(
@@ -96,8 +94,6 @@ def test_engines_that_start_together_have_a_port_each_and_one_of_unknown_memory_
     assert [*advice.starts(PLANS["a GPU that is too small"])] == [] == [*advice.starts(BARE)]
 
 
-# Commands
-
 VISIBLE = st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))  # as a specification has them
 NAMES = st.text(VISIBLE, min_size=1).filter(lambda s: s[0] != "-")
 FOOTPRINTS = st.builds(
@@ -141,9 +137,6 @@ def test_what_is_not_known_of_the_engine_is_left_to_vllm():
     assert shlex.join(words) == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
 
 
-# JSON
-
-
 def test_planted_sweeps_have_the_facts_that_are_kept():
     several = on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
     found = {
@@ -165,9 +158,6 @@ def test_what_no_number_can_say_is_null(threshold, batches):
     facts = advice.advice_facts(planned(subject(batches=batches), threshold=threshold), SOURCE, [])
     cap = json.loads(as_json(facts))["models"][0]["caps"]["efficiency"]
     assert cap is None or math.isfinite(cap)
-
-
-# Other GPUs
 
 
 def test_a_prediction_stands_beside_what_was_measured_there_if_anything_was():

@@ -64,17 +64,11 @@ def test_every_plain_value_is_json_and_finite_numbers_stay(value):
     assert json.loads(as_json.as_json(value), parse_constant=pytest.fail) == plain(value)
 
 
-# CSV
-
-
 @given(st.lists(st.dictionaries(st.text("abc", min_size=1), CELLS), max_size=4))
 def test_a_table_is_read_back_with_every_cell(rows):
     heads = {name for row in rows for name in row}
     wanted = [{name: "" if row.get(name) is None else str(row[name]) for name in heads} for row in rows if heads]
     assert list(csv.DictReader(io.StringIO(as_json.as_csv(rows), newline=""))) == wanted
-
-
-# Facts
 
 
 def test_each_point_has_its_case_and_its_figures():

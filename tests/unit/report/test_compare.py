@@ -20,9 +20,6 @@ def compared(before, after, tolerance=0.03):
     return report.RunSide("before", before), report.RunSide("after", after), compare(before, after, tolerance)
 
 
-# Two runs
-
-
 def test_facts_of_measurements_are_counted_and_named_once_and_days_are_the_first_and_the_last():
     made = [*BASELINE, *candidate(1.1), engine_alone(environment=Environment(platform="cpu", cpu="Xeon"), launch="x")]
     assert report.measured_facts(made) == {

@@ -78,9 +78,6 @@ def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
         assert (SIMULATED in said) is (platform == "simulated")
 
 
-# Where the time goes
-
-
 def with_probe(wall_s, cpu_s):
     seen = (m := traced()).run.telemetry
     columns = {**seen.columns, PROBE: (wall_s,) * len(seen), PROBE_CPU: (cpu_s,) * len(seen)}

@@ -59,9 +59,6 @@ def test_planted_jobs_and_goodput_have_the_tables_that_are_kept():
     assert loads.goodput_found(good, attainment=1.0)[1].load == 8
 
 
-# Requests, notes and words
-
-
 ARRIVALS = ("gamma 1", "gamma inf", "gamma 0.5, seed 3", "at gamma 1", "xgamma 1")
 FAILED = {"failures": 3, "failed": ["timeout", "HTTP 503", "HTTP 503"]}
 DOUBTS = {"problems": ["a"], "degraded": ["b", "c"], "noise": []}
@@ -129,9 +126,6 @@ def test_quantiles_rise_with_their_share_and_gaps_need_a_client_that_saw_them():
     assert median == pytest.approx(1e3 * 1e-4 * 1.01**463, rel=0.01)
     unheard = loads.latency_charts({8: [*made.values()]})
     assert [chart.title for chart in unheard if chart.spec] == ["TTFT", "TPOT", "E2E"]
-
-
-# Rates and ramps
 
 
 @pytest.fixture(scope="module")

@@ -35,9 +35,6 @@ RANKED: tuple[Column[str], ...] = (  # 52 wide
 WORDS = st.text("abcdefgh", min_size=1, max_size=9)
 
 
-# Numbers
-
-
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
     [
@@ -81,9 +78,6 @@ def test_intervals_are_shown_where_noise_is_known():
     assert [text_table.interval_text(each, str) for each in (None, unknown, half)] == ["-"] * 3
     assert text_table.changed(Interval(1.023, 1.012, 0.95)) == ("+2.3", "+1.2 to -5.0")
     assert text_table.changed(None) == ("-", "-")
-
-
-# Tables
 
 
 @pytest.mark.parametrize(
@@ -140,9 +134,6 @@ def test_a_table_fits_by_its_ranks_and_loses_no_cell_in_silence(ranks, width, da
     with laid_out(width, every_column=True):
         everything = table(rows, columns)
     assert {cell for row in rows for cell in row} <= {*everything.split()} and "COLUMNS=" not in everything
-
-
-# Lines
 
 
 @given(st.lists(WORDS, min_size=1, max_size=40), st.integers(0, 6), st.integers(20, 100))

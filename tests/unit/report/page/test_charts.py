@@ -90,9 +90,6 @@ def test_what_is_not_known_is_no_chart():
     )
 
 
-# Numbers by hand
-
-
 @given(st.lists(NUMBERS, min_size=1, max_size=5), st.lists(st.none() | NUMBERS, max_size=6), st.floats(0.1, 1e6))
 def test_an_axis_reaches_all_estimates_and_of_their_intervals_what_is_near(estimates, ends, reach):
     low, high = charts.axis_ends(estimates, ends, reach, 0.1)

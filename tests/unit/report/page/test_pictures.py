@@ -117,9 +117,6 @@ def test_planted_findings_have_the_pictures_that_are_kept():
     assert difference("pictures", shown) == ""
 
 
-# Files
-
-
 @pytest.mark.parametrize(
     ("found", "fact"),
     [
