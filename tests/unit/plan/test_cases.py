@@ -16,7 +16,7 @@ from refusals import refused
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan.cases import Case, Group, PlannedItem, clock, engines_of_set, plan_lines, spread
 from pytest_slmserve.schema.models import CATALOGUE
-from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.records import Environment, Replica
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, Request, Workload
 from pytest_slmserve.schema.specs import WorkloadSpec as Requests
 
@@ -49,9 +49,12 @@ def step_s(spec: EngineSpec, running: int, context: float) -> float:
     return 0.0015 + 2 * read / 4.8e12 / spec.tensor_parallel_size
 
 
+def prompt_s(spec: EngineSpec) -> float:
+    return 1e-5 if spec.platform == "cpu" else CATALOGUE["opt-125m"].parameters / 2e14
+
+
 def replicas(count: int, spec: EngineSpec = GPU, sharing: str = "time-slicing", **fields: object) -> ReplicaSpec:
-    each = [replace(spec, gpu=i if sharing == "gpus" else 0) for i in range(count)]
-    return ReplicaSpec(tuple(each), sharing, **fields)
+    return ReplicaSpec(tuple(replace(spec, gpu=i if sharing == "gpus" else 0) for i in range(count)), sharing, **fields)
 
 
 def case(engines: EngineSpec | ReplicaSpec = GPU, load: ClosedLoop | OpenLoop = FOUR, **fields: object) -> Case:
@@ -76,24 +79,17 @@ def test_a_job_takes_its_prompts_and_all_steps_of_its_batches(spec, requests, pr
     spec = replace(spec, max_num_seqs=limit)
     batch = min(requests, limit)
     steps_s = requests / batch * output * step_s(spec, batch, prompt + output / 2)
-    each_s = 1e-5 if spec is CPU or spec.platform == "cpu" else CATALOGUE["opt-125m"].parameters / 2e14
-    assert job_s(spec, requests, prompt, output) == pytest.approx(requests * prompt * each_s + steps_s)
+    assert job_s(spec, requests, prompt, output) == pytest.approx(requests * prompt * prompt_s(spec) + steps_s)
 
 
 @BOTH
-def test_a_batch_is_what_the_kv_cache_holds(spec):
+@pytest.mark.parametrize("blocks", [31, 1])
+def test_a_batch_is_what_the_kv_cache_holds(spec, blocks):
     """Of 48 tokens, three blocks of 16 on a GPU; on a CPU one block of 128. One block is the engine's own."""
-    blocks = 31
-    tokens = 16 if spec is GPU else 128
     spec = replace(spec, kv_cache_bytes=GIB, extra=(("num_gpu_blocks_override", blocks),))
-    batch = (blocks - 1) // math.ceil(48 / tokens)
-    prompts_s = 100 * 40 * (1e-5 if spec.platform == "cpu" else CATALOGUE["opt-125m"].parameters / 2e14)
-    assert job_s(spec, 100, 40, 8) == pytest.approx(prompts_s + 100 / batch * 8 * step_s(spec, batch, 44))
-
-
-def test_a_cache_without_room_serves_one_at_a_time():
-    tight = replace(CPU, extra=(("num_gpu_blocks_override", 1),))
-    assert job_s(tight, 10, 8, 8) == pytest.approx(10 * 8 * 1e-5 + 10 * 8 * step_s(CPU, 1, 12))
+    batch = max(1, (blocks - 1) // math.ceil(48 / (128 if spec.platform == "cpu" else 16)))
+    steps_s = 100 / batch * 8 * step_s(spec, batch, 44)
+    assert job_s(spec, 100, 40, 8) == pytest.approx(100 * 40 * prompt_s(spec) + steps_s)
 
 
 @BOTH
@@ -121,22 +117,17 @@ def test_a_load_above_the_limit_takes_as_many_turns(spec, concurrency, limit):
     assert loop_s(refused_later, concurrency, 8, 8) == loop_s(spec, concurrency, 8, 8)
 
 
-def test_slow_arrivals_take_as_long_as_they_come_and_the_last_request():
-    last_s = 8 * step_s(CPU, 10, 12)
-    assert job_s(CPU, 10, 8, 8, rate=0.1) == pytest.approx(10 / 0.1 + last_s)
+def test_slow_arrivals_take_as_long_as_they_come_a_simulation_no_time_and_of_a_server_nothing_is_known():
+    assert job_s(CPU, 10, 8, 8, rate=0.1) == pytest.approx(10 / 0.1 + 8 * step_s(CPU, 10, 12)), "and the last request"
     assert job_s(CPU, 10, 8, 8, rate=1e9) == job_s(CPU, 10, 8, 8)
-
-
-def test_a_simulation_takes_no_time_and_the_speed_of_a_server_is_not_known():
     assert loop_s(SIMULATED, 1000, 512, 256) == job_s(SIMULATED, 1000, 512, 256) == 0.1
-    assert loop_s(URL, 1000, 512, 256, window_s=9) == 9
-    assert job_s(URL, 50, 8, 8, rate=5) == pytest.approx(10)
+    assert loop_s(URL, 1000, 512, 256, window_s=9) == 9 and job_s(URL, 50, 8, 8, rate=5) == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
-    ("batching", "batches"), [("none", [1, 9, 4, 2, 3]), ("static", [9, 4, 3]), ("dynamic", [9, 4, 3])]
+    "batching, batches", [("none", [1, 9, 4, 2, 3]), ("static", [9, 4, 3]), ("dynamic", [9, 4, 3])]
 )
-@pytest.mark.parametrize(("spec", "each_s"), [(GPU, 0.020), (CPU, 0.012)], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("spec, each_s", [(GPU, 0.020), (CPU, 0.012)], ids=["gpu", "cpu"])
 def test_transformers_takes_each_batch_as_long_as_its_longest_output(spec, each_s, batching, batches):
     spec = replace(spec, interface="transformers", max_num_seqs=2, extra=(("batching", batching),))
     uneven = Workload(Requests(), tuple(Request((7,), n) for n in (1, 9, 4, 2, 3)), "planted")
@@ -145,7 +136,7 @@ def test_transformers_takes_each_batch_as_long_as_its_longest_output(spec, each_
     assert cases.repeat_estimate_s(spec, uneven, OpenLoop(requests=5, rate=0.5)) == max(price, 10)
 
 
-@pytest.mark.parametrize(("platform", "first", "further"), [("cuda", 55, 27), ("cpu", 15, 5), ("simulated", 0, 0)])
+@pytest.mark.parametrize("platform, first, further", [("cuda", 55, 27), ("cpu", 15, 5), ("simulated", 0, 0)])
 def test_replicas_start_in_turn_and_with_gpus_of_their_own_together_after_the_first(platform, first, further):
     spec = replace(GPU, platform=platform)
     assert cases.start_estimate_s(spec) == cases.start_estimate_s(replicas(1, spec)) == first
@@ -153,12 +144,7 @@ def test_replicas_start_in_turn_and_with_gpus_of_their_own_together_after_the_fi
     if platform != "cpu":
         assert cases.start_estimate_s(replicas(4, spec, "gpus")) == first + further
         assert cases.start_estimate_s(replicas(1, spec, "gpus")) == first
-
-
-def test_a_server_that_runs_already_starts_at_once():
-    assert cases.start_estimate_s(URL) == 0 and all(
-        of.window_s >= 2 and of.budget_s > 0 for of in cases.DEFAULTS.values()
-    )
+    assert cases.start_estimate_s(URL) == 0, "it runs already"
 
 
 # Cases
@@ -171,48 +157,37 @@ def test_a_case_of_replicas_has_all_their_requests_and_the_price_of_one_engine_t
     assert case(load=OpenLoop(requests=3)).concurrency == 0
 
 
-def test_a_set_of_one_starts_its_engine_alone():
+def test_a_set_of_one_starts_its_engine_alone_and_what_cannot_be_had_none():
     pair, one = replicas(2), replicas(1)
     assert case(pair).engine == pair and case(one).engine == GPU == case().engine
     assert case(pair).each == (GPU, GPU) == engines_of_set(pair) and case().each == (GPU,)
-
-
-def test_a_case_that_cannot_be_had_has_no_engine():
     with pytest.raises(ValueError, match="its-name.*too large"):
         _ = Case(id="its-name", skip_reason="too large").each
 
 
-def test_titles_name_model_load_and_gpus():
-    assert (
-        cases.point_title(replace(GPU, model="org/Opt-X"), ClosedLoop(64)) == "opt-x at 64"
-        and case().title == "opt-125m at 4"
-    )
-    assert OpenLoop(requests=500).title in cases.point_title(GPU, OpenLoop(requests=500))
-    for spec, facts in (
-        (replace(GPU, tensor_parallel_size=2), ("opt-125m", "2 GPUs")),
-        (
-            replace(GPU, interface="transformers", extra=(("batching", "static"),)),
-            ("opt-125m", "Transformers", "static"),
-        ),
-        (replicas(2, sharing="mps"), ("2 x opt-125m", "mps")),
-        (replicas(2, sharing="gpus"), ("2 x opt-125m", "GPU each")),
-    ):
-        assert all(fact in cases.engine_title(spec) for fact in facts)
-    assert (
-        cases.engine_title(GPU) == "opt-125m"
-        and "8" in case(replicas(2)).title
-        and "by gpus" not in cases.engine_title(spec)
-    )
+STATIC = replace(GPU, interface="transformers", extra=(("batching", "static"),))
+
+
+@pytest.mark.parametrize("title, facts", [
+    (cases.point_title(replace(GPU, model="org/Opt-X"), ClosedLoop(64)), ["opt-x at 64"]),
+    (cases.point_title(GPU, OpenLoop(requests=500)), [OpenLoop(requests=500).title]),
+    (case().title, ["opt-125m at 4"]), (case(replicas(2)).title, ["2 x opt-125m", "8"]),
+    (cases.engine_title(GPU), ["opt-125m"]),
+    (cases.engine_title(replace(GPU, tensor_parallel_size=2)), ["opt-125m", "2 GPUs"]),
+    (cases.engine_title(STATIC), ["opt-125m", "Transformers", "static"]),
+    (cases.engine_title(replicas(2, sharing="mps")), ["2 x opt-125m", "mps"]),
+    (cases.engine_title(replicas(2, sharing="gpus")), ["2 x opt-125m", "GPU each"]),
+], ids=range(9))  # fmt: skip
+def test_titles_name_model_load_and_gpus(title, facts):
+    assert all(fact in title for fact in facts) and "by gpus" not in title and ("GPU" in title) is ("GPU" in str(facts))
 
 
 def test_each_engine_of_a_set_has_its_part_in_a_repeat_of_its_own():
     spec = replicas(3, sharing="mps", pinned=True, thread_percentage=40)
     first, again = case(spec).replicas(), case(spec).replicas()
-    assert [(r.index, r.count, r.sharing, r.pinned, r.thread_percentage) for r in first] == [
-        (i, 3, "mps", True, 40) for i in range(3)
-    ]
-    assert len({r.group for r in first}) == 1 and {r.group for r in first}.isdisjoint({r.group for r in again})
-    assert {len(r.group) for r in first} == {12} and {r.set for r in first} == {r.set for r in again}
+    [name], [other] = ({replica.group for replica in of} for of in (first, again))
+    assert first == tuple(Replica(name, i, 3, first[0].set, "mps", True, 40) for i in range(3)) and len(name) == 12
+    assert name != other and {r.set for r in first} == {r.set for r in again}
     assert case().replicas() == (None,) and len(case(replicas(1)).replicas()) == 1
 
 
@@ -227,19 +202,13 @@ def test_equal_cases_have_one_key_and_others_another():
     assert all(a.key != b.key for a, b in combinations(made, 2))
     assert [c.key for c in made[:6]] == [case(spec).key for spec in specs]
     assert case(id="x", model="y").key == case().key == case(replace(GPU, python="/other")).key
+    assert cases.url_lock("http://a") == cases.url_lock("http://a") != cases.url_lock("http://b")
 
 
 def test_points_of_a_curve_are_those_that_differ_in_concurrency_alone():
     assert case().series == case(load=ClosedLoop(64)).series != case().key
     others = case(load=ClosedLoop(4, window_s=9)), case(replace(GPU, seed=1)), case(environment=Environment("cuda"))
     assert case().series not in {other.series for other in others}
-
-
-def test_a_url_has_one_lock():
-    assert (
-        cases.url_lock("http://a") == cases.url_lock("http://a") != cases.url_lock("http://b")
-        and cases.url_lock("http://a")[:4] == "url-"
-    )
 
 
 # The order of a run, and its plan as text
@@ -258,9 +227,7 @@ def test_each_group_has_its_gpus_to_itself_and_all_of_them_at_once(groups, gpus)
     assert sorted(each.seconds for each in placed) == sorted(each.seconds for each in groups)
     assert min(each.begins_s for each in placed) == 0
     for each in placed:
-        assert (
-            len(set(each.gpus)) == len(each.engine.gpus) and max(each.gpus) < gpus and [*each.gpus] == sorted(each.gpus)
-        )
+        assert len(each.gpus) == len(each.engine.gpus) and [*each.gpus] == sorted({*each.gpus} & {*range(gpus)})
     for gpu in range(gpus):
         its = sorted((p for p in placed if gpu in p.gpus), key=lambda p: p.begins_s)
         assert all(first.begins_s + first.seconds <= second.begins_s for first, second in pairwise(its))
@@ -277,10 +244,6 @@ def test_of_engines_on_one_gpu_each_it_takes_at_most_four_thirds_of_the_best(gro
     assert best * (1 - 1e-9) <= reached <= best * (4 / 3) * (1 + 1e-9) + longest[-1]
 
 
-def test_the_end_is_that_of_the_last():
-    assert cases.makespan_s(spread([group(100), group(90), group(180)], 2)) == 190 and cases.makespan_s([]) == 0.0
-
-
 def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest():
     """Replicas on one GPU are compared too, and so is nothing that runs on one number of GPUs alone."""
     two, each = Group(replicas(2), 0, 70), Group(replicas(2, sharing="gpus"), 0, 15)
@@ -292,7 +255,7 @@ def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest()
 def test_too_few_gpus_are_told_with_both_numbers():
     with refused(4, 2, hint="4"):
         spread([group(1, 4)], 2)
-    assert spread([group(1, 4)], 4)[0].gpus == (0, 1, 2, 3)
+    assert spread([group(1, 4)], 4)[0].gpus == (0, 1, 2, 3) and cases.makespan_s([]) == 0.0
 
 
 def test_a_group_costs_its_start_and_its_cells():
@@ -329,7 +292,7 @@ def test_a_plan_is_the_sum_of_its_starts_and_items(cells):
     assert [int(n.replace(",", "")) for n in gpu_seconds] == ([whole] if starts else [])
 
 
-def test_a_plan_tells_when_each_item_begins_and_how_long_it_takes():
+def test_a_plan_tells_when_each_item_begins_how_long_it_takes_and_the_seconds_of_gpus():
     first, second = replace(GPU, model="opt-tiny"), replace(GPU, tensor_parallel_size=2)
     cells = [("a", first, 10.0), ("b", first, 20.0), ("claim", None, 0.0), ("reads", None, 2.0), ("c", second, 30.4)]
     lines = plan_lines([PlannedItem(*cell) for cell in cells])[1:]
@@ -339,12 +302,7 @@ def test_a_plan_tells_when_each_item_begins_and_how_long_it_takes():
     ]  # fmt: skip
     names = ["opt-tiny", " a ", " b ", " claim ", " reads ", "opt-125m", " c "]
     assert all(name in line for name, line in zip(names, lines))
-
-
-def test_only_gpus_have_gpu_seconds():
-    for spec in (CPU, SIMULATED, URL):
-        assert len(figures(plan_lines([PlannedItem("a", spec, 5.0)])[-1])) == 2
-    assert figures(plan_lines([])[-1]) == ["0:00", "0"]
+    assert [len(figures(plan_lines([PlannedItem("a", spec, 5.0)])[-1])) for spec in (CPU, SIMULATED, URL)] == [2] * 3
 
 
 @given(CELLS, st.integers(1, 3))
