@@ -13,41 +13,28 @@ import pytest
 from refusals import refused
 
 from pytest_slmserve.plan import models
-from pytest_slmserve.plan.models import (
-    kept_sizes,
-    known_model,
-    missing,
-    model_of,
-    probe_models,
-    sizes_file,
-    stored_parameters,
-    wants_probe,
-)
+from pytest_slmserve.plan.models import kept_sizes, known_model, model_of, probe_models, stored_parameters, wants_probe
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.models import CATALOGUE, MODELS, hub_name, short_name
 from pytest_slmserve.schema.specs import EngineSpec
 
 OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
 VERSIONS = {"vllm": "0.26.0", "torch": "2.11"}
-# fmt: off
 STRANGER = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1537, "vocab_size": 49152,
     "max_position_embeddings": 8192, "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 FALCON = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "vocab_size": 65024}
-ENTRIES = {
-    "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024,
-    "max_position_embeddings": 2048,
-}
-# fmt: on
+ENTRIES = {"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024}
+ENTRIES |= {"max_position_embeddings": 2048}
 COUNTED = {"parameters": 7_217_189_760, "active": 7_217_189_000, "completed": ENTRIES}
 
 
 @pytest.fixture(autouse=True)
 def own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for variable in ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+    for variable in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -55,6 +42,15 @@ def written(folder, config):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     return str(folder)
+
+
+def in_the_hubs_cache(folder, name, config, revision="abc"):
+    """Where the Hub's own library puts a snapshot."""
+    repository = folder / f"models--{name.replace('/', '--')}"
+    snapshot = written(repository / "snapshots" / "abc", config)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(revision)
+    return snapshot
 
 
 # The catalogue
@@ -113,18 +109,17 @@ def test_a_fine_tuned_model_has_as_many_weights_as_its_base(tmp_path):
     assert model_of(written(tmp_path / "longer", {**tuned, "vocab_size": 50305})).parameters is None
 
 
-@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
-def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, variable):
-    under = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+@pytest.mark.parametrize(("variable", "under"), [
+    ("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub"),
+])  # fmt: skip
+def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, variable, under):
     monkeypatch.setenv(variable, str(tmp_path))
-    repository = tmp_path / under / "models--me--Mine-1B"
-    written(repository / "snapshots" / "abc", STRANGER)
     with refused("me/Mine-1B"):
         model_of("me/Mine-1B")
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("abc\n")
+    snapshot = in_the_hubs_cache(tmp_path / under, "me/Mine-1B", STRANGER, "abc\n")
     assert (model_of("me/Mine-1B").name, model_of("me/Mine-1B").source) == ("mine-1b", "hub")
-    (repository / "refs" / "main").write_text("def")
+    assert str(models.config_folder("me/Mine-1B")) == snapshot
+    in_the_hubs_cache(tmp_path / under, "me/Mine-1B", STRANGER, "def")
     with refused("me/Mine-1B"):
         model_of("me/Mine-1B")
     assert known_model("me/Mine-1B") is None
@@ -133,11 +128,10 @@ def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, var
 # Unknown names
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("opt-1.4b", "opt-1.3b"), ("opt-2b", "opt-2.7b"), ("OPT1.3B", "opt-1.3b"), ("facebook/opt-126m", "opt-125m"),
-     ("Qwen2.5-3", "qwen2.5-3b"), ("lama-7b", "llama-7b")],
-)  # fmt: skip
+@pytest.mark.parametrize(("typed", "meant"), [
+    ("opt-1.4b", "opt-1.3b"), ("opt-2b", "opt-2.7b"), ("OPT1.3B", "opt-1.3b"), ("facebook/opt-126m", "opt-125m"),
+    ("Qwen2.5-3", "qwen2.5-3b"), ("lama-7b", "llama-7b"),
+])  # fmt: skip
 def test_a_near_miss_gets_a_suggestion_and_not_all_names(typed, meant):
     with refused(repr(typed), hint="config.json") as caught:
         model_of(typed)
@@ -185,24 +179,18 @@ def test_weights_are_counted_by_their_shapes_and_a_tied_output_layer_that_is_sto
         assert model_of(folder).parameters == number
 
 
-def test_an_index_names_the_files_and_all_must_be_there(tmp_path):
+def test_an_index_names_the_files_and_all_must_be_there_and_whole(tmp_path):
     index = {"weight_map": {"lm_head.weight": "b.safetensors", "model.norm.weight": "a.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     weights(tmp_path / "a.safetensors", STORED)
     assert stored_parameters(tmp_path, tied=False) is None
     weights(tmp_path / "b.safetensors", HEAD)
     assert stored_parameters(tmp_path, tied=False) == 68
-
-
-CUT = (models.LARGEST_HEADER + 1).to_bytes(8, "little") + b"{}" + b" " * 20
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\2" + b"\0" * 7 + b"[]", b"\xff" * 20, b"\1" + b"\0" * 7 + b"{", CUT], ids=range(5)
-)
-def test_a_damaged_file_tells_nothing(tmp_path, content):
-    (tmp_path / "model.safetensors").write_bytes(content)
-    assert stored_parameters(tmp_path, tied=False) is None
+    too_large = (models.LARGEST_HEADER + 1).to_bytes(8, "little") + b"{}" + b" " * 20
+    for at, damaged in enumerate((b"", b"\2" + b"\0" * 7 + b"[]", b"\xff" * 20, b"\1" + b"\0" * 7 + b"{", too_large)):
+        (tmp_path / str(at)).mkdir()
+        (tmp_path / str(at) / "model.safetensors").write_bytes(damaged)
+        assert stored_parameters(tmp_path / str(at), tied=False) is None
 
 
 # Sizes that a probe counts
@@ -231,39 +219,31 @@ def probe(monkeypatch):
 
 
 def test_what_the_catalogue_has_needs_no_probe(tmp_path, probe):
-    assert probe_models(["opt-1.3b", "Qwen/Qwen3-0.6B"], "", {}, VERSIONS) == []
     twin = written(tmp_path / "twin", dict(CATALOGUE["qwen3-0.6b"].config))
     assert not wants_probe(twin, VERSIONS) and not wants_probe("opt-1.3b", VERSIONS)
-    assert probe_models([twin], "", {}, VERSIONS) == [] and probe.asked == []
+    assert probe_models(["opt-1.3b", "Qwen/Qwen3-0.6B", twin], "", {}, VERSIONS) == [] and probe.asked == []
 
 
-def test_what_is_asked_is_the_interpreter_with_its_variables(monkeypatch, falcon, probe):
+def test_a_model_is_counted_once_for_each_configuration_and_its_versions(monkeypatch, falcon, probe):
     monkeypatch.setenv("SLM_ENDPOINT_KEY", "hunter2")
-    probe.lines = [{"model": falcon, "folder": falcon, **COUNTED}]
-    probe_models([falcon, "opt-125m", falcon], "/my/python", {"A": "1"}, VERSIONS)
-    [(command, how)] = probe.asked
-    assert (command[0], command[2:], how["timeout"]) == ("/my/python", [falcon], models.PROBE_S)
-    assert how["env"]["A"] == "1" and "hunter2" not in how["env"].values() and models.SIZES.is_file()
-    probe_models([falcon], "", {}, {**VERSIONS, "vllm": "0.27.0"})
-    assert probe.asked[1][0][0] == sys.executable
-
-
-def test_a_model_is_counted_once_for_each_configuration_and_its_versions(falcon, probe):
     probe.lines = ["a warning of a library", "[1]", "{}", {"model": falcon, "folder": falcon, **COUNTED}]
-    assert wants_probe(falcon, VERSIONS) and probe_models([falcon, falcon], "", {}, VERSIONS) == []
+    assert wants_probe(falcon, VERSIONS)
+    assert probe_models([falcon, "opt-125m", falcon], "/my/python", {"A": "1"}, VERSIONS) == []
     shape = model_of(falcon)
     assert (shape.parameters, shape.active, shape.layers) == (7_217_189_760, 7_217_189_000, 32)
     assert kept_sizes(FALCON) == {"versions": VERSIONS, **COUNTED}
     assert not wants_probe(falcon, VERSIONS) and not wants_probe(falcon, {"vllm": None, "torch": None})
     probe_models([falcon], "", {}, VERSIONS)
-    assert len(probe.asked) == 1
-    assert wants_probe(falcon, {**VERSIONS, "vllm": "0.27.0"})
+    probe_models([falcon], "", {}, {**VERSIONS, "vllm": "0.27.0"})
+    (command, how), (of_other_versions, _) = probe.asked
+    assert (command[0], command[2:], how["timeout"]) == ("/my/python", [falcon], models.PROBE_S)
+    assert how["env"]["A"] == "1" and "hunter2" not in how["env"].values() and models.SIZES.is_file()
+    assert how["capture_output"] and of_other_versions[0] == sys.executable
 
 
 def test_what_was_kept_is_read_and_a_damaged_cache_is_none(tmp_path):
-    folder = written(tmp_path / "mine", STRANGER)
+    folder, file = written(tmp_path / "mine", STRANGER), models.sizes_file(STRANGER)
     assert kept_sizes(STRANGER) == {}
-    file = sizes_file(STRANGER)
     file.parent.mkdir(parents=True)
     file.write_text('{"parameters": 10, "active": 7, "completed": {"sliding_window": 64}}', "utf-8")
     shape = model_of(folder)
@@ -271,7 +251,7 @@ def test_what_was_kept_is_read_and_a_damaged_cache_is_none(tmp_path):
     for damaged in ("{", "[]"):
         file.write_text(damaged, "utf-8")
         assert kept_sizes(STRANGER) == {} and model_of(folder).parameters is None
-    assert sizes_file(STRANGER) != sizes_file(FALCON) and sizes_file(STRANGER).is_relative_to(tmp_path / "cache")
+    assert file != models.sizes_file(FALCON) and file.is_relative_to(tmp_path / "cache")
 
 
 def test_a_probe_is_wanted_for_what_the_configuration_does_not_tell(tmp_path):
@@ -286,34 +266,29 @@ def test_a_probe_is_wanted_for_what_the_configuration_does_not_tell(tmp_path):
         wants_probe("mine-7", VERSIONS)
 
 
-def test_layers_that_nobody_can_read_want_a_probe(tmp_path, monkeypatch):
+def test_layers_that_nobody_can_read_want_a_probe_if_it_would_know(tmp_path, monkeypatch):
     folder = written(tmp_path / "mine", STRANGER)
     weights(tmp_path / "mine" / "model.safetensors", STORED)
     unread = SimpleNamespace(architecture="LlamaForCausalLM", windows=None, parameters=9)
     monkeypatch.setattr(models, "model_of", lambda _: unread)
-    monkeypatch.setattr(models.catalogue, "AS_CONFIGURED", {"LlamaForCausalLM"})
-    assert wants_probe(folder, VERSIONS)
-    monkeypatch.setattr(models.catalogue, "AS_CONFIGURED", set())
-    assert not wants_probe(folder, VERSIONS), "nor would a probe know"
+    for read in ({"LlamaForCausalLM"}, set()):
+        monkeypatch.setattr(models.catalogue, "AS_CONFIGURED", read)
+        assert wants_probe(folder, VERSIONS) is bool(read)
 
 
-def test_a_model_that_is_not_counted_is_noted_and_asked_of_other_versions_alone(tmp_path, probe):
+@pytest.mark.parametrize(("answer", "fact"), [
+    ("told", "ValueError: too new"), ([], "/my/python"),
+    (FileNotFoundError(2, "No such file"), "/my/python does not run: No such file"),
+    (subprocess.TimeoutExpired("python", 15), f"{models.PROBE_S} s"),
+], ids=range(4))  # fmt: skip
+def test_a_model_that_is_not_counted_is_noted_and_asked_of_other_versions_alone(tmp_path, probe, answer, fact):
     falcon = written(tmp_path / "falcon", {**FALCON, **ENTRIES})
-    late, nobody = subprocess.TimeoutExpired("python", 15), FileNotFoundError(2, "No such file")
-    for answer, fact in (
-        ([{"model": falcon, "folder": falcon, "problem": "ValueError: too new"}], "ValueError: too new"),
-        ([], "/my/python"),
-        (late, f"{models.PROBE_S} s"),
-        (nobody, "/my/python"),
-    ):
-        models.sizes_file(models.read_config(tmp_path / "falcon")).unlink(missing_ok=True)
-        probe.lines = answer
-        [note] = probe_models([falcon], "/my/python", {}, VERSIONS)
-        assert falcon in note and fact in note and "transformers" in note
-        assert model_of(falcon).parameters is None and not wants_probe(falcon, VERSIONS)
-        assert probe_models([falcon], "/my/python", {}, VERSIONS) == [note], "it is told again, and not asked again"
-        assert wants_probe(falcon, {**VERSIONS, "torch": "9"})
-    assert "No such file" in note
+    probe.lines = [{"model": falcon, "folder": falcon, "problem": fact}] if answer == "told" else answer
+    [note] = probe_models([falcon], "/my/python", {}, VERSIONS)
+    assert falcon in note and fact in note and "transformers" in note
+    assert model_of(falcon).parameters is None and not wants_probe(falcon, VERSIONS)
+    assert probe_models([falcon], "/my/python", {}, VERSIONS) == [note], "it is told again, and not asked again"
+    assert len(probe.asked) == 1 and wants_probe(falcon, {**VERSIONS, "torch": "9"})
 
 
 def test_for_a_plan_nothing_is_counted_but_a_model_without_a_configuration_is_fetched(tmp_path, probe):
@@ -323,23 +298,12 @@ def test_for_a_plan_nothing_is_counted_but_a_model_without_a_configuration_is_fe
     assert not wants_probe(falcon, VERSIONS, is_run=False) and wants_probe("some/model", VERSIONS, is_run=False)
 
 
-@pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
-def test_the_cache_of_the_hub_is_found_by_either_name(tmp_path, monkeypatch, name):
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    monkeypatch.setenv(name, str(tmp_path))
-    snapshot = tmp_path / "models--acme--tiny" / "snapshots" / "abc"
-    written(snapshot, {**FALCON, **ENTRIES})
-    (tmp_path / "models--acme--tiny" / "refs").mkdir()
-    (tmp_path / "models--acme--tiny" / "refs" / "main").write_text("abc", "utf-8")
-    assert models.config_folder("acme/tiny") == snapshot
-
-
 @pytest.mark.parametrize(("beside", "method", "bits"), [
     ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "modelopt", 8.0),
     ({"quantization": {"quant_algo": "NVFP4", "group_size": 16}}, "modelopt", 4.5),
 ])  # fmt: skip
 def test_a_quantization_beside_the_configuration_counts(tmp_path, beside, method, bits):
-    folder = written(tmp_path / "a", dict(models.catalogue.MODELS["llama-3.2-1b"]["config"], extra=1, unknown="x"))
+    folder = written(tmp_path / "a", dict(MODELS["llama-3.2-1b"]["config"], extra=1, unknown="x"))
     plain = models.sizes_file(models.read_config(tmp_path / "a"))
     (tmp_path / "a" / "hf_quant_config.json").write_text(json.dumps(beside), "utf-8")
     known = model_of(folder)
@@ -353,14 +317,12 @@ def test_a_quantization_beside_the_configuration_counts(tmp_path, beside, method
         model_of(folder)
 
 
-def test_what_a_late_probe_has_told_is_kept_and_one_model_that_cannot_be_counted_leaves_the_others(
-    tmp_path, falcon, probe
-):
+def test_what_a_late_probe_has_told_is_kept_and_a_model_that_is_not_counted_leaves_the_others(tmp_path, falcon, probe):
     told, other = {"model": falcon, "folder": falcon, **COUNTED}, written(tmp_path / "other", STRANGER)
     probe.lines = [{"model": other, "folder": other, "problem": "too new"}, told]
     [note] = probe_models([other, falcon], "", {}, VERSIONS)
     assert other in note and model_of(falcon).parameters == COUNTED["parameters"]
-    sizes_file(FALCON).unlink()
+    models.sizes_file(FALCON).unlink()
     probe.lines = subprocess.TimeoutExpired("python", 15, output=json.dumps(told).encode())
     assert probe_models([falcon], "", {}, VERSIONS) == [] and model_of(falcon).parameters == COUNTED["parameters"]
 
@@ -384,23 +346,20 @@ def test_a_configuration_that_nobody_can_read_is_wrong_usage(falcon, probe):
         probe_models(["me/mine"], "", {}, VERSIONS)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "offline", "told", "hint"),
-    [
-        (["GatedRepoError", "RepositoryNotFoundError"], "", "gated", "HF_TOKEN"),
-        (["RepositoryNotFoundError"], "", "private", "HF_TOKEN"),
-        (["HFValidationError"], "", "private", "HF_TOKEN"),
-        (["EntryNotFoundError"], "", "config.json", "Transformers"),
-        (["LocalEntryNotFoundError", "EntryNotFoundError"], "1", "HF_HUB_OFFLINE", "hf download me/mine config.json"),
-        (["OfflineModeIsEnabled"], "yes", "HF_HUB_OFFLINE", "hf download me/mine config.json"),
-        (["OfflineModeIsEnabled"], "0", "does not answer", "hf download me/mine config.json"),
-        (["TimeoutError"], "", "does not answer", "config.json"),
-        (["ModuleNotFoundError"], "", "not installed", "--slm-python"),
-    ],
-    ids=range(9),
-)
+HUB = "hf download me/mine config.json"
+
+
+@pytest.mark.parametrize(("kinds", "offline", "told", "hint"), [
+    (["GatedRepoError", "RepositoryNotFoundError"], "", "gated", "HF_TOKEN"),
+    (["RepositoryNotFoundError"], "", "private", "HF_TOKEN"), (["HFValidationError"], "", "private", "HF_TOKEN"),
+    (["EntryNotFoundError"], "", "config.json", "Transformers"),
+    (["LocalEntryNotFoundError", "EntryNotFoundError"], "1", "HF_HUB_OFFLINE", HUB),
+    (["OfflineModeIsEnabled"], "yes", "HF_HUB_OFFLINE", HUB), (["OfflineModeIsEnabled"], "0", "does not answer", HUB),
+    (["TimeoutError"], "", "does not answer", "config.json"),
+    (["ModuleNotFoundError"], "", "not installed", "--slm-python"),
+], ids=range(9))  # fmt: skip
 def test_each_reason_why_a_name_has_no_configuration_has_its_remedy(monkeypatch, kinds, offline, told, hint):
     monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-    error = missing("me/mine", kinds)
+    error = models.missing("me/mine", kinds)
     assert "me/mine" in error.problem and told in error.problem and hint in error.hint
     assert ("HF_HUB_OFFLINE" in error.problem) is (told == "HF_HUB_OFFLINE")
