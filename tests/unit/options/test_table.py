@@ -76,24 +76,23 @@ def test_a_whole_number_is_read_within_its_bounds(number):
     assert read(str(number)) == number if inside else refuses(read, str(number))
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [("repeats", 1, 1 << 63), ("budget", 0, 1 << 63), ("seed", 0, 1 << 63), ("max_num_seqs", 1, 1 << 63),
-     ("gate_pairs", FIRST_LOOKS[0], 1000)],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "least", "most"), [
+    ("repeats", 1, 1 << 63), ("budget", 0, 1 << 63), ("seed", 0, 1 << 63), ("max_num_seqs", 1, 1 << 63),
+    ("gate_pairs", FIRST_LOOKS[0], 1000),
+])  # fmt: skip
 def test_whole_numbers_of_options_have_their_bounds(name, least, most):
     read = BY_NAME[name].read
     assert (read(str(least)), read(str(most))) == (least, most)
     assert refuses(read, str(least - 1), str(most + 1), "1.5", "two", "²", "")
 
 
-def test_a_refused_number_is_told_the_bound():
-    with pytest.raises(ValueError, match=r"\b4\b"):
-        table.whole_number("3", least=4)
-    with pytest.raises(ValueError, match=r"\b9\b"):
-        table.whole_number("10", most=9)
-    with pytest.raises(ValueError, match="luck"):
-        table.sharings("mps,luck")
+@pytest.mark.parametrize(("read", "text", "bound"), [
+    (partial(table.whole_number, least=4), "3", r"\b4\b"), (partial(table.whole_number, most=9), "10", r"\b9\b"),
+    (table.sharings, "mps,luck", "luck"),
+], ids=range(3))  # fmt: skip
+def test_what_is_refused_is_told_the_bound_or_the_word(read, text, bound):
+    with pytest.raises(ValueError, match=bound):
+        read(text)
 
 
 @given(st.floats(0.5, 1e6), st.floats(0.5, 1e6), st.booleans())
@@ -173,15 +172,10 @@ def test_an_argument_that_is_no_json_or_an_object_stays_text(text):
     assert table.argument(f"name={text}") == ("name", text)
 
 
-OF_GPUS = [
-    "tensor_parallel_size",
-    "pipeline-parallel-size",
-    "data_parallel_size_local",
-    "prefill_context_parallel_size",
-]
-
-
-@pytest.mark.parametrize("name", [*OF_GPUS, "CUDA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("name", [
+    "tensor_parallel_size", "pipeline-parallel-size", "data_parallel_size_local", "prefill_context_parallel_size",
+    "CUDA_VISIBLE_DEVICES",
+])  # fmt: skip
 def test_what_gives_an_engine_gpus_is_refused_with_the_way_that_locks_them(name):
     for read, way in ((table.argument, "--slm-tensor-parallel-size"), (table.variable, f"export {name}")):
         with pytest.raises(ValueError, match=way):
@@ -199,14 +193,11 @@ def test_a_secret_is_told_by_its_name_alone(text):
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_side_has_entries_of_three_kinds_and_a_comma_in_a_value_ends_none():
+def test_a_side_has_a_known_name_and_entries_of_three_kinds_and_a_comma_in_a_value_ends_none():
     text = "candidate:python=p,q,env=A=x,y,arg=a=[1,2],arg=b=true"
     entries = (("python", "p,q"), ("env", ("A", "x,y")), ("arg", ("a", (1, 2))), ("arg", ("b", True)))
     assert table.side(text) == ("candidate", entries)
     assert table.side("baseline:env=PYTHONPATH=/a:/b") == ("baseline", (("env", ("PYTHONPATH", "/a:/b")),))
-
-
-def test_a_side_without_a_known_name_or_entry_is_none():
     bad = "baseline", "candidate:", "both:env=A=1", "baseline:A=1", "baseline:env=A", "candidate:arg=a"
     assert refuses(table.side, *bad, "baseline:python=", "baseline:env", "candidate:arg=data_parallel_size=2")
 
@@ -222,13 +213,20 @@ def test_of_joined_pairs_the_later_replaces_the_earlier_in_its_place(common, own
 # Rows
 
 
-def test_names_say_where_an_option_is_given():
+def test_names_say_where_an_option_is_given_and_a_default_is_what_its_text_means():
     for opt in OPTS:
-        key = f"slm_{opt.name}"
-        assert (opt.key, opt.variable) == (key, key.upper())
-        assert opt.flag == (f"-o {key}" if opt.ini_only else f"--{key.replace('_', '-')}") and opt.help and opt.group
+        key, text = f"slm_{opt.name}", opt.default_text
+        assert (opt.key, opt.variable) == (key, key.upper()) and opt.help and opt.group
+        assert opt.flag == (f"-o {key}" if opt.ini_only else f"--{key.replace('_', '-')}")
+        assert (opt.metavar is None) == opt.is_flag == (opt.read is table.truth), "a flag has no placeholder"
+        if opt.many or opt.is_flag or not text:
+            assert opt.default in (None, False, "", ()) and not text
+        else:
+            assert opt.read(text) == opt.default and text in (opt.choices or (text,))
     assert [opt.name for opt in OPTS] == [*Options._fields[2:]]
     assert sum(not opt.ini_only for opt in OPTS) <= 45, "on the command line"
+    of_a_gate = BY_NAME["gate_margin"].default, BY_NAME["gate_pairs"].default, table.FEWEST_PAIRS
+    assert of_a_gate == (GateCriteria().margin, GateCriteria().pairs, FIRST_LOOKS[0])
 
 
 def test_groups_begin_with_the_option_that_names_them():
@@ -238,74 +236,37 @@ def test_groups_begin_with_the_option_that_names_them():
     assert all(group == own for group, own in zip(groups, begun) if own)
 
 
-def test_a_default_is_what_its_text_means():
-    for opt in OPTS:
-        text = opt.default_text
-        many_or_none = opt.many or opt.is_flag or not text
-        assert (opt.default in (None, False, "", ()) and not text) if many_or_none else opt.read(text) == opt.default
-
-
-def test_a_row_of_choices_reads_no_other_word():
-    assert BY_NAME["sweep"].choices == ("full", "adaptive") and BY_NAME["kv_cache_dtype"].choices == table.KV_DTYPES
-    assert not BY_NAME["window"].choices and not BY_NAME["gpu"].choices
-    assert all(opt.default in ("", *opt.choices) for opt in OPTS if opt.choices)
-    assert table.opt(table.errors.Suite, "core").choices == get_args(table.errors.Suite)
-
-
-def test_a_flag_reads_the_truth_and_has_no_placeholder():
-    assert all((opt.metavar is None) == opt.is_flag == (opt.read is table.truth) for opt in OPTS)
-
-
 def test_a_row_holds_what_it_is_made_of():
     assert table._rows() == OPTS, "made once"
     more = {"many": True, "bare": "1", "ini_only": True, "group": "load", "own": True}
+    length = table.Opt(table.length, 3, "N", "words", **more)
     assert table.flag("words", **more) == table.Opt(table.truth, False, help="words", **more)
-    assert table.opt(table.length, 3, "N", **more).described("words") == table.Opt(
-        table.length, 3, "N", "words", **more
-    )
+    assert table.opt(table.length, 3, "N", **more).described("words") == length and not length.choices
     assert table.opt(("a", "b"), "b", "N", **more) == table.Opt(str, "b", "N", choices=("a", "b"), **more)
-
-
-def test_terms_of_a_gate_are_those_of_its_analysis():
-    assert FIRST_LOOKS[0] == table.FEWEST_PAIRS
-    assert (BY_NAME["gate_margin"].default, BY_NAME["gate_pairs"].default) == (
-        GateCriteria().margin,
-        GateCriteria().pairs,
-    )
+    assert table.opt(table.errors.Suite, "core").choices == get_args(table.errors.Suite)
+    assert BY_NAME["sweep"].choices == ("full", "adaptive") and BY_NAME["kv_cache_dtype"].choices == table.KV_DTYPES
 
 
 # What follows from several
 
 
-@pytest.mark.parametrize(
-    ("given", "platform"),
-    [({"gpu": True}, "cuda"), ({"cpu": True}, "cpu"), ({"simulate": True}, "simulated"), ({"strict": True}, None),
-     ({"endpoint": "http://h"}, "remote")],
-    ids=["gpu", "cpu", "simulate", "none", "endpoint"],
-)  # fmt: skip
-def test_a_mode_is_a_platform(given, platform):
-    assert read_options(given, {}, {}).platform == platform
-
-
-@pytest.mark.parametrize(("ray", "here"), [("local", True), ("local:2", True), ("auto", False), ("h:1", False)])
-def test_ray_on_this_host_is_no_cluster(ray, here):
-    assert read_options({"simulate": True, "ray": ray}, {}, {}).on_all_gpus is here
-    assert not read_options({}, {}, {}).on_all_gpus
-
-
-def test_a_side_has_its_entries_and_the_last_interpreter():
-    words = ["candidate:python=a,env=A=1", "baseline:arg=x=1", "candidate:python=b,env=B=2,arg=y=[1,2]"]
-    given = {"simulate": True, "gate": True, "side": words, "python": "p", "env": ["A=0", "C=3"]}
+@pytest.mark.parametrize(("given", "platform", "on_all_gpus"), [
+    ({"gpu": True}, "cuda", False), ({"cpu": True}, "cpu", False), ({"strict": True}, None, False),
+    ({"endpoint": "http://h"}, "remote", False), *(({"simulate": True, "ray": ray}, "simulated", here)
+    for ray, here in (("local", True), ("local:2", True), ("auto", False), ("h:1", False))),
+], ids=range(8))  # fmt: skip
+def test_a_mode_is_a_platform_and_ray_on_this_host_no_cluster(given, platform, on_all_gpus):
     options = read_options(given, {}, {})
+    assert (options.platform, options.on_all_gpus) == (platform, on_all_gpus)
+
+
+def test_a_side_has_its_entries_and_an_engine_is_the_candidate_in_a_gate_alone():
+    words = ["candidate:python=a,env=A=1", "baseline:arg=x=1", "candidate:python=b,env=B=2,arg=y=[1,2]"]
+    own = {"simulate": True, "python": "p", "env": ["A=0", "C=3"]}
+    options = read_options({**own, "gate": True, "side": words}, {}, {})
     assert options.side_of("candidate") == ("b", (("A", "1"), ("B", "2")), (("y", (1, 2)),))
     assert options.side_of("baseline") == ("", (), (("x", 1),))
     assert options.engine == ("b", (("A", "1"), ("C", "3"), ("B", "2")))
-
-
-def test_an_engine_is_the_candidate_in_a_gate_alone():
-    own = {"simulate": True, "python": "p", "env": ["A=1"]}
-    assert (
-        read_options(own, {}, {}).engine == read_options({**own, "gate": True}, {}, {}).engine == ("p", (("A", "1"),))
-    )
-    of_another_run = {"slm_side": ["candidate:python=q"]}
-    assert read_options(own, of_another_run, {}).engine[0] == "p"
+    plain = "p", (("A", "0"), ("C", "3"))
+    assert read_options({**own, "gate": True}, {}, {}).engine == plain, "of a candidate without an interpreter"
+    assert read_options(own, {"slm_side": ["candidate:python=q"]}, {}).engine == plain, "a side of another run"
