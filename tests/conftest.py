@@ -11,6 +11,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in (
-            (pytest, "raises"),
-            (pytest, "warns"),
-            (pytest, "fail"),
-            (pytest.LineMatcher, "fnmatch_lines"),
-            (pytest.RunResult, "assert_outcomes"),
-        ):
-            patch.setattr(owner, name, counted(getattr(owner, name)))
+        for name in ("raises", "warns", "fail", "LineMatcher.fnmatch_lines", "RunResult.assert_outcomes"):
+            patch.setattr(f"pytest.{name}", counted(attrgetter(name)(pytest)))
         return (yield)
 
 
@@ -131,23 +126,18 @@ class Folders:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.expected: Counter[str] = Counter()
-        self.seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.seconds: Counter[str] = Counter()
-        self.began = time.monotonic()
+        self.config, self.began = config, time.monotonic()
+        self.expected, self.seconds = Counter[str](), Counter[str]()
+        self.seen = defaultdict[str, Counter[str]](Counter)
 
-    def collected(self, ids: Sequence[str]) -> None:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         self.expected = self.expected or Counter(map(self.folder, ids))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.items:
-            self.collected([item.nodeid for item in session.items])
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        self.collected(ids)
+            self.pytest_xdist_node_collection_finished([item.nodeid for item in session.items])
 
     def folder(self, node_id: str) -> str:
         return "/".join(node_id.partition("::")[0].split("/")[:-1][:3]) or "."
@@ -157,22 +147,18 @@ class Folders:
         self.seconds[folder] += report.duration
         if report.when == "call" or report.outcome != "passed":
             self.seen[folder][report.outcome] += 1
-        if report.when == "teardown":
-            self.expected[folder] -= 1
-            if self.expected[folder] == 0:
-                self.tell(folder)
+        self.expected[folder] -= report.when == "teardown"
+        if report.when == "teardown" and self.expected[folder] == 0:
+            found = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.seen[folder].items()))
+            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+            reporter.ensure_newline()
+            clock = time.monotonic() - self.began
+            reporter.write_line(f"{clock:4.0f} s  {folder:<32}{self.seconds[folder]:7.1f} s  {found}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         quiet = report.outcome == "passed" or (report.skipped and not hasattr(report, "wasxfail"))
         return (report.outcome if report.when == "call" or report.skipped else "", "", "") if quiet else None
-
-    def tell(self, folder: str) -> None:
-        found = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.seen[folder].items()))
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        reporter.ensure_newline()
-        clock = time.monotonic() - self.began
-        reporter.write_line(f"{clock:4.0f} s  {folder:<32}{self.seconds[folder]:7.1f} s  {found}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

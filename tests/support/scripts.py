@@ -28,16 +28,14 @@ def needs_checkout() -> None:
 
 
 def checkout_script(name: str) -> Path:
-    """Return the path of a script by its name in the checkout; skips the module that asks, if the tests stand in no
-    checkout."""
+    """The path of a script by its name in the checkout; skips the module that asks if there is none."""
     needs_checkout()
     return CHECKOUT / name
 
 
 @contextmanager
 def loaded(path: Path) -> Iterator[ModuleType]:
-    """Imported under its own name, so that its dataclasses are found, and beside those that it imports, until the block
-    ends."""
+    """Imported under its own name, so that its dataclasses are found, and beside those that it imports."""
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader

@@ -89,7 +89,6 @@ class Step:
         given = {key: each.get("default", "") for key, each in action["inputs"].items()} | RELEASES | inputs
         (found,) = (each for each in action["runs"]["steps"] if each["name"] == name)
         variables["GITHUB_ACTION_PATH"] = str(ACTION.parent)
-        own = {
-            key: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda m: given[m[1]], text) for key, text in found["env"].items()
-        }
-        return self.run(found["run"], **own, **variables)
+        for key, text in found["env"].items():
+            variables[key] = re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda m: given[m[1]], text)
+        return self.run(found["run"], **variables)

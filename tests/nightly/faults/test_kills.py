@@ -14,20 +14,15 @@ ONE_AT_A_TIME = pytest.mark.xdist_group("engines and clusters")
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("engine", ["simulated", "stand-in", pytest.param("ray", marks=ONE_AT_A_TIME)])
-def test_each_signal_at_each_moment(case: Case, engine: str, number: int, moment: str) -> None:
-    case.within_s = REAL_S if engine == "ray" else case.within_s
+@pytest.mark.parametrize("engine", [
+    "simulated", "stand-in", pytest.param("ray", marks=ONE_AT_A_TIME),
+    pytest.param("vllm", marks=[pytest.mark.slow, ONE_AT_A_TIME]),
+])  # fmt: skip
+def test_each_signal_at_each_moment(case: Case, engine: str, number: int, moment: str, request) -> None:
+    if engine == "vllm":
+        request.getfixturevalue("vllm_here")
+    case.within_s = REAL_S if engine in ("ray", "vllm") else case.within_s
     kill(case, engine, number, moment)
-
-
-@pytest.mark.slow
-@ONE_AT_A_TIME
-@pytest.mark.usefixtures("vllm_here")
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("number", SIGNALS)
-def test_each_signal_at_each_moment_of_vllm(case: Case, number: int, moment: str) -> None:
-    case.within_s = REAL_S
-    kill(case, "vllm", number, moment)
 
 
 # Nodes of a Ray cluster

@@ -90,6 +90,20 @@ def test_nodes_of_different_kinds_and_other_releases_are_refused_with_what_diffe
         one_host({NARROW: Host(replace(H200, pytest_slmserve="0.0.9"), "x")}, MINE)
 
 
+def test_gpus_of_different_kinds_do_not_serve_side_by_side(tmp_path, monkeypatch):
+    def engines(number):
+        return cluster.RayEngines.from_options(
+            read_options({"simulate": True, "ray": f"local:{number}"}, {}, {}), tmp_path
+        )
+
+    here = Host(Environment(platform="simulated"), "GPU-0", gpus=(*GPUS[:2], replace(GPUS[2], name="NVIDIA L4")))
+    monkeypatch.setattr(cluster, "probe", lambda *_: here)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    with refused("NVIDIA L4"):
+        engines(3)
+    assert engines(2).where == "on 2 GPUs of this host at once"
+
+
 # What a node says
 
 GONE = ("TaskUnschedulableError", "NodeDiedError", "LocalRayletDiedError")
@@ -116,10 +130,7 @@ def test_a_node_that_cannot_answer_is_named_with_the_reason(answer, says, hint):
     with refused("10.0.0.2", hint=hint) as told:
         host_that(answer)
     assert told.value.problem.endswith(says)
-
-
-def test_a_node_that_is_gone_says_nothing():
-    assert [host_that(FAILS[name]()) for name in GONE] == [None] * 3
+    assert [host_that(FAILS[name]()) for name in GONE] == [None] * 3, "one that is gone says nothing"
 
 
 # An engine on a node
@@ -145,12 +156,16 @@ def on_node(opened):
     return made
 
 
-def test_each_call_is_one_repeat_under_the_key_that_it_was_asked_by(on_node):
+def test_each_call_is_one_repeat_under_the_key_that_it_was_asked_by(on_node, opened):
     engine, keys, measure = on_node(4, 8)
     found = [m for key in (*keys, *keys) for m in unpacked(measure(key).packed)]
     assert [m.key for m in found] == keys * 2
     assert len({m.launch for m in found}) == 1, "one engine for all of them"
     assert engine.close().notes == tuple(engine.session.notes) and engine.started().place == ("node", 1)
+    planner = (session := opened(window="1")).planner
+    _, [key], measure = on_node(session=session, cases=[planner.replicas_case(planner.replicas([MODEL] * 2), 16)])
+    pair = unpacked(measure(key).packed)
+    assert [m.replica.count for m in pair] == [2, 2] and len({m.replica.set for m in pair}) == 1, "one answer"
 
 
 def test_an_engine_that_dies_ends_its_case_and_no_other(on_node):
@@ -170,21 +185,12 @@ def test_what_keeps_a_node_from_beginning_is_told_of_every_case(on_node, monkeyp
     assert [type(measure(key).error) for key in keys] == [DeviceBusy, DeviceBusy]
 
 
-def test_several_engines_are_one_answer(on_node, opened):
-    session = opened(window="1")
-    case = session.planner.replicas_case(session.planner.replicas([MODEL] * 2), 16)
-    _, [key], measure = on_node(session=session, cases=[case])
-    found = unpacked(measure(key).packed)
-    assert [m.replica.count for m in found] == [2, 2] and len({m.replica.set for m in found}) == 1
-
-
 def test_the_engine_of_a_node_does_not_inherit_what_ray_gives_a_task(monkeypatch):
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
-    cluster.look_around(read_options({"simulate": True}, {}, {}))
-    assert os.environ == {}
-    os.environ["CUDA_VISIBLE_DEVICES"] = "3"  # the GPU that the task was given
-    cluster.look_around(read_options({"simulate": True}, {}, {}))
-    assert os.environ == {"CUDA_VISIBLE_DEVICES": "3"}
+    for own in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):  # the GPU that the task was given
+        os.environ |= own
+        cluster.look_around(read_options({"simulate": True}, {}, {}))
+        assert os.environ == own
 
 
 @given(measurements())

@@ -25,7 +25,6 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.cases import Case, url_lock
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner
-from pytest_slmserve.run import cluster
 from pytest_slmserve.run import executor as module
 from pytest_slmserve.run.executor import Devices, Executor, GpuSlots, Results, count_missing, measure_case, slot_count
 from pytest_slmserve.schema.errors import DeviceBusy, DoesNotFit, EngineFailed, SensorFailed
@@ -182,16 +181,11 @@ def test_what_is_known_is_not_measured_again_and_each_repeat_has_a_title():
     assert told == [(CASE.key, f"opt-tiny at 4, repeat {n}") for n in ("1", "2", "3 (undecided)")]
 
 
-def test_a_repeat_that_cannot_be_stored_is_not_made():
-    archive, engine = Store(), Failing([])
+def test_a_repeat_that_cannot_be_stored_or_is_measured_by_another_process_is_not_made():
+    archive, engine, waited = Store(), Failing([]), []
     archive.check_writable = Mock(side_effect=OSError("full"))
     with pytest.raises(OSError, match="full"):
         executor_on(engine, archive=archive).measure(CASE)
-    assert engine.loads == []
-
-
-def test_what_another_process_measures_is_waited_for():
-    waited, engine = [], Failing([])
     executor = executor_on(engine, fetch=waited.append)
     assert executor.measure(CASE, 3) is executor.results.repeats[CASE.key]
     assert (waited, engine.loads, executor.awaited()) == ([CASE], [], {CASE: 3})
@@ -210,18 +204,16 @@ def test_the_largest_number_that_was_asked_for_is_awaited_until_nobody_waits():
     assert executor_on(Failing([])).count_missing(CASE) == 2, "nobody asked"
 
 
-def test_measurements_are_those_of_this_run_unless_keys_are_named():
-    executor, (known,) = executor_on(Failing([])), measure_case(SimulatedEngine(STEADY), CASE)
+def test_measurements_are_those_of_this_run_unless_keys_are_named_and_those_of_a_gate_are_marked():
+    executor, (known,) = executor_on(Failing([]), archive=Store()), measure_case(SimulatedEngine(STEADY), CASE)
     executor.results.repeats["of the archive"] = [(known,)]
     [(mine,), (other,)] = executor.measure(CASE)
     assert list(executor.results.measurements()) == [mine, other] != [known, mine]
     assert list(executor.results.measurements(["of the archive", "nowhere"])) == [known]
-
-
-def test_a_repeat_of_a_gate_is_marked_as_its_part():
-    paired, executor = GateLaunch("gate", 1, "candidate", True), executor_on(Failing([]), archive=Store())
-    [found] = executor.measure_once(CASE, "title", paired)
-    assert found.paired == paired and executor.archive == [found] and executor.results.repeats == {}
+    paired = GateLaunch("gate", 1, "candidate", True)
+    [of_a_gate] = executor.measure_once(CASE, "title", paired)
+    assert of_a_gate.paired == paired and executor.archive == [mine, other, of_a_gate]
+    assert executor.results.repeats[CASE.key] == [(mine,), (other,)]
 
 
 # A load that has no room, and the first job of a launch
@@ -299,6 +291,11 @@ def devices(monkeypatch):
 
 
 def test_each_gpu_of_an_engine_is_locked_once_until_the_end(devices):
+    held = devices.open(simulate=True)
+    held.hold()
+    assert held.start(SPEC).spec == SPEC == held.pool.current and held.start(SPEC) and held.pool.starts == [SPEC]
+    held.close()
+    assert held.pool.current is None, "the end stops what runs"
     held = devices.open()
     held.hold()
     assert held.pool.device == "GPU-0"
@@ -375,14 +372,6 @@ def test_a_block_of_a_test_is_watched_by_the_sensors_of_the_engines(devices, giv
     assert held.sampler_on(("GPU-0", "GPU-1")) is None and len(devices.read) == read
 
 
-def test_the_end_stops_what_runs(devices):
-    held = devices.open(simulate=True)
-    held.hold()
-    assert held.start(SPEC).spec == SPEC == held.pool.current and held.start(SPEC) and held.pool.starts == [SPEC]
-    held.close()
-    assert held.pool.current is None
-
-
 # Slots of a host
 
 CPU = Host(Environment(platform="cpu", cores=5), "cpu")
@@ -405,26 +394,16 @@ def cores(monkeypatch):
     return have
 
 
-def checked_parts(near):
-    """Equal parts, of which no core is in two."""
-    parts = equal_parts(near, frozenset().union(*near))
-    given = [core for part in parts for core in part]
-    assert len(set(map(len, parts))) == 1 and len(set(given)) == len(given)
-    return parts
-
-
 @given(st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4), st.integers(1, 8))
-def test_no_core_is_given_twice_whatever_the_host(nodes, workers):
-    checked_parts([nodes[i % len(nodes)] for i in range(workers)])
-
-
-@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 16))
-def test_each_slot_has_as_many_cores_as_any_other_near_its_gpu(nodes, workers, cores):
-    """GPUs in turn on NUMA nodes of the same size."""
-    near = [frozenset(range(i % nodes * cores, (i % nodes + 1) * cores)) for i in range(workers)]
-    parts = checked_parts(near)
-    if cores >= -(-workers // nodes):
-        assert parts[0] and all(set(part) <= there for part, there in zip(parts, near))
+def test_no_core_is_given_twice_whatever_the_host_and_each_slot_has_as_many(nodes, workers):
+    """GPUs in turn on NUMA nodes; on those of the same size that share no core, each has some near it."""
+    alike = [frozenset(range(i * 8, i * 8 + 8)) for i in range(len(nodes))]
+    for of in (nodes, alike):
+        near = [of[i % len(of)] for i in range(workers)]
+        parts = equal_parts(near, frozenset().union(*near))
+        given = [core for part in parts for core in part]
+        assert len(set(map(len, parts))) == 1 and len(set(given)) == len(given)
+    assert parts[0] and all(set(part) <= there for part, there in zip(parts, near))
 
 
 GPUS = host_of(4).gpus
@@ -506,16 +485,3 @@ def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, ours, number
     cores(ours)
     monkeypatch.setattr(module, "numa_nodes", lambda: 2)
     assert slot_count(read_options({"simulate": True, "ray": word}, {}, {}), host_of(8, platform)) == number
-
-
-def test_gpus_of_different_kinds_do_not_serve_side_by_side(cores, tmp_path, monkeypatch):
-    def engines(number):
-        options = read_options({"simulate": True, "ray": f"local:{number}"}, {}, {})
-        return cluster.RayEngines.from_options(options, tmp_path)
-
-    cores(16)
-    mixed = replace(host_of(2), gpus=(*host_of(2).gpus, Gpu("simulated-9", "NVIDIA L4", 0, "", "")))
-    monkeypatch.setattr(cluster, "probe", lambda *_: mixed)
-    with refused("NVIDIA L4"):
-        engines(3)
-    assert engines(2).where == "on 2 GPUs of this host at once"
