@@ -153,14 +153,14 @@ def killed(case: Case, words: Sequence[str], end: Callable[[int], object], text:
 def kill(case: Case, engine: str, number: int, moment: str) -> None:
     model = "opt-125m" if engine in ("simulated", "ray") else "opt-tiny"
     (case.folder / "test_it.py").write_text(POINTS.replace("MODEL", f'"{model}"'))
-    words = ["-m", "pytest", "test_it.py", *ENGINES[engine]]
     text, after_s = MOMENTS[moment]
+    words = ["-m", "pytest", "test_it.py", *ENGINES[engine]]
     seen = killed(case, words, lambda pid: os.kill(pid, number), text, after_s * PACE[engine])
-    kept = seen.text.count("MOMENT measured")
-    ended = (0, 1, 10)  # before the signal came; or all but the interpreter
+    # Interrupted; or ended before the signal came; or all had ended but the interpreter.
+    ended = (-number if number == signal.SIGKILL else 2, 0, 1, 10)
     ended += (-number,) if " in " in seen.text.rstrip().rpartition("\n")[2] else ()
     case.records = "r.jsonl"
-    case.judge("kills", seen, (2, *ended) if number != signal.SIGKILL else (-signal.SIGKILL, *ended), kept=kept)
+    case.judge("kills", seen, ended, kept=seen.text.count("MOMENT measured"))
     assert text in seen.text, seen.text
 
 
@@ -195,23 +195,22 @@ def url() -> Iterator[str]:
         process.stdin.close()
 
 
-def judge_wire(case: Case, fault: str, seen: Seen, told: str = "") -> None:
+def judge_wire(case: Case, fault: str, work: Callable[[], int], told: str = "") -> None:
     kind = fault.partition("-")[0]
-    case.judge("wire", seen, ENDS.get(kind, (1,)), told or SAID.get(kind, ""), kept=kind != "first")
+    case.judge("wire", case.fork(work), ENDS.get(kind, (1,)), told or SAID.get(kind, ""), kept=kind != "first")
 
 
 def measure(case: Case, url: str, fault: str, load: str) -> None:
     words = ["measure", f"--endpoint={url}/{fault}/v1/completions", "--model=m", "--input-len=8", "--output-len=4"]
-    timeout = f"--timeout={1 if 'hang' in fault else 30}"
-    judge_wire(case, fault, case.fork(command([*words, timeout, *LOADS[load]])), TOLD.get(fault, ""))
+    words += [f"--timeout={1 if 'hang' in fault else 30}", *LOADS[load]]
+    judge_wire(case, fault, command(words), TOLD.get(fault, ""))
 
 
 def run_tests(case: Case, url: str, fault: str, load: str) -> None:
     (case.folder / "test_it.py").write_text(TESTS[load], "utf-8")
     words = ["--slm-models=m", "--slm-input-len=8", "--slm-output-len=4", "--slm-window=0.5", "test_it.py"]
-    words += [f"--slm-endpoint={url}/{fault}/v1/completions"]
-    words += [f"--override-ini=slm_timeout={1 if 'hang' in fault else 30}"]
-    judge_wire(case, fault, case.fork(pytest_run(words)))
+    words += [f"--slm-endpoint={url}/{fault}/v1/completions", f"-oslm_timeout={1 if 'hang' in fault else 30}"]
+    judge_wire(case, fault, pytest_run(words))
 
 
 # Files

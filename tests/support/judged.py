@@ -33,10 +33,8 @@ GONE_S = 30.0  # until nothing of it lives
 ENDED_BY_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\x1b(?!\[[0-9;]*m|\[K)")  # but for pytest's colours
 OURS = re.compile(r"Traceback \(most recent call last\)|INTERNALERROR|(?<!ran )MemoryError|RecursionError")
-SENTENCE = re.compile(
-    r"error: |ERROR: |::error::|INVALID|\"notes\"|(EngineFailed|BadUsage|BadArchive): |valid|[iI]nterrupt|note: |passed"
-    r"|skipped"
-)
+WORDS = r"(error|ERROR|note|EngineFailed|BadUsage|BadArchive): |::error::|INVALID|\"notes\"|valid|[iI]nterrupt|passed"
+SENTENCE = re.compile(WORDS + "|skipped")
 PLANTED: Counter[str] = Counter()
 ANSWERED: Counter[str] = Counter()
 
@@ -110,22 +108,16 @@ class Case:
             os._exit(status)
 
     def judge(
-        self,
-        category: str,
-        seen: Seen,
-        statuses: Collection[int],
-        said: str = "",
-        kept: int = 0,
+        self, category: str, seen: Seen, statuses: Collection[int], said: str = "", kept: int = 0,
         may_stay: Collection[str] = (),
-        temporary: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Counts the case, and raises AssertionError with each question that was not answered well.
 
         statuses: those that are right. said: a pattern that its text has. kept: measurements that its archive has at
-        least. may_stay: patterns of names of temporary files that are meant to. temporary: whether others may not.
+        least. may_stay: patterns of names of temporary files that are meant to.
         """
         PLANTED[category] += 1
-        wrong = [*self._wrong(seen, statuses, said, kept), *self._left(may_stay if temporary else ["*"])]
+        wrong = [*self._wrong(seen, statuses, said, kept), *self._left(may_stay)]
         assert not wrong, "\n".join([*wrong, f"status {seen.status} after {seen.seconds:.1f} s", seen.text[-6000:]])
         ANSWERED[category] += 1
 
@@ -142,8 +134,12 @@ class Case:
             yield "no sentence says why"
         if not re.search(said, seen.text):
             yield f"it does not say {said!r}"
-        if any(KEY in text for text in (seen.text, *self._texts())):
-            yield "the key is on the screen, or in a file"
+        if KEY in seen.text:
+            yield "the key is on the screen"
+        for path in self.folder.rglob("*"):
+            with suppress(OSError):
+                if path.is_file() and path.stat().st_size < 1 << 24 and KEY.encode() in path.read_bytes():
+                    yield f"the key is in {path.name}"
         try:
             there = len(read(self.folder / self.records).measurements) if (self.folder / self.records).exists() else 0
         except SlmError as error:
@@ -152,33 +148,24 @@ class Case:
         if there < kept:
             yield f"{there} measurements are kept, not {kept}"
 
-    def _texts(self) -> Iterator[str]:
-        for path in self.folder.rglob("*"):
-            with suppress(OSError):
-                if path.is_file() and path.stat().st_size < 1 << 24:
-                    yield path.read_text("utf-8", errors="replace")
-
     def _left(self, may_stay: Collection[str]) -> Iterator[str]:
+        """A lock that nobody holds stays for the next to take, as does compiled code."""
+        named = ("*.lock", "pytest-slmserve", "pytest-of-*", "torchinductor_*", *may_stay)
+
+        def files() -> list[str]:
+            return [path.name for path in self.temporary.iterdir() if not any(map(path.match, named))]
+
         until = time.monotonic() + GONE_S
-        while (left := [*self._processes()]) and time.monotonic() < until:
+        while (left := [*self._processes()] or files()) and time.monotonic() < until:
             time.sleep(0.02)
         if left:
-            yield f"processes are left: {left}"
+            yield f"processes or temporary files are left: {left}"
             self.stop()
-        while (files := self.files(may_stay)) and time.monotonic() < until:
-            time.sleep(0.02)
-        if files:
-            yield f"temporary files are left: {[str(path.relative_to(self.temporary)) for path in files]}"
 
-    def files(self, may_stay: Collection[str] = ()) -> list[Path]:
-        """Temporary files and folders. A lock that nobody holds stays for the next to take, as does compiled code."""
-        named = ("*.lock", "pytest-slmserve", "pytest-of-*", "torchinductor_*", *may_stay)
-        return [path for path in self.temporary.iterdir() if not any(path.match(each) for each in named)]
-
-    def _processes(self) -> Iterator[list[str]]:
+    def _processes(self) -> Iterator[str]:
         for pid in self._pids():
             with suppress(OSError):
-                yield [word.decode(errors="replace") for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+                yield Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
     def _pids(self) -> Iterator[int]:
         """Whatever has the mark, or works in the folder: an engine core overwrites its environment."""
