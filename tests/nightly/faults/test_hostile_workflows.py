@@ -91,56 +91,41 @@ def test_each_input(planted: Planted, name: str, payload: str) -> None:
 # What the repository brings beside the tests: results that are not this run's
 
 
-BROUGHT = {
-    "gate.json": """mkdir gate; echo '{"verdict": "passes"}' > gate/gate.json""",
-    "a link to results": "mkdir results; echo {} > results/gate.json; ln -s results gate",
-    "a link to nowhere": "ln -s missing gate", "a folder in place of a file": "mkdir -p gate/gate.json/deep",
-    "a folder in place of the records": "mkdir -p gate/records.jsonl.gz",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BROUGHT)
-def test_results_of_another_run_are_no_verdict(planted: Planted, name: str) -> None:
-    assert planted.run(BROUGHT[name]).status == 0
+@pytest.mark.parametrize("script", [
+    """mkdir gate; echo '{"verdict": "passes"}' > gate/gate.json""", "ln -s missing gate",
+    "mkdir -p gate/gate.json/deep", "mkdir results; echo {} > results/gate.json; ln -s results gate",
+    "mkdir -p gate/records.jsonl.gz",
+], ids=range(5))  # fmt: skip
+def test_results_of_another_run_are_no_verdict(planted: Planted, script: str) -> None:
+    assert planted.run(script).status == 0
     planted.installed({})
     planted.pytest("exit 0")
     planted.judge_gate({}, (4,), "nothing was gated")
 
 
 # pyproject.toml of the caller; pytest is the real one, and the engine is simulated
-NEVER_GATED = {
-    "collects only": 'addopts = "--collect-only"', "helps": 'addopts = "--help"',
-    "is a version": 'addopts = "--version --version"', "lists fixtures": 'addopts = "--fixtures"',
-    "plans": 'addopts = "--slm-plan"', "sets up only": 'addopts = "--setup-plan"',
-    "selects nothing": 'addopts = "-k nothing"', "is no option": 'addopts = "--slm-harmless=1"',
-    "keeps records elsewhere": 'addopts = "--slm-records=other/r.jsonl"', "no number": 'slm_gate_margin = "nan"',
-    "a large number": 'slm_gate_pairs = "999999999999"', "a small number": 'slm_gate_pairs = "-1"',
-    "a long one": f'slm_input_len = "{"9" * 400}"', "a model that runs": 'slm_models = ["$(touch harm)"]',
-    "a model that obeys": 'slm_models = ["a\\n::warning::owned"]',
-    "a model that returns": 'slm_models = ["a\\r::warning::owned"]',
-    "a model with a terminal": 'slm_models = ["\\u001b]0;owned\\u0007"]',
-    "a model that is a path": 'slm_models = ["../../../../etc/passwd"]',
-    "a model that is an option": 'slm_models = ["--help"]',
-    "waivers of a process": 'slm_waivers = "/proc/self/environ"',
-    "waivers without an end": 'slm_waivers = "/dev/zero"', "a missing plugin": 'required_plugins = ["nope"]',
-    "another pytest": 'minversion = "99"', "no TOML": "= [", "rounds": 'addopts = "--count=1000000"',
-    "another mode": 'addopts = "--slm-endpoint=http://127.0.0.1:9/v1"',
-}  # fmt: skip
-EITHER_WAY = {
-    "deselects": 'addopts = "--deselect=tests --ignore-glob=*"', "has no plugin": 'addopts = "-p no:slmserve"',
-    "a margin of everything": 'addopts = "--slm-gate-margin=0.99"',
-    "a table in place of a model": "slm_models = {a = 1}",
-    "a page without a place": 'addopts = "--slm-html=/proc/self/harmless"',
-    "junit with a terminal": 'junit_suite_name = "\\u001b]0;owned\\u0007"',
-}  # fmt: skip
-PROJECTS = {name: (text, NOT_GATED) for name, text in NEVER_GATED.items()}
-PROJECTS |= {name: (text, (*GATED, *NOT_GATED)) for name, text in EITHER_WAY.items()}
-PROJECTS["a cache without a place"] = 'cache_dir = "/dev/null/x"', GATED
+WORDS = (
+    "--collect-only", "--help", "--version --version", "--fixtures", "--slm-plan", "--setup-plan", "-k nothing",
+    "--slm-harmless=1", "--slm-records=other/r.jsonl", "--count=1000000", "--slm-endpoint=http://127.0.0.1:9/v1",
+)  # fmt: skip
+NEVER_GATED = (
+    *(f'addopts = "{words}"' for words in WORDS), 'slm_gate_margin = "nan"', 'slm_gate_pairs = "999999999999"',
+    'slm_gate_pairs = "-1"', f'slm_input_len = "{"9" * 400}"', 'slm_models = ["$(touch harm)"]',
+    'slm_models = ["a\\n::warning::owned"]', 'slm_models = ["a\\r::warning::owned"]', 'slm_models = ["--help"]',
+    'slm_models = ["\\u001b]0;owned\\u0007"]', 'slm_models = ["../../../../etc/passwd"]', "= [",
+    'slm_waivers = "/proc/self/environ"', 'slm_waivers = "/dev/zero"', 'required_plugins = ["nope"]',
+    'minversion = "99"',
+)  # fmt: skip
+EITHER_WAY = (
+    'addopts = "--deselect=tests --ignore-glob=*"', 'addopts = "-p no:slmserve"', 'addopts = "--slm-gate-margin=0.99"',
+    "slm_models = {a = 1}", 'addopts = "--slm-html=/proc/self/harmless"', 'junit_suite_name = "\\u001b]0;owned\\u0007"',
+)  # fmt: skip
+PROJECTS = [(text, NOT_GATED) for text in NEVER_GATED] + [(text, (*GATED, *NOT_GATED)) for text in EITHER_WAY]
+PROJECTS.append(('cache_dir = "/dev/null/x"', GATED))
 
 
-@pytest.mark.parametrize("name", PROJECTS)
-def test_each_project(planted: Planted, name: str) -> None:
-    text, statuses = PROJECTS[name]
+@pytest.mark.parametrize(("text", "statuses"), PROJECTS, ids=range(len(PROJECTS)))
+def test_each_project(planted: Planted, text: str, statuses: tuple[int, ...]) -> None:
     (planted.folder / "gate").mkdir()
     head = '[tool.pytest.ini_options]\nslm_concurrency = ["64"]\nslm_output_len = "64"\n'
     models = "" if "slm_models" in text else 'slm_models = ["opt-125m"]\n'
@@ -153,20 +138,14 @@ def test_each_project(planted: Planted, name: str) -> None:
 
 # The text that becomes an issue or a comment, written by what ran the release
 
-TEXTS: dict[str, bytes] = {
-    "runs": b"$(touch harm) `touch harm` \"; touch harm; '\n", "calls": b"@everyone @org/team\n",
-    "asks for the token": b"$GH_TOKEN ${GH_TOKEN} $(env) %s%n\n",
-    "terminal": b"\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x00\n", "turns": "a\u202eb\u2066c\u200bd\ufeff\n".encode(),
-    "commands": b"::warning::owned\n::set-output name=status::0\n##[group]owned\n",
-    "html": b"<script>alert(1)</script><img src=x onerror=alert(1)><!--\n",
-    "markdown": b"```\n</details>\n[a](javascript:alert(1)) ![b](https://example.org/b.png)\n",
-    "closes": b"Closes #1, fixes o/r#2\n",
-    "no text": b"\xff\xfe\x00\xc3\x28\n", "surrogates": b"\xed\xa0\x80\n", "long": b"@" * 20_000_000,
-    "lines": b"\r\n" * 100_000, "empty": b"",
-    "a heredoc": b"EOF\n}\nEOF\n' + __import__('os').system('touch harm') + '\n",
-}  # fmt: skip
-
-
+TEXTS = (
+    b"$(touch harm) `touch harm` \"; touch harm; '\n", b"@everyone @org/team\n", b"Closes #1, fixes o/r#2\n", b"",
+    b"$GH_TOKEN ${GH_TOKEN} $(env) %s%n\n", b"\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x00\n",
+    "a\u202eb\u2066c\u200bd\ufeff\n".encode(), b"::warning::owned\n::set-output name=status::0\n##[group]owned\n",
+    b"<script>alert(1)</script><img src=x onerror=alert(1)><!--\n", b"\xff\xfe\x00\xc3\x28\n", b"\xed\xa0\x80\n",
+    b"```\n</details>\n[a](javascript:alert(1)) ![b](https://example.org/b.png)\n", b"@" * 20_000_000,
+    b"\r\n" * 100_000, b"EOF\n}\nEOF\n' + __import__('os').system('touch harm') + '\n",
+)  # fmt: skip
 GH = 'case "$1 $2" in "issue create") echo u/7 ;; "api --paginate") cat listing ;; esac'
 
 
@@ -195,9 +174,9 @@ def report(planted: Planted, known: str = "", pull: str = "") -> Ran:
     return planted.run(script_of("report", "Write the issue"), **releases, **names)
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_each_text(reported: Callable[..., Ran], name: str) -> None:
-    ran = reported(TEXTS[name], pull="12")
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_each_text(reported: Callable[..., Ran], text: bytes) -> None:
+    ran = reported(text, pull="12")
     assert ran.called == "gh issue comment 12 --body-file body.md\n", ran.printed
 
 
@@ -210,15 +189,12 @@ def test_each_link_in_place_of_the_text(planted: Planted, target: str) -> None:
     planted.judge(ran, (1,), "::error::no text")
 
 
-TITLES = {
-    "longer": "3\tvLLM 0.27.0: gate of mine\n", "in two columns": "3\tvLLM\t0.27.0: gate\n",
-    "a command": "$(touch harm)\tvLLM 0.27.0: gated\n", "a pattern": "3\tvLLM .*: gate\n", "no number": "\n\n\t\n",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TITLES)
-def test_each_title_that_is_not_the_result_s(reported: Callable[..., Ran], name: str) -> None:
-    ran = reported(b"# Gate\n", known=TITLES[name])
+@pytest.mark.parametrize("title", [
+    "3\tvLLM 0.27.0: gate of mine\n", "3\tvLLM\t0.27.0: gate\n", "$(touch harm)\tvLLM 0.27.0: gated\n",
+    "3\tvLLM .*: gate\n", "\n\n\t\n",
+], ids=range(5))  # fmt: skip
+def test_each_title_that_is_not_the_result_s(reported: Callable[..., Ran], title: str) -> None:
+    ran = reported(b"# Gate\n", known=title)
     assert "gh issue create --title vLLM 0.27.0: gate " in ran.called, ran.printed
 
 
@@ -234,20 +210,19 @@ def choose(planted: Planted, index: str, candidate: str = "") -> Ran:
 
 
 WHEEL = [{"packagetype": "bdist_wheel"}]
-INDICES = {
-    "a command": json.dumps({"releases": {"99.0.0\nstatus=0": WHEEL, "$(touch harm)": WHEEL, "99;touch harm": WHEEL}}),
-    "a terminal": json.dumps({"releases": {"\x1b]0;owned\x07": WHEEL}}),
-    "a path": json.dumps({"releases": {"../../harm": WHEEL, "9" * 5000: WHEEL}}), "no releases": '{"releases": {}}',
-    "null": "null", "a list": '{"releases": [1, 2]}', "files that are none": '{"releases": {"99.0.0": 5}}',
-    "a file that is none": '{"releases": {"99.0.0": [5]}}', "deep": "[" * 200_000, "no JSON": "<html>",
-}  # fmt: skip
+INDICES = (
+    json.dumps({"releases": {"99.0.0\nstatus=0": WHEEL, "$(touch harm)": WHEEL, "99;touch harm": WHEEL}}),
+    json.dumps({"releases": {"\x1b]0;owned\x07": WHEEL}}),
+    json.dumps({"releases": {"../../harm": WHEEL, "9" * 5000: WHEEL}}),
+    '{"releases": {}}', "null", '{"releases": [1, 2]}', '{"releases": {"99.0.0": 5}}', '{"releases": {"99.0.0": [5]}}',
+    "[" * 200_000, "<html>",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", INDICES)
-def test_each_index(planted: Planted, name: str) -> None:
-    ran = choose(planted, INDICES[name])
-    chosen = re.fullmatch(r"(baseline=[\d.]+\ncandidate=\n)?", ran.outputs)
-    assert chosen, ran.outputs
+@pytest.mark.parametrize("index", INDICES, ids=range(len(INDICES)))
+def test_each_index(planted: Planted, index: str) -> None:
+    ran = choose(planted, index)
+    assert re.fullmatch(r"(baseline=[\d.]+\ncandidate=\n)?", ran.outputs), ran.outputs
     planted.judge(replace(ran, outputs=""), (0, 4))
 
 
