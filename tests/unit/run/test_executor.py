@@ -4,7 +4,6 @@ as were wanted, with one attempt more; devices are locked once, and slots are eq
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured import measure
 from refusals import refused
-from stepwise import CountedSource, Stepwise
 from strategies import planted_run
 
 from pytest_slmserve.engines.pool import Pool, equal_parts
@@ -27,9 +25,8 @@ from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import executor as module
 from pytest_slmserve.run.executor import Devices, Executor, GpuSlots, Results, count_missing, measure_case, slot_count
-from pytest_slmserve.schema.errors import DeviceBusy, DoesNotFit, EngineFailed, SensorFailed
+from pytest_slmserve.schema.errors import DeviceBusy, DoesNotFit, EngineFailed
 from pytest_slmserve.schema.records import Environment, GateLaunch
-from pytest_slmserve.schema.sensors import HOST_CORES, POWER
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, WorkloadSpec
 from pytest_slmserve.telemetry.host import Gpu, Host
 from pytest_slmserve.telemetry.sampler import Sampler, SimulatedSource
@@ -52,7 +49,7 @@ CASE = Case(STEADY, (REQUESTS,), (ClosedLoop(4, window_s=1),), HERE)
 def test_a_record_holds_what_was_asked_for_and_what_came_of_it():
     """An engine with a clock of its own keeps its own telemetry."""
     engine, before, heard = SimulatedEngine(SPEC), datetime.now(UTC), []
-    found = measure(engine, WORKLOAD, LOAD, HERE, heard.append, Sampler([planted()], 0.1))
+    found = measure(engine, WORKLOAD, LOAD, HERE, heard.append, Sensors())
     assert (found.spec, found.load, found.environment, found.launch) == (SPEC, LOAD, HERE, engine.launch)
     assert (found.resolved, found.workload, found.replica) == (engine.resolved, WORKLOAD.reference(), None)
     assert found.run == SimulatedEngine(SPEC).run(WORKLOAD, LOAD), "without noise a run is a function of its load"
@@ -75,50 +72,29 @@ def test_replicas_are_a_record_each_of_one_set_and_none_is_exported():
     assert [m.launch for m in found] == [engine.launch for engine in running.engines]
 
 
-def planted(sensor=POWER, **how):
-    """Tells how often it was asked."""
-    return CountedSource(lambda number: {sensor: float(number)}, f"of {sensor}", **how)
+class Sensors:
+    """A sampler whose readings are what they are asked for; `told` has what happened when."""
+
+    def __init__(self):
+        self.told = []
+
+    @contextmanager
+    def recording(self):
+        self.told.append("begins")
+        try:
+            yield SimpleNamespace(telemetry=lambda *of: of)
+        finally:
+            self.told.append("ends")
 
 
-class Timed(SimulatedEngine):
-    """Serves on the clock of the sampler: 20 readings before its run begins, then a window of five, then 20 more."""
-
-    def __init__(self, sampler):
-        super().__init__(SPEC)
-        self.sampler = sampler
-
-    def run(self, workload, load, on_progress=None):
-        self.sampler.pass_by(20)
-        began_s = self.sampler.now_s
-        self.sampler.pass_by(25)
-        return replace(planted_run(2, 100.0), window_s=(0.0, 0.5), began_s=began_s)
-
-
-def test_rows_of_the_sensors_have_the_time_since_the_run_began():
-    sampler = Stepwise([planted()], 0.1)
-    seen = measure(Timed(sampler), WORKLOAD, LOAD, HERE, sampler=sampler).run.telemetry
-    assert seen.time_s == pytest.approx([-0.4, -0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], abs=0.051)
-    assert seen.columns[POWER] == tuple(20.0 + round(10 * at) for at in seen.time_s), "reading 20 is at 0"
-    assert (seen.sources, seen.notes) == (("of 155",), ())
-    with sampler.recording():
-        assert measure(Timed(sampler), WORKLOAD, LOAD, HERE).run.telemetry is None, "nobody asked for them"
-
-
-@pytest.mark.parametrize("error", [SensorFailed, ZeroDivisionError])
-def test_sensors_that_fail_cost_a_note_and_no_measurement(error):
-    lost, other = planted(fails_at=18, error=error), planted(HOST_CORES)
-    sampler = Stepwise([lost, other], 0.1)
-    found = measure(Timed(sampler), WORKLOAD, LOAD, HERE, sampler=sampler)
-    [note] = found.run.telemetry.notes
-    assert "of 155 failed after 17 readings" in note and len(found.run.samples) and found.run.failures == 0
-    assert (lost.asked, other.asked) == (18, 45) and found.run.telemetry.columns[HOST_CORES][-1] > 18
-
-
-def test_a_dead_engine_stops_the_sensors_and_is_passed_on():
-    source = planted()
+def test_the_readings_of_a_run_are_those_since_it_began_and_a_dead_engine_ends_them():
+    sensors, engine, timed = Sensors(), SimulatedEngine(SPEC), replace(planted_run(2, 100.0), began_s=7.0)
+    engine.run = lambda *of: sensors.told.append("runs") or timed
+    assert measure(engine, WORKLOAD, LOAD, HERE, sampler=sensors).run.telemetry == (7.0, timed.window_s)
+    assert measure(engine, WORKLOAD, LOAD, HERE).run.telemetry is None, "nobody asked for them"
     with pytest.raises(EngineFailed):
-        measure(SimulatedEngine(SPEC), WORKLOAD, OpenLoop(requests=16), HERE, sampler=Sampler([source], 0.1))
-    assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()} and source.asked > 0
+        measure(SimulatedEngine(SPEC), WORKLOAD, OpenLoop(requests=16), HERE, sampler=sensors)
+    assert sensors.told == ["begins", "runs", "ends", "runs", "begins", "ends"]
 
 
 # As many clean repeats as are wanted
