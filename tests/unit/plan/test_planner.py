@@ -301,7 +301,6 @@ def test_all_that_is_typed_reaches_the_requests():
     spec = requests(dataset="a.json", input_len="natural", output_len="9", **own)
     assert (spec.rule, spec.accept_truncated, spec.seed, spec.tokenizer) == ("vllm", True, 3, "/tok")
     assert (spec.prompt_tokens, spec.output_tokens) == (None, 9)
-    assert requests(**own).tokenizer == "", "there is no text"
     assert [planner.checked_lengths(pair) for pair in ((None, 64), [512, None])] == [(None, 64), (512, None)]
 
 
@@ -329,26 +328,22 @@ def test_requests_that_are_too_long_are_refused_before_they_are_made_but_of_a_jo
 
 
 REAL, TOK = {"load_format": "auto"}, {"tokenizer": "/tok"}
+NATURAL, RULE = {"input_len": "natural"}, {"sharegpt_rule": "vllm"}
 
 
-@pytest.mark.parametrize(
-    ("given", "tokenizer"), [({}, ""), (REAL, "facebook/opt-125m"), (REAL | TOK, "/tok"), (TOK, "/tok")], ids=range(4)
-)
-def test_real_weights_have_their_own_tokenizer_unless_one_is_named(given, tokenizer, unread):
-    assert simulated(dataset="talks.json", **given).workload("opt-125m").tokenizer == tokenizer
+@pytest.mark.parametrize(("given", "beside", "tokenizer"), [
+    ({}, "", ""), (REAL, "", "facebook/opt-125m"), (REAL | TOK, "", "/tok"), (TOK, "", "/tok"),
+    (NATURAL | RULE, "no.json", ""), (NATURAL | RULE, "tokenizer.json", "FOLDER"),
+    (NATURAL, "tokenizer.json", ""), (RULE, "tokenizer.json", ""),
+], ids=range(8))  # fmt: skip
+def test_text_is_cut_by_the_tokenizer_of_real_weights_or_for_vllms_sample_by_one_beside_the_model(
+    tmp_path, unread, given, beside, tokenizer
+):
+    model = written(tmp_path, dict(CATALOGUE["opt-125m"].config)) if beside else "opt-125m"
+    (tmp_path / (beside or "no.json")).touch()
+    found = simulated(dataset="talks.json", **given).workload(model).tokenizer
+    assert found == tokenizer.replace("FOLDER", model)
     assert simulated(**given).workload("opt-125m").tokenizer == "", "without text"
-
-
-def test_vllms_sample_is_cut_by_the_tokenizer_beside_the_model(tmp_path, unread):
-    model = written(tmp_path, dict(CATALOGUE["opt-125m"].config))
-    natural, rule = {"input_len": "natural"}, {"sharegpt_rule": "vllm"}
-
-    def own(**given):
-        return simulated(dataset="talks.json", **given).workload(model).tokenizer
-
-    assert own(**natural, **rule) == ""
-    (tmp_path / "tokenizer.json").touch()
-    assert own(**natural, **rule) == model and own(**natural) == own(**rule) == ""
 
 
 def test_text_for_a_model_that_nobody_knows_is_cut_by_the_tokenizer_that_is_named(monkeypatch):
@@ -362,14 +357,15 @@ def test_text_for_a_model_that_nobody_knows_is_cut_by_the_tokenizer_that_is_name
 
 
 def test_values_that_no_test_could_use_are_refused_at_once(tmp_path):
-    for name, text in (("models", "opt-17b"), ("dataset", f"{tmp_path}/a.json"), ("dataset", f"{tmp_path}/a.csv")):
+    wrong = [("models", "opt-17b"), ("dataset", f"{tmp_path}/a.json"), ("dataset", f"{tmp_path}/a.csv")]
+    for name, text in wrong:
         with pytest.raises(SlmError, match=text):
             simulated(**{name: text}).check_options()
     behind(models="whatever").check_options()
     (tmp_path / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:01.5,20,5\n")
     (tmp_path / "a.json").write_text("[]")
-    for name in ("a.csv", "a.json"):
-        own = simulated(models="opt-125m", dataset=str(tmp_path / name))
+    for _, path in wrong[1:]:
+        own = simulated(models="opt-125m", dataset=path)
         own.check_options()
         assert own.notes == []
 
@@ -416,11 +412,9 @@ def test_an_endpoint_serves_a_model_under_its_own_name():
 
 
 def test_devices_of_an_engine_are_those_that_it_runs_on_if_they_are_there_and_alike():
-    own, urls, nowhere = on_gpus(), behind(URLS), Host(H200, "GPU-0")
-    unknown = Host(Environment(platform="cpu"), "cpu")
-    for host, last in ((THERE, 3), (replace(MIXED, gpus=MIXED.gpus[:3]), 2), (nowhere, 7), (CORES, 1), (unknown, 9)):
-        assert planner.check_there(host, (0, last)) is None
-    assert planner.check_there(MIXED, (0, 1)) is None
+    own, urls, unknown = on_gpus(), behind(URLS), Host(Environment(platform="cpu"), "cpu")
+    for host, *wanted in ((THERE, 0, 3), (MIXED, 0, 1), (Host(H200, "GPU-0"), 7), (CORES, 0, 1), (unknown, 9)):
+        assert planner.check_there(host, wanted) is None
     spec = own.spec("opt-1.3b")
     assert own.devices(own.spec("opt-1.3b", 2)) == ("GPU-0", "GPU-1")
     assert own.devices(replace(spec, gpu=2)) == ("GPU-2",)
@@ -430,19 +424,17 @@ def test_devices_of_an_engine_are_those_that_it_runs_on_if_they_are_there_and_al
 
 
 def test_an_environment_is_that_of_so_many_gpus_and_an_interpreter_of_its_own_is_looked_at_once(monkeypatch):
-    looked, peaks = [], GpuPeaks(1, 2)
-    here = Environment(platform="cuda", vllm="0.30.0", git_commit="abc", cores=7, of_gpus=1, gpu_peaks=peaks)
+    looked, of_this_host = [], {"git_commit": "abc", "cores": 7, "of_gpus": 4, "gpu_peaks": GpuPeaks(1, 2)}
+    here = Environment(platform="cuda", vllm="0.30.0", **of_this_host)
     other = Host(Environment(platform="cuda", vllm="0.31.0", cores=3), "none", warnings=("old", "known"))
     monkeypatch.setattr(planner, "probe", lambda *asked: looked.append(asked) or other)
     own = Planner(options(), "cuda", Host(here, "none"), notes=["known"])
     spec = EngineSpec("opt-1.3b", python="/other", env=(("A", "1"),))
     assert {own.environment(spec) for _ in range(2)} == {replace(here, vllm="0.31.0").on(1)}
     assert looked == [("cuda", "/other", {"A": "1"})] and own.notes == ["known", "old"]
-    for ours in (EngineSpec("opt-1.3b"), replace(spec, platform="simulated")):
-        assert own.environment(ours).vllm == "0.30.0" and len(looked) == 1
-    several = Planner(options(), "cuda", Host(replace(H200, cores=8, of_gpus=4), "GPU-0", gpus=GPUS))
-    one, two = (several.environment(several.spec("opt-1.3b", n)) for n in (1, 2))
-    assert one != two and two == several.host.environment.on(2)
+    for ours in (EngineSpec("opt-1.3b", tensor_parallel_size=2), replace(spec, platform="simulated")):
+        assert own.environment(ours) == here.on(len(ours.gpus)) and len(looked) == 1
+    assert here.on(2) != here.on(1)
 
 
 # Points
@@ -588,10 +580,9 @@ def test_replicas_that_cannot_be_had_say_why():
     assert alone.skip_reason is None and "GiB" in pair.skip_reason and (pair.model, pair.engines) == ("opt-13b", None)
     for count in (1, 2):
         largest = kv_capacity(on_gpus().replicas(["opt-1.3b"] * count).engines[0], 768)
-        fits, full = (
-            replica_cases(on_gpus(models="opt-1.3b", concurrency=str(count * n), sharing="time-slicing"))[count - 1]
-            for n in (largest, largest + 1)
-        )
+        loads = f"{count * largest},{count * (largest + 1)}"
+        cases = replica_cases(on_gpus(models="opt-1.3b", concurrency=loads, sharing="time-slicing"))
+        fits, full = cases[2 * count - 2 : 2 * count]
         assert fits.skip_reason is None and str(largest) in full.skip_reason
         assert (full.engines, full.model, "replica" in full.skip_reason) == (None, "opt-1.3b", count > 1)
     wide = replica_cases(on_gpus(models="opt-125m", tensor_parallel_size="2", sharing="time-slicing"))
@@ -659,29 +650,25 @@ def test_several_gpus_as_the_options_say_and_of_those_that_are_not_there_why():
 
 
 def test_an_engine_without_room_for_the_largest_load_lets_the_others_wait_and_settles_later():
-    def settled(**given):
+    def settled(degrees="1", **given):
         """Limits of the engines under these options, and for how many lifetimes their loads settle."""
-        cases = gpus_cases(on_gpus(**{"tensor_parallel_size": "1", **given}), ["opt-2.7b"])
+        cases = gpus_cases(on_gpus(tensor_parallel_size=degrees, **given), ["opt-2.7b"])
         wide = [case for case in cases if case.id.endswith("-tp1")]
         return {(case.each[0].max_num_seqs, load.settle_lifetimes) for case in wide for load in case.loads}
 
     room = kv_capacity(on_gpus(gpu_memory="20GiB").spec("opt-2.7b", 1), 768)
     assert 16 < room < 256
-    few = settled(gpu_memory="20GiB", concurrency="16,512", tensor_parallel_size="1,2")
-    assert few == {(room, math.ceil(512 / room))}
+    assert settled("1,2", gpu_memory="20GiB", concurrency="16,512") == {(room, math.ceil(512 / room))}
     assert settled(gpu_memory="20GiB", concurrency="512", max_num_seqs="8") == {(8, 64)}
     for largest in (256, kv_capacity(on_gpus().spec("opt-2.7b"), 768)):
         assert settled(concurrency=f"16,{largest}") == {(1024, 1.0)}
 
 
-def test_an_engine_without_room_for_one_request_wants_more_gpus():
-    full, fits = (
-        on_gpus(tensor_parallel_size="1", concurrency="1,2", engine_arg=[f"num_gpu_blocks_override={blocks}"])
-        for blocks in (48, 49)
-    )
-    reasons = [*told(gpus_cases(full, ["opt-125m"])).values()]
-    assert [("768" in why, "opt-125m" in why) for why in reasons] == [(True, True)] * 2
-    assert [*told(gpus_cases(fits, ["opt-125m"])).values()] == [None, None]
+@pytest.mark.parametrize(("blocks", "reasons"), [(48, [True, True]), (49, [False, False])])
+def test_an_engine_without_room_for_one_request_wants_more_gpus(blocks, reasons):
+    own = on_gpus(tensor_parallel_size="1", concurrency="1,2", engine_arg=[f"num_gpu_blocks_override={blocks}"])
+    found = [*told(gpus_cases(own, ["opt-125m"])).values()]
+    assert ["opt-125m" in str(why) and "768" in str(why) for why in found] == reasons
 
 
 # Jobs
