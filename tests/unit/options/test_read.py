@@ -120,11 +120,6 @@ def test_on_the_command_line_an_empty_text_is_given_and_what_may_stand_bare_is_t
     assert (options.resume, options.texts["resume"], BY_NAME["resume"].bare) == (True, (), "1")
 
 
-def test_a_calibration_is_a_gate_of_two_equal_sides():
-    assert read_options({"simulate": True, "calibrate": True}, {}, {}).gate
-    assert read_options({}, {"slm_calibrate": "1"}, {}).gate and not read_options({}, {}, {}).gate
-
-
 @pytest.mark.parametrize(("name", "of_toml", "text"), [
     ("models", ["opt-125m", "opt-350m"], "opt-125m,opt-350m"), ("concurrency", [1, 2, 4], "1,2,4"),
     ("concurrency", 8, "8"), ("window", 2.5, "2.5"), ("gpu_memory_utilization", 1, "1"), ("resume", True, "1"),
@@ -235,35 +230,24 @@ def test_options_that_say_nothing_are_refused(case):
     assert all(word in caught.value.hint for word in hinted.split())
 
 
-TAKEN = {
-    "a gate in its own archive": {**SIMULATED_GATE, "resume": True},
-    "another archive without a gate": {"simulate": True, "resume": "old.jsonl"},
-    "a margin of a baseline": {"simulate": True, "baseline": "a", "gate_margin": "0.1"},
-    "a slowdown of a simulated gate": {**SIMULATED_GATE, "simulate_slowdown": "5%"},
-    "a side of a gate": {**SIMULATED_GATE, "side": SIDE},
-    "an endpoint without sensors": {"endpoint": URL, "telemetry": "off"},
-    "an endpoint with requests": {"endpoint": URL, "concurrency": "4", "models": "m"},
-    "an export beside the records": {"export": "vllm-bench=./a.json", "records": "b.json"},
-    "records in a folder of that name": {"records": "gate.json/r.jsonl"},
-    "a sweep on Ray": {"simulate": True, "ray": "auto", "sweep": "full"},
-}
-
-
-@pytest.mark.parametrize("case", TAKEN)
-def test_options_that_go_together_are_taken(case):
-    options = read_options(TAKEN[case], {}, {})
-    assert {options.source[name] for name in TAKEN[case]} == {"command line"}
-
-
-OF_OTHER_RUNS = {"side": "baseline:python=/my/python", "gate_margin": "0.1", "gate": "1", "calibrate": "1"}
-OF_OTHER_RUNS |= {"ray": "auto", "simulate_slowdown": "5%"}
+@pytest.mark.parametrize("given", [
+    {**SIMULATED_GATE, "resume": True}, {"simulate": True, "resume": "old.jsonl"}, {**SIMULATED_GATE, **SLOWER},
+    {**SIMULATED_GATE, "side": SIDE}, {"simulate": True, "baseline": "a", "gate_margin": "0.1"},
+    {"endpoint": URL, "telemetry": "off"}, {"endpoint": URL, "concurrency": "4", "models": "m"},
+    {"export": "vllm-bench=./a.json", "records": "b.json"}, {"records": "gate.json/r.jsonl"},
+    {"simulate": True, "ray": "auto", "sweep": "full"}, {"simulate": True, "calibrate": True},
+], ids=range(11))  # fmt: skip
+def test_options_that_go_together_are_taken(given):
+    options = read_options(given, {}, {})
+    assert {options.source[name] for name in given} == {"command line"}
+    assert options.gate is bool(given.keys() & {"gate", "calibrate"}), "a calibration is one of two equal sides"
 
 
 def test_an_ini_file_may_hold_what_is_for_other_runs_and_for_engines_of_ours():
-    for name, text in OF_OTHER_RUNS.items():
+    others = {"side": SIDE, "gate_margin": "0.1", "gate": "1", "calibrate": "1", "ray": "auto", **SLOWER}
+    for name, text in others.items():
         assert read_options({}, {f"slm_{name}": text}, {}).source[name] == "ini"
-    for name, value in OWN.items():
-        text = " ".join(value) if isinstance(value, list) else value
+    for name, text in OWN.items():
         assert read_options({"endpoint": URL}, {f"slm_{name}": text}, {}).platform == "remote"
     assert read_options({"cpu": True, "gate": True}, {"slm_simulate_slowdown": "5%"}, {}).gate, "of a simulation"
 
