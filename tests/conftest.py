@@ -58,22 +58,19 @@ def pytest_collection_finish() -> None:
 # Skips
 
 
-def refused(reason: str) -> str | None:
-    """Return what is wrong with a skip, or None if `tests/skips.toml` allows its reason."""
-    if any(allowed.search(reason) for allowed in ALLOWED):
-        return None
-    return f"skipped: {reason}\nThis reason is not in tests/skips.toml, so the skip is an error."
-
-
-def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
-    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+def judge(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Fails a skip whose reason `tests/skips.toml` does not allow."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(allowed.search(reason) for allowed in ALLOWED):
+            problem = f"skipped: {reason}\nThis reason is not in tests/skips.toml, so the skip is an error."
+            report.outcome, report.longrepr = "failed", problem
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and (problem := refused(reason_of(report))):
-        report.outcome, report.longrepr = "failed", problem
+    judge(report)
     if report.when == "call" and report.passed and item.config.getini(COUNTED) and not ASSERTED[item.nodeid]:
         report.outcome, report.longrepr = "failed", "no assertion ran in this case"
     return report
@@ -82,8 +79,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Iterator[Any]:
     report = yield
-    if report.skipped and (problem := refused(reason_of(report))):
-        report.outcome, report.longrepr = "failed", problem
+    judge(report)
     return report
 
 

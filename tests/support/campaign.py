@@ -141,12 +141,11 @@ def killed(case: Case, words: Sequence[str], end: Callable[[int], object], text:
     while text not in log.read_text("utf-8", errors="replace") and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     time.sleep(after_s)
-    if process.poll() is None:
+    status = process.poll()
+    if status is None:
         end(process.pid)
         status = waited_for(process.pid, case.within_s)
         process.returncode = 0  # it is waited for
-    else:
-        status = process.returncode
     return Seen(status, log.read_text("utf-8", errors="surrogateescape"), time.monotonic() - began)
 
 
@@ -276,19 +275,14 @@ def read_files(case: Case, reader: str, paths: Iterable[Path], memory: int = MEM
 
 # Options
 
-PLAN = ("--slm-simulate", "--slm-models=opt-125m", "--slm-plan", "test_it.py")
-POINT_AND_JOB = """
-def test_point(slm_point): assert slm_point.measure()
-def test_job(slm_job): assert slm_job(10).valid
-"""
-
 
 def set_option(case: Case, name: str, texts: Iterable[str]) -> None:
     """By a plan, which does all but start: a run would take as long as it was asked to."""
-    (case.folder / "test_it.py").write_text(POINT_AND_JOB, "utf-8")
+    tests = ("def test_point(slm_point): assert slm_point.measure()", "def test_job(slm_job): assert slm_job(10).valid")
+    (case.folder / "test_it.py").write_text("\n".join(tests), "utf-8")
     flag = next(opt.flag for opt in OPTS if opt.name == name).replace("-o ", "--override-ini=")
-    works = ((text, pytest_run([f"{flag}={text}", *PLAN])) for text in texts)
-    judge_each(case, "hostile options", works, (0, 4, 5))
+    words = ("--slm-simulate", "--slm-models=opt-125m", "--slm-plan", "test_it.py")
+    judge_each(case, "hostile options", ((text, pytest_run([f"{flag}={text}", *words])) for text in texts), (0, 4, 5))
 
 
 def set_option_of_measure(case: Case, flag: str, texts: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import lzma
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,13 @@ def odd_values(good: bytes, count: int = MADE) -> Iterator[tuple[str, bytes]]:
         yield f"value-{number}", b"".join((resealed(text) if sealed else text).encode() + b"\n" for text in texts)
 
 
-NAMES = {"terminal": "\x1b]0;owned\x07\x1b[2Jopt-125m", "long": "x" * 5000, "surrogate": "\ud800"}
-
-
 def everywhere(good: bytes) -> Iterator[tuple[str, bytes]]:
     """What reaches names of files and the screen, or is divided by, becomes odd in all lines."""
-    text = good.decode()
-    changed = {f"model-{name}": text.replace('"opt-125m"', json.dumps(odd)) for name, odd in NAMES.items()}
+    text, names = (
+        good.decode(),
+        {"terminal": "\x1b]0;owned\x07\x1b[2Jopt-125m", "long": "x" * 5000, "surrogate": "\ud800"},
+    )
+    changed = {f"model-{name}": text.replace('"opt-125m"', json.dumps(odd)) for name, odd in names.items()}
     for count in ("0", "-1"):
         changed[f"tokens{count}"] = re.sub(r'"(mean_(prompt|output)_tokens)":[\d.]+', rf'"\1":{count}', text)
     for name, lines in changed.items():
@@ -59,14 +59,10 @@ def everywhere(good: bytes) -> Iterator[tuple[str, bytes]]:
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Each place of a value within others, as its container and its key; of a list the first and the last."""
-    keys: list[Any] = []
-    if isinstance(value, dict):
-        keys = list(value)
-    elif isinstance(value, list) and value:
-        keys = sorted({0, len(value) - 1})
-    for key in keys:
-        yield value, key
-        yield from places(value[key])
+    if isinstance(value, (dict, list)) and value:
+        for key in list(value) if isinstance(value, dict) else sorted({0, len(value) - 1}):
+            yield value, key
+            yield from places(value[key])
 
 
 def damaged(good: bytes) -> Iterator[tuple[str, bytes]]:
@@ -88,31 +84,24 @@ def damaged(good: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def packed(good: bytes) -> Iterator[tuple[str, bytes]]:
-    """Files with a suffix of their own."""
-    bomb = gzip.compress(b'{"kind":"session"' + b" " * (1 << 21)) + b"".join(_bomb(gzip.compress))
+    """Files with a suffix of their own. A bomb of 3 GB is 96 times the same piece."""
+    piece = b'{"kind":"session"' + b" " * (1 << 25) + b"}\n"
+    bomb = gzip.compress(b'{"kind":"session"' + b" " * (1 << 21)) + gzip.compress(piece) * 96
     yield from {
         "good.gz": gzip.compress(good), "named.gz": good, "named.xz": good, "cut.gz": gzip.compress(good)[:-20],
-        "cut.xz": lzma.compress(good)[:-20], "bomb.gz": bomb, "bomb.xz": b"".join(_bomb(lzma.compress)),
+        "cut.xz": lzma.compress(good)[:-20], "bomb.gz": bomb, "bomb.xz": lzma.compress(piece) * 96,
         "trailing.gz": gzip.compress(good) + b"PK\x03\x04" * 100,
     }.items()  # fmt: skip
 
 
-def _bomb(pack: Callable[[bytes], bytes]) -> Iterator[bytes]:
-    """3 GB, of which each piece is made once."""
-    piece = pack(b'{"kind":"session"' + b" " * (1 << 25) + b"}\n")
-    return (piece for _ in range(96))
-
-
 def no_files(folder: Path) -> Iterator[Path]:
     """Paths at which nothing can be read to its end."""
-    os.mkfifo(folder / "pipe.jsonl")
-    (folder / "folder.jsonl").mkdir()
-    (folder / "nowhere.jsonl").symlink_to(folder / "missing")
-    (folder / "round.jsonl").symlink_to(folder / "round.jsonl")
-    with (folder / "sparse.jsonl").open("wb") as file:
-        file.truncate(1 << 40)
-    for name in ("pipe", "folder", "nowhere", "round", "sparse"):
-        yield folder / f"{name}.jsonl"
-    for name in ("zero", "full", "urandom", "null"):
-        yield Path("/dev") / name
-    yield folder / ("n" * 300)
+    made = [folder / f"{name}.jsonl" for name in ("pipe", "folder", "nowhere", "round", "sparse")]
+    pipe, directory, nowhere, circle, sparse = made
+    os.mkfifo(pipe)
+    directory.mkdir()
+    nowhere.symlink_to(folder / "missing")
+    circle.symlink_to(circle)
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)
+    yield from (*made, *(Path("/dev") / name for name in ("zero", "full", "urandom", "null")), folder / ("n" * 300))

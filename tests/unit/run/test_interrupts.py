@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -36,13 +36,9 @@ def test_what_is_ignored_or_handled_stays_so(handler):
 
 
 def test_another_thread_takes_no_signals():
-    found = []
-
     def inside():
         with as_interrupts():
-            found.extend(map(signal.getsignal, ENDINGS))
+            return [signal.getsignal(each) for each in ENDINGS]
 
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    assert found == [signal.SIG_DFL, signal.SIG_DFL]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inside).result() == [signal.SIG_DFL, signal.SIG_DFL]
