@@ -83,9 +83,6 @@ def test_every_option_is_in_the_tables_but_those_whose_texts_may_be_anything():
     assert all(value != BY_NAME[name].default for name, (_, value) in GOOD.items())
 
 
-# Where a value is from
-
-
 @EACH
 def test_ini_before_default_environment_before_ini_command_line_before_all(name):
     opt, (text, value) = BY_NAME[name], GOOD[name]
@@ -138,9 +135,6 @@ def test_in_a_list_of_toml_an_entry_may_hold_spaces_and_a_value_of_another_kind_
             read_options({}, {f"slm_{name}": of_toml}, {})
 
 
-# What a wrong value is told
-
-
 @pytest.mark.parametrize("name", BAD)
 def test_a_wrong_text_is_told_with_where_it_stood_and_one_that_can_be_typed(name):
     opt, (text, offered) = BY_NAME[name], BAD[name]
@@ -176,9 +170,6 @@ def test_a_secret_is_not_repeated(given):
     with refused("HF_TOKEN") as caught:
         read_options(given, {}, {})
     assert "hunter2" not in str(caught.value)
-
-
-# Options that say nothing together, or without another one
 
 
 SIMULATED_GATE, SIDE = {"simulate": True, "gate": True}, ["baseline:python=p"]
@@ -252,9 +243,6 @@ def test_an_ini_file_may_hold_what_is_for_other_runs_and_for_engines_of_ours():
     assert read_options({"cpu": True, "gate": True}, {"slm_simulate_slowdown": "5%"}, {}).gate, "of a simulation"
 
 
-# Names that are no options
-
-
 @pytest.mark.parametrize(("flag", "near"), [
     ("--slm-gat", "--slm-gate?"), ("--slm-model", "--slm-models?"), ("--slm-seed", "-o slm_seed=0 SLM_SEED"),
     ("--slm-gpu-memory-utilisation", "--slm-gpu-memory-utilization?"),
@@ -264,9 +252,6 @@ def test_a_mistyped_option_gets_the_nearest_name(flag, near):
     found = near_option(flag)
     assert all(word in found for word in near.split()) and "slm-slm" not in found
     assert near_option("--slm-zzz") == "", "that is near to none"
-
-
-# What is typed again
 
 
 def retyped(words):

@@ -55,9 +55,6 @@ def test_what_is_refused_is_told_the_bound_or_the_word(read, text, bound):
         read(text)
 
 
-# Words
-
-
 URLS = "http://h:1/v1/completions", "http://h:2/v1/completions"
 VERSION = "https://host/openai/v1/completions?api-version=1"
 SENSORS = (*table.TELEMETRY, "dcgm=node:5555", "http://h:9400/metrics", "https://h/metrics")
@@ -106,9 +103,6 @@ def test_a_url_with_credentials_or_of_another_kind_is_refused_and_not_repeated(u
     with refused("URL") as caught:
         table.urls(url)
     assert url not in str(caught.value) and "hunter2/v1/" not in str(caught.value)
-
-
-# Pairs
 
 
 @given(NAMES, VALUES)
@@ -166,9 +160,6 @@ def test_of_joined_pairs_the_later_replaces_the_earlier_in_its_place(common, own
     assert all([value for key, value in [*common, *own] if key == name][-1] == value for name, value in found)
 
 
-# Rows
-
-
 def test_names_say_where_an_option_is_given_and_a_default_is_what_its_text_means():
     for opt in OPTS:
         key, text = f"slm_{opt.name}", opt.default_text
@@ -201,9 +192,6 @@ def test_a_row_holds_what_it_is_made_of():
     assert table.opt(("a", "b"), "b", "N", **more) == table.Opt(str, "b", "N", choices=("a", "b"), **more)
     assert table.opt(table.errors.Suite, "core").choices == get_args(table.errors.Suite)
     assert BY_NAME["sweep"].choices == ("full", "adaptive") and BY_NAME["kv_cache_dtype"].choices == table.KV_DTYPES
-
-
-# What follows from several
 
 
 @pytest.mark.parametrize(("given", "platform", "on_all_gpus"), [

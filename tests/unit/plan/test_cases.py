@@ -1,5 +1,5 @@
-"""What a case is and costs: prices by hand from the constants that were seen, never cheaper for more work, the sum of
-their parts; keys that tell cases apart; and an order in which nobody is in two places at once."""
+"""What a case is and costs: prices by hand from the constants that were seen, the sum of their parts; keys that tell
+cases apart; and an order in which nobody is in two places at once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, 
 from pytest_slmserve.schema.specs import WorkloadSpec as Requests
 
 GPU = EngineSpec("opt-125m", kv_cache_bytes=64 * GIB)
-CPU = replace(GPU, platform="cpu")
-SIMULATED = replace(GPU, platform="simulated")
+CPU, SIMULATED = (replace(GPU, platform=platform) for platform in ("cpu", "simulated"))
 URL = replace(GPU, platform="remote", interface="endpoint", url="http://h:1/v1/completions")
 FOUR = ClosedLoop(4)
 BOTH = pytest.mark.parametrize("spec", [GPU, CPU], ids=["gpu", "cpu"])
@@ -60,9 +59,6 @@ def replicas(count: int, spec: EngineSpec = GPU, sharing: str = "time-slicing", 
 def case(engines: EngineSpec | ReplicaSpec = GPU, load: ClosedLoop | OpenLoop = FOUR, **fields: object) -> Case:
     count = len(engines_of_set(engines))
     return Case(engines, (workload(2, 8, 4),) * count, (load,) * count, **fields)
-
-
-# Prices
 
 
 @BOTH
@@ -132,9 +128,6 @@ def test_replicas_start_in_turn_and_with_gpus_of_their_own_together_after_the_fi
     assert cases.start_estimate_s(URL) == 0, "it runs already"
 
 
-# Cases
-
-
 def test_a_case_of_replicas_has_all_their_requests_and_the_price_of_one_engine_that_serves_them():
     shared, apart = case(replicas(3)), case(replicas(3, sharing="gpus"))
     assert shared.concurrency == apart.concurrency == 12 and case().concurrency == 4
@@ -194,9 +187,6 @@ def test_points_of_a_curve_are_those_that_differ_in_concurrency_alone():
     assert case().series == case(load=ClosedLoop(64)).series != case().key
     others = case(load=ClosedLoop(4, window_s=9)), case(replace(GPU, seed=1)), case(environment=Environment("cuda"))
     assert case().series not in {other.series for other in others}
-
-
-# The order of a run, and its plan as text
 
 
 def group(seconds: float, gpus: int = 1) -> Group:

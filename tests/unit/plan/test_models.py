@@ -53,9 +53,6 @@ def in_the_hubs_cache(folder, name, config, revision="abc"):
     return snapshot
 
 
-# The catalogue
-
-
 def test_each_entry_has_a_source_and_a_name_on_the_hub_and_a_licence_that_restricts_its_use():
     assert len(MODELS) > 30 and OURS <= CATALOGUE.keys() == MODELS.keys()
     assert all(model["source"] and model["parameters"] > 0 for model in MODELS.values())
@@ -70,9 +67,6 @@ def test_a_model_goes_by_its_short_name_and_by_that_on_the_hub():
         assert model_of(name) is known_model(name) is CATALOGUE["opt-1.3b"]
     assert model_of("meta-llama/Llama-2-13b-hf") is CATALOGUE["llama-2-13b"]
     assert model_of("llama-2-7b") is not model_of("llama-7b")
-
-
-# Configurations, where they lie
 
 
 def test_a_folder_has_the_shape_of_its_configuration_and_its_own_name(tmp_path, monkeypatch):
@@ -121,9 +115,6 @@ def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, var
     assert known_model("me/Mine-1B") is None
 
 
-# Unknown names
-
-
 @pytest.mark.parametrize(("typed", "meant"), [
     ("opt-1.4b", "opt-1.3b"), ("opt-2b", "opt-2.7b"), ("OPT1.3B", "opt-1.3b"), ("facebook/opt-126m", "opt-125m"),
     ("Qwen2.5-3", "qwen2.5-3b"), ("lama-7b", "llama-7b"),
@@ -143,9 +134,6 @@ def test_a_name_that_is_near_to_none_gets_all_and_one_on_the_hub_the_command_tha
     with refused("'me/Mine'", hint="`hf download me/Mine config.json --local-dir Mine`") as caught:
         model_of("me/Mine")
     assert "opt-tiny" in caught.value.hint
-
-
-# Weights that are stored
 
 
 HEAD = {"lm_head.weight": ("BF16", [8, 4])}
@@ -187,9 +175,6 @@ def test_an_index_names_the_files_and_all_must_be_there_and_whole(tmp_path):
         (tmp_path / str(at)).mkdir()
         (tmp_path / str(at) / "model.safetensors").write_bytes(damaged)
         assert stored_parameters(tmp_path / str(at), tied=False) is None
-
-
-# Sizes that a probe counts
 
 
 @pytest.fixture
@@ -341,16 +326,16 @@ def test_a_configuration_that_nobody_can_read_is_wrong_usage(falcon, probe, mode
         probe_models([model.replace("FALCON", falcon)], "", {}, VERSIONS)
 
 
-HUB = "hf download me/mine config.json"
+FETCHED = "hf download me/mine config.json"
 
 
 @pytest.mark.parametrize(("kinds", "offline", "told", "hint"), [
     (["GatedRepoError", "RepositoryNotFoundError"], "", "gated", "HF_TOKEN"),
     (["RepositoryNotFoundError"], "", "private", "HF_TOKEN"), (["HFValidationError"], "", "private", "HF_TOKEN"),
     (["EntryNotFoundError"], "", "config.json", "Transformers"),
-    (["LocalEntryNotFoundError", "EntryNotFoundError"], "1", "HF_HUB_OFFLINE", HUB),
-    (["OfflineModeIsEnabled"], "yes", "HF_HUB_OFFLINE", HUB), (["OfflineModeIsEnabled"], "0", "does not answer", HUB),
-    (["TimeoutError"], "", "does not answer", "config.json"),
+    (["LocalEntryNotFoundError", "EntryNotFoundError"], "1", "HF_HUB_OFFLINE", FETCHED),
+    (["OfflineModeIsEnabled"], "yes", "HF_HUB_OFFLINE", FETCHED), (["TimeoutError"], "", "does not answer", FETCHED),
+    (["OfflineModeIsEnabled"], "0", "does not answer", FETCHED),
     (["ModuleNotFoundError"], "", "not installed", "--slm-python"),
 ], ids=range(9))  # fmt: skip
 def test_each_reason_why_a_name_has_no_configuration_has_its_remedy(monkeypatch, kinds, offline, told, hint):

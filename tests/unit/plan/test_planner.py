@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pytest
 from hypothesis import given
@@ -113,9 +113,18 @@ def lengths_of(case):
 FULL, ROUNDED = Environment(gpu_memory_bytes=int(39.4 * GIB)), Environment(gpu_memory_bytes=100 * GIB)
 THERE, CORES = Host(H200, "GPU-0", gpus=GPUS), Host(Environment(platform="cpu", cores=2), "cpu")
 MIXED = replace(THERE, gpus=(*GPUS[:3], replace(GPUS[3], name="NVIDIA L4")))
-POINT, JOB = ("opt-125m", 8), {"model": "opt-125m", "requests": 5}
-# What is asked for, what the error names of it, and what its hint names.
+JOB = {"model": "opt-125m", "requests": 5}
 # fmt: off
+# Words of a marker, and what the error repeats of them.
+WRONG = [
+    ({"points": 7}, "points=7"), ({"points": ["opt-125m"]}, "'opt-125m'"), ({"points": [("opt-17b", 8)]}, "'opt-17b'"),
+    ({"points": [("opt-125m", "8")]}, "('opt-125m', '8')"), ({"points": [("opt-125m", 8, 1)]}, "('opt-125m', 8, 1)"),
+    ({"points": [("opt-125m", 8)], "lengths": 5}, "lengths=5"), ({"jobs": {"tpu": [], "gpu": []}}, "'tpu'"),
+    ({"jobs": 7}, "jobs=7"), ({"jobs": [JOB, 7]}, "7"), ({"jobs": [{"model": "opt-125m"}]}, "{'model': 'opt-125m'}"),
+    ({"jobs": [{"requests": 5}]}, "{'requests': 5}"), ({"jobs": [JOB | {"users": 3}]}, "users"),
+    ({"jobs": [JOB | {"planner": 3}]}, "planner"), ({"jobs": [JOB | {"batching": "clever"}]}, "'clever'"),
+]
+# What is asked for, what the error names of it, and what its hint names.
 REFUSED = [
     (lambda: on_gpu("qwen3-0.6b", quantization="awq"), ["awq"], ""),
     (lambda: on_gpu(here=FULL, gpu_memory="48.0GiB"), ["48.0", "39.4"], "--slm-gpu-memory"),
@@ -144,20 +153,7 @@ REFUSED = [
     (lambda: replica_cases(on_gpus(models="opt-13b", gpu_memory="16GiB")), ["GiB"], ""),
     (lambda: job_case(on_gpus(), "opt-17b", 3), ["opt-17b"], ""),
     (lambda: point_cases(on_gpus(), {"points": [("opt-1.3b", 4)], "lengths": (2000, 100)}), [2100, 2048], ""),
-    (lambda: marked(points=7), ["points=7"], ""),
-    (lambda: marked(points=["opt-125m"]), ["'opt-125m'"], ""),
-    (lambda: marked(points=[("opt-125m", "8")]), ["('opt-125m', '8')"], ""),
-    (lambda: marked(points=[("opt-125m", 8, 1)]), ["('opt-125m', 8, 1)"], ""),
-    (lambda: marked(points=[("opt-17b", 8)]), ["'opt-17b'"], ""),
-    (lambda: marked(points=[POINT], lengths=5), ["lengths=5"], ""),
-    (lambda: marked(jobs={"tpu": [], "gpu": []}), ["'tpu'"], ""),
-    (lambda: marked(jobs=7), ["jobs=7"], ""),
-    (lambda: marked(jobs=[JOB, 7]), ["7"], ""),
-    (lambda: marked(jobs=[{"model": "opt-125m"}]), ["{'model': 'opt-125m'}"], ""),
-    (lambda: marked(jobs=[{"requests": 5}]), ["{'requests': 5}"], ""),
-    (lambda: marked(jobs=[JOB | {"users": 3}]), ["users"], ""),
-    (lambda: marked(jobs=[JOB | {"planner": 3}]), ["planner"], ""),
-    (lambda: marked(jobs=[JOB | {"batching": "clever"}]), ["'clever'"], ""),
+    *((partial(marked, **words), [fact], "") for words, fact in WRONG),
 ]
 # fmt: on
 
@@ -183,25 +179,19 @@ def test_every_limit_of_every_model_is_set():
 
 
 GIVEN = {
-    "max_num_seqs": ("2047", "max_num_seqs", 2047),
-    "gpu_memory_utilization": ("0.5", "gpu_memory_utilization", 0.5),
-    "kv_cache_dtype": ("fp8", "extra", (("kv_cache_dtype", "fp8"),)),
-    "quantization": ("fp8", "extra", (("quantization", "fp8"),)),
-    "tensor_parallel_size": ("2,4", "tensor_parallel_size", 2),
-    "load_format": ("auto", "load_format", "auto"),
-    "interface": ("server", "interface", "server"),
-    "seed": ("5", "seed", 5),
-    "allow_prefix_cache": ("1", "allow_prefix_cache", True),
-    "engine_arg": (["block_size=32"], "extra", (("block_size", 32),)),
-    "env": (["VLLM_X=1"], "env", (("VLLM_X", "1"),)),
-    "python": ("/other/python", "python", "/other/python"),
-}
+    "max_num_seqs": ("2047", 2047), "gpu_memory_utilization": ("0.5", 0.5), "tensor_parallel_size": ("2,4", 2),
+    "load_format": ("auto", "auto"), "interface": ("server", "server"), "seed": ("5", 5),
+    "allow_prefix_cache": ("1", True), "env": (["VLLM_X=1"], (("VLLM_X", "1"),)), "python": ("/python", "/python"),
+    "kv_cache_dtype": ("fp8", (("kv_cache_dtype", "fp8"),)), "quantization": ("fp8", (("quantization", "fp8"),)),
+    "engine_arg": (["block_size=32"], (("block_size", 32),)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_all_that_is_typed_reaches_the_engine_and_makes_it_another(name):
-    text, field, value = GIVEN[name]
+    text, value = GIVEN[name]
     usual, spec = on_gpu(), on_gpu(**{name: text})
+    field = name if hasattr(spec, name) else "extra"
     assert getattr(spec, field) == value != getattr(usual, field)
     same = {"kv_cache_bytes": usual.kv_cache_bytes, field: getattr(usual, field)}
     assert replace(spec, **same) == usual, "and nothing else"

@@ -15,6 +15,7 @@ from simulated_sessions import FEW_STEPS, MODEL, judged, point, records_of, swee
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run import executor
@@ -53,9 +54,6 @@ def broken_at_first(monkeypatch, times):
     monkeypatch.setattr(executor, "measure_case", sometimes)
 
 
-# What is measured, and where it is
-
-
 def test_a_noisy_measurement_is_not_repeated_and_is_reused(opened):
     noisy = [*FEW_STEPS["engine_arg"], "slow_clock_from=8"]
     found = point(opened(engine_arg=noisy))
@@ -74,9 +72,6 @@ def test_replicas_are_kept_and_reused_as_a_set(opened):
     assert measured(again) == found and list(map(len, found)) == [2, 2] and again.devices.pool.starts == []
     [(title, reused)] = again.findings().reused.items()
     assert title.startswith("2 x ") and reused == 4 and len(first.findings().shared) == 1
-
-
-# Resuming
 
 
 def test_a_resumed_session_measures_only_what_is_missing(opened):
@@ -119,9 +114,6 @@ def test_a_damaged_archive_is_resumed_only_if_that_is_asked_for(opened):
         opened(resume=True)
     session = opened(resume=True, skip_damaged=True)
     assert len(session.stored) == 2 and session.notes != []
-
-
-# What belongs to a run
 
 
 def test_records_of_a_formula_are_kept_only_where_an_archive_was_named(opened, monkeypatch, tmp_path):
@@ -191,9 +183,6 @@ def test_closing_frees_device_and_archive_and_says_where_measurements_moved(open
     session.close()
     assert session.devices.pool.current is None and session.notes[-1] == "it is in another file"
     assert opened().executor.archive.path == session.executor.archive.path
-
-
-# Sweeps: in rounds, on until they are decided
 
 
 @pytest.fixture
@@ -295,8 +284,8 @@ def test_what_is_wanted_is_measured_in_its_order_and_no_more_and_why_is_told_mea
     assert measured(sweeps) == before, "once carried out, it is over"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert curve.adaptive and curve.missing == () and set(curve.unneeded) == set(GRID) - set(order)
-    [plan] = read(sweeps.session.options.records).sessions[0].plan["sweeps"].values()
-    assert plan == {"model": MODEL, "concurrencies": [*GRID], "skipped": [], "adaptive": {"tolerance": 0.1}}
+    [later] = judged_again(read(sweeps.session.options.records)).curves
+    assert (later.adaptive, later.missing, later.unneeded) == (curve.adaptive, (), curve.unneeded), "in its report too"
 
 
 def test_a_sweep_that_was_interrupted_is_inconclusive_and_goes_on_where_it_ended(adaptive, monkeypatch):
