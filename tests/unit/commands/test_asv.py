@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from asv_folders import ROWS as RELEASES
@@ -55,7 +56,7 @@ def place_of(m: Measurement) -> BenchmarkHost:
     return place
 
 
-def test_planted_costs_come_out() -> None:
+def test_planted_costs_come_out():
     """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W."""
     (sensed,) = watched([measurement(8, 1000.0, resolved=READY)])
     planted = {name: (cost,) for name, cost in zip((*COSTS, "seconds_to_start"), (32, 8, 400, 40))}
@@ -65,17 +66,17 @@ def test_planted_costs_come_out() -> None:
 
 
 @given(st.integers(1, 64), st.floats(10, 1000), st.floats(1.01, 4), st.floats(1, 500))
-def test_whatever_is_slower_has_the_larger_number_everywhere(concurrency, rate, factor, ready_s) -> None:
+def test_whatever_is_slower_has_the_larger_number_everywhere(concurrency, rate, factor, ready_s):
     before, after = (
         costs(*watched([measurement(concurrency, rate / by, resolved=replace(READY, ready_s=ready_s * by))]))
         for by in (1, factor)
     )
     assert before.keys() == after.keys() == {*COSTS, "seconds_to_start"}
-    ratios = [after[name][0] / before[name][0] for name in before]
-    assert ratios == pytest.approx([factor] * len(ratios), rel=2e-3)
+    for name in before:
+        assert after[name][0] / before[name][0] == pytest.approx(factor, rel=2e-3)
 
 
-def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
+def test_samples_are_launches_and_their_statistics_those_of_asv():
     rates = {"one": (1000.0, 1100.0), "two": (990.0,), "three": (1010.0, 1030.0, 1050.0)}
     samples = costs(*(measurement(8, r, launch=n, repeat=i) for n, each in rates.items() for i, r in enumerate(each)))
     means = [statistics.fmean(32_000 / r for r in each) for each in rates.values()]
@@ -86,25 +87,17 @@ def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
     assert {name: facts[f"stats_{name}"] for name in stats} == pytest.approx(stats, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        measurement(failures=1),
-        measurement(preempted=1),
-        measurement(load=OpenLoop(requests=8)),
-        measurement(load=ClosedLoop(8, requests=64)),
-        replace(ONE, replica=Replica("g", 0, 2, "s", "mps")),
-        replace(ONE, replica=Replica("g", 0, 1, "s", "mps")),
-    ],
-    ids=["failed", "preempted", "burst", "counted", "replica", "alone-beside-replicas"],
-)
-def test_only_valid_measurements_of_a_sweep_of_one_engine_count_and_launches_of_a_gate(other: Measurement) -> None:
+@pytest.mark.parametrize("other", [
+    measurement(failures=1), measurement(preempted=1),
+    measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64)),
+    replace(ONE, replica=Replica("g", 0, 2, "s", "mps")), replace(ONE, replica=Replica("g", 0, 1, "s", "mps")),
+], ids=["failed", "preempted", "burst", "counted", "replica", "alone-beside-replicas"])  # fmt: skip
+def test_only_valid_measurements_of_a_sweep_of_one_engine_count_and_launches_of_a_gate(other):
     assert asv.steady_measurements([other]) == []
-    assert costs(ONE, other) == costs(ONE)
-    assert costs(replace(ONE, paired=GateLaunch("g", 1, "candidate", second=True))) == costs(ONE)
+    assert costs(ONE, other) == costs(replace(ONE, paired=GateLaunch("g", 1, "candidate", second=True))) == costs(ONE)
 
 
-def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one() -> None:
+def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one():
     sound, crowded = engine_alone(1000.0), {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
     degraded = engine_alone(500.0, columns=crowded, launch="two")
     of = [next(iter(asv.values(found).values())) for found in ([sound, degraded], [sound], [degraded])]
@@ -113,40 +106,29 @@ def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one() -> None:
     assert [value.degraded for value in each] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("part", "changed", "same_curve", "same_file"),
-    [
-        ("environment", {"driver": "999.1"}, False, False),
-        ("environment", {"gpu_name": "NVIDIA H100"}, False, False),
-        ("environment", {"cores": 7}, False, False),
-        ("environment", {"torch": "9.9"}, True, False),
-        ("environment", {"host": "another"}, True, True),
-        ("environment", {"python": "3.99"}, True, True),
-        ("environment", {"vllm": "0.26.0+cu129"}, True, True),
-        ("spec", {"max_num_seqs": 4096}, False, False),
-        ("spec", {"dtype": "bfloat16"}, False, False),
-        ("spec", {"extra": (("block_size", 32),)}, False, False),
-        ("spec", {"env": (("VLLM_USE_X", "1"),)}, False, False),
-        ("spec", {"env": (("PYTHONPATH", "/x"),)}, True, True),
-        ("spec", {"python": "/opt/python"}, True, True),
-        ("spec", {"gpu": 3}, True, True),
-        ("spec", {"kv_cache_bytes": 1 << 33}, True, True),
-    ],
-)
+@pytest.mark.parametrize(("part", "changed", "same_curve", "same_file"), [
+    *(("environment", each, False, False) for each in ({"driver": "1"}, {"gpu_name": "NVIDIA H100"}, {"cores": 7})),
+    ("environment", {"torch": "9.9"}, True, False),
+    *(("environment", each, True, True) for each in ({"host": "a"}, {"python": "3.99"}, {"vllm": "0.26.0+cu129"})),
+    ("spec", {"max_num_seqs": 4096}, False, False), ("spec", {"dtype": "bfloat16"}, False, False),
+    ("spec", {"extra": (("block_size", 32),)}, False, False), ("spec", {"env": (("VLLM_X", "1"),)}, False, False),
+    ("spec", {"env": (("PYTHONPATH", "/x"),)}, True, True), ("spec", {"python": "/opt/python"}, True, True),
+    ("spec", {"gpu": 3}, True, True), ("spec", {"kv_cache_bytes": 1 << 33}, True, True),
+])  # fmt: skip
 def test_a_new_driver_or_engine_begins_a_new_curve_and_a_new_torch_does_not(part, changed, same_curve, same_file):
     here, there = place_of(ONE), place_of(replace(ONE, **{part: replace(getattr(ONE, part), **changed)}))
     seen = here.curve == there.curve, here == there, here.env_name == there.env_name
     assert seen == (same_curve, same_file, same_file)
 
 
-def test_other_requests_and_another_way_of_loading_are_other_benchmarks() -> None:
+def test_other_requests_and_another_way_of_loading_are_other_benchmarks():
     asked = replace(ONE.workload, hash="ffffff", spec=replace(ONE.workload.spec, seed=1))
     (found,) = values(ONE, measurement(load=ClosedLoop(8, ramp_up="burst")), replace(ONE, workload=asked)).values()
     groups = {name.partition(".")[0] for name in found if name != START}
     assert groups == {"64-32-staggered-012345", "64-32-burst-012345", "64-32-staggered-ffffff"}
 
 
-def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given() -> None:
+def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given():
     cpu = replace(H200, gpu_name=None, gpu_memory_bytes=None, cpu="Xeon(R) Gold", cores=8)
     both = asv.steady_measurements([ONE, measurement(environment=cpu)])
     assert {place.machine for place in asv.values(both)} == {"nvidia-h200", "xeon-r-gold-8-cores"}
@@ -173,7 +155,7 @@ def file_of(planted: Cells, old: asv.File | None = None, launch: str = "a", degr
     for (name, parameters), samples in planted.items():
         launched = {f"{launch}{i}": sample for i, sample in enumerate(samples)}
         rows.setdefault(name, {})[parameters] = Value(launched, 1_767_225_600_000, degraded)
-    return asv.result_file(PLACE, COMMIT, rows, old)
+    return json.loads(json.dumps(asv.result_file(PLACE, COMMIT, rows, old)))
 
 
 def samples_in(file: asv.File) -> Cells:
@@ -182,15 +164,22 @@ def samples_in(file: asv.File) -> Cells:
 
 
 @given(CELLS, CELLS)
-def test_joining_keeps_what_was_not_measured_now(old: Cells, new: Cells) -> None:
+def test_joining_keeps_what_was_not_measured_now(old, new):
     assert samples_in(file_of(old)) == old
     joined = file_of(new, file_of(old), launch="b")
-    again = file_of(new, joined, launch="b")
     assert samples_in(joined) == {key: old.get(key, ()) + new.get(key, ()) for key in (*old, *new)}
-    assert json.loads(json.dumps(joined)) == json.loads(json.dumps(again)), "once more changes nothing"
+    assert joined == file_of(new, joined, launch="b"), "once more changes nothing"
 
 
-def test_a_launch_that_is_measured_further_replaces_itself_alone_and_other_columns_are_none_of_ours() -> None:
+@pytest.mark.parametrize(("before", "after", "samples"), [
+    (False, True, (1.0,)), (True, False, (2.0,)), (True, True, (1.0, 2.0)), (False, False, (1.0, 2.0)),
+])  # fmt: skip
+def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples):
+    new = file_of({CELL: (2.0,)}, file_of({CELL: (1.0,)}, degraded=before), "b", degraded=after)
+    assert samples_in(new) == {CELL: samples}
+
+
+def test_a_launch_that_is_measured_further_replaces_itself_alone_and_other_columns_are_none_of_ours():
     old = file_of({CELL: (1.0, 2.0, 3.0)})
     assert samples_in(file_of({CELL: (1.5,)}, old)) == {CELL: (1.5, 2.0, 3.0)}
     for columns in (["result", "params"], [*asv.COLUMNS, "more"]):
@@ -198,17 +187,8 @@ def test_a_launch_that_is_measured_further_replaces_itself_alone_and_other_colum
             asv.result_rows({**old, "result_columns": columns})
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "samples"),
-    [(False, True, (1.0,)), (True, False, (2.0,)), (True, True, (1.0, 2.0)), (False, False, (1.0, 2.0))],
-)
-def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples) -> None:
-    new = file_of({CELL: (2.0,)}, file_of({CELL: (1.0,)}, degraded=before), "b", degraded=after)
-    assert samples_in(json.loads(json.dumps(new))) == {CELL: samples}
-
-
 @given(CELLS, CELLS)
-def test_rows_and_the_list_of_benchmarks_are_as_asv_wants_them(planted: Cells, others: Cells) -> None:
+def test_rows_and_the_list_of_benchmarks_are_as_asv_wants_them(planted, others):
     """Lists over the product of the parameters, the value being the median of its samples."""
     file = file_of(planted)
     for name, row in file["results"].items():
@@ -230,17 +210,16 @@ def test_rows_and_the_list_of_benchmarks_are_as_asv_wants_them(planted: Cells, o
         assert all(value in axis for value, axis in zip(parameters, known["params"], strict=True))
 
 
-def test_parameters_are_in_the_order_of_numbers_and_columns_that_asv_left_out_are_not_needed() -> None:
-    planted: Cells = {("a.ms_per_output_token", ("'x'", str(c))): (1.0,) for c in (1024, 8, 96, 2)}
-    listed = asv.benchmarks_file([file_of(planted)])
-    assert listed["a.ms_per_output_token"]["params"][1] == ["2", "8", "96", "1024"]
+def test_parameters_are_in_the_order_of_numbers_and_columns_that_asv_left_out_are_not_needed():
+    listed = asv.benchmarks_file([file_of({(CELL[0], ("'x'", str(c))): (1.0,) for c in (1024, 8, 96, 2)})])
+    assert listed[CELL[0]]["params"][1] == ["2", "8", "96", "1024"]
     file = {"result_columns": list(asv.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
     assert asv.benchmarks_file([file])[START]["params"] == [["'x'", "'y'"]]
 
 
 @in_checkout
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
-def test_a_kept_file_is_written_as_it_was_read(path: Path) -> None:
+def test_a_kept_file_is_written_as_it_was_read(path):
     old = json.loads(path.read_text("utf-8"))
     machine, *curve = old["params"].items()
     place = BenchmarkHost(machine[1], old["requirements"]["vllm"], tuple(curve), old["requirements"]["torch"])
@@ -252,20 +231,16 @@ def test_a_kept_file_is_written_as_it_was_read(path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch) -> Path:
+def folder(tmp_path, monkeypatch):
     tags = [f"v{release} {f'{i}' * 40} {1_782_777_600 + i}" for i, (release, _) in enumerate(RELEASES)]
-
-    def git(repository: Path, command: str, form: str, which: str) -> str:
-        assert (repository, command, which) == (tmp_path / "asv/releases.git", "for-each-ref", "refs/tags/v*")
-        assert form == "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
-        return "\n".join(tags)
-
-    monkeypatch.setattr(asv, "git", git)
+    form = "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
+    asked = (tmp_path / "asv/releases.git", "for-each-ref", form, "refs/tags/v*")
+    monkeypatch.setattr(asv, "git", lambda *given: {asked: "\n".join(tags)}[given])
     return folder_of_releases(tmp_path / "asv")
 
 
 @pytest.fixture
-def convert(capsys, folder: Path, tmp_path: Path):
+def convert(capsys, folder, tmp_path):
     """Converts these measurements, each list in an archive of its own; further words of the command by `words`."""
 
     def converted(*lists, words=()):
@@ -281,7 +256,7 @@ def served(folder: Path) -> dict:
     return dict(zip(file["result_columns"], file["results"]["64-32-staggered-012345.seconds_per_1000_requests"]))
 
 
-def test_a_release_a_machine_and_the_list_of_benchmarks_are_written_and_again_nothing_changes(folder, convert) -> None:
+def test_a_release_a_machine_and_the_list_of_benchmarks_are_written_and_again_nothing_changes(folder, convert):
     seen, files = convert(launches()), results(folder)
     (name,) = files.keys() - {"nvidia-h200/machine.json", "benchmarks.json"}
     assert seen == (0, f"written: {folder}/results/{name} (5 values)\n", "")
@@ -293,7 +268,7 @@ def test_a_release_a_machine_and_the_list_of_benchmarks_are_written_and_again_no
     assert convert(launches(), launches()).status == 0 and results(folder) == files
 
 
-def test_archives_join_whatever_their_order_and_none_replaces_what_several_made(folder, convert) -> None:
+def test_archives_join_whatever_their_order_and_none_replaces_what_several_made(folder, convert):
     """As a nightly job converts them: each night's archive by itself."""
     nights = launches(loads=(8,)), launches(name="other", slower=1.01)
     seen = []
@@ -304,7 +279,7 @@ def test_archives_join_whatever_their_order_and_none_replaces_what_several_made(
     assert [len(samples) for samples in seen[1]["samples"]] == [4, 2]
 
 
-def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert) -> None:
+def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert):
     elsewhere = launches(name="elsewhere", environment={"host": "two"})
     seen = convert([*launches(), *elsewhere, *launches(failures=1, loads=(16,))])
     assert seen.status == 0 and "2 measurements, invalid" in seen.words and "2 hosts" in seen.words
@@ -313,31 +288,21 @@ def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert) 
     assert (other_driver.status, other_driver.out.count("written: "), "note: " in other_driver.out) == (0, 2, False)
 
 
-@pytest.mark.parametrize(
-    ("made", "words", "facts"),
-    [
-        ([*launches(), *launches("0.25.0")], [], ["0.25.0", '["0.25.0", "YYYY-MM-DD"]', "asv init --into"]),
-        (launches(failures=1), [], ["--slm-gpu"]),
-        *((launches(), ["--machine", name], ["--machine"]) for name in ("", "..", "a/b")),
-    ],
-)
+@pytest.mark.parametrize(("made", "words", "facts"), [
+    ([*launches(), *launches("0.25.0")], [], ["0.25.0", '["0.25.0", "YYYY-MM-DD"]', "asv init --into"]),
+    (launches(failures=1), [], ["--slm-gpu"]),
+    *((launches(), ["--machine", name], ["--machine"]) for name in ("", "..", "a/b")),
+])  # fmt: skip
 def test_what_cannot_be_converted_is_refused_and_nothing_is_written(folder, convert, made, words, facts, monkeypatch):
     refused(convert(made, words=words), *facts)
-    monkeypatch.setattr(asv, "git", raising(FileNotFoundError("git")))
+    monkeypatch.setattr(asv, "git", Mock(side_effect=FileNotFoundError("git")))
     refused(convert(launches()), str(folder), f"slmserve asv init --into {folder}")
     monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
     refused(convert(made, words=words), "pip install 'pytest-slmserve[asv]'")
     assert results(folder) == {}
 
 
-def raising(error: Exception):
-    def fails(*_, **__):
-        raise error
-
-    return fails
-
-
-def test_a_machine_that_is_described_stays_as_it_is(folder, convert) -> None:
+def test_a_machine_that_is_described_stays_as_it_is(folder, convert):
     described = folder / "results/runner-1/machine.json"
     described.parent.mkdir(parents=True)
     described.write_text(before := '{"machine": "runner-1", "version": 1, "ram": "2 TB"}', "utf-8")
@@ -348,7 +313,7 @@ def test_a_machine_that_is_described_stays_as_it_is(folder, convert) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"result_columns": [], "results": {"x": [1]}}', '{"results": 3}'])
 @pytest.mark.parametrize("damaged", ["nvidia-h200/", "benchmarks.json"])
-def test_a_file_that_is_none_of_asv_is_refused_and_nothing_is_written(folder, convert, damaged, text) -> None:
+def test_a_file_that_is_none_of_asv_is_refused_and_nothing_is_written(folder, convert, damaged, text):
     convert(launches())
     (name,) = [name for name in results(folder) if name.startswith(damaged) and "machine" not in name]
     (folder / "results" / name).write_text(text, "utf-8")
@@ -360,64 +325,43 @@ def test_a_file_that_is_none_of_asv_is_refused_and_nothing_is_written(folder, co
         assert results(folder) == before
 
 
-# The repository of releases
+# The repository of releases; what git itself makes of it, an integration test looks at
 
 SHIPPED = asv.releases_in(asv.initial_files()[asv.RELEASES])
 
 
-class Git:
-    """Answers `log` with these rows, and keeps what the other commands get."""
+@pytest.fixture
+def git(monkeypatch):
+    """Answers `log` with its `rows`, and keeps its calls."""
 
-    def __init__(self, monkeypatch, rows) -> None:
-        self.rows, self.calls = rows, []
-        monkeypatch.setattr(asv, "git", self)
+    def answer(repository, command, *words, given=""):
+        return "".join(f"vllm {release} {day}\n" for release, day in found.rows) if command == "log" else ""
 
-    def __call__(self, repository: Path, *words: str, given: str = "") -> str:
-        self.calls.append((words[0], given))
-        assert all(isinstance(word, str) for word in words)
-        return "".join(f"vllm {release} {day}\n" for release, day in self.rows) if words[0] == "log" else ""
-
-
-@pytest.mark.parametrize("have", [0, 1, 2, 3])
-def test_a_commit_and_a_tag_is_made_for_each_release_that_is_new(have, tmp_path, monkeypatch) -> None:
-    """What git makes of them, an integration test looks at."""
-    repository, new = tmp_path / "releases.git", RELEASES[have:]
-    git = Git(monkeypatch, RELEASES[:have])
-    if have:
-        repository.mkdir()
-    assert asv.make_repository(repository, RELEASES) == len(new)
-    assert [name for name, _ in git.calls] == ["log" if have else "init", "fast-import"]
-    lines = git.calls[-1][1].splitlines()
-    assert [line for line in lines if line.startswith("reset")] == [f"reset refs/tags/v{name}" for name, _ in new]
-    assert ("from refs/heads/main^0" in lines) is (0 < have < len(RELEASES))
+    found = Mock(side_effect=answer, rows=[])
+    monkeypatch.setattr(asv, "git", found)
+    return found
 
 
-@pytest.mark.parametrize(
-    ("rows", "fact"),
-    [
-        ([RELEASES[0], ("0.24.0.post1", "2026-07-01"), *RELEASES[1:]], "row 2 "),
-        ([RELEASES[0], ("0.25.1", "2026-07-15"), RELEASES[2]], "row 2 "),
-        (RELEASES[:2], "row 3 "),
-        ([*RELEASES, RELEASES[0]], "twice"),
-    ],
-    ids=["inserted", "another day", "removed", "twice"],
-)
-def test_a_row_is_only_ever_added_at_the_end(tmp_path, monkeypatch, rows, fact) -> None:
-    git = Git(monkeypatch, RELEASES)
+@pytest.mark.parametrize(("rows", "fact"), [
+    ([RELEASES[0], ("0.24.0.post1", "2026-07-01"), *RELEASES[1:]], "row 2 "),
+    ([RELEASES[0], ("0.25.1", "2026-07-15"), RELEASES[2]], "row 2 "),
+    (RELEASES[:2], "row 3 "), ([*RELEASES, RELEASES[0]], "twice"),
+], ids=["inserted", "another day", "removed", "twice"])  # fmt: skip
+def test_a_row_is_only_ever_added_at_the_end(tmp_path, git, rows, fact):
+    git.rows = RELEASES
     with pytest.raises(ValueError, match=fact):
         asv.make_repository(tmp_path, rows)
-    assert {name for name, _ in git.calls} <= {"log"}
+    assert {call.args[1] for call in git.call_args_list} <= {"log"}
 
 
 @pytest.fixture
-def init(capsys, tmp_path: Path):
+def init(capsys, tmp_path):
     return lambda: said(capsys, "asv", "init", "--into", tmp_path / "asv")
 
 
-def test_a_folder_begins_with_its_files_and_stays_as_it_is(tmp_path, init, monkeypatch) -> None:
+def test_a_folder_begins_with_its_files_and_stays_as_it_is(tmp_path, init, git):
     assert len(SHIPPED) > 10 and [day for _, day in SHIPPED] == sorted(day for _, day in SHIPPED)
-    git, folder = Git(monkeypatch, []), tmp_path / "asv"
-    seen = init()
+    folder, seen = tmp_path / "asv", init()
     assert (seen.status, seen.err) == (0, "") and f"{len(SHIPPED)} releases, {len(SHIPPED)} added" in seen.out
     assert {path.name: path.read_text("utf-8") for path in folder.iterdir()} == asv.initial_files()
     git.rows = SHIPPED
@@ -427,8 +371,8 @@ def test_a_folder_begins_with_its_files_and_stays_as_it_is(tmp_path, init, monke
     assert (folder / "asv.conf.json").read_text("utf-8") == "{}"
 
 
-def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, init, monkeypatch) -> None:
-    git, listed = Git(monkeypatch, []), tmp_path / "asv/releases.json"
+def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, init, git):
+    listed = tmp_path / "asv/releases.json"
     listed.parent.mkdir()
     listed.write_text(json.dumps(SHIPPED[:-2]), "utf-8")
     assert f"written: {listed}\n" in init().out
@@ -440,31 +384,23 @@ def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path,
 
 
 @pytest.mark.parametrize("text", ["", "[[1]]", '[["0.20.0", "in May"]]', "3"])
-def test_a_list_that_cannot_be_read_is_refused_and_makes_no_repository(tmp_path, init, monkeypatch, text) -> None:
-    git = Git(monkeypatch, [])
+def test_a_list_that_cannot_be_read_is_refused_and_makes_no_repository(tmp_path, init, git, text):
     (tmp_path / "asv").mkdir()
     (tmp_path / "asv/releases.json").write_text(text, "utf-8")
     refused(init(), f"{tmp_path}/asv/releases.json")
-    assert git.calls == []
+    assert not git.called
 
 
-def test_a_git_that_fails_or_is_missing_is_named(init, monkeypatch) -> None:
+def test_a_git_that_fails_or_is_missing_is_named(init, git):
     failed = subprocess.CalledProcessError(1, "git", stderr="it is locked\n")
-    for error in (FileNotFoundError(2, "not there", "git"), failed):
-        monkeypatch.setattr(asv, "git", raising(error))
+    for git.side_effect in (FileNotFoundError(2, "not there", "git"), failed):
         refused(init(), "git", "--into")
 
 
-def test_git_knows_neither_the_users_settings_nor_a_hooks_variables(tmp_path, monkeypatch) -> None:
+def test_git_knows_neither_the_users_settings_nor_a_hooks_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_DIR", "elsewhere")
-    calls = []
-
-    def run(command, env, **options):
-        calls.append((command, options, {name: env[name] for name in sorted(env) if name.startswith("GIT_")}))
-        return subprocess.CompletedProcess(command, 0, "told")
-
-    monkeypatch.setattr(asv.subprocess, "run", run)
-    assert asv.git(tmp_path, "log", given="a row") == "told"
-    options = {"input": "a row", "check": True, "capture_output": True, "text": True}
-    environment = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    assert calls == [(["git", "--git-dir", str(tmp_path), "log"], options, environment)]
+    monkeypatch.setattr(asv.subprocess, "run", run := Mock())
+    assert asv.git(tmp_path, "log", given="a row") is run.return_value.stdout
+    given = {name: text for name, text in run.call_args.kwargs["env"].items() if name.startswith("GIT_")}
+    assert given == {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    assert run.call_args.args == (["git", "--git-dir", str(tmp_path), "log"],)
