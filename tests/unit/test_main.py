@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from importlib.metadata import version
+from unittest.mock import Mock
 
 import pytest
 from command_line import refused, said
@@ -21,18 +22,10 @@ PAIRS = ("pairs", "a.csv", "--direction=higher")
 
 @pytest.fixture
 def ends_with(monkeypatch):
-    """`slmserve pairs` ends so, whatever it is given, and is what is typed."""
-
-    def ending(outcome):
-        def carried_out(given):
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome
-
-        monkeypatch.setattr(pairs, "run_pairs", carried_out)
-
+    """`slmserve pairs`, which is what is typed, ends with this status or error, whatever it is given."""
     monkeypatch.setattr(sys, "argv", ["slmserve", *PAIRS])
-    return ending
+    monkeypatch.setattr(pairs, "run_pairs", run := Mock())
+    return lambda outcome: run.configure_mock(side_effect=[outcome] * 9)
 
 
 def test_without_arguments_there_is_help_with_all_commands_by_what_one_wants(capsys):
@@ -50,25 +43,21 @@ def test_a_command_that_is_none_is_named_with_the_nearest(word, near, capsys):
 
 
 def test_no_command_imports_what_others_need(monkeypatch):
-    asked, real = [], ours.import_module
-    monkeypatch.setattr(ours, "import_module", lambda name: asked.append(name) or real(name))
+    monkeypatch.setattr(ours, "import_module", asked := Mock(wraps=ours.import_module))
     for word in ("pairs", "", "--version", "nonsense"):
-        asked.clear()
+        asked.reset_mock()
         ours.parser(word)
-        assert len(asked) == (1 if word == "pairs" else len(SUMMARIES)) and "pytest_slmserve.commands.pairs" in asked
+        names = [call.args[0] for call in asked.call_args_list]
+        assert len(names) == (1 if word == "pairs" else len(SUMMARIES)) and "pytest_slmserve.commands.pairs" in names
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "facts"),
-    [
-        (BadUsage("it is wrong", "--right"), 4, ["it is wrong", "--right"]),
-        (BadArchive("it is damaged", "--skip-damaged"), 4, ["it is damaged"]),
-        (EngineFailed("it is gone"), 1, ["it is gone"]),
-        (OSError(errno.ENOSPC, "No space left", "/out.csv"), 1, ["/out.csv", "No space left"]),
-        (OSError("only words"), 1, ["only words"]),
-        (MemoryError(), 1, ["memory"]),
-    ],
-)
+@pytest.mark.parametrize(("error", "status", "facts"), [
+    (BadUsage("it is wrong", "--right"), 4, ["it is wrong", "--right"]),
+    (BadArchive("it is damaged", "--skip-damaged"), 4, ["it is damaged"]),
+    (EngineFailed("it is gone"), 1, ["it is gone"]),
+    (OSError(errno.ENOSPC, "No space left", "/out.csv"), 1, ["/out.csv", "No space left"]),
+    (OSError("only words"), 1, ["only words"]), (MemoryError(), 1, ["memory"]),
+])  # fmt: skip
 def test_an_error_is_one_sentence_and_its_status(error, status, facts, ends_with, capsys):
     ends_with(error)
     seen = said(capsys, *PAIRS)

@@ -161,13 +161,10 @@ def test_without_otava_it_is_told_what_to_install(tmp_path, folder, capsys, chan
     assert changes.main(results) == 1 and "pip install apache-otava" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("release", "share", "facts"),
-    [
-        ("0.25.1", 0.04, ["within 0.25.1", "4.0 % higher (worse)"]),
-        ("0.26.0", -0.04, ["to 0.26.0", "4.0 % lower (better)"]),
-    ],
-)
+@pytest.mark.parametrize(("release", "share", "facts"), [
+    ("0.25.1", 0.04, ["within 0.25.1", "4.0 % higher (worse)"]),
+    ("0.26.0", -0.04, ["to 0.26.0", "4.0 % lower (better)"]),
+])  # fmt: skip
 def test_a_change_within_a_release_is_the_machine(release, share, facts, changes):
     told = changes.line(changes.Change("x", "0.25.1", release, share, 1e-5))
     assert [fact for fact in (*facts, "p = 1e-05") if fact not in told] == [] and ("machine" in told) is (share > 0)

@@ -1,10 +1,9 @@
-"""`bisect`: the first slow release is found by as few gates as halving needs, whatever lies between; which releases
-there are; and what goes to pytest, and from it, for each."""
+"""`bisect`: the first slow release is found by halving, or is among the suspects; which releases there are; and what
+goes to pytest, and from it, for each."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +11,6 @@ from types import SimpleNamespace
 import pytest
 import refusals as errors
 from command_line import refused, said
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.verdict import State
@@ -61,32 +58,15 @@ def search(write, monkeypatch, capsys):
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(1, 40), st.data())
-def test_the_first_slow_release_is_found_by_halving(search, count, data):
-    first = data.draw(st.integers(1, count))
-    status, suspects, gates = search([PASSES] * (first - 1) + [FAILS] * (count - first + 1))
-    assert (status, suspects, gates[0]) == (0, [f"1.{first}"], f"1.{count}")
-    assert len(gates) == len(set(gates)) <= 1 + math.ceil(math.log2(count))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from([UNSURE, None, True]), min_size=1, max_size=12), st.data())
-def test_a_release_of_which_nothing_is_known_stays_a_suspect(search, known, data):
-    """The true first one is never lost, and a single suspect is told as the answer."""
-    first = data.draw(st.integers(1, len(known)))
-    true = [PASSES if number < first else FAILS for number in range(1, len(known) + 1)]
-    states = [state if kept is True else kept for state, kept in zip(true, known)]
-    states[-1] = FAILS
-    status, suspects, gates = search(states)
-    assert f"1.{first}" in suspects and status == (0 if len(suspects) == 1 else 10) and len(gates) == len(set(gates))
-    between = suspects[:-1]
-    assert all(states[int(name.partition(".")[2]) - 1] in (UNSURE, None) for name in between)
-
-
-@pytest.mark.parametrize(("last", "status"), [(PASSES, 0), (UNSURE, 10), (None, 10)])
-def test_a_last_release_that_is_not_slow_ends_it(last, status, search):
-    assert search([FAILS, FAILS, last]) == (status, [], ["1.3"])
+@pytest.mark.parametrize(("states", "status", "suspects", "gates"), [
+    ([PASSES, FAILS], 0, ["1.2"], ["1.2", "1.1"]), ([FAILS, FAILS], 0, ["1.1"], ["1.2", "1.1"]),
+    ([FAILS] * 9, 0, ["1.1"], ["1.9", "1.4", "1.2", "1.1"]), ([FAILS], 0, ["1.1"], ["1.1"]),
+    ([UNSURE, FAILS], 10, ["1.1", "1.2"], ["1.2", "1.1"]), ([None, FAILS], 10, ["1.1", "1.2"], ["1.2", "1.1"]),
+    ([FAILS, FAILS, PASSES], 0, [], ["1.3"]), ([FAILS, UNSURE], 10, [], ["1.2"]), ([FAILS, None], 10, [], ["1.2"]),
+])  # fmt: skip
+def test_the_first_slow_release_is_found_by_halving_or_stays_a_suspect(states, status, suspects, gates, search):
+    """None: it cannot be gated. What halving finds, whatever lies between, is proved with the gate's decisions."""
+    assert search(states) == (status, suspects, gates)
 
 
 def test_the_answer_in_words_names_the_releases_and_what_fails(search, write, monkeypatch, capsys):
@@ -96,12 +76,12 @@ def test_the_answer_in_words_names_the_releases_and_what_fails(search, write, mo
         told.append(said(capsys, *write(*[{}] * (len(states) + 1))).words)
     assert told[0] != told[1] and all("1.1" in text and "1.0" in text and "None" not in text for text in told[:2])
     assert "1.1, 1.2, 1.3" in told[2]
-    endpoints = [
-        SimpleNamespace(name="throughput", outcome=FAILS, ratio=Interval(0.9, 0.88, 0.92)),
-        SimpleNamespace(name="latency", outcome=PASSES, ratio=Interval(1.01, 1.0, 1.02)),
-        SimpleNamespace(name="energy", outcome=FAILS, ratio=None),
+    ratios = {"throughput": (FAILS, 0.9), "latency": (PASSES, 1.01), "energy": (FAILS, None)}
+    gated = [
+        SimpleNamespace(name=name, outcome=state, ratio=ratio and Interval(ratio, ratio - 0.02, ratio + 0.02))
+        for name, (state, ratio) in ratios.items()
     ]
-    monkeypatch.setattr(bisect, "gated", lambda *_: ([SimpleNamespace(outcome=FAILS, gated=endpoints)], ""))
+    monkeypatch.setattr(bisect, "gated", lambda *_: ([SimpleNamespace(outcome=FAILS, gated=gated)], ""))
     seen = said(capsys, *write({}, {}))
     assert seen.status == 0 and "1.1: opt-1.3b: gate, throughput 0.9" in seen.words and "0.88" in seen.words
     assert "latency" not in seen.words and "energy" not in seen.words and "gating 1.1 against 1.0" in seen.err
@@ -121,22 +101,17 @@ def test_the_index_has_final_releases_in_the_order_of_their_numbers(monkeypatch,
     assert found == [Release(name, f"/v/{name}/python") for name in ("0.9.2", "0.10.0", "0.25.1", "0.26.0")]
 
 
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        (("--good=0.8", "--bad=0.26.0", "--", "--slm-gpu"), ["0.8", "0.25.1, 0.26.0"]),
-        (("--good=0.26.0", "--bad=0.25.1", "--", "--slm-gpu"), ["--good 0.25.1 --bad 0.26.0"]),
-        (("--good=0.25.1", "--bad=0.25.1", "--", "--slm-gpu"), ["0.25.1"]),
-        (("--good=0.25.1", "--bad=0.26.0"), ["-- --slm-gpu"]),
-        (("--good=0.25.1", "--bad=0.26.0", *SIMULATED), ["--slm-gpu", "--releases"]),
-        (("--bad=0.26.0",), ["--good"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "facts"), [
+    ("--good=0.8 --bad=0.26.0 -- --slm-gpu", ["0.8", "0.25.1, 0.26.0"]),
+    ("--good=0.26.0 --bad=0.25.1 -- --slm-gpu", ["--good 0.25.1 --bad 0.26.0"]),
+    ("--good=0.25.1 --bad=0.25.1 -- --slm-gpu", ["0.25.1"]), ("--good=0.25.1 --bad=0.26.0", ["-- --slm-gpu"]),
+    ("--good=0.25.1 --bad=0.26.0 -- --slm-simulate", ["--slm-gpu", "--releases"]), ("--bad=0.26.0", ["--good"]),
+])  # fmt: skip
 def test_releases_that_cannot_be_searched_are_refused_before_any_is_installed(words, facts, monkeypatch, capsys):
     listed(monkeypatch, "Available versions: 0.26.0, 0.25.1\n")
     for mode in ("SLM_GPU", "SLM_CPU", "SLM_SIMULATE"):
         monkeypatch.delenv(mode, raising=False)
-    refused(said(capsys, "bisect", *words), *facts)
+    refused(said(capsys, "bisect", *words.split()), *facts)
     listed(monkeypatch, "", "ERROR: no network")
     monkeypatch.setenv("SLM_GPU", "1")  # a mode of the environment counts
     refused(said(capsys, "bisect", "--good=0.25.1", "--bad=0.26.0"), "no network", "--releases")
@@ -145,19 +120,12 @@ def test_releases_that_cannot_be_searched_are_refused_before_any_is_installed(wo
 TWO = '[{"release": "1.0"}, {"release": "1.1"}]'
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "facts"),
-    [
-        ('[{"name": "1.0"}]', (), ["releases.json"]),
-        ("{", (), ["releases.json"]),
-        ("[1]", (), ["releases.json"]),
-        ('[{"release": "1.0", "colour": "red"}]', (), ["releases.json"]),
-        ('[{"release": "1.0"}, {"release": "1.0"}, {"release": "1.1"}]', (), ["1.1"]),
-        (TWO, ("--bad=9",), ["9", "1.0, 1.1"]),
-        (TWO, ("--good=1.1", "--bad=1.0"), ["--good 1.0 --bad 1.1"]),
-        (TWO, ("--python=/nowhere/{release}/python",), ["/nowhere/1.0/python"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "words", "facts"), [
+    *((text, (), ["releases.json"]) for text in ('[{"name": "1.0"}]', "{", "[1]", '[{"release": "1", "a": "b"}]')),
+    ('[{"release": "1.0"}, {"release": "1.0"}, {"release": "1.1"}]', (), ["1.1"]),
+    (TWO, ("--bad=9",), ["9", "1.0, 1.1"]), (TWO, ("--good=1.1", "--bad=1.0"), ["--good 1.0 --bad 1.1"]),
+    (TWO, ("--python=/nowhere/{release}/python",), ["/nowhere/1.0/python"]),
+])  # fmt: skip
 def test_a_file_that_is_no_list_or_lacks_a_release_or_interpreter_is_refused(text, words, facts, write, capsys):
     usual = write({}, {})
     Path("releases.json").write_text(text, "utf-8")
@@ -169,69 +137,57 @@ def test_a_file_that_is_no_list_or_lacks_a_release_or_interpreter_is_refused(tex
 
 @pytest.fixture
 def pytest_run(monkeypatch):
-    """pytest does this with its output; the words of each run are kept."""
-    commands = []
+    """pytest ends and prints so; the words of each run are kept."""
 
-    def does(status=2, printed=""):
-        def run(command, stdout, stderr, check):
-            assert stderr == bisect.subprocess.STDOUT and not check
-            commands.append(command)
-            stdout.write(printed)
-            return SimpleNamespace(returncode=status)
+    def run(command, stdout, stderr, check):
+        assert stderr == bisect.subprocess.STDOUT and not check
+        does.commands.append(command)
+        stdout.write(does.printed)
+        return SimpleNamespace(returncode=does.status)
 
-        monkeypatch.setattr(bisect.subprocess, "run", run)
-        return commands
-
+    does = SimpleNamespace(commands=[], status=2, printed="")
+    monkeypatch.setattr(bisect.subprocess, "run", run)
     return does
 
 
-def records_of(release):
-    """An archive of what was measured of it."""
-    path = Path(f".slm/bisect/{release}/records.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
+RECORDS = Path(".slm/bisect/1.1/records.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("words", "given", "tests"),
-    [
-        ([], [], SHIPPED),
-        (["--pyargs", "my.tests"], ["--pyargs", "my.tests"], ()),
-        (["--slm-python", "releases.json"], ["--slm-python=releases.json"], SHIPPED),
-    ],
-)
+@pytest.mark.parametrize(("words", "given", "tests"), [
+    ([], [], SHIPPED),
+    (["--pyargs", "my.tests"], ["--pyargs", "my.tests"], ()),
+    (["--slm-python", "releases.json"], ["--slm-python=releases.json"], SHIPPED),
+])  # fmt: skip
 def test_the_gate_gets_both_sides_and_the_words_that_were_given(words, given, tests, write, pytest_run, capsys):
-    commands = pytest_run()
     python = {"python": sys.executable, "env": {"A": "b c"}, "engine_arg": {"slowdown": 0.1, "name": "x"}}
     asked = write({}, python)
     with pytest.raises(KeyboardInterrupt):
         said(capsys, *asked, *SIMULATED, *words)
-    side, path = "--slm-side=candidate:", Path(".slm/bisect/1.1/records.jsonl")
     facts = (f"python={sys.executable}", "env=A=b c", "arg=slowdown=0.1", 'arg=name="x"')
-    sides = [f"--slm-records={path}", *(f"{side}{fact}" for fact in facts)]
-    assert commands == [[sys.executable, "-m", "pytest", "--slm-gate", *sides, *SIMULATED[1:], *given, *tests]]
-    records_of("1.1")
+    sides = [f"--slm-records={RECORDS}", *(f"--slm-side=candidate:{fact}" for fact in facts)]
+    expected = [sys.executable, "-m", "pytest", "--slm-gate", *sides, *SIMULATED[1:], *given, *tests]
+    assert pytest_run.commands == [expected]
+    RECORDS.touch()
     with pytest.raises(KeyboardInterrupt):
         said(capsys, *asked, *SIMULATED, *words)
-    assert "--slm-resume" in commands[1], "what was measured is gone on with"
+    assert "--slm-resume" in pytest_run.commands[1], "what was measured is gone on with"
 
 
-@pytest.mark.parametrize(
-    ("printed", "told"),
-    [("a\nERROR: no GPU here\nlast\n", "ERROR: no GPU here"), ("a\n\nlast\n\n", "last"), ("", "nothing")],
-)
+@pytest.mark.parametrize(("printed", "told"), [
+    ("a\nERROR: no GPU here\nlast\n", "ERROR: no GPU here"), ("a\n\nlast\n\n", "last"), ("", "nothing"),
+])  # fmt: skip
 def test_a_slow_release_that_cannot_be_gated_is_refused_in_pytests_words(printed, told, write, pytest_run, capsys):
-    pytest_run(4, printed)
+    vars(pytest_run).update(status=4, printed=printed)
     seen = said(capsys, *write({}, {}), *SIMULATED)
-    assert seen.status == 4 and told in seen.err and str(Path(".slm/bisect/1.1/pytest.txt")) in seen.err
+    assert seen.status == 4 and told in seen.err and str(RECORDS.with_name("pytest.txt")) in seen.err
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, 4, 5, 10])
 def test_a_release_counts_by_its_gates_unless_pytest_says_nothing(status, write, pytest_run, monkeypatch):
     assert write({}, {}, {})
-    pytest_run(status)
-    records_of("1.1")
+    pytest_run.status = status
+    RECORDS.parent.mkdir(parents=True)
+    RECORDS.touch()
     monkeypatch.setattr(bisect.report, "gates_of", lambda archives: (["a gate"], []))
     given = SimpleNamespace(folder=Path(".slm/bisect"), releases=Path("releases.json"), pytest=[], bad="1.2")
     gates, note = bisect.gated(given, Release("1.0"), Release("1.1"))

@@ -11,39 +11,34 @@ import re
 from importlib import import_module
 
 import pytest
+from refusals import refused
 
 from pytest_slmserve.__main__ import parser as program
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import Parser, did_you_mean
 from pytest_slmserve.options.table import positive
-from pytest_slmserve.schema.errors import BadUsage
 
 
 def test_the_summaries_are_those_of_all_groups_and_each_has_a_module():
     names = [name for group in cli.COMMANDS.values() for name in group]
     assert list(cli.SUMMARIES) == names and len(set(names)) == len(names) == 10
     assert all(callable(getattr(import_module(f"pytest_slmserve.commands.{name}"), f"add_{name}")) for name in names)
-
     assert cli.EXIT_STATUS == {State.PASSES: 0, State.FAILS: 1, State.INCONCLUSIVE: 10}
     assert len({cli.PASSES, cli.FAILS, cli.USAGE, cli.INCONCLUSIVE, cli.INTERRUPTED}) == 5
 
 
-@pytest.mark.parametrize(
-    ("word", "near"),
-    [("rep", "report"), ("reprot", "report"), ("p", "plan"), ("compar", "compare"), ("advice", "advise"), ("xyz", "")],
-)
-def test_the_nearest_name_is_the_first_that_begins_so_or_is_written_alike(word, near):
-    assert did_you_mean(word, cli.SUMMARIES) == (f", did you mean {near}?" if near else "")
-    for name in cli.SUMMARIES:
-        for length in range(1, len(name)):
-            assert did_you_mean(name[:length], cli.SUMMARIES).startswith(f", did you mean {name[:length]}")
+def test_the_nearest_name_is_the_first_that_begins_so_or_is_written_alike():
+    near = {"reprot": "report", "p": "plan", "compar": "compare", "advice": "advise", "xyz": ""}
+    for word, name in near.items():
+        assert did_you_mean(word, cli.SUMMARIES) == (f", did you mean {name}?" if name else "")
+    for begun in [name[:length] for name in cli.SUMMARIES for length in range(1, len(name))]:
+        assert did_you_mean(begun, cli.SUMMARIES).startswith(f", did you mean {begun}")
 
 
 def parser() -> Parser:
     top = Parser("slmserve")
-    commands = top.add_subparsers(dest="command")
-    command = cli.add_command(commands, "report", "0 is well", lambda given: 7)
+    command = cli.add_command(top.add_subparsers(dest="command"), "report", "0 is well", lambda given: 7)
     cli.add_archives(command, "PATH")
     cli.add_formats(command, "each point")
     command.add_argument("--margin", type=cli.typed(positive), default=0.5)
@@ -52,41 +47,33 @@ def parser() -> Parser:
 
 def test_a_command_has_its_summary_its_statuses_and_what_carries_it_out():
     top = parser()
-    given = top.parse_args(["report", "a", "b", "--run=last", "--since", "2026-01-31"])
+    given = top.parse_args(["report", "a", "b", "--run=last", "--since", "2026-01-31", "--margin", "0.25"])
     assert given.carry_out(given) == 7 and [str(path) for path in given.paths] == ["a", "b"]
-    assert (given.run, given.since) == ("last", "2026-01-31") and not (given.skip_damaged or given.json or given.csv)
-    assert top.parse_args(["report", "a", "--margin", "0.25"]).margin == 0.25
+    assert (given.run, given.since, given.margin) == ("last", "2026-01-31", 0.25)
+    assert not (given.skip_damaged or given.json or given.csv)
     (action,) = (each for each in top._actions if isinstance(each, argparse._SubParsersAction))
     told = " ".join(action.choices["report"].format_help().split())
-    assert "Exit status: 0 is well" in told and cli.SUMMARIES["report"][1:] in told
-    assert f"{cli.SUMMARIES['report'][0].upper()}{cli.SUMMARIES['report'][1:]}." in told
+    summary = cli.SUMMARIES["report"]
+    assert "Exit status: 0 is well" in told and f"{summary[0].upper()}{summary[1:]}." in told
     init = cli.add_command(Parser("slmserve").add_subparsers(), "init", "0", lambda given: 0, "make a folder")
     assert init.description == "Make a folder.", "an action of a command has its own"
 
 
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        ([], ["PATH"]),
-        (["a", "--jsn"], ["--jsn", "--json"]),
-        (["a", "--js"], ["--js", "--json"]),
-        (["a", "--margn=2"], ["--margn=2", "did you mean --margin?"]),
-        (["a", "--json", "--csv"], ["--json", "--csv"]),
-        (["a", "--margin", "-1"], ["--margin", "'-1'"]),
-        (["a", "--margin", "wide"], ["--margin", "'wide'"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "facts"), [
+    ([], ["PATH"]), (["a", "--jsn"], ["--jsn", "--json"]), (["a", "--js"], ["--js", "--json"]),
+    (["a", "--margn=2"], ["--margn=2", "did you mean --margin?"]), (["a", "--json", "--csv"], ["--json", "--csv"]),
+    (["a", "--margin", "-1"], ["--margin", "'-1'"]), (["a", "--margin", "wide"], ["--margin", "'wide'"]),
+])  # fmt: skip
 def test_wrong_usage_names_the_option_and_the_help_of_the_command(words, facts):
-    with pytest.raises(BadUsage) as wrong:
+    with refused(*facts, hint="slmserve report --help"):
         parser().parse_args(["report", *words])
-    assert all(fact in wrong.value.problem for fact in facts) and wrong.value.hint == "slmserve report --help"
 
 
 def test_a_command_without_csv_knows_no_csv():
     command = Parser("slmserve")
     cli.add_formats(command)
     assert not hasattr(command.parse_args([]), "csv")
-    with pytest.raises(BadUsage, match="--csv"):
+    with refused("--csv"):
         command.parse_args(["--csv"])
 
 
@@ -128,27 +115,17 @@ def options(parser, of="slmserve"):
             yield f"{of} {'/'.join(action.option_strings) or action.dest}", action
 
 
-@pytest.fixture(scope="module")
-def found():
-    return dict(options(program()))
-
-
-def test_each_option_of_each_command_says_what_it_does_and_what_it_takes(found):
+def test_each_option_of_each_command_says_what_it_does_and_takes_and_its_default():
+    found, defaults = dict(options(program())), 0
     assert len(found) > 100
-    assert [name for name, action in found.items() if not action.help] == []
-    taking = {name: action for name, action in found.items() if action.nargs != 0}
-    assert [name for name, action in taking.items() if not (action.metavar or action.choices)] == []
-    assert [name for name, action in found.items() if action.dest == "json" and "JSON" not in action.help] == []
-
-
-def test_a_default_that_the_help_names_is_the_default(found):
-    told = {}
     for name, action in found.items():
-        named = re.search(r"default: (\S+?)[,;)]", action.help)
-        if named and action.default not in (None, "", []):
-            usual = action.default
-            told[name] = named[1] in {str(usual), f"{usual:g}" if isinstance(usual, float) else ""}
-    assert len(told) > 15 and [name for name, true in told.items() if not true] == []
+        assert action.help and (action.nargs == 0 or action.metavar or action.choices), name
+        assert action.dest != "json" or "JSON" in action.help, name
+        told, usual = re.search(r"default: (\S+?)[,;)]", action.help), action.default
+        if told and usual not in (None, "", []):
+            assert told[1] in {str(usual), f"{usual:g}" if isinstance(usual, float) else ""}, name
+            defaults += 1
+    assert defaults > 15
 
 
 def test_each_command_tells_its_exit_statuses_and_ends_after_its_help(capsys):

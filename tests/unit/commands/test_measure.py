@@ -10,6 +10,7 @@ import math
 import shlex
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from command_line import refused, said
@@ -39,13 +40,16 @@ def loads_of(words):
     return [load for load, _ in asked(given_by(words))]
 
 
-def mooncake(folder, count=60, step_ms=50, lengths=(12, 3)):
-    """A trace: a request each `step_ms`, of so many prompt tokens and output tokens."""
-    prompt, output = lengths
-    rows = ({"timestamp": step_ms * i, "input_length": prompt, "output_length": output} for i in range(count))
+def mooncake(folder, prompt=12):
+    """A trace: a request each 50 ms for 3 s, of so many prompt tokens and 3 output tokens."""
+    rows = ({"timestamp": 50 * i, "input_length": prompt, "output_length": 3} for i in range(60))
     path = folder / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     return path
+
+
+def lengths(workload):
+    return {(len(each.prompt), each.output_tokens) for each in workload.requests}
 
 
 # Loads and requests
@@ -53,18 +57,15 @@ def mooncake(folder, count=60, step_ms=50, lengths=(12, 3)):
 OPEN = OpenLoop(requests=40)
 
 
-@pytest.mark.parametrize(
-    ("words", "load"),
-    [
-        ("--max-concurrency 4", ClosedLoop(4, window_s=10.0)),
-        ("--max-concurrency 4 --window 3s", ClosedLoop(4, window_s=3.0)),
-        ("--max-concurrency 4 --num-prompts 40", ClosedLoop(4, window_s=10.0, requests=40)),
-        ("--request-rate inf", replace(OPEN, rate=math.inf)),
-        ("--request-rate 60 --seed 3", replace(OPEN, rate=60, seed=3)),
-        ("--request-rate 9 --max-concurrency 2", replace(OPEN, rate=9, max_concurrency=2)),
-        ("--request-rate 9 --burstiness inf", replace(OPEN, rate=9, burstiness=math.inf)),
-    ],
-)
+@pytest.mark.parametrize(("words", "load"), [
+    ("--max-concurrency 4", ClosedLoop(4, window_s=10.0)),
+    ("--max-concurrency 4 --window 3s", ClosedLoop(4, window_s=3.0)),
+    ("--max-concurrency 4 --num-prompts 40", ClosedLoop(4, window_s=10.0, requests=40)),
+    ("--request-rate inf", replace(OPEN, rate=math.inf)),
+    ("--request-rate 60 --seed 3", replace(OPEN, rate=60, seed=3)),
+    ("--request-rate 9 --max-concurrency 2", replace(OPEN, rate=9, max_concurrency=2)),
+    ("--request-rate 9 --burstiness inf", replace(OPEN, rate=9, burstiness=math.inf)),
+])  # fmt: skip
 def test_a_number_of_requests_or_users_is_one_load(words, load):
     if isinstance(load, ClosedLoop):
         assert loads_of(words) == [load]
@@ -116,12 +117,13 @@ def test_a_trace_has_its_own_times_and_lengths(tmp_path):
     assert asked(given_by(f"--trace {path} --settle 2.95 --window 1"))
 
 
-def lengths(workload):
-    return {(len(each.prompt), each.output_tokens) for each in workload.requests}
-
-
-def test_lengths_are_drawn_from_a_trace_up_to_the_longest(tmp_path):
-    words = f"--lengths-from {mooncake(tmp_path, lengths=(40, 3))} --max-concurrency 4 --max-model-len"
+def test_lengths_are_typed_or_the_usual_or_natural_or_drawn_from_a_trace_up_to_the_longest(tmp_path):
+    for words, expected in (("", (512, 256)), ("--input-len 7", (7, 256)), ("--output-len 7", (512, 7))):
+        ((_, workload),) = asked(given_by(f"--max-concurrency 1 --num-prompts 2 {words}"))
+        assert lengths(workload) == {expected}
+    ((_, workload),) = asked(given_by("--max-concurrency 8 --num-prompts 16 --sharegpt"))
+    assert workload.spec.source == "lengths" and len({each.output_tokens for each in workload.requests}) > 8
+    words = f"--lengths-from {mooncake(tmp_path, 40)} --max-concurrency 4 --max-model-len"
     ((_, workload),) = asked(given_by(f"{words} 43"))
     assert lengths(workload) == {(40, 3)} and len(workload.requests) == measure.CYCLE
     with pytest.raises(Exception, match="--max-model-len"):
@@ -137,28 +139,12 @@ def test_no_request_is_sent_twice_while_there_are_enough():
     assert load.requests == DISTINCT + 5 and len(workload.requests) == DISTINCT == workload.spec.requests
 
 
-def test_lengths_are_those_that_were_typed_or_the_usual_or_natural():
-    for words, expected in (("", (512, 256)), ("--input-len 7", (7, 256)), ("--output-len 7", (512, 7))):
-        ((_, workload),) = asked(given_by(f"--max-concurrency 1 --num-prompts 2 {words}"))
-        assert lengths(workload) == {expected}
-    ((_, workload),) = asked(given_by("--max-concurrency 8 --num-prompts 16 --sharegpt"))
-    assert workload.spec.source == "lengths" and len({each.output_tokens for each in workload.requests}) > 8
-
-
-def test_a_load_takes_at_least_its_window_or_its_arrivals():
-    for load, least_s in (
-        (ClosedLoop(4, window_s=5.0), 5.0),
-        (ClosedLoop(4, requests=40), 0.0),
-        (OpenLoop(rate=10.0, requests=50), 5.0),
-        (OpenLoop(requests=50), 0.0),
-        (OpenLoop(rate=10.0, window_s=60.0, settle_s=5.0), 70.0),
-    ):
-        assert least_seconds(load) == least_s, load
-
-
-def test_a_duration_is_in_seconds():
+def test_a_duration_is_in_seconds_and_a_load_takes_at_least_its_window_or_its_arrivals():
     texts = {"30": 30, "30s": 30, " 1.5 s": 1.5, "0": 0, "0s": 0, "0.0": 0}
     assert {text: seconds(text, zero=True) for text in texts} == texts
+    loads = ClosedLoop(4, window_s=5.0), ClosedLoop(4, requests=40), OpenLoop(rate=10.0, requests=50), OPEN
+    ramp = OpenLoop(rate=10.0, window_s=60.0, settle_s=5.0)
+    assert [least_seconds(load) for load in (*loads, ramp)] == [5.0, 0.0, 5.0, 0.0, 70.0]
 
 
 # Wrong usage
@@ -174,69 +160,64 @@ def test_a_value_that_is_none_is_named_with_its_option(words, capsys):
     refused(said(capsys, "measure", *HERE, option, value), option, repr(value))
 
 
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        ("", ["--max-concurrency", "--request-rate"]),
-        ("--ramp 4,8 --trace t.csv", ["--ramp and --trace"]),
-        ("--max-concurrency 4 --trace t.csv", ["--max-concurrency and --trace"]),
-        ("--max-concurrency 4 --request-rate 9", ["--num-prompts"]),
-        ("--request-rate 1e9", ["10,000,000", "20 s"]),
-        ("--ramp 1,1e9 --step 9", ["10,000,000", "18 s"]),
-        ("--request-rate 0.001 --window 1 --settle 0", ["1 s"]),
-        ("--max-concurrency 4 --num-prompts 3", ["--num-prompts 3", "4"]),
-        ("--max-concurrency 4 --num-prompts 9 --window 3", ["--num-prompts and --window"]),
-        ("--request-rate 4 --num-prompts 9 --window 3", ["--num-prompts and --window"]),
-        ("--request-rate 4,8 --num-prompts 9", ["--window"]),
-        ("--request-rate inf --num-prompts 9 --burstiness 2", ["burstiness"]),
-        ("--request-rate 4 --burstiness -1", ["-1"]),
-        ("--max-concurrency 4 --settle 1", ["--settle"]),
-        ("--request-rate 4 --num-prompts 9 --settle 1", ["--settle"]),
-        ("--max-concurrency 4 --attainment 0.5", ["--attainment", "--request-rate"]),
-        ("--max-concurrency 4 --max-model-len 64", ["--max-model-len", "--lengths-from"]),
-        ("--max-concurrency 4 --lengths-from t.csv --max-model-len 1", ["1 tokens"]),
-        ("--max-concurrency 4 --lengths-from t.csv --sharegpt", ["trace"]),
-        ("--trace t.csv --lengths-from t.csv", ["--lengths-from"]),
-        ("--request-rate inf", ["--num-prompts"]),
-        ("--ramp 4,inf --step 9", ["--request-rate inf"]),
-        ("--ramp 4,8 --step 9 --num-prompts 9", ["--ramp", "--step"]),
-        ("--ramp 4,8", ["--step 30"]),
-        ("--ramp 4,8 --step 9 --window 3", ["--step", "--window"]),
-        ("--ramp 4,8 --step 3", ["5 s"]),
-        ("--request-rate 4 --step 3", ["--step", "--ramp"]),
-        ("--request-rate 4 --goodput itl:10ms", ["tpot:50ms"]),
-        ("--max-concurrency 4 --allow-failed 0.2", ["--allow-failed 0.2", "0.05"]),
-        ("--max-concurrency 4 --allow-failed -0.1", ["--allow-failed -0.1"]),
-        ("--max-concurrency 4 --export bench.json", ["'bench.json'"]),
-        ("--max-concurrency 4 --goodput fast", ["'fast'"]),
-        ("--max-concurrency 4 --tokenizer x", ["--tokenizer", "--sharegpt"]),
-        ("--max-concurrency 4 --sharegpt f.json", ["--tokenizer"]),
-        ("--max-concurrency 4 --sharegpt --input-len 9", ["--input-len"]),
-        ("--max-concurrency 4 --sharegpt --output-len 9", ["--output-len"]),
-        ("--trace t.csv --sharegpt", ["trace"]),
-        ("--trace t.csv --input-len 9", ["trace"]),
-        ("--trace t.csv --num-prompts 9", ["--trace", "--window"]),
-        ("--trace t.csv --burstiness 2", ["--burstiness", "--request-rate", "--ramp"]),
-        ("--max-concurrency 4 --burstiness 2", ["--burstiness", "--request-rate", "--ramp"]),
-        ("--request-rate 4 --speed 2", ["--speed", "--trace"]),
-        ("--max-concurrency 4 --extra-body '[1]'", ["--extra-body [1]"]),
-        ("--max-concurrency 4 --extra-body '" + "[" * 100_000 + "'", ["--extra-body"]),
-        ("--max-concurrency 4 --num-prompts 9 --json --csv", ["--json", "--csv"]),
-        ("--max-concurrency 4 --model '\x1b[2Jm'", ["control characters"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "facts"), [
+    ("", ["--max-concurrency", "--request-rate"]),
+    ("--ramp 4,8 --trace t.csv", ["--ramp and --trace"]),
+    ("--max-concurrency 4 --trace t.csv", ["--max-concurrency and --trace"]),
+    ("--max-concurrency 4 --request-rate 9", ["--num-prompts"]),
+    ("--request-rate 1e9", ["10,000,000", "20 s"]),
+    ("--ramp 1,1e9 --step 9", ["10,000,000", "18 s"]),
+    ("--request-rate 0.001 --window 1 --settle 0", ["1 s"]),
+    ("--max-concurrency 4 --num-prompts 3", ["--num-prompts 3", "4"]),
+    ("--max-concurrency 4 --num-prompts 9 --window 3", ["--num-prompts and --window"]),
+    ("--request-rate 4 --num-prompts 9 --window 3", ["--num-prompts and --window"]),
+    ("--request-rate 4,8 --num-prompts 9", ["--window"]),
+    ("--request-rate inf --num-prompts 9 --burstiness 2", ["burstiness"]),
+    ("--request-rate 4 --burstiness -1", ["-1"]),
+    ("--max-concurrency 4 --settle 1", ["--settle"]),
+    ("--request-rate 4 --num-prompts 9 --settle 1", ["--settle"]),
+    ("--max-concurrency 4 --attainment 0.5", ["--attainment", "--request-rate"]),
+    ("--max-concurrency 4 --max-model-len 64", ["--max-model-len", "--lengths-from"]),
+    ("--max-concurrency 4 --lengths-from t.csv --max-model-len 1", ["1 tokens"]),
+    ("--max-concurrency 4 --lengths-from t.csv --sharegpt", ["trace"]),
+    ("--trace t.csv --lengths-from t.csv", ["--lengths-from"]),
+    ("--request-rate inf", ["--num-prompts"]),
+    ("--ramp 4,inf --step 9", ["--request-rate inf"]),
+    ("--ramp 4,8 --step 9 --num-prompts 9", ["--ramp", "--step"]),
+    ("--ramp 4,8", ["--step 30"]),
+    ("--ramp 4,8 --step 9 --window 3", ["--step", "--window"]),
+    ("--ramp 4,8 --step 3", ["5 s"]),
+    ("--request-rate 4 --step 3", ["--step", "--ramp"]),
+    ("--request-rate 4 --goodput itl:10ms", ["tpot:50ms"]),
+    ("--max-concurrency 4 --allow-failed 0.2", ["--allow-failed 0.2", "0.05"]),
+    ("--max-concurrency 4 --allow-failed -0.1", ["--allow-failed -0.1"]),
+    ("--max-concurrency 4 --export bench.json", ["'bench.json'"]),
+    ("--max-concurrency 4 --goodput fast", ["'fast'"]),
+    ("--max-concurrency 4 --tokenizer x", ["--tokenizer", "--sharegpt"]),
+    ("--max-concurrency 4 --sharegpt f.json", ["--tokenizer"]),
+    ("--max-concurrency 4 --sharegpt --input-len 9", ["--input-len"]),
+    ("--max-concurrency 4 --sharegpt --output-len 9", ["--output-len"]),
+    ("--trace t.csv --sharegpt", ["trace"]),
+    ("--trace t.csv --input-len 9", ["trace"]),
+    ("--trace t.csv --num-prompts 9", ["--trace", "--window"]),
+    ("--trace t.csv --burstiness 2", ["--burstiness", "--request-rate", "--ramp"]),
+    ("--max-concurrency 4 --burstiness 2", ["--burstiness", "--request-rate", "--ramp"]),
+    ("--request-rate 4 --speed 2", ["--speed", "--trace"]),
+    ("--max-concurrency 4 --extra-body '[1]'", ["--extra-body [1]"]),
+    ("--max-concurrency 4 --extra-body '" + "[" * 100_000 + "'", ["--extra-body"]),
+    ("--max-concurrency 4 --num-prompts 9 --json --csv", ["--json", "--csv"]),
+    ("--max-concurrency 4 --model '\x1b[2Jm'", ["control characters"]),
+])  # fmt: skip
 def test_wrong_usage_names_the_option_and_asks_no_server(words, facts, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     refused(said(capsys, "measure", *HERE, *shlex.split(words)), *facts)
     assert not (tmp_path / ".slm/records.jsonl").exists() or "model" in words
 
 
-@pytest.mark.parametrize(
-    ("body", "fact"), [('"a": {"api_key": "x1y2"}', "'api_key'"), ('"bearer": "x1y2"', "'bearer'"),
-                       ('"user": "sk-x1y2x1y2"', "secret")],
-)  # fmt: skip
+@pytest.mark.parametrize(("body", "fact"), [
+    ('{"a": {"api_key": "x1y2"}}', "'api_key'"), ('{"bearer": "x1y2"}', "'bearer'"), ('{"u": "sk-x1y2x1y2"}', "secret"),
+])  # fmt: skip
 def test_a_secret_is_refused_and_not_repeated(body, fact, capsys):
-    body = f"{{{body}}}"
     assert "x1y2" not in refused(said(capsys, "measure", *HERE, "--max-concurrency=4", "--extra-body", body), fact)
 
 
@@ -251,39 +232,32 @@ def test_a_url_that_answers_otherwise_is_told_as_it_was_asked(tmp_path, monkeypa
 # What an engine measures
 
 
-class Planted:
-    """In place of the engine at an endpoint and of its loads: each load is a closed loop of so many users, with its own
-    number of failures; the engine ends with `error` at the load `ends_at`."""
-
-    def __init__(self, monkeypatch):
-        self.engines, self.cases, self.failures, self.ends_at, self.error = [], [], {}, None, None
-        self.closed = 0
-        monkeypatch.setattr(measure, "EndpointEngine", self.opened)
-        monkeypatch.setattr(measure, "measure_case", self.measured)
-        monkeypatch.setattr(measure, "this_host", lambda platform: Environment(platform=platform))
-
-    def opened(self, spec, **options):
-        self.engines.append((spec, options))
-        return SimpleNamespace(spec=spec, close=self.close)
-
-    def close(self):
-        self.closed += 1
-
-    def measured(self, engine, case, show):
-        number = len(self.cases)
-        self.cases.append(case)
-        if number == self.ends_at:
-            raise self.error
-        show(Progress("window", 3.0, 7, 2, 640.0))
-        facts = {"load": case.loads[0], "launch": str(number), "failures": self.failures.get(number, 0)}
-        return [replace(measurement(8, 1000.0, **facts), spec=engine.spec)]
-
-
 @pytest.fixture
 def planted(monkeypatch, tmp_path):
+    """In place of the engine at an endpoint and of its loads: each load is a closed loop of eight users, with its own
+    number of failures, or an error in their place."""
+    found = SimpleNamespace(engines=[], cases=[], failures={}, close=Mock())
+
+    def opened(spec, **options):
+        found.engines.append((spec, options))
+        return SimpleNamespace(spec=spec, close=found.close)
+
+    def measured(engine, case, show):
+        number = len(found.cases)
+        found.cases.append(case)
+        failures = found.failures.get(number, 0)
+        if isinstance(failures, BaseException):
+            raise failures
+        show(Progress("window", 3.0, 7, 2, 640.0))
+        facts = {"load": case.loads[0], "launch": str(number), "failures": failures}
+        return [replace(measurement(8, 1000.0, **facts), spec=engine.spec)]
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLM_ENDPOINT_KEY", raising=False)
-    return Planted(monkeypatch)
+    monkeypatch.setattr(measure, "EndpointEngine", opened)
+    monkeypatch.setattr(measure, "measure_case", measured)
+    monkeypatch.setattr(measure, "this_host", lambda platform: Environment(platform=platform))
+    return found
 
 
 def measured(capsys, words, *more):
@@ -304,14 +278,13 @@ def test_a_load_is_kept_and_each_format_has_its_figures(planted, capsys):
     kept = read(KEPT)
     assert [m.id for m in kept.measurements][1] == found["id"] and len(kept.measurements) == 3
     assert {session.plan.get("claims") == [] for session in kept.sessions} == {True}
-    assert planted.closed == 3 and all(m.load == ClosedLoop(8, window_s=10.0) for m in kept.measurements)
+    assert planted.close.call_count == 3 and all(m.load == ClosedLoop(8, window_s=10.0) for m in kept.measurements)
 
 
 def test_what_is_typed_reaches_the_engine_and_the_only_model_is_measured_if_none_is_named(planted, capsys, monkeypatch):
     body = '{"top_k": 1, "n": null, "stop": ["a"]}'
     words = f"{USERS} --timeout 90s --processes 2 --allow-prefix-cache --extra-body '{body}'"
-    only = []
-    monkeypatch.setattr(measure, "only_model", lambda *given: only.append(given) or "theirs")
+    monkeypatch.setattr(measure, "only_model", only := Mock(return_value="theirs"))
     seen = measured(capsys, words), measured(capsys, f"{USERS} --seed 5")
     unnamed = said(capsys, "measure", "--endpoint=http://h:1", USERS.replace(" ", "="))
     assert [each.status for each in (*seen, unnamed)] == [0, 0, 0]
@@ -321,13 +294,12 @@ def test_what_is_typed_reaches_the_engine_and_the_only_model_is_measured_if_none
     assert (spec.allow_prefix_cache, plain.allow_prefix_cache) == (True, False)
     assert options == {"own_prompts": True, "timeout_s": 90.0, "processes": 2}
     assert not seeded["own_prompts"], "who gives a seed wants the very requests again"
-    assert theirs.model == "theirs" and [given[0].startswith("http://h:1/v1/") for given in only] == [True]
+    assert theirs.model == "theirs" and only.call_count == 1 and only.call_args.args[0].startswith("http://h:1/v1/")
 
 
-@pytest.mark.parametrize(
-    ("failures", "words", "status"),
-    [(0, "", 0), (1, "", 1), (1, "--allow-failed 0.05", 0), (20, "--allow-failed 0.05", 1)],
-)
+@pytest.mark.parametrize(("failures", "words", "status"), [
+    (0, "", 0), (1, "", 1), (1, "--allow-failed 0.05", 0), (20, "--allow-failed 0.05", 1),
+])  # fmt: skip
 def test_failures_make_it_invalid_unless_their_share_is_allowed(failures, words, status, planted, capsys):
     planted.failures[0] = failures
     seen = measured(capsys, f"{USERS} {words} --json")
@@ -335,12 +307,13 @@ def test_failures_make_it_invalid_unless_their_share_is_allowed(failures, words,
     assert len(read(KEPT).measurements) == 1, "it is kept all the same"
 
 
-def test_several_loads_are_measured_one_after_the_other_and_the_worst_is_the_status(planted, capsys):
-    words = f"{RATES.replace('60', '60,90')} --goodput e2e:9s --json"
+def test_several_loads_are_measured_and_exported_one_by_one_and_the_worst_is_the_status(planted, capsys, tmp_path):
+    words = f"{RATES.replace('60', '60,90')} --goodput e2e:9s --json --export vllm-bench=results/"
     seen = measured(capsys, words)
     kept, told = read(KEPT).measurements, json.loads(seen.out)["points"]
     assert [m.load.rate for m in kept] == [20, 60, 90] == [each["rate"] for each in told]
-    assert [m.id for m in kept] == [each["id"] for each in told]
+    exported = {json.loads(path.read_text("utf-8"))["record_id"] for path in (tmp_path / "results").iterdir()}
+    assert [m.id for m in kept] == [each["id"] for each in told] and exported == {m.id for m in kept}
     lines = seen.err.splitlines()  # in a log, where no line can be written over
     assert [line.split(" | ")[0] for line in lines] == [f"slmserve: load {n} of 3" for n in (1, 2, 3)]
     planted.cases.clear()
@@ -350,14 +323,14 @@ def test_several_loads_are_measured_one_after_the_other_and_the_worst_is_the_sta
 
 @pytest.mark.parametrize("error", [EngineFailed("the client is gone"), KeyboardInterrupt()])
 def test_what_was_measured_before_the_end_is_kept(error, planted, capsys):
-    planted.ends_at, planted.error = 1, error
+    planted.failures[1] = error
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             measured(capsys, RATES)
     else:
         seen = measured(capsys, RATES)
         assert seen.status == 1 and "the client is gone" in seen.err
-    assert [m.load.rate for m in read(KEPT).measurements] == [20] and planted.closed == 1
+    assert [m.load.rate for m in read(KEPT).measurements] == [20] and planted.close.call_count == 1
 
 
 def test_a_terminal_sees_which_load_how_far_and_what_is_left_at_least(planted, capsys, monkeypatch):
@@ -373,24 +346,12 @@ def test_a_terminal_sees_which_load_how_far_and_what_is_left_at_least(planted, c
     assert "load 1" not in screen.getvalue() and "left" in screen.getvalue()
 
 
-def test_results_are_exported_as_vllms_own_client_writes_them(planted, capsys, tmp_path):
-    found = json.loads(measured(capsys, f"{USERS} --num-prompts 40 --json --export vllm-bench=bench.json").out)
-    told = json.loads((tmp_path / "bench.json").read_text("utf-8"))
-    assert (told["max_concurrency"], told["record_id"]) == (8, found["id"])
-    assert told["output_throughput"] == pytest.approx(found["output_tokens_per_s"])
-    for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e")):
-        assert told[f"p95_{theirs}_ms"] == pytest.approx(1e3 * found[f"{ours}_p95_s"])
-    measured(capsys, f"{RATES} --export vllm-bench=results/")
-    assert len([*(tmp_path / "results").iterdir()]) == 2
-
-
 @pytest.mark.parametrize("failures", [0, 1])
 def test_the_page_has_the_load_its_records_and_the_status(failures, planted, capsys, monkeypatch):
-    written = []
-    monkeypatch.setattr(measure, "write_page", lambda *given, **more: written.append((*given, more)))
+    monkeypatch.setattr(measure, "write_page", page := Mock())
     planted.failures[0] = failures
     assert measured(capsys, USERS, "--html", "out.html").status == failures
-    [(path, found, paths, more)] = written
+    (path, found, paths), more = page.call_args
     [section] = more["sections"]["Load"]
     assert (str(path), [str(each) for each in paths], more["status"]) == ("out.html", [KEPT], failures)
     assert (section.look, len(found.measurements)) == ("bad" if failures else "good", 1)

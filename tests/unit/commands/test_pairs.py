@@ -20,7 +20,6 @@ from pytest_slmserve.report.gate import WORDS
 
 KEYS = {"name", "outcome", "why", "better", "n", "decided_at", "ratio", "worse", "sd", "detectable", "margin"}
 HEADER = "baseline,candidate"
-OTHER_WAY = {"higher": "lower", "lower": "higher"}
 
 
 def pairs_of(factor: float = 1.0, sd: float = 0.005, count: int = 12, seed: int = 1) -> list[tuple[float, float]]:
@@ -65,20 +64,6 @@ def test_the_verdict_is_that_of_the_gate(tmp_path, capsys, seed, direction, fact
     assert status == {State.PASSES: 0, State.FAILS: 1, State.INCONCLUSIVE: 10}[expected.outcome]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 10_000), st.sampled_from(["higher", "lower"]), st.floats(0.9, 1.1), st.floats(0.01, 100))
-def test_the_unit_of_a_figure_changes_nothing_and_its_inverse_turns_the_direction(
-    tmp_path, capsys, seed, direction, factor, unit
-):
-    made = pairs_of(factor, 0.01, 12, seed)
-    one = asked(capsys, write(tmp_path, *lines(made)), direction)[1]
-    scaled = asked(capsys, write(tmp_path, *lines([(unit * a, unit * b) for a, b in made])), direction)[1]
-    inverse = asked(capsys, write(tmp_path, *lines([(1 / a, 1 / b) for a, b in made])), OTHER_WAY[direction])[1]
-    assert one["outcome"] == scaled["outcome"] == inverse["outcome"]
-    assert scaled["ratio"]["value"] == pytest.approx(one["ratio"]["value"])
-    assert inverse["ratio"]["value"] == pytest.approx(1 / one["ratio"]["value"])
-
-
 def test_json_has_all_that_is_known_and_the_margin_is_the_users(tmp_path, capsys):
     _, found = asked(capsys, write(tmp_path, *lines(pairs_of(0.9))))
     assert set(found) == KEYS and (found["name"], found["margin"]) == ("rate.csv", 0.03)
@@ -88,16 +73,6 @@ def test_json_has_all_that_is_known_and_the_margin_is_the_users(tmp_path, capsys
     path = write(tmp_path, *lines(pairs_of(0.95)))
     seen = [asked(capsys, path, "higher", "--margin", margin) for margin in (0.03, 0.2)]
     assert [(status, told["margin"]) for status, told in seen] == [(1, 0.03), (0, 0.2)]
-
-
-def test_too_noisy_or_too_few_pairs_are_inconclusive_and_more_decide(tmp_path, capsys):
-    few = [lines(pairs_of(0.5, count=rows)) for rows in (1, 2, 3)]
-    for rows in (lines(pairs_of(sd=0.3)), *few):
-        status, found = asked(capsys, write(tmp_path, *rows))
-        assert (status, found["outcome"], found["decided_at"], found["n"]) == (10, "inconclusive", None, len(rows))
-    noisy = lines(pairs_of(1.0, 0.035, 20, seed=4))
-    fewer, more = asked(capsys, write(tmp_path, *noisy[:12])), asked(capsys, write(tmp_path, *noisy))
-    assert fewer[0] == 10 and (more[0], more[1]["n"]) == (0, 20) and more[1]["decided_at"] in (18, 20)
 
 
 @pytest.mark.parametrize(("factor", "status", "word", "look"), [(0.9, 1, "fail", "bad"), (1.0, 0, "pass", "good")])
@@ -131,17 +106,14 @@ def test_other_columns_and_their_order_do_not_matter(tmp_path, capsys):
     assert mixed == asked(capsys, write(tmp_path, *lines(made)))
 
 
-@pytest.mark.parametrize(
-    ("header", "cells", "facts"),
-    [
-        (HEADER, "fast,100", ["line 4", "baseline", "'fast'"]),
-        (HEADER, "100,inf", ["line 4", "candidate", "'inf'"]),
-        (HEADER, "100,-5", ["line 4", "candidate", "'-5'"]),
-        (HEADER, "100", ["line 4", "1 ", "2"]),
-        ("baseline,after", "100,100", ["'candidate'", "baseline"]),
-        ("a,b", "100,100", ["'baseline'", "a"]),
-    ],
-)
+@pytest.mark.parametrize(("header", "cells", "facts"), [
+    (HEADER, "fast,100", ["line 4", "baseline", "'fast'"]),
+    (HEADER, "100,inf", ["line 4", "candidate", "'inf'"]),
+    (HEADER, "100,-5", ["line 4", "candidate", "'-5'"]),
+    (HEADER, "100", ["line 4", "1 ", "2"]),
+    ("baseline,after", "100,100", ["'candidate'", "baseline"]),
+    ("a,b", "100,100", ["'baseline'", "a"]),
+])  # fmt: skip
 def test_what_is_no_measurement_or_column_is_named(tmp_path, capsys, header, cells, facts):
     rows = lines(pairs_of())
     rows[2] = cells

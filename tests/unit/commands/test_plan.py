@@ -37,16 +37,13 @@ def planned(tmp_path, monkeypatch, capsys):
     return words
 
 
-@pytest.mark.parametrize(
-    ("given", "handed_on"),
-    [
-        ([], ["--slm-gpu", "--slm-plan", *SHIPPED]),
-        (["--slm-simulate", "-k", "point"], ["--slm-plan", "--slm-simulate", "-k", "point", *SHIPPED]),
-        (["test_mine.py::test_it", "--slm-cpu"], ["--slm-plan", "test_mine.py::test_it", "--slm-cpu"]),
-        (["--slm-python", "python", "--slm-cpu"], ["--slm-plan", "--slm-python=python", "--slm-cpu", *SHIPPED]),
-        (["--pyargs", "my.tests"], ["--slm-gpu", "--slm-plan", "--pyargs", "my.tests"]),
-    ],
-)
+@pytest.mark.parametrize(("given", "handed_on"), [
+    ([], ["--slm-gpu", "--slm-plan", *SHIPPED]),
+    (["--slm-simulate", "-k", "point"], ["--slm-plan", "--slm-simulate", "-k", "point", *SHIPPED]),
+    (["test_mine.py::test_it", "--slm-cpu"], ["--slm-plan", "test_mine.py::test_it", "--slm-cpu"]),
+    (["--slm-python", "python", "--slm-cpu"], ["--slm-plan", "--slm-python=python", "--slm-cpu", *SHIPPED]),
+    (["--pyargs", "my.tests"], ["--slm-gpu", "--slm-plan", "--pyargs", "my.tests"]),
+])  # fmt: skip
 def test_a_mode_and_tests_are_added_where_none_are_named(given, handed_on, planned):
     assert planned(*given) == handed_on
 

@@ -12,36 +12,28 @@ from pathlib import Path
 import pytest
 from command_line import refused, said
 from scripts import BASELINES, in_checkout
+from stored_records import stored
 from strategies import H200, law, measurement
-
-from pytest_slmserve.archive.store import Archive
 
 H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
 LOADS = (1, 8, 64)
 
 
-def stored(name, *rates, repeats=2, steps=50):
-    """An archive of sweeps: GPU, model and the rate of each load."""
-    with Archive.open(Path(name)) as archive:
-        archive.begin({}, {})
-        for where, model, by_load in rates:
-            for load, rate in by_load.items():
-                for i in range(repeats):
-                    facts = {"model": model, "environment": where, "repeat": i, "steps": steps}
-                    archive.add(measurement(load, rate + 0.1 * i, **facts))
-    return name
+def sweep(where, rates, model="opt-1.3b"):
+    """Two repeats of each load, by load and rate."""
+    facts = {"model": model, "environment": where, "steps": 50}
+    return [measurement(load, rate + 0.1 * i, repeat=i, **facts) for load, rate in rates.items() for i in range(2)]
+
+
+MEASURED = sweep(H100, {load: law(load) for load in LOADS})
 
 
 @pytest.fixture
 def records(tmp_path, monkeypatch):
     """A sweep on an H100, the same at 0.7 of its rates on an H200, and one on the H100 that no law describes."""
     monkeypatch.chdir(tmp_path)
-    return stored(
-        "both.jsonl",
-        (H100, "opt-1.3b", {load: law(load) for load in LOADS}),
-        (H200, "opt-1.3b", {load: 0.7 * law(load) for load in (*LOADS, 96)}),
-        (H100, "opt-2.7b", dict(zip(LOADS, (10.0, 900.0, 700.0)))),
-    )
+    there = sweep(H200, {load: 0.7 * law(load) for load in (*LOADS, 96)})
+    return stored(Path("a.jsonl"), *MEASURED, *there, *sweep(H100, dict(zip(LOADS, (10.0, 900.0, 700.0))), "opt-2.7b"))
 
 
 def found(capsys, *words, status):
@@ -82,14 +74,14 @@ def test_what_comes_true_is_0_and_a_gpu_that_was_not_measured_is_predicted_unche
     assert [each["verdicts"] for each in unchecked] == [[], []]
     (one,) = found(capsys, records, "--gpu", "H200", status=1)["predictions"]
     true = {row["concurrency"]: row["predicted_tokens_per_s"] for row in one["loads"][:3]}
-    path = stored("true.jsonl", (H100, "opt-1.3b", {load: law(load) for load in LOADS}), (H200, "opt-1.3b", true))
+    path = stored(Path("true.jsonl"), *MEASURED, *sweep(H200, true))
     (again,) = found(capsys, path, "--gpu", "H200", status=0)["predictions"]
     assert {verdict["state"] for verdict in again["verdicts"]} == {"passes"}
     assert all(row["predicted_over_measured"] == pytest.approx(1, abs=0.01) for row in again["loads"])
 
 
 def test_nothing_to_predict_from_is_10(records, capsys):
-    path = stored("one.jsonl", (H100, "opt-1.3b", {8: 900.0}), (H200, "opt-1.3b", {load: law(load) for load in LOADS}))
+    path = stored(Path("one.jsonl"), *sweep(H100, {8: 900.0}), *sweep(H200, {load: law(load) for load in LOADS}))
     seen = found(capsys, path, "--gpu", "H200", status=10)
     assert seen["predictions"] == [] and len(seen["notes"]) == 1
 
