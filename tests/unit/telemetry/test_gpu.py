@@ -3,7 +3,7 @@ unit and means what was planted, ratios over the span that is told; what a drive
 fails is unknown and comes back; and nothing is left behind. DCGM and its exporter: test_gpu_dcgm, test_gpu_exporter."""
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -38,17 +38,25 @@ def counters_at_every_reading(request, monkeypatch):
 
 
 @contextmanager
-def opened(
-    gpu: FakeNvml | None = None, profile: bool = True, each_time: Collection[int] = ()
-) -> Iterator[tuple[FakeNvml, NvmlSource]]:
-    """A source on a copy of the GPU, closed at the end, when nothing may be left behind."""
+def opened(gpu: FakeNvml | None = None, profile=True, each_time: Collection[int] = ()):
+    """A source on a copy of the GPU, closed at the end, when nothing may be left behind. Whose processes are ours is
+    not asked while the GPU has none."""
+
+    def own_pids():
+        assert gpu.state().processes or gpu.state().mps_processes
+        return {OURS}
+
     with installed(deepcopy(gpu)) as gpu:
-        source = open_nvml(gpu.uuid, own_pids=lambda: {OURS}, profile=profile, each_time=each_time)
+        source = open_nvml(gpu.uuid, own_pids=own_pids, profile=profile, each_time=each_time)
         try:
             yield gpu, source
         finally:
             source.close()
-        assert (gpu.live_samples, gpu.live_event_sets, gpu.initialised, gpu.faults) == (0, 0, 0, [])
+        assert nothing_left(gpu)
+
+
+def nothing_left(gpu: FakeNvml) -> bool:
+    return (gpu.live_samples, gpu.live_event_sets, gpu.initialised, gpu.faults) == (0, 0, 0, [])
 
 
 def at(gpu: FakeNvml, source: NvmlSource, now_s: float) -> Reading:
@@ -132,16 +140,6 @@ def test_the_newest_sample_that_is_old_enough_is_the_baseline_and_older_ones_are
             assert gpu.live_samples == young + bool(old_enough)
 
 
-@pytest.mark.parametrize(
-    ("later", "number"),
-    [({"gpm_nan": frozenset({2})}, of.SM_ACTIVE), ({"gpm_errors": {2: NOT_SUPPORTED}}, of.SM_ACTIVE)]
-    + [({"gpm_errors": {metric: UNKNOWN}}, number) for metric, number in GPM.items()],
-)
-def test_an_error_of_one_metric_is_its_own(later, number):
-    *_, reading = readings(gpu_of(BUSY, (1.0, later)), 0.0, 0.5, 2.0)
-    assert [n for n, value in reading.values.items() if value is None] == numbers_in(reading.missing) == [number]
-
-
 @pytest.mark.parametrize(("function", "code", "number", "then"), [
     ("nvmlGpmMetricsGet", UNKNOWN, of.SM_ACTIVE, 0.5), ("nvmlGpmMetricsGet", BAD_ARGUMENT, of.SM_ACTIVE, 0.5),
     ("nvmlDeviceGetUtilizationRates", UNKNOWN, of.GPU_UTIL, 0.0),
@@ -151,16 +149,6 @@ def test_what_fails_when_opened_for_a_reason_that_may_pass_works_later(function,
         assert (source.name, source.unsupported) == ("nvml-gpm", {})
         first, _, last = (at(gpu, source, now_s).values[number] for now_s in (0.05, 0.5, 1.0))
         assert first is None and last == pytest.approx(then)
-
-
-@pytest.mark.parametrize("function", ["nvmlGpmMetricsGet", "nvmlGpmSampleGet", "nvmlGpmSampleAlloc"])
-def test_a_call_of_gpm_that_fails_costs_the_ratios_of_that_reading(function):
-    gpu = gpu_of(BUSY, (1.0, {"refused": {function: UNKNOWN}}), (1.5, {"refused": {}}))
-    _, during, after = readings(gpu, 0.5, 1.0, 1.5)
-    assert during.span_s is None and numbers_in(during.missing) == sorted(PROFILED)
-    assert {n for n, value in during.values.items() if value is None} == PROFILED and during.values[of.POWER] == 500.0
-    assert after.span_s == (0.5 if function == "nvmlGpmMetricsGet" else 1.0)
-    assert after.values[of.SM_ACTIVE] == pytest.approx(BUSY.sm)
 
 
 def test_ratios_that_nobody_asked_for_are_not_taken():
@@ -225,9 +213,12 @@ LATER = {function: numbers for function, numbers in ALONE.items() if "Event" not
     "nvmlDeviceGetMemoryInfo_v2": {of.MEMORY_USED},
     "nvmlDeviceGetCurrentClocksEventReasons": {of.CLOCK_REASONS},
     "nvmlDeviceGetFieldValues": {field.number for field in FIELDS},
+    **dict.fromkeys(("nvmlGpmMetricsGet", "nvmlGpmSampleGet", "nvmlGpmSampleAlloc"), PROFILED),
 }
 FAILS = [({"refused": {function: code}}, numbers) for function, numbers in LATER.items() for code in (UNKNOWN, 3)]
 FAILS += [({"field_errors": {field: UNKNOWN}}, numbers) for field, numbers in FIELDS_ALONE.items()]
+FAILS += [({"gpm_errors": {metric: code}}, {number}) for metric, number in GPM.items() for code in (UNKNOWN, 3)]
+FAILS += [({"gpm_nan": frozenset({2})}, {of.SM_ACTIVE})]
 
 
 @pytest.mark.parametrize(("fails", "numbers"), FAILS)
@@ -237,6 +228,9 @@ def test_what_fails_later_is_none_with_a_reason_and_comes_back(fails, numbers):
     assert {number for number, value in during.values.items() if value is None} == numbers
     assert numbers_in(during.missing) == sorted(numbers) and before.missing == after.missing == ()
     assert before.values.keys() == during.values.keys() == after.values.keys() == EVERYTHING
+    sampled = "nvmlGpmSample" not in str(fails)  # one that was not taken is no baseline
+    assert (before.span_s, during.span_s) == (0.5, None if numbers == PROFILED else 0.5)
+    assert (after.span_s, after.values[of.SM_ACTIVE]) == (0.5 if sampled else 1.0, pytest.approx(BUSY.sm))
 
 
 INSTEAD = [
@@ -346,13 +340,6 @@ def test_each_process_counts_once(compute, mps, count, foreign):
     assert (of.FOREIGN_PROCESSES in numbers_in(reading.missing)) == (foreign is None)
 
 
-def test_own_pids_are_not_asked_for_while_the_gpu_has_none():
-    with installed() as gpu:
-        source = open_nvml(gpu.uuid, own_pids=lambda: pytest.fail("asked"))
-        assert source.read(0.0).values[of.FOREIGN_PROCESSES] == 0.0
-        source.close()
-
-
 @pytest.mark.parametrize("profile", [True, False])
 def test_a_lost_gpu_ends_it_and_closing_still_works(profile):
     gpu = gpu_of(BUSY, (1.0, {"lost": True}))
@@ -376,7 +363,7 @@ def test_a_gpu_that_cannot_be_read_leaves_nothing_open(gpu, uuid, said, hint):
     with installed(gpu):
         with refused(said, kind=SensorFailed, hint=hint):
             open_nvml(uuid, own_pids=set)
-        assert (gpu.live_samples, gpu.live_event_sets, gpu.initialised, gpu.faults) == (0, 0, 0, [])
+        assert nothing_left(gpu)
 
 
 @pytest.mark.parametrize(("function", "code", "said"), [

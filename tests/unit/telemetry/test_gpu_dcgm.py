@@ -114,10 +114,9 @@ def test_a_value_is_finite_or_the_reason_why_there_is_none(number, raw):
     assert raw > 2**30 or found not in WHY_BLANK, "what a GPU can say is no blank"
 
 
-@pytest.mark.parametrize(
-    ("raw", "status", "reason"),
-    [(math.nan, 0, "nan"), (-math.inf, 0, "-inf"), (0.5, -36, "-36"), (None, 0, f"{fake_dcgm.NO_DATA}")],
-)
+@pytest.mark.parametrize(("raw", "status", "reason"), [
+    (math.nan, 0, "nan"), (-math.inf, 0, "-inf"), (0.5, -36, "-36"), (None, 0, f"{fake_dcgm.NO_DATA}"),
+])  # fmt: skip
 def test_a_field_without_a_value_is_none_and_costs_no_other(engine, raw, status, reason):
     engine.on_progress(of.POWER, 300.0, SECOND)
     if raw is not None:

@@ -115,20 +115,16 @@ def test_a_sentinel_is_none_and_says_why(exporter, source, text, reason):
     assert reading.values[of.TEMPERATURE] == 64
 
 
-@pytest.mark.parametrize(
-    ("rows", "values"),
-    [
-        (["GPU_UTIL_RATIO 97"], {of.GPU_UTIL: 0.97}),  # 4.6: another name of field 203
-        (["GPU_UTIL_RATIO 0.97"], {of.GPU_UTIL: 0.97}),  # 4.7: field 1613
-        (["GPU_UTIL_RATIO 0"], {of.GPU_UTIL: 0.0}),
-        (["GPU_UTIL_RATIO 1"], {}),  # 1 % by the one, and all of the time by the other
-        (["GPU_UTIL_RATIO 1", "FB_USED_BYTES 4096"], {of.GPU_UTIL: 1.0, of.MEMORY_USED: 4096}),
-        (["GPU_UTIL 97", "GPU_UTIL_RATIO 0.971"], {of.GPU_UTIL: 0.97}),
-        (["GPU_ENERGY_JOULES_TOTAL 5000"], {of.ENERGY: 5000}),
-        (["SM_CLOCK_HERTZ 1980000000", "MEMORY_CLOCK_HERTZ 1e9"], {of.SM_CLOCK: 1.98e9, of.MEMORY_CLOCK: 1e9}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("rows", "values"), [
+    (["GPU_UTIL_RATIO 97"], {of.GPU_UTIL: 0.97}),  # 4.6: another name of field 203
+    (["GPU_UTIL_RATIO 0.97"], {of.GPU_UTIL: 0.97}),  # 4.7: field 1613
+    (["GPU_UTIL_RATIO 0"], {of.GPU_UTIL: 0.0}),
+    (["GPU_UTIL_RATIO 1"], {}),  # 1 % by the one, and all of the time by the other
+    (["GPU_UTIL_RATIO 1", "FB_USED_BYTES 4096"], {of.GPU_UTIL: 1.0, of.MEMORY_USED: 4096}),
+    (["GPU_UTIL 97", "GPU_UTIL_RATIO 0.971"], {of.GPU_UTIL: 0.97}),
+    (["GPU_ENERGY_JOULES_TOTAL 5000"], {of.ENERGY: 5000}),
+    (["SM_CLOCK_HERTZ 1980000000", "MEMORY_CLOCK_HERTZ 1e9"], {of.SM_CLOCK: 1.98e9, of.MEMORY_CLOCK: 1e9}),
+], ids=str)  # fmt: skip
 @pytest.mark.parametrize("written", [str.upper, str.lower], ids=["capitals", "small"])
 def test_the_names_of_4_7_have_their_own_units(rows, values, written):
     labels = f'{{{written("UUID")}="{GPU.upper()}"}}'

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import namedtuple
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,39 +50,30 @@ def test_a_release_that_is_missing_or_too_old_says_what_to_install(platform, pac
     assert words[:4] == ["/v/python", "-m", "pip", "install"] and words[-1] == package
 
 
-class Failed(Exception):
-    """NVML's error."""
-
-
-def nvml(text=str) -> SimpleNamespace:
-    """pynvml with two GPUs and a slice of one. text: older releases answer in bytes."""
-    found = SimpleNamespace(NVMLError=Failed, started=0, cuda=12080, masks=[1 << 63 | 1, 2])
+@pytest.fixture(params=[str, str.encode], ids=["text", "bytes"])
+def two_gpus(request, monkeypatch):
+    """pynvml with two GPUs and a slice of one; older releases answer in bytes."""
+    text, failed, masks = request.param, type("NVMLError", (Exception,), {}), [1 << 63 | 1, 2]
 
     def handle(name):
         if name not in ("GPU-0", "GPU-1", "MIG-5"):
-            raise Failed("Not Found")
+            raise failed("Not Found")
         return name
 
     def near(gpu, words):
         if gpu == "MIG-5":
-            raise Failed("Not Supported")
-        return found.masks[:words]
+            raise failed("Not Supported")
+        return masks[:words]
 
-    vars(found).update(
-        nvmlInit=lambda: vars(found).update(started=found.started + 1),
-        nvmlDeviceGetHandleByIndex=lambda index: handle(f"GPU-{index}"),
-        nvmlDeviceGetHandleByUUID=handle, nvmlDeviceGetUUID=text,
+    planted = SimpleNamespace(
+        NVMLError=failed, nvmlInit=Mock(), nvmlDeviceGetHandleByIndex=lambda index: handle(f"GPU-{index}"),
+        nvmlDeviceGetHandleByUUID=handle, nvmlDeviceGetUUID=text, nvmlDeviceGetCpuAffinity=near,
         nvmlDeviceGetName=lambda gpu: text(f"NVIDIA H200 ({gpu})"),
         nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(total=140 << 30, used=3 << 30),
-        nvmlDeviceGetCpuAffinity=near, nvmlSystemGetDriverVersion=lambda: text("570.133.20"),
-        nvmlSystemGetCudaDriverVersion_v2=lambda: found.cuda,
+        nvmlSystemGetDriverVersion=lambda: text("570.133.20"),
+        nvmlSystemGetCudaDriverVersion_v2=Mock(return_value=12080),
     )  # fmt: skip
-    return found
-
-
-@pytest.fixture(params=[str, str.encode], ids=["text", "bytes"])
-def two_gpus(request, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", planted := nvml(request.param))
+    monkeypatch.setitem(sys.modules, "pynvml", planted)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     visible_gpus.cache_clear()
     yield planted
@@ -90,11 +82,11 @@ def two_gpus(request, monkeypatch):
 
 @pytest.mark.parametrize(("cuda", "told"), [(12080, "12.8"), (13010, "13.1"), (11000, "11.0")])
 def test_a_gpu_is_described(two_gpus, monkeypatch, cuda, told):
-    two_gpus.cuda = cuda
+    two_gpus.nvmlSystemGetCudaDriverVersion_v2.return_value = cuda
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     near = frozenset({0, 63})
     assert visible_gpus()[1] == host.Gpu("GPU-1", "NVIDIA H200 (GPU-1)", 140 << 30, "570.133.20", told, near)
-    assert visible_gpus() is visible_gpus() and two_gpus.started == 1
+    assert visible_gpus() is visible_gpus() and two_gpus.nvmlInit.call_count == 1
 
 
 @pytest.mark.parametrize(("visible", "cores", "uuids", "near"), [
@@ -109,10 +101,9 @@ def test_visible_gpus_are_near_the_cores_of_their_masks(two_gpus, monkeypatch, v
     assert [(gpu.uuid, gpu.near_cores) for gpu in visible_gpus()] == [(uuid, near) for uuid in uuids.split()]
 
 
-HIDDEN = {"": "hides", "-1": "hides", "none": "hides", "7": "NVML", "GPU-9": "NVML"}
-
-
-@pytest.mark.parametrize(("visible", "who"), HIDDEN.items())
+@pytest.mark.parametrize(
+    ("visible", "who"), [("", "hides"), ("-1", "hides"), ("none", "hides"), ("7", "NVML"), ("GPU-9", "NVML")]
+)
 def test_a_host_without_a_visible_gpu_says_who_hides_it(two_gpus, monkeypatch, visible, who):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with refused(who, hint="CUDA_VISIBLE_DEVICES" if who == "hides" else "--slm-cpu"):
@@ -127,45 +118,40 @@ def test_gpus_of_different_kinds_are_told_apart():
 
 
 def test_memory_in_use_is_nvmls_or_an_error(two_gpus):
-    assert host.memory_used("GPU-1") == 3 << 30 and two_gpus.started == 1
+    assert host.memory_used("GPU-1") == 3 << 30 and two_gpus.nvmlInit.called
     with refused("GPU-9"):
         host.memory_used("GPU-9")
 
 
 @pytest.fixture
 def holds(monkeypatch):
-    """Every interpreter holds this vLLM; returns which were asked, and with which variables."""
-    asked, vllm = [], {}
+    """Every interpreter holds this vLLM; it is not asked with other variables than those that are given."""
     monkeypatch.setattr(host, "git_commit", lambda root: f"commit of {root}")
     monkeypatch.setattr(host.system, "platform", lambda: "Linux-6")
-    monkeypatch.setattr(host, "interpreter", lambda python, env: asked.append((python, env)) or HOLDS | vllm)
-    return lambda release: vllm.update(vllm=release) or asked
-
-
-def told(environment, names):
-    return tuple(getattr(environment, name) for name in names.split())
+    monkeypatch.setattr(host, "interpreter", found := Mock(return_value=HOLDS | {"vllm": "0.26.0"}))
+    return found
 
 
 def test_a_gpu_host_is_probed(two_gpus, holds, tmp_path):
-    asked = holds("0.26.0")
     found = probe("cuda", "/v/python", {"A": "1"}, tmp_path)
-    assert asked == [("/v/python", {"A": "1"})]
+    holds.assert_called_once_with("/v/python", {"A": "1"})
     assert (found.device, found.warnings, found.gpus) == ("GPU-0", (), visible_gpus())
-    expected = ("cuda", "NVIDIA H200 (GPU-0)", 140 << 30, "570.133.20", "12.8")
-    assert told(found.environment, "platform gpu_name gpu_memory_bytes driver cuda") == expected
-    expected = ("0.26.0", "2.13.0", "3.12.1", len(os.sched_getaffinity(0)), f"commit of {tmp_path}")
-    assert told(found.environment, "vllm torch python cores git_commit") == expected
+    assert found.environment == replace(
+        host.this_host("cuda", tmp_path), gpu_name="NVIDIA H200 (GPU-0)", gpu_memory_bytes=140 << 30,
+        driver="570.133.20", cuda="12.8", vllm="0.26.0", torch="2.13.0", python="3.12.1",
+    )  # fmt: skip
+    assert found.environment.cores == len(os.sched_getaffinity(0))
 
 
 def test_a_host_without_a_gpu_or_an_interpreter_is_probed_as_such(holds, tmp_path):
-    asked = holds("0.99.0")
+    holds.return_value = HOLDS | {"vllm": "0.99.0"}
     found = {platform: probe(platform, root=tmp_path) for platform in ("cpu", "simulated", "remote")}
-    assert asked == [(sys.executable, {})]
+    holds.assert_called_once_with(sys.executable, {})
     assert [(h.device, h.environment.gpu_name, h.environment.vllm, len(h.gpus)) for h in found.values()] == [
         ("cpu", None, "0.99.0", 0), ("simulated", "simulated", None, 8), ("none", None, None, 0),
     ]  # fmt: skip
     assert [h.environment.platform for h in found.values()] == [*found] and len(found["cpu"].warnings) == 1
-    holds(None)
+    holds.return_value = HOLDS | {"vllm": None}
     with refused(sys.executable):
         probe("cpu", root=tmp_path)
 
@@ -178,7 +164,7 @@ def test_a_host_is_known_by_its_name_and_boot_and_tells_neither(monkeypatch):
     monkeypatch.setattr(host, "version", {"pytest-slmserve": "9.8"}.__getitem__)
     here = host.this_host("cpu")
     expected = ("cpu", "A: fast one", str(Path.cwd()), "Linux-6", "9.8")
-    assert told(here, "platform cpu git_commit operating_system pytest_slmserve") == expected
+    assert (here.platform, here.cpu, here.git_commit, here.operating_system, here.pytest_slmserve) == expected
     assert here == host.this_host("cpu") and len(here.host) == 8 and set(here.host) <= set("0123456789abcdef")
     texts["/proc/sys/kernel/random/boot_id"] = "second"
     after = host.this_host("cpu")
@@ -189,17 +175,17 @@ def test_a_host_is_known_by_its_name_and_boot_and_tells_neither(monkeypatch):
 def test_what_the_system_does_not_say_is_unknown(monkeypatch):
     monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))
     monkeypatch.setattr(host, "git_commit", lambda root: None)
-    monkeypatch.setattr(host.system, "platform", lambda: "Linux-6")
-    monkeypatch.setattr(host.system, "processor", lambda: "")
     monkeypatch.setattr(host, "version", Mock(side_effect=host.PackageNotFoundError))
+    for name, answer in {"platform": "Linux-6", "processor": ""}.items():
+        monkeypatch.setattr(host.system, name, Mock(return_value=answer))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set())
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     here = host.this_host("cpu")
     assert (here.cpu, here.pytest_slmserve, here.cores, len(here.host)) == (None, None, 6, 8)
+    host.system.processor.return_value = "vax"
+    assert host.cpu_model() == "vax"
     monkeypatch.delattr(os, "sched_getaffinity")
     assert host.own_cores() == frozenset()
-    monkeypatch.setattr(host.system, "processor", lambda: "vax")
-    assert host.cpu_model() == "vax"
 
 
 @pytest.mark.parametrize(("nodes", "count"), [((), 1), (("node0",), 1), (("node0", "node1", "node12"), 3)])
@@ -227,13 +213,10 @@ def test_an_interpreter_is_asked_with_the_variables_of_the_engine(ran, monkeypat
     assert options["timeout"] == 60 and options["capture_output"] is True
 
 
-NO_ANSWERS = [
+@pytest.mark.parametrize("fault", [
     b"", b"hello", b"42", b"{}", b"\x80\xff", b"[" * 200_000, json.dumps({**HOLDS, "vllm": 1}).encode(),
     subprocess.TimeoutExpired("python", 1), PermissionError(),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
+], ids=range(9))  # fmt: skip
 def test_what_does_not_answer_is_no_interpreter(ran, fault):
     ran.return_value.stdout, ran.side_effect = fault, None if isinstance(fault, bytes) else fault
     with refused("/v/python", hint="--slm-python"):
@@ -253,11 +236,11 @@ def test_a_commit_is_what_git_says_or_unknown(ran, tmp_path):
 COLUMNS = ("user", "nice", "system", "idle", "waits", "irq", "softirq", "steal", "guest", "guest_nice")
 
 
-@dataclass
 class Planted:
     """A /proc and a /sys/fs/cgroup that say what a test wants, in seconds since boot."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def put(self, name: str, text: str) -> None:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -303,18 +286,25 @@ def test_rates_are_means_over_the_time_since_the_last_reading(planted, boot):
     source.close(), source.close()
 
 
-def test_time_that_stands_still_or_a_counter_that_goes_back_gives_none(planted):
+def test_a_rate_needs_time_and_a_counter_that_is_there_and_goes_on(planted):
+    def read(now_s, **at):
+        planted.at(**at)
+        found = source.read(now_s)
+        return found.values, [why.partition(":")[0] for why in found.missing]
+
     source = planted.open()
-    planted.at(user=2.0)
-    source.read(100.0)
-    still = source.read(100.0)
-    assert {still.values[number] for number in RATES} == {None} and still.values[of.OWN_MEMORY]
-    planted.at(user=1.0)
-    back = source.read(101.0)
-    assert back.values[of.HOST_CORES] is None and len(back.missing) == 1
-    assert [why.partition(":")[0] for why in back.missing] == [str(of.HOST_CORES)]
-    planted.at(user=1.0, throttled=7.0)
-    assert source.read(102.0).values[of.CPU_THROTTLED] == 1.0, "on seven CPUs at once: all of the time, and no more"
+    read(100.0, user=2.0)
+    still, _ = read(100.0, user=2.0)
+    assert {still[number] for number in RATES} == {None} and still[of.OWN_MEMORY]
+    back, missing = read(101.0, user=1.0)
+    assert (back[of.HOST_CORES], missing) == (None, [str(of.HOST_CORES)])
+    assert read(102.0, user=1.0, throttled=7.0)[0][of.CPU_THROTTLED] == 1.0, "on seven CPUs at once: no more than all"
+    (planted.root / "proc/stat").unlink()
+    gone = source.read(103.0)
+    assert (gone.values[of.HOST_CORES], gone.values[of.CPU_PRESSURE]) == (None, 0.0)
+    assert [why.partition(":")[0] for why in gone.missing] == [str(of.HOST_CORES), str(of.STOLEN_CORES)]
+    again = [read(104.0 + second, user=4.0 + second)[0][of.HOST_CORES] for second in range(2)]
+    assert again == [None, pytest.approx(1.0)], "once there are two readings"
 
 
 WITHOUT = {
@@ -348,19 +338,6 @@ def test_a_host_without_any_counter_tells_of_itself(tmp_path):
     source = Planted(tmp_path).open()
     assert source.unsupported.keys() == {*RATES}
     assert source.read(1.0).values.keys() == {of.OWN_CORES, of.OWN_MEMORY}
-
-
-def test_a_file_that_vanishes_gives_none_and_may_come_back(planted):
-    source = planted.open()
-    source.read(100.0)
-    (planted.root / "proc/stat").unlink()
-    found = source.read(101.0)
-    assert (found.values[of.HOST_CORES], found.values[of.CPU_PRESSURE]) == (None, 0.0)
-    assert [why.partition(":")[0] for why in found.missing] == [str(of.HOST_CORES), str(of.STOLEN_CORES)]
-    planted.at(user=4.0)
-    assert source.read(102.0).values[of.HOST_CORES] is None
-    planted.at(user=5.0)
-    assert source.read(103.0).values[of.HOST_CORES] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("own", "limits", "wanted"), [
@@ -427,6 +404,9 @@ def test_used_time_is_never_negative_also_of_a_child_that_nobody_waited_for(befo
     assert newly_used({1: Used(5.0, 0.0), 2: Used(2.0, 1.0)}, {1: Used(5.5, 0.0)}) == 0.5
 
 
+Times = namedtuple("Times", ("user", "system", "children_user", "children_system"))
+
+
 @dataclass(frozen=True)
 class Process:
     """A process of psutil, equal to others of its id; `alive` says who lives and what each has used."""
@@ -443,13 +423,12 @@ class Process:
     def oneshot(self):
         return nullcontext()
 
-    def cpu_times(self) -> SimpleNamespace:
+    def cpu_times(self):
         if self.pid not in self.alive:
             raise psutil.NoSuchProcess(self.pid)
-        names = ("user", "system", "children_user", "children_system")
-        return SimpleNamespace(**dict(zip(names, self.alive[self.pid])))
+        return Times(*self.alive[self.pid])
 
-    def memory_info(self) -> SimpleNamespace:
+    def memory_info(self):
         return SimpleNamespace(rss=1000 * self.pid)
 
 

@@ -1,6 +1,6 @@
 """Rows are those of the run's time, as an archive keeps them; the first source with a number counts, one that fails
-costs no other; readings are at even times, in one thread, up to the end; several GPUs stay apart; and of the
-sources that a host has, those are opened that the choice names. Stored records, replayed, tell the same again."""
+costs no other; readings are at even times, in one thread, up to the end; several GPUs stay apart; and of the sources
+that a host has, those are opened that the choice names."""
 
 import threading
 from dataclasses import replace
@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
-from scripts import BASELINES, needs_checkout
+from stored_records import stored
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
-from pytest_slmserve.analysis.metrics.validity import health
 from pytest_slmserve.archive.codec import measurement_line
-from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, PROBE, PROBE_CPU, SM_ACTIVE
@@ -72,8 +70,7 @@ def test_what_is_not_known_in_a_row_is_none_there_and_reasons_are_counted():
     readings = [Reading({POWER: 1.0}), Reading({POWER: 2.0, SM_ACTIVE: 0.5}, 1 / 3, ("a",)), Reading({SM_ACTIVE: 0.6})]
     found = recorded([Planted(*readings, Reading({POWER: None}, missing=("a", "b")))], range(4)).telemetry(0.0)
     assert found.columns == {POWER: (1.0, 2.0, None, None), SM_ACTIVE: (None, 0.5, 0.6, None)}
-    assert (found.missing, found.notes) == ({"a": 2, "b": 1}, ())
-    assert found.span_s == (None, 0.333333, None, None)
+    assert (found.missing, found.notes, found.span_s) == ({"a": 2, "b": 1}, (), (None, 0.333333, None, None))
 
 
 def test_an_archive_keeps_the_values_that_a_run_tells(tmp_path):
@@ -87,9 +84,7 @@ def test_an_archive_keeps_the_values_that_a_run_tells(tmp_path):
     kept = replace(made, run=replace(made.run, telemetry=found))
     columns = measurement_line(kept)["run"]["telemetry"]["columns"]
     assert (columns[str(PROBE)], columns[str(PROBE_CPU)]) == ([None, 3747, 4953], [None, 3694, None])
-    with Archive.open(tmp_path / "a.jsonl") as archive:
-        archive.add(kept)
-    (again,) = read(tmp_path / "a.jsonl").measurements
+    (again,) = read(stored(tmp_path / "a.jsonl", kept)).measurements
     assert again.run.telemetry == found and again.key == made.key, "the question is the same with sensors beside it"
 
 
@@ -187,15 +182,14 @@ def test_it_reads_in_one_thread_until_the_outermost_block_ends():
     assert another is not outer and "slm-telemetry" not in {thread.name for thread in threading.enumerate()}
 
 
-def gpu(watts, name="nvml"):
-    return Planted(Reading({POWER: watts}), name=name)
+def gpu(value, name="nvml", number=POWER, span_s=None, missing=()):
+    return Planted(Reading({number: value}, span_s, missing), name=name)
 
 
 def test_each_gpu_has_columns_of_its_own_and_gaps_name_it():
-    counters = Planted(Reading({SM_ACTIVE: None}, 0.5, ("1002: too early",)), name="dcgm")
-    span = Planted(Reading({POWER: 300.0}, 0.25), name="nvml")
-    both = SeveralGpus([[span], [counters, gpu(200.0)]])
-    host = Planted(Reading({HOST_CORES: 1.5}), name="host")
+    counters = gpu(None, "dcgm", SM_ACTIVE, 0.5, ("1002: too early",))
+    span = gpu(300.0, span_s=0.25)
+    both, host = SeveralGpus([[span], [counters, gpu(200.0)]]), gpu(1.5, "host", HOST_CORES)
     found = recorded([both, host], [100.0, 100.25]).telemetry(began_s=100.0)
     assert found.gpus == ({POWER: (300.0, 300.0)}, {SM_ACTIVE: (None, None), POWER: (200.0, 200.0)})
     assert found.columns == {HOST_CORES: (1.5, 1.5)} and found.sources == ("2 x nvml or dcgm + nvml", "host")
@@ -318,23 +312,3 @@ def test_a_simulated_gpu_is_busy_and_nothing_changes_but_its_energy():
     assert (idle[of.ENERGY], idle[POWER], idle[of.POWER_INSTANT]) == (200.0, 100.0, 100.0)
     ratios = {number: value for number, value in first.values.items() if of.SENSORS[number].unit == "ratio"}
     assert ratios.keys() >= set(of.PROFILED) and all(0 < value <= 1 for value in ratios.values())
-
-
-def replay(stored):
-    """A source whose readings are the rows, whenever it is asked."""
-    rows = [{number: column[row] for number, column in stored.columns.items()} for row in range(len(stored))]
-    return Planted(*map(Reading, rows, stored.span_s), SensorFailed("the record has no more rows"))
-
-
-def test_a_record_played_back_tells_the_same_and_one_that_ends_early_is_degraded():
-    needs_checkout()
-    for m in read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements[::20]:
-        stored = m.run.telemetry
-        again = replace(m.run, telemetry=recorded([replay(stored)], stored.time_s).telemetry(0.0))
-        assert (again.telemetry.columns, again.telemetry.span_s) == (stored.columns, stored.span_s)
-        assert device_figures(again) == device_figures(m.run)
-        assert health(again, m.environment) == health(m.run, m.environment)
-        longer = (*stored.time_s, stored.time_s[-1] + 0.25)
-        early = replace(m.run, telemetry=recorded([replay(stored)], longer).telemetry(0.0))
-        assert len(early.telemetry.notes) == 1 and f" {len(stored)} " in early.telemetry.notes[0]
-        assert health(early, m.environment).state == "degraded"
