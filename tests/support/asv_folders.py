@@ -1,7 +1,5 @@
 """A folder for asv with three releases of vLLM, and records of launches to convert."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Commands of `slmserve`, carried out in this process."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

@@ -6,8 +6,6 @@ arguments, error classes and return codes are the real ones'; the engine is a di
 """
 # ruff: noqa: N802 - the names are DCGM's
 
-from __future__ import annotations
-
 import sys
 import warnings
 from itertools import count

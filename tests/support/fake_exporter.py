@@ -4,8 +4,6 @@ Made by hand after NVIDIA/dcgm-exporter (README.md, etc/default-counters.csv, th
 internal/pkg/rendermetrics/render_metrics.go), not recorded from a running one.
 """
 
-from __future__ import annotations
-
 import http.client
 import socket
 from collections.abc import Iterator, Mapping

@@ -38,7 +38,7 @@ SW_POWER_CAP, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x4, 0x20, 0x40, 0x80
 XID_EVENT = 0x8
 GARBAGE = 12_345.0  # percent: what a ratio over too short a time comes out as
 SHORTEST_S, STEP_S = 0.1, 0.1  # of a ratio's span; between updates of energy and power
-SMOOTHING, NEW_SLOWDOWNS, OLD_SLOWDOWNS = 256, (269, 270, 271), (251, 252, 253)
+MEMORY, NEW_SLOWDOWNS, OLD_SLOWDOWNS = 150 << 30, (269, 270, 271), (251, 252, 253)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +74,28 @@ class State:
 
 
 BUSY = State(busy=1.0, sm=0.6, occupancy=0.2, tensor=0.15, dram=0.5, power_w=500.0, temperature_c=60)
+CLOCKS = ("", "sm_clock_mhz", "memory_clock_mhz")
 GPM_METRICS = {1: "busy", 2: "sm", 3: "occupancy", 5: "tensor", 10: "dram"}
 
-# Functions whose answer is what the last argument points to: a value, or several by name.
-PLAIN: dict[str, Callable[[FakeNvml], int | dict[str, int]]] = {
+# Values, some by the names of their parts, that a function writes where its last arguments point to; of its others.
+ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlSystemGetCudaDriverVersion_v2": lambda gpu: 13000,
-    "nvmlDeviceGetGpuInstanceId": lambda gpu: 7,
-    "nvmlDeviceGetSupportedEventTypes": lambda gpu: gpu.event_types,
-    "nvmlDeviceGetPowerUsage": lambda gpu: round(1000 * gpu.recent("power_w")),
-    "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj(),
-    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: round(1000 * gpu.state().power_limit_w),
-    "nvmlDeviceGetTemperature": lambda gpu: gpu.state().temperature_c,
-    "nvmlDeviceGetTemperatureV": lambda gpu: {"temperature": gpu.state().temperature_c},
-    "nvmlDeviceGetMemoryInfo": lambda gpu: {"total": 150 << 30, "used": gpu.state().memory_used_bytes + (1 << 29)},
-    "nvmlDeviceGetMemoryInfo_v2": lambda gpu: {"total": 150 << 30, "used": gpu.state().memory_used_bytes},
-    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.state().reasons,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.state().reasons,
-}
-TEXTS: dict[str, Callable[[FakeNvml], str]] = {
-    "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
-    "nvmlDeviceGetName": lambda gpu: "NVIDIA Pretence",
-    "nvmlSystemGetDriverVersion": lambda gpu: "580.00",
+    "nvmlDeviceGetMigMode": lambda gpu, device: (int(gpu.mig_mode), 0),
+    "nvmlDeviceGetGpuInstanceId": lambda gpu, device: 7,
+    "nvmlDeviceGetSupportedEventTypes": lambda gpu, device: gpu.event_types,
+    "nvmlDeviceGetPowerUsage": lambda gpu, device: round(1000 * gpu.recent("power_w")),
+    "nvmlDeviceGetTotalEnergyConsumption": lambda gpu, device: gpu.energy_mj(),
+    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu, device: round(1000 * gpu.state().power_limit_w),
+    "nvmlDeviceGetClockInfo": lambda gpu, device, kind: getattr(gpu.state(), CLOCKS[kind]),
+    "nvmlDeviceGetTemperature": lambda gpu, device, sensor: gpu.state().temperature_c,
+    "nvmlDeviceGetTemperatureV": lambda gpu, device: {"temperature": gpu.state().temperature_c},
+    "nvmlDeviceGetMemoryInfo": lambda gpu, device: {"total": MEMORY, "used": gpu.state().memory_used_bytes + (1 << 29)},
+    "nvmlDeviceGetMemoryInfo_v2": lambda gpu, device: {"total": MEMORY, "used": gpu.state().memory_used_bytes},
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu, device: gpu.state().reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu, device: gpu.state().reasons,
+    "nvmlDeviceGetUUID": lambda gpu, *_: gpu.uuid,
+    "nvmlDeviceGetName": lambda gpu, *_: "NVIDIA Pretence",
+    "nvmlSystemGetDriverVersion": lambda gpu, *_: "580.00",
 }
 
 
@@ -104,7 +105,8 @@ class FakeNvml:
 
     missing: functions that this driver does not have. energy_wraps_j: where the energy counter begins again at 0.
     slowdown_fields: ids under which it has the capped times of heat and power brake, which drivers do not agree on.
-    event_types: that it can register; mig: whether `uuid` is an instance of a divided GPU.
+    event_types: that it can register; mig: whether `uuid` is an instance of a divided GPU. answers: further ones, as
+    ANSWERS has them.
     """
 
     first: State = BUSY
@@ -117,9 +119,11 @@ class FakeNvml:
     slowdown_fields: tuple[int, int, int] = NEW_SLOWDOWNS
     smoothing: bool = False
     event_types: int = XID_EVENT | 0x2 | 0x4 | 0x10
+    answers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.uuid = "MIG-00000000-aaaa-bbbb-cccc-dddddddddddd" if self.mig else UUID
+        self.answers = ANSWERS | dict(self.answers)
         self.now_s, self._times, self._states, self.restarts = 0.0, [0.0], [self.first], [0.0]
         self.counters = {74: SW_POWER_CAP, **dict(zip(self.slowdown_fields, (SW_THERMAL, HW_THERMAL, POWER_BRAKE)))}
         self.calls: Counter[str] = Counter()
@@ -183,13 +187,15 @@ class FakeNvml:
                 return GPU_IS_LOST
             if name in state.refused:
                 return state.refused[name]
-        if name in PLAIN:
-            found = PLAIN[name](self)
-            for part, value in (found if isinstance(found, dict) else {"value": found}).items():
-                setattr(arguments[-1]._obj, part, value)
-            return SUCCESS
-        if name in TEXTS:
-            arguments[-2].value = TEXTS[name](self).encode()
+        if name in self.answers:
+            places = [argument._obj for argument in arguments if hasattr(argument, "_obj")]
+            inputs = [getattr(argument, "value", argument) for argument in arguments if not hasattr(argument, "_obj")]
+            found = self.answers[name](self, *inputs)
+            if isinstance(found, str):
+                places, found = [arguments[-2]], found.encode()
+            for place, value in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
+                for part, each in (value if isinstance(value, dict) else {"value": value}).items():
+                    setattr(place, part, each)
             return SUCCESS
         return int(getattr(self, name)(*arguments) or SUCCESS)
 
@@ -216,9 +222,6 @@ class FakeNvml:
         _point(device._obj, 1)
         return SUCCESS
 
-    def nvmlDeviceGetMigMode(self, device: Any, current: Any, pending: Any) -> None:
-        current._obj.value = pending._obj.value = int(self.mig_mode)
-
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, device: Any, parent: Any) -> int:
         if _address(device) != 2:
             return BAD_ARGUMENT
@@ -230,13 +233,6 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> int:
         rates._obj.gpu, rates._obj.memory = (round(100 * self.recent(name)) for name in ("busy", "dram"))
         return NOT_SUPPORTED if self.mig else SUCCESS
-
-    def nvmlDeviceGetClockInfo(self, device: Any, kind: Any, megahertz: Any) -> int:
-        clocks = {1: self.state().sm_clock_mhz, 2: self.state().memory_clock_mhz}
-        if kind.value not in clocks:
-            return BAD_ARGUMENT
-        megahertz._obj.value = clocks[kind.value]
-        return SUCCESS
 
     def nvmlDeviceGetFieldValues(self, device: Any, count: Any, values: Any) -> None:
         for place in values._obj:
@@ -369,7 +365,7 @@ class _Library:
         self._gpu = gpu
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        there = name in PLAIN or name in TEXTS or (name.startswith("nvml") and hasattr(self._gpu, name))
+        there = name in self._gpu.answers or (name.startswith("nvml") and hasattr(self._gpu, name))
         if name in self._gpu.missing or not there:
             raise AttributeError(name)
         return lambda *arguments: self._gpu(name, *arguments)

@@ -1,7 +1,5 @@
 """Simulated engines on several GPUs, whose waits are planted: what they serve, as a curve on the fewest of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from measured import measure

@@ -1,7 +1,5 @@
 """Archives of a sweep whose rates follow the law of saturation, as a run writes them, and damaged ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace

@@ -1,8 +1,6 @@
 """`slmserve`: which command is carried out, what becomes of each kind of error, and that neither a closed nor a narrow
 output is one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """The public names of the package: few, sorted, resolved late, each to what it names."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest

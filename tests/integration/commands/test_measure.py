@@ -1,11 +1,9 @@
 """`measure` on a server that somebody else has started: what came over the wire is what the record, the page, the
 export and `report` tell; failures are told and kept; and the key is told to nobody."""
 
-from __future__ import annotations
-
 import json
 import re
-from itertools import accumulate, count
+from itertools import count
 
 import pytest
 from command_line import said
@@ -38,8 +36,7 @@ def command(there, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
 
     def measured(*words, status=(0, 1)):
-        own = any("--sharegpt" in word or "--trace" in word for word in words)
-        lengths = () if own else ("--input-len=16", "--output-len=8")
+        lengths = () if any("--sharegpt" in word for word in words) else ("--input-len=16", "--output-len=8")
         fixed = ("--endpoint", url_of(there), "--model=slm", "--records=r.jsonl")
         seen = said(capsys, "measure", *fixed, *lengths, *words)
         assert seen.status in status and there._key not in seen.out + seen.err, seen.err
@@ -58,12 +55,6 @@ def sound(found):
     return found
 
 
-def most_in_flight(samples):
-    """By their own times."""
-    events = [(at, 1) for at in samples.sent_s] + [(at, -1) for at in samples.last_token_s]
-    return max(accumulate(change for _, change in sorted(events)))
-
-
 def test_a_number_of_requests_gives_a_record_a_page_and_an_export_of_the_same_numbers(there, command, tmp_path):
     words = ("--max-concurrency=4", "--num-prompts=40", "--json", "--html=out.html", "--export=vllm-bench=bench.json")
     found, told = sound(json.loads(command(*words).out)), json.loads((tmp_path / "bench.json").read_text("utf-8"))
@@ -78,7 +69,7 @@ def test_a_number_of_requests_gives_a_record_a_page_and_an_export_of_the_same_nu
     for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e"), ("itl", "itl")):
         for share in (90, 95, 99):
             assert told[f"p{share}_{theirs}_ms"] == pytest.approx(1e3 * found[f"{ours}_p{share}_s"])
-    assert told["max_concurrent_requests"] == found["concurrency_max"] == most_in_flight(m.run.samples) == 4
+    assert told["max_concurrent_requests"] == found["concurrency_max"] == 4
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
     (point,) = external.external_curve(external.read_results(tmp_path / "bench.json"), columns).points
     assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
@@ -98,7 +89,7 @@ def test_several_rates_are_one_table_which_report_prints_again(command, capsys, 
     assert told["request_goodput"] == pytest.approx(told["completed"] / 0.8)
 
 
-@pytest.mark.parametrize(("rate", "burstiness"), [("inf", "1"), ("60", "1"), ("80", "0.25"), ("80", "inf")])
+@pytest.mark.parametrize(("rate", "burstiness"), [("inf", "1"), ("80", "0.25")])
 def test_a_job_sends_its_arrivals_and_is_served_to_the_end(rate, burstiness, command, tmp_path, capsys):
     """The numbers are those of vLLM's own client: all requests, over the time until the last answer."""
     words = [f"--request-rate={rate}", "--num-prompts=40", SLO, "--export=vllm-bench=bench.json"]
@@ -116,19 +107,6 @@ def test_a_job_sends_its_arrivals_and_is_served_to_the_end(rate, burstiness, com
     assert f"{told['request_throughput']:.4g}" in said(capsys, "report", "r.jsonl").out
 
 
-def test_whoever_is_above_the_limit_on_what_is_in_flight_waits(command, tmp_path):
-    """As behind a gateway; 5 ms apart, 2 at a time, of which each takes longer."""
-    limited = ("--max-concurrency=2", "--num-prompts=40", "--request-rate=200")
-    found, (m,) = json.loads(command(*limited, "--export=vllm-bench=bench.json", "--json").out), kept()
-    assert m.load == OpenLoop(requests=40, rate=200, max_concurrency=2) and m.run.failures == 0
-    assert most_in_flight(m.run.samples) == 2
-    waited = m.run.stream.waited_s
-    assert len(waited) == 40 and sum(s > 0 for s in waited) > 20
-    assert found["held_back"]["max_s"] == pytest.approx(max(waited), abs=1e-3)
-    assert sum(m.run.stream.scheduled_s) - sum(job(40, 200).schedule_s) == pytest.approx(sum(waited), abs=1e-3)
-    assert json.loads((tmp_path / "bench.json").read_text("utf-8"))["max_concurrency"] == 2
-
-
 def test_a_ramp_is_told_step_by_step(command, capsys):
     seen = command("--ramp=20,60", "--step=1s", "--settle=0.2", "--burstiness=inf", SLO, "--json")
     found, (m,) = json.loads(seen.out), kept()
@@ -142,20 +120,6 @@ def test_a_ramp_is_told_step_by_step(command, capsys):
     assert found["id"] == m.id and found["load"]["steps"] == [[20, 1], [60, 1]]
     again = said(capsys, "report", "r.jsonl", SLO).out
     assert len([line for line in again.splitlines() if line.strip().startswith(("20 ", "60 "))]) == 4
-
-
-def test_a_trace_is_replayed_with_its_lengths(command, tmp_path):
-    rows = [{"timestamp": 50 * i, "input_length": 12, "output_length": 3 + i % 4} for i in range(60)]
-    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    found = json.loads(command("--trace=trace.jsonl", "--speed=2", "--settle=0.2", "--window=0.79", "--json").out)
-    (m,) = kept()
-    lengths = dict(zip(m.run.samples.request, m.run.samples.output_tokens, strict=True))
-    assert found["valid"] is (found["problems"] == []) and lengths == {i: 3 + i % 4 for i in range(48)}
-
-
-def test_several_client_processes_share_a_load(command):
-    found = json.loads(command("--max-concurrency=4", "--num-prompts=160", "--processes=2", "--json").out)
-    assert sound(found)["requests"] == 160 == len(kept()[0].run.samples)
 
 
 @pytest.fixture
@@ -173,7 +137,7 @@ def other_model(monkeypatch):
     return planted
 
 
-@pytest.mark.parametrize("load", ["--request-rate=inf", "--request-rate=500", "--max-concurrency=4"])
+@pytest.mark.parametrize("load", ["--request-rate=inf", "--max-concurrency=4"])
 def test_a_load_of_which_nothing_was_served_is_told_and_kept(load, command, other_model, tmp_path, capsys):
     """The first request only asks whether anybody is there."""
     other_model(first=2, every=1)

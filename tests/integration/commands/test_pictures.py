@@ -1,7 +1,5 @@
 """`report --figures` with the renderer itself: which pictures there are, and what is told where one cannot be drawn."""
 
-from __future__ import annotations
-
 import sys
 
 from command_line import refused, said
@@ -25,11 +23,9 @@ def test_pictures_of_several_archives_are_written_and_named(tmp_path, capsys):
 
 def test_without_sensors_the_sweeps_are_drawn_and_the_rest_is_excused(tmp_path, capsys):
     path, out = archive(tmp_path / "a.jsonl", measured((1, 64))), tmp_path / "out"
-    seen = said(capsys, "report", path, "--figures", out)
-    lines = [line for line in seen.out.splitlines() if "drawn" in line]
-    assert lines[:2] == [f"drawn: {out / name}.png" for name in ("sweeps", "latency")]
-    assert [line.split(":")[:2] for line in lines[2:]] == [["not drawn", f" {name}"] for name in SENSED]
+    told = said(capsys, "report", path, "--figures", out).out
     assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("sweeps", "latency"))
+    assert all(f"not drawn: {name}" in told for name in SENSED)
 
 
 def test_nothing_to_draw_a_folder_that_cannot_be_made_and_a_missing_renderer_are_refused(tmp_path, capsys, monkeypatch):

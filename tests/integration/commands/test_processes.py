@@ -1,8 +1,6 @@
 """`slmserve` as a program: it imports nothing heavy, and neither a closed output nor a reader that leaves early is an
 error."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """`bisect` and `plan` with pytest itself, on the simulated engine: it gates releases of which some are slow, and prices
 what it would run. pytest runs in this process, so that no interpreter starts."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

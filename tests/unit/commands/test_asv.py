@@ -2,8 +2,6 @@
 are as asv wants them, keep what was not measured now, and are written all or none; and a release is only ever added at
 the end."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -139,8 +137,6 @@ def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given():
         values(measurement(environment=replace(H200, vllm=None)))  # a simulated engine is of no release
 
 
-# Files
-
 PLACE = BenchmarkHost("nvidia-h200", "0.26.0", (("gpu", "NVIDIA H200"), ("driver", "1")), "2.11.0")
 SAMPLES = st.lists(st.floats(1e-3, 1e6).map(asv.rounded_value), min_size=1, max_size=4).map(tuple)
 MODELS = st.sampled_from("xy").map(repr)
@@ -227,9 +223,6 @@ def test_a_kept_file_is_written_as_it_was_read(path):
     assert json.loads(json.dumps(asv.result_file(place, commit, {}, old))) == old
 
 
-# `convert`, with the tags that git would tell of
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     tags = [f"v{release} {f'{i}' * 40} {1_782_777_600 + i}" for i, (release, _) in enumerate(RELEASES)]
@@ -266,17 +259,6 @@ def test_a_release_a_machine_and_the_list_of_benchmarks_are_written_and_again_no
     listed = json.loads(files["benchmarks.json"])["64-32-staggered-012345.ms_per_output_token"]
     assert (listed["params"], listed["unit"]) == ([["'opt-1.3b'"], ["8", "64"]], "ms/token")
     assert convert(launches(), launches()).status == 0 and results(folder) == files
-
-
-def test_archives_join_whatever_their_order_and_none_replaces_what_several_made(folder, convert):
-    """As a nightly job converts them: each night's archive by itself."""
-    nights = launches(loads=(8,)), launches(name="other", slower=1.01)
-    seen = []
-    for each in (*nights, *nights[::-1]):
-        convert(each)
-        seen.append({**served(folder), "started_at": 0})
-    assert seen[1] == seen[2] == seen[3] and seen[1]["params"] == [["'opt-1.3b'"], ["8", "64"]]
-    assert [len(samples) for samples in seen[1]["samples"]] == [4, 2]
 
 
 def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert):
@@ -324,8 +306,6 @@ def test_a_file_that_is_none_of_asv_is_refused_and_nothing_is_written(folder, co
         refused(seen, str(folder / "results"))
         assert results(folder) == before
 
-
-# The repository of releases; what git itself makes of it, an integration test looks at
 
 SHIPPED = asv.releases_in(asv.initial_files()[asv.RELEASES])
 

@@ -1,8 +1,6 @@
 """`bisect`: the first slow release is found by halving, or is among the suspects; which releases there are; and what
 goes to pytest, and from it, for each."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -33,9 +31,6 @@ def write(tmp_path, monkeypatch):
         return ("bisect", "--good=1.0", f"--bad=1.{len(rows) - 1}", "--releases=releases.json")
 
     return words
-
-
-# The search
 
 
 @pytest.fixture
@@ -87,9 +82,6 @@ def test_the_answer_in_words_names_the_releases_and_what_fails(search, write, mo
     assert "latency" not in seen.words and "energy" not in seen.words and "gating 1.1 against 1.0" in seen.err
 
 
-# Which releases
-
-
 def listed(monkeypatch, stdout, stderr=""):
     monkeypatch.setattr(bisect.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=stdout, stderr=stderr))
 
@@ -132,9 +124,6 @@ def test_a_file_that_is_no_list_or_lacks_a_release_or_interpreter_is_refused(tex
     refused(said(capsys, *usual, *words, *SIMULATED), *facts)
 
 
-# What pytest gets
-
-
 @pytest.fixture
 def pytest_run(monkeypatch):
     """pytest ends and prints so; the words of each run are kept."""
@@ -154,8 +143,7 @@ RECORDS = Path(".slm/bisect/1.1/records.jsonl")
 
 
 @pytest.mark.parametrize(("words", "given", "tests"), [
-    ([], [], SHIPPED),
-    (["--pyargs", "my.tests"], ["--pyargs", "my.tests"], ()),
+    ([], [], SHIPPED), (["--pyargs", "my.tests"], ["--pyargs", "my.tests"], ()),
     (["--slm-python", "releases.json"], ["--slm-python=releases.json"], SHIPPED),
 ])  # fmt: skip
 def test_the_gate_gets_both_sides_and_the_words_that_were_given(words, given, tests, write, pytest_run, capsys):
@@ -192,9 +180,6 @@ def test_a_release_counts_by_its_gates_unless_pytest_says_nothing(status, write,
     given = SimpleNamespace(folder=Path(".slm/bisect"), releases=Path("releases.json"), pytest=[], bad="1.2")
     gates, note = bisect.gated(given, Release("1.0"), Release("1.1"))
     assert (gates, bool(note)) == (["a gate"], status in (3, 4, 5))
-
-
-# Environments
 
 
 def test_a_release_without_an_interpreter_is_installed_once(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """What all commands share: near words are found, wrong usage is a BadUsage, options are typed in full, and a result is
 printed in the one format that was asked for, with its notes where they belong."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io
@@ -100,9 +98,6 @@ def test_a_note_is_folded_to_the_terminal(capsys, monkeypatch):
     cli.print_notes(["word " * 30])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= 40 and " ".join(lines).split().count("word") == 30
-
-
-# The help of all commands
 
 
 def options(parser, of="slmserve"):

@@ -1,8 +1,6 @@
 """`compare`: what is worse is worse in every format and in the exit status, whichever runs are named; and stored
 baselines hold what was valid, are listed, shown, and never overwritten unasked."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -54,9 +52,6 @@ def compared(capsys, *words, status=None):
 def rate_of(capsys, *words):
     [one] = compared(capsys, *words, RATE)
     return one["changes"][0]["ratio"]["value"]
-
-
-# Two sides
 
 
 def test_what_is_worse_has_its_ratio_its_verdict_and_status_1_in_each_format(before, capsys):
@@ -154,9 +149,6 @@ def test_committed_archives_of_two_hosts_say_so_and_claim_nothing(order, capsys)
     assert {name: count for name, count in one["counts"].items() if count} == {"inconclusive": 45}
     [host] = [each for each in one["differences"] if each["field"] == "host"]
     assert {*host["baseline"], *host["candidate"]} == {"5742266f", "01984512"}
-
-
-# Stored baselines
 
 
 @pytest.fixture

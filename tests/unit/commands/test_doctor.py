@@ -1,8 +1,6 @@
 """`doctor`: each check of a planted host or card has the right state, number and advice; bounds are where they are said
 to be; the page counts what it shows; and the exit status is 1 for a problem alone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
@@ -70,9 +68,6 @@ def test_only_a_problem_is_1(monkeypatch, capsys, page, status):
         assert said(capsys, "doctor", *words) == (status, "\n".join([*finding_lines(page), ""]), "")
     assert asked == [[sys.executable], ["a", "b"]]
     refused(said(capsys, "doctor", "--nonsense"), "--nonsense")
-
-
-# The card
 
 
 def test_a_host_without_a_gpu_is_no_problem_and_a_gpu_is_described(monkeypatch):
@@ -152,35 +147,20 @@ def test_a_card_that_says_nothing_is_no_warning():
 
 # What the doctor asks beside what a source does, and what NVML then writes into the places that it is given.
 ANSWERS = {
-    "Count_v2": lambda: [2],
-    "PersistenceMode": lambda device: [0],
-    "ComputeMode": lambda device: [3],
-    "PowerManagementDefaultLimit": lambda device: [750_000],
-    "PowerManagementLimitConstraints": lambda device: [200_000, 800_000],
-    "MaxClockInfo": lambda device, kind: [2000 + kind],
-    "ApplicationsClock": lambda device, kind: [1500 + kind],
-    "DefaultApplicationsClock": lambda device, kind: [1600 + kind],
-    "TemperatureThreshold": lambda device, kind: [44 + kind],
-    "EccMode": lambda device: [1, 1],
-    "TotalEccErrors": lambda device, kind, since: [10 * kind + since + 4],
-    "RemappedRows": lambda device: [1, 2, 0, 0],
+    "Count_v2": lambda gpu: 2,
+    "PersistenceMode": lambda gpu, device: 0,
+    "ComputeMode": lambda gpu, device: 3,
+    "PowerManagementDefaultLimit": lambda gpu, device: 750_000,
+    "PowerManagementLimitConstraints": lambda gpu, device: (200_000, 800_000),
+    "MaxClockInfo": lambda gpu, device, kind: 2000 + kind,
+    "ApplicationsClock": lambda gpu, device, kind: 1500 + kind,
+    "DefaultApplicationsClock": lambda gpu, device, kind: 1600 + kind,
+    "TemperatureThreshold": lambda gpu, device, kind: 44 + kind,
+    "EccMode": lambda gpu, device: (1, 1),
+    "TotalEccErrors": lambda gpu, device, kind, since: 10 * kind + since + 4,
+    "RemappedRows": lambda gpu, device: (1, 2, 0, 0),
 }
-
-
-class Card(FakeNvml):
-    def __getattr__(self, name):
-        if (asked := name.removeprefix("nvmlDeviceGet")) not in ANSWERS:
-            raise AttributeError(name)
-
-        def function(*arguments):
-            places = [each._obj for each in arguments if hasattr(each, "_obj")]
-            inputs = [getattr(each, "value", each) for each in arguments if not hasattr(each, "_obj")]
-            for place, value in zip(places, ANSWERS[asked](*inputs), strict=True):
-                place.value = value
-
-        return function
-
-
+CARD = {f"nvmlDeviceGet{name}": answer for name, answer in ANSWERS.items()}
 PAGE_OF_A_CARD = [
     ("GPU", "ok", "NVIDIA Pretence, 150.0 GiB, driver 580.00, CUDA 13.0"),
     ("GPU", "ok", "(one of 2:"),
@@ -212,13 +192,13 @@ def test_a_card_is_asked_through_pynvml_and_without_profiling_counters_it_is_a_w
     monkeypatch.setattr(doctor, "find_spec", lambda name: name == "vl_convert")
     monkeypatch.setattr(doctor, "of_python", lambda python, has_gpu: Finding("vLLM", "problem", f"{python} {has_gpu}"))
     visible_gpus.cache_clear()
-    with installed(Card(State(memory_used_bytes=5 * GIB, processes=(11,), reasons=0x40))):
+    with installed(FakeNvml(State(memory_used_bytes=5 * GIB, processes=(11,), reasons=0x40), answers=CARD)):
         found = {finding.name: finding for finding in doctor.examine(["/nowhere/python"])}
     visible_gpus.cache_clear()
     assert [*found] == NAMES
     for name, state, words in PAGE_OF_A_CARD:
         assert tells(found[name], words) == (state, True), name
-    with installed(Card(gpm=False)) as gpu:
+    with installed(FakeNvml(gpm=False)) as gpu:
         telemetry = doctor.of_telemetry(gpu.uuid)
     assert tells(telemetry, f"no {SM_ACTIVE}") == ("warning", True) and "nvml-gpm" not in telemetry.found
 
@@ -233,17 +213,10 @@ def test_mps_is_a_daemon_that_lives(root, monkeypatch):
     assert tells(doctor.of_mps(), "process 77") == ("warning", True)
 
 
-# The host
-
-
 @pytest.mark.parametrize(("usable", "total", "physical", "quota", "state", "words"), [
-    (8, 8, 8, 8, "ok", "8 of 8, 1 per core"),
-    (4, 8, 4, 6, "ok", "4 of 8, 2 per core"),
-    (8, 8, None, 8, "ok", "8 of 8, ? per core"),
-    (16, 16, 8, 6, "warning", "a quota of 6"),
-    (3, 8, 8, 6, "warning", "affinity"),
-    (2, 2, 2, 6, "warning", "share them"),
-    (2, 3, 3, 6, "warning", "affinity"),
+    (8, 8, 8, 8, "ok", "8 of 8, 1 per core"), (4, 8, 4, 6, "ok", "4 of 8, 2 per core"),
+    (8, 8, None, 8, "ok", "8 of 8, ? per core"), (16, 16, 8, 6, "warning", "a quota of 6"),
+    (3, 8, 8, 6, "warning", "affinity"), (2, 2, 2, 6, "warning", "share them"), (2, 3, 3, 6, "warning", "affinity"),
 ])  # fmt: skip
 def test_cores(root, monkeypatch, usable, total, physical, quota, state, words):
     monkeypatch.setattr(doctor.psutil, "cpu_count", lambda logical: physical)
@@ -333,8 +306,6 @@ def test_shared_memory_and_the_compile_cache(root, monkeypatch, name, where):
         assert (shared.state, cache.state) == states
         assert (shared.found, cache.found) == (words, f"there is one in {root / where}, {words}")
 
-
-# What runs on it
 
 HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
 

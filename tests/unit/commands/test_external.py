@@ -1,8 +1,6 @@
 """External results: which files are such, which columns they have, what is refused; the figures and notes of one curve,
 as data and as text; and Little's law on their means."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -53,9 +51,6 @@ def told(points, columns=PLAIN, slo=None, b_half=None):
         section, facts = ours.external_report(results, found, TOLERANCE)
         lines = section_text(section).splitlines()
     return SimpleNamespace(lines=lines, rows=[line.split() for line in lines], **json.loads(as_json(facts)))
-
-
-# The figures of one curve
 
 
 def test_the_published_results_have_the_published_answers():
@@ -122,9 +117,6 @@ def test_the_law_is_fitted_to_what_is_not_known_and_one_that_cannot_be_leaves_th
     found, more = told(steep), told([served(1, [100.0], [0.01]), *steep])
     assert (found.saturation_law, found.b_opt["value"], found.advised, more.b_opt["value"]) == (None, None, None, 8)
     assert told(FALLING).saturation_law is None
-
-
-# Files and their columns
 
 
 def found(capsys, *words, command="report"):
@@ -230,10 +222,16 @@ def test_every_key_of_external_results_is_documented(capsys, tmp_path):
     assert len(keys) > 8 and [key for key in keys if f"`{key}`" not in page] == []
 
 
+@pytest.mark.parametrize(("command", "words", "statuses"), [
+    ("report", ["--running=mean_running"], {0, 4}),
+    ("advise", ["--model=opt-1.3b", "--gpu-memory=63.43GiB", "--max-model-len=632"], {0, 4, 10}),
+])  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(tmp_path, capsys, data):
-    sensed = ("--running=mean_running", "--output-throughput=output_tok_per_s", "--preemptions=preemptions")
-    words = (*NAMES, *sensed, "--slo-itl", "2x@32", *data.draw(st.sampled_from([(), ("--json",)])))
-    seen = said(capsys, "report", external(tmp_path, spoilt_csv(data, CSV)), *words)
-    assert answered(seen, "b_opt", "plateau") and seen.status in (0, 4)
+def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(
+    command, words, statuses, tmp_path, capsys, data
+):
+    sensed = ("--output-throughput=output_tok_per_s", "--preemptions=preemptions", "--slo-itl=2x@32")
+    path, form = external(tmp_path, spoilt_csv(data, CSV)), data.draw(st.sampled_from([(), ("--json",)]))
+    seen = said(capsys, command, path, *NAMES, *sensed, *words, *form)
+    assert answered(seen, "b_opt", "plateau", "B_opt", "none: ") and seen.status in statuses

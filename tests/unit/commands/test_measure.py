@@ -1,14 +1,13 @@
 """`measure` without a server: what is typed becomes the loads and their requests; wrong usage names the option before
 anything is asked; and what an engine measures is kept, printed, exported and judged."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import math
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,7 +16,6 @@ from command_line import refused, said
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement
-from terminals import Screen
 
 from pytest_slmserve.__main__ import parser
 from pytest_slmserve.archive.store import read
@@ -52,8 +50,6 @@ def lengths(workload):
     return {(len(each.prompt), each.output_tokens) for each in workload.requests}
 
 
-# Loads and requests
-
 OPEN = OpenLoop(requests=40)
 
 
@@ -86,14 +82,14 @@ def test_each_rate_is_a_window_within_arrivals_that_go_on_behind_it(rates, settl
         assert load.schedule_s[0] >= 0 and load.schedule_s[-1] < 2 * settle_s + window_s
 
 
-def test_the_settling_time_the_gaps_of_a_constant_rate_and_the_arrivals_of_a_seed():
-    one, again, other, none = (
-        loads_of(f"--request-rate 8 {words}")[0] for words in ("--seed 1", "--seed 1", "--seed 2", "--settle 0")
+def test_rates_settle_by_default_and_have_the_arrivals_of_their_seed_and_shape():
+    one, again, other, none, even = (
+        loads_of(f"--request-rate 8 {words}")[0]
+        for words in ("--seed 1", "--seed 1", "--seed 2", "--settle 0", "--burstiness inf --settle 1 --window 2")
     )
     assert (one.settle_s, none.settle_s) == (SETTLE_S, 0.0) == (5.0, 0.0)
     assert one.schedule_s == again.schedule_s != other.schedule_s
-    (even,) = loads_of("--request-rate 8 --burstiness inf --settle 1 --window 2")
-    gaps = {round(b - a, 9) for a, b in zip(even.schedule_s, even.schedule_s[1:])}
+    gaps = {round(b - a, 9) for a, b in pairwise(even.schedule_s)}
     assert gaps == {0.125} and len(even.schedule_s) == 8 * 4
 
 
@@ -147,9 +143,6 @@ def test_a_duration_is_in_seconds_and_a_load_takes_at_least_its_window_or_its_ar
     assert [least_seconds(load) for load in (*loads, ramp)] == [5.0, 0.0, 5.0, 0.0, 70.0]
 
 
-# Wrong usage
-
-
 @pytest.mark.parametrize("words", [
     "--max-concurrency 0", "--max-concurrency 1000000000", "--input-len 1000000000", "--num-prompts 0", "--processes 0",
     "--timeout 0", "--request-rate nan", "--request-rate 4,x", "--request-rate 0", "--window -1", "--window 0",
@@ -161,44 +154,34 @@ def test_a_value_that_is_none_is_named_with_its_option(words, capsys):
 
 
 @pytest.mark.parametrize(("words", "facts"), [
-    ("", ["--max-concurrency", "--request-rate"]),
-    ("--ramp 4,8 --trace t.csv", ["--ramp and --trace"]),
+    ("", ["--max-concurrency", "--request-rate"]), ("--ramp 4,8 --trace t.csv", ["--ramp and --trace"]),
     ("--max-concurrency 4 --trace t.csv", ["--max-concurrency and --trace"]),
-    ("--max-concurrency 4 --request-rate 9", ["--num-prompts"]),
-    ("--request-rate 1e9", ["10,000,000", "20 s"]),
-    ("--ramp 1,1e9 --step 9", ["10,000,000", "18 s"]),
-    ("--request-rate 0.001 --window 1 --settle 0", ["1 s"]),
+    ("--max-concurrency 4 --request-rate 9", ["--num-prompts"]), ("--request-rate 1e9", ["10,000,000", "20 s"]),
+    ("--ramp 1,1e9 --step 9", ["10,000,000", "18 s"]), ("--request-rate 0.001 --window 1 --settle 0", ["1 s"]),
     ("--max-concurrency 4 --num-prompts 3", ["--num-prompts 3", "4"]),
     ("--max-concurrency 4 --num-prompts 9 --window 3", ["--num-prompts and --window"]),
     ("--request-rate 4 --num-prompts 9 --window 3", ["--num-prompts and --window"]),
     ("--request-rate 4,8 --num-prompts 9", ["--window"]),
     ("--request-rate inf --num-prompts 9 --burstiness 2", ["burstiness"]),
-    ("--request-rate 4 --burstiness -1", ["-1"]),
-    ("--max-concurrency 4 --settle 1", ["--settle"]),
+    ("--request-rate 4 --burstiness -1", ["-1"]), ("--max-concurrency 4 --settle 1", ["--settle"]),
     ("--request-rate 4 --num-prompts 9 --settle 1", ["--settle"]),
     ("--max-concurrency 4 --attainment 0.5", ["--attainment", "--request-rate"]),
     ("--max-concurrency 4 --max-model-len 64", ["--max-model-len", "--lengths-from"]),
     ("--max-concurrency 4 --lengths-from t.csv --max-model-len 1", ["1 tokens"]),
     ("--max-concurrency 4 --lengths-from t.csv --sharegpt", ["trace"]),
-    ("--trace t.csv --lengths-from t.csv", ["--lengths-from"]),
-    ("--request-rate inf", ["--num-prompts"]),
-    ("--ramp 4,inf --step 9", ["--request-rate inf"]),
-    ("--ramp 4,8 --step 9 --num-prompts 9", ["--ramp", "--step"]),
-    ("--ramp 4,8", ["--step 30"]),
-    ("--ramp 4,8 --step 9 --window 3", ["--step", "--window"]),
-    ("--ramp 4,8 --step 3", ["5 s"]),
-    ("--request-rate 4 --step 3", ["--step", "--ramp"]),
+    ("--trace t.csv --lengths-from t.csv", ["--lengths-from"]), ("--request-rate inf", ["--num-prompts"]),
+    ("--ramp 4,inf --step 9", ["--request-rate inf"]), ("--ramp 4,8 --step 9 --num-prompts 9", ["--ramp", "--step"]),
+    ("--ramp 4,8", ["--step 30"]), ("--ramp 4,8 --step 9 --window 3", ["--step", "--window"]),
+    ("--ramp 4,8 --step 3", ["5 s"]), ("--request-rate 4 --step 3", ["--step", "--ramp"]),
     ("--request-rate 4 --goodput itl:10ms", ["tpot:50ms"]),
     ("--max-concurrency 4 --allow-failed 0.2", ["--allow-failed 0.2", "0.05"]),
     ("--max-concurrency 4 --allow-failed -0.1", ["--allow-failed -0.1"]),
-    ("--max-concurrency 4 --export bench.json", ["'bench.json'"]),
-    ("--max-concurrency 4 --goodput fast", ["'fast'"]),
+    ("--max-concurrency 4 --export bench.json", ["'bench.json'"]), ("--max-concurrency 4 --goodput fast", ["'fast'"]),
     ("--max-concurrency 4 --tokenizer x", ["--tokenizer", "--sharegpt"]),
     ("--max-concurrency 4 --sharegpt f.json", ["--tokenizer"]),
     ("--max-concurrency 4 --sharegpt --input-len 9", ["--input-len"]),
     ("--max-concurrency 4 --sharegpt --output-len 9", ["--output-len"]),
-    ("--trace t.csv --sharegpt", ["trace"]),
-    ("--trace t.csv --input-len 9", ["trace"]),
+    ("--trace t.csv --sharegpt", ["trace"]), ("--trace t.csv --input-len 9", ["trace"]),
     ("--trace t.csv --num-prompts 9", ["--trace", "--window"]),
     ("--trace t.csv --burstiness 2", ["--burstiness", "--request-rate", "--ramp"]),
     ("--max-concurrency 4 --burstiness 2", ["--burstiness", "--request-rate", "--ramp"]),
@@ -227,9 +210,6 @@ def test_a_url_that_answers_otherwise_is_told_as_it_was_asked(tmp_path, monkeypa
     words = ("--max-concurrency=2", "--endpoint=http://host:8000/api/v1/", "--records", tmp_path / "r.jsonl")
     seen = said(capsys, "measure", *HERE, *words)
     refused(seen, "http://host:8000/api/v1/completions", "404", "/v1/chat/completions")
-
-
-# What an engine measures
 
 
 @pytest.fixture
@@ -333,19 +313,6 @@ def test_what_was_measured_before_the_end_is_kept(error, planted, capsys):
     assert [m.load.rate for m in read(KEPT).measurements] == [20] and planted.close.call_count == 1
 
 
-def test_a_terminal_sees_which_load_how_far_and_what_is_left_at_least(planted, capsys, monkeypatch):
-    screen = Screen()
-    monkeypatch.setattr(measure.sys, "stderr", screen)
-    measured(capsys, "--request-rate 20,60 --settle 1 --window 8")
-    lines = [line.removesuffix("\x1b[K") for line in screen.getvalue().split("\r")[1:]]
-    left = [line.split(" | ")[:2] for line in lines if line]
-    assert left == [["load 1 of 2", "0:17+ left"], ["load 2 of 2", "0:07+ left"]]
-    assert lines[-1] == "" and all(len(line) < 80 for line in lines)
-    screen.truncate(0)
-    measured(capsys, USERS)
-    assert "load 1" not in screen.getvalue() and "left" in screen.getvalue()
-
-
 @pytest.mark.parametrize("failures", [0, 1])
 def test_the_page_has_the_load_its_records_and_the_status(failures, planted, capsys, monkeypatch):
     monkeypatch.setattr(measure, "write_page", page := Mock())
@@ -363,10 +330,3 @@ def test_what_cannot_be_written_is_told_by_the_option_before_anything_is_measure
     for words, fact in (("--html there.json", "there.json"), (export, export), ("--records .", "--records")):
         told = refused(measured(capsys, f"{USERS} --records r.json {words}"), fact)
         assert "--slm-" not in told and planted.cases == [] and not (tmp_path / "r.json").exists()
-
-
-def test_what_further_was_asked_makes_a_table_of_its_own(planted, capsys):
-    for further in ((), ("--extra-body", '{"top_k": 1}')):
-        measured(capsys, RATES.replace(",60", ""), *further)
-    assert said(capsys, "report", KEPT).out.count("top_k: 1") == 1
-    assert len(json.loads(said(capsys, "report", KEPT, "--json").out)["loads"]) == 2

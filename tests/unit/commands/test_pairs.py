@@ -1,8 +1,6 @@
 """`pairs`: for any pairs the verdict, the ratio and the exit status are those of the gate; an empty cell never passes;
 and a file that is wrong is refused with its line."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -107,12 +105,9 @@ def test_other_columns_and_their_order_do_not_matter(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("header", "cells", "facts"), [
-    (HEADER, "fast,100", ["line 4", "baseline", "'fast'"]),
-    (HEADER, "100,inf", ["line 4", "candidate", "'inf'"]),
-    (HEADER, "100,-5", ["line 4", "candidate", "'-5'"]),
-    (HEADER, "100", ["line 4", "1 ", "2"]),
-    ("baseline,after", "100,100", ["'candidate'", "baseline"]),
-    ("a,b", "100,100", ["'baseline'", "a"]),
+    (HEADER, "fast,100", ["line 4", "baseline", "'fast'"]), (HEADER, "100,inf", ["line 4", "candidate", "'inf'"]),
+    (HEADER, "100,-5", ["line 4", "candidate", "'-5'"]), (HEADER, "100", ["line 4", "1 ", "2"]),
+    ("baseline,after", "100,100", ["'candidate'", "baseline"]), ("a,b", "100,100", ["'baseline'", "a"]),
 ])  # fmt: skip
 def test_what_is_no_measurement_or_column_is_named(tmp_path, capsys, header, cells, facts):
     rows = lines(pairs_of())

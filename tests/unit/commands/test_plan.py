@@ -1,7 +1,5 @@
 """`plan`: words go on to pytest as they are, and what is missing is added: a mode, and the built-in tests."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 """`predict`: what it prints of a law on another GPU in three formats, checked by what was measured there, and its exit
 status."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -302,8 +302,6 @@ HISTORIES = {
         gpu_of(events=tuple((0.5, 0x8, number) for number in range(150))), {1.0: {of.XID: 99}, 1.5: {of.XID: 149}}),
     "ECC errors": (gpu_of(BUSY, LATER_ON),
                    {0.9: {of.ECC_DOUBLE_BIT: 0.0}, 1.0: {of.ECC_DOUBLE_BIT: 2.0, of.REMAPPED_ROWS: 1.0}}),
-    "a foreign process that comes": (gpu_of(State(processes=(OURS,)), (1.0, {"processes": (OURS, THEIRS)})),
-                                     {0.5: {of.FOREIGN_PROCESSES: 0.0}, 1.0: {of.FOREIGN_PROCESSES: 1.0}}),
     "capped times of a new driver": (gpu_of(BUSY, *SLOWED, smoothing=True), {4.0: CAPPED}),
     "capped times of an older one": (gpu_of(BUSY, *SLOWED, smoothing=True, slowdown_fields=OLD), {4.0: CAPPED}),
 }  # fmt: skip

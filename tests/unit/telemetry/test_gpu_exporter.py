@@ -64,13 +64,6 @@ def test_each_unit_becomes_ours(exporter, source):
     source.close(), source.close()
 
 
-def test_the_names_of_4_6_mean_the_same_numbers(exporter):
-    names = "DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_BOARD_POWER_WATTS", "DCGM_FI_PROF_SM_UTIL_RATIO"
-    exporter.text = page(dict.fromkeys(names, 0))
-    found = read(exporter, ExporterSource(URL, GPU), dict(zip(names, (97, "431.2", 0.5))))
-    assert found.values == {of.GPU_UTIL: 0.97, of.POWER: 431.2, of.SM_ACTIVE: 0.5}
-
-
 def test_values_are_given_once_any_of_our_gpu_changes(exporter, source):
     first = source.read(0.0)
     assert first.values == dict.fromkeys(OURS) and len(first.missing) == 8
@@ -116,19 +109,20 @@ def test_a_sentinel_is_none_and_says_why(exporter, source, text, reason):
 
 
 @pytest.mark.parametrize(("rows", "values"), [
-    (["GPU_UTIL_RATIO 97"], {of.GPU_UTIL: 0.97}),  # 4.6: another name of field 203
-    (["GPU_UTIL_RATIO 0.97"], {of.GPU_UTIL: 0.97}),  # 4.7: field 1613
-    (["GPU_UTIL_RATIO 0"], {of.GPU_UTIL: 0.0}),
-    (["GPU_UTIL_RATIO 1"], {}),  # 1 % by the one, and all of the time by the other
-    (["GPU_UTIL_RATIO 1", "FB_USED_BYTES 4096"], {of.GPU_UTIL: 1.0, of.MEMORY_USED: 4096}),
-    (["GPU_UTIL 97", "GPU_UTIL_RATIO 0.971"], {of.GPU_UTIL: 0.97}),
-    (["GPU_ENERGY_JOULES_TOTAL 5000"], {of.ENERGY: 5000}),
-    (["SM_CLOCK_HERTZ 1980000000", "MEMORY_CLOCK_HERTZ 1e9"], {of.SM_CLOCK: 1.98e9, of.MEMORY_CLOCK: 1e9}),
+    (["DEV_GPU_UTIL_RATIO 97"], {of.GPU_UTIL: 0.97}),  # 4.6: another name of field 203
+    (["DEV_BOARD_POWER_WATTS 431.2", "PROF_SM_UTIL_RATIO 0.5"], {of.POWER: 431.2, of.SM_ACTIVE: 0.5}),
+    (["DEV_GPU_UTIL_RATIO 0.97"], {of.GPU_UTIL: 0.97}),  # 4.7: field 1613
+    (["DEV_GPU_UTIL_RATIO 0"], {of.GPU_UTIL: 0.0}),
+    (["DEV_GPU_UTIL_RATIO 1"], {}),  # 1 % by the one, and all of the time by the other
+    (["DEV_GPU_UTIL_RATIO 1", "DEV_FB_USED_BYTES 4096"], {of.GPU_UTIL: 1.0, of.MEMORY_USED: 4096}),
+    (["DEV_GPU_UTIL 97", "DEV_GPU_UTIL_RATIO 0.971"], {of.GPU_UTIL: 0.97}),
+    (["DEV_GPU_ENERGY_JOULES_TOTAL 5000"], {of.ENERGY: 5000}),
+    (["DEV_SM_CLOCK_HERTZ 1980000000", "DEV_MEMORY_CLOCK_HERTZ 1e9"], {of.SM_CLOCK: 1.98e9, of.MEMORY_CLOCK: 1e9}),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("written", [str.upper, str.lower], ids=["capitals", "small"])
-def test_the_names_of_4_7_have_their_own_units(rows, values, written):
+def test_the_names_of_4_6_and_4_7_have_their_own_units(rows, values, written):
     labels = f'{{{written("UUID")}="{GPU.upper()}"}}'
-    lines = (f"{written(f'DCGM_FI_DEV_{name}')}{labels} {value}" for name, value in map(str.split, rows))
+    lines = (f"{written(f'DCGM_FI_{name}')}{labels} {value}" for name, value in map(str.split, rows))
     found = values_of_gpu(samples("\n".join(lines), ON_A_PAGE), GPU)
     assert {number: in_our_unit(number, raw) for number, raw in found.items()} == pytest.approx(values)
 
@@ -169,8 +163,7 @@ MIG = page(DEFAULT, more=',GPU_I_PROFILE="1g.18gb",GPU_I_ID="7"')
 @pytest.mark.parametrize(("text", "uuid", "facts"), [
     (page(DEFAULT), OTHER_GPU, [OTHER_GPU, GPU]),
     (page(DEFAULT) + page(DEFAULT, OTHER_GPU), "GPU-0", ["GPU-0", f"{GPU}, {OTHER_GPU}"]),
-    (MIG, GPU, [GPU, "MIG"]),
-    (TWO, GPU, [GPU, "gpu 0, gpu 1"]),
+    (MIG, GPU, [GPU, "MIG"]), (TWO, GPU, [GPU, "gpu 0, gpu 1"]),
     *((text, GPU, [GPU]) for text in ("# HELP nothing here\n", "node_load1 0.5\n", "<!doctype html>\n<p>404</p>")),
 ])  # fmt: skip
 def test_a_page_without_our_gpu_is_no_source(exporter, text, uuid, facts):

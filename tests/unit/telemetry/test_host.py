@@ -346,8 +346,7 @@ def test_a_host_without_any_counter_tells_of_itself(tmp_path):
     ("0::/a/b", {"a/b": "max 100000", ".": "400000 200000"}, (".", 2.0)),
     ("0::/", {".": "100000 100000"}, (".", 1.0)),
     ("0::/a/b", {"a/b": "max 100000", "a": "max 100000", "..": "100000 100000"}, None),
-    ("4:memory:/x\n0::/a", {"a": "200000 100000"}, ("a", 2.0)),
-    ("4:cpu:/a", {"a": "200000 100000"}, None),
+    ("4:memory:/x\n0::/a", {"a": "200000 100000"}, ("a", 2.0)), ("4:cpu:/a", {"a": "200000 100000"}, None),
     ("0::/../elsewhere", {}, None),
 ])  # fmt: skip
 def test_the_quota_is_that_of_our_cgroup_or_the_nearest_above(planted, own, limits, wanted):

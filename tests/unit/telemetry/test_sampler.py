@@ -13,6 +13,7 @@ from refusals import refused
 from stored_records import stored
 from strategies import measurement
 
+from pytest_slmserve.analysis.metrics.validity import health
 from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors as of
@@ -21,6 +22,8 @@ from pytest_slmserve.schema.sensors import HOST_CORES, POWER, PROBE, PROBE_CPU, 
 from pytest_slmserve.telemetry import sampler as selection
 from pytest_slmserve.telemetry.host import MIN_SPAN_S, Reading, SensorSource
 from pytest_slmserve.telemetry.sampler import Recording, Sampler, SeveralGpus, merged_readings, open_sampler
+
+ONE = measurement()
 
 
 class Planted(SensorSource):
@@ -80,12 +83,11 @@ def test_an_archive_keeps_the_values_that_a_run_tells(tmp_path):
     gpus = SeveralGpus([[Planted(Reading({POWER: watts}))] for watts in (300.0, 200.0)])
     found = recorded([Planted(*pieces), Planted(host), gpus], [1.0, 2.0, 3.0]).telemetry(0.0)
     assert (found.columns[POWER], found.columns[SM_ACTIVE]) == ((0.333,) * 3, (0.6667,) * 3)
-    made = measurement()
-    kept = replace(made, run=replace(made.run, telemetry=found))
+    kept = replace(ONE, run=replace(ONE.run, telemetry=found))
     columns = measurement_line(kept)["run"]["telemetry"]["columns"]
     assert (columns[str(PROBE)], columns[str(PROBE_CPU)]) == ([None, 3747, 4953], [None, 3694, None])
     (again,) = read(stored(tmp_path / "a.jsonl", kept)).measurements
-    assert again.run.telemetry == found and again.key == made.key, "the question is the same with sensors beside it"
+    assert again.run.telemetry == found and again.key == ONE.key, "the question is the same with sensors beside it"
 
 
 @pytest.mark.parametrize("fault", [SensorFailed("the GPU is lost"), ZeroDivisionError("ours")])
@@ -93,6 +95,7 @@ def test_a_source_that_fails_is_noted_and_the_others_go_on(fault):
     lost, host = Planted(Reading({POWER: 1.0}), fault, name="lost"), Planted(Reading({HOST_CORES: 2.0}))
     found = recorded([lost, host], [1.0, 2.0, 3.0]).telemetry(0.0)
     assert found.columns == {POWER: (1.0, None, None), HOST_CORES: (2.0, 2.0, 2.0)} and len(lost.asked) == 2
+    assert health(replace(ONE.run, telemetry=found), ONE.environment).state == "degraded"
     (note,) = found.notes
     assert note.startswith("lost ") and " 1 " in note and getattr(fault, "problem", "ZeroDivisionError: ours") in note
     alone = recorded([Planted(fault)], [1.0, 2.0]).telemetry(0.0)
@@ -139,10 +142,8 @@ def times_read(time, interval_s, reading_takes_s=0.0):
 
 
 @pytest.mark.parametrize(("ends_s", "interval_s", "takes_s", "times"), [
-    (1.0, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75, 1.0]),
-    (0.86, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75, 0.86]),
-    (0.84, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75]),
-    (0.3, 10.0, 0.0, [0.0, 0.3]), (0.02, 10.0, 0.0, [0.0]),
+    (1.0, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75, 1.0]), (0.86, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75, 0.86]),
+    (0.84, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75]), (0.3, 10.0, 0.0, [0.0, 0.3]), (0.02, 10.0, 0.0, [0.0]),
     (0.8, 0.1, 0.15, [0.0, 0.2, 0.4, 0.6, 0.8]),
 ], ids=["even", "its end", "just after a reading", "long", "too short", "a slow source"])  # fmt: skip
 def test_it_reads_at_even_times_and_at_the_end(ends_s, interval_s, takes_s, times):
@@ -246,14 +247,11 @@ DCGM = "dcgm localhost:5555 0.5"
 
 @pytest.mark.parametrize(("choice", "device", "answers", "names", "notes"), [
     ("host", "cpu", "gpm dcgm", [], []), ("host", A, "gpm dcgm", [], []), ("auto", "cpu", "gpm dcgm", [], []),
-    ("auto", "none", "gpm dcgm", [], []),
-    ("auto", A, "gpm dcgm", ["nvml-gpm"], []),
-    ("auto", A, "dcgm", [DCGM, "nvml"], []),
-    ("auto", A, "", ["nvml"], ["no profiling counters"]),
+    ("auto", "none", "gpm dcgm", [], []), ("auto", A, "gpm dcgm", ["nvml-gpm"], []),
+    ("auto", A, "dcgm", [DCGM, "nvml"], []), ("auto", A, "", ["nvml"], ["no profiling counters"]),
     ("auto", LACKS, "gpm dcgm", [], ["no NVML", "no DCGM"]),
-    ("gpm", A, "gpm dcgm", ["nvml-gpm"], []),
-    ("nvml", A, "gpm dcgm", ["nvml"], []), ("dcgm", A, "gpm dcgm", [DCGM], []),
-    ("dcgm=gpu7:5556", A, "gpm dcgm", ["dcgm gpu7:5556 0.5"], []),
+    ("gpm", A, "gpm dcgm", ["nvml-gpm"], []), ("nvml", A, "gpm dcgm", ["nvml"], []),
+    ("dcgm", A, "gpm dcgm", [DCGM], []), ("dcgm=gpu7:5556", A, "gpm dcgm", ["dcgm gpu7:5556 0.5"], []),
     ("http://node:9400/metrics", A, "", ["http://node:9400/metrics"], []),
 ])  # fmt: skip
 def test_a_choice_opens_the_sources_that_it_names(there, choice, device, answers, names, notes):
@@ -269,9 +267,7 @@ def test_a_choice_opens_the_sources_that_it_names(there, choice, device, answers
 
 @pytest.mark.parametrize(("choice", "device", "error", "said"), [
     *((each, device, BadUsage, each) for each in ("nvml", "gpm", "dcgm", "http://x") for device in ("cpu", "none")),
-    ("gpm", A, SensorFailed, "GPM"),
-    ("gpm", LACKS, SensorFailed, "no NVML"),
-    ("dcgm", A, SensorFailed, "no DCGM"),
+    ("gpm", A, SensorFailed, "GPM"), ("gpm", LACKS, SensorFailed, "no NVML"), ("dcgm", A, SensorFailed, "no DCGM"),
     ("nvml", LACKS, SensorFailed, "no NVML"),
 ])  # fmt: skip
 def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choice, device, error, said):
@@ -281,13 +277,10 @@ def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choi
 
 
 @pytest.mark.parametrize(("window_s", "numbers"), [(1.9, {of.ENERGY}), (4.99, {of.ENERGY}), (5.0, set())])
-def test_short_windows_have_the_energy_counter_in_each_reading(there, window_s, numbers):
+def test_short_windows_have_the_energy_counter_in_each_reading_and_off_opens_nothing(there, window_s, numbers):
+    assert open_sampler("off", A, 0.0) == (None, []) and not there["opened"]
     open_sampler("nvml", A, 0.25, window_s=window_s)
     assert there["each time"] == numbers
-
-
-def test_nothing_is_opened_where_telemetry_is_off(there):
-    assert open_sampler("off", A, 0.0) == (None, []) and not there["opened"]
 
 
 @pytest.mark.parametrize("others", [[B], [LACKS], [B, LACKS]])

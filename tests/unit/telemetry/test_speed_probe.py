@@ -23,18 +23,15 @@ def test_a_piece_is_timed_by_the_clock_and_by_cpu_time_in_microseconds(monkeypat
     clocks = {"perf_counter_ns": iter([5_000, 3_005_999]), "thread_time_ns": iter([7_000, 2_000_000 + 7_999])}
     for name, times in clocks.items():
         monkeypatch.setattr(speed_probe.time, name, lambda times=times: next(times))
-    monkeypatch.setattr(speed_probe, "probe_work", lambda: next(worked))
-    worked = iter([None])
-    assert speed_probe.timed() == (3000, 2000)
-    assert next(worked, "done") == "done"
+    monkeypatch.setattr(speed_probe, "probe_work", work := Mock())
+    assert speed_probe.timed() == (3000, 2000) and work.call_count == 1
 
 
 LINE, GONE = 0, 99  # descriptors: its standard input, and its parent
 
 
 @pytest.mark.parametrize(("ready", "read", "pieces"), [
-    ([[LINE], [LINE], [GONE]], [b"\n", b"\n"], 2),
-    ([[LINE], [LINE, GONE]], [b"\n", b"\n"], 1),
+    ([[LINE], [LINE], [GONE]], [b"\n", b"\n"], 2), ([[LINE], [LINE, GONE]], [b"\n", b"\n"], 1),
     ([[LINE], [LINE]], [b"\n", b""], 1), ([[LINE], []], [b"\n"], 1),
 ])  # fmt: skip
 def test_each_line_is_a_piece_until_the_parent_or_its_pipe_is_gone(monkeypatch, ready, read, pieces):
@@ -104,19 +101,17 @@ def test_between_two_pieces_it_rests(started):
     assert started[0].words[-1] == str(os.getpid()), "wherever the kernel puts it"
 
 
-def test_one_that_ends_makes_its_values_unknown_from_then_on(started):
+def test_one_that_ends_or_cannot_be_started_makes_its_values_unknown_from_then_on(started, monkeypatch):
     probe = SpeedProbeSource()
     probe.read(0.0)
     started[0].says.close()
     first, second = probe.read(1.0), probe.read(2.0)
-    assert first == second and first.values == {PROBE: None, PROBE_CPU: None} and first.span_s is None
-    assert [why.partition(":")[0] for why in first.missing] == [str(PROBE)]
-
-
-def test_one_that_cannot_be_started_makes_its_values_unknown(monkeypatch):
     monkeypatch.setattr(host.subprocess, "Popen", Mock(side_effect=FileNotFoundError(2, "not there", sys.executable)))
-    found = SpeedProbeSource().read(0.0)
-    assert found.values == {PROBE: None, PROBE_CPU: None} and sys.executable in found.missing[0]
+    never = SpeedProbeSource().read(0.0)
+    assert first == second and first.span_s is None and sys.executable in never.missing[0]
+    for found in (first, never):
+        assert found.values == {PROBE: None, PROBE_CPU: None}
+        assert [why.partition(":")[0] for why in found.missing] == [str(PROBE)]
 
 
 @pytest.mark.parametrize(("device", "allowed", "core"), [
