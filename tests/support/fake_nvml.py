@@ -46,7 +46,7 @@ class State:
     """What is so from some time on. Ratios of 1, `busy` being the share of time with a kernel on the GPU.
 
     refused: error codes by name of function; field_errors and gpm_errors: by id of field and of GPM's metric.
-    gpm_nan: metrics that are not a number; gpm_stuck: those that stay 0 whatever the load.
+    gpm_nan: metrics that are not a number.
     """
 
     busy: float = 0.0
@@ -69,7 +69,6 @@ class State:
     field_errors: Mapping[int, int] = field(default_factory=dict)
     gpm_errors: Mapping[int, int] = field(default_factory=dict)
     gpm_nan: frozenset[int] = frozenset()
-    gpm_stuck: frozenset[int] = frozenset()
     lost: bool = False
 
 
@@ -103,7 +102,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
 class FakeNvml:
     """One GPU under a virtual clock. Methods named like NVML's functions are what pynvml calls.
 
-    missing: functions that this driver does not have. energy_wraps_j: where the energy counter begins again at 0.
+    missing: functions that this driver does not have.
     slowdown_fields: ids under which it has the capped times of heat and power brake, which drivers do not agree on.
     event_types: that it can register; mig: whether `uuid` is an instance of a divided GPU. answers: further ones, as
     ANSWERS has them.
@@ -115,7 +114,6 @@ class FakeNvml:
     gpm: bool = True
     mig: bool = False
     mig_mode: bool = False
-    energy_wraps_j: float = math.inf
     slowdown_fields: tuple[int, int, int] = NEW_SLOWDOWNS
     smoothing: bool = False
     event_types: int = XID_EVENT | 0x2 | 0x4 | 0x10
@@ -124,7 +122,7 @@ class FakeNvml:
     def __post_init__(self) -> None:
         self.uuid = "MIG-00000000-aaaa-bbbb-cccc-dddddddddddd" if self.mig else UUID
         self.answers = ANSWERS | dict(self.answers)
-        self.now_s, self._times, self._states, self.restarts = 0.0, [0.0], [self.first], [0.0]
+        self.now_s, self._times, self._states = 0.0, [0.0], [self.first]
         self.counters = {74: SW_POWER_CAP, **dict(zip(self.slowdown_fields, (SW_THERMAL, HW_THERMAL, POWER_BRAKE)))}
         self.calls: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -158,8 +156,7 @@ class FakeNvml:
         return self.integral(attrgetter(name), now_s - 1, now_s) if now_s >= 1 else getattr(self.state(), name)
 
     def energy_mj(self) -> int:
-        since = max(restart for restart in self.restarts if restart <= self.stepped_s)
-        return round(1000 * (self.integral(attrgetter("power_w"), since, self.stepped_s) % self.energy_wraps_j))
+        return round(1000 * self.integral(attrgetter("power_w"), 0.0, self.stepped_s))
 
     @property
     def stepped_s(self) -> float:
@@ -338,8 +335,6 @@ class FakeNvml:
             return SUCCESS, math.nan
         if end_s - begin_s < SHORTEST_S - 1e-9:
             return SUCCESS, GARBAGE
-        if metric in state.gpm_stuck:
-            return SUCCESS, 0.0
         return SUCCESS, 100 * self.integral(attrgetter(GPM_METRICS[metric]), begin_s, end_s) / (end_s - begin_s)
 
     def _new(self, handle: Any) -> int:

@@ -364,17 +364,16 @@ def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path,
 
 
 @pytest.mark.parametrize("text", ["", "[[1]]", '[["0.20.0", "in May"]]', "3"])
-def test_a_list_that_cannot_be_read_is_refused_and_makes_no_repository(tmp_path, init, git, text):
-    (tmp_path / "asv").mkdir()
-    (tmp_path / "asv/releases.json").write_text(text, "utf-8")
-    refused(init(), f"{tmp_path}/asv/releases.json")
-    assert not git.called
-
-
-def test_a_git_that_fails_or_is_missing_is_named(init, git):
+def test_a_list_that_cannot_be_read_makes_no_repository_and_a_git_that_fails_or_is_missing_is_named(
+    tmp_path, init, git, text
+):
     failed = subprocess.CalledProcessError(1, "git", stderr="it is locked\n")
     for git.side_effect in (FileNotFoundError(2, "not there", "git"), failed):
         refused(init(), "git", "--into")
+    git.reset_mock()
+    (tmp_path / "asv/releases.json").write_text(text, "utf-8")
+    refused(init(), f"{tmp_path}/asv/releases.json")
+    assert not git.called
 
 
 def test_git_knows_neither_the_users_settings_nor_a_hooks_variables(tmp_path, monkeypatch):

@@ -281,21 +281,16 @@ def test_counters_that_are_wanted_in_each_reading_are_not_asked_seldom():
 SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}
 SLOWED = [(1.0, {"reasons": 0x4 | 0x40}), (1.5, {"reasons": 0x20}), (1.75, {"reasons": 0x80})]
 CAPPED = {of.CAPPED_POWER: 0.5, of.CAPPED_HW_THERMAL: 0.5, of.CAPPED_SW_THERMAL: 0.25, of.CAPPED_BRAKE: 2.25}
-RESTARTED, LATER_ON = FakeNvml(State(power_w=100.0)), (1.0, {"ecc_double_bit": 2, "remapped_rows": 1})
-RESTARTED.restarts.append(1.0)
+LATER_ON = (1.0, {"ecc_double_bit": 2, "remapped_rows": 1})
 XIDS = gpu_of(events=((-0.5, 0x8, 31), (2.0, 0x8, 13), (2.1, 0x8, 79)))
 # By name: the GPU, and by the time of a reading what some numbers are then.
 HISTORIES = {
     "a ratio that cannot be": (gpu_of(State(sm=1.294)), {1.0: {}, 2.0: {of.SM_ACTIVE: 1.294}}),
-    "a counter stuck at zero": (gpu_of(State(busy=1.0, sm=0.9, gpm_stuck=frozenset({2}))),
-                                {1.0: {}, 2.0: {of.SM_ACTIVE: 0.0, of.GPU_UTIL: 1.0}}),
     "throttling": (gpu_of(BUSY, (1.0, SLOW)),
                    {0.5: {of.CLOCK_REASONS: 0.0, of.SM_CLOCK: 1980e6, of.POWER_LIMIT: 700.0},
                     1.0: {of.CLOCK_REASONS: 4.0, of.SM_CLOCK: 1200e6, of.POWER_LIMIT: 500.0}}),
     "average power that lags": (gpu_of(State(power_w=100.0), (2.0, {"power_w": 500.0})),
                                 {2.5: {of.POWER_INSTANT: 500.0, of.POWER: 300.0}}),
-    "energy of a driver that is loaded again": (RESTARTED, {0.9: {of.ENERGY: 90.0}, 1.5: {of.ENERGY: 50.0}}),
-    "energy that wraps": (gpu_of(State(power_w=100.0), energy_wraps_j=150.0), {2.0: {of.ENERGY: 50.0}}),
     "the last Xid since opening": (XIDS, {t: {of.XID: n} for t, n in zip((1, 1.9, 2, 2.5, 9), (0, 0, 13, 79, 79))}),
     "other critical events": (gpu_of(events=((0.5, 0x2, 5), (0.6, 0x10, 0))), {1.0: {of.XID: 0.0}}),
     "a flood of events, which does not hold a reading": (

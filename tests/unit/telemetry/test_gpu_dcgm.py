@@ -107,6 +107,8 @@ def test_a_value_is_finite_or_the_reason_why_there_is_none(number, raw):
     found = in_our_unit(number, raw)
     assert found if isinstance(found, str) else math.isfinite(found)
     assert raw > 2**30 or found not in WHY_BLANK, "what a GPU can say is no blank"
+    assert isinstance(found, str) or found >= 0 or number == of.TEMPERATURE
+    assert in_our_unit(of.TEMPERATURE, -5.0) == -5.0, "only a temperature is below 0"
     assert not raw >= (BLANK_INT64 if isinstance(raw, int) else BLANK_FP64) or found in WHY_BLANK
 
 

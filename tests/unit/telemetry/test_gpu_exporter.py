@@ -13,15 +13,7 @@ from refusals import refused
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.telemetry import gpu as sources
-from pytest_slmserve.telemetry.gpu import (
-    NUMBERS,
-    ON_A_PAGE,
-    ExporterSource,
-    ask_once,
-    in_our_unit,
-    samples,
-    values_of_gpu,
-)
+from pytest_slmserve.telemetry.gpu import ON_A_PAGE, ExporterSource, ask_once, in_our_unit, samples, values_of_gpu
 
 URL = "http://node-1:9400/metrics"
 WATTS = "DCGM_FI_DEV_POWER_USAGE"
@@ -144,16 +136,11 @@ def test_lines_of_one_gpu_that_contradict_each_other_are_refused(rows, order):
     assert values_of_gpu(samples("\n".join(elsewhere), ON_A_PAGE), OTHER_GPU) == {of.POWER: 7}
 
 
-@pytest.mark.parametrize(("number", "told"), [(of.POWER, False), (of.SM_ACTIVE, False), (of.TEMPERATURE, True)])
-def test_only_a_temperature_is_below_0(number, told):
-    assert (in_our_unit(number, -5.0) == -5.0) is told
-
-
 @pytest.mark.parametrize("labels", ['uuid="{}"', 'UUID="{}"', 'gpu="0",UUID="{}",uuid="x"', 'gpu="0"'])
 def test_our_gpu_is_known_by_its_uuid_or_as_the_only_one(labels):
     rows = [f"{WATTS}{{{labels.format(GPU)}}} 300"]
     rows += [f"{WATTS}{{{labels.format(OTHER_GPU)}}} 1"] if "{}" in labels else []
-    assert values_of_gpu(samples("\n".join(rows), NUMBERS), GPU) == {of.POWER: 300}
+    assert values_of_gpu(samples("\n".join(rows), ON_A_PAGE), GPU) == {of.POWER: 300}
 
 
 TWO = "".join(f'{WATTS}{{gpu="{number}"}} 300\n' for number in range(2))
@@ -249,7 +236,7 @@ def test_comments_blank_lines_and_other_metrics_are_skipped_and_a_counter_keeps_
     name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
     text = f"\n# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n# EOF\n\n" + page(DEFAULT)
     text += line("DCGM_EXP_XID_ERRORS_COUNT", 3) + "go_goroutines 12\n"
-    found = values_of_gpu(samples(text, NUMBERS), GPU)
+    found = values_of_gpu(samples(text, ON_A_PAGE), GPU)
     assert found.keys() == OURS.keys() and found[of.ENERGY] == 123456789
 
 
@@ -273,7 +260,7 @@ def test_a_line_that_is_not_of_the_format_is_a_failure(text):
 @given(st.lists(st.sampled_from([*'1{}"\\,=#. \n\t', WATTS, "UUID", "GPU-1", "gpu", "NaN"])))
 def test_garbage_is_a_failure_or_has_our_gpu(words):
     try:
-        found = values_of_gpu(samples("".join(words), NUMBERS), "GPU-1")
+        found = values_of_gpu(samples("".join(words), ON_A_PAGE), "GPU-1")
     except (SensorFailed, ValueError) as error:
         found = {of.POWER: error}
     assert found.keys() == {of.POWER}
