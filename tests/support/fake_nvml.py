@@ -8,11 +8,9 @@
         source.read(gpu.now_s)
 
 All it answers is a function of its clock: it goes through states (`State`), each holding from its time on, and what
-counts or averages is summed over them. So a test plants a load and knows each number beforehand. What it knows of real
-ones: ratios over less than 0.1 s are garbage; energy and the counters of capped time move in steps; power is a mean
-over a second; events from before they are registered are never told; an answer's first size is asked with no room at
-all. It checks its callers: samples and event sets left behind or freed twice are seen in `live_samples`,
-`live_event_sets` and `faults`.
+counts or averages is summed over them. What it knows of real ones: ratios over less than 0.1 s are garbage; energy and
+capped time move in steps; power is a mean over a second; events from before they are registered are never told. It
+checks its callers: what is left behind or freed twice is seen in `live_samples`, `live_event_sets` and `faults`.
 """
 
 # ruff: noqa: N802 - NVML's names
@@ -131,15 +129,11 @@ class FakeNvml:
         self._samples: dict[int, float] = {}
         self._event_sets: dict[int, tuple[float, int, set[int]]] = {}
 
-    # The script
-
     def change(self, at_s: float, **what: Any) -> None:
         """From `at_s` on these fields of the state are so; a change in the past of the last one is an error."""
         assert at_s >= self._times[-1], "changes come in order"
         self._times.append(at_s)
         self._states.append(replace(self._states[-1], **what))
-
-    # What is planted, for a test to compare with
 
     def state(self, at_s: float | None = None) -> State:
         return self._states[bisect_right(self._times, self.now_s if at_s is None else at_s) - 1]
@@ -170,8 +164,6 @@ class FakeNvml:
     @property
     def live_event_sets(self) -> int:
         return len(self._event_sets)
-
-    # The library
 
     def __call__(self, name: str, *arguments: Any) -> int:
         """One call of NVML's function `name`; the code that it returns."""
@@ -225,8 +217,6 @@ class FakeNvml:
         _point(parent._obj, 1)
         return SUCCESS
 
-    # Numbers
-
     def nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> int:
         rates._obj.gpu, rates._obj.memory = (round(100 * self.recent(name)) for name in ("busy", "dram"))
         return NOT_SUPPORTED if self.mig else SUCCESS
@@ -257,15 +247,11 @@ class FakeNvml:
         smoothing = self.smoothing and number in {*OLD_SLOWDOWNS, *NEW_SLOWDOWNS}
         return (SUCCESS, 1, 1) if smoothing else (NOT_SUPPORTED, 0, 0)
 
-    # Processes
-
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, places: Any) -> int:
         return _list(self.state().processes, count, places)
 
     def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, device: Any, count: Any, places: Any) -> int:
         return _list(self.state().mps_processes, count, places)
-
-    # Events
 
     def nvmlEventSetCreate(self, event_set: Any) -> None:
         self._event_sets[self._new(event_set._obj)] = (math.inf, 0, set())
@@ -290,8 +276,6 @@ class FakeNvml:
     def nvmlEventSetFree(self, event_set: Any) -> None:
         if self._event_sets.pop(_address(event_set), None) is None:
             self.faults.append("an event set was freed twice")
-
-    # GPM
 
     def nvmlGpmQueryDeviceSupport(self, device: Any, support: Any) -> int:
         if _address(device) != 1:

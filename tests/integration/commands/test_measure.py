@@ -10,7 +10,6 @@ from command_line import said
 from conversations import write_dataset
 from interfaces import somebodys_server, url_of
 
-from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.endpoint import EndpointEngine
@@ -105,21 +104,6 @@ def test_a_job_sends_its_arrivals_and_is_served_to_the_end(rate, burstiness, com
     assert told["request_throughput"] == pytest.approx(40 / told["duration"])
     assert told["output_throughput"] == pytest.approx(320 / told["duration"])
     assert f"{told['request_throughput']:.4g}" in said(capsys, "report", "r.jsonl").out
-
-
-def test_a_ramp_is_told_step_by_step(command, capsys):
-    seen = command("--ramp=20,60", "--step=1s", "--settle=0.2", "--burstiness=inf", SLO, "--json")
-    found, (m,) = json.loads(seen.out), kept()
-    steps = list(map(sound, found["steps"]))
-    assert [(step["from_s"], step["until_s"]) for step in steps] == [(0.2, 1), (1.2, 2)]
-    assert m.load.steps == ((20, 1), (60, 1)) and len(m.run.samples) == 20 + 60 + 12
-    for step, part in zip(steps, steps_of(m), strict=True):
-        opens, closes = part.run.window_s
-        assert step["requests"] == sum(opens <= at < closes for at in m.run.samples.sent_s) > 0
-        assert 0 < step["itl_p50_s"] <= step["itl_p90_s"] <= step["itl_p95_s"] <= step["itl_p99_s"]
-    assert found["id"] == m.id and found["load"]["steps"] == [[20, 1], [60, 1]]
-    again = said(capsys, "report", "r.jsonl", SLO).out
-    assert len([line for line in again.splitlines() if line.strip().startswith(("20 ", "60 "))]) == 4
 
 
 @pytest.fixture

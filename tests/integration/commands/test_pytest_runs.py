@@ -59,12 +59,6 @@ def test_the_first_slow_release_is_found_and_a_second_run_measures_nothing(in_pr
     assert [path.read_bytes().count(b'"kind":"measurement"') for path in archives] == measured
 
 
-def test_a_release_that_does_not_start_stays_a_suspect(in_process, capsys):
-    seen = searched(capsys, [{}, {"no_such": 1}, SLOW])
-    found = json.loads(seen.out)
-    assert seen.status == 10 and found["suspects"] == ["1.1", "1.2"] and found["gates"][1]["note"]
-
-
 def test_cases_gpus_and_seconds_are_printed_nothing_is_started_and_wrong_usage_is_the_status(in_process, capsys):
     words = ("--slm-simulate", "--slm-models=opt-13b", "--slm-ray=local:4", BENCHMARKS / "test_tensor_parallel.py")
     seen = said(capsys, "plan", *words)

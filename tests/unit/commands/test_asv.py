@@ -1,6 +1,5 @@
-"""`asv`: planted costs come out, dearer is a larger number, and a curve begins anew where the machine is another; files
-are as asv wants them, keep what was not measured now, and are written all or none; and a release is only ever added at
-the end."""
+"""`asv`: planted costs come out, dearer is a larger number, and another machine begins a new curve; files are as asv
+wants them, keep what was not measured now, and are written all or none; and a release is only added at the end."""
 
 import itertools
 import json

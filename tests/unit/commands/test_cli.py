@@ -93,13 +93,6 @@ def test_text_is_its_parts_and_the_notes_json_the_facts_and_csv_the_rows(capsys)
     assert err == "note: one\nnote: two\n"
 
 
-def test_a_note_is_folded_to_the_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    cli.print_notes(["word " * 30])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) > 2 and max(map(len, lines)) <= 40 and " ".join(lines).split().count("word") == 30
-
-
 def options(parser, of="slmserve"):
     """Pairs of an option or argument of any command, with its name, and its action."""
     for action in parser._actions:

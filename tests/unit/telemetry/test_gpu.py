@@ -1,6 +1,5 @@
-"""NVML as a source, through the real pynvml on a GPU whose load and faults are planted: each number is there in its
-unit and means what was planted, ratios over the span that is told; what a driver lacks is absent with a reason, what
-fails is unknown and comes back; and nothing is left behind. DCGM and its exporter: test_gpu_dcgm, test_gpu_exporter."""
+"""NVML, through the real pynvml on a GPU whose load and faults are planted: each number means what was planted, ratios
+over the span that is told; what a driver lacks is absent, what fails is unknown and comes back; nothing is left."""
 
 import sys
 from collections.abc import Collection

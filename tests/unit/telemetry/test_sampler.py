@@ -1,6 +1,5 @@
-"""Rows are those of the run's time, as an archive keeps them; the first source with a number counts, one that fails
-costs no other; readings are at even times, in one thread, up to the end; several GPUs stay apart; and of the sources
-that a host has, those are opened that the choice names."""
+"""Rows are those of the run's time, as an archive keeps them; one that fails costs no other; readings are at even
+times, in one thread, up to the end; several GPUs stay apart; and those sources are opened that the choice names."""
 
 import threading
 from dataclasses import replace
