@@ -81,7 +81,6 @@ def program(tmp_path, ends_with, capsys):
 
 
 def test_the_program_has_the_status_of_its_command_and_writes_what_the_terminal_cannot_show_in_escapes(program):
-    """A reader that leaves early ends it without a word, an interrupt with one line."""
     assert [program(status) for status in (0, 1, 10)] == [(0, "", 0), (1, "", 0), (10, "", 0)]
     assert ours.main() == 10 == ours.main(PAIRS), "words of the command line, where none are given"
     assert program(0, lambda: print("caf\xe9 \u2713") or 0) == (0, "caf\\xe9 \\u2713\n", 0)

@@ -37,7 +37,6 @@ def tags(repository: Path) -> dict[str, str]:
 
 
 def test_a_commit_and_a_tag_stand_for_each_release_everywhere_and_however_it_was_made(tmp_path, monkeypatch) -> None:
-    """Also within a hook of git, and for a user who has other settings."""
     one, two = tmp_path / "one", tmp_path / "two"
     assert asv.make_repository(one, OLD) == 3
     settings = tmp_path / "settings"

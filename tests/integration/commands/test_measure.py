@@ -90,7 +90,6 @@ def test_several_rates_are_one_table_which_report_prints_again(command, capsys, 
 
 @pytest.mark.parametrize(("rate", "burstiness"), [("inf", "1"), ("80", "0.25")])
 def test_a_job_sends_its_arrivals_and_is_served_to_the_end(rate, burstiness, command, tmp_path, capsys):
-    """The numbers are those of vLLM's own client: all requests, over the time until the last answer."""
     words = [f"--request-rate={rate}", "--num-prompts=40", SLO, "--export=vllm-bench=bench.json"]
     command(*words, *([f"--burstiness={burstiness}"] if burstiness != "1" else []))
     (m,) = kept()

@@ -39,7 +39,6 @@ def test_report_and_compare_import_nothing_heavy(swept, tmp_path):
 
 
 def test_the_doctor_tells_of_this_host_and_imports_only_what_asks_the_driver():
-    """Its state is whatever it is; the exit status agrees with it."""
     status, page, imported, err = program(["doctor", "--python", sys.executable, "--python", "/nowhere/python"])
     problems = sum(line.startswith("problem ") for line in page)
     assert (status, err) == (int(problems > 0), "") and set(imported) <= {"pynvml"}

@@ -72,7 +72,6 @@ def test_cases_gpus_and_seconds_are_printed_nothing_is_started_and_wrong_usage_i
 
 @in_checkout
 def test_the_minutes_of_the_core_suite_are_those_of_its_plan(in_process, capsys):
-    """In its help, and so in docs/options.md, and in the README."""
     minutes, seconds = re.findall(r"(\d+):(\d\d)  end:", said(capsys, "plan", "--slm-gpu", BENCHMARKS).out)[-1]
     told = f"planned for {math.ceil(int(minutes) + int(seconds) / 60)} minutes"
     [suite] = [opt for opt in OPTS if opt.name == "suite"]

@@ -210,7 +210,7 @@ def test_the_list_has_the_same_facts_as_text_and_json_and_notes(folder, capsys):
     assert said(capsys, *words, folder / "none", "--json") == (0, "[]\n", "")
 
 
-def test_a_baseline_is_shown_with_its_environment_and_the_tables_of_report(folder, tmp_path, capsys):
+def test_a_baseline_is_shown_with_its_environment_and_tables_and_compared_by_its_name(folder, tmp_path, capsys):
     words = ("compare", "--show", NAME, "--folder", folder)
     seen = said(capsys, *words)
     head, device, software, host, _, *table = seen.out.splitlines()
@@ -221,6 +221,8 @@ def test_a_baseline_is_shown_with_its_environment_and_the_tables_of_report(folde
         "software vLLM 0.26.0, torch 2.11.0, CUDA 13.0",
         "host Xeon, cores: 16, Linux, one",
     ]
+    [one] = compared(capsys, NAME, written(tmp_path / "b.jsonl", of(1.1)), "--folder", folder)
+    assert (one["baseline"]["name"], one["baseline"]["measurements"]) == (NAME, 3)
     report = said(capsys, "report", folder / f"{NAME}.jsonl.xz").out.splitlines()
     assert len(table) > 8 and set(table) <= set(report) and "note: " not in seen.out
     assert said(capsys, "compare", "--show", folder / f"{NAME}.jsonl.xz") == seen, "as --slm-baseline takes it"
@@ -229,8 +231,3 @@ def test_a_baseline_is_shown_with_its_environment_and_the_tables_of_report(folde
     written(tmp_path / "mine.jsonl.xz", [*repeats([1000, 1004]), SHARED])
     last = said(capsys, "compare", "--show", "mine", "--folder", tmp_path).out.splitlines()[-1]
     assert last.startswith("note: 1 of loads"), "what is no part of a baseline"
-
-
-def test_a_stored_baseline_is_compared_by_its_name(folder, tmp_path, capsys):
-    [one] = compared(capsys, NAME, written(tmp_path / "b.jsonl", of(1.1)), "--folder", folder)
-    assert (one["baseline"]["name"], one["baseline"]["measurements"]) == (NAME, 3)

@@ -136,7 +136,6 @@ def vllms(folder, loads, latency="mean_tpot_ms"):
 
 @pytest.mark.parametrize(("slo", "chosen"), [("2x@32", 96), ("4x@32", 256), ("15.1ms", 96)])
 def test_the_published_file_chooses_as_published(tmp_path, capsys, slo, chosen):
-    """OPT-1.3B of arXiv:2503.08311, epsilon 0.1."""
     words = (external(tmp_path), *NAMES, "--where", "model=opt-1.3b", "--preemptions", "preemptions", "--slo-itl", slo)
     choice = found(capsys, *words, "--efficiency", "0.1")["b_opt"]
     assert (choice["value"], choice["known"]) == (chosen, False)
@@ -145,7 +144,6 @@ def test_the_published_file_chooses_as_published(tmp_path, capsys, slo, chosen):
 
 @pytest.mark.parametrize("latency", ["mean_itl_ms", "mean_tpot_ms"])
 def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(tmp_path, capsys, monkeypatch, latency):
-    """By those that it always has, though another latency was asked for."""
     paths, seen, real = vllms(tmp_path, (1, 8, 64, 512), latency), [], files.read_results
     monkeypatch.setattr(files, "read_results", lambda path: seen.append(path) or real(path))
     facts = found(capsys, *paths, *([] if latency == "mean_tpot_ms" else ["--latency", latency]))

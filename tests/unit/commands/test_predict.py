@@ -40,7 +40,7 @@ def found(capsys, *words, status):
     return json.loads(seen.out)
 
 
-def test_loads_are_predicted_and_their_error_is_told_where_the_gpu_was_measured(records, capsys):
+def test_loads_are_predicted_with_their_error_where_the_gpu_was_measured_and_what_comes_true_is_0(records, capsys):
     seen = found(capsys, records, "--gpu", "H200", status=1)
     (one,) = seen["predictions"]
     assert [row["concurrency"] for row in one["loads"]] == [*LOADS, 96]
@@ -51,6 +51,13 @@ def test_loads_are_predicted_and_their_error_is_told_where_the_gpu_was_measured(
         assert row["measured_tokens_per_s"] == pytest.approx(0.7 * law(row["concurrency"]), rel=1e-2)
     assert one["loads"][-1]["output_tokens_per_s"] is None, "the H100 had no such load"
     assert ["opt-2.7b" in note for note in seen["notes"]] == [True]
+    unchecked = found(capsys, records, "--gpu", "L40S", status=0)["predictions"]
+    assert [each["verdicts"] for each in unchecked] == [[], []]
+    true = {row["concurrency"]: row["predicted_tokens_per_s"] for row in one["loads"][:3]}
+    path = stored(Path("true.jsonl"), *MEASURED, *sweep(H200, true))
+    (again,) = found(capsys, path, "--gpu", "H200", status=0)["predictions"]
+    assert {verdict["state"] for verdict in again["verdicts"]} == {"passes"}
+    assert all(row["predicted_over_measured"] == pytest.approx(1, abs=0.01) for row in again["loads"])
 
 
 def test_table_and_csv_tell_the_same(records, monkeypatch, capsys):
@@ -65,17 +72,6 @@ def test_table_and_csv_tell_the_same(records, monkeypatch, capsys):
     rows = csv.DictReader(io.StringIO(seen.out))
     assert [float(row[name]) for row in rows] == [each[name] for each in one["loads"]]
     assert seen.status == 1 and "opt-2.7b" in seen.err
-
-
-def test_what_comes_true_is_0_and_a_gpu_that_was_not_measured_is_predicted_unchecked(records, capsys):
-    unchecked = found(capsys, records, "--gpu", "L40S", status=0)["predictions"]
-    assert [each["verdicts"] for each in unchecked] == [[], []]
-    (one,) = found(capsys, records, "--gpu", "H200", status=1)["predictions"]
-    true = {row["concurrency"]: row["predicted_tokens_per_s"] for row in one["loads"][:3]}
-    path = stored(Path("true.jsonl"), *MEASURED, *sweep(H200, true))
-    (again,) = found(capsys, path, "--gpu", "H200", status=0)["predictions"]
-    assert {verdict["state"] for verdict in again["verdicts"]} == {"passes"}
-    assert all(row["predicted_over_measured"] == pytest.approx(1, abs=0.01) for row in again["loads"])
 
 
 def test_nothing_to_predict_from_is_10(records, capsys):

@@ -65,7 +65,6 @@ def found(capsys, *words, status=None):
 
 
 def test_an_archive_gives_the_text_of_the_run(swept, capsys):
-    """As a session has it at the end of its run."""
     curve = curve_of("opt-1.3b", SWEEP(), planned=BATCHES, cut=[(c, why) for c, why in CUT])
     subjects = [(c.name, curve) for c in table.CLAIMS.values() if c.of != "arithmetic" and table.applies(c, curve)]
     arithmetic = [c for c in table.CLAIMS.values() if c.of == "arithmetic"]
@@ -308,7 +307,6 @@ def small(tmp_path_factory):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_value_stands_in_a_line_there_is_an_answer_or_one_sentence(command, small, tmp_path, capsys, data):
-    """Of the right type or not: the reader refuses it, or the judgement can live with it."""
     path = tmp_path / "a.jsonl"
     path.write_text(spoilt(data, small), "utf-8")
     reseal(path)

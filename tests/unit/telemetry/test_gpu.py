@@ -280,7 +280,6 @@ def test_counters_that_are_wanted_in_each_reading_are_not_asked_seldom():
 SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}
 SLOWED = [(1.0, {"reasons": 0x4 | 0x40}), (1.5, {"reasons": 0x20}), (1.75, {"reasons": 0x80})]
 CAPPED = {of.CAPPED_POWER: 0.5, of.CAPPED_HW_THERMAL: 0.5, of.CAPPED_SW_THERMAL: 0.25, of.CAPPED_BRAKE: 2.25}
-LATER_ON = (1.0, {"ecc_double_bit": 2, "remapped_rows": 1})
 XIDS = gpu_of(events=((-0.5, 0x8, 31), (2.0, 0x8, 13), (2.1, 0x8, 79)))
 # By name: the GPU, and by the time of a reading what some numbers are then.
 HISTORIES = {
@@ -288,14 +287,10 @@ HISTORIES = {
     "throttling": (gpu_of(BUSY, (1.0, SLOW)),
                    {0.5: {of.CLOCK_REASONS: 0.0, of.SM_CLOCK: 1980e6, of.POWER_LIMIT: 700.0},
                     1.0: {of.CLOCK_REASONS: 4.0, of.SM_CLOCK: 1200e6, of.POWER_LIMIT: 500.0}}),
-    "average power that lags": (gpu_of(State(power_w=100.0), (2.0, {"power_w": 500.0})),
-                                {2.5: {of.POWER_INSTANT: 500.0, of.POWER: 300.0}}),
     "the last Xid since opening": (XIDS, {t: {of.XID: n} for t, n in zip((1, 1.9, 2, 2.5, 9), (0, 0, 13, 79, 79))}),
     "other critical events": (gpu_of(events=((0.5, 0x2, 5), (0.6, 0x10, 0))), {1.0: {of.XID: 0.0}}),
     "a flood of events, which does not hold a reading": (
         gpu_of(events=tuple((0.5, 0x8, number) for number in range(150))), {1.0: {of.XID: 99}, 1.5: {of.XID: 149}}),
-    "ECC errors": (gpu_of(BUSY, LATER_ON),
-                   {0.9: {of.ECC_DOUBLE_BIT: 0.0}, 1.0: {of.ECC_DOUBLE_BIT: 2.0, of.REMAPPED_ROWS: 1.0}}),
     "capped times of a new driver": (gpu_of(BUSY, *SLOWED, smoothing=True), {4.0: CAPPED}),
     "capped times of an older one": (gpu_of(BUSY, *SLOWED, smoothing=True, slowdown_fields=OLD), {4.0: CAPPED}),
 }  # fmt: skip
@@ -308,17 +303,6 @@ def test_what_is_planted_is_read_when_it_is_so(gpu, planted):
         for now_s, expected in planted.items():
             values = at(gpu, source, now_s).values
             assert {number: values[number] for number in expected} == pytest.approx(expected)
-
-
-@given(st.lists(st.tuples(st.floats(0.1, 2.0), st.floats(50, 700)), min_size=1, max_size=8))
-def test_energy_is_the_integral_of_power_to_the_last_step(phases):
-    gpu, now_s, spent_j, power_w = FakeNvml(State(power_w=100.0)), 0.0, 0.0, 100.0
-    for length_s, then_w in phases:
-        spent_j, now_s, power_w = spent_j + power_w * length_s, now_s + length_s, then_w
-        gpu.change(now_s, power_w=power_w)
-    read = [reading.values[of.ENERGY] for reading in readings(gpu, *(now_s * step / 10 for step in range(1, 11)))]
-    assert read == sorted(read)
-    assert spent_j - 0.1 * 700 - 1e-3 <= read[-1] <= spent_j + 1e-3
 
 
 @pytest.mark.parametrize(("compute", "mps", "count", "foreign"), [

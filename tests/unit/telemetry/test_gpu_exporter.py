@@ -2,7 +2,6 @@
 changes, blanks say why, any other page or answer is a failure, and no question lasts longer than it may."""
 
 import http.client
-import math
 
 import pytest
 from fake_exporter import GPU, OTHER_GPU, line, page, serving
@@ -196,7 +195,6 @@ def test_the_host_of_the_url_is_asked_and_no_proxy(exporter, monkeypatch, url, k
 
 @pytest.mark.parametrize(("interim", "status"), [(0, 200), (1, 200), (7, 200), (8, 103)])
 def test_responses_before_the_one_that_answers_are_passed_over(exporter, interim, status):
-    """Early Hints may come several times, not without an end."""
     hints = "HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n"
     exporter.version = hints * interim + "HTTP/1.1"
     exporter.text = "hello"
@@ -232,23 +230,11 @@ def test_a_long_answer_is_cut_and_a_slow_one_ends_in_time(exporter, monkeypatch)
 
 
 def test_comments_blank_lines_and_other_metrics_are_skipped_and_a_counter_keeps_its_name():
-    """Prometheus' own client adds `_total` to it."""
     name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
     text = f"\n# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n# EOF\n\n" + page(DEFAULT)
     text += line("DCGM_EXP_XID_ERRORS_COUNT", 3) + "go_goroutines 12\n"
     found = values_of_gpu(samples(text, ON_A_PAGE), GPU)
     assert found.keys() == OURS.keys() and found[of.ENERGY] == 123456789
-
-
-@pytest.mark.parametrize(("text", "labels", "value"), [
-    ("up 1", {}, 1), ("up 1 1700000000000", {}, 1), ('up{x="1",}2.5', {"x": "1"}, 2.5),
-    ('up {x = "}" , y="{,="}\t+Inf\r', {"x": "}", "y": "{,="}, math.inf),
-    (r'up{x="\"\\\n"} 1e3', {"x": '"\\\n'}, 1000.0),
-    ("up 9223372036854775793", {}, 9223372036854775793),  # a float cannot distinguish it from its neighbours
-])  # fmt: skip
-def test_a_line_of_the_format(text, labels, value):
-    [sample] = samples(f"{text}\ndown 0\n", ["up"])
-    assert (sample.labels, sample.value) == (labels, value) and type(sample.value) is type(value)
 
 
 @pytest.mark.parametrize("text", ["up", 'up{x="1} 1', "up{x=1} 1", r"up{} one", "up{"])
