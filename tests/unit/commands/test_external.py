@@ -156,14 +156,12 @@ def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(t
 def test_of_other_results_columns_are_not_guessed_and_one_is_enough_for_advice(tmp_path, capsys):
     refused(said(capsys, "report", external(tmp_path)), "--knob NAME --throughput NAME --latency NAME")
     refused(said(capsys, "report", external(tmp_path), NAMES[0]), "--throughput NAME --latency NAME")
-    paths = vllms(tmp_path, (32, 64, 128, 256))
-    assert found(capsys, *paths, "--knob=max_concurrency", command="advise")["models"]
+    assert found(capsys, *vllms(tmp_path, (32, 64, 128, 256)), "--knob=max_concurrency", command="advise")["models"]
     path = tmp_path / "a.json"
-    for text, facts in (
-        ('{"max_concurrency": 1, "output_throughput": 2}', ["mean_tpot_ms", "--latency NAME"]), ("[]", ["no results"]),
-    ):  # fmt: skip
-        path.write_text(text, "utf-8")
-        refused(said(capsys, "report", path), "a.json", *facts)
+    path.write_text('{"max_concurrency": 1, "output_throughput": 2}', "utf-8")
+    refused(said(capsys, "report", path), "a.json", "mean_tpot_ms", "--latency NAME")
+    path.write_text("[]", "utf-8")
+    refused(said(capsys, "report", path), "a.json", "no results")
 
 
 def test_a_file_with_a_null_costs_no_other_and_is_named(tmp_path, capsys):
