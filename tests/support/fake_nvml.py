@@ -77,7 +77,7 @@ GPM_METRICS = {1: "busy", 2: "sm", 3: "occupancy", 5: "tensor", 10: "dram"}
 # Values, some by the names of their parts, that a function writes where its last arguments point to; of its others.
 ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlSystemGetCudaDriverVersion_v2": lambda gpu: 13000,
-    "nvmlDeviceGetMigMode": lambda gpu, device: (int(gpu.mig_mode), 0),
+    "nvmlDeviceGetMigMode": lambda gpu, device: (int(gpu.mig_mode and _address(device) == 1), 0),
     "nvmlDeviceGetGpuInstanceId": lambda gpu, device: 7,
     "nvmlDeviceGetSupportedEventTypes": lambda gpu, device: gpu.event_types,
     "nvmlDeviceGetPowerUsage": lambda gpu, device: round(1000 * gpu.recent("power_w")),

@@ -134,14 +134,6 @@ def vllms(folder, loads, latency="mean_tpot_ms"):
     return sorted(folder.glob("*.json"))
 
 
-@pytest.mark.parametrize(("slo", "chosen"), [("2x@32", 96), ("4x@32", 256), ("15.1ms", 96)])
-def test_the_published_file_chooses_as_published(tmp_path, capsys, slo, chosen):
-    words = (external(tmp_path), *NAMES, "--where", "model=opt-1.3b", "--preemptions", "preemptions", "--slo-itl", slo)
-    choice = found(capsys, *words, "--efficiency", "0.1")["b_opt"]
-    assert (choice["value"], choice["known"]) == (chosen, False)
-    assert f"B_opt is {chosen} " in said(capsys, "report", *words).out
-
-
 @pytest.mark.parametrize("latency", ["mean_itl_ms", "mean_tpot_ms"])
 def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(tmp_path, capsys, monkeypatch, latency):
     paths, seen, real = vllms(tmp_path, (1, 8, 64, 512), latency), [], files.read_results
@@ -189,10 +181,13 @@ def test_what_cannot_be_judged_is_refused(tmp_path, capsys, words, facts):
     refused(said(capsys, "report", external(tmp_path), *NAMES, *words.split()), *facts)
 
 
-def test_the_tolerance_that_is_typed_says_what_is_flat_and_rows_of_several_models_are_refused(tmp_path, capsys):
-    words = (external(tmp_path), *NAMES, "--tolerance")
-    plateaus = [found(capsys, *words, share)["sweeps"][0]["plateau"]["value"] for share in (0.1, 0.3, 0.9)]
+def test_the_tolerance_and_the_objective_that_are_typed_count_and_rows_of_several_models_are_refused(tmp_path, capsys):
+    words = (external(tmp_path), *NAMES, "--where", "model=opt-1.3b", "--preemptions", "preemptions")
+    plateaus = [found(capsys, *words, "--tolerance", by)["sweeps"][0]["plateau"]["value"] for by in (0.1, 0.3, 0.9)]
     assert plateaus == sorted(plateaus, reverse=True) and len(set(plateaus)) == 3
+    for slo, chosen in (("4x@32", 256), ("15.1ms", 96)):
+        assert found(capsys, *words, "--slo-itl", slo, "--efficiency", "0.1")["b_opt"]["value"] == chosen
+        assert f"B_opt is {chosen} " in said(capsys, "report", *words, "--slo-itl", slo).out
     both = CSV + "".join(f"{line.replace('1.3b', '2.7b')}\n" for line in CSV.splitlines()[1:])
     refused(said(capsys, "report", external(tmp_path, both), *NAMES), "opt-1.3b, opt-2.7b", "--where model=")
 
