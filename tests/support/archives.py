@@ -1,6 +1,4 @@
-"""Small archives, written and damaged."""
-
-from __future__ import annotations
+"""Small archives."""
 
 import functools
 import tempfile
@@ -8,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from sealed_lines import resealed
 
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, Run, Samples, Steps
@@ -55,10 +52,3 @@ def written(name: str, *concurrencies: int) -> bytes:
     """Bytes of an archive of that name with one example for each."""
     with tempfile.TemporaryDirectory() as folder:
         return write(Path(folder, name), *map(example, concurrencies)).read_bytes()
-
-
-def change(path: Path, number: int, new: str) -> None:
-    """Another text in a line, numbered from 1, with a checksum of its own."""
-    lines = path.read_text("utf-8").splitlines()
-    lines[number - 1] = resealed(new)
-    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")

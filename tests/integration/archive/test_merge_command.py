@@ -1,9 +1,7 @@
 """`slmserve report --merge` tells how many measurements came, leaves its parts alone, and exits by what was lost."""
 
-from __future__ import annotations
-
 import pytest
-from archives import change, example, write
+from archives import example, write
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
@@ -26,7 +24,7 @@ def test_the_command_says_how_many_came_and_leaves_the_others_as_they_are(three,
 
 
 def test_what_could_not_be_merged_is_its_exit_status(three, tmp_path, capsys):
-    change(three, 4, "nonsense")
+    three.write_bytes(three.read_bytes().replace(b'"concurrency":2', b'"concurrency":3'))
     assert main(["report", str(three), "--merge", str(tmp_path / "all.jsonl")]) == 1
     assert f"{three}: not merged: line 4 " in capsys.readouterr().out
     for part, into, facts in (("none.jsonl", "new.jsonl", ["none.jsonl"]), (three, "", ["Is a directory", "--merge"])):

@@ -2,11 +2,8 @@
 adds, kills, resumes, merges and reads in any order. Damage is told by its line and never more than that is lost; what
 is no archive is refused and left alone; an archive that cannot be written goes on elsewhere; runs are told apart."""
 
-from __future__ import annotations
-
 import errno
 import gzip
-import io
 import json
 import lzma
 import math
@@ -16,7 +13,7 @@ import re
 import resource
 import tempfile
 from base64 import b64decode, b64encode
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
@@ -24,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from archives import CLAIMS, DISK, EACH, RUN, change, example, write, written
+from archives import CLAIMS, DISK, EACH, RUN, example, write, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
@@ -43,7 +40,7 @@ PACKED = pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.xz"])
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Path:
+def three(tmp_path) -> Path:
     """Lines: session, engine, then measurements with concurrency 1, 2, 4."""
     return write(tmp_path / "records.jsonl", example(1), example(2), example(4))
 
@@ -57,41 +54,44 @@ def merged_into(path: Path, *parts: Path) -> Merged:
         return merge(parts, into)
 
 
-# A machine that does to archives what users and disks do
-
-
-@dataclass(slots=True)
 class Held:
     """What is known of an archive. ends: each measurement, or None for a session, with the size of the file once it was
     written whole."""
 
-    path: Path
-    ends: list[tuple[int, Measurement | None]] = field(default_factory=list)
-    torn: bool = False
+    def __init__(self, path: Path) -> None:
+        self.path, self.torn = path, False
+        self.ends: list[tuple[int, Measurement | None]] = []
+        Archive.open(path).close()
 
+    @property
     def size(self) -> int:
         return self.path.stat().st_size
-
-    def wrote(self, what: Measurement | None) -> None:
-        self.ends.append((self.size(), what))
 
     @property
     def kept(self) -> list[Measurement]:
         return [m for _, m in self.ends if m]
 
+    def write(self, file: Archive, *each: Measurement | None) -> None:
+        for what in each:
+            if what is None:
+                file.begin({"n": 1}, {})
+            else:
+                file.add(what)
+            self.ends.append((self.size, what))
+
 
 class Archives(RuleBasedStateMachine):
+    """Does to archives what users and disks do."""
+
     archives = Bundle("archives")
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.patch = pytest.MonkeyPatch()  # as packed bytes are compared again, nothing in them may be of chance
-        ids = map("{:08x}".format, count())
+        self.folder, self.patch = tempfile.TemporaryDirectory(), pytest.MonkeyPatch()
+        ids = map("{:08x}".format, count())  # nothing that is packed may be of chance, or sizes would be
         self.patch.setattr(store, "secrets", SimpleNamespace(token_hex=lambda _: next(ids)))
         self.patch.setattr(store, "datetime", SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone)))
-        self.count = 0
-        self.known: list[Measurement] = []
+        self.numbers, self.known = count(1), list[Measurement]()
 
     def teardown(self) -> None:
         self.folder.cleanup()
@@ -99,42 +99,35 @@ class Archives(RuleBasedStateMachine):
 
     @rule(target=archives, suffix=st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.xz"]))
     def create(self, suffix: str) -> Held:
-        self.count += 1
-        held = Held(Path(self.folder.name, f"{self.count}{suffix}"))
-        Archive.open(held.path).close()
-        return held
+        return Held(Path(self.folder.name, f"{next(self.numbers)}{suffix}"))
 
     def opened(self, held: Held) -> Archive:
         """Opens it as a run does, which puts a torn end aside."""
         before, aside = held.path.read_bytes(), held.path.with_name(f"{held.path.name}.torn")
         was = aside.read_bytes() if aside.exists() else b""
         archive = Archive.open(held.path)
-        assert bool(archive.notes) is held.torn is (held.size() < len(before))
+        assert bool(archive.notes) is held.torn is (held.size < len(before))
         moved = aside.read_bytes()[len(was) :] if aside.exists() else b""
         assert held.path.read_bytes() + moved == before
         held.torn = False
         return archive
 
-    @rule(archive=archives, m=measurements(), more=st.integers(0, 2), resumes=st.booleans(), old=st.booleans())
-    def add(self, archive: Held, m: Measurement, more: int, resumes: bool, old: bool) -> None:
+    @rule(archive=archives, m=measurements(), more=st.integers(0, 2), old=st.booleans())
+    def add(self, archive: Held, m: Measurement, more: int, old: bool) -> None:
         """A run of some measurements, of which one may be known elsewhere."""
+        numbers = [next(self.numbers) for _ in range(more)]
+        new = [replace(m, measured_at=f"2026-01-01T00:00:00.{number:06d}+00:00") for number in numbers]
+        if old and new and self.known:
+            new[0] = self.known[numbers[0] % len(self.known)]
+        new = [m for m in new if m.id not in {there.id for there in archive.kept}]
         with self.opened(archive) as file:
-            file.begin({"n": 1}, {}, resumes=resumes)
-            archive.wrote(None)
-            for each in range(more):
-                self.count += 1
-                known = old and self.known and each == 0
-                new = replace(m, measured_at=f"2026-01-01T00:00:00.{self.count:06d}+00:00")
-                added = self.known[self.count % len(self.known)] if known else new
-                if added.id not in {there.id for there in archive.kept}:
-                    file.add(added)
-                    archive.wrote(added)
-                    self.known.append(added)
+            archive.write(file, None, *new)
+        self.known += new
 
     @rule(archive=archives, share=st.floats(0, 1), back=st.integers(0, 3), late=st.booleans())
     def kill(self, archive: Held, share: float, back: int, late: bool) -> None:
         """Cuts it anywhere, or some bytes before its end."""
-        size = max(archive.size() - back, 0) if late else int(share * archive.size())
+        size = max(archive.size - back, 0) if late else int(share * archive.size)
         os.truncate(archive.path, size)
         archive.ends = [(end, m) for end, m in archive.ends if end <= size]
         archive.torn = size not in {0, *(end for end, _ in archive.ends)}
@@ -150,34 +143,23 @@ class Archives(RuleBasedStateMachine):
             return
         assert (merged.written, merged.known) == (len(new), len(archive.kept) - len(new))
         assert bool(merged.notes) is archive.torn
-        size, kept = into.size(), [*into.kept, *new]
-        assert read(into.path).measurements == tuple(kept)
-        assert merged_into(into.path, archive.path).written == 0
-        assert into.size() == size, "again adds nothing"
-        self.settle(into, kept)
-
-    def settle(self, held: Held, kept: list[Measurement]) -> None:
-        """Writes the archive anew, one line a piece, so that the size after each is known again."""
-        sessions = len(read(held.path).sessions)
-        held.path.unlink()
-        held.ends = []
-        with Archive.open(held.path) as file:
-            for _ in range(sessions or 1):
-                file.begin({"n": 1}, {})
-                held.wrote(None)
-            for m in kept:
-                file.add(m)
-                held.wrote(m)
+        size, kept, found = into.size, [*into.kept, *new], read(into.path)
+        assert found.measurements == tuple(kept)
+        assert merged_into(into.path, archive.path).written == 0 and into.size == size, "again adds nothing"
+        # It is written anew, a piece for each line, so that the size after each is known again.
+        into.path.unlink()
+        into.ends = []
+        with Archive.open(into.path) as file:
+            into.write(file, *[None] * max(1, len(found.sessions)), *kept)
 
     @rule(archive=archives)
     def read(self, archive: Held) -> None:
-        contents, ids = read(archive.path), [m.id for m in archive.kept]
-        assert contents.measurements == tuple(archive.kept) == chosen(contents, "all").measurements
-        assert [m.id for m in contents.measurements] == ids
-        assert len(contents.notes) == (archive.torn or not archive.size())
-        assert len(contents.sessions) == len(archive.ends) - len(ids)
+        contents, kept = read(archive.path), tuple(archive.kept)
+        assert contents.measurements == kept == chosen(contents, "all").measurements
+        assert len(contents.notes) == (archive.torn or not archive.size)
+        assert len(contents.sessions) == len(archive.ends) - len(kept)
         assert contents.claims == ({"n": 1} if contents.sessions else {})
-        assert sorted(m.id for run in runs_of(contents) for m in run.measurements) == sorted(ids)
+        assert sorted(m.id for run in runs_of(contents) for m in run.measurements) == sorted(m.id for m in kept)
 
 
 TestArchives = Archives.TestCase
@@ -186,7 +168,7 @@ TestArchives.settings = settings(DISK, stateful_step_count=20)
 
 def test_lines_of_an_archive_their_order_and_that_the_last_session_with_claims_tells_them(tmp_path):
     path = write(tmp_path / "a.jsonl", example(1), example(2), example(1, launch="9999"))
-    session, *others = (json.loads(line) for line in path.read_text("utf-8").splitlines())
+    session, *others = map(json.loads, path.read_text("utf-8").splitlines())
     assert [line["kind"] for line in others] == ["engine", "measurement", "measurement", "engine", "measurement"]
     started, run = datetime.fromisoformat(session.pop("started")), session.pop("id")
     assert session.pop("pytest_slmserve") and session.pop("crc32")
@@ -252,38 +234,19 @@ def test_a_new_folder_of_ours_is_ignored_by_git_and_an_old_one_or_another_s_is_l
     assert not [*tmp_path.rglob(".gitignore")]
 
 
-@EACH
-@DISK
-@given(data=st.data())
-def test_cut_anywhere_a_prefix_is_read_and_merged_and_the_rest_set_aside(name, data):
-    whole, kept = written(name, 1, 2, 4), (example(1), example(2), example(4))
-    left = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    with tempfile.TemporaryDirectory() as folder:
-        path, torn, into = Path(folder, name), Path(folder, f"{name}.torn"), Path(folder, "into.jsonl")
-        path.write_bytes(left)
-        contents, merged = read(path), merged_into(into, path)
-        assert read(into).measurements == contents.measurements == kept[: len(contents.measurements)]
-        again = read(write(path, example(8)))
-        moved = torn.read_bytes() if torn.exists() else b""
-    assert len(contents.measurements) < 3 and left.endswith(moved)
-    assert again.measurements == (*contents.measurements, example(8)) and again.notes == ()
-    assert bool(contents.notes) is (bool(moved) or not left) and bool(merged.notes) is bool(moved)
-
-
 def test_the_note_says_what_was_lost_and_where_the_rest_is_unless_it_cannot_be_set_aside(three):
     os.truncate(three, three.stat().st_size - 1)
     before, aside = three.read_bytes(), three.with_name("records.jsonl.torn")
-    (note,) = read(three).notes
-    assert all(fact in note for fact in (str(three), "line 5", "used: 2"))
+    lost = len(before.splitlines()[-1])
     aside.mkdir()
     with refused(three, "Is a directory"):
         Archive.open(three)
     assert three.read_bytes() == before
     aside.rmdir()
-    with Archive.open(three) as archive:
-        (note,) = archive.notes
-    lost = len(before.splitlines()[-1])
-    assert all(fact in note for fact in (str(three), "line 5", f"{lost} bytes", f"{aside}"))
+    told, archive = read(three).notes, Archive.open(three)
+    archive.close()
+    for notes, facts in ((told, ("used: 2",)), (archive.notes, (f"{lost} bytes", str(aside)))):
+        assert len(notes) == 1 and all(fact in notes[0] for fact in (str(three), "line 5", *facts))
     assert concurrencies(three) == [1, 2]
 
 
@@ -302,53 +265,38 @@ def test_a_full_disk_leaves_no_half_line(three):
     assert concurrencies(three) == [1, 2, 4, 16]
 
 
-# Damage
-
-
 MEASURED = '{"kind":"measurement"'
+OF_ENGINE = MEASURED + ',"engine":"4f1d","run":'
 ENGINE = '{"kind":"engine","id":"4f1d","spec":{},"resolved":{},"environment":{}}'
 
 
 @pytest.mark.parametrize(("number", "new", "facts"), [
     *((4, new, ("JSON",)) for new in ("{", "\0\0\0", "\udcff", '{"kind":NaN}', MEASURED)),
-    *((4, f'{MEASURED},"engine":"4f1d","run":{run}}}', ("JSON",)) for run in
+    *((4, f"{OF_ENGINE}{run}}}", ("JSON",)) for run in
       ('{"window_us":[1,2}', '{"window_us":[1,x2]}', '{"failures":NaN}')),
-    (4, MEASURED + ',"engine":"4f1d","run":5}', ()),
-    (4, MEASURED + ',"engine":["4f1d"],"run":{}}', ()),
+    *((4, new, ()) for new in (OF_ENGINE + "5}", MEASURED + ',"engine":["4f1d"],"run":{}}',
+                               '{"kind":"session","format":3}', '{"kind":"engine","id":"f00d"}')),
     (4, MEASURED + ',"engine":"none","run":{}}', ("'none'",)),
     (4, MEASURED + "}", ("'engine'",)),
     (4, "[1]", ("object",)),
-    (4, '{"kind":"session","format":3}', ()),
     (4, '{"kind":"session","format":"3"}', ("int",)),
-    (4, '{"kind":"engine","id":"f00d"}', ()),
-    (4, "two lines", ("checksum",)),
+    (4, lambda line: line[: len(line) // 2] + line, ("checksum",)),
+    (1, lambda line: re.sub(rb',"crc32":"[0-9a-f]{8}"', b"", line), ("checksum",)),
     (2, "\x00", ("JSON", "and 3 more")),
     (2, ENGINE, ("model", "and 3")),
 ])  # fmt: skip
 def test_a_damaged_line_is_named_and_can_be_skipped_and_nothing_else_is_lost(three, tmp_path, number, new, facts):
     into, lines = tmp_path / "into.jsonl", three.read_bytes().splitlines()
-    damaged = resealed(new).encode("utf-8", "surrogateescape")
-    lines[number - 1] = lines[3][: len(lines[3]) // 2] + lines[3] if new == "two lines" else damaged
+    lines[number - 1] = new(lines[number - 1]) if callable(new) else resealed(new).encode("utf-8", "surrogateescape")
     three.write_bytes(b"".join(line + b"\n" for line in lines))
     with refused(three, f"line {number} ", *facts, kind=BadArchive, hint="--skip-damaged") as caught:
         read(three)
-    left, count = ([1, 4], 1) if number == 4 else ([], 4)  # without its engine no measurement is left
+    left, count = {1: ([1, 2, 4], 1), 2: ([], 4), 4: ([1, 4], 1)}[number]  # without its engine no measurement is left
     assert (" more)" in caught.value.problem) is (count > 1)
-    notes, merged = read(three, skip_damaged=True).notes, merged_into(into, three).notes
-    assert concurrencies(three, skip_damaged=True) == concurrencies(into) == left and len(notes) == len(merged) == count
-    assert all(f"line {number} " in note and str(three) in note for note in (notes[0], merged[0]))
-
-
-def test_of_several_damaged_lines_the_first_is_named_and_an_empty_line_is_none(three, tmp_path):
-    change(three, 4, "")
-    assert (concurrencies(three), merged_into(tmp_path / "into.jsonl", three)) == ([1, 4], Merged(2, 0))
-    for number in (3, 4):
-        change(three, number, "x")
-    with refused("line 3 ", "1 more", kind=BadArchive):
-        read(three)
-    three.write_text(re.sub(r',"crc32":"[0-9a-f]{8}"', "", three.read_text("utf-8"), count=1), "utf-8")
-    with refused("line 1 ", "checksum", kind=BadArchive):
-        read(three)
+    notes, merged = read(three, skip_damaged=True).notes, merged_into(into, three)
+    assert concurrencies(three, skip_damaged=True) == concurrencies(into) == left
+    assert (merged.written, len(notes), len(merged.notes)) == (len(left), count, count)
+    assert all(f"line {number} " in note and str(three) in note for note in (notes[0], merged.notes[0]))
 
 
 @EACH
@@ -411,19 +359,19 @@ def test_a_terminal_obeys_nothing_that_a_record_says(tmp_path, told):
         assert shown.isprintable() and "x9b2J" in shown
 
 
+NOTHING = b"nothing like it\n"
+
+
 @pytest.mark.parametrize(("name", "content", "fact", "hint"), [
     ("newer.jsonl", written("a.jsonl", 1) + b'{"kind":"session","format":7}\n', "format 7", "pip install --upgrade"),
     *((f"older-{number}.jsonl", (DATA / f"archive-format-{number}.jsonl").read_bytes(), f"format {number}",
        "studies/migrate.py {path} ") for number in (1, 2)),
-    ("notes.txt", b"nothing like it\nat all\n", "line 1 ", ""),
-    ("one-line", b"no end of line", "", ""),
-    ("other.json", b'{"machine_info": {}}', "", ""),
-    ("other.jsonl", b'{"a": 1}\n{"a": 2}\n', "'kind'", ""),
-    ("plain.jsonl.gz", b'{"kind":"session","format":1}\n', "not gzip", ""),
-    ("plain.jsonl.xz", b'{"kind":"session","format":1}\n', "not xz", ""),
-    ("other.gz", gzip.compress(b"nothing like it\n", mtime=0), "", ""),
-    ("other.xz", lzma.compress(b"nothing like it\n"), "", ""),
-    ("cut.gz", gzip.compress(b"nothing like it\n" * 99, mtime=0)[:-12], "", ""),
+    ("notes.txt", NOTHING + b"at all\n", "line 1 ", ""), ("one-line", b"no end of line", "", ""),
+    ("other.json", b'{"machine_info": {}}', "", ""), ("other.jsonl", b'{"a": 1}\n{"a": 2}\n', "'kind'", ""),
+    *((f"plain.jsonl.{packing}", b'{"kind":"session","format":1}\n', f"not {name}", "") for packing, name in
+      (("gz", "gzip"), ("xz", "xz"))),
+    ("other.gz", gzip.compress(NOTHING, mtime=0), "", ""), ("other.xz", lzma.compress(NOTHING), "", ""),
+    ("cut.gz", gzip.compress(NOTHING * 99, mtime=0)[:-12], "", ""),
     ("zip.jsonl", gzip.compress(b'{"kind":"session"}\n', mtime=0), "", ""),
 ])  # fmt: skip
 def test_other_files_and_formats_are_never_skipped_and_left_alone(tmp_path, name, content, fact, hint):
@@ -449,9 +397,7 @@ def test_what_is_no_file_is_neither_read_nor_written_nor_waited_for(tmp_path):
 
 
 @PACKED
-def test_what_is_compressed_by_hand_goes_on_unless_it_unpacks_to_more_than_an_archive_may_take(
-    tmp_path, monkeypatch, name
-):
+def test_what_is_packed_by_hand_goes_on_unless_it_unpacks_to_more_than_it_may(tmp_path, monkeypatch, name):
     monkeypatch.setattr(store, "_UNPACKED", 1 << 18)
     path, pack = tmp_path / name, PACK[Path(name).suffix]
     bomb, bombs = pack(b'{"kind":"session"' + b" " * (1 << 20)), pack(b" " * (1 << 17) + b"\n") * 3
@@ -498,17 +444,10 @@ def test_a_page_without_records_or_with_damaged_ones_is_refused(tmp_path, text):
         read(page)
 
 
-# Writers
-
-
 def test_one_writer_at_a_time(three):
     with Archive.open(three), refused(three, "another run", hint="--slm-records"):
         Archive.open(three)
     Archive.open(three).close()
-
-
-def made_shorter(path: Path) -> None:
-    os.truncate(path, 10)
 
 
 def replaced(path: Path) -> None:
@@ -524,7 +463,7 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
     return tmp_path / "t"
 
 
-@pytest.mark.parametrize("plant", [Path.unlink, replaced, made_shorter])
+@pytest.mark.parametrize("plant", [Path.unlink, replaced, lambda path: os.truncate(path, 10)])
 @pytest.mark.parametrize("early", [True, False])
 def test_an_archive_that_is_lost_in_the_middle_goes_on_in_a_second_file(tmp_path, elsewhere, plant, early):
     kept, path = (example(1), example(2), example(4)), tmp_path / "a.jsonl.gz"
@@ -552,7 +491,7 @@ def test_an_archive_that_is_lost_without_a_measurement_or_a_wish_to_move_goes_no
     assert not archive.moved
     with Archive.open(three) as archive:
         archive.add(example(8))
-        made_shorter(three)
+        os.truncate(three, 10)
         with refused(three, "shorter", hint="--slm-records with another path"):
             archive.add(example(16))
     assert not [*elsewhere.iterdir()] and not archive.moved and len(three.read_bytes()) == 10
@@ -562,7 +501,7 @@ def no_room(monkeypatch, *full: Path) -> None:
     """No file can be written any more, or only none of these."""
     appended = store._append
 
-    def append(file: io.FileIO, data: bytes) -> None:
+    def append(file, data):
         if not full or Path(file.name) in full:
             raise OSError(errno.ENOSPC, "No space left on device")
         appended(file, data)
@@ -620,23 +559,17 @@ def test_lines_keep_their_bytes_sessions_come_along_and_the_archive_s_own_runs_g
     assert concurrencies(archive.path) == [1, 8, 8, 2, 4, 16] and concurrencies(into) == [1, 2, 4, 8, 8, 16]
 
 
-# Runs
+def at(second: int, concurrency: int = 8, day: int = 1, **facts: object) -> Measurement:
+    return replace(measurement(concurrency), measured_at=f"2026-01-{day:02d}T00:00:{second:02d}.000+00:00", **facts)
 
 
-def at(second: int, concurrency: int = 8, day: int = 1) -> Measurement:
-    return replace(measurement(concurrency), measured_at=f"2026-01-{day:02d}T00:00:{second:02d}.000+00:00")
-
-
-def gate(second: int) -> Measurement:
-    return replace(at(second), paired=GateLaunch(f"g{second}", 1, "baseline", False))
-
-
-def runs(*sessions: tuple[str, list[Measurement]]) -> Contents:
-    """One run a day, each with its id and its measurements. "+" says that it resumes, "?" that no id was written."""
+def runs(**sessions: list[Measurement]) -> Contents:
+    """One run a day, each with its id and its measurements. "_on" says that it resumes, "_old" that it had no id."""
     measured, headers = [], []
-    for day, (name, each) in enumerate(sessions, 1):
+    for day, (name, each) in enumerate(sessions.items(), 1):
+        run, _, kind = name.partition("_")
         started = f"2026-01-{day:02d}T00:00:00.000+00:00"
-        headers.append(RunHeader(3, started, None, {}, {}, name.strip("+?"), "+" in name, "?" not in name))
+        headers.append(RunHeader(3, started, None, {}, {}, run, kind == "on", kind != "old"))
         measured += [(m, headers[-1]) for m in each]
     return Contents(tuple(measured), tuple(headers), notes=("n",))
 
@@ -647,7 +580,7 @@ def seconds(measured: tuple[Measurement, ...]) -> list[int]:
 
 def test_a_measurement_is_of_the_last_session_before_it_that_had_begun(tmp_path, monkeypatch):
     """A part is merged after another run has begun: its measurement is older than that. Sessions of older releases get
-    an id of their start."""
+    an id of their start, and what stands before all sessions is a run without one."""
     days, path = iter((1, 2)), tmp_path / "r.jsonl"
     monkeypatch.setattr(store, "datetime", SimpleNamespace(now=lambda zone: datetime(2026, 1, next(days), tzinfo=zone)))
     write(path, at(1))
@@ -659,60 +592,53 @@ def test_a_measurement_is_of_the_last_session_before_it_that_had_begun(tmp_path,
         assert found[0].header.id != found[1].header.id
         path.write_text(re.sub('"id":"[0-9a-f]{8}","resumes":false,', "", path.read_text("utf-8")), "utf-8")
         reseal(path)
-
-
-def test_measurements_before_any_session_are_a_run_without_a_start(tmp_path):
-    path = write(tmp_path / "r.jsonl", at(1))
-    write(path, at(2))
     path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[1:]))
-    first, second = runs_of(read(path))
-    assert (first.header, len(first.measurements), len(second.measurements)) == (store.BEFORE_ALL, 1, 1)
-    assert (first.header.started, len(first.header.id), first.header.known) == ("", 8, False)
+    before, second = runs_of(read(path))
+    assert (before.header, seconds(before.measurements)) == (store.BEFORE_ALL, [1])
+    assert (before.header.started, len(before.header.id), before.header.known) == ("", 8, False)
     assert [run.header for run in runs_of(Contents(sessions=(second.header,)))] == [second.header]
 
 
 LEFT_OUT, POOLED = store.LEFT_OUT, store.POOLED
-TWO = runs(("aaaa0001", [at(1), at(2)]), ("bbbb0002", [at(3, day=2), at(4, 16, day=2)]))
-UNTOLD = ("a?", [at(1), at(2)]), ("b?", [at(3)])
+TWO = {"aaaa0001": [at(1), at(2)], "bbbb0002": [at(3, day=2), at(4, 16, day=2)]}
+UNTOLD = {"a_old": [at(1), at(2)], "b_old": [at(3)]}
+GATES = [at(second, paired=GateLaunch(f"g{second}", 1, "baseline", False)) for second in (1, 2)]
+GOES_ON = {"a": [at(1)], "b": [at(2)], "c_on": []}
 
 
-@pytest.mark.parametrize(("contents", "how", "left", "notes"), [
-    *((runs(), how, [], []) for how in ((), ("all",), ("last",))),
+@pytest.mark.parametrize(("sessions", "how", "left", "notes"), [
+    *(({}, how, [], []) for how in ((), ("all",), ("last",))),
     (TWO, (), [3, 4], [LEFT_OUT]),
-    (runs(("a", [at(1), at(2, 32)]), ("b", [at(3)])), (), [2, 3], [LEFT_OUT]),
-    (runs(("a", [at(1)]), ("b", [at(2, 16)])), (), [1, 2], []),
-    (runs(("a", [at(1)]), ("b+", [at(2)]), ("c", [at(3, 16)])), (), [1, 2, 3], []),
-    (runs(("a", [at(1)]), ("b", [at(2)]), ("c+", [])), (), [1, 2], []),
-    (runs(("a", [at(1)]), ("b+", [at(2)]), ("c", [at(3)])), (), [3], [LEFT_OUT]),
-    (runs(("a?", [at(1)]), ("b?", [at(2)])), (), [1, 2], [POOLED]),
-    (runs(("a?", [at(1)]), ("b?", [at(2, 16)])), (), [1, 2], []),
-    (runs(*UNTOLD, ("c", [at(9)])), (), [9], [LEFT_OUT, POOLED]),
-    (runs(*UNTOLD, ("c", [at(9, 16)])), (), [1, 2, 3, 9], [POOLED]),
-    (runs(("a", [gate(1)]), ("b", [gate(2)])), (), [1, 2], []),  # told apart by their gates
-    (TWO, ("aaaa",), [1, 2], []),
-    (TWO, ("bbbb0002",), [3, 4], []),
-    (TWO, ("all",), [1, 2, 3, 4], []),
-    (TWO, ("last",), [3, 4], []),
-    (runs(("a", [at(1)]), ("b", [])), ("last",), [1], []),
-    (runs(("a", []), ("b", [])), ("last",), [], []),
-    (runs(("a", [at(1)]), ("b", [at(2)]), ("c+", []), ("d", [])), ("last",), [1, 2], []),
-    (runs(("a", [at(1)]), ("b", [at(2)]), ("c+", []), ("d", [])), ("c",), [1, 2], []),
-    (TWO, ("all", "2026-01-02"), [3, 4], []),
-    (TWO, ("all", "2026-01-01T00:00:02"), [2, 3, 4], []),
-    (TWO, ("aaaa", "2026-01-02"), [], []),
+    ({"a": [at(1), at(2, 32)], "b": [at(3)]}, (), [2, 3], [LEFT_OUT]),
+    ({"a": [at(1)], "b": [at(2, 16)]}, (), [1, 2], []),
+    ({"a": [at(1)], "b_on": [at(2)], "c": [at(3, 16)]}, (), [1, 2, 3], []),
+    (GOES_ON, (), [1, 2], []),
+    ({"a": [at(1)], "b_on": [at(2)], "c": [at(3)]}, (), [3], [LEFT_OUT]),
+    ({"a_old": [at(1)], "b_old": [at(2)]}, (), [1, 2], [POOLED]),
+    ({"a_old": [at(1)], "b_old": [at(2, 16)]}, (), [1, 2], []),
+    (UNTOLD | {"c": [at(9)]}, (), [9], [LEFT_OUT, POOLED]),
+    (UNTOLD | {"c": [at(9, 16)]}, (), [1, 2, 3, 9], [POOLED]),
+    ({"a": GATES[:1], "b": GATES[1:]}, (), [1, 2], []),  # told apart by their gates
+    *((TWO, how, left, []) for how, left in (
+        (("aaaa",), [1, 2]), (("bbbb0002",), [3, 4]), (("all",), [1, 2, 3, 4]), (("last",), [3, 4]),
+        (("all", "2026-01-02"), [3, 4]), (("all", "2026-01-01T00:00:02"), [2, 3, 4]), (("aaaa", "2026-01-02"), []),
+    )),
+    ({"a": [at(1)], "b": []}, ("last",), [1], []),
+    ({"a": [], "b": []}, ("last",), [], []),
+    *((GOES_ON | {"d": []}, (name,), [1, 2], []) for name in ("last", "c")),
 ])  # fmt: skip
-def test_of_each_case_the_last_run_counts_or_the_run_that_is_asked_for(contents, how, left, notes):
+def test_of_each_case_the_last_run_counts_or_the_run_that_is_asked_for(sessions, how, left, notes):
     """A run that resumes goes on with all before it, and neighbours without ids are one."""
-    found = chosen(contents, *how)
+    found = chosen(runs(**sessions), *how)
     assert (seconds(found.measurements), found.notes) == (left, ("n", *notes))
 
 
 def test_a_run_that_is_not_there_or_not_the_only_one_is_refused_and_what_is_no_date():
     with refused("cccc", hint="aaaa0001, bbbb0002"):
-        chosen(TWO, "cccc")
+        chosen(runs(**TWO), "cccc")
     with refused("ab", "2 runs", hint="ab1, ab2"):
-        chosen(runs(("ab1", []), ("ab2", [])), "ab")
+        chosen(runs(ab1=[], ab2=[]), "ab")
     with refused("x", hint="an archive with runs"):
         store.run_named((), "x")
     with refused("'yesterday'", hint="--since"):
-        chosen(TWO, "", "yesterday")
+        chosen(runs(**TWO), "", "yesterday")
