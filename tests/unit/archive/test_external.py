@@ -1,8 +1,6 @@
 """Files of other tools become a curve of points, in which no row is lost and nothing is guessed but a unit; and our own
 results are written in the words of `vllm bench serve`, so that what reads its JSON reads ours."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -25,6 +23,7 @@ from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples, 
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 COLUMNS = Columns(knob="max_num_seqs", throughput="total_tok_per_s", latency="mean_itl_ms")
+OTHERS = Columns(knob="n", throughput="rate", latency="wait")
 VLLM = Columns(
     knob="max_concurrency", throughput="output_throughput", latency="mean_itl_ms", output_throughput="output_throughput"
 )
@@ -34,7 +33,7 @@ def result(concurrency: object, rate: object = 100.0, **more: object) -> dict[st
     """What `vllm bench serve --save-result` keeps, as far as it matters here."""
     facts = {"date": "20250101-000000", "platform": "openai", "model_id": "facebook/opt-125m", "request_rate": "inf"}
     numbers = {"max_concurrency": concurrency, "output_throughput": rate, "mean_itl_ms": 5.0, "itls": [[0.1], [0.2]]}
-    return {**facts, "total_token_throughput": 3 * 100.0, **numbers, **more}
+    return {**facts, "total_token_throughput": 300.0, **numbers, **more}
 
 
 def written(path: Path, text: str) -> list[Row]:
@@ -48,9 +47,6 @@ def rows(*cells: dict[str, object]) -> list[Row]:
 
 def points(columns: Columns, *cells: dict[str, object]) -> tuple[Point, ...]:
     return external_curve(rows(*cells), columns).points
-
-
-# Reading
 
 
 def test_a_csv_becomes_a_curve(tmp_path):
@@ -74,42 +70,24 @@ def test_a_row_knows_where_it_stands_and_an_empty_line_is_none(tmp_path):
     told = [(row.place, row.cells["n"], row.cells["t"]) for row in found]
     assert told == [("a.csv: line 2", "1", "a,b"), ("a.csv: line 4", "2", " c ")]
     assert (found[1].text("t"), found[1].text("else")) == ("c", "") and Row("", {"a": None, "b": 0}).text("b") == "0"
-    places = [row.place for row in written(tmp_path / "a.json", "[{}, {}]\n{}")]
-    assert places == [f"a.json: result {n}" for n in (1, 2, 3)]
-
-
-ONE, TWO = json.dumps(result(1)), json.dumps(result(2))
-
-
-@pytest.mark.parametrize("text", [f"[{ONE},\n {TWO}]", f"{ONE}\n{TWO}\n", ONE + TWO, f"\n[{ONE}]\n\n[{TWO}]"])
-def test_json_in_the_ways_it_comes(tmp_path, text):
-    assert [row.cells for row in written(tmp_path / "a.json", text)] == [result(1), result(2)]
+    one, two = json.dumps(result(1)), json.dumps(result(2))
+    for text in (f"[{one},\n {two}]", f"{one}\n{two}\n", one + two, f"\n[{one}]\n\n[{two}]"):
+        assert written(tmp_path / "a.json", text) == [Row(f"a.json: result {n}", result(n)) for n in (1, 2)]
+    assert [written(tmp_path / "a", text) for text in ("", "a,b\n", "[]")] == [[], [], []]
 
 
 @pytest.mark.parametrize(("text", "facts"), [
-    (b"a,b\n1,2,3\n", ("line 2 ", "3 fields", "2")),
-    (b"a,b\n1,2\n1\n", ("line 3 ", "1 fields", "2")),
-    (b"b,a,a,b\n1,2,3,4\n", ("'a'",)),
-    (b'a,b\n"1,2\n', ("line 2",)),
-    (b'{"a": 1', ("line 1",)),
-    (b'{"a": 1}\n\n{"a": }', ("line 3",)),
-    (b"[1, 2]", ("result 1 ",)),
-    (b'[{}, "a"]', ("result 2 ",)),
-    (b"[" * 100_000, ("line 1",)),
-    (b"\xff\xfe\x00", ("UTF-8",)),
-    (None, ("No such file",)),
+    (b"a,b\n1,2,3\n", ("line 2 ", "3 fields", "2")), (b"a,b\n1,2\n1\n", ("line 3 ", "1 fields", "2")),
+    (b"b,a,a,b\n1,2,3,4\n", ("'a'",)), (b'a,b\n"1,2\n', ("line 2",)),
+    (b'{"a": 1', ("line 1",)), (b'{"a": 1}\n\n{"a": }', ("line 3",)), (b"[" * 100_000, ("line 1",)),
+    (b"[1, 2]", ("result 1 ",)), (b'[{}, "a"]', ("result 2 ",)),
+    (b"\xff\xfe\x00", ("UTF-8",)), (None, ("No such file",)),
 ])  # fmt: skip
 def test_damaged_files_are_named_with_the_line(tmp_path, text, facts):
     if text is not None:
         (tmp_path / "a").write_bytes(text)
     with refused("a", *facts):
         read_results(tmp_path / "a")
-
-
-@pytest.mark.parametrize("text", ["", "a,b\n", "[]"])
-def test_files_with_nothing_in_them(tmp_path, text):
-    with refused(hint="results"):
-        matching(written(tmp_path / "a.csv", text), [])
 
 
 def test_names_and_values_are_printable(tmp_path):
@@ -134,9 +112,6 @@ def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up_but_equal_rows_of_o
     assert [tuple(map(len, external.results(paths))) for paths in ([equal], [equal, again])] == [(2, 0), (3, 1)]
 
 
-# Points
-
-
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e6)), min_size=1, max_size=20), st.floats(1e-3, 1e3))
 def test_no_row_is_lost_and_a_point_is_the_mean_of_its_rows(pairs, wait_ms):
     found = points(VLLM, *(result(knob, rate, mean_itl_ms=wait_ms) for knob, rate in pairs))
@@ -144,7 +119,7 @@ def test_no_row_is_lost_and_a_point_is_the_mean_of_its_rows(pairs, wait_ms):
     assert [p.concurrency for p in found] == sorted({knob for knob, _ in pairs})
     for point in found:
         own = [rate for knob, rate in pairs if knob == point.concurrency]
-        assert point.output_tokens_per_s == pytest.approx(sum(own) / len(own)) and point.valid
+        assert point.output_tokens_per_s == pytest.approx(fmean(own)) and point.valid
         assert point.e2e_s == pytest.approx(wait_ms / 1e3) and point.e2e_repeats == (point.e2e_s,) * len(own)
         assert point.batch == pytest.approx(point.output_tokens_per_s * point.e2e_s), "by Little's law"
         assert point.batch_repeats == (float(point.concurrency),) * len(own)
@@ -176,8 +151,7 @@ def test_requests_in_flight_by_littles_law():
       (None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999")),
     *(({"rate": cell}, ("output_throughput", cell, "rate")) for cell in (0, -1.0, 1e300, "1e-300", 1e-13, 1.01e12)),
     *(({"concurrency": cell}, ("max_concurrency", cell, "whole")) for cell in (0, -8, 1.5, 1e10, 10**9 + 1)),
-    ({"lost": -1}, ("lost", -1, "preemptions")),
-    ({"mean_itl_ms": 0}, ("mean_itl_ms", 0)),
+    ({"lost": -1}, ("lost", -1, "preemptions")), ({"mean_itl_ms": 0}, ("mean_itl_ms", 0)),
 ])  # fmt: skip
 def test_values_that_cannot_be(cells, facts):
     with refused("row 2", *facts):
@@ -206,15 +180,20 @@ def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
             points(columns, cells)
 
 
-def test_a_row_with_an_empty_cell_is_left_out_by_name_and_failed_requests_are_told():
+def test_a_row_with_an_empty_cell_or_that_served_nothing_is_left_out_by_name_and_failed_requests_are_told():
     found = rows(result(8), result(16, None), result(32, ""), result(None), result(64))
     left, notes = external.with_values(found, VLLM)
     assert left == [found[0], found[4]] and len(notes) == 2
     assert notes[0].endswith("output_throughput: row 2, row 3") and notes[1].endswith("max_concurrency: row 4")
+    for name in ("output_throughput", "mean_itl_ms"):
+        for nothing in (0.0, "0", math.nan, "nan", math.inf, "", None):
+            bad = result(16, **{name: nothing}) if name == "mean_itl_ms" else result(16, nothing)
+            left, (note,) = external.with_values(rows(result(8), bad), VLLM)
+            assert [row.cells["max_concurrency"] for row in left] == [8] and note.endswith(f"{name}: row 2")
+            with refused(repr(name), hint="another column"):
+                external.with_values(rows(bad), VLLM)
     with refused("'max_concurrency'", hint="--max-concurrency"):
         external.with_values(rows(result(None), result(None)), VLLM)
-    with refused("'output_throughput'", hint="another column"):
-        external.with_values(rows(result(8, None)), VLLM)
     assert VLLM.names == ("max_concurrency", "output_throughput", "mean_itl_ms", "output_throughput")
     told = {"completed": 9, "failed": 2}, {"completed": 9, "failed": 0}, {"failed": 3}, {"completed": 9, "failed": "x"}
     (note,) = external.with_values(rows(*(result(8, **each) for each in told)), VLLM)[1]
@@ -230,27 +209,22 @@ def test_conditions_are_equal_as_text_or_as_numbers(conditions, left):
     assert matching(mixed, conditions) == [mixed[i] for i in left]
 
 
-@pytest.mark.parametrize(("conditions", "facts", "hint"), [
-    (["model=c"], ["--where model=c"], "model is a, b"),
-    (["model=a", "n=2"], ["--where model=a --where n=2"], "fewer conditions"),
-    (["n=1", "model=c"], ["--where n=1 --where model=c"], "model is a, b"),
-    (["modle=a"], ["'modle'"], "model, n"),
-    (["model"], ["model"], "NAME=VALUE"),
-    (["=a"], ["=a"], "NAME=VALUE"),
+MANY = [{"n": n, "itls": [n]} for n in range(20)]
+
+
+@pytest.mark.parametrize(("cells", "conditions", "facts", "hint"), [
+    ([], [], [], "results"),
+    (MANY, ["model=c"], ["'model'"], "one of n"),
+    (MANY, ["n=99"], ["--where n=99"], "n is 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"),
+    (MANY, ["n=1", "n=2"], ["--where n=1 --where n=2"], "fewer conditions"),
+    (MANY, ["n=1", "n=99"], ["--where n=1 --where n=99"], "n is 0, 1"),
+    (MANY, ["n"], ["n"], "NAME=VALUE"), (MANY, ["=a"], ["=a"], "NAME=VALUE"),
 ])  # fmt: skip
-def test_conditions_that_leave_nothing(conditions, facts, hint):
-    with refused(*facts, hint=hint):
-        matching(rows({"model": "a", "n": 1}, {"model": "b", "n": 2}), conditions)
-
-
-def test_of_many_values_twelve_are_named_and_of_columns_all_but_lists():
-    with refused(hint="n is 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11") as caught:
-        matching(rows(*({"n": n} for n in range(20))), ["n=99"])
-    assert "12" not in caught.value.hint
-    with refused("'itl'", hint="mean_itl_ms") as seen:
-        external.check_columns(rows(result(8)), ["max_concurrency", "itl"])
-    assert "itls" not in seen.value.hint
-    external.check_columns([], ["a"])
+def test_conditions_that_leave_nothing_say_what_there_is(cells, conditions, facts, hint):
+    """Twelve values, and all columns but lists."""
+    with refused(*facts, hint=hint) as caught:
+        matching(rows(*cells), conditions)
+    assert not [more for more in ("12", "itls") if more in caught.value.hint]
     external.check_columns(rows({"a": 1}, {"b": 1}), ["b", "a"])
 
 
@@ -270,31 +244,15 @@ def test_of_many_values_twelve_are_named_and_of_columns_all_but_lists():
         [{"n": n, "run_number": run} for n in (1, 8) for run in (0, 1)],
     )),
 ])  # fmt: skip
-def test_settings_that_are_mixed_are_told(cells, found, taken):
+def test_settings_that_are_mixed_are_told_and_several_models_are_no_curve(cells, found, taken):
     """Words in which some rows agree, and numbers in which repeats differ and that are in several rows."""
     notes = external.mixed_settings(rows(*cells), OTHERS)
     assert len(notes) == bool(found)
     for note in notes:
         assert f"of different {found} " in note and f"--where {found.split()[0]}=" in note and taken in note
-
-
-OTHERS = Columns(knob="n", throughput="rate", latency="wait")
-
-
-@pytest.mark.parametrize("name", ["model_id", "model"])
-def test_several_models_are_no_curve(name):
-    with refused("a, b", hint=f"--where {name}=a"):
-        external.mixed_settings(rows({name: "a", "n": 1}, {"n": 2}, {name: "b", "n": 4}), OTHERS)
-
-
-@pytest.mark.parametrize("nothing", [0.0, "0", float("nan"), "nan", float("inf"), "", None])
-@pytest.mark.parametrize("name", ["rate", "wait"])
-def test_a_load_that_served_nothing_is_left_out(name, nothing):
-    good, bad = {"n": 1, "rate": 5.0, "wait": 1.0}, {"n": 2, "rate": 5.0, "wait": 1.0, name: nothing}
-    left, notes = external.with_values(rows(good, bad), OTHERS)
-    assert [row.cells["n"] for row in left] == [1] and len(notes) == 1 and name in notes[0]
-    with refused(name):
-        external.with_values(rows(bad), OTHERS)
+    for name in ("model_id", "model"):
+        with refused("a, b", hint=f"--where {name}=a"):
+            external.mixed_settings(rows({name: "a", "n": 1}, {"n": 2}, {name: "b", "n": 4}), OTHERS)
 
 
 # Our own results in vLLM's words
@@ -302,26 +260,26 @@ def test_a_load_that_served_nothing_is_left_out(name, nothing):
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"463": 9}, "sum_s": 0.0909}
 
 
-def of_run(seen: Measurement, **facts: object) -> Measurement:
-    return replace(seen, run=replace(seen.run, **facts))
-
-
-def overloaded() -> Measurement:
-    """Ten requests a second come for 20 s, of 8 and 4 tokens; half as many are served, one after the other."""
+def overloaded(**facts: object) -> Measurement:
+    """Ten requests a second come for 20 s, of 8 and 4 tokens; half as many are served, one after the other. facts: of
+    the run."""
     sent = tuple(i / 10 for i in range(200))
     first = tuple((i + 1) / 5 for i in range(200))
     columns = (8,) * 200, (4,) * 200, (True,) * 200
     samples = Samples(tuple(range(200)), sent, (None,) * 200, first, tuple(at + 0.01 for at in first), *columns)
-    stream = Stream(0.01, 0.0, (4 * 5 * 0.01,) * 4000, GAPS, scheduled_s=sent)
-    run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=stream)
+    run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=streamed())
     load = OpenLoop(arrivals="even", rate=10.0, settle_s=5.0, window_s=10.0)
-    return replace(measurement(output_tokens=4), load=load, run=run)
+    return replace(measurement(output_tokens=4), load=load, run=replace(run, **facts))
+
+
+def streamed(**gaps: object) -> Stream:
+    sent = tuple(i / 10 for i in range(200))
+    return Stream(0.01, 0.0, (4 * 5 * 0.01,) * 4000, GAPS | gaps, scheduled_s=sent)
 
 
 def test_throughput_under_overload_is_what_was_served_and_latencies_are_those_of_what_is_judged_by_numpy():
     """Judged are those sent from 5 to 15 s: request i waits (i + 1) / 5 - i / 10 s."""
-    seen = overloaded()
-    told = as_vllm_bench(seen)
+    told, samples = as_vllm_bench(overloaded()), overloaded().run.samples
     counts = ("duration", "num_prompts", "completed", "total_input_tokens", "total_output_tokens")
     assert [told[name] for name in counts] == [10, 100, 100, 800, 400]
     assert told["request_throughput"] == pytest.approx(5, abs=0.1)
@@ -332,43 +290,48 @@ def test_throughput_under_overload_is_what_was_served_and_latencies_are_those_of
         facts = {"mean": values.mean(), "median": np.median(values), "std": values.std()}
         facts |= {f"p{share}": np.percentile(values, share) for share in (50, 90, 95, 99)}
         assert {what: told[f"{what}_{name}_ms"] for what in facts} == pytest.approx(facts, abs=1e-6), name
-    cut = replace(seen.run.samples, last_token_s=(*seen.run.samples.last_token_s[:-50], *[None] * 50))
-    assert "mean_ttft_ms" in as_vllm_bench(of_run(seen, samples=cut))
+    cut = replace(samples, last_token_s=(*samples.last_token_s[:-50], *[None] * 50))
+    assert "mean_ttft_ms" in as_vllm_bench(overloaded(samples=cut))
 
 
 def test_gaps_between_tokens_are_those_of_the_histogram():
-    seen, gaps = overloaded(), {"growth": 2.0, "least_s": 1.0, "counts": {"0": 3, "1": 1}, "sum_s": 6.5}
-    told = as_vllm_bench(of_run(seen, stream=replace(seen.run.stream, gaps=gaps)))
+    coarse = streamed(growth=2.0, least_s=1.0, counts={"0": 3, "1": 1}, sum_s=6.5)
+    told, fine = as_vllm_bench(overloaded(stream=coarse)), as_vllm_bench(overloaded())
     middles = [math.sqrt(2)] * 3 + [2 * math.sqrt(2)]
     assert told["mean_itl_ms"] == pytest.approx(6.5 / 4 * 1e3)
     assert told["std_itl_ms"] == pytest.approx(1e3 * math.sqrt(fmean((m - 6.5 / 4) ** 2 for m in middles)), rel=0.1)
     assert 1000 <= told["median_itl_ms"] == told["p50_itl_ms"] <= 2000 < told["p99_itl_ms"] <= 4000
-    assert as_vllm_bench(seen)["mean_itl_ms"] == pytest.approx(10.1) and as_vllm_bench(seen)["std_itl_ms"] < 0.1
-    for stream in (None, replace(seen.run.stream, gaps={**GAPS, "counts": {}, "sum_s": 0.0})):
-        assert not [name for name in as_vllm_bench(of_run(seen, stream=stream)) if "_itl_" in name]
+    assert fine["mean_itl_ms"] == pytest.approx(10.1) and fine["std_itl_ms"] < 0.1
+    for stream in (None, streamed(counts={}, sum_s=0.0)):
+        assert not [name for name in as_vllm_bench(overloaded(stream=stream)) if "_itl_" in name]
 
 
 def test_answers_in_one_piece_have_a_time_per_token_of_0_and_prompts_that_failed_are_among_those_sent():
-    seen = overloaded()
-    samples = replace(seen.run.samples, last_token_s=seen.run.samples.first_token_s)
-    stream = replace(seen.run.stream, gaps={**GAPS, "counts": {"-1": 9}, "sum_s": 0.0})
+    samples = overloaded().run.samples
+    facts = {"samples": replace(samples, last_token_s=samples.first_token_s), "failures": 1}
     lost = Failures(request=(0,), sent_s=(6.0,), scheduled_s=(6.0,), ended_s=(7.0,), kind=("timeout",))
-    told = as_vllm_bench(of_run(seen, samples=samples, stream=stream, failures=1, failed=lost))
+    told = as_vllm_bench(overloaded(stream=streamed(counts={"-1": 9}, sum_s=0.0), failed=lost, **facts))
     json.dumps(told, allow_nan=False)
     assert told["median_tpot_ms"] == told["p50_tpot_ms"] == told["p99_tpot_ms"] == told["mean_itl_ms"] == 0
     assert (told["num_prompts"], told["completed"], told["failed"], told["valid"]) == (101, 100, 1, False)
 
 
-@pytest.mark.parametrize(("load", "told"), [
-    (ClosedLoop(8), ("inf", None, 8)),
-    (OpenLoop(rate=10.0, settle_s=5.0, window_s=10.0), (10.0, None, None)),
-    (OpenLoop(rate=2.5, requests=200, burstiness=0.5, max_concurrency=4), (2.5, 0.5, 4)),
-    (OpenLoop(rate=2.5, requests=200), (2.5, 1.0, None)),
-    (OpenLoop(requests=200), ("inf", 1.0, None)),
+@pytest.mark.parametrize(("load", "told", "name"), [
+    (ClosedLoop(8), ("inf", None, 8), "infqps-concurrency8"),
+    (OpenLoop(rate=10.0, settle_s=5.0, window_s=10.0), (10.0, None, None), "10qps"),
+    (OpenLoop(rate=2.5, requests=200, burstiness=0.5, max_concurrency=4), (2.5, 0.5, 4), "2.5qps"),
+    (OpenLoop(rate=2.5, requests=200), (2.5, 1.0, None), "2.5qps"),
+    (OpenLoop(requests=200), ("inf", 1.0, None), "infqps"),
 ])  # fmt: skip
-def test_a_load_is_told_in_vllms_words(load, told):
-    found = as_vllm_bench(replace(overloaded(), load=load))
+def test_a_load_is_told_in_vllms_words_and_a_folder_gets_a_file_by_vllms_name_and_record(tmp_path, load, told, name):
+    m = replace(overloaded(), load=load)
+    m = replace(m, spec=replace(m.spec, model="/a/facebook/opt-1.3b/", interface="server"))
+    external.export_to(f"vllm-bench={tmp_path}/new/folder").add(m)
+    (path,) = (tmp_path / "new" / "folder").iterdir()
+    found = as_vllm_bench(m)
     assert (found["request_rate"], found["burstiness"], found["max_concurrency"]) == told
+    assert path.name == f"server-{name}-opt-1.3b-20260101-000000-{m.id}.json"
+    assert json.loads(path.read_text("utf-8")) == found
 
 
 @pytest.mark.parametrize(("interface", "backend"), [("engine", "engine"), ("server", "openai")])
@@ -386,21 +349,8 @@ def test_a_result_tells_what_it_is_of(interface, backend):
     assert found["request_throughput"] == pytest.approx(ended / found["duration"], rel=0.2)
 
 
-@pytest.mark.parametrize(("load", "interface", "name"), [
-    (ClosedLoop(8), "engine", "engine-infqps-concurrency8-opt-1.3b-20260101-000000"),
-    (OpenLoop(rate=2.5, requests=200), "server", "server-2.5qps-opt-1.3b-20260101-000000"),
-])  # fmt: skip
-def test_a_folder_gets_a_file_for_each_by_vllms_name_and_the_record(tmp_path, load, interface, name):
-    m = replace(overloaded(), load=load)
-    m = replace(m, spec=replace(m.spec, model="/a/facebook/opt-1.3b/", interface=interface))
-    external.export_to(f"vllm-bench={tmp_path}/new/folder").add(m)
-    (path,) = (tmp_path / "new" / "folder").iterdir()
-    assert path.name == f"{name}-{m.id}.json" and json.loads(path.read_text("utf-8")) == as_vllm_bench(m)
-
-
 def test_a_file_gets_a_line_for_each_with_the_goodput_if_one_was_asked_for(tmp_path):
-    path = tmp_path / "new" / "folder" / "all.json"
-    each = overloaded(), measurement(2)
+    path, each = tmp_path / "new" / "folder" / "all.json", (overloaded(), measurement(2))
     Export(path).add(each[0])
     Export(path, Slo(ttft_s=6.0)).add(each[1])
     first, second = map(json.loads, path.read_text("utf-8").splitlines())
@@ -411,7 +361,6 @@ def test_a_file_gets_a_line_for_each_with_the_goodput_if_one_was_asked_for(tmp_p
 def test_an_export_is_named_with_its_path_and_so_is_one_that_cannot_be_written(tmp_path):
     slo = Slo(ttft_s=1.0)
     assert external.export_to("vllm-bench=a=b.json", slo) == Export(Path("a=b.json"), slo)
-    assert external.export_to("vllm-bench=r") == Export(Path("r"))
     for text in ("vllm-bench=", "vllm-bench", "csv=a", "=a", ""):
         with refused(repr(text), hint="vllm-bench=results.json"):
             external.export_to(text)
