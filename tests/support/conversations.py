@@ -1,7 +1,5 @@
 """A ShareGPT file whose lengths lie on vLLM's bounds, and tokenizers that count words: for tests without a Hub."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One load on one engine that runs, measured once."""
 
-from __future__ import annotations
-
 from pytest_slmserve.engines.base import Engine, ProgressCallback
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.run.executor import measure_case

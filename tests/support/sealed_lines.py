@@ -1,7 +1,5 @@
 """Lines of archives that a test has changed, with checksums that fit again."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Making a workload and its arrivals imports nothing heavy, in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

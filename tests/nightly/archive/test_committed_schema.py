@@ -1,7 +1,5 @@
 """Every committed archive is as the schema of records says: the first two lines of each kind."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import lzma

@@ -1,7 +1,5 @@
 """vLLM's own sampling of ShareGPT, request by request, against vLLM itself."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -70,16 +68,8 @@ def by_vllm(vllm_here, folder) -> list[Sample]:
 
 def ours(folder: Path, *, tokenizer: str, seed: int, requests: int, output: int | None) -> Sample:
     """From the specification that options make to the requests that are measured."""
-    spec = WorkloadSpec(
-        "sharegpt",
-        str(folder / "sharegpt.json"),
-        "vllm",
-        None,
-        output,
-        requests,
-        seed,
-        tokenizer=str(folder / tokenizer),
-    )
+    path, words = str(folder / "sharegpt.json"), str(folder / tokenizer)
+    spec = WorkloadSpec("sharegpt", path, "vllm", None, output, requests, seed, tokenizer=words)
     made = build_workload(spec, model_of("opt-125m")).requests
     ids = hub_tokenizer(spec.tokenizer, special_tokens=True)([r.text for r in made])
     assert [list(r.prompt) for r in made] == ids

@@ -1,7 +1,5 @@
 """ShareGPT and Azure's trace as they are published: too large for the test group, so only where they are installed."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

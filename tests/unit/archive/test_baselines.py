@@ -1,8 +1,6 @@
 """What becomes a baseline, under which name, all or none of it; and the two files beside an archive, of a runner's
 noise by the place where it was measured, and of waivers."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import asdict, replace

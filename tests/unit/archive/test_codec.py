@@ -2,8 +2,6 @@
 the schema of records says, and the same for years. What is damaged raises one of the errors that a reader of files
 knows."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

@@ -1,8 +1,6 @@
 """Files of other tools, cut down from those found in public repositories: each column has the value that its tool tells
 under another name, in vLLM's unit, and what is of no tool is left as it is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -69,18 +67,15 @@ def test_each_column_has_the_value_of_the_tool(tool, result):
     assert row == {name: pytest.approx(value) for name, value in ROW.items()}
 
 
-def test_a_single_request_at_a_time_is_a_load_of_one():
-    [row] = rows_of_tool(guidellm({"type_": "synchronous"}))
-    assert row["max_concurrency"] == 1
-    [row] = rows_of_tool(guidellm({"type_": "constant", "rate": 3}))
-    assert row["max_concurrency"] is None
-
-
-@pytest.mark.parametrize("config", [
-    {"endpoint": {"model_names": ["a/b"]}}, {"models": {"items": [{"name": "a/b"}, {"name": "c"}]}},
+@pytest.mark.parametrize(("result", "name", "value"), [
+    (guidellm({"type_": "synchronous"}), "max_concurrency", 1),
+    (guidellm({"type_": "constant", "rate": 3}), "max_concurrency", None),
+    (aiperf({"endpoint": {"model_names": ["a/b"]}}), "model_id", "a/b"),
+    (aiperf({"models": {"items": [{"name": "a/b"}, {"name": "c"}]}}), "model_id", "a/b"),
 ])  # fmt: skip
-def test_the_model_is_told(config):
-    assert next(rows_of_tool(aiperf(config)))["model_id"] == "a/b"
+def test_a_single_request_at_a_time_is_a_load_of_one_and_the_model_is_told(result, name, value):
+    [row] = rows_of_tool(result)
+    assert row[name] == value
 
 
 @pytest.mark.parametrize("result", [

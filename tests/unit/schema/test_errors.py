@@ -1,8 +1,6 @@
 """An error says what was seen and what to type, and a terminal obeys neither; commands name their own options; files
 are opened only if they are files, and locked by one at a time."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

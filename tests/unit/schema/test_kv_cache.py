@@ -1,8 +1,6 @@
 """Bytes of weights and of the KV cache, the blocks that an engine has, and the requests that fit in them: by shapes, by
 what was quantized, and by what the engine itself reports."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Shapes: what a configuration says of layers, keys and values, weights and quantization, and what follows for memory
 and traffic; and the names by which a model is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -25,9 +23,8 @@ LLAMA = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "max_position_embeddings": 8192, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
 }  # fmt: skip
-
-
 POSITIONS = "max_position_embeddings"
+BLOOM = {"architectures": ["BloomForCausalLM"], "hidden_size": 1024, "vocab_size": 9}
 
 
 def llama(**entries: object) -> Model:
@@ -42,18 +39,13 @@ def test_a_number_that_no_model_has_is_wrong_usage(name, value):
             llama(**{name: value})
 
 
-BLOOM = {"architectures": ["BloomForCausalLM"], "hidden_size": 1024, "vocab_size": 9}
-
-
 @pytest.mark.parametrize("config", [
     {"n_layer": 24, "n_head": 16, "seq_length": 2048}, {"n_layers": 24, "n_heads": 16, "max_seq_len": 2048},
     {"num_layers": 24, "num_attention_heads": 16, "padded_vocab_size": 9, "vocab_size": None, "seq_length": 2048},
     {"num_hidden_layers": 24.0, "num_attention_heads": 16},  # no positions, as with ALiBi: vLLM's own default
 ], ids=range(4))  # fmt: skip
 def test_older_words_and_no_positions_mean_the_usual(config):
-    shape = model_from_config(
-        "x", {"architectures": ["BloomForCausalLM"], "hidden_size": 1024, "vocab_size": 9, **config}
-    )
+    shape = model_from_config("x", {**BLOOM, **config})
     assert (shape.layers, shape.heads, shape.head_size, shape.vocabulary, shape.positions) == (24, 16, 64, 9, 2048)
 
 
@@ -74,9 +66,9 @@ def test_what_generates_no_text_is_refused(architecture):
         llama(architectures=[architecture])
 
 
-@pytest.mark.parametrize(
-    "architecture", ["GPT2LMHeadModel", "ChatGLMModel", "Grok1ModelForCausalLM", "BloomForCausalLM"]
-)
+@pytest.mark.parametrize("architecture", [
+    "GPT2LMHeadModel", "ChatGLMModel", "Grok1ModelForCausalLM", "BloomForCausalLM",
+])  # fmt: skip
 def test_what_is_called_a_model_may_generate_text(architecture):
     assert llama(architectures=[architecture]).architecture == architecture
     with refused("T5ForConditionalGeneration"):

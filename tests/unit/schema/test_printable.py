@@ -1,8 +1,6 @@
 """Text of others: a terminal shows it, and does not obey; no secret is left in it, however a server writes it; and what
 processes of ours inherit is all they work with, and no secret."""
 
-from __future__ import annotations
-
 import html
 import json
 from base64 import b64encode, urlsafe_b64encode

@@ -1,8 +1,6 @@
 """What must agree before records are compared, what makes the key of a measurement and of a series, and how a place, a
 difference, a release and a moment are told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 

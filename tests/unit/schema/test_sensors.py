@@ -1,7 +1,5 @@
 """A stored value is a whole multiple of its sensor's resolution, and a rounded one stays what it is."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

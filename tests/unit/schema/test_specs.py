@@ -1,8 +1,6 @@
 """What is asked for: what changes a key, what cannot be asked for, what a record keeps of a load, what follows from a
 specification, and the URL of an endpoint, which holds no secret."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields, replace

@@ -2,8 +2,6 @@
 in seeded order and none twice, or those that vLLM's own benchmark takes. A file is read as a stream; where it is cut or
 damaged its byte is named, and what stood before it is kept."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

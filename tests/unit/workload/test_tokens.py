@@ -1,8 +1,6 @@
 """Draws are one stream for each seed and purpose, the same for ever; a seeded order is total, and begins the same for
 any limit; tokenizers give the published ids; the shipped table is what published filters keep of ShareGPT."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import sys
