@@ -52,6 +52,13 @@ def architectures() -> dict[str, str]:
 
 
 ARCHITECTURES = architectures()
+# The text model of a small Gemma 4, whose heads are larger in the layers without a window.
+GEMMA_4 = {
+    "model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "vocab_size": 262144,
+    "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 20,
+    "sliding_window": 512, "max_position_embeddings": 131072, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,11 @@ def counted(tmp_path_factory) -> dict[str, dict]:
     configs = {name: model["config"] for name, model in MODELS.items()}
     few = {"num_hidden_layers": LAYERS}  # of the largest, hundreds of billions of weights take seconds to describe
     configs |= {name: {"architectures": [name], "model_type": kind, **few} for name, kind in ARCHITECTURES.items()}
+    configs["gemma-4"] = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": GEMMA_4,
+    }
     configs["stranger"] = {"model_type": "from-another-planet"}
     for name, config in configs.items():
         (folder / name).mkdir()
@@ -114,3 +126,14 @@ def test_each_architecture_of_vllm_is_planned_or_asks_the_engine_or_is_refused_i
 
 def test_a_model_that_cannot_be_counted_says_why(counted):
     assert counted["stranger"]["problem"].startswith("ValueError: ") and "parameters" not in counted["stranger"]
+
+
+def test_a_model_whose_layers_have_heads_of_several_sizes_is_counted_and_its_kv_cache_asks_the_engine(counted):
+    """By hand: tables of 262,144 tokens, once of the hidden width and once of 256 for each layer, are most of it."""
+    told = counted["gemma-4"]
+    assert told["parameters"] == 4_055_259_904 > 262_144 * (1536 + 256 * 35)
+    assert "head_dim" not in told["completed"], "one number for all layers would be wrong"
+    found = model_from_config(
+        "gemma-4", {"architectures": ["Gemma4ForConditionalGeneration"], **GEMMA_4}, told["parameters"]
+    )
+    assert found.kv_bytes_per_token() is None and found.parameters == told["parameters"]
