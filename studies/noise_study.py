@@ -9,6 +9,8 @@ code that measures real engines decides what is measured, and when it is enough.
 
 from __future__ import annotations
 
+import math
+import random
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +26,7 @@ from common import BASELINES, parser_of
 from host_noise import HostNoise
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.points import Point, by_series
+from pytest_slmserve.analysis.points import Figure, Point, Summary, busy_rate, by_series, output_rate
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve
 from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.analysis.verdict import State
@@ -56,6 +58,10 @@ NOISES: dict[str, str] = {
     "30 % slower for 2 s, 20 % of the time": "slow:0.2:0.3:2",
     "launches 4 % apart, white, 2 %": "states:0.04+white:0.02",
 }
+TWO_SPEEDS = "speeds:1.85"
+# Time of the host's part of a step, on a fast core, over that of its kernels: a step takes the longer of both.
+HOSTS = {"host-bound": 1.3, "half hidden": 0.9, "GPU mostly": 0.6}
+COUNTED = 0.02  # standard deviation of the tokens of a busy second, of one window: benchmarks/baselines
 RECORDED = {
     "recorded: OPT-125M, H200": ("h200-vllm-0.26.0-staggered.jsonl.xz", "opt-125m"),
     "recorded: OPT-1.3B, H200": ("h200-vllm-0.26.0-sensors.jsonl.xz", "opt-1.3b"),
@@ -95,17 +101,29 @@ class Law:
 
 
 class Host:
-    """A session and its executor as `Rounds` sees them, in virtual time. noise: of `HostNoise`."""
+    """A session and its executor as `Rounds` sees them, in virtual time. noise: of `HostNoise`. host: time of the
+    host's part of a step over that of its kernels; None: the noise sets the pace of both."""
 
     def __init__(
-        self, law: Law, noise: Noise, seed: int, window_s: float = WINDOW_S, looks: Sequence[int] = looks_from(REPEATS)
+        self,
+        law: Law,
+        noise: Noise,
+        seed: int,
+        window_s: float = WINDOW_S,
+        looks: Sequence[int] = looks_from(REPEATS),
+        host: float | None = None,
     ) -> None:
-        self.law, self.noise, self.window_s = law, HostNoise(noise, str(seed)), window_s
+        self.law, self.speed, self.window_s, self.host = law, HostNoise(noise, str(seed)), window_s, host
+        self.chance = random.Random(seed)
         self.looks, self.budget_s = looks, BUDGET_S
         self.executor = self.results = self
         self.repeats: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
         self.now_s = 0.0
         self._done = [0.0]  # seconds of work at full pace, until each tick
+
+    def noise(self, at_s: float) -> float:
+        """The pace: the share of the time in which a kernel runs, if the host has a part of its own."""
+        return self.speed(at_s) if self.host is None else min(1.0, self.speed(at_s) / self.host)
 
     def _work(self, at_s: float) -> float:
         """Seconds of work at full pace that the host has done until then."""
@@ -141,33 +159,42 @@ class Host:
         steps = Steps(ends, nothing, nothing, [0, *tokens], nothing, nothing, nothing)  # type: ignore[list-item]
         run = Run(Samples(*[()] * 8), steps, (ends[0], ends[-1]))
         facts = {"launch": "1", "measured_at": f"{began:09.3f}", "environment": SimpleNamespace(host="1")}
-        return SimpleNamespace(run=run, load=ClosedLoop(load), **facts)
+        busy = (self._work(times[-1]) - self._work(opens)) / self.window_s
+        counted = rate * math.exp(self.chance.gauss(0, COUNTED))
+        seen = Summary(tokens_per_busy_s=counted, engine_active=min(1.0, busy))
+        return SimpleNamespace(run=run, load=ClosedLoop(load), seen=seen, **facts)
 
-    def curve(self) -> Curve:
+    def curve(self, over: bool = False) -> Curve:
         points = tuple(_point(load, self.repeats[load]) for load in GRID)
-        return Curve(subject="simulated", points=points, looks=self.looks)
+        return Curve(subject="simulated", points=points, looks=self.looks, over=over)
 
 
 def _point(load: int, groups: Sequence[tuple[Any, ...]]) -> Point:
     rates = tuple(window.output_tokens_per_s(m.run) or 0.0 for (m,) in groups)
     waits = tuple(OUTPUT * load / rate for rate in rates)
-    return Point(concurrency=load, repeats=rates, e2e_repeats=waits, used=tuple(groups))
+    each = tuple(m.seen for (m,) in groups)
+    busy = fmean(one.engine_active for one in each) if each else None
+    return Point(concurrency=load, repeats=rates, e2e_repeats=waits, used=tuple(groups), each=each, engine_active=busy)
 
 
-def one(noise: Noise, gain: float, seed: int, fixed: bool = False) -> Outcome:
-    """One sweep on a host of its own. fixed: two rounds of longer windows, and no more."""
+def one(
+    noise: Noise, gain: float, seed: int, fixed: bool = False, host: float | None = None, figure: Figure = output_rate
+) -> Outcome:
+    """One sweep on a host of its own. fixed: two rounds of longer windows, and no more. host: see `Host`. figure: whose
+    gains are judged."""
     law = Law(gain)
-    host = Host(law, noise, seed, FIXED_WINDOW_S, (REPEATS,)) if fixed else Host(law, noise, seed)
-    rounds = Rounds(host, {load: SimpleNamespace(key=load) for load in GRID})  # type: ignore[arg-type]
+    timing = (FIXED_WINDOW_S, (REPEATS,)) if fixed else (WINDOW_S, looks_from(REPEATS))
+    at = Host(law, noise, seed, *timing, host)
+    rounds = Rounds(at, {load: SimpleNamespace(key=load) for load in GRID})  # type: ignore[arg-type]
     for number in range(1, REPEATS + 1):
         rounds.round(number, GRID)
-    rounds.until_decided(lambda: [host.curve().pareto_plateau()])
-    curve = host.curve()
+    rounds.until_decided(lambda: [at.curve().pareto_plateau(figure=figure)])
+    curve = at.curve(over=True)
     covered = tuple(
         (g.low or 0) - ROUNDING <= true <= (g.high or 0) + ROUNDING
-        for g, true in zip(curve.gains(), law.gains(), strict=True)
+        for g, true in zip(curve.gains(figure), law.gains(), strict=True)
     )
-    return Outcome(covered, curve.pareto_plateau().state, rounds.spent_s)
+    return Outcome(covered, curve.pareto_plateau(figure=figure).state, rounds.spent_s)
 
 
 def recorded(name: str, model: str) -> tuple[float, ...]:
@@ -220,11 +247,16 @@ HEAD = (
 
 
 def study(
-    noise: Noise, seeds: Sequence[int], each: Callable[..., Iterable[Outcome]] = map
+    noise: Noise,
+    seeds: Sequence[int],
+    each: Callable[..., Iterable[Outcome]] = map,
+    host: float | None = None,
+    figure: Figure = output_rate,
 ) -> list[dict[float, list[Outcome]]]:
-    """Outcomes of the sweeps, and of those of fixed length, by the truth. each: `map`, of a pool or not."""
+    """Outcomes of the sweeps, and of those of fixed length, by the truth. each: `map`, of a pool or not. host, figure:
+    see `one`."""
     return [
-        {gain: list(each(partial(one, noise, gain, fixed=fixed), seeds)) for gain in truths}
+        {gain: list(each(partial(one, noise, gain, fixed=fixed, host=host, figure=figure), seeds)) for gain in truths}
         for fixed, truths in ((False, GAINS), (True, AWAY))
     ]
 
@@ -238,11 +270,15 @@ def main() -> None:
     print(HEAD)
     with ProcessPoolExecutor(given.processes) as pool:
         each = partial(pool.map, chunksize=25) if given.processes > 1 else map
-        for number, name in enumerate((*NOISES, *RECORDED)):
-            if given.noise in name:
-                noise = NOISES[name] if name in NOISES else recorded(*RECORDED[name])
-                seeds = range(number * given.runs, (number + 1) * given.runs)
-                print(row(name, *study(noise, seeds, each)), flush=True)
+        speeds = {f"two speeds, {name}": host for name, host in HOSTS.items()}
+        for number, name in enumerate((*NOISES, *RECORDED, *speeds)):
+            if given.noise not in name:
+                continue
+            seeds = range(number * given.runs, (number + 1) * given.runs)
+            noise = NOISES.get(name) or (TWO_SPEEDS if name in speeds else recorded(*RECORDED[name]))
+            print(row(name, *study(noise, seeds, each, speeds.get(name))), flush=True)
+            if name in speeds:
+                print(row(f"{name}, per busy second", *study(noise, seeds, each, speeds[name], busy_rate)), flush=True)
 
 
 if __name__ == "__main__":

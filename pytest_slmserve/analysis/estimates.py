@@ -248,8 +248,9 @@ def spent(share: float, alpha: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def tails(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ...]:
-    """Return the tail probability at each boundary, taken by itself, for sums of standard normal increments.
+def tails(looks: tuple[int, ...], maximum: int, alpha: float, over: bool = False) -> tuple[float, ...]:
+    """Return the tail probability at each boundary, taken by itself, for sums of standard normal increments. over: the
+    last look is the last of all, so what is left of `alpha` is spent there.
 
     `density` is that of the sum at the last look, of those paths which no boundary has stopped, on a grid whose
     `weights` are those of Simpson's rule.
@@ -258,7 +259,7 @@ def tails(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ..
     def rare(spend: float, step: float, sums: Sequence[tuple[float, float]], stop: float) -> bool:
         return sum(w * NORMAL.cdf((s - stop) / step) for w, s in sums) <= spend
 
-    planned = [spent(n / maximum, alpha / SMALL_SAMPLES) for n in looks]
+    planned = [spent(1.0 if over and n == looks[-1] else n / maximum, alpha / SMALL_SAMPLES) for n in looks]
     found, last = [planned[0]], looks[0]
     sums = _grid(last, NORMAL.inv_cdf(1 - planned[0]) * math.sqrt(last))
     density = [NORMAL.pdf(s / math.sqrt(last)) / math.sqrt(last) for s in sums]

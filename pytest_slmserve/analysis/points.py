@@ -48,7 +48,9 @@ class Summary(gpu_figures.SensorFigures):
 
     batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
     output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
-    energy_per_token_j: over the time between readings of the energy counter. unexplained, bound: see `step_time`.
+    tokens_per_busy_s: output tokens over the time in which a kernel ran; None without profiling counters, and of
+    engines whose kernels overlap (MPS). energy_per_token_j: over the time between readings of the energy counter.
+    unexplained, bound: see `step_time`.
     decode_dram, decode_tensor: shares of the time in which those were active while no prompt was processed, and
     saturation_gap is of them.
     """
@@ -77,6 +79,7 @@ class Summary(gpu_figures.SensorFigures):
     batch: float | None = None
     requests_per_s: float | None = None
     output_tokens_per_s: float | None = None
+    tokens_per_busy_s: float | None = None
     step_s: float | None = None
     kv_usage: float | None = None
     roofline_fraction: float | None = None
@@ -253,6 +256,7 @@ def summary_of(*group: Measurement) -> Summary:
     total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
     means = (window.latencies([run]).e2e_s.mean for run in runs)
     in_convoys = any(is_burst(m.load) for m in group)
+    in_turns = all(m.replica and m.replica.sharing == "time-slicing" for m in group)
     device = sensed(sorted(runs, key=lambda run: run.telemetry is None), total, in_convoys)
     return ReplicaSummary(
         output_tokens_per_s=total,
@@ -262,6 +266,7 @@ def summary_of(*group: Measurement) -> Summary:
         step_s=mean_of_known(window.step_s(run) for run in runs),
         **window.latencies(runs).figures,
         **{name: device[name] for name in OF_THE_DEVICE},
+        tokens_per_busy_s=device["tokens_per_busy_s"] if in_turns else None,
     )
 
 
@@ -316,11 +321,13 @@ def summarize(measurement: Measurement) -> Summary:
 
 
 def sensed(runs: Sequence[Run], tokens_per_s: float | None, is_whole: bool = False) -> dict[str, Any]:
-    """Return the figures of the first run's sensors by name, and the energy of a token of the engines of all runs.
-    is_whole: of a whole job, or of whole convoys."""
+    """Return the figures of the first run's sensors by name, and of the engines of all runs the tokens of a second in
+    which a kernel ran, and the energy of a token. is_whole: of a whole job, or of whole convoys."""
     seen = gpu_figures.device_figures(runs[0])
-    energy = gpu_figures.energy_per_token_j(runs, tokens_per_s, is_whole)
-    return {f.name: getattr(seen, f.name) for f in fields(gpu_figures.SensorFigures)} | {"energy_per_token_j": energy}
+    return {f.name: getattr(seen, f.name) for f in fields(gpu_figures.SensorFigures)} | {
+        "tokens_per_busy_s": tokens_per_s / seen.engine_active if tokens_per_s and seen.engine_active else None,
+        "energy_per_token_j": gpu_figures.energy_per_token_j(runs, tokens_per_s, is_whole),
+    }
 
 
 def choose(groups: Iterable[ReplicaGroup]) -> tuple[list[FoundRepeat], list[FoundRepeat]]:
@@ -474,6 +481,12 @@ output_rate: Figure = attrgetter("repeats")
 e2e_s: Figure = attrgetter("e2e_repeats")
 
 
+def busy_rate(point: Point) -> list[float]:
+    """Return the tokens per busy second of each repeat used; none if one repeat does not tell."""
+    known = [value for s in point.each if (value := s.tokens_per_busy_s)]
+    return known if len(known) == len(point.each) else []
+
+
 def figure_named(name: str, least: float = -math.inf) -> Figure:
     """Return a figure by its name: its finite values above `least`; others count as not measured."""
     return lambda point: [v for s in point.each if (v := getattr(s, name)) is not None and least < v < math.inf]
@@ -485,12 +498,16 @@ _differences = lru_cache(maxsize=64)(Differences)
 
 def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Differences:
     """Return the differences between points in a positive figure; neighbouring points are most alike. The course of a
-    window tells the noise of one engine under a staggered load: that of a convoy is no noise."""
+    window tells the noise of one engine under a staggered load: that of a convoy is no noise. The tokens of a busy
+    second follow neither the course of a window nor that of the host, so they are not paired in time."""
     samples: list[tuple[Repeat, ...]] = []
     for point in points:
         values, groups = what(point), point.used
         if len(groups) != len(values):
             samples.append(tuple(map(Repeat, values)))
+            continue
+        if what is busy_rate:
+            samples.append(tuple(Repeat(v, launch=m.launch) for v, (m, *_) in zip(values, groups)))
             continue
         even = all(len(g) == 1 and is_steady(g[0].load) and g[0].load.ramp_up == "staggered" for g in groups)
         told = [window.relative_variance(m.run) if even else None for m, *_ in groups]

@@ -551,16 +551,16 @@ class OwnEngine:
         for number in range(1, (repeats or session.options.repeats) + 1):
             rounds.round(number, cases)
 
-        def curve() -> Curve:
+        def curve(over: bool) -> Curve:
             found = session.results.measurements(case.key for case in cases.values())
             looks = () if repeats else session.looks
-            return curve_of(short_name(self.spec.model), found, planned=[*cases], looks=looks)
+            return curve_of(short_name(self.spec.model), found, planned=[*cases], looks=looks, over=over)
 
         if repeats is None:
-            rounds.until_decided(lambda: [curve().pareto_plateau()])
+            rounds.until_decided(lambda: [curve(False).pareto_plateau()])
         for error in rounds.failed.values():
             raise error
-        return curve()
+        return curve(True)
 
 
 def own_job(

@@ -26,6 +26,7 @@ from pytest_slmserve.schema.records import SIMULATED, hosts_of
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
+NO_FACTORS = (None, None)
 FED = 0.75  # of what was sent; a request's way in and out takes a few per cent of its life
 SWEEP_LEGEND = (
     "batch: mean sequences of an engine step (concurrent requests, where a server does not report steps). tokens: of "
@@ -42,6 +43,8 @@ STEP_LEGEND = (
 SENSOR_LEGEND = {  # by the name of the column
     "GPU util %": "GPU util: time in which any kernel ran, as NVML samples it.",
     "busy %": "busy: the same by the profiling counters.",
+    "tokens /busy s": "tokens/busy s: output tokens per second in which a kernel ran, which is what the GPU does; "
+    "the rest of a gain is the host's.",
     "SM % mean": "SM: share of the SMs with work.",
     "warp % mean": "warp: warps resident, of those that fit (SM occupancy).",
     "DRAM %": "DRAM, tensor: share of the time in which they were active.",
@@ -183,11 +186,15 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
         return Column(head, lambda p: hundredths(getattr(p, name)), rank=rank)
 
     rows = [p for p in curve.points if {p.gpu_util, p.sm_active, p.power_w, p.own_cores} != {None}]
+    factors = curve.factors()
     speeds = {p.concurrency: mean_of_known(map(found.host_speeds.get, p.records)) for p in rows}
     columns: tuple[Column[Point], ...] = (
         Column("concur-\nrency", lambda p: str(p.concurrency)),
         share("GPU\nutil %", "gpu_util", 7),
         share("busy\n%", "engine_active", 3),
+        Column("tokens\n/busy s", lambda p: figure(p.tokens_per_busy_s, 4), rank=1),
+        Column("gain %\nGPU", lambda p: hundredths(factors.get(p.concurrency, NO_FACTORS)[0], signed=True), rank=2),
+        Column("gain %\nhost", lambda p: hundredths(factors.get(p.concurrency, NO_FACTORS)[1], signed=True), rank=2),
         share("SM %\nmean", "sm_active", 1),
         share("SM %\nmax", "sm_active_max", 9),
         share("warp %\nmean", "sm_occupancy", 6),

@@ -58,9 +58,10 @@ class Verdicts:
     results: Results
     looks: tuple[int, ...] = ()
     judged: list[table.Judged] = field(default_factory=list)
+    measuring: set[str] = field(default_factory=set)  # series of the sweeps that go on until they are decided
     _begun: set[str] = field(default_factory=set)  # series of the sweeps that were asked for
-    # Curves by series, all curves with their jobs, and for how many repeats of each case.
-    _curves: tuple[dict[str, Curve], list[Curve], tuple[int, ...]] = ({}, [], ())
+    # Curves by series, all curves with their jobs, and what they were made of.
+    _curves: tuple[dict[str, Curve], list[Curve], tuple[object, ...]] = ({}, [], ())
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the sweeps that the archive keeps, as plain JSON values; this run judges by the same
@@ -104,13 +105,14 @@ class Verdicts:
     def _known(self) -> tuple[dict[str, Curve], list[Curve]]:
         """Return the curves by series, and all curves with the jobs of their models; made anew when there is more."""
         repeats = (len(self.results.repeats.get(key, ())) for key in self.results.requested)
-        known = len(self.planner.sweeps), len(self._begun), *repeats
+        known = len(self.planner.sweeps), len(self._begun), frozenset(self.measuring), *repeats
         if self._curves[2] != known:
             own = list(self.results.measurements())
             begun = self._begun | by_series(own).keys()
             cases = (case for sweep in self.planner.sweeps.values() for case in sweep.cases if case.series in begun)
             further = {case.key for case in cases} - self.results.requested.keys()
-            found = table.planned_curves([*own, *self.results.measurements(further)], [("", self.plan())])
+            measured = [*own, *self.results.measurements(further)]
+            found = table.planned_curves(measured, [("", self.plan())], self.measuring)
             self._curves = found, with_jobs(found.values(), job_points(own)), known
         return self._curves[:2]
 

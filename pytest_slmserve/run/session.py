@@ -280,7 +280,10 @@ class Sweeps:
             for load, error in rounds.failed.items():
                 where = f"{short_name(model)}: the adaptive sweep ended at concurrency {load}"
                 session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
+        going_on = {case.series for case in sweep.cases}
+        verdicts.measuring |= going_on
         rounds.until_decided(lambda: list(map(verdicts.verdict, self.claims.get(model, ()))))
+        verdicts.measuring -= going_on
         return rounds
 
     def repeats(self, model: str, concurrency: int) -> int | None:

@@ -25,6 +25,7 @@ from pytest_slmserve.analysis.points import (
     JobPoint,
     Point,
     at_common_loads,
+    busy_rate,
     e2e_s,
     figure_named,
     figure_ratio,
@@ -189,6 +190,8 @@ def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdi
     match claim.name:
         case "throughput-plateau":
             return curve.pareto_plateau(claim.parameters["tolerance"])
+        case "gpu-plateau":
+            return curve.pareto_plateau(claim.parameters["tolerance"], busy_rate)
         case "latency-rises-past-plateau":
             return curve.latency_keeps_rising(claim.parameters["tolerance"])
         case "pareto-up-to-plateau":

@@ -6,7 +6,7 @@ that fits a model and an environment rules. `applies` says for which curves ther
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.estimates import grouped, percent, percent_interva
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
-from pytest_slmserve.analysis.points import by_series, shared_points
+from pytest_slmserve.analysis.points import busy_rate, by_series, shared_points
 from pytest_slmserve.analysis.sweep.curve import (
     Curve,
     curve_of,
@@ -134,6 +134,8 @@ def applies(claim: Claim, curve: Curve) -> bool:
     match claim.name:
         case "throughput-plateau" | "latency-rises-past-plateau" | "pareto-up-to-plateau":
             return is_main_sweep(curve)
+        case "gpu-plateau":
+            return is_main_sweep(curve) and any(map(busy_rate, curve.valid))
         case deployments.CLAIM:
             return any(m.neighbours for m in curve.measurements)
         case subjects.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
@@ -234,13 +236,16 @@ def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str
         return tuple(planned_curves(measurements, plans).values())
 
 
-def planned_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> dict[str, Curve]:
+def planned_curves(
+    measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]], still: Container[str] = ()
+) -> dict[str, Curve]:
     """Return a curve for each engine, workload, environment and way of loading, by its series key, in the order first
     met.
 
     plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
     names it, of the sessions up to the one that measured it last. One that none of these names, though they name
     others, was measured beside them. A run that goes on judges by the same curves, from the plan that it stores.
+    still: of curves that it is measuring.
     """
     found = {}
     for series, group in by_series(measurements).items():
@@ -255,6 +260,7 @@ def planned_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[st
             cut=[(int(c), str(why)) for c, why in sweep.get("skipped", ())],
             adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
             looks=[int(n) for n in earlier[0].get("interim_analyses", ())] if earlier else (),
+            over=series not in still,
         )
         compared = any(series in plan.get("compared", ()) for plan in earlier)
         found[series] = replace(curve, beside=(any(sweeps) or compared) and not sweep)

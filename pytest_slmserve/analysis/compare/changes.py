@@ -209,6 +209,7 @@ METRICS = {
     for metric in (
         Metric("output_tokens_per_s", "tokens/s", 1.0, higher_is_better=True, bounded=True),
         Metric("requests_per_s", "requests/s", 1.0, higher_is_better=True, bounded=True),
+        Metric("tokens_per_busy_s", "tokens/busy s", 1.0, higher_is_better=True),
         Metric("ttft_s", "TTFT ms, mean"),
         Metric("ttft_p99_s", "TTFT ms, p99"),
         Metric("tpot_s", "TPOT ms, mean", bounded=True),

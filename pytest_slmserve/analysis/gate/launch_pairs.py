@@ -116,6 +116,7 @@ GATED = {
     "start": Endpoint("s to start", "lower", margin=START_MARGIN),
 }
 SHOWN = (
+    Endpoint("tokens per busy second, large load", "higher", "tokens_per_busy_s", LARGE),
     Endpoint("mean TTFT, large load", "lower", "ttft_s", LARGE),
     Endpoint("mean TPOT, large load", "lower", "tpot_s", LARGE),
     Endpoint("p99 E2E, large load", "lower", "e2e_p99_s", LARGE),

@@ -13,7 +13,17 @@ from typing import Any
 
 from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval, t_above
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_engine, work_of_workload
-from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, points_of
+from pytest_slmserve.analysis.points import (
+    Figure,
+    JobPoint,
+    Point,
+    ReplicaPoint,
+    busy_rate,
+    by_series,
+    e2e_s,
+    output_rate,
+    points_of,
+)
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction, next_load, predictions
 from pytest_slmserve.analysis.verdict import State, Verdict, below, every
@@ -28,6 +38,8 @@ SURE = 2.2  # standard errors to an end of an interval, once there are many repe
 TOLERANCE = 0.10
 MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
+GPU_PLATEAU = "gpu-plateau"
+NO_BUSY = "no sensor gave the time in which a kernel ran (GPM or DCGM)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class Curve:
     cut: planned, but not measured for a known reason (concurrency, reason). missing: planned, not cut, and not there;
     of an adaptive sweep that has not ended, the load that was next. adaptive, unneeded: such a sweep, and the planned
     loads that it found not to be needed. looks: of a sweep that measures until its claims are decided, the numbers of
-    repeats after which they may be judged.
+    repeats after which they may be judged; over: no more will be measured.
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
     replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
     on more GPUs. jobs: those of the model. axes: what load, throughput and latency are called.
@@ -65,12 +77,17 @@ class Curve:
     adaptive: bool = False
     unneeded: tuple[int, ...] = ()
     looks: tuple[int, ...] = ()
+    over: bool = False
     beside: bool = False
     shared: tuple[ReplicaPoint, ...] = ()
     alone: tuple[Point, ...] = ()
     wider: tuple[Curve, ...] = field(default=(), repr=False)
     jobs: tuple[JobPoint, ...] = field(default=(), repr=False)
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
+
+    def tail_of(self, repeats: int) -> float:
+        """Return the probability outside each end of an interval after so many repeats; see `plateau.tail_at`."""
+        return plateau.tail_at(repeats, self.looks, self.over)
 
     @property
     def first(self) -> Measurement | None:
@@ -145,13 +162,20 @@ class Curve:
         """Predictions by the saturation law for the loads that were not needed, if it describes the curve."""
         return predictions(self.points, self.unneeded)
 
-    def gains(self) -> tuple[Gain, ...]:
-        """Relative gain of throughput per doubling, between neighbouring valid points."""
-        return plateau.gains(self.points, looks=self.looks)
+    def gains(self, figure: Figure = output_rate) -> tuple[Gain, ...]:
+        """Relative gain of throughput, or of another figure, per doubling, between neighbouring valid points."""
+        return plateau.gains(self.points, figure, self.tail_of)
 
-    def plateau(self, tolerance: float = TOLERANCE) -> ChosenLoad:
-        """The plateau, where throughput ceases to grow by `tolerance` (a share) per doubling."""
-        return plateau.plateau(self.points, tolerance, self.looks)
+    def factors(self) -> dict[int, tuple[float, float]]:
+        """The gain of throughput of each doubling as its two factors, less 1, by the load where it ends: the gain of
+        tokens per busy second, which is the GPU's, and that of the share of time in which a kernel ran, the host's."""
+        seen = {(gain.start, gain.end): gain.value for gain in self.gains()}
+        of_gpu = ((gain, seen.get((gain.start, gain.end))) for gain in self.gains(busy_rate))
+        return {g.end: (g.value, (1 + all_in_all) / (1 + g.value) - 1) for g, all_in_all in of_gpu if all_in_all}
+
+    def plateau(self, tolerance: float = TOLERANCE, figure: Figure = output_rate) -> ChosenLoad:
+        """The plateau, where throughput, or another figure, ceases to grow by `tolerance` (a share) per doubling."""
+        return plateau.plateau(self.points, tolerance, self.tail_of, figure)
 
     def pareto_front(self) -> tuple[Point, ...]:
         """Return the valid points that no other beats: none has as much throughput and as low a mean E2E, and one of
@@ -163,22 +187,35 @@ class Curve:
             if not any(min(other - rate, wait - its) >= 0 < max(other - rate, wait - its) for _, other, its in means)
         )
 
-    def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
+    def pareto_plateau(self, tolerance: float = TOLERANCE, figure: Figure = output_rate) -> Verdict:
         """Return the verdict on whether throughput reaches a plateau within the points measured: whether the last
         doubling, whose gain is the value, gains less than `tolerance` with 97.5 % confidence. Of loads that are further
-        apart it is the mean of several doublings, which the last one is below: so only a small one decides."""
-        if reason := obstacle(self, _largest_two(self).__contains__):
-            return Verdict.inconclusive(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
-        gains, threshold = self.gains(), f"threshold {percent(tolerance)}"
+        apart it is the mean of several doublings, which the last one is below: so only a small one decides.
+
+        figure: `busy_rate` for the plateau of the GPU, by the tokens of each second in which a kernel ran. It is of
+        card, model and load, and hosts agree on it; how much of the time a kernel runs is the host's.
+        """
+        of_gpu = figure is busy_rate
+        claim, each, what = PLATEAU, "", "throughput"
+        if of_gpu:
+            claim, each, what = GPU_PLATEAU, "per second in which a kernel runs, ", "it"
+        largest = _largest_two(self)
+        reason = obstacle(self, largest.__contains__)
+        if not reason and not all(figure(p) for p in self.valid if p.concurrency in largest):
+            reason = NO_BUSY
+        if reason:
+            return Verdict.inconclusive(claim, self.subject, reason + sparsely(self), tolerance, *self.valid)
+        gains, threshold = self.gains(figure), f"threshold {percent(tolerance)}"
         last, state = gains[-1], below(gains[-1], tolerance)
-        why = f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, {threshold}"
+        why = f"{each}the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}"
         if last.value < 0:
-            why = f"with the last doubling ({last.start} to {last.end}) throughput is {_lower(last)}, {threshold}"
+            why = f"{each}with the last doubling ({last.start} to {last.end}) {what} is {_lower(last)}"
+        why += f"{'' if of_gpu else self.split(last.end)}, {threshold}"
         if state is State.FAILS and last.end > 2 * last.start:
-            why = f"from {last.start} to {last.end} a doubling gains {percent_interval(last)} in the mean, {threshold}"
-            why += f": the last one, from {last.end / 2:g} on, was not measured{sparsely(self)}"
+            why = f"{each}from {last.start} to {last.end} a doubling gains {percent_interval(last)} in the mean, "
+            why += f"{threshold}: the last one, from {last.end / 2:g} on, was not measured{sparsely(self)}"
             undecided = Verdict.from_interval(
-                PLATEAU, self.subject, State.INCONCLUSIVE, why, last, tolerance, *self.valid
+                claim, self.subject, State.INCONCLUSIVE, why, last, tolerance, *self.valid
             )
             return replace(undecided, remedy=f"a measurement at {self.axes.at(f'{last.end / 2:g}')}")
         if state is State.INCONCLUSIVE:
@@ -190,15 +227,24 @@ class Curve:
             elif self.kv_capacity is not None:
                 why += f"; the KV cache holds {self.kv_capacity} requests"
         else:
-            flat = self.plateau(tolerance)
+            flat = self.plateau(tolerance, figure)
             later = [g for g in gains if g.start >= (flat.value or 0)]
             most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
             gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
-            why = f"plateau from concurrency {flat.value} (95 %: {flat.low} to {flat.high}): later doublings {gain}"
+            why = (
+                f"{each}plateau from concurrency {flat.value} (95 %: {flat.low} to {flat.high}): later doublings {gain}"
+            )
             why += f" ({threshold})"
             if least.value < -MARGIN and least is not most:
-                why += f"; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
-        return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
+                why += f"; from {least.start} to {least.end} {what} falls by {percent(-least.value)}"
+        return _verdict(claim, self, state, why, last, tolerance, (last.start, last.end))
+
+    def split(self, end: int) -> str:
+        """Return a clause with the two factors of the gain up to a load: " = +6 % GPU, +26 % host"; empty if no sensor
+        tells them apart."""
+        factors = zip(self.factors().get(end, ()), ("GPU", "host"))
+        shares = ", ".join(f"{'+' if gain >= 0 else ''}{percent(gain)} {whose}" for gain, whose in factors)
+        return f" = {shares}" if shares else ""
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
         """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`,
@@ -208,7 +254,7 @@ class Curve:
             return Verdict.inconclusive(LATENCY, self.subject, reason + sparsely(self), tolerance, *self.valid)
 
         def rises(several: int) -> list[tuple[Interval, tuple[int, int]]]:
-            found = plateau.gains(self.points, e2e_s, self.looks, several)
+            found = plateau.gains(self.points, e2e_s, self.tail_of, several)
             return [(gain, (gain.start, gain.end)) for gain in found if gain.start >= knee]
 
         state, flattest, loads = every(rises, least=tolerance)
@@ -231,7 +277,7 @@ class Curve:
         upto = [p for p in self.valid if p.concurrency <= knee]
 
         def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
-            return [(by, (p, q)) for p in upto for q, by in plateau.advantages(self.points, p, self.looks, several)]
+            return [(by, (p, q)) for p in upto for q, by in plateau.advantages(self.points, p, self.tail_of, several)]
 
         state, by, (point, rival) = every(rivals, most=margin)
         if state is State.PASSES:
@@ -255,11 +301,13 @@ def curve_of(
     cut: Sequence[tuple[int, str]] = (),
     adaptive: float | None = None,
     looks: Sequence[int] = (),
+    over: bool = False,
 ) -> Curve:
     """The curve of measurements that differ in their concurrency only; those of other loads are left out.
 
     planned: every concurrency that was to be measured, so that one that is not there makes a claim inconclusive.
-    adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks: see `Curve`.
+    adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks, over: see
+    `Curve`.
     Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
     """
     series = by_series(measurements)
@@ -285,6 +333,7 @@ def curve_of(
         adaptive=adaptive is not None,
         unneeded=unneeded,
         looks=tuple(looks),
+        over=over,
         alone=points_of(replace(m, replica=None) for m in loaded if m.replica),
         measurements=loaded,
     )
@@ -389,7 +438,7 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
         remedy = "--slm-sweep full with --slm-resume measures the rest"
     elif low is not None and high is not None and curve.load and curve.environment:
         df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
-        certainty = t_above(plateau.tail_at(there, curve.looks), df)
+        certainty = t_above(curve.tail_of(there), df)
         reach, distance = (high - low) / 2 * SURE / certainty, abs(value - threshold)
         remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
         if distance * MOST_REPEATS**0.5 >= reach * there**0.5:
