@@ -19,6 +19,12 @@ def test_throughput_reaches_a_plateau(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm(claim="gpu-plateau", needs="gpu")
+def test_the_gpu_reaches_a_plateau(slm_claim):
+    """Per second in which a kernel runs, a further doubling gains little, on whatever host."""
+    assert slm_claim()
+
+
 @pytest.mark.slm_suite("papers")
 @pytest.mark.slm(claim="marginal-after-128", models=["opt-125m", "opt-1.3b"], needs="gpu")
 def test_throughput_gains_little_after_128(slm_claim):
