@@ -75,6 +75,8 @@ class Faults:
         scatter: Relative standard deviation of the speed between launches of a gate. That of their starts is three
             times as large.
         slowdown: Share by which a step takes longer.
+        host_s: Seconds of the host in a step: the step takes the longer of these and its kernels, and the noise is the
+            host's alone.
         host_noise, host_noise_s: Relative standard deviation of the speed over time, and its time constant.
         lasts_s: Seconds of real time that a run takes at least, during which other things can happen.
     """
@@ -103,6 +105,7 @@ class Faults:
     imbalance: float = 0.0
     scatter: float = 0.016
     slowdown: float = 0.0
+    host_s: float = 0.0
     host_noise: float = 0.0
     host_noise_s: float = 1.0
     lasts_s: float = 0.0
@@ -196,7 +199,7 @@ class SimulatedEngine(Engine):
         if loop.concurrency >= faults.die_at:
             raise EngineFailed(f"the simulated engine died at concurrency {loop.concurrency}, as it was told to")
         time.sleep(faults.lasts_s)
-        samples, steps, in_flight = self._served(loop, workload)
+        samples, steps, kernels_s, in_flight = self._served(loop, workload)
         now, done = (steps.time_s[-1] if len(steps) else 0.0), len(samples) - in_flight
         self.ran_s += now
         if progress:
@@ -204,17 +207,21 @@ class SimulatedEngine(Engine):
         failed = done if loop.concurrency >= faults.fail_at else 0
         window = loop.window or (0.0, now)
         why = "PlantedFailure: as it was told to" if failed else None
-        telemetry = self.sensed(window, loop.concurrency) if faults.sensors else None
+        inside = [i for i, at in enumerate(steps.time_s) if i and window[0] <= at <= window[1]]
+        seconds = math.fsum(steps.time_s[i] - steps.time_s[i - 1] for i in inside)
+        busy = math.fsum(kernels_s[i] for i in inside) / seconds if seconds else 1.0
+        telemetry = self.sensed(window, loop.concurrency, busy) if faults.sensors else None
         return Run(samples, steps, window, failed, why, telemetry=telemetry)
 
-    def sensed(self, window_s: tuple[float, float], concurrency: float) -> Telemetry:
-        """Readings through the window and one interval around it, all alike except for what is planted."""
+    def sensed(self, window_s: tuple[float, float], concurrency: float, busy: float) -> Telemetry:
+        """Readings through the window and one interval around it, all alike except for what is planted. busy: share of
+        the time in which a kernel ran."""
         faults, (opens, closes) = self.faults, window_s
         planted = {
-            of.ENGINE_ACTIVE: faults.engine_active,
-            of.DRAM_ACTIVE: faults.dram_active,
-            of.TENSOR_ACTIVE: faults.tensor_active,
-            of.SM_OCCUPANCY: faults.sm_occupancy,
+            of.ENGINE_ACTIVE: busy * faults.engine_active,
+            of.DRAM_ACTIVE: busy * faults.dram_active,
+            of.TENSOR_ACTIVE: busy * faults.tensor_active,
+            of.SM_OCCUPANCY: busy * faults.sm_occupancy,
         }
         if faults.memory_used is not None:
             planted[of.MEMORY_USED] = faults.memory_used
@@ -234,8 +241,9 @@ class SimulatedEngine(Engine):
             found.failed["simulated"] = f"simulated failed after {len(found.rows)} readings: as it was told to"
         return found.telemetry(0.0)
 
-    def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, int]:
-        """The requests that were sent, the steps, and the number of requests that have not ended.
+    def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, list[float], int]:
+        """The requests that were sent, the steps, the seconds of kernels in each, and the number of requests that have
+        not ended.
 
         The engine runs as many sequences as its limit and its KV cache allow at full length, so it never preempts by
         itself. When a sequence ends is known as soon as it is admitted: so the cost of a step here depends on the
@@ -247,7 +255,8 @@ class SimulatedEngine(Engine):
         fits = max(1, min(limits.max_num_seqs, (self.resolved.kv_blocks or 0) // blocks))
         # All-reduces after attention and feed-forward of each layer.
         waits_s = 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.model.layers * self.faults.all_reduce_s
-        host_s = LAYER_LAUNCH_S * self.model.layers if limits.enforce_eager else 0.0
+        launches_s = LAYER_LAUNCH_S * self.model.layers if limits.enforce_eager else 0.0
+        kernels = list[float]()  # seconds of each step
         now, admitted, ended, freed, prompted = 0.0, 0, 0, 0, 0  # prompted: tokens done of the prompt that is next
         sent, ends, steps = list[_Sequence](), Counter[int](), list[tuple[Any, ...]]()  # ends: by step, how many
         for number in range(MAX_STEPS):
@@ -272,7 +281,11 @@ class SimulatedEngine(Engine):
                 ends[number + sequence.wanted - 1] += 1
                 admitted += 1
             batch, pace = admitted - ended, self.host(self.ran_s + now) if self.host else 1.0
-            now += max((b_half + batch) / t_inf + waits_s, host_s) / pace
+            kernels_s = (b_half + batch) / t_inf + waits_s
+            if not self.faults.host_s:
+                kernels_s, pace = kernels_s / pace, 1.0
+            kernels.append(kernels_s)
+            now += max(kernels_s, (self.faults.host_s + launches_s) / pace)
             freed = ends.pop(number, 0)
             ended += freed
             running = min(len(sent) - ended, fits)
@@ -291,7 +304,7 @@ class SimulatedEngine(Engine):
             told = sequence.prompt, made, made == sequence.wanted
             rows.append((sequence.request, sequence.sent_s, sequence.admitted_s, first_s, last_s, *told))
         samples = Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
-        return samples, Steps(*zip(*steps)) if steps else Steps(*[()] * 7), len(sent) - ended
+        return samples, Steps(*zip(*steps)) if steps else Steps(*[()] * 7), kernels, len(sent) - ended
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         """Tokens that are drawn from the seed and the request; from `other_token_at` on, other tokens."""
