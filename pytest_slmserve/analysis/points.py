@@ -12,10 +12,12 @@ from operator import attrgetter
 from statistics import fmean, mode
 from typing import Any, TypeVar
 
+from pytest_slmserve.analysis import objectives
 from pytest_slmserve.analysis.estimates import TAIL, Differences, Interval, Repeat, factor, grouped, mean_of_known
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.metrics.window import Goodput, Slo
+from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema import records, sensors
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.kv_cache import kv_capacity
@@ -128,7 +130,8 @@ class Point(Summary):
     concurrency: concurrent requests, in all engines. each: figures of each repeat used, in the order measured. repeats,
     e2e_repeats, batch_repeats: output tokens/s, mean E2E and mean batch of each. used: measurements of each repeat, one
     for each engine; records: their ids. left_out: number of repeats not used; problems: what was wrong with them.
-    degraded: what the sensors say against those used. noise: what disturbed the host while those used were made.
+    degraded: what the sensors say against those used. noise: what disturbed the host while those used were made. told:
+    takes the verdicts that a test asks of it.
     """
 
     concurrency: int = 0
@@ -142,6 +145,7 @@ class Point(Summary):
     problems: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
+    told: Callable[[Verdict], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def valid(self) -> bool:
@@ -155,6 +159,18 @@ class Point(Summary):
         limit on ITL."""
         limits = window.parse_slo(slo) if isinstance(slo, str) else slo
         return window.goodput_of(limits, *self.used) if self.used else None
+
+    def meets(self, slo: str | Slo, share: float = objectives.SHARE) -> Verdict:
+        """Return the verdict on whether a share of the requests keeps every limit of `slo`, such as
+        "ttft:200ms,tpot:50ms", over all repeats used, with the limit that is broken, and by how much. `assert` it: it
+        is inconclusive if noise, or the number of requests, leaves it open. Raises BadUsage for what is no SLO, for a
+        limit on ITL, and for a share that is not between 0 and 1."""
+        limits = objectives.slo_of(slo, share)
+        model = short_name(self.used[0][0].spec.model) if self.used else "nothing measured"
+        verdict = objectives.keeps(limits, share, f"{model} at concurrency {self.concurrency}", self.used, self.records)
+        if self.told:
+            self.told(verdict)
+        return verdict
 
     def on_hosts_of(self, other: Point) -> Point | None:
         """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none. The

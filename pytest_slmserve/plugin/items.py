@@ -535,7 +535,7 @@ class OwnEngine:
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> points.Point:
         """Measure one point."""
         groups = self.session.executor.measure(self.case(concurrency, load), repeats)
-        return points.points_of(chain.from_iterable(groups))[0]
+        return replace(points.points_of(chain.from_iterable(groups))[0], told=self.session.verdicts.add)
 
     @partial(checked, "slm_sweep")
     def sweep(self, concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
@@ -560,7 +560,8 @@ class OwnEngine:
             rounds.until_decided(lambda: [curve(False).pareto_plateau()])
         for error in rounds.failed.values():
             raise error
-        return curve(True)
+        found = curve(True)
+        return replace(found, points=tuple(replace(p, told=session.verdicts.add) for p in found.points))
 
 
 def own_job(

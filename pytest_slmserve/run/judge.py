@@ -140,6 +140,10 @@ class Verdicts:
         self.judged.append((verdict, question.row))
         return verdict
 
+    def add(self, verdict: Verdict) -> None:
+        """Add a verdict on an objective of a user's test to the report."""
+        self.judged.append((verdict, None))
+
     def verdict(self, question: Question) -> Verdict:
         """Return the verdict on a claim from what was measured so far. Of jobs it reads all curves of the model, of
         several GPUs the curve on the fewest. A model of which nothing was measured here has no curve: what can be

@@ -18,7 +18,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, variance
@@ -614,6 +614,19 @@ class Goodput:
     by_slo: Mapping[str, float | None]
 
 
+def request_seconds(slo: Slo, measurement: Measurement) -> Iterator[dict[str, float]]:
+    """Yield the seconds of each request by which a load is judged, by the limits of an SLO; infinite for what did not
+    come, such as every one of a failed request. A request of one token takes no time per output token."""
+    judged, samples = judged_requests(measurement), measurement.run.samples
+    for row in judged.rows:
+        seen = request_latency(samples, row)
+        values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
+        ended = seen.e2e_s is not None
+        known = ((name, values[name]) for name in slo.bounds)
+        yield {name: math.inf if value is None or not ended else value for name, value in known}
+    yield from (dict.fromkeys(slo.bounds, math.inf) for _ in range(judged.failures))
+
+
 def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
     """Return the goodput of one or more repeats of a load, over the requests by which it is judged, failed ones
     included. Requests are summed; the rate is the sum over engines beside each other, and the mean over repeats."""
@@ -621,16 +634,12 @@ def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
     requests = finished = good = 0
     for i, group in enumerate(repeats):
         for m in group:
-            judged, before = judged_requests(m), good
-            requests += len(judged.rows) + judged.failures
-            for row in judged.rows:
-                seen = request_latency(m.run.samples, row)
-                if seen.e2e_s is None:
-                    continue
-                values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
-                met = [name for name, bound in bounds.items() if (value := values[name]) is not None and value <= bound]
+            before = good
+            for seen in request_seconds(slo, m):
+                met = [name for name, bound in bounds.items() if seen[name] <= bound]
                 kept.update(met)
-                finished, good = finished + 1, good + (len(met) == len(bounds))
+                requests, good = requests + 1, good + (len(met) == len(bounds))
+                finished += any(map(math.isfinite, seen.values()))
             rates[i] += per_second(good - before, m.run.window_s)
     by_slo = {name: kept[name] / requests if requests else None for name in bounds}
     attainment = good / requests if requests else None

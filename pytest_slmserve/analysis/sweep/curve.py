@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
+from pytest_slmserve.analysis import objectives
 from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval, t_above
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_engine, work_of_workload
+from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import (
     Figure,
     JobPoint,
@@ -176,6 +179,23 @@ class Curve:
     def plateau(self, tolerance: float = TOLERANCE, figure: Figure = output_rate) -> ChosenLoad:
         """The plateau, where throughput, or another figure, ceases to grow by `tolerance` (a share) per doubling."""
         return plateau.plateau(self.points, tolerance, self.tail_of, figure)
+
+    def meets(self, slo: str | Slo, share: float = objectives.SHARE, *, at: int | None = None) -> Verdict:
+        """Return the verdict on an SLO at one load, the largest measured unless told; see `Point.meets`. It says up to
+        which load the SLO holds. Inconclusive for a load that was not measured, or is not valid."""
+        limits, points = objectives.slo_of(slo, share), {p.concurrency: p for p in self.valid}
+        wanted = max(points, default=0) if at is None else at
+        each = {load: replace(p, told=None).meets(limits, share) for load, p in points.items()}
+        claim, subject = f"{objectives.CLAIM} {limits}", f"{self.subject} at {self.axes.at(wanted)}"
+        verdict = Verdict.inconclusive(claim, subject, "it has no valid repeat there", share)
+        if wanted in each:
+            verdict = each[wanted]
+        kept = list(takewhile(lambda load: each[load].state is State.PASSES, each))
+        highest = f"kept up to {self.axes.at(kept[-1])}" if kept else "kept for sure at no load"
+        verdict = replace(verdict, why=f"{verdict.why}; {highest}", again=(wanted,))
+        if told := next((p.told for p in points.values() if p.told), None):
+            told(verdict)
+        return verdict
 
     def pareto_front(self) -> tuple[Point, ...]:
         """Return the valid points that no other beats: none has as much throughput and as low a mean E2E, and one of

@@ -1,0 +1,82 @@
+"""Objectives of a user: a verdict on whether requests keep an SLO, with the limit that they break, and by how much."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from pytest_slmserve.analysis.estimates import (
+    NORMAL,
+    TAIL,
+    Interval,
+    percent,
+    percent_interval,
+    percentile,
+    possible,
+    student_interval,
+)
+from pytest_slmserve.analysis.metrics.window import Slo, goodput_of, parse_slo, request_seconds
+from pytest_slmserve.analysis.verdict import State, Verdict, above
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import ReplicaGroup
+
+SHARE = 0.95  # of the requests
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+CLAIM = "slo"
+
+
+def slo_of(slo: str | Slo, share: float) -> Slo:
+    """Return the SLO of words like "ttft:200ms,tpot:50ms". Raises BadUsage for what is none, and for a share of
+    requests that no measurement can show."""
+    if not (isinstance(share, int | float) and 0 < share < 1):
+        raise BadUsage(f"share={share!r} is no share of the requests between 0 and 1", "share=0.99")
+    return parse_slo(slo) if isinstance(slo, str) else slo
+
+
+def keeps(slo: Slo, share: float, subject: str, repeats: Sequence[ReplicaGroup], records: tuple[str, ...]) -> Verdict:
+    """Return the verdict on whether at least a share of the requests keeps every limit of an SLO.
+
+    value: the share that did, over all repeats, failed requests among those that did not. Its 95 % interval is that of
+    so many independent requests (Wilson 1927) or, if that is wider, that of the repeats' shares. n: the requests.
+    """
+    claim = f"{CLAIM} {slo}"
+    found = goodput_of(slo, *repeats)
+    if not found.requests:
+        return Verdict.inconclusive(claim, subject, "no request ended in a valid window", share)
+    seen = _share_kept(found.good, found.requests)
+    if len(repeats) > 1:
+        each = [one.attainment for group in repeats if (one := goodput_of(slo, group)).attainment is not None]
+        wider = possible(student_interval(each, fmean(each)), most=1.0) if len(each) > 1 else seen
+        ends = [(a, b) for a, b in ((seen.low, wider.low), (seen.high, wider.high)) if a is not None and b is not None]
+        if len(ends) == 2:
+            seen = Interval(seen.value, min(ends[0]), max(ends[1]))
+    state = above(seen, share)
+    why = f"{percent_interval(seen)} of {found.requests} requests keep {slo}, wanted {percent(share)}"
+    why += _broken(slo, share, repeats) if state is not State.PASSES else ""
+    why += f"; {found.dropped} did not finish" if found.dropped else ""
+    why += ": too few requests, or too noisy, to tell" if state is State.INCONCLUSIVE else ""
+    return Verdict(claim, subject, state, why, seen.value, seen.low, seen.high, share, found.requests, records)
+
+
+def _share_kept(good: int, requests: int) -> Interval:
+    """Return a share of independent requests with its interval (Wilson 1927)."""
+    z = NORMAL.inv_cdf(1 - TAIL)
+    share, weight = good / requests, z**2 / requests
+    centre = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(share * (1 - share) * weight + weight**2 / 4) / (1 + weight)
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def _broken(slo: Slo, share: float, repeats: Sequence[ReplicaGroup]) -> str:
+    """Return a clause on the limit that the fewest requests keep: "TTFT is up to 312 ms for 95 % of them, 56 % above
+    its limit of 200 ms"."""
+    rows = [row for group in repeats for m in group for row in request_seconds(slo, m)]
+    kept = {name: fmean(row[name] <= limit for row in rows) for name, limit in slo.bounds.items()}
+    worst = min(kept, key=lambda name: kept[name])
+    limit, reached = slo.bounds[worst], percentile([row[worst] for row in rows], share)
+    if reached is None or math.isnan(reached):
+        return ""
+    if not math.isfinite(reached):
+        return f"; fewer than {percent(share)} of them have a {NAMES[worst]}"
+    beyond = reached / limit - 1
+    where = f"{percent(beyond)} above" if beyond >= 0 else f"{percent(-beyond)} below"
+    return f"; {NAMES[worst]} is up to {reached * 1e3:,.4g} ms for {percent(share)} of them, {where} its limit"
