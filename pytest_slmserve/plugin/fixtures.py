@@ -62,7 +62,9 @@ def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
-    return plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.words_of(request.node)).measure
+    node = request.node
+    own = plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.words_of(node), node.user_properties)
+    return own.measure
 
 
 @pytest.fixture
@@ -71,7 +73,9 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
-    return plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.words_of(request.node)).sweep
+    node = request.node
+    own = plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.words_of(node), node.user_properties)
+    return own.sweep
 
 
 @pytest.fixture

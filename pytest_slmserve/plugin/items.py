@@ -47,6 +47,8 @@ from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.arrivals import job
 
 # Words of the slm marker that do not choose the engine.
+# Figures of a point that a JUnit file has of each test that measured it.
+JUNIT = ("output_tokens_per_s", "requests_per_s", "ttft_p99_s", "tpot_s", "e2e_s", "valid")
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs", "gate")
 # Calls that give a verdict. A test that does not assert it passes whatever was found.
 VERDICTS = {"slm_gate", "slm_claim", "slm_against_baseline"}
@@ -516,12 +518,13 @@ class PlannedCase:
 
 @dataclass(frozen=True, repr=False)
 class OwnEngine:
-    """The engine that the marker of a test asks for."""
+    """The engine that the marker of a test asks for. properties: of the test, for JUnit."""
 
     session: Session
     spec: EngineSpec
     workload: Workload
     words: planning.Words
+    properties: list[tuple[str, object]]
 
     def case(self, concurrency: int, own: Mapping[str, Any]) -> Case:
         """Return the case of a closed loop. own: its fields that differ. Raises BadUsage for one without a window."""
@@ -535,7 +538,7 @@ class OwnEngine:
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> points.Point:
         """Measure one point."""
         groups = self.session.executor.measure(self.case(concurrency, load), repeats)
-        return replace(points.points_of(chain.from_iterable(groups))[0], told=self.session.verdicts.add)
+        return self.told(points.points_of(chain.from_iterable(groups))[0])
 
     @partial(checked, "slm_sweep")
     def sweep(self, concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
@@ -561,7 +564,19 @@ class OwnEngine:
         for error in rounds.failed.values():
             raise error
         found = curve(True)
-        return replace(found, points=tuple(replace(p, told=session.verdicts.add) for p in found.points))
+        return replace(found, points=tuple(map(self.told, found.points)))
+
+    def told(self, point: points.Point) -> points.Point:
+        """Return a point whose figures are told to JUnit, and whose objectives to the report as well."""
+
+        def tell(verdict: Verdict) -> None:
+            self.session.verdicts.add(verdict)
+            told = f"{verdict.state.value}: {verdict.why}"
+            self.properties.append((f"slm_{verdict.claim} [{verdict.subject}]", told))
+
+        for name in JUNIT:
+            self.properties.append((f"slm_{name} [concurrency {point.concurrency}]", getattr(point, name)))
+        return replace(point, told=tell)
 
 
 def own_job(
