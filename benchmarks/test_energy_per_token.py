@@ -32,3 +32,9 @@ def test_a_token_of_a_larger_model_takes_more_energy(slm_claim):
 def test_a_larger_model_draws_more_power(slm_claim):
     """It draws a tenth more than OPT-1.3B and OPT-2.7B, each model at its own largest batch."""
     assert slm_claim()
+
+
+@pytest.mark.slm(claim="power-rises-slightly-to-13b", models=["opt-13b"], needs="gpu")
+def test_power_rises_slightly_to_13b(slm_claim):
+    """OPT-13B draws more power than OPT-6.7B, but by no more than a tenth, each at its own largest batch."""
+    assert slm_claim()

@@ -14,6 +14,20 @@ def test_most_warps_are_missing_at_the_largest_load(slm_claim):
 
 
 @pytest.mark.slm_suite("papers")
+@pytest.mark.slm(claim="maximum-occupancy-is-low", needs="gpu")
+def test_maximum_occupancy_barely_reaches_40_percent(slm_claim):
+    """No reading of the SM occupancy is above 40 %, at every load."""
+    assert slm_claim()
+
+
+@pytest.mark.slm_suite("papers")
+@pytest.mark.slm(claim="maximum-sm-activity-reaches-the-limit", needs="gpu")
+def test_maximum_sm_activity_reaches_the_limit(slm_claim):
+    """At the largest load at least nine of ten SMs have work at once at some time."""
+    assert slm_claim()
+
+
+@pytest.mark.slm_suite("papers")
 @pytest.mark.slm(claim="sm-activity-stays-low", needs="gpu")
 def test_average_sm_activity_stays_low(slm_claim):
     """Fewer than half of the SMs have work in the mean, at every load."""

@@ -61,7 +61,7 @@ class Claim:
         against: By model, those that it is compared with, if the claim compares models.
         compares: What its figure is compared over, see `evidence_for`; empty if a function of its own judges it.
         passes: The side of the threshold on which all that is compared lies if it passes. "within" is between the
-            threshold, a factor, and its inverse; or between a share and its opposite.
+            threshold, a factor, and its inverse; or between a share and its opposite. "between" is from 1 to there.
         threshold: The parameter that is the threshold.
         figure: The figure that it compares; empty for throughput.
         words: The sentence of a verdict. "{}" stands for the estimate, other names for facts of what is compared.
@@ -76,7 +76,7 @@ class Claim:
     models: tuple[str, ...] = ()
     against: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compares: str = ""
-    passes: Literal["below", "above", "within"] = "below"
+    passes: Literal["below", "above", "within", "between"] = "below"
     threshold: str = "threshold"
     figure: str = ""
     words: str = ""
@@ -300,7 +300,7 @@ def of_counters(claim: Claim, curve: Curve) -> Evidence:
         case "decode_dram":
             _refuse_unseen(NO_DECODING, points, counter)
             judged, at_largest, most, reach = points[-1:], True, math.inf, REACHABLE_DRAM
-        case "sm_occupancy":
+        case "sm_occupancy" | "sm_active_max":
             judged, at_largest = points[-1:], True
             _refuse_unseen(NO_PROFILE, judged, counter)
         case _:
@@ -388,8 +388,8 @@ def of_the_advised_batch(claim: Claim, curve: Curve) -> Evidence:
 def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     """Return a figure of a model over that of a smaller one, each at its largest batch of the paper's table 1.
 
-    It is the energy of a token over that of the next smaller model, or the power over the larger one of OPT-1.3B and
-    OPT-2.7B (arXiv:2404.03353, figure 4, which has watts only: "considerably lower").
+    It is the energy of a token over that of the next smaller model, or the power over the largest one of smaller models
+    (arXiv:2404.03353, figure 4, which has watts only).
     """
     own, smaller, what = at_table_1(curve), claim.against.get(curve.subject), figure_named(claim.figure, 0.0)
     if smaller is None:
@@ -397,11 +397,8 @@ def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     alike = [p for c in others if c.subject in smaller and _facts(c) == _facts(curve) and (p := at_table_1(c))]
     small = list(filter(what, alike))
     if own is None or not what(own) or not small:
-        missing = smaller[0] if own else curve.subject
-        why = f"no energy of {missing} at concurrency {PUBLISHED[missing]}"
-        if claim.figure == "power_w":
-            why = f"no power of {'OPT-1.3B or OPT-2.7B at its batch of table 1' if own else missing}"
-        raise Inconclusive(why)
+        missing, kind = smaller if own else [curve.subject], "power" if claim.figure == "power_w" else "energy"
+        raise Inconclusive(f"no {kind} of {' or '.join(missing)} at its batch of table 1")
     _refuse_other_limits([own, *small])
     its = max(small, key=lambda point: fmean(what(point)))
     return of_ratios(claim, [Compared(own, its, {"smaller": smaller[0]})], [own, its], several=len(small))

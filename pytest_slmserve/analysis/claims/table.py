@@ -107,7 +107,7 @@ def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
         return found
     threshold = row.parameters[claim.threshold]
     inverse = -threshold if found.in_percent else 1 / threshold
-    limits = {"below": {"most": threshold}, "above": {"least": threshold}}
+    limits = {"below": {"most": threshold}, "above": {"least": threshold}, "between": {"least": 1.0, "most": threshold}}
     sides = limits.get(claim.passes, {"least": inverse, "most": threshold})
     state, seen, (sentence, points) = every(found.estimates, **sides)
     state = State.INCONCLUSIVE if state is found.doubtful else state
@@ -148,7 +148,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
             usable = {p.concurrency for p in curve.valid}
             alone = curve.spec is not None and curve.spec.tensor_parallel_size == 1
             return is_main_sweep(curve) and alone and {1, subjects.OBJECTIVE.at} <= usable and len(usable) > 2
-        case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
+        case "energy-per-token-grows-with-model" | "larger-models-draw-more-power" | "power-rises-slightly-to-13b":
             return evidence.at_table_1(curve) is not None
     # Without sensors there is nothing to say of the GPU.
     return is_sweep(curve) and any(p.gpu_util is not None or p.power_w is not None for p in curve.valid)
