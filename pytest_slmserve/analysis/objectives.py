@@ -73,9 +73,7 @@ def _broken(slo: Slo, share: float, repeats: Sequence[ReplicaGroup]) -> str:
     kept = {name: fmean(row[name] <= limit for row in rows) for name, limit in slo.bounds.items()}
     worst = min(kept, key=lambda name: kept[name])
     limit, reached = slo.bounds[worst], percentile([row[worst] for row in rows], share)
-    if reached is None or math.isnan(reached):
-        return ""
-    if not math.isfinite(reached):
+    if reached is None or not math.isfinite(reached):
         return f"; fewer than {percent(share)} of them have a {NAMES[worst]}"
     beyond = reached / limit - 1
     where = f"{percent(beyond)} above" if beyond >= 0 else f"{percent(-beyond)} below"

@@ -82,7 +82,7 @@ def _cell(value: Any) -> str:
 
 WORKLOAD = ("hash", "requests", "mean_prompt_tokens", "mean_output_tokens", "longest", "source")
 ENGINE = ("tensor_parallel_size", "load_format", "dtype", "max_num_seqs", "max_num_batched_tokens")
-BULK = ("each", "used", "spec", "resolved", "environment", "workload", "load", "concurrency")
+BULK = ("each", "used", "told", "spec", "resolved", "environment", "workload", "load", "concurrency")
 
 
 def case_facts(case: Measurement | JobPoint) -> dict[str, Any]:

@@ -398,7 +398,7 @@ def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     small = list(filter(what, alike))
     if own is None or not what(own) or not small:
         missing, kind = smaller if own else [curve.subject], "power" if claim.figure == "power_w" else "energy"
-        raise Inconclusive(f"no {kind} of {' or '.join(missing)} at its batch of table 1")
+        raise Inconclusive(f"no {kind} of {' or '.join(f'{m} at concurrency {PUBLISHED[m]}' for m in missing)}")
     _refuse_other_limits([own, *small])
     its = max(small, key=lambda point: fmean(what(point)))
     return of_ratios(claim, [Compared(own, its, {"smaller": smaller[0]})], [own, its], several=len(small))

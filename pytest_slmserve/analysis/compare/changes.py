@@ -36,6 +36,7 @@ from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Differences, Interva
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, watched
 from pytest_slmserve.analysis.points import Point, all_groups, engines, point_of
+from pytest_slmserve.analysis.sweep.plateau import CLOCKS
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, hosts_of, moment, release
@@ -191,13 +192,15 @@ class Judgement(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A compared field of a point. heading: how it is called in reports, with the unit. scale: factor from the field to
-    that unit. bounded: whether it is known how far launches and hosts differ in it, given the share of waiting."""
+    that unit. bounded: whether it is known how far launches and hosts differ in it, given the share of waiting. of_gpu:
+    whether it has no part of waiting."""
 
     name: str
     heading: str
     scale: float = 1e3
     higher_is_better: bool = False
     bounded: bool = False
+    of_gpu: bool = False
 
     def threshold(self, tolerance: float) -> float:
         """Return the worst ratio, candidate over baseline, that is within the tolerance."""
@@ -209,7 +212,7 @@ METRICS = {
     for metric in (
         Metric("output_tokens_per_s", "tokens/s", 1.0, higher_is_better=True, bounded=True),
         Metric("requests_per_s", "requests/s", 1.0, higher_is_better=True, bounded=True),
-        Metric("tokens_per_busy_s", "tokens/busy s", 1.0, higher_is_better=True),
+        Metric("tokens_per_busy_s", "tokens/busy s", 1.0, higher_is_better=True, bounded=True, of_gpu=True),
         Metric("ttft_s", "TTFT ms, mean"),
         Metric("ttft_p99_s", "TTFT ms, p99"),
         Metric("tpot_s", "TPOT ms, mean", bounded=True),
@@ -292,6 +295,13 @@ class ComparedPair:
             return math.log1p(HOST) if self.same_boot else None
         least, share = (LAUNCH, LAUNCH_OF_WAITING) if self.same_boot else (HOST, HOST_OF_WAITING)
         return max(math.log1p(least), share * -math.log(max(1 - self.idle_share, LEAST_BUSY)))
+
+    @property
+    def unseen_of_gpu(self) -> float:
+        """The same of the tokens of a busy second: what launches and hosts differ by while kernels run, and the higher
+        clocks of a GPU that rests."""
+        busy = [max(p.engine_active or 0.0, LEAST_BUSY) for p in (self.baseline, self.candidate)]
+        return math.log1p(LAUNCH if self.same_boot else HOST) + CLOCKS * abs(math.log(busy[1] / busy[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +490,7 @@ def change_of(pair: ComparedPair, metric: Metric, tolerance: float) -> MetricCha
         return None
     seen, elsewhere = factor(repeat_noise(sides).between(0, 1)), not (pair.same_boot or pair.stored)
     bounded = metric.bounded and pair.case.steady and (pair.stored or pair.idle_share is not None)
-    unseen = pair.unseen if bounded else None
+    unseen = (pair.unseen_of_gpu if metric.of_gpu else pair.unseen) if bounded else None
     if min(map(len, sides)) >= LAUNCHES and pair.same_boot:
         unseen = 0.0
     verdict, why = Judgement.INCONCLUSIVE, pair.obstacle

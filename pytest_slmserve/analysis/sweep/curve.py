@@ -174,7 +174,8 @@ class Curve:
         tokens per busy second, which is the GPU's, and that of the share of time in which a kernel ran, the host's."""
         seen = {(gain.start, gain.end): gain.value for gain in self.gains()}
         of_gpu = ((gain, seen.get((gain.start, gain.end))) for gain in self.gains(busy_rate))
-        return {g.end: (g.value, (1 + all_in_all) / (1 + g.value) - 1) for g, all_in_all in of_gpu if all_in_all}
+        pairs = [(gain, (1 + both) / (1 + gain.value) - 1) for gain, both in of_gpu if both is not None]
+        return {gain.end: (gain.value, round(of_host, 4) + 0.0) for gain, of_host in pairs}  # of no host no last digit
 
     def plateau(self, tolerance: float = TOLERANCE, figure: Figure = output_rate) -> ChosenLoad:
         """The plateau, where throughput, or another figure, ceases to grow by `tolerance` (a share) per doubling."""

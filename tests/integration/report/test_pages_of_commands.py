@@ -118,7 +118,7 @@ def test_compare_has_every_metric_and_both_archives(page, out):
     one, other = (committed(f"h200-vllm-0.26.0-adaptive{which}") for which in ("", "-next-host"))
     seen, status, printed = page("compare", one, other)
     rows = seen.tables["opt-1.3b"][1:]
-    assert f"Exit status {status}" in seen.text and len(rows) == 45 and missing(rows, printed) == []
+    assert f"Exit status {status}" in seen.text and len(rows) == 50 and missing(rows, printed) == []
     assert len(read(out).measurements) == len(read(one).measurements) + len(read(other).measurements)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from statistics import fmean, stdev
 
 import pytest
@@ -34,6 +35,13 @@ def test_noise_that_is_forgotten_averages_out_and_pink_noise_hardly(kind, sd, re
 def test_slowdowns_are_of_one_side():
     values = factors("slow:0.2:0.3:2")
     assert set(values) == {0.7, 1.0} and values.count(0.7) / len(values) == pytest.approx(0.2, abs=0.03)
+
+
+def test_a_core_of_two_speeds_stays_at_one_for_half_a_second_to_four_and_is_more_often_slow():
+    values = factors("speeds:1.85")
+    assert set(values) == {1.0, 1 / 1.85} and 0.5 < sum(v < 1 for v in values) / len(values) < 0.7
+    lasts = [len([*same]) * TICK_S for _, same in groupby(values)]
+    assert min(lasts[1:-1]) >= 0.5 and fmean(lasts) > 2.25
 
 
 def test_a_launch_is_in_one_of_two_states_and_noises_are_multiplied():

@@ -289,6 +289,19 @@ def test_what_all_engines_serve_is_added_up_and_latencies_are_pooled(rates):
     assert {name: getattr(seen, name) for name in pooled} == pooled
 
 
+@pytest.mark.parametrize("sharing", ["time-slicing", "mps", "gpus", "mig"])
+def test_tokens_of_a_busy_second_are_known_if_kernels_run_one_after_the_other(sharing):
+    def busy(m, share):
+        until_s = m.run.window_s[1]
+        return changed(m, "run", telemetry=planted_telemetry({sensors.ENGINE_ACTIVE: share}, until_s=until_s))
+
+    members = together(400.0, 200.0, sharing=sharing)
+    alone, seen = summarize(busy(members[0], 0.5)), summary_of(*(busy(m, 0.5) for m in members))
+    assert alone.tokens_per_busy_s == pytest.approx(800.0)
+    assert seen.tokens_per_busy_s == (pytest.approx(1200.0) if sharing == "time-slicing" else None)
+    assert summarize(members[0]).tokens_per_busy_s is None is summarize(busy(members[0], 0.0)).tokens_per_busy_s
+
+
 def test_rates_are_of_the_common_span():
     assert summary_of(*together(400.0, 600.0, began_s=(100.0, 100.1))).output_tokens_per_s == pytest.approx(1000)
     apart = summary_of(*together(400.0, 400.0, began_s=(100.0, 900.0)))

@@ -15,7 +15,7 @@ from measured import measure
 
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.validity import health, problems
-from pytest_slmserve.analysis.metrics.window import littles_law, requests_in_flight
+from pytest_slmserve.analysis.metrics.window import littles_law, requests_in_flight, step_s
 from pytest_slmserve.analysis.points import job_points
 from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
 from pytest_slmserve.plan.models import model_of
@@ -167,7 +167,7 @@ def test_launches_of_a_gate_scatter_by_their_names_and_are_the_same_again():
 
 @given(st.floats(0, 1e4), st.floats(0.01, 100))
 def test_readings_cover_the_window_and_an_interval_around_it(opens, length):
-    found = planted().sensed((opens, opens + length), 8)
+    found = planted().sensed((opens, opens + length), 8, 1.0)
     assert found.time_s[0] == pytest.approx(opens - INTERVAL_S, abs=1e-5)
     assert opens + length - 1e-5 <= found.time_s[-1] <= opens + length + 2 * INTERVAL_S
     assert {len(column) for column in found.columns.values()} == {len(found)} == {len(found.span_s)}
@@ -180,6 +180,15 @@ def test_sensors_say_what_is_planted_if_there_are_any():
     assert (seen.power_w, seen.coverage) == pytest.approx((123.0, 1.0), rel=1e-3) and abs(seen.energy_deviation) < 1e-3
     assert run.telemetry.sources == ("simulated",) and health(run).state == "ok"
     assert planted(sensors=False).run(WORKLOAD, LONG).telemetry is None
+
+
+@pytest.mark.parametrize(("host_s", "share"), [(0.0, 1.0), (0.001, 1.0), (0.036, 0.5), (0.072, 0.25)])
+def test_a_host_that_takes_longer_than_the_kernels_leaves_the_gpu_idle(host_s, share):
+    """A step of 10 sequences takes 18 ms by the law; counters are as planted, less the time without a kernel."""
+    run = planted(host_s=host_s, dram_active=0.3).run(WORKLOAD, ClosedLoop(10, window_s=10.0))
+    seen = device_figures(run)
+    assert (seen.engine_active, seen.dram_active) == pytest.approx((0.97 * share, 0.3 * share), rel=1e-6)
+    assert step_s(run) == pytest.approx(max(0.018, host_s), rel=1e-6)
 
 
 @pytest.mark.parametrize(("fault", "state", "reasons", "noise"), [

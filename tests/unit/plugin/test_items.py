@@ -437,9 +437,9 @@ def test_a_call_with_wrong_words_is_refused_with_the_right_ones(values, words, f
         items.checked("slm_measure", called, 1)(*values, **words)
 
 
-def own(session, **changes):
+def own(session, properties=None, **changes):
     spec = replace(session.planner.spec(MODEL), **changes)
-    return OwnEngine(session, spec, session.planner.workload(MODEL), {})
+    return OwnEngine(session, spec, session.planner.workload(MODEL), {}, [] if properties is None else properties)
 
 
 def test_a_point_of_a_test_has_its_figures_and_is_measured_once(opened):
@@ -450,6 +450,17 @@ def test_a_point_of_a_test_has_its_figures_and_is_measured_once(opened):
     assert own(session).measure(16).records == point.records and len(session.results.repeats) == 1
     assert len(own(session).measure(16, repeats=3).records) == 3
     assert own(session).measure(16, ramp_up="burst").records != point.records
+
+
+def test_figures_and_objectives_of_a_test_are_told_to_junit_and_to_the_report(opened):
+    session, properties = opened(), []
+    point = own(session, properties).measure(16)
+    assert dict(properties) == {f"slm_{n} [concurrency 16]": getattr(point, n) for n in items.JUNIT}
+    curve = own(session, properties).sweep([4, 16], repeats=2)
+    kept, broken = point.meets("e2e:900s", share=0.9), curve.meets("ttft:0.001ms", at=4)
+    assert [v for v, row in session.verdicts.judged if row is None] == [kept, broken]
+    told = [text for name, text in properties if name.startswith("slm_slo ")]
+    assert told == [f"passes: {kept.why}", f"fails: {broken.why}"]
 
 
 def test_a_sweep_of_a_test_goes_on_until_it_is_decided_unless_repeats_are_named(opened):

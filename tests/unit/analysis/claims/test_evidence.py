@@ -34,6 +34,7 @@ FEW_WARPS, SATURATES_FIRST = "occupancy-below-a-saturated-kernel", "gpu-util-sat
 MEMORY_BOUND, UTIL_FALLS = "decode-stays-memory-bound", "gpu-util-falls-at-the-largest-load"
 CHEAPER, DEARER = "energy-per-token-falls-with-load", "energy-per-token-grows-with-model"
 SM_LOW, HOST, DRAM = "sm-activity-stays-low", "host-takes-at-most-half", "decode-saturates-dram"
+MOST_WARPS, MOST_SMS = "maximum-occupancy-is-low", "maximum-sm-activity-reaches-the-limit"
 OF_ONE_CURVE = (FEW_WARPS, SATURATES_FIRST, MEMORY_BOUND, CHEAPER)
 
 
@@ -92,6 +93,10 @@ PLANTED = [
         )
     ),
     (FEW_WARPS, "sm_occupancy", (0.9, 0.9, [0.1, 0.9]), INCONCLUSIVE, 0.5, 16, 2),
+    (MOST_WARPS, "sm_occupancy_max", ([0.1, 0.101], [0.3, 0.301], [0.2, 0.201]), PASSES, 0.3005, 4, 6),
+    (MOST_WARPS, "sm_occupancy_max", ([0.1, 0.101], [0.5, 0.501], [0.2, 0.201]), FAILS, 0.5005, 4, 6),
+    (MOST_SMS, "sm_active_max", (FULL, FULL, [0.97, 0.971]), PASSES, 0.9705, 16, 2),
+    (MOST_SMS, "sm_active_max", (FULL, FULL, [0.6, 0.601]), FAILS, 0.6005, 16, 2),
     (SM_LOW, "sm_active", ([0.3, 0.301], [0.45, 0.451], [0.4, 0.401]), PASSES, 0.4505, 4, 6),
     (SM_LOW, "sm_active", ([0.3, 0.301], [0.9, 0.901], [0.4, 0.401]), FAILS, 0.9005, 4, 6),
     (HOST, "engine_active", ([0.9, 0.901], [0.6, 0.601], [0.8, 0.801]), PASSES, 0.3995, 4, 6),
@@ -282,6 +287,11 @@ def test_the_power_of_a_larger_model_against_the_larger_of_two_and_one_repeat_of
     for watts, state in ((760.0, PASSES), (690.0, FAILS)):
         verdict = judge("larger-models-draw-more-power", table_1("opt-6.7b", power_w=watts), smaller)
         assert (verdict.state, verdict.value) == (state, pytest.approx(watts / 684))
+    for watts, state in ((705.0, PASSES), (655.0, FAILS), (800.0, FAILS)):
+        verdict = judge(
+            "power-rises-slightly-to-13b", table_1("opt-13b", power_w=watts), [table_1("opt-6.7b", power_w=692.0)]
+        )
+        assert (verdict.state, verdict.value) == (state, pytest.approx(watts / 692))
     verdict = judge(DEARER, ONCE[1], ONCE[:1])
     assert (verdict.state, verdict.value) == (INCONCLUSIVE, pytest.approx(1)) and tells(verdict.why, "--slm-repeats 2")
     left = of_engine(SMALL, spec={"kv_cache_bytes": 1 << 30})

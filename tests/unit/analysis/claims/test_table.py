@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, ClaimRow, judge_
 from pytest_slmserve.analysis.compare.deployments import CLAIM
 from pytest_slmserve.analysis.metrics.gpu_figures import GPUS
 from pytest_slmserve.analysis.points import by_series
-from pytest_slmserve.analysis.sweep.curve import LATENCY, PARETO, Curve, curve_of
+from pytest_slmserve.analysis.sweep.curve import GPU_PLATEAU, LATENCY, PARETO, Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadArchive, Sharing
 from pytest_slmserve.schema.records import Environment
@@ -68,7 +68,7 @@ def test_every_claim_has_a_test_of_planted_records_that_refute_it():
         return f'"{claim.name.removeprefix("replicas-").removesuffix(f"-{way}") if way else claim.name}"'
 
     names = {claim.name for claim in CLAIMS.values() if written(claim) not in planted}
-    assert names <= {PLATEAU, LATENCY, PARETO, CLAIM}, "constants of the package"
+    assert names <= {PLATEAU, GPU_PLATEAU, LATENCY, PARETO, CLAIM}, "constants of the package"
 
 
 @pytest.mark.parametrize(("where", "evidence"), [

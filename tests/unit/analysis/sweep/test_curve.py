@@ -17,8 +17,19 @@ from hypothesis import strategies as st
 from refusals import refused
 from strategies import curves, law, measurement, noisy_curve, point, without
 
+from pytest_slmserve.analysis.points import Summary, busy_rate
 from pytest_slmserve.analysis.sweep import curve as of_curve
-from pytest_slmserve.analysis.sweep.curve import LATENCY, PARETO, PLATEAU, Curve, curve_of, labels, obstacle
+from pytest_slmserve.analysis.sweep.curve import (
+    GPU_PLATEAU,
+    LATENCY,
+    NO_BUSY,
+    PARETO,
+    PLATEAU,
+    Curve,
+    curve_of,
+    labels,
+    obstacle,
+)
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
@@ -87,6 +98,63 @@ def test_noise_across_the_bound_is_inconclusive():
 def test_one_per_cent_of_noise_does_not_hide_or_turn_a_clear_answer(rates, noise, state, least):
     seen = Counter(noisy_curve(rates, seed=seed, noise=noise).pareto_plateau().state for seed in range(50))
     assert seen[state] + seen[INCONCLUSIVE] == 50 and seen[state] >= least
+
+
+# What the GPU does, and what its host adds
+
+
+def on_a_host(of_gpu, busy, noise=0.0005, repeats=3):
+    """A curve of tokens per busy second, and of the share of the time in which a kernel runs, by load."""
+    curve = noisy_curve({load: rate * busy[load] for load, rate in of_gpu.items()}, noise=noise, repeats=repeats)
+
+    def seen(p):
+        shares = [busy[p.concurrency] * (1 + 0.1 * (i - 1)) for i in range(repeats)]
+        rates = [rate / busy[p.concurrency] for rate in p.repeats]
+        each = (Summary(tokens_per_busy_s=r, engine_active=s) for r, s in zip(rates, shares, strict=True))
+        return replace(p, each=tuple(each), engine_active=busy[p.concurrency])
+
+    return replace(curve, points=tuple(map(seen, curve.points)))
+
+
+GPU, WAITS = {32: 10_000.0, 64: 15_000.0, 128: 15_300.0}, {32: 0.3, 64: 0.4, 128: 0.6}
+
+
+def test_a_gain_is_told_as_its_two_factors_and_the_plateau_of_the_gpu_is_judged_by_its_own():
+    curve = on_a_host(GPU, WAITS)
+    assert curve.factors() == {64: pytest.approx((0.5, 1 / 3), abs=2e-3), 128: pytest.approx((0.02, 0.5), abs=2e-3)}
+    seen, of_gpu = curve.pareto_plateau(), curve.pareto_plateau(figure=busy_rate)
+    assert (seen.state, of_gpu.state) == (FAILS, PASSES) and (seen.claim, of_gpu.claim) == (PLATEAU, GPU_PLATEAU)
+    assert of_gpu.value == pytest.approx(0.02, abs=2e-3) and tells(of_gpu.why, 64, "kernel")
+    assert "+2 % GPU, +50 % host" in seen.why and "GPU," not in of_gpu.why
+
+
+@pytest.mark.parametrize("before", [0.2, 0.6, 0.9])
+def test_its_interval_allows_for_clocks_that_are_higher_while_a_gpu_rests(before):
+    """A tenth of the change in the logarithm of the busy share, to either side."""
+    same, changed = ([*on_a_host(GPU, {**WAITS, 64: b, 128: 0.6}).gains(busy_rate)][-1] for b in (0.6, before))
+    rested = math.exp(0.1 * abs(math.log(0.6 / before)))
+    assert 1 + changed.high == pytest.approx((1 + same.high) * rested, rel=1e-9)
+    assert 1 + changed.low == pytest.approx((1 + same.low) / rested, rel=1e-9)
+
+
+def test_a_gpu_that_waits_for_its_host_half_of_the_time_is_known_all_the_same():
+    """Rounds on a host whose speed changes: what is seen is too noisy to tell, what the GPU does is not."""
+    curve = on_a_host(GPU, WAITS, noise=0.01)
+    noisy = replace(curve, points=tuple(replace(p, repeats=(0.7 * p.repeats[0], *p.repeats[1:])) for p in curve.points))
+    assert noisy.pareto_plateau().state is INCONCLUSIVE
+    assert noisy.pareto_plateau(figure=busy_rate).state is PASSES
+
+
+@pytest.mark.parametrize("load", [64, 128])
+def test_without_counters_at_the_last_two_loads_nothing_is_known_of_the_gpu(load):
+    def blind(p):
+        unseen = tuple(replace(s, tokens_per_busy_s=None) for s in p.each)
+        return replace(p, each=unseen) if p.concurrency == load else p
+
+    curve = on_a_host(GPU, WAITS)
+    verdict = replace(curve, points=tuple(map(blind, curve.points))).pareto_plateau(figure=busy_rate)
+    assert (verdict.state, verdict.why, verdict.value) == (INCONCLUSIVE, NO_BUSY, None)
+    assert noisy_curve(GPU).factors() == {} and "GPU" not in noisy_curve(GPU).pareto_plateau().why
 
 
 # Latency

@@ -91,6 +91,15 @@ def test_intervals_hold_at_all_looks_together(looks, repeats):
     assert begun == {2: (2, 3, 4, 6, 8, 12, 16), 5: (5, 6, 8, 12, 16), 20: (20,)}, "with what is measured of each load"
 
 
+def test_the_last_look_of_all_has_what_the_earlier_ones_left():
+    looks = (2, 3, 4, 6, 8, 12, 16)
+    for n, least in ((2, 0.025), (3, 0.017), (8, 0.012)):
+        more = plateau.tail_at(n, looks, over=True)
+        assert least <= more <= 0.025 and more > 2 * plateau.tail_at(n, looks), "an early end wastes nothing"
+    assert plateau.tail_at(16, looks, over=True) == plateau.tail_at(16, looks), "nothing was left"
+    assert plateau.tail_at(5, (5,), over=True) == plateau.tail_at(5) == 0.025
+
+
 # Pareto
 
 

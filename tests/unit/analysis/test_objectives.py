@@ -1,0 +1,87 @@
+"""Objectives of a user: the share of the requests that keep an SLO, its interval, and what a verdict on it tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from facts import tells
+from refusals import refused
+from scipy.stats import binomtest
+from strategies import changed, measurement
+from strategies import point as planted
+
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.verdict import Inconclusive, State
+
+PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
+
+
+def served(load, *late, requests=100, failures=0):
+    """A repeat for each number of `late` requests: their first token takes 0.9 s, that of the others 0.1 s."""
+    made = []
+    for repeat, number in enumerate(late):
+        m = measurement(load, repeat=repeat)
+        first = tuple(float(i) + (0.9 if i < number else 0.1) for i in range(requests))
+        sent, ended = tuple(map(float, range(requests))), tuple(float(i + 1) for i in range(requests))
+        columns = {"request": tuple(range(requests)), "admitted_s": sent, "prompt_tokens": (8,) * requests}
+        columns |= {"sent_s": sent, "first_token_s": first, "last_token_s": ended}
+        columns |= {"output_tokens": (11,) * requests, "finished": (True,) * requests, "cached_tokens": ()}
+        known = {name: value for name, value in columns.items() if hasattr(m.run.samples, name)}
+        m = changed(m, "run", samples=replace(m.run.samples, **known), window_s=(0.5, requests + 0.5))
+        made.append(changed(m, "run", failures=failures))
+    return made
+
+
+def point(load, *late, **how):
+    groups = tuple((m,) for m in served(load, *late, **how))
+    return replace(planted(load, [100.0] * len(groups)), used=groups)
+
+
+@pytest.mark.parametrize(("late", "state"), [(0, PASSES), (2, INCONCLUSIVE), (5, INCONCLUSIVE), (12, FAILS)])
+def test_a_share_of_the_requests_has_the_interval_of_independent_ones(late, state):
+    verdict = point(16, late).meets("ttft:200ms")
+    by_scipy = binomtest(100 - late, 100).proportion_ci(method="wilson")
+    assert (verdict.low, verdict.high) == pytest.approx((by_scipy.low, by_scipy.high), abs=1e-9)
+    assert (verdict.state, verdict.value, verdict.threshold, verdict.n) == (state, 1 - late / 100, 0.95, 100)
+    assert verdict.claim == "slo ttft:200ms" and verdict.subject == "opt-1.3b at concurrency 16"
+    if state is INCONCLUSIVE:
+        with pytest.raises(Inconclusive):
+            assert verdict
+
+
+def test_windows_that_differ_widen_it_and_failed_requests_keep_nothing():
+    together, apart = point(16, 4, 4), point(16, 0, 8)
+    alike, differ = (each.meets("ttft:200ms", share=0.9) for each in (together, apart))
+    assert alike.value == differ.value == 0.96 and differ.high - differ.low > 2 * (alike.high - alike.low)
+    assert (alike.state, differ.state, alike.n) == (PASSES, INCONCLUSIVE, 200)
+    failed = point(16, 0, failures=50).meets("ttft:200ms")
+    assert (failed.state, failed.n) == (FAILS, 150) and failed.value == pytest.approx(2 / 3)
+    assert tells(failed.why, "fewer than 95 %"), "a failed request has no first token at all"
+
+
+def test_it_tells_the_limit_that_is_broken_and_by_how_much():
+    broken = point(16, 30).meets("e2e:2s,ttft:200ms,tpot:300ms", share=0.8)
+    assert broken.state is FAILS and tells(broken.why, "TTFT", "900 ms", "350 % above", "80 %", "of 100 requests")
+    assert tells(point(16, 3).meets("ttft:200ms").why, "50 % below", "too few"), "noise leaves it open"
+    assert "limit" not in point(16, 0).meets("ttft:200ms").why
+
+
+@pytest.mark.parametrize("share", [0, 1, 1.5, -0.1, True, "95 %", None])
+def test_a_share_that_no_measurement_shows_is_refused(share):
+    with refused(repr(share), hint="share=0.99"):
+        point(16, 0).meets("ttft:200ms", share=share)
+    with refused("soon"):
+        point(16, 0).meets("ttft:soon")
+
+
+def test_a_curve_tells_up_to_which_load_it_is_kept():
+    told = []
+    points = (replace(point(load, late), told=told.append) for load, late in ((8, 0), (16, 0), (32, 40)))
+    curve = Curve(subject="opt-1.3b", points=tuple(points))
+    kept, broken, unknown = (curve.meets("ttft:200ms", at=load) for load in (16, None, 64))
+    assert told == [kept, broken, unknown] and [v.state for v in told] == [PASSES, FAILS, INCONCLUSIVE]
+    assert all(tells(v.why, "kept up to concurrency 16") for v in told)
+    assert (broken.subject, broken.again, unknown.again) == ("opt-1.3b at concurrency 32", (32,), (64,))
+    never = Curve(subject="opt-1.3b", points=(point(8, 40),)).meets("ttft:200ms")
+    assert never.state is FAILS and tells(never.why, "kept for sure at no load")
