@@ -8,10 +8,10 @@ from pytest_slmserve.analysis.estimates import (
     NORMAL,
     TAIL,
     Interval,
+    ends,
     percent,
     percent_interval,
     percentile,
-    possible,
     student_interval,
 )
 from pytest_slmserve.analysis.metrics.window import Slo, goodput_of, parse_slo, request_seconds
@@ -43,12 +43,10 @@ def keeps(slo: Slo, share: float, subject: str, repeats: Sequence[ReplicaGroup],
     if not found.requests:
         return Verdict.inconclusive(claim, subject, "no request ended in a valid window", share)
     seen = _share_kept(found.good, found.requests)
-    if len(repeats) > 1:
-        each = [one.attainment for group in repeats if (one := goodput_of(slo, group)).attainment is not None]
-        wider = possible(student_interval(each, fmean(each)), most=1.0) if len(each) > 1 else seen
-        ends = [(a, b) for a, b in ((seen.low, wider.low), (seen.high, wider.high)) if a is not None and b is not None]
-        if len(ends) == 2:
-            seen = Interval(seen.value, min(ends[0]), max(ends[1]))
+    each = [one.attainment for group in repeats if (one := goodput_of(slo, group)).attainment is not None]
+    spread = student_interval(each) if len(each) > 1 else seen
+    lows, highs = zip(ends(seen), ends(spread), strict=True)
+    seen = Interval(seen.value, max(0.0, min(lows)), min(1.0, max(highs)))
     state = above(seen, share)
     why = f"{percent_interval(seen)} of {found.requests} requests keep {slo}, wanted {percent(share)}"
     why += _broken(slo, share, repeats) if state is not State.PASSES else ""
@@ -63,7 +61,7 @@ def _share_kept(good: int, requests: int) -> Interval:
     share, weight = good / requests, z**2 / requests
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(share * (1 - share) * weight + weight**2 / 4) / (1 + weight)
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    return Interval(share, centre - half, centre + half)
 
 
 def _broken(slo: Slo, share: float, repeats: Sequence[ReplicaGroup]) -> str:

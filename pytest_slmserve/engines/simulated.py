@@ -207,10 +207,12 @@ class SimulatedEngine(Engine):
         failed = done if loop.concurrency >= faults.fail_at else 0
         window = loop.window or (0.0, now)
         why = "PlantedFailure: as it was told to" if failed else None
-        inside = [i for i, at in enumerate(steps.time_s) if i and window[0] <= at <= window[1]]
-        seconds = math.fsum(steps.time_s[i] - steps.time_s[i - 1] for i in inside)
-        busy = math.fsum(kernels_s[i] for i in inside) / seconds if seconds else 1.0
-        telemetry = self.sensed(window, loop.concurrency, busy) if faults.sensors else None
+        telemetry = None
+        if faults.sensors:
+            inside = [i for i, at in enumerate(steps.time_s) if i and window[0] <= at <= window[1]]
+            seconds = math.fsum(steps.time_s[i] - steps.time_s[i - 1] for i in inside)
+            busy = math.fsum(kernels_s[i] for i in inside) / seconds if seconds else 1.0
+            telemetry = self.sensed(window, loop.concurrency, busy)
         return Run(samples, steps, window, failed, why, telemetry=telemetry)
 
     def sensed(self, window_s: tuple[float, float], concurrency: float, busy: float) -> Telemetry:

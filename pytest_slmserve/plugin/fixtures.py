@@ -57,14 +57,17 @@ def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: Eng
     return slm_session.planner.workload(slm_spec.model, plugin.items.words_of(request.node))
 
 
+def own_engine(node: pytest.Item, session: Session, spec: EngineSpec, workload: Workload) -> plugin.items.OwnEngine:
+    """Return what measures points of the engine that a test asks for, and tells JUnit of them."""
+    return plugin.items.OwnEngine(session, spec, workload, plugin.items.words_of(node), node.user_properties)
+
+
 @pytest.fixture
 def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
-    node = request.node
-    own = plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.words_of(node), node.user_properties)
-    return own.measure
+    return own_engine(request.node, slm_session, slm_spec, sharegpt).measure
 
 
 @pytest.fixture
@@ -73,9 +76,7 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
-    node = request.node
-    own = plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.words_of(node), node.user_properties)
-    return own.sweep
+    return own_engine(request.node, slm_session, slm_spec, sharegpt).sweep
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ class Verdicts:
         return verdict
 
     def add(self, verdict: Verdict) -> None:
-        """Add a verdict on an objective of a user's test to the report."""
+        """Add a verdict to the report of which no row of the claims says what to expect, such as a user's objective."""
         self.judged.append((verdict, None))
 
     def verdict(self, question: Question) -> Verdict:
@@ -213,7 +213,8 @@ class StoredBaseline:
         here, there = of_model((*alone, *shared), name), of_model(self.measurements, name)
         found, notes = against_stored(there, here, run.planner.options.gate_margin)
         run.note(*self.notes, *notes)
-        run.judged.extend((verdict, None) for verdict in sorted(found, key=lambda v: v.claim))
+        for verdict in sorted(found, key=lambda v: v.claim):
+            run.add(verdict)
         state = all_of(verdict.state for verdict in found)
         why = "; ".join(f"{v.subject}: {v.why}" for v in found if v.state is state)
         return Verdict(NO_WORSE, name, state, why, n=len(found))

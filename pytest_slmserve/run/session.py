@@ -282,8 +282,10 @@ class Sweeps:
                 session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
         going_on = {case.series for case in sweep.cases}
         verdicts.measuring |= going_on
-        rounds.until_decided(lambda: list(map(verdicts.verdict, self.claims.get(model, ()))))
-        verdicts.measuring -= going_on
+        try:
+            rounds.until_decided(lambda: list(map(verdicts.verdict, self.claims.get(model, ()))))
+        finally:  # an interrupted run is judged as its archive will be
+            verdicts.measuring -= going_on
         return rounds
 
     def repeats(self, model: str, concurrency: int) -> int | None:

@@ -36,7 +36,7 @@ from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Differences, Interva
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, watched
 from pytest_slmserve.analysis.points import Point, all_groups, engines, point_of
-from pytest_slmserve.analysis.sweep.plateau import CLOCKS
+from pytest_slmserve.analysis.sweep.plateau import clocks_apart
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, hosts_of, moment, release
@@ -300,8 +300,7 @@ class ComparedPair:
     def unseen_of_gpu(self) -> float:
         """The same of the tokens of a busy second: what launches and hosts differ by while kernels run, and the higher
         clocks of a GPU that rests."""
-        busy = [max(p.engine_active or 0.0, LEAST_BUSY) for p in (self.baseline, self.candidate)]
-        return math.log1p(LAUNCH if self.same_boot else HOST) + CLOCKS * abs(math.log(busy[1] / busy[0]))
+        return math.log1p(LAUNCH if self.same_boot else HOST) + clocks_apart(self.baseline, self.candidate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,12 @@ def tail_at(repeats: int, looks: Sequence[int] = (), over: bool = False) -> floa
     return estimates.tails(tuple(taken), looks[-1], TAIL, over)[-1]
 
 
+def clocks_apart(one: Point, other: Point) -> float:
+    """Return how far the tokens of a busy second of two points may differ in logarithms because a GPU that rests runs
+    kernels at higher clocks."""
+    return CLOCKS * abs(math.log((one.engine_active or 1.0) / (other.engine_active or 1.0)))
+
+
 def gains(
     points: Sequence[Point], repeats: Figure = output_rate, tail_of: TailOf = tail_at, several: int = 1
 ) -> tuple[Gain, ...]:
@@ -85,8 +91,8 @@ def gains(
         tail = tail_of(max(len(a.repeats), len(b.repeats))) / several
         change, doublings = seen.between(i, i + 1, tail), math.log2(b.concurrency / a.concurrency)
         if repeats is busy_rate and change.low is not None and change.high is not None:
-            rested = CLOCKS * abs(math.log((b.engine_active or 1.0) / (a.engine_active or 1.0)))
-            change = replace(change, low=change.low - rested, high=change.high + rested)
+            apart = clocks_apart(a, b)
+            change = replace(change, low=change.low - apart, high=change.high + apart)
         gain = change.mapped(partial(mul, 1 / doublings)).mapped(growth)
         found.append(Gain(gain.value, gain.low, gain.high, start=a.concurrency, end=b.concurrency))
     return tuple(found)
