@@ -115,8 +115,9 @@ class Host:
     ) -> None:
         self.law, self.speed, self.window_s, self.host = law, HostNoise(noise, str(seed)), window_s, host
         self.chance = random.Random(seed)
-        self.looks, self.budget_s = looks, BUDGET_S
+        self.looks, self.budget_s, self.say = looks, BUDGET_S, lambda text: None
         self.executor = self.results = self
+        self.spent_s = defaultdict[str, float](float)
         self.repeats: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
         self.now_s = 0.0
         self._done = [0.0]  # seconds of work at full pace, until each tick
@@ -144,7 +145,9 @@ class Host:
     def measure(self, case: Any, repeats: int, why: str = "") -> list[tuple[Any, ...]]:
         found = self.repeats[case.key]
         while len(found) < repeats:
+            began = self.now_s
             found.append((self.once(case.key),))
+            self.spent_s[case.engine] += self.now_s - began
         return found
 
     def once(self, load: int) -> Any:
@@ -185,8 +188,8 @@ def one(
     law = Law(gain)
     timing = (FIXED_WINDOW_S, (REPEATS,)) if fixed else (WINDOW_S, looks_from(REPEATS))
     at = Host(law, noise, seed, *timing, host)
-    rounds = Rounds(at, {load: SimpleNamespace(key=load) for load in GRID})  # type: ignore[arg-type]
-    for number in range(1, REPEATS + 1):
+    rounds = Rounds(at, {load: SimpleNamespace(key=load, engine="") for load in GRID})  # type: ignore[arg-type]
+    for number in range(1, (REPEATS if fixed else 1) + 1):
         rounds.round(number, GRID)
     rounds.until_decided(lambda: [at.curve().pareto_plateau(figure=figure)])
     curve = at.curve(over=True)
@@ -194,7 +197,7 @@ def one(
         (g.low or 0) - ROUNDING <= true <= (g.high or 0) + ROUNDING
         for g, true in zip(curve.gains(figure), law.gains(), strict=True)
     )
-    return Outcome(covered, curve.pareto_plateau(figure=figure).state, rounds.spent_s)
+    return Outcome(covered, curve.pareto_plateau(figure=figure).state, at.now_s)
 
 
 def recorded(name: str, model: str) -> tuple[float, ...]:

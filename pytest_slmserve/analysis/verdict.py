@@ -47,7 +47,8 @@ class Verdict:
 
     value, low, high: the quantity judged and its 95 % interval, None if there is none. threshold: what it was compared
     with. n: number of measurements that it rests on, `records` their ids. again: loads whose further measurements would
-    decide it, and `remedy` how long that takes; empty if no measurement would.
+    decide it, and `remedy` how long that takes; empty if no measurement would. more_repeats: of each of these loads;
+    None for too many, or if it is not known.
     """
 
     claim: str
@@ -61,6 +62,7 @@ class Verdict:
     n: int = 0
     records: tuple[str, ...] = ()
     again: tuple[int, ...] = ()
+    more_repeats: int | None = None
     remedy: str = ""
 
     @classmethod

@@ -72,16 +72,17 @@ class WindowBarrier:
             return self._window
 
     def ended(self) -> None:
-        """Report that the others need not wait for this run any more, for example because its requests failed. With
-        requests that start together the window is long enough for two whole lockstep cycles of each engine."""
+        """Report that the others need not wait for this run any more, for example because its requests failed. The
+        window is long enough for half a lifetime of the requests of each engine, and if they start together for two
+        whole lockstep cycles."""
         with self._changed:
             self._awaited -= 1
             if self._awaited == 0:
                 opens = time.monotonic() + OPEN_S
                 seconds = [float(load["window_s"]) for load in self._loads]
                 for load in self._loads:
-                    if load["ramp_up"] == "burst":
-                        seconds.append(SHARED_CYCLES * (opens - self.begins_s) / (1 + load["settle_lifetimes"]))
+                    lifetime_s = (opens - self.begins_s) / (1 + load["settle_lifetimes"])
+                    seconds.append((SHARED_CYCLES if load["ramp_up"] == "burst" else 0.5) * lifetime_s)
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 

@@ -404,9 +404,10 @@ Launched = TypeVar("Launched", Engine, ReplicaEngines)
 class Pool:
     """The engine or the replicas that run. A request for another specification stops them first.
 
-    launch: Launches an engine, as `launch_engine` does. starts: The specification of each start, in order. on_wait:
-    Called while an engine starts, with its specification and its log. on_started: Called when an engine is ready, with
-    its specification and the seconds that its start took.
+    launch: Launches an engine, as `launch_engine` does. starts: The specification of each start, in order. first_start:
+    That of the first one that succeeded, and the seconds that it took. on_wait: Called while an engine starts, with its
+    specification and its log. on_started: Called when an engine is ready, with its specification and the seconds that
+    its start took.
     """
 
     def __init__(
@@ -416,6 +417,7 @@ class Pool:
         last."""
         self.launch, self.device = partial(launch, timeout_s=timeout_s), device
         self.starts: list[Engines] = []
+        self.first_start: tuple[Engines, float] | None = None
         self.on_wait: Callable[[Engines, Path], None] | None = None
         self.on_started: Callable[[Engines, float], None] | None = None
         self._running: Engine | ReplicaEngines | None = None
@@ -450,9 +452,10 @@ class Pool:
         except EngineFailed as error:
             self._failed = spec, error
             raise
-        self._running = running
+        self._running, seconds = running, time.monotonic() - began
+        self.first_start = self.first_start or (spec, seconds)
         if self.on_started:
-            self.on_started(spec, time.monotonic() - began)
+            self.on_started(spec, seconds)
         return running
 
     def close(self) -> None:

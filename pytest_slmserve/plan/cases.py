@@ -28,15 +28,16 @@ class Defaults:
     largest: int
     dtype: str  # "" for the model's own
     start_s: float  # what a start costs, for the price of a plan; seen, not promised
-    turn_s: float  # and what each further replica adds
-    budget_s: float  # of a sweep that measures until its claims are decided
+    first_s: float  # what the first start of a run adds, since neither files nor compiled code are in any cache
+    turn_s: float  # what each further replica adds
+    budget_s: float  # of the curves of an engine that are measured until their claims are decided
 
 
 DEFAULTS: dict[Platform, Defaults] = {
-    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 2.0, LARGEST_LOAD, "", 55.0, 27.0, 240.0),
-    "cpu": Defaults(("opt-tiny",), (64, 32), 2.0, 256, "bfloat16", 15.0, 5.0, 60.0),
-    "simulated": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "", 0, 0, 60.0),
-    "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0, 240.0),
+    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 2.0, LARGEST_LOAD, "", 60.0, 30.0, 27.0, 180.0),
+    "cpu": Defaults(("opt-tiny",), (64, 32), 2.0, 256, "bfloat16", 15.0, 0.0, 5.0, 60.0),
+    "simulated": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "", 0.0, 0.0, 0.0, 60.0),
+    "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0, 0.0, 240.0),
 }
 
 
@@ -69,6 +70,9 @@ def url_lock(url: str) -> str:
     return f"url-{short_hash(url)}"
 
 
+AGAIN = "again while claims are open, at most"  # the name of the rest of an engine's budget
+
+
 class PlannedItem(NamedTuple):
     """One thing to run. engine: None if it only reads, or `seconds` holds its starts, which are else left out."""
 
@@ -98,6 +102,8 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
         tokens = [request.output_tokens for request in workload.requests]
         steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
         return max(steps * (12e-3 if on_cpu else 20e-3), requests / load.rate)
+    if spec.platform == "remote":  # whose speed nobody knows
+        return requests / load.rate
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), requests if capacity is None else capacity))
     step_s = _step_s(spec, batch, context)
@@ -109,7 +115,7 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
 def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
     """Return the seconds of a step as seen once: on an H200 about 1.5 ms and twice the time to read weights, keys and
     values; on two CPU cores 2.5 ms and 0.15 ms for each sequence. A batch above the engine's limit takes several."""
-    if spec.platform == "remote":  # whose speed nobody knows
+    if spec.platform == "remote":
         return 0.0
     running = min(batch, given_limit(spec, "max_num_seqs"))
     if spec.platform == "cpu":
@@ -285,7 +291,8 @@ def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
     engine: Engines | None = None
     for name, needed, seconds in cells:
         if needed is not None and needed != engine:
-            engine, start = needed, start_estimate_s(needed)
+            start = start_estimate_s(needed) + (0.0 if engine else DEFAULTS[needed.platform].first_s)
+            engine = needed
             lines.append(f"{clock(total):>7}  start {engine_title(needed)} ({needed.platform}, {start:.0f} s)")
             total += start
             gpu_seconds += start * len(needed.gpus)
@@ -294,5 +301,5 @@ def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
         total += seconds
         gpu_seconds += seconds * (len(needed.gpus) if needed else 1)
     on_gpus = f", {gpu_seconds:,.0f} GPU s" if engine and engine.platform == "cuda" else ""
-    plural = "s" if len(cells) != 1 else ""
-    return [*lines, f"{clock(total):>7}  end: {len(cells)} item{plural}{on_gpus}"]
+    items = sum(name != AGAIN for name, *_ in cells)
+    return [*lines, f"{clock(total):>7}  end: {items} item{'s' if items != 1 else ''}{on_gpus}"]

@@ -330,6 +330,10 @@ class Planner:
         self.sweeps[model] = Sweep(spec, cases, cut)
         return self.sweeps[model]
 
+    def in_sweep(self, case: Case) -> bool:
+        """Return whether a point is on the curve that is planned of its model."""
+        return self.swept(case.model) and case.series == self.point(case.model, 1).series
+
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
         """Return the environment of `spec`: this host, with the versions of its own interpreter."""
         first, here = engines_of_set(spec)[0], self.host.environment

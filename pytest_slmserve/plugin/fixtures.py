@@ -92,7 +92,8 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
 
 @pytest.fixture(scope="session")
 def slm_sweeps(request: pytest.FixtureRequest, slm_session: Session) -> Sweeps | None:
-    """The planned sweeps of this run, with the loads and the claims that its items ask for; None if Ray measures."""
+    """The curves of the points of this run, with the loads and the claims that its items ask for; None if Ray
+    measures."""
     if slm_session.executor.fetch:
         return None
     return plugin.items.planned_sweeps(slm_session, plugin.items.plans_of(request.session.items))

@@ -82,7 +82,7 @@ class ItemPlan:
     model: str | None = None  # whose measurements it reads, if its parameter names one
     gate: str | None = None  # the model whose gate it carries out, if its parameter names one
     claim: Question | None = None  # that it judges, of its model
-    swept: bool = False  # its case is a point of a sweep that the options plan, not one that the marker names
+    swept: bool = False  # its case is measured with its curve, not as one more of a planned sweep that a marker names
     compares: bool = False  # two sides
     reads: bool = False  # what other items have measured
     starts: bool = False  # without a case, it needs the engine for itself; one that only reads does not
@@ -350,6 +350,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
             with naming(item.nodeid):
                 check_fits(engine, planner.workload(engine.model, words))
+    named = "points" in words
     own, reads = AS_IT_GOES & fixtures, not READERS.isdisjoint(fixtures)
     return ItemPlan(
         name=item.name,
@@ -358,7 +359,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         model=model,
         gate=sides[0] if sides else None,
         claim=session.verdicts.question(words["claim"], model, words) if model and "slm_claim" in fixtures else None,
-        swept="slm_point" in fixtures and "points" not in words,
+        swept="slm_point" in fixtures and case is not None and not (named and planner.in_sweep(case)),
         compares="slm_gates" in fixtures,
         reads=reads,
         starts=own != {"slm_replicas"} and bool(own or not reads),
@@ -489,7 +490,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class PlannedCase:
-    """The case of a test. sweeps: those of the run, if it is a point of one."""
+    """The case of a test. sweeps: those of the run, if it is measured with its curve."""
 
     session: Session
     case: Case
@@ -499,14 +500,14 @@ class PlannedCase:
     def measure(self) -> Verdict:
         """Measure what is missing, and return whether it can be trusted. The test is skipped if an adaptive sweep does
         not need this point, or the engine turns out to have no room for it."""
-        model, concurrency, wanted = self.case.model, self.case.concurrency, self.session.options.repeats
+        case, wanted = self.case, self.session.options.repeats
         try:
             if self.sweeps:
-                repeats = self.sweeps.repeats(model, concurrency)
+                repeats = self.sweeps.repeats(case)
                 if repeats is None:
-                    pytest.skip(skip_note(self.session.verdicts.curve(model), concurrency))
+                    pytest.skip(skip_note(self.session.verdicts.curve(case.model), case.concurrency))
                 wanted = repeats
-            groups = self.session.executor.measure(self.case, wanted)
+            groups = self.session.executor.measure(case, wanted)
         except DoesNotFit as error:
             pytest.skip(error.problem)
         self.carry([*chain.from_iterable(groups)])
@@ -549,9 +550,10 @@ class OwnEngine:
         cases = {n: self.case(n, load) for n in concurrency}
         if not cases:
             raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
-        session.executor.ask([cases[n] for n in sorted(cases)], repeats)  # the order in which they are measured
+        # In the order in which they are measured.
+        session.executor.ask([cases[n] for n in sorted(cases)], repeats or session.first)
         rounds = Rounds(session, cases)
-        for number in range(1, (repeats or session.options.repeats) + 1):
+        for number in range(1, (repeats or session.first) + 1):
             rounds.round(number, cases)
 
         def curve(over: bool) -> Curve:
@@ -598,14 +600,14 @@ def own_job(
 
 
 def planned_sweeps(session: Session, plans: Sequence[ItemPlan]) -> Sweeps:
-    """Return the planned sweeps of a run, with the loads and the claims that its items ask for."""
-    loads, claims = defaultdict[str, list[int]](list), defaultdict[str, list[Question]](list)
+    """Return the curves of the points of a run, with the loads that its items ask for, and the claims on them."""
+    cases, claims = defaultdict[str, dict[int, Case]](dict), defaultdict[str, list[Question]](list)
     for plan in plans:
         if plan.case and plan.swept:
-            loads[plan.case.model].append(plan.case.concurrency)
-        if plan.claim and plan.claim.planned:
-            claims[plan.claim.model].append(plan.claim)
-    return Sweeps(session, loads, claims)
+            cases[plan.case.series][plan.case.concurrency] = plan.case
+        if plan.claim and plan.claim.series:
+            claims[plan.claim.series].append(plan.claim)
+    return Sweeps(session, cases, claims)
 
 
 def shared_engines(

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_slmserve.plan import cases
-from pytest_slmserve.plan.cases import Case, PlannedItem, engine_title, start_estimate_s
+from pytest_slmserve.plan.cases import AGAIN, Case, PlannedItem, engine_title, start_estimate_s
 from pytest_slmserve.plugin.items import ItemPlan, cases_of_items, plans_of
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.text_table import counted, folded
@@ -21,20 +22,29 @@ from pytest_slmserve.schema.records import Progress
 from pytest_slmserve.schema.specs import Engines
 
 LEAST_S = 1.0  # what took less is not worth a line in a log
+LONGER = 1.1  # times a promise that is worth a word
 
 
 def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
-    """A row for each item that is not skipped. A point that several items ask for is paid by the first; one that is
-    known needs no engine. A gate is estimated as a clear case, which ends at the next look at its pairs."""
+    """A row for each item that is not skipped, and one for the rest of each engine's budget while claims are open. A
+    point that several items ask for is paid by the first; one that is known needs no engine. A gate is estimated as a
+    clear case, which ends at the next look at its pairs."""
     rows, paid, launched = list[PlannedItem](), set[str](), set[Engines]()
+    executor, claimed = session.executor, {plan.claim.series for plan in plans if plan.claim}
+    open_s, last = defaultdict[Engines, float](float), dict[Engines, int]()
     for plan in plans:
         if plan.skipped:
             continue
         engine, seconds = plan.engine if plan.starts else None, 0.0
         if case := plan.case:
-            left = session.executor.count_missing(case)
+            of_claims = plan.swept and len(session.looks) > 1 and case.series in claimed
+            wanted = session.first if of_claims else session.options.repeats
+            left = executor.count_missing(case, max(wanted, executor.wanted(case)))
             engine = case.engine if left else None
-            seconds = 0.0 if case.key in paid else left * case.estimate_s
+            seconds = 0.0 if case.key in paid else left * case.estimate_s * executor.pace
+            if of_claims and (left or case.series in session.verdicts.measuring):
+                open_s[case.engine] += seconds
+                last[case.engine] = len(rows)
             paid.add(case.key)
             launched |= {case.engine} if left else set()
         elif model := plan.gate:
@@ -46,22 +56,35 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
                 seconds = (uncounted + measured) * start_estimate_s(spec) + measured * each
             paid.add(model)
         rows.append(PlannedItem(plan.name, engine, seconds))
+    if session.platform == "simulated":
+        last.clear()  # whose seconds are none of a clock
+    for engine, after in sorted(last.items(), key=lambda row: -row[1]):
+        rest_s = session.budget_s - executor.spent_s[engine] - open_s[engine]
+        if rest_s > 0:
+            rows.insert(after + 1, PlannedItem(AGAIN, engine, rest_s))
     return rows
+
+
+def start_s(session: Session, engine: Engines) -> float:
+    """Seconds of a start, by how long the first one of this run took."""
+    first_s, taken = cases.DEFAULTS[engine.platform].first_s, session.devices.pool.first_start
+    if taken is None:
+        return start_estimate_s(engine)
+    first, seconds = taken
+    return start_estimate_s(engine) * seconds / (start_estimate_s(first) + first_s) if first_s else seconds
 
 
 def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) -> TimeLeft:
     """The time left for items, of which the first runs. step_s: of what it does at present, unless it is a gate."""
     rows, planned = plan_rows(session, plans), {case.key for case in cases_of_items(plans)}
-    asked = {case: missing for case, missing in session.executor.awaited().items() if case.key not in planned}
+    executor, current = session.executor, session.devices.pool.current
+    asked = {case: missing for case, missing in executor.awaited().items() if case.key not in planned}
     engines = {row.engine for row in rows if row.engine} | {case.engine for case in asked}
-    starts_s = sum(map(start_estimate_s, engines - {session.devices.pool.current}))
-    asked_s = sum(missing * case.estimate_s for case, missing in asked.items())
+    starts_s = sum(start_s(session, engine) for engine in engines - {current})
+    asked_s = sum(missing * case.estimate_s for case, missing in asked.items()) * executor.pace
     total_s = sum(row.seconds for row in rows) + asked_s + starts_s
     step_s = min(total_s, rows[0].seconds if plans and plans[0].compares else step_s)
-    # Sweeps may go on until their claims are decided.
-    points = [plan.case for plan in plans if plan.case and plan.swept]
-    goes_on = len(session.looks) > 1 and any(map(session.executor.count_missing, points))
-    return TimeLeft(step_s, total_s - step_s, goes_on or any(plan.open for plan in plans))
+    return TimeLeft(step_s, total_s - step_s, any(plan.open for plan in plans))
 
 
 def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[PlannedItem]) -> tuple[float, str]:
@@ -70,32 +93,39 @@ def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[Planne
     gates = {plan.gate for plan in plans if plan.gate}
     engines = {group.engine for group in groups}
     starts = len(groups) + sum(sum(launches_left(session, model, engines)) for model in gates)
-    seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
+    first_s = cases.DEFAULTS[session.platform].first_s if starts else 0.0
+    seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None) + first_s
     if session.options.on_all_gpus:
         gpus = slot_count(session.options, session.host)
-        seconds = cases.makespan_s(cases.spread(groups, gpus))
+        seconds = cases.makespan_s(cases.spread(groups, gpus)) + first_s
     models = {spec.model for group in groups for spec in cases.engines_of_set(group.engine)} | gates
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
-    roughly = "up to" if session.options.sweep == "adaptive" else "about"
-    long = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
-    parts = [f"{roughly} {long}", *often, counted(len(models), "model")]
+    at_most = session.options.sweep == "adaptive" or any(row.name == AGAIN for row in rows)
+    roughly = "up to" if at_most else "about"
+    parts = [f"{roughly} {minutes(seconds)}", *often, counted(len(models), "model")]
     if asking := sum(plan.open for plan in plans):
         parts.append(f"and what {counted(asking, 'test')} will ask for")
     return seconds, ", ".join(parts)
 
 
+def minutes(seconds: float) -> str:
+    """Return a rough time in words: "11 min", or "32 s" below a minute."""
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
 class ProgressLine:
     """One line below pytest's own, written over while something is started or measured; on no terminal lines that stay,
-    unless pytest is to be quiet."""
+    unless pytest is to be quiet. promised_s: seconds that the run was said to take."""
 
-    def __init__(self, session: pytest.Session, slm: Session, reporter: Any) -> None:
+    def __init__(self, session: pytest.Session, slm: Session, reporter: Any, promised_s: float = 0.0) -> None:
+        self.promised_s, self.began = promised_s, time.monotonic()
         self.plans, self.slm, self.reporter = plans_of(session.items), slm, reporter
         self.writer = session.config.get_terminal_writer()
         capture = session.config.pluginmanager.getplugin("capturemanager")
         uncaptured = capture.global_and_fixture_disabled if capture else nullcontext
         # Nothing is captured before the first item. Past pytest's writer, because that counts the columns of its line.
         self.line = LiveLine(sys.stdout, lambda: int(self.writer.width_of_current_line), uncaptured)
-        self.tells = not self.line.live and session.config.option.verbose >= 0
+        self.quiet = session.config.option.verbose < 0
         self.index = {item.nodeid: index for index, item in enumerate(session.items)}
         # And those that tests ask for, from then on.
         self.cases = {case.key for case in cases_of_items(self.plans) if slm.executor.count_missing(case)}
@@ -105,7 +135,7 @@ class ProgressLine:
         self.step: tuple[object, float, TimeLeft] | None = None  # what is done, since when, and what is left
         self.measured: tuple[Case, str] | None = None  # and the title of its last repeat
         self.told = False  # there were lines that stay
-        slm.executor.on_progress = self.on_progress
+        slm.executor.on_progress, slm.say = self.on_progress, self._tell
         slm.devices.pool.on_wait = self.on_wait
         slm.devices.pool.on_started = self.on_started
 
@@ -146,7 +176,18 @@ class ProgressLine:
         self.line.show(None)
         self._tell_measured(self.left)
         if seconds >= LEAST_S:
-            self._tell(f"{engine_title(spec)} started in {seconds:.0f} s")
+            longer = self._longer()
+            if longer or not self.line.live:
+                self._tell(f"{engine_title(spec)} started in {seconds:.0f} s{longer}")
+
+    def _longer(self) -> str:
+        """A clause on how long the run takes in all, if that is more than was promised by now."""
+        left = time_left(self.slm, self.left)
+        seconds = time.monotonic() - self.began + left.step_s + left.rest_s
+        if not self.promised_s or seconds <= LONGER * self.promised_s:
+            return ""
+        before, self.promised_s = self.promised_s, seconds
+        return f": the run takes up to {minutes(seconds)} in all, not {minutes(before)}"
 
     def _left(self, step: object, estimate_s: float) -> str:
         """The time left, in words, estimated once for each step, because that hashes the keys of cases. A gate is one
@@ -181,7 +222,7 @@ class ProgressLine:
     def _tell_measured(self, left: Sequence[ItemPlan]) -> None:
         now = time.monotonic()
         seconds, self.since = now - self.since, now
-        if self.measured and self.tells and seconds >= LEAST_S:
+        if self.measured and not self.line.live and seconds >= LEAST_S:
             case, title = self.measured
             rest = time_left(self.slm, left)
             parts = (self._place(case), f"{title}: {seconds:.0f} s", rest.text() if rest else "")
@@ -190,7 +231,8 @@ class ProgressLine:
 
     def _tell(self, text: str) -> None:
         """Print a line of its own, to which pytest adds a new line before it names a test or a file again."""
-        if self.tells:
+        self.line.show(None)
+        if not self.quiet:
             with self.line.uncaptured():
                 self.writer.write(f"\n{folded(f'slmserve: {text}')}", flush=True)
             self.reporter.currentfspath = None

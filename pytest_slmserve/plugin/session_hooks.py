@@ -181,7 +181,7 @@ class SessionHooks:
                 self.collected.append(f"slmserve: {length}; --slm-plan lists them")
             slm.begin(compares=any(plan.compares for plan in plans))
         if terminal:
-            progress = ProgressLine(session, slm, terminal)
+            progress = ProgressLine(session, slm, terminal, seconds)
             if self.elsewhere:
                 self.elsewhere.on_progress = progress.wait
             self.config.pluginmanager.register(progress, "slmserve-progress")

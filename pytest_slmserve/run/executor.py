@@ -6,6 +6,8 @@ It keeps each repeat: in results, archive and export.
 from __future__ import annotations
 
 import os
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -176,6 +178,7 @@ class Results:
             yield from (m for group in self.repeats.get(key, ()) for m in group)
 
 
+PACED_S = 10.0  # of repeats that tell how fast a host is
 EXTRA_ATTEMPTS = 1  # of each case, if a repeat is not clean
 WARM_UP = 64  # requests at once
 
@@ -193,6 +196,11 @@ class Executor:
     export: Export | None = None
     fetch: Callable[[Case], None] | None = None  # waits for all repeats of a case that another process measures
     on_progress: Callable[[Case, str, Progress], None] = lambda case, title, progress: None  # title: of the repeat
+    spent_s: defaultdict[Engines, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # of repeats on each engine
+    took_s: float = 0.0  # real seconds of all repeats
+    estimated_s: float = 0.0  # of the same ones
     _warmed: str | None = None  # the launch that has served a request before its first job
 
     def measure(self, case: Case, repeats: int | None = None, why: str = "") -> list[ReplicaGroup]:
@@ -231,9 +239,17 @@ class Executor:
         """Return the number of repeats of a case that are still to be made, if each new one is clean. repeats: wanted,
         and clean. Defaults to those of the run, or to more that somebody waits for."""
         if repeats is None:
-            _, awaited = self.results.requested.get(case.key, (case, 0))
-            repeats = max(self.repeats, awaited)
+            repeats = max(self.repeats, self.wanted(case))
         return count_missing(map(is_clean, self.results.repeats.get(case.key, ())), repeats)
+
+    def wanted(self, case: Case) -> int:
+        """Return the number of repeats of a case that somebody waits for; 0 if nobody does."""
+        return self.results.requested.get(case.key, (case, 0))[1]
+
+    @property
+    def pace(self) -> float:
+        """How many times as long as planned repeats have taken so far; 1 while too little is known."""
+        return self.took_s / self.estimated_s if self.estimated_s > PACED_S else 1.0
 
     def measure_once(self, case: Case, title: str, paired: GateLaunch | None = None) -> ReplicaGroup:
         """Measure one repeat, and write it. paired: the part of a gate that it is. Raises DoesNotFit if the engine
@@ -253,8 +269,11 @@ class Executor:
                 # A job has no ramp-up, and the first requests of a fresh engine are slow.
                 running.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
                 self._warmed = running.launch
-        sampler = devices.sampler_on(devices.planner.devices(spec))
+        sampler, began = devices.sampler_on(devices.planner.devices(spec)), time.monotonic()
         group = measure_case(running, case, partial(self.on_progress, case, title), sampler)
+        took_s = time.monotonic() - began
+        self.spent_s[spec] += max(took_s, group[0].run.window_s[1])  # the clock of a simulated engine goes faster
+        self.took_s, self.estimated_s = self.took_s + took_s, self.estimated_s + case.estimate_s
         if paired:
             group = tuple(replace(m, paired=paired) for m in group)
         self.write(group)

@@ -5,6 +5,7 @@ Knows nothing of pytest.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
+from pytest_slmserve.analysis.sweep.curve import GPU_PLATEAU
 from pytest_slmserve.analysis.sweep.plateau import Grid, looks_from, next_measurement
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.external import export_to
@@ -45,9 +47,10 @@ class Session:
     notes: sentences for the end of the run; `note` adds some, each once. results: all repeats that are known so far.
     keeps_records: whether the measurements stay. Those of a formula do only if an archive was named, or is resumed: in
     the usual one they would stand among what was measured. source: the archive that is resumed, if `resumes`: it is
-    there, and was named, or is that of this run. budget_s: seconds that the sweep of a model may take, without its
-    engine's start. looks: numbers of repeats of a load after which the claims of a sweep may be judged; only one if
-    nothing is measured until it is decided.
+    there, and was named, or is that of this run. budget_s: seconds after which the curves of an engine
+    are not measured again. first: repeats of each load of a curve that claims read. looks: numbers of repeats of a load
+    after which claims may be judged; only one if nothing is measured until it is decided. say: tells the user something
+    while the run goes on.
     """
 
     executor: Executor
@@ -60,6 +63,7 @@ class Session:
     inconclusive: list[str] = field(default_factory=list)  # tests with the reason, except for claims and gates
     failed: list[str] = field(default_factory=list)  # tests with a line of why, once all have ended
     command: str = ""  # that makes the same run again
+    say: Callable[[str], None] = lambda text: None
     undo: ExitStack = field(default_factory=ExitStack)  # at the close, while the archive still takes measurements
 
     def __post_init__(self) -> None:
@@ -77,6 +81,8 @@ class Session:
         self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
         self.looks: tuple[int, ...] = looks_from(options.repeats) if goes_on else (options.repeats,)
+        once = goes_on and options.source["repeats"] == "default" and not options.baseline  # which reads all loads
+        self.first = 1 if once else options.repeats
         self.verdicts = Verdicts(planner, self.results, self.looks)
         self.note = self.verdicts.note
 
@@ -188,114 +194,148 @@ class Session:
 # Sweeps: in rounds over their loads, and then on until their claims are decided
 
 
+ESTIMATES, FAR = 4, 4  # repeats that tell the noise well enough, to within so many times, to give a claim up
+
+
 @dataclass(repr=False)
 class Rounds:
     """Rounds over the cases of one engine, by their load: each round measures all loads on one more state of the host.
 
-    asked: repeats that an adaptive sweep requested, by load. failed: loads that could not be measured, and how.
-    spent_s: so far, without the engine's start: of each repeat the seconds on its engine's clock from the first request
-    to the end of the window.
+    asked: repeats that were requested of each load. failed: loads that could not be measured, and how. given_up: claims
+    that the budget is far from deciding.
     """
 
     session: Session
     cases: Mapping[int, Case]
     asked: dict[int, int] = field(default_factory=dict)
     failed: dict[int, SlmError] = field(default_factory=dict)
-    spent_s: float = 0.0
+    given_up: set[tuple[str, str]] = field(default_factory=set)
 
     def round(self, number: int, loads: Iterable[int], why: str = "") -> None:
         """Measure loads in ascending order until each has `number` repeats, unless it failed before."""
         for load in sorted(loads):
             if load in self.failed:
                 continue
-            known = len(self._repeats(load))
             try:
-                made = self.session.executor.measure(self.cases[load], number, why)[known:]
-                self.spent_s += sum(group[0].run.window_s[1] for group in made)
+                self.session.executor.measure(self.cases[load], number, why)
+                self.asked[load] = max(number, self.asked.get(load, 0))
             except SlmError as error:
                 self.failed[load] = error
 
     def until_decided(self, judge: Callable[[], Sequence[Verdict]]) -> None:
-        """Measure again the loads that inconclusive verdicts depend on most, until none is left that more measurements
-        would decide, or the budget is spent. Verdicts are only asked for after the numbers of repeats that their
-        intervals are made for. A repeat takes as long as the one before."""
-        while True:
-            inconclusive = (verdict for verdict in judge() if verdict.state is State.INCONCLUSIVE)
-            depended_on = {load for verdict in inconclusive for load in verdict.again}
-            again: dict[int, int] = {}  # the number of repeats at the next look, by load
-            for load in depended_on & (self.cases.keys() - self.failed.keys()):
-                made = len(self._repeats(load))
-                if look := next((n for n in self.session.looks if n > made), None):
-                    again[load] = look
-            if not again:
-                return
+        """Measure again the loads that the first open verdict depends on most, until none is left that the rest of the
+        budget would decide. Without a second repeat of any load no verdict is possible, so that is made in any case.
+        Verdicts are only asked for after the numbers of repeats that their intervals are made for. A repeat takes as
+        long as the one before."""
+        while again := next(filter(None, map(self._next_look, judge())), None):
+            in_any_case = not self._noise_known
             for number in range(1, max(again.values()) + 1):
                 wanted = [load for load, look in again.items() if number <= look]
                 missing = [load for load in wanted if len(self._repeats(load)) < number]
-                more_s = sum(self._repeats(load)[-1][0].run.window_s[1] for load in missing)
-                if self.spent_s + more_s > self.session.budget_s:
+                if not in_any_case and sum(map(self._repeat_s, missing)) > self._left_s:
                     return
                 self.round(number, wanted, "inconclusive so far")
+
+    def _next_look(self, verdict: Verdict) -> dict[int, int]:
+        """Return the number of repeats at the next look of each load that an open verdict depends on; none if the rest
+        of the budget is far from deciding it, which is said once."""
+        loads = {*verdict.again} & (self.cases.keys() - self.failed.keys())
+        if verdict.state is not State.INCONCLUSIVE or not loads:
+            return {}
+        made = {load: len(self._repeats(load)) for load in loads}
+        fewest = min(made.values())
+        needed_s = (verdict.more_repeats or math.inf) * sum(map(self._repeat_s, loads))
+        if fewest < ESTIMATES or needed_s <= FAR * self._left_s:
+            look = next((n for n in self.session.looks if n > fewest), 0)
+            return {load: look for load, repeats in made.items() if repeats < look}
+        if (name := (verdict.claim, verdict.subject)) not in self.given_up:
+            self.given_up.add(name)
+            needs = f"about {needed_s:.0f} s more would decide it" if verdict.more_repeats else verdict.remedy
+            has = f"and {max(0.0, self._left_s):.0f} s are left"
+            self.session.say(f"{verdict.subject}: {verdict.claim} stays open: {needs}, {has}")
+        return {}
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds of the budget of all curves of the engine."""
+        [engine] = {case.engine for case in self.cases.values()}
+        return self.session.budget_s - self.session.executor.spent_s[engine]
+
+    @property
+    def _noise_known(self) -> bool:
+        return any(len(self._repeats(load)) > 1 for load in self.cases)
 
     def _repeats(self, load: int) -> Sequence[ReplicaGroup]:
         return self.session.results.repeats.get(self.cases[load].key, ())
 
+    def _repeat_s(self, load: int) -> float:
+        """Seconds of the last repeat of a load, from its first request to the end of its window."""
+        return self._repeats(load)[-1][0].run.window_s[1]
+
 
 @dataclass(repr=False)
 class Sweeps:
-    """The planned sweeps of a run. An item of a planned load carries out the whole sweep of its model, if none before
-    it did: it does not matter which runs first, and what is known is not measured again.
+    """The curves that the points of a run belong to, by their series. An item of a load carries out the whole curve, if
+    none before it did: it does not matter which runs first, and what is known is not measured again.
 
-    loads: by model, those that its items ask for. claims: by model, those on its sweep.
+    A curve that no claim reads is measured in as many rounds as the options say. One that claims read is measured once,
+    and from then on only where a claim is open, unless the options name a number of repeats.
+
+    cases: of each curve, those that its items ask for, by load. claims: that read it.
     """
 
     session: Session
-    loads: Mapping[str, Sequence[int]]
+    cases: Mapping[str, Mapping[int, Case]]
     claims: Mapping[str, Sequence[Question]]
     _done: dict[str, Rounds] = field(default_factory=dict)
 
-    def carry_out(self, model: str) -> Rounds:
-        """Measure a model's sweep, once in a run. An adaptive sweep measures what is wanted next until nothing is, or a
-        load cannot be measured: the choice depends on it."""
-        if model in self._done:
-            return self._done[model]
-        session, sweep = self.session, self.session.planner.sweep(model)
-        verdicts, cases = session.verdicts, {case.concurrency: case for case in sweep.cases}
-        rounds = self._done[model] = Rounds(session, cases)
-        tolerance = verdicts.adaptive(model)
+    def carry_out(self, series: str) -> Rounds:
+        """Measure a curve, once in a run. An adaptive sweep measures what is wanted next until nothing is, or a load
+        cannot be measured: the choice depends on it. What the GPU does is decided first."""
+        if series in self._done:
+            return self._done[series]
+        session, cases = self.session, self.cases[series]
+        claims = sorted(self.claims.get(series, ()), key=lambda question: question.row.claim != GPU_PLATEAU)
+        rounds, one = Rounds(session, cases), next(iter(cases.values()))
+        self._done[series] = rounds
+        tolerance = session.verdicts.adaptive(one.model) if session.planner.in_sweep(one) else None
         if tolerance is None:
-            for number in range(1, session.options.repeats + 1):
-                rounds.round(number, self.loads[model])
+            repeats = session.first if claims else session.options.repeats
+            for number in range(1, repeats + 1):
+                rounds.round(number, cases)
         else:
-
-            def seconds(concurrency: int, tokens_per_s: float) -> float:
-                load, workload = cases[concurrency].loads[0], cases[concurrency].workloads[0]
-                assert isinstance(load, ClosedLoop)
-                return load.duration_s(workload.mean_output_tokens * concurrency / tokens_per_s)
-
-            grid = Grid(sweep.concurrencies, tolerance, session.options.repeats, seconds, session.looks)
-            while not rounds.failed and (wanted := next_measurement(grid, verdicts.curve(model).points)):
-                rounds.asked[wanted.concurrency] = wanted.repeats
-                rounds.round(wanted.repeats, [wanted.concurrency], wanted.why)
-            for load, error in rounds.failed.items():
-                where = f"{short_name(model)}: the adaptive sweep ended at concurrency {load}"
-                session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
-        going_on = {case.series for case in sweep.cases}
-        verdicts.measuring |= going_on
+            self._adaptively(rounds, one.model, tolerance)
+        verdicts = session.verdicts
+        verdicts.measuring.add(series)
         try:
-            rounds.until_decided(lambda: list(map(verdicts.verdict, self.claims.get(model, ()))))
+            rounds.until_decided(lambda: list(map(verdicts.verdict, claims)))
         finally:  # an interrupted run is judged as its archive will be
-            verdicts.measuring -= going_on
+            verdicts.measuring.discard(series)
         return rounds
 
-    def repeats(self, model: str, concurrency: int) -> int | None:
-        """Carry out the sweep, and return the number of repeats that it requested of this load: 1 for one that an
-        adaptive sweep does not need and that was measured already, None for one that was not. Raises the error that
-        kept the load from being measured."""
-        rounds = self.carry_out(model)
-        if concurrency in rounds.failed:
-            raise rounds.failed[concurrency]
-        if self.session.options.sweep != "adaptive":
-            return self.session.options.repeats
-        known = any(p.concurrency == concurrency for p in self.session.verdicts.curve(model).points)
-        return rounds.asked.get(concurrency, 1 if known else None)
+    def _adaptively(self, rounds: Rounds, model: str, tolerance: float) -> None:
+        session, sweep = self.session, self.session.planner.sweep(model)
+        cases = rounds.cases = {case.concurrency: case for case in sweep.cases}
+
+        def seconds(concurrency: int, tokens_per_s: float) -> float:
+            load, workload = cases[concurrency].loads[0], cases[concurrency].workloads[0]
+            assert isinstance(load, ClosedLoop)
+            return load.duration_s(workload.mean_output_tokens * concurrency / tokens_per_s)
+
+        grid = Grid(sweep.concurrencies, tolerance, session.options.repeats, seconds, session.looks)
+        while not rounds.failed and (wanted := next_measurement(grid, session.verdicts.curve(model).points)):
+            rounds.round(wanted.repeats, [wanted.concurrency], wanted.why)
+        for load, error in rounds.failed.items():
+            where = f"{short_name(model)}: the adaptive sweep ended at concurrency {load}"
+            session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
+
+    def repeats(self, case: Case) -> int | None:
+        """Carry out the curve of a case, and return the number of repeats that were requested of its load: 1 for one
+        that an adaptive sweep does not need and that was measured already, None for one that was not. Raises the error
+        that kept the load from being measured."""
+        rounds, load = self.carry_out(case.series), case.concurrency
+        if load in rounds.failed:
+            raise rounds.failed[load]
+        if load in rounds.asked:
+            return rounds.asked[load]
+        return 1 if any(p.concurrency == load for p in self.session.verdicts.curve(case.model).points) else None

@@ -332,8 +332,8 @@ class ClosedLoop:
 
     ramp_up: "staggered" over one request's lifetime, so that every step looks like every other (a service under steady
     traffic), or a "burst" (a batch job: the requests go on ending together). After that lifetime the loop runs on for
-    `settle_lifetimes` more, so that what ends in the window was sent under the full load; only then the window of at
-    least `window_s` opens. With `requests` set there is no window: exactly so many are served.
+    `settle_lifetimes` more, so that what ends in the window was sent under the full load; only then the window opens,
+    for at least `window_s` and half a lifetime. With `requests` set there is no window: exactly so many are served.
     """
 
     concurrency: int
@@ -365,7 +365,7 @@ class ClosedLoop:
 
     def duration_s(self, lifetime_s: float) -> float:
         """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
-        window_s = max(self.window_s, 2 * lifetime_s) if self.ramp_up == "burst" else self.window_s
+        window_s = max(self.window_s, (2 if self.ramp_up == "burst" else 0.5) * lifetime_s)
         return (0.5 + self.settle_lifetimes) * lifetime_s + window_s
 
     @property

@@ -323,7 +323,8 @@ def of_counters(claim: Claim, curve: Curve) -> Evidence:
 
     remark = "" if at_largest else sparsely(curve)
     doubtful = State.PASSES if curve.unneeded and not (gap or at_largest) else None
-    return Evidence(estimates=seen, in_percent=not gap, remark=remark, doubtful=doubtful)
+    again = tuple(p.concurrency for p in judged) if gap else ()
+    return Evidence(estimates=seen, in_percent=not gap, remark=remark, doubtful=doubtful, again=again)
 
 
 def of_loads(claim: Claim, curve: Curve) -> Evidence:

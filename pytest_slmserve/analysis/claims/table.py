@@ -24,6 +24,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import busy_rate, by_series, shared_points
 from pytest_slmserve.analysis.sweep.curve import (
+    NOISE_UNKNOWN,
     Curve,
     curve_of,
     is_main_sweep,
@@ -102,7 +103,10 @@ def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
     try:
         found = evidence.evidence_for(claim, curve, others)
     except Inconclusive as reason:
-        return Verdict.inconclusive(claim.name, curve.subject, str(reason), row.parameters.get(claim.threshold))
+        verdict = Verdict.inconclusive(claim.name, curve.subject, str(reason), row.parameters.get(claim.threshold))
+        if str(reason).startswith(NOISE_UNKNOWN):  # the smallest loads are the quickest to tell it
+            verdict = replace(verdict, again=tuple(p.concurrency for p in curve.valid[:3]), more_repeats=1)
+        return verdict
     if isinstance(found, Verdict):
         return found
     threshold = row.parameters[claim.threshold]

@@ -42,6 +42,7 @@ TOLERANCE = 0.10
 MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
 GPU_PLATEAU = "gpu-plateau"
+NOISE_UNKNOWN = "noise unknown: one repeat of each point"
 NO_BUSY = "no sensor gave the time in which a kernel ran (GPM or DCGM)"
 
 
@@ -225,7 +226,7 @@ class Curve:
         if not reason and not all(figure(p) for p in self.valid if p.concurrency in largest):
             reason = NO_BUSY
         if reason:
-            return Verdict.inconclusive(claim, self.subject, reason + sparsely(self), tolerance, *self.valid)
+            return _undecided(claim, self, reason, tolerance)
         gains, threshold = self.gains(figure), f"threshold {percent(tolerance)}"
         last, state = gains[-1], below(gains[-1], tolerance)
         why = f"{each}the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}"
@@ -272,7 +273,7 @@ class Curve:
         with 97.5 % confidence (`verdict.every`). value: of the doubling that decides."""
         knee, reason = _knee(self, tolerance, lambda load, knee: load >= knee)
         if knee is None:
-            return Verdict.inconclusive(LATENCY, self.subject, reason + sparsely(self), tolerance, *self.valid)
+            return _undecided(LATENCY, self, reason, tolerance)
 
         def rises(several: int) -> list[tuple[Interval, tuple[int, int]]]:
             found = plateau.gains(self.points, e2e_s, self.tail_of, several)
@@ -294,7 +295,7 @@ class Curve:
         largest = max((p.concurrency for p in self.valid), default=None)
         knee, reason = _knee(self, tolerance, lambda load, knee: load <= knee, largest)
         if knee is None:
-            return Verdict.inconclusive(PARETO, self.subject, reason + sparsely(self), margin, *self.valid)
+            return _undecided(PARETO, self, reason, margin)
         upto = [p for p in self.valid if p.concurrency <= knee]
 
         def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
@@ -406,8 +407,17 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
     if len(curve.valid) < FEWEST_POINTS:
         return f"{len(curve.valid)} valid points, {FEWEST_POINTS} are needed"
     if all(len(p.repeats) < 2 for p in curve.valid):
-        return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
+        return f"{NOISE_UNKNOWN}{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
+
+
+def _undecided(claim: str, curve: Curve, reason: str, threshold: float) -> Verdict:
+    """Return the verdict if there is an obstacle. If it is that the noise is unknown, the loads of the last doubling
+    are measured again: whether there is a plateau depends on them."""
+    verdict = Verdict.inconclusive(claim, curve.subject, reason + sparsely(curve), threshold, *curve.valid)
+    if reason.startswith(NOISE_UNKNOWN):
+        verdict = replace(verdict, again=tuple(_largest_two(curve)), more_repeats=1)
+    return verdict
 
 
 def _knee(
@@ -454,21 +464,22 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
         return verdict
     points = [p for p in curve.valid if p.concurrency in loads]
     there, where = min(len(p.repeats) for p in points), curve.axes.at(" and ".join(map(str, loads)))
-    remedy = f"more repeats at {where}"
-    if curve.unneeded:
-        remedy = "--slm-sweep full with --slm-resume measures the rest"
-    elif low is not None and high is not None and curve.load and curve.environment:
-        df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
-        certainty = t_above(curve.tail_of(there), df)
+    remedy, more = f"more repeats at {where}", None
+    if low is not None and high is not None:
+        certainty = t_above(curve.tail_of(there), max(1, sum(len(p.repeats) - 1 for p in curve.valid)))
         reach, distance = (high - low) / 2 * SURE / certainty, abs(value - threshold)
-        remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
         if distance * MOST_REPEATS**0.5 >= reach * there**0.5:
             more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
-            starts = [each.ready_s for each in curve.resolved if each.ready_s is not None]
-            seconds = fmean(starts or [0.0]) + more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
-            start = ", with an engine start," if starts else ""
-            remedy = f"about {seconds:.0f} s more at {where}{start} would decide: {curve.environment.mode} --slm-resume"
-    return replace(verdict, again=loads, remedy=remedy)
+        else:
+            remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
+    if more and curve.load and curve.environment:
+        starts = [each.ready_s for each in curve.resolved if each.ready_s is not None]
+        seconds = fmean(starts or [0.0]) + more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
+        start = ", with an engine start," if starts else ""
+        remedy = f"about {seconds:.0f} s more at {where}{start} would decide: {curve.environment.mode} --slm-resume"
+    if curve.unneeded:
+        remedy = "--slm-sweep full with --slm-resume measures the rest"
+    return replace(verdict, again=loads, more_repeats=more, remedy=remedy)
 
 
 def sparsely(curve: Curve) -> str:

@@ -13,8 +13,10 @@ class ClosedLoopPacer:
 
     A request of n output tokens lives n engine steps. Users of a "staggered" ramp-up start at concurrency/n per step.
     That spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every
-    other. Requests of a "burst" go on ending together (a lockstep cycle, as when a batch job sends all it has). So the
-    window of a burst is a whole number of cycles of n + 1 steps, at least two: then windows can be compared.
+    other. Its window lasts for half a lifetime at least, so that the requests of half of the users end in it: the ramp
+    and the settling before it took three times as long. Requests of a "burst" go on ending together (a lockstep cycle,
+    as when a batch job sends all it has). So the window of a burst is a whole number of cycles of n + 1 steps, at least
+    two: then windows can be compared.
 
     Phases: "ramp" for one lifetime of a request, "settle" for `settle_lifetimes` more (so that a request that ends in
     the window was sent under the full load), "window" for `window_s` or a little more, then "over". All change at the
@@ -38,7 +40,7 @@ class ClosedLoopPacer:
     opened_step: int = 0
     opened_at: float | None = None
     closed_at: float | None = None
-    whole_until: float | None = None  # the end of the last whole cycle in the window
+    whole_until: float | None = None  # the last step at which the window may end
     given: Sequence[float] | None = None  # begin and end of the window that it shares
 
     def __post_init__(self) -> None:
@@ -60,8 +62,9 @@ class ClosedLoopPacer:
             if self.settled and (not self.gated or (self.given is not None and now >= self.given[0])):
                 self.opened_at, self.opened_step = now, self.steps
         elif self.closed_at is None:
-            cycles, rest = divmod(self.steps - self.opened_step, round(self.lifetime_steps + 1))
-            if self.staggered or (cycles >= 2 and rest == 0):
+            seen = self.steps - self.opened_step
+            cycles, rest = divmod(seen, round(self.lifetime_steps + 1))
+            if 2 * seen >= self.lifetime_steps if self.staggered else cycles >= 2 and rest == 0:
                 self.whole_until = now
             ends = self.given[1] if self.given else self.opened_at + self.window_s
             if now >= ends and (self.given or self.whole_until == now):

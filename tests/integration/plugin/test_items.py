@@ -116,7 +116,8 @@ NO_FUNCTION = """
         def runtest(self): pass
         def reportinfo(self): return self.path, 0, self.name
 """
-FEW = """--slm-simulate --slm-window=1 --slm-input-len=64 --slm-output-len=32 -v -rs --slm-engine-arg=t_inf=4000
+FEW = """--slm-simulate --slm-repeats=2 --slm-window=1 --slm-input-len=64 --slm-output-len=32 -v -rs
+    --slm-engine-arg=t_inf=4000
     --slm-engine-arg=b_half=16"""
 CHOSEN = "--slm-models=opt-125m,opt-350m --slm-concurrency=4,16"
 FILES = {"conftest.py": NO_FUNCTION, "one.txt": "", "test_mixed.py": MIXED, "test_jobs.py": JOBS}
@@ -203,10 +204,10 @@ def test_wrong_words_of_a_marker_end_the_run_before_it_begins(runs):
 
 
 def test_options_come_from_environment_and_ini_too_and_the_header_says_so(runs, monkeypatch):
-    monkeypatch.setenv("SLM_REPEATS", "2")
-    ini = "[pytest]\nslm_repeats = 3\nslm_window = 9\n"
+    monkeypatch.setenv("SLM_SEED", "2")
+    ini = "[pytest]\nslm_seed = 3\nslm_window = 9\n"
     ran = runs.anew({"test_it.py": SWEEP, "pytest.ini": ini}, FEW, "--slm-plan")
-    ran.says("slmserve: simulated, *sensors: simulated; *window (command line), *repeats (environment)*")
+    ran.says("slmserve: simulated, *sensors: simulated; *window (command line), *seed (environment)*")
 
 
 def test_help_has_the_options_in_groups_in_few_words_with_their_defaults(runs):

@@ -14,7 +14,7 @@ from terminals import WRITTEN_OVER, shown_on
 from pytest_slmserve.plugin import progress
 
 FEW = f"""--slm-simulate --slm-models=opt-125m --slm-concurrency=1,16 --slm-window=1 --slm-engine-arg=t_inf=4000
-    --slm-engine-arg=b_half=2 --slm-output-len=32 {QUIET}"""
+    --slm-engine-arg=b_half=2 --slm-output-len=32 --slm-repeats=2 {QUIET}"""
 
 
 @pytest.mark.parametrize("columns", [40, 160])
@@ -40,9 +40,9 @@ def test_a_log_gets_a_line_for_each_case_and_each_start_unless_it_is_quiet(runs,
     assert "\x1b[K" not in coloured, "colours make no terminal"
     told = [re.sub(r"\b\d+ s\b", "N s", line) for line in text.splitlines() if line.startswith("slmserve: case ")]
     assert told == [
-        "slmserve: case 1 of 2, opt-125m at 1, repeat 1: N s, 0:01+ left",
-        "slmserve: case 2 of 2, opt-125m at 16, repeat 1: N s, 0:01+ left",
-        "slmserve: case 1 of 2, opt-125m at 1, repeat 2: N s, 0:01+ left",
+        "slmserve: case 1 of 2, opt-125m at 1, repeat 1: N s, 0:01 left",
+        "slmserve: case 2 of 2, opt-125m at 16, repeat 1: N s, 0:01 left",
+        "slmserve: case 1 of 2, opt-125m at 1, repeat 2: N s, 0:01 left",
         "slmserve: case 2 of 2, opt-125m at 16, repeat 2: N s",
     ]
     assert re.search(r"^slmserve: opt-125m started in 0 s$", text, re.MULTILINE)

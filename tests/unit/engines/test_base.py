@@ -104,7 +104,7 @@ def test_an_engine_that_is_not_asked_says_so_in_time():
 
 
 @pytest.mark.parametrize(("loads", "after_s", "opens_s", "lasts_s"), [
-    ([LOAD], 4.3, 4.5, 0.5),
+    ([LOAD], 4.3, 4.5, 1.0),  # half a lifetime of 2 s
     ([replace(LOAD, ramp_up="burst")], 4.3, 4.5, 5.0),  # they began 4 s before: two periods of the slowest
     ([replace(LOAD, window_s=s) for s in (0.5, 2.0, 1.0)], 0.0, 0.2, 2.0),  # the longest counts for all
 ])  # fmt: skip

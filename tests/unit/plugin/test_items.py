@@ -352,7 +352,9 @@ def test_cases_and_sweeps_are_those_of_all_items_once(opened):
     found = plans(session, POINTS, ("slm_point", "named", {"points": [(MODEL, 4), (MODEL, 2)]}), claim, burst)
     assert [case.concurrency for case in items.cases_of_items(found)] == [4, 8, 2]
     sweeps = items.planned_sweeps(session, found)
-    assert sweeps.loads == {MODEL: [4, 8]} and [each.row.claim for each in sweeps.claims[MODEL]] == [PLATEAU]
+    (series, swept), asked = next(iter(sweeps.cases.items())), [case.key for case in session.planner.sweep(MODEL).cases]
+    assert {n: case.key for n, case in swept.items()} == dict(zip((4, 8), asked)) and len(sweeps.cases) == 1
+    assert [each.row.claim for each in sweeps.claims[series]] == [PLATEAU]
     assert items.plans_of([FakeItem("plain", [])]) == [ItemPlan("plain")]
 
 
@@ -518,10 +520,11 @@ def test_a_planned_case_is_carried_out_and_shown(opened):
 
 def test_a_case_that_is_not_needed_or_has_no_room_is_skipped(opened, monkeypatch):
     session = opened(sweep="adaptive", concurrency="1,2,4,8,16,32", engine_arg=["t_inf=2000", "b_half=0.2"])
-    sweeps = Sweeps(session, {MODEL: [1, 2, 4, 8, 16, 32]}, {})
-    sweeps.carry_out(MODEL)
+    cases = session.planner.sweep(MODEL).cases
+    sweeps = Sweeps(session, {cases[0].series: {case.concurrency: case for case in cases}}, {})
+    sweeps.carry_out(cases[0].series)
     unneeded = session.verdicts.curve(MODEL).unneeded
-    case = next(each for each in session.planner.sweep(MODEL).cases if each.concurrency in unneeded)
+    case = next(each for each in cases if each.concurrency in unneeded)
     with pytest.raises(pytest.skip.Exception):
         PlannedCase(session, case, sweeps=sweeps).measure()
 

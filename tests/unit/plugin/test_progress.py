@@ -5,6 +5,7 @@ for what took long."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from terminals import WRITTEN_OVER, Screen
 
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan import cases
+from pytest_slmserve.plan.cases import plan_lines
 from pytest_slmserve.plan.planner import gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plugin import PLAN, progress
 from pytest_slmserve.plugin.items import ItemPlan, in_running_order, plans_of
@@ -134,16 +136,50 @@ def test_a_round_of_a_sweep_leaves_those_after_it(opened, as_on_a_device):
     assert time_left(session, items).rest_s == (2 + 2) * REPEAT_S
 
 
-def test_a_sweep_that_goes_on_until_it_is_decided_takes_so_long_at_least(opened, as_on_a_device):
-    for budget, more in (("0", False), ("60", True)):
-        session = opened(repeats="2", budget=budget)
-        items = points(session)
-        assert time_left(session, items).more is more
-    for each in items:
-        session.executor.measure(each.case)
-    assert not time_left(session, items)
-    session.executor.ask([items[0].case], repeats=4)
-    assert time_left(session, items).rest_s == 2 * REPEAT_S
+def with_claim(session):
+    """The points of a sweep, and a claim on it."""
+    return [*points(session), ItemPlan("claim", claim=session.verdicts.question("throughput-plateau", MODEL))]
+
+
+def test_points_of_a_claim_are_planned_once_and_again_as_long_as_their_budget_lasts(opened, as_on_a_device):
+    session = opened(budget="60")
+    session.platform = "cpu"  # the seconds of a formula are none of a clock, and are not planned
+    items = with_claim(session)
+    rows = plan_rows(session, items)
+    assert [(row.name, row.seconds) for row in rows] == [
+        ("test", REPEAT_S), ("test", REPEAT_S), (cases.AGAIN, 60 - 2 * REPEAT_S), ("claim", 0.0),
+    ]  # fmt: skip
+    assert plan_lines(rows)[-1].endswith("end: 3 items") and length_of(session, items, rows)[1].startswith(
+        "up to 1 min"
+    )
+    assert time_left(session, items) == TimeLeft(0.0, START_S + 60)
+    first, second = (plan.case for plan in items[:2])
+    session.executor.measure(first, 1)
+    spent_s = session.executor.spent_s[first.engine]
+    assert time_left(session, items).rest_s == pytest.approx(60 - spent_s)
+    session.executor.measure(second, 1)
+    assert time_left(session, items).rest_s == 0, "they are decided"
+    session.verdicts.measuring.add(first.series)
+    assert time_left(session, items).rest_s == pytest.approx(60 - session.executor.spent_s[first.engine])
+    session.executor.ask([first], repeats=3)
+    assert time_left(session, items).rest_s == pytest.approx(60 - session.executor.spent_s[first.engine]), "of these"
+
+
+@pytest.mark.parametrize(("given", "repeats"), [({"budget": "0"}, 2), ({"repeats": "3", "budget": "1"}, 3)])
+def test_points_are_planned_as_often_as_the_options_say(opened, as_on_a_device, given, repeats):
+    session = opened(**given)
+    assert [row.seconds for row in plan_rows(session, with_claim(session))] == [repeats * REPEAT_S] * 2 + [0.0]
+
+
+def test_what_a_run_has_seen_of_its_host_corrects_what_is_left(opened, as_on_a_device, monkeypatch):
+    monkeypatch.setitem(cases.DEFAULTS, "simulated", replace(cases.DEFAULTS["simulated"], first_s=10.0))
+    session = opened(models="opt-125m,opt-350m", budget="0")
+    items = points(session)
+    before = time_left(session, items)
+    assert before.rest_s == 2 * START_S + 8 * REPEAT_S
+    session.devices.pool.first_start = items[0].case.engine, 2 * (START_S + 10.0)
+    session.executor.took_s, session.executor.estimated_s = 60.0, 20.0
+    assert time_left(session, items).rest_s == 2 * 2 * START_S + 3 * 8 * REPEAT_S
 
 
 def test_a_step_is_no_longer_than_what_is_left_and_a_gate_is_one(opened, as_on_a_device):
@@ -203,7 +239,7 @@ class Writer:
 def started(opened, monkeypatch):
     """A progress line at its first item, on a terminal or in a log: `started("terminal")`. `clock` is its time."""
 
-    def make(where, plans=None, verbose=0):
+    def make(where, plans=None, verbose=0, promised_s=0.0):
         screen, writer, slm = Screen(), Writer(), opened()
         clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
         monkeypatch.setattr(progress, "time", clock)
@@ -219,7 +255,7 @@ def started(opened, monkeypatch):
         )
         reporter = SimpleNamespace(showfspath=True, showlongtestinfo=False, ended=[])
         reporter.write_fspath_result = lambda nodeid, text: reporter.ended.append(nodeid)
-        line = ProgressLine(SimpleNamespace(items=items, config=config), slm, reporter)
+        line = ProgressLine(SimpleNamespace(items=items, config=config), slm, reporter, promised_s)
         line.pytest_runtest_logstart("t.py::0")
         return SimpleNamespace(line=line, slm=slm, screen=screen, log=writer, clock=clock, reporter=reporter)
 
@@ -249,6 +285,22 @@ def test_a_log_has_the_seconds_of_each_long_start(started, seconds, verbose, lin
     assert run.log.text == ("\nslmserve: opt-125m started in 21 s" if line else "")
 
 
+@pytest.mark.parametrize("where", ["log", "terminal"])
+def test_a_slow_start_corrects_the_promise_at_once_and_once(started, where):
+    run = started(where, points, promised_s=30.0)
+    run.clock.now += 100
+    for _ in range(2):
+        run.slm.devices.pool.on_started(run.slm.planner.spec(MODEL), 99.0)
+    assert run.log.text.count("in all") == 1 and "started in 99 s: " in run.log.text and "30 s" in run.log.text
+
+
+def test_what_a_sweep_says_is_a_line_of_its_own_unless_all_is_to_be_quiet(started):
+    for where, verbose, line in (("log", 0, True), ("terminal", 0, True), ("log", -1, False)):
+        run = started(where, verbose=verbose)
+        run.slm.say("it stays open")
+        assert run.log.text == ("\nslmserve: it stays open" if line else "")
+
+
 def test_a_log_has_a_line_for_each_case_that_took_long_with_the_time_left(started, as_on_a_device):
     run = started("log", points)
     for case in run.slm.planner.sweep(MODEL).cases:
@@ -259,8 +311,8 @@ def test_a_log_has_a_line_for_each_case_that_took_long_with_the_time_left(starte
     run.line.pytest_runtest_logreport(report)
     told = run.log.text.strip().split("\n")
     assert [line.partition(" left")[0] for line in told] == [
-        "slmserve: case 1 of 2, opt-125m at 4, repeat 2: 12 s, 0:32+",
-        "slmserve: case 2 of 2, opt-125m at 8, repeat 2: 20 s, 0:26+",
+        "slmserve: case 1 of 2, opt-125m at 4, repeat 2: 12 s, 0:32",
+        "slmserve: case 2 of 2, opt-125m at 8, repeat 2: 20 s, 0:26",
     ]
     assert run.reporter.ended == ["t.py::0"], "pytest's dots have a line of their own"
     run.line.pytest_runtest_logreport(report)
@@ -274,8 +326,8 @@ def test_a_terminal_has_the_place_and_the_time_left_of_each_repeat(started, as_o
         run.slm.executor.on_progress(case, f"{case.title}, repeat 1", Progress("window", 0.5, 0, 8, None))
         run.clock.now += 1
     assert [line.split(" | ")[:3] for line in shown(run)] == [
-        ["case 1 of 2", "0:32+ left", "opt-125m at 4, repeat 1"],
-        ["case 2 of 2", "0:32+ left", "opt-125m at 8, repeat 1"],
+        ["case 1 of 2", "0:32 left", "opt-125m at 4, repeat 1"],
+        ["case 2 of 2", "0:32 left", "opt-125m at 8, repeat 1"],
     ]
     assert run.log.text == ""
 
@@ -286,7 +338,7 @@ def test_pairs_of_a_gate_have_no_place_among_the_cases_and_its_time_is_one_step(
     for number in (1, 2):
         run.slm.executor.on_progress(case, f"pair {number}", Progress("window", 0.5, 0, 8, None))
         run.clock.now += 10
-    assert [line.split(" | ")[:2] for line in shown(run)] == [["4:20+ left", "pair 1"], ["4:10+ left", "pair 2"]]
+    assert [line.split(" | ")[:2] for line in shown(run)] == [["4:20 left", "pair 1"], ["4:10 left", "pair 2"]]
 
 
 def test_what_is_measured_elsewhere_has_a_place_and_no_time_left(started):

@@ -3,6 +3,7 @@ rounds, on until its claims are decided or its budget is spent, and an adaptive 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -199,14 +200,32 @@ def rounds(opened):
     return begun
 
 
-def inconclusive(*again):
-    return Verdict("c", MODEL, State.INCONCLUSIVE, "", again=again)
+def swept(session, numbers, *claims):
+    """The planned sweep of a model, with the loads and the claims that items ask for."""
+    cases = {case.concurrency: case for case in session.planner.sweep(MODEL).cases if case.concurrency in numbers}
+    [series] = {case.series for case in cases.values()}
+    return Sweeps(session, {series: cases}, {series: [session.verdicts.question(claim, MODEL) for claim in claims]})
+
+
+def carry_out(sweeps):
+    [series] = sweeps.cases
+    return sweeps.carry_out(series)
+
+
+def repeats(sweeps, load):
+    [cases] = sweeps.cases.values()
+    return sweeps.repeats(cases[load])
+
+
+def inconclusive(*again, claim="c", more=1):
+    return Verdict(claim, MODEL, State.INCONCLUSIVE, "", again=again, more_repeats=more)
 
 
 def test_a_round_measures_all_loads_on_one_more_state_of_the_host(rounds):
     begun = rounds((1, 2), (16, 4, 8))
     assert loads(stored(begun.session)) == [4, 8, 16] * 2
-    assert begun.spent_s == pytest.approx(sum(m.run.window_s[1] for m in stored(begun.session)), abs=1e-4)
+    spent_s = sum(m.run.window_s[1] for m in stored(begun.session))
+    assert [*begun.session.executor.spent_s.values()] == [pytest.approx(spent_s, abs=1e-4)]
     begun.round(2, [4])
     assert len(stored(begun.session)) == 6, "nothing was missing"
 
@@ -233,18 +252,65 @@ def test_loads_that_a_verdict_depends_on_are_measured_up_to_the_next_look(rounds
 
 def test_rounds_end_before_the_budget_is_exceeded(rounds):
     begun = rounds((1, 2), (4, 8))
-    begun.session.budget_s = begun.spent_s * (1 + 2.5 / 4)
+    [(engine, spent_s)] = begun.session.executor.spent_s.items()
+    begun.session.budget_s = spent_s * (1 + 2.5 / 4)
     begun.until_decided(lambda: [inconclusive(4, 8)])
-    assert loads(stored(begun.session)).count(4) == 3 and begun.spent_s <= begun.session.budget_s
+    assert loads(stored(begun.session)).count(4) == 3
+    assert begun.session.executor.spent_s[engine] <= begun.session.budget_s
 
 
-def test_a_full_sweep_of_the_loads_of_the_items_is_carried_out_once_and_on_until_its_claims_are_decided(opened):
-    session = opened(concurrency="1,8,16,64", engine_arg=["t_inf=2000", "b_half=16", "noise=0.03"], budget="30")
-    sweeps = Sweeps(session, {MODEL: [1, 16, 64]}, {MODEL: [session.verdicts.question(PLATEAU, MODEL)]})
-    assert sweeps.repeats(MODEL, 1) == 2
+def test_only_what_the_first_open_claim_depends_on_is_measured_again(rounds):
+    """A claim that the budget is far from deciding is given up once that is known, and that is said once."""
+    begun, said = rounds((1, 2), budget="1000"), []
+    begun.session.say = said.append
+    hopeless, dear = inconclusive(4, claim="hopeless", more=None), inconclusive(4, 8, claim="dear", more=10**6)
+    begun.until_decided(lambda: [hopeless, dear, inconclusive(16)])
+    counted = Counter(loads(stored(begun.session)))
+    assert counted == {4: 4, 8: 4, 16: 16} and begun.asked == {4: 4, 8: 4, 16: 16}
+    told = [next(claim for claim in ("hopeless", "dear") if claim in text) for text in said]
+    assert told == ["hopeless", "dear"]
+
+
+def test_the_noise_is_made_known_whatever_it_costs(rounds):
+    begun = rounds((1,), budget="1")
+    begun.session.budget_s = 0.1
+    begun.until_decided(lambda: [inconclusive(4, 16)])
+    assert loads(stored(begun.session)) == [4, 8, 16, 4, 16] and begun.asked == {4: 2, 8: 1, 16: 2}
+
+
+def test_a_sweep_is_carried_out_once_and_on_where_its_claims_are_open(opened):
+    session = opened(concurrency="1,8,16,64", engine_arg=["t_inf=2000", "b_half=5", "noise=0.03"], budget="30")
+    sweeps = swept(session, [1, 16, 64], PLATEAU)
+    assert repeats(sweeps, 1) == 1 and repeats(sweeps, 64) > 2
     made = loads(stored(session))
-    assert made[:6] == [1, 16, 64] * 2 and len(made) > 6 and set(made[6:]) <= {16, 64}
-    assert sweeps.carry_out(MODEL) is sweeps.carry_out(MODEL) and loads(stored(session)) == made
+    assert made[:5] == [1, 16, 64, 16, 64] and set(made[5:]) <= {16, 64}
+    assert carry_out(sweeps) is carry_out(sweeps) and loads(stored(session)) == made
+
+
+@pytest.mark.parametrize(("given", "claims", "times"), [
+    ({"repeats": "2"}, [PLATEAU], 2), ({"repeats": "3"}, [PLATEAU], 3), ({"budget": "0"}, [PLATEAU], 2), ({}, [], 2),
+])  # fmt: skip
+def test_rounds_are_as_many_as_the_options_name_or_two_if_nothing_decides(opened, given, claims, times):
+    session = opened(**given)
+    sweeps = swept(session, [4, 8, 16], *claims)
+    assert [repeats(sweeps, load) for load in (4, 8, 16)] == [times] * 3
+    assert loads(stored(session)) == [4, 8, 16] * times
+
+
+def test_curves_of_one_engine_share_its_budget_and_what_the_gpu_does_is_decided_first(opened):
+    session = opened(engine_arg=[*FEW_STEPS["engine_arg"], "noise=0"])
+    first = swept(session, [4, 8, 16], PLATEAU, "gpu-plateau")
+    [(series, cases)] = first.cases.items()
+    burst = {n: replace(case, loads=(replace(case.loads[0], ramp_up="burst"),)) for n, case in cases.items()}
+    both = Sweeps(session, {series: cases, burst[4].series: burst}, first.claims)
+    asked = Mock(wraps=session.verdicts.verdict)
+    session.verdicts.verdict = asked
+    both.carry_out(series)
+    assert [call.args[0].row.claim for call in asked.call_args_list][:2] == ["gpu-plateau", PLATEAU]
+    [alone] = session.executor.spent_s.values()
+    both.carry_out(burst[4].series)
+    [together] = session.executor.spent_s.values()
+    assert together > alone > 0
 
 
 # Adaptive sweeps
@@ -261,7 +327,7 @@ def adaptive(opened):
         session = opened(**{"sweep": "adaptive", "concurrency": ",".join(map(str, GRID)), **FAST, **given})
         session.planner.sweep(MODEL)
         session.begin()
-        return Sweeps(session, {MODEL: GRID}, {})
+        return swept(session, GRID)
 
     return open_sweeps
 
@@ -274,13 +340,13 @@ def measured(sweeps):
 def test_what_is_wanted_is_measured_in_its_order_and_no_more_and_why_is_told_meanwhile(adaptive):
     sweeps, told = adaptive(), []
     sweeps.session.executor.on_progress = lambda case, title, progress: told.append(title)
-    rounds = sweeps.carry_out(MODEL)
+    rounds = carry_out(sweeps)
     assert told[0].startswith(f"{MODEL} at 1, repeat 1 (") and all(title.endswith(")") for title in told)
     order = list(dict.fromkeys(measured(sweeps)))
     assert order[:2] == [1, 256] and set(rounds.asked) == set(order) and len(order) < len(GRID)
     assert all(measured(sweeps).count(load) == repeats for load, repeats in rounds.asked.items())
     before = measured(sweeps)
-    assert [sweeps.repeats(MODEL, load) for load in GRID] == [rounds.asked.get(load) for load in GRID]
+    assert [repeats(sweeps, load) for load in GRID] == [rounds.asked.get(load) for load in GRID]
     assert measured(sweeps) == before, "once carried out, it is over"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert curve.adaptive and curve.missing == () and set(curve.unneeded) == set(GRID) - set(order)
@@ -293,17 +359,17 @@ def test_a_sweep_that_was_interrupted_is_inconclusive_and_goes_on_where_it_ended
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(executor, "measure_case", lambda *arguments: next(breaks)(*arguments))
         first = adaptive()
-        first.carry_out(MODEL)
+        carry_out(first)
     verdict, again = judged(first.session, PLATEAU), adaptive(resume=True)
-    rounds = again.carry_out(MODEL)
+    rounds = carry_out(again)
     assert measured(again)[:2] == [1, 256] and measured(again).count(256) == 1
     assert verdict.state is State.INCONCLUSIVE and f"concurrency {measured(again)[2]}" in verdict.why, "the next one"
-    assert 256 not in rounds.asked and again.repeats(MODEL, 256) == 1, "known, though this session did not ask for it"
+    assert 256 not in rounds.asked and repeats(again, 256) == 1, "known, though this session did not ask for it"
 
 
 def test_a_full_sweep_later_judges_by_all_its_loads(adaptive):
     first = adaptive()
-    first.carry_out(MODEL)
+    carry_out(first)
     full = adaptive(sweep="full", resume=True).session
     for case in full.planner.sweep(MODEL).cases:
         records_of(full, full.planner.spec(MODEL), case.loads[0])
@@ -314,10 +380,10 @@ def test_a_full_sweep_later_judges_by_all_its_loads(adaptive):
 
 def test_a_failure_ends_the_sweep_and_is_that_of_its_load(adaptive):
     sweeps = adaptive(engine_arg=[*FAST["engine_arg"], "die_at=100"])
-    assert sweeps.repeats(MODEL, 1) == 1 and sweeps.repeats(MODEL, 64) is None
+    assert repeats(sweeps, 1) == 1 and repeats(sweeps, 64) is None
     assert "concurrency 256" in skip_note(sweeps.session.verdicts.curve(MODEL), 64)
     with pytest.raises(EngineFailed):
-        sweeps.repeats(MODEL, 256)
+        repeats(sweeps, 256)
     assert measured(sweeps) == [1] and len(sweeps.session.devices.pool.starts) == 1, "not tried again"
     [note] = sweeps.session.notes
     assert MODEL in note and "concurrency 256" in note
@@ -326,7 +392,7 @@ def test_a_failure_ends_the_sweep_and_is_that_of_its_load(adaptive):
 def test_invalid_measurements_are_made_again_and_it_ends(adaptive, monkeypatch):
     broken_at_first(monkeypatch, 4)
     sweeps = adaptive()
-    sweeps.carry_out(MODEL)
+    carry_out(sweeps)
     assert measured(sweeps)[:4] == [1, 1, 2, 2], "twice in vain; the next larger load is then the smallest"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points if not p.valid] == [1, 2]

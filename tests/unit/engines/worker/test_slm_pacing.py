@@ -59,7 +59,10 @@ def test_a_loop_ramps_up_and_settles_and_has_a_window_of_its_load(
         periods, rest = divmod(last - first, lifetime + 1)
         assert (periods >= 2, rest) == (True, 0), "whole periods of the convoy, two at least"
     else:
-        assert played.now[-2] < opened + window_s, "it closes as soon as it is long enough"
+        half = played.now[first + math.ceil(lifetime / 2)]
+        assert closed >= half and played.now[-2] < max(half, opened + window_s), (
+            "it closes as soon as it is long enough"
+        )
 
 
 @given(concurrencies, lifetimes)
