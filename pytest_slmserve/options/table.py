@@ -290,7 +290,7 @@ class Options(NamedTuple):
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode"
     )
     suite: errors.Suite = opt(errors.Suite, "core", "NAME").described(
-        "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all"
+        "shipped tests to run: core (planned for 12 minutes on a GPU), papers (with all published claims), or all"
     )
     plan: bool = flag("print items, engines, order and expected seconds, and run nothing")
     allow_inconclusive: bool = flag("exit with status 0, not 10, where something is inconclusive and nothing fails")
@@ -309,10 +309,10 @@ class Options(NamedTuple):
         "start of a closed loop: staggered (steady traffic) or burst (a batch job)"
     )
     repeats: int = opt(partial(whole_number, least=1), 2, "N").described(
-        "measurements of each point; with one there is no interval, so every claim is inconclusive"
+        "measurements of each point; not given: one, and more where a claim is open; one alone has no interval"
     )
     budget: int | None = opt(whole_number, None, "S").described(
-        "most seconds to spend on a model's sweep again while a claim is inconclusive; default: by mode"
+        "seconds after which a model's points are not measured again although a claim is open; default: by mode"
     )
     input_len: int | Literal["natural"] | None = opt(length, None, "N").described(
         "prompt tokens of each request, or natural: as in conversations; default: by mode"

@@ -46,11 +46,13 @@ WAIT_S = 0.1  # that a dynamic batch waits for more requests
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One model's points on one engine. cut: loads left out, and why."""
+    """One model's points on one engine. cut: loads left out, and why. beyond: twice the largest load, on an engine that
+    takes so many requests at once: for a curve that has reached no plateau by then."""
 
     spec: EngineSpec
     cases: tuple[Case, ...]
     cut: tuple[tuple[int, str], ...] = ()
+    beyond: Case | None = None
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
@@ -327,7 +329,13 @@ class Planner:
             raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
         loads = {f"{short_name(model)}-{n}": self.load(n) for n, why in fits.items() if not why}
         cases = tuple(self.case(spec, [workload], [load], model=model, id=id) for id, load in loads.items())
-        self.sweeps[model] = Sweep(spec, cases, cut)
+        beyond, twice = None, 2 * LARGEST_LOAD
+        limit = asked or self.options.max_num_seqs
+        if not limit and cases and cases[-1].concurrency == spec.max_num_seqs == LARGEST_LOAD:
+            wider = replace(spec, max_num_seqs=twice)
+            if not kv_cache.no_room(wider, longest, twice):
+                beyond = self.case(wider, [workload], [self.load(twice)], model=model)
+        self.sweeps[model] = Sweep(spec, cases, cut, beyond)
         return self.sweeps[model]
 
     def in_sweep(self, case: Case) -> bool:

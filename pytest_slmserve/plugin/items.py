@@ -551,9 +551,9 @@ class OwnEngine:
         if not cases:
             raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
         # In the order in which they are measured.
-        session.executor.ask([cases[n] for n in sorted(cases)], repeats or session.first)
+        session.executor.ask([cases[n] for n in sorted(cases)], repeats)
         rounds = Rounds(session, cases)
-        for number in range(1, (repeats or session.first) + 1):
+        for number in range(1, (repeats or session.options.repeats) + 1):
             rounds.round(number, cases)
 
         def curve(over: bool) -> Curve:

@@ -75,6 +75,7 @@ class Verdicts:
                     "concurrencies": [*sweep.concurrencies],
                     "skipped": [list(pair) for pair in sweep.cut],
                     **({} if tolerance is None else {"adaptive": {"tolerance": tolerance}}),
+                    **({"beyond": sweep.beyond.series} if sweep.beyond else {}),
                 }
         beside = {"compared": sorted(self.planner.beside)} if self.planner.beside else {}
         return {"sweeps": sweeps, "interim_analyses": [*self.looks], **beside}

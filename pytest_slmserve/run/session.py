@@ -27,7 +27,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.external import export_to
 from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import DEFAULTS, Case, point_title
+from pytest_slmserve.plan.cases import DEFAULTS, Case, point_title, start_estimate_s
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import RunPage
@@ -202,7 +202,7 @@ class Rounds:
     """Rounds over the cases of one engine, by their load: each round measures all loads on one more state of the host.
 
     asked: repeats that were requested of each load. failed: loads that could not be measured, and how. given_up: claims
-    that the budget is far from deciding.
+    that the budget is far from deciding. reserved_s: of the budget, for a larger load.
     """
 
     session: Session
@@ -210,6 +210,7 @@ class Rounds:
     asked: dict[int, int] = field(default_factory=dict)
     failed: dict[int, SlmError] = field(default_factory=dict)
     given_up: set[tuple[str, str]] = field(default_factory=set)
+    reserved_s: float = 0.0
 
     def round(self, number: int, loads: Iterable[int], why: str = "") -> None:
         """Measure loads in ascending order until each has `number` repeats, unless it failed before."""
@@ -222,6 +223,29 @@ class Rounds:
             except SlmError as error:
                 self.failed[load] = error
 
+    def second_round(self) -> None:
+        """Measure each load that has one repeat again, if the budget pays for it, or no noise is known; else say so."""
+        missing = [load for load in self.cases if len(self._repeats(load)) == 1]
+        needed_s = sum(map(self.repeat_s, missing))
+        if needed_s <= self.left_s or not self._noise_known:
+            return self.round(2, missing, "the noise of the host")
+        [model] = {short_name(case.model) for case in self.cases.values()}
+        has = f"--slm-budget leaves {max(0.0, self.left_s):.0f} s"
+        self.session.say(f"{model}: a second round, to know the host's noise, takes about {needed_s:.0f} s, and {has}")
+
+    def reserve(self, plateau: Verdict, beyond: Case) -> None:
+        """Keep seconds of the budget for a larger load on an engine of its own, if the curve has no plateau for sure by
+        then; say so if there are too few."""
+        largest, load = max(self.cases), beyond.concurrency
+        if plateau.value is None or plateau.state is State.PASSES or largest in self.failed:
+            return
+        needed_s = start_estimate_s(beyond.engine) + 2 * load / largest * self.repeat_s(largest)
+        if needed_s <= self.left_s:
+            self.reserved_s = needed_s
+            return
+        has = f"and --slm-budget leaves {max(0.0, self.left_s):.0f} s"
+        self.session.say(f"{plateau.subject}: concurrency {load} would take about {needed_s:.0f} s more, {has}")
+
     def until_decided(self, judge: Callable[[], Sequence[Verdict]]) -> None:
         """Measure again the loads that the first open verdict depends on most, until none is left that the rest of the
         budget would decide. Without a second repeat of any load no verdict is possible, so that is made in any case.
@@ -232,7 +256,7 @@ class Rounds:
             for number in range(1, max(again.values()) + 1):
                 wanted = [load for load, look in again.items() if number <= look]
                 missing = [load for load in wanted if len(self._repeats(load)) < number]
-                if not in_any_case and sum(map(self._repeat_s, missing)) > self._left_s:
+                if not in_any_case and sum(map(self.repeat_s, missing)) > self.left_s:
                     return
                 self.round(number, wanted, "inconclusive so far")
 
@@ -244,22 +268,22 @@ class Rounds:
             return {}
         made = {load: len(self._repeats(load)) for load in loads}
         fewest = min(made.values())
-        needed_s = (verdict.more_repeats or math.inf) * sum(map(self._repeat_s, loads))
-        if fewest < ESTIMATES or needed_s <= FAR * self._left_s:
+        needed_s = (verdict.more_repeats or math.inf) * sum(map(self.repeat_s, loads))
+        if fewest < ESTIMATES or needed_s <= FAR * self.left_s:
             look = next((n for n in self.session.looks if n > fewest), 0)
             return {load: look for load, repeats in made.items() if repeats < look}
         if (name := (verdict.claim, verdict.subject)) not in self.given_up:
             self.given_up.add(name)
             needs = f"about {needed_s:.0f} s more would decide it" if verdict.more_repeats else verdict.remedy
-            has = f"and {max(0.0, self._left_s):.0f} s are left"
+            has = f"and {max(0.0, self.left_s):.0f} s are left"
             self.session.say(f"{verdict.subject}: {verdict.claim} stays open: {needs}, {has}")
         return {}
 
     @property
-    def _left_s(self) -> float:
+    def left_s(self) -> float:
         """Seconds of the budget of all curves of the engine."""
         [engine] = {case.engine for case in self.cases.values()}
-        return self.session.budget_s - self.session.executor.spent_s[engine]
+        return self.session.budget_s - self.session.executor.spent_s[engine] - self.reserved_s
 
     @property
     def _noise_known(self) -> bool:
@@ -268,7 +292,7 @@ class Rounds:
     def _repeats(self, load: int) -> Sequence[ReplicaGroup]:
         return self.session.results.repeats.get(self.cases[load].key, ())
 
-    def _repeat_s(self, load: int) -> float:
+    def repeat_s(self, load: int) -> float:
         """Seconds of the last repeat of a load, from its first request to the end of its window."""
         return self._repeats(load)[-1][0].run.window_s[1]
 
@@ -279,7 +303,8 @@ class Sweeps:
     none before it did: it does not matter which runs first, and what is known is not measured again.
 
     A curve that no claim reads is measured in as many rounds as the options say. One that claims read is measured once,
-    and from then on only where a claim is open, unless the options name a number of repeats.
+    and from then on only where a claim is open, unless the options name a number of repeats: first for claims on what
+    the GPU does. Those on what was seen have the noise of the host, which a second round of all loads tells.
 
     cases: of each curve, those that its items ask for, by load. claims: that read it.
     """
@@ -291,27 +316,51 @@ class Sweeps:
 
     def carry_out(self, series: str) -> Rounds:
         """Measure a curve, once in a run. An adaptive sweep measures what is wanted next until nothing is, or a load
-        cannot be measured: the choice depends on it. What the GPU does is decided first."""
+        cannot be measured: the choice depends on it."""
         if series in self._done:
             return self._done[series]
-        session, cases = self.session, self.cases[series]
-        claims = sorted(self.claims.get(series, ()), key=lambda question: question.row.claim != GPU_PLATEAU)
+        session, cases, verdicts = self.session, self.cases[series], self.session.verdicts
+        claims: dict[bool, list[Question]] = {True: [], False: []}  # whether they are on what the GPU does
+        for question in self.claims.get(series, ()):
+            claims[table.is_of_gpu(question.row.claim)].append(question)
         rounds, one = Rounds(session, cases), next(iter(cases.values()))
         self._done[series] = rounds
-        tolerance = session.verdicts.adaptive(one.model) if session.planner.in_sweep(one) else None
+        tolerance = verdicts.adaptive(one.model) if session.planner.in_sweep(one) else None
         if tolerance is None:
-            repeats = session.first if claims else session.options.repeats
-            for number in range(1, repeats + 1):
+            for number in range(1, (session.first if any(claims.values()) else session.options.repeats) + 1):
                 rounds.round(number, cases)
         else:
             self._adaptively(rounds, one.model, tolerance)
-        verdicts = session.verdicts
+
+        def judged(of_gpu: bool) -> list[Verdict]:
+            return list(map(verdicts.verdict, claims[of_gpu]))
+
         verdicts.measuring.add(series)
         try:
-            rounds.until_decided(lambda: list(map(verdicts.verdict, claims)))
+            rounds.until_decided(lambda: judged(True))
+            beyond = session.planner.sweep(one.model).beyond if session.planner.in_sweep(one) else None
+            for verdict in judged(True):
+                if beyond and tolerance is None and verdict.claim == GPU_PLATEAU:
+                    rounds.reserve(verdict, beyond)
+            goes_on = tolerance is None and len(session.looks) > 1
+            if goes_on and any(verdict.state is State.INCONCLUSIVE for verdict in judged(False)):
+                rounds.second_round()
+            rounds.until_decided(lambda: judged(False))
+            if beyond and rounds.reserved_s:
+                self._go_beyond(beyond)
         finally:  # an interrupted run is judged as its archive will be
             verdicts.measuring.discard(series)
         return rounds
+
+    def _go_beyond(self, case: Case) -> None:
+        """Measure a larger load than those of a curve, on an engine of its own."""
+        self.session.say(f"{point_title(case.each[0], case.loads[0])} follows: the GPU has no plateau for sure before")
+        further = Rounds(self.session, {case.concurrency: case})
+        for number in (1, 2):
+            further.round(number, further.cases)
+        for load, error in further.failed.items():
+            why = error.problem.partition(chr(10))[0]
+            self.session.note(f"{short_name(case.model)} was not measured at concurrency {load}: {why}")
 
     def _adaptively(self, rounds: Rounds, model: str, tolerance: float) -> None:
         session, sweep = self.session, self.session.planner.sweep(model)

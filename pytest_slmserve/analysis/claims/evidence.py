@@ -323,7 +323,7 @@ def of_counters(claim: Claim, curve: Curve) -> Evidence:
 
     remark = "" if at_largest else sparsely(curve)
     doubtful = State.PASSES if curve.unneeded and not (gap or at_largest) else None
-    again = tuple(p.concurrency for p in judged) if gap else ()
+    again = (min(judged, key=lambda p: fmean(counter(p))).concurrency,) if gap else ()  # the one that decides
     return Evidence(estimates=seen, in_percent=not gap, remark=remark, doubtful=doubtful, again=again)
 
 

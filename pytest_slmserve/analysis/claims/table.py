@@ -24,6 +24,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import busy_rate, by_series, shared_points
 from pytest_slmserve.analysis.sweep.curve import (
+    GPU_PLATEAU,
     NOISE_UNKNOWN,
     Curve,
     curve_of,
@@ -163,6 +164,11 @@ def models_read(claim: Claim, model: str) -> tuple[str, ...]:
     return () if claim.of == "arithmetic" else (model, *claim.against.get(short_name(model), ()))
 
 
+def is_of_gpu(name: str) -> bool:
+    """Return whether a claim is on what the GPU does while it works, so that the host's noise is none of its own."""
+    return name == GPU_PLATEAU or CLAIMS[name].compares == "counters"
+
+
 def claim_of(name: str) -> Claim:
     """Return the claim of that name. Raises BadUsage for an unknown one."""
     if found := CLAIMS.get(str(name)):
@@ -207,8 +213,9 @@ def row_for(
 
 
 # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "skipped": [[4, "why"]]}}}, of an adaptive sweep also
-# "adaptive": {"tolerance": 0.1}; "compared": series keys of curves that are no sweeps; "interim_analyses": numbers of
-# repeats after which a sweep that measures until its claims are decided may be judged
+# "adaptive": {"tolerance": 0.1}, and "beyond": series key of a larger load on an engine of its own; "compared": series
+# keys of curves that are no sweeps; "interim_analyses": numbers of repeats after which a sweep that measures until its
+# claims are decided may be judged
 Plan = Mapping[str, Any]
 Judged = tuple[Verdict, ClaimRow | None]
 
@@ -251,8 +258,17 @@ def planned_curves(
     others, was measured beside them. A run that goes on judges by the same curves, from the plan that it stores.
     still: of curves that it is measuring.
     """
+    beyond = {
+        sweep["beyond"]: series
+        for _, plan in plans
+        for series, sweep in plan.get("sweeps", {}).items()
+        if "beyond" in sweep
+    }
+    groups: dict[str, list[Measurement]] = {}
+    for series, own in by_series(measurements).items():
+        groups.setdefault(beyond.get(series, series), []).extend(own)
     found = {}
-    for series, group in by_series(measurements).items():
+    for series, group in groups.items():
         last = max(m.measured_at for m in group)
         earlier = [plan for started, plan in reversed(plans) if started <= last]
         sweeps = [plan.get("sweeps", {}) for plan in earlier]
@@ -265,6 +281,7 @@ def planned_curves(
             adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
             looks=[int(n) for n in earlier[0].get("interim_analyses", ())] if earlier else (),
             over=series not in still,
+            beyond=beyond,
         )
         compared = any(series in plan.get("compared", ()) for plan in earlier)
         found[series] = replace(curve, beside=(any(sweeps) or compared) and not sweep)

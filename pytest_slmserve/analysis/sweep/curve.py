@@ -6,7 +6,7 @@ Every judgement is total: what is missing, invalid or drowned in noise makes it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import takewhile
 from statistics import fmean
@@ -324,16 +324,18 @@ def curve_of(
     adaptive: float | None = None,
     looks: Sequence[int] = (),
     over: bool = False,
+    beyond: Container[str] = (),
 ) -> Curve:
     """The curve of measurements that differ in their concurrency only; those of other loads are left out.
 
     planned: every concurrency that was to be measured, so that one that is not there makes a claim inconclusive.
     adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks, over: see
-    `Curve`.
+    `Curve`. beyond: series of loads that an engine of their own measured, which is like the others in all but its
+    limit of sequences.
     Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
     """
     series = by_series(measurements)
-    if len(series) > 1:
+    if sum(key not in beyond for key in series) > 1:
         raise BadUsage(
             f"{subject}: measurements of {len(series)} different engines, workloads, environments or ways of loading "
             "are not one curve",
@@ -450,9 +452,19 @@ def _largest_two(curve: Curve) -> list[int]:
 def _verdict(
     claim: str, curve: Curve, state: State, why: str, seen: Interval, threshold: float, loads: tuple[int, ...]
 ) -> Verdict:
+    """Return a verdict on an estimate at some loads. What was seen has the noise of the host, which changes slowly, so
+    that a few repeats of two loads may agree by chance: a sweep that repeats only what it must decides nothing by
+    them."""
+    repeated = sum(len(p.repeats) > 1 for p in curve.valid)
+    by_chance = claim != GPU_PLATEAU and len(curve.looks) > 1 and not curve.adaptive and repeated < FEWEST_POINTS
+    if by_chance:
+        state, why = State.INCONCLUSIVE, f"{why}; {repeated} loads have a second repeat, {FEWEST_POINTS} are needed"
     why += sparsely(curve)
     verdict = Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, *curve.valid)
-    return with_remedy(verdict, curve, loads)
+    if not by_chance:
+        return with_remedy(verdict, curve, loads)
+    mode = f"{curve.environment.mode} " if curve.environment else ""
+    return replace(verdict, remedy=f"{mode}--slm-resume --slm-repeats 2 tells the noise of the host")
 
 
 def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdict:

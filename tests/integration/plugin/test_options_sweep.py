@@ -89,8 +89,6 @@ def test_the_loads_of_an_inconclusive_claim_are_measured_again_until_it_is_decid
     counted = Counter(ran.loads())
     assert ran.ret == 0 and counted[1] == counted[16] == counted[64] == 2, "on which it does not depend"
     assert counted[128] == counted[256] > 2
-    once = Counter(runs(SWEEP, NOISY, "--slm-budget=600").loads())
-    assert once[1] == once[16] == once[64] == 1 and once[128] == once[256] > 2
     alone = runs(SWEEP, NOISY, "--slm-budget=600 -k test_point")
     assert {*Counter(alone.loads()).values()} == {2}, "without a claim"
 

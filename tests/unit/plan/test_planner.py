@@ -448,6 +448,15 @@ def test_a_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
     assert behind().sweep("opt-125m").concurrencies == DOUBLINGS[:9], "nobody knows its cache"
 
 
+def test_a_sweep_that_ends_at_the_limit_of_its_engine_may_go_on_if_memory_has_room():
+    beyond = on_gpus().sweep("opt-125m").beyond
+    assert (beyond.concurrency, beyond.each[0].max_num_seqs) == (2048, 2048)
+    assert replace(beyond.each[0], max_num_seqs=1024) == on_gpus().spec("opt-125m")
+    asked = on_gpus(concurrency="1,1024"), on_gpus(max_num_seqs="1024"), on_gpus(gpu_memory="60GiB"), behind()
+    assert [each.sweep("opt-125m").beyond for each in asked] == [None] * 4
+    assert on_gpus().sweep("opt-1.3b").beyond is None, "its memory ends before"
+
+
 def test_a_load_or_a_length_without_room_is_refused_if_it_was_asked_for(monkeypatch):
     room = kv_capacity(on_gpus().spec("opt-1.3b"), 768)
     assert on_gpus(concurrency=f"1,{room}").sweep("opt-1.3b").concurrencies == (1, room)

@@ -65,6 +65,7 @@ def test_the_plan_that_an_archive_keeps_has_all_that_was_to_be_measured(opened, 
     sweep = session.planner.sweep(MODEL)
     cut = [[load, why] for load, why in sweep.cut]
     facts = {"model": MODEL, "concurrencies": list(sweep.concurrencies), "skipped": cut, **adaptive}
+    facts["beyond"] = sweep.beyond.series
     plan = {"sweeps": {sweep.cases[0].series: facts}, "interim_analyses": [2]}
     assert session.verdicts.plan() == plan
     gpus_cases(session.planner, [MODEL])

@@ -278,17 +278,25 @@ def test_the_noise_is_made_known_whatever_it_costs(rounds):
     assert loads(stored(begun.session)) == [4, 8, 16, 4, 16] and begun.asked == {4: 2, 8: 1, 16: 2}
 
 
-def test_a_sweep_is_carried_out_once_and_on_where_its_claims_are_open(opened):
-    session = opened(concurrency="1,8,16,64", engine_arg=["t_inf=2000", "b_half=5", "noise=0.03"], budget="30")
-    sweeps = swept(session, [1, 16, 64], PLATEAU)
-    assert repeats(sweeps, 1) == 1 and repeats(sweeps, 64) > 2
-    made = loads(stored(session))
-    assert made[:5] == [1, 16, 64, 16, 64] and set(made[5:]) <= {16, 64}
+def test_a_sweep_is_carried_out_once_and_on_where_its_claims_are_open(opened, tmp_path):
+    """What the GPU does needs the largest loads alone, what was seen a second round too, if the budget pays for it."""
+    law = {"concurrency": "1,8,16,64", "engine_arg": ["t_inf=2000", "b_half=5", "noise=0.03"]}
+    for claims, budget, again in (([PLATEAU], "60", [1, 16, 64]), (["gpu-plateau"], "60", [16, 64])):
+        session = opened(**law, budget=budget, records=str(tmp_path / claims[0]))
+        sweeps = swept(session, [1, 16, 64], *claims)
+        assert repeats(sweeps, 1) == len(again) - 1 and repeats(sweeps, 64) > 2
+        made = loads(stored(session))
+        assert made[: 3 + len(again)] == [1, 16, 64, *again] and set(made[3 + len(again) :]) <= {16, 64}
     assert carry_out(sweeps) is carry_out(sweeps) and loads(stored(session)) == made
+    session, said = opened(**law, budget="1", records=str(tmp_path / "poor")), []
+    session.say = said.append
+    assert repeats(swept(session, [1, 16, 64], "gpu-plateau", PLATEAU), 1) == 1 and "second round" in said[-1]
+    assert judged(session, PLATEAU).state is State.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("given", "claims", "times"), [
-    ({"repeats": "2"}, [PLATEAU], 2), ({"repeats": "3"}, [PLATEAU], 3), ({"budget": "0"}, [PLATEAU], 2), ({}, [], 2),
+    ({"repeats": "1"}, [PLATEAU], 1), ({"repeats": "2"}, [PLATEAU], 2),
+    ({"repeats": "3"}, [PLATEAU], 3), ({"budget": "0"}, [PLATEAU], 2), ({}, [], 2),
 ])  # fmt: skip
 def test_rounds_are_as_many_as_the_options_name_or_two_if_nothing_decides(opened, given, claims, times):
     session = opened(**given)
@@ -306,11 +314,31 @@ def test_curves_of_one_engine_share_its_budget_and_what_the_gpu_does_is_decided_
     asked = Mock(wraps=session.verdicts.verdict)
     session.verdicts.verdict = asked
     both.carry_out(series)
-    assert [call.args[0].row.claim for call in asked.call_args_list][:2] == ["gpu-plateau", PLATEAU]
+    asked = [call.args[0].row.claim for call in asked.call_args_list]
+    assert asked == sorted(asked) and {*asked} == {"gpu-plateau", PLATEAU}
     [alone] = session.executor.spent_s.values()
     both.carry_out(burst[4].series)
     [together] = session.executor.spent_s.values()
     assert together > alone > 0
+
+
+@pytest.mark.parametrize(("law", "budget", "beyond"), [
+    (["t_inf=90000", "b_half=400"], "9000", 2),  # a doubling still gains over 20 %
+    (["t_inf=90000", "b_half=400"], "4", 0),
+    (["t_inf=90000", "b_half=16"], "9000", 0),
+])  # fmt: skip
+def test_a_curve_without_a_plateau_goes_on_on_an_engine_of_its_own_if_the_budget_pays(opened, law, budget, beyond):
+    session, said = opened(concurrency=None, engine_arg=law, budget=budget), []
+    session.say = said.append
+    sweeps = swept(session, [1, 256, 512, 1024], "gpu-plateau")
+    session.begin()
+    carry_out(sweeps)
+    assert loads(stored(session)).count(2048) == beyond and len(said) == (beyond > 0 or budget == "4")
+    assert all("2048" in text for text in said)
+    verdict = judged(session, "gpu-plateau")
+    assert (verdict.state is State.PASSES) == (law[1] == "b_half=16")
+    [curve] = judged_again(read(session.options.records)).curves
+    assert [p.concurrency for p in curve.points][-1] == (2048 if beyond else 1024)
 
 
 # Adaptive sweeps

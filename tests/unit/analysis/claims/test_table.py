@@ -223,6 +223,15 @@ def test_what_differs_in_more_than_its_concurrency_is_another_curve_without_its_
     assert seen == [("opt-2.7b", 2, ()), ("opt-1.3b", 4, (1024,)), ("opt-1.3b", 2, ()), ("opt-1.3b", 2, ())]
 
 
+def test_a_larger_load_on_an_engine_of_its_own_is_a_point_of_the_curve_that_it_goes_on():
+    larger = having(sweep((1024,)), spec={"max_num_seqs": 2048})
+    [beyond], [series] = by_series(larger), by_series(sweep())
+    plan = {"sweeps": {series: {**PLAN["sweeps"][series], "beyond": beyond}}}
+    (curve,) = stored_curves([*larger, *sweep()], [(EARLIER, plan)])
+    assert [p.concurrency for p in curve.points] == [*BATCHES, 1024]
+    assert len(stored_curves([*larger, *sweep()], [(EARLIER, PLAN)])) == 2
+
+
 def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
     judged = judge_all(stored_curves([*sweep(), *sweep(model="opt-2.7b")], []), ROWS)
     subjects = [(v.claim, v.subject) for v, _ in judged]

@@ -38,6 +38,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %
 STEEP = {b: law(b) for b in BATCHES[:7]}  # the last doubling gains 41 %
 gain_after_128 = partial(strategies.judge, "marginal-after-128")
+REPEATED = ("repeats", "e2e_repeats", "each")
 JUDGES = (Curve.pareto_plateau, Curve.latency_keeps_rising, Curve.pareto_up_to_plateau)
 NAMED = dict(zip(JUDGES, ((PLATEAU, 0.10), (LATENCY, 0.10), (PARETO, 0.03))))
 
@@ -143,6 +144,20 @@ def test_a_gpu_that_waits_for_its_host_half_of_the_time_is_known_all_the_same():
     noisy = replace(curve, points=tuple(replace(p, repeats=(0.7 * p.repeats[0], *p.repeats[1:])) for p in curve.points))
     assert noisy.pareto_plateau().state is INCONCLUSIVE
     assert noisy.pareto_plateau(figure=busy_rate).state is PASSES
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_what_was_seen_is_not_decided_by_repeats_of_two_loads_that_may_agree_by_chance(judge):
+    """What the GPU does is, and so is an adaptive sweep, which measures what it needs."""
+    whole = on_a_host(FLAT, dict.fromkeys(FLAT, 0.5), repeats=3)
+    once = [replace(p, **{name: getattr(p, name)[:1] for name in REPEATED}) for p in whole.points[:-2]]
+    few = replace(whole, looks=(2, 3), points=(*once, *whole.points[-2:]))
+    assert judge(few).state is INCONCLUSIVE and "--slm-repeats 2" in judge(few).remedy and judge(few).again == ()
+    assert judge(few).value is not None, "what it is, is told"
+    third = replace(few, points=(*once[:-1], *whole.points[-3:]))
+    for decided in (third, replace(few, adaptive=True), replace(few, looks=(2,)), replace(whole, looks=(2, 3))):
+        assert judge(decided).state is not INCONCLUSIVE
+    assert few.pareto_plateau(figure=busy_rate).state is PASSES
 
 
 @pytest.mark.parametrize("load", [64, 128])
