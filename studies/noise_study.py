@@ -119,7 +119,7 @@ class Host:
         self.executor = self.results = self
         self.spent_s = defaultdict[str, float](float)
         self.repeats: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-        self.now_s = 0.0
+        self.launch, self.now_s = "1", 0.0
         self._done = [0.0]  # seconds of work at full pace, until each tick
 
     def noise(self, at_s: float) -> float:
@@ -161,18 +161,18 @@ class Host:
         ends = [at - began for at in times]
         steps = Steps(ends, nothing, nothing, [0, *tokens], nothing, nothing, nothing)  # type: ignore[list-item]
         run = Run(Samples(*[()] * 8), steps, (ends[0], ends[-1]))
-        facts = {"launch": "1", "measured_at": f"{began:09.3f}", "environment": SimpleNamespace(host="1")}
+        facts = {"launch": self.launch, "measured_at": f"{began:09.3f}", "environment": SimpleNamespace(host="1")}
         busy = (self._work(times[-1]) - self._work(opens)) / self.window_s
         counted = rate * math.exp(self.chance.gauss(0, COUNTED))
         seen = Summary(tokens_per_busy_s=counted, engine_active=min(1.0, busy))
         return SimpleNamespace(run=run, load=ClosedLoop(load), seen=seen, **facts)
 
     def curve(self, over: bool = False) -> Curve:
-        points = tuple(_point(load, self.repeats[load]) for load in GRID)
+        points = tuple(point_of_windows(load, self.repeats[load]) for load in GRID)
         return Curve(subject="simulated", points=points, looks=self.looks, over=over)
 
 
-def _point(load: int, groups: Sequence[tuple[Any, ...]]) -> Point:
+def point_of_windows(load: int, groups: Sequence[tuple[Any, ...]]) -> Point:
     rates = tuple(window.output_tokens_per_s(m.run) or 0.0 for (m,) in groups)
     waits = tuple(OUTPUT * load / rate for rate in rates)
     each = tuple(m.seen for (m,) in groups)

@@ -70,6 +70,21 @@ def t_above(tail: float, df: float) -> float:
     return least(lambda t: survival(t, df) <= tail)
 
 
+@lru_cache(maxsize=256)
+def chi_square_above(tail: float, df: int) -> float:
+    """Return the chi-square that a share `tail` of all values lies above, 0 < tail < 1, for 1 or more degrees of
+    freedom: its tail has a closed form, of which each two degrees add a term (Abramowitz and Stegun 1964, 26.4.4 and
+    26.4.5)."""
+
+    def above(x: float) -> float:
+        half, first = x / 2, 1.0 if df % 2 == 0 else 0.5
+        begins = math.exp(-half) if first == 1 else math.erfc(math.sqrt(half))
+        terms = (first + i for i in range((df - 1) // 2))
+        return begins + sum(math.exp(a * math.log(half) - half - math.lgamma(a + 1)) for a in terms)
+
+    return least(lambda x: above(x) <= tail)
+
+
 @lru_cache(maxsize=1024)
 def shift(power: float, critical: float, df: int) -> float:
     """Return the distance of the true mean from 0, in its standard errors, at which t exceeds `critical` with
@@ -166,6 +181,14 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
         return Interval(shown)
     half = t_above(TAIL, len(values) - 1) * sample_sd(values) / math.sqrt(len(values))
     return Interval(shown, shown - half, shown + half)
+
+
+def sd_interval(sd: float, df: int) -> Interval:
+    """A standard deviation of normal values with its interval, which is none without degrees of freedom."""
+    if df < 1:
+        return Interval(sd)
+    low, high = (sd * math.sqrt(df / chi_square_above(tail, df)) for tail in (TAIL, 1 - TAIL))
+    return Interval(sd, low, high)
 
 
 def possible(seen: Interval, most: float = math.inf) -> Interval:
@@ -282,6 +305,7 @@ def _grid(n: int, stop: float) -> list[float]:
 
 
 TAIL = 0.025  # outside each end of a 95 % interval
+MINUTES = 0.37  # variance common to repeats within 15 s, over that between them: studies/minutes_apart.py
 LEAST = 1e-5  # of the median variance: repeats that are equal by chance have no logarithm of one
 
 
@@ -320,9 +344,11 @@ class Prior(NamedTuple):
 
 @dataclass(frozen=True)  # no slots: the prior takes a while to compute, and is kept
 class Differences:
-    """Differences between samples of repeats, those next to each other alike: of a sweep ascending by load."""
+    """Differences between samples of repeats, those next to each other alike: of a sweep ascending by load. minutes:
+    see `contrast`."""
 
     samples: tuple[Sample, ...]
+    minutes: float = MINUTES
 
     @cached_property
     def known(self) -> bool:
@@ -356,8 +382,10 @@ class Differences:
         """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
         if first == second:
             return Interval(0.0, 0.0, 0.0)
-        found = contrast(self._told[first], self._told[second])
-        return self._interval(found, self._paired if found.in_turn else self._levels, tail)
+        found = contrast(self._told[first], self._told[second], self.minutes)
+        alone = Prior(found.ratio, math.inf, found.df)  # where nothing else tells of the noise
+        common = self._paired if found.in_turn else self._levels if len(self.samples) > 2 else alone
+        return self._interval(found, common, tail)
 
     def mean(self, number: int, tail: float = TAIL) -> Interval:
         """ln(mean of a sample), and its interval. tail: probability outside each end."""
@@ -373,11 +401,17 @@ class Differences:
         return Interval(seen.value, seen.value - half, seen.value + half)
 
 
-def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
+def contrast(first: Sequence[Repeat], second: Sequence[Repeat], minutes: float = MINUTES) -> Contrast:
     """Return the contrast of two samples. Their repeats are paired with neighbours in time if all were measured in
-    turn, and each pair is of one launch if both samples are of the same."""
+    turn, and each pair is of one launch if both samples are of the same.
+
+    minutes: variance that the repeats of one launch have in common, over that between them. It counts where one sample
+    was measured after the other by other launches: repeats lie seconds apart, and samples minutes. Two of them are
+    often alike by luck, so windows then scatter at least as their own courses tell. 0: the reader of the contrast adds
+    what launches differ by."""
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
-    scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
+    courses = [fmean(map(_within, sample)) for sample in (first, second)]
+    scale = sum(course / len(sample) for course, sample in zip(courses, (first, second)))
     order = sorted([*((r.at, 0, r) for r in first), *((r.at, 1, r) for r in second)], key=lambda row: row[:2])
     pairs = [sorted(pair, key=itemgetter(1)) for pair in zip(order[::2], order[1::2])]
     together = {r.launch for r in first} & {r.launch for r in second}
@@ -390,7 +424,14 @@ def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
             return Contrast(value, scale, variance(differences) / len(differences) / scale, df, True)
     spreads = [_spread(sample) for sample in (first, second)]
     df = sum(df for _, df in spreads)
-    return Contrast(value, scale, sum(ratio * df for ratio, df in spreads) / df if df else 0.0, df, False)
+    sides = [side for _, side, _ in order]
+    if not minutes or together or not timed or sides not in (sorted(sides), sorted(sides, reverse=True)):
+        return Contrast(value, scale, sum(ratio * df for ratio, df in spreads) / df if df else 0.0, df, False)
+    scale += minutes * sum(c for c, each in zip(courses, (first, second)) if len({r.launch for r in each}) == 1)
+    weight = sum(df * course for (_, df), course in zip(spreads, courses))
+    ratio = sum(ratio * df * course for (ratio, df), course in zip(spreads, courses)) / weight if weight else 0.0
+    told = all(r.within is not None for _, _, r in order)
+    return Contrast(value, scale, max(ratio, 1.0) if told else ratio, df, False)
 
 
 def launch_means(values: Iterable[tuple[object, float]]) -> list[float]:

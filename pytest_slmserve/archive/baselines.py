@@ -184,7 +184,10 @@ def keep(records: str | Path, kept: StoredNoise) -> None:
     """Add an entry to the calibrations beside an archive, instead of one of the same place. Raises BadUsage if the file
     cannot be read or written."""
     entries = {**read_calibrations(records), kept.place: kept}.values()
-    facts = [{**asdict(e.place), "measured_at": e.measured_at, **asdict(e.calibration)} for e in entries]
+    facts = [
+        {**asdict(e.place), "measured_at": e.measured_at, **asdict(e.calibration), "spread": _spread_facts(e)}
+        for e in entries
+    ]
     path = Path(records).with_name(NAME)
     new = path.with_suffix(".new")
     try:
@@ -194,6 +197,12 @@ def keep(records: str | Path, kept: StoredNoise) -> None:
     except OSError as error:
         why = f"the calibration cannot be written to {path}: {error.strerror}"
         raise BadUsage(why, "--slm-resume, which has the pairs, once it can be written") from None
+
+
+def _spread_facts(kept: StoredNoise) -> dict[str, dict[str, float | None]]:
+    """Standard deviation of a pair and its 95 % interval by endpoint, which the costs tell: for those who read the
+    file."""
+    return {name: asdict(seen) for name, seen in kept.calibration.noise.spread.items()}
 
 
 def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:

@@ -9,7 +9,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from pytest_slmserve.analysis.estimates import FIRST_LOOKS, percent
+from pytest_slmserve.analysis.estimates import FIRST_LOOKS, percent, percent_interval
 from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, next_look
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
@@ -289,12 +289,14 @@ def outputs_text(gated: Gated) -> str:
 
 
 def calibration_text(kept: StoredNoise) -> str:
-    """The detection rates of a model's gates on this runner, from a calibration."""
+    """The noise of a model's pairs on this runner, and the detection rates of its gates, from a calibration."""
     place, seen, pairs = kept.place, kept.calibration.unchanged, len(kept.calibration.noise.costs)
+    spread = ", ".join(f"{name} {percent_interval(sd)}" for name, sd in kept.calibration.noise.spread.items())
     worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in kept.calibration.worse.items())
     return (
-        f"{place.model}, by {pairs} pairs of equal sides ({kept.measured_at[:10]}): an unchanged candidate passes in "
-        f"{percent(seen.passed)} and fails in {percent(seen.fail)} of gates, after {seen.pairs:.1f} pairs in the mean; "
+        f"{place.model}, by {pairs} pairs of equal sides ({kept.measured_at[:10]}), which scatter by {spread}: an "
+        f"unchanged candidate passes in {percent(seen.passed)} and fails in {percent(seen.fail)} of gates, after "
+        f"{seen.pairs:.1f} pairs in the mean; "
         f"one that is worse by the margin ({percent(place.margin)}, or an endpoint's own) fails: {worse}"
     )
 

@@ -533,9 +533,10 @@ def mean_of_repeats(launches: Sequence[Sequence[Repeat]]) -> float:
 
 
 def repeat_noise(sides: Sequence[Sequence[Sequence[Repeat]]]) -> Differences:
-    """Return the sides with what tells their noise: launches if each side has enough of them, else repeats."""
+    """Return the sides with what tells their noise: launches if each side has enough of them, else repeats, to which
+    the caller adds what launches differ by."""
     if min(map(len, sides), default=0) < LAUNCHES:
-        return Differences(tuple(tuple(chain(*side)) for side in sides))
+        return Differences(tuple(tuple(chain(*side)) for side in sides), minutes=0.0)
     return Differences(
         tuple(tuple(launch[0]._replace(value=mean_of_repeats([launch])) for launch in side) for side in sides)
     )

@@ -279,6 +279,12 @@ class PairNoise:
     names: tuple[str, ...]
     costs: tuple[tuple[float, ...], ...]
 
+    @property
+    def spread(self) -> dict[str, Interval]:
+        """Standard deviation of a pair, by endpoint, with its 95 % interval."""
+        each = (math.sqrt(fmean(cost * cost for cost in column)) for column in zip(*self.costs))
+        return {name: estimates.sd_interval(sd, len(self.costs) - 1) for name, sd in zip(self.names, each)}
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

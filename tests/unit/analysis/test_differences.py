@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise, product
 from statistics import fmean, median_high, variance
 
@@ -16,7 +17,17 @@ from scipy.stats import t as student
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from pytest_slmserve.analysis import estimates
-from pytest_slmserve.analysis.estimates import TAIL, Differences, Interval, Prior, Repeat, contrast, moderated, prior
+from pytest_slmserve.analysis.estimates import (
+    MINUTES,
+    TAIL,
+    Differences,
+    Interval,
+    Prior,
+    Repeat,
+    contrast,
+    moderated,
+    prior,
+)
 
 LOGS = st.lists(st.floats(-0.7, 0.7).filter(lambda x: abs(x) > 1e-3), min_size=2, max_size=6, unique=True)
 
@@ -138,6 +149,61 @@ def test_repeats_that_are_no_rounds_are_not_paired():
     assert {how for how, sample in apart.items() if contrast(first, sample).in_turn} == set()
     assert contrast(first, apart["later"]).ratio > 100 * found.ratio
     assert not contrast(first[:1], second[:1]).in_turn, "one pair tells of no noise"
+
+
+# One side after the other
+
+
+def side(day, logs, launches="a", within=None):
+    """Repeats that follow each other on one day, of one launch or of one each."""
+    return tuple(
+        Repeat(math.exp(log), f"2026-01-0{day}T{i}", f"{day}{launches[i % len(launches)]}", within)
+        for i, log in enumerate(logs)
+    )
+
+
+def pooled(*samples):
+    df = [len(each) - 1 for each in samples]
+    return sum(n * variance(each) for n, each in zip(df, samples)) / sum(df), sum(df)
+
+
+@given(LOGS, LOGS)
+def test_a_side_that_was_measured_minutes_after_the_other_is_told_by_the_variance_of_minutes_too(first, second):
+    """The repeats of each side have something in common that their scatter does not show."""
+    seen, (own, df) = Differences((side(1, first), side(2, second))), pooled(first, second)
+    variance_of_both = own * (1 / len(first) + 1 / len(second) + 2 * MINUTES)
+    expected = student.isf(0.025, df) * math.sqrt(variance_of_both)
+    assert [half(seen.between(0, 1)), half(seen.between(1, 0))] == pytest.approx([expected, expected])
+    assert half(replace(seen, minutes=0.0).between(0, 1)) == of_scipy(ttest_ind(first, second)), "added by its reader"
+    several = Differences((side(1, first, "abcdef"), side(2, second)))
+    expected = student.isf(0.025, df) * math.sqrt(own * (1 / len(first) + 1 / len(second) + MINUTES))
+    assert half(several.between(0, 1)) == pytest.approx(expected), "launches are minutes apart"
+
+
+@given(LOGS, LOGS, st.floats(1e-6, 1.0), st.floats(1e-6, 1.0))
+def test_such_windows_scatter_at_least_as_their_courses_tell(first, second, course, other):
+    told = Differences((side(1, first, within=course), side(2, second, within=other)))
+    degrees = [len(each) - 1 for each in (first, second)]
+    mean = sum(n * each for n, each in zip(degrees, (course, other))) / sum(degrees)
+    ratio = max(pooled(first, second)[0] / mean, 1.0)
+    scale = course * (1 / len(first) + MINUTES) + other * (1 / len(second) + MINUTES)
+    expected = student.isf(0.025, sum(degrees)) * math.sqrt(ratio * scale)
+    assert half(told.between(0, 1)) == pytest.approx(expected)
+
+
+def test_sides_in_turn_of_one_launch_or_of_unknown_times_are_told_by_their_repeats_alone():
+    first, second = side(1, (0.0, 0.02, 0.05)), side(2, (0.0, 0.03))
+    apart, others = contrast(first, second), {
+        "one launch": tuple(r._replace(launch="1a") for r in second),
+        "some before, some after": (second[0]._replace(at="2026-01-01T00"), second[1]),
+        "unknown times": tuple(r._replace(at="") for r in second),
+    }  # fmt: skip
+    for sample in others.values():
+        found = contrast(first, sample)
+        assert (found.ratio, found.df) == pytest.approx((apart.ratio, apart.df)) and not found.in_turn
+        assert apart.scale - found.scale == pytest.approx(2 * MINUTES)
+    rounds = [side(1, (0.0, 0.02), "ab"), tuple(r._replace(at=f"{r.at}T9") for r in side(1, (0.01, 0.05), "cd"))]
+    assert contrast(*rounds).in_turn and contrast(*rounds).scale == pytest.approx(1.0)
 
 
 def test_pairs_do_not_pay_for_the_course_of_the_host():

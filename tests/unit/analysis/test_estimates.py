@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
-from scipy.stats import multivariate_normal, nct, norm
+from scipy.stats import chi2, multivariate_normal, nct, norm
 from scipy.stats import t as student
 from strategies import NO_STEPS, planted_run
 
@@ -44,6 +44,20 @@ def test_students_t_at_the_ends_of_the_line_and_of_no_degrees_of_freedom():
     for ask in (lambda: survival(1.0, 0.99), lambda: t_above(0.1, -1)):
         with pytest.raises(ValueError, match="degrees of freedom"):
             ask()
+
+
+@given(st.floats(0.001, 0.999), st.integers(1, 200))
+def test_the_chi_square_above_which_a_share_lies_is_that_of_scipy(tail, df):
+    assert estimates.chi_square_above(tail, df) == pytest.approx(chi2.isf(tail, df), rel=1e-7)
+
+
+@given(NUMBERS, st.floats(1e-3, 1e3))
+def test_a_standard_deviation_has_the_interval_of_normal_values(values, sd):
+    df = len(values) - 1
+    seen = estimates.sd_interval(sd, df)
+    ends = [sd * math.sqrt(df / x) for x in chi2.interval(0.95, df)[::-1]]
+    assert (seen.value, [seen.low, seen.high]) == (sd, pytest.approx(ends, rel=1e-7))
+    assert estimates.sd_interval(sd, 0) == Interval(sd)
 
 
 @given(st.floats(0.5, 0.999), st.floats(0, 12), st.integers(3, 60))

@@ -364,6 +364,23 @@ def test_a_ratio_takes_its_noise_from_all_that_is_compared():
     assert ratio(fast, once).low is not None and ratio(job_point((20.0,)), once).low is None
 
 
+def test_a_ratio_of_one_side_after_the_other_is_wider_but_not_of_busy_seconds():
+    """Two engines, each with its repeats; nobody knows when the other two were measured."""
+
+    def side(launch, day, known=True):
+        ms = [measurement(8, 1000.0 + i, repeat=i, launch=launch) for i in range(2)]
+        ms = [replace(m, measured_at=f"2026-01-0{day}T0{i}:00:00+00:00" if known else "") for i, m in enumerate(ms)]
+        found = points.point_of([(m,) for m in ms])
+        each = tuple(replace(s, tokens_per_busy_s=1000.0 + i) for i, s in enumerate(found.each))
+        return replace(found, each=each)
+
+    one, other, *unknown = side("a", 1), side("b", 2), side("a", 1, False), side("b", 2, False)
+    for what, wider in ((points.output_rate, True), (points.e2e_s, True), (points.busy_rate, False)):
+        seen, told = ratio(other, one, what=what), ratio(unknown[1], unknown[0], what=what)
+        assert (seen.high > told.high) is wider and seen.value == told.value
+        assert wider or seen == told
+
+
 def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine():
     made = [measurement(8, 1000.0, repeat=i, steps=400) for i in range(2)]
     [steady] = points_of(made)

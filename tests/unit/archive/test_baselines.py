@@ -219,6 +219,7 @@ def test_what_was_kept_is_found_again_beside_the_archive_and_the_last_of_a_place
     keep(path, other := replace(KEPT, place=replace(PLACE, model="opt-125m")))
     keep(path, later := replace(KEPT, measured_at="2026-12-01T12:00:00+00:00"))
     assert read_calibrations(path) == {PLACE: later, other.place: other}
+    assert entry.pop("spread") == {"tokens/s": asdict(NOISE.noise.spread["tokens/s"])}
     assert (entry.pop("caches"), entry.pop("asked")) == ("warm", PLACE.asked)
     path.write_text(json.dumps([entry]), "utf-8")  # as an older release wrote it
     assert [*read_calibrations(path)] == [replace(PLACE, asked="")]

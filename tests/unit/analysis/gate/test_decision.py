@@ -15,6 +15,7 @@ from facts import tells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from scipy.stats import chi2
 
 from pytest_slmserve.analysis.estimates import boundaries, looks_until, student_interval
 from pytest_slmserve.analysis.gate import decision
@@ -336,6 +337,9 @@ def test_the_noise_of_a_calibration_is_the_spread_of_its_whole_pairs_and_no_orde
     assert len(noise.costs) == 5 and noise.names == ("tokens/s", "latency")
     assert math.sqrt(fmean(x * x for x in drawn)) == pytest.approx(stdev(left))
     assert [sum(column) for column in columns] == pytest.approx([0.0, 0.0], abs=1e-12)
+    seen, ends = noise.spread["tokens/s"], [stdev(left) * math.sqrt(4 / chi2.isf(tail, 4)) for tail in (0.025, 0.975)]
+    assert [*noise.spread] == ["tokens/s", "latency"] and seen.value == pytest.approx(stdev(left))
+    assert [seen.low, seen.high] == pytest.approx(ends)
     biased, still = (decision.noise_of([noisy(0.003, bias=bias)]).costs for bias in (0.02, 0.0))
     assert [cost for (cost,) in biased] == pytest.approx([cost for (cost,) in still])
     assert decision.noise_of([noisy(0.02, n=1)]).costs == ((0.0,),)
