@@ -13,6 +13,7 @@ import pytest
 from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_ind
 from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, having, repeats
 
 from pytest_slmserve.analysis.compare import changes
@@ -111,6 +112,13 @@ def test_one_launch_widens_the_interval_by_what_launches_differ_which_waiting_al
     there, here = repeats([1000, 1000], columns=columns), repeats([900, 900], launch="b", columns=columns)
     seen = by_name(compare(there, here))[RATE].ratio
     assert (seen.low, seen.high) == pytest.approx((0.9 / factor, 0.9 * factor), rel=1e-6)
+    # The candidate a day later, with noise: what launches differ by has the minutes between them.
+    first, second = [1000, 1010, 1030], [900, 920, 925]
+    there, later = repeats(first, columns=columns), repeats(second, launch="b", columns=columns)
+    seen = by_name(compare(there, [replace(m, measured_at=f"2026-01-02{m.measured_at[10:]}") for m in later]))[RATE]
+    noise = ttest_ind([math.log(r) for r in second], [math.log(r) for r in first]).confidence_interval(0.95)
+    half = math.exp((noise.high - noise.low) / 2) * factor
+    assert seen.ratio.high / seen.ratio.value == pytest.approx(half, rel=1e-5)
 
 
 @pytest.mark.parametrize(("there", "here", "facts"), [
