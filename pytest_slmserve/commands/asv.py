@@ -160,6 +160,7 @@ NO_SETTINGS = ("model", "kv_cache_bytes", "gpu_memory_utilization")
 COSTS = {  # benchmarks by their last name: the unit, and the compared metric of which it is a thousandfold, or inverse
     "seconds_per_1000_requests": ("s/1000 requests", "requests_per_s"),
     "ms_per_output_token": ("ms/token", "tpot_s"),
+    "busy_seconds_per_1000_output_tokens": ("s/1000 tokens", "tokens_per_busy_s"),
     "joules_per_1000_output_tokens": ("J/1000 tokens", "energy_per_token_j"),
 }
 START = "start.seconds_to_start"

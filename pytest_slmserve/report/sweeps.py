@@ -447,6 +447,7 @@ THROUGHPUT_NOTE = (
     "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the roofline, and loads that are "
     "predicted. Hollow: degraded, or predicted."
 )
+BOTH_RATES_NOTE = " Where both rates part, the GPU waits for its host."
 
 
 def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
@@ -458,7 +459,8 @@ def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
     if curve.axes.knob:
         yield Chart(f"{curve.axes.throughput} over the load", throughput)
         return
-    yield Chart("Throughput over load", throughput, THROUGHPUT_NOTE)
+    both = any(p.tokens_per_busy_s for p in curve.valid)
+    yield Chart("Throughput over load", throughput, f"{THROUGHPUT_NOTE}{BOTH_RATES_NOTE if both else ''}")
     yield from charts.load_charts(curve)
     yield Chart(STEP_TITLE, step_chart(step_rows(curve), curve.subject), STEP_LEGEND)
     yield from latency_charts({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})

@@ -586,7 +586,7 @@ def against_stored(
     return verdicts, notes
 
 
-FOLLOWED = ("output_tokens_per_s", "tpot_s")
+FOLLOWED = ("output_tokens_per_s", "tokens_per_busy_s", "tpot_s")
 NO_DIFFERENCE, NOT_COMPARABLE = "no difference shown", "not comparable"
 WORDS = {Judgement.BETTER: "improved", Judgement.WORSE: "regressed"}  # other decided verdicts by `compare`'s own words
 STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}  # of a release, before and after it (PEP 440)

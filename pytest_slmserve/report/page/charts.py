@@ -13,7 +13,15 @@ from pytest_slmserve.analysis.compare import changes
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
-from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
+from pytest_slmserve.analysis.points import (
+    Figure,
+    Point,
+    busy_rate,
+    e2e_s,
+    figure_named,
+    output_rate,
+    point_differences,
+)
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -46,6 +54,7 @@ SHARES = {
 }
 INTERIM = {"mean ratio": "mean", "fails if worse than": "fails_beyond", "passes if better than": "passes_within"}
 CONCURRENCY, TOKENS_PER_S = "concurrent requests", "output tokens/s"
+SEEN, PER_BUSY_S = "output tokens per second", "output tokens per second in which a kernel ran"
 PLANE = "Throughput against latency"
 PLANE_NOTE = (
     "Up and to the left is better. Numbers: concurrent requests. Whiskers: 95 % intervals. Hollow: another load beats "
@@ -109,7 +118,8 @@ def point_rows(
     the repeats, and whether the point is degraded. unit: of the figure times `scale`. noise: whether to compute
     intervals, which takes time. more: further entries of each row."""
     known = [p for p in points if (value := getattr(p, field, None)) is not None and math.isfinite(value)]
-    what = {"output_tokens_per_s": output_rate, "e2e_s": e2e_s}.get(field) or figure_named(field)
+    own = {"output_tokens_per_s": output_rate, "tokens_per_busy_s": busy_rate, "e2e_s": e2e_s}
+    what = own.get(field) or figure_named(field)
     rows = []
     for point, seen in zip(known, intervals(known, what) if noise else [Interval(math.nan)] * len(known)):
         value = Interval(getattr(point, field), seen.low, seen.high).mapped(lambda end: scale * end)
@@ -270,10 +280,14 @@ def line_chart(
 
 def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> Spec:
     """Return output tokens/s of one or several sweeps over the load: intervals, fitted laws (solid), rooflines and
-    predicted loads (dashed). A ring is where a plateau begins. Sweeps with the same roofline share its line. flat: the
-    load from which on the only sweep is flat; its plateau is shaded, without a ring."""
+    predicted loads (dashed). A ring is where a plateau begins. Sweeps with the same roofline share its line. The only
+    sweep has its tokens per busy second beside, if they are known (dotted). flat: the load from which on it is flat;
+    its plateau is shaded, without a ring."""
     names, axes, single = [name for name, _ in named], named[0][1].axes, named[0][1] if len(named) == 1 else None
-    points, rings, laws, predicted = (list[dict[str, Any]]() for _ in range(4))
+    of, points, rings, laws, predicted = ", ".join(names), *(list[dict[str, Any]]() for _ in range(4))
+    busy = point_rows(single.valid, "tokens_per_busy_s", PER_BUSY_S, unit="tokens/s") if single else []
+    if single and busy:
+        named, names = [(SEEN, single)], [SEEN, PER_BUSY_S]
     roofs: dict[tuple[float, float], dict[str, Any]] = {}
     for name, curve in named:
         first, last = curve.valid[0].concurrency, curve.valid[-1].concurrency
@@ -294,6 +308,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
         for p in curve.predictions:
             row = interval_row(p.concurrency, p.tokens_per_s, name, hollow=True)
             predicted.append(row | {"predicted": True, "shown": f"{shown(row['y'])} tokens/s, predicted"})
+    points += busy
     highest = max(min(row["high"] or row["y"], 2 * row["y"]) for row in points)  # wider intervals leave the chart
     most = max(1.3 * max(row["y"] for row in points), 1.15 * highest)
     highest = max([most, *(1.05 * row["y"] for row in predicted)])
@@ -308,6 +323,9 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
         layer({**thin, "strokeDash": DASHES}, below, x="x", y="y", color=color),
         layer(ring, rings, x="x", y="y", color=color),
     ]
+    if busy:
+        dotted = {**LINE, "strokeDash": STROKES[2]}
+        under.append(layer(dotted, where=f"datum.series == '{PER_BUSY_S}'", x="x", y="y", color=color))
     rules: Values = []
     if single:
         least, largest, full = single.valid[0].concurrency, single.valid[-1].concurrency, single.kv_capacity
@@ -316,7 +334,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
             under.insert(0, layer(shade, [{"from": flat, "to": largest}], x="from", x2="to"))
         if full and least < full < largest:
             rules = [{"x": full, "text": "KV cache full"}]
-    words = f"{y['title']} over {x['title']}, {', '.join(names)}"
+    words = f"{y['title']} over {x['title']}, {of}"
     return line_chart([*points, *predicted], x, y, names, rules=rules, joined=False, under=under, description=words)
 
 

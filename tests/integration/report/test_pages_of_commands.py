@@ -17,6 +17,7 @@ from strategies import measurement
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report.loads import is_windowed
+from pytest_slmserve.report.page.charts import PER_BUSY_S, SEEN
 from pytest_slmserve.report.text_table import figure
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ClosedLoop
@@ -82,10 +83,14 @@ def test_every_number_of_a_page_is_one_that_the_terminal_prints(page, name, caps
 def test_charts_show_the_values_of_the_tables(page):
     seen, *_ = page("report", committed(SWEPT))
     head, *rows = seen.tables["Points of opt-2.7b"]
+    sensors, *of_sensors = seen.tables["Sensors of opt-2.7b"]
     load, tokens, e2e = (head.index(column) for column in ("concurrency", "tokens /s", "E2E s mean"))
     drawn = values_of(described(seen, "output tokens/s over"))
-    measured = {(row["x"], figure(row["y"], 4)) for row in drawn if "predicted" not in row.get("shown", "predicted")}
-    assert measured == {(int(row[load]), row[tokens]) for row in rows}
+    known = (row for row in drawn if "predicted" not in row.get("shown", "predicted"))
+    found = {(row["series"], row["x"], figure(row["y"], 4)) for row in known}
+    sensed = [(int(row[0]), row[sensors.index("tokens /busy s")]) for row in of_sensors]
+    measured = [(int(row[load]), row[tokens]) for row in rows]
+    assert found == {(name, *point) for name, points in ((SEEN, measured), (PER_BUSY_S, sensed)) for point in points}
     plane = values_of(described(seen, "throughput against latency"))
     assert {(row["load"], figure(row["x"])) for row in plane} == {(int(row[load]), row[e2e]) for row in rows}
     head, *rows = seen.tables["Where a step goes, opt-2.7b"]
@@ -109,7 +114,7 @@ def test_a_history_has_the_rows_that_the_terminal_prints(page):
     rows = [row for caption, each in seen.tables.items() if caption.startswith("History of ") for row in each[1:]]
     specs = [spec for spec in seen.charts.values() if " over releases, " in spec["description"]]
     cells = [(row["x"], row["shown"], row["ratio"], row["series"]) for spec in specs for row in values_of(spec)]
-    assert missing(rows, printed) == [] and [row[1] for row in rows] == [*RELEASES] * 4
+    assert missing(rows, printed) == [] and [row[1] for row in rows] == [*RELEASES] * 6
     assert cells == [(row[1], row[2], row[4], row[6] or "first release") for row in rows]
     assert "Cut at the edge: 0.24.0." in seen.text, "the interval of OPT-125M goes on to 50,176 tokens/s"
 

@@ -78,7 +78,7 @@ def test_a_history_is_drawn_and_fits_a_phone(browser, tmp_path):
     releases = [f"h200-vllm-{release}-history" for release in ("0.20.2", "0.22.1", "0.24.0", "0.26.0")]
     with unfolded(browser, tmp_path, *releases, viewport=PHONE) as seen:
         history = seen.page.locator("section:has(h2:text-is('History'))")
-        expect(history.locator(".chart svg")).to_have_count(4, timeout=PATIENCE_MS)
+        expect(history.locator(".chart svg")).to_have_count(6, timeout=PATIENCE_MS)
         assert seen.width == 390
         drawn = [" ".join(each.all_text_contents()) for each in history.locator(".chart").all()]
         assert all("0.20.2" in text and "no difference shown" in text for text in drawn)

@@ -1,5 +1,5 @@
 """What holds of all committed archives: no verdict tells a run from its twin, the constants of `compare`, histories of
-many hosts."""
+many hosts, and how many sweeps the tokens of a busy second decide."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import combinations
 import pytest
 from committed import archive, names_of
 from gate_sessions import fewest
+from scripts import BASELINES
 
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_all, stored_curves
 from pytest_slmserve.analysis.compare import changes
@@ -18,7 +19,11 @@ from pytest_slmserve.analysis.compare.changes import TOLERANCE, Judgement, again
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
+from pytest_slmserve.analysis.points import busy_rate, output_rate
+from pytest_slmserve.analysis.sweep import plateau
+from pytest_slmserve.analysis.sweep.curve import is_main_sweep
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive.store import read
 
 RELEASES = ("h100-vllm-0.26.0", "h200-vllm-0.26.0", "cpu-vllm-0.32.0")
 
@@ -127,3 +132,27 @@ def test_committed_archives_of_many_hosts_show_no_step():
     steps = [[[each.step and each.step.verdict for each in found.releases] for found in side] for side in (few, many)]
     assert len({m.environment.host for m in others}) > 5 and steps[0] == steps[1]
     assert not {verdict for each in steps[1] for verdict in each} & {Judgement.BETTER, Judgement.WORSE}
+
+
+@pytest.mark.parametrize(("kind", "sweeps", "seen", "of_gpu", "at_any_clock"), [
+    ("core", 12, 3, 5, 6), ("today", 22, 6, 5, 9),
+])  # fmt: skip
+def test_how_many_last_doublings_are_decided_and_no_host_contradicts_another(
+    kind, sweeps, seen, of_gpu, at_any_clock, monkeypatch
+):
+    """By throughput as seen, and by tokens per busy second with and without the allowance for clocks: the numbers that
+    docs/intervals.md tells."""
+    contents = [read(BASELINES / f"{name}.jsonl.xz") for name in names_of(f"h[12]00-*-{kind}*")]
+    curves = [c for each in contents for c in stored_curves(each.measurements, each.plans) if is_main_sweep(c)]
+    alike = grouped(curves, lambda c: (c.spec.key, c.environment.gpu_name)).values()
+    assert len(alike) < len(curves) == sweeps, "several hosts measured one engine"
+
+    def decided(figure):
+        found = [[c.pareto_plateau(figure=figure).state for c in each] for each in alike]
+        contradictions = [states for states in found if {State.PASSES, State.FAILS} <= {*states}]
+        assert figure is output_rate or contradictions == []
+        return sum(state is not State.INCONCLUSIVE for states in found for state in states)
+
+    assert (decided(output_rate), decided(busy_rate)) == (seen, of_gpu)
+    monkeypatch.setattr(plateau, "CLOCKS", 0.0)
+    assert decided(busy_rate) == at_any_clock

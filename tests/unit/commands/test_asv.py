@@ -31,7 +31,8 @@ from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 COMMIT = "c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600
-COSTS = ("seconds_per_1000_requests", "ms_per_output_token", "joules_per_1000_output_tokens")
+SENSED = ("busy_seconds_per_1000_output_tokens", "joules_per_1000_output_tokens")
+COSTS = ("seconds_per_1000_requests", "ms_per_output_token", *SENSED)
 READY = replace(RESOLVED, ready_s=40.0)
 KEPT = sorted((CHECKOUT / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
 ONE = measurement()
@@ -54,11 +55,11 @@ def place_of(m: Measurement) -> BenchmarkHost:
 
 
 def test_planted_costs_come_out():
-    """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W."""
+    """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W; 95 % busy."""
     (sensed,) = watched([measurement(8, 1000.0, resolved=READY)])
-    planted = {name: (cost,) for name, cost in zip((*COSTS, "seconds_to_start"), (32, 8, 400, 40))}
+    planted = {name: (cost,) for name, cost in zip((*COSTS, "seconds_to_start"), (32, 8, 0.95, 400, 40))}
     assert costs(sensed) == {name: pytest.approx(cost, rel=1e-3) for name, cost in planted.items()}
-    assert costs(ONE).keys() == {*COSTS[:2]}, "without sensors there is no energy"
+    assert costs(ONE).keys() == {*COSTS} - {*SENSED}, "neither is known without sensors"
     assert [dict(place_of(m).curve)["power limit"] for m in (ONE, sensed)] == ["unknown", "700 W"]
 
 

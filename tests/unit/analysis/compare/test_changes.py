@@ -462,7 +462,7 @@ def release(version: str, rates=(1000, 1001), concurrency: int = 8, **facts: obj
 
 
 def history(*releases: list[Measurement]):
-    """Of the rate and of the TPOT."""
+    """Of the rate, of that while a kernel ran and of the TPOT."""
     return changes.release_histories([m for each in releases for m in each])
 
 
@@ -471,8 +471,8 @@ def test_a_release_that_is_slower_by_a_tenth_is_marked_and_noise_is_not(seed):
     chance, slow = random.Random(seed), 1 / 1.1
     speeds = zip(RELEASES, (1, 1, slow, slow))
     found = history(*(release(v, [1000 * speed * chance.gauss(1.0, 0.002) for _ in range(5)]) for v, speed in speeds))
-    assert [each.metric for each in found] == [RATE, "tpot_s"]
-    for each, ratio in zip(found, (slow, 1.1)):
+    assert [each.metric for each in found] == [RATE, "tokens_per_busy_s", "tpot_s"]
+    for each, ratio in zip(found, (slow, slow, 1.1)):
         steps = [(one.release, one.step and one.step.verdict) for one in each.releases]
         assert steps == [*zip(RELEASES, (None, SAME, WORSE, SAME))]
         assert all(one.mean.low < one.mean.value < one.mean.high for one in each.releases)
@@ -510,8 +510,8 @@ ELSEWHERE_TOO = [m for host in ("two", "three") for m in release("0.25.0", [500,
     ([FIRST, having(SECOND, spec={"seed": 7})], "same"),
 ])  # fmt: skip
 def test_what_became_of_a_metric_in_a_word(releases, words):
-    rate, _ = history(*releases)
-    assert [each.step_words for each in rate.releases] == ["", words]
+    rate, of_gpu, _ = history(*releases)
+    assert [each.step_words for each in rate.releases] == ["", words] == [each.step_words for each in of_gpu.releases]
     if ELSEWHERE_TOO in releases:
         assert rate.releases[1].mean.value == pytest.approx(1000.5)
     if len(releases[0]) == LAUNCHES:
@@ -534,5 +534,7 @@ def test_a_history_is_of_engines_alone_under_a_steady_load_on_one_kind_of_device
     ):
         assert history(having([*FIRST, *SECOND], **other)) == []
     assert history(FIRST, release("0.25.0", gpu_name="NVIDIA A100")) == [] == history()
+    unseen = having([*FIRST, *SECOND], run={"telemetry": None})
+    assert [each.metric for each in history(unseen)] == [RATE, "tpot_s"], "no kernel is seen without counters"
     found = history(FIRST, SECOND, *(having(each, spec={"enforce_eager": True}) for each in (FIRST, SECOND)))
     assert len({each.subject for each in found}) == 2 and {len(each.releases) for each in found} == {2}

@@ -52,12 +52,14 @@ def history(rates: dict[str, tuple[float, ...]], elsewhere: str = "") -> tuple[d
 
 
 def test_planted_figures_have_the_charts_that_are_kept():
-    sensed = tuple(replace(p, sm_active=0.5, energy_per_token_j=0.05) for p in SWEEP.points)
+    known = {"sm_active": 0.5, "energy_per_token_j": 0.05, "tokens_per_busy_s": 400.0}
+    sensed = replace(SWEEP, points=tuple(replace(p, **known) for p in SWEEP.points))
     window = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at, sensors.PROBE: 0.006})
     slower = gated(pairs(4, speed=0.9)).compared
     interim = next(each for each in gated(pairs(6)).compared if each.interim)
     drawn = {
         "a sweep, flat from 4 on": charts.throughputs([("opt-1.3b", SWEEP)], 4),
+        "beside it the rate of the GPU": charts.throughputs([("opt-1.3b", sensed)], 4),
         "flat from its last load on": charts.throughputs([("opt-1.3b", SWEEP)], 16),
         "two sweeps": charts.throughputs([(c.subject, c) for c in TWO]),
         "no law": charts.throughputs([("bent", BENT)]),
@@ -74,7 +76,7 @@ def test_planted_figures_have_the_charts_that_are_kept():
         "releases, the last on another host": history(STEPS, elsewhere="0.12.0")[0],
         "releases, of which one is wide": history(WIDE)[0],
         "releases that are close": history(CLOSE)[0],
-        **{f"load: {each.title}": each.spec for each in charts.load_charts(replace(SWEEP, points=sensed))},
+        **{f"load: {each.title}": each.spec for each in charts.load_charts(sensed)},
         **{f"window: {each.title}": each.spec for each in charts.timeline(window, "One window")},
     }
     assert [name for name, spec in drawn.items() if not vega_lite().is_valid(spec)] == []
