@@ -135,7 +135,7 @@ def test_committed_archives_of_many_hosts_show_no_step():
 
 
 @pytest.mark.parametrize(("kind", "sweeps", "seen", "of_gpu", "at_any_clock"), [
-    ("core", 12, 3, 5, 6), ("today", 22, 6, 5, 9),
+    ("core", 17, 3, 8, 10), ("today", 22, 6, 5, 9),
 ])  # fmt: skip
 def test_how_many_last_doublings_are_decided_and_no_host_contradicts_another(
     kind, sweeps, seen, of_gpu, at_any_clock, monkeypatch
