@@ -1,6 +1,7 @@
 """Simulated engines on several GPUs, whose waits are planted: what they serve, as a curve on the fewest of them."""
 
 from dataclasses import replace
+from itertools import count
 
 from measured import measure
 
@@ -16,6 +17,8 @@ from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, ReplicaSpec, Re
 
 WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
 HERE = Environment(platform="simulated")
+# A simulated repeat may take less than the millisecond that stamps have.
+SECONDS = (f"2026-01-01T{n // 3600:02d}:{n // 60 % 60:02d}:{n % 60:02d}.000+00:00" for n in count())
 T_INF, B_HALF, LAYERS = 1000.0, 16.0, 2  # a step of 16 takes 32 ms on one GPU, and has four all-reduces on more
 
 
@@ -27,14 +30,16 @@ def engine(gpus: int = 1, room: int = 1024, **planted: float) -> EngineSpec:
 
 def alone(spec: EngineSpec, loads=(4, 16), repeats: int = 2) -> list[Measurement]:
     running = SimulatedEngine(spec)
-    return [measure(running, WORKLOAD, ClosedLoop(n, window_s=3.0), HERE) for n in loads for _ in range(repeats)]
+    made = [measure(running, WORKLOAD, ClosedLoop(n, window_s=3.0), HERE) for n in loads for _ in range(repeats)]
+    return [replace(m, measured_at=next(SECONDS)) for m in made]
 
 
 def replicas(gpus: int, load: int = 16, repeats: int = 2, **planted: float) -> list[Measurement]:
     each = tuple(replace(engine(**planted), gpu=i) for i in range(gpus))
     spec, loads = ReplicaSpec(each, "gpus"), (ClosedLoop(load // gpus, window_s=3.0),) * gpus
     running, case = Pool().engine(spec), Case(spec, (WORKLOAD,) * gpus, loads, HERE)
-    return [m for _ in range(repeats) for m in measure_case(running, case)]
+    made = [(next(SECONDS), measure_case(running, case)) for _ in range(repeats)]
+    return [replace(m, measured_at=at) for at, group in made for m in group]
 
 
 def on_gpus(degrees=(1, 2, 4), *, shared=(), room=None, loads=(4, 16), repeats=2, **planted) -> Curve:
