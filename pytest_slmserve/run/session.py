@@ -338,11 +338,12 @@ class Sweeps:
         verdicts.measuring.add(series)
         try:
             rounds.until_decided(lambda: judged(True))
-            beyond = session.planner.sweep(one.model).beyond if session.planner.in_sweep(one) else None
-            for verdict in judged(True):
-                if beyond and tolerance is None and verdict.claim == GPU_PLATEAU:
-                    rounds.reserve(verdict, beyond)
             goes_on = tolerance is None and len(session.looks) > 1
+            full = goes_on and session.planner.in_sweep(one)
+            beyond = session.planner.sweep(one.model).beyond if full else None
+            for verdict in judged(True):
+                if beyond and verdict.claim == GPU_PLATEAU:
+                    rounds.reserve(verdict, beyond)
             if goes_on and any(verdict.state is State.INCONCLUSIVE for verdict in judged(False)):
                 rounds.second_round()
             rounds.until_decided(lambda: judged(False))

@@ -325,6 +325,7 @@ def test_curves_of_one_engine_share_its_budget_and_what_the_gpu_does_is_decided_
 @pytest.mark.parametrize(("law", "budget", "beyond"), [
     (["t_inf=90000", "b_half=400"], "9000", 2),  # a doubling still gains over 20 %
     (["t_inf=90000", "b_half=400"], "4", 0),
+    (["t_inf=90000", "b_half=400"], "0", 0),
     (["t_inf=90000", "b_half=16"], "9000", 0),
 ])  # fmt: skip
 def test_a_curve_without_a_plateau_goes_on_on_an_engine_of_its_own_if_the_budget_pays(opened, law, budget, beyond):
