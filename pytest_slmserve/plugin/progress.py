@@ -181,13 +181,16 @@ class ProgressLine:
                 self._tell(f"{engine_title(spec)} started in {seconds:.0f} s{longer}")
 
     def _longer(self) -> str:
-        """A clause on how long the run takes in all, if that is more than was promised by now."""
+        """A clause on how long the run takes in all, if that is more than was promised by now. Of a gate nobody knows
+        until it ends."""
+        if self.left[0].compares:
+            return ""
         left = time_left(self.slm, self.left)
         seconds = time.monotonic() - self.began + left.step_s + left.rest_s
         if not self.promised_s or seconds <= LONGER * self.promised_s:
             return ""
-        before, self.promised_s = self.promised_s, seconds
-        return f": the run takes up to {minutes(seconds)} in all, not {minutes(before)}"
+        before, self.promised_s = minutes(self.promised_s), seconds
+        return f": the run takes up to {minutes(seconds)} in all, not {before}" if minutes(seconds) != before else ""
 
     def _left(self, step: object, estimate_s: float) -> str:
         """The time left, in words, estimated once for each step, because that hashes the keys of cases. A gate is one

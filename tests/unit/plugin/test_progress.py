@@ -292,6 +292,11 @@ def test_a_slow_start_corrects_the_promise_at_once_and_once(started, where):
     for _ in range(2):
         run.slm.devices.pool.on_started(run.slm.planner.spec(MODEL), 99.0)
     assert run.log.text.count("in all") == 1 and "started in 99 s: " in run.log.text and "30 s" in run.log.text
+    for plans in (points, lambda slm: [ItemPlan("gate", gate=MODEL, compares=True)]):
+        same = started(where, plans, promised_s=95.0 if plans is points else 1.0)
+        same.clock.now += 115
+        same.slm.devices.pool.on_started(same.slm.planner.spec(MODEL), 99.0)
+        assert "in all" not in same.log.text, "2 min are 2 min, and a gate has no promise"
 
 
 def test_what_a_sweep_says_is_a_line_of_its_own_unless_all_is_to_be_quiet(started):
