@@ -350,7 +350,6 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
             with naming(item.nodeid):
                 check_fits(engine, planner.workload(engine.model, words))
-    named = "points" in words
     own, reads = AS_IT_GOES & fixtures, not READERS.isdisjoint(fixtures)
     return ItemPlan(
         name=item.name,
@@ -359,7 +358,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         model=model,
         gate=sides[0] if sides else None,
         claim=session.verdicts.question(words["claim"], model, words) if model and "slm_claim" in fixtures else None,
-        swept="slm_point" in fixtures and case is not None and not (named and planner.in_sweep(case)),
+        swept="slm_point" in fixtures and case is not None and not ("points" in words and planner.in_sweep(case)),
         compares="slm_gates" in fixtures,
         reads=reads,
         starts=own != {"slm_replicas"} and bool(own or not reads),
@@ -550,8 +549,7 @@ class OwnEngine:
         cases = {n: self.case(n, load) for n in concurrency}
         if not cases:
             raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
-        # In the order in which they are measured.
-        session.executor.ask([cases[n] for n in sorted(cases)], repeats)
+        session.executor.ask([cases[n] for n in sorted(cases)], repeats)  # the order in which they are measured
         rounds = Rounds(session, cases)
         for number in range(1, (repeats or session.options.repeats) + 1):
             rounds.round(number, cases)

@@ -32,17 +32,18 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
     rows, paid, launched = list[PlannedItem](), set[str](), set[Engines]()
     executor, claimed = session.executor, {plan.claim.series for plan in plans if plan.claim}
     open_s, last = defaultdict[Engines, float](float), dict[Engines, int]()
+    goes_on = len(session.looks) > 1 and session.platform != "simulated"  # whose seconds are none of a clock
     for plan in plans:
         if plan.skipped:
             continue
         engine, seconds = plan.engine if plan.starts else None, 0.0
         if case := plan.case:
-            of_claims = plan.swept and len(session.looks) > 1 and case.series in claimed
+            of_claims = plan.swept and case.series in claimed
             wanted = session.first if of_claims else session.options.repeats
             left = executor.count_missing(case, max(wanted, executor.wanted(case)))
             engine = case.engine if left else None
             seconds = 0.0 if case.key in paid else left * case.estimate_s * executor.pace
-            if of_claims and (left or case.series in session.verdicts.measuring):
+            if of_claims and goes_on and (left or case.series in session.verdicts.measuring):
                 open_s[case.engine] += seconds
                 last[case.engine] = len(rows)
             paid.add(case.key)
@@ -56,8 +57,6 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
                 seconds = (uncounted + measured) * start_estimate_s(spec) + measured * each
             paid.add(model)
         rows.append(PlannedItem(plan.name, engine, seconds))
-    if session.platform == "simulated":
-        last.clear()  # whose seconds are none of a clock
     for engine, after in sorted(last.items(), key=lambda row: -row[1]):
         rest_s = session.budget_s - executor.spent_s[engine] - open_s[engine]
         if rest_s > 0:
@@ -93,11 +92,11 @@ def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[Planne
     gates = {plan.gate for plan in plans if plan.gate}
     engines = {group.engine for group in groups}
     starts = len(groups) + sum(sum(launches_left(session, model, engines)) for model in gates)
-    first_s = cases.DEFAULTS[session.platform].first_s if starts else 0.0
-    seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None) + first_s
+    seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
     if session.options.on_all_gpus:
         gpus = slot_count(session.options, session.host)
-        seconds = cases.makespan_s(cases.spread(groups, gpus)) + first_s
+        seconds = cases.makespan_s(cases.spread(groups, gpus))
+    seconds += cases.DEFAULTS[session.platform].first_s if starts else 0.0
     models = {spec.model for group in groups for spec in cases.engines_of_set(group.engine)} | gates
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
     at_most = session.options.sweep == "adaptive" or any(row.name == AGAIN for row in rows)

@@ -196,9 +196,7 @@ class Executor:
     export: Export | None = None
     fetch: Callable[[Case], None] | None = None  # waits for all repeats of a case that another process measures
     on_progress: Callable[[Case, str, Progress], None] = lambda case, title, progress: None  # title: of the repeat
-    spent_s: defaultdict[Engines, float] = field(
-        default_factory=lambda: defaultdict(float)
-    )  # of repeats on each engine
+    spent_s: defaultdict[Engines, float] = field(default_factory=lambda: defaultdict(float))  # on repeats
     took_s: float = 0.0  # real seconds of all repeats
     estimated_s: float = 0.0  # of the same ones
     _warmed: str | None = None  # the launch that has served a request before its first job

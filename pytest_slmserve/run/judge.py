@@ -131,9 +131,8 @@ class Verdicts:
         row, of, planner = self.row(name, model, words), table.CLAIMS[name].of, self.planner
         if of not in ("sweeps", "replicas"):
             return Question(row, model, of)
-        series = planner.point(model, 1, words).series
-        planned = of == "sweeps" and planner.swept(model) and series == planner.point(model, 1).series
-        return Question(row, model, of, series, planned)
+        case = planner.point(model, 1, words)
+        return Question(row, model, of, case.series, planned=of == "sweeps" and planner.in_sweep(case))
 
     def judge(self, question: Question) -> Verdict:
         """Judge a claim from what was measured, and remember it for the report."""

@@ -227,11 +227,10 @@ class Rounds:
         """Measure each load that has one repeat again, if the budget pays for it, or no noise is known; else say so."""
         missing = [load for load in self.cases if len(self._repeats(load)) == 1]
         needed_s = sum(map(self.repeat_s, missing))
-        if needed_s <= self.left_s or not self._noise_known:
+        if needed_s <= max(0.0, self.left_s) or not self._noise_known:
             return self.round(2, missing, "the noise of the host")
         [model] = {short_name(case.model) for case in self.cases.values()}
-        has = f"--slm-budget leaves {max(0.0, self.left_s):.0f} s"
-        self.session.say(f"{model}: a second round, to know the host's noise, takes about {needed_s:.0f} s, and {has}")
+        self._say(f"{model}: a second round, to know the host's noise, takes about {needed_s:.0f} s")
 
     def reserve(self, plateau: Verdict, beyond: Case) -> None:
         """Keep seconds of the budget for a larger load on an engine of its own, if the curve has no plateau for sure by
@@ -243,8 +242,7 @@ class Rounds:
         if needed_s <= self.left_s:
             self.reserved_s = needed_s
             return
-        has = f"and --slm-budget leaves {max(0.0, self.left_s):.0f} s"
-        self.session.say(f"{plateau.subject}: concurrency {load} would take about {needed_s:.0f} s more, {has}")
+        self._say(f"{plateau.subject}: concurrency {load} would take about {needed_s:.0f} s more")
 
     def until_decided(self, judge: Callable[[], Sequence[Verdict]]) -> None:
         """Measure again the loads that the first open verdict depends on most, until none is left that the rest of the
@@ -275,9 +273,12 @@ class Rounds:
         if (name := (verdict.claim, verdict.subject)) not in self.given_up:
             self.given_up.add(name)
             needs = f"about {needed_s:.0f} s more would decide it" if verdict.more_repeats else verdict.remedy
-            has = f"and {max(0.0, self.left_s):.0f} s are left"
-            self.session.say(f"{verdict.subject}: {verdict.claim} stays open: {needs}, {has}")
+            self._say(f"{verdict.subject}: {verdict.claim} stays open: {needs}")
         return {}
+
+    def _say(self, text: str) -> None:
+        """Tell the user what the budget does not pay for."""
+        self.session.say(f"{text}, and --slm-budget leaves {max(0.0, self.left_s):.0f} s")
 
     @property
     def left_s(self) -> float:
@@ -320,27 +321,24 @@ class Sweeps:
         if series in self._done:
             return self._done[series]
         session, cases, verdicts = self.session, self.cases[series], self.session.verdicts
-        claims: dict[bool, list[Question]] = {True: [], False: []}  # whether they are on what the GPU does
-        for question in self.claims.get(series, ()):
-            claims[table.is_of_gpu(question.row.claim)].append(question)
+        claims = self.claims.get(series, ())
         rounds, one = Rounds(session, cases), next(iter(cases.values()))
-        self._done[series] = rounds
-        tolerance = verdicts.adaptive(one.model) if session.planner.in_sweep(one) else None
+        self._done[series], planned = rounds, session.planner.in_sweep(one)
+        tolerance = verdicts.adaptive(one.model) if planned else None
         if tolerance is None:
-            for number in range(1, (session.first if any(claims.values()) else session.options.repeats) + 1):
+            for number in range(1, (session.first if claims else session.options.repeats) + 1):
                 rounds.round(number, cases)
         else:
             self._adaptively(rounds, one.model, tolerance)
 
         def judged(of_gpu: bool) -> list[Verdict]:
-            return list(map(verdicts.verdict, claims[of_gpu]))
+            return [verdicts.verdict(each) for each in claims if table.is_of_gpu(each.row.claim) is of_gpu]
 
         verdicts.measuring.add(series)
         try:
             rounds.until_decided(lambda: judged(True))
             goes_on = tolerance is None and len(session.looks) > 1
-            full = goes_on and session.planner.in_sweep(one)
-            beyond = session.planner.sweep(one.model).beyond if full else None
+            beyond = session.planner.sweep(one.model).beyond if goes_on and planned else None
             for verdict in judged(True):
                 if beyond and verdict.claim == GPU_PLATEAU:
                     rounds.reserve(verdict, beyond)

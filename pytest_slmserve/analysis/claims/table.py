@@ -25,12 +25,12 @@ from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import busy_rate, by_series, shared_points
 from pytest_slmserve.analysis.sweep.curve import (
     GPU_PLATEAU,
-    NOISE_UNKNOWN,
     Curve,
     curve_of,
     is_main_sweep,
     is_sweep,
     labels,
+    to_know_noise,
     with_remedy,
     with_shared,
 )
@@ -105,9 +105,7 @@ def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
         found = evidence.evidence_for(claim, curve, others)
     except Inconclusive as reason:
         verdict = Verdict.inconclusive(claim.name, curve.subject, str(reason), row.parameters.get(claim.threshold))
-        if str(reason).startswith(NOISE_UNKNOWN):  # the smallest loads are the quickest to tell it
-            verdict = replace(verdict, again=tuple(p.concurrency for p in curve.valid[:3]), more_repeats=1)
-        return verdict
+        return to_know_noise(verdict, (p.concurrency for p in curve.valid[:3]))  # the smallest are the quickest
     if isinstance(found, Verdict):
         return found
     threshold = row.parameters[claim.threshold]

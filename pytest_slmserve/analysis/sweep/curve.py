@@ -413,13 +413,15 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
     return None
 
 
+def to_know_noise(verdict: Verdict, loads: Iterable[int]) -> Verdict:
+    """Return the verdict; if the obstacle is that the noise is unknown, with the loads whose second repeat tells it."""
+    return replace(verdict, again=tuple(loads), more_repeats=1) if verdict.why.startswith(NOISE_UNKNOWN) else verdict
+
+
 def _undecided(claim: str, curve: Curve, reason: str, threshold: float) -> Verdict:
-    """Return the verdict if there is an obstacle. If it is that the noise is unknown, the loads of the last doubling
-    are measured again: whether there is a plateau depends on them."""
+    """Return the verdict if there is an obstacle. Whether there is a plateau depends on the last doubling."""
     verdict = Verdict.inconclusive(claim, curve.subject, reason + sparsely(curve), threshold, *curve.valid)
-    if reason.startswith(NOISE_UNKNOWN):
-        verdict = replace(verdict, again=tuple(_largest_two(curve)), more_repeats=1)
-    return verdict
+    return to_know_noise(verdict, _largest_two(curve))
 
 
 def _knee(
