@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Progress, Resolved, Run
-from pytest_slmserve.schema.specs import EngineSpec, Load, OpenLoop, Workload, is_job
+from pytest_slmserve.schema.specs import EngineSpec, Load, OpenLoop, Workload, is_job, least_window_s
 
 Result = TypeVar("Result")
 Message = dict[str, Any]
@@ -73,16 +73,17 @@ class WindowBarrier:
 
     def ended(self) -> None:
         """Report that the others need not wait for this run any more, for example because its requests failed. The
-        window is long enough for half a lifetime of the requests of each engine, and if they start together for two
-        whole lockstep cycles."""
+        window is as long as each engine's requests need it, and if they start together has room for two whole lockstep
+        cycles."""
         with self._changed:
             self._awaited -= 1
             if self._awaited == 0:
                 opens = time.monotonic() + OPEN_S
                 seconds = [float(load["window_s"]) for load in self._loads]
                 for load in self._loads:
-                    lifetime_s = (opens - self.begins_s) / (1 + load["settle_lifetimes"])
-                    seconds.append((SHARED_CYCLES if load["ramp_up"] == "burst" else 0.5) * lifetime_s)
+                    burst, settle = load["ramp_up"] == "burst", load["settle_lifetimes"]
+                    lifetime_s = (opens - self.begins_s) / (max(1, settle) if burst else 1 + settle)
+                    seconds.append(SHARED_CYCLES * lifetime_s if burst else least_window_s(lifetime_s))
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 

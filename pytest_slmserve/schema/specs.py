@@ -326,14 +326,23 @@ class WorkloadSpec:
 JudgedBy = Literal["sent", "ended"]
 
 
+LONG_S = 5.0  # a window need not last longer, if half a lifetime of a request does not
+
+
+def least_window_s(lifetime_s: float) -> float:
+    """Seconds that a window of staggered requests lasts at least: a whole lifetime, or half of one if it is long."""
+    return min(lifetime_s, max(LONG_S, lifetime_s / 2))
+
+
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
     """`concurrency` concurrent requests until the window has passed; each that ends is followed by the next.
 
     ramp_up: "staggered" over one request's lifetime, so that every step looks like every other (a service under steady
-    traffic), or a "burst" (a batch job: the requests go on ending together). After that lifetime the loop runs on for
-    `settle_lifetimes` more, so that what ends in the window was sent under the full load; only then the window opens,
-    for at least `window_s` and half a lifetime. With `requests` set there is no window: exactly so many are served.
+    traffic), or a "burst" (a batch job: the requests go on ending together). Then the loop runs on for
+    `settle_lifetimes`, so that what ends in the window was sent under the full load; only then the window opens, for at
+    least `window_s` and a lifetime, or half of one that is longer than LONG_S. With `requests` set there is no window:
+    exactly so many are served.
     """
 
     concurrency: int
@@ -365,8 +374,9 @@ class ClosedLoop:
 
     def duration_s(self, lifetime_s: float) -> float:
         """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
-        window_s = max(self.window_s, (2 if self.ramp_up == "burst" else 0.5) * lifetime_s)
-        return (0.5 + self.settle_lifetimes) * lifetime_s + window_s
+        if self.ramp_up == "burst":
+            return max(1, self.settle_lifetimes) * lifetime_s + max(self.window_s, 2 * lifetime_s)
+        return (0.5 + self.settle_lifetimes) * lifetime_s + max(self.window_s, least_window_s(lifetime_s))
 
     @property
     def title(self) -> str:

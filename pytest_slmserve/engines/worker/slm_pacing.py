@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+LONG_S = 5.0  # as in `schema.specs`, which a worker cannot import
+
 
 @dataclass
 class ClosedLoopPacer:
@@ -13,15 +15,15 @@ class ClosedLoopPacer:
 
     A request of n output tokens lives n engine steps. Users of a "staggered" ramp-up start at concurrency/n per step.
     That spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every
-    other. Its window lasts for half a lifetime at least, so that the requests of half of the users end in it: the ramp
-    and the settling before it took three times as long. Requests of a "burst" go on ending together (a lockstep cycle,
-    as when a batch job sends all it has). So the window of a burst is a whole number of cycles of n + 1 steps, at least
-    two: then windows can be compared.
+    other. Its window lasts for a whole lifetime, in which each user sends one request, or for half of one if that is
+    longer than LONG_S. Requests of a "burst" go on ending together (a lockstep cycle, as when a batch job sends all it
+    has). So the window of a burst is a whole number of cycles of n + 1 steps, at least two: then windows can be
+    compared.
 
-    Phases: "ramp" for one lifetime of a request, "settle" for `settle_lifetimes` more (so that a request that ends in
-    the window was sent under the full load), "window" for `window_s` or a little more, then "over". All change at the
-    end of a step. With a fixed number of `requests` there is no window: all users start at once, and the phase is
-    "over" as soon as the last request has been sent.
+    Phases: "ramp" for one lifetime of a request, unless all start at once; "settle" for `settle_lifetimes` more (so
+    that a request that ends in the window was sent under the full load), or for one lockstep cycle at least; "window"
+    for `window_s` or a little more; then "over". All change at the end of a step. With a fixed number of `requests`
+    there is no window: all users start at once, and the phase is "over" as soon as the last request has been sent.
 
     A loop that is `gated` stays in "settle" until it is `given` the window that it shares with other loops. The window
     of a burst ends with the last whole cycle before the end of the shared window.
@@ -45,8 +47,9 @@ class ClosedLoopPacer:
 
     def __post_init__(self) -> None:
         self.lifetime_steps = max(self.lifetime_steps, 1.0)
-        self.settled_steps = self.lifetime_steps * (1 + self.settle_lifetimes)
         self.staggered = self.ramp_up == "staggered" and self.requests is None
+        self.ramp_steps = self.lifetime_steps if self.staggered else 0.0
+        self.settled_steps = max(self.ramp_steps + self.lifetime_steps * self.settle_lifetimes, self.lifetime_steps)
 
     def users_due(self, elapsed_s: float = 0.0) -> int:
         """The number of users to start now, at whatever time. To be called at the beginning, and after every step."""
@@ -64,7 +67,9 @@ class ClosedLoopPacer:
         elif self.closed_at is None:
             seen = self.steps - self.opened_step
             cycles, rest = divmod(seen, round(self.lifetime_steps + 1))
-            if 2 * seen >= self.lifetime_steps if self.staggered else cycles >= 2 and rest == 0:
+            long_enough = seen >= self.lifetime_steps
+            long_enough |= 2 * seen >= self.lifetime_steps and now - self.opened_at >= LONG_S
+            if long_enough if self.staggered else cycles >= 2 and rest == 0:
                 self.whole_until = now
             ends = self.given[1] if self.given else self.opened_at + self.window_s
             if now >= ends and (self.given or self.whole_until == now):
@@ -92,7 +97,7 @@ class ClosedLoopPacer:
         if self.requests is not None:
             return "over" if self.sent >= self.requests else "window"
         if self.opened_at is None:
-            return "ramp" if self.steps < self.lifetime_steps else "settle"
+            return "ramp" if self.steps < self.ramp_steps else "settle"
         return "window" if self.closed_at is None else "over"
 
     @property

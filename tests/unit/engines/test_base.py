@@ -104,8 +104,11 @@ def test_an_engine_that_is_not_asked_says_so_in_time():
 
 
 @pytest.mark.parametrize(("loads", "after_s", "opens_s", "lasts_s"), [
-    ([LOAD], 4.3, 4.5, 1.0),  # half a lifetime of 2 s
-    ([replace(LOAD, ramp_up="burst")], 4.3, 4.5, 5.0),  # they began 4 s before: two periods of the slowest
+    ([LOAD], 4.3, 4.5, 2.0),  # a lifetime, of 2 s
+    ([LOAD], 15.3, 15.5, 5.0),  # of 7.5 s
+    ([LOAD], 24.3, 24.5, 6.0),  # half of 12 s
+    ([replace(LOAD, ramp_up="burst")], 2.3, 2.5, 5.0),  # they began 2 s before: two periods of the slowest
+    ([replace(LOAD, ramp_up="burst", settle_lifetimes=2.0)], 4.3, 4.5, 5.0),
     ([replace(LOAD, window_s=s) for s in (0.5, 2.0, 1.0)], 0.0, 0.2, 2.0),  # the longest counts for all
 ])  # fmt: skip
 def test_a_window_opens_when_all_have_settled_with_room_for_two_convoys(monkeypatch, loads, after_s, opens_s, lasts_s):
