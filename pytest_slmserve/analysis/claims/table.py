@@ -105,7 +105,7 @@ def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
         found = evidence.evidence_for(claim, curve, others)
     except Inconclusive as reason:
         verdict = Verdict.inconclusive(claim.name, curve.subject, str(reason), row.parameters.get(claim.threshold))
-        return to_know_noise(verdict, (p.concurrency for p in curve.valid[:3]))  # the smallest are the quickest
+        return to_know_noise(verdict, curve)
     if isinstance(found, Verdict):
         return found
     threshold = row.parameters[claim.threshold]

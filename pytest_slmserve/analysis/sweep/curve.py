@@ -43,6 +43,7 @@ MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
 GPU_PLATEAU = "gpu-plateau"
 NOISE_UNKNOWN = "noise unknown: one repeat of each point"
+QUICKEST = 3  # of the smallest loads, whose second repeats tell the noise
 NO_BUSY = "no sensor gave the time in which a kernel ran (GPM or DCGM)"
 
 
@@ -413,15 +414,20 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
     return None
 
 
-def to_know_noise(verdict: Verdict, loads: Iterable[int]) -> Verdict:
-    """Return the verdict; if the obstacle is that the noise is unknown, with the loads whose second repeat tells it."""
-    return replace(verdict, again=tuple(loads), more_repeats=1) if verdict.why.startswith(NOISE_UNKNOWN) else verdict
+def to_know_noise(verdict: Verdict, curve: Curve) -> Verdict:
+    """Return the verdict; if the obstacle is that the noise is unknown, with the loads whose second repeat tells it.
+    Of what the GPU does the smallest tell it for all others (tests/nightly/statistics/test_archives.py), and are the
+    quickest. What was seen of a plateau has the noise of the largest loads."""
+    if not verdict.why.startswith(NOISE_UNKNOWN):
+        return verdict
+    smallest = [p.concurrency for p in curve.valid[:QUICKEST]]
+    loads = _largest_two(curve) if verdict.claim in (PLATEAU, LATENCY, PARETO) else smallest
+    return replace(verdict, again=tuple(loads), more_repeats=1)
 
 
 def _undecided(claim: str, curve: Curve, reason: str, threshold: float) -> Verdict:
-    """Return the verdict if there is an obstacle. Whether there is a plateau depends on the last doubling."""
     verdict = Verdict.inconclusive(claim, curve.subject, reason + sparsely(curve), threshold, *curve.valid)
-    return to_know_noise(verdict, _largest_two(curve))
+    return to_know_noise(verdict, curve)
 
 
 def _knee(

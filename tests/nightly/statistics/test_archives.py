@@ -16,14 +16,15 @@ from scripts import BASELINES
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_all, stored_curves
 from pytest_slmserve.analysis.compare import changes
 from pytest_slmserve.analysis.compare.changes import TOLERANCE, Judgement, against_stored, compare, release_histories
-from pytest_slmserve.analysis.estimates import grouped
+from pytest_slmserve.analysis.estimates import Differences, grouped
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
-from pytest_slmserve.analysis.points import busy_rate, output_rate
+from pytest_slmserve.analysis.points import busy_rate, by_series, output_rate, point_differences, points_of
 from pytest_slmserve.analysis.sweep import plateau
-from pytest_slmserve.analysis.sweep.curve import is_main_sweep
+from pytest_slmserve.analysis.sweep.curve import QUICKEST, is_main_sweep
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
+from pytest_slmserve.schema.specs import is_steady
 
 RELEASES = ("h100-vllm-0.26.0", "h200-vllm-0.26.0", "cpu-vllm-0.32.0")
 
@@ -134,8 +135,25 @@ def test_committed_archives_of_many_hosts_show_no_step():
     assert not {verdict for each in steps[1] for verdict in each} & {Judgement.BETTER, Judgement.WORSE}
 
 
+def test_of_the_gpu_the_noise_of_the_smallest_loads_tells_that_of_the_largest():
+    """The gain of the last doubling in a second window lies within the interval around that in the first window, which
+    has the noise of the smallest loads alone."""
+    inside = []
+    for name in names_of("h[12]00-*"):
+        steady = [m for m in archive(name) if is_steady(m.load) and m.alone and not m.paired]
+        for one in by_series(steady).values():
+            samples = point_differences([p for p in points_of(one) if p.valid], busy_rate).samples
+            quick, rest = samples[:QUICKEST], samples[QUICKEST:]
+            if len(rest) > 1 and all(samples) and min(map(len, rest[-2:])) > 1 and max(map(len, quick)) > 1:
+                known = Differences((*quick, *(each[:1] for each in rest)))
+                gain = known.between(len(samples) - 2, len(samples) - 1)
+                second = math.log(rest[-1][1].value / rest[-2][1].value)
+                inside.append(abs(second - gain.value) < math.sqrt(2) * (gain.high - gain.value))
+    assert len(inside) > 30 and sum(inside) > 0.88 * len(inside), "of 95 % intervals"
+
+
 @pytest.mark.parametrize(("kind", "sweeps", "seen", "of_gpu", "at_any_clock"), [
-    ("core", 17, 3, 8, 10), ("today", 22, 6, 5, 9),
+    ("core", 18, 4, 10, 11), ("today", 22, 6, 5, 9),
 ])  # fmt: skip
 def test_how_many_last_doublings_are_decided_and_no_host_contradicts_another(
     kind, sweeps, seen, of_gpu, at_any_clock, monkeypatch

@@ -66,7 +66,8 @@ def case(engines: EngineSpec | ReplicaSpec = GPU, load: ClosedLoop | OpenLoop = 
 def test_a_closed_loop_takes_half_a_ramp_a_lifetime_and_its_window(spec, concurrency, prompt, output, gpus):
     spec = replace(spec, tensor_parallel_size=gpus)
     lifetime_s = output * step_s(spec, concurrency, prompt + output / 2)
-    assert loop_s(spec, concurrency, prompt, output, window_s=7) == pytest.approx(1.5 * lifetime_s + 7)
+    window_s = max(7, lifetime_s / 2)
+    assert loop_s(spec, concurrency, prompt, output, window_s=7) == pytest.approx(1.5 * lifetime_s + window_s)
 
 
 @BOTH

@@ -279,18 +279,20 @@ def test_the_noise_is_made_known_whatever_it_costs(rounds):
 
 
 def test_a_sweep_is_carried_out_once_and_on_where_its_claims_are_open(opened, tmp_path):
-    """What the GPU does needs the largest loads alone, what was seen a second round too, if the budget pays for it."""
-    law = {"concurrency": "1,8,16,64", "engine_arg": ["t_inf=2000", "b_half=5", "noise=0.03"]}
-    for claims, budget, again in (([PLATEAU], "60", [1, 16, 64]), (["gpu-plateau"], "60", [16, 64])):
-        session = opened(**law, budget=budget, records=str(tmp_path / claims[0]))
-        sweeps = swept(session, [1, 16, 64], *claims)
-        assert repeats(sweeps, 1) == len(again) - 1 and repeats(sweeps, 64) > 2
+    """Of what the GPU does the three smallest loads tell the noise, of what was seen a second round of all does, if the
+    budget pays for it; then the largest loads are repeated."""
+    law = {"concurrency": "1,2,4,16,64", "engine_arg": ["t_inf=2000", "b_half=5", "noise=0.03"]}
+    for claim, again in ((PLATEAU, [1, 2, 4, 16, 64]), ("gpu-plateau", [1, 2, 4])):
+        session = opened(**law, budget="60", records=str(tmp_path / claim))
+        sweeps = swept(session, [1, 2, 4, 16, 64], claim)
+        assert repeats(sweeps, 1) == 2 and repeats(sweeps, 64) > 2
         made = loads(stored(session))
-        assert made[: 3 + len(again)] == [1, 16, 64, *again] and set(made[3 + len(again) :]) <= {16, 64}
+        assert made[: 5 + len(again)] == [1, 2, 4, 16, 64, *again] and set(made[5 + len(again) :]) <= {16, 64}
     assert carry_out(sweeps) is carry_out(sweeps) and loads(stored(session)) == made
     session, said = opened(**law, budget="1", records=str(tmp_path / "poor")), []
     session.say = said.append
-    assert repeats(swept(session, [1, 16, 64], "gpu-plateau", PLATEAU), 1) == 1 and "second round" in said[-1]
+    poor = swept(session, [1, 2, 4, 16, 64], "gpu-plateau", PLATEAU)
+    assert [repeats(poor, load) for load in (4, 16, 64)] == [2, 1, 1] and "second round" in said[-1]
     assert judged(session, PLATEAU).state is State.INCONCLUSIVE
 
 

@@ -331,10 +331,10 @@ HALF_USED = {n: column for n, column in BUSY.items() if n not in sensors.PROFILE
 
 
 @pytest.mark.parametrize(("facts", "host", "factor", "tolerance", "state", "told"), [
-    # Another host may differ by four per cent,
-    *(({}, host, factor, 0.03, state, (1.04,)) for host in ("two", None) for factor, state in (
-        *((factor, "inconclusive") for factor in (0.995, 1.0, 1.04, 1.06)), (1.1, "fails"), (0.98, "passes"))),
-    ({}, "two", 1.0, 0.10, "passes", (1.04,)),
+    # Another host may differ by five per cent,
+    *(({}, host, factor, 0.03, state, (1.05,)) for host in ("two", None) for factor, state in (
+        *((factor, "inconclusive") for factor in (0.995, 1.0, 1.04, 1.06)), (1.1, "fails"), (0.96, "passes"))),
+    ({}, "two", 1.0, 0.10, "passes", (1.05,)),
     # and by more where the GPU waits for its host; utilisation tells of it where there are no profiling counters.
     (WAITS, "two", 1.0, 0.10, "inconclusive", ("36 %",)),
     (WAITS, "one", 1.1, 0.03, "inconclusive", ("36 %", 1.25)),

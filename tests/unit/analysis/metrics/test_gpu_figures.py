@@ -96,7 +96,7 @@ def by_hand(telemetry, opens, closes):
         **{name: max(values(number), default=None) for name, number in LARGEST.items()},
         "sm_clock_hz": median(values(of.SM_CLOCK)),
         "power_limit_w": limits.pop() if len(limits) == 1 else None,
-        "power_w": counted if len(joules) > 1 else integrated(opens, closes),
+        "power_w": counted if len(joules) > 1 else integrated(-math.inf, math.inf),
         "energy_deviation": deviation,
         "power_capped": min(1.0, (capped[-1][1] - capped[0][1]) / since) if since else None,
         "coverage": len(covered) / len(window) if {*telemetry.span_s} != {None} else None,
