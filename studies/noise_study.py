@@ -35,7 +35,7 @@ from pytest_slmserve.engines.simulated import TICK_S
 from pytest_slmserve.plan.cases import DEFAULTS
 from pytest_slmserve.run.session import Rounds
 from pytest_slmserve.schema.records import Run, Samples, Steps
-from pytest_slmserve.schema.specs import ClosedLoop
+from pytest_slmserve.schema.specs import LONG_S, ClosedLoop
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEP_S = 0.02  # of the largest load, as on a GPU
@@ -154,7 +154,10 @@ class Host:
         """One window, as a measurement: its trace has two spans for each part that its variance is taken from."""
         began, parts = self.now_s, 2 * window.BATCHES
         opens = self._when(self._work(began) + self.law.before_window_s(load))
-        times = [opens + self.window_s * i / parts for i in range(parts + 1)]
+        lifetime, done = OUTPUT * self.law.step_s(load), self._work(opens)
+        half, whole = self._when(done + lifetime / 2), self._when(done + lifetime)
+        lasts = max(self.window_s, min(whole, max(half, opens + LONG_S)) - opens)
+        times = [opens + lasts * i / parts for i in range(parts + 1)]
         self.now_s, rate = times[-1], load / self.law.step_s(load)
         tokens = [rate * (self._work(b) - self._work(a)) for a, b in pairwise(times)]
         nothing: list[Any] = [0] * len(times)
@@ -162,7 +165,7 @@ class Host:
         steps = Steps(ends, nothing, nothing, [0, *tokens], nothing, nothing, nothing)  # type: ignore[list-item]
         run = Run(Samples(*[()] * 8), steps, (ends[0], ends[-1]))
         facts = {"launch": self.launch, "measured_at": f"{began:09.3f}", "environment": SimpleNamespace(host="1")}
-        busy = (self._work(times[-1]) - self._work(opens)) / self.window_s
+        busy = (self._work(times[-1]) - done) / lasts
         counted = rate * math.exp(self.chance.gauss(0, COUNTED))
         seen = Summary(tokens_per_busy_s=counted, engine_active=min(1.0, busy))
         return SimpleNamespace(run=run, load=ClosedLoop(load), seen=seen, **facts)
