@@ -77,7 +77,7 @@ def test_noise_that_takes_too_long_says_how_to_go_on_and_a_plan_is_the_most_that
 # A budget: the last doubling gains 5 %, on a host whose speed drifts
 
 NOISY = """--slm-simulate --slm-models=opt-125m --slm-concurrency=1,16,64,128,256 --slm-window=1 --slm-input-len=8
-    --slm-output-len=64 --slm-engine-arg=t_inf=14000 --slm-engine-arg=b_half=14 --slm-engine-arg=host_noise=0.02"""
+    --slm-output-len=64 --slm-engine-arg=t_inf=14000 --slm-engine-arg=b_half=12 --slm-engine-arg=host_noise=0.02"""
 
 
 def test_the_loads_of_an_inconclusive_claim_are_measured_again_until_it_is_decided_if_there_is_a_budget(runs):
