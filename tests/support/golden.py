@@ -1,9 +1,9 @@
 """Golden files: the output of `report` and `advise` for each committed archive, their exit statuses, and its keys; of
 some archives also all that a page and its pictures draw.
 
-`python tests/nightly/golden/write.py [NAME ...]` rewrites the golden files of the archives whose name contains a NAME,
-or all of them, and prints the lines that change. Floats of JSON are kept with eleven digits. The keys are there because
-a stored measurement answers a run only as long as both compute the same ones.
+`REWRITE=1 pytest tests/nightly/golden -k NAME` writes those that differ anew, and fails once, with the changed lines.
+Floats of JSON are kept with eleven digits. The keys are there because a stored measurement answers a run only as long
+as both compute the same ones.
 """
 
 from __future__ import annotations
@@ -152,8 +152,13 @@ def kept(name: str) -> Outputs:
 
 def difference(name: str, path: Path) -> str:
     """Return what an archive prints otherwise than its golden file has it; empty if nothing."""
-    lines = list(changes(kept(name), printed(path, name in DRAWN)))
-    rewrite = f"({len(lines)} lines) if that is wanted: python tests/nightly/golden/write.py {name}"
+    before, after = kept(name), printed(path, name in DRAWN)
+    lines = list(changes(before, after))
+    if lines and os.environ.get("REWRITE"):
+        rounded = json.loads(json.dumps(after), parse_float=lambda digits: float(f"{float(digits):.11g}"))
+        text = json.dumps(rounded, ensure_ascii=False).encode()
+        golden_file(name).write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+    rewrite = f"({len(lines)} lines) if that is wanted: REWRITE=1 pytest tests/nightly/golden -k {name}"
     return "\n".join([name, *lines[:LINES], rewrite]) if lines else ""
 
 
@@ -181,21 +186,3 @@ def _settled(old: Any, new: Any) -> Any:
         case (float(), float() | int()) | (int(), float()) if not {type(old), type(new)} & {bool}:
             return old if isclose(old, new, rel_tol=CLOSE) else new
     return new
-
-
-def rewrite(names: list[str]) -> None:
-    paths = archives()
-    for path in FOLDER.glob("*.json.xz"):
-        if path.name.removesuffix(".json.xz") not in paths:
-            path.unlink()
-            print(f"{path.name}: removed, because its archive is not there")
-    for name, archive in paths.items():
-        if names and not any(each in name for each in names):
-            continue
-        with elsewhere(archive) as path:
-            before, after = kept(name), printed(path, name in DRAWN)
-        if lines := list(changes(before, after)):
-            rounded = json.loads(json.dumps(after), parse_float=lambda digits: float(f"{float(digits):.11g}"))
-            text = json.dumps(rounded, ensure_ascii=False)
-            golden_file(name).write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
-            print("\n".join([f"{name}: changed", *lines] if before else [f"{name}: new"]), flush=True)

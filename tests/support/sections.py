@@ -3,12 +3,17 @@ it as a text that a file of tests/data/report keeps."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
 from difflib import unified_diff
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft7Validator
 from scripts import DATA
 
 from pytest_slmserve.report.section import Details, Legend, Named, Part, Section, Table
@@ -76,6 +81,15 @@ def in_layers(spec: Mapping[str, Any]) -> str:
     axes = {name: spec["layer"][-1]["encoding"].get(name, {}) for name in "xy"}
     lines += [f"{name}: {axis.get('title')}, {axis.get('scale')}, {axis.get('axis')}" for name, axis in axes.items()]
     return "\n".join(lines)
+
+
+@cache
+def vega_lite() -> Any:
+    """A validator by the schema of Vega-Lite, which Altair ships; importing Altair would take a second."""
+    altair = find_spec("altair")
+    assert altair is not None and altair.origin is not None
+    path = Path(altair.origin).parent / "vegalite" / "v6" / "schema" / "vega-lite-schema.json"
+    return Draft7Validator(json.loads(path.read_text("utf-8")))
 
 
 def difference(name: str, shown: Mapping[str, str]) -> str:

@@ -47,18 +47,15 @@ NO_FINAL = ("0.27.0rc1", "0.27.0a1", "0.27.0.dev3", "0.27.0+cu129", "1!0.1", "no
 NO_TITLE = ("vLLM 0.27.0: gate it", "re: vLLM 0.27.0: gate", "vllm 0.27.0: gate", "vLLM 0.27.01x: gate", "0.27.0")
 
 
-@pytest.mark.parametrize(
-    ("known", "titles", "chosen"),
-    [
-        (index("0.9.2", "0.26.0", "0.100.0", "0.27.1", "0.27.0.post1"), [], "0.100.0"),  # by number and not by text
-        (index("0.26.0", "0.26.0.post1", "0.26.0.post2"), [], "0.26.0.post2"),
-        (index("0.27.0"), ["vLLM 0.27: gate"], ""),
-        (index("0.27.0"), NO_TITLE, "0.27.0"),
-        (index("0.26.1", *NO_FINAL), [], "0.26.1"),
-        (index(**{"0.27.0": [YANKED, WHEEL]}), [], "0.27.0"),
-        *((index("0.26.1", **{"0.27.0": files}), [], "0.26.1") for files in ([], [YANKED, YANKED], [SDIST])),
-    ],
-)
+@pytest.mark.parametrize(("known", "titles", "chosen"), [
+    (index("0.9.2", "0.26.0", "0.100.0", "0.27.1", "0.27.0.post1"), [], "0.100.0"),  # by number and not by text
+    (index("0.26.0", "0.26.0.post1", "0.26.0.post2"), [], "0.26.0.post2"),
+    (index("0.27.0"), ["vLLM 0.27: gate"], ""),
+    (index("0.27.0"), NO_TITLE, "0.27.0"),
+    (index("0.26.1", *NO_FINAL), [], "0.26.1"),
+    (index(**{"0.27.0": [YANKED, WHEEL]}), [], "0.27.0"),
+    *((index("0.26.1", **{"0.27.0": files}), [], "0.26.1") for files in ([], [YANKED, YANKED], [SDIST])),
+])  # fmt: skip
 def test_what_is_no_final_release_that_can_be_installed_is_left_out(script, known, titles, chosen):
     assert script.choose(known, "0.26.0", titles) == chosen
 

@@ -147,17 +147,14 @@ def gated(step: Step, status: int, **inputs: str) -> Ran:
     return step.act("Gate", inputs)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        (
-            {"tests": "tests/gpu\n-k gate", "models": "Qwen/Qwen3-0.6B,models/mine", "concurrency": "8,256"},
-            "tests/gpu -k gate --slm-models=Qwen/Qwen3-0.6B,models/mine --slm-concurrency=8,256 --slm-gpu",
-        ),
-        ({}, "--pyargs pytest_slmserve.benchmarks --slm-gpu --slm-gate"),
-        ({"tests": ""}, "--slm-gpu --slm-gate"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "words"), [
+    (
+        {"tests": "tests/gpu\n-k gate", "models": "Qwen/Qwen3-0.6B,models/mine", "concurrency": "8,256"},
+        "tests/gpu -k gate --slm-models=Qwen/Qwen3-0.6B,models/mine --slm-concurrency=8,256 --slm-gpu",
+    ),
+    ({}, "--pyargs pytest_slmserve.benchmarks --slm-gpu --slm-gate"),
+    ({"tests": ""}, "--slm-gpu --slm-gate"),
+])  # fmt: skip
 def test_a_caller_names_tests_models_and_loads(step: Step, inputs: dict[str, str], words: str) -> None:
     assert gated(step, 0, **inputs).called.startswith(f"pytest {words}")
 

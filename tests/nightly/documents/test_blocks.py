@@ -274,29 +274,26 @@ def test_what_is_shown_but_not_printed_is_found() -> None:
     assert missing("16  5,581\n 1  501.6", printed) == [" 1  501.6"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "said"),
-    [
-        ("rust", "fn main() {}", "no kind that is known: rust"),
-        ("sh", "slmserve report --no-such-option", "assert 4 in"),
-        ("sh", "slmserve no-such-command", "invalid choice"),
-        ("sh", "pytest --slm-gpu --slm-window=soon", "'soon' is not a positive number"),
-        ("sh", "pytest --slm-gpu benchmarks/test_nothing.py", "test_nothing.py"),
-        ("sh", "tox -e nothing", "nothing: "),
-        ("sh", "pip install 'pytest-slmserve[nothing]'", "'nothing'"),
-        ("sh", "python studies/pack.py --nothing", "'--nothing'"),
-        ("sh", "rm -r folder", "no rule knows"),
-        ("sh", "pytest --slm-gpu &&", "'bash', '-n'"),
-        ("console", "$ slmserve measure --endpoint http://x --model y\nnothing was run\n", "cannot be run here"),
-        ("text recorded", "a sentence of flibbertigibbets", "flibbertigibbets"),
-        ("python", "import pytest_slmserve\npytest_slmserve.Nothing", "no attribute 'Nothing'"),
-        ("yaml", "jobs: {a: {uses: A/pytest-slmserve/.github/actions/gate@B, with: {baseline: 1}}}", "'candidate'"),
-        ("toml", "[tool.pytest.ini_options]\nslm_nothing = 1", "slm_nothing"),
-        ("json waivers", "[{}]", "has no endpoint"),
-        ("{toctree}", "nothing", "'nothing'"),
-        ("{eval-rst}", ".. autoclass:: Nothing", "Nothing"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "text", "said"), [
+    ("rust", "fn main() {}", "no kind that is known: rust"),
+    ("sh", "slmserve report --no-such-option", "assert 4 in"),
+    ("sh", "slmserve no-such-command", "invalid choice"),
+    ("sh", "pytest --slm-gpu --slm-window=soon", "'soon' is not a positive number"),
+    ("sh", "pytest --slm-gpu benchmarks/test_nothing.py", "test_nothing.py"),
+    ("sh", "tox -e nothing", "nothing: "),
+    ("sh", "pip install 'pytest-slmserve[nothing]'", "'nothing'"),
+    ("sh", "python studies/pack.py --nothing", "'--nothing'"),
+    ("sh", "rm -r folder", "no rule knows"),
+    ("sh", "pytest --slm-gpu &&", "'bash', '-n'"),
+    ("console", "$ slmserve measure --endpoint http://x --model y\nnothing was run\n", "cannot be run here"),
+    ("text recorded", "a sentence of flibbertigibbets", "flibbertigibbets"),
+    ("python", "import pytest_slmserve\npytest_slmserve.Nothing", "no attribute 'Nothing'"),
+    ("yaml", "jobs: {a: {uses: A/pytest-slmserve/.github/actions/gate@B, with: {baseline: 1}}}", "'candidate'"),
+    ("toml", "[tool.pytest.ini_options]\nslm_nothing = 1", "slm_nothing"),
+    ("json waivers", "[{}]", "has no endpoint"),
+    ("{toctree}", "nothing", "'nothing'"),
+    ("{eval-rst}", ".. autoclass:: Nothing", "Nothing"),
+])  # fmt: skip
 def test_a_block_that_is_wrong_is_found(kind: str, text: str, said: str, desk: Desk) -> None:
     with pytest.raises(BaseException, match=said):  # pytest's own failures are no Exception
         desk.block(kind.split(), text)

@@ -106,21 +106,18 @@ def test_archives_that_are_replayed_are_kept():
 # What measuring costs, and how exact it is
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "said"),
-    [
-        ("harness_cost", "harness-cost-h200-vllm-0.26.0.json", ["bare 1.0095 (95 %: 0.9954 to 1.0239), 32 pairs"]),
-        ("harness_cost", "latency-h200-vllm-0.26.0.json", ["1.0101 (95 %: 0.9997", "1.0088 (95 %: 0.9863 to 1.0319)"]),
-        ("sampler_cost", "sampler-cost-h200.json.xz", ["1.0226 (95 %: 0.9828", "-0.07% of the time", "1.83%, at most"]),
-        ("sampler_cost", "probe-cost-h200.json.xz", ["0.9599 (95 %: 0.9023", "-0.19% to 0.32%", "2.34%, ABOVE 2%"]),
-        ("noise_sources", "noise-sources-h200.json.xz", ["both pinned | 4 | 9503 | 0.9372 | 0.8997 to 0.9763"]),
-        ("client_accuracy", "client-accuracy-2-cores.json.xz", ["436.502", "aiperf: 1000 tokens/s within 10%"]),
-        ("client_accuracy", "client-accuracy-16-cores-next-host.json.xz", ["2652.300", "of which ours is 5.0 times"]),
-        ("client_accuracy", "client-accuracy-16-cores-12-for-clients.json.xz", ["of the client: 2 4 5", "587.293"]),
-        ("sensor_questions", "sensor-questions-h100.json.xz", ["DRAM % 89.721", "tensor % 93.843"]),
-        ("sensor_questions", "sensor-questions-h200.json.xz", ["DRAM % 88.481", "answer: Invalid Argument"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "file", "said"), [
+    ("harness_cost", "harness-cost-h200-vllm-0.26.0.json", ["bare 1.0095 (95 %: 0.9954 to 1.0239), 32 pairs"]),
+    ("harness_cost", "latency-h200-vllm-0.26.0.json", ["1.0101 (95 %: 0.9997", "1.0088 (95 %: 0.9863 to 1.0319)"]),
+    ("sampler_cost", "sampler-cost-h200.json.xz", ["1.0226 (95 %: 0.9828", "-0.07% of the time", "1.83%, at most"]),
+    ("sampler_cost", "probe-cost-h200.json.xz", ["0.9599 (95 %: 0.9023", "-0.19% to 0.32%", "2.34%, ABOVE 2%"]),
+    ("noise_sources", "noise-sources-h200.json.xz", ["both pinned | 4 | 9503 | 0.9372 | 0.8997 to 0.9763"]),
+    ("client_accuracy", "client-accuracy-2-cores.json.xz", ["436.502", "aiperf: 1000 tokens/s within 10%"]),
+    ("client_accuracy", "client-accuracy-16-cores-next-host.json.xz", ["2652.300", "of which ours is 5.0 times"]),
+    ("client_accuracy", "client-accuracy-16-cores-12-for-clients.json.xz", ["of the client: 2 4 5", "587.293"]),
+    ("sensor_questions", "sensor-questions-h100.json.xz", ["DRAM % 89.721", "tensor % 93.843"]),
+    ("sensor_questions", "sensor-questions-h200.json.xz", ["DRAM % 88.481", "answer: Invalid Argument"]),
+])  # fmt: skip
 def test_a_results_file_gives_the_published_numbers_again(run, name, file, said):
     printed = run(name, "--again", RESULTS / file)
     assert [words for words in said if words not in printed] == []

@@ -15,7 +15,7 @@ import pytest
 from golden import DRAWN, FOLDER, archives, changes, difference, elsewhere, golden_file, kept
 from scripts import BASELINES, in_checkout
 from sealed_lines import reseal
-from vega import vega_lite
+from sections import vega_lite
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.points import all_groups, group_key

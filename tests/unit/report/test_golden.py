@@ -1,5 +1,5 @@
 """Texts, tables, commands, pages and pictures of six archives that together have nearly all of them are as their golden
-files have them. Nightly looks at all archives, and `tests/nightly/golden/write.py` rewrites the files."""
+files have them. Nightly looks at all archives."""
 
 from __future__ import annotations
 

@@ -39,18 +39,15 @@ def test_a_narrow_line_leaves_out_whole_fields_and_the_cursor_stays_on_it(column
         assert len(" | ".join(FIELDS[field] for field in [*before, place])) >= columns
 
 
-@pytest.mark.parametrize(
-    ("left", "elapsed_s", "text"),
-    [
-        *((TimeLeft(rest_s=s), 0.0, text) for s, text in ((0.0, "0:01"), (0.4, "0:01"), (59.6, "1:00"), (220, "3:40"))),
-        *((TimeLeft(20.0, 40.0), s, text) for s, text in ((0.0, "1:00"), (5.0, "0:55"), (20.0, "0:40"))),
-        (TimeLeft(20.0, 40.0), 90.0, "0:40+ left, longer than planned"),
-        (TimeLeft(140.0), 130.0, "0:10"),
-        *((TimeLeft(140.0, more=more), 141.0, "longer than planned") for more in (False, True)),
-        (TimeLeft(rest_s=0.4), 2.0, "longer than planned"),
-        (TimeLeft(more=True), 0.5, "0:01+"),  # what takes no second is no longer than planned
-    ],
-)
+@pytest.mark.parametrize(("left", "elapsed_s", "text"), [
+    *((TimeLeft(rest_s=s), 0.0, text) for s, text in ((0.0, "0:01"), (0.4, "0:01"), (59.6, "1:00"), (220, "3:40"))),
+    *((TimeLeft(20.0, 40.0), s, text) for s, text in ((0.0, "1:00"), (5.0, "0:55"), (20.0, "0:40"))),
+    (TimeLeft(20.0, 40.0), 90.0, "0:40+ left, longer than planned"),
+    (TimeLeft(140.0), 130.0, "0:10"),
+    *((TimeLeft(140.0, more=more), 141.0, "longer than planned") for more in (False, True)),
+    (TimeLeft(rest_s=0.4), 2.0, "longer than planned"),
+    (TimeLeft(more=True), 0.5, "0:01+"),  # what takes no second is no longer than planned
+])  # fmt: skip
 def test_the_time_left_is_never_nothing_and_falls_until_it_is_used_up(left, elapsed_s, text):
     assert left.text(elapsed_s) == (text if "planned" in text else f"{text} left")
     assert not TimeLeft() and TimeLeft(1) and TimeLeft(rest_s=1) and TimeLeft(more=True)

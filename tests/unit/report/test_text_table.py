@@ -35,14 +35,11 @@ RANKED: tuple[Column[str], ...] = (  # 52 wide
 WORDS = st.text("abcdefgh", min_size=1, max_size=9)
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (None, 3, "-"), (math.inf, 3, "-"), (math.nan, 3, "-"), (0.0, 3, "0"), (0.05123, 3, "0.0512"),
-        (4.028, 3, "4.03"), (9.996, 3, "10.0"), (65.54, 3, "65.5"), (-65.54, 3, "-65.5"), (511.62, 4, "511.6"),
-        (16772.4, 4, "16,772"), (999.96, 4, "1,000"), (1e-9, 3, "0.000000"), (1.5, 1, "2"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "digits", "text"), [
+    (None, 3, "-"), (math.inf, 3, "-"), (math.nan, 3, "-"), (0.0, 3, "0"), (0.05123, 3, "0.0512"),
+    (4.028, 3, "4.03"), (9.996, 3, "10.0"), (65.54, 3, "65.5"), (-65.54, 3, "-65.5"), (511.62, 4, "511.6"),
+    (16772.4, 4, "16,772"), (999.96, 4, "1,000"), (1e-9, 3, "0.000000"), (1.5, 1, "2"),
+])  # fmt: skip
 def test_figures_have_significant_digits(value, digits, text):
     assert figure(value, digits) == text
 
@@ -54,18 +51,15 @@ def test_a_figure_is_the_decimal_of_so_many_digits(value, digits):
     assert Decimal(figure(value, digits).replace(",", "")) == exact
 
 
-@pytest.mark.parametrize(
-    ("shown", "values", "texts"),
-    [
-        (text_table.milliseconds, [0.01234, None], ["12.3", "-"]),
-        (text_table.gib, [3 << 29, None], ["1.50", "-"]),
-        (text_table.whole, [16772, 0, None], ["16,772", "0", "-"]),
-        (hundredths, [None, 0.1234, -0.0001, math.nan, math.inf], ["-", "12.3", "0.0", "-", "-"]),
-        (partial(hundredths, signed=True), [0.841, -0.05, -0.0001], ["+84.1", "-5.0", "0.0"]),
-        (partial(text_table.counted, 2), ["launch", "host", "loss"], ["2 launches", "2 hosts", "2 losses"]),
-        (partial(text_table.counted, what="launch"), [1, 0], ["1 launch", "0 launches"]),
-    ],
-)
+@pytest.mark.parametrize(("shown", "values", "texts"), [
+    (text_table.milliseconds, [0.01234, None], ["12.3", "-"]),
+    (text_table.gib, [3 << 29, None], ["1.50", "-"]),
+    (text_table.whole, [16772, 0, None], ["16,772", "0", "-"]),
+    (hundredths, [None, 0.1234, -0.0001, math.nan, math.inf], ["-", "12.3", "0.0", "-", "-"]),
+    (partial(hundredths, signed=True), [0.841, -0.05, -0.0001], ["+84.1", "-5.0", "0.0"]),
+    (partial(text_table.counted, 2), ["launch", "host", "loss"], ["2 launches", "2 hosts", "2 losses"]),
+    (partial(text_table.counted, what="launch"), [1, 0], ["1 launch", "0 launches"]),
+])  # fmt: skip
 def test_numbers_have_the_units_of_a_report(shown, values, texts):
     assert [shown(value) for value in values] == texts
 
@@ -80,15 +74,12 @@ def test_intervals_are_shown_where_noise_is_known():
     assert text_table.changed(None) == ("-", "-")
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "always", "kept"),
-    [
-        ("ab", (NOTHING, LETTER, DASH, SOMETIMES), 0, [LETTER, SOMETIMES]),
-        ("a", (NOTHING, LETTER, DASH, SOMETIMES), 0, [LETTER]),
-        ("a", (NOTHING, DASH, LETTER, DASH), 1, [NOTHING, LETTER]),
-        ("", (LETTER, DASH), 2, [LETTER, DASH]),
-    ],
-)
+@pytest.mark.parametrize(("rows", "columns", "always", "kept"), [
+    ("ab", (NOTHING, LETTER, DASH, SOMETIMES), 0, [LETTER, SOMETIMES]),
+    ("a", (NOTHING, LETTER, DASH, SOMETIMES), 0, [LETTER]),
+    ("a", (NOTHING, DASH, LETTER, DASH), 1, [NOTHING, LETTER]),
+    ("", (LETTER, DASH), 2, [LETTER, DASH]),
+])  # fmt: skip
 def test_columns_that_tell_nothing_are_left_out_unless_they_are_always_there(rows, columns, always, kept):
     assert text_table.telling(rows, columns, always) == kept
     assert table(rows, columns, always) == table(rows, kept, len(kept))

@@ -11,10 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from launches import pairs
 from planted import gated, lawful, sweep
-from sections import difference, in_layers
+from sections import difference, in_layers, vega_lite
 from stored_records import KNOWN, engine_alone, repeats
 from strategies import WELL, noisy_curve, point
-from vega import vega_lite
 
 from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.estimates import Interval, factor

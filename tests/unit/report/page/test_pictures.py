@@ -14,9 +14,8 @@ from gpus import on_gpus, replicas
 from launches import pairs
 from planted import gated, lawful
 from refusals import refused
-from sections import difference, in_layers
+from sections import difference, in_layers, vega_lite
 from strategies import job_point, measurement, noisy_curve, point, shared_point
-from vega import vega_lite
 
 from pytest_slmserve.analysis.points import Point, Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -117,14 +116,11 @@ def test_planted_findings_have_the_pictures_that_are_kept():
     assert difference("pictures", shown) == ""
 
 
-@pytest.mark.parametrize(
-    ("found", "fact"),
-    [
-        (Findings(), "no sweep"),
-        (Findings(curves=[Curve(subject="x")]), "no valid point"),
-        (Findings(gates=[gated(pairs(4, failures=1))]), "gate-opt-1.3b: no pair"),
-    ],
-)
+@pytest.mark.parametrize(("found", "fact"), [
+    (Findings(), "no sweep"),
+    (Findings(curves=[Curve(subject="x")]), "no valid point"),
+    (Findings(gates=[gated(pairs(4, failures=1))]), "gate-opt-1.3b: no pair"),
+])  # fmt: skip
 def test_without_a_picture_every_reason_is_told_and_no_file_is_made(found, fact, tmp_path):
     with refused(fact):
         draw_pictures(found, tmp_path / "out", "png")
