@@ -112,23 +112,18 @@ def options(command: str) -> dict[str, str]:
 
 
 @given(NAMES, FOOTPRINTS, st.integers(1, 2000), st.integers(1, 200), st.none() | st.integers(1, 10**6))
-def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
+def test_a_command_broken_or_not_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
     engine = replace(ENGINE, spec=EngineSpec(model), max_num_batched_tokens=tokens, footprint=footprint)
     words = advice.serve_words(engine, batch, gib * GIB)
     seen = options(shlex.join(words))
-    assert shlex.split(shlex.join(words)) == list(words) and words[:3] == ("vllm", "serve", model)
+    assert words[:3] == ("vllm", "serve", model) and advice.shell_lines(words, 10_000) == shlex.join(words)
+    for width in (30, 100):  # of a terminal for which it is broken
+        assert shlex.split(advice.shell_lines(words, width).replace(" \\\n    ", " ")) == list(words)
     assert int(seen["--max-num-seqs"]) == batch and int(seen["--max-model-len"]) == footprint.longest
     assert int(seen["--kv-cache-memory-bytes"]) == footprint.kv_bytes(batch) and seen["--dtype"] == "float16"
     assert seen.get("--max-num-batched-tokens") == (None if tokens is None else str(tokens))
     share, needed = float(seen["--gpu-memory-utilization"]), footprint.total_bytes(batch) / (gib * GIB)
     assert share == 1 or (needed <= share + 1e-9 and share - needed <= 0.001)
-
-
-@given(NAMES, st.integers(30, 200))
-def test_a_command_broken_for_a_terminal_is_the_same_for_a_shell(model, width):
-    words = (*advice.serve_words(replace(ENGINE, spec=EngineSpec(model)), 64, 140 * GIB), "--port", "8000")
-    assert shlex.split(advice.shell_lines(words, width).replace(" \\\n    ", " ")) == list(words)
-    assert advice.shell_lines(words, 10_000) == shlex.join(words)
 
 
 def test_what_is_not_known_of_the_engine_is_left_to_vllm():

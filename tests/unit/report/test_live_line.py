@@ -78,24 +78,14 @@ def test_stages_are_looked_up_now_and_then(tmp_path, monkeypatch):
     assert line.stage(tmp_path / "other.log") == first, "another start begins at 0"
 
 
-def test_a_command_writes_over_one_line_of_a_terminal_and_clears_it_once():
-    line = LiveLine(screen := Screen())
-    line.show(None)
-    line.begin(PLANNED)
-    for shown in (MEASURING, None, None):
-        line.show(shown)
-    assert screen.getvalue() == f"\r{MEASURING.within(80)}\x1b[K\r\x1b[K"
-
-
-def test_below_a_line_of_another_writer_the_cursor_goes_back_to_its_place():
-    screen = Screen()
-    LiveLine(screen, used=lambda: 85).show(PLANNED)
-    assert screen.getvalue() == f"\n{PLANNED.within(80)}\x1b[K\x1b[1A\x1b[6G"
-
-
-def test_a_pipe_sees_what_begins_and_none_of_the_line():
-    line = LiveLine(pipe := io.StringIO())
-    line.begin(PLANNED)
-    line.show(MEASURING)
-    line.show(None)
-    assert pipe.getvalue() == f"slmserve: {PLANNED.within(80)}\n"
+def test_one_line_of_a_terminal_is_written_over_and_cleared_once_and_a_pipe_sees_what_begins_alone():
+    said = f"\r{MEASURING.within(80)}\x1b[K\r\x1b[K", f"slmserve: {PLANNED.within(80)}\n"
+    for stream, wanted in zip((Screen(), io.StringIO()), said):
+        line = LiveLine(stream)
+        line.show(None)
+        line.begin(PLANNED)
+        for shown in (MEASURING, None, None):
+            line.show(shown)
+        assert stream.getvalue() == wanted
+    LiveLine(below := Screen(), used=lambda: 85).show(PLANNED)
+    assert below.getvalue() == f"\n{PLANNED.within(80)}\x1b[K\x1b[1A\x1b[6G", "back to the place of another writer"

@@ -7,15 +7,14 @@ import math
 from dataclasses import replace
 
 import pytest
+from committed import archive
 from html_pages import values_of
-from scripts import BASELINES, in_checkout
 from sections import difference, in_words, sentences_of, tables_of
 from strategies import job_point, law, measurement
 
 from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.sweep.batching import RATE
 from pytest_slmserve.analysis.sweep.curve import curve_of
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import loads
 from pytest_slmserve.report.loads import Served, ValidityCriteria, load_figures
 from pytest_slmserve.schema.records import Environment, Measurement, Stream
@@ -40,6 +39,9 @@ JOBS = {
     "two hosts": [job_point(), replace(job_point(), environment=SIMULATED), job_point(rate=2.0)],
     "none": [],
 }  # fmt: skip
+ARRIVALS = ("gamma 1", "gamma inf", "gamma 0.5, seed 3", "at gamma 1", "xgamma 1")
+FAILED = {"failures": 3, "failed": ["timeout", "HTTP 503", "HTTP 503"]}, {"failures": 0, "failed": None}
+DOUBTS = {"problems": ["a"], "degraded": ["b", "c"], "noise": []}
 GOODPUT = {
     "of points, and failures of one that does not count": [EIGHT, measurement(32, 1e3), measurement(64, failures=3)],
     "a repeat with failures counts only as dropped": [EIGHT, measurement(8, 1000.0, repeat=1, failures=2)],
@@ -47,28 +49,19 @@ GOODPUT = {
 }  # fmt: skip
 
 
-def test_planted_jobs_and_goodput_have_the_tables_that_are_kept():
+def test_planted_jobs_goodput_and_words_are_as_they_are_kept():
     shown = {f"jobs: {name}": in_words(loads.job_sections(some)) for name, some in JOBS.items()}
     lost, good = Served(8, None, 3), loads.goodput_rows(curve_of("opt-1.3b", [EIGHT]), SLO)
     rows = {name: loads.goodput_rows(curve_of("opt-1.3b", made), SLO) for name, made in GOODPUT.items()}
     rows |= {"nothing valid": [lost], "one that is not valid": [*good, replace(good[0], load=9, valid=False)]}
     shown |= {f"goodput: {name}": in_words(loads.goodput_parts(some, SLO)) for name, some in rows.items()}
+    words = {"arrivals": map(loads.in_words, ARRIVALS), "failures": map(loads.failed_text, FAILED)}
+    words["doubts"] = loads.doubts_of(DOUBTS, "8/s: ")
+    shown |= {name: "\n".join(lines) for name, lines in words.items()}
     shown["goodput: rates"] = in_words(loads.goodput_parts([lost], SLO, unit=RATE))
     assert difference("jobs", shown) == ""
     assert loads.goodput_found([lost]) == (None, None) == loads.goodput_found([replace(good[0], valid=False)])
     assert loads.goodput_found(good, attainment=1.0)[1].load == 8
-
-
-ARRIVALS = ("gamma 1", "gamma inf", "gamma 0.5, seed 3", "at gamma 1", "xgamma 1")
-FAILED = {"failures": 3, "failed": ["timeout", "HTTP 503", "HTTP 503"]}
-DOUBTS = {"problems": ["a"], "degraded": ["b", "c"], "noise": []}
-
-
-def test_arrivals_failures_and_doubts_have_the_words_that_are_kept():
-    failures = [FAILED, {"failures": 0, "failed": None}]
-    shown = {"arrivals": map(loads.in_words, ARRIVALS), "failures": map(loads.failed_text, failures)}
-    shown["doubts"] = loads.doubts_of(DOUBTS, "8/s: ")
-    assert difference("words", {name: "\n".join(lines) for name, lines in shown.items()}) == ""
 
 
 def streamed(m: Measurement, tokens_per_chunk: float | None = None, **seen) -> Measurement:
@@ -128,23 +121,26 @@ def test_quantiles_rise_with_their_share_and_gaps_need_a_client_that_saw_them():
     assert [chart.title for chart in unheard if chart.spec] == ["TTFT", "TPOT", "E2E"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def at_rates() -> list[Measurement]:
-    made = read(BASELINES / "cpu-vllm-0.32.0-server.jsonl.xz").measurements
-    return [m for m in made if loads.is_windowed(m.load)]
+    return [m for m in archive("cpu-vllm-0.32.0-server") if loads.is_windowed(m.load)]
 
 
-@in_checkout
-def test_a_series_differs_in_its_rate_alone_and_a_ramp_is_by_itself(at_rates):
+def test_a_series_differs_in_its_rate_alone_a_ramp_is_by_itself_and_facts_have_the_best(at_rates):
     series = loads.rate_series(at_rates[::-1])
     assert sorted(len(each) for each in series) == [1, 1, len(at_rates) - 2]
     rates = [m.load.rate for m in max(series, key=len)]
     assert rates == sorted(rates) and [len(each) for each in series if each[0].load.steps] == [1]
     assert loads.rate_series([measurement()]) == []
+    ramp = next(m for m in at_rates if m.load.steps)
+    facts, rows = loads.facts_of_load(ramp, CRITERIA), loads.rows_of_load(ramp, CRITERIA)
+    assert [(row["rate"], row["from_s"]) for row in rows] == [(step["rate"], step["from_s"]) for step in facts["steps"]]
+    assert "peak" in facts and not {"peak", "highest_load", "steps"} & rows[0].keys()
+    told = loads.rates_facts(at_rates[:2], ValidityCriteria())
+    assert [point["rate"] for point in told["points"]] == [m.load.rate for m in at_rates[:2]] and told["peak"] is None
 
 
-@in_checkout
-def test_a_rate_that_is_not_valid_is_not_drawn(at_rates):
+def test_a_rate_that_is_not_valid_is_told_and_not_drawn_and_goodput_needs_limits(at_rates):
     lost = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in at_rates]
     (served, *_), _ = loads.rate_panels([lost[0], *at_rates[1:]], None)
     assert len({row["series"] for row in served["data"]["values"] if row["stroke"] == "served"}) == 2
@@ -154,25 +150,11 @@ def test_a_rate_that_is_not_valid_is_not_drawn(at_rates):
     sections = [loads.rates_section([lossy], ValidityCriteria(failed_share=share)) for share in (0, 0.5)]
     none, all_of_it = ([chart.title for chart in section.charts() if chart.spec] for section in sections)
     assert len(all_of_it) > len(none) > 0
-
-
-@in_checkout
-def test_the_section_of_rates_tells_what_failed_and_has_goodput_within_limits_alone(at_rates):
     first, *others = max(loads.rate_series(at_rates), key=len)
     section = loads.rates_section([replace(first, run=replace(first.run, failures=2)), *others], CRITERIA)
     (failed,) = [text for text in sentences_of(section) if text.startswith(f"failed: {first.load.rate:g} ")]
     assert " 2 failed" in failed and [table.caption for table in tables_of(section)] == ["Rates", "Goodput"]
     assert [table.caption for table in tables_of(loads.rates_section(others, ValidityCriteria()))] == ["Rates"]
-
-
-@in_checkout
-def test_rows_of_a_ramp_are_its_steps_and_facts_of_rates_have_the_best(at_rates):
-    ramp = next(m for m in at_rates if m.load.steps)
-    facts, rows = loads.facts_of_load(ramp, CRITERIA), loads.rows_of_load(ramp, CRITERIA)
-    assert [(row["rate"], row["from_s"]) for row in rows] == [(step["rate"], step["from_s"]) for step in facts["steps"]]
-    assert "peak" in facts and not {"peak", "highest_load", "steps"} & rows[0].keys()
-    told = loads.rates_facts(at_rates[:2], ValidityCriteria())
-    assert [point["rate"] for point in told["points"]] == [m.load.rate for m in at_rates[:2]] and told["peak"] is None
 
 
 def test_a_limit_is_a_line_with_its_words():
