@@ -1,7 +1,5 @@
 """A page in Chromium, opened from disk: with all that it complains of, and all that it asks for."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +28,8 @@ def stored(name: str) -> str:
     return str(BASELINES / f"{name}.jsonl.xz")
 
 
-@contextmanager
 def launched() -> Iterator[Any]:
+    """A browser, for a fixture."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=FLAGS, timeout=PATIENCE_MS)
         yield browser

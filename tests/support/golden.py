@@ -6,8 +6,6 @@ Floats of JSON are kept with eleven digits. The keys are there because a stored 
 as both compute the same ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Pages as tests read them: elements, tables and scripts, by the standard library alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from html.parser import HTMLParser

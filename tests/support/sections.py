@@ -1,8 +1,6 @@
 """What a section of a report holds, as values that tests compare: its tables, its sentences and its charts; and all of
 it as a text that a file of tests/data/report keeps."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

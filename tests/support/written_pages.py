@@ -3,8 +3,6 @@
 python tests/support/written_pages.py      writes both anew
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from pages import DOCS

@@ -1,8 +1,6 @@
 """What pages promise about the code: options, files, claims, tables and the screen that the README shows. Links within
 the site are its builder's matter; nightly tests carry the pages out, and count the words of their sentences."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 of its own may need, names that can be searched for, sizes, and first words of docstrings; and every module with logic
 has its tests. Each finds a planted violation, and none in the package. Who may import whom is in .importlinter."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

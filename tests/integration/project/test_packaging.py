@@ -1,8 +1,6 @@
 """What a release promises: versions that agree, a wheel and a source distribution with all that they need and nothing
 else, addresses on its pages, forms of GitHub, and an image that is built from the same files."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

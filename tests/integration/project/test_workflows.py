@@ -1,8 +1,6 @@
 """What the workflows promise beside what zizmor and the schemas of `tox -e lint` hold: causes, places, rights and
 tokens of each job that has to do with our own machines; inputs and outputs that fit; and the scripts of steps, run."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
 """The page in a real browser, opened from disk: nothing is fetched, nothing goes wrong, its script tells the truth. One
 page and one start of the browser; `tests/nightly/report` has pages of larger archives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ ARCHIVE = Path(stored("h200-vllm-0.26.0-core-opt-2.7b"))
 SLOS = (("200", "20", ""), ("60", "", "1800"), ("", "12.5", ""), ("13.061", "", ""))  # ms: TTFT, TPOT, E2E
 
 pytestmark = [needs_browser, in_checkout]
+browser = pytest.fixture(launched, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "out.html"
     main(["report", str(ARCHIVE), "--show", "summary", "--html", str(path)])
     return path
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -127,18 +121,15 @@ def test_claims_are_filtered_and_the_address_keeps_bounds_prices_what_is_shown_a
     opened.page.click("#theme")
 
 
-def test_the_command_is_copied(opened):
+def test_the_command_is_copied_and_a_chart_is_saved(opened):
     opened.page.click("[data-copy]")
     opened.page.wait_for_selector("[data-copy]:text('Copied')")
     assert opened.page.evaluate("navigator.clipboard.readText()") == opened.page.text_content(".command code")
-
-
-@pytest.mark.parametrize(("kind", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("csv", b'"x","y"')])
-def test_a_chart_is_saved(opened, kind, begins):
-    with opened.page.expect_download() as download:
-        opened.page.locator(f"#throughput [data-save={kind}]").click()
-    assert download.value.suggested_filename == f"throughput-against-latency.{kind}"
-    assert Path(download.value.path()).read_bytes().startswith(begins)
+    for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG"), ("csv", b'"x","y"')):
+        with opened.page.expect_download() as download:
+            opened.page.locator(f"#throughput [data-save={kind}]").click()
+        assert download.value.suggested_filename == f"throughput-against-latency.{kind}"
+        assert Path(download.value.path()).read_bytes().startswith(begins)
 
 
 def test_axe_finds_no_violation(opened):
@@ -217,15 +208,14 @@ PICTURED = Path(stored("h200-vllm-0.26.0-staggered"))
 
 
 def pictured() -> str:
-    found = judged_again(read(PICTURED))
-    return tally(by_outcome(found.outcomes))
+    return tally(by_outcome(judged_again(read(PICTURED)).outcomes))
 
 
 def draw_picture() -> None:
     """The top of the page in few colours, with what it says of the claims as a comment."""
     page = PICTURE.with_suffix(".html")
     main(["report", str(PICTURED), "--goodput", "ttft:200ms,tpot:20ms", "--show", "summary", "--html", str(page)])
-    with launched() as browser:
+    with contextmanager(launched)() as browser:
         shown = browser.new_page(viewport={"width": 1280, "height": 884})
         shown.goto(page.as_uri())
         shown.wait_for_selector("html[data-ready=yes]")

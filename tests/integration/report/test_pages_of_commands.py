@@ -1,14 +1,13 @@
 """Pages and pictures as commands write them: every number is one that the terminal prints, a page is read again as the
 archives that it was made of, and what cannot be written is told."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from committed import archive
 from html_pages import Page, values_of
 from scripts import BASELINES, in_checkout
 from stored_records import stored
@@ -19,7 +18,6 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.report.loads import is_windowed
 from pytest_slmserve.report.page.charts import PER_BUSY_S, SEEN
 from pytest_slmserve.report.text_table import figure
-from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ClosedLoop
 
 pytestmark = in_checkout
@@ -151,23 +149,16 @@ def test_external_results_are_drawn_under_their_own_names(page, tmp_path):
     assert printed.startswith("kind,subject,") and as_csv.charts == seen.charts
 
 
-def at_rates() -> list[Measurement]:
-    return [m for m in read(committed("cpu-vllm-0.32.0-server")).measurements if is_windowed(m.load)][:2]
-
-
-def test_figures_of_an_archive_of_rates_draws_them(tmp_path, capsys):
-    path = stored(tmp_path / "a.jsonl", *at_rates())
-    assert main(["report", str(path), "--figures", str(tmp_path), "--goodput", SLO]) == 0
-    assert capsys.readouterr().out.endswith(f"drawn: {tmp_path}/rates.png\n")
-    drawn = (tmp_path / "rates.png").read_bytes()
-    assert drawn.startswith(b"\x89PNG") and 1600 <= int.from_bytes(drawn[16:20], "big") <= 1900, "900 pixels twice over"
-
-
-@pytest.mark.parametrize("kind", ["failed", "counted"])
-def test_the_status_says_if_nothing_could_be_drawn(tmp_path, capsys, kind):
+def test_figures_of_an_archive_of_rates_draws_them_and_the_status_says_if_nothing_could_be_drawn(tmp_path, capsys):
     """A number of requests in a closed loop, as `measure --max-concurrency 4 --num-prompts 40` keeps it, has none."""
-    failed = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in at_rates()]
+    rates = [m for m in archive("cpu-vllm-0.32.0-server") if is_windowed(m.load)][:2]
+    failed = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in rates]
     counted = [measurement(4, load=ClosedLoop(4, requests=40))]
-    path = stored(tmp_path / "a.jsonl", *(failed if kind == "failed" else counted))
-    assert main(["report", str(path), "--figures", str(tmp_path / "out")]) == 4
-    assert ("rates: " in capsys.readouterr().err) is (kind == "failed") and not (tmp_path / "out").exists()
+    for name, made, status in (("a", rates, 0), ("failed", failed, 4), ("counted", counted, 4)):
+        words = [str(stored(tmp_path / f"{name}.jsonl", *made)), "--figures", str(tmp_path / name), "--goodput", SLO]
+        assert main(["report", *words]) == status
+        out, err = capsys.readouterr()
+        assert ("rates: " in err) is (name == "failed") and (tmp_path / name).exists() is (status == 0)
+        assert status or out.endswith(f"drawn: {tmp_path}/a/rates.png\n")
+    drawn = (tmp_path / "a/rates.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG") and 1600 <= int.from_bytes(drawn[16:20], "big") <= 1900, "900 pixels twice over"

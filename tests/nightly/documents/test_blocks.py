@@ -7,8 +7,6 @@ needs a GPU, a network, a server or minutes; of `text recorded`, which it printe
 code. Checked are settings, workflows, the map and the API of the site. A block of another kind fails.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -5,11 +5,9 @@ A headline says what its line has to hold, in these digits. Hosts of one kind di
 ratio stands with the number of its hosts, and with what it would be by the rates of every host that has but one side.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -42,13 +40,8 @@ def on(hosts: int) -> str:
     return "on one host" if hosts == 1 else f"on {hosts} hosts"
 
 
-def boots(points: Iterable[Point]) -> int:
-    """Number of hosts that made the points; a host that is not known counts as none."""
-    return len(hosts_of(m for point in points for group in point.used for m in group) - {None})
-
-
 def case_of(m: Measurement) -> tuple[Any, ...]:
-    """Equal where only the host and further engine arguments may differ: the card, release, engine and requests."""
+    """Equal where only the host and further engine arguments may differ."""
     return m.environment.gpu_name, m.environment.vllm, replace(m.spec, extra=()).family, m.workload.hash
 
 
@@ -109,7 +102,8 @@ def sets_under_mps() -> list[PairReplicas]:
 
 def extremes(pairs: Sequence[PairReplicas]) -> list[str]:
     seen = sorted((ratio(*pair) for pair in pairs), key=lambda one: one.value)
-    return [times(seen[0]), times(seen[-1]), f"{len(pairs)} sets {on(boots(shared for shared, _ in pairs))}"]
+    hosts = hosts_of(m for shared, _ in pairs for group in shared.used for m in group) - {None}
+    return [times(seen[0]), times(seen[-1]), f"{len(pairs)} sets {on(len(hosts))}"]
 
 
 def two_engines() -> list[str]:
@@ -166,52 +160,37 @@ def four_gpus() -> list[str]:
     return [*(times(ratio(served[way], served[1, 1])) for way in ((2, 1), (4, 4))), on(len(hosts_of(several)))]
 
 
-@dataclass(frozen=True)
-class Headline:
-    """A line of a page, by how it begins, and what it has to hold."""
-
-    page: str
-    begins: str
-    said: Callable[[], list[str]]
-
-    def lacks(self, text: str) -> list[str]:
-        return [each for each in self.said() if not re.search(rf"(?<![\d.,]){re.escape(each)}", text)]
+def lacks(said: Callable[[], list[str]], text: str) -> list[str]:
+    return [each for each in said() if not re.search(rf"(?<![\d.,]){re.escape(each)}", text)]
 
 
-REPLICAS = "| Do replicas on one GPU pay?"
-HEADLINES = [
-    Headline("README.md", "| Error of the time to first token", clients),
-    Headline("README.md", "| OPT-1.3B at concurrency 512, vLLM 0.26.0 against 0.20.2", gate_of_two_releases),
-    Headline("README.md", "| Qwen3-4B at concurrency 256", larger_graphs),
-    Headline("README.md", "| Two engines under MPS instead of one", two_engines),
-    Headline("docs/todays-models.md", "Archive `h100-vllm-0.26.0-cuda-graphs`", larger_graphs),
-    Headline("docs/results.md", REPLICAS, two_engines_of_today),
-    Headline("docs/results.md", "| And over several GPUs?", four_gpus),
+# fmt: off
+HEADLINES = [  # the page, how the line begins, and what it has to hold
+    ("README.md", "| Error of the time to first token", clients),
+    ("README.md", "| OPT-1.3B at concurrency 512, vLLM 0.26.0 against 0.20.2", gate_of_two_releases),
+    ("README.md", "| Qwen3-4B at concurrency 256", larger_graphs),
+    ("README.md", "| Two engines under MPS instead of one", two_engines),
+    ("docs/todays-models.md", "Archive `h100-vllm-0.26.0-cuda-graphs`", larger_graphs),
+    ("docs/results.md", "| Do replicas on one GPU pay?", two_engines_of_today),
+    ("docs/results.md", "| And over several GPUs?", four_gpus),
 ]
-# What lines said that archives of other hosts, or a second repeat, contradict.
-CONTRADICTED = [
+CONTRADICTED = [  # what lines said that archives of other hosts, or a second repeat, contradict
     (clients, "this client 0.01 ms, sglang's 85, aiperf's 95, vLLM's `bench serve` 437"),
-    (
-        gate_of_two_releases,
-        "throughput 0.996 (95 %: 0.977 to 0.999), within 3 %: passes; the time to start is not known",
-    ),
+    (gate_of_two_releases, "throughput 0.996 (95 %: 0.977 to 0.999), within 3 %: passes; start: not known"),
     (larger_graphs, "1.89 times (1.12 to 3.20) the tokens/s; `slmserve advise` says where to try it"),
     (larger_graphs, "on one host 1.89 times (1.12 to 3.20; 2 repeats of each) the tokens/s"),
-    (
-        two_engines,
-        "serve 2.3 times as much where one engine runs a kernel for 37 % of the time, and 0.85 to 1.07 times",
-    ),
+    (two_engines, "serve 2.3 times as much where one runs a kernel for 37 % of the time, and 0.85 to 1.07 times"),
     (two_engines_of_today, "OPT-2.7B never, today's models -15 to +134 %."),
 ]
+# fmt: on
 
 
-@pytest.mark.parametrize("headline", HEADLINES, ids=lambda each: f"{each.page}-{each.said.__name__}")
-def test_a_headline_says_what_all_archives_say(headline: Headline) -> None:
-    lines = ALL_PAGES[headline.page].read_text("utf-8").splitlines()
-    (line,) = (line for line in lines if line.startswith(headline.begins))
-    assert headline.lacks(line) == []
+@pytest.mark.parametrize(("page", "begins", "said"), HEADLINES)
+def test_a_headline_says_what_all_archives_say(page: str, begins: str, said: Callable[[], list[str]]) -> None:
+    (line,) = (line for line in ALL_PAGES[page].read_text("utf-8").splitlines() if line.startswith(begins))
+    assert lacks(said, line) == []
 
 
 @pytest.mark.parametrize(("said", "text"), CONTRADICTED)
 def test_a_headline_that_an_archive_contradicts_is_found(said: Callable[[], list[str]], text: str) -> None:
-    assert Headline("", "", said).lacks(text) != []
+    assert lacks(said, text) != []

@@ -1,8 +1,6 @@
 """The words of all that users read, pages, help and messages: short sentences, the terms of the field, addresses that
 are well formed; and the verdicts of today, which a page shows."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

@@ -1,8 +1,6 @@
 """What is printed of each committed archive, and its keys, are what its golden file has; no line is longer than the
 terminal, and no number is lost."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import re
@@ -26,8 +24,7 @@ from pytest_slmserve.report.screen import MOST_LINES
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.kv_cache import predicted_blocks, weight_bytes
 from pytest_slmserve.schema.models import CATALOGUE
-from pytest_slmserve.schema.records import ReplicaGroup
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.specs import ReplicaSpec
 
 pytestmark = in_checkout
 
@@ -70,18 +67,15 @@ def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(archive, monk
 
 
 def test_the_case_of_a_stored_group_has_its_key(archive):
+    """Of the workloads the hashes are enough for a key."""
     groups = all_groups(read(archive[1]).measurements)
-    assert groups and all(case_of(group).key == group_key(group) for group in groups)
-
-
-def case_of(group: ReplicaGroup) -> Case:
-    """The case that a repeat was measured for. Of its workloads the hashes are enough for a key."""
-    part, specs = group[0].replica, tuple(m.spec for m in group)
-    engines: EngineSpec | ReplicaSpec = specs[0]
-    if part:
-        engines = ReplicaSpec(specs, part.sharing, part.pinned, part.thread_percentage)
-    workloads = tuple(SimpleNamespace(hash=m.workload.hash) for m in group)
-    return Case(engines, workloads, tuple(m.load for m in group), group[0].environment)  # type: ignore[arg-type]
+    assert groups
+    for group in groups:
+        part, specs = group[0].replica, tuple(m.spec for m in group)
+        engines = ReplicaSpec(specs, part.sharing, part.pinned, part.thread_percentage) if part else specs[0]
+        workloads = tuple(SimpleNamespace(hash=m.workload.hash) for m in group)
+        case = Case(engines, workloads, tuple(m.load for m in group), group[0].environment)
+        assert case.key == group_key(group)
 
 
 def test_weights_and_kv_blocks_are_as_counted_before_the_start():

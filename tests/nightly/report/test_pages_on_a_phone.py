@@ -1,7 +1,5 @@
 """Pages of large archives in a real browser: names and ticks are whole and apart, on a desk and on a phone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -16,12 +14,7 @@ from scripts import in_checkout
 from pytest_slmserve.__main__ import main
 
 pytestmark = [needs_browser, in_checkout]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as browser:
-        yield browser
+browser = pytest.fixture(launched, scope="module")
 
 
 @contextmanager

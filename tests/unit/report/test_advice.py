@@ -1,8 +1,6 @@
 """The advice on planted sweeps is the one that is kept, its commands parse back to their numbers, and predictions for
 another GPU stand beside what was measured there."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

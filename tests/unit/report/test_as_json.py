@@ -1,8 +1,6 @@
 """Plain values: what JSON cannot say is null, no type is lost in silence, CSV has the same facts, and each point, sweep
 and benchmark is whole."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

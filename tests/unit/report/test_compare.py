@@ -1,8 +1,6 @@
 """Comparisons of runs and of releases: planted ones have the sections that are kept, a change is the one that was
 planted, and the charts have the same ratios."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Replicas, engines on several GPUs and both interfaces: planted ones have the sections that are kept, each gain is
 over the right engine, and the best deployment is the best of all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What is said of each point: where it was measured, how far it is valid and why; and what findings know together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from sections import difference

@@ -1,8 +1,6 @@
 """A gate tells its outcome, what can decide it and in how long, and where the time goes between two sides: each part is
 the one that was planted, and what cannot be known is named with the side that lacks it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

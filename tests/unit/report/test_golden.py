@@ -1,8 +1,6 @@
 """Texts, tables, commands, pages and pictures of six archives that together have nearly all of them are as their golden
 files have them. Nightly looks at all archives."""
 
-from __future__ import annotations
-
 import pytest
 from golden import DRAWN, archives, difference, elsewhere
 from scripts import in_checkout

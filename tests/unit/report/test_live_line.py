@@ -1,8 +1,6 @@
 """The line that is written over: which fields it has at which width, that it is never longer, what it tells of the time
 left, and what a terminal and a pipe get of it."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

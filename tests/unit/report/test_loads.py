@@ -1,8 +1,6 @@
 """Jobs, single loads, rates and ramps, and goodput: planted ones have the sections that are kept, what fails or is held
 back is counted, and the charts have the values of the table."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

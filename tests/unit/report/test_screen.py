@@ -1,8 +1,6 @@
 """The last screen: what is on it in which colour and order, and that it is one screen; what all tables add; and what a
 run writes for workflows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

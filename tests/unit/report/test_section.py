@@ -1,7 +1,5 @@
 """A section as text of a terminal, as Markdown that obeys nothing of what others wrote, and as charts."""
 
-from __future__ import annotations
-
 from sections import difference
 
 from pytest_slmserve.report.section import Chart, Details, Legend, Named, Section, Table, Verbatim

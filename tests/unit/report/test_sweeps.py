@@ -1,8 +1,6 @@
 """A sweep's section says of planted curves what its file keeps, any curve can be shown, and what is not known is not
 told."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

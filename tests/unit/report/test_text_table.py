@@ -1,8 +1,6 @@
 """Numbers keep their digits; a table loses no cell in silence and fits its width by the ranks of its columns; broken
 lines keep their words, and a broken command is the same for a shell."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex

@@ -1,8 +1,6 @@
 """Verdicts against what was expected: outcome, words, colour and tally of each, and what would decide an inconclusive
 one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from sections import difference

@@ -1,8 +1,6 @@
 """Charts of planted figures are as they are kept: values of points, intervals and bounds where they must be. Axes and
 bars hold for any numbers, and Vega-Lite knows each kind of chart."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Pictures for files: of planted findings they have the values that are kept, what cannot be drawn says why, and
 Vega-Lite knows them."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,8 +1,6 @@
 """The page without a browser: nothing of an archive is markup, only our scripts run, requests give the latencies again,
 costs and environments are tables, terms have their meaning, and a file is replaced at once or not at all."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
