@@ -94,14 +94,12 @@ def test_only_what_is_on_main_starts_by_itself_callers_run_on_our_labels_and_who
     assert re.findall(r"pip|git clone|curl|\bsh\b|bash", yaml.safe_dump(write, width=10_000)) == []
 
 
-def test_a_pinned_action_has_one_commit_and_says_which_version_it_is() -> None:
+def test_what_comes_from_others_is_pinned_and_one_job_stands_for_all_of_ci() -> None:
+    """Actions by one commit, which says its version, and what makes a release by hash."""
     texts = [path.read_text("utf-8") for path in (*FOLDER.glob("*.yml"), ACTION)]
     found = {line for text in texts for line in re.findall(r"uses: (\S+@[0-9a-f]{40}.*)", text)}
     assert all(re.search(r" # v\d+\.\d+\.\d+$", line) for line in found)
     assert len(found) == len({line.split("@")[0] for line in found}) > 0
-
-
-def test_what_makes_a_release_is_installed_by_hash_and_one_job_stands_for_all_of_ci() -> None:
     scripts = [step.get("run", "") for step in WORKFLOWS["release.yml"]["jobs"]["build"]["steps"]]
     pip = "python -m pip install --require-hashes -r requirements/publish.lock"
     assert [line for line in scripts if "pip install" in line] == [pip]

@@ -2,6 +2,7 @@
 planted, and the charts have the same ratios."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from html_pages import values_of
@@ -79,19 +80,17 @@ def test_a_change_is_the_one_that_was_planted_in_the_table_the_facts_and_the_cha
     assert ratios == drawn and len(ratios) == 4
 
 
-def test_runs_are_a_line_each(tmp_path):
-    rows = [run(tmp_path), run(tmp_path, id="2", started="", resumes=True)]
+RUN = {
+    "path": Path("a.jsonl"), "id": "1", "started": "2026-01-02T03:04:05", "measurements": 12, "launches": 2,
+    "models": ["opt-1.3b", "b"], "vllm": ["0.26.0"], "devices": ["H200"], "hosts": ["one"], "resumes": False,
+}  # fmt: skip
+
+
+def test_runs_are_a_line_each():
+    rows = [RUN, RUN | {"id": "2", "started": "", "resumes": True}]
     with laid_out(200):
         shown = {f"several archives: {several}": report.run_table(rows, several=several) for several in (True, False)}
     for width in (104, 92, 84, 80, 70):  # columns leave one after the other
         with laid_out(width):
-            shown[f"{width} columns"] = report.run_table([run(tmp_path, models=["a"], resumes=True)], several=False)
-    assert difference("runs", {name: text.replace(f"{tmp_path}/", "") for name, text in shown.items()}) == ""
-
-
-def run(folder, **facts):
-    return {
-        "path": folder / "a.jsonl", "id": "1", "started": "2026-01-02T03:04:05", "measurements": 12, "launches": 2,
-        "models": ["opt-1.3b", "b"], "vllm": ["0.26.0"], "devices": ["H200"], "hosts": ["one"], "resumes": False,
-        **facts,
-    }  # fmt: skip
+            shown[f"{width} columns"] = report.run_table([RUN | {"models": ["a"], "resumes": True}], several=False)
+    assert difference("runs", shown) == ""

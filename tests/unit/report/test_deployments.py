@@ -175,7 +175,6 @@ def test_tables_of_one_model_say_in_what_they_differ(gpus):
     made = [m for each in (gpus, *gpus.wider) for m in each.measurements]
     settled = [replace(m, load=replace(m.load, settle_lifetimes=2.0)) for m in made]
     both = with_wider([curve_of("opt-tiny", [m for m in settled if m.spec.tensor_parallel_size == n]) for n in (1, 2)])
-
     shown = deployments.gpus_sections([gpus, both[0]])
     titles = [each.title.partition(" on ")[0] for each in shown if isinstance(each, Section)]
     assert titles == ["opt-tiny, warm-up 1", "opt-tiny, warm-up 2"]
@@ -187,9 +186,8 @@ def test_tables_of_one_model_say_in_what_they_differ(gpus):
 
 def swept(interface="engine", slower=1.0, loads=(4, 8, 16), **more):
     """Two repeats of each load on a launch of their own."""
-    made = [
-        measurement(n, slower * 100 * n, repeat=i, launch=f"{interface}-{i}", **more) for n in loads for i in (1, 2)
-    ]
+    each = [(n, i) for n in loads for i in (1, 2)]
+    made = [measurement(n, slower * 100 * n, repeat=i, launch=f"{interface}-{i}", **more) for n, i in each]
     return [replace(m, spec=replace(m.spec, interface=interface)) for m in made]
 
 
@@ -203,6 +201,9 @@ def test_both_interfaces_have_a_row_of_each_load_that_both_have_and_name_front_e
     curves = [of(), of("server", 0.9, loads=(8, 16, 32)), curve_of("opt-1.3b", several)]
     shown = {"two servers": in_words(deployments.interfaces_sections(curves))}
     assert difference("interfaces", shown) == ""
+    another_host, other_loads = of("server", environment=replace(H200, cores=8)), of("server", loads=(2,))
+    for other in (of(), of("server", model="opt-2.7b"), another_host, other_loads):
+        assert at_both_interfaces([of(), other]) == [] == [*deployments.interfaces_sections([of(), other])]
 
 
 def test_where_more_prompts_come_together_fewer_steps_have_one():
@@ -216,9 +217,3 @@ def test_where_more_prompts_come_together_fewer_steps_have_one():
     alone, together = with_prompts(alone, [64]), with_prompts(together, [64, 0, 0, 0])
     ((_, _, loads),) = at_both_interfaces([curve_of("opt-1.3b", [each]) for each in (alone, together)])
     assert loads[0].prompt_steps == pytest.approx((1.0, 0.25), abs=0.02)
-
-
-def test_what_is_not_of_both_interfaces_is_no_comparison():
-    another_host, other_loads = of("server", environment=replace(H200, cores=8)), of("server", loads=(2,))
-    for other in (of(), of("server", model="opt-2.7b"), another_host, other_loads):
-        assert at_both_interfaces([of(), other]) == [] == [*deployments.interfaces_sections([of(), other])]

@@ -13,8 +13,6 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.schema.records import Environment
 
 SOUND = point(8, [100.0, 101.0])
-
-
 MARKS = (
     {}, {"noise": ("slow",)}, {"noise": ("slow",), "left_out": 1}, {"left_out": 1, "degraded": ("hot",)},
     {"degraded": ("hot",), "repeats": ()},
