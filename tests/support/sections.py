@@ -28,13 +28,11 @@ def rows_of(table: Table) -> list[dict[str, str]]:
 
 def tables_of(parts: Section | Iterable[Part]) -> list[Table]:
     """The tables that have rows."""
-    parts = parts.parts if isinstance(parts, Section) else parts
-    return [part for part in parts if isinstance(part, Table) and part.rows]
+    return [part for part in getattr(parts, "parts", parts) if isinstance(part, Table) and part.rows]
 
 
 def sentences_of(parts: Section | Iterable[Part]) -> list[str]:
-    parts = parts.parts if isinstance(parts, Section) else parts
-    return [part for part in parts if isinstance(part, str) and part]
+    return [part for part in getattr(parts, "parts", parts) if isinstance(part, str) and part]
 
 
 def in_words(parts: Iterable[Section | Part]) -> str:
@@ -47,12 +45,9 @@ def in_words(parts: Iterable[Section | Part]) -> str:
                 drawn = sum(chart.spec is not None for chart in charts())
                 lines += [f"# {title} [{look}] {name}".strip(), in_words(inner), f"charts: {drawn}"]
             case Table(caption=caption, heading=heading):
-                cells = part.cells
-                lines += [
-                    " | ".join(row)
-                    for row in ([f"{caption} {heading}".strip()], cells.heads, *cells.rows)
-                    if cells.rows
-                ]
+                if (cells := part.cells).rows:
+                    rows = [f"{caption} {heading}".strip()], cells.heads, *cells.rows
+                    lines += map(" | ".join, rows)
             case Named(pairs):
                 lines += [f"{name}: {text}" for name, text in pairs]
             case Legend(text, notes):
@@ -84,9 +79,7 @@ def in_layers(spec: Mapping[str, Any]) -> str:
 @cache
 def vega_lite() -> Any:
     """A validator by the schema of Vega-Lite, which Altair ships; importing Altair would take a second."""
-    altair = find_spec("altair")
-    assert altair is not None and altair.origin is not None
-    path = Path(altair.origin).parent / "vegalite" / "v6" / "schema" / "vega-lite-schema.json"
+    path = Path(str(find_spec("altair").origin)).parent / "vegalite/v6/schema/vega-lite-schema.json"
     return Draft7Validator(json.loads(path.read_text("utf-8")))
 
 

@@ -81,7 +81,7 @@ def test_planted_sweeps_have_the_advice_that_is_kept():
     assert difference("advice", texts) == ""
 
 
-def test_engines_that_start_together_have_a_port_each_and_one_of_unknown_memory_is_alone():
+def test_engines_that_start_together_have_a_port_each_and_what_is_not_known_is_alone_or_left_to_vllm():
     single, double = advice.starts(planned())
     assert (len(single.commands), single.mps, len(double.commands), double.mps) == (1, False, 2, True)
     seen = [options(shlex.join(words)) for words in double.commands]
@@ -90,6 +90,9 @@ def test_engines_that_start_together_have_a_port_each_and_one_of_unknown_memory_
     assert len(both.commands) == 2 and "--port" in alone.commands[0]
     assert "--gpu-memory-utilization" not in alone.commands[0]
     assert [*advice.starts(PLANS["a GPU that is too small"])] == [] == [*advice.starts(BARE)]
+    spec = EngineSpec("opt-1.3b", enforce_eager=True)
+    words = advice.serve_words(replace(ENGINE, max_num_batched_tokens=None, footprint=None, spec=spec), 8, None)
+    assert shlex.join(words) == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
 
 
 VISIBLE = st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))  # as a specification has them
@@ -122,12 +125,6 @@ def test_a_command_broken_or_not_parses_back_to_its_numbers(model, footprint, ba
     assert seen.get("--max-num-batched-tokens") == (None if tokens is None else str(tokens))
     share, needed = float(seen["--gpu-memory-utilization"]), footprint.total_bytes(batch) / (gib * GIB)
     assert share == 1 or (needed <= share + 1e-9 and share - needed <= 0.001)
-
-
-def test_what_is_not_known_of_the_engine_is_left_to_vllm():
-    spec = EngineSpec("opt-1.3b", enforce_eager=True)
-    words = advice.serve_words(replace(ENGINE, max_num_batched_tokens=None, footprint=None, spec=spec), 8, None)
-    assert shlex.join(words) == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
 
 
 def test_planted_sweeps_have_the_facts_that_are_kept():

@@ -72,9 +72,8 @@ def test_a_table_is_read_back_with_every_cell(rows):
 def test_each_point_has_its_case_and_its_figures():
     curve = lawful((1, 8, 64), (1, 1))
     for row, point in zip(point_facts(Findings(curves=[curve])), curve.points, strict=True):
-        assert (
-            row.items() >= {"kind": "point", "valid": True, "goodput": None, "concurrency": point.concurrency}.items()
-        )
+        known = {"kind": "point", "valid": True, "goodput": None, "concurrency": point.concurrency}
+        assert row.items() >= known.items()
         assert row["load"] == load_facts(ClosedLoop(point.concurrency)) and not {"used", "each"} & row.keys()
     with_slo = point_facts(Findings(curves=[curve], slo=parse_slo("e2e:0.5s")))
     assert [row["goodput"].attainment for row in with_slo] == [1.0, 1.0, 1.0]

@@ -42,8 +42,6 @@ def sections(*curves, others=()) -> list:
     return [*deployments.replica_sections(curves, [*dict.fromkeys(s for c in curves for s in c.shared), *others])]
 
 
-# Replicas
-
 PROBLEMS = ("replica 1: 1 requests failed", "replica 2: 3 preemptions in the window")
 PAIR = set_of(2, (2200.0,), models=("opt-125m", "opt-1.3b"), loads=(64, 32), each_tokens_per_s=(1800.0, 400.0))
 SMALL = curve(model="opt-125m", points=(point(32, [2000.0]), point(64, [3000.0])))
@@ -119,9 +117,6 @@ def test_the_gain_is_over_one_engine_and_drawn_with_its_state():
     assert drawn == {name(2): ("passes", 1.0, pytest.approx(1.16)), name(3): ("fails", 1.0, pytest.approx(0.9025))}
 
 
-# Memory
-
-
 def test_planted_memory_has_the_charts_that_are_kept():
     engines = EngineMemory("a", GIB, 2 * GIB), EngineMemory("b", 2 * GIB, 2 * GIB)
     caches = [EngineMemory("a", GIB, size * GIB) for size in (2, 3)]
@@ -135,9 +130,6 @@ def test_planted_memory_has_the_charts_that_are_kept():
     assert difference("memory", shown) == ""
     (row,) = made["a sensor tells it"]
     assert (row.each_gib("weight_bytes"), row.each_gib("kv_bytes")) == ("1.00 + 2.00", "2.00")
-
-
-# Several GPUs
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +171,6 @@ def test_tables_of_one_model_say_in_what_they_differ(gpus):
     titles = [each.title.partition(" on ")[0] for each in shown if isinstance(each, Section)]
     assert titles == ["opt-tiny, warm-up 1", "opt-tiny, warm-up 2"]
     assert list(deployments.gpus_sections([replace(gpus, wider=(), shared=())])) == []
-
-
-# Both interfaces
 
 
 def swept(interface="engine", slower=1.0, loads=(4, 8, 16), **more):

@@ -42,8 +42,6 @@ def lines_of(most: int = screen.MOST_LINES, **found) -> list[str]:
     return [text for text, _ in screen.screen(Findings(**found), most)]
 
 
-# What is on it
-
 EXPECTED = [(verdict(PASSES), None), (verdict(FAILS, "table-1-batch-fits"), AS_FAILURE)]
 SURPRISES = [(verdict(FAILS, subject="opt-2.7b"), None), (verdict(PASSES, "table-1-batch-fits", "x"), AS_FAILURE)]
 NOISY = {"value": 0.1, "low": 0.05, "high": 0.15}
@@ -153,9 +151,6 @@ def test_a_part_can_do_without_all_but_its_first_line():
     assert told == ["head", "a", "b", "and 2 more things", "foot"]
 
 
-# With all tables
-
-
 def judged_sweep(**more: object) -> Findings:
     curve = lawful((128, 256, 512), (1, 1))
     rows = [lookup.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
@@ -174,9 +169,6 @@ def test_tables_come_before_the_summary_and_nothing_is_said_twice():
     parts = screen.subject_sections(judged_sweep(jobs=[job_point()]))
     shown["parts of each subject"] = "\n".join(f"{heading}: {len([*each])}" for heading, each in parts.items())
     assert difference("summary", shown) == "" and list(screen.tables(Findings())) == []
-
-
-# For workflows
 
 
 @pytest.fixture

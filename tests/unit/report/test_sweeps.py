@@ -214,9 +214,6 @@ def test_the_report_and_the_item_say_alike_what_was_left_out():
     assert item and item.why.endswith(said.split("are used: ")[1])
 
 
-# Sensors and steps
-
-
 def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
     def slower(concurrency, cpu_ms, model="a"):
         """A measurement beside which a host-speed probe took so long, and waited as long again."""
@@ -231,9 +228,6 @@ def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
     assert speeds == [[("100.0", "50.0"), ("80.0", "50.0"), ("100.0", "50.0")], [("50.0", "50.0")] * 2]
     legends = [part.text for part in sweeps.sweep_sections(found) if isinstance(part, Legend)]
     assert sweeps.SENSOR_LEGEND["host speed %"] in legends[1]
-
-
-# Energy and the overview
 
 
 def spent(model, concurrency, joules, limit=700.0, environment=H200) -> Curve:

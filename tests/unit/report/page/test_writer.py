@@ -50,9 +50,6 @@ def page() -> Page:
     return Page(rendered(found_of(SWEEP)))
 
 
-# Content
-
-
 NAMES = ("title", "tallies", "status_words", "unexpected", "inconclusive", "facts", "environments", "reproduce")
 STATES = (State.PASSES, State.FAILS, State.INCONCLUSIVE)
 JUDGED = [(Verdict("claim", f"m{n}", state, f"why {n}"), None) for n, state in enumerate(STATES)]
@@ -116,9 +113,6 @@ def test_goodput_and_costs_are_of_the_points():
     assert writer.goodput_part([], SLO) is None is writer.cost_part([])
 
 
-# Terms
-
-
 HEADINGS = (
     "TTFT ms", "concurrent requests", "mean concurrency", "Interim analyses: mean E2E", "batching", "",
     "throughput-plateau", "opt-1.3b: INCONCLUSIVE after 4 pairs of launches",
@@ -140,9 +134,6 @@ def test_each_term_of_a_heading_has_its_meaning_on_the_page(page):
     heads = re.findall(r"<(?:th scope=.col|figcaption|h2)[^\n]*?class=.term.[^>]*>([^<]*)<", page.source)
     assert {"concurrency", "TTFT", "TPOT", "E2E", "Pareto", "valid", "Service-level objective"} <= set(heads)
     assert {forms[0]: meaning for forms, meaning in GLOSSARY.items() if len(meaning.split()) > 25} == {}
-
-
-# What runs, and what is text
 
 
 def named(name: str) -> Page:
@@ -195,16 +186,16 @@ def test_libraries_are_those_that_their_table_names_and_are_packed_once():
     assert rendered(Findings()) == rendered(Findings()) and writer.shared_parts.cache_info().misses == 1
 
 
-# Files
-
-
 def test_without_jinja2_a_page_is_a_usage_error(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with refused("Jinja2", hint="pytest-slmserve[report]"):
         writer.RunPage(tmp_path / "out.html")
 
 
-def test_a_page_is_written_with_its_folder_and_replaced_by_a_page(tmp_path):
+def test_a_page_is_written_with_its_folder_replaced_by_a_page_and_kept_if_that_breaks_off(tmp_path, monkeypatch):
+    def full(self: Path, *_: object) -> Path:
+        raise OSError(28, "No space left on device")
+
     path = tmp_path / "a" / "out.html"
     for status in (0, 1):
         writer.write_page(path, Findings(), status=status)
@@ -212,6 +203,10 @@ def test_a_page_is_written_with_its_folder_and_replaced_by_a_page(tmp_path):
     for begins in (b"", b"<!DOCTYPE HTML><p>"):
         path.write_bytes(begins)
         writer.check_replaceable(path)
+    monkeypatch.setattr(Path, "replace", full)
+    with refused("No space left"):
+        writer.write_page(path, Findings(), status=1)
+    assert path.read_bytes() == begins and [*path.parent.iterdir()] == [path]
 
 
 @pytest.mark.parametrize("name", ["folder", "pipe", "records.jsonl", "records.jsonl/out.html"])
@@ -223,18 +218,6 @@ def test_a_page_takes_the_place_of_a_page_only(tmp_path, name):
     with refused(tmp_path / name, hint="--html"):
         writer.write_page(tmp_path / name, Findings())
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "pipe").is_fifo()
-
-
-def test_a_page_that_breaks_off_leaves_the_old_one_and_no_part(tmp_path, monkeypatch):
-    def full(self: Path, *_: object) -> Path:
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "out.html"
-    writer.write_page(path, Findings(), status=0)
-    monkeypatch.setattr(Path, "replace", full)
-    with refused("No space left"):
-        writer.write_page(path, Findings(), status=1)
-    assert "Exit status 0" in path.read_text("utf-8") and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_run_goes_on_without_its_page_and_waits_as_long_as_the_last_one_took(tmp_path, monkeypatch):
