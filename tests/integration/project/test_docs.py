@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import said
-from pages import ALL_PAGES, DOCS, PAGES, README, broken_links, fences, links
+from pages import ALL_PAGES, DOCS, PAGES, broken_links, fences, links
 from scripts import CHECKOUT, needs_checkout
 from written_pages import WRITTEN
 
@@ -25,8 +24,10 @@ def test_a_page_that_is_written_from_the_code_is_that_of_the_code(path: Path) ->
     assert path.read_text("utf-8") == WRITTEN[path](), "python tests/support/written_pages.py writes it"
 
 
-def test_links_to_files_of_the_repository_lead_somewhere_and_broken_ones_are_found(tmp_path: Path) -> None:
+def test_links_to_files_lead_somewhere_broken_ones_are_found_and_every_page_is_on_the_map(tmp_path: Path) -> None:
     assert {name: found for name, page in ALL_PAGES.items() if (found := broken_links(page))} == {}
+    mapped = {(DOCS / target).resolve() for target in links(TEXTS["docs/index.md"])}
+    assert {page.resolve() for page in PAGES.values()} - {(DOCS / "index.md").resolve()} <= mapped
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading: here\n[d](page.md#a-heading-here) [a](nowhere.md) [b](https://example.org/x) ![c](#none)\n"
@@ -46,11 +47,6 @@ def test_files_of_the_repository_and_options_that_are_named_exist() -> None:
     assert len(named) > 100 and {pair for pair in named if pair[1] not in known} == set()
 
 
-def test_every_page_is_on_the_map() -> None:
-    mapped = {(DOCS / target).resolve() for target in links(TEXTS["docs/index.md"])}
-    assert {page.resolve() for page in PAGES.values()} - {(DOCS / "index.md").resolve()} <= mapped
-
-
 def test_the_page_of_claims_has_each_claim_once() -> None:
     rows = re.findall(r"^\| (.+) \|$", TEXTS["docs/claims.md"].partition("## Today")[0], re.MULTILINE)
     cells = [row.split(" | ") for row in rows]
@@ -67,10 +63,3 @@ def test_the_readme_begins_with_two_commands_of_which_ci_runs_the_second_and_an_
         for name in ("README.md", "docs/writing-tests.md")
     )
     assert example == of_the_guide and len([line for line in example.splitlines() if line]) <= 5
-
-
-def test_the_screen_in_the_readme_is_what_is_printed(capsys, monkeypatch) -> None:
-    monkeypatch.chdir(CHECKOUT)
-    monkeypatch.setenv("COLUMNS", "80")
-    words, text = README.read_text("utf-8").split("```console\n$ slmserve report ")[1].split("```")[0].split("\n", 1)
-    assert said(capsys, "report", *words.split()).out == text

@@ -151,15 +151,12 @@ def test_the_package_keeps_the_rule_and_planted_violations_are_found_and_nothing
         assert rule({name: ast.parse(text) for name, text in sources.items()}) != [], sources
 
 
-def test_functions_are_as_long_as_their_one_thought_and_folders_at_most_two_deep() -> None:
+def test_functions_are_as_long_as_one_thought_folders_two_deep_and_docstrings_begin_with_a_noun_or_a_verb() -> None:
     found = [node for _, node in nodes(PACKAGE) if isinstance(node, Function)]
     lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in found]
     assert median(lengths) >= 6, "a thought is split over many functions"
     assert quantiles(lengths, n=10)[-1] <= 35
     assert [name for name in PACKAGE if name.count(".") > 2] == []
-
-
-def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     documented = (ast.Module, ast.ClassDef, Function)
     texts = [text for _, node in nodes(PACKAGE) if isinstance(node, documented) and (text := ast.get_docstring(node))]
     assert len(texts) > 1000 and sum(map(bool, map(NO_SUBJECT.match, texts))) <= 0.03 * len(texts)
@@ -167,14 +164,10 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     assert not any(map(NO_SUBJECT.match, ("Seconds of a step.", "The step.", "Format of it.")))
 
 
-def test_the_quick_start_is_a_user_s_own_file() -> None:
-    """It may be copied as it is: it needs pytest alone."""
+@in_checkout
+def test_what_benchmarks_and_studies_import_is_there_and_the_quick_start_may_be_copied_as_it_is() -> None:
     text = (FOLDER / "quickstart" / "test_quickstart.py").read_text("utf-8")
     assert list(imports({"": ast.parse(text)})) == [("", "pytest")] and len(text.splitlines()) <= 40
-
-
-@in_checkout
-def test_what_benchmarks_and_studies_import_of_the_package_is_there() -> None:
     paths = [path for name in ("benchmarks", "studies") for path in (CHECKOUT / name).rglob("*.py")]
     nodes_of = (node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8"))))
     asked = [node for node in nodes_of if isinstance(node, ast.ImportFrom) and inside(node.module or "", ROOT)]
@@ -202,17 +195,11 @@ IN_INTEGRATION = {
 }
 
 
-def has_logic(tree: ast.Module) -> bool:
-    """A function with a statement beside its docstring."""
-    functions = (node for node in walked(tree) if isinstance(node, ast.FunctionDef))
-    return any(not isinstance(node.body[-1], ast.Expr) or len(node.body) > 1 for node in functions)
-
-
 def test_every_module_with_logic_has_a_test_file_of_its_name_and_every_folder_a_room() -> None:
-    """So who changes a module finds its tests."""
-    found = {
-        name for name, tree in PACKAGE.items() if not (FOLDER / name.replace(".", "/")).is_dir() and has_logic(tree)
-    }
+    """So who changes a module finds its tests. Logic is a function with a statement beside its docstring."""
+    functions = ((name, node) for name, node in nodes(PACKAGE) if isinstance(node, ast.FunctionDef))
+    logic = {name for name, node in functions if len(node.body) > 1 or not isinstance(node.body[0], ast.Expr)}
+    found = {name for name in logic if not (FOLDER / name.replace(".", "/")).is_dir()}
     paths = {name: TESTS / "unit" / name.replace(".", "/") for name in found}
     tested = {name for name, path in paths.items() if path.with_name(f"test_{path.name.strip('_')}.py").is_file()}
     assert len(found) > 80 and found - tested == IN_INTEGRATION

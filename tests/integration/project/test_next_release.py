@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.version import Version
 from scripts import CHECKOUT, checkout_script, loaded
 
 SCRIPT = checkout_script(".github/scripts/next_release.py")
@@ -22,14 +23,6 @@ def index(*versions, **others):
     return {"releases": {**{version: [WHEEL] for version in versions}, **others}}
 
 
-def number(version):
-    """Parts of a version; zeros at the end make no other."""
-    parts = [int(part) for part in version.split(".")]
-    while parts[-1:] == [0]:
-        parts.pop()
-    return parts
-
-
 NUMBERS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))
 
 
@@ -37,8 +30,8 @@ NUMBERS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(lambda parts
 def test_what_is_chosen_is_the_newest_without_a_result(script, versions, pin, data):
     done = data.draw(st.sets(st.sampled_from(versions)))
     found = script.choose(index(*versions), pin, [f"vLLM {version}: gate" for version in done])
-    left = [each for each in map(number, versions) if each > number(pin) and each not in map(number, done)]
-    assert number(found) == max(left) if left else found == ""
+    left = [each for each in map(Version, versions) if each > Version(pin) and each not in map(Version, done)]
+    assert Version(found) == max(left) if left else found == ""
 
 
 NO_FINAL = ("0.27.0rc1", "0.27.0a1", "0.27.0.dev3", "0.27.0+cu129", "1!0.1", "nonsense", "")

@@ -39,7 +39,7 @@ def test_the_changelog_begins_with_the_version_and_the_citation_names_it_and_the
     assert citation["references"] and all(paper["url"] in read("README.md") for paper in citation["references"])
 
 
-def test_ci_tries_every_python_that_the_classifiers_name_and_tox_the_torch_of_the_lock() -> None:
+def test_pythons_of_ci_torch_of_tox_and_what_is_pinned_have_one_version_and_dependabot_moves_pins() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', read("pyproject.toml"))
     (matrix,) = re.findall(r"python: \[(.+)\]", read(".github/workflows/ci.yml"))
     assert re.findall(r'"(3\.\d+)"', matrix) == named == sorted(named, key=lambda name: int(name[2:]))
@@ -47,9 +47,6 @@ def test_ci_tries_every_python_that_the_classifiers_name_and_tox_the_torch_of_th
     assert oldest == (f">={named[0]}", named[0])
     torch = re.search(r"torch==\S+", read(LOCK))
     assert torch and f"{torch[0]}\n" in read("tox.ini") and LOCK in read("tox.ini")
-
-
-def test_what_is_pinned_has_one_version_is_moved_by_dependabot_and_what_is_not_the_bound_of_users() -> None:
     pairs = (requirement.partition("==") for requirement in PROJECT["dependency-groups"]["lint"])
     pinned = {name: version for name, equal, version in pairs if equal}
     for tool in ("ruff", "mypy"):

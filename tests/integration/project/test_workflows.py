@@ -127,9 +127,6 @@ def test_the_action_sees_no_token_and_inputs_and_outputs_go_through() -> None:
     }  # fmt: skip
 
 
-# The scripts of the steps, with commands that only take notes
-
-
 @pytest.fixture
 def step(tmp_path: Path) -> Step:
     made = Step(tmp_path)
