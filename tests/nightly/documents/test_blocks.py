@@ -1,11 +1,8 @@
-"""Blocks of the pages: every page is carried out from top to bottom, in a folder with the files that it names.
-
-Run are tests (`python runs`), other Python, every `slmserve` command that reads records, and every `pytest
---slm-simulate`. The exit status is that behind `# ` at the end of the line, else one of a verdict. What the page shows
-below a command has to be in what that printed, line by line; columns and lines may be left out. Only parsed is what
-needs a GPU, a network, a server or minutes; of `text recorded`, which it printed once, the words are still those of the
-code. Checked are settings, workflows, the map and the API of the site. A block of another kind fails.
-"""
+"""Blocks of the pages: every page is carried out from top to bottom, in a folder with the files that it names: tests
+(`python runs`), other Python, `slmserve` on records, and `pytest --slm-simulate`. The exit status is that behind `# `
+at the end of the line, else one of a verdict. What a page shows below a command has to be in what that printed, line by
+line; columns and lines may be left out. Only parsed is what needs a GPU, a network, a server or minutes; of `text
+recorded`, which it printed once, the words are still those of the code. A block of another kind fails."""
 
 import gzip
 import json
@@ -20,7 +17,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile, groupby
+from itertools import chain, dropwhile, groupby
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -31,10 +28,10 @@ import pytest
 import vl_convert  # noqa: F401
 from pages import ALL_PAGES, DOCS, fences, unfenced
 from scripts import BASELINES, CHECKOUT
+from shipped import PACKAGE
 from workflow_steps import read as read_yaml
 from workflow_steps import yaml
 
-import pytest_slmserve
 from pytest_slmserve.__main__ import main, parser
 from pytest_slmserve.archive.baselines import read_waivers
 from pytest_slmserve.options.read import read_options
@@ -110,7 +107,9 @@ class Desk:
                 assert self.printed is not None, "nothing above it was run: text recorded, formula or diagram"
                 assert missing(text, self.printed) == []
             case ["text", "recorded"]:
-                assert unknown_words(text) == set()
+                source = " ".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
+                known = set(re.findall(r"[a-z_]+", source))
+                assert set(re.findall(r"(?<![\w/.-])[a-z_]{4,}(?![\w/-])", text)) <= known
             case ["text", "formula" | "diagram"]:
                 assert not re.search(r"^ *(\$|slmserve|pytest|pip|tox|python) .*--", text, re.MULTILINE)
             case ["yaml"]:
@@ -154,7 +153,8 @@ class Desk:
         match [command[0].rpartition("/bin/")[2], *command[1:]]:
             case ["slmserve", name, *arguments] if name in OFFLINE:
                 self.capfd.readouterr()
-                assert main([name, *globbed(arguments)]) in status
+                paths = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in arguments]
+                assert main([name, *chain(*paths)]) in status
                 self.printed, errors = self.capfd.readouterr()
                 assert "error:" not in errors
             case ["slmserve", name, *arguments]:
@@ -197,10 +197,6 @@ def commands_of(line: str) -> Iterator[list[str]]:
             yield command
 
 
-def globbed(words: Sequence[str]) -> list[str]:
-    return [path for word in words for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
-
-
 def missing(shown: str, printed: str) -> list[str]:
     """Lines shown that were not printed in this order: the words of each are among those of a printed line (or of that
     and the next two, if the terminal was too narrow for it), in their order."""
@@ -220,12 +216,6 @@ def missing(shown: str, printed: str) -> list[str]:
 def words(line: str) -> list[str]:
     """Words of a line, but for rules of tables and what says that something is left out."""
     return [word for word in line.replace("...", " ").split() if not re.fullmatch(r"-{3,}", word)]
-
-
-def unknown_words(text: str) -> set[str]:
-    """Words of a recorded text that the package has nowhere."""
-    source = " ".join(path.read_text("utf-8") for path in Path(pytest_slmserve.__file__).parent.rglob("*.py"))
-    return set(re.findall(r"(?<![\w/.-])[a-z_]{4,}(?![\w/-])", text)) - set(re.findall(r"[a-z_]+", source))
 
 
 def check_workflow(workflow: Any) -> None:

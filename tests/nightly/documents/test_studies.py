@@ -77,16 +77,13 @@ def test_each_tells_how_it_is_used(run, name):
     assert f"python studies/{name}.py" in run(name, "--help")
 
 
-def test_benchmarks_are_tests_and_their_archives_which_are_small():
+def test_benchmarks_are_tests_and_small_archives_of_which_those_that_are_replayed_are_kept():
+    """Those that kept.txt lists are there, and it lists those that studies, tests and pages name, with their ending or
+    without it."""
     others = {path.name for path in BASELINES.parent.iterdir() if not path.match("test_*.py")}
     assert others - {"__pycache__"} == {"__init__.py", "asv", "baselines"}
     assert {"".join(path.suffixes[-2:]) for path in BASELINES.iterdir()} == {".jsonl.xz"}
     assert sum(path.stat().st_size for path in [*BASELINES.iterdir(), *RESULTS.iterdir()]) < 5e6
-
-
-def test_archives_that_are_replayed_are_kept():
-    """Those that kept.txt lists are there, and it lists those that studies, tests and pages name, with their ending or
-    without it."""
     kept = (STUDIES / "kept.txt").read_text("utf-8").split()
     assert kept == sorted(set(kept)) and [name for name in kept if not (BASELINES / name).is_file()] == []
     pages = [*STUDIES.glob("*.py"), *TESTS.rglob("*.py"), *(CHECKOUT / "docs").glob("*.md"), CHECKOUT / "README.md"]
@@ -99,9 +96,6 @@ def test_archives_that_are_replayed_are_kept():
     assert {name for name in (f"{one}.jsonl.xz" for one in brief) if (BASELINES / name).is_file()} <= set(kept)
     with loaded(STUDIES / "claims_today.py") as script:
         assert {f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in script.ARCHIVES} <= set(kept)
-
-
-# What measuring costs, and how exact it is
 
 
 @pytest.mark.parametrize(("name", "file", "said"), [
@@ -188,16 +182,12 @@ def test_the_planted_cost_of_a_reading_is_found(study, effect_s):
 
 
 @of("sensor_questions")
-def test_the_rate_of_a_load_is_that_while_it_was_looked_at(study):
+def test_the_rate_of_a_load_is_that_while_it_was_looked_at_and_questions_without_one_say_so(study, monkeypatch):
     lines = [f"{phase} {20 * (i + 1)} {2.5 * phase + i / 10}" for phase in (0, 1) for i in range(20)]
     assert study.reached(lines, 0, 0.45, 1.55, {"W": 1}) == {"bytes/s": pytest.approx(200 * 2**31), "W": 1}
     assert study.reached(lines, 1, 2.95, 4.05, {}) == {"FLOP/s": pytest.approx(200 * 2 * 4096**3)}
     with pytest.raises(OSError, match="nothing of phase 2, float16 product of 8192"):
         study.reached(lines, 2, 5, 6, {})
-
-
-@of("sensor_questions")
-def test_a_load_is_ended_and_questions_without_one_say_so(study, monkeypatch):
     monkeypatch.setattr(study, "BEFORE_LOAD", {})
     monkeypatch.setattr(study, "UNDER_LOAD", {"processes": study.processes})
     monkeypatch.setattr(study, "LOAD", "import time\nprint('ready 2.0', flush=True)\ntime.sleep(60)")
@@ -238,9 +228,6 @@ def test_questions_to_a_gpu_whose_answers_are_planted(study, capsys):
     assert (cost["source"], cost["wall ms"]["n"]) == ("nvml-gpm", study.READINGS)
     assert list(calls["CPU ms of fields"]) == [str(field.id) for field in study.FIELDS]
     assert (gpu.live_samples, gpu.live_event_sets, gpu.faults) == (0, 0, [])
-
-
-# What intervals promise
 
 
 @of("noise_study")
@@ -290,9 +277,6 @@ def test_a_ratio_of_sides_minutes_apart_is_right_as_often_as_it_says_and_by_what
     assert study.component([[1, 1], [1, -1]]) == pytest.approx(math.sqrt(0.5) / (1 - math.sqrt(0.5)))
 
 
-# What archives, plans and reports cost
-
-
 @pytest.fixture
 def noisy(tmp_path):
     """An archive of a closed loop that settled for a while, and of a job, with stamps that end in any digit."""
@@ -336,6 +320,12 @@ def test_packing_that_would_change_a_figure_writes_nothing_and_merged_parts_are_
     assert re.match(r"80 records of 8 parts, \d MB: ", run("merge_cost", 80, slow=True))
 
 
+@of("plan_cost")
+def test_ten_thousand_cases_are_planned_in_a_second(study):
+    """Twice that, at the best of a few times, because the machine may be busy."""
+    assert min(study.planned(10_000)[1] for _ in range(3)) < 2 * study.LIMIT_S
+
+
 def test_an_engine_that_starts_once_is_through_sooner_than_one_that_starts_for_each_case(run):
     printed = run("plan_cost", "--cases", 180, "--gpus", 4, 16, "--models", "opt-125m", "opt-13b", slow=True)
     assert printed.startswith("180 cases: ")
@@ -344,12 +334,6 @@ def test_an_engine_that_starts_once_is_through_sooner_than_one_that_starts_for_e
     for row in rows:
         reached, apart = (60 * int(m) + int(s) for m, s in (row[column].split(":") for column in (2, 4)))
         assert reached < apart
-
-
-@of("plan_cost")
-def test_ten_thousand_cases_are_planned_in_a_second(study):
-    """Twice that, at the best of a few times, because the machine may be busy."""
-    assert min(study.planned(10_000)[1] for _ in range(3)) < 2 * study.LIMIT_S
 
 
 def test_the_cpu_time_of_an_idle_plugin_is_told_beside_that_of_pytest_benchmark(run):
@@ -395,9 +379,6 @@ def test_a_made_archive_is_not_alike_in_its_repeats(study, tmp_path, monkeypatch
     assert len(one.run.steps) == len(other.run.steps) > 2000 and one.run.steps != other.run.steps
 
 
-# The table of lengths that the package ships
-
-
 def test_the_command_makes_a_table_and_refuses_a_damaged_file_until_told(run, tmp_path):
     invented, out, cut = DATA / "invented.json", tmp_path / "table.csv.gz", tmp_path / "cut.json"
     assert "18 conversations" in run("make_lengths", invented, out)
@@ -434,9 +415,6 @@ def test_a_layer_more_is_found_by_busy_seconds_and_not_by_seconds(run):
     found = {what: map(float, each) for what, *each in re.findall(r"\n(.*): mean (.*)%, .* by (.*)%, .* (.*)%", told)}
     (mean, *scattered), (*_, by_windows) = found["busy seconds"], found["seconds"]
     assert abs(mean - 4.2) < 0.5 and max(scattered) < 0.5 and by_windows > 1
-
-
-# Older formats
 
 
 @pytest.mark.parametrize("number", [1, 2])
