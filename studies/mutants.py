@@ -157,6 +157,7 @@ def main() -> int:
         print(f"{room}: {drawn - len(survivors)} of {drawn} mutants noticed ({share:.0%})", flush=True)
         for told in survivors:
             print(f"  survived: {told}", flush=True)
+    shutil.rmtree(FOLDER)  # its links lead back here, and a build would follow them
     return int(worst < given.least)
 
 

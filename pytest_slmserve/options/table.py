@@ -290,7 +290,8 @@ class Options(NamedTuple):
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode"
     )
     suite: errors.Suite = opt(errors.Suite, "core", "NAME").described(
-        "shipped tests to run: core (planned for 13 minutes at most on a GPU), papers (with all published claims), or all"
+        "shipped tests to run: core (planned for 13 minutes at most on a GPU), papers (with all published claims), or "
+        "all"
     )
     plan: bool = flag("print items, engines, order and expected seconds, and run nothing")
     allow_inconclusive: bool = flag("exit with status 0, not 10, where something is inconclusive and nothing fails")
