@@ -1,10 +1,8 @@
 """A folder for asv with three releases of vLLM, and records of launches to convert."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from strategies import H200, RESOLVED, law, measurement
 
@@ -15,22 +13,12 @@ ROWS = [("0.24.0", "2026-06-30"), ("0.25.1", "2026-07-14"), ("0.26.0", "2026-07-
 LOADS = (8, 64)
 
 
-def launches(
-    release: str = "0.26.0",
-    slower: float = 1.0,
-    loads: Sequence[int] = LOADS,
-    name: str = "launch",
-    environment: dict[str, Any] | None = None,
-    **facts: Any,
-) -> list[Measurement]:
+def launches(release="0.26.0", slower=1.0, loads=LOADS, name="launch", environment=None, **facts) -> list[Measurement]:
     """A repeat of each load in each of two launches, between which there is 1 %."""
     known = {"vllm": release, "torch": "2.11.0", "driver": "580", "host": "one"}
     facts["environment"] = replace(H200, **known | (environment or {}))
-    made = [
-        measurement(c, law(c) / slower * (1 + 0.01 * i), launch=f"{release}-{name}-{i}", repeat=i, **facts)
-        for c in loads
-        for i in range(2)
-    ]
+    rates = [(i, c, law(c) / slower * (1 + 0.01 * i)) for c in loads for i in range(2)]
+    made = [measurement(c, rate, launch=f"{release}-{name}-{i}", repeat=i, **facts) for i, c, rate in rates]
     return [replace(m, resolved=replace(RESOLVED, ready_s=40.0 * slower)) for m in made]
 
 

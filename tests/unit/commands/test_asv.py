@@ -364,9 +364,7 @@ def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path,
 
 
 @pytest.mark.parametrize("text", ["", "[[1]]", '[["0.20.0", "in May"]]', "3"])
-def test_a_list_that_cannot_be_read_makes_no_repository_and_a_git_that_fails_or_is_missing_is_named(
-    tmp_path, init, git, text
-):
+def test_a_list_that_cannot_be_read_makes_no_repository_and_a_git_that_fails_is_named(tmp_path, init, git, text):
     failed = subprocess.CalledProcessError(1, "git", stderr="it is locked\n")
     for git.side_effect in (FileNotFoundError(2, "not there", "git"), failed):
         refused(init(), "git", "--into")

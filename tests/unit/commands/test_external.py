@@ -218,9 +218,7 @@ def test_every_key_of_external_results_is_documented(capsys, tmp_path):
 ])  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(
-    command, words, statuses, tmp_path, capsys, data
-):
+def test_whatever_value_a_result_has_is_answered_or_refused(command, words, statuses, tmp_path, capsys, data):
     sensed = ("--output-throughput=output_tok_per_s", "--preemptions=preemptions", "--slo-itl=2x@32")
     path, form = external(tmp_path, spoilt_csv(data, CSV)), data.draw(st.sampled_from([(), ("--json",)]))
     seen = said(capsys, command, path, *NAMES, *sensed, *words, *form)

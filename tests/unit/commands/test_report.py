@@ -213,12 +213,14 @@ def test_runs_are_listed_and_chosen_by_their_names(tmp_path, capsys):
 def test_merged_archives_hold_each_record_once_and_what_is_torn_is_1(tmp_path, capsys):
     made = [measurement(8, 900.0 + j, launch=str(j)) for j in range(3)]
     paths = [stored(tmp_path / f"{i}.jsonl", *made[i : i + 2]) for i in range(2)]
-    into = tmp_path / "out.jsonl.xz"
+    into, before = tmp_path / "out.jsonl.xz", [path.read_bytes() for path in paths]
     words = ("report", *paths, "--merge", into)
     assert said(capsys, *words) == (0, f"{into}: 3 measurements added, 1 were there\n", "")
     assert sorted(m.launch for m in read(into).measurements) == ["0", "1", "2"]
-    assert said(capsys, *words).out.count(" 0 measurements added, 4 were there") == 1
-    paths[0].write_bytes(paths[0].read_bytes()[:-10])
+    for again in (words, ("report", *paths, into, "--merge", into)):  # also where it is one of its parts
+        assert said(capsys, *again).out.count(" 0 measurements added, 4 were there") == 1
+    assert [path.read_bytes() for path in paths] == before
+    paths[0].write_bytes(before[0][:-10])
     seen = said(capsys, "report", paths[0], "--merge", tmp_path / "torn.jsonl")
     assert seen.status == 1 and "note: " in seen.out and len(read(tmp_path / "torn.jsonl").measurements) == 1
 
