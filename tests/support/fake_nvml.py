@@ -200,22 +200,13 @@ class FakeNvml:
         return SUCCESS
 
     def nvmlDeviceGetHandleByUUID(self, uuid: Any, device: Any) -> int:
-        if uuid.value != self.uuid.encode():
-            return NOT_FOUND
-        _point(device._obj, 2 if self.mig else 1)
-        return SUCCESS
+        return _point(device._obj, 2 if self.mig else 1) if uuid.value == self.uuid.encode() else NOT_FOUND
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
-        if index.value != 0:
-            return BAD_ARGUMENT
-        _point(device._obj, 1)
-        return SUCCESS
+        return _point(device._obj, 1) if index.value == 0 else BAD_ARGUMENT
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, device: Any, parent: Any) -> int:
-        if _address(device) != 2:
-            return BAD_ARGUMENT
-        _point(parent._obj, 1)
-        return SUCCESS
+        return _point(parent._obj, 1) if _address(device) == 2 else BAD_ARGUMENT
 
     def nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> int:
         rates._obj.gpu, rates._obj.memory = (round(100 * self.recent(name)) for name in ("busy", "dram"))
@@ -350,9 +341,10 @@ class _Library:
         return lambda *arguments: self._gpu(name, *arguments)
 
 
-def _point(pointer: Any, address: int) -> None:
+def _point(pointer: Any, address: int) -> int:
     """Let a ctypes pointer hold an address that nobody follows."""
     ctypes.c_void_p.from_buffer(pointer).value = address
+    return SUCCESS
 
 
 def _address(pointer: Any) -> int:

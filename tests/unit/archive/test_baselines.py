@@ -41,9 +41,7 @@ def names(folder: Path) -> list[str]:
     (replace(KNOWN, gpu_name="NVIDIA H200 MIG 1g.18gb"), "h200-mig-1g.18gb-vllm-0.26.0"),
     (ON_CPU, "cpu-vllm-0.32.0"),
     (Environment(platform="simulated", gpu_name="simulated"), "simulated"),
-    (replace(KNOWN, vllm=None), None),
-    (replace(KNOWN, vllm="../.."), None),
-    (replace(KNOWN, gpu_name=None), None),
+    (replace(KNOWN, vllm=None), None), (replace(KNOWN, vllm="../.."), None), (replace(KNOWN, gpu_name=None), None),
     (Environment(), None),
 ])  # fmt: skip
 def test_a_name_is_of_device_and_release(environment, name):
@@ -68,8 +66,7 @@ def test_what_is_kept_is_an_ordinary_archive_made_in_its_own_folder(tmp_path, mo
 
 
 @pytest.mark.parametrize(("bad", "facts"), [
-    (engine_alone(failures=2), ["2 requests"]),
-    (engine_alone(preempted=3), ["3 preemptions"]),
+    (engine_alone(failures=2), ["2 requests"]), (engine_alone(preempted=3), ["3 preemptions"]),
     (engine_alone(environment=replace(KNOWN, vllm=None)), ["vLLM", "known"]),
     (replace(BASELINE[0], replica=Replica("g", 0, 2, "s", "mps")), ["several engines"]),
     (replace(BASELINE[0], load=OpenLoop(requests=8)), ["steady"]),
@@ -193,8 +190,7 @@ ONE = BOTH[0]
 @pytest.mark.parametrize(("launch", "terms", "is_here"), [
     (of_each(environment=replace(HERE, vllm="0.27.0")), [USUAL], True),
     (of_each(environment=replace(HERE, driver="590.2")), [USUAL], False),
-    (seen(8, 128), [USUAL], False),
-    (seen(8, 256, ramp_up="burst"), [USUAL], False),
+    (seen(8, 128), [USUAL], False), (seen(8, 256, ramp_up="burst"), [USUAL], False),
     (seen(8, 256, window_s=1.0), [USUAL], False),
     (of_each(spec=replace(ONE.spec, model="facebook/opt-2.7b")), [USUAL], False),
     (of_each(spec=replace(ONE.spec, interface="server")), [USUAL], False),
@@ -292,8 +288,7 @@ def test_waivers_are_read_as_they_were_written(tmp_path, waivers):
     *(([{**ROW, "until": day}], ("row 1", "until", repr(day)))
       for day in ("2027-02-30", "20270131", "2027-W04-7", "31.1.2027", "never", "2027-1-3")),
     *((rows, ("list",)) for rows in ({}, {"waivers": []}, None, "[]")),
-    ([{**ROW, "untill": "2030-01-01"}], ("row 1", "'untill'")),
-    ([{**ROW, "z": "", "b": ""}], ("row 1", "'b'")),
+    ([{**ROW, "untill": "2030-01-01"}], ("row 1", "'untill'")), ([{**ROW, "z": "", "b": ""}], ("row 1", "'b'")),
 ])  # fmt: skip
 def test_what_is_no_waiver_is_named_with_its_row(tmp_path, rows, facts):
     is_unknown = facts[-1] in ("'untill'", "'b'")

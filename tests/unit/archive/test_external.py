@@ -214,8 +214,7 @@ MANY = [{"n": n, "itls": [n]} for n in range(20)]
 
 
 @pytest.mark.parametrize(("cells", "conditions", "facts", "hint"), [
-    ([], [], [], "results"),
-    (MANY, ["model=c"], ["'model'"], "one of n"),
+    ([], [], [], "results"), (MANY, ["model=c"], ["'model'"], "one of n"),
     (MANY, ["n=99"], ["--where n=99"], "n is 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"),
     (MANY, ["n=1", "n=2"], ["--where n=1 --where n=2"], "fewer conditions"),
     (MANY, ["n=1", "n=99"], ["--where n=1 --where n=99"], "n is 0, 1"),

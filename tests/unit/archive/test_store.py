@@ -276,14 +276,11 @@ ENGINE = '{"kind":"engine","id":"4f1d","spec":{},"resolved":{},"environment":{}}
       ('{"window_us":[1,2}', '{"window_us":[1,x2]}', '{"failures":NaN}')),
     *((4, new, ()) for new in (OF_ENGINE + "5}", MEASURED + ',"engine":["4f1d"],"run":{}}',
                                '{"kind":"session","format":3}', '{"kind":"engine","id":"f00d"}')),
-    (4, MEASURED + ',"engine":"none","run":{}}', ("'none'",)),
-    (4, MEASURED + "}", ("'engine'",)),
-    (4, "[1]", ("object",)),
-    (4, '{"kind":"session","format":"3"}', ("int",)),
+    (4, MEASURED + ',"engine":"none","run":{}}', ("'none'",)), (4, MEASURED + "}", ("'engine'",)),
+    (4, "[1]", ("object",)), (4, '{"kind":"session","format":"3"}', ("int",)),
     (4, lambda line: line[: len(line) // 2] + line, ("checksum",)),
     (1, lambda line: re.sub(rb',"crc32":"[0-9a-f]{8}"', b"", line), ("checksum",)),
-    (2, "\x00", ("JSON", "and 3 more")),
-    (2, ENGINE, ("model", "and 3")),
+    (2, "\x00", ("JSON", "and 3 more")), (2, ENGINE, ("model", "and 3")),
 ])  # fmt: skip
 def test_a_damaged_line_is_named_and_can_be_skipped_and_nothing_else_is_lost(three, tmp_path, number, new, facts):
     into, lines = tmp_path / "into.jsonl", three.read_bytes().splitlines()
@@ -615,16 +612,14 @@ GOES_ON = {"a": [at(1)], "b": [at(2)], "c_on": []}
     (GOES_ON, (), [1, 2], []),
     ({"a": [at(1)], "b_on": [at(2)], "c": [at(3)]}, (), [3], [LEFT_OUT]),
     ({"a_old": [at(1)], "b_old": [at(2)]}, (), [1, 2], [POOLED]),
-    ({"a_old": [at(1)], "b_old": [at(2, 16)]}, (), [1, 2], []),
-    (UNTOLD | {"c": [at(9)]}, (), [9], [LEFT_OUT, POOLED]),
+    ({"a_old": [at(1)], "b_old": [at(2, 16)]}, (), [1, 2], []), (UNTOLD | {"c": [at(9)]}, (), [9], [LEFT_OUT, POOLED]),
     (UNTOLD | {"c": [at(9, 16)]}, (), [1, 2, 3, 9], [POOLED]),
     ({"a": GATES[:1], "b": GATES[1:]}, (), [1, 2], []),  # told apart by their gates
     *((TWO, how, left, []) for how, left in (
         (("aaaa",), [1, 2]), (("bbbb0002",), [3, 4]), (("all",), [1, 2, 3, 4]), (("last",), [3, 4]),
         (("all", "2026-01-02"), [3, 4]), (("all", "2026-01-01T00:00:02"), [2, 3, 4]), (("aaaa", "2026-01-02"), []),
     )),
-    ({"a": [at(1)], "b": []}, ("last",), [1], []),
-    ({"a": [], "b": []}, ("last",), [], []),
+    ({"a": [at(1)], "b": []}, ("last",), [1], []), ({"a": [], "b": []}, ("last",), [], []),
     *((GOES_ON | {"d": []}, (name,), [1, 2], []) for name in ("last", "c")),
 ])  # fmt: skip
 def test_of_each_case_the_last_run_counts_or_the_run_that_is_asked_for(sessions, how, left, notes):

@@ -66,13 +66,11 @@ def test_what_the_engine_reports_goes_before_defaults_and_what_was_asked_for():
         assert kv_capacity(OPT, 768, Resolved(kv_blocks=481, block_size=said)) == 10
 
 
-@pytest.mark.parametrize(
-    ("extra", "limit"),
-    [({}, 1024), ({"max_num_seqs": 8}, 8), ({"max_num_seqs": 0}, 1024), ({"max_num_seqs": "8"}, 1024)],
-)
-def test_a_limit_is_an_argument_of_the_engine_or_a_field(extra, limit):
-    assert kv_cache.given_limit(with_extra(**extra), "max_num_seqs") == limit
-    assert kv_cache.given_limit(with_extra(**extra, more=1), "more", "max_num_seqs") == 1
+def test_a_limit_is_an_argument_of_the_engine_or_a_field():
+    for given_one, limit in ((None, 1024), (8, 8), (0, 1024), ("8", 1024)):
+        extra = {} if given_one is None else {"max_num_seqs": given_one}
+        assert kv_cache.given_limit(with_extra(**extra), "max_num_seqs") == limit
+        assert kv_cache.given_limit(with_extra(**extra, more=1), "more", "max_num_seqs") == 1
     assert kv_cache.given_limit(OPT, "more", "max_num_seqs") == 1024
 
 
@@ -93,8 +91,7 @@ def test_requests_that_have_no_room_get_the_reason():
 @pytest.mark.parametrize(("windows", "step_tokens", "blocks"), [
     ((None,), 4096, 48),
     ((None, 512), 4096, 96),  # of so few tokens a layer that slides keeps all while they are scheduled
-    ((None, 512), 32, 48 + 37), ((None, 513), 32, 48 + 37),
-    ((None, 514), 32, 48 + 38), ((None, 0), 32, 48 + 2),
+    ((None, 512), 32, 48 + 37), ((None, 513), 32, 48 + 37), ((None, 514), 32, 48 + 38), ((None, 0), 32, 48 + 2),
     ((), 32, 0),
 ])  # fmt: skip
 def test_blocks_of_a_request_over_groups_of_layers(windows, step_tokens, blocks):
@@ -120,12 +117,11 @@ def test_what_only_the_engine_knows_it_tells():
     assert kv_capacity(spec, 768, replace(told, kv_windows=(None, 0, 0))) == 999 // (48 + 2 * 2)
 
 
-@pytest.mark.parametrize(
-    ("asked", "each"), [("auto", 2), ("fp8", 1), ("fp8_e4m3", 1), ("bfloat16", 2), ("float32", 4), ("turbo", None)]
-)
-def test_bytes_of_a_number_in_the_cache(asked, each):
-    layout = kv_layout(with_extra(EngineSpec("opt-125m"), kv_cache_dtype=asked))
-    assert layout == kv_cache.KvLayout(each, each and 18_432 * each, (None,), 16), "one group, whatever the type"
+def test_bytes_of_a_number_in_the_cache():
+    types = {"auto": 2, "fp8": 1, "fp8_e4m3": 1, "bfloat16": 2, "float32": 4, "turbo": None}
+    for asked, each in types.items():
+        layout = kv_layout(with_extra(EngineSpec("opt-125m"), kv_cache_dtype=asked))
+        assert layout == kv_cache.KvLayout(each, each and 18_432 * each, (None,), 16), "one group, whatever the type"
 
 
 @example(10, 0.5, GIB - 1)
@@ -188,13 +184,11 @@ def groups(*weights: dict) -> dict:
 
 
 @pytest.mark.parametrize(("method", "own", "bits"), [
-    ("fp8", {}, 8), ("FP8", {}, 8),
-    ("mxfp8", {}, 8.25), ("bitsandbytes", {}, 4.5),
+    ("fp8", {}, 8), ("FP8", {}, 8), ("mxfp8", {}, 8.25), ("bitsandbytes", {}, 4.5),
     ("gptq_marlin", {"bits": 8, "group_size": -1}, 8), ("compressed-tensors", groups({"num_bits": 8}), 8),
     ("compressed-tensors", groups({"num_bits": 4, "group_size": 128}), 4.125),
     ("compressed-tensors", groups({"num_bits": 4, "symmetric": False, "group_size": 32}), 4.625),
-    ("compressed-tensors", groups({"num_bits": 8}, {}), None),
-    ("compressed-tensors", {}, None), ("gptq", {}, None),
+    ("compressed-tensors", groups({"num_bits": 8}, {}), None), ("compressed-tensors", {}, None), ("gptq", {}, None),
     ("mxfp4", {}, None),
 ])  # fmt: skip
 def test_bits_of_a_weight(method, own, bits):
@@ -219,10 +213,8 @@ def test_the_cache_that_a_checkpoint_asks_for(own, each):
 
 
 @pytest.mark.parametrize(("asked", "own", "facts"), [
-    ("awq", {}, ("awq",)), ("fp8", AWQ, ("by awq", "fp8")),
-    ("fp8", {}, None), ("awq", AWQ, None),
-    ("awq_marlin", AWQ, None),
-    ("awq_marlin", {**AWQ, "quant_method": "awq_marlin"}, None),
+    ("awq", {}, ("awq",)), ("fp8", AWQ, ("by awq", "fp8")), ("fp8", {}, None), ("awq", AWQ, None),
+    ("awq_marlin", AWQ, None), ("awq_marlin", {**AWQ, "quant_method": "awq_marlin"}, None),
     ("gptq_marlin", {}, ("gptq_marlin",)), ("a-method-of-tomorrow", {}, None),
     ("", AWQ, None),
 ])  # fmt: skip

@@ -221,7 +221,7 @@ def test_a_missing_or_unusable_entry_is_wrong_usage(broken):
 
 
 @pytest.mark.parametrize(("name", "tied"), [("gemma-3-270m", True), ("opt-125m", True), ("llama-7b", False)])
-def test_embeddings_of_a_configuration_that_does_not_tell(name, tied):
+def test_embeddings_of_a_configuration_that_does_not_tell_and_such_as_are_narrower_than_the_layers(name, tied):
     """As Transformers writes those of Gemma and OPT."""
     untold = {entry: value for entry, value in CATALOGUE[name].config if entry != "tie_word_embeddings"}
     shape = model_from_config("mine", untold)
@@ -229,12 +229,8 @@ def test_embeddings_of_a_configuration_that_does_not_tell(name, tied):
     for entry in ("tie_word_embeddings", "tie_embedding"):
         assert model_from_config("mine", {**untold, entry: not tied}).tied is not tied
     assert model_from_config("mine", {**untold, "tie_word_embeddings": tied, "tie_embedding": not tied}).tied is tied
-
-
-def test_embeddings_may_be_narrower_than_the_layers():
-    assert CATALOGUE["opt-350m"].lm_head == 50_272 * 512
-    assert CATALOGUE["qwen3-0.6b"].lm_head == 151_936 * 1024 and CATALOGUE["qwen3-0.6b"].tied
-    assert not CATALOGUE["qwen3-8b"].tied
+    sizes = [(CATALOGUE[each].lm_head, CATALOGUE[each].tied) for each in ("opt-350m", "qwen3-0.6b", "qwen3-8b")]
+    assert sizes == [(50_272 * 512, True), (151_936 * 1024, True), (151_936 * 4096, False)]
 
 
 FLOAT8 = {"num_bits": 8, "type": "float"}
@@ -269,8 +265,7 @@ def inputs(*activations: object) -> dict[str, object]:
     ({"quant_method": "modelopt4", "kv_cache_quant_algo": "FP8"}, Quantization("modelopt4", kv_cache_dtype="fp8")),
     ({"quant_method": "fp8", "kv_cache_scheme": "FP8"}, Quantization("fp8")),
     (inputs(FLOAT8), Quantization("x", fp8_inputs=True)), (inputs({"num_bits": 8}), Quantization("x")),
-    (inputs({"type": "float"}), Quantization("x")),
-    (inputs({}, FLOAT8), Quantization("x", fp8_inputs=True)),
+    (inputs({"type": "float"}), Quantization("x")), (inputs({}, FLOAT8), Quantization("x", fp8_inputs=True)),
 ])  # fmt: skip
 def test_the_quantization_that_a_configuration_tells(own, found):
     assert llama(quantization_config=own).quantization == found

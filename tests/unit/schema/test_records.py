@@ -14,10 +14,10 @@ from pytest_slmserve.schema.records import Environment, Replica
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec
 
 M = measurement()
+SOFTWARE = ("580", "13", "0.26.0", "2.11", "3.12", "Linux")
 HERE = Environment(
-    "cuda", "NVIDIA H200", 1, "580", "13", "0.26.0", "2.11", "3.12", "Linux", "Xeon", 16, "one", "c0ffee"
+    "cuda", "NVIDIA H200", 1, *SOFTWARE, "Xeon", 16, "one", "c0ffee", pytest_slmserve="1", url="http://h/"
 )
-HERE = replace(HERE, pytest_slmserve="1", url="http://h/")
 KIND = {"platform", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores"}
 
 
@@ -31,14 +31,12 @@ def test_only_what_can_move_a_number_has_to_match_and_of_an_endpoint_its_address
 
 
 @pytest.mark.parametrize(("environment", "title", "mode"), [
-    (HERE, "NVIDIA H200", "--slm-gpu"),
-    (replace(HERE, gpu_name=None), "unknown GPU", "--slm-gpu"),
+    (HERE, "NVIDIA H200", "--slm-gpu"), (replace(HERE, gpu_name=None), "unknown GPU", "--slm-gpu"),
     (replace(HERE, platform="cpu"), "Xeon, 16 cores", "--slm-cpu"),
     (Environment("cpu"), "-", "--slm-cpu"),
     (Environment("simulated"), records.SIMULATED, "--slm-simulate"),
     (replace(HERE, platform="remote"), "http://h/", "--slm-endpoint=http://h/"),
-    (Environment("remote"), "endpoint", "--slm-endpoint=None"),
-    (Environment(), "unknown GPU", "--slm-endpoint=None"),
+    (Environment("remote"), "endpoint", "--slm-endpoint=None"), (Environment(), "unknown GPU", "--slm-endpoint=None"),
 ])  # fmt: skip
 def test_a_place_is_told_and_measured_again_by_its_platform(environment, title, mode):
     assert title in environment.title and environment.mode == mode
@@ -80,13 +78,9 @@ def test_a_moment_is_of_utc_where_it_does_not_say(at, minutes):
 
 def test_a_measurement_is_of_its_engine_requests_load_and_place_and_a_series_differs_in_concurrency_alone():
     facts = M.spec, M.workload.hash, M.load, M.environment
-    changes = [
-        {"spec": replace(M.spec, seed=1)},
-        {"workload": replace(M.workload, hash="else")},
-        {"load": ClosedLoop(9)},
-        {"environment": replace(M.environment, driver="else")},
-    ]
-    others = [M, *(replace(M, **change) for change in changes)]
+    far, asked = replace(M.environment, driver="else"), replace(M.workload, hash="else")
+    changes = {"spec": replace(M.spec, seed=1), "workload": asked, "load": ClosedLoop(9), "environment": far}
+    others = [M, *(replace(M, **{name: value}) for name, value in changes.items())]
     assert len({m.key for m in others}) == len({m.id for m in others}) == 5
     apart = replace(M, launch="x", measured_at="y", neighbours=3, resolved=records.Resolved(), run=None)
     assert apart.key == M.key == records.measurement_key(*facts)
@@ -108,12 +102,9 @@ def test_a_replica_has_the_key_of_its_place_among_the_others():
 def test_a_set_of_replicas_is_of_engines_requests_and_loads():
     both, loads = ReplicaSpec((M.spec, M.spec), "mps"), [ClosedLoop(4), OpenLoop(requests=5)]
     alike = records.replica_set(both, ["a", "b"], loads), records.replica_set(both, ("a", "b"), tuple(loads))
-    others = [
-        records.replica_set(replace(both, sharing="time-slicing"), ["a", "b"], loads),
-        records.replica_set(both, ["b", "a"], loads),
-        records.replica_set(both, ["a", "b"], loads[::-1]),
-    ]
-    assert len({*alike, *others}) == 4 and alike[0] == alike[1]
+    sliced = records.replica_set(replace(both, sharing="time-slicing"), ["a", "b"], loads)
+    swapped = records.replica_set(both, ["b", "a"], loads), records.replica_set(both, ["a", "b"], loads[::-1])
+    assert len({*alike, sliced, *swapped}) == 4 and alike[0] == alike[1]
 
 
 def test_rows_are_counted_and_hosts_are_told_apart():

@@ -96,8 +96,7 @@ A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
     *((usual, {name: value}, (name, repr(value))) for usual, wrong in NAMED for name in wrong for value in wrong[name]),
     (PLAIN, {"platform": "cpu", "kv_cache_bytes": GIB + 1}, (GIB + 1,)),
     (SIMULATED, {"interface": "server"}, ("simulated", "server")),
-    (PLAIN, {"tensor_parallel_size": 0}, ("0 GPUs",)),
-    (remote(), {"url": "http://h/v1?key=x"}, ("credentials",)),
+    (PLAIN, {"tensor_parallel_size": 0}, ("0 GPUs",)), (remote(), {"url": "http://h/v1?key=x"}, ("credentials",)),
     (PAIR, {"engines": ()}, ()),
     *((PAIR, {"engines": (PLAIN, other)}, ("one device",)) for other in (SECOND, SIMULATED)),
     *((PAIR, {"sharing": sharing}, (fact,)) for sharing, fact in (("gpus", "GPU each"), ("urls", "urls"))),
@@ -140,8 +139,7 @@ def test_what_is_just_possible_is_taken():
 
 
 @pytest.mark.parametrize(("make", "hint"), [
-    (lambda: EngineSpec("x", seed="a"), "seed=0"),
-    (lambda: EngineSpec(5), "model='opt-125m'"),
+    (lambda: EngineSpec("x", seed="a"), "seed=0"), (lambda: EngineSpec(5), "model='opt-125m'"),
     (lambda: PLAIN.with_arguments([("max_num_seqs", "8")]), "max_num_seqs=1024"),
     (lambda: PLAIN.with_arguments([("enforce_eager", 0)]), "enforce_eager=false"),
     (lambda: EngineSpec("./opt-1.3b").known_model, "model_facts"),
@@ -188,8 +186,7 @@ def test_an_argument_is_words_of_vllm_serve(value, words):
 
 
 @pytest.mark.parametrize(("source", "lengths", "left"), [
-    ("trace-lengths", (5, 6), ("lengths", "")),
-    ("trace-lengths", (None, None), ("trace-lengths", "p")),
+    ("trace-lengths", (5, 6), ("lengths", "")), ("trace-lengths", (None, None), ("trace-lengths", "p")),
     ("sharegpt", (5, 6), ("sharegpt", "p")),
 ])  # fmt: skip
 def test_fixed_lengths_need_no_trace(source, lengths, left):
@@ -198,10 +195,8 @@ def test_fixed_lengths_need_no_trace(source, lengths, left):
 
 
 @pytest.mark.parametrize(("source", "rule", "lengths", "as_vllm"), [
-    ("sharegpt", "vllm", (None, 128), True),
-    ("sharegpt", "vllm", (None, None), True),
-    ("sharegpt", "vllm", (1, 128), False),
-    ("lengths", "vllm", (None, None), False),
+    ("sharegpt", "vllm", (None, 128), True), ("sharegpt", "vllm", (None, None), True),
+    ("sharegpt", "vllm", (1, 128), False), ("lengths", "vllm", (None, None), False),
     ("sharegpt", "human-first", (None, None), False),
 ])  # fmt: skip
 def test_only_natural_prompts_of_a_file_by_vllms_rule_are_vllms(source, rule, lengths, as_vllm):
@@ -248,8 +243,7 @@ WINDOW = {"arrivals": "", "rate": 2, "settle_s": 0.0, "window_s": 3.0, "kind": "
 
 
 @pytest.mark.parametrize(("load", "facts"), [
-    (ClosedLoop(8), {**CLOSED, "kind": "closed_loop"}),
-    (OpenLoop(requests=9), JOB),
+    (ClosedLoop(8), {**CLOSED, "kind": "closed_loop"}), (OpenLoop(requests=9), JOB),
     (OpenLoop(rate=2, requests=9, burstiness=math.inf, max_concurrency=4, schedule_s=(1.0,)),
      {**JOB, "rate": 2, "burstiness": None, "max_concurrency": 4}),
     (OpenLoop(rate=2, window_s=3.0), WINDOW),
@@ -275,8 +269,7 @@ def test_a_closed_loop_takes_half_its_ramp_what_settles_and_its_window(lifetime_
 @pytest.mark.parametrize(("load", "title"), [
     (ClosedLoop(64), "concurrency 64"),
     (ClosedLoop(64, requests=5000), "concurrency 64, 5,000 requests"),
-    (OpenLoop(rate=10.0, window_s=1.0), "10 requests/s"),
-    (OpenLoop(requests=5000), "5,000 requests, all at once"),
+    (OpenLoop(rate=10.0, window_s=1.0), "10 requests/s"), (OpenLoop(requests=5000), "5,000 requests, all at once"),
     (OpenLoop(rate=10.5, requests=5, seed=3), "5 requests, 10.5/s, seed 3"),
     (OpenLoop(rate=1, requests=5, burstiness=0.5, max_concurrency=6400),
      "5 requests, 1/s, seed 0, burstiness 0.5, at most 6,400 concurrent requests"),
@@ -321,13 +314,9 @@ def test_the_url_of_a_server_or_its_v1_is_completed(given, asked):
 
 @pytest.mark.parametrize(("url", "fact"), [
     *((url, "http://HOST") for url in ("host:8000", "ftp://host", "http://", "http://host:0/", "http://host/v1/@")),
-    ("http://host:x/", "read"),
-    ("http://user:word@host/v1", "before its host"),
-    ("http://127.0.0.1:9/v1/\u00e9", "may hold"),
-    ("http://h/\x1b[2J", "may hold"),
-    ("http://h/a b\u202e", "may hold"),
-    ("http://h/sk-abcdefgh1234/v1", "it seems"),
-    ("http://h/v1?a=sk-abcdefgh1234", "it seems"),
+    ("http://host:x/", "read"), ("http://user:word@host/v1", "before its host"),
+    ("http://127.0.0.1:9/v1/\u00e9", "may hold"), ("http://h/\x1b[2J", "may hold"), ("http://h/a b\u202e", "may hold"),
+    ("http://h/sk-abcdefgh1234/v1", "it seems"), ("http://h/v1?a=sk-abcdefgh1234", "it seems"),
 ])  # fmt: skip
 def test_what_is_no_url_or_holds_credentials_is_refused_without_being_repeated(url, fact):
     with refused(fact) as caught:

@@ -169,9 +169,7 @@ def test_a_job_has_the_schedule_of_its_rate(seed, requests, rate, burstiness, mo
 
 @pytest.mark.parametrize(("steps", "requests", "times"), [
     ([(4, 1)], None, (0, 0.25, 0.5, 0.75)),  # the end is left out
-    ([(0.5, math.inf)], 3, (0, 2, 4)),
-    ([(4, 1)], 2, (0, 0.25)),
-    ([(0.5, 3)], None, (0, 2)),
+    ([(0.5, math.inf)], 3, (0, 2, 4)), ([(4, 1)], 2, (0, 0.25)), ([(0.5, 3)], None, (0, 2)),
     ([(2, 1), (0, 1), (4, 1)], None, (0, 0.5, 2, 2.25, 2.5, 2.75)),
     ([(1, 1.5), (2, 1)], None, (0, 1, 1.75, 2.25)),
 ])  # fmt: skip
@@ -201,8 +199,7 @@ def test_a_ramp_of_equal_rates_is_one_step(seed, steps, burstiness):
 
 
 @pytest.mark.parametrize(("steps", "more", "facts", "hint"), [
-    ([], {}, (), "steps=((5, 60), (10, 60))"),
-    ([(0, 5)], {}, (), "steps="),
+    ([], {}, (), "steps=((5, 60), (10, 60))"), ([(0, 5)], {}, (), "steps="),
     ([(math.inf, 1)], {}, ("inf", "1 s"), "finite rate"),
     ([(1, 1), (math.nan, 1)], {}, ("nan", "1 s"), "finite rate"),
     ([(1, math.inf)], {}, ("1 requests", "inf s"), "seconds above 0"),

