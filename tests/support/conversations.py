@@ -33,9 +33,8 @@ def write_tokenizer(folder: Path, *, bos: bool) -> None:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}'
-    )
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
 
 
 def write_dataset(folder: Path) -> tuple[Path, Path]:

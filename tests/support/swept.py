@@ -45,9 +45,7 @@ def watched(measurements: Sequence[Measurement]) -> list[Measurement]:
     return [replace(m, run=replace(m.run, telemetry=each)) for m, each in zip(measurements, readings)]
 
 
-def archive(
-    path: Path, measurements: Sequence[Measurement], planned: Sequence[int] = BATCHES, rows: Sequence[Any] = table.ROWS
-) -> Path:
+def archive(path: Path, measurements: Sequence[Measurement], planned=BATCHES, rows=table.ROWS) -> Path:
     """An archive of one run whose tests judged all claims. planned: concurrencies of its sweep."""
     series = by_series(measurements) or {"nothing": []}
     sweep = {"model": "opt-1.3b", "concurrencies": list(planned), "skipped": CUT}

@@ -32,13 +32,13 @@ def test_a_rounded_value_is_the_nearest_multiple_and_stays(number, value):
 
 
 def test_a_decimal_value_is_kept_to_the_last_digit():
-    for number, value, kept in (
-        (sensors.POWER, 0.15, 0.15),
-        (sensors.DRAM_ACTIVE, 0.00016, 0.0002),
-        (sensors.SM_CLOCK, 1_980_400_000.0, 1.98e9),
-        (sensors.POWER, None, None),
-    ):
-        assert rounded(number, value) == kept
+    values = {
+        sensors.POWER: 0.15,
+        sensors.DRAM_ACTIVE: 0.00016,
+        sensors.SM_CLOCK: 1_980_400_000.0,
+        sensors.ENERGY: None,
+    }
+    assert [rounded(number, value) for number, value in values.items()] == [0.15, 0.0002, 1.98e9, None]
 
 
 def test_no_two_sensors_share_a_name_and_numbers_of_ours_are_above_dcgms():

@@ -15,11 +15,8 @@ from pytest_slmserve.telemetry.host import OWN_REST_S, SHARED_REST_S, Reading, S
 GPU = "GPU-0000"
 
 
-def test_it_does_the_same_work_each_time():
+def test_a_piece_is_the_same_work_each_time_timed_by_the_clock_and_by_cpu_time_in_microseconds(monkeypatch):
     assert speed_probe.probe_work() == sum(range(0, 30_000, 1021))  # 7919 is prime to the table's length
-
-
-def test_a_piece_is_timed_by_the_clock_and_by_cpu_time_in_microseconds(monkeypatch):
     clocks = {"perf_counter_ns": iter([5_000, 3_005_999]), "thread_time_ns": iter([7_000, 2_000_000 + 7_999])}
     for name, times in clocks.items():
         monkeypatch.setattr(speed_probe.time, name, lambda times=times: next(times))

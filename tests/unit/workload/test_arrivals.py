@@ -291,9 +291,6 @@ def test_a_damaged_line_is_named_after_all_before_it(trace, before, damaged):
     assert [row.lengths for row in islice(rows, 4)] == LENGTHS
     with refused(f"line {before.count(chr(10)) + 1} ", path, kind=BadDataset, hint="whole copy"):
         next(rows)
-
-
-def test_a_line_that_goes_back_in_time_is_named(trace):
     first, second, third, *_ = AZURE.splitlines()
     with refused("line 3 ", kind=BadDataset, hint="sorted by time"):
         list(read_trace(trace("\n".join([first, third, second]))))
@@ -327,13 +324,10 @@ def test_a_long_trace_is_not_held_in_memory(trace):
         tracemalloc.stop()
 
 
-def test_a_row_without_tokens_one_way_cannot_be_served(trace):
+def test_a_row_without_tokens_one_way_cannot_be_served_and_a_slice_reads_no_further_than_it_must(trace):
     short = "".join(f"\n2023-11-17 00:00:04.0,{lengths}" for lengths in ("0,7", "7,0", "0,0"))
     loaded = load_trace(trace(AZURE + short), max_model_len=4096)
     assert (len(loaded.rows), loaded.left_out) == (4, 3)
-
-
-def test_a_slice_reads_no_further_than_it_must(trace):
     path = trace(MOONCAKE + "damaged\n")
     assert len(load_trace(path, max_model_len=4096, until_s=2).rows) == 3
     with refused("line 5", kind=BadDataset):

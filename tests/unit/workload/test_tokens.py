@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from itertools import islice, product
 from statistics import mean
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -96,30 +96,19 @@ def test_a_missing_package_is_named_with_what_to_type(monkeypatch, package, extr
         make()
 
 
-def tokenizers_from(monkeypatch, from_pretrained) -> None:
-    fake = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
-    monkeypatch.setitem(sys.modules, "transformers", fake)
+def test_a_tokenizer_of_the_hub_gives_lists_with_special_tokens_if_asked_or_the_first_line_of_its_error(monkeypatch):
+    def tokenize(texts, add_special_tokens):
+        return {"input_ids": [(*[0] * add_special_tokens, len(text)) for text in texts]}
 
-
-@pytest.mark.parametrize(("asked", "ids"), [({}, [[2], [1]]), ({"special_tokens": True}, [[0, 2], [0, 1]])])
-def test_a_tokenizer_of_the_hub_gives_lists_with_special_tokens_only_if_asked(monkeypatch, asked, ids):
-    def from_pretrained(name):
-        assert name == "a/b"
-        return lambda texts, add_special_tokens: {"input_ids": [(*[0] * add_special_tokens, len(t)) for t in texts]}
-
-    tokenizers_from(monkeypatch, from_pretrained)
-    assert tokens.hub_tokenizer("a/b", **asked)(("ab", "c")) == ids
-
-
-@pytest.mark.parametrize("error", [OSError, ValueError])
-def test_the_first_line_of_the_hubs_error_is_kept(monkeypatch, error):
-    def from_pretrained(name):
-        raise error("\nno such model\nand much more")
-
-    tokenizers_from(monkeypatch, from_pretrained)
-    with refused("a/b: no such model", hint="tokenizer.json") as caught:
-        tokens.hub_tokenizer("a/b")
-    assert "much more" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "transformers", hub := Mock())
+    hub.AutoTokenizer.from_pretrained = load = Mock(return_value=tokenize)
+    for asked, ids in (({}, [[2], [1]]), ({"special_tokens": True}, [[0, 2], [0, 1]])):
+        assert tokens.hub_tokenizer("a/b", **asked)(("ab", "c")) == ids
+    for load.side_effect in (OSError("\nno such model\nand more"), ValueError("\nno such model\nand more")):
+        with refused("a/b: no such model", hint="tokenizer.json") as caught:
+            tokens.hub_tokenizer("a/b")
+        assert "and more" not in str(caught.value)
+    assert {call.args for call in load.call_args_list} == {("a/b",)}
 
 
 @cache
