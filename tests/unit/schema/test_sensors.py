@@ -32,12 +32,7 @@ def test_a_rounded_value_is_the_nearest_multiple_and_stays(number, value):
 
 
 def test_a_decimal_value_is_kept_to_the_last_digit():
-    values = {
-        sensors.POWER: 0.15,
-        sensors.DRAM_ACTIVE: 0.00016,
-        sensors.SM_CLOCK: 1_980_400_000.0,
-        sensors.ENERGY: None,
-    }
+    values = {sensors.POWER: 0.15, sensors.DRAM_ACTIVE: 0.00016, sensors.SM_CLOCK: 1.9804e9, sensors.ENERGY: None}
     assert [rounded(number, value) for number, value in values.items()] == [0.15, 0.0002, 1.98e9, None]
 
 
