@@ -33,13 +33,8 @@ def launched():
 
 
 @pytest.fixture
-def launch(launched):
-    return lambda spec, **how: launched.append(launch_engine(spec, **how)) or launched[-1]
-
-
-@pytest.fixture
-def pool(launch):
-    with closing(Pool(launch)) as pool:
+def pool(launched):
+    with closing(Pool(lambda spec, **how: launched.append(launch_engine(spec, **how)) or launched[-1])) as pool:
         yield pool
 
 
@@ -64,10 +59,10 @@ def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool,
 
 
 def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_own_and_end_in_any_case(pool, launched):
-    asked = [(stand_in(), {"MINE": "1"}), (stand_in(), {"MINE": "2"})]
+    asked = [(stand_in(), {"MINE": number}) for number in "12"]
     with pytest.raises(KeyboardInterrupt), abreast(pool, asked) as (first, _):
         found = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in pids(launched)]
-        assert "MINE=1" in found[0] and "MINE=2" in found[1] and len({engine.launch for engine in launched}) == 2
+        assert "MINE=1" in found[0] and "MINE=2" in found[1] and launched[0].launch != launched[1].launch
         first()
         raise KeyboardInterrupt
     assert len(launched) == 2 and all(map(gone, pids(launched)))
@@ -92,10 +87,11 @@ def test_one_without_a_process_is_launched_when_its_turn_comes(pool, launched):
 
 
 class Sleeping(ProcessEngine):
-    """An engine whose process sleeps for a long time: the sum of the two numbers that follow."""
+    """An engine whose process began long ago, and sleeps for the sum of the two numbers that follow."""
 
     def _launch(self, model, folder, environment):
         self.child = Child(["sleep"], environment, folder)
+        self._began -= 1000
 
     def _await_ready(self, on_wait):
         return {}
@@ -103,29 +99,26 @@ class Sleeping(ProcessEngine):
 
 @pytest.fixture
 def sleeping():
-    """It began long ago."""
     engine = Sleeping(replace(stand_in(), tensor_parallel_size=2))
-    engine._began = time.monotonic() - 1000
     yield engine
     engine.child.kill()
 
 
 def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count(sleeping, monkeypatch):
     monkeypatch.setattr(server, "START_S", 0.1)
-    first, second = (sleeping.child.folder / f"turn.{n}" for n in (1, 2))
-    first.touch()
-    heard = []
+    folder, heard = sleeping.child.folder, []
+    (folder / "turn.1").touch()
     with pytest.raises(EngineFailed, match=" 0 s"):
         sleeping.await_turn(heard.append)
     assert sleeping.child.log in heard
     sleeping.child.keep_log = False
-    second.touch()
+    for name, ago in (("turn.1", 600), ("turn.2", 400)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - ago,) * 2)
     sleeping.await_turn()
-    for file, ago in ((first, 600), (second, 400)):
-        os.utime(file, (time.time() - ago,) * 2)
-    assert not (sleeping.child.folder / "turn").exists() and not sleeping.ready
+    assert not (folder / "turn").exists() and not sleeping.ready
     sleeping.start()
-    assert (sleeping.child.folder / "turn").exists() and sleeping.resolved.ready_s == pytest.approx(600, abs=20)
+    assert (folder / "turn").exists() and sleeping.resolved.ready_s == pytest.approx(600, abs=20)
 
 
 def test_a_turn_that_comes_before_it_is_awaited_costs_nothing_and_nobody_waits_for_one_that_has_ended(sleeping):
@@ -144,9 +137,11 @@ def measured(replicas, **load):
     return replicas.run([WORKLOAD] * n, [replace(LOAD, **load)] * n)
 
 
-def test_all_have_one_window_and_begin_together():
-    with started(stand_in(), stand_in()) as replicas:
+def test_all_have_one_window_and_begin_together_and_keep_to_their_cores():
+    with started(stand_in(), stand_in(), pinned=True) as replicas:
         runs, again = measured(replicas), measured(replicas, concurrency=2)
+        kept = [os.sched_getaffinity(pid) for pid in pids(replicas.engines)]
+    assert kept == [{*(part or own_cores())} for part in equal_parts([own_cores()] * 2, own_cores())]
     assert runs[0].began_s == pytest.approx(runs[1].began_s, abs=0.2)
     assert share_a_window(runs) and not any(run.failures for run in runs)
     assert all(closes - opens >= 0.4 for opens, closes in (run.window_s for run in runs))
@@ -175,27 +170,15 @@ def test_all_are_launched_at_once_and_take_the_device_in_turn(monkeypatch):
     assert seen == [[True, False, False], [True, True, False], [True, True, True]], "after each start"
 
 
-def test_a_pinned_replica_keeps_to_its_cores():
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("one core")
-    with started(stand_in(), stand_in(), pinned=True) as replicas:
-        kept = [os.sched_getaffinity(pid) for pid in pids(replicas.engines)]
-    assert kept == [set(part) for part in equal_parts([own_cores()] * 2, own_cores())] and not kept[0] & kept[1]
-
-
 def test_one_that_is_killed_while_it_serves_is_named_and_nothing_is_left():
     with started(stand_in(), stand_in()) as replicas:
         served = pids(replicas.engines)
-        members = [pid for leader in served for pid in group(leader)]
-        killer = threading.Timer(1.5, os.kill, (served[0], signal.SIGKILL))
-        killer.start()
-        began = time.monotonic()
+        members, began = [pid for leader in served for pid in group(leader)], time.monotonic()
+        threading.Timer(1.5, os.kill, (served[0], signal.SIGKILL)).start()
         with pytest.raises(EngineFailed, match=r"^replica 1 of 2 \(opt-tiny\): .*SIGKILL"):
             measured(replicas, window_s=30.0)
-        killer.join()
-        assert time.monotonic() - began < 15 and not replicas.ready
-        assert all(map(gone, [*served, *members]))
-        assert not [t for t in threading.enumerate() if t.name.startswith("slm-")]
+        assert not replicas.ready and all(map(gone, [*served, *members]))
+        assert time.monotonic() - began < 15 and not [t for t in threading.enumerate() if t.name.startswith("slm-")]
 
 
 def test_one_that_dies_or_whose_requests_fail_before_it_has_settled_keeps_nobody_waiting():

@@ -14,6 +14,7 @@ from http.client import BadStatusLine
 from importlib.metadata import PathDistribution
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -119,45 +120,32 @@ def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too_an
     assert not engine.child.folder.exists() and engine.processes() == set()
 
 
-class LateWindow:
-    """The window of several engines, told two seconds after a load has settled. Runs begin at once."""
-
-    begins_s = 0.0
-
-    def settled(self):
-        time.sleep(2.0)
-        return time.monotonic(), time.monotonic() + 0.2
-
-
 def test_a_hidden_end_of_a_request_is_a_failure_too_and_a_load_that_is_given_up_before_its_window_no_end(start):
+    """The window of several engines is told two seconds after a load has settled."""
     engine = start(fault="unanswered", fault_at=60)
+    late = SimpleNamespace(begins_s=0.0, settled=lambda: time.sleep(2.0) or (time.monotonic(), time.monotonic() + 0.2))
     for _ in range(2):
-        run = engine.run(WORKLOAD, ClosedLoop(4, window_s=0.1), barrier=LateWindow())
+        run = engine.run(WORKLOAD, ClosedLoop(4, window_s=0.1), barrier=late)
         assert run.failures >= 5
         assert run.first_failure == "RuntimeError: the engine ended a request without an answer"
 
 
-@pytest.mark.parametrize(("fault", "told"), [("exit", r"\b5\b(.|\n)*the stand-in starts"), ("dead", "EngineDeadError")])
-def test_an_engine_that_dies_in_the_middle_is_a_failure_not_a_measurement(start, fault, told):
-    engine = start(fault=fault, fault_at=6)
-    with pytest.raises(EngineFailed, match=told):
-        engine.run(WORKLOAD, LONG)
-    assert not engine.ready
-
-
-@pytest.mark.parametrize(("interface", "victim", "told"), [
-    ("engine", "child", "SIGKILL"), ("server", "child", "the server"), ("server", "client", "SIGKILL")
+@pytest.mark.parametrize(("interface", "fault", "victim", "told"), [
+    ("engine", "exit", None, r"\b5\b(.|\n)*the stand-in starts"), ("engine", "dead", None, "EngineDeadError"),
+    ("engine", "", "child", "SIGKILL"), ("server", "", "child", "the server"), ("server", "", "client", "SIGKILL"),
 ])  # fmt: skip
-def test_one_that_is_killed_or_whose_client_is_is_a_failure_and_leaves_nothing(start, interface, victim, told):
-    engine = start(interface)
-    pid = engine.child.process.pid
-    assert len(group(pid)) == 3  # the worker or the server, its guardian, and the core
-    killed = pid if victim == "child" else engine.client.children[0].process.pid
+def test_one_that_dies_or_is_killed_or_whose_client_is_is_a_failure_and_leaves_nothing(
+    start, interface, fault, victim, told
+):
+    engine = start(interface, fault=fault, fault_at=6)
+    process = engine.child.process
+    assert len(group(process.pid)) == 3  # the worker or the server, its guardian, and the core
+    victims = {"child": process, "client": engine.client.children[0].process} if interface == "server" else {}
     with pytest.raises(EngineFailed, match=told):
-        engine.run(WORKLOAD, LONG, lambda progress: os.kill(killed, signal.SIGKILL))
-    assert not engine.ready and (victim == "client" or gone(pid))
+        engine.run(WORKLOAD, LONG, lambda progress: victim and victims.get(victim, process).kill())
+    assert not engine.ready and (victim != "child" or gone(process.pid))
     engine.close()
-    assert engine.child.process.returncode == -signal.SIGKILL, "it is not asked politely"
+    assert process.returncode == (5 if fault == "exit" else -signal.SIGKILL), "it is not asked politely"
 
 
 def interrupt(progress):
