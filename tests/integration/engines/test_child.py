@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,6 @@ def say(**message):
     end.sendall(json.dumps({"event": "said", **message}).encode() + b"\\n")
 
 """
-STUBBORN = "print('thinking', flush=True); say(up=True); time.sleep(60)"
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 
@@ -50,7 +50,7 @@ def child(tmp_path):
 
 @pytest.fixture
 def stubborn(child):
-    found = child(STUBBORN)
+    found = child("print('thinking', flush=True); say(up=True); time.sleep(60)")
     found.receive(20, "starting")
     return found
 
@@ -66,35 +66,24 @@ def test_lines_go_there_and_come_back_however_long(child):
         converse(echo, event="stalled", cause="no engine step for 60 s")
 
 
-def test_an_end_without_an_answer_tells_status_and_the_end_of_the_log(child):
-    crash = child("for n in range(40): print('line', n)\nsys.exit(7)")
-    with pytest.raises(EngineFailed, match=r"\b7\b") as caught:
-        crash.receive(20, "starting")
-    first, *lines = caught.value.problem.splitlines()
-    assert str(crash.log) in first and lines == [f"  | line {n}" for n in range(15, 40)]
-
-
 @pytest.mark.parametrize(("code", "fact"), [
     *((rf"end.sendall(b'{line}\n'); time.sleep(60)", "no message")
       for line in ("garbage", "{", "[1]", "{}", "null", r"\xff\xfe", "[" * 100_000)),
     ("while True: end.sendall(b'x' * 65536)", "1 MiB"),  # a message without an end
+    ("end.shutdown(socket.SHUT_RDWR); time.sleep(60)", "closed"),  # it lives
     ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     (r"sys.stdout.buffer.write(b'caf\xe9\n')", "caf\ufffd"),  # in its log
+    ("for n in range(40): print('line', n)\nsys.exit(7)", r"\b7\b.*/engine\.log.*\n  \| line 15\n(.*\n){23}.* 39$"),
 ])  # fmt: skip
-def test_what_is_no_message_and_how_it_ended_is_a_sentence(child, monkeypatch, code, fact):
-    monkeypatch.setattr(Lines, "longest", 1 << 20)
-    with pytest.raises(EngineFailed, match=fact):
-        child(code).receive(20, "starting")
-
-
-def test_a_child_that_closes_its_end_but_lives_is_told_apart(child, monkeypatch):
+def test_what_is_no_message_and_how_it_ended_is_a_sentence_with_the_end_of_its_log(child, monkeypatch, code, fact):
     def wait(self, timeout=None, really=subprocess.Popen.wait):
         return really(self, timeout and min(timeout, 0.2))
 
-    monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    mute = child("end.shutdown(socket.SHUT_RDWR); time.sleep(60)")
-    with pytest.raises(EngineFailed, match="closed"):
-        mute.receive(20, "serving")
+    if "SHUT" in code:
+        monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    monkeypatch.setattr(Lines, "longest", 1 << 20)
+    with pytest.raises(EngineFailed, match=fact):
+        child(code).receive(20, "starting")
 
 
 def test_silence_is_reported_and_is_a_failure_after_the_time_given(stubborn):
@@ -124,27 +113,23 @@ def test_its_process_group_is_its_own_and_is_killed_with_it(child):
     assert gone(parent.process.pid)
 
 
-def test_one_that_will_not_leave_is_killed(stubborn):
-    began = time.monotonic()
-    stubborn.end(within_s=0.3)
-    assert time.monotonic() - began < 5 and stubborn.process.returncode == -signal.SIGKILL
-
-
-def test_who_interrupts_the_wait_for_its_end_waits_no_more_and_leaves_nothing(stubborn, monkeypatch):
-    waits = iter([KeyboardInterrupt])
-
+@pytest.mark.parametrize("interrupts", [[], [KeyboardInterrupt]])
+def test_one_that_will_not_leave_is_killed_and_who_interrupts_the_wait_waits_no_more(stubborn, monkeypatch, interrupts):
     def wait(self, timeout=None, really=subprocess.Popen.wait):
-        for interrupt in waits:
-            raise interrupt
+        while interrupts:
+            raise interrupts.pop()
         return really(self, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    with pytest.raises(KeyboardInterrupt):
-        stubborn.end()
-    assert stubborn.process.returncode == -signal.SIGKILL and not stubborn.folder.exists()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+        stubborn.end(within_s=60 if interrupts else 0.3)
+    assert time.monotonic() - began < 5 and stubborn.process.returncode == -signal.SIGKILL
+    assert not stubborn.folder.exists()
 
 
-GUARDIAN = [sys.executable, "-I", "-S", str(Path(worker_package).with_name("guardian.py"))]
+WORKER = Path(worker_package).parent
+GUARDIAN = [sys.executable, "-I", "-S", str(WORKER / "guardian.py")]
 LEADER = f"""
 import os, subprocess, sys, time
 subprocess.Popen([*{GUARDIAN}, sys.argv[1], str(os.getpid())])
@@ -197,11 +182,6 @@ def test_the_guardian_kills_its_group_when_one_of_those_it_watches_is_gone(begin
         kill_group(leader)
 
 
-def test_a_guardian_that_comes_too_late_kills_at_once(begin, ended):
-    late = begin(["sh", "-c", '"$@"; true', "sh", *GUARDIAN, ended])
-    assert late.wait(20) == -signal.SIGKILL, "of its group, which it does not lead"
-
-
 ENDS = f"""
 import subprocess, sys
 from slm_process import guarded
@@ -215,20 +195,24 @@ with guarded(sys.argv[1]):
 def test_a_guardian_that_is_ended_before_it_has_begun_looks_first_whether_the_parent_is_gone(
     begin, ended, parent_is_gone
 ):
-    env = {**os.environ, "PYTHONPATH": str(Path(worker_package).parent)}
+    env = {**os.environ, "PYTHONPATH": str(WORKER)}
     worker = begin([sys.executable, "-c", ENDS, ended if parent_is_gone else str(os.getpid())], env=env)
     assert worker.wait(20) == (-signal.SIGKILL if parent_is_gone else 0)
     assert len(group(worker.pid)) == (0 if parent_is_gone and gone(worker.pid) else 1)
+    if parent_is_gone:
+        late = begin(["sh", "-c", '"$@"; true', "sh", *GUARDIAN, ended])
+        assert late.wait(20) == -signal.SIGKILL, "of its group, which it does not lead: it came too late"
 
 
 def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open(begin, tmp_path):
-    folder, beside = tmp_path / "slm-a", tmp_path / "slm-ab"
+    folder, beside, parent = tmp_path / "slm-a", tmp_path / "slm-ab", begin(SLEEPS)
     folder.mkdir()
     beside.mkdir()
-    parent, of_folder = begin(SLEEPS), {**os.environ, "SLM_FOLDER": str(folder)}
     with (folder / "log").open("wb") as log, (beside / "log").open("wb") as other:
         theirs, stranger = begin(SLEEPS, stdout=log), begin(SLEEPS, stdout=other)
-        guardian = begin([*GUARDIAN, str(parent.pid)], env=of_folder, stdout=log)  # as an engine's has it
+        guardian = begin(
+            [*GUARDIAN, str(parent.pid)], env={**os.environ, "SLM_FOLDER": str(folder)}, stdout=log
+        )  # as an engine's has it
     parent.kill()
     assert (guardian.wait(20), theirs.wait(20)) == (0, -signal.SIGKILL)
     assert not folder.exists() and beside.exists() and stranger.poll() is None
