@@ -3,14 +3,13 @@ cache of prefixes, which makes a prompt free that has been there. What is asked 
 
 import json
 import re
-import socket
 import threading
-import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import wire_server
 from interfaces import engine_with, problems_of, small_workload, somebodys_server, stand_in, url_of
 from measured import measure
 
@@ -116,21 +115,12 @@ def test_a_client_runs_no_modules_of_the_working_folder_and_is_not_used_after_it
 
 def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(monkeypatch):
     """A limit on each read of a socket would begin anew with every one of them."""
-
-    def comment():
-        connection, _ = listening.accept()
-        with connection, suppress(OSError):
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-            while True:
-                connection.sendall(b": wait\n\n")
-                time.sleep(0.05)
-
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ANSWER_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=comment, daemon=True).start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/completions"
-        with pytest.raises(BadUsage, match=r"0\.5 s"):
-            EndpointEngine(EngineSpec("m", platform="remote", interface="endpoint", url=url))
+    server = wire_server.Server()
+    threading.Thread(target=server.serve, daemon=True).start()
+    url = f"http://127.0.0.1:{server.port}/first-hang-with-comments/v1/completions"
+    with pytest.raises(BadUsage, match="does not answer: (timed out|no end)"):
+        EndpointEngine(EngineSpec("m", platform="remote", interface="endpoint", url=url))
 
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again

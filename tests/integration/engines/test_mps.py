@@ -51,6 +51,14 @@ def clients(told: Path, *pids: int) -> None:
     (told / "clients").write_text("".join(f"{pid}\n" for pid in pids), "utf-8")
 
 
+@pytest.fixture
+def serving(daemon, told):
+    """A daemon with a client, and so with a server."""
+    clients(told, 11)
+    assert daemon.clients() == {11}
+    return daemon
+
+
 def environment_of(pid: int) -> dict[str, str]:
     with suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
@@ -59,8 +67,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def nothing_left(told: Path, folder: Path) -> bool:
-    until(lambda: not of(told) and not folder.exists(), 10, "all processes have ended, and its folder is removed")
-    return True
+    return until(lambda: not of(told) and not folder.exists(), 10, "all processes have ended, and its folder is gone")
 
 
 def test_clients_are_told_where_it_is_and_which_gpu_and_share_of_it_they_have(told, monkeypatch):
@@ -93,34 +100,29 @@ def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatc
 def test_a_replica_with_a_process_among_the_clients_is_attached_and_one_without_is_a_failure_that_names_it(
     daemon, told
 ):
-    def missing(pids, *facts):
+    assert daemon.clients() == set() and of(told, SERVER) == [], "none before the first one"
+    looks = [((7,), ("(7)", "(none)")), ((8, 7), ("(7, 8)", "(11, 12)")), ((), ("(none)", "(11, 12)"))]
+    for pids, facts in looks:
         with pytest.raises(EngineFailed) as caught:
             daemon.verify("replica 2 of 2", pids)
-        assert all(fact in caught.value.problem for fact in ("replica 2 of 2", str(daemon.logs), *facts))
-        assert "CUDA_MPS_PIPE_DIRECTORY" in caught.value.hint
-
-    assert daemon.clients() == set() and of(told, SERVER) == [], "none before the first one"
-    missing((7,), "(7)", "(none)")
-    clients(told, 11, 12)
+        facts += "replica 2 of 2", str(daemon.logs), *(["heard get_client_list"] if "(11, 12)" in facts else [])
+        assert all(fact in caught.value.problem for fact in facts) and "CUDA_MPS_PIPE_DIRECTORY" in caught.value.hint
+        clients(told, 11, 12)
+        daemon.verify("replica 1", {7, 11})
+        daemon.verify("replica 2", [12])
     assert daemon.clients() == {11, 12} and len(of(told, SERVER)) == 1
-    daemon.verify("replica 1", {7, 11})
-    daemon.verify("replica 2", [12])
-    missing((8, 7), "(7, 8)", "(11, 12)", "heard get_client_list")
-    missing((), "(none)", "(11, 12)", "heard get_client_list")
 
 
-def test_a_daemon_that_was_killed_is_noticed(daemon, told):
-    clients(told, 11)
-    daemon.verify("replica 1", {11})
-    daemon.check()
-    os.kill(daemon.process.pid, signal.SIGKILL)
-    until(lambda: daemon.process.poll() is not None, 10, "it has ended")
-    for look in (daemon.check, lambda: daemon.verify("replica 1", {11})):
+def test_a_daemon_that_was_killed_is_noticed(serving, told):
+    serving.check()
+    os.kill(serving.process.pid, signal.SIGKILL)
+    until(lambda: serving.process.poll() is not None, 10, "it has ended")
+    for look in (serving.check, lambda: serving.verify("replica 1", {11})):
         with pytest.raises(EngineFailed, match="SIGKILL(.|\n)*control.log(.|\n)*Starting new server"):
             look()
     assert of(told, SERVER)
-    daemon.close()
-    assert nothing_left(told, daemon.pipe.parent)
+    serving.close()
+    assert nothing_left(told, serving.pipe.parent)
 
 
 def interrupted(self, command):
@@ -148,22 +150,19 @@ def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(told, monkey
         assert [*Path(folder).iterdir()] == [] and time.monotonic() - began < 15
 
 
-def test_closing_it_leaves_nothing_and_may_be_done_twice(told):
-    clients(told, 11)
-    daemon = MpsDaemon(UUID)
-    daemon.clients()
+def test_closing_it_leaves_nothing_and_may_be_done_twice(serving, told):
     assert len(of(told)) == 3  # itself, its server and its guardian
-    daemon.close()
-    assert daemon.process.returncode == 0  # it was asked to, not killed
-    assert nothing_left(told, daemon.pipe.parent)
-    daemon.close()
+    serving.close()
+    assert serving.process.returncode == 0  # it was asked to, not killed
+    assert nothing_left(told, serving.pipe.parent)
+    serving.close()
     with pytest.raises(EngineFailed, match="closed"):
-        daemon.check()
+        serving.check()
 
 
 def test_a_hanging_control_program_is_waited_for_in_vain_but_not_long(daemon, told, monkeypatch):
-    monkeypatch.setattr(mps, "ASK_S", 0.5)
-    monkeypatch.setattr(mps, "END_S", 0.5)
+    for limit in ("ASK_S", "END_S"):
+        monkeypatch.setattr(mps, limit, 0.5)
     (told / "deaf").touch()
     began = time.monotonic()
     with pytest.raises(EngineFailed, match="get_server_list.* 0.5 s"):
@@ -172,17 +171,17 @@ def test_a_hanging_control_program_is_waited_for_in_vain_but_not_long(daemon, to
     assert time.monotonic() - began < 15 and nothing_left(told, daemon.pipe.parent)
 
 
-@pytest.mark.parametrize("stubborn", [True, False])
-def test_servers_that_left_the_group_end_with_a_daemon_that_will_not_leave_or_was_killed(told, monkeypatch, stubborn):
-    for name in ("stray", *(["stubborn"] if stubborn else [])):
+@pytest.mark.parametrize("how", ["stubborn", "killed"])
+def test_servers_that_left_the_group_end_with_a_daemon_that_will_not_leave_or_was_killed(told, monkeypatch, how):
+    for name in ("stray", how):  # the latter means nothing to it
         (told / name).touch()
     clients(told, 11)
     daemon = MpsDaemon(UUID)
     daemon.clients()
-    (server,) = of(told, SERVER)
+    [server] = of(told, SERVER)
     assert os.getpgid(server) != daemon.process.pid
     monkeypatch.setattr(mps, "END_S", 0.5)
-    if not stubborn:
+    if how == "killed":
         os.kill(daemon.process.pid, signal.SIGKILL)
     daemon.close()
     assert daemon.process.returncode == -signal.SIGKILL and nothing_left(told, daemon.pipe.parent)
