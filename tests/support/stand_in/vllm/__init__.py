@@ -53,10 +53,8 @@ class AsyncEngineArgs:
 
     def create_engine_config(self) -> SimpleNamespace:
         """Called as vLLM's is, once, before it has any process."""
-        return SimpleNamespace(
-            device_config=SimpleNamespace(device_type="stand-in"),
-            parallel_config=SimpleNamespace(distributed_executor_backend="uni"),
-        )
+        device, parallel = SimpleNamespace(device_type="stand-in"), SimpleNamespace(distributed_executor_backend="uni")
+        return SimpleNamespace(device_config=device, parallel_config=parallel)
 
 
 @dataclass
@@ -81,7 +79,6 @@ class Sequence:
     stamps: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(**dict.fromkeys(STAMPS, 0)))
     cached: int = 0
     reason: str | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
     stepped: asyncio.Event = field(default_factory=asyncio.Event)
 
     def step(self, began: float, now: float) -> None:
@@ -90,14 +87,15 @@ class Sequence:
         stamps.last_token_ts = now
         stamps.num_generation_tokens += 1
         self.tokens.append(7)
-        self.stepped.set()
-        if len(self.tokens) == self.wanted:
-            self.end("length")
+        self.end("length" if len(self.tokens) == self.wanted else None)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str | None) -> None:
         self.reason = self.reason or reason
-        self.ended.set()
         self.stepped.set()
+
+    async def step_made(self) -> None:
+        self.stepped.clear()
+        await self.stepped.wait()
 
     def output(self) -> SimpleNamespace:
         completion = SimpleNamespace(finish_reason=self.reason, token_ids=self.tokens)
@@ -115,14 +113,13 @@ class AsyncLLMEngine:
         arguments.create_engine_config()
         importlib.import_module(arguments.worker_extension_cls.partition(".")[0])
         print("INFO the stand-in starts", flush=True)
-        match arguments.fault:
-            case "raise":
+        match arguments.fault, arguments.fault_at:
+            case "raise", _:
                 raise ValueError("max_model_len is larger than\nthe model allows")
-            case "exit":
-                if not arguments.fault_at:
-                    print("FATAL out of memory", flush=True)
-                    os._exit(3)
-            case "sleep":
+            case "exit", 0:
+                print("FATAL out of memory", flush=True)
+                os._exit(3)
+            case "sleep", _:
                 time.sleep(600)
         return cls(arguments, stat_loggers[0](None, 0))
 
@@ -148,7 +145,12 @@ class AsyncLLMEngine:
 
     def admitted(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Sequence:
         self.came += 1
-        self.maybe_fail()
+        if self.arguments.fault == "refuse" and self.came <= self.arguments.fault_at:
+            raise ValueError("refused, as planted")
+        if self.hit("exit"):
+            os._exit(5)
+        if self.hit("dead"):
+            raise EngineDeadError("EngineCore encountered an issue")
         ids = prompt["prompt_token_ids"]
         sequence = self.sequences[name] = Sequence(ids, parameters.max_tokens, cached=self.kept(ids))
         self.stepping = self.stepping or asyncio.create_task(self.step_for_ever())
@@ -166,10 +168,9 @@ class AsyncLLMEngine:
     async def tokens(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Any:
         """Each token as soon as it is there, for a server."""
         sequence, told = self.admitted(prompt, parameters, name), 0
-        while told < len(sequence.tokens) or not sequence.ended.is_set():
+        while told < len(sequence.tokens) or not sequence.reason:
             if told == len(sequence.tokens):
-                sequence.stepped.clear()
-                await sequence.stepped.wait()
+                await sequence.step_made()
             for token in sequence.tokens[told:]:
                 told += 1
                 yield token
@@ -177,47 +178,36 @@ class AsyncLLMEngine:
 
     async def generate(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Any:
         sequence = self.admitted(prompt, parameters, name)
-        await sequence.ended.wait()
+        while not sequence.reason:
+            await sequence.step_made()
         del self.sequences[name]
-        if not (self.hit and self.arguments.fault == "unanswered"):
+        if not self.hit("unanswered"):
             yield sequence.output()
 
-    @property
-    def hit(self) -> bool:
-        return bool(self.arguments.fault_at) and self.came >= self.arguments.fault_at
-
-    def maybe_fail(self) -> None:
-        fault = self.arguments.fault
-        if fault == "refuse" and self.came <= self.arguments.fault_at:
-            raise ValueError("refused, as planted")
-        if fault == "exit" and self.hit:
-            os._exit(5)
-        if fault == "dead" and self.hit:
-            raise EngineDeadError("EngineCore encountered an issue")
+    def hit(self, fault: str) -> bool:
+        return fault == self.arguments.fault and self.came >= self.arguments.fault_at
 
     async def step_for_ever(self) -> None:
         while True:
             began = time.monotonic()
-            wanted = [s for s in self.sequences.values() if not s.ended.is_set()]
+            wanted = [s for s in self.sequences.values() if not s.reason]
             await asyncio.sleep(self.arguments.step_s)
-            batch = [s for s in wanted[: self.arguments.max_num_seqs] if not s.ended.is_set()]
-            if batch:
+            if batch := [s for s in wanted[: self.arguments.max_num_seqs] if not s.reason]:
                 self.step(batch, len(wanted), began)
 
     def step(self, batch: list[Sequence], waiting: int, began: float) -> None:
         prompts = sum(len(s.prompt) for s in batch if not s.tokens)
         for sequence in batch:
             sequence.step(began, time.monotonic())
-        running = sum(not s.ended.is_set() for s in batch)
+        running = sum(not s.reason for s in batch)
         self.trace.record(
             SimpleNamespace(num_running_reqs=running, num_waiting_reqs=waiting - len(batch), kv_cache_usage=0.1),
             SimpleNamespace(num_generation_tokens=len(batch), num_prompt_tokens=prompts, num_preempted_reqs=0),
         )
 
     async def abort(self, names: list[str]) -> None:
-        for name in names:
-            if name in self.sequences:
-                self.sequences[name].end("abort")
+        for name in self.sequences.keys() & names:
+            self.sequences[name].end("abort")
 
     def shutdown(self) -> None:
         self.core.kill()

@@ -8,7 +8,7 @@ import sys
 SERVER = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--share-port"]
 
 
-def main() -> None:
+if __name__ == "__main__":
     command, model, *flags = sys.argv[1:]
     assert command == "serve", "no other is asked for"
     place = flags.index("--api-server-count")
@@ -16,7 +16,3 @@ def main() -> None:
     flags.pop(place)
     servers = [subprocess.Popen([*SERVER, "--model", model, *flags]) for _ in range(count)]
     sys.exit(max(server.wait() for server in servers))
-
-
-if __name__ == "__main__":
-    main()

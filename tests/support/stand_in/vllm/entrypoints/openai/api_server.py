@@ -7,36 +7,30 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from dataclasses import fields
 from importlib.metadata import entry_points
 from typing import Any
 
 from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, likely
 
-SWITCHES = (
-    "enforce_eager", "enable_prefix_caching", "disable_uvicorn_access_log", "enable_prompt_tokens_details", "metrics",
-    "share_port",
-)  # fmt: skip
 PAGE = """# HELP vllm:prefix_cache_queries_total Prefix cache queries
 vllm:prefix_cache_queries_total{{engine="0",model_name="slm"}} {}.0
 vllm:prefix_cache_queries_created{{engine="0",model_name="slm"}} 1.7e+09
 vllm:prefix_cache_hits_total{{engine="0",model_name="slm"}} {}.0
 vllm:external_prefix_cache_hits_total{{engine="0",model_name="slm"}} 77.0
 """
-FLAGS = {
-    "model": str, "load_format": str, "dtype": str, "max_model_len": int, "max_num_seqs": int,
-    "max_num_batched_tokens": int, "seed": int, "worker_extension_cls": str, "served_model_name": str, "host": str,
-    "port": int, "middleware": str, "step_s": float, "fault": str, "fault_at": int,
-}  # fmt: skip
-ENGINE = set(AsyncEngineArgs.__dataclass_fields__)
+SWITCHES = ("disable_uvicorn_access_log", "enable_prompt_tokens_details", "metrics", "share_port")
+ENGINE = {field.name: field.type for field in fields(AsyncEngineArgs)}
+FLAGS = ENGINE | {"served_model_name": "str", "host": "str", "port": "int", "middleware": "str"}
+KINDS = {"str": str, "int": int, "float": float}
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def arguments() -> dict[str, Any]:
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
-    for name, kind in FLAGS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
-    for name in SWITCHES:
-        parser.add_argument(f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction)
+    for name, kind in (FLAGS | dict.fromkeys(SWITCHES, "bool")).items():
+        how = {"type": KINDS[kind]} if kind in KINDS else {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(f"--{name.replace('_', '-')}", **how)
     return vars(parser.parse_args())
 
 
@@ -74,11 +68,6 @@ class Server:
             return say(writer, 200, {"results": await self.engine.collective_rpc(json.loads(body)["method"])})
         await self.complete(json.loads(body), writer)
 
-    def details(self, name: str) -> dict[str, Any]:
-        if not self.given.get("enable_prompt_tokens_details"):
-            return {}
-        return {"prompt_tokens_details": {"cached_tokens": self.engine.sequences[name].cached}}
-
     async def complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if asked["model"] != self.given["served_model_name"]:
             return say(writer, 404, {"error": f"The model `{asked['model']}` does not exist."})
@@ -92,24 +81,23 @@ class Server:
                 ids = [token async for token in tokens]
                 table = [None, *({str(t): {"logprob": likely(t)}} for t in asked["prompt"][1:])]
                 return say(writer, 200, {"choices": [{"token_ids": ids, "prompt_logprobs": table}], "usage": usage})
-            await stream(writer, tokens, lambda: usage | self.details(name))
+            await self.stream(writer, tokens, name, usage)
         except ValueError as error:
             say(writer, 400, {"error": str(error)})
 
-
-async def stream(writer: asyncio.StreamWriter, tokens: Any, ended: Callable[[], dict[str, Any]]) -> None:
-    began, usage = False, {}
-    async for token in tokens:
-        usage = ended()
-        if not began:
-            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-            writer.write(head)
-            began = True
-        event(writer, json.dumps({"choices": [{"index": 0, "text": f" t{token}", "finish_reason": None}]}))
-        await writer.drain()
-    event(writer, json.dumps({"choices": [], "usage": usage}))
-    event(writer, "[DONE]")
-    writer.write(b"0\r\n\r\n")
+    async def stream(self, writer: asyncio.StreamWriter, tokens: Any, name: str, usage: dict[str, Any]) -> None:
+        cached = None
+        async for token in tokens:
+            if cached is None:
+                writer.write(HEAD)
+                cached = self.engine.sequences[name].cached
+            event(writer, json.dumps({"choices": [{"index": 0, "text": f" t{token}", "finish_reason": None}]}))
+            await writer.drain()
+        if self.given.get("enable_prompt_tokens_details"):
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        event(writer, json.dumps({"choices": [], "usage": usage}))
+        event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
 
 
 def event(writer: asyncio.StreamWriter, data: str) -> None:
@@ -126,9 +114,5 @@ def said(writer: asyncio.StreamWriter, status: int, body: bytes, kind: str) -> N
     writer.write(head.encode() + body)
 
 
-async def main() -> None:
-    await Server(arguments()).serve()
-
-
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(Server(arguments()).serve())
