@@ -105,18 +105,15 @@ def test_parts_together_are_what_one_process_would_have_found(streams, on_schedu
     assert (both.stream.cpu_s, whole.stream.cpu_s, len(whole.stream.step_gaps)) == (1.0, 0.5, 2)
 
 
-def test_losses_of_parts_are_in_the_order_sent():
+@pytest.mark.parametrize(("parts", "on_schedule", "scheduled"), [(1, True, ()), (2, True, ()), (2, False, None)])
+def test_no_requests_are_an_empty_run_and_losses_are_in_the_order_sent(parts, on_schedule, scheduled):
+    found = run(*[[]] * parts, on_schedule=on_schedule)
+    assert (len(found.samples), found.stream.tokens, found.stream.gaps["counts"]) == (0, (), {})
+    assert found.stream.scheduled_s == scheduled
     lost = [[i, float(9 - i), None if i % 2 else 1.5, 20.0, "timeout"] for i in range(5)]
     told = [{**REST, **results_of([], (0.0, 1.0)), "failed": rows} for rows in (lost[:2], lost[2:])]
     found = run_of(json.loads(json.dumps(told)), WORKLOAD)
     assert (found.failures, found.failed.request, found.failed.scheduled_s) == (5, (4, 3, 2, 1, 0), None)
-
-
-@pytest.mark.parametrize(("parts", "on_schedule", "scheduled"), [(1, True, ()), (2, True, ()), (2, False, None)])
-def test_no_requests_are_an_empty_run(parts, on_schedule, scheduled):
-    found = run(*[[]] * parts, on_schedule=on_schedule)
-    assert (len(found.samples), found.stream.tokens, found.stream.gaps["counts"]) == (0, (), {})
-    assert found.stream.scheduled_s == scheduled
 
 
 # Which request is due
@@ -313,6 +310,8 @@ def test_a_counted_load_sends_each_request_once_and_as_many_at_once_as_asked(pla
     assert (done.failed, done.unsent, done.waited, len(done.gaps)) == ([], [], [], 1)
     assert (done.told, done.chunks, sum(done.bins.values())) == (200, 200, 200)
     assert done.doubt_s == [0.25 / 200, 0.125] and done.client_cpu_s == pytest.approx((done.played.now - 50) / 4)
+    part = play(closed(concurrency, requests=10, part=[1, 2]))
+    assert part.bodies == [*range(1, 20, 2)] and [s.index for s in part.played.sent] == [1, 3] * 5
 
 
 @given(st.integers(1, 9), st.integers(2, 12), st.floats(0.2, 1.0), st.sampled_from([1e-3, 7e-3]), st.floats(0, 1e4))
@@ -329,11 +328,6 @@ def test_a_window_holds_its_load_and_cuts_off_what_is_in_flight(concurrency, tok
     held = (begun_s - ended_s) / (closes - opens)
     assert 0.9 * concurrency <= held <= concurrency + 1e-9, "the next one is sent soon after the last one has ended"
     assert opens - done.began >= 2 * tokens * itl_s * 0.5, "a lifetime of the ramp, and one of settling"
-
-
-def test_a_part_sends_every_second_request(play):
-    done = play(closed(2, requests=10, part=[1, 2]))
-    assert done.bodies == [*range(1, 20, 2)] and [s.index for s in done.played.sent] == [1, 3] * 5
 
 
 @pytest.mark.parametrize("ttft_s", [0.001, 3.0])
@@ -402,19 +396,19 @@ def test_a_twentieth_may_fail_or_five_if_that_is_more(play, requests, share, giv
     assert len(done.failed) == requests // share or given_up
 
 
-def test_what_a_load_that_is_given_up_did_not_send_is_told(play):
-    schedule = [0.02 * i for i in range(500)]
-    done = play(opened(schedule, (0.0, 10.0)), fault=dict.fromkeys(range(4), "HTTP 500"))
-    asked = [*(row[2] for row in done.failed), *(row[-1] for row in done.samples), *done.unsent]
+@pytest.mark.parametrize(("number", "faulty", "failed", "served"), [
+    (500, range(10), 6, 0),  # given up: what was in flight then is cut off, and the rest is told, too
+    (30, [9], 3, 27),
+])  # fmt: skip
+def test_each_request_of_a_schedule_is_told_with_the_time_at_which_it_was_due(play, number, faulty, failed, served):
+    schedule = [0.02 * i for i in range(number)]
+    done = play(opened(schedule, (0.0, 0.02 * number)), (1,) * 10, fault=dict.fromkeys(faulty, "HTTP 500"))
+    asked = sorted([*(row[2] for row in done.failed), *(row[-1] for row in done.samples), *done.unsent])
     assert [at - done.began for at in asked] == pytest.approx(schedule, abs=1e-6)
-    assert len(done.failed) == 6 and len(done.samples) <= 1, "what was in flight then is cut off"
-
-
-def test_failures_of_a_schedule_say_when_they_were_due(play):
-    done = play(opened([0.02 * i for i in range(30)], (0.0, 0.6)), (1,) * 10, fault={9: "HTTP 500"})
-    assert [(row[0], row[4]) for row in done.failed] == [(9, "HTTP 500")] * 3 and len(done.samples) == 27
-    assert [row[2] - done.began for row in done.failed] == pytest.approx([0.18, 0.38, 0.58], abs=1e-6)
-    assert all(due <= sent <= ended for _, sent, due, ended, _ in done.failed)
+    assert len(done.failed) == failed and served <= len(done.samples) <= served + 1
+    for index, sent, due, ended, kind in done.failed:
+        assert (index in faulty, kind) == (True, "HTTP 500") and due <= sent <= ended
+        assert (due - done.began) / 0.02 % 10 == pytest.approx(index)
 
 
 @pytest.mark.parametrize(("asked", "lost"), [(8, 0), (7, 4)])
