@@ -92,12 +92,12 @@ def test_loads_that_are_for_other_engines(load, jobs_only, hint):
         engine.run(WORKLOAD, load)
 
 
-def test_an_engine_that_is_not_asked_says_so_in_time():
-    engine = Engine(SIMULATED)
-    with pytest.raises(EngineFailed):
-        engine.outputs(WORKLOAD, 1, 1)
-    with pytest.raises(EngineFailed):
-        engine.scores(WORKLOAD, ((1,),))
+def test_an_engine_that_is_not_asked_says_so_in_time_and_one_that_never_settles_is_given_up(monkeypatch):
+    engine, barrier = Engine(SIMULATED), WindowBarrier([message_of(LOAD)] * 2)
+    monkeypatch.setattr(base, "SETTLE_S", 0.01)
+    for asked in (lambda: engine.outputs(WORKLOAD, 1, 1), lambda: engine.scores(WORKLOAD, ((1,),)), barrier.settled):
+        with pytest.raises(EngineFailed):
+            asked()
     assert engine.profile(WORKLOAD, LOAD) and engine.processes() == set()
     with refused(hint="batching"):
         _ = engine.batching
@@ -144,9 +144,3 @@ def test_nobody_waits_for_one_that_has_failed():
     with pytest.raises(EngineFailed) as caught:
         barrier.run_together(lambda index: [settle, fail][index](), 2, lambda: stopped.append("all"))
     assert sorted(stopped) == ["all", "too"] and caught.value.problem == "was killed"
-
-
-def test_one_that_never_settles_is_given_up(monkeypatch):
-    monkeypatch.setattr(base, "SETTLE_S", 0.01)
-    with pytest.raises(EngineFailed):
-        WindowBarrier([message_of(LOAD)] * 2).settled()

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import stat
+from unittest.mock import Mock
 
 import pytest
 
@@ -56,33 +57,24 @@ def test_what_is_no_file_of_its_own_is_refused_and_left_alone(path, tmp_path, ki
 
 
 @pytest.mark.parametrize("mode", [None, 0o644, 0o600, 0o664])
-def test_a_new_lock_can_be_taken_by_every_user_and_the_mode_of_one_that_was_there_stays(path, mode):
-    before = os.umask(0o077)
+def test_a_new_lock_can_be_taken_by_every_user_and_one_of_another_user_stays_as_it_was(path, mode):
+    before, owner = os.umask(0o077), 65534 if mode and os.geteuid() == 0 else os.geteuid()  # only root gives files away
     try:
         if mode:
             path.touch()
             path.chmod(mode)
+            os.chown(path, owner, -1)
         with held(path):
             refused(path)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == (mode or 0o666)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_of_another_user_is_a_lock_like_any_other(path):
-    path.touch()
-    os.chown(path, 65534, 65534)
-    with held(path):
-        refused(path)
-    assert path.stat().st_uid == 65534
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (mode or 0o666, owner)
 
 
 def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(path, monkeypatch):
     """It is not there, then it is: nothing that appears is followed, and a plain file is locked."""
-    really = os.open
 
-    def late(path, flags, *mode):
+    def late(path, flags, *mode, really=os.open):
         if flags & os.O_CREAT:
             os.close(really(path, os.O_CREAT | os.O_WRONLY))
         return really(path, flags, *mode)
@@ -91,13 +83,6 @@ def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(path, monke
     with held(path):
         monkeypatch.undo()
         refused(path)
-
-
-def test_nothing_is_written_before_the_lock_is_ours(path, monkeypatch):
-    path.write_text("the note of somebody", "utf-8")
-    monkeypatch.setattr(device_lock, "try_lock", lambda file: False)
-    refused(path)
-    assert path.read_text("utf-8") == "the note of somebody"
 
 
 def test_a_terminal_does_not_obey_what_a_holder_has_written(path):
@@ -124,17 +109,19 @@ def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_
 
 
 def test_a_file_system_without_locks_is_a_sentence(path, monkeypatch):
-    def none(file, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", none)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     assert "TMPDIR" in refused(path, BadUsage, "No locks available").hint
 
 
-def test_a_file_that_may_only_be_read_can_be_locked(path, monkeypatch):
-    path.touch(0o444)
+def test_a_file_that_may_only_be_read_can_be_locked_and_nothing_is_written_before_the_lock_is_ours(path, monkeypatch):
+    path.write_text("the note of somebody", "utf-8")
+    path.chmod(0o444)
     if os.geteuid() == 0:  # who may write to every file
         monkeypatch.setattr(device_lock, "open_lock", lambda path: path.open("r"))
     with held(path):
         refused(path)
-    assert path.read_text("utf-8") == ""
+    monkeypatch.undo()
+    path.chmod(0o666)
+    monkeypatch.setattr(device_lock, "try_lock", lambda file: False)
+    refused(path)
+    assert path.read_text("utf-8") == "the note of somebody"

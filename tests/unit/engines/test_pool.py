@@ -3,6 +3,7 @@ is told of it, what is looked after, and what is said where it cannot be. Engine
 
 import re
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pynvml
@@ -183,26 +184,22 @@ def test_memory_is_waited_for_until_it_stands_still_and_not_for_ever(monkeypatch
     assert len(list(left)) == len(readings) - read
 
 
-def test_with_a_gpu_each_the_first_starts_alone_and_the_others_side_by_side(launching):
+@pytest.mark.parametrize("fails", [False, True])
+def test_with_a_gpu_each_the_first_starts_alone_and_one_that_does_not_start_is_named(launching, log, fails):
     side_by_side, order = threading.Barrier(2), []
 
     def start(engine, on_wait):
         if engine.spec.gpu:
             side_by_side.wait(5)  # breaks where the other does not start meanwhile
+        if engine.spec.gpu == 2 and fails:
+            raise EngineFailed("did not start: out of memory")
         order.append(engine.spec.gpu)
 
-    replicas = on_gpus(3, launching(start)).start()
-    assert order[0] == 0 and sorted(order) == [0, 1, 2] and len(measured(replicas)) == 3
-
-
-def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped(launching, log):
-    def start(engine, on_wait):
-        if engine.spec.gpu == 2:
-            raise EngineFailed("did not start: out of memory")
-
-    with pytest.raises(EngineFailed, match=r"replica 3 of 3 \(.*\): .*out of memory"):
-        on_gpus(3, launching(start)).start()
-    assert sorted(log[3:]) == ["close opt-tiny 0", "close opt-tiny 1", "close opt-tiny 2"]
+    replicas = on_gpus(3, launching(start))
+    with pytest.raises(EngineFailed, match=r"replica 3 of 3 \(.*\): .*out of memory") if fails else nullcontext():
+        assert len(measured(replicas.start())) == 3
+    assert order[0] == 0 and sorted(order) == ([0, 1] if fails else [0, 1, 2])
+    assert sorted(log[3:]) == [f"close opt-tiny {n}" for n in range(3) if fails], "the others are stopped"
 
 
 @pytest.fixture
@@ -234,24 +231,17 @@ def under_mps(launch, **how):
     return replicas_of(CUDA, CUDA, launch=launch, device=GPU, sharing="mps", **how)
 
 
-def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(daemon, launching, log):
-    replicas = under_mps(launching(), thread_percentage=50).start()
-    assert [engine.extra_env["CUDA_MPS_PIPE_DIRECTORY"] for engine in replicas.engines] == ["/pipe"] * 2
-    replicas.close()
-    assert log == [f"daemon {GPU} 50", LAUNCH, LAUNCH, *VERIFIED, CLOSE, CLOSE, "daemon ends"]
-
-
-def test_a_replica_that_runs_without_mps_or_does_so_after_a_run_is_an_error_and_everything_ends(daemon, launching, log):
-    first, second = under_mps(launching()).start(), under_mps(launching())
+def test_replicas_under_mps_are_verified_at_the_start_and_after_a_run_and_the_daemon_ends_last(daemon, launching, log):
+    made, ends = [f"daemon {GPU} 50", LAUNCH, LAUNCH], [CLOSE, CLOSE, "daemon ends"]
+    replicas, late = (under_mps(launching(), thread_percentage=50) for _ in "ab")
+    assert [engine.extra_env["CUDA_MPS_PIPE_DIRECTORY"] for engine in replicas.start().engines] == ["/pipe"] * 2
+    measured(replicas)
     daemon.lost = ["replica 2 of 2 (opt-tiny)"]
-    for use in (lambda: measured(first), second.start):
-        log.clear()
+    for use in (lambda: measured(replicas), late.start):
         with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the MPS control daemon ended"):
             use()
-        assert log == [*VERIFIED, CLOSE, CLOSE, "daemon ends"]
-
-
-def test_a_daemon_is_closed_when_no_engine_starts(daemon, log):
+    assert log == [*made, *made, *VERIFIED, *VERIFIED, *VERIFIED, *ends, *VERIFIED, *ends]
+    log.clear()
     with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\): did not start"):
         under_mps(refuse)
     assert log == [f"daemon {GPU} None", "daemon ends"]
