@@ -125,14 +125,6 @@ def test_prompts_of_many_steps_are_no_fault_of_a_measurement(prompt, tokens):
     assert (ratio > 1.2) == (prompt > 4 * tokens), "a prompt of many steps is in flight, and in no batch"
 
 
-@pytest.mark.parametrize("every", [2, 3])
-def test_a_trace_that_has_lost_tokens_is_found_by_littles_law(every):
-    seen = measure(planted(), WORKLOAD, ClosedLoop(8, window_s=9.0), NOWHERE)
-    lost = tuple(0 if i % every == 0 else tokens for i, tokens in enumerate(seen.run.steps.new_tokens))
-    broken = replace(seen, run=replace(seen.run, steps=replace(seen.run.steps, new_tokens=lost)))
-    assert len(problems(broken)) == 1 and littles_law(broken.run) == pytest.approx(1 / (every - 1), rel=0.1)
-
-
 @pytest.mark.parametrize(("concurrency", "slower"), [(1, True), (200, False)])
 def test_without_graphs_a_step_waits_for_the_host_where_it_is_short(concurrency, slower):
     """opt-tiny has two layers: 1 ms a step."""

@@ -46,11 +46,12 @@ def run(*parts, steps=(), **more):
 
 
 @given(st.lists(stamps, min_size=1, max_size=5))
-def test_every_token_is_in_the_bin_of_its_time(streams):
+def test_every_token_is_in_the_bin_of_its_time_and_bins_last_as_long_as_the_window(streams):
     found = run([row(times) for times in streams]).stream
     first = round((found.begins_s + 999.0) / BIN_S)
     wanted = Counter(int(at / BIN_S) - first for times in streams for at in times)
     assert {i: n for i, n in enumerate(found.tokens) if n} == wanted and min(wanted) == 0
+    assert abs(len(found.tokens) - (1003.0 / BIN_S - first)) <= 1
 
 
 @given(st.lists(st.floats(LEAST_S, 50), min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0]))
