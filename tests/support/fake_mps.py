@@ -35,10 +35,12 @@ def install(folder: Path, patch: Any) -> Path:
 
 
 class Daemon:
-    def __init__(self, told: Path, pipe: Path, logs: Path) -> None:
-        self.told, self.pipe, self.log = told, pipe, logs / "control.log"
+    def __init__(self, told: Path) -> None:
+        self.told = told
         self.servers: list[int] = []
-        self.say(f"Starting control daemon using socket {pipe}/control")
+        self.pipe, logs = (Path(os.environ[f"CUDA_MPS_{name}_DIRECTORY"]) for name in ("PIPE", "LOG"))
+        self.log = logs / "control.log"
+        self.say(f"Starting control daemon using socket {self.pipe}/control")
 
     def say(self, line: str) -> None:
         with self.log.open("a", encoding="utf-8") as log:
@@ -58,26 +60,20 @@ class Daemon:
         self.say(f"heard {command}")
         match command.split():
             case ["get_server_list"]:
-                self.start_server_for_a_client()
+                if not self.servers and (self.told / "clients").exists():
+                    stray = (self.told / "stray").exists()
+                    self.servers.append(subprocess.Popen([self.told / SERVER], start_new_session=stray).pid)
+                    self.say(f"Starting new server {self.servers[0]}")
                 return "".join(f"{pid}\n" for pid in self.servers)
             case ["get_client_list", pid] if int(pid) in self.servers:
                 return (self.told / "clients").read_text("utf-8")
             case ["quit"] if not (self.told / "stubborn").exists():
-                self.quit()
+                for server in self.servers:
+                    os.kill(server, signal.SIGTERM)
+                    os.waitpid(server, 0)
+                (self.pipe / f"{CONTROL}.pid").unlink()  # the socket stays, as the real one's does
+                sys.exit(0)
         return f"{command}: not understood\n"
-
-    def start_server_for_a_client(self) -> None:
-        if not self.servers and (self.told / "clients").exists():
-            stray = (self.told / "stray").exists()
-            self.servers.append(subprocess.Popen([self.told / SERVER], start_new_session=stray).pid)
-            self.say(f"Starting new server {self.servers[0]}")
-
-    def quit(self) -> None:
-        for pid in self.servers:
-            os.kill(pid, signal.SIGTERM)
-            os.waitpid(pid, 0)
-        (self.pipe / f"{CONTROL}.pid").unlink()  # the socket stays, as the real one's does
-        sys.exit(0)
 
 
 def daemon(told: Path) -> None:
@@ -85,8 +81,7 @@ def daemon(told: Path) -> None:
         sys.exit((told / "fail").read_text("utf-8"))
     if (told / "stubborn").exists():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    places = [Path(os.environ[f"CUDA_MPS_{name}_DIRECTORY"]) for name in ("PIPE", "LOG")]
-    serving = Daemon(told, *places)
+    serving = Daemon(told)
     if (told / "mute").exists():
         time.sleep(60)
     serving.serve()

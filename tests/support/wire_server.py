@@ -45,7 +45,7 @@ class Asked:
 
 def head(status: str = "200 OK", kind: str = "text/event-stream", **more: object) -> bytes:
     lines = {"Content-Type": kind, **{name.replace("_", "-"): value for name, value in more.items()}}
-    text = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value is not None)
+    text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"HTTP/1.1 {status}\r\n{text}\r\n".encode("latin-1")
 
 
@@ -99,17 +99,10 @@ def in_two_pieces(asked: Asked) -> Iterator[Piece]:
     yield text[at:]
 
 
-def with_carriage_returns(asked: Asked) -> Iterator[Piece]:
-    first, *others = answer(asked)
-    yield first
-    yield from (piece.replace(b"\n", b"\r\n") if isinstance(piece, bytes) else piece for piece in others)
-
-
-def with_comments(asked: Asked) -> Iterator[Piece]:
+def rewritten(asked: Asked, old: bytes, new: bytes) -> Iterator[Piece]:
+    """With other bytes in its events."""
     for piece in answer(asked):
-        yield piece
-        if isinstance(piece, bytes) and piece.startswith(b"data:"):
-            yield b": still here\n\nevent: ping\nid: 1\n\n"
+        yield piece.replace(old, new) if isinstance(piece, bytes) and piece.startswith(b"data:") else piece
 
 
 def of_large_tokens(asked: Asked) -> Iterator[Piece]:
@@ -132,8 +125,8 @@ FAULTS |= {
     "good-ends-early": lambda asked: [head() + token() + token(finish_reason="stop") + usage(8, 2) + DONE],
     "good-every-other-counts": lambda asked: answer(asked, last=b"" if asked.number % 2 else None),
     "good-two-pieces": in_two_pieces,
-    "good-carriage-returns": with_carriage_returns,
-    "good-comments": with_comments,
+    "good-carriage-returns": partial(rewritten, old=b"\n", new=b"\r\n"),
+    "good-comments": partial(rewritten, old=b"\n\n", new=b"\n\n: still here\n\nevent: ping\nid: 1\n\n"),
     "good-large-tokens": of_large_tokens,
 }
 
@@ -157,10 +150,7 @@ FAULTS |= {f"usage-{name}": partial(answer, last=last) for name, last in COUNTS.
 
 
 def eventful(asked: Asked, sent: Iterable[bytes]) -> Iterator[Piece]:
-    yield head() + token()
-    yield PACE_S
-    yield from sent
-    yield DONE
+    return chain([head() + token(), PACE_S], sent, [DONE])
 
 
 EVENTS = {
@@ -225,9 +215,7 @@ def paced(piece: bytes, count: int = round(LONGEST_S / 0.05)) -> Iterator[Piece]
     return chain.from_iterable(repeat((piece, 0.05), count))
 
 
-def flood(asked: Asked) -> Iterator[Piece]:
-    yield head()
-    until = time.monotonic() + LONGEST_S
+def flood(until: float) -> Iterator[Piece]:
     while time.monotonic() < until:
         yield token() * 500
 
@@ -250,7 +238,7 @@ FAULTS |= {
     "hang-with-comments": lambda asked: chain([head()], paced(b": wait\n\n")),
     "hang-in-trickles": lambda asked: chain([head()], *(paced(bytes([b]), 1) for b in b"data: "), paced(b"x")),
     "hang-with-tokens": lambda asked: chain([head()], paced(token())),
-    "hang-with-a-flood": flood,
+    "hang-with-a-flood": lambda asked: chain([head()], flood(time.monotonic() + LONGEST_S)),
 }
 
 
@@ -271,9 +259,8 @@ class Server:
             connection.settimeout(LONGEST_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = connection.makefile("rb")
-            serves_on = True
-            while serves_on and (asked := self.read(stream)):
-                serves_on = self.send(connection, *asked)
+            while (asked := self.read(stream)) and self.send(connection, *asked):
+                pass
 
     def read(self, stream: Any) -> tuple[str, Asked] | None:
         lines = []

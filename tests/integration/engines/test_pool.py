@@ -160,16 +160,6 @@ def test_a_slow_replica_is_waited_for_and_convoys_are_whole_while_all_are_under_
     assert max(closed for closed, _ in ends) <= min(served for _, served in ends) + 0.1
 
 
-def test_all_are_launched_at_once_and_take_the_device_in_turn(monkeypatch):
-    replicas, seen = ReplicaEngines(ReplicaSpec((stand_in(),) * 3), launch_engine), []
-    monkeypatch.setattr(ReplicaEngines, "check", lambda self, index: seen.append([*map(has_started, self.engines)]))
-    with closing(replicas):
-        for engine in replicas.engines:
-            engine.await_turn()
-        replicas.start()
-    assert seen == [[True, False, False], [True, True, False], [True, True, True]], "after each start"
-
-
 def test_one_that_is_killed_while_it_serves_is_named_and_nothing_is_left():
     with started(stand_in(), stand_in()) as replicas:
         served = pids(replicas.engines)

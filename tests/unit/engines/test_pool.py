@@ -231,16 +231,20 @@ def under_mps(launch, **how):
     return replicas_of(CUDA, CUDA, launch=launch, device=GPU, sharing="mps", **how)
 
 
-def test_replicas_under_mps_are_verified_at_the_start_and_after_a_run_and_the_daemon_ends_last(daemon, launching, log):
+def test_replicas_under_mps_start_in_turn_and_are_verified_then_and_after_a_run_and_the_daemon_ends_last(
+    daemon, launching, log
+):
+    launch = launching(lambda engine, on_wait: log.append("start"))
     made, ends = [f"daemon {GPU} 50", LAUNCH, LAUNCH], [CLOSE, CLOSE, "daemon ends"]
-    replicas, late = (under_mps(launching(), thread_percentage=50) for _ in "ab")
+    started = ["start", VERIFIED[0], "start", VERIFIED[1]]
+    replicas, late = (under_mps(launch, thread_percentage=50) for _ in "ab")
     assert [engine.extra_env["CUDA_MPS_PIPE_DIRECTORY"] for engine in replicas.start().engines] == ["/pipe"] * 2
     measured(replicas)
     daemon.lost = ["replica 2 of 2 (opt-tiny)"]
     for use in (lambda: measured(replicas), late.start):
         with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the MPS control daemon ended"):
             use()
-    assert log == [*made, *made, *VERIFIED, *VERIFIED, *VERIFIED, *ends, *VERIFIED, *ends]
+    assert log == [*made, *made, *started, *VERIFIED, *VERIFIED, *ends, *started, *ends]
     log.clear()
     with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\): did not start"):
         under_mps(refuse)

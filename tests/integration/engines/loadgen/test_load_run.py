@@ -173,7 +173,7 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_load(url):
         group = int(parent.stdout.readline())
         until(lambda: parent.stdout.readline().startswith("progress"), 10, "a load")
         parent.send_signal(signal.SIGKILL)
-    assert gone(group)
+    assert gone(group, within_s=3)
 
 
 def test_tls(client, tmp_path):

@@ -24,8 +24,6 @@ from pytest_slmserve.schema.records import Environment
 if find_spec("transformers") is None or find_spec("torch") is None:
     pytest.skip("needs Transformers and torch", allow_module_level=True)
 pytestmark = pytest.mark.xdist_group("sizes of models")  # one process counts them all
-
-
 LAYERS = 4
 
 
@@ -61,6 +59,9 @@ GEMMA_4 = {
 }  # fmt: skip
 
 
+OF_GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"]}
+
+
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory) -> dict[str, dict]:
     """The line of each model of the catalogue, and of an all but empty configuration of each architecture."""
@@ -68,11 +69,7 @@ def counted(tmp_path_factory) -> dict[str, dict]:
     configs = {name: model["config"] for name, model in MODELS.items()}
     few = {"num_hidden_layers": LAYERS}  # of the largest, hundreds of billions of weights take seconds to describe
     configs |= {name: {"architectures": [name], "model_type": kind, **few} for name, kind in ARCHITECTURES.items()}
-    configs["gemma-4"] = {
-        "architectures": ["Gemma4ForConditionalGeneration"],
-        "model_type": "gemma4",
-        "text_config": GEMMA_4,
-    }
+    configs["gemma-4"] = OF_GEMMA_4 | {"model_type": "gemma4", "text_config": GEMMA_4}
     configs["stranger"] = {"model_type": "from-another-planet"}
     for name, config in configs.items():
         (folder / name).mkdir()
@@ -133,7 +130,5 @@ def test_a_model_whose_layers_have_heads_of_several_sizes_is_counted_and_its_kv_
     told = counted["gemma-4"]
     assert told["parameters"] == 4_055_259_904 > 262_144 * (1536 + 256 * 35)
     assert "head_dim" not in told["completed"], "one number for all layers would be wrong"
-    found = model_from_config(
-        "gemma-4", {"architectures": ["Gemma4ForConditionalGeneration"], **GEMMA_4}, told["parameters"]
-    )
+    found = model_from_config("gemma-4", OF_GEMMA_4 | GEMMA_4, told["parameters"])
     assert found.kv_bytes_per_token() is None and found.parameters == told["parameters"]
