@@ -37,11 +37,8 @@ def group(number: int) -> list[int]:
 
 def workers_of(parent: int) -> list[int]:
     """Engine workers that were started by the process `parent`; each leads a group of its own."""
-    return [
-        pid
-        for pid, of, words in alive()
-        if pid == of and words[-1:] == [str(parent)] and any(word.endswith("vllm_worker.py") for word in words)
-    ]
+    leaders = [(pid, words) for pid, of, words in alive() if pid == of and words[-1:] == [str(parent)]]
+    return [pid for pid, words in leaders if any(word.endswith("vllm_worker.py") for word in words)]
 
 
 def until(seen: Callable[[], T], within_s: float, what: object) -> T:

@@ -39,12 +39,9 @@ def daemon(told):
 
 def of(folder: Path, name: str = "") -> list[int]:
     """Living processes of the programs in `folder`; without a name also their guardians, who have it on their PATH."""
-    return [
-        pid
-        for pid, _, words in alive()
-        if any(str(folder / name) in word for word in words)
-        or (not name and str(folder) in environment_of(pid).get("PATH", ""))
-    ]
+    named = {pid for pid, _, words in alive() if any(str(folder / name) in word for word in words)}
+    found = {pid for pid, *_ in alive() if not name and str(folder) in environment_of(pid).get("PATH", "")}
+    return [*named | found]
 
 
 def clients(told: Path, *pids: int) -> None:
@@ -75,12 +72,9 @@ def test_clients_are_told_where_it_is_and_which_gpu_and_share_of_it_they_have(to
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with closing(MpsDaemon(UUID, thread_percentage=60)) as daemon:
         own = environment_of(daemon.process.pid)
-        assert daemon.environment == {
-            "CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(daemon.logs),
-            "CUDA_VISIBLE_DEVICES": UUID,
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "60",
-        }
+        places = {"CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe), "CUDA_MPS_LOG_DIRECTORY": str(daemon.logs)}
+        share = {"CUDA_VISIBLE_DEVICES": UUID, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "60"}
+        assert daemon.environment == places | share
     assert own["CUDA_VISIBLE_DEVICES"] == UUID
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in own, "the share of the SMs is the clients' matter"
 

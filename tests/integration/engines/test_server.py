@@ -221,11 +221,8 @@ def test_two_servers_share_a_device_as_two_engines_do():
     assert spans[0] == pytest.approx(spans[1], abs=0.05 + held_up_s + unread_s), "one window for both"
 
 
-def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(tmp_path, start):
-    named_vllm = tmp_path / "vllm-0.0.1.dist-info"  # which they want
-    named_vllm.mkdir()
-    (named_vllm / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.1\n", "utf-8")
-    engine = start("server", path=f"{STAND_IN}{os.pathsep}{tmp_path}", api_server_count=2)
+def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(start):
+    engine = start("server", api_server_count=2)
     assert sum(isinstance(line, dict) for line in trace_lines(engine.trace)) == 2, "it is not ready before all are"
     run = engine.run(WORKLOAD, ClosedLoop(8, requests=32))
     assert (run.failures, sum(run.samples.output_tokens), len(run.steps)) == (0, 32 * 8, 0)

@@ -130,14 +130,14 @@ class AsyncLLMEngine:
         self.came = self.looked_up = self.found = 0
         self.prefixes: set[tuple[int, ...]] = set()
         self.stepping: asyncio.Task[None] | None = None
+        of = SimpleNamespace
         cache = {"num_gpu_blocks": blocks(arguments.model), "block_size": BLOCK_SIZE}
         limits = {"max_num_seqs": arguments.max_num_seqs, "max_num_batched_tokens": arguments.max_num_batched_tokens}
-        self.vllm_config = SimpleNamespace(
-            cache_config=SimpleNamespace(**cache, enable_prefix_caching=arguments.enable_prefix_caching),
-            scheduler_config=SimpleNamespace(**limits),
-            model_config=SimpleNamespace(max_model_len=arguments.max_model_len, dtype=f"torch.{arguments.dtype}"),
-            compilation_config=SimpleNamespace(),
-        )
+        model = of(max_model_len=arguments.max_model_len, dtype=f"torch.{arguments.dtype}")
+        self.vllm_config = of(
+            cache_config=of(**cache, enable_prefix_caching=arguments.enable_prefix_caching), model_config=model,
+            scheduler_config=of(**limits), compilation_config=of(),
+        )  # fmt: skip
 
     async def collective_rpc(self, method: str) -> list[dict[str, Any]]:
         assert method == "slm_facts"

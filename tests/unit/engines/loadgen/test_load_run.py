@@ -93,10 +93,8 @@ def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage(rows, per_chunk
 
 @given(st.lists(stamps, min_size=2, max_size=6), st.booleans())
 def test_parts_together_are_what_one_process_would_have_found(streams, on_schedule):
-    rows = [
-        row(times, (3, len(times)), sent=float(i), scheduled=float(i) if on_schedule else None)
-        for i, times in enumerate(streams)
-    ]
+    sent = [(times, float(i)) for i, times in enumerate(streams)]
+    rows = [row(times, (3, len(times)), sent=at, scheduled=at if on_schedule else None) for times, at in sent]
     found = partial(run, window=(1000.5, 1002.5), steps=[(1000.5, 1001.5), (1002.0, 1002.5)], on_schedule=on_schedule)
     whole, both = found(rows), found(rows[::2], rows[1::2])
     assert both.samples == whole.samples and both.stream.tokens == whole.stream.tokens

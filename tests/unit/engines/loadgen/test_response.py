@@ -26,14 +26,10 @@ def fed(parts):
 
 
 @given(
-    contents,
-    st.lists(st.integers(1, 40), max_size=8),
-    cuts,
-    st.sampled_from([b"\r\n", b"\n"]),
-    st.sampled_from([b"", b"X-Sum: 1\r\n", b"A: b\r\nC: d\r\n"]),
-    st.sampled_from([b"", b";name=value", b" ;x"]),
+    contents, st.lists(st.integers(1, 40), max_size=8), cuts, st.sampled_from([b"\r\n", b"\n"]),
+    st.sampled_from([b"", b"X-Sum: 1\r\n", b"A: b\r\nC: d\r\n"]), st.sampled_from([b"", b";name=value", b" ;x"]),
     st.sampled_from([b"", INTERIM]),
-)
+)  # fmt: skip
 def test_a_body_in_chunks_of_any_size_or_of_a_told_length_or_until_the_end(
     body, sizes, cut, line, trailer, note, before
 ):

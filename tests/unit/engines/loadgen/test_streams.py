@@ -383,9 +383,7 @@ def test_a_stamp_of_the_kernel_counts_where_it_can_be_true(line, stamped, times)
     assert planted(line.streams, *stamped) == pytest.approx(times)
 
 
-@pytest.mark.parametrize(
-    ("polled", "sent", "doubt_s"), [(10.4, 10.0, 0.6), (10.4, 10.7, 0.3), (11.5, 10.0, 0.0), (9.0, 10.0, 1.0)]
-)
+@pytest.mark.parametrize(("polled", "sent", "doubt_s"), [(10.4, 10, 0.6), (10.4, 10.7, 0.3), (11.5, 10, 0), (9, 10, 1)])
 def test_chunks_that_came_together_are_in_doubt_since_nobody_looked_and_one_alone_is_not(line, polled, sent, doubt_s):
     streams = line.streams
     planted(streams, (11.0, 5.0, None), (12.0, 11.0, None))

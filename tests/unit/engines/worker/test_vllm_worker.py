@@ -175,13 +175,12 @@ def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, monke
 
 
 def test_limits_that_a_release_does_not_report_are_none(worker):
-    of = SimpleNamespace
-    cache = of(num_gpu_blocks=10, block_size=16, enable_prefix_caching=False)
-    model, compilation = of(max_model_len=128, dtype="torch.float16"), of(cudagraph_capture_sizes=(1, 2))
-    scheduler = of(max_num_seqs=4, max_num_batched_tokens=64)
-    facts = worker.resolved(
-        of(cache_config=cache, scheduler_config=scheduler, model_config=model, compilation_config=compilation)
-    )
+    told = {
+        "cache": {"num_gpu_blocks": 10, "block_size": 16, "enable_prefix_caching": False},
+        "model": {"max_model_len": 128, "dtype": "torch.float16"}, "compilation": {"cudagraph_capture_sizes": (1, 2)},
+        "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64},
+    }  # fmt: skip
+    facts = worker.resolved(SimpleNamespace(**{f"{part}_config": SimpleNamespace(**of) for part, of in told.items()}))
     assert (facts["kv_blocks"], facts["dtype"], facts["capture_sizes"]) == (10, "float16", [1, 2])
     assert (facts["chunked_prefill"], facts["async_scheduling"]) == (None, None)
 
