@@ -118,11 +118,9 @@ ALARMS, MISSES = 0.01, 0.01
 DRIFT, SECOND = 0.03, 0.01
 UNCHANGED, SLOWER = (0.0,) * 4, (0.05, 0.0, 0.0, 0.0)
 HOSTS: dict[str, dict[str, Any]] = {
-    "heavy tails": {"noise": heavy},
-    "drift": {"drift": DRIFT},
-    "second is worse": {"second": SECOND},
+    "heavy tails": {"noise": heavy}, "drift": {"drift": DRIFT}, "second is worse": {"second": SECOND},
     "drift, second is worse": {"drift": DRIFT, "second": SECOND},
-}
+}  # fmt: skip
 
 
 def probability(n: int, p: float, k: int) -> float:

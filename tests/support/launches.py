@@ -15,16 +15,9 @@ RATES = (1000.0, 5000.0)  # output tokens/s at each load
 
 
 def launch(
-    side: Side,
-    pair: int = 1,
-    *,
-    speed: float = 1.0,
-    loads: Iterable[int] = LOADS,
-    kv_blocks: int | None = 1365,
-    ready_s: float | None = 20.0,
-    name: str = "",
-    **facts: object,
-) -> list[Measurement]:
+    side: Side, pair: int = 1, *, speed: float = 1.0, loads: Iterable[int] = LOADS, kv_blocks: int | None = 1365,
+    ready_s: float | None = 20.0, name: str = "", **facts: object,
+) -> list[Measurement]:  # fmt: skip
     """One fresh start, measured at each load; keyword arguments of `engine_alone`. speed: of the usual rates."""
     second = (side == "candidate") == (pair % 4 in (0, 1))
     resolved = replace(LIMITS, kv_blocks=kv_blocks, ready_s=ready_s)

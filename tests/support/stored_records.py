@@ -30,15 +30,9 @@ BUSY: dict[int, Column] = {**WELL, sensors.ENGINE_ACTIVE: 1.0, sensors.MEMORY_CL
 
 
 def engine_alone(
-    rate: float = 1000.0,
-    concurrency: int = 8,
-    *,
-    environment: Environment = KNOWN,
-    resolved: Resolved = LIMITS,
-    columns: Mapping[int, Column] = BUSY,
-    sensed: bool = True,
-    **facts: object,
-) -> Measurement:
+    rate: float = 1000.0, concurrency: int = 8, *, environment: Environment = KNOWN, resolved: Resolved = LIMITS,
+    columns: Mapping[int, Column] = BUSY, sensed: bool = True, **facts: object,
+) -> Measurement:  # fmt: skip
     """One measurement; keyword arguments of `strategies.measurement`. sensed: were there sensors?"""
     made = measurement(concurrency, rate, environment=environment, resolved=resolved, **facts)  # type: ignore[arg-type]
     closes_s = made.run.window_s[1]

@@ -239,12 +239,8 @@ def measurements() -> st.SearchStrategy[Measurement]:
     return st.builds(
         Measurement,
         spec=st.builds(
-            EngineSpec,
-            model=NAMES,
-            max_num_seqs=COUNTS,
-            gpu_memory_utilization=st.floats(0.1, 1),
-            enforce_eager=st.booleans(),
-            env=st.lists(st.tuples(NAMES, NAMES), max_size=2).map(tuple),
+            EngineSpec, model=NAMES, max_num_seqs=COUNTS, gpu_memory_utilization=st.floats(0.1, 1),
+            enforce_eager=st.booleans(), env=st.lists(st.tuples(NAMES, NAMES), max_size=2).map(tuple),
             extra=st.lists(st.tuples(NAMES, COUNTS | NAMES | st.booleans()), max_size=2).map(tuple),
         ),
         resolved=st.builds(
@@ -256,18 +252,15 @@ def measurements() -> st.SearchStrategy[Measurement]:
         ),
         load=loads(),
         run=st.builds(
-            Run,
-            st.tuples(samples, width).map(lambda drawn: Samples(*drawn[0][: drawn[1]])),
-            tables(st.tuples(*step), 7).map(lambda columns: Steps(*columns)),
-            st.tuples(STAMPS, STAMPS),
-            COUNTS,
+            Run, st.tuples(samples, width).map(lambda drawn: Samples(*drawn[0][: drawn[1]])),
+            tables(st.tuples(*step), 7).map(lambda columns: Steps(*columns)), st.tuples(STAMPS, STAMPS), COUNTS,
             NONE | NAMES,
         ),
         launch=st.sampled_from(["first", "second"]),
         measured_at=st.datetimes().map(lambda moment: moment.isoformat(timespec="milliseconds")),
         replica=NONE | replicas(),
         paired=NONE | places_in_a_gate(),
-    )
+    )  # fmt: skip
 
 
 Column = float | None | Callable[[float], float | None]  # of readings: a value, or a function of the time of each

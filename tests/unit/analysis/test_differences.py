@@ -17,17 +17,7 @@ from scipy.stats import t as student
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from pytest_slmserve.analysis import estimates
-from pytest_slmserve.analysis.estimates import (
-    MINUTES,
-    TAIL,
-    Differences,
-    Interval,
-    Prior,
-    Repeat,
-    contrast,
-    moderated,
-    prior,
-)
+from pytest_slmserve.analysis.estimates import MINUTES, TAIL, Differences, Interval, Prior, Repeat, contrast
 
 LOGS = st.lists(st.floats(-0.7, 0.7).filter(lambda x: abs(x) > 1e-3), min_size=2, max_size=6, unique=True)
 
@@ -47,9 +37,6 @@ def half(interval):
 def of_scipy(test):
     low, high = test.confidence_interval(0.95)
     return pytest.approx((high - low) / 2, rel=1e-6)
-
-
-# Against scipy
 
 
 @given(LOGS, LOGS)
@@ -93,7 +80,7 @@ def by_smyth(variances):
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1e-4, 0.01, 0.5, 1.0, 3.0, 40.0]), st.integers(1, 6)), max_size=9))
 def test_what_variances_have_in_common_is_by_the_mean_and_the_scatter_of_their_logs(variances):
-    assert prior(variances) == pytest.approx(by_smyth(variances), rel=1e-5)
+    assert estimates.prior(variances) == pytest.approx(by_smyth(variances), rel=1e-5)
 
 
 @given(st.lists(LOGS, min_size=3, max_size=6), st.sampled_from([0.025, 0.005]))
@@ -117,12 +104,9 @@ def test_differences_of_neighbours_in_turn_share_samples_and_so_degrees_of_freed
     samples = tuple(tuple(Repeat(v, f"{i}{load}") for i, v in enumerate(each)) for load, each in enumerate(values))
     logs = [[math.log(b / a) for a, b in zip(one, other)] for one, other in pairwise(values)]
     common, n = by_smyth([(variance(each) / 2, 2) for each in logs]), len(logs)
-    ratio, df = moderated(variance(logs[0]) / 2, 2, common._replace(most=(2 * n) ** 2 / (2 * n + (n - 1))))
+    ratio, df = estimates.moderated(variance(logs[0]) / 2, 2, common._replace(most=(2 * n) ** 2 / (2 * n + (n - 1))))
     seen = Differences(samples).between(0, 1)
     assert half(seen) == pytest.approx(student.isf(0.025, df) * math.sqrt(ratio * 2 / 3), rel=1e-5)
-
-
-# By hand
 
 
 @pytest.mark.parametrize(("own", "common", "found"), [
@@ -131,7 +115,7 @@ def test_differences_of_neighbours_in_turn_share_samples_and_so_degrees_of_freed
     ((4.0, 0), Prior(1.0, 0.5, 0.5), (1.0, 1)),
 ])  # fmt: skip
 def test_a_moderated_variance_lies_between_its_own_and_the_common_one(own, common, found):
-    assert moderated(*own, common) == pytest.approx(found)
+    assert estimates.moderated(*own, common) == pytest.approx(found)
 
 
 def test_repeats_that_are_no_rounds_are_not_paired():
@@ -149,9 +133,6 @@ def test_repeats_that_are_no_rounds_are_not_paired():
     assert {how for how, sample in apart.items() if contrast(first, sample).in_turn} == set()
     assert contrast(first, apart["later"]).ratio > 100 * found.ratio
     assert not contrast(first[:1], second[:1]).in_turn, "one pair tells of no noise"
-
-
-# One side after the other
 
 
 def side(day, logs, launches="a", within=None):

@@ -23,8 +23,6 @@ from pytest_slmserve.analysis.metrics.window import window_trace
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 DEGREES = st.floats(1, 400) | st.integers(1, 400)
 
-# Student's t
-
 
 @given(st.floats(0, 60), DEGREES)
 def test_the_tail_of_student_is_that_of_scipy_on_both_sides(t, df):
@@ -75,9 +73,6 @@ def test_the_least_that_is_enough_is_found_to_the_last_digit(bound):
 def test_digamma_and_trigamma_are_those_of_scipy(x):
     expected = special.digamma(x), float(special.polygamma(1, x))
     assert estimates.digammas(x) == pytest.approx(expected, rel=0, abs=1e-8)
-
-
-# Means and percentiles
 
 
 @given(NUMBERS, st.sampled_from([1, 5, 50, 90, 99]))
@@ -143,9 +138,6 @@ def test_groups_keep_the_order_first_met(values):
     assert all(rows == [row for row in enumerate(values) if row[1] == key] for key, rows in seen.items())
 
 
-# Looks
-
-
 @pytest.mark.parametrize(
     ("pairs", "looks"),
     [(0, ()), (3, ()), (4, (4,)), (5, (4, 5)), (7, (4, 6, 7)), (10, (4, 6, 8, 10)), (12, (4, 6, 8, 12)),
@@ -192,8 +184,6 @@ def test_boundaries_are_lower_for_more_alpha_and_for_who_may_measure_less():
     assert [*rows[1]] == sorted(rows[1], reverse=True) and all(c > t_above(0.01, n - 1) for n, c in zip(looks, rows[1]))
     assert boundaries(looks[:2], 12, 0.01) == pytest.approx(rows[1][:2]), "whatever looks are to come"
 
-
-# Once for each run
 
 ASKED = []
 

@@ -30,9 +30,6 @@ from pytest_slmserve.workload.requests import build_workload
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 99, "500": 1}, "sum_s": 0.5}
 
 
-# One measurement
-
-
 @given(st.integers(1, 64), st.floats(100, 3000), st.integers(2, 40))
 def test_a_planted_measurement_has_its_figures(concurrency, rate, output_tokens):
     seen = summarize(measurement(concurrency, rate, output_tokens=output_tokens))
@@ -72,9 +69,6 @@ def test_no_figure_of_a_full_measurement_is_missing_and_without_sensors_none_is_
     assert seen.energy_per_token_j == pytest.approx(seen.power_w / 1000)
     assert seen.saturation_gap == pytest.approx(math.log(0.6 / 0.89 / (0.1 / 0.94))) and 0 < seen.unexplained < 1
     assert (blind.dram_active, blind.power_w, blind.energy_per_token_j, blind.decode_dram) == (None,) * 4
-
-
-# Which repeats count
 
 
 def now_and_then(usual, other):
@@ -173,8 +167,6 @@ def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another(hosts, o
     assert (found is both) is (kept is not None and len(kept) == len(hosts))
 
 
-# What is a point of which question
-
 PAIRED = GateLaunch("g", 1, "baseline", False)
 
 
@@ -263,9 +255,6 @@ def test_jobs_are_points_by_question_and_other_loads_are_left_out():
     assert sorted(map(len, groups)) == [1, 1, 3], "that differ in the limit alone, and a rate is none"
 
 
-# Several engines at once
-
-
 def together(*rates, group="one", sharing="mps", models=None, repeat=0, began_s=None, **how):
     """One run of an engine for each rate."""
     names, starts = models or ["opt-1.3b"] * len(rates), began_s or [None] * len(rates)
@@ -348,9 +337,6 @@ def test_different_questions_are_different_points_in_the_order_measured():
         (2, "mps", "opt-1.3b"), (3, "mps", "opt-1.3b"), (2, "time-slicing", "opt-1.3b"), (2, "mps", None),
     ]  # fmt: skip
     assert points.engines(["opt-125m", "opt-1.3b", "opt-1.3b"]) == "opt-125m + 2 x opt-1.3b"
-
-
-# Ratios
 
 
 def test_a_ratio_takes_its_noise_from_all_that_is_compared():

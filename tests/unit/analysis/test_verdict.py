@@ -21,9 +21,6 @@ ENDS = st.integers(-3, 3)
 SECOND_FARTHER = [(Interval(1.0, 0.9, 1.1), "a"), (Interval(1.3, 1.2, 1.4), "b")]
 
 
-# One estimate
-
-
 @given(ENDS, st.integers(0, 4), ENDS, st.integers(0, 3))
 def test_limits_are_kept_or_broken_by_the_whole_interval(low, width, least, room):
     """Each by looking at all values that the interval holds, its ends among them."""
@@ -47,9 +44,6 @@ def test_several_promises_fail_with_one_and_pass_with_all(states):
 
 def test_without_repeats_a_reason_names_the_option_that_gives_some():
     assert "--slm-repeats 2" in unsure(Interval(1.0)) and unsure(Interval(1.0, 0.9, 1.1)) == unsure(None) == ""
-
-
-# The one of several that decides
 
 
 def around(values):
@@ -92,9 +86,6 @@ def test_an_inconclusive_one_is_told_with_an_interval_that_has_the_bound_in_it(l
     assert (state, place, seen.value) == (INCONCLUSIVE, 0, values[0]) and seen.low < 0 < seen.high
     blind = [(Interval(value), place) for place, value in enumerate(values)]
     assert every(lambda several: blind, **{limit: 2 * values[0]}) == (INCONCLUSIVE, Interval(values[0]), 0)
-
-
-# What it keeps
 
 
 def test_a_verdict_is_true_or_false_or_raises_what_no_expected_failure_swallows():

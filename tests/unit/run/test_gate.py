@@ -377,10 +377,7 @@ def test_a_gate_that_asks_something_else_begins_anew(opened, other):
 
 
 @pytest.mark.parametrize(("launches", "given", "left", "anew"), [
-    (0, {}, (1, 8), 0),
-    (0, {"resume": True}, (1, 8), 1),
-    (0, OTHER, (2, 8), 0),
-    (4, {"resume": True}, (0, 4), 0),
+    (0, {}, (1, 8), 0), (0, {"resume": True}, (1, 8), 1), (0, OTHER, (2, 8), 0), (4, {"resume": True}, (0, 4), 0),
     (4, {"resume": True, **CALIBRATE}, (0, 20), 0),
 ])  # fmt: skip
 def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_path, launches, given, left, anew):

@@ -113,11 +113,8 @@ REPLICAS = next(each.name for each in CLAIMS.values() if each.of == "replicas")
 
 
 @pytest.mark.parametrize(("claim", "model", "reads"), [
-    (PLATEAU, MODEL, (True, True)),
-    (PLATEAU, "opt-350m", (True, False)),
-    (REPLICAS, MODEL, (True, False)),
-    ("table-1-batch-fits", MODEL, (False, False)),
-    ("throughput-follows-arrivals", MODEL, (False, False)),
+    (PLATEAU, MODEL, (True, True)), (PLATEAU, "opt-350m", (True, False)), (REPLICAS, MODEL, (True, False)),
+    ("table-1-batch-fits", MODEL, (False, False)), ("throughput-follows-arrivals", MODEL, (False, False)),
 ])  # fmt: skip
 def test_a_question_names_the_curve_that_it_reads(opened, claim, model, reads):
     question = opened().verdicts.question(claim, model)

@@ -124,9 +124,7 @@ def test_what_two_loads_tell_is_noted(points, facts, wish, batch, predicted, not
 
 
 @pytest.mark.parametrize(("points", "facts"), [
-    ([], (0,)),
-    (planted((64,)), (1, 64)),
-    ([point(8, [100.0], [0.1]), point(64, ())], (1, 8)),
+    ([], (0,)), (planted((64,)), (1, 64)), ([point(8, [100.0], [0.1]), point(64, ())], (1, 8)),
     ([point(8, [100.0], [0.1]), point(64, [800.0], [0.1])], ("8 and 64",)),
     ([point(b, [100.0 * b], [0.1]) for b in (2, 4, 8)], ("T(1)",)),
 ])  # fmt: skip
@@ -232,13 +230,9 @@ def test_the_memory_of_all_models_always_fits(models, gib, share):
 
 
 FOOTPRINTS = st.builds(
-    Footprint,
-    weight_bytes=st.integers(1, 30 * GIB),
-    kv_bytes_per_token=st.integers(1, 10**6),
-    longest=st.integers(1, 4096),
-    block_size=st.sampled_from([1, 16, 128]),
-    allowance_bytes=st.integers(1, 4 * GIB),
-)
+    Footprint, weight_bytes=st.integers(1, 30 * GIB), kv_bytes_per_token=st.integers(1, 10**6),
+    longest=st.integers(1, 4096), block_size=st.sampled_from([1, 16, 128]), allowance_bytes=st.integers(1, 4 * GIB),
+)  # fmt: skip
 BATCHES, GPUS = st.integers(1, 2000), st.integers(GIB, 200 * GIB)
 
 

@@ -83,13 +83,8 @@ PLANTED = [
     *(
         (FEW_WARPS, "sm_occupancy", (0.9, 0.9, [mean - 0.0005, mean + 0.0005]), state, mean, 16, 2)
         for mean, state in (
-            (0.1, PASSES),
-            (0.142, PASSES),
-            (0.1422, INCONCLUSIVE),
-            (0.143, INCONCLUSIVE),
-            (0.1438, INCONCLUSIVE),
-            (0.144, FAILS),
-            (0.6, FAILS),
+            (0.1, PASSES), (0.142, PASSES), (0.1422, INCONCLUSIVE), (0.143, INCONCLUSIVE), (0.1438, INCONCLUSIVE),
+            (0.144, FAILS), (0.6, FAILS),
         )
     ),
     (FEW_WARPS, "sm_occupancy", (0.9, 0.9, [0.1, 0.9]), INCONCLUSIVE, 0.5, 16, 2),
@@ -114,7 +109,7 @@ PLANTED = [
     (CHEAPER, "energy_per_token_j", ([1.0, 1.01], [0.1, 0.1], [0.8, 0.8]), FAILS, 0.8 / 1.005, 16, 4),
     (CHEAPER, "energy_per_token_j", ([1.0, 1.01], [0.5, 0.5], [0.5, 0.51]), INCONCLUSIVE, 0.505 / 1.005, 16, 4),
     (CHEAPER, "energy_per_token_j", ([0.5, 2.0], [0.5, 0.5], [0.1, 0.5]), INCONCLUSIVE, 0.3 / 1.25, 16, 4),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("claim", "figure", "values", "state", "value", "load", "n"), PLANTED)

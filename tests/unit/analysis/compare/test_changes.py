@@ -306,10 +306,8 @@ def test_what_may_differ_is_not_known_of_a_machine_or_made_by_its_load(there, he
     (UNKNOWN_HOST, ONE, ("not known", "host")),
     (ONE, where(operating_system="Linux 7"), ("operating system", "Linux", "Linux 7")),
     *((ONE, replace(ONE, measured_at=at), facts) for at, facts in (
-        ("2026-01-01T23:59:59+00:00", None),
-        ("2026-01-02T00:00:00Z", ("1 day", "older")),
-        ("2026-01-13T00:00:00", ("12 days", "older")),
-        ("2025-12-12T00:00:00+00:00", ("20 days", "younger")),
+        ("2026-01-01T23:59:59+00:00", None), ("2026-01-02T00:00:00Z", ("1 day", "older")),
+        ("2026-01-13T00:00:00", ("12 days", "older")), ("2025-12-12T00:00:00+00:00", ("20 days", "younger")),
         ("some day", ("not known",)),
     )),
 ])  # fmt: skip
@@ -395,12 +393,9 @@ def test_what_cannot_be_compared_is_inconclusive_and_tells_why(there, here, fact
 
 
 @pytest.mark.parametrize(("there", "here"), [
-    ([], []), (BASELINE, []), ([], BASELINE),
-    (BASELINE, repeats([1000, 1001], 16)),
-    (BASELINE, repeats([1000, 1001], model="opt-2.7b")),
-    (BASELINE, having(BASELINE, load=ClosedLoop(8, window_s=9))),
-    (BASELINE, having(BASELINE, load=OpenLoop(requests=8))),
-    (BASELINE, having(BASELINE, workload={"hash": "other"})),
+    ([], []), (BASELINE, []), ([], BASELINE), (BASELINE, repeats([1000, 1001], 16)),
+    (BASELINE, repeats([1000, 1001], model="opt-2.7b")), (BASELINE, having(BASELINE, load=ClosedLoop(8, window_s=9))),
+    (BASELINE, having(BASELINE, load=OpenLoop(requests=8))), (BASELINE, having(BASELINE, workload={"hash": "other"})),
     (BASELINE, having(BASELINE, replica=PART)),
 ])  # fmt: skip
 def test_another_model_load_or_workload_is_another_case(there, here):
@@ -527,11 +522,8 @@ def test_the_load_is_the_largest_that_most_releases_have():
 
 def test_a_history_is_of_engines_alone_under_a_steady_load_on_one_kind_of_device():
     for other in (
-        {"paired": GATED},
-        {"replica": PART},
-        {"load": OpenLoop(requests=64)},
-        {"environment": {"vllm": None}},
-    ):
+        {"paired": GATED}, {"replica": PART}, {"load": OpenLoop(requests=64)}, {"environment": {"vllm": None}},
+    ):  # fmt: skip
         assert history(having([*FIRST, *SECOND], **other)) == []
     assert history(FIRST, release("0.25.0", gpu_name="NVIDIA A100")) == [] == history()
     unseen = having([*FIRST, *SECOND], run={"telemetry": None})

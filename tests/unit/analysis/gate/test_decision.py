@@ -118,10 +118,8 @@ def test_before_and_between_looks_nothing_is_decided_and_beyond_the_plan_all_are
 
 
 @pytest.mark.parametrize(("better", "cost", "facts"), [
-    ("lower", 0.02, ("2 %", "higher", "1.02", 4, "half", "3 %")),
-    ("lower", 0.3, ("35 %", "higher", "1.35", 4)),
-    ("higher", 0.3, ("25.9 %", "lower", "0.741", 4)),
-    ("higher", 0.0302, ("3 %", "lower", "0.97", 4)),
+    ("lower", 0.02, ("2 %", "higher", "1.02", 4, "half", "3 %")), ("lower", 0.3, ("35 %", "higher", "1.35", 4)),
+    ("higher", 0.3, ("25.9 %", "lower", "0.741", 4)), ("higher", 0.0302, ("3 %", "lower", "0.97", 4)),
 ])  # fmt: skip
 def test_a_failure_tells_how_far_the_candidate_is_and_by_which_rule_it_fails(better, cost, facts):
     why = one(PairSeries("any", better, costly(*[cost if better == "lower" else -cost] * 12).pairs)).why

@@ -57,8 +57,6 @@ def test_of_300_gates_so_many_fail_and_pass(planted, fails, passes):
     assert seen.fails.total() - seen.fails["endpoint 0"] <= ALARMS, "of the others none is worse"
 
 
-# What is missing
-
 QUIET = session(Planted(sd=0.001, worse=UNCHANGED), random.Random(8), 12, made.DIRECTIONS)
 
 

@@ -181,10 +181,8 @@ def blind(m: Measurement, *numbers: int, **resolved: None) -> Measurement:
 
 
 @pytest.mark.parametrize(("lost", "numbers", "resolved"), [
-    (("energy", MEMORY), (sensors.POWER, sensors.MEMORY_USED), {}),
-    (("start",), (), {"ready_s": None}),
-    ((BLOCKS,), (), {"kv_blocks": None}),
-    ((MEMORY,), (sensors.MEMORY_USED,), {}),
+    (("energy", MEMORY), (sensors.POWER, sensors.MEMORY_USED), {}), (("start",), (), {"ready_s": None}),
+    ((BLOCKS,), (), {"kv_blocks": None}), ((MEMORY,), (sensors.MEMORY_USED,), {}),
 ])  # fmt: skip
 @pytest.mark.parametrize("where", [[(1, "baseline")], [(4, "candidate")], [(n, "candidate") for n in (1, 2, 3, 4)]])
 def test_a_value_that_one_launch_did_not_report_leaves_it_inconclusive(lost, numbers, resolved, where):

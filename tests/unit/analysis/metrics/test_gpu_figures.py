@@ -29,8 +29,6 @@ def figures(columns=(), window_s=(2.0, 12.0), **planted):
     return device_figures(run_of(planted_telemetry({**WELL, **dict(columns)}, **planted), window_s))
 
 
-# An oracle for each figure
-
 TICK = 1 / 64
 WINDOWS = st.tuples(st.integers(0, 64), st.integers(1, 160)).map(lambda t: (t[0] * TICK, (t[0] + t[1]) * TICK))
 MEANS = {
@@ -158,9 +156,6 @@ def test_the_energy_of_a_token_of_engines_on_one_gpu_is_that_by_hand(steps, othe
         assert gpu_figures.energy_per_token_j(runs, rate, whole) == (expected and pytest.approx(expected, rel=1e-9))
 
 
-# Windows
-
-
 def test_without_readings_in_a_window_there_are_no_figures():
     nothing = run_of(None), run_of(planted_telemetry(until_s=1.0)), run_of(planted_telemetry(), (5.0, 5.0))
     assert [device_figures(run) for run in nothing] == [DeviceFigures()] * 3
@@ -196,9 +191,6 @@ def later(value, otherwise):
 def test_figures_of_counters_that_tell_less_than_all(columns, expected):
     found = asdict(figures(columns))
     assert {name: found[name] for name in expected} == pytest.approx(expected)
-
-
-# Several GPUs
 
 
 def several(*gpus, notes=()):
@@ -260,9 +252,6 @@ def test_the_order_of_gpus_says_nothing_and_two_alike_take_twice_the_power_and_m
     assert two == pytest.approx({**one, **doubled, **balance}, rel=1e-9)
 
 
-# Decoding alone
-
-
 def stepping(run, prompt_steps):
     """The run with steps of a tenth of a second."""
     n, prompts = 130, [512 if i in prompt_steps else 0 for i in range(130)]
@@ -287,9 +276,6 @@ def test_where_a_prompt_is_in_every_reading_decoding_is_not_known():
     assert decoding(range(0, 130, 3)).rows == () and len(decoding([0, 129]).rows) == 40
     assert decoding([], spans=False).rows == (), "without a span nobody knows what a reading tells of"
     assert decode_window(run_of(None)) is None and decode_window(run_of(planted_telemetry())) is None
-
-
-# The speed of the host
 
 
 def beside(cpu_s, host="a", python="3.12"):
@@ -323,8 +309,6 @@ def test_the_probe_is_told_as_its_mean_and_as_the_share_without_a_core():
     waited = [gpu_figures.probe_waiting(*pair) for pair in pairs]
     assert waited == [0.5, 1, 0.0, None, None, None], "two clocks, read one after the other"
 
-
-# Memory by engine
 
 BLOCK = 16 * 2 * 24 * 2048 * 2  # bytes of 16 tokens' keys and values: 24 layers of 2,048 numbers of OPT-1.3B
 OWN = 3 * GIB + 1000 * BLOCK

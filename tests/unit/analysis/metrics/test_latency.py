@@ -99,8 +99,6 @@ def test_all_failures_of_a_number_of_requests_count(load):
     assert window.judged_requests(replace(measurement(load=load), run=run)).failures == 3
 
 
-# Gaps between tokens
-
 GAPS = st.lists(st.floats(1e-4, 100), min_size=1, max_size=100)
 
 
@@ -148,8 +146,6 @@ def test_gaps_of_several_runs_are_those_of_all_together(parts):
         assert window.gaps_of([*runs, other]) is None, "one has none, or counted in other bins"
 
 
-# Words of an SLO
-
 BOUNDS = st.one_of(st.none(), st.integers(1, 10**9).map(lambda microseconds: microseconds / 10**6))
 
 
@@ -188,9 +184,6 @@ def test_other_words_say_what_to_type(text, fact, hint):
 def test_an_slo_that_bounds_nothing_that_is_known_is_refused(bounds):
     with refused():
         Slo(**bounds)
-
-
-# Goodput
 
 
 @given(RUNS, LOADS, *[st.sampled_from([0.0, 0.05, 0.25, 1.0])] * 3)

@@ -25,8 +25,6 @@ LLAMA_70B = {
     "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 4096,
 }  # fmt: skip
 
-# Data sheets
-
 FAMILIES = {
     "NVIDIA H200": "H200", "NVIDIA A100-SXM4-40GB": "A100-40", "NVIDIA A100-PCIE-40GB": "A100-40",
     "NVIDIA A100 80GB PCIe": "A100-80-PCIe", "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100-PCIe",
@@ -76,8 +74,6 @@ def test_an_engine_has_the_rate_of_its_quantization_and_of_all_its_gpus(spec, en
     seen = gpu_figures.peaks_of_engine(replace(m.spec, **spec), replace(m.environment, **environment))
     assert (seen.bytes_per_s, seen.flops_per_s) == rates
 
-
-# Work
 
 SHAPES = [shape for shape in CATALOGUE.values() if shape.windows]
 WORKS = st.builds(work_of_model, st.sampled_from(SHAPES), st.integers(1, 2048), st.integers(1, 2048))
@@ -167,9 +163,6 @@ def test_the_fraction_of_a_measurement_is_over_its_ceiling_and_of_the_unknown_no
         *((m, None, 8.0), (m, 1.0, None)),
     ]
     assert [roofline_fraction(*each) for each in unknown] == [None] * 5
-
-
-# The mean step
 
 
 def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):

@@ -175,8 +175,6 @@ def test_a_gap_is_told_from_five_intervals_or_two_seconds_on(interval_s, limit):
     assert health(watched_run(rows)) == CheckResult(), "counters of the host miss nothing in a gap"
 
 
-# Several GPUs
-
 ON_GPU = {number: column for number, column in WELL.items() if number < of.OURS}
 
 

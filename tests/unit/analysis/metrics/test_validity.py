@@ -156,9 +156,6 @@ def test_a_share_of_failures_may_be_borne(sent_s, others):
     assert problems(job(asked=41, failures=1), failed_share=0.05) == ()
 
 
-# Noise, which leaves a measurement clean
-
-
 def slowed(factor=1.0, steps=200, **facts):
     return measurement(8, steps=steps, slow_from=steps // 2, slow_factor=factor, **facts)
 
@@ -222,9 +219,6 @@ def test_a_convoy_is_compared_with_another_not_with_its_own_parts(periods):
     assert found == [0, periods > 1, periods % 2], "a staggered one is cut in mid-convoy"
 
 
-# Several engines at once
-
-
 def together(*made, began_s=None):
     """Engines of one run; began_s: on the common clock, of each."""
     parts = [replace(m, replica=Replica("g", i, len(made), "s", "mps")) for i, m in enumerate(made)]
@@ -255,9 +249,6 @@ def test_engines_need_time_in_common_and_each_finding_names_its_engine():
         found = check(*together(*members))
         named = [[text.partition(":")[0] for text in texts] for texts in found[:3]]
         assert [*named, found.starved] == expected, "whoever is invalid had its cores"
-
-
-# Trust
 
 
 def starved(m, others=13.5):
@@ -315,8 +306,6 @@ def test_the_worst_that_was_found_is_the_state_and_has_its_reasons():
     told = [(each.state, each.reasons) for each in (*found, CheckResult(noise=("d",)))]
     assert told == [("invalid", ("a",)), ("degraded", ("b",)), ("unknown", ("c",)), ("ok", ())]
 
-
-# Caches of prefixes
 
 RUN = planted_run(4, 400.0)
 ENDED = window.finished_in_window(RUN)

@@ -24,8 +24,6 @@ from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, load_facts
 
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"3": 7}, "sum_s": 7e-4}
 
-# An oracle for each figure
-
 
 def rows(run):
     """Time and index of each step that ended in the window."""
@@ -185,9 +183,6 @@ def test_a_server_without_steps_is_told_by_the_spans_of_its_client(run, ticks):
     assert [figure(client) for figure in unknown] == [None, None, None, 0]
 
 
-# Several engines at once
-
-
 @pytest.mark.parametrize(("began_s", "windows_s", "ramp_up", "common_s"), [
     ((100.0, 100.5, 99.0), [(2.0, 7.0), (1.0, 6.0), (1.0, 8.5)], "staggered", [(2.0, 6.5), (1.5, 6.0), (3.0, 7.5)]),
     ((0.0, 9.0), [(1.0, 2.0)] * 2, "staggered", [(10.0, 10.0), (1.0, 1.0)]),  # nothing in common
@@ -200,8 +195,6 @@ def test_the_span_of_several_engines_is_what_their_windows_have_in_common(began_
     group[-1] = replace(group[-1], load=ClosedLoop(8, ramp_up=ramp_up))
     assert [run.window_s for run in window.common_span(group)] == common_s
 
-
-# Steps of a ramp
 
 RAMP = OpenLoop(arrivals="ramp", rate=15.0, settle_s=1.0, window_s=7.0, steps=((10.0, 4.0), (20.0, 4.0)))
 
@@ -247,9 +240,6 @@ def test_a_failure_is_of_its_step_settling_included():
     assert [latencies_of(m).unfinished for m in (slow, fast)] == [0, 1] and 1 in numbers(problems(slow)[0])
     older = replace(whole, run=replace(whole.run, failures=3))
     assert [m.run.failures for m in steps_of(older)] == [3, 3], "it is not known in which"
-
-
-# Schedules, and requests that are held back
 
 
 @given(drawn_runs(), st.data())

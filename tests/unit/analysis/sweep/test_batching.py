@@ -117,9 +117,6 @@ def test_the_rate_of_one_alone_is_measured_by_the_law_or_not_known():
     assert decided([point(1, [100.0]), *steep], AbsoluteSlo(3.0)).caps == batching.Caps()
 
 
-# Goodput
-
-
 CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
 
 

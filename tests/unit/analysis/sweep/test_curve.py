@@ -19,17 +19,7 @@ from strategies import curves, law, measurement, noisy_curve, point, without
 
 from pytest_slmserve.analysis.points import Summary, busy_rate
 from pytest_slmserve.analysis.sweep import curve as of_curve
-from pytest_slmserve.analysis.sweep.curve import (
-    GPU_PLATEAU,
-    LATENCY,
-    NO_BUSY,
-    PARETO,
-    PLATEAU,
-    Curve,
-    curve_of,
-    labels,
-    obstacle,
-)
+from pytest_slmserve.analysis.sweep.curve import GPU_PLATEAU, LATENCY, PARETO, PLATEAU, Curve, curve_of, labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
@@ -46,9 +36,6 @@ NAMED = dict(zip(JUDGES, ((PLATEAU, 0.10), (LATENCY, 0.10), (PARETO, 0.03))))
 def with_last_gain(gain):
     """Rates that rise, and whose last doubling gains exactly so much."""
     return {1: 100.0, 2: 190.0, 4: 330.0, 8: 500.0, 16: 500.0 * (1 + gain)}
-
-
-# Whether there is a plateau
 
 
 @pytest.mark.parametrize(("rates", "state", "value", "facts"), [
@@ -99,9 +86,6 @@ def test_noise_across_the_bound_is_inconclusive():
 def test_one_per_cent_of_noise_does_not_hide_or_turn_a_clear_answer(rates, noise, state, least):
     seen = Counter(noisy_curve(rates, seed=seed, noise=noise).pareto_plateau().state for seed in range(50))
     assert seen[state] + seen[INCONCLUSIVE] == 50 and seen[state] >= least
-
-
-# What the GPU does, and what its host adds
 
 
 def on_a_host(of_gpu, busy, noise=0.0005, repeats=3):
@@ -168,11 +152,8 @@ def test_without_counters_at_the_last_two_loads_nothing_is_known_of_the_gpu(load
 
     curve = on_a_host(GPU, WAITS)
     verdict = replace(curve, points=tuple(map(blind, curve.points))).pareto_plateau(figure=busy_rate)
-    assert (verdict.state, verdict.why, verdict.value) == (INCONCLUSIVE, NO_BUSY, None)
+    assert (verdict.state, verdict.why, verdict.value) == (INCONCLUSIVE, of_curve.NO_BUSY, None)
     assert noisy_curve(GPU).factors() == {} and "GPU" not in noisy_curve(GPU).pareto_plateau().why
-
-
-# Latency
 
 
 def with_waits(curve, waits):
@@ -218,9 +199,6 @@ def test_past_no_plateau_there_is_nothing_to_judge_but_each_load_before_it():
     assert beaten.plateau().value is None and beaten.pareto_up_to_plateau().state is FAILS
 
 
-# Never green without ground
-
-
 @pytest.mark.parametrize("judge", JUDGES)
 @pytest.mark.parametrize(("curve", "facts"), [
     (Curve(subject="opt-1.3b"), (0, 3)), (noisy_curve({1: 1.0, 2: 1.9}), (2, 3)),
@@ -252,9 +230,6 @@ def test_a_claim_depends_on_the_loads_that_it_reads_and_on_no_other():
     assert (plateau.state, latency.state, pareto.state) == (PASSES, PASSES, INCONCLUSIVE) and tells(pareto.why, 16)
 
 
-# Of measurements
-
-
 def test_curve_of_measurements():
     made = [measurement(c, law(c), repeat=i, launch=f"launch-{i}") for c in (1, 2, 4, 8) for i in range(2)]
     curve = curve_of("opt-1.3b", made, planned=(1, 2, 4, 8, 16, 32), cut=((32, "over the KV cache"),))
@@ -269,7 +244,7 @@ def test_curve_of_measurements():
     assert not {word for word in ("Measurement(", "Run(") if word in repr(curve)}
     nothing = curve_of("opt-1.3b", [measurement(load=OpenLoop(requests=8))], planned=(1, 2))
     assert (nothing.points, nothing.missing, nothing.kv_capacity) == ((), (1, 2), None)
-    assert tells(obstacle(nothing), "1, 2")
+    assert tells(of_curve.obstacle(nothing), "1, 2")
 
 
 def test_preempted_measurements_do_not_make_a_plateau():
@@ -291,9 +266,6 @@ def test_different_engines_or_ways_of_loading_are_not_one_curve(other):
         curve_of("opt-1.3b", [measurement(1, 100.0), measurement(2, 190.0, **other)])
 
 
-# Adaptive sweeps, and what would decide
-
-
 def swept(*loads, adaptive=0.10):
     """An adaptive sweep of BATCHES that has measured some of them twice."""
     made = [measurement(c, FLAT[c] * (1 + 0.001 * i), repeat=i) for c in loads for i in range(2)]
@@ -302,7 +274,7 @@ def swept(*loads, adaptive=0.10):
 
 def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing():
     curve = swept(1, 128, 256, 512)
-    assert (curve.missing, curve.unneeded, obstacle(curve)) == ((), BATCHES[1:7], None)
+    assert (curve.missing, curve.unneeded, of_curve.obstacle(curve)) == ((), BATCHES[1:7], None)
     assert tuple(p.concurrency for p in curve.predictions) == BATCHES[1:7]
     assert curve.predictions[-1].tokens_per_s.value == pytest.approx(FLAT[64], rel=0.01)
     assert tells(curve.pareto_plateau().why, "1, 128, 256, 512"), "judged at these"
@@ -351,9 +323,6 @@ def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, ga
     assert (verdict.again, bool(verdict.remedy)) == (again, bool(again)) and tells(verdict.why, "128 to 256", "10 %")
     between = gain_after_128(noisy_curve({64: 1.0, 256: 2.0}))
     assert between.state is INCONCLUSIVE and tells(between.why, 128)
-
-
-# What tells curves of one model apart
 
 
 def changed(part="spec", **facts):

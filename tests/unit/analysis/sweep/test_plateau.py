@@ -100,9 +100,6 @@ def test_the_last_look_of_all_has_what_the_earlier_ones_left():
     assert plateau.tail_at(5, (5,), over=True) == plateau.tail_at(5) == 0.025
 
 
-# Pareto
-
-
 @given(curves())
 def test_pareto_front_is_what_nothing_beats_and_only_points_off_it_are_at_a_disadvantage(curve):
     front = pareto_front(curve.points)
@@ -124,9 +121,6 @@ def test_equal_points_are_both_on_the_front_and_an_advantage_is_the_lesser_of_bo
     assert other is fast and (by.value, by.low, by.high) == pytest.approx((0.25,) * 3)
     single = [replace(p, repeats=p.repeats[:1], e2e_repeats=p.e2e_repeats[:1]) for p in (slow, fast)]
     assert plateau.advantages(single, single[0])[0][1].low is None and not point_differences(single).known
-
-
-# The law of saturation
 
 
 PUBLISHED_STEP_MS = {
@@ -212,9 +206,6 @@ def test_no_other_law_is_nearer_to_the_points(rows):
 def test_no_law_of_too_few_points_or_of_what_does_not_saturate(rates, b_half, facts):
     with refused(*facts, kind=TooFewPoints):
         fit([point(b, each) for b, each in rates.items()], b_half)
-
-
-# Which loads are asked for
 
 
 GRID = tuple(1 << i for i in range(11))
@@ -326,9 +317,6 @@ def test_a_curve_that_keeps_to_the_law_is_known_from_a_third_of_the_seconds(b_ha
     spent = sum(h200_seconds(load, curve[load]) for load in played.loads)
     assert spent <= 2 * sum(h200_seconds(load, rate) for load, rate in curve.items()) * (1 / 3 + 0.02)
     assert steps_apart([*curve], plateau.plateau(played.points).value, full_plateau(curve)) <= 1
-
-
-# Predictions
 
 
 @given(st.floats(1, 500), st.sets(st.integers(1, 1024), min_size=3, max_size=9), st.integers(1, 1024))
