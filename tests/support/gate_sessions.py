@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from scipy.stats import binom
+
 from pytest_slmserve.analysis.gate import decision
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries
 from pytest_slmserve.analysis.verdict import State, all_of
@@ -111,8 +113,6 @@ def many(planted: Planted, gates: int, terms: GateCriteria = TERMS, seed: int = 
     return Seen(gates, Counter(all_of(found) for found, _ in ends), worse, fmean(n for _, n in ends))
 
 
-# Exact bounds on counts
-
 TAIL = 0.001
 ALARMS, MISSES = 0.01, 0.01
 DRIFT, SECOND = 0.03, 0.01
@@ -123,18 +123,9 @@ HOSTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def probability(n: int, p: float, k: int) -> float:
-    logs = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-    return math.exp(logs + k * math.log(p) + (n - k) * math.log1p(-p))
-
-
 def most(n: int, p: float) -> int:
     """The smallest count that is exceeded with a probability of TAIL at most."""
-    k, below = 0, probability(n, p, 0)
-    while 1 - below > TAIL:
-        k += 1
-        below += probability(n, p, k)
-    return k
+    return int(binom.isf(TAIL, n, p))
 
 
 def fewest(n: int, p: float) -> int:

@@ -21,16 +21,12 @@ def launch(
     """One fresh start, measured at each load; keyword arguments of `engine_alone`. speed: of the usual rates."""
     second = (side == "candidate") == (pair % 4 in (0, 1))
     resolved = replace(LIMITS, kv_blocks=kv_blocks, ready_s=ready_s)
-    return [
-        replace(
-            engine_alone(
-                speed * dict(zip(LOADS, RATES))[n], n, resolved=resolved, launch=name or f"{pair}-{side}", **facts
-            ),
-            measured_at=f"2026-01-01T00:{pair:02d}:{10 * second + at:02d}.000+00:00",
-            paired=GateLaunch("gate", pair, side, second),
-        )
-        for at, n in enumerate(loads)
-    ]
+    rates, paired, made = dict(zip(LOADS, RATES)), GateLaunch("gate", pair, side, second), []
+    for at, n in enumerate(loads):
+        m = engine_alone(speed * rates[n], n, resolved=resolved, launch=name or f"{pair}-{side}", **facts)  # type: ignore[arg-type]
+        measured_at = f"2026-01-01T00:{pair:02d}:{10 * second + at:02d}.000+00:00"
+        made.append(replace(m, measured_at=measured_at, paired=paired))
+    return made
 
 
 def pair_of_launches(pair: int = 1, *, speed: float = 1.0, **facts: object) -> list[Measurement]:

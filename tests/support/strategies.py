@@ -96,6 +96,20 @@ def measurement(
     return Measurement(spec, resolved, environment, requests, load or ClosedLoop(concurrency), made, launch, at)
 
 
+def together(
+    *rates: float, concurrency=8, group="one", sharing: Sharing = "mps", models: Sequence[str] | None = None, repeat=0,
+    began_s: Sequence[float] | None = None, **how: object,
+) -> list[Measurement]:  # fmt: skip
+    """One run of engines that share a device, of a rate each. began_s: on the common clock."""
+    names, starts = models or ["opt-1.3b"] * len(rates), began_s or [None] * len(rates)
+    asked, made = f"{sharing} {names} {concurrency} {how.get('output_tokens')}", []
+    for index, (rate, model) in enumerate(zip(rates, names)):
+        m = measurement(concurrency, rate, model=model, launch=f"{group}-{index}", repeat=repeat, **how)  # type: ignore[arg-type]
+        part = records.Replica(f"{group}-{repeat}", index, len(rates), asked, sharing)
+        made.append(replace(changed(m, "run", began_s=starts[index]), replica=part))
+    return made
+
+
 def changed(record: Any, *parts: str, **values: object) -> Any:
     """The record with other values in a part of it: "run", or "run", "samples"."""
     if not parts:

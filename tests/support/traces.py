@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from strategies import RESOLVED, measurement, planted_telemetry
+from strategies import RESOLVED, changed, measurement, planted_telemetry
 
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement, Run
@@ -26,14 +26,14 @@ def traced(
     names `lag` rows later. idle: share of time without a kernel, by the sensors; None: there are none."""
     limits = replace(resolved, ready_s=ready_s)
     m = measurement(concurrency, concurrency / 1e-3, steps=steps, resolved=limits, **more)
-    run = _with_times(_with_prompts(m.run), lambda prompts: decode_s + prompts * prompt_s, lag)
-    return replace(m, run=run if idle is None else _watched(run, idle))
-
-
-def _with_prompts(run: Run) -> Run:
-    """The same run whose trace names each prompt in the step that gave the first token."""
-    rows = Counter(bisect_left(run.steps.time_s, at - 1e-9) for at in run.samples.first_token_s if at is not None)
-    return replace(run, steps=replace(run.steps, prompt_tokens=[PROMPT * rows[i] for i in range(len(run.steps))]))
+    # Its trace names each prompt in the step that gave the first token.
+    first, ends = m.run.samples.first_token_s, m.run.steps.time_s
+    rows = Counter(bisect_left(ends, at - 1e-9) for at in first if at is not None)
+    m = changed(m, "run", "steps", prompt_tokens=[PROMPT * rows[i] for i in range(len(ends))])
+    run = _with_times(m.run, lambda prompts: decode_s + prompts * prompt_s, lag)
+    columns, until_s = {} if idle is None else {sensors.ENGINE_ACTIVE: 1 - idle}, run.window_s[1]
+    seen = planted_telemetry(columns, until_s=until_s, interval_s=until_s / 40)
+    return replace(m, run=replace(run, telemetry=seen if columns else None))
 
 
 def _with_times(run: Run, step_s: Callable[[float], float], lag: int) -> Run:
@@ -50,20 +50,12 @@ def _with_times(run: Run, step_s: Callable[[float], float], lag: int) -> Run:
     return replace(run, samples=samples, steps=replace(run.steps, time_s=new[1:]), window_s=(at[0], at[1]))
 
 
-def _watched(run: Run, idle: float) -> Run:
-    """The same run, looked at by a sensor that knows for how long no kernel ran."""
-    until_s = run.window_s[1]
-    columns = {sensors.ENGINE_ACTIVE: 1 - idle}
-    return replace(run, telemetry=planted_telemetry(columns, until_s=until_s, interval_s=until_s / 40))
-
-
 def share_a_window(runs: Sequence[Run]) -> bool:
     """True where all windows begin and end together: a later one by a step of its engine, however long that took, or
     LATE_S."""
-    bounds = zip(*([run.began_s + at for at in run.window_s] for run in runs))
-    return all(_late_by_a_step(run, min(at), own) for at in bounds for run, own in zip(runs, at))
-
-
-def _late_by_a_step(run: Run, due: float, own: float) -> bool:
-    assert run.began_s is not None
-    return own - due < LATE_S or sum(due < run.began_s + ended < own for ended in run.steps.time_s) <= 1
+    for bounds in zip(*([run.began_s + at for at in run.window_s] for run in runs)):
+        for run, own in zip(runs, bounds):
+            steps = sum(min(bounds) < run.began_s + ended < own for ended in run.steps.time_s)
+            if own - min(bounds) >= LATE_S and steps > 1:
+                return False
+    return True

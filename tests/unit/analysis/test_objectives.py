@@ -13,29 +13,20 @@ from strategies import point as planted
 
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Inconclusive, State
+from pytest_slmserve.schema.records import Samples
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 
 
-def served(load, *late, requests=100, failures=0):
+def point(load, *late, requests=100, failures=0):
     """A repeat for each number of `late` requests: their first token takes 0.9 s, that of the others 0.1 s."""
-    made = []
+    groups, sent, n = [], [*map(float, range(requests))], requests
     for repeat, number in enumerate(late):
-        m = measurement(load, repeat=repeat)
-        first = tuple(float(i) + (0.9 if i < number else 0.1) for i in range(requests))
-        sent, ended = tuple(map(float, range(requests))), tuple(float(i + 1) for i in range(requests))
-        columns = {"request": tuple(range(requests)), "admitted_s": sent, "prompt_tokens": (8,) * requests}
-        columns |= {"sent_s": sent, "first_token_s": first, "last_token_s": ended}
-        columns |= {"output_tokens": (11,) * requests, "finished": (True,) * requests, "cached_tokens": ()}
-        known = {name: value for name, value in columns.items() if hasattr(m.run.samples, name)}
-        m = changed(m, "run", samples=replace(m.run.samples, **known), window_s=(0.5, requests + 0.5))
-        made.append(changed(m, "run", failures=failures))
-    return made
-
-
-def point(load, *late, **how):
-    groups = tuple((m,) for m in served(load, *late, **how))
-    return replace(planted(load, [100.0] * len(groups)), used=groups)
+        first, ended = [at + (0.9 if at < number else 0.1) for at in sent], [at + 1 for at in sent]
+        samples = Samples(range(n), sent, sent, first, ended, (8,) * n, (11,) * n, (True,) * n)
+        facts = {"samples": samples, "window_s": (0.5, n + 0.5), "failures": failures}
+        groups.append((changed(measurement(load, repeat=repeat), "run", **facts),))
+    return replace(planted(load, [100.0] * len(groups)), used=tuple(groups))
 
 
 @pytest.mark.parametrize(("late", "state"), [(0, PASSES), (2, INCONCLUSIVE), (5, INCONCLUSIVE), (12, FAILS)])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured import measure
 from refusals import refused
-from strategies import H200, WELL, changed, job_point, measurement, planted_telemetry, point, sensed
+from strategies import H200, WELL, changed, job_point, measurement, planted_telemetry, point, sensed, together
 
 from pytest_slmserve.analysis import points
 from pytest_slmserve.analysis.metrics import window
@@ -253,17 +253,6 @@ def test_jobs_are_points_by_question_and_other_loads_are_left_out():
     groups = points.limit_groups([*jobs, job_point(rate=5.0), job_point(output_tokens=64), job_point(spec=eager)])
     assert [p.spec.max_num_seqs for p in groups[0]] == [8, 64, 256]
     assert sorted(map(len, groups)) == [1, 1, 3], "that differ in the limit alone, and a rate is none"
-
-
-def together(*rates, group="one", sharing="mps", models=None, repeat=0, began_s=None, **how):
-    """One run of an engine for each rate."""
-    names, starts = models or ["opt-1.3b"] * len(rates), began_s or [None] * len(rates)
-    made = []
-    for index, (rate, model) in enumerate(zip(rates, names)):
-        m = measurement(8, rate, model=model, launch=f"{group}-{index}", repeat=repeat, **how)
-        part = Replica(f"{group}-{repeat}", index, len(rates), f"{sharing} {names}", sharing)
-        made.append(replace(changed(m, "run", began_s=starts[index]), replica=part))
-    return made
 
 
 @given(st.lists(st.floats(100, 1000), min_size=2, max_size=4))

@@ -25,7 +25,6 @@ from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
-B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WEIGHTS, PER_TOKEN = 2_631_516_160, 196_608
 FOOTPRINT = Footprint(weight_bytes=WEIGHTS, kv_bytes_per_token=PER_TOKEN, longest=768, allowance_bytes=2 * GIB)
@@ -58,15 +57,6 @@ def decided(points: list[Point], facts=(), **wish: object) -> advisor.Decision:
 
 def advice(points: list[Point], wish: Objectives, **facts: object) -> advisor.Advice:
     return plan([subject(points, **facts)], wish).advices[0]
-
-
-@pytest.mark.parametrize(("factor", "chosen", "cap"), [(2, 96, 105), (4, 256, 250)])
-def test_the_published_choice(factor, chosen, cap):
-    slo = RelativeSlo(factor, 32)
-    seen = decided(published(), {"b_half": B_HALF_FROM_SHAPES}, slo=slo, threshold=0.1)
-    assert (seen.batch, seen.predicted, seen.reason) == (chosen, False, "")
-    assert (round(seen.caps.slo), round(seen.caps.efficiency)) == (cap, 375)
-    assert decided(published(), slo=slo, threshold=0.1).batch == chosen, "without shapes as well"
 
 
 def test_two_published_points_predict_the_larger_ones():

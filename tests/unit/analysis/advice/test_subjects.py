@@ -8,6 +8,7 @@ from functools import cache
 from statistics import fmean
 
 import pytest
+import strategies
 from committed import archive
 from facts import tells
 from published import ROWS, served
@@ -26,7 +27,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.advice import serve_words
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.models import CATALOGUE, model_from_config
-from pytest_slmserve.schema.records import Environment, Replica, Resolved
+from pytest_slmserve.schema.records import Environment, Resolved
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
@@ -315,15 +316,9 @@ def test_kv_blocks_may_be_two_apart_and_the_launch_that_is_farthest_decides(off,
 
 
 def together(share: float, **facts: object):
-    made = [
-        replace(
-            measurement(32, share * law(64) * by, repeat=run, launch=f"{index}", **facts),
-            replica=Replica(f"g{run}", index, 2, "set", "mps"),
-        )
-        for run, by in enumerate(SPREAD)
-        for index in range(2)
-    ]
-    return shared_points(made)[0]
+    rates = [(share * law(64) * by,) * 2 for by in SPREAD]
+    runs = (strategies.together(*each, concurrency=32, repeat=run, **facts) for run, each in enumerate(rates))
+    return shared_points([m for run in runs for m in run])[0]
 
 
 GAINS = Gains(64, None, Ceiling("host", 0.9, 1 / 0.9, "the host"), Ceiling("dram", 0.5, 2.0, "the memory"))

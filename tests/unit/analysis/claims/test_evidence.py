@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from statistics import fmean
 
 import pytest
+import strategies
 from facts import numbers, tells
 from hypothesis import given
 from hypothesis import strategies as st
@@ -404,16 +405,9 @@ def test_known_lengths_and_pages_never_hold_less_than_the_longest(model, gib):
 PAY, SOONER, TAIL = "replicas-pay-mps", "replicas-answer-sooner-mps", "replicas-keep-the-tail-mps"
 
 
-def together(*rates, concurrency=8, group="one", models=None, sharing="mps", **how):
+def together(*rows, **how):
     """A run for each row of rates, of an engine for each rate."""
-    made = []
-    for repeat, row in enumerate(rates):
-        names = models or ["opt-1.3b"] * len(row)
-        asked = f"{names} {concurrency} {how.get('output_tokens')}"
-        for i, (rate, model) in enumerate(zip(row, names)):
-            m = measurement(concurrency, rate, model=model, launch=f"{group}-{i}", repeat=repeat, **how)
-            made.append(replace(m, replica=Replica(f"{group}-{repeat}", i, len(row), asked, sharing)))
-    return made
+    return [m for repeat, row in enumerate(rows) for m in strategies.together(*row, repeat=repeat, **how)]
 
 
 def alone(*rates, concurrency=16, **how):

@@ -240,8 +240,6 @@ def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
     assert all(row.claim == v.claim for v, row in judged)
     plateaus = {v.subject: v.state for v, _ in judged if v.claim == PLATEAU}
     assert plateaus == dict.fromkeys(("opt-1.3b", "opt-2.7b"), PASSES)
-    failing = {v.subject for v, row in judged if v.state is FAILS and row.expected == "fails"}
-    assert failing == {"opt-1.3b", "opt-6.7b"}
 
     seen = {"telemetry": planted_telemetry(interval_s=0.05, until_s=6.0)}
     small, large = (

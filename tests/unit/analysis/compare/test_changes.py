@@ -1,5 +1,6 @@
 """Two runs side by side, a run against a stored baseline, and releases in a row: what is planted is better or worse
-by the whole interval, sides may be exchanged, and all that is unknown, of another host or machine, is inconclusive."""
+by the whole interval, sides may be exchanged, and all that is unknown, of another host or machine, is inconclusive. No
+verdict tells a run from its twin (all archives and launches of gates: `tests/nightly/statistics`)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import math
 import random
 from dataclasses import astuple, replace
 from functools import partial
+from itertools import pairwise, permutations
 from statistics import stdev
 
 import pytest
+from committed import archive, names_of
 from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine
 
 from pytest_slmserve.analysis.compare import changes
 from pytest_slmserve.analysis.compare.changes import LAUNCHES, METRICS, STORED, TOLERANCE, Judgement, why_not
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import records, sensors
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
@@ -530,3 +534,32 @@ def test_a_history_is_of_engines_alone_under_a_steady_load_on_one_kind_of_device
     assert [each.metric for each in history(unseen)] == [RATE, "tpot_s"], "no kernel is seen without counters"
     found = history(FIRST, SECOND, *(having(each, spec={"enforce_eager": True}) for each in (FIRST, SECOND)))
     assert len({each.subject for each in found}) == 2 and {len(each.releases) for each in found} == {2}
+
+
+def test_launches_of_one_host_are_no_regression_of_each_other():
+    """Runs of one release, minutes apart: one launch differs from the next, and nothing has changed."""
+    launches = grouped(archive("h200-vllm-0.26.0-staggered"), lambda m: m.launch).values()
+    found = [each for pair in permutations(launches, 2) for each in compare(*pair).changes]
+    assert len(found) > 100 and not [each for each in found if each.verdict in (BETTER, WORSE)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_what_was_measured_on_one_host_nothing_fails_against_itself(first):
+    """Every other repeat against the rest; some of them are of two launches, 14 % apart."""
+    measured = archive("h200-vllm-0.26.0-sensors")
+    verdicts, _ = changes.against_stored(measured[first::2], measured[1 - first :: 2], TOLERANCE)
+    assert len(verdicts) > 50 and not [v for v in verdicts if v.state is State.FAILS]
+    held = {v.subject for v in verdicts if v.state is State.PASSES}
+    assert {"opt-1.3b at concurrency 512", "opt-2.7b at concurrency 256"} <= held, "where the GPU is busy"
+
+
+def test_each_step_of_a_history_is_what_compare_says_of_the_two_releases():
+    ledgers = [archive(name) for name in names_of("h200-vllm-*-history")]
+    found = changes.release_histories([m for each in ledgers for m in each])
+    assert {each.subject for each in found} == {"opt-1.3b at concurrency 512", "opt-125m at concurrency 512"}
+    for number, (there, here) in enumerate(pairwise(ledgers), start=1):
+        compared = {(c.subject, c.load, c.metric): c for c in compare(there, here).changes}
+        for release in (each.releases[number] for each in found):
+            other = compared[release.step.subject, release.step.load, release.step.metric]
+            assert replace(release.step, subject="") == replace(other, subject="")
+            assert release.mean.value == other.candidate

@@ -55,6 +55,7 @@ def test_what_is_no_objective(text):
 def test_the_published_choice(factor, chosen, cap):
     seen = decided(PUBLISHED, RelativeSlo(factor, 32))
     assert (seen.choice, seen.limit.seconds) == (ChosenLoad(chosen), factor * 7.509587e-3)
+    assert (seen.batch, seen.predicted, seen.reason) == (chosen, False, "")
     assert seen.caps.slo == pytest.approx(cap, rel=0.06), "from the latencies alone"
     caps = decided(PUBLISHED, RelativeSlo(factor, 32), b_half=B_HALF_FROM_SHAPES).caps
     assert (round(caps.slo), round(caps.efficiency)) == (cap, 375), "closed forms, half-saturation from shapes"

@@ -73,11 +73,6 @@ def test_without_a_plateau_it_is_told_what_ended_the_sweep():
     assert tells(replace(curve, cut=((128, "over the KV cache"),)).pareto_plateau().why, 128, "over the KV cache")
 
 
-def test_noise_across_the_bound_is_inconclusive():
-    verdict = noisy_curve(with_last_gain(0.10), noise=0.02, seed=1).pareto_plateau()
-    assert verdict.state is INCONCLUSIVE and verdict.low < 0.10 < verdict.high
-
-
 @pytest.mark.parametrize(
     ("rates", "noise", "state", "least"),
     [(FLAT, 0.005, PASSES, 47), (STEEP, 0.01, FAILS, 47),
