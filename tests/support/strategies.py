@@ -249,7 +249,8 @@ def measurements() -> st.SearchStrategy[Measurement]:
     late, maybe, stamps = NONE | STAMPS, NONE | COUNTS, (NONE | STAMPS,) * 3
     samples = tables(st.tuples(COUNTS, STAMPS, *stamps, COUNTS, COUNTS, st.booleans(), maybe), 9)
     width, step = st.sampled_from([8, 9]), (STAMPS, maybe, maybe, COUNTS, COUNTS, NONE | SHARES, st.integers(0, 2))
-    lengths, count = st.floats(1, 2000), st.integers(1, 2**20)
+    lengths, count, requests = st.floats(1, 2000), st.integers(1, 2**20), st.builds(WorkloadSpec, seed=COUNTS)
+    sizes = NONE | st.lists(COUNTS, max_size=3).map(tuple)
     return st.builds(
         Measurement,
         spec=st.builds(
@@ -257,22 +258,16 @@ def measurements() -> st.SearchStrategy[Measurement]:
             enforce_eager=st.booleans(), env=st.lists(st.tuples(NAMES, NAMES), max_size=2).map(tuple),
             extra=st.lists(st.tuples(NAMES, COUNTS | NAMES | st.booleans()), max_size=2).map(tuple),
         ),
-        resolved=st.builds(
-            Resolved, kv_blocks=maybe, capture_sizes=NONE | st.lists(COUNTS, max_size=3).map(tuple), ready_s=late
-        ),
+        resolved=st.builds(Resolved, kv_blocks=maybe, capture_sizes=sizes, ready_s=late),
         environment=st.builds(Environment, gpu_name=NONE | NAMES, cores=maybe, vllm=NONE | NAMES),
-        workload=st.builds(
-            WorkloadReference, NAMES, st.builds(WorkloadSpec, seed=COUNTS), count, lengths, lengths, count, NAMES
-        ),
-        load=loads(),
+        workload=st.builds(WorkloadReference, NAMES, requests, count, lengths, lengths, count, NAMES),
         run=st.builds(
             Run, st.tuples(samples, width).map(lambda drawn: Samples(*drawn[0][: drawn[1]])),
             tables(st.tuples(*step), 7).map(lambda columns: Steps(*columns)), st.tuples(STAMPS, STAMPS), COUNTS,
             NONE | NAMES,
         ),
-        launch=st.sampled_from(["first", "second"]),
+        load=loads(), launch=st.sampled_from(["first", "second"]), replica=NONE | replicas(),
         measured_at=st.datetimes().map(lambda moment: moment.isoformat(timespec="milliseconds")),
-        replica=NONE | replicas(),
         paired=NONE | places_in_a_gate(),
     )  # fmt: skip
 
