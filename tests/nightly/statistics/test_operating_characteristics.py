@@ -175,11 +175,9 @@ def of_launches(chance, launches):
     return [sample() for _ in range(4)]
 
 
-EQUAL, UNEQUAL = (0.01,) * 5, (0.002, 0.005, 0.01, 0.05, 0.05)
-
-
 @pytest.mark.parametrize(("draw", "seed", "runs", "asked", "least", "most"), [
-    *((partial(with_courses, spread=spread), 4, 1500, (3, 4), 0.93, 0.98) for spread in (EQUAL, UNEQUAL)),
+    *((partial(with_courses, spread=spread), 4, 1500, (3, 4), 0.93, 0.98)
+      for spread in ((0.01,) * 5, (0.002, 0.005, 0.01, 0.05, 0.05))),
     *((partial(in_turn, loads=loads, count=count, host=host), 6, 1000, (0, 1), 0.925, 0.975)
       for loads in (2, 3) for count in (2, 3) for host in (0.0, 0.05)),
     *((partial(of_launches, launches=launches), 7, 1000, 2, 0.92, 0.98) for launches in (1, 3)),

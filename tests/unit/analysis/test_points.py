@@ -28,6 +28,7 @@ from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import build_workload
 
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 99, "500": 1}, "sum_s": 0.5}
+PAIRED = GateLaunch("g", 1, "baseline", False)
 
 
 @given(st.integers(1, 64), st.floats(100, 3000), st.integers(2, 40))
@@ -165,9 +166,6 @@ def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another(hosts, o
     found = both.on_hosts_of(on(others))
     assert (found and found.repeats) == (kept and pytest.approx(kept))
     assert (found is both) is (kept is not None and len(kept) == len(hosts))
-
-
-PAIRED = GateLaunch("g", 1, "baseline", False)
 
 
 def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone():

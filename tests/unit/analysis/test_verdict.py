@@ -19,6 +19,7 @@ from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 ENDS = st.integers(-3, 3)
 SECOND_FARTHER = [(Interval(1.0, 0.9, 1.1), "a"), (Interval(1.3, 1.2, 1.4), "b")]
+KNOWN, ONCE = Interval(1.0, 0.9, 1.1), Interval(1.0)
 
 
 @given(ENDS, st.integers(0, 4), ENDS, st.integers(0, 3))
@@ -95,9 +96,6 @@ def test_a_verdict_is_true_or_false_or_raises_what_no_expected_failure_swallows(
         bool(made[INCONCLUSIVE])
     assert not isinstance(error.value, AssertionError) and str(error.value) == repr(made[INCONCLUSIVE])
     assert all(word in repr(made[FAILS]) for word in ("fails", "claim", "subject", "it is so"))
-
-
-KNOWN, ONCE = Interval(1.0, 0.9, 1.1), Interval(1.0)
 
 
 def test_a_verdict_counts_each_point_once_and_keeps_what_was_judged():

@@ -24,6 +24,7 @@ from pytest_slmserve.schema.specs import ClosedLoop
 
 LOADS = (4, 16, 64, 128)
 PLATEAU = "throughput-plateau"
+REPLICAS = next(each.name for each in CLAIMS.values() if each.of == "replicas")
 FAST = {"input_len": "64", "output_len": "16", "window": "0.5", "engine_arg": ["t_inf=8000", "b_half=16"]}
 
 
@@ -107,9 +108,6 @@ def test_a_sweep_that_was_begun_has_what_the_archive_knows_and_a_users_load_on_i
     session = opened(concurrency=None, input_len="256", output_len="64", gpu_memory_utilization="0.0303")
     plan, curve = session.planner.sweep(MODEL), session.verdicts.curve(MODEL)
     assert (curve.points, curve.cut) == ((), plan.cut) and plan.cut, "all loads are cut"
-
-
-REPLICAS = next(each.name for each in CLAIMS.values() if each.of == "replicas")
 
 
 @pytest.mark.parametrize(("claim", "model", "reads"), [

@@ -31,6 +31,8 @@ FOOTPRINT = Footprint(weight_bytes=WEIGHTS, kv_bytes_per_token=PER_TOKEN, longes
 ENGINE = advisor.ServedEngine(spec=EngineSpec("opt-1.3b"), dtype="float16", footprint=FOOTPRINT, kv_had_bytes=120 * GIB)
 GPU = 140 * GIB
 TWICE, FOUR_TIMES = RelativeSlo(2, 32), RelativeSlo(4, 32)
+LOADS = st.sets(st.integers(2, 600), min_size=1, max_size=7).map(lambda found: sorted({1, *found}))
+MODELS = st.tuples(LOADS, st.floats(0.5, 500), st.integers(1, 20), st.integers(16, 4096))
 
 
 def published(*knobs: int) -> list[Point]:
@@ -142,9 +144,6 @@ def test_a_smaller_load_with_more_throughput_and_a_law_that_is_off_are_told():
     assert not any("law" in note for note in decided(planted()).notes)
 
 
-LOADS = st.sets(st.integers(2, 600), min_size=1, max_size=7).map(lambda found: sorted({1, *found}))
-
-
 @given(LOADS, st.floats(0.5, 500), st.floats(0.02, 0.9), st.floats(1e-4, 1.0), st.floats(1e-4, 1.0))
 @example([1, 55], 386.0, 0.25, 1.0, 0.125)  # what the law allows does not fit into the memory
 def test_a_stricter_limit_never_gives_a_larger_batch(loads, b_half, threshold, one, other):
@@ -198,9 +197,6 @@ def test_a_batch_that_the_memory_does_not_hold_is_lowered(gib, batch, lowered):
     both = plan([subject(planted(), "a"), subject(planted((8,)), "b")], replace(wish, together=True))
     assert [a.batch for a in both.advices] == [batch, None], "a model without advice takes no part"
     assert not batch or both.together.total_bytes == FOOTPRINT.total_bytes(batch)
-
-
-MODELS = st.tuples(LOADS, st.floats(0.5, 500), st.integers(1, 20), st.integers(16, 4096))
 
 
 @given(st.lists(MODELS, min_size=1, max_size=4), st.integers(1, 200), st.floats(0.1, 1))
@@ -319,15 +315,12 @@ def test_every_bound_is_at_least_one(engine, dram, tensor):
         assert bound.factor >= 1 if any(used) else bound is None
 
 
-NO_SENSORS = dict.fromkeys(("engine_active", "dram_active", "tensor_active"))
-
-
 @pytest.mark.parametrize(("figures", "gib", "gain", "advised", "facts"), [
     ({}, 140, None, 2, ()),
     ({"dram_active": 0.85}, 140, None, 1, (1.05,)),
     ({"engine_active": 0.95}, 140, None, 1, ("95 %",)),
     ({"power_w": 665.0}, 140, None, 1, ()), ({"power_w": 664.0}, 140, None, 2, ()),
-    (NO_SENSORS, 140, None, 1, ()),
+    ({"engine_active": None, "dram_active": None, "tensor_active": None}, 140, None, 1, ()),
     ({}, 8, None, 1, ()),
     # Sets that were measured decide.
     ({}, 140, 0.93, 1, ("0.93",)), ({}, 140, 1.09, 1, ("1.09",)), ({}, 140, 1.11, 2, ("1.11",)),

@@ -36,7 +36,9 @@ MEMORY_BOUND, UTIL_FALLS = "decode-stays-memory-bound", "gpu-util-falls-at-the-l
 CHEAPER, DEARER = "energy-per-token-falls-with-load", "energy-per-token-grows-with-model"
 SM_LOW, HOST, DRAM = "sm-activity-stays-low", "host-takes-at-most-half", "decode-saturates-dram"
 MOST_WARPS, MOST_SMS = "maximum-occupancy-is-low", "maximum-sm-activity-reaches-the-limit"
+PAY, SOONER, TAIL = "replicas-pay-mps", "replicas-answer-sooner-mps", "replicas-keep-the-tail-mps"
 OF_ONE_CURVE = (FEW_WARPS, SATURATES_FIRST, MEMORY_BOUND, CHEAPER)
+LONGEST = 2048  # positions of OPT
 
 
 def sensed(concurrency, rates=None, **figures):
@@ -362,9 +364,6 @@ def test_more_noise_never_decides(seed, scale, more):
         assert quiet.state is not INCONCLUSIVE or loud.state is INCONCLUSIVE
 
 
-LONGEST = 2048  # positions of OPT
-
-
 @pytest.mark.parametrize(("model", "published", "longest", "known"), [
     ("opt-125m", 512, 508, 1356), ("opt-1.3b", 256, 89, 238), ("opt-2.7b", 128, 49, 132), ("opt-6.7b", 64, 23, 62),
     ("opt-13b", 16, 7, 20),
@@ -400,9 +399,6 @@ def test_known_lengths_and_pages_never_hold_less_than_the_longest(model, gib):
     lengths = (evidence.KNOWN, evidence.MEAN)
     paged, mean = (evidence.largest_batch(model, tokens, gib * GIB, evidence.BLOCK_SIZE) for tokens in lengths)
     assert longest <= paged <= known and paged <= mean
-
-
-PAY, SOONER, TAIL = "replicas-pay-mps", "replicas-answer-sooner-mps", "replicas-keep-the-tail-mps"
 
 
 def together(*rows, **how):

@@ -33,6 +33,7 @@ RATE, E2E = STORED
 ON_CPU = replace(KNOWN, platform="cpu", **dict.fromkeys(("gpu_name", "gpu_memory_bytes", "driver", "cuda")))
 CPU = {"environment": ON_CPU, "sensed": False}
 PART, GATED = Replica("g", 0, 2, "s", "mps"), GateLaunch("g", 1, "baseline", False)
+RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
 
 
 def launched(rate: float, side: str, launches: int = LAUNCHES, **facts: object) -> list[Measurement]:
@@ -449,9 +450,6 @@ def test_the_two_sides_changed_over_turn_the_ratio_round(there, here):
     for one, other in zip(ahead, back, strict=True):
         assert (one.value, one.low, one.high) == pytest.approx((1 / other.value, 1 / other.high, 1 / other.low))
         assert not (one.state is other.state is State.FAILS)
-
-
-RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
 
 
 def release(version: str, rates=(1000, 1001), concurrency: int = 8, **facts: object) -> list[Measurement]:

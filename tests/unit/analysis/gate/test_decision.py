@@ -29,6 +29,7 @@ TERMS, LOOKS = GateCriteria(), (4, 6, 8, 12)
 HALF = math.log1p(TERMS.margin) / 2
 CRITICAL = {family: boundaries(LOOKS, 12, TERMS.alpha / family) for family in (1, 2, 3, 4)}
 ENOUGH = boundaries(LOOKS, 12, TERMS.beta)
+TINY, HUGE = 1e-300, 1e300  # the ends of what a float holds
 
 
 def costly(*log_costs: float, name: str = "latency", margin: float = TERMS.margin) -> PairSeries:
@@ -128,9 +129,6 @@ def test_a_failure_tells_how_far_the_candidate_is_and_by_which_rule_it_fails(bet
     assert tells(why, *facts) and ("half" in why) is ("half" in facts)
 
 
-TINY, HUGE = 1e-300, 1e300  # the ends of what a float holds
-
-
 @pytest.mark.parametrize(("pairs", "outcome"), [
     # Without spread, and with hardly any: what is certain but small does not fail.
     *((((10.0, 10.0 * math.exp(cost)),) * 4, outcome)
@@ -173,14 +171,10 @@ def test_without_any_value_nothing_is_shown_but_the_endpoint_counts_in_the_famil
     assert one(between).outcome is FAIL and [each.outcome for each in found] == [INCONCLUSIVE] * 2
 
 
-NO_CRITERIA = [
-    *(("margin", value) for value in (0.0, 1.0, -0.03, math.nan)), ("pairs", 3),
-    *((name, value) for name in ("alpha", "beta") for value in (0.0, 0.51, math.nan)),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(("facts", "call"), [
-    *(((name.rstrip("s"), f"{value:g}"), partial(GateCriteria, **{name: value})) for name, value in NO_CRITERIA),
+    *(((name.rstrip("s"), f"{value:g}"), partial(GateCriteria, **{name: value})) for name, value in (
+        *(("margin", value) for value in (0.0, 1.0, -0.03, math.nan)), ("pairs", 3),
+        *((name, value) for name in ("alpha", "beta") for value in (0.0, 0.51, math.nan)))),
     *((facts, partial(gate, series, TERMS)) for facts, series in (
         ("0", []),
         ("5", [costly(0, 0, 0, 0, name=str(i)) for i in range(5)]),
@@ -250,11 +244,8 @@ def test_nine_of_ten_gates_find_what_is_said_to_be_found(n, sd, family):
     assert 0.8 < power < 0.98  # four standard errors below, and room for earlier looks above
 
 
-COSTS = st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=13)
-
-
 @settings(deadline=None)
-@given(COSTS, st.floats(1e-6, 1e6), st.floats(0, 0.3))
+@given(st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=13), st.floats(1e-6, 1e6), st.floats(0, 0.3))
 def test_unit_direction_and_sides_do_not_matter_and_a_worse_candidate_is_not_judged_better(log_costs, size, more):
     """Another unit; both sides exchanged and the direction turned; a rate instead of a time. Worse at the first look:
     the same noise, and a mean that is farther up."""

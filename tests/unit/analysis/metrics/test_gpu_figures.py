@@ -31,6 +31,7 @@ def figures(columns=(), window_s=(2.0, 12.0), **planted):
 
 TICK = 1 / 64
 WINDOWS = st.tuples(st.integers(0, 64), st.integers(1, 160)).map(lambda t: (t[0] * TICK, (t[0] + t[1]) * TICK))
+STEPS = st.lists(st.tuples(st.sampled_from([0, 8, 8, 40]), st.integers(0, 9)), min_size=8, max_size=24)
 MEANS = {
     **{"gpu_util": of.GPU_UTIL, "engine_active": of.ENGINE_ACTIVE, "sm_active": of.SM_ACTIVE},
     **{"sm_occupancy": of.SM_OCCUPANCY, "tensor_active": of.TENSOR_ACTIVE, "dram_active": of.DRAM_ACTIVE},
@@ -131,9 +132,6 @@ def joules_per_token(runs, tokens_per_s, whole):
     tokens = [sum(made_until(each, seen.time_s[i] + run.began_s - each.began_s) for each in runs) for i in rows]
     grown, made = (sum(each[-ends:]) - sum(each[:ends]) for each in (joules, tokens))
     return grown / made if made > 0 else None
-
-
-STEPS = st.lists(st.tuples(st.sampled_from([0, 8, 8, 40]), st.integers(0, 9)), min_size=8, max_size=24)
 
 
 def stepped(steps, began_s):

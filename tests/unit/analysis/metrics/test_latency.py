@@ -24,6 +24,8 @@ NEVER = 1e15  # stands for "never came", slower than all others
 OPEN = OpenLoop(arrivals="gamma 1", rate=10.0, settle_s=1.0, window_s=2.0)
 LOADS = st.sampled_from([OPEN, ClosedLoop(4)])  # whose requests are judged if they were sent in the window, or ended
 RUNS = drawn_runs(steps=3)
+GAPS = st.lists(st.floats(1e-4, 100), min_size=1, max_size=100)
+BOUNDS = st.one_of(st.none(), st.integers(1, 10**9).map(lambda microseconds: microseconds / 10**6))
 
 
 def requests_of(run, judged_by):
@@ -99,9 +101,6 @@ def test_all_failures_of_a_number_of_requests_count(load):
     assert window.judged_requests(replace(measurement(load=load), run=run)).failures == 3
 
 
-GAPS = st.lists(st.floats(1e-4, 100), min_size=1, max_size=100)
-
-
 def histogram(gaps, growth=1.01):
     counts = {}
     for gap in gaps:
@@ -144,9 +143,6 @@ def test_gaps_of_several_runs_are_those_of_all_together(parts):
     silent = replace(runs[0], stream=None), replace(runs[0], stream=replace(runs[0].stream, gaps={}))
     for other in (*silent, run([1.0], growth=1.02)):
         assert window.gaps_of([*runs, other]) is None, "one has none, or counted in other bins"
-
-
-BOUNDS = st.one_of(st.none(), st.integers(1, 10**9).map(lambda microseconds: microseconds / 10**6))
 
 
 @given(BOUNDS, BOUNDS, BOUNDS)

@@ -20,6 +20,7 @@ from pytest_slmserve.schema.models import CATALOGUE, Quantization, model_from_co
 from pytest_slmserve.schema.records import GpuPeaks, Resolved
 
 A100, H200 = (gpu_figures.peaks_of(name) for name in ("NVIDIA A100-SXM4-40GB", "NVIDIA H200"))
+FP8 = {"extra": (("quantization", "fp8"),)}
 LLAMA_70B = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 80, "hidden_size": 8192, "vocab_size": 32000,
     "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 4096,
@@ -51,9 +52,6 @@ def test_ridges_are_flops_per_byte_and_fp8_is_twice_as_fast_where_there_is_any()
     assert all(gpu.fp8_flops_per_s == pytest.approx(2 * gpu.flops_per_s, rel=0.015) for gpu in fp8)
     before = ("T4", "V100", "A10", "A30", "A40", "A800", "RTX-A6000", "RTX-3090")  # the fourth tensor cores
     assert all(gpu.family.startswith(before) for gpu in gpu_figures.GPUS if gpu not in fp8) and len(fp8) > 10
-
-
-FP8 = {"extra": (("quantization", "fp8"),)}
 
 
 def own(inputs):

@@ -23,6 +23,7 @@ from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, load_facts
 
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"3": 7}, "sum_s": 7e-4}
+RAMP = OpenLoop(arrivals="ramp", rate=15.0, settle_s=1.0, window_s=7.0, steps=((10.0, 4.0), (20.0, 4.0)))
 
 
 def rows(run):
@@ -119,7 +120,7 @@ def ended(run):
     return [i for i, done in enumerate(run.samples.finished) if done and opens <= run.samples.last_token_s[i] <= closes]
 
 
-ORACLES = [
+@pytest.mark.parametrize(("figure", "oracle"), [
     (window.output_tokens_per_s, tokens_per_s),
     (window.mean_batch, batch),
     (window.step_s, lambda run: span(run) / (len(rows(run)) - 1) if span(run) else None),
@@ -130,10 +131,7 @@ ORACLES = [
     (window.preemptions, lambda run: sum(column(run, "preempted"))),
     (window.finished_in_window, ended),
     (window.littles_law, littles),
-]
-
-
-@pytest.mark.parametrize(("figure", "oracle"), ORACLES, ids=lambda function: function.__name__)
+], ids=lambda function: function.__name__)  # fmt: skip
 @given(run=drawn_runs())
 def test_each_figure_of_any_run_is_that_of_its_oracle(figure, oracle, run):
     expected = oracle(run)
@@ -194,9 +192,6 @@ def test_the_span_of_several_engines_is_what_their_windows_have_in_common(began_
     group = [replace(measurement(), run=run) for run in runs]
     group[-1] = replace(group[-1], load=ClosedLoop(8, ramp_up=ramp_up))
     assert [run.window_s for run in window.common_span(group)] == common_s
-
-
-RAMP = OpenLoop(arrivals="ramp", rate=15.0, settle_s=1.0, window_s=7.0, steps=((10.0, 4.0), (20.0, 4.0)))
 
 
 def served(**facts):

@@ -119,6 +119,7 @@ def test_the_rate_of_one_alone_is_measured_by_the_law_or_not_known():
 
 
 CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
+ATTAINED = [(1, 1.0), (2, 0.97), (4, 0.91), (8, 0.6), (16, 0.95)]
 
 
 @pytest.mark.parametrize("unit", [RATE, CONCURRENCY])
@@ -151,9 +152,6 @@ def test_where_nothing_is_good_there_is_no_peak_to_speak_of():
     assert (nothing.per_s, doubtful.per_s, nothing.unknown, doubtful.unknown) == (0, 0, (), (2,))
     assert not tells(nothing.why, 4) and tells(doubtful.why, 2)
     assert peak([]) is peak([], invalid=[8]) is highest_load([]) is None
-
-
-ATTAINED = [(1, 1.0), (2, 0.97), (4, 0.91), (8, 0.6), (16, 0.95)]
 
 
 @pytest.mark.parametrize("unit", [RATE, CONCURRENCY])

@@ -27,6 +27,7 @@ PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %
 STEEP = {b: law(b) for b in BATCHES[:7]}  # the last doubling gains 41 %
+GPU, WAITS = {32: 10_000.0, 64: 15_000.0, 128: 15_300.0}, {32: 0.3, 64: 0.4, 128: 0.6}
 gain_after_128 = partial(strategies.judge, "marginal-after-128")
 REPEATED = ("repeats", "e2e_repeats", "each")
 JUDGES = (Curve.pareto_plateau, Curve.latency_keeps_rising, Curve.pareto_up_to_plateau)
@@ -94,9 +95,6 @@ def on_a_host(of_gpu, busy, noise=0.0005, repeats=3):
         return replace(p, each=tuple(each), engine_active=busy[p.concurrency])
 
     return replace(curve, points=tuple(map(seen, curve.points)))
-
-
-GPU, WAITS = {32: 10_000.0, 64: 15_000.0, 128: 15_300.0}, {32: 0.3, 64: 0.4, 128: 0.6}
 
 
 def test_a_gain_is_told_as_its_two_factors_and_the_plateau_of_the_gpu_is_judged_by_its_own():
@@ -250,12 +248,9 @@ def test_preempted_measurements_do_not_make_a_plateau():
     assert curve_of("opt-1.3b", [*made, *again]).pareto_plateau(tolerance=5.0), "measured again, it is valid"
 
 
-OTHERS = [{"model": "opt-2.7b"}, *({"load": ClosedLoop(2, **facts)} for facts in (
+@pytest.mark.parametrize("other", [{"model": "opt-2.7b"}, *({"load": ClosedLoop(2, **facts)} for facts in (
     {"ramp_up": "burst"}, {"window_s": 9.0}, {"settle_lifetimes": 0.0},
-))]  # fmt: skip
-
-
-@pytest.mark.parametrize("other", OTHERS, ids=str)
+))], ids=str)  # fmt: skip
 def test_different_engines_or_ways_of_loading_are_not_one_curve(other):
     with refused("2 different"):
         curve_of("opt-1.3b", [measurement(1, 100.0), measurement(2, 190.0, **other)])
