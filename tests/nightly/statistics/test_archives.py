@@ -155,9 +155,7 @@ def test_of_the_gpu_the_noise_of_the_smallest_loads_tells_that_of_the_largest():
 @pytest.mark.parametrize(("kind", "sweeps", "seen", "of_gpu", "at_any_clock"), [
     ("core", 18, 4, 10, 11), ("today", 22, 6, 5, 9),
 ])  # fmt: skip
-def test_how_many_last_doublings_are_decided_and_no_host_contradicts_another(
-    kind, sweeps, seen, of_gpu, at_any_clock, monkeypatch
-):
+def test_how_many_last_doublings_are_decided_and_hosts_agree(kind, sweeps, seen, of_gpu, at_any_clock, monkeypatch):
     """By throughput as seen, and by tokens per busy second with and without the allowance for clocks: the numbers that
     docs/intervals.md tells."""
     contents = [read(BASELINES / f"{name}.jsonl.xz") for name in names_of(f"h[12]00-*-{kind}*")]

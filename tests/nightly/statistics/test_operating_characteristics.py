@@ -46,7 +46,7 @@ def up_to(share):
 
 
 # What is planted, how many gates, and bounds on how many end so. missed: they do not fail; first, others: endpoints.
-CASES = [
+@pytest.mark.parametrize(("planted", "number", "bounds"), [
     # An unchanged candidate
     *(({"sd": sd}, 10_000, {"fail": shown(ALARMS), "pass": over(0.98)}) for sd in SDS),
     ({"sd": 0.01, "worse": UNCHANGED}, 10_000, {"fail": shown(ALARMS), "pass": over(0.99)}),
@@ -74,10 +74,7 @@ CASES = [
       for worse in ((0.03, 0.0, 0.0, 0.0), (0.03,) * 4)),
     *(({"sd": sd, "worse": (0.03, 0.0, 0.0, 0.0)}, 800, {"first missed": shown(1 - caught)})
       for sd, caught in ((0.01, 0.95), (0.02, 0.70))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("planted", "number", "bounds"), CASES)
+])  # fmt: skip
 def test_gates_are_wrong_no_more_often_than_they_may_be(planted, number, bounds):
     facts = {"seed": 1, **planted}
     seed = facts.pop("seed")
@@ -127,14 +124,6 @@ def test_a_better_candidate_never_fails_and_in_the_wrong_direction_never_passes(
         series = gates.session(Planted(sd=sd, worse=(1 / 1.05 - 1,)), chance, 12, (better,))
         assert looked_at(series, TERMS)[0] is PASS
         assert looked_at([replace(each, better=wrong) for each in series], TERMS)[0] is not PASS
-
-
-def test_among_unchanged_endpoints_one_in_the_wrong_direction_is_never_overlooked():
-    chance = random.Random(6)
-    for _ in range(150):
-        series = gates.session(Planted(sd=0.01, worse=(1 / 1.05 - 1, 0.0, 0.0, 0.0)), chance, 12, DIRECTIONS)
-        turned = [replace(series[0], better="lower"), *series[1:]]
-        assert looked_at(series, TERMS)[0] is PASS and looked_at(turned, TERMS)[0] is FAIL
 
 
 ALPHAS = pytest.mark.parametrize("alpha", [0.0025, 0.01, 0.05])

@@ -138,11 +138,10 @@ def test_groups_keep_the_order_first_met(values):
     assert all(rows == [row for row in enumerate(values) if row[1] == key] for key, rows in seen.items())
 
 
-@pytest.mark.parametrize(
-    ("pairs", "looks"),
-    [(0, ()), (3, ()), (4, (4,)), (5, (4, 5)), (7, (4, 6, 7)), (10, (4, 6, 8, 10)), (12, (4, 6, 8, 12)),
-     (13, (4, 6, 8, 12, 13)), (18, (4, 6, 8, 12, 18)), (20, (4, 6, 8, 12, 18, 20)), (30, (4, 6, 8, 12, 18, 28, 30))],
-)  # fmt: skip
+@pytest.mark.parametrize(("pairs", "looks"), [
+    (0, ()), (3, ()), (4, (4,)), (5, (4, 5)), (7, (4, 6, 7)), (10, (4, 6, 8, 10)), (12, (4, 6, 8, 12)),
+    (13, (4, 6, 8, 12, 13)), (18, (4, 6, 8, 12, 18)), (20, (4, 6, 8, 12, 18, 20)), (30, (4, 6, 8, 12, 18, 28, 30)),
+])  # fmt: skip
 def test_looks_are_at_four_six_eight_twelve_and_then_half_as_many_more(pairs, looks):
     assert looks_until(pairs) == looks
 

@@ -109,12 +109,9 @@ def test_a_point_is_the_mean_of_its_valid_repeats_and_has_their_noise_alone():
 def test_of_some_figures_there_is_no_mean():
     """The worst deviation from Little's law, the most frequent bound, the power limit if it is one."""
     made = [
-        sensed(
-            measurement(8, 10_000.0, first_early=early, repeat=i),
-            POWER_LIMIT=limit, DRAM_ACTIVE=dram, interval_s=0.001,
-        )
+        sensed(measurement(8, 10_000.0, first_early=early, repeat=i), 0.001, POWER_LIMIT=limit, DRAM_ACTIVE=dram)
         for i, (early, limit, dram) in enumerate([(0.01, 700.0, 0.6), (-0.03, 700.0, 0.6), (0.02, 600.0, 0.2)])
-    ]  # fmt: skip
+    ]
     both, all_three = points_of(made[:2])[0], points_of(made)[0]
     assert both.little == all_three.little == min(window.littles_law(m.run) for m in made)
     assert (both.power_limit_w, all_three.power_limit_w) == (700.0, None)

@@ -112,9 +112,7 @@ def test_a_verdict_counts_each_point_once_and_keeps_what_was_judged():
     (["ab", "ab"], "ab", KNOWN, {"hosts"}), (["ab", "ab"], ("ab", "ab"), KNOWN, set()),
     (["ab", "ab"], ("ab", "a"), KNOWN, {"hosts"}), (["ab", "ab"], ("a", None), KNOWN, set()),
 ], ids=str)  # fmt: skip
-def test_a_verdict_with_an_interval_says_if_it_is_of_one_launch_or_of_points_of_different_hosts(
-    launches, hosts, judged, told
-):
+def test_a_verdict_with_an_interval_says_if_it_is_of_one_launch_or_of_different_hosts(launches, hosts, judged, told):
     """hosts: of each point, one or one for each repeat."""
     points = points_of(
         measurement(load, 100.0, repeat=i, launch=launch, environment=replace(H200, host=of_load and of_load[-i]))

@@ -1,6 +1,5 @@
 """The table says of each claim what it compares and what to expect: the most specific row rules, in memory and from
-a record; what a run planned and judged is told again from its archive, and what cannot be used is the archive's
-fault."""
+a record; what a run planned and judged is told again from its archive, whose fault is what cannot be used."""
 
 from __future__ import annotations
 

@@ -75,10 +75,9 @@ def by_name(found):
     return {each.metric: each for each in found.changes}
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"),
-    [(1.0, SAME), (1.02, SAME), (1.03, UNKNOWN), (1.05, WORSE), (1.1, WORSE), (0.97, NO_WORSE), (0.9, BETTER)],
-)
+@pytest.mark.parametrize(("factor", "verdict"), [
+    (1.0, SAME), (1.02, SAME), (1.03, UNKNOWN), (1.05, WORSE), (1.1, WORSE), (0.97, NO_WORSE), (0.9, BETTER),
+])  # fmt: skip
 def test_where_a_sensor_bounds_how_launches_differ_repeats_decide_also_against_a_stored_baseline(factor, verdict):
     found = compare(BASELINE, candidate(factor))
     assert verdicts(found, *BOUNDED) == {verdict} and sum(found.counts.values()) == len(found.changes)

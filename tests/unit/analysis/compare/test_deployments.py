@@ -1,6 +1,5 @@
 """What one engine, one on more GPUs, and replicas serve under one load belongs together if engine, host and requests
-are the same: on simulated engines whose waits are planted, with the claims on them; and a load alone and beside
-neighbours."""
+are the same, on simulated engines whose waits are planted; and a load alone and beside neighbours."""
 
 from __future__ import annotations
 

@@ -93,9 +93,7 @@ CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
-    [({"preempted": 2}, 2), ({"columns": CROWDED}, 3), ({"columns": NOISY}, None)],
-    ids=["invalid", "degraded", "noisy"],
+    ("facts", "told"), [({"preempted": 2}, 2), ({"columns": CROWDED}, 3), ({"columns": NOISY}, None)]
 )
 def test_a_pair_that_cannot_be_trusted_is_left_out_and_noise_drops_none(facts, told):
     made = pair_of_launches(5, **facts)

@@ -226,10 +226,9 @@ def test_without_both_counters_shapes_tell(dram, tensor):
     assert (slow, fast) == (None, "memory"), "shapes fill a small part of the slow step"
 
 
-@pytest.mark.parametrize(
-    ("shares", "bound", "flops"),
-    [((0.6, 0.2), "memory", 0), ((0.2, 0.6), "compute", 0.4), ((0.4, 0.4), None, 0), ((0.3, 0.51), "compute", 0.21)],
-)
+@pytest.mark.parametrize(("shares", "bound", "flops"), [
+    ((0.6, 0.2), "memory", 0), ((0.2, 0.6), "compute", 0.4), ((0.4, 0.4), None, 0), ((0.3, 0.51), "compute", 0.21),
+])  # fmt: skip
 def test_the_bound_by_shapes_and_arithmetic_is_a_part_where_it_takes_longer_than_the_bytes(shares, bound, flops):
     """shares: of the step, that its bytes and its FLOPs take at least on a GPU of these peaks."""
     m = seen(0.9, None, None)

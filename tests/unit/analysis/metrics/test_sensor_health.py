@@ -40,10 +40,11 @@ def test_where_nothing_was_seen_nothing_is_known():
     assert blind[0] == blind[1] != blind[2], "no reading, and readings without a value"
 
 
-# The readings, what they are told as, a word and the numbers of it: what was seen and the limit.
 CLOCK_UNDER_THE_LIMIT = {of.SM_CLOCK: until(7.1, 1965e6, 1755e6), of.CLOCK_REASONS: 4.0}
 UNSAID = {of.FOREIGN_PROCESSES: None}  # whose the processes are
-FAULTS = [
+
+
+@pytest.mark.parametrize(("columns", "kind", "word", "facts"), [  # facts: what was seen and the limit
     (dict.fromkeys(of.PROFILED, until(11, 0.5, None)), "noise", "", {87.5, 95}),
     ({of.CLOCK_REASONS: until(11, 0.0, 8.0)}, "invalid", "hardware slowdown", {5, 40, 0}),
     ({of.CLOCK_REASONS: until(12, 4096.0, 32.0)}, "invalid", "software thermal", {1, 40, 0}),
@@ -82,10 +83,7 @@ FAULTS = [
     ({of.HOST_CORES: 15.5}, "starving", "others used", {13.5, 16, 10, 3.1}),
     ({of.HOST_CORES: 14.5}, "starving", "others used", {16, 10}),  # a tenth of 16 cores is idle at 14.4
     ({of.OWN_CORES: 13.85, of.HOST_CORES: 15.5}, "starving", "others used", {16, 10}),  # more than a tenth of all
-]
-
-
-@pytest.mark.parametrize(("columns", "kind", "word", "facts"), FAULTS)
+])  # fmt: skip
 def test_a_fault_is_told_with_its_numbers(columns, kind, word, facts):
     seen = found(columns)
     told_as = "noise" if kind == "starving" else kind

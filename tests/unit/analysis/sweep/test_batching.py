@@ -34,11 +34,10 @@ def of_law(batches, *parameters):
     return [point(b, [law(b, *parameters)]) for b in batches]
 
 
-@pytest.mark.parametrize(
-    ("text", "slo"),
-    [("2x@32", RelativeSlo(2.0, 32)), ("2.5x@1", RelativeSlo(2.5, 1)), ("30ms", AbsoluteSlo(0.03)),
-     ("0.03s", AbsoluteSlo(0.03)), (".5s", AbsoluteSlo(0.5))],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "slo"), [
+    ("2x@32", RelativeSlo(2.0, 32)), ("2.5x@1", RelativeSlo(2.5, 1)), ("30ms", AbsoluteSlo(0.03)),
+    ("0.03s", AbsoluteSlo(0.03)), (".5s", AbsoluteSlo(0.5)),
+])  # fmt: skip
 def test_objectives(text, slo):
     assert batching.parse_relative_slo(text) == slo
 

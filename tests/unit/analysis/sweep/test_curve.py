@@ -74,11 +74,10 @@ def test_without_a_plateau_it_is_told_what_ended_the_sweep():
     assert tells(replace(curve, cut=((128, "over the KV cache"),)).pareto_plateau().why, 128, "over the KV cache")
 
 
-@pytest.mark.parametrize(
-    ("rates", "noise", "state", "least"),
-    [(FLAT, 0.005, PASSES, 47), (STEEP, 0.01, FAILS, 47),
-     (with_last_gain(0.15), 0.01, FAILS, 0), (with_last_gain(0.05), 0.01, PASSES, 0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("rates", "noise", "state", "least"), [
+    (FLAT, 0.005, PASSES, 47), (STEEP, 0.01, FAILS, 47),
+    (with_last_gain(0.15), 0.01, FAILS, 0), (with_last_gain(0.05), 0.01, PASSES, 0),
+])  # fmt: skip
 def test_one_per_cent_of_noise_does_not_hide_or_turn_a_clear_answer(rates, noise, state, least):
     seen = Counter(noisy_curve(rates, seed=seed, noise=noise).pareto_plateau().state for seed in range(50))
     assert seen[state] + seen[INCONCLUSIVE] == 50 and seen[state] >= least
