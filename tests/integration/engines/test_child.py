@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from processes import gone, group, kill_group
+from processes import gone, group, kill_group, until
 
 from pytest_slmserve.engines.child import Child, converse
 from pytest_slmserve.engines.worker import __file__ as worker_package
@@ -130,6 +130,18 @@ def test_one_that_will_not_leave_is_killed_and_who_interrupts_the_wait_waits_no_
 
 WORKER = Path(worker_package).parent
 GUARDIAN = [sys.executable, "-I", "-S", str(WORKER / "guardian.py")]
+LEADER = f"""
+import os, subprocess, sys, time
+subprocess.Popen([*{GUARDIAN}, sys.argv[1], str(os.getpid())])
+subprocess.Popen({SLEEPS})
+time.sleep(60)
+"""
+PARENT = f"""
+import os, subprocess, sys, time
+words = [sys.executable, "-S", "-c", {LEADER!r}, str(os.getpid())]
+print(subprocess.Popen(words, start_new_session=True).pid, flush=True)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -153,6 +165,21 @@ def ended():
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
     return str(process.pid)
+
+
+@pytest.mark.parametrize("victim", ["parent", "leader"])
+def test_the_guardian_kills_its_group_when_one_of_those_it_watches_is_gone(begin, victim):
+    parent = begin([sys.executable, "-S", "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    with parent.stdout:
+        leader = int(parent.stdout.readline())
+    try:
+        until(lambda: len(group(leader)) == 3, 20, "a guardian, its leader and one more")
+        time.sleep(0.8)
+        assert len(group(leader)) == 3, "it leaves the group alone while both live"
+        os.kill(parent.pid if victim == "parent" else leader, signal.SIGKILL)
+        assert gone(leader, within_s=3)
+    finally:
+        kill_group(leader)
 
 
 ENDS = f"""

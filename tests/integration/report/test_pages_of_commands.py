@@ -4,6 +4,7 @@ archives that it was made of, and what cannot be written is told."""
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from committed import archive
@@ -15,6 +16,8 @@ from strategies import measurement
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report.loads import is_windowed
+from pytest_slmserve.report.page.charts import PER_BUSY_S, SEEN
+from pytest_slmserve.report.text_table import figure
 from pytest_slmserve.schema.specs import ClosedLoop
 
 pytestmark = in_checkout
@@ -52,6 +55,11 @@ def missing(rows: list[list[str]], printed: str) -> list[list[str]]:
     return [row for row in rows if not any(" ".join(" ".join(row).split()) in line for line in there)]
 
 
+def described(page: Page, begins: str) -> dict[str, Any]:
+    (found,) = (spec for spec in page.charts.values() if spec.get("description", "").startswith(begins))
+    return found
+
+
 @pytest.mark.parametrize("name", [SWEPT, *OTHERS])
 def test_every_number_of_a_page_is_one_that_the_terminal_prints(page, name, capsys):
     seen, _, printed = page("report", committed(name), "--goodput", SLO, "--show", "all")
@@ -68,6 +76,27 @@ def test_every_number_of_a_page_is_one_that_the_terminal_prints(page, name, caps
     verdicts = re.findall(r"(?m)^  (?:passes|fails, as expected|inconclusive) +\S+ +(.*)$", printed)
     text = " ".join(seen.text.split())
     assert [why for why in verdicts if " ".join(why.split()) not in text] == []
+
+
+def test_charts_show_the_values_of_the_tables(page):
+    seen, *_ = page("report", committed(SWEPT))
+    head, *rows = seen.tables["Points of opt-2.7b"]
+    sensors, *of_sensors = seen.tables["Sensors of opt-2.7b"]
+    load, tokens, e2e = (head.index(column) for column in ("concurrency", "tokens /s", "E2E s mean"))
+    drawn = values_of(described(seen, "output tokens/s over"))
+    known = (row for row in drawn if "predicted" not in row.get("shown", "predicted"))
+    found = {(row["series"], row["x"], figure(row["y"], 4)) for row in known}
+    sensed = [(int(row[0]), row[sensors.index("tokens /busy s")]) for row in of_sensors]
+    measured = [(int(row[load]), row[tokens]) for row in rows]
+    assert found == {(name, *point) for name, points in ((SEEN, measured), (PER_BUSY_S, sensed)) for point in points}
+    plane = values_of(described(seen, "throughput against latency"))
+    assert {(row["load"], figure(row["x"])) for row in plane} == {(int(row[load]), row[e2e]) for row in rows}
+    head, *rows = seen.tables["Where a step goes, opt-2.7b"]
+    for load_, step_ms, *shares in rows:
+        parts = values_of(described(seen, "parts of a step"))
+        bar = [row for row in parts if row["subject"] == f"concurrency {load_}"]
+        assert [row["shown"] for row in bar] == [f"{share} % of {step_ms} ms" for share in shares]
+        assert [f"{row['series']} %" for row in bar] == head[2:] and bar[-1]["end"] == pytest.approx(100)
 
 
 def test_a_page_is_read_again_as_the_archive_that_it_was_made_of(page, out, capsys):
