@@ -35,7 +35,7 @@ from pytest_slmserve.engines.simulated import TICK_S
 from pytest_slmserve.plan.cases import DEFAULTS
 from pytest_slmserve.run.session import Rounds
 from pytest_slmserve.schema.records import Run, Samples, Steps
-from pytest_slmserve.schema.specs import LONG_S, ClosedLoop
+from pytest_slmserve.schema.specs import ClosedLoop, least_window_s
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEP_S = 0.02  # of the largest load, as on a GPU
@@ -154,9 +154,8 @@ class Host:
         """One window, as a measurement: its trace has two spans for each part that its variance is taken from."""
         began, parts = self.now_s, 2 * window.BATCHES
         opens = self._when(self._work(began) + self.law.before_window_s(load))
-        lifetime, done = OUTPUT * self.law.step_s(load), self._work(opens)
-        half, whole = self._when(done + lifetime / 2), self._when(done + lifetime)
-        lasts = max(self.window_s, min(whole, max(half, opens + LONG_S)) - opens)
+        done = self._work(opens)
+        lasts = max(self.window_s, least_window_s(self._when(done + OUTPUT * self.law.step_s(load)) - opens))
         times = [opens + lasts * i / parts for i in range(parts + 1)]
         self.now_s, rate = times[-1], load / self.law.step_s(load)
         tokens = [rate * (self._work(b) - self._work(a)) for a, b in pairwise(times)]
