@@ -26,7 +26,7 @@ from common import BASELINES, parser_of
 from host_noise import HostNoise
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.points import Figure, Point, Summary, busy_rate, by_series, output_rate
+from pytest_slmserve.analysis.points import COUNTED, Figure, Point, Summary, busy_rate, by_series, output_rate
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve
 from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.analysis.verdict import State
@@ -61,7 +61,6 @@ NOISES: dict[str, str] = {
 TWO_SPEEDS = "speeds:1.85"
 # Time of the host's part of a step, on a fast core, over that of its kernels: a step takes the longer of both.
 HOSTS = {"host-bound": 1.3, "half hidden": 0.9, "GPU mostly": 0.6}
-COUNTED = 0.02  # standard deviation of the tokens of a busy second, of one window: benchmarks/baselines
 RECORDED = {
     "recorded: OPT-125M, H200": ("h200-vllm-0.26.0-staggered.jsonl.xz", "opt-125m"),
     "recorded: OPT-1.3B, H200": ("h200-vllm-0.26.0-sensors.jsonl.xz", "opt-1.3b"),
@@ -165,7 +164,7 @@ class Host:
         run = Run(Samples(*[()] * 8), steps, (ends[0], ends[-1]))
         facts = {"launch": self.launch, "measured_at": f"{began:09.3f}", "environment": SimpleNamespace(host="1")}
         busy = (self._work(times[-1]) - done) / lasts
-        counted = rate * math.exp(self.chance.gauss(0, COUNTED))
+        counted = rate * math.exp(self.chance.gauss(0, math.sqrt(COUNTED / lasts)))
         seen = Summary(tokens_per_busy_s=counted, engine_active=min(1.0, busy))
         return SimpleNamespace(run=run, load=ClosedLoop(load), seen=seen, **facts)
 
