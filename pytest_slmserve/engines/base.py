@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self, TypeVar
 
+from pytest_slmserve.engines.worker.slm_pacing import pacer_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec, Load, OpenLoop, Workload, is_job, least_window_s
@@ -81,9 +82,9 @@ class WindowBarrier:
                 opens = time.monotonic() + OPEN_S
                 seconds = [float(load["window_s"]) for load in self._loads]
                 for load in self._loads:
-                    burst, settle = load["ramp_up"] == "burst", load["settle_lifetimes"]
-                    lifetime_s = (opens - self.begins_s) / (max(1, settle) if burst else 1 + settle)
-                    seconds.append(SHARED_CYCLES * lifetime_s if burst else least_window_s(lifetime_s))
+                    pacer = pacer_of(load, (1,))  # whose lifetime is a step
+                    lifetime_s = (opens - self.begins_s) / pacer.settled_steps
+                    seconds.append(least_window_s(lifetime_s) if pacer.staggered else SHARED_CYCLES * lifetime_s)
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 

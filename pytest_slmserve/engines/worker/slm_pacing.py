@@ -48,8 +48,7 @@ class ClosedLoopPacer:
     def __post_init__(self) -> None:
         self.lifetime_steps = max(self.lifetime_steps, 1.0)
         self.staggered = self.ramp_up == "staggered" and self.requests is None
-        self.ramp_steps = self.lifetime_steps if self.staggered else 0.0
-        self.settled_steps = max(self.ramp_steps + self.lifetime_steps * self.settle_lifetimes, self.lifetime_steps)
+        self.settled_steps = self.lifetime_steps * max(1, self.settle_lifetimes + self.staggered)
 
     def users_due(self, elapsed_s: float = 0.0) -> int:
         """The number of users to start now, at whatever time. To be called at the beginning, and after every step."""
@@ -66,10 +65,12 @@ class ClosedLoopPacer:
                 self.opened_at, self.opened_step = now, self.steps
         elif self.closed_at is None:
             seen = self.steps - self.opened_step
-            cycles, rest = divmod(seen, round(self.lifetime_steps + 1))
-            long_enough = seen >= self.lifetime_steps
-            long_enough |= 2 * seen >= self.lifetime_steps and now - self.opened_at >= LONG_S
-            if long_enough if self.staggered else cycles >= 2 and rest == 0:
+            if self.staggered:
+                whole = seen >= self.lifetime_steps * (0.5 if now - self.opened_at >= LONG_S else 1)
+            else:
+                cycles, rest = divmod(seen, round(self.lifetime_steps + 1))
+                whole = cycles >= 2 and rest == 0
+            if whole:
                 self.whole_until = now
             ends = self.given[1] if self.given else self.opened_at + self.window_s
             if now >= ends and (self.given or self.whole_until == now):
@@ -97,7 +98,7 @@ class ClosedLoopPacer:
         if self.requests is not None:
             return "over" if self.sent >= self.requests else "window"
         if self.opened_at is None:
-            return "ramp" if self.steps < self.ramp_steps else "settle"
+            return "ramp" if self.staggered and self.steps < self.lifetime_steps else "settle"
         return "window" if self.closed_at is None else "over"
 
     @property
