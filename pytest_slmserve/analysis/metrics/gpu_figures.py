@@ -169,7 +169,8 @@ def device_figures(run: Run) -> DeviceFigures:
     clocks, limits = watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT))
     times, joules = watch.readings(of.ENERGY)
     counted = _counter_w(times, joules)
-    integrated = _integrated_w(watch, times[0], times[-1]) if counted else None
+    # Average power misses nothing between two readings, but lags: a job of a second or two ends before it has risen.
+    integrated = _integrated_w(watch, of.POWER, times[0], times[-1]) if counted else None
     if (capped := watch.share_grown(of.CAPPED_POWER)) is not None:
         capped = min(1.0, capped)  # its updates are 0.1 s apart, and a reading is taken at any time between
     elif reasons := watch.values(of.CLOCK_REASONS):
@@ -186,7 +187,7 @@ def device_figures(run: Run) -> DeviceFigures:
         sm_occupancy_max=max(watch.values(of.SM_OCCUPANCY), default=None),
         tensor_active=watch.mean(of.TENSOR_ACTIVE),
         dram_active=watch.mean(of.DRAM_ACTIVE),
-        power_w=counted if len(times) > 1 else _integrated_w(watch),
+        power_w=counted if len(times) > 1 else _integrated_w(watch, of.POWER_INSTANT),
         energy_deviation=integrated / counted - 1 if counted and integrated is not None else None,
         power_limit_w=limits.pop() if len(limits) == 1 else None,
         sm_clock_hz=median(clocks) if clocks else None,
@@ -288,10 +289,12 @@ def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole
     return _growth(joules, ends) / tokens if tokens > 0 else None
 
 
-def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
-    """Mean of the power readings, each holding back to the reading before: a sensor repeats what it last saw until its
-    next update, so trapezoids would make ramps of jumps."""
-    number = of.POWER_INSTANT if watch.values(of.POWER_INSTANT) else of.POWER
+def _integrated_w(
+    watch: SensorWindow, sensor: int, since_s: float = -math.inf, until_s: float = math.inf
+) -> float | None:
+    """Mean of the readings of a power sensor, or of the other one without any, each holding back to the reading before:
+    a sensor repeats what it last saw until its next update, so trapezoids would make ramps of jumps."""
+    number = next(filter(watch.values, (sensor, of.POWER_INSTANT)), of.POWER)
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
         began, ended, value = watch.telemetry.time_s[before], watch.telemetry.time_s[row], watch.value(number, row)

@@ -69,8 +69,8 @@ def by_hand(telemetry, opens, closes):
         each = [(value, telemetry.span_s[i] or telemetry.interval_s) for i, value in known(number)]
         return sum(v * span for v, span in each) / sum(span for _, span in each) if each else None
 
-    def integrated(since, until):
-        watts, held = dict(known(of.POWER_INSTANT) or known(of.POWER)), []
+    def integrated(power, other, since=-math.inf, until=math.inf):
+        watts, held = dict(known(power) or known(other)), []
         for before, now in pairwise(rows):
             began, ended = telemetry.time_s[before], telemetry.time_s[now]
             if now in watts and since <= began and ended <= until:
@@ -83,7 +83,7 @@ def by_hand(telemetry, opens, closes):
         ends = 2 if len(joules) > 7 else 1
         (t0, j0), (t1, j1) = (map(fmean, zip(*part)) for part in (joules[:ends], joules[-ends:]))
         counted = (j1 - j0) / (t1 - t0) if j1 > j0 else None
-        seen = integrated(joules[0][0], joules[-1][0])
+        seen = integrated(of.POWER, of.POWER_INSTANT, joules[0][0], joules[-1][0])
         deviation = seen / counted - 1 if counted and seen is not None else None
     capped = known(of.CAPPED_POWER)
     since = telemetry.time_s[capped[-1][0]] - telemetry.time_s[capped[0][0]] if capped else 0
@@ -95,7 +95,7 @@ def by_hand(telemetry, opens, closes):
         **{name: max(values(number), default=None) for name, number in LARGEST.items()},
         "sm_clock_hz": median(values(of.SM_CLOCK)),
         "power_limit_w": limits.pop() if len(limits) == 1 else None,
-        "power_w": counted if len(joules) > 1 else integrated(-math.inf, math.inf),
+        "power_w": counted if len(joules) > 1 else integrated(of.POWER_INSTANT, of.POWER),
         "energy_deviation": deviation,
         "power_capped": min(1.0, (capped[-1][1] - capped[0][1]) / since) if since else None,
         "coverage": len(covered) / len(window) if {*telemetry.span_s} != {None} else None,

@@ -67,8 +67,8 @@ UNSAID = {of.FOREIGN_PROCESSES: None}  # whose the processes are
     ({of.POWER_LIMIT: until(11, 700.0, 500.0)}, "invalid", "power limit", {500, 700}),
     ({of.ENERGY: lambda at: 400 * (at % 7)}, "invalid", "energy counter", {2700, 0}),
     ({of.ENERGY: 5e6}, "invalid", "energy counter", {9.8, 1}),
-    ({of.POWER_INSTANT: 430.0}, "degraded", "energy counter", {7.5, 5}),
-    ({of.POWER_INSTANT: 420.1}, "degraded", "energy counter", {5}),
+    ({of.POWER: 430.0}, "degraded", "energy counter", {7.5, 5}),
+    ({of.POWER: 420.1}, "degraded", "energy counter", {5}),
     ({of.SM_ACTIVE: 0.0}, "invalid", "SM_ACTIVE", {0, 40, 100, 50}),
     ({of.DRAM_ACTIVE: 0.0}, "invalid", "DRAM_ACTIVE", {0, 40, 100, 50}),
     ({of.SM_ACTIVE: until(11, 0.5, 1.051)}, "invalid", "SM_ACTIVE", {1.05, 0}),
@@ -101,7 +101,7 @@ def test_a_fault_is_told_with_its_numbers(columns, kind, word, facts):
     {of.SM_CLOCK: until(11, 1980e6, 345e6), of.CLOCK_REASONS: until(11, 0, 1)},  # while idle
     {of.CLOCK_REASONS: until(2.1, 8.0, 0.0), of.SM_CLOCK: until(2.1, 345e6, 1980e6)},  # before the window
     {of.XID: 13.0}, {of.XID: until(5, 13.0, 0.0)}, {of.ECC_DOUBLE_BIT: 3.0},  # of long ago, or cleared
-    UNSAID, {of.ENERGY: None}, {of.ENERGY: lambda at: 400 * max(at, 2.6)}, {of.POWER_INSTANT: 419.9},
+    UNSAID, {of.ENERGY: None}, {of.ENERGY: lambda at: 400 * max(at, 2.6)}, {of.POWER: 419.9},
     dict.fromkeys((of.GPU_UTIL, *of.PROFILED), 0.0),  # an idle GPU, and one that is half idle
     {of.GPU_UTIL: 0.5, of.ENGINE_ACTIVE: 0.0, of.SM_ACTIVE: 0.0},
     {of.CPU_PRESSURE: until(11, 0.5, 1.4)}, {of.ENGINE_ACTIVE: 1.02},  # added up late
@@ -115,9 +115,9 @@ def test_what_is_no_fault(columns):
 
 
 @pytest.mark.parametrize(("columns", "how", "state", "facts"), [
-    *(({of.POWER_INSTANT: watts}, {"window_s": (2.0, 11.75)}, state, facts)  # 0.6 s of 9.75 may be missing
+    *(({of.POWER: watts}, {"window_s": (2.0, 11.75)}, state, facts)  # 0.6 s of 9.75 may be missing
       for watts, state, facts in ((424.0, "ok", ()), (430.0, "degraded", {7.5}), (376.0, "ok", ()))),
-    *(({of.POWER_INSTANT: watts}, {"window_s": (2.0, 4.0)}, state, facts)
+    *(({of.POWER: watts}, {"window_s": (2.0, 4.0)}, state, facts)
       for watts, state, facts in ((510.0, "ok", ()), (800.0, "degraded", {100}))),
     ({of.SM_ACTIVE: 0.0}, {"window_s": (2.0, 3.0)}, "ok", ()),  # few zeros are no dead counter
     ({of.SM_ACTIVE: 0.0}, {"window_s": (2.0, 3.25)}, "invalid", {5}),
