@@ -487,8 +487,9 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
     remedy, more = f"more repeats at {where}", None
     if low is not None and high is not None:
         certainty = t_above(curve.tail_of(there), max(1, sum(len(p.repeats) - 1 for p in curve.valid)))
-        reach, distance = (high - low) / 2 * SURE / certainty, abs(value - threshold)
-        if distance * MOST_REPEATS**0.5 >= reach * there**0.5:
+        fixed = plateau.clocks_apart(points[0], points[-1]) if verdict.claim == GPU_PLATEAU else 0.0  # by no repeat
+        reach, distance = ((high - low) / 2 - fixed) * SURE / certainty, max(0.0, abs(value - threshold) - fixed)
+        if distance > 0 and distance * MOST_REPEATS**0.5 >= reach * there**0.5:
             more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
         else:
             remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"

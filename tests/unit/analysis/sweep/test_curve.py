@@ -114,6 +114,14 @@ def test_its_interval_allows_for_clocks_that_are_higher_while_a_gpu_rests(before
     assert 1 + changed.low == pytest.approx((1 + same.low) / rested, rel=1e-9)
 
 
+@pytest.mark.parametrize(("before", "enough"), [(0.6, True), (0.5, False)])
+def test_repeats_decide_nothing_where_the_clocks_leave_the_answer_open(before, enough):
+    curve = on_a_host({**GPU, 128: GPU[64] * 1.095}, {**WAITS, 64: before, 128: 0.6}, noise=0.01)
+    verdict = curve.pareto_plateau(figure=busy_rate)
+    assert verdict.state is INCONCLUSIVE and (verdict.more_repeats is not None) is enough
+    assert ("too near" in verdict.remedy) is not enough
+
+
 def test_a_gpu_that_waits_for_its_host_half_of_the_time_is_known_all_the_same():
     """Rounds on a host whose speed changes: what is seen is too noisy to tell, what the GPU does is not."""
     curve = on_a_host(GPU, WAITS, noise=0.01)
