@@ -109,7 +109,7 @@ class Host:
         noise: Noise,
         seed: int,
         window_s: float = WINDOW_S,
-        looks: Sequence[int] = looks_from(REPEATS),
+        looks: Sequence[int] = looks_from(1),
         host: float | None = None,
     ) -> None:
         self.law, self.speed, self.window_s, self.host = law, HostNoise(noise, str(seed)), window_s, host
@@ -187,7 +187,7 @@ def one(
     """One sweep on a host of its own. fixed: two rounds of longer windows, and no more. host: see `Host`. figure: whose
     gains are judged."""
     law = Law(gain)
-    timing = (FIXED_WINDOW_S, (REPEATS,)) if fixed else (WINDOW_S, looks_from(REPEATS))
+    timing = (FIXED_WINDOW_S, (REPEATS,)) if fixed else (WINDOW_S, looks_from(1))
     at = Host(law, noise, seed, *timing, host)
     rounds = Rounds(at, {load: SimpleNamespace(key=load, engine="") for load in GRID})  # type: ignore[arg-type]
     once = figure is busy_rate and not fixed  # what was seen has the noise of the host, which a second round tells

@@ -34,7 +34,7 @@ class Defaults:
 
 
 DEFAULTS: dict[Platform, Defaults] = {
-    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 2.0, LARGEST_LOAD, "", 60.0, 30.0, 27.0, 185.0),
+    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 2.0, LARGEST_LOAD, "", 60.0, 30.0, 27.0, 175.0),
     "cpu": Defaults(("opt-tiny",), (64, 32), 2.0, 256, "bfloat16", 15.0, 0.0, 5.0, 60.0),
     "simulated": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "", 0.0, 0.0, 0.0, 60.0),
     "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0, 0.0, 240.0),

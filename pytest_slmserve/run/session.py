@@ -80,9 +80,9 @@ class Session:
         self.gate_terms = GateCriteria(options.gate_margin, pairs=options.gate_pairs)
         self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
-        self.looks: tuple[int, ...] = looks_from(options.repeats) if goes_on else (options.repeats,)
         once = goes_on and options.source["repeats"] == "default" and not options.baseline  # which reads all loads
         self.first = 1 if once else options.repeats
+        self.looks: tuple[int, ...] = looks_from(self.first) if goes_on else (self.first,)
         self.verdicts = Verdicts(planner, self.results, self.looks)
         self.note = self.verdicts.note
 
@@ -202,7 +202,8 @@ class Rounds:
     """Rounds over the cases of one engine, by their load: each round measures all loads on one more state of the host.
 
     asked: repeats that were requested of each load. failed: loads that could not be measured, and how. given_up: claims
-    that the budget is far from deciding. reserved_s: of the budget, for a larger load.
+    that the budget is far from deciding, and larger loads that it does not pay for. reserved_s: of the budget, for a
+    larger load.
     """
 
     session: Session
@@ -233,16 +234,16 @@ class Rounds:
         self._say(f"{model}: a second round, to know the host's noise, takes about {needed_s:.0f} s")
 
     def reserve(self, plateau: Verdict, beyond: Case) -> None:
-        """Keep seconds of the budget for a larger load on an engine of its own, if the curve has no plateau for sure by
-        then; say so if there are too few."""
-        largest, load = max(self.cases), beyond.concurrency
+        """Keep seconds of the budget for a larger load on an engine of its own, as long as the curve has no plateau for
+        sure; say so once if there are too few."""
+        largest, load, self.reserved_s = max(self.cases), beyond.concurrency, 0.0
         if plateau.value is None or plateau.state is State.PASSES or largest in self.failed:
             return
         needed_s = start_estimate_s(beyond.engine) + 2 * load / largest * self.repeat_s(largest)
         if needed_s <= self.left_s:
             self.reserved_s = needed_s
-            return
-        self._say(f"{plateau.subject}: concurrency {load} would take about {needed_s:.0f} s more")
+        else:
+            self._give_up(str(load), plateau.subject, f"concurrency {load} would take about {needed_s:.0f} s more")
 
     def until_decided(self, judge: Callable[[], Sequence[Verdict]]) -> None:
         """Measure again the loads that the first open verdict depends on most, until none is left that the rest of the
@@ -270,11 +271,15 @@ class Rounds:
         if fewest < ESTIMATES or needed_s <= FAR * self.left_s:
             look = next((n for n in self.session.looks if n > fewest), 0)
             return {load: look for load, repeats in made.items() if repeats < look}
-        if (name := (verdict.claim, verdict.subject)) not in self.given_up:
-            self.given_up.add(name)
-            needs = f"about {needed_s:.0f} s more would decide it" if verdict.more_repeats else verdict.remedy
-            self._say(f"{verdict.subject}: {verdict.claim} stays open: {needs}")
+        needs = f"about {needed_s:.0f} s more would decide it" if verdict.more_repeats else verdict.remedy
+        self._give_up(verdict.claim, verdict.subject, f"{verdict.claim} stays open: {needs}")
         return {}
+
+    def _give_up(self, what: str, subject: str, why: str) -> None:
+        """Tell the user once that the budget does not pay for a claim or a load."""
+        if (what, subject) not in self.given_up:
+            self.given_up.add((what, subject))
+            self._say(f"{subject}: {why}")
 
     def _say(self, text: str) -> None:
         """Tell the user what the budget does not pay for."""
@@ -331,17 +336,20 @@ class Sweeps:
         else:
             self._adaptively(rounds, one.model, tolerance)
 
+        goes_on = tolerance is None and len(session.looks) > 1
+        beyond = session.planner.sweep(one.model).beyond if goes_on and planned else None
+
         def judged(of_gpu: bool) -> list[Verdict]:
-            return [verdicts.verdict(each) for each in claims if table.is_of_gpu(each.row.claim) is of_gpu]
+            found = [verdicts.verdict(each) for each in claims if table.is_of_gpu(each.row.claim) is of_gpu]
+            for verdict in found:
+                if beyond and verdict.claim == GPU_PLATEAU:
+                    rounds.reserve(verdict, beyond)
+            return found
 
         verdicts.measuring.add(series)
         try:
             rounds.until_decided(lambda: judged(True))
-            goes_on = tolerance is None and len(session.looks) > 1
-            beyond = session.planner.sweep(one.model).beyond if goes_on and planned else None
-            for verdict in judged(True):
-                if beyond and verdict.claim == GPU_PLATEAU:
-                    rounds.reserve(verdict, beyond)
+            judged(True)
             if goes_on and any(verdict.state is State.INCONCLUSIVE for verdict in judged(False)):
                 rounds.second_round()
             rounds.until_decided(lambda: judged(False))

@@ -134,9 +134,9 @@ def test_records_of_a_formula_are_kept_only_where_an_archive_was_named(opened, m
 
 
 @pytest.mark.parametrize(("given", "compares", "sweeps", "pairs", "looks", "budget_s"), [
-    ({}, False, 1, None, (2, 3, 4, 6, 8, 12, 16), 60.0),
+    ({}, False, 1, None, (1, 2, 3, 4, 6, 8, 12, 16), 60.0),
     ({"repeats": "3", "budget": "9"}, True, 1, 12, (3, 4, 6, 8, 12, 16), 9.0),
-    ({"gate": True, "gate_pairs": "6"}, False, 0, 6, (2, 3, 4, 6, 8, 12, 16), 60.0),
+    ({"gate": True, "gate_pairs": "6"}, False, 0, 6, (1, 2, 3, 4, 6, 8, 12, 16), 60.0),
     ({"repeats": "1"}, False, 1, None, (1,), 60.0),
     ({"budget": "0"}, False, 1, None, (2,), 0.0),
 ])  # fmt: skip
@@ -246,7 +246,7 @@ def test_loads_that_a_verdict_depends_on_are_measured_up_to_the_next_look(rounds
         return [inconclusive(8, 16, 99), Verdict("c", MODEL, State.PASSES, "", again=(4,))]
 
     begun.until_decided(judge)
-    looks = [{4: 2, 8: look, 16: look} for look in begun.session.looks]
+    looks = [{4: 2, 8: look, 16: look} for look in (2, 3, 4)]
     assert asked == looks, "judged at the looks, and only there; a verdict that passes wants nothing"
 
 
@@ -342,6 +342,16 @@ def test_a_curve_without_a_plateau_goes_on_on_an_engine_of_its_own_if_the_budget
     assert (verdict.state is State.PASSES) == (law[1] == "b_half=16")
     [curve] = judged_again(read(session.options.records)).curves
     assert [p.concurrency for p in curve.points][-1] == (2048 if beyond else 1024)
+
+
+def test_seconds_for_a_larger_load_are_kept_as_long_as_no_plateau_is_sure(rounds):
+    begun = rounds((1,), budget="1000")
+    beyond, left_s = begun.cases[16], begun.left_s
+    kept = []
+    for state in (State.INCONCLUSIVE, State.FAILS, State.PASSES):
+        begun.reserve(Verdict("gpu-plateau", MODEL, state, "", value=0.1), beyond)
+        kept.append(left_s - begun.left_s)
+    assert kept[0] == kept[1] > 0 == kept[2], "not twice"
 
 
 # Adaptive sweeps
