@@ -31,20 +31,21 @@ def kill_users(folder: Path) -> None:
                         break
 
 
+def asked_to_end(*_: object) -> None:
+    """End, unless the parent is gone: then there is work to do, whoever asks."""
+    with suppress(OSError):
+        flags = int(Path(f"/proc/{sys.argv[1]}/stat").read_text().rpartition(")")[2].split()[6])
+        if not flags & PF_EXITING:
+            os._exit(0)
+
+
+signal.signal(signal.SIGTERM, asked_to_end)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 try:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     watched = [os.pidfd_open(int(pid)) for pid in sys.argv[1:]]
     gone = watched[0] in select.select(watched, [], [])[0]
 except ProcessLookupError:  # before we could look
     gone = True
-except KeyboardInterrupt:
-    try:
-        gone = bool(int(Path(f"/proc/{sys.argv[1]}/stat").read_text().rpartition(")")[2].split()[6]) & PF_EXITING)
-    except OSError:
-        gone = True
-    if not gone:
-        sys.exit()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a process that sees that the parent is gone ends us as we begin
 group = os.getpgrp()
 with suppress(PermissionError):  # of a guardian that leads a session, and so has no others to outlive
