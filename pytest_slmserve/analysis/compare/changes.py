@@ -300,7 +300,7 @@ class ComparedPair:
     def unseen_of_gpu(self) -> float:
         """The same of the tokens of a busy second: what launches and hosts differ by while kernels run, and the higher
         clocks of a GPU that rests."""
-        return math.log1p(LAUNCH if self.same_boot else HOST) + clocks_apart(self.baseline, self.candidate)
+        return math.log1p(LAUNCH if self.same_boot else HOST) + abs(clocks_apart(self.baseline, self.candidate))
 
 
 @dataclass(frozen=True, slots=True)

@@ -487,8 +487,11 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
     remedy, more = f"more repeats at {where}", None
     if low is not None and high is not None:
         certainty = t_above(curve.tail_of(there), max(1, sum(len(p.repeats) - 1 for p in curve.valid)))
-        fixed = plateau.clocks_apart(points[0], points[-1]) if verdict.claim == GPU_PLATEAU else 0.0  # by no repeat
-        reach, distance = ((high - low) / 2 - fixed) * SURE / certainty, max(0.0, abs(value - threshold) - fixed)
+        # What no repeat makes smaller, and the part of it that lies towards the threshold.
+        fixed = plateau.clocks_apart(points[0], points[-1]) if verdict.claim == GPU_PLATEAU else 0.0
+        towards = max(0.0, fixed if value < threshold else -fixed)
+        reach = (high - low - abs(fixed)) / 2 * SURE / certainty
+        distance = max(0.0, abs(value - threshold) - towards)
         if distance > 0 and distance * MOST_REPEATS**0.5 >= reach * there**0.5:
             more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
         else:

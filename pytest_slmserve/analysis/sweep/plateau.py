@@ -73,9 +73,9 @@ def tail_at(repeats: int, looks: Sequence[int] = (), over: bool = False) -> floa
 
 
 def clocks_apart(one: Point, other: Point) -> float:
-    """Return how far the tokens of a busy second of two points may differ in logarithms because a GPU that rests runs
-    kernels at higher clocks."""
-    return CLOCKS * abs(math.log((one.engine_active or 1.0) / (other.engine_active or 1.0)))
+    """Return how much lower, in logarithms, the tokens of a busy second of the other point may be because its GPU rests
+    less, and one that rests runs kernels at higher clocks. It is negative if the other rests more."""
+    return CLOCKS * math.log((other.engine_active or 1.0) / (one.engine_active or 1.0))
 
 
 def gains(
@@ -92,7 +92,7 @@ def gains(
         change, doublings = seen.between(i, i + 1, tail), math.log2(b.concurrency / a.concurrency)
         if repeats is busy_rate and change.low is not None and change.high is not None:
             apart = clocks_apart(a, b)
-            change = replace(change, low=change.low - apart, high=change.high + apart)
+            change = replace(change, low=change.low + min(0.0, apart), high=change.high + max(0.0, apart))
         gain = change.mapped(partial(mul, 1 / doublings)).mapped(growth)
         found.append(Gain(gain.value, gain.low, gain.high, start=a.concurrency, end=b.concurrency))
     return tuple(found)

@@ -107,14 +107,14 @@ def test_a_gain_is_told_as_its_two_factors_and_the_plateau_of_the_gpu_is_judged_
 
 @pytest.mark.parametrize("before", [0.2, 0.6, 0.9])
 def test_its_interval_allows_for_clocks_that_are_higher_while_a_gpu_rests(before):
-    """A tenth of the change in the logarithm of the busy share, to either side."""
+    """A tenth of the change in the logarithm of the busy share, to the side of the load at which it rests more."""
     same, changed = ([*on_a_host(GPU, {**WAITS, 64: b, 128: 0.6}).gains(busy_rate)][-1] for b in (0.6, before))
-    rested = math.exp(0.1 * abs(math.log(0.6 / before)))
-    assert 1 + changed.high == pytest.approx((1 + same.high) * rested, rel=1e-9)
-    assert 1 + changed.low == pytest.approx((1 + same.low) / rested, rel=1e-9)
+    by = math.exp(0.1 * math.log(0.6 / before))
+    assert 1 + changed.high == pytest.approx((1 + same.high) * max(1, by), rel=1e-9)
+    assert 1 + changed.low == pytest.approx((1 + same.low) * min(1, by), rel=1e-9)
 
 
-@pytest.mark.parametrize(("before", "enough"), [(0.6, True), (0.5, False)])
+@pytest.mark.parametrize(("before", "enough"), [(0.6, True), (0.7, True), (0.5, False)])
 def test_repeats_decide_nothing_where_the_clocks_leave_the_answer_open(before, enough):
     curve = on_a_host({**GPU, 128: GPU[64] * 1.095}, {**WAITS, 64: before, 128: 0.6}, noise=0.01)
     verdict = curve.pareto_plateau(figure=busy_rate)
