@@ -54,6 +54,23 @@ class GateCriteria:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What an endpoint is judged by at an interim analysis: the mean logarithm of its cost ratio, the standard error of
+    that, and the degrees of freedom of the error."""
+
+    mean: float
+    error: float
+    df: int
+
+    def t(self, than: float = 0.0) -> float:
+        """Student's t of the difference from another mean; infinite without any noise."""
+        distance = self.mean - than
+        if self.error > 0:
+            return distance / self.error
+        return math.copysign(math.inf, distance) if distance else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PairSeries:
     """Values of one endpoint in each pair, in the order of measurement. margin: of this endpoint, as a share."""
 
@@ -74,6 +91,27 @@ class PairSeries:
             math.log(candidate) - math.log(baseline) if is_positive(baseline) and is_positive(candidate) else None
             for baseline, candidate in self.pairs
         ]
+
+    @property
+    def known(self) -> list[float]:
+        """The logarithms of the ratios of pairs with both values."""
+        return [ratio for ratio in self.log_ratios if ratio is not None]
+
+    def looks(self, pairs: int) -> tuple[int, ...]:
+        """Return the numbers of pairs, up to `pairs`, after which it is judged."""
+        return estimates.looks_until(pairs)
+
+    def evidence(self, n: int | None = None) -> Evidence | None:
+        """Return what the first n pairs say, or all that have both values; None if one of the n lacks a value."""
+        costs = [self.sign * ratio for ratio in (self.known if n is None else self.log_ratios[:n]) if ratio is not None]
+        if not costs or len(costs) < (n or 0):
+            return None
+        return Evidence(fmean(costs), estimates.sample_sd(costs) / math.sqrt(len(costs)), len(costs) - 1)
+
+    @property
+    def interval(self) -> Interval:
+        """Candidate over baseline, over all pairs with both values, with its 95 % interval."""
+        return estimates.factor(hodges_lehmann(self.known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,42 +171,33 @@ def next_look(done: int, criteria: GateCriteria) -> int | None:
 def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> dict[str, list[InterimAnalysis]]:
     """Interim analyses of each endpoint by name, up to its failure or its first missing value. An endpoint that passed
     is tested again as long as others are open, and may still fail: the boundaries of failing do not rely on passes."""
-    ratios = {each.name: each.log_ratios for each in series}
+    missing = {each.name: None in each.log_ratios for each in series}
     made = min(len(each.pairs) for each in series)
-    looks, maximum = estimates.looks_until(made), max(criteria.pairs, made)
+    looks, maximum = series[0].looks(made), max(criteria.pairs, made)
     found: dict[str, list[InterimAnalysis]] = {each.name: [] for each in series}
+
+    def boundary(number: int, error_rate: float, df: int) -> float:
+        return estimates.t_above(estimates.tails(looks, maximum, error_rate)[number], df)
+
     for number, n in enumerate(looks):
-        tests, family = [], 0
-        for each in series:
-            if found[each.name] and found[each.name][-1].outcome is State.FAILS:
-                continue
-            family += 1
-            known = [each.sign * ratio for ratio in ratios[each.name][:n] if ratio is not None]
-            if len(known) == n:
-                mean, error = fmean(known), estimates.sample_sd(known) / math.sqrt(n)
-                tests.append((_students_t(mean, error), mean, error, each))
-        enough = estimates.boundaries(looks, maximum, criteria.beta)[number]
+        open_ones = [e for e in series if not found[e.name] or found[e.name][-1].outcome is not State.FAILS]
+        family = len(open_ones)
+        tests = [(seen, each) for each in open_ones if (seen := each.evidence(n))]
         # Holm's steps: the largest t has to exceed what is for alpha over all endpoints, the next for alpha over the
         # rest. The first boundary that is not exceeded is that of all others.
-        for t, mean, error, each in sorted(tests, key=lambda test: (-test[0], test[3].name)):
-            critical = estimates.boundaries(looks, maximum, criteria.alpha / family)[number]
-            family -= t > critical
+        for seen, each in sorted(tests, key=lambda test: (-test[0].t(), test[1].name)):
+            critical, enough = (boundary(number, rate, seen.df) for rate in (criteria.alpha / family, criteria.beta))
+            family -= seen.t() > critical
             margin, earlier = math.log1p(each.margin), found[each.name]
             outcome = earlier[-1].outcome if earlier else State.INCONCLUSIVE
-            if t > critical and mean > margin / 2:
+            if seen.t() > critical and seen.mean > margin / 2:
                 outcome = State.FAILS
-            elif None not in ratios[each.name] and _students_t(mean - margin, error) < -enough:
+            elif not missing[each.name] and seen.t(than=margin) < -enough:
                 outcome = State.PASSES
-            costs = mean, max(critical * error, margin / 2), margin - enough * error
+            costs = seen.mean, max(critical * seen.error, margin / 2), margin - enough * seen.error
             ratio, worse, better = (1 + growth(each.sign * cost) for cost in costs)
             earlier.append(InterimAnalysis(n, ratio, worse, better, outcome))
     return found
-
-
-def _students_t(distance: float, error: float) -> float:
-    if error > 0:
-        return distance / error
-    return math.copysign(math.inf, distance) if distance else 0.0
 
 
 def is_positive(value: float | None) -> TypeGuard[float]:
@@ -188,19 +217,19 @@ def compare_sides(
         for side, value in zip(("baseline", "candidate"), pair)
         if not is_positive(value)
     ]
-    ratios = [ratio for ratio in series.log_ratios if ratio is not None]
+    ratios = series.known
     n, sd, detectable = len(ratios), estimates.sample_sd(ratios) if len(ratios) > 1 else None, None
-    if sd is not None and (looks := estimates.looks_until(n)):
+    if (looks := series.looks(n)) and (seen := series.evidence()):
         # At the interim analysis of n pairs, the others unchanged: out of the noise, as the first of the family, and
         # above half of the margin.
-        critical = estimates.boundaries(looks, max(n, criteria.pairs), criteria.alpha / family)[-1]
-        error = sd / math.sqrt(n)
-        out_of_noise = estimates.shift(POWER, critical, n - 1) * error
-        detectable = growth(max(out_of_noise, math.log1p(series.margin) / 2 + estimates.NORMAL.inv_cdf(POWER) * error))
+        tail = estimates.tails(looks, max(n, criteria.pairs), criteria.alpha / family)[-1]
+        out_of_noise = estimates.shift(POWER, estimates.t_above(tail, seen.df), seen.df) * seen.error
+        certain = math.log1p(series.margin) / 2 + estimates.NORMAL.inv_cdf(POWER) * seen.error
+        detectable = growth(max(out_of_noise, certain))
     share = f"the {100 * series.margin:.3g} % margin"
     if outcome is State.FAILS:
-        seen = fmean(ratios[:decided])
-        change, cost = growth(seen), growth(series.sign * seen)
+        mean = fmean(ratios[:decided])
+        change, cost = growth(mean), growth(series.sign * mean)
         why = f"{percent(abs(change))} {'lower' if change < 0 else 'higher'} "
         why += f"({round(1 + change, 3):g} times the baseline)"
         why += "" if decided == n else f" in the first {decided} pairs"
@@ -210,8 +239,8 @@ def compare_sides(
         why = missing[0] if missing else "no pairs"
     elif outcome is State.PASSES:
         why = f"within {share}"
-    elif n < FIRST_LOOKS[0]:
-        why = f"{n} pairs, {FIRST_LOOKS[0]} are wanted at least"
+    elif not looks:
+        why = f"{n} pairs, {series.looks(criteria.pairs)[0]} are wanted at least"
     else:
         why = f"neither worse for certain nor within {share}"
         why += "" if detectable is None else f"; detectable: {percent(detectable)} worse"
@@ -224,7 +253,7 @@ def compare_sides(
         outcome=outcome,
         why=why,
         n=n,
-        ratio=estimates.factor(hodges_lehmann(ratios)) if ratios else None,
+        ratio=series.interval if ratios else None,
         worse=series.sign * fmean(ratios) if ratios else None,
         sd=sd,
         detectable=detectable,
