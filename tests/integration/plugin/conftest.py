@@ -1,7 +1,5 @@
 """Runs pytest inside pytest, on the simulated engine: everything but the engine is real."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 

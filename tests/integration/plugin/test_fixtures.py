@@ -1,8 +1,6 @@
 """What a user writes in a repository of their own: the fixtures in tests, a wrong word of theirs, which is one error
 with the right word and shows nothing of our code, and the shipped test of an advice."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import redirect_stdout

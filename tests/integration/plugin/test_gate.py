@@ -3,8 +3,6 @@ a report on the archive says it again, and that what broke off or compared nothi
 
 What a decision rests on is told in tests/unit/analysis/gate, what a gate launches in tests/unit/run."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -3,8 +3,6 @@ where it is resumed; and what a run without a mode makes of them, its length, it
 
 What a marker, fixtures and options make of one item is told in tests/unit/plugin."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests from a file: a dataset of conversations, whole or torn, by which tokenizer, or a trace of lengths."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

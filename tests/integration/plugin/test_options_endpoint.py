@@ -1,8 +1,6 @@
 """The same benchmarks on servers that run already: their claims, replicas, keys, prefix cache, and what they cannot be
 asked."""
 
-from __future__ import annotations
-
 import socket
 import time
 

@@ -3,8 +3,6 @@ simulation has, beside one without; and what the simulated engine is told to do 
 
 What each option means is told in tests/unit/plan."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

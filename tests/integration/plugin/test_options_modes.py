@@ -1,8 +1,6 @@
 """Options that choose the engine and the tests of a run: modes, the interpreter, suites, what is left out, a cluster as
 far as none is needed (tests/nightly/ray has runs on one), and options in an ini file."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -3,8 +3,6 @@ plan, exit status, a page, and pytest-benchmark's view.
 
 What the report says is held by the golden files of the archives."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import json

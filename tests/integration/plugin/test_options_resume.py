@@ -2,8 +2,6 @@
 
 What differs is told in tests/unit/plugin."""
 
-from __future__ import annotations
-
 import pytest
 from inner_runs import FEW, SWEEP
 from sealed_lines import reseal, resealed

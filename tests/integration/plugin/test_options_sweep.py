@@ -3,8 +3,6 @@ and validity add: what cannot be trusted is measured once more and fails, is sho
 
 What an adaptive sweep asks for is told in tests/unit/analysis/sweep, when one ends in tests/unit/run."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

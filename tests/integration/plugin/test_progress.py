@@ -1,8 +1,6 @@
 """How far a run is, where pytest writes: one line on a terminal, as wide as that is, also while output is captured; in
 a log a line for each case and each start, apart from pytest's dots."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

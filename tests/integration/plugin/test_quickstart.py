@@ -1,8 +1,6 @@
 """The quick start: three tests that a new user runs first, on a simulated engine; and that an idle plugin costs
 nothing: nothing heavy is imported over the whole session, summary included."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

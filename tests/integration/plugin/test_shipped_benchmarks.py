@@ -2,8 +2,6 @@
 stored baseline: what they measure and judge, plan and resume. In full, with what is planted, several GPUs are
 nightly."""
 
-from __future__ import annotations
-
 import pytest
 from inner_runs import FEW
 from shipped import shipped

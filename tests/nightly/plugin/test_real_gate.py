@@ -1,7 +1,5 @@
 """A gate through engines, workers and processes: behind them a stand-in for vLLM takes longer for a step."""
 
-from __future__ import annotations
-
 from inner_runs import QUIET
 from interfaces import STAND_IN
 from shipped import put

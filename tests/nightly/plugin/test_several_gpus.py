@@ -1,7 +1,5 @@
 """The shipped benchmark of several GPUs on the simulated engine, in full: what is planted is found, and found again."""
 
-from __future__ import annotations
-
 from inner_runs import QUIET
 from shipped import put
 

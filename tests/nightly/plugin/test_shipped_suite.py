@@ -2,8 +2,6 @@
 
 Each in a process of its own, as a user runs it: its modules may be imported here by other names."""
 
-from __future__ import annotations
-
 import pytest
 from shipped import BENCHMARKS, put
 

@@ -1,8 +1,6 @@
 """What holds of all committed archives: no verdict tells a run from its twin, the constants of `compare`, histories of
 many hosts, and how many sweeps the tokens of a busy second decide."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

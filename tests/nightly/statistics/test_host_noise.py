@@ -1,7 +1,5 @@
 """Noise that studies replay: its size, its memory, and words that are none."""
 
-from __future__ import annotations
-
 import math
 from itertools import groupby
 from statistics import fmean, stdev

@@ -8,8 +8,6 @@ falls short of as rarely. "Shown" is a rate whose count is below `fewest`: a tru
 "Allowed" is one whose count is not above `most`: of 10,000 gates and p = 1 % that is 132, and a true rate of 1.7 %
 would be noticed in 99 of 100 such tests."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

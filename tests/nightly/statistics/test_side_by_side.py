@@ -1,7 +1,5 @@
 """How often a gate is right whose sides live on one GPU at once, and how long it takes, by the study that prints it."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

@@ -1,8 +1,6 @@
 """What is seldom wrong of a sweep, over many draws and hosts: the plateau of an adaptive sweep, verdicts at the
 bound, and gains from host to host."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

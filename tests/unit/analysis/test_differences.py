@@ -1,8 +1,6 @@
 """Intervals of differences: against scipy's tests where those apply, moderation against its own formulas, pairing in
 time, launches as units. How often intervals cover the truth over thousands of sweeps is in `tests/nightly`."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Means, percentiles, Student's t and boundaries of looks against scipy and the standard library; a quantity of a run
 is computed once. Intervals of differences: `test_differences.py`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

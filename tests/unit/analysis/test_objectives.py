@@ -1,7 +1,5 @@
 """Objectives of a user: the share of the requests that keep an SLO, its interval, and what a verdict on it tells."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

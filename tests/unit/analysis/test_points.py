@@ -1,8 +1,6 @@
 """Points: figures of one measurement, of a job and of several engines at once; which repeats count; means over them;
 what is a point of which question; and ratios of points. Figures of a window are proved in `metrics`."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import fields, replace

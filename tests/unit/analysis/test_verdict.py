@@ -1,8 +1,6 @@
 """Verdicts: what a whole interval says of a limit, the one of several estimates that decides, corrected for having been
 chosen, the states of several promises, and what a verdict keeps of the points that it rests on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import NormalDist
 

@@ -2,8 +2,6 @@
 
 The rows themselves: names, flags and defaults agree with each other, and what follows from several of them."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import get_args

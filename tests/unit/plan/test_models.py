@@ -1,8 +1,6 @@
 """Names of models: each stands for one shape, found where it lies, or the error says what is near and how to get it.
 Sizes: of stored weights, of a twin in the catalogue, or of a probe, which is asked once for what nobody knows."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """What options and markers mean on a host: every limit reaches the specification, the cases of a grid are among those
 of a larger one, each kind of test has its cases, and what cannot be had says why."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """What a marker, fixtures and options make of a test: its parameters, its engine, whether and when it runs; wrong words
 are refused with what to type; and what its fixtures give it."""
 
-from __future__ import annotations
-
 import math
 import threading
 from dataclasses import replace

@@ -2,8 +2,6 @@
 place, the time and the stage of what is done, on a terminal one that is written over, in a log one
 for what took long."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from types import SimpleNamespace

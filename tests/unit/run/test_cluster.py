@@ -2,8 +2,6 @@
 what a node says of itself, what an engine there does with each call, and what comes back of engines that end as
 planned, by a stand-in for Ray."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

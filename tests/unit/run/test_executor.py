@@ -1,8 +1,6 @@
 """A repeat is a record of all that was asked and found, with the sensors of its time; a case has as many clean repeats
 as were wanted, with one attempt more; devices are locked once, and slots are equal parts of a host."""
 
-from __future__ import annotations
-
 import os
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """A gate: what each side is, that launches are fresh and take turns so that nothing favours a side, that it ends at
 planned looks only, goes on where it was broken off, and is broken off once."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """A signal that ends a program is an interrupt while a run lasts, unless somebody has it ignored or handled."""
 
-from __future__ import annotations
-
 import signal
 from concurrent.futures import ThreadPoolExecutor
 

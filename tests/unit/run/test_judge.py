@@ -1,8 +1,6 @@
 """What a run says of its measurements is what a report says of its archive; a question reads its own curve; advice and
 a comparison with a stored baseline measure nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest.mock import Mock
 

@@ -1,8 +1,6 @@
 """A session measures what is missing, keeps it at once, resumes what is valid, and says what it did; a sweep goes in
 rounds, on until its claims are decided or its budget is spent, and an adaptive one measures what it needs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import chain, repeat

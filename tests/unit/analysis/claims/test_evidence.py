@@ -1,8 +1,6 @@
 """What each claim is judged by: planted figures of sweeps, models and replicas, of every size and noise, pass, fail or
 are too noisy; what no sensor saw or no run measured is not guessed; and the arithmetic of a paper's table."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Claims on jobs, each where planted jobs make it hold, where they make it fail, and where it cannot be told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 

@@ -2,8 +2,6 @@
 by readings; several GPUs as one; decoding alone; the speed of the host; memory by engine. For rooflines see
 `test_roofline.py`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise

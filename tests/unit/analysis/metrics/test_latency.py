@@ -1,8 +1,6 @@
 """Latencies and goodput: each percentile, mean and share against an oracle over drawn runs; nobody is left out for
 being slow; gaps between tokens are known to one per cent; words of an SLO go there and back."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields, replace

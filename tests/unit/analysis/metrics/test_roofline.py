@@ -1,8 +1,6 @@
 """The roofline and the mean step: work of a request by its definition, bounds that rise and fall as they must, data
 sheets by the names of GPUs, and parts of a step that are all of it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction

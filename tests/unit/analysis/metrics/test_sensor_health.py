@@ -1,8 +1,6 @@
 """Findings of the sensors: each fault with its kind and its numbers, the harmless side of each limit, and the worst of
 several GPUs. Facts are compared, not sentences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """What is found on a measurement or on engines at once: an honest one has no problem, each fault is the only one told,
 as what it is and with its numbers, and each limit has a harmless side. For the sensors see `test_sensor_health.py`."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -2,8 +2,6 @@
 engines have in common; steps of a ramp; whether a client kept its schedule. Latencies and goodput are in
 `test_latency.py`."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise

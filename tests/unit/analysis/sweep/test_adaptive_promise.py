@@ -1,8 +1,6 @@
 """The promise of an adaptive sweep on curves that were measured: the plateau of the full grid within one grid point,
 at no more than a third of its seconds. The measured repeats are its answers, their recorded seconds its price."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 

@@ -1,8 +1,6 @@
 """The batch that is worth its latency: by hand, on published results, on planted laws; and where there is most
 goodput, honest at the ends of what was measured and beside gaps."""
 
-from __future__ import annotations
-
 import pytest
 from facts import tells
 from hypothesis import given

@@ -1,8 +1,6 @@
 """The claims of one sweep: what was planted passes or fails, noise and gaps make it inconclusive and never green,
 and a claim depends on the loads that it reads and on no other."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

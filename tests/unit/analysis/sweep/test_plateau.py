@@ -1,8 +1,6 @@
 """Gains by hand, the plateau where the law has it, the law that was planted; and which loads an adaptive sweep asks
 for: what decides is measured, nothing twice, in a third of the seconds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

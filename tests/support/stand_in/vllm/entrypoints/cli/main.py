@@ -1,7 +1,5 @@
 """A stand-in for `vllm serve MODEL ... --api-server-count N`: so many servers behind one port, each with its steps."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
