@@ -516,6 +516,12 @@ def figure_named(name: str, least: float = -math.inf) -> Figure:
 _differences = lru_cache(maxsize=64)(Differences)
 
 
+def busy_repeat(value: float, m: Measurement) -> Repeat:
+    """Return the tokens of a busy second of a measurement, with the noise that the length of its window tells."""
+    begin, end = m.run.window_s
+    return Repeat(value, launch=m.launch, within=COUNTED / (end - begin))
+
+
 def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Differences:
     """Return the differences between points in a positive figure; neighbouring points are most alike. The course of a
     window tells the noise of one engine under a staggered load: that of a convoy is no noise. The tokens of a busy
@@ -528,11 +534,7 @@ def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Di
             samples.append(tuple(map(Repeat, values)))
             continue
         if what is busy_rate:
-            spans = [m.run.window_s for m, *_ in groups]
-            each = zip(values, groups, spans, strict=True)
-            samples.append(
-                tuple(Repeat(v, launch=m.launch, within=COUNTED / (end - begin)) for v, (m, *_), (begin, end) in each)
-            )
+            samples.append(tuple(busy_repeat(v, m) for v, (m, *_) in zip(values, groups, strict=True)))
             continue
         even = all(len(g) == 1 and is_steady(g[0].load) and g[0].load.ramp_up == "staggered" for g in groups)
         told = [window.relative_variance(m.run) if even else None for m, *_ in groups]

@@ -241,7 +241,7 @@ def values(found: Sequence[Measurement], machine: str | None = None) -> dict[Ben
                 inverse = METRICS[field].higher_is_better
                 costs = {
                     each[0].launch: [1000 / repeat.value if inverse else 1000 * repeat.value for repeat in each]
-                    for each in repeats_by_launch(point, field)
+                    for each in repeats_by_launch(point, METRICS[field])
                 }
                 if costs:
                     row = rows.setdefault(f"{requests}.{name}", {})

@@ -290,7 +290,7 @@ class Options(NamedTuple):
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode"
     )
     suite: errors.Suite = opt(errors.Suite, "core", "NAME").described(
-        "shipped tests to run: core (planned for 12 minutes at most on a GPU), papers (with all published claims), or "
+        "shipped tests to run: core (planned for 13 minutes at most on a GPU), papers (with all published claims), or "
         "all"
     )
     plan: bool = flag("print items, engines, order and expected seconds, and run nothing")

@@ -35,7 +35,7 @@ from typing import Any
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Differences, Interval, Repeat, factor, grouped, percent
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, watched
-from pytest_slmserve.analysis.points import Point, all_groups, engines, point_of
+from pytest_slmserve.analysis.points import Point, all_groups, busy_repeat, engines, point_of
 from pytest_slmserve.analysis.sweep.plateau import clocks_apart
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.models import short_name
@@ -379,7 +379,9 @@ def compare(
                 only[0 if one else 1].append(f"{case.engines} at {load}, with another engine")
     if (gated := sum(m.paired is not None for m in (*baseline, *candidate))) and not stored:
         notes.append(f"launches of gates are left out ({gated} measurements): `report` judges them")
-    changes = (change_of(pair, METRICS[name], tolerance) for pair in pairs for name in METRICS if name in metrics)
+    changes = (
+        change_of(pair, METRICS[name], tolerance, pairs) for pair in pairs for name in METRICS if name in metrics
+    )
     return RunComparison(
         tolerance,
         tuple(change for change in changes if change),
@@ -477,17 +479,26 @@ def compared_pair(
     return ComparedPair(case, load, *both, "; ".join(dict.fromkeys(obstacles)), one_boot(*chain(*used)), stored)
 
 
-def change_of(pair: ComparedPair, metric: Metric, tolerance: float) -> MetricChange | None:
-    """Return what became of one metric; None if a side has not measured it.
+def change_of(
+    pair: ComparedPair, metric: Metric, tolerance: float, among: Sequence[ComparedPair] = ()
+) -> MetricChange | None:
+    """Return what became of one metric; None if a side has not measured it. among: pairs whose repeats tell the noise
+    of what the GPU does, which is alike at all loads of an engine, if this load was measured once.
 
     On different hosts, or after a boot, a metric is never called better or worse, because hosts of one kind differ.
     Against a stored baseline what hosts were seen to differ by suffices for that, and on one boot launches may differ
     as hosts do if no sensor tells how long the device waited for its host.
     """
-    sides = [repeats_by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
+    sides = [repeats_by_launch(side, metric) for side in (pair.baseline, pair.candidate)]
     if not all(sides):
         return None
-    seen, elsewhere = factor(repeat_noise(sides).between(0, 1)), not (pair.same_boot or pair.stored)
+    noise = repeat_noise(sides)
+    if metric.of_gpu and not noise.known:
+        alike = (p for p in among if p is not pair and p.case.engines == pair.case.engines)
+        noise = repeat_noise(
+            sides, [repeats_by_launch(side, metric) for p in alike for side in (p.baseline, p.candidate)]
+        )
+    seen, elsewhere = factor(noise.between(0, 1)), not (pair.same_boot or pair.stored)
     bounded = metric.bounded and pair.case.steady and (pair.stored or pair.idle_share is not None)
     unseen = (pair.unseen_of_gpu if metric.of_gpu else pair.unseen) if bounded else None
     if min(map(len, sides)) >= LAUNCHES and pair.same_boot:
@@ -517,12 +528,12 @@ def change_of(pair: ComparedPair, metric: Metric, tolerance: float) -> MetricCha
     return MetricChange(pair.case.engines, pair.load, metric.name, one, other, seen, verdict, why, launches)
 
 
-def repeats_by_launch(side: Point, name: str) -> list[list[Repeat]]:
+def repeats_by_launch(side: Point, metric: Metric) -> list[list[Repeat]]:
     """Return the repeats of a figure, a list for each launch; none unless each is a positive number."""
     known = [
-        Repeat(value, group[0].measured_at, group[0].launch)
+        busy_repeat(value, group[0]) if metric.of_gpu else Repeat(value, group[0].measured_at, group[0].launch)
         for group, figures in zip(side.used, side.each, strict=True)
-        if (value := getattr(figures, name, None)) is not None
+        if (value := getattr(figures, metric.name, None)) is not None
     ]
     sound = all(0 < repeat.value < math.inf for repeat in known)
     return list(grouped(known, lambda repeat: repeat.launch).values()) if sound else []
@@ -532,11 +543,13 @@ def mean_of_repeats(launches: Sequence[Sequence[Repeat]]) -> float:
     return fmean(repeat.value for repeat in chain(*launches))
 
 
-def repeat_noise(sides: Sequence[Sequence[Sequence[Repeat]]]) -> Differences:
-    """Return the sides with what tells their noise: launches if each side has enough of them, else repeats, to which
-    the caller adds what launches differ by."""
+def repeat_noise(
+    sides: Sequence[Sequence[Sequence[Repeat]]], others: Sequence[Sequence[Sequence[Repeat]]] = ()
+) -> Differences:
+    """Return the sides with what tells their noise: launches if each side has enough of them, else repeats, also those
+    of others, to which the caller adds what launches differ by."""
     if min(map(len, sides), default=0) < LAUNCHES:
-        return Differences(tuple(tuple(chain(*side)) for side in sides), minutes=0.0)
+        return Differences(tuple(tuple(chain(*side)) for side in (*sides, *filter(None, others))), minutes=0.0)
     return Differences(
         tuple(tuple(launch[0]._replace(value=mean_of_repeats([launch])) for launch in side) for side in sides)
     )
@@ -680,7 +693,9 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
             more = f", {first.spec.interface} interface, engine {requested_engine(first)[:6]}"
             subject = name + (more if names.count(name) > 1 else "")
             for metric in FOLLOWED:
-                known = [(each, side) for each, point in releases if (side := repeats_by_launch(point, metric))]
+                known = [
+                    (each, side) for each, point in releases if (side := repeats_by_launch(point, METRICS[metric]))
+                ]
                 noise = repeat_noise([side for _, side in known])
                 steps: list[MetricChange | None] = [None]
                 for (one, _), (other, _) in pairwise(known):

@@ -540,6 +540,18 @@ def test_launches_of_one_host_are_no_regression_of_each_other():
     assert len(found) > 100 and not [each for each in found if each.verdict in (BETTER, WORSE)]
 
 
+def test_other_loads_of_an_engine_tell_the_noise_of_what_the_gpu_does_at_a_load_measured_once():
+    once, twice = [repeats([1000.0], load) for load in (64, 128)], repeats([500.0, 501.0], 8)
+    other = repeats([500.0, 501.0], 8, model="opt-2.7b")
+    lone, told, unlike = (
+        {c.metric: c for c in compare(side, side).changes if c.load == "concurrency 64" and c.subject == "opt-1.3b"}
+        for side in ([*once[0], *once[1]], [*once[0], *once[1], *twice], [*once[0], *other])
+    )
+    assert lone["tokens_per_busy_s"].ratio.low is unlike["tokens_per_busy_s"].ratio.low is None
+    assert told["tokens_per_busy_s"].ratio.low < 1 < told["tokens_per_busy_s"].ratio.high
+    assert told[RATE].ratio.low is None, "what was seen is the host's at each load"
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_what_was_measured_on_one_host_nothing_fails_against_itself(first):
     """Every other repeat against the rest; some of them are of two launches, 14 % apart."""
@@ -551,7 +563,9 @@ def test_of_what_was_measured_on_one_host_nothing_fails_against_itself(first):
 
 
 def test_each_step_of_a_history_is_what_compare_says_of_the_two_releases():
-    ledgers = [archive(name) for name in names_of("h200-vllm-*-history")]
+    """At the load that it follows: others may tell `compare` the noise of a load that was measured once."""
+    all_loads = [archive(name) for name in names_of("h200-vllm-*-history")]
+    ledgers = [[m for m in each if m.load.max_concurrency == 512] for each in all_loads]
     found = changes.release_histories([m for each in ledgers for m in each])
     assert {each.subject for each in found} == {"opt-1.3b at concurrency 512", "opt-125m at concurrency 512"}
     for number, (there, here) in enumerate(pairwise(ledgers), start=1):
