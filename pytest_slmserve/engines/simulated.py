@@ -138,8 +138,11 @@ class SimulatedEngine(Engine):
     ) -> None:
         super().__init__(spec)
         self.limits = spec.with_arguments(())
+        given = {name: value for name, value in self.limits.extra if name not in NO_FAULTS}
+        if name := next((name for name, value in given.items() if isinstance(value, str)), ""):
+            raise BadUsage(f"{name}={given[name]}, which is no number", f"--slm-engine-arg {name}=0.1")
         try:
-            self.faults = Faults(**{name: value for name, value in self.limits.extra if name not in NO_FAULTS})
+            self.faults = Faults(**given)
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
         self.speed, self.extra_env = speed, dict(extra_env or {})

@@ -98,7 +98,7 @@ def test_its_limit_makes_the_rest_wait_and_an_argument_that_is_a_field_counts_as
     assert field != "max_num_seqs" or ({*one.steps.new_tokens}, max(one.steps.waiting)) == ({3, 2}, 5)
 
 
-@pytest.mark.parametrize("extra", [{"max_num_seqs": "many"}, {"speed": 3}])
+@pytest.mark.parametrize("extra", [{"max_num_seqs": "many"}, {"speed": 3}, {"noise": "loud"}])
 def test_an_argument_it_does_not_know_is_refused(extra):
     with pytest.raises(BadUsage, match="|".join(extra)):
         engine(**extra)
