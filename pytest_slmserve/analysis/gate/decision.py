@@ -54,9 +54,9 @@ class GateCriteria:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What an endpoint is judged by at an interim analysis: the mean logarithm of its cost ratio, the standard error of
-    that, and the degrees of freedom of the error."""
+class Estimate:
+    """Mean logarithm of an endpoint's cost ratio, its standard error, and the degrees of freedom of that: what it is
+    judged by at an interim analysis."""
 
     mean: float
     error: float
@@ -101,12 +101,12 @@ class PairSeries:
         """Return the numbers of pairs, up to `pairs`, after which it is judged."""
         return estimates.looks_until(pairs)
 
-    def evidence(self, n: int | None = None) -> Evidence | None:
+    def estimate(self, n: int | None = None) -> Estimate | None:
         """Return what the first n pairs say, or all that have both values; None if one of the n lacks a value."""
         costs = [self.sign * ratio for ratio in (self.known if n is None else self.log_ratios[:n]) if ratio is not None]
         if not costs or len(costs) < (n or 0):
             return None
-        return Evidence(fmean(costs), estimates.sample_sd(costs) / math.sqrt(len(costs)), len(costs) - 1)
+        return Estimate(fmean(costs), estimates.sample_sd(costs) / math.sqrt(len(costs)), len(costs) - 1)
 
     @property
     def interval(self) -> Interval:
@@ -182,7 +182,7 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
     for number, n in enumerate(looks):
         open_ones = [e for e in series if not found[e.name] or found[e.name][-1].outcome is not State.FAILS]
         family = len(open_ones)
-        tests = [(seen, each) for each in open_ones if (seen := each.evidence(n))]
+        tests = [(seen, each) for each in open_ones if (seen := each.estimate(n))]
         # Holm's steps: the largest t has to exceed what is for alpha over all endpoints, the next for alpha over the
         # rest. The first boundary that is not exceeded is that of all others.
         for seen, each in sorted(tests, key=lambda test: (-test[0].t(), test[1].name)):
@@ -219,7 +219,7 @@ def compare_sides(
     ]
     ratios = series.known
     n, sd, detectable = len(ratios), estimates.sample_sd(ratios) if len(ratios) > 1 else None, None
-    if (looks := series.looks(n)) and (seen := series.evidence()):
+    if (looks := series.looks(n)) and (seen := series.estimate()):
         # At the interim analysis of n pairs, the others unchanged: out of the noise, as the first of the family, and
         # above half of the margin.
         tail = estimates.tails(looks, max(n, criteria.pairs), criteria.alpha / family)[-1]

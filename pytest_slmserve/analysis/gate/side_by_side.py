@@ -22,7 +22,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis import estimates
 from pytest_slmserve.analysis.estimates import TAIL, Interval, growth, percent
-from pytest_slmserve.analysis.gate.decision import Better, Evidence, Pair, PairSeries, is_positive
+from pytest_slmserve.analysis.gate.decision import Better, Estimate, Pair, PairSeries, is_positive
 
 LAUNCHES = (2, 4)  # after which it is judged: even numbers, so that each side starts first equally often
 FIRST_PAIRS = 8  # of windows, whose spread tells how many a launch needs
@@ -53,7 +53,7 @@ class Allowance:
 
     @property
     def refused(self) -> str:
-        """Why no gate can rest on it, because launches differ too much; empty if one can."""
+        """Reason why no gate can rest on it, which is that launches differ too much; empty if one can."""
         if self.sd <= MOST_SD:
             return ""
         return f"launches of equal sides differ by {percent(self.sd)} (at most {percent(MOST_SD)}, by {self.source})"
@@ -95,7 +95,7 @@ class WindowSeries(PairSeries):
         """Return the numbers of launches, up to `pairs`, after which it is judged."""
         return tuple(n for n in LAUNCHES if n <= pairs)
 
-    def evidence(self, n: int | None = None) -> Evidence | None:
+    def estimate(self, n: int | None = None) -> Estimate | None:
         """Return what the first n launches say, or all that have all values; None if one of the n lacks a value."""
         launches = [launch for launch in self.windows[:n] if launch]
         if not launches or len(launches) < (n or 0):
@@ -104,19 +104,19 @@ class WindowSeries(PairSeries):
         assumed = prior.df * (prior.sd**2 + variance_of_mean(launches))
         seen = more * estimates.sample_sd(means) ** 2 if more else 0.0
         error = math.sqrt((assumed + seen) / (prior.df + more) / len(means))
-        return Evidence(self.sign * fmean(means), error, prior.df + more)
+        return Estimate(self.sign * fmean(means), error, prior.df + more)
 
     @property
     def interval(self) -> Interval:
         """Candidate over baseline, over all launches with all values, with its 95 % interval."""
-        seen = self.evidence()
+        seen = self.estimate()
         assert seen is not None
         mean, reach = self.sign * seen.mean, estimates.t_above(TAIL, seen.df) * seen.error
         return Interval(mean, mean - reach, mean + reach).mapped(math.exp)
 
     @property
     def strange(self) -> str:
-        """Why its launches are not as the allowance says: two of them are too far apart. Empty if they are."""
+        """Reason why its launches are not as the allowance says: two are too far apart. Empty if they are."""
         means = [fmean(launch) for launch in self.windows if launch]
         if len(means) < 2:
             return ""

@@ -1,4 +1,4 @@
-"""A gate whose sides live on one GPU at once: its evidence by hand, the boundaries of its looks, how many windows a
+"""A gate whose sides live on one GPU at once: its estimate by hand, the boundaries of its looks, how many windows a
 launch needs, what is refused, what is missing, and the committed launches of two equal sides and of a layer more."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def series(launches, name="seconds", better="lower", allowance=COMMITTED, margin
 
 
 @given(LAUNCHES, st.sampled_from(["lower", "higher"]), st.floats(0.001, 0.02), st.integers(1, 30))
-def test_the_evidence_is_that_by_hand(launches, better, sd, df):
-    seen = series(launches, better=better, allowance=Allowance(sd, df, "")).evidence()
+def test_the_estimate_is_that_by_hand(launches, better, sd, df):
+    seen = series(launches, better=better, allowance=Allowance(sd, df, "")).estimate()
     means, k = [fmean(launch) for launch in launches], len(launches)
     quarters = [[launch[len(launch) * i // 4 : len(launch) * (i + 1) // 4] for i in range(4)] for launch in launches]
     by_pairs = fmean(variance(launch) / len(launch) for launch in launches)
@@ -56,7 +56,7 @@ def test_the_boundaries_are_those_of_two_looks_with_the_degrees_of_freedom_of_th
     found = interim_analyses(each, TERMS)["seconds 0"]
     assert [step.pairs for step in found] == [2, 4]
     for step, c, d in zip(found, critical, (2.22, 2.19), strict=True):
-        error = each[0].evidence(step.pairs).error
+        error = each[0].estimate(step.pairs).error
         assert math.log(step.fails_beyond) == pytest.approx(max(c * error, math.log(1.03) / 2), abs=0.01 * error)
         assert math.log(step.passes_within) == pytest.approx(math.log(1.03) - d * error, abs=0.01 * error)
 
@@ -75,9 +75,9 @@ def test_a_gate_ends_after_two_launches_or_four(means, noise, better, outcome, a
 
 
 @pytest.mark.parametrize("better", ["lower", "higher"])
-def test_the_interval_is_students_with_the_degrees_of_freedom_of_the_evidence(better):
+def test_the_interval_is_students_with_the_degrees_of_freedom_of_the_estimate(better):
     each = series(windows(0.01, 0.02, 0.015), better=better)
-    seen, shown = each.evidence(), compare_sides(each, TERMS)
+    seen, shown = each.estimate(), compare_sides(each, TERMS)
     assert (seen.df, each.interval) == (10, shown.ratio)
     reach, sign = student.ppf(0.975, 10) * seen.error, 1 if better == "lower" else -1
     by_hand = sorted(math.exp(sign * (0.015 + end)) for end in (-reach, reach))
