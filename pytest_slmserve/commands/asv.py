@@ -254,7 +254,13 @@ def values(found: Sequence[Measurement], machine: str | None = None) -> dict[Ben
 
 def _value(launches: Mapping[str, Sequence[float]], latest: str, degraded: bool = False) -> Value:
     samples = {launch: rounded_value(fmean(each)) for launch, each in launches.items()}
-    return Value(samples, round(1000 * moment(latest).timestamp()), degraded)
+    try:
+        at = moment(latest)
+    except ValueError:
+        raise BadUsage(
+            f"a record was measured at {latest!r}, which is no date", "the archive as it was written"
+        ) from None
+    return Value(samples, round(1000 * at.timestamp()), degraded)
 
 
 def _benchmark(m: Measurement) -> tuple[str, str, int]:
