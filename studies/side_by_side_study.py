@@ -88,14 +88,12 @@ def launch(
 
 def series_of(launches: Sequence[Sequence[Sequence[float]]], allowance: Allowance) -> list[WindowSeries]:
     """Series of each endpoint. launches: of each, the logarithms of ratios by endpoint."""
-    names = ("seen", "busy")
     return [
-        WindowSeries(
-            name, "lower", tuple((1.0, math.exp(fmean(each))) for each in windows), MARGIN,
-            windows=tuple(map(tuple, windows)), allowance=allowance,
+        WindowSeries.of(
+            name, "lower", [[(1.0, math.exp(cost)) for cost in each] for each in windows], MARGIN, allowance
         )
-        for name, windows in zip(names, zip(*launches))
-    ]  # fmt: skip
+        for name, windows in zip(("seen", "busy"), zip(*launches))
+    ]
 
 
 def minutes(launches: int, pairs: int) -> float:

@@ -349,7 +349,7 @@ class Sweeps:
         verdicts.measuring.add(series)
         try:
             rounds.until_decided(lambda: judged(True))
-            judged(True)
+            judged(True)  # whose last look may lie before the last repeat: what is kept for a larger load is as it ends
             if goes_on and any(verdict.state is State.INCONCLUSIVE for verdict in judged(False)):
                 rounds.second_round()
             rounds.until_decided(lambda: judged(False))

@@ -95,9 +95,13 @@ class WindowSeries(PairSeries):
         """Return the numbers of launches, up to `pairs`, after which it is judged."""
         return tuple(n for n in LAUNCHES if n <= pairs)
 
+    def whole(self, n: int | None = None) -> list[tuple[float, ...]]:
+        """Return the windows of those launches, of the first n or of all, that have all values."""
+        return [launch for launch in self.windows[:n] if launch]
+
     def estimate(self, n: int | None = None) -> Estimate | None:
         """Return what the first n launches say, or all that have all values; None if one of the n lacks a value."""
-        launches = [launch for launch in self.windows[:n] if launch]
+        launches = self.whole(n)
         if not launches or len(launches) < (n or 0):
             return None
         means, prior, more = [fmean(launch) for launch in launches], self.allowance, len(launches) - 1
@@ -117,10 +121,10 @@ class WindowSeries(PairSeries):
     @property
     def strange(self) -> str:
         """Reason why its launches are not as the allowance says: two are too far apart. Empty if they are."""
-        means = [fmean(launch) for launch in self.windows if launch]
+        means = [fmean(launch) for launch in self.whole()]
         if len(means) < 2:
             return ""
-        allowed = TOO_FAR * math.sqrt(2 * (self.allowance.sd**2 + variance_of_mean([*filter(None, self.windows)])))
+        allowed = TOO_FAR * math.sqrt(2 * (self.allowance.sd**2 + variance_of_mean(self.whole())))
         if max(means) - min(means) <= allowed:
             return ""
         apart = percent(growth(max(means) - min(means)))
