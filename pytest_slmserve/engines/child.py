@@ -101,7 +101,7 @@ class Child:
             compiled = env.get("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{user}")))
             own |= {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled}
         self.socket, theirs = socket.socketpair()
-        with undone_on_error(self.socket.close), theirs, self.log.open("wb") as log:
+        with undone_on_error(self._discard), theirs, self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
@@ -166,8 +166,8 @@ class Child:
             raise self.failed(f"sent {error}" if isinstance(error, TooLong) else NO_MESSAGE) from None
 
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
-        """An error with the last lines of the log, which is kept."""
-        self.keep_log = True
+        """An error with the last lines of the log, which is kept, unless we have ended the child ourselves."""
+        self.keep_log |= not self.killed
         tail = "\n".join(last_lines(self.log)) or "  | (nothing)"
         return EngineFailed(f"{self.name} {problem}; {self.log}{ENDS_WITH}{tail}", hint)
 
@@ -188,6 +188,10 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # of one that hangs in a driver
             self.process.wait(KILLED_S)
+        self._discard()
+
+    def _discard(self) -> None:
+        """Close our end, and remove the folder, but for a log that is kept."""
         self.socket.close()
         shutil.rmtree(self._temporary if self.keep_log else self.folder, ignore_errors=True)
 

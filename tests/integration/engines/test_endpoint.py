@@ -92,7 +92,6 @@ def test_a_client_runs_no_modules_of_the_working_folder_and_is_not_used_after_it
         with pytest.raises(EngineFailed, match="SIGKILL"):
             engine.run(small_workload(), ClosedLoop(2, window_s=30.0), lambda progress: client.process.kill())
         assert not engine.ready
-        client.keep_log = False
 
 
 def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(monkeypatch):

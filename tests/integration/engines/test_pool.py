@@ -68,11 +68,13 @@ def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_ow
     assert len(launched) == 2 and all(map(gone, pids(launched)))
 
 
-def test_one_that_cannot_be_launched_stops_those_before_it_and_one_that_ends_too_early_says_why(pool, launched):
+def test_one_that_cannot_be_launched_stops_those_before_it_and_one_that_ends_too_early_says_why(
+    pool, launched, temporary
+):
     nowhere, strange = replace(OTHER, python="/no/python"), stand_in(unheard_of=1)
     with pytest.raises(FileNotFoundError), abreast(pool, [(stand_in(), {}), (nowhere, {})]):
         pytest.fail("both were launched")
-    assert len(launched) == 1 and gone(pids(launched)[0])
+    assert len(launched) == 1 and gone(pids(launched)[0]) and [*temporary.iterdir()] == []
     with abreast(pool, [(stand_in(), {}), (strange, {})]) as (first, second):
         assert first().ready
         with pytest.raises(EngineFailed, match="TypeError: .*unheard_of"):
@@ -111,7 +113,6 @@ def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count
     with pytest.raises(EngineFailed, match=" 0 s"):
         sleeping.await_turn(heard.append)
     assert sleeping.child.log in heard
-    sleeping.child.keep_log = False
     for name, ago in (("turn.1", 600), ("turn.2", 400)):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - ago,) * 2)

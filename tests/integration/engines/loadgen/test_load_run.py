@@ -76,7 +76,6 @@ class Client:
         return self.result()
 
     def close(self):
-        self.child.keep_log = False
         self.child.kill()
 
 
@@ -152,6 +151,7 @@ def test_the_progress_of_several_processes_is_one_and_the_death_of_one_ends_them
     with pytest.raises(EngineFailed) as caught:
         two.run(message_of(ClosedLoop(6, window_s=30.0)), until_both_are_seen, None)
     assert "SIGKILL" in caught.value.problem and all(gone(child.process.pid) for child in two.children)
+    assert [child.log.exists() for child in two.children] == [False, True], "the error names one"
 
 
 PARENT = """
