@@ -15,14 +15,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria, weakened
+from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria, PairNoise, weakened
 from pytest_slmserve.analysis.gate.diagnosis import Waiver
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.analysis.gate.side_by_side import Allowance
+from pytest_slmserve.analysis.gate.windows import judged_with
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.archive.store import Archive, Contents, chosen, make_folder, read
-from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, content, is_file
+from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, Launches, content, is_file
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import is_steady, load_facts, short_hash
@@ -147,6 +149,7 @@ class NoiseKey:
     pairs: int
     caches: Caches = "warm"
     asked: str = ""
+    launches: Launches = "apart"
 
     def __post_init__(self) -> None:
         GateCriteria(self.margin, pairs=self.pairs)  # which refuses what can be none
@@ -167,7 +170,7 @@ def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches =
     loads = tuple(m.load.max_concurrency or 0 for m in seen)
     asked = short_hash([spec.interface, *([m.workload.hash, load_facts(m.load)] for m in seen)])
     device = where.platform, where.gpu_name, where.driver
-    return NoiseKey(short_name(spec.model), loads, *device, terms.margin, terms.pairs, caches, asked)
+    return NoiseKey(short_name(spec.model), loads, *device, terms.margin, terms.pairs, caches, asked, terms.launches)
 
 
 def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoise | None]:
@@ -175,9 +178,18 @@ def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoi
     archive; the gate itself and None without one. Raises BadUsage if the file cannot be read."""
     if not gated.pairs:
         return gated, None
-    place = noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
-    known = read_calibrations(records).get(place)
-    return (replace(gated, gated=weakened(gated.gated, known.calibration)) if known else gated), known
+    place = noise_key(gated.pairs[0].baseline.at_each_load, gated.terms, gated.caches)
+    if (known := read_calibrations(records).get(place)) is None:
+        return gated, None
+    if gated.terms.together:
+        gated = judged_with(gated, allowances_of(known.calibration.noise, known.measured_at))
+    return replace(gated, gated=weakened(gated.gated, known.calibration)), known
+
+
+def allowances_of(noise: PairNoise, measured_at: str) -> dict[str, Allowance]:
+    """What launches of both sides at once may differ by, by the names of endpoints, as a calibration has it."""
+    source = f"{len(noise.costs)} launches of equal sides on {measured_at[:10]}"
+    return {name: Allowance.known(sd.value, len(noise.costs), source) for name, sd in noise.spread.items()}
 
 
 def keep(records: str | Path, kept: StoredNoise) -> None:

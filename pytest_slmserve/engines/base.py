@@ -211,9 +211,9 @@ class Engine:
     def _profile(self, load: Message) -> str | None:
         return "not through this interface"
 
-    def differ(self, launch: str) -> None:
-        """Change the speed of a simulated engine by chance, as launches of a gate differ. launch: its name there. Other
-        engines differ by themselves."""
+    def differ(self, launch: str, beside: bool = False) -> None:
+        """Change the speed of a simulated engine by chance, as launches of a gate differ. launch: its name there.
+        beside: the other side lives on the device too. Other engines differ by themselves."""
 
     def processes(self) -> set[int]:
         """Ids of the engine's own processes; none of an engine without a process here."""

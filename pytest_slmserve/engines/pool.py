@@ -439,12 +439,14 @@ class Pool:
             raise BadUsage(why, "another way of sharing: time-slicing")
         return self.start(spec, partial(ReplicaEngines, spec, self.launch, self.device))
 
-    def start(self, spec: Engines, launch: Callable[[], Launched]) -> Launched:
-        """Stop what runs, and start what `launch` returns in its place. Raises EngineFailed; at once, and nothing is
-        stopped, if this specification was the last one that did not start."""
+    def start(self, spec: Engines, launch: Callable[[], Launched], beside: bool = False) -> Launched:
+        """Stop what runs, and start what `launch` returns in its place; beside: or beside it, as an engine that its
+        caller stops. Raises EngineFailed; at once, and nothing is stopped, if this specification was the last one that
+        did not start."""
         if self._failed and self._failed[0] == spec:
             raise EngineFailed(f"not tried again: {self._failed[1].cause}", self._failed[1].hint)
-        self.close()
+        if not beside:
+            self.close()
         self.starts.append(spec)
         began = time.monotonic()
         try:
@@ -452,7 +454,7 @@ class Pool:
         except EngineFailed as error:
             self._failed = spec, error
             raise
-        self._running, seconds = running, time.monotonic() - began
+        self._running, seconds = self._running if beside else running, time.monotonic() - began
         self.first_start = self.first_start or (spec, seconds)
         if self.on_started:
             self.on_started(spec, seconds)
@@ -467,7 +469,7 @@ class Pool:
 
 @contextmanager
 def abreast(
-    pool: Pool, launches: Sequence[tuple[EngineSpec, Mapping[str, str]]]
+    pool: Pool, launches: Sequence[tuple[EngineSpec, Mapping[str, str]]], beside: bool = False
 ) -> Iterator[list[Callable[[], Engine]]]:
     """Start functions of engines that are launched at once and then have a device one after the other.
 
@@ -475,11 +477,12 @@ def abreast(
     conditions, and while nothing is measured. A start ends the engine before it, and in the end all engines end. An
     engine without a process here is launched when it starts.
 
-    launches: The specification and the environment variables of each launch.
+    launches: The specification and the environment variables of each launch. beside: A start ends no engine, because
+    several live on the device at once.
     """
 
     def take(spec: EngineSpec, extra_env: Mapping[str, str], launched: Engine | None) -> Engine:
-        return pool.start(spec, lambda: launched or pool.launch(spec, extra_env=extra_env))
+        return pool.start(spec, lambda: launched or pool.launch(spec, extra_env=extra_env), beside)
 
     with ExitStack() as undo:
         undo.callback(pool.close)

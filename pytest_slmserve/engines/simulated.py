@@ -48,6 +48,7 @@ LAYOUT_UNKNOWN = 1 << 17  # bytes per token of a model whose cache only a real e
 MAX_STEPS = 2_000_000
 LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
 DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gate.md says
+BESIDE = 0.2  # of the scatter of launches: what real ones of both sides at once leave of it
 SAME_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype")  # of a specification and its engine
 SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event reasons
 NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"})
@@ -186,11 +187,13 @@ class SimulatedEngine(Engine):
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
         return t_inf * self.spec.tensor_parallel_size, b_half
 
-    def differ(self, launch: str) -> None:
+    def differ(self, launch: str, beside: bool = False) -> None:
         """Change the speed and the time of the start by chance, and by the same amount for the same name of a launch in
-        a gate."""
+        a gate. Little, if both sides live on the device: most of what differs between launches is then common."""
         chance = random.Random(f"{DRAWN} {self.spec.seed} {launch}")
-        self.speed /= math.exp(chance.gauss(0.0, self.faults.scatter))
+        if beside:  # the windows of two sides have no noise in common
+            self.random.seed(f"{self.spec.seed} {launch}")
+        self.speed /= math.exp(chance.gauss(0.0, self.faults.scatter * (BESIDE if beside else 1.0)))
         start_s = self.faults.start_s * math.exp(chance.gauss(0.0, 3 * self.faults.scatter))
         self.resolved = replace(self.resolved, ready_s=start_s)
 

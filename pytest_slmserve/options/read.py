@@ -11,7 +11,7 @@ from pytest_slmserve.options.table import OPTS, Opt, Options, side, variable
 from pytest_slmserve.schema.errors import BadUsage
 
 OF_A_SIDE = ("side", "simulate_slowdown")
-OF_A_GATE = (*OF_A_SIDE, "gate_margin")  # options that say nothing without a gate
+OF_A_GATE = (*OF_A_SIDE, "gate_margin", "gate_launches")  # options that say nothing without a gate
 EXAMPLES = {  # values to type for options without a default of their own, by the placeholder in the help
     "N": "8",
     "S": "5",

@@ -345,7 +345,7 @@ class Options(NamedTuple):
     quantization: str = opt(str, "", "METHOD").described(
         "quantization: fp8 (vLLM quantizes while loading) or the method of the checkpoint, for example awq or gptq"
     )
-    kv_cache_dtype: str = opt(KV_DTYPES, "", "TYPE").described(
+    kv_cache_dtype: str = opt(KV_DTYPES, "", "TYPE", ini_only=True).described(
         "type of the KV cache: fp8, or one of its kinds; default: that of the model"
     )
     gpu_memory_utilization: float = opt(share, 0.9, "SHARE", own=True).described(
@@ -397,6 +397,9 @@ class Options(NamedTuple):
     )
     gate_pairs: int = opt(partial(whole_number, least=FEWEST_PAIRS, most=MOST_PAIRS), 12, "N", ini_only=True).described(
         "pairs of launches a gate may take, 4 to 1000"
+    )
+    gate_launches: errors.Launches = opt(errors.Launches, "together", "HOW").described(
+        "sides of a gate: together on one GPU (in minutes; where they fit) or apart (also start, energy, memory)"
     )
     gate_caches: errors.Caches = opt(errors.Caches, "warm", "HOW", ini_only=True).described(
         "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied)"

@@ -210,9 +210,10 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, reason=explained(waiver, today)))
 
     def judge() -> Verdict:
-        verdict = slm_gates.of(model).verdict(endpoint)
+        gated = slm_gates.of(model)
+        verdict = gated.verdict(endpoint)
         if verdict is None:
-            pytest.skip(f"no launch told its {endpoint}")
+            pytest.skip(gated.left_out(endpoint))
         if waiver and today > waiver.until:
             verdict = replace(verdict, why=f"{verdict.why}; {explained(waiver, today)}")
         told = {"gate": verdict.state.value, "ratio": verdict.value, "low": verdict.low, "high": verdict.high}

@@ -23,7 +23,7 @@ import pytest
 from pytest_slmserve.analysis import points
 from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.claims.table import claim_of, models_read
-from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
+from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, EVERY_ENDPOINT, OUTPUTS
 from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, device_figures
 from pytest_slmserve.analysis.metrics.validity import CheckResult, health, trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
@@ -35,8 +35,9 @@ from pytest_slmserve.plan import planner as planning
 from pytest_slmserve.plan.cases import Case, engine_title
 from pytest_slmserve.plugin import PARAMETRISED, PLAN, is_measured
 from pytest_slmserve.report.sweeps import skip_note
-from pytest_slmserve.run.gate import check_gate, is_short
+from pytest_slmserve.run.gate import check_gate, not_told
 from pytest_slmserve.run.judge import Question
+from pytest_slmserve.run.one_gate import is_short
 from pytest_slmserve.run.session import Rounds, Session, Sweeps
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit, RampUp, Sharing, Suite, naming
 from pytest_slmserve.schema.kv_cache import predicted_blocks
@@ -206,10 +207,14 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
             if not carries_out_gates(session, words):
                 return [pytest.param(None, id="-")]
             real, short = session.options.load_format != "dummy", is_short(session)  # a short gate decides one endpoint
-            endpoints = (BLOCKS,) if short else tuple(each for each in ENDPOINTS if real or each != OUTPUTS)
+            endpoints = (BLOCKS,) if short else tuple(each for each in EVERY_ENDPOINT if real or each != OUTPUTS)
             for model in planner.models[:1] if short else planner.models:
                 check_gate(session, model)
-                found += [pytest.param((model, each), id=f"{short_name(model)}-{each}") for each in endpoints]
+                reasons = not_told(session, model)
+                for each in endpoints:
+                    marks = [pytest.mark.skip(reason=reasons[each])] if each in reasons else []
+                    if each in ENDPOINTS or not marks:  # those of sides at once are none of sides apart
+                        found.append(pytest.param((model, each), id=f"{short_name(model)}-{each}", marks=marks))
             return found or [NONE_THERE]
         case "slm_model":
             named = words.get("models")

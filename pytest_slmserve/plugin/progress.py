@@ -16,7 +16,7 @@ from pytest_slmserve.plugin.items import ItemPlan, cases_of_items, plans_of
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.text_table import counted, folded
 from pytest_slmserve.run.executor import slot_count
-from pytest_slmserve.run.gate import launches_left, loads_of
+from pytest_slmserve.run.gate import launches_left, one_gate
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Progress
 from pytest_slmserve.schema.specs import Engines
@@ -52,9 +52,8 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
             engine = None  # it launches its own
             if model not in paid:
                 uncounted, measured = launches_left(session, model, launched)
-                spec, workload = session.planner.spec(model), session.planner.workload(model)
-                each = sum(cases.repeat_estimate_s(spec, workload, load) for load in loads_of(session, model))
-                seconds = (uncounted + measured) * start_estimate_s(spec) + measured * each
+                starts_s = (uncounted + measured) * start_estimate_s(session.planner.spec(model))
+                seconds = starts_s + measured * one_gate(session, model).launch_s
             paid.add(model)
         rows.append(PlannedItem(plan.name, engine, seconds))
     for engine, after in sorted(last.items(), key=lambda row: -row[1]):
@@ -214,7 +213,7 @@ class ProgressLine:
         """Note a repeat when it begins, and print a line on the case before it."""
         if self.measured == (case, title):
             return
-        if self.measured and self.measured[0].key != case.key:
+        if self.measured and self.measured[0].key != case.key and self.measured[1] != title:
             self._tell_measured(self.left)
         self.measured = case, title
         self.cases |= {asked.key for asked in self.slm.executor.awaited()}

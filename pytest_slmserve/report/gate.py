@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, next_look
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated, nothing_counts
+from pytest_slmserve.analysis.gate.windows import beside_an_idle_one
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
@@ -144,6 +145,12 @@ KEY = (
     "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests; both ends "
     "allow for the noise of so many pairs."
 )
+KEY_TOGETHER = (
+    "candidate / baseline: geometric mean over the launches, with an interval that holds for other launches on this "
+    "host. pairs: launches of both sides. spread: standard deviation of a pair of windows. detectable: of what does "
+    "not pass, the smallest worsening of it alone that so many launches find with a power of 90 %. Without a margin: "
+    "shown, not gated."
+)
 COLUMNS: tuple[Column[Comparison], ...] = (
     Column("endpoint", lambda c: c.name, "left"),
     Column("better", lambda c: c.better, "left", rank=5),
@@ -176,15 +183,20 @@ def gate_section(gated: Gated) -> Section:
     """Return one gate: what was compared, the endpoints, the next step, how it was decided, and why it fails."""
     endpoints, reasons, interim = comparison_parts(gated.compared)
     parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
-    parts += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]
+    parts += [*(f"  {side}: {words}" for side, words in described_sides(gated))]
+    parts += [f"  {together_text(gated) if gated.terms.together else caches_text(gated)}"] if gated.pairs else []
     nothing = f"nothing was compared: {nothing_counts(gated.dropped, gated.lost)}"
     parts += [endpoints, reasons] if gated.gated else ["", nothing]
     for verdict in gated.exact:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
+    left = {each.name for each in gated.shown} & gated.refused.keys()
+    parts += [f"{name}: not judged, {gated.refused[name]}" for name in gated.refused if name in left]
+    parts += [layers_text(gated)] if gated.outcome is State.FAILS and diagnosis.layers(gated.compared) else []
     parts += [f"next: {more}"] if (more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
     parts += [f"left out: {why}" for why in gated.dropped]
-    parts += [Details("How it was decided, and what the columns mean"), interim, "", Legend(KEY)]
+    key = KEY_TOGETHER if gated.terms.together else KEY
+    parts += [Details("How it was decided, and what the columns mean"), interim, "", Legend(key)]
     if gated.outcome is State.FAILS:
         parts += [Details("Where the time goes, and what differs"), *diagnosis_parts(*map(gated.measurements, SIDES))]
     return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared))
@@ -213,6 +225,10 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
         **facts(gated, "model", "dropped", "answers", "caches"),
         "outcome": WORDS[gated.outcome],
         "pairs": len(gated.pairs),
+        "launches": gated.terms.launches,
+        "windows": gated.windows,
+        "refused": gated.refused,
+        "layers": [layer for layer, _ in diagnosis.layers(gated.compared)] if gated.outcome is State.FAILS else [],
         "sides": dict(described_sides(gated)),
         "gated": map(comparison_facts, gated.gated),
         "shown": map(comparison_facts, gated.shown),
@@ -222,6 +238,9 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
 
 def title(gated: Gated) -> str:
     """The outcome, or that speed is not judged by so few pairs."""
+    if gated.terms.together:
+        launches = counted(len(gated.pairs), "launch")
+        return f"{gated.model}: {WORDS[gated.outcome].upper()} after {launches} of both sides at once"
     if has_few_pairs(gated):
         return f"{gated.model}: speed NOT JUDGED after {counted(len(gated.pairs), 'pair')} of launches"
     return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
@@ -234,7 +253,8 @@ def is_simulated(gated: Gated) -> bool:
 
 def has_few_pairs(gated: Gated) -> bool:
     """Return whether an inconclusive gate has some pairs, and fewer than its first interim analysis needs."""
-    return gated.outcome is State.INCONCLUSIVE and 0 < len(gated.pairs) < FIRST_LOOKS[0]
+    few = 0 < len(gated.pairs) < FIRST_LOOKS[0]
+    return few and gated.outcome is State.INCONCLUSIVE and not gated.terms.together
 
 
 def next_step(gated: Gated) -> str:
@@ -242,6 +262,8 @@ def next_step(gated: Gated) -> str:
     that takes; or a repair, or a new gate. Empty for any other gate, and if no pair counts."""
     if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
         return ""
+    if gated.terms.together and (gated.refused or len(gated.pairs) >= gated.terms.pairs):
+        return "a gate that launches its sides one after the other may decide: --slm-gate-launches=apart"
     unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
     if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
         return "repair what is missing (slmserve doctor), and gate again"
@@ -260,7 +282,7 @@ def next_step(gated: Gated) -> str:
         each_s = median((after - before).total_seconds() for before, after in pairwise(times))
         takes = f", about {(look - there + 1) * each_s:.0f} s,"
         everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
-    first = gated.pairs[0].baseline.measurements
+    first = gated.pairs[0].baseline.at_each_load
     mode, loads = first[0].environment.mode, ",".join(f"{m.load.max_concurrency}" for m in first)
     more = f"{counted(look - there, 'more pair')}{takes} can decide{everything}"
     return f"{more}: {mode} --slm-gate --slm-resume --slm-concurrency={loads}"
@@ -273,6 +295,38 @@ def caches_text(gated: Gated) -> str:
     took = [figure(median(each), 2) for each in seconds if each]
     told = f"; compiling took {' and '.join(took)} s of a start" if len(took) == len(SIDES) else ""
     return f"{CACHES[gated.caches]}{told}"
+
+
+def together_text(gated: Gated) -> str:
+    """Return what a window is of sides that live on one GPU at once, how many there were, and what launches may differ
+    by, with the reason."""
+    window = gated.pairs[0].baseline.at_each_load[-1]
+    allowed = " or ".join(dict.fromkeys(f"{percent(each.sd)} ({each.source})" for each in gated.allowances.values()))
+    loads = counted(window.load.requests or 0, "request")
+    each = f"{window.workload.mean_prompt_tokens:.0f} prompt and {window.workload.mean_output_tokens:.0f} output tokens"
+    pairs = " and ".join(map(str, dict.fromkeys(gated.windows)))
+    count = counted(len(gated.pairs), "launch")
+    return (
+        f"both live on one GPU, with half of its memory each; {count} of both with {pairs} pairs of windows at each "
+        f"load, a window of {loads} of {each}; launches may differ by {allowed}; of one host"
+    )
+
+
+def layers_text(gated: Gated) -> str:
+    """The layers in which the candidate is worse."""
+    told = []
+    for layer, each in diagnosis.layers(gated.compared):
+        assert each.ratio is not None
+        change = each.ratio.value - 1
+        told.append(f"{layer} ({each.name} {percent(abs(change))} {'lower' if change < 0 else 'higher'})")
+    return f"slower in: {', '.join(told)}"
+
+
+def beside_texts(model: str, measurements: Sequence[Measurement]) -> list[str]:
+    """Return whether an engine is the same alone and beside an idle one, if a calibration has measured it."""
+    found = beside_an_idle_one(m for m in measurements if m.paired)
+    told = [f"{percent_interval(ratio)} of its {name} alone" for name, ratio in found.items()]
+    return [f"{model} beside an idle engine has {' and '.join(told)}"] if told else []
 
 
 def outputs_text(gated: Gated) -> str:
@@ -304,7 +358,7 @@ def calibration_text(kept: StoredNoise) -> str:
 def described_sides(gated: Gated) -> Iterator[tuple[Side, str]]:
     """Description of each side, from its first launch that counts."""
     for side in SIDES if gated.pairs else ():
-        each = gated.pairs[0].launch(side).measurements
+        each = gated.pairs[0].launch(side).at_each_load
         loads = " and ".join(str(m.load.max_concurrency) for m in each)
         vllm, spec = each[0].environment.vllm, each[0].spec
         words = [f"vLLM {vllm}" if vllm else "no vLLM", *([spec.python] if spec.python else [])]

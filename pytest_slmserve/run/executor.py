@@ -29,6 +29,7 @@ from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, ReplicaGroup, Run
 from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, OpenLoop, is_job
+from pytest_slmserve.telemetry.gpu import BusyClock, NvmlSource
 from pytest_slmserve.telemetry.host import Host, numa_nodes, own_cores, visible_names
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, SimulatedSource, open_sampler
 
@@ -133,6 +134,11 @@ class Devices:
         return self.pool.engine(spec)
 
     # Sensors
+
+    def busy_clock(self) -> BusyClock | None:
+        """A clock of the first GPU's busy seconds; None if its counters are not read."""
+        sources = self.sampler.sources if self.sampler else ()
+        return next((source.busy_clock() for source in sources if isinstance(source, NvmlSource)), None)
 
     def _opened(self, devices: Sequence[str]) -> Sampler | None:
         options, notes = self.planner.options, self.planner.notes
@@ -249,30 +255,44 @@ class Executor:
         """How many times as long as planned repeats have taken so far; 1 while too little is known."""
         return self.took_s / self.estimated_s if self.estimated_s > PACED_S else 1.0
 
-    def measure_once(self, case: Case, title: str, paired: GateLaunch | None = None) -> ReplicaGroup:
-        """Measure one repeat, and write it. paired: the part of a gate that it is. Raises DoesNotFit if the engine
-        reports a KV cache for fewer requests than the load keeps in flight, which the plan could not know."""
+    def measure_once(
+        self,
+        case: Case,
+        title: str,
+        paired: GateLaunch | None = None,
+        running: Engine | None = None,
+        clock: BusyClock | None = None,
+    ) -> ReplicaGroup:
+        """Measure one repeat, and write it. Raises DoesNotFit if the engine reports a KV cache for fewer requests than
+        the load keeps in flight, which the plan could not know.
+
+        Args:
+            paired: The part of a gate that it is.
+            running: The engine, if it is not the one that the devices have. It has served requests before.
+            clock: Counts the busy seconds of a part of a gate.
+        """
         if self.archive:
             self.archive.check_writable()  # a repeat that cannot be stored is not worth its GPU time
         devices, spec = self.devices, case.engine
-        running = devices.start(spec)
-        if not isinstance(running, ReplicaEngines):
+        engine = running or devices.start(spec)
+        if not isinstance(engine, ReplicaEngines):
             [workload], [load] = case.workloads, case.loads
-            if isinstance(load, ClosedLoop) and kv_capacity(running.spec, workload.longest) is None:
-                room = kv_capacity(running.spec, workload.longest, running.resolved)
+            if isinstance(load, ClosedLoop) and kv_capacity(engine.spec, workload.longest) is None:
+                room = kv_capacity(engine.spec, workload.longest, engine.resolved)
                 if room is not None and room < load.concurrency:
                     problem = f"the engine says that its KV cache holds {room} requests of {workload.longest} tokens"
                     raise DoesNotFit(problem, f"--slm-concurrency up to {room}, or shorter requests")
-            if is_job(load) and running.launch != self._warmed:
+            if is_job(load) and engine.launch != self._warmed:
                 # A job has no ramp-up, and the first requests of a fresh engine are slow.
-                running.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
-                self._warmed = running.launch
+                engine.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
+                self._warmed = engine.launch
         sampler, began = devices.sampler_on(devices.planner.devices(spec)), time.monotonic()
-        group = measure_case(running, case, partial(self.on_progress, case, title), sampler)
+        group = measure_case(engine, case, partial(self.on_progress, case, title), sampler)
         took_s = time.monotonic() - began
         self.spent_s[spec] += max(took_s, group[0].run.window_s[1])  # the clock of a simulated engine goes faster
         self.took_s, self.estimated_s = self.took_s + took_s, self.estimated_s + case.estimate_s
         if paired:
+            paired = replace(paired, busy_s=clock.lap()) if clock else paired
             group = tuple(replace(m, paired=paired) for m in group)
         self.write(group)
         return group

@@ -129,7 +129,8 @@ class Session:
             plan = self.verdicts.plan()
             plan |= {"command": self.command} if self.command else {}
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
-            plan |= {"gate": asdict(self.gate_terms)} if self.options.gate or compares else {}
+            terms = replace(self.gate_terms, launches=self.options.gate_launches)
+            plan |= {"gate": asdict(terms)} if self.options.gate or compares else {}
             plan |= {} if self.claims is None else {"claims": sorted(self.claims)}
             archive.begin({"rows": rows}, plan, resumes=bool(self.options.resume))
 

@@ -302,7 +302,9 @@ class Replica:
 class GateLaunch:
     """A launch's part in a gate: its side, in which pair (from 1), and whether it came second in it. outputs: greedy
     tokens of its first requests, if they were asked for. scores: with real weights the mean log probability, in nats,
-    of the first baseline's tokens of each. caches: "warm" if compiled code was there when it started."""
+    of the first baseline's tokens of each. caches: "warm" if compiled code was there when it started. window: of a gate
+    whose sides live on one GPU at once, the number of this window at its load in this launch, from 1; both sides have
+    one of each number. busy_s: seconds of it in which a kernel ran, counted between idle moments."""
 
     gate: str  # the same in all records of one
     pair: int
@@ -311,6 +313,8 @@ class GateLaunch:
     outputs: tuple[tuple[int, ...], ...] = ()
     scores: tuple[float, ...] = ()
     caches: Caches = "warm"
+    window: int | None = None
+    busy_s: float | None = None
 
 
 @dataclass(frozen=True)  # no slots, as of a workload

@@ -38,6 +38,10 @@ NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, UNKNOWN = 3, 4, 10, 1
 UNABLE = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
 REFUSED = UNABLE | {2, 25, 26}  # argument, version, deprecated: another call or field may do
 LOST = {1, 9, 15, 16, 28}  # uninitialized, no driver, GPU lost, reset required, GPU not found: nothing will answer now
+TICK_S = 0.1  # between two changes of the counters of GPM, seen on an H100 and an H200 whatever asks for them
+POLL_S = 0.005
+IDLE = 0.01  # of a tick
+IDLE_WITHIN_S = 2.0
 GPM = {1: of.ENGINE_ACTIVE, 2: of.SM_ACTIVE, 3: of.SM_OCCUPANCY, 5: of.TENSOR_ACTIVE, 10: of.DRAM_ACTIVE}
 
 SM, MEMORY = 1, 2  # kinds of clocks
@@ -149,8 +153,8 @@ class Gpm:
         self._samples: list[tuple[float, Any]] = []  # the baseline, and those that are still too young for one
         try:
             for _ in range(2):  # samples over no time at all: values mean nothing then, refusals do
-                self._sample(0.0)
-            for metric, answer in zip(GPM, self._ask()):
+                self._samples.append((0.0, self.sample()))
+            for metric, answer in zip(GPM, self.between(self._samples[0][1], self._samples[1][1])):
                 if answer.nvmlReturn in UNABLE:
                     self.unsupported[self.metrics.pop(metric)] = error_text(nv.NVMLError(answer.nvmlReturn))
         except nv.NVMLError as error:
@@ -163,15 +167,15 @@ class Gpm:
         """All ratios from one pair of samples, and the length of the time between them in seconds."""
         answers: dict[int, Answer] = {}
         with errors_become_reasons(self._nv, answers, self.metrics.values()):
-            self._sample(now_s)
+            self._samples.append((now_s, self.sample()))
             # The baseline is the newest sample that is old enough, or else the oldest.
             while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
-                quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, self._samples.pop(0)[1])
+                self.free(self._samples.pop(0)[1])
             span_s = now_s - self._samples[0][0]
             if span_s < MIN_SPAN_S:
                 why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
                 return dict.fromkeys(self.metrics.values(), why), None
-            for number, answer in zip(self.metrics.values(), self._ask()):
+            for number, answer in zip(self.metrics.values(), self.between(self._samples[0][1], self._samples[-1][1])):
                 code = answer.nvmlReturn
                 answers[number] = f"NVML says {self._nv.NVMLError(code)}" if code else answer.value * PERCENT
             return answers, span_s
@@ -179,25 +183,101 @@ class Gpm:
 
     def close(self) -> None:
         while self._samples:
-            quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, self._samples.pop(0)[1])
+            self.free(self._samples.pop(0)[1])
 
-    def _sample(self, now_s: float) -> None:
+    def sample(self) -> Any:
+        """The counters as they are, for `between`, until `free`."""
         sample = self._nv.nvmlGpmSampleAlloc()
         try:
             call(self._nv, *self._take, sample)
         except self._nv.NVMLError:
-            quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, sample)
+            self.free(sample)
             raise
-        self._samples.append((now_s, sample))
+        return sample
 
-    def _ask(self) -> list[Any]:
-        """Answers to all metrics over the time from the oldest sample to the newest, in one call."""
-        (_, first), (_, last) = self._samples[0], self._samples[-1]
+    def free(self, sample: Any) -> None:
+        quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, sample)
+
+    def between(self, first: Any, last: Any) -> list[Any]:
+        """Answers to all metrics over the time between two samples, in one call."""
         request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=last)
         for metric, place in zip(self.metrics, request.metrics):
             place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
         self._nv.nvmlGpmMetricsGet(request)
         return list(request.metrics[: len(self.metrics)])
+
+
+class BusyClock:
+    """Seconds in which a kernel ran on a GPU, counted between moments at which it was idle.
+
+    The counters change every TICK_S, whoever reads them, and a reading shows the last change. Read at arbitrary moments
+    the busy seconds of a window of a second or two are wrong by several percent, and some are those of the window
+    before. So a lap ends with a tick in which no kernel ran, and the time since the last lap counts in whole ticks. A
+    tick shows as a change of the share since the last lap: NVML tells no other sign of one, and none while that is 0.
+    """
+
+    def __init__(self, gpm: Gpm, lost: type[Exception]) -> None:
+        """gpm: has the ratio `of.ENGINE_ACTIVE`. lost: what its calls raise."""
+        self._gpm, self._lost = gpm, lost
+        self._place = [*gpm.metrics.values()].index(of.ENGINE_ACTIVE)
+        self._since: tuple[float, Any, bool] | None = None  # by the monotonic clock, a sample, and whether at a tick
+
+    def lap(self) -> float | None:
+        """Wait until the GPU has been idle for a whole tick, and return the busy seconds since the last lap ended. None
+        of the first lap, and, if no idle tick is seen within IDLE_WITHIN_S or the counters cannot be read, of that one
+        and the next."""
+        gpm, until = self._gpm, time.monotonic() + IDLE_WITHIN_S
+        try:
+            if self._since is None:
+                self._since = time.monotonic(), gpm.sample(), False
+            since_s, since, exact = self._since
+            ticks, share = list[tuple[float, float]](), None  # times and shares
+            while (now_s := time.monotonic()) < until:
+                now = gpm.sample()
+                before, share = share, self._share(since, now)
+                if before is not None and share != before:
+                    ticks.append((now_s, share))
+                    if (busy_s := busy_until_idle(since_s, ticks, exact)) is not None:
+                        gpm.free(since)
+                        self._since = now_s, now, True
+                        return busy_s if exact else None
+                gpm.free(now)
+                time.sleep(POLL_S)
+        except self._lost:
+            pass
+        self.close()
+        return None
+
+    def _share(self, first: Any, last: Any) -> float:
+        """Share of the time between two samples in which a kernel ran; 0 also if the counters did not change."""
+        answer = self._gpm.between(first, last)[self._place]
+        return 0.0 if answer.nvmlReturn or math.isnan(answer.value) else round(answer.value * PERCENT, 9)
+
+    def close(self) -> None:
+        if self._since:
+            self._gpm.free(self._since[1])
+            self._since = None
+
+
+def busy_until_idle(since_s: float, ticks: Sequence[tuple[float, float]], exact: bool) -> float | None:
+    """Busy seconds since `since_s` if no kernel ran between the last two of some ticks; None otherwise.
+
+    The share then falls as the time since grows. A tick that was seen late makes that time wrong by one, and the share
+    does not fall so. One more or one less is taken if the share falls so for two ticks.
+
+    Args:
+        ticks: The time at which each was seen, and the share of the time since in which a kernel ran.
+        exact: Whether `since_s` is a tick too.
+    """
+    first_s = ticks[0][0]
+    before_s = TICK_S * round((first_s - since_s) / TICK_S) if exact else first_s - since_s
+    for late, needed in ((0, 1), (1, 2), (-1, 2)) if exact else ((0, 1),):
+        spans_s = (before_s + TICK_S * (round((at_s - first_s) / TICK_S) + late) for at_s, _ in ticks)
+        busy_s = [share * span_s for span_s, (_, share) in zip(spans_s, ticks)]
+        last = busy_s[-1 - needed :]
+        if len(last) > needed and max(last) - min(last) < IDLE * TICK_S:
+            return busy_s[-1]
+    return None
 
 
 class NvmlSource(SensorSource):
@@ -272,6 +352,14 @@ class NvmlSource(SensorSource):
                     why = "none of the GPU's processes is ours: its driver may count them in another namespace"
                     answers[of.FOREIGN_PROCESSES] = why
         return reading_of(answers, span_s)
+
+    def busy_clock(self) -> BusyClock | None:
+        """A clock by samples of its own, which another thread may use."""
+        return (
+            BusyClock(self.gpm, self._nv.NVMLError)
+            if self.gpm and of.ENGINE_ACTIVE in self.gpm.metrics.values()
+            else None
+        )
 
     def _supported(self) -> list[Ask]:
         """The first of each number that the GPU does not refuse. `unsupported` gets the first reason if all are."""

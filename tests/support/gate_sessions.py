@@ -15,7 +15,7 @@ from scipy.stats import binom
 from pytest_slmserve.analysis.gate import decision
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries
 from pytest_slmserve.analysis.verdict import State, all_of
-from pytest_slmserve.run.gate import order
+from pytest_slmserve.run.one_gate import order
 
 Noise = Callable[[random.Random], float]  # of a standard deviation of 1
 DIRECTIONS: tuple[Better, ...] = ("higher", "lower", "lower", "lower")  # of the endpoints, as those that are gated

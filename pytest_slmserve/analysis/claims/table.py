@@ -21,6 +21,7 @@ from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.estimates import grouped, percent, percent_interval, times
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
+from pytest_slmserve.analysis.gate.windows import judge_windows
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import busy_rate, by_series, shared_points
 from pytest_slmserve.analysis.sweep.curve import (
@@ -343,8 +344,10 @@ def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str,
     for members in grouped(of_gates, lambda m: m.paired and m.paired.gate).values():
         began = min(m.measured_at for m in members)
         plan: Plan = next((plan for started, plan in reversed(plans) if started <= began), {})
+        together = members[0].paired is not None and members[0].paired.window is not None
+        terms = GateCriteria()
         if "gate" not in plan:
-            gated = judge_gate(members, GateCriteria())
+            gated = judge_windows(members, terms.with_both_at_once) if together else judge_gate(members, terms)
             assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
             yield gated, f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
             continue
@@ -352,4 +355,4 @@ def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str,
             facts = plan["gate"]
             margin, alpha, beta = (float(facts[name]) for name in ("margin", "alpha", "beta"))
             terms = GateCriteria(margin, alpha, beta, int(facts["pairs"]))
-        yield judge_gate(members, terms), ""
+        yield judge_windows(members, terms.with_both_at_once) if together else judge_gate(members, terms), ""

@@ -11,6 +11,8 @@ Each pair gives the logarithm of a cost ratio, candidate over baseline, positive
 An endpoint that does neither at the last interim analysis is inconclusive. A missing value never passes.
 """
 
+from __future__ import annotations
+
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -18,12 +20,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, combinations_with_replacement, zip_longest
 from statistics import fmean, median
-from typing import Literal, TypeGuard
+from typing import ClassVar, Literal, Self, TypeGuard
 
 from pytest_slmserve.analysis import estimates
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Interval, growth, percent
 from pytest_slmserve.analysis.verdict import State, all_of
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, Launches
 
 Better = Literal["higher", "lower"]
 Pair = tuple[float | None, float | None]  # baseline, candidate
@@ -31,18 +33,21 @@ Pair = tuple[float | None, float | None]  # baseline, candidate
 MARGIN = 0.03  # smallest change that matters, as a share
 MAX_GATED = 4
 POWER = 0.9
+TOGETHER = (2, 4)  # launches of both sides at once: even numbers, so that each side starts first equally often
 RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
 
 
 @dataclass(frozen=True, slots=True)
 class GateCriteria:
     """margin: how much worse a candidate may be, as a share. alpha, beta: largest shares of unchanged candidates that
-    fail, and of those worse by the margin that pass. pairs: as many as may be measured."""
+    fail, and of those worse by the margin that pass. pairs: as many as may be measured. launches: whether the sides of
+    a pair have the device one after the other ("apart") or live on it at once ("together")."""
 
     margin: float = MARGIN
     alpha: float = 0.01
     beta: float = 0.05
     pairs: int = FIRST_LOOKS[-1]
+    launches: Launches = "apart"
 
     def __post_init__(self) -> None:
         if not 0 < self.margin < 1:
@@ -51,6 +56,21 @@ class GateCriteria:
             raise BadUsage(f"alpha {self.alpha:g} and beta {self.beta:g}", "each above 0 and at most 0.5")
         if self.pairs < FIRST_LOOKS[0]:
             raise BadUsage(f"a gate of {self.pairs} pairs", f"at least {FIRST_LOOKS[0]} pairs")
+
+    @property
+    def together(self) -> bool:
+        return self.launches == "together"
+
+    @property
+    def with_both_at_once(self) -> GateCriteria:
+        """Return these terms for sides that live on the device at once."""
+        return replace(self, pairs=TOGETHER[-1], launches="together")
+
+    def looks(self, pairs: int) -> tuple[int, ...]:
+        """Return the numbers of pairs, up to `pairs`, after which it is judged."""
+        if self.together:
+            return tuple(n for n in TOGETHER if n <= pairs)
+        return estimates.looks_until(pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +99,8 @@ class PairSeries:
     pairs: tuple[Pair, ...]
     margin: float = MARGIN
 
+    unit: ClassVar[tuple[str, str]] = "pair", "pairs"  # what is repeated, in words
+
     @property
     def sign(self) -> float:
         """Factor from the logarithm of a ratio to that of a cost ratio."""
@@ -97,9 +119,14 @@ class PairSeries:
         """The logarithms of the ratios of pairs with both values."""
         return [ratio for ratio in self.log_ratios if ratio is not None]
 
-    def looks(self, pairs: int) -> tuple[int, ...]:
-        """Return the numbers of pairs, up to `pairs`, after which it is judged."""
-        return estimates.looks_until(pairs)
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the logarithm of the ratio of one pair; None of a single pair."""
+        return estimates.sample_sd(self.known) if len(self.known) > 1 else None
+
+    def with_costs(self, costs: Sequence[float]) -> Self:
+        """Return this series with pairs that have these logarithms of cost ratios."""
+        return replace(self, pairs=tuple((1.0, math.exp(self.sign * cost)) for cost in costs))
 
     def estimate(self, n: int | None = None) -> Estimate | None:
         """Return what the first n pairs say, or all that have both values; None if one of the n lacks a value."""
@@ -165,7 +192,7 @@ def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparis
 
 def next_look(done: int, criteria: GateCriteria) -> int | None:
     """Number of pairs at the next interim analysis; None after the last one."""
-    return next((n for n in estimates.looks_until(criteria.pairs) if n > done), None)
+    return next((n for n in criteria.looks(criteria.pairs) if n > done), None)
 
 
 def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> dict[str, list[InterimAnalysis]]:
@@ -173,7 +200,7 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
     is tested again as long as others are open, and may still fail: the boundaries of failing do not rely on passes."""
     missing = {each.name: None in each.log_ratios for each in series}
     made = min(len(each.pairs) for each in series)
-    looks, maximum = series[0].looks(made), max(criteria.pairs, made)
+    looks, maximum = criteria.looks(made), max(criteria.pairs, made)
     found: dict[str, list[InterimAnalysis]] = {each.name: [] for each in series}
 
     def boundary(number: int, error_rate: float, df: int) -> float:
@@ -212,14 +239,14 @@ def compare_sides(
     outcome = interim[-1].outcome if interim else State.INCONCLUSIVE
     decided = None if outcome is State.INCONCLUSIVE else next(i.pairs for i in interim or () if i.outcome is outcome)
     missing = [
-        f"pair {number} has no value of the {side}: what is missing never passes"
+        f"{series.unit[0]} {number} has no value of the {side}: what is missing never passes"
         for number, pair in enumerate(series.pairs, 1)
         for side, value in zip(("baseline", "candidate"), pair)
         if not is_positive(value)
     ]
     ratios = series.known
-    n, sd, detectable = len(ratios), estimates.sample_sd(ratios) if len(ratios) > 1 else None, None
-    if (looks := series.looks(n)) and (seen := series.estimate()):
+    n, unit, detectable = len(ratios), series.unit, None
+    if (looks := criteria.looks(n)) and (seen := series.estimate()):
         # At the interim analysis of n pairs, the others unchanged: out of the noise, as the first of the family, and
         # above half of the margin.
         tail = estimates.tails(looks, max(n, criteria.pairs), criteria.alpha / family)[-1]
@@ -232,15 +259,15 @@ def compare_sides(
         change, cost = growth(mean), growth(series.sign * mean)
         why = f"{percent(abs(change))} {'lower' if change < 0 else 'higher'} "
         why += f"({round(1 + change, 3):g} times the baseline)"
-        why += "" if decided == n else f" in the first {decided} pairs"
+        why += "" if decided == n else f" in the first {decided} {unit[1]}"
         small = f": more than half of {share}, and noise does not explain it"
         why += small if cost <= series.margin else ", which noise does not explain"
     elif missing or not ratios:
-        why = missing[0] if missing else "no pairs"
+        why = missing[0] if missing else f"no {unit[1]}"
     elif outcome is State.PASSES:
         why = f"within {share}"
     elif not looks:
-        why = f"{n} pairs, {series.looks(criteria.pairs)[0]} are wanted at least"
+        why = f"{n} {unit[n != 1]}, {criteria.looks(criteria.pairs)[0]} are wanted at least"
     else:
         why = f"neither worse for certain nor within {share}"
         why += "" if detectable is None else f"; detectable: {percent(detectable)} worse"
@@ -255,7 +282,7 @@ def compare_sides(
         n=n,
         ratio=series.interval if ratios else None,
         worse=series.sign * fmean(ratios) if ratios else None,
-        sd=sd,
+        sd=series.spread,
         detectable=detectable,
         decided_at=decided,
         interim=tuple(interim or ()),
@@ -358,11 +385,11 @@ def calibrate(
             made = []
             for i, each in enumerate(series):
                 worse = math.log1p(each.margin) if each.name == name else 0.0
-                costs = (sign * row[i] + worse for sign, row in rows)
-                made.append(replace(each, pairs=tuple((1.0, math.exp(each.sign * cost)) for cost in costs)))
-            for n in estimates.looks_until(criteria.pairs):
-                found = interim_analyses([replace(each, pairs=each.pairs[:n]) for each in made], criteria)
-                outcome = all_of([steps[-1].outcome for steps in found.values()])
+                made.append(each.with_costs([sign * row[i] + worse for sign, row in rows]))
+            found = interim_analyses(made, criteria)
+            for look, pairs in enumerate(criteria.looks(criteria.pairs)):
+                n = pairs
+                outcome = all_of([steps[: look + 1][-1].outcome for steps in found.values()])
                 if outcome is not State.INCONCLUSIVE:
                     break
             outcomes.append(outcome)

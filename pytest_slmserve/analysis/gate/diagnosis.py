@@ -21,6 +21,7 @@ from datetime import date
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known
+from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, idle_share, peaks_of
 from pytest_slmserve.analysis.points import choose
@@ -148,6 +149,23 @@ def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
         figures |= {"host gap": idle * total_s, "kernels": total_s - idle * total_s}
     known = {name: value for name, value in figures.items() if value is not None}
     return Windows(len(measurements), with_prompt, len(alone_s), known)
+
+
+LAYERS = {"tokens per busy second": "kernels", "share of time with a kernel": "host", "s to start": "start"}
+
+
+def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
+    """The layers in which a candidate is worse, each with the endpoint that tells: the kernels, if a second in which
+    one runs yields less; the host, if one runs for less of the time; the start. Worse by more than half of the margin,
+    and not by noise: the 95 % interval says so. What is equal then leaves the others as the reason."""
+    found = []
+    for each in compared:
+        layer = LAYERS.get(each.name.partition(",")[0])
+        if layer and each.ratio and each.worse is not None and each.worse > math.log1p(each.margin) / 2:
+            worse = [each.ratio.high if each.better == "higher" else each.ratio.low]
+            if all(end is not None and (end < 1) == (each.better == "higher") for end in worse):
+                found.append((layer, each))
+    return found
 
 
 def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:

@@ -1,11 +1,12 @@
 """A gate from its records: launches in pairs, what is compared of them, and the outcome.
 
 The unit that is repeated is a launch, a fresh start of an engine. What differs between launches (memory layout, the
-compiler's choices, the heat of the card) would otherwise pass for a difference between the sides.
+compiler's choices, the heat of the card) would otherwise pass for a difference between the sides. In a launch of both
+sides at once windows of both take turns.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from itertools import zip_longest
 from operator import attrgetter
 from statistics import fmean
@@ -13,6 +14,7 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.estimates import ends, grouped, possible, student_interval
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries, compare_sides, gate
+from pytest_slmserve.analysis.gate.side_by_side import Allowance
 from pytest_slmserve.analysis.metrics.gpu_figures import most_memory_used
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import Summary, summarize
@@ -58,15 +60,20 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One fresh start of an engine, measured at each load, ascending. problems: why a measurement is invalid or
-    degraded. outputs, scores: greedy tokens of each request, and the mean log probability of the baseline's tokens of
-    each; empty if they were not requested."""
+    """One fresh start of an engine, measured at each load, ascending. figures: at each load, of its one measurement, or
+    of its windows. problems: why a measurement is invalid or degraded. outputs, scores: greedy tokens of each request,
+    and the mean log probability of the baseline's tokens of each; empty if they were not requested."""
 
     measurements: tuple[Measurement, ...]
-    figures: tuple[Summary, ...]
+    figures: tuple[tuple[Summary, ...], ...]
     problems: tuple[str, ...]
     outputs: Outputs
     scores: tuple[float, ...]
+
+    @property
+    def at_each_load(self) -> tuple[Measurement, ...]:
+        """The first measurement at each load."""
+        return tuple({m.load: m for m in reversed(self.measurements)}.values())[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +107,11 @@ class Endpoint:
         """The label, without the load if there is only one."""
         return self.label.partition(",")[0] if has_one_load(pairs) else self.label
 
-    def read(self, launch: Launch) -> float | None:
-        """The value of one launch; None if it was not measured."""
+    def read(self, launch: Launch) -> list[float | None]:
+        """The values of one launch, of each window at its load; None for what was not measured."""
         if self.load is None:
-            return launch.measurements[0].resolved.ready_s
-        value: float | None = getattr(launch.figures[self.load], self.figure)
-        return value
+            return [launch.measurements[0].resolved.ready_s]
+        return [getattr(figures, self.figure) for figures in launch.figures[self.load]]
 
 
 SMALL, LARGE = 0, -1
@@ -115,8 +121,18 @@ GATED = {
     "energy": Endpoint("J per output token, large load", "lower", "energy_per_token_j", LARGE),
     "start": Endpoint("s to start", "lower", margin=START_MARGIN),
 }
+BUSY = Endpoint("tokens per busy second, large load", "higher", "tokens_per_busy_s", LARGE)
+SHARE = Endpoint("share of time with a kernel, large load", "higher", "engine_active", LARGE)
+TOGETHER = {  # of sides that live on one GPU at once
+    "throughput": GATED["throughput"],
+    "busy": BUSY,
+    "latency": GATED["latency"],
+    "busy-small": replace(BUSY, label="tokens per busy second, small load", load=SMALL),
+}
+SHOWN_TOGETHER = (SHARE, replace(SHARE, label="share of time with a kernel, small load", load=SMALL))
 SHOWN = (
-    Endpoint("tokens per busy second, large load", "higher", "tokens_per_busy_s", LARGE),
+    BUSY,
+    SHARE,
     Endpoint("mean TTFT, large load", "lower", "ttft_s", LARGE),
     Endpoint("mean TPOT, large load", "lower", "tpot_s", LARGE),
     Endpoint("p99 E2E, large load", "lower", "e2e_p99_s", LARGE),
@@ -127,6 +143,7 @@ BLOCKS, MEMORY = "kv-blocks", "memory"
 EXACT = {BLOCKS: "KV blocks", MEMORY: "device memory"}  # labels of what is no matter of chance
 OUTPUTS = "outputs"  # of real weights; those of dummy weights mean nothing
 ENDPOINTS = (*GATED, *EXACT, OUTPUTS)
+EVERY_ENDPOINT = tuple(dict.fromkeys((*TOGETHER, *ENDPOINTS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +151,9 @@ class Gated:
     """Findings of a gate for one model. pairs: those that count. dropped: why the others do not, a sentence each.
     gated, shown: comparisons of endpoints with any value. exact: verdicts on what is no matter of chance: always on KV
     blocks, and if no pair counts on the device memory. lost: the side whose measurements, and no others, are the reason
-    that no pair counts, if it is one side."""
+    that no pair counts, if it is one side. refused: of sides that live on one GPU at once, why these endpoints cannot
+    be judged so; those of them that are not in `gated` are left to the others. allowances: likewise, what launches may
+    differ by."""
 
     model: str
     gate: str
@@ -146,6 +165,14 @@ class Gated:
     exact: tuple[Verdict, ...]
     caches: Caches = "warm"
     lost: Side | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    allowances: Mapping[str, Allowance] = field(default_factory=dict)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The number of pairs of windows at each load in each launch of both sides at once."""
+        launches = self.pairs if self.terms.together else ()
+        return tuple(len(windows) for pair in launches for windows in pair.baseline.figures)
 
     @property
     def compared(self) -> tuple[Comparison, ...]:
@@ -164,8 +191,10 @@ class Gated:
 
     @property
     def settled(self) -> bool:
-        """Whether more pairs can change nothing: a missing value stays missing, and an exact verdict inconclusive."""
-        waiting = [each for each in self.gated if each.outcome is State.INCONCLUSIVE and each.n == len(self.pairs)]
+        """Whether more pairs can change nothing: a missing value stays missing, what is refused stays refused, and an
+        exact verdict inconclusive."""
+        open_ones = [each for each in self.gated if each.outcome is State.INCONCLUSIVE]
+        waiting = [each for each in open_ones if each.n == len(self.pairs) and each.name not in self.refused]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 
     def verdict(self, endpoint: str) -> Verdict | None:
@@ -173,7 +202,7 @@ class Gated:
         pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint == OUTPUTS or endpoint in EXACT:
             return next((each for each in self.exact if each.claim == endpoint), None)
-        label = GATED[endpoint].label_in(self.pairs)
+        label = (TOGETHER if self.terms.together else GATED)[endpoint].label_in(self.pairs)
         claim = f"no-worse-{endpoint}"
         if not self.pairs:
             return Verdict.inconclusive(claim, self.model, nothing_counts(self.dropped, self.lost))
@@ -185,13 +214,18 @@ class Gated:
         why = f"{found.name}: {found.why}"
         return Verdict(claim, self.model, found.outcome, why, value, low, high, found.margin, found.n, records)
 
+    def left_out(self, endpoint: str) -> str:
+        """Return why there is no verdict on an endpoint: it was refused, or not measured."""
+        name = TOGETHER[endpoint].label_in(self.pairs) if endpoint in TOGETHER else ""
+        return self.refused.get(name, f"no launch told its {endpoint}")
+
     def measurements(self, side: Side) -> list[Measurement]:
         """Measurements of one side in the pairs that count."""
         return [m for pair in self.pairs for m in pair.launch(side).measurements]
 
 
 def has_one_load(pairs: Sequence[PairOfLaunches]) -> bool:
-    return all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
+    return all(len(launch.figures) == 1 for pair in pairs for launch in pair.launches)
 
 
 def nothing_counts(dropped: Sequence[str], lost: Side | None) -> str:
@@ -214,7 +248,7 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
             paired = [m.paired for m in ascending if m.paired]
             launches[paired[0].side] = Launch(
                 measurements=tuple(ascending),
-                figures=tuple(map(summarize, ascending)),
+                figures=tuple((summarize(m),) for m in ascending),
                 problems=tuple(text for m in ascending for texts in check(m)[:2] for text in texts),
                 outputs=next((each.outputs for each in paired if each.outputs), ()),
                 scores=next((each.scores for each in paired if each.scores), ()),
@@ -257,7 +291,7 @@ def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], ma
     for each in endpoints:
         if one_load and each in SHOWN and each.load == SMALL:
             continue
-        values = [(each.read(pair.baseline), each.read(pair.candidate)) for pair in pairs]
+        values = [(each.read(pair.baseline)[0], each.read(pair.candidate)[0]) for pair in pairs]
         if any(value is not None for pair_values in values for value in pair_values):
             found.append(PairSeries(each.label_in(pairs), each.better, tuple(values), each.margin or margin))
     return found

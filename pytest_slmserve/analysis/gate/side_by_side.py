@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import ClassVar, Self
 
 from pytest_slmserve.analysis import estimates
 from pytest_slmserve.analysis.estimates import TAIL, Interval, growth, percent
 from pytest_slmserve.analysis.gate.decision import Better, Estimate, Pair, PairSeries, is_positive
 
-LAUNCHES = (2, 4)  # after which it is judged: even numbers, so that each side starts first equally often
+THROWN_AWAY = 2  # pairs of windows at the beginning of each launch: one ABBA
 FIRST_PAIRS = 8  # of windows, whose spread tells how many a launch needs
 FEWEST_PAIRS, MOST_PAIRS = 8, 40  # of windows in a launch; beyond, a further launch tells more in the same time
 BLOCKS = 4  # of neighbouring pairs of windows
@@ -48,8 +49,12 @@ class Allowance:
     @classmethod
     def measured(cls, launches: Sequence[Sequence[float]], source: str) -> Allowance:
         """Return the allowance by launches of two equal sides. launches: logarithms of ratios, of pairs of windows."""
-        sd = estimates.sample_sd([fmean(launch) for launch in launches])
-        return cls(max(sd, LEAST_SD), len(launches) - 1, source)
+        return cls.known(estimates.sample_sd([fmean(launch) for launch in launches]), len(launches), source)
+
+    @classmethod
+    def known(cls, sd: float, launches: int, source: str) -> Allowance:
+        """Return the allowance by so many launches of two equal sides."""
+        return cls(max(sd, LEAST_SD), launches - 1, source)
 
     @property
     def refused(self) -> str:
@@ -91,9 +96,21 @@ class WindowSeries(PairSeries):
             pairs.append((baseline, candidate))
         return cls(name, better, tuple(pairs), margin, windows=tuple(windows), allowance=allowance)
 
-    def looks(self, pairs: int) -> tuple[int, ...]:
-        """Return the numbers of launches, up to `pairs`, after which it is judged."""
-        return tuple(n for n in LAUNCHES if n <= pairs)
+    unit: ClassVar[tuple[str, str]] = "launch", "launches"
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the logarithm of the ratio of one pair of windows, in the mean over launches."""
+        found = [estimates.sample_sd(launch) for launch in self.whole() if len(launch) > 1]
+        return math.sqrt(fmean(sd**2 for sd in found)) if found else None
+
+    def with_costs(self, costs: Sequence[float]) -> Self:
+        """Return this series with launches that have these logarithms of cost ratios in the mean, and whose windows
+        scatter as those of the first launch."""
+        there = self.whole(1)[0]
+        around = [each - fmean(there) for each in there]
+        windows = tuple(tuple(self.sign * cost + each for each in around) for cost in costs)
+        return replace(self, pairs=tuple((1.0, math.exp(self.sign * cost)) for cost in costs), windows=windows)
 
     def whole(self, n: int | None = None) -> list[tuple[float, ...]]:
         """Return the windows of those launches, of the first n or of all, that have all values."""

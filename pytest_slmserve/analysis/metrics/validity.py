@@ -76,7 +76,11 @@ class CheckResult(NamedTuple):
 
 
 def health(
-    run: Run, environment: Environment | None = None, replica: Replica | None = None, even: bool = True
+    run: Run,
+    environment: Environment | None = None,
+    replica: Replica | None = None,
+    even: bool = True,
+    beside: bool = False,
 ) -> CheckResult:
     """Findings of the sensors over one run's window. If they make it invalid, what degrades it is a problem too. An
     engine on several GPUs has the state of the worst of them, and each reason names its GPU.
@@ -85,6 +89,7 @@ def health(
         environment: Has the number of cores of the host, without which a busy host is not noticed.
         replica: The engine's part in a run of several engines, whose processes use the GPU as well.
         even: Whether the load is the same all through the window.
+        beside: Whether another engine of this run lived on the GPU, and had nothing to do.
     """
     if gpus := gpu_figures.runs_of_each_gpu(run):
         found = [health(one, environment, replica, even) for one in gpus]
@@ -99,7 +104,7 @@ def health(
     if not any(watch.values(number) for number in watch.telemetry.columns):
         return CheckResult(unknown=("no sensor said anything in the window",))
     figures = gpu_figures.device_figures(run)
-    own = 1  # vLLM computes in one process per GPU; under MPS there is a server as well
+    own = 1 + beside  # vLLM computes in one process per GPU; under MPS there is a server as well
     if replica and replica.sharing != "gpus":
         own = replica.count + (replica.sharing == "mps")
     starving = tuple(_busy_host(watch, figures, environment.cores if environment else None))
@@ -290,7 +295,9 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
 
 def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
     stream = measurement.run.stream
-    seen = health(measurement.run, measurement.environment, measurement.replica, even=not is_job(measurement.load))
+    even, its = measurement.load.requests is None, measurement.paired
+    beside = its is not None and its.window is not None
+    seen = health(measurement.run, measurement.environment, measurement.replica, even, beside)
     broken = tuple(_broken(measurement, failed_share))
     if broken:
         starved = seen.starved and all(LONGER_WINDOW in text for text in broken)

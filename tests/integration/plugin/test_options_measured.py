@@ -15,7 +15,7 @@ from pytest_slmserve.schema.records import GpuPeaks
 
 PLAIN = "--slm-simulate --slm-models=opt-125m --slm-concurrency=4 --slm-repeats=1 -k test_point"
 ALL = """--slm-simulate --slm-models=opt-125m,facebook/opt-350m --slm-concurrency=8,16 --slm-repeats=3 --slm-window=1
-    --slm-input-len=100 --slm-output-len=20 --slm-ramp-up=burst --slm-load-format=auto --slm-kv-cache-dtype=fp8
+    --slm-input-len=100 --slm-output-len=20 --slm-ramp-up=burst --slm-load-format=auto -o slm_kv_cache_dtype=fp8
     --slm-quantization=fp8 --slm-max-num-seqs=32 --slm-gpu-memory=80GiB --slm-gpu-memory-utilization=0.5
     --slm-tensor-parallel-size=2,4 --slm-engine-arg=t_inf=20000 --slm-engine-arg=b_half=10
     --slm-env=VLLM_LOGGING_LEVEL=ERROR --slm-env=OMP_NUM_THREADS=1 -o slm_seed=7 -o slm_allow_prefix_cache=1

@@ -11,6 +11,7 @@ from fake_items import items_for
 from simulated_sessions import FEW_STEPS, MODEL
 from terminals import WRITTEN_OVER, Screen
 
+from pytest_slmserve.analysis.gate.side_by_side import THROWN_AWAY
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan.cases import plan_lines
@@ -20,6 +21,7 @@ from pytest_slmserve.plugin.items import ItemPlan, in_running_order, plans_of
 from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows, time_left
 from pytest_slmserve.report.live_line import TimeLeft
 from pytest_slmserve.run.gate import Gates
+from pytest_slmserve.run.one_gate import GAP_S, LIKELY_PAIRS
 from pytest_slmserve.schema.records import Progress
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 
@@ -88,8 +90,12 @@ def test_an_engine_without_a_case_is_started_unless_the_item_only_reads(opened, 
 def test_a_gate_is_priced_as_a_clear_case_and_once_and_an_engine_that_was_launched_spares_it_a_launch(
     opened, as_on_a_device
 ):
-    """Four pairs of launches, and one launch that does not count, as the sides are equal."""
-    session = opened(gate=True)
+    """Four pairs of launches, and one launch that does not count, as the sides are equal; or two of both at once."""
+    plan = ItemPlan("gate", gate=MODEL, compares=True, starts=True)
+    at_once = opened(gate=True)
+    windows_s = 2 * 4 * (THROWN_AWAY + LIKELY_PAIRS) * (REPEAT_S + GAP_S)  # of two loads, by four engines
+    assert plan_rows(at_once, [plan])[0].seconds == pytest.approx(4 * START_S + windows_s)
+    session = opened(gate=True, gate_launches="apart")
     plan = ItemPlan("gate", gate=MODEL, engine=session.planner.spec(MODEL), compares=True, starts=True)
     first, again = plan_rows(session, [plan, plan])
     assert (first.engine, first.seconds) == (None, 9 * START_S + 8 * 2 * REPEAT_S) and again.seconds == 0
@@ -207,7 +213,7 @@ def test_the_length_has_the_starts_the_models_and_what_will_be_asked_for(opened,
     assert told(adaptive, items_for(adaptive, "slm_point"))[1].startswith("up to 32 s, 1 ")
     session.platform = "remote"
     assert "start" not in told(session, items_for(session, "slm_point"))[1]
-    gate = opened(gate=True)
+    gate = opened(gate=True, gate_launches="apart")
     seconds, text = told(gate, items_for(gate, "slm_gate slm_gates"))
     assert seconds == 9 * START_S + 16 * REPEAT_S and "9 " in text and "1 model" in text
 
@@ -341,7 +347,7 @@ def test_pairs_of_a_gate_have_no_place_among_the_cases_and_its_time_is_one_step(
     for number in (1, 2):
         run.slm.executor.on_progress(case, f"pair {number}", Progress("window", 0.5, 0, 8, None))
         run.clock.now += 10
-    assert [line.split(" | ")[:2] for line in shown(run)] == [["4:20 left", "pair 1"], ["4:10 left", "pair 2"]]
+    assert [line.split(" | ")[:2] for line in shown(run)] == [["8:02 left", "pair 1"], ["7:52 left", "pair 2"]]
 
 
 def test_what_is_measured_elsewhere_has_a_place_and_no_time_left(started):

@@ -24,10 +24,11 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan import planner as planners
-from pytest_slmserve.run import gate
+from pytest_slmserve.run import gate, one_gate
 from pytest_slmserve.run import session as sessions
 from pytest_slmserve.run.executor import Devices, Executor, Results
-from pytest_slmserve.run.gate import MAX_DROPPED, Gates, OneGate, launches_left, order, sides
+from pytest_slmserve.run.gate import Gates, launches_left
+from pytest_slmserve.run.one_gate import MAX_DROPPED, OneGate, is_short, loads_of, order, sides
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import EngineSpec
@@ -38,6 +39,7 @@ STEADY = [*FEW_STEPS["engine_arg"], "scatter=0"]  # equal launches are equal
 OTHER = {"side": ["candidate:arg=b_half=9"]}
 SLOW = {"side": ["candidate:arg=t_inf=1000"]}
 CALIBRATE = {"gate": None, "calibrate": True}
+APART = {"gate_launches": "apart"}
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def opened(opened):
     """Opens sessions that gate under one load; `start` takes the place of that of the simulated engine."""
 
     def open_session(start=SimulatedEngine, **given):
-        session = opened(**{"gate": True, "concurrency": "8", **FEW_STEPS, "engine_arg": STEADY, **given})
+        session = opened(**{"gate": True, **APART, "concurrency": "8", **FEW_STEPS, "engine_arg": STEADY, **given})
         session.devices.pool = Pool(lambda spec, **_: start(spec))
         session.begin()
         return session
@@ -126,8 +128,8 @@ def test_each_side_has_its_interpreter_its_variables_and_its_arguments(given, ba
 def test_a_small_load_for_longer_and_a_large_one_alone_in_a_short_gate(opened, short, model, concurrency, wanted):
     session, given = opened(), {"models": model, "concurrency": concurrency, "window": "2"}
     session = real_session(session, gate=None, **given) if short else opened(**given)
-    assert {load.concurrency: load.window_s for load in gate.loads_of(session, model)} == wanted
-    assert gate.is_short(session) is short and (not short or launches_left(session, model) == (1, 4))
+    assert {load.concurrency: load.window_s for load in loads_of(session, model)} == wanted
+    assert is_short(session) is short and (not short or launches_left(session, model) == (1, 4))
 
 
 WAIVER = {"endpoint": "throughput", "model": MODEL, "device": "*", "until": "2030-01-01", "owner": "me", "reason": "-"}
@@ -198,7 +200,9 @@ def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
     assert places == [(n, side, second) for n in range(1, 5) for second, side in enumerate(order(n))]
     assert {m.paired.gate for m in found} == {gated.gate} and len({m.workload.hash for m in found}) == 1
     assert [len(m.paired.outputs) for m in found] == [4] * 4 + [0] * 12, "once is enough"
-    assert session.notes[-1].endswith("4 pairs count") and not any("the same" in note for note in session.notes)
+    assert session.notes[-1].endswith("4 pairs of launches count") and not any(
+        "the same" in note for note in session.notes
+    )
     # Each model has a gate, which is made once.
     session = opened(models="opt-125m,opt-350m")
     gates = Gates(session)
@@ -264,7 +268,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
         def close(self):
             events.append("end")
 
-    monkeypatch.setattr(gate, "MANY_CORES", enough_cores)
+    monkeypatch.setattr(one_gate, "MANY_CORES", enough_cores)
     session = opened(Waits, gate_pairs="5")
     monkeypatch.setattr(pools, "PROCESSES", {"simulated"})
     gated = Gates(session).of(MODEL)
@@ -284,7 +288,7 @@ def test_it_ends_at_planned_looks_when_all_is_settled_or_made_or_too_much_droppe
 
     for given, settled, ends in (({}, True, [4, 6, 8, 12]), ({}, False, [12]), (CALIBRATE, True, [12])):
         one = OneGate(opened(**given), MODEL)
-        assert not one.over and not gate.is_short(one.session), "nothing was measured; a formula takes no time"
+        assert not one.over and not is_short(one.session), "nothing was measured; a formula takes no time"
         assert [n for n in range(13) if over(n, settled=settled)] == ends
         assert [n for n in range(6) if over(1, n)] == [MAX_DROPPED + 1, MAX_DROPPED + 2]
     one = OneGate(real_session(opened(), gate=None), MODEL)  # a short one ends after two pairs, whatever they tell
@@ -316,7 +320,7 @@ def test_pairs_that_cannot_be_trusted_are_made_again(opened, start, given, pairs
     assert ([p.number for p in gated.pairs], gated.outcome, len(stored(session))) == (pairs, outcome, runs)
     assert [why.partition(":")[0] for why in gated.dropped] == [f"pair {n}" for n in range(1, dropped + 1)]
     assert len(session.devices.pool.starts) == 2 * (len(pairs) + dropped)
-    assert session.notes[-1].endswith(f", {len(pairs)} pairs count")
+    assert session.notes[-1].endswith(f", {len(pairs)} pair{'s' * (len(pairs) != 1)} of launches count")
 
 
 def begun(opened, launches, error=ConnectionAbortedError, **given):

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.gate.side_by_side import COMMITTED, Allowance, Win
 from pytest_slmserve.analysis.verdict import State
 
 PASS, FAIL, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
-TERMS = GateCriteria(pairs=4)
+TERMS = GateCriteria().with_both_at_once
 HAPPENS = 1.5, -0.5, 0.25, -1.25, 0.75, -1.0, 1.0, -0.75  # of mean 0
 LAUNCHES = st.lists(st.lists(st.floats(-0.2, 0.2), min_size=8, max_size=24), min_size=1, max_size=5)
 
@@ -71,7 +71,7 @@ def test_a_gate_ends_after_two_launches_or_four(means, noise, better, outcome, a
     (found,) = gate([series(windows(*means, noise=noise), better=better)], TERMS)
     assert (found.outcome, found.decided_at, found.n) == (outcome, at, len(means))
     if len(means) == 1:
-        assert found.why == "1 pairs, 2 are wanted at least"
+        assert found.why == "1 launch, 2 are wanted at least"
 
 
 @pytest.mark.parametrize("better", ["lower", "higher"])

@@ -1,0 +1,222 @@
+"""A gate whose sides live on one GPU at once, from its records: launches of both sides, in which windows take turns."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
+from statistics import fmean
+
+from pytest_slmserve.analysis.estimates import Interval, grouped, student_interval
+from pytest_slmserve.analysis.gate.decision import GateCriteria, compare_sides, gate
+from pytest_slmserve.analysis.gate.launch_pairs import (
+    BUSY,
+    SHARE,
+    SHOWN_TOGETHER,
+    SIDES,
+    SMALL,
+    TOGETHER,
+    Endpoint,
+    Gated,
+    Launch,
+    PairOfLaunches,
+    has_one_load,
+    outputs_kept,
+)
+from pytest_slmserve.analysis.gate.side_by_side import (
+    COMMITTED,
+    FIRST_PAIRS,
+    THROWN_AWAY,
+    Allowance,
+    WindowSeries,
+    host_decides,
+    pairs_wanted,
+)
+from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.points import Summary, summarize
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import GateLaunch, Measurement
+
+PairOfWindows = tuple[Measurement, Measurement]  # of the baseline and of the candidate
+
+
+def part_of(window: Measurement) -> GateLaunch:
+    assert window.paired is not None
+    return window.paired
+
+
+def figures_of(window: Measurement) -> Summary:
+    """The figures of a window, with its busy seconds as they were counted between idle moments. The sensors' share of a
+    short window is wrong by several percent; that of a simulated GPU is exact."""
+    seen, busy_s = summarize(window), part_of(window).busy_s
+    if window.environment.platform == "simulated":
+        return seen
+    if busy_s is None or seen.output_tokens_per_s is None:
+        return replace(seen, tokens_per_busy_s=None, engine_active=None)
+    seconds = window.run.window_s[1] - window.run.window_s[0]
+    return replace(seen, tokens_per_busy_s=seen.output_tokens_per_s * seconds / busy_s, engine_active=busy_s / seconds)
+
+
+def windows_that_count(
+    windows: Iterable[Measurement], counted: bool | None = None
+) -> tuple[list[PairOfWindows], list[str]]:
+    """Pairs of windows of one load in one launch of both sides, without those that are thrown away at its beginning;
+    and why others do not count, a sentence each. counted: whether busy seconds were counted, which those of a window
+    then have to be; None: if those of any were."""
+    numbered = grouped(windows, lambda m: part_of(m).window or 0)
+    if counted is None:
+        counted = any(part_of(m).busy_s is not None for members in numbered.values() for m in members)
+    found, dropped = list[PairOfWindows](), list[str]()
+    for number, members in sorted(numbered.items()):
+        sides = {part_of(m).side: m for m in members}
+        if number <= THROWN_AWAY or len(sides) < len(SIDES):
+            continue
+        problems = [f"{side}: {text}" for side in SIDES for text in chain(*check(sides[side])[:2])]
+        if counted:
+            uncounted = (side for side in SIDES if part_of(sides[side]).busy_s is None)
+            problems += [f"{side}: its busy seconds were not counted" for side in uncounted]
+        if problems:
+            dropped.append(f"windows {number}: {problems[0]}")
+        else:
+            found.append((sides["baseline"], sides["candidate"]))
+    return found, dropped
+
+
+def launches_that_count(
+    measurements: Sequence[Measurement],
+) -> tuple[tuple[PairOfLaunches, ...], tuple[str, ...]]:
+    """Launches of both sides with windows enough at each load, in the order of measuring; and why others, or some of
+    their windows, do not count. Of a launch that was broken off and made again the last one is meant."""
+    found, dropped = list[PairOfLaunches](), list[str]()
+    loads = sorted({m.load for m in measurements}, key=attrgetter("concurrency"))
+    in_time = sorted(measurements, key=attrgetter("measured_at"))
+    for number, members in sorted(grouped(in_time, lambda m: part_of(m).pair).items()):
+        last = {part_of(m).side: m.launch for m in members}
+        if number < 1 or len(last) < len(SIDES):
+            continue
+        blocks = []
+        for load in loads:
+            windows, problems = windows_that_count(m for m in members if m.load == load and m.launch in last.values())
+            blocks.append(windows)
+            dropped += [f"launch {number}, {text}" for text in problems]
+        if (fewest := min(map(len, blocks))) < FIRST_PAIRS:
+            dropped.append(f"launch {number}: {fewest} pairs of its windows count, {FIRST_PAIRS} are wanted")
+            continue
+        found.append(PairOfLaunches(number, *(_launch(members, blocks, place) for place in range(len(SIDES)))))
+    return tuple(found), tuple(dropped)
+
+
+def _launch(members: Sequence[Measurement], blocks: Sequence[Sequence[PairOfWindows]], place: int) -> Launch:
+    """One side of a launch. blocks: its windows that count, at each load. place: of the side."""
+    own = [part_of(m) for m in members if part_of(m).side == SIDES[place]]
+    return Launch(
+        measurements=tuple(pair[place] for windows in blocks for pair in windows),
+        figures=tuple(tuple(figures_of(pair[place]) for pair in windows) for windows in blocks),
+        problems=(),
+        outputs=next((each.outputs for each in own if each.outputs), ()),
+        scores=next((each.scores for each in own if each.scores), ()),
+    )
+
+
+def window_series(
+    endpoint: Endpoint, pairs: Sequence[PairOfLaunches], criteria: GateCriteria, allowances: Mapping[str, Allowance]
+) -> WindowSeries | None:
+    """The series of an endpoint; None if no window has a value, or if a single load is shown as the large one."""
+    name = endpoint.label_in(pairs)
+    values = [[*zip(*map(endpoint.read, pair.launches), strict=True)] for pair in pairs]
+    if (has_one_load(pairs) and endpoint.load == SMALL) or not any(any(window) for each in values for window in each):
+        return None
+    return WindowSeries.of(name, endpoint.better, values, criteria.margin, allowances.get(name, COMMITTED))
+
+
+def by_the_host(endpoint: Endpoint, pairs: Sequence[PairOfLaunches], series: WindowSeries) -> str:
+    """Return why the host decides what was seen of an endpoint, by the first windows of the first launch or by all of them;
+    empty if it does not, and of busy seconds. The share of time with a kernel is the baseline's: that of a candidate
+    may be what it is worse by."""
+    if endpoint.figure == BUSY.figure or not series.windows[0]:
+        return ""
+    active = [each for each in replace(SHARE, load=endpoint.load).read(pairs[0].baseline) if each is not None]
+    ratios, busy = series.windows[0], fmean(active) if active else None
+    return host_decides(ratios[:FIRST_PAIRS], busy) or host_decides(ratios, busy)
+
+
+def series_by_endpoint(
+    pairs: Sequence[PairOfLaunches], criteria: GateCriteria, allowances: Mapping[str, Allowance]
+) -> dict[Endpoint, WindowSeries]:
+    """The series of the endpoints that are judged."""
+    found = {endpoint: window_series(endpoint, pairs, criteria, allowances) for endpoint in TOGETHER.values() if pairs}
+    return {endpoint: series for endpoint, series in found.items() if series}
+
+
+def judge_windows(measurements: Sequence[Measurement], criteria: GateCriteria) -> Gated:
+    """Findings of a gate whose sides live on one GPU at once, with what all gates tell of the noise of launches."""
+    (pairs, dropped), first = launches_that_count(measurements), measurements[0]
+    part, exact = part_of(first), tuple(outputs_kept(first, pairs))
+    model = short_name(first.spec.model)
+    return judged_with(Gated(model, part.gate, criteria, pairs, dropped, (), (), exact, part.caches), {})
+
+
+def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
+    """A gate whose sides live on one GPU at once, judged with these allowances, by the names of endpoints.
+
+    An endpoint is refused if the host decides it, or if launches differ by more than the allowance. What was seen is
+    then left to the busy seconds of that load, if they can be judged; else it is inconclusive.
+    """
+    pairs, terms = gated.pairs, gated.terms
+    series = series_by_endpoint(pairs, terms, allowances)
+    refused = {
+        each.name: why
+        for endpoint, each in series.items()
+        if (why := by_the_host(endpoint, pairs, each) or each.allowance.refused or each.strange)
+    }
+    sound = {endpoint: each for endpoint, each in series.items() if each.name not in refused}
+    busy = {endpoint.load for endpoint in sound if endpoint.figure == BUSY.figure}
+    compared = {endpoint: compare_sides(each, terms) for endpoint, each in series.items() if each.name in refused}
+    inconclusive = (
+        replace(each, gated=True, outcome=State.INCONCLUSIVE, why=refused[each.name])
+        for endpoint, each in compared.items()
+        if endpoint.load not in busy
+    )
+    left = (each for endpoint, each in compared.items() if endpoint.load in busy)
+    shares = (each for endpoint in SHOWN_TOGETHER if pairs and (each := window_series(endpoint, pairs, terms, {})))
+    return replace(
+        gated,
+        gated=(*(gate([*sound.values()], terms) if sound else ()), *inconclusive),
+        shown=(*left, *(compare_sides(each, terms) for each in shares)),
+        refused=refused,
+        allowances={each.name: each.allowance for each in series.values()},
+    )
+
+
+def beside_an_idle_one(measurements: Iterable[Measurement]) -> dict[str, Interval]:
+    """Speed of an engine beside an idle one, over that of the same engine alone, with its 95 % interval, by the label
+    of the endpoint; empty if no calibration has measured it."""
+    numbered = sorted((m for m in measurements if part_of(m).pair < 1), key=lambda m: part_of(m).window or 0)
+    half, found = len(numbered) // 2, dict[str, Interval]()
+    if not half:
+        return found
+    alone, beside = (list(map(figures_of, part[THROWN_AWAY:])) for part in (numbered[:half], numbered[half:]))
+    for endpoint in (BUSY, TOGETHER["throughput"]):
+        values = [[getattr(figures, endpoint.figure) for figures in side] for side in (alone, beside)]
+        series = WindowSeries.of(endpoint.label.partition(",")[0], endpoint.better, [[*zip(*values)]], 0.01)
+        if ratios := series.windows[0]:
+            found[series.name] = student_interval(ratios).mapped(math.exp)
+    return found
+
+
+def wanted(windows: Sequence[PairOfWindows], criteria: GateCriteria) -> int:
+    """Return how many pairs of windows of one load each launch needs. windows: of the first launch, that count. Windows
+    whose scatter is the host's tell nothing of that, if the busy seconds were counted."""
+    first = windows[:FIRST_PAIRS]
+    if len(first) < FIRST_PAIRS:
+        return FIRST_PAIRS
+    both = [[figures_of(m) for m in side] for side in zip(*first)]
+    columns = list[tuple[float, ...]]()
+    for endpoint in (BUSY, TOGETHER["throughput"]):
+        values = [[getattr(figures, endpoint.figure) for figures in side] for side in both]
+        series = WindowSeries.of("", endpoint.better, [[*zip(*values)]], criteria.margin)
+        share = [figures.engine_active for figures in both[0] if figures.engine_active is not None]
+        if series.windows[0] and not (columns and host_decides(series.windows[0], fmean(share) if share else None)):
+            columns.append(series.windows[0])
+    return pairs_wanted(columns, criteria.margin)

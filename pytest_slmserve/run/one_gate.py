@@ -1,0 +1,430 @@
+"""One gate while it is measured: pairs of fresh launches, baseline and candidate in turn, until the outcome is known.
+
+The sides of a pair have the device one after the other (`OneGate`), or live on it at once, and windows of both take
+turns (`SideBySide`).
+"""
+
+import math
+import time
+import uuid
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+
+from pytest_slmserve.analysis.claims.evidence import PUBLISHED
+from pytest_slmserve.analysis.claims.table import stored_gates
+from pytest_slmserve.analysis.gate import decision
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SIDES, TOGETHER, Gated, judge_gate, pairs_of
+from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
+from pytest_slmserve.analysis.gate.windows import (
+    PairOfWindows,
+    judge_windows,
+    launches_that_count,
+    wanted,
+    windows_that_count,
+)
+from pytest_slmserve.analysis.metrics.validity import is_clean
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive import baselines
+from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs
+from pytest_slmserve.engines.pool import abreast
+from pytest_slmserve.engines.server import caches
+from pytest_slmserve.options.table import Options, joined
+from pytest_slmserve.plan import cases
+from pytest_slmserve.report.gate import beside_texts
+from pytest_slmserve.report.text_table import counted
+from pytest_slmserve.run.executor import count_missing
+from pytest_slmserve.run.session import Session
+from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, Side, naming
+from pytest_slmserve.schema.kv_cache import check_arguments, no_room
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
+from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, OpenLoop, Workload
+from pytest_slmserve.telemetry.gpu import BusyClock
+
+MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
+SHORT = 2  # pairs of a gate among other tests, because each takes most of a minute
+PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
+WARM_UP = 0  # in place of a pair's number
+# Requests, and tokens of each, that both sides generate: with real weights as many as a verdict takes.
+ASKED = {"dummy": (4, 32), "auto": (64, 16)}
+SCORED = 2  # pairs whose launches tell how likely the baseline's tokens are: two of the baseline, to know their scatter
+SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
+LARGE_LOAD = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
+
+
+def is_short(session: Session) -> bool:
+    """Whether a gate runs among other tests: then it makes SHORT pairs, only at the large load, and judges what is no
+    matter of chance. A simulated gate takes no time and runs in full."""
+    return not session.options.gate and session.platform != "simulated"
+
+
+def order(number: int) -> tuple[Side, Side]:
+    """Sides of a pair in the order of launching: AB, BA, BA, AB, so that neither a drift of the host nor the first
+    place favours a side."""
+    baseline, candidate = SIDES
+    return (baseline, candidate) if number % 4 in (0, 1) else (candidate, baseline)
+
+
+def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
+    """The specification of each side: `spec` with the side's own interpreter, variables and arguments. Raises BadUsage
+    for an argument of the wrong type."""
+    found: dict[Side, EngineSpec] = {}
+    for side in SIDES:
+        python, env, arguments = options.side_of(side)
+        if side == "candidate" and options.simulate and options.simulate_slowdown:
+            arguments = (*arguments, ("slowdown", options.simulate_slowdown))
+        with naming(f"the {side}"):
+            own = spec.with_arguments(arguments)
+            check_arguments(own)
+            found[side] = replace(own, python=python or spec.python, env=joined(spec.env, env))
+    return found
+
+
+def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
+    """The small load, with a longer window, and the large one: the ends of `--slm-concurrency`. By default, and in a
+    short gate, only the large one, because the speed of small loads depends on the host."""
+    planner, chosen = session.planner, session.options.concurrency
+    large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
+    ends = sorted({chosen[0], chosen[-1]} if chosen else {large})
+    loads = tuple(planner.load(n) for n in (ends[-1:] if is_short(session) else ends))
+    if len(loads) > 1:
+        loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
+    for load in loads:
+        if why := no_room(planner.spec(model), planner.workload(model).longest, load.concurrency):
+            raise BadUsage(
+                f"{short_name(model)} at concurrency {load.concurrency}: {why}", "--slm-concurrency with less"
+            )
+    return loads
+
+
+class OneGate:
+    """The gate of one model while it is measured: `found` so far, and `gated` what that tells, if anything."""
+
+    beside = False  # whether both sides of a pair live on the device at once
+
+    def __init__(self, session: Session, model: str) -> None:
+        """A gate that goes on with its measurements in the resumed archive, and takes over their id. Of several fitting
+        gates the last counts. Sides, loads and caches must be the same, on any host of this kind, because a pair is
+        compared within itself. The terms must be the same: a gate whose terms changed after an interim analysis would
+        err more often than they say."""
+        self.session, self.model, self.title = session, model, f"the gate of {short_name(model)}"
+        self.id, self.terms, self.most = uuid.uuid4().hex[:12], session.gate_terms, session.gate_terms.pairs
+        self.specs: Mapping[Side, EngineSpec] = {}
+        self.prepare()
+        self.reference: Outputs = ()  # of the first baseline
+        self.found: list[Measurement] = []
+        self.gated: Gated | None = None
+        if (stored := session.resumed) is None:
+            if session.options.resume:
+                session.note(f"{self.title} begins anew: there is no archive {session.source} yet")
+            return
+        caches_, environment = session.options.gate_caches, session.planner.environment
+        wanted = {side: (spec, environment(spec).key, self.workload.hash, caches_) for side, spec in self.specs.items()}
+        for gated, assumed in reversed([*stored_gates(stored.measurements, stored.plans)]):
+            parts = [(m, part) for m in stored.measurements if (part := m.paired) and part.gate == gated.gate]
+            if (
+                assumed
+                or gated.terms != self.terms
+                or not all(
+                    wanted[part.side] == (m.spec, m.environment.key, m.workload.hash, part.caches)
+                    and m.load in self.loads
+                    for m, part in parts
+                )
+            ):
+                continue
+            outputs = (part.outputs for _, part in parts if part.side == "baseline" and part.outputs)
+            self.id, self.gated, self.reference = gated.gate, gated, next(outputs, ())
+            self.found = [m for m, _ in parts]
+            there = f"{counted(len(self.there()), 'pair')} of launches in {session.source}"
+            session.note(f"{self.title} goes on from {there}")
+            return
+        session.note(f"{self.title} begins anew: {session.source} has none of the same sides, loads, caches and terms")
+
+    def prepare(self) -> None:
+        """Find the engine of each side, the requests and the loads. Raises BadUsage if they do not go together."""
+        planner = self.session.planner
+        self.specs = sides(planner.spec(self.model), self.session.options)
+        self.workload: Workload = planner.workload(self.model)
+        self.loads: tuple[ClosedLoop, ...] = loads_of(self.session, self.model)
+
+    def judge(self) -> Gated:
+        return judge_gate(self.found, self.terms)
+
+    def there(self) -> set[int]:
+        """Numbers of the pairs of launches that were measured."""
+        return {pair.number for pair in pairs_of(self.found)}
+
+    @property
+    def launch_s(self) -> float:
+        """Roughly the seconds of what is measured in one launch."""
+        return sum(cases.repeat_estimate_s(self.specs["baseline"], self.workload, load) for load in self.loads)
+
+    def run(self) -> Gated:
+        """Measure pairs until the outcome is known, or all of them are measured."""
+        session, began = self.session, time.monotonic()
+        if self.specs["baseline"] == self.specs["candidate"]:
+            session.notes.append(f"both sides of {self.title} are the same: what differs is noise")
+        try:
+            if not self.over:
+                if session.platform != "simulated":  # launches that do not count read files from disk and fill caches
+                    list(self.launch_in_turn([(side, WARM_UP) for side in self.cold()]))
+                there = self.there()
+                numbers = (number for number in range(1, self.most + MAX_DROPPED + 1) if number not in there)
+                launches = [(side, number) for number in numbers for side in order(number)]
+                with closing(self.launch_in_turn(launches)) as each:
+                    for pair in zip(each, each):
+                        self.found += chain(*pair)
+                        self.gated = self.judge()
+                        if self.over:
+                            break
+            assert self.gated is not None
+            traced = self.traced(self.gated) if session.options.profile and not session.options.calibrate else ""
+        except KeyboardInterrupt:
+            if self.gated:  # the summary says how far it came
+                session.gates.append(self.gated)
+            raise
+        finally:
+            session.devices.pool.close()
+        if not is_short(session):
+            took_s = time.monotonic() - began
+            took = f"{took_s / 60:.1f} minutes" if took_s >= 60 else f"{took_s:.0f} s"
+            session.notes.append(
+                f"{self.title} took {took}, {counted(len(self.gated.pairs), 'pair')} of launches count"
+            )
+        session.notes += [traced] if traced else []
+        return self.gated
+
+    @property
+    def over(self) -> bool:
+        """Whether the gate ends: all pairs are measured, too many were dropped, or the outcome is settled at a planned
+        interim analysis. Between two of them the outcome counts for nothing. A calibration and a short gate have
+        none."""
+        if (gated := self.gated) is None:
+            return False
+        there, dropped = len(gated.pairs), len(gated.dropped)
+        if is_short(self.session):
+            return there + dropped >= SHORT
+        if there >= self.most or dropped > MAX_DROPPED:
+            return True
+        looks = there > 0 and decision.next_look(there - 1, gated.terms) == there
+        return looks and not self.session.options.calibrate and gated.settled
+
+    def cold(self, launched: Collection[Engines] = ()) -> tuple[Side, ...]:
+        """Sides of which nothing was launched since this host was booted. Two equal sides count as one, and then the
+        launches of the run's other tests count too. launched: those that are planned."""
+        host = self.session.host.environment.host
+        same = self.specs["baseline"] == self.specs["candidate"]  # else each has caches of its own
+        measured = [*self.found, *(self.session.results.measurements() if same else ())]
+        there = {m.spec for m in measured if host and m.environment.host == host} | set(launched if same else ())
+        return tuple(side for side in (SIDES[:1] if same else SIDES) if self.specs[side] not in there)
+
+    def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
+        """Measurements of each launch, an empty list for a warm-up. If the host has enough cores, two pairs are
+        launched at once and wait for their turns, because imports take as long as the rest of a start.
+
+        Args:
+            launches: Each side with the number of its pair, or `WARM_UP`. The launches of a pair follow each other.
+        """
+        how, cores = self.session.options.gate_caches, self.session.host.environment.cores or 0
+        at_once = 2 * (PAIRS_AT_ONCE if cores >= MANY_CORES else 1)
+        for first in range(0, len(launches), at_once):
+            some = launches[first : first + at_once]
+            with ExitStack() as undo:
+                wanted = [(self.specs[side], undo.enter_context(caches(how, side, self.specs))) for side, _ in some]
+                starts = undo.enter_context(abreast(self.session.devices.pool, wanted, self.beside))
+                for place, ((side, number), start) in enumerate(zip(some, starts)):
+                    with naming(f"the {side}, {f'pair {number}' if number else 'before the first pair'}"):
+                        engine = start()
+                        found = self.measured(number, engine, side, second=bool(place % 2)) if number else []
+                    yield found
+
+    def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
+        """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: of its
+        pair."""
+        engine.differ(f"{side} {number}")
+        spec = self.specs[side]
+        paired = self.answered(
+            GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches), engine
+        )
+        found: list[Measurement] = []
+        for load in self.loads:
+            name = f"{short_name(self.model)} at {load.concurrency}, {side}, pair {number}"
+            case, repeats = self.session.planner.case(spec, [self.workload], [load]), list[ReplicaGroup]()
+            while count_missing(map(is_clean, repeats), 1):
+                repeats.append(self.session.executor.measure_once(case, name, paired))
+            found += [m for group in repeats for m in group]
+        return found
+
+    def answered(self, paired: GateLaunch, engine: Engine) -> GateLaunch:
+        """The part of a launch in the gate with its outputs, and its scores, if this pair has them."""
+        load_format = engine.spec.load_format
+        if paired.pair == 1:  # once is enough: an engine that answers otherwise does so always
+            paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED[load_format]))
+        if paired.side == "baseline":
+            self.reference = self.reference or paired.outputs
+        if load_format == "auto" and paired.pair <= SCORED and self.reference:
+            paired = replace(paired, scores=engine.scores(self.workload, self.reference))
+        return paired
+
+    def traced(self, gated: Gated) -> str:
+        """Serve the load of the first failing endpoint with one more launch of each side under its profiler. Returns a
+        sentence with the paths of the traces, or why there are none; empty if no endpoint fails that is read at a
+        load."""
+        endpoints = TOGETHER if gated.terms.together else GATED
+        verdicts = ((each.load, gated.verdict(name)) for name, each in endpoints.items())
+        places = [
+            place for place, seen in verdicts if place is not None and seen is not None and seen.state is State.FAILS
+        ]
+        if not places:
+            return ""
+        load = gated.pairs[0].baseline.at_each_load[places[0]].load
+        written = []
+        for side in SIDES:
+            folder = Path(self.session.options.profile).absolute() / short_name(self.model) / side
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                before = set(folder.iterdir())
+                with caches(self.session.options.gate_caches, side, self.specs) as own:
+                    launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
+                    with abreast(self.session.devices.pool, [launch]) as (start,):
+                        problem = start().profile(self.workload, load) or "its profiler wrote nothing"
+                paths = ", ".join(sorted(str(path) for path in set(folder.iterdir()) - before))
+                written.append(f"{side}: {paths or f'none ({problem})'}")
+            except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
+                written.append(f"{side}: none ({str(error).partition(ENDS_WITH)[0]})")
+        return f"traces of {short_name(self.model)} at {load.max_concurrency}: {'; '.join(written)}"
+
+
+ANSWER = 128  # output tokens of a request in a window at most: windows of a second or two alternate
+LEAST_WINDOW_S = 1.0  # as estimated; busy seconds are counted in ticks of 0.1 s
+GAP_S = 0.3  # in which the GPU is idle for a whole tick, and a window is begun and written
+CALIBRATING = 8  # launches of two equal sides
+LIKELY_PAIRS = 12  # of windows in a launch
+
+
+def halves(session: Session, model: str) -> tuple[dict[Side, EngineSpec], Workload, tuple[ClosedLoop, ...]]:
+    """The engine of each side with half of the memory, the requests, and the windows of the loads: as many rounds of
+    requests that come at once as take a second. Raises BadUsage if the sides do not fit on the device together."""
+    planner, options = session.planner, session.options
+    whole = planner.workload(model)
+    prompt, answer = round(whole.mean_prompt_tokens), round(whole.mean_output_tokens)
+    workload = planner.workload(model, {"lengths": (prompt, min(answer, ANSWER))})
+    specs = sides(planner.spec(model, gpu_memory_utilization=options.gpu_memory_utilization / 2), options)
+    windows = []
+    for load in loads_of(session, model):
+        for side, spec in specs.items():
+            if why := no_room(spec, workload.longest, load.concurrency):
+                raise BadUsage(f"the {side} has half of the memory, and then {why}", "--slm-gate-launches=apart")
+        alike = replace(specs["baseline"], platform="cuda")
+        round_s = cases.repeat_estimate_s(alike, workload, OpenLoop(requests=load.concurrency))
+        requests = load.concurrency * max(1, math.ceil(LEAST_WINDOW_S / round_s))
+        windows.append(ClosedLoop(load.concurrency, requests=requests, ramp_up="burst"))
+    return specs, workload, tuple(windows)
+
+
+class SideBySide(OneGate):
+    """A gate whose sides live on one GPU at once, each with half of the memory. One serves a window at a time: so many
+    requests that come at once, and are served to the end."""
+
+    beside = True
+
+    def prepare(self) -> None:
+        """Raises BadUsage also if the sides do not fit on the device together."""
+        self.terms = self.session.gate_terms.with_both_at_once
+        self.most = CALIBRATING if self.session.options.calibrate else self.terms.pairs
+        self.clock: BusyClock | None = None
+        self.living: dict[Side, Engine] = {}  # of the pair that is measured
+        self.pairs_wanted = dict[ClosedLoop, int]()
+        self.specs, self.workload, self.loads = halves(self.session, self.model)
+
+    def run(self) -> Gated:
+        gated = super().run()
+        self.session.notes += beside_texts(gated.model, self.found)
+        return gated
+
+    def judge(self) -> Gated:
+        gated = judge_windows(self.found, self.terms)
+        if self.session.options.calibrate:
+            return gated
+        return baselines.judged_by_noise(gated, self.session.options.records)[0]
+
+    def there(self) -> set[int]:
+        return {pair.number for pair in launches_that_count(self.found)[0]}
+
+    @property
+    def launch_s(self) -> float:
+        """Half of what both engines of a launch are measured for."""
+        spec = self.specs["baseline"]
+        each = (cases.repeat_estimate_s(spec, self.workload, OpenLoop(requests=load.requests)) for load in self.loads)
+        return sum((THROWN_AWAY + LIKELY_PAIRS) * (seconds + GAP_S) for seconds in each)
+
+    @property
+    def over(self) -> bool:
+        """Return whether the gate ends: all launches are measured, or nothing that they could decide is left."""
+        if (gated := self.gated) is None or not gated.pairs:
+            return False
+        if len(gated.pairs) >= self.most or self.session.options.calibrate:
+            return len(gated.pairs) >= self.most
+        looks = len(gated.pairs) in gated.terms.looks(len(gated.pairs))
+        return gated.settled and (looks or all(each.name in gated.refused for each in gated.gated))
+
+    def cold(self, launched: Collection[Engines] = ()) -> tuple[Side, ...]:
+        """None: how long a start takes is not compared."""
+        return ()
+
+    def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
+        """Measurements of both sides, once the second of them has started; then both are ended."""
+        engine.differ(f"{side} {number}", beside=True)
+        self.clock = self.clock or self.session.devices.busy_clock()
+        self.living[side] = engine
+        first, own = order(number)[0], number == 1 and self.session.options.calibrate
+        found = [*self.of_one(first, (THROWN_AWAY + FIRST_PAIRS) * second)] if own else []
+        if second:
+            for load in self.loads:
+                found += self.in_turns(number, load)
+            for each in self.living.values():
+                each.close()
+            self.living.clear()
+        return found
+
+    def of_one(self, side: Side, done: int) -> Iterator[Measurement]:
+        """Windows of one engine, alone on the device or beside an idle one. done: windows of it so far."""
+        self.lap()
+        for window in range(1, THROWN_AWAY + FIRST_PAIRS + 1):
+            yield self.window(WARM_UP, self.loads[-1], done + window, side, False)
+
+    def in_turns(self, number: int, load: ClosedLoop) -> list[Measurement]:
+        """Windows of one load in one launch of both sides, in the order ABBA, until enough of them count."""
+        found, counted_ones = list[Measurement](), list[PairOfWindows]()
+        self.lap()
+        for window in count(1):
+            if len(counted_ones) == FIRST_PAIRS and load not in self.pairs_wanted:
+                self.pairs_wanted[load] = wanted(counted_ones, self.terms)
+            most = self.pairs_wanted.get(load, FIRST_PAIRS)
+            if len(counted_ones) >= most or window > THROWN_AWAY + most + MAX_DROPPED:
+                return found
+            turn: tuple[Side, ...] = SIDES if window % 2 else SIDES[::-1]
+            both = [self.window(number, load, window, side, side != turn[0]) for side in turn]
+            counted_ones += windows_that_count(both, self.clock is not None)[0]
+            found += both
+        raise AssertionError("windows have no end")
+
+    def lap(self) -> None:
+        if self.clock:
+            self.clock.lap()
+
+    def window(self, number: int, load: ClosedLoop, window: int, side: Side, second: bool) -> Measurement:
+        """One window of one side."""
+        engine, spec = self.living[side], self.specs[side]
+        paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches, window=window)
+        if window == 1 and load == self.loads[0]:
+            paired = self.answered(paired, engine) if number else paired
+        name = (
+            f"{short_name(self.model)} at {load.concurrency}, {f'launch {number} of both sides' if number else 'alone'}"
+        )
+        case = self.session.planner.case(spec, [self.workload], [load])
+        [found] = self.session.executor.measure_once(case, name, paired, engine, self.clock)
+        return found
