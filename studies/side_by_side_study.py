@@ -102,7 +102,7 @@ def minutes(launches: int, pairs: int) -> float:
 
 def one(noises: Sequence[Noise], apart: float, worse: float, calibrates: bool, seed: int) -> Ended:
     """One gate. calibrates: launches of equal sides on this host tell the allowance beforehand."""
-    chance, terms, cost = random.Random(seed), GateCriteria(MARGIN, pairs=side_by_side.LAUNCHES[-1]), math.log1p(worse)
+    chance, terms, cost = random.Random(seed), GateCriteria(MARGIN).with_both_at_once, math.log1p(worse)
     allowance = COMMITTED
     if calibrates:
         count, pairs = CALIBRATING
@@ -122,7 +122,7 @@ def one(noises: Sequence[Noise], apart: float, worse: float, calibrates: bool, s
                     if side_by_side.host_decides(seen, None):
                         return Ended(None, minutes(1, len(seen)))
         made.append([pairs(wanted) for pairs in each])
-        if number in side_by_side.LAUNCHES:
+        if number in terms.looks(number):
             series = series_of(made, allowance)
             if any(each.strange for each in series):
                 return Ended(None, minutes(number, wanted))

@@ -150,9 +150,10 @@ class NoiseKey:
     caches: Caches = "warm"
     asked: str = ""
     launches: Launches = "apart"
+    alpha: float = 0.01
 
     def __post_init__(self) -> None:
-        GateCriteria(self.margin, pairs=self.pairs)  # which refuses what can be none
+        GateCriteria(self.margin, self.alpha, pairs=self.pairs)  # which refuses what can be none
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,8 @@ def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches =
     loads = tuple(m.load.max_concurrency or 0 for m in seen)
     asked = short_hash([spec.interface, *([m.workload.hash, load_facts(m.load)] for m in seen)])
     device = where.platform, where.gpu_name, where.driver
-    return NoiseKey(short_name(spec.model), loads, *device, terms.margin, terms.pairs, caches, asked, terms.launches)
+    judged = terms.margin, terms.pairs, caches, asked
+    return NoiseKey(short_name(spec.model), loads, *device, *judged, terms.launches, terms.alpha)
 
 
 def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoise | None]:

@@ -85,6 +85,12 @@ def share(text: str) -> float:
     return number
 
 
+def error_rate(text: str) -> float:
+    if (number := share(text)) > 0.5:
+        raise ValueError("a share of at most 0.5")
+    return number
+
+
 def memory_size(text: str) -> int:
     """Bytes of a size such as 40GiB."""
     from pytest_slmserve.schema.kv_cache import parse_memory
@@ -394,6 +400,9 @@ class Options(NamedTuple):
     gate_margin: float = opt(percentage, 0.03, "SHARE").described(
         "largest accepted slowdown: less for certain passes; slower for certain, by over half of it, fails; "
         "start-up has its own"
+    )
+    gate_alpha: float = opt(error_rate, 0.01, "SHARE", ini_only=True).described(
+        "share of unchanged candidates that a gate may fail, at most 0.5"
     )
     gate_pairs: int = opt(partial(whole_number, least=FEWEST_PAIRS, most=MOST_PAIRS), 12, "N", ini_only=True).described(
         "pairs of launches a gate may take, 4 to 1000"

@@ -62,6 +62,7 @@ NEEDS: dict[str, str] = {
     "gpu": "reads a GPU's counters: needs --slm-gpu or --slm-simulate",
     "own-engine": "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu",
 }
+HINT = ": --slm"  # at the end of a reason to skip a test, an option with which it runs
 WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms on which a marker may say that a gate needs no --slm-gate
 PACKAGE = Path(__file__).parents[1]
 SHIPPED_MODULE = "pytest_slmserve.benchmarks"
@@ -244,6 +245,15 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
             marks = [pytest.mark.benchmark(timer=CLOCK, group=case.model), *marks]
         found.append(pytest.param(case, id=case.id, marks=marks))
     return found or [NONE_THERE]
+
+
+def check_judged(gates: Sequence[Any]) -> None:
+    """Raise BadUsage if no test of a gate is left but those whose endpoint it does not judge (`not_told`)."""
+    marks = [item.get_closest_marker("skip") for item in gates]
+    reasons = [str(mark.kwargs.get("reason", "")).partition(HINT) if mark else ("", "", "") for mark in marks]
+    if gates and all(hint for _, _, hint in reasons):
+        problem, _, hint = reasons[0]
+        raise BadUsage(f"{gates[0].name}: {problem}", f"{HINT[2:]}{hint}")
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str] | None) -> Sequence[str]:

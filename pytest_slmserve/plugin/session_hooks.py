@@ -138,6 +138,7 @@ class SessionHooks:
                 flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
                 hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
                 raise BadUsage(f"{flag}: no test uses slm_gate", hint)
+            tests.check_judged(gates)
             ordered = tests.in_running_order(self.slm, measured)
             self.slm.claims = {plan.claim.row.claim for plan in tests.plans_of(ordered) if plan.claim}
             # Their marker names a model that the options do not; an endpoint skips them.

@@ -50,9 +50,11 @@ PROBE_LEGEND = (
 )
 
 
-def diagnosis_parts(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Iterator[Part]:
+def diagnosis_parts(
+    baseline: Sequence[Measurement], candidate: Sequence[Measurement], starts: bool = True
+) -> Iterator[Part]:
     """Yield explanations of a difference between two sides: where the time goes at each load, start-up times, and facts
-    that differ. Invalid measurements count only for their launch."""
+    that differ. Invalid measurements count only for their launch. starts: whether start-up times can be compared."""
     divided = diagnosis.splits(baseline, candidate)
     for split in divided:
         counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
@@ -69,7 +71,7 @@ def diagnosis_parts(baseline: Sequence[Measurement], candidate: Sequence[Measure
         yield from ("", Legend(SPLIT_LEGEND))
     if any(split.known(PROBE) for split in divided):
         yield from ("", Legend(PROBE_LEGEND))
-    for start in diagnosis.start_ups(baseline, candidate):
+    for start in diagnosis.start_ups(baseline, candidate) if starts else ():
         relative = f" ({_signed_percents(start.relative)} %)" if start.relative is not None else ""
         told = f"{figure(start.baseline)} -> {figure(start.candidate)} s{relative}"
         yield from ("", f"start-up of {start.name}: {told}, mean of each side's launches")
@@ -189,16 +191,16 @@ def gate_section(gated: Gated) -> Section:
     parts += [endpoints, reasons] if gated.gated else ["", nothing]
     for verdict in gated.exact:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
-    left = {each.name for each in gated.shown} & gated.refused.keys()
-    parts += [f"{name}: not judged, {gated.refused[name]}" for name in gated.refused if name in left]
-    parts += [layers_text(gated)] if gated.outcome is State.FAILS and diagnosis.layers(gated.compared) else []
+    parts += remarks(gated)
     parts += [f"next: {more}"] if (more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
     parts += [f"left out: {why}" for why in gated.dropped]
     key = KEY_TOGETHER if gated.terms.together else KEY
     parts += [Details("How it was decided, and what the columns mean"), interim, "", Legend(key)]
     if gated.outcome is State.FAILS:
-        parts += [Details("Where the time goes, and what differs"), *diagnosis_parts(*map(gated.measurements, SIDES))]
+        sides = gated.measurements("baseline"), gated.measurements("candidate")
+        explained = diagnosis_parts(*sides, starts=not gated.terms.together)
+        parts += [Details("Where the time goes, and what differs"), *explained]
     return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared))
 
 
@@ -312,14 +314,18 @@ def together_text(gated: Gated) -> str:
     )
 
 
-def layers_text(gated: Gated) -> str:
-    """The layers in which the candidate is worse."""
-    told = []
-    for layer, each in diagnosis.layers(gated.compared):
-        assert each.ratio is not None
-        change = each.ratio.value - 1
-        told.append(f"{layer} ({each.name} {percent(abs(change))} {'lower' if change < 0 else 'higher'})")
-    return f"slower in: {', '.join(told)}"
+def remarks(gated: Gated) -> list[str]:
+    """Return the layers in which a candidate that fails is worse, and what is left to other endpoints, with the
+    reason."""
+    left = [each.name for each in gated.shown if each.name in gated.refused]
+    told = [f"{name} is not judged: {gated.refused[name]}" for name in left]
+    found = diagnosis.layers(gated.compared) if gated.outcome is State.FAILS else []
+    worse = [
+        f"{layer} ({each.name} {percent(abs(change))} {'lower' if change < 0 else 'higher'})"
+        for layer, each in found
+        if each.ratio and (change := each.ratio.value - 1)
+    ]
+    return [*([f"slower in: {', '.join(worse)}"] if worse else []), *told]
 
 
 def beside_texts(model: str, measurements: Sequence[Measurement]) -> list[str]:

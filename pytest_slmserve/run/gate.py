@@ -21,8 +21,6 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import Engines, EngineSpec
 
-DEVICES = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-
 
 @dataclass
 class Gates:
@@ -81,18 +79,11 @@ def check_gate(session: Session, model: str) -> None:
 
 
 def check_differ(both: Mapping[Side, EngineSpec]) -> None:
-    """Raise BadUsage for sides on different devices, and for a side that is the other one by another name."""
-    (a, b), (ours, theirs) = ([dict(spec.env).get(name) for spec in both.values()] for name in DEVICES)
-    if (a, ours) != (b, theirs):
-        raise BadUsage(
-            "the sides of a gate would have different devices", f"{DEVICES[0]}=... pytest ..., for both sides"
-        )
+    """Raise BadUsage for a side that is the other one by another name."""
     first, second = (replace(spec, python=folder_of(spec.python)) for spec in both.values())
     if first == second:
-        same = (
-            f"the candidate is the baseline: both have the interpreter in {first.python}, its variables and arguments"
-        )
-        raise BadUsage(same, "--slm-side with what differs; --slm-calibrate gates two equal sides")
+        same = f"the candidate is the baseline: both have the Python in {first.python}, and the same arguments"
+        raise BadUsage(same, "--slm-side with what differs, or --slm-calibrate, which gates two equal sides")
 
 
 def folder_of(python: str) -> str:
@@ -101,8 +92,8 @@ def folder_of(python: str) -> str:
 
 
 def live_together(session: Session, model: str) -> bool:
-    """Return whether the sides of a gate live on the device at once, as they do by default where they can. Raises BadUsage if
-    they cannot, and the option was given."""
+    """Return whether the sides of a gate live on the device at once, as they do by default if they can. Raises BadUsage
+    if they cannot, and the option was given."""
     options, why = session.options, ""
     if options.gate_launches == "apart" or is_short(session):
         return False

@@ -77,7 +77,7 @@ class Session:
         self.resumes = bool(options.resume) and is_file(self.source)  # the archive of this run may be made later
         if isinstance(options.resume, str) and not self.resumes:
             raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
-        self.gate_terms = GateCriteria(options.gate_margin, pairs=options.gate_pairs)
+        self.gate_terms = GateCriteria(options.gate_margin, options.gate_alpha, pairs=options.gate_pairs)
         self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
         once = goes_on and options.source["repeats"] == "default" and not options.baseline  # which reads all loads

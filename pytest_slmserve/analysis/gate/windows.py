@@ -131,9 +131,9 @@ def window_series(
 
 
 def by_the_host(endpoint: Endpoint, pairs: Sequence[PairOfLaunches], series: WindowSeries) -> str:
-    """Return why the host decides what was seen of an endpoint, by the first windows of the first launch or by all of them;
-    empty if it does not, and of busy seconds. The share of time with a kernel is the baseline's: that of a candidate
-    may be what it is worse by."""
+    """Return why the host decides what was seen of an endpoint, by the first windows of the first launch or by all of
+    them; empty if it does not, and of busy seconds. The share of time with a kernel is the baseline's: that of a
+    candidate may be what it is worse by."""
     if endpoint.figure == BUSY.figure or not series.windows[0]:
         return ""
     active = [each for each in replace(SHARE, load=endpoint.load).read(pairs[0].baseline) if each is not None]

@@ -47,6 +47,7 @@ ROWS = {
     "max_num_seqs": ("64", 64, "many", "8"),
     "gate_margin": ("5%", 0.05, "300%", "0.03"),
     "gate_pairs": ("4", 4, "3", "12"),
+    "gate_alpha": ("0.05", 0.05, "0.9", "0.01"),
     "gate_launches": ("apart", "apart", "alone", "apart"),
     "gate_caches": ("cold", "cold", "WARM", "cold"),
     "simulate_slowdown": ("5%", 0.05, "100%", "0.05"),
