@@ -171,8 +171,8 @@ def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches =
     loads = tuple(m.load.max_concurrency or 0 for m in seen)
     asked = short_hash([spec.interface, *([m.workload.hash, load_facts(m.load)] for m in seen)])
     device = where.platform, where.gpu_name, where.driver
-    judged = terms.margin, terms.pairs, caches, asked
-    return NoiseKey(short_name(spec.model), loads, *device, *judged, terms.launches, terms.alpha)
+    where_and_what = NoiseKey(short_name(spec.model), loads, *device, terms.margin, terms.pairs, caches, asked)
+    return replace(where_and_what, launches=terms.launches, alpha=terms.alpha)
 
 
 def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoise | None]:

@@ -191,7 +191,7 @@ def gate_section(gated: Gated) -> Section:
     parts += [endpoints, reasons] if gated.gated else ["", nothing]
     for verdict in gated.exact:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
-    parts += remarks(gated)
+    parts += told_of(gated)
     parts += [f"next: {more}"] if (more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
     parts += [f"left out: {why}" for why in gated.dropped]
@@ -314,7 +314,7 @@ def together_text(gated: Gated) -> str:
     )
 
 
-def remarks(gated: Gated) -> list[str]:
+def told_of(gated: Gated) -> list[str]:
     """Return the layers in which a candidate that fails is worse, and what is left to other endpoints, with the
     reason."""
     left = [each.name for each in gated.shown if each.name in gated.refused]

@@ -151,7 +151,7 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
         head = [Words(f"{gate.title(gated)}{releases}", colours[gated.outcome], VERDICT)]
         head += [Words(SIMULATED, kind=VERDICT)] if gate.is_simulated(gated) else []
         head += [] if gated.pairs else [Words(f"  {nothing_counts(gated.dropped, gated.lost)}", kind=VERDICT)]
-        head += [Words(f"  {text}", kind=VERDICT) for text in gate.remarks(gated)]
+        head += [Words(f"  {text}", kind=VERDICT) for text in gate.told_of(gated)]
         head += [Words(f"  next: {more}", "yellow", least=3)] if (more := gate.next_step(gated)) else []
         head += map(Words, above if compared else ())
         yield ScreenPart(entries, "endpoint", head, list(map(Words, below)), weight=4)
