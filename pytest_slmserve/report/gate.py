@@ -201,12 +201,13 @@ def gate_section(gated: Gated) -> Section:
         sides = gated.measurements("baseline"), gated.measurements("candidate")
         explained = diagnosis_parts(*sides, starts=not gated.terms.together)
         parts += [Details("Where the time goes, and what differs"), *explained]
-    return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared))
+    ticks = ["launches of both sides"] if gated.terms.together else []
+    return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared, *ticks))
 
 
-def gate_charts(compared: Sequence[Comparison]) -> Iterator[Chart]:
-    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint."""
-    note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
+def gate_charts(compared: Sequence[Comparison], ticks: str = "pairs of launches") -> Iterator[Chart]:
+    """Yield the endpoints of a gate with each pair, and the interim analyses of each. ticks: what the pairs are."""
+    note = f"Ticks: {ticks}. Bars: 95 % interval. Upright line of an endpoint: its margin."
     yield Chart("Candidate over baseline", charts.gate_forest(compared), note)
     for each in compared:
         if each.interim:

@@ -402,7 +402,10 @@ class SideBySide(OneGate):
         self.lap()
         for window in count(1):
             if len(counted_ones) == FIRST_PAIRS and load not in self.pairs_wanted:
-                self.pairs_wanted[load] = wanted(counted_ones, self.terms)
+                self.pairs_wanted[load] = pairs = wanted(counted_ones, self.terms)
+                if pairs > LIKELY_PAIRS:
+                    why = f"windows of {short_name(self.model)} at {load.concurrency} scatter"
+                    self.session.say(f"{why}, so each launch of both sides has {pairs} pairs of them")
             most = self.pairs_wanted.get(load, FIRST_PAIRS)
             if len(counted_ones) >= most or window > THROWN_AWAY + most + MAX_DROPPED:
                 return found

@@ -34,8 +34,8 @@ SURE = 1.2  # times the spread of the first pairs, which may be small by luck
 EARLY_SPREAD, LATE_SPREAD = 0.13, 0.10
 LEAST_BUSY = 0.7  # of the time: below it throughput as seen is that of the host's cores
 LEAST_SD, MOST_SD = 0.005, 0.012  # of a calibration: a few launches may agree by luck; more, and launches decide
-# Standard deviations of the difference of two launches, which are then none of the noise assumed. With 3.5 a gate of two
-# endpoints would refuse 2 % of unchanged candidates.
+# Standard deviations of the difference of two launches, which are then none of the noise assumed. With 3.5 a gate of
+# two endpoints would refuse 2 % of unchanged candidates.
 TOO_FAR = 4.0
 
 

@@ -109,6 +109,38 @@ def test_status_items_and_report_say_the_same_and_the_archive_says_it_again(runs
     assert "no sweep was measured" not in text
 
 
+AT_ONCE = GATE.replace(" --slm-gate-launches=apart", "")
+ALONE = dict.fromkeys(("energy", "start", "kv-blocks", "memory"), "--slm-gate-launches=apart")
+# fmt: off
+AT_ONCE_SCENARIOS = {
+    "equal": ("", 0, {}, "opt-125m: PASS after 2 launches of both sides at once"),
+    "slower": (SLOWER, 1, dict.fromkeys(("throughput", "busy", "busy-small"), "10 % lower") | {"latency": "11"},
+               "*slower in: kernels (tokens per busy second*"),
+    "slower-host": ("--slm-side=candidate:arg=host_s=0.1", 1, {"throughput": "lower", "latency": "higher"},
+                    "*slower in: host (share of time with a kernel*"),
+    "slow-host": ("--slm-engine-arg=host_s=0.1", 0, dict.fromkeys(("throughput", "latency"), "a kernel runs for"),
+                  "*output tokens/s, large load is not judged*"),
+    "no-sensors": ("--slm-engine-arg=sensors=false", 0, dict.fromkeys(("busy", "busy-small"), "no launch told"),
+                   "*PASS after*"),
+    "wrong-tokens": (f"{REAL} --slm-side=candidate:arg=other_token_at=3", 1, {"outputs": "fails"}, "outputs: fail*"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", AT_ONCE_SCENARIOS)
+def test_sides_at_once_name_the_layer_and_what_they_cannot_tell_and_the_archive_says_it_again(runs, name):
+    words, status, others, line = AT_ONCE_SCENARIOS[name]
+    ran = runs(NO_WORSE, AT_ONCE, words)
+    assert ran.ret == status
+    ran.says(line)
+    found = {endpoint: state for endpoint, state in states(ran).items() if state != "passed"}
+    assert found.keys() == others.keys() | ALONE.keys() and len(states(ran)) == 8 + (REAL in words)
+    assert all(fact in found[endpoint] for endpoint, fact in (others | ALONE).items())
+    assert kept(ran)["layers"] == [name.partition("slower-")[2] or "kernels"] * 2 * ("slower" in name)
+    seen, text = ran.report()
+    assert seen == status and verdict_of(text.splitlines()) == verdict_of(ran.lines)
+
+
 def test_a_slower_candidate_is_told_to_others_once(runs, monkeypatch, tmp_path):
     page = tmp_path / "summary.md"
     page.write_text("# Before\n")
