@@ -225,7 +225,8 @@ class ProgressLine:
         seconds, self.since = now - self.since, now
         if self.measured and not self.line.live and seconds >= LEAST_S:
             case, title = self.measured
-            rest = time_left(self.slm, left)
+            gates = bool(left) and left[0].compares  # how many launches it takes shows late
+            rest = None if gates else time_left(self.slm, left)
             parts = (self._place(case), f"{title}: {seconds:.0f} s", rest.text() if rest else "")
             self._tell(", ".join(filter(None, parts)))
         self.measured = None

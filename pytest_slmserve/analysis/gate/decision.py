@@ -211,8 +211,8 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
         family = len(open_ones)
         tests = [(seen, each) for each in open_ones if (seen := each.estimate(n))]
         # Holm's steps: the largest t has to exceed what is for alpha over all endpoints, the next for alpha over the
-        # rest. The first boundary that is not exceeded is that of all others. Equal ones come by name, also if an archive
-        # has rounded what they rest on.
+        # rest. The first boundary that is not exceeded is that of all others. Equal ones come by name, also after an
+        # archive has rounded what they rest on.
         for seen, each in sorted(tests, key=lambda test: (-round(test[0].t(), 2), test[1].name)):
             critical, enough = (boundary(number, rate, seen.df) for rate in (criteria.alpha / family, criteria.beta))
             family -= seen.t() > critical
