@@ -289,12 +289,12 @@ class ComparedPair:
     @property
     def unseen(self) -> float | None:
         """The largest difference to expect between two launches, whatever serves, as a difference of logarithms. None
-        if it is unknown. Without a sensor of waiting, as on a CPU, launches are taken to differ as hosts do, and hosts
-        by anything."""
+        if it is unknown. Speed while kernels run and time between them differ independently, so their squares add up.
+        Without a sensor of waiting, as on a CPU, launches are taken to differ as hosts do, and hosts by anything."""
         if self.idle_share is None:
             return math.log1p(HOST) if self.same_boot else None
         least, share = (LAUNCH, LAUNCH_OF_WAITING) if self.same_boot else (HOST, HOST_OF_WAITING)
-        return max(math.log1p(least), share * -math.log(max(1 - self.idle_share, LEAST_BUSY)))
+        return math.hypot(math.log1p(least), share * -math.log(max(1 - self.idle_share, LEAST_BUSY)))
 
     @property
     def unseen_of_gpu(self) -> float:
