@@ -54,6 +54,9 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
                 uncounted, measured = launches_left(session, model, launched)
                 starts_s = (uncounted + measured) * start_estimate_s(session.planner.spec(model))
                 seconds = starts_s + measured * one_gate(session, model).launch_s
+                if model in session.pair_s:  # up to the pairs of a clear case by what they took
+                    made, each_s = session.pair_s[model]
+                    seconds = max(0.0, measured / 2 - made) * each_s
             paid.add(model)
         rows.append(PlannedItem(plan.name, engine, seconds))
     for engine, after in sorted(last.items(), key=lambda row: -row[1]):
@@ -225,8 +228,7 @@ class ProgressLine:
         seconds, self.since = now - self.since, now
         if self.measured and not self.line.live and seconds >= LEAST_S:
             case, title = self.measured
-            gates = bool(left) and left[0].compares  # how many launches it takes shows late
-            rest = None if gates else time_left(self.slm, left)
+            rest = time_left(self.slm, left)
             parts = (self._place(case), f"{title}: {seconds:.0f} s", rest.text() if rest else "")
             self._tell(", ".join(filter(None, parts)))
         self.measured = None

@@ -47,8 +47,8 @@ class Gates:
 
     def of(self, model: str) -> Gated:
         """The gate of a model, run at the first request. Raises the error that ended it, for example EngineFailed."""
-        if error := self.failed.get(model):
-            raise type(error)(f"the gate of {short_name(model)} was broken off: {error.cause}", error.hint)
+        if error := self.failed.get(model):  # which the first of its tests has told
+            raise type(error)(f"the gate of {short_name(model)} was broken off")
         if model not in self.found:
             try:
                 gated = one_gate(self.session, model).run()
@@ -56,6 +56,8 @@ class Gates:
             except Exception as error:  # a full disk too: launches are dear, and would end in the same way
                 known = isinstance(error, SlmError)
                 self.failed[model] = error if known else EngineFailed(f"{type(error).__name__}: {error}")
+                first = f"the gate of {short_name(model)} was broken off: {self.failed[model].cause}"
+                self.session.notes.insert(0, f"{first}{f' (try: {hint})' if (hint := self.failed[model].hint) else ''}")
                 if isinstance(error, AssertionError):  # one of ours, which pytest would take for a verdict that fails
                     raise RuntimeError(f"the gate of {short_name(model)} was broken off") from error
                 raise

@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.gate.windows import (
     wanted,
     windows_that_count,
 )
-from pytest_slmserve.analysis.metrics.validity import is_clean
+from pytest_slmserve.analysis.metrics.validity import LONGER_WINDOW, check, is_clean
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs
@@ -44,6 +44,7 @@ from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, OpenLoop, Workload
 from pytest_slmserve.telemetry.gpu import BusyClock
 
+LONGER = 4  # times a window that was too short
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
 SHORT = 2  # pairs of a gate among other tests, because each takes most of a minute
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
@@ -100,6 +101,12 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
     return loads
 
 
+def as_long_as_may_be(loads: Sequence[ClosedLoop]) -> list[ClosedLoop]:
+    """Return the loads with windows as they are, and as long as they may become."""
+    times = (LONGER**often for often in range(MAX_DROPPED + 1))
+    return [replace(load, window_s=n * load.window_s) for n in times for load in loads]
+
+
 class OneGate:
     """The gate of one model while it is measured: `found` so far, and `gated` what that tells, if anything."""
 
@@ -113,7 +120,9 @@ class OneGate:
         self.session, self.model, self.title = session, model, f"the gate of {short_name(model)}"
         self.id, self.terms, self.most = uuid.uuid4().hex[:12], session.gate_terms, session.gate_terms.pairs
         self.specs: Mapping[Side, EngineSpec] = {}
+        self.loads: tuple[ClosedLoop, ...] = ()
         self.prepare()
+        self.possible = as_long_as_may_be(self.loads)
         self.reference: Outputs = ()  # of the first baseline
         self.found: list[Measurement] = []
         self.gated: Gated | None = None
@@ -130,7 +139,7 @@ class OneGate:
                 or gated.terms != self.terms
                 or not all(
                     wanted[part.side] == (m.spec, m.environment.key, m.workload.hash, part.caches)
-                    and m.load in self.loads
+                    and m.load in self.possible
                     for m, part in parts
                 )
             ):
@@ -138,6 +147,9 @@ class OneGate:
             outputs = (part.outputs for _, part in parts if part.side == "baseline" and part.outputs)
             self.id, self.gated, self.reference = gated.gate, gated, next(outputs, ())
             self.found = [m for m, _ in parts]
+            loads = {m.load for m in self.found}
+            measured: dict[int, ClosedLoop] = {load.concurrency: load for load in self.possible if load in loads}
+            self.loads = tuple(measured.values())
             there = f"{counted(len(self.there()), 'pair')} of launches in {session.source}"
             session.note(f"{self.title} goes on from {there}")
             return
@@ -148,7 +160,7 @@ class OneGate:
         planner = self.session.planner
         self.specs = sides(planner.spec(self.model), self.session.options)
         self.workload: Workload = planner.workload(self.model)
-        self.loads: tuple[ClosedLoop, ...] = loads_of(self.session, self.model)
+        self.loads = loads_of(self.session, self.model)
 
     def judge(self) -> Gated:
         return judge_gate(self.found, self.terms)
@@ -174,10 +186,12 @@ class OneGate:
                 there = self.there()
                 numbers = (number for number in range(1, self.most + MAX_DROPPED + 1) if number not in there)
                 launches = [(side, number) for number in numbers for side in order(number)]
+                started = time.monotonic()
                 with closing(self.launch_in_turn(launches)) as each:
-                    for pair in zip(each, each):
+                    for made, pair in enumerate(zip(each, each), 1):
                         self.found += chain(*pair)
                         self.gated = self.judge()
+                        session.pair_s[self.model] = made, (time.monotonic() - started) / made
                         if self.over:
                             break
             assert self.gated is not None
@@ -250,13 +264,27 @@ class OneGate:
             GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches), engine
         )
         found: list[Measurement] = []
-        for load in self.loads:
-            name = f"{short_name(self.model)} at {load.concurrency}, {side}, pair {number}"
-            case, repeats = self.session.planner.case(spec, [self.workload], [load]), list[ReplicaGroup]()
-            while count_missing(map(is_clean, repeats), 1):
-                repeats.append(self.session.executor.measure_once(case, name, paired))
-            found += [m for group in repeats for m in group]
+        for place, load in enumerate(self.loads):
+            name, tried = f"{short_name(self.model)} at {load.concurrency}, {side}, pair {number}", list[ReplicaGroup]()
+            while count_missing(map(is_clean, tried), 1):
+                case = self.session.planner.case(spec, [self.workload], [self.loads[place]])
+                group = self.session.executor.measure_once(case, name, paired)
+                found += group
+                if not self.lengthened(place, group):
+                    tried.append(group)
         return found
+
+    def lengthened(self, place: int, group: ReplicaGroup) -> bool:
+        """Return whether the windows of a load are LONGER times as long from now on: this one had too few steps, or no
+        request that ended."""
+        load = self.loads[place]
+        longer = replace(load, window_s=LONGER * load.window_s)
+        if longer not in self.possible or not any(LONGER_WINDOW in text for m in group for text in check(m).problems):
+            return False
+        self.loads = (*self.loads[:place], longer, *self.loads[place + 1 :])
+        at = f"{short_name(self.model)} at {load.concurrency}"
+        self.session.note(f"windows of {longer.window_s:g} s at {at}, as those of {load.window_s:g} s were too short")
+        return True
 
     def answered(self, paired: GateLaunch, engine: Engine) -> GateLaunch:
         """The part of a launch in the gate with its outputs, and its scores, if this pair has them."""

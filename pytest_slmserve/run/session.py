@@ -59,6 +59,7 @@ class Session:
     reused: set[str] = field(default_factory=set)  # ids of the stored measurements that this run resumes
     stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
     gates: list[Gated] = field(default_factory=list)  # that have ended
+    pair_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # of a gate: pairs made, and seconds of each
     claims: Collection[str] | None = None  # that the tests of this run judge; None if no tests are known
     inconclusive: list[str] = field(default_factory=list)  # tests with the reason, except for claims and gates
     failed: list[str] = field(default_factory=list)  # tests with a line of why, once all have ended

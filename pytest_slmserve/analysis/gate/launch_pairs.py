@@ -242,8 +242,8 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
     for number, members in sorted(grouped(in_time, attrgetter("paired.pair")).items()):
         launches = {}
         for group in grouped(members, attrgetter("launch")).values():
-            # The last measurement of a load counts: the one before it could not be trusted.
-            last = {m.load: m for m in group}
+            # The last measurement of a load counts: the one before it could not be trusted, or was too short.
+            last = {m.load.max_concurrency: m for m in group}
             ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
             paired = [m.paired for m in ascending if m.paired]
             launches[paired[0].side] = Launch(

@@ -180,7 +180,9 @@ def test_what_dies_or_is_asked_nonsense_is_named_with_its_side_and_later_items_s
     assert [properties(case)["slm_state"] for case in cases(ran)] == ["broken off"] * 6
     text = "\n".join(line for line in ran.lines if not line.startswith("ERROR"))  # CI repeats all there
     died = "the candidate, pair 1: the simulated engine died at concurrency 16"
-    assert text.count(f"EngineFailed: {died}") == 1 and text.count(f"broken off: {died}") == 5
+    assert text.count(f"EngineFailed: {died}") == 1 and text.count("EngineFailed: the gate of opt-125m was broken") == 5
+    first = next(line for line in ran.lines if line.startswith("note: "))
+    assert first.startswith(f"note: the gate of opt-125m was broken off: {died}"), "once more on the last screen"
     assert "Traceback" not in text
     nonsense = runs(NO_WORSE, GATE, "--slm-side=baseline:arg=t_half=3")
     assert nonsense.ret == 3
@@ -190,8 +192,8 @@ def test_what_dies_or_is_asked_nonsense_is_named_with_its_side_and_later_items_s
 NO_SPACE = OSError("No space left on device")
 # fmt: off
 BROKEN = {
-    "the other passes": (NO_SPACE, "opt-350m", "", 3, {"passed": 6, "errors": 6}, "EngineFailed: *broken off: OSErr*"),
-    "the other fails": (NO_SPACE, "opt-350m", SLOWER, 1, {"failed": 3, "passed": 3, "errors": 6}, "EngineFailed: *"),
+    "the other passes": (NO_SPACE, "opt-350m", "", 3, {"passed": 6, "errors": 6}, "note: *broken off: OSErr*"),
+    "the other fails": (NO_SPACE, "opt-350m", SLOWER, 1, {"failed": 3, "passed": 3, "errors": 6}, "note: *: OSErr*"),
     "of our own": (AssertionError("what cannot be"), "opt-125m", "", 3, {"errors": 6}, "*RuntimeError: *"),
 }
 # fmt: on

@@ -391,8 +391,20 @@ def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_
     assert said == [True] * anew
 
 
+def test_a_window_too_short_is_made_longer_for_all_that_follow_and_by_a_gate_that_goes_on(opened):
+    short = {"window": "0.5", "output_len": "4", "engine_arg": ["t_inf=80", "b_half=8", "scatter=0"]}
+    gated, there = Gates(opened(**short)).of(MODEL), {}
+    for m in stored(session := opened(**short, resume=True)):
+        there.setdefault(m.paired.pair, []).append(m.load.window_s)
+    assert there == {1: [0.5, 2.0, 8.0, 8.0]} | {n: [8.0] * 2 for n in (2, 3, 4)}
+    assert gated.outcome is State.PASSES and len(gated.pairs) == 4
+    assert [load.window_s for load in OneGate(session, MODEL).loads] == [8.0]
+    assert launches_left(session, MODEL) == (0, 0)
+
+
 def failed_twice(session, first=EngineFailed):
-    """Problems of a gate that is asked for twice; for the second time it launches nothing."""
+    """The problem of a gate that is asked for twice, and what the last screen says first of it. For the second time it
+    launches nothing, and is told shortly."""
     gates, problems, launched = Gates(session), [], []
     for kind in (first, EngineFailed):
         with pytest.raises(kind) as caught:
@@ -400,7 +412,8 @@ def failed_twice(session, first=EngineFailed):
         problems.append(str(caught.value))
         launched.append(len(session.devices.pool.starts))
     assert launched[0] == launched[1] and session.gates == [] and session.devices.pool.current is None
-    return problems, launched[0]
+    assert problems[1] == f"the gate of {MODEL} was broken off"
+    return (problems[0], session.notes[0]), launched[0]
 
 
 def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
