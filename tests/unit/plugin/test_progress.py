@@ -101,6 +101,8 @@ def test_a_gate_is_priced_as_a_clear_case_and_once_and_an_engine_that_was_launch
     assert (first.engine, first.seconds) == (None, 9 * START_S + 8 * 2 * REPEAT_S) and again.seconds == 0
     _, row = plan_rows(session, [points(session)[0], plan])
     assert first.seconds - row.seconds == START_S
+    session.pair_s[MODEL] = 1, 50.0
+    assert plan_rows(session, [plan])[0].seconds == 150.0, "what pairs took is known better than what they may take"
     Gates(session).of(MODEL)
     assert plan_rows(session, [plan])[0].seconds == 0
 
