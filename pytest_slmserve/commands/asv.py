@@ -31,7 +31,7 @@ from pytest_slmserve.analysis.points import concurrency_of, point_of
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.text_table import counted
-from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, content
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, content, to_install
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, hosts_of, moment
 from pytest_slmserve.schema.specs import load_facts, short_hash
@@ -334,7 +334,7 @@ def asv_facts(samples: list[float]) -> dict[str, Any]:
     try:
         from asv_runner.statistics import compute_stats
     except ImportError:
-        raise BadUsage("asv's statistics need asv_runner", "pip install 'pytest-slmserve[asv]'") from None
+        raise BadUsage("asv's statistics need asv_runner", to_install("asv")) from None
     result, stats = compute_stats(samples, 1)
     # Five significant digits, as asv writes statistics.
     told = {f"stats_{name}": float(f"{v:.4e}") if isinstance(v, float) else v for name, v in stats.items()}

@@ -110,15 +110,15 @@ def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> list[str]:
 
 
 def inconclusive(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield a sentence for each reason, or for what would resolve it, with its claims: "throughput-plateau (opt-125m;
-    opt-1.3b), energy-per-token (5 verdicts)"."""
+    """Yield a sentence for each reason, or for what would resolve it, behind its claims, since a narrow terminal cuts
+    the end: "throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 verdicts): inconclusive, ..."."""
     for what, verdicts in grouped(kinds["inconclusive"], lambda verdict: remedy(verdict, curves)).items():
         subjects = grouped(verdicts, lambda verdict: verdict.claim)
         each = (
             f"{claim} ({f'{len(of)} verdicts' if len(of) > 2 else '; '.join(v.subject for v in of)})"
             for claim, of in subjects.items()
         )
-        yield f"inconclusive: {what}: {', '.join(each)}"
+        yield f"{', '.join(each)}: inconclusive, {what}"
 
 
 def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:

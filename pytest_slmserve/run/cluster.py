@@ -36,7 +36,7 @@ from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import GpuSlots, slot_count
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Platform, SlmError
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Platform, SlmError, to_install
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, differences
 from pytest_slmserve.schema.specs import Engines, is_steady
 from pytest_slmserve.telemetry.host import Host, probe, this_host
@@ -420,7 +420,7 @@ class RayEngines:
         platform, (python, variables) = options.platform, options.engine
         assert platform is not None
         if find_spec("ray") is None:
-            raise BadUsage("--slm-ray needs Ray, which is not installed", "pip install 'pytest-slmserve[ray]'")
+            raise BadUsage("--slm-ray needs Ray, which is not installed", to_install("ray"))
         if options.on_all_gpus:
             here = probe(platform, python, dict(variables), root)
             slots = GpuSlots.from_host(here, slot_count(options, here), options.tensor_parallel_size[-1])

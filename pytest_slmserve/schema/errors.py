@@ -31,6 +31,16 @@ class SlmError(Exception):
         return self.problem.partition(ENDS_WITH)[0]
 
 
+def to_install(extra: str) -> str:
+    """Return the command that installs the packages of an extra, by their own names: this one is on no index, and a
+    stranger could take its name there."""
+    from importlib.metadata import requires
+
+    needed = [text.partition(";") for text in requires("pytest-slmserve") or ()]
+    packages = [f"'{name.strip()}'" for name, _, marker in needed if f'extra == "{extra}"' in marker.replace("'", '"')]
+    return f"pip install {' '.join(packages)}"
+
+
 # What is raised by reading plain values of any kind from a file of ours.
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, TypeVar
 
-from pytest_slmserve.schema.errors import BadUsage, Rule
+from pytest_slmserve.schema.errors import BadUsage, Rule, to_install
 from pytest_slmserve.schema.models import Model
 
 T = TypeVar("T")
@@ -41,7 +41,6 @@ def first_in_order(items: Iterable[T], seed: int, limit: int) -> list[T]:
 
 Tokenize = Callable[[Sequence[str]], list[list[int]]]
 
-INSTALL = "pip install 'pytest-slmserve[sharegpt]'"
 VOCABULARY = 32_000  # ids below it are tokens of most models
 BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
 OPT_VOCABULARY = 50272
@@ -60,14 +59,14 @@ def imported(package: str, extra: str = "sharegpt") -> ModuleType:
     try:
         return import_module(package)
     except ImportError:
-        raise BadUsage(f"the package {package} is not installed", f"pip install 'pytest-slmserve[{extra}]'") from None
+        raise BadUsage(f"the package {package} is not installed", to_install(extra)) from None
 
 
 def package_folder(name: str) -> Path:
     """Folder of an installed package of data, found without importing it. Raises BadUsage if it is missing."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise BadUsage(f"the package {name.replace('_', '-')} is not installed", INSTALL)
+        raise BadUsage(f"the package {name.replace('_', '-')} is not installed", to_install("sharegpt"))
     return Path(spec.submodule_search_locations[0])
 
 

@@ -31,7 +31,7 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Cells, Chart, Look, Section
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
-from pytest_slmserve.schema.errors import BadUsage, SlmError, regular
+from pytest_slmserve.schema.errors import BadUsage, SlmError, regular, to_install
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import SIMULATED, Environment, Measurement
 from pytest_slmserve.schema.specs import ClosedLoop
@@ -299,7 +299,7 @@ def template() -> Any:
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
-        raise BadUsage("a page needs Jinja2", "pip install 'pytest-slmserve[report]'") from None
+        raise BadUsage("a page needs Jinja2", to_install("report")) from None
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=visible, trim_blocks=True)
     environment.filters |= {
         "parts": parts,

@@ -9,7 +9,7 @@ import pytest
 from refusals import refused
 
 from pytest_slmserve.schema import errors
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, DeviceBusy, SlmError
+from pytest_slmserve.schema.errors import BadArchive, BadUsage, DeviceBusy, SlmError, to_install
 
 
 def test_an_error_is_its_problem_and_its_hint_and_obeys_nothing():
@@ -100,3 +100,10 @@ def test_the_users_cache_is_where_xdg_says(monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", told)
         found = errors.user_cache(), errors.user_cache("vllm")
         assert found == (Path(cache, "pytest-slmserve"), Path(cache, "vllm"))
+
+
+def test_packages_of_an_extra_are_installed_by_their_own_names():
+    extras = {"asv", "benchmark", "hub", "ray", "report", "sharegpt", "vllm"}
+    told = {extra: to_install(extra).removeprefix("pip install ") for extra in extras}
+    assert told["ray"].startswith("'ray>=") and "'jinja2>=" in told["report"] and "'vl-convert" in told["report"]
+    assert all(command.count("'") >= 2 and "slmserve" not in command for command in told.values())

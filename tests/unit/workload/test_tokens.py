@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from pytest_slmserve.plan.models import model_of
+from pytest_slmserve.schema.errors import to_install
 from pytest_slmserve.workload import tokens
 from pytest_slmserve.workload.tokens import STREAMS, draws, first_in_order, opt_tokenizer, within_vllm_limits
 
@@ -92,7 +93,7 @@ def test_a_model_with_another_vocabulary_needs_its_own_tokenizer():
 def test_a_missing_package_is_named_with_what_to_type(monkeypatch, package, extra, make):
     if package != "graphlib":
         monkeypatch.setitem(sys.modules, package, None)
-    with refused(package.replace("_", "-"), hint=f"pip install 'pytest-slmserve[{extra}]'"):
+    with refused(package.replace("_", "-"), hint=to_install(extra)):
         make()
 
 

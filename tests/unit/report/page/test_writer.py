@@ -28,6 +28,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import writer
 from pytest_slmserve.report.page.writer import GLOSSARY, page_content, rendered, reproduce
+from pytest_slmserve.schema.errors import to_install
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
@@ -188,7 +189,7 @@ def test_libraries_are_those_that_their_table_names_and_are_packed_once():
 
 def test_without_jinja2_a_page_is_a_usage_error(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with refused("Jinja2", hint="pytest-slmserve[report]"):
+    with refused("Jinja2", hint=to_install("report")):
         writer.RunPage(tmp_path / "out.html")
 
 
