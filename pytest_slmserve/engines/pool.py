@@ -482,7 +482,10 @@ def abreast(
     """
 
     def take(spec: EngineSpec, extra_env: Mapping[str, str], launched: Engine | None) -> Engine:
-        return pool.start(spec, lambda: launched or pool.launch(spec, extra_env=extra_env), beside)
+        engine = pool.start(spec, lambda: launched or pool.launch(spec, extra_env=extra_env), beside)
+        if beside:
+            undo.callback(engine.close)
+        return engine
 
     with ExitStack() as undo:
         undo.callback(pool.close)

@@ -234,7 +234,11 @@ class BusyClock:
             ticks, share = list[tuple[float, float]](), None  # times and shares
             while (now_s := time.monotonic()) < until:
                 now = gpm.sample()
-                before, share = share, self._share(since, now)
+                try:
+                    before, share = share, self._share(since, now)
+                except self._lost:
+                    gpm.free(now)
+                    raise
                 if before is not None and share != before:
                     ticks.append((now_s, share))
                     if (busy_s := busy_until_idle(since_s, ticks, exact)) is not None:
@@ -243,9 +247,10 @@ class BusyClock:
                         return busy_s if exact else None
                 gpm.free(now)
                 time.sleep(POLL_S)
+            self.close()
+            self._since = time.monotonic(), gpm.sample(), False  # now: what the GPU does next shows ticks
         except self._lost:
-            pass
-        self.close()
+            self.close()
         return None
 
     def _share(self, first: Any, last: Any) -> float:
@@ -263,21 +268,33 @@ def busy_until_idle(since_s: float, ticks: Sequence[tuple[float, float]], exact:
     """Busy seconds since `since_s` if no kernel ran between the last two of some ticks; None otherwise.
 
     The share then falls as the time since grows. A tick that was seen late makes that time wrong by one, and the share
-    does not fall so. One more or one less is taken if the share falls so for two ticks.
+    does not fall so. Two ticks tell, unless with one more or one less it would fall so as well, or does instead; then
+    three do, by the time with which it falls best. Of a moment that is no tick the time is what three shares say.
 
     Args:
         ticks: The time at which each was seen, and the share of the time since in which a kernel ran.
         exact: Whether `since_s` is a tick too.
     """
     first_s = ticks[0][0]
-    before_s = TICK_S * round((first_s - since_s) / TICK_S) if exact else first_s - since_s
-    for late, needed in ((0, 1), (1, 2), (-1, 2)) if exact else ((0, 1),):
-        spans_s = (before_s + TICK_S * (round((at_s - first_s) / TICK_S) + late) for at_s, _ in ticks)
-        busy_s = [share * span_s for span_s, (_, share) in zip(spans_s, ticks)]
-        last = busy_s[-1 - needed :]
-        if len(last) > needed and max(last) - min(last) < IDLE * TICK_S:
-            return busy_s[-1]
-    return None
+    last = [(share, TICK_S * round((at_s - first_s) / TICK_S)) for at_s, share in ticks[-3:]]
+
+    def busy_s(before_s: float) -> list[float]:
+        """Busy seconds by each of the last ticks, if the first of all is so many seconds after `since_s`."""
+        return [share * (before_s + after_s) for share, after_s in last]
+
+    def apart_s(found: Sequence[float]) -> float:
+        return max(found) - min(found)
+
+    if exact:
+        before_s = TICK_S * round((first_s - since_s) / TICK_S)
+        tried = [busy_s(before_s + late_s) for late_s in (0.0, TICK_S, -TICK_S)]
+        if len(last) > 1 and [apart_s(each[-2:]) < IDLE * TICK_S for each in tried] == [True, False, False]:
+            return tried[0][-1]
+    else:
+        (one, one_s), (other, other_s) = last[0], last[-1]
+        tried = [busy_s((other * other_s - one * one_s) / (one - other))] if one > other else [[]]
+    best = min(tried, key=lambda each: apart_s(each[-2:]) if each else 0.0)
+    return best[-1] if len(best) > 2 and apart_s(best) < IDLE * TICK_S else None
 
 
 class NvmlSource(SensorSource):

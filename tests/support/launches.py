@@ -1,9 +1,11 @@
-"""Launches of a gate with planted rates: what pairs of sides would have measured."""
+"""Launches of a gate with planted rates: what pairs of sides would have measured, one after the other or at once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 
 from stored_records import LIMITS, engine_alone
 
@@ -36,3 +38,35 @@ def pair_of_launches(pair: int = 1, *, speed: float = 1.0, **facts: object) -> l
 
 def pairs(count: int, *, speed: float = 1.0, **facts: object) -> list[Measurement]:
     return [m for n in range(1, count + 1) for m in pair_of_launches(n, speed=speed, **facts)]
+
+
+remembered = cache(engine_alone)
+HAPPENS = 1.5, -0.5, 0.25, -1.25, 0.75, -1.0, 1.0, -0.75  # of mean 0
+
+
+def launch_of_both(
+    number: int = 1, *, windows: int = 10, loads: Iterable[int] = LOADS, seconds: float = 1.0, kernels: float = 1.0,
+    share: float | None = 0.9, noise: float = 0.0, busy_noise: float = 0.0, made: int = 0, **facts: object,
+) -> list[Measurement]:  # fmt: skip
+    """Windows of both sides in turn, in the order ABBA, at each load.
+
+    seconds, kernels: of the candidate, over those of the baseline. share: of the time in which a kernel runs in the
+    baseline's; None: busy seconds are not counted. noise, busy_noise: of the ratio of a pair of windows, times
+    `HAPPENS`. made: how often it was begun before.
+    """
+    rates, found = dict(zip(LOADS, RATES)), list[Measurement]()
+    for n in loads:
+        for window in range(1, windows + 1):
+            turn: tuple[Side, Side] = ("baseline", "candidate") if window % 2 else ("candidate", "baseline")
+            seconds_of = remembered(rates[n], n).run.window_s
+            happens = HAPPENS[window % len(HAPPENS)]
+            for side in turn:
+                rate, busy_s = rates[n], share and share * (seconds_of[1] - seconds_of[0])
+                if side == "candidate":
+                    rate *= math.exp(noise * happens) / seconds
+                    busy_s = busy_s and busy_s * kernels * math.exp(busy_noise * happens)
+                part = GateLaunch("gate", number, side, side != turn[0], window=window, busy_s=busy_s)
+                m = engine_alone(rate, n, **facts) if facts else remembered(rate, n)  # type: ignore[arg-type]
+                at = f"2026-01-01T{made:02d}:{number:02d}:00.{len(found):03d}+00:00"
+                found.append(replace(m, launch=f"{number}-{side}-{made}", measured_at=at, paired=part))
+    return found

@@ -202,12 +202,14 @@ class Gated:
         pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint == OUTPUTS or endpoint in EXACT:
             return next((each for each in self.exact if each.claim == endpoint), None)
-        label = (TOGETHER if self.terms.together else GATED)[endpoint].label_in(self.pairs)
+        asked = (TOGETHER if self.terms.together else GATED)[endpoint]
+        label = asked.label_in(self.pairs)
         claim = f"no-worse-{endpoint}"
         if not self.pairs:
             return Verdict.inconclusive(claim, self.model, nothing_counts(self.dropped, self.lost))
         found = next((each for each in self.gated if each.name == label), None)
-        if found is None:
+        of_another_load = self.terms.together and asked.load == SMALL and has_one_load(self.pairs)
+        if found is None or of_another_load:
             return None
         value, low, high = astuple(found.ratio) if found.ratio else (None, None, None)
         records = tuple(m.id for pair in self.pairs for launch in pair.launches for m in launch.measurements)

@@ -192,11 +192,16 @@ def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
 def beside_an_idle_one(measurements: Iterable[Measurement]) -> dict[str, Interval]:
     """Speed of an engine beside an idle one, over that of the same engine alone, with its 95 % interval, by the label
     of the endpoint; empty if no calibration has measured it."""
-    numbered = sorted((m for m in measurements if part_of(m).pair < 1), key=lambda m: part_of(m).window or 0)
-    half, found = len(numbered) // 2, dict[str, Interval]()
-    if not half:
+    own, found = [m for m in measurements if part_of(m).pair < 1], dict[str, Interval]()
+    newest = max(own, key=attrgetter("measured_at")).launch if own else ""  # it may have been broken off before
+    windows = {part_of(m).window or 0: m for m in own if m.launch == newest}
+    each = THROWN_AWAY + FIRST_PAIRS
+    alone, beside = (
+        [figures_of(m) for number, m in sorted(windows.items()) if begin + THROWN_AWAY < number <= begin + each]
+        for begin in (0, each)
+    )
+    if not alone or len(alone) != len(beside):
         return found
-    alone, beside = (list(map(figures_of, part[THROWN_AWAY:])) for part in (numbered[:half], numbered[half:]))
     for endpoint in (BUSY, TOGETHER["throughput"]):
         values = [[getattr(figures, endpoint.figure) for figures in side] for side in (alone, beside)]
         series = WindowSeries.of(endpoint.label.partition(",")[0], endpoint.better, [[*zip(*values)]], 0.01)
