@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.archive.store import Archive, Contents, chosen, make_folder, read
-from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, Launches, content, is_file
+from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, Launches, is_file, read_json
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import is_steady, load_facts, short_hash
@@ -225,11 +225,11 @@ def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
     path = Path(records).with_name(NAME)
     if not path.exists():
         return {}
+    hint = "remove it, and calibrate again: --slm-calibrate"
     try:
-        rows = json.loads(content(path))
+        rows = read_json(path, hint)
         found = [converted(StoredNoise, {"place": row, "calibration": row, **row}) for row in rows]
-    except (OSError, *UNUSABLE) as error:
-        hint = "remove it, and calibrate again: --slm-calibrate"
+    except UNUSABLE as error:
         raise BadUsage(f"{path} is no calibration ({error})", hint) from None
     return {kept.place: kept for kept in found}
 
@@ -244,14 +244,7 @@ EXAMPLE = (
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
     """Return the waivers of a file: a list of objects that have every field of a waiver as text, and no other. Raises
     BadUsage for no file, no JSON, or what is no waiver, with the row and the field."""
-    try:
-        rows = json.loads(content(path).decode("utf-8"))
-    except OSError as error:
-        raise BadUsage(f"the waivers {path} cannot be read: {error.strerror}", f"a file of {EXAMPLE}") from None
-    except json.JSONDecodeError as error:
-        raise BadUsage(f"{path}, line {error.lineno}: no JSON ({error.msg})", EXAMPLE) from None
-    except (UnicodeDecodeError, RecursionError):
-        raise BadUsage(f"{path} is no JSON text", EXAMPLE) from None
+    rows = read_json(path, f"a file of {EXAMPLE}")
     if not isinstance(rows, list):
         raise BadUsage(f"{path} holds no list of waivers", EXAMPLE)
     found = []

@@ -31,7 +31,7 @@ from pytest_slmserve.analysis.metrics.window import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.points import Point, Summary, summary_of
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.archive.other_tools import rows_of_tool
-from pytest_slmserve.schema.errors import BadUsage, content
+from pytest_slmserve.schema.errors import BadUsage, content, json_at
 from pytest_slmserve.schema.printable import printable, printable_value
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ClosedLoop, is_job, load_facts
@@ -39,6 +39,7 @@ from pytest_slmserve.schema.specs import ClosedLoop, is_job, load_facts
 SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
 LARGEST_KNOB = 10**9
+LARGEST_FILE = 10**9  # bytes, of which `vllm bench serve --save-detailed` writes some million
 RUN, WARM_UP = "run_number", "-1"  # of `vllm bench sweep`
 MODELS, SERVED_BY = ("model_id", "model"), {"backend", "tokenizer_id", "endpoint_type", "tool"}
 
@@ -277,7 +278,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
 def read_results(path: Path) -> list[Row]:
     """Return the rows of a CSV or JSON file; names and values as a terminal may show them. Raises BadUsage."""
     try:
-        text = content(path).decode("utf-8-sig")
+        text = content(path, LARGEST_FILE).decode("utf-8-sig")
     except OSError as error:
         raise BadUsage(f"cannot read {path}: {error.strerror}", "the CSV or JSON file of the results") from None
     except UnicodeDecodeError:
@@ -288,14 +289,14 @@ def read_results(path: Path) -> list[Row]:
 
 
 def _json_rows(text: str, name: str) -> Iterator[Row]:
-    decoder, numbers, at = json.JSONDecoder(), count(1), 0
+    numbers, at = count(1), 0
     while at < len(text):
         if text[at].isspace():
             at += 1
             continue
         try:
-            found, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
+            found, at = json_at(text, at)
+        except ValueError:
             line = text.count("\n", 0, at) + 1
             raise BadUsage(f"{name}: no JSON in what begins at line {line}", "a whole file") from None
         for value, number in zip(found if isinstance(found, list) else [found], numbers):

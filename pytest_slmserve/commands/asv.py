@@ -31,7 +31,7 @@ from pytest_slmserve.analysis.points import concurrency_of, point_of
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.text_table import counted
-from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, content, to_install
+from pytest_slmserve.schema.errors import LARGEST_JSON, UNUSABLE, BadUsage, content, json_value, read_json, to_install
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, hosts_of, moment
 from pytest_slmserve.schema.specs import load_facts, short_hash
@@ -62,7 +62,7 @@ def init_asv(given: argparse.Namespace) -> int:
     folder: Path = given.into
     listed, repository, files = folder / RELEASES, folder / REPOSITORY, initial_files()
     try:
-        own = releases_in(listed.read_text("utf-8")) if listed.exists() else []
+        own = releases_in(content(listed, LARGEST_JSON)) if listed.exists() else []
         shipped = releases_in(files[RELEASES])
         rows = shipped if shipped[: len(own)] == own else own
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
         there: dict[Path, File] = {}
         for path in [*(each for each in folder.glob("*/*.json") if each.name != "machine.json"), listed]:
             if path.exists():
-                there[path] = json.loads(content(path))
+                there[path] = read_json(path, HINT)
                 if not isinstance(there[path], dict):
                     raise TypeError("no object")
         benchmarks = there.pop(listed, None)
@@ -138,8 +138,6 @@ def convert_to_asv(given: argparse.Namespace) -> int:
         files[listed] = benchmarks_file(there.values(), benchmarks)
     except UNUSABLE as error:
         raise BadUsage(f"{path} does not hold results of asv ({type(error).__name__}: {error})", HINT) from None
-    except OSError as error:
-        raise BadUsage(f"cannot read {path}: {error.strerror}", HINT) from None
     try:
         for path, file in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -400,9 +398,9 @@ def initial_files() -> dict[str, str]:
     }
 
 
-def releases_in(text: str) -> list[Release]:
+def releases_in(text: str | bytes) -> list[Release]:
     """Return a list of releases. Raises ValueError or TypeError if the text holds none."""
-    return [(str(release), str(day)) for release, day in json.loads(text)]
+    return [(str(release), str(day)) for release, day in json_value(text)]
 
 
 def git(repository: Path, *arguments: str, given: str = "") -> str:

@@ -19,7 +19,7 @@ from pytest_slmserve.commands import cli, plan, report
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json
 
 STATUS = (
     f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
@@ -133,11 +133,11 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
         final.sort(key=lambda name: tuple(map(int, name.split("."))))
         releases = [Release(name, given.python.format(release=name)) for name in final]
     else:
+        hint = '[{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...]'
+        rows = read_json(given.releases, hint)
         try:
-            rows = json.loads(given.releases.read_text("utf-8"))
             releases = [Release(**({"python": given.python.format(release=row["release"])} | row)) for row in rows]
-        except (ValueError, TypeError, KeyError) as error:
-            hint = '[{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...]'
+        except UNUSABLE as error:
             why = f"{given.releases} is no list of releases ({type(error).__name__}: {error})"
             raise BadUsage(why, hint) from None
     names = [each.release for each in releases]

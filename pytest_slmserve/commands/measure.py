@@ -30,7 +30,7 @@ from pytest_slmserve.report.page.writer import check_replaceable, write_page
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema import specs
-from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command
+from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, json_value, of_a_command
 from pytest_slmserve.schema.printable import SECRET, SECRET_NAME
 from pytest_slmserve.schema.records import Measurement, Progress
 from pytest_slmserve.schema.specs import KEY, ClosedLoop, EngineSpec, Load, OpenLoop, Workload, WorkloadSpec, short_hash
@@ -137,8 +137,8 @@ def json_object(text: str) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        found = json.loads(text, object_pairs_hook=noted)
-    except (ValueError, RecursionError):
+        found = json_value(text, kept=True, pairs=noted)
+    except ValueError:
         found = None
     secret = next(filter(SECRET_NAME.search, names), None)
     if secret or SECRET.search(text):

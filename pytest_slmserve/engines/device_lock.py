@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, try_lock
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, DeviceBusy, json_value, try_lock
 from pytest_slmserve.schema.printable import printable
 
 ALL_MAY = 0o666  # every user may write into the file who holds the lock
@@ -83,7 +83,7 @@ def lock_device(device: str, folder: Path | None = None) -> Iterator[None]:
 def holder_of(text: str) -> str:
     """The process that holds a lock, by the note in its file, which any user may have written."""
     try:
-        facts = json.loads(text)
+        facts = json_value(text)
         return printable(f"process {facts['pid']}, since {facts['since']}, in {facts['folder']}", layout="")
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except UNUSABLE:
         return "it has not said which"

@@ -23,11 +23,20 @@ import psutil
 from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
 from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
-from pytest_slmserve.schema.errors import BadUsage, Caches, EngineFailed, Side, user_cache
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Caches, EngineFailed, Side, json_value, user_cache
 from pytest_slmserve.schema.models import Model, hub_name, short_name
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Request, Workload, command_words, short_hash
+from pytest_slmserve.schema.specs import (
+    GIB,
+    OWN_FIELDS,
+    EngineSpec,
+    Request,
+    Workload,
+    command_words,
+    handed_over,
+    short_hash,
+)
 from pytest_slmserve.telemetry.gpu import ask_once
 from pytest_slmserve.telemetry.host import own_cores
 
@@ -253,7 +262,7 @@ class ServerEngine(ProcessEngine):
             raise self.child.failed(problem, "--slm-interface engine") from None
         status, answer = self._ask("POST", "/collective_rpc", {"method": "slm_facts"})
         with suppress(ValueError, LookupError, TypeError):
-            facts |= {"parts": json.loads(answer)["results"]} if status == 200 else {}
+            facts |= {"parts": json_value(answer)["results"]} if status == 200 else {}
         return facts
 
     def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
@@ -305,7 +314,10 @@ class ServerEngine(ProcessEngine):
             raise self.child.failed(f"did not answer: {error}") from None
         if status != 200:
             raise self.child.failed(f"answered {status}: {answer[:200]}")
-        choice: dict[str, Any] = json.loads(answer)["choices"][0]
+        try:
+            choice: dict[str, Any] = json_value(answer)["choices"][0]
+        except UNUSABLE:
+            raise self.child.failed(f"answered no completion: {answer[:200]}") from None
         return choice
 
     def close(self) -> None:
@@ -371,7 +383,7 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     if spec.tensor_parallel_size > 1:
         arguments["tensor_parallel_size"] = spec.tensor_parallel_size
     for name, value in spec.extra:  # objects come as their JSON text (`options.table.argument`)
-        arguments[name] = json.loads(value) if isinstance(value, str) and value.startswith("{") else value
+        arguments[name] = handed_over(value) if isinstance(value, str) and value.startswith("{") else value
     return arguments
 
 

@@ -21,6 +21,7 @@ EXAMPLES = {  # values to type for options without a default of their own, by th
     "tflops=N,gbps=N": "tflops=989,gbps=3350",
     "NAME=JSON": "max_num_seqs=256",
 }
+LONGEST = 200  # characters of a wrong value that are told
 OWN_MODES = "--slm-gpu, --slm-cpu or --slm-simulate"
 BESIDE_THE_RECORDS = ("gate.json", "gate.md", "calibration.json")  # files that a gate writes
 
@@ -70,7 +71,7 @@ def _value(opt: Opt, given: Any, where: str) -> tuple[Any, Sequence[str]]:
             shown = [re.sub("=.*", "=...", text, flags=re.DOTALL) for text in texts]
         elif opt.read is side:
             shown = [re.sub(r"((?::|,)env=[^=]*=).*", r"\1...", text, flags=re.DOTALL) for text in texts]
-        said = " ".join(map(repr, shown))
+        said = " ".join(repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}...") for text in shown)
         raise BadUsage(f"{where}: {said} is not {wanted}", _to_type(opt, " ".join(texts))) from None
 
 

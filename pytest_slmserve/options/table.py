@@ -135,6 +135,8 @@ def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise ValueError("NAME=VALUE")
+    if not text.isascii() and text != text.encode(errors="ignore").decode():  # no record could hold it
+        raise ValueError("NAME=VALUE in UTF-8")
     return name, value
 
 
@@ -159,10 +161,10 @@ def argument(text: str) -> tuple[str, Any]:
             "for the engine alone: --slm-tensor-parallel-size 2 gives it more GPUs, with their locks and sensors"
         )
     try:
-        read = json.loads(value)
+        read = errors.json_value(value, kept=True)
     except json.JSONDecodeError:
         return name, value
-    return name, value if isinstance(read, dict) else frozen(read)
+    return name, value.strip() if isinstance(read, dict) else frozen(read)
 
 
 def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:

@@ -17,12 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.schema import models as catalogue
-from pytest_slmserve.schema.errors import BadUsage, SlmError, content, is_file, user_cache
+from pytest_slmserve.schema.errors import (
+    LARGEST_JSON,
+    UNUSABLE,
+    BadUsage,
+    SlmError,
+    content,
+    is_file,
+    json_value,
+    read_json,
+    regular,
+    user_cache,
+)
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.specs import short_hash
 
 ON_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-LARGEST_HEADER = 100_000_000  # bytes, by the format's own specification
+LONGEST_NAME = 1 << 12
 HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 SIZES = Path(__file__).parents[1] / "engines" / "worker" / "interpreter.py"
 QUANTIZATION = "hf_quant_config.json"
@@ -88,8 +99,8 @@ def config_folder(model: str) -> Path | None:
     cache = Path(named or home / "hub").expanduser()
     repository = cache / f"models--{model.replace('/', '--')}"
     try:
-        snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text("utf-8").strip()
-    except OSError:
+        snapshot = repository / "snapshots" / content(repository / "refs" / "main", LONGEST_NAME).decode().strip()
+    except (OSError, ValueError):
         return None
     return snapshot if is_file(snapshot / "config.json") else None
 
@@ -104,12 +115,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(content(path))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BadUsage(f"{path} is not JSON: {error}", f"the {path.name} that came with the model") from None
+    hint = f"the {path.name} that came with the model"
+    found = read_json(path, hint)
     if not isinstance(found, dict):
-        raise BadUsage(f"{path} is no configuration of a model", f"the {path.name} that came with the model")
+        raise BadUsage(f"{path} is no configuration of a model", hint)
     return found
 
 
@@ -120,27 +129,27 @@ def stored_parameters(folder: Path, tied: bool) -> int | None:
     try:
         files = ["model.safetensors"]
         if index.is_file():
-            files = sorted({str(file) for file in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+            files = sorted({str(file) for file in json_value(content(index, LARGEST_JSON))["weight_map"].values()})
         for file in files:
             tensors |= _header(folder / file, (folder / file).stat().st_mtime_ns)
         tensors.pop("__metadata__", None)
         if not tensors or any(not tensor["dtype"].startswith(("F32", "F16", "BF16")) for tensor in tensors.values()):
             return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        if tied and HEAD in tensors and any(name.endswith(EMBEDDINGS) for name in tensors):
+            del tensors[HEAD]
+        return catalogue.counted_weights(sum(math.prod(tensor["shape"]) for tensor in tensors.values()))
+    except (OSError, *UNUSABLE):
         return None
-    if tied and HEAD in tensors and any(name.endswith(EMBEDDINGS) for name in tensors):
-        del tensors[HEAD]
-    return sum(int(math.prod(tensor["shape"])) for tensor in tensors.values())
 
 
 @functools.cache
 def _header(path: Path, changed_ns: int) -> dict[str, Any]:
     """Read once for each change of the file, because plans ask often."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         size = int.from_bytes(file.read(8), "little")
-        if size > LARGEST_HEADER:
+        if size > LARGEST_JSON:
             raise ValueError(f"{path} has no header of safetensors")
-        found: dict[str, Any] = json.loads(file.read(size))
+        found: dict[str, Any] = json_value(file.read(size))
     return found
 
 
@@ -152,10 +161,12 @@ def sizes_file(config: Mapping[str, Any]) -> Path:
 def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes that a probe found for this configuration; empty if none has."""
     try:
-        found = json.loads(sizes_file(config).read_text("utf-8"))
-    except (OSError, ValueError):
+        found = json_value(content(sizes_file(config), LARGEST_JSON))
+        counts = [found[name] for name in ("parameters", "active") if found.get(name) is not None]
+        is_whole = None not in map(catalogue.counted_weights, counts) and isinstance(found.get("completed", {}), dict)
+    except (OSError, *UNUSABLE):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if is_whole else {}
 
 
 def probe_models(
@@ -226,8 +237,8 @@ def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> dict[st
         output, why = b"", f"{command[0]} does not run: {error.strerror}"
     found: dict[str, dict[str, Any]] = {}
     for line in output.splitlines():
-        with suppress(ValueError, TypeError, KeyError):  # what libraries print is none of ours
-            told = json.loads(line)
+        with suppress(*UNUSABLE):  # what libraries print is none of ours
+            told = json_value(line)
             found[told["model"]] = told
     return {model: found.get(model) or {"problem": why} for model in models}
 

@@ -1,6 +1,5 @@
 """Sections and facts of fixed-size workloads, of single loads of a server, of request rates and ramps, and goodput."""
 
-import json
 import math
 import re
 from collections import Counter
@@ -25,7 +24,7 @@ from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import Column, figure, hundredths, milliseconds, whole
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, short_hash
+from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, handed_over, short_hash
 
 SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
 LATENCY_CHARTS = "Latency of requests"
@@ -215,7 +214,7 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
     found = {
         "id": measurement.id,
         **case_facts(measurement),
-        "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
+        "extra_body": {name: handed_over(value) for name, value in measurement.spec.extra},
         **load_figures(measurement, terms),
         **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "refused"),
         "notes": [*_load_notes(measurement)],

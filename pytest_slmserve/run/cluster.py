@@ -36,7 +36,7 @@ from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import GpuSlots, slot_count
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Platform, SlmError, to_install
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Platform, SlmError, read_json, to_install
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, differences
 from pytest_slmserve.schema.specs import Engines, is_steady
 from pytest_slmserve.telemetry.host import Host, probe, this_host
@@ -283,12 +283,7 @@ def join_cluster(options: Options) -> Any:
     environment, address, told = None, options.ray, ""
     if path := options.ray_env:
         hint = '{"pip": ["vllm==0.26.0"]}'
-        try:
-            environment = json.loads(Path(path).read_text("utf-8"))
-        except OSError as error:
-            raise BadUsage(f"slm_ray_env: cannot read {path}: {error.strerror}", "another path") from None
-        except ValueError as error:
-            raise BadUsage(f"slm_ray_env: {path} is not JSON ({error})", hint) from None
+        environment = read_json(Path(path), hint, f"slm_ray_env: {path}")
         if not isinstance(environment, dict):
             raise BadUsage(f"slm_ray_env: {path} holds no JSON object", hint)
     try:

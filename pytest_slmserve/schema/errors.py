@@ -1,11 +1,13 @@
-"""One family of errors: what was seen, then what to type; and files as we open them, with errors that name them."""
+"""One family of errors: what was seen, then what to type; and files, and JSON of others, as we read them, with errors
+that name them."""
 
 import errno
 import fcntl
+import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -126,13 +128,76 @@ def regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def content(path: Path) -> bytes:
-    """All bytes of a file. Raises OSError, also where it is larger than the memory."""
+def content(path: Path, most: int | None = None) -> bytes:
+    """All bytes of a file. most: so many at most. Raises OSError, also where it is larger than that or the memory."""
     try:
         with open(path, "rb", opener=regular) as file:
+            if most is not None and os.fstat(file.fileno()).st_size > most:
+                raise OSError(errno.EFBIG, f"it is larger than {most / 10**6:g} MB", str(path))
             return file.read()
     except (MemoryError, OverflowError):
         raise OSError(errno.ENOMEM, "it is larger than the memory", str(path)) from None
+
+
+LARGEST_JSON = 100_000_000  # bytes of a file or text: as much as the head of safetensors may have
+DEEPEST_JSON = 100  # levels: Python reads more than its own functions can walk through
+Pairs = Callable[[list[tuple[str, Any]]], Any]
+_DECODER = json.JSONDecoder()
+
+
+def read_json(path: Path, hint: str, name: str = "") -> Any:
+    """The value of a file of others, as `json_value` reads it. name: told in place of its path. Raises BadUsage."""
+    name = name or str(path)
+    try:
+        return json_value(content(path, LARGEST_JSON))
+    except OSError as error:
+        raise BadUsage(f"{name} cannot be read: {error.strerror}", hint) from None
+    except json.JSONDecodeError as error:
+        raise BadUsage(f"{name} is not JSON text: line {error.lineno}, {error.msg}", hint) from None
+    except ValueError as wanted:
+        raise BadUsage(f"{name} is not {wanted}", hint) from None
+
+
+def json_value(text: str | bytes, *, kept: bool = False, pairs: Pairs | None = None) -> Any:
+    """The value of a text of others that is JSON and nothing more. Of a key that stands there twice the last is read,
+    and NaN and Infinity are, as Python writes them. kept: in a record, so neither they are, nor what is no Unicode.
+    pairs: makes an object of its entries. Raises JSONDecodeError, or ValueError that says what is wanted."""
+    if len(text) > LARGEST_JSON:
+        raise ValueError(f"JSON of at most {LARGEST_JSON // 10**6} MB")
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError("JSON text in UTF-8") from None
+    found, _ = json_at(text.strip(), None, pairs)
+    try:
+        if kept:
+            json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise ValueError("JSON of finite numbers and Unicode") from None
+    return found
+
+
+def json_at(text: str, at: int | None = None, pairs: Pairs | None = None) -> tuple[Any, int]:
+    """The value that begins at this place of a text of others, and where it ends; no place: all of it is the value.
+    Raises as `json_value`."""
+    decoder = json.JSONDecoder(object_pairs_hook=pairs) if pairs else _DECODER
+    deep = ValueError(f"JSON of at most {DEEPEST_JSON} levels")
+    try:
+        found, end = (decoder.decode(text), len(text)) if at is None else decoder.raw_decode(text, at)
+    except RecursionError:
+        raise deep from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # Python's own limit, because reading them takes time by their square
+        raise ValueError("JSON of numbers with at most some thousand digits") from None
+    level = [found] if text.count("[", at, end) + text.count("{", at, end) > DEEPEST_JSON else []
+    for _ in range(DEEPEST_JSON):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+    if level:
+        raise deep
+    return found, end
 
 
 def try_lock(file: IO[Any], *, shared: bool = False) -> bool:

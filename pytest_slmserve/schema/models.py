@@ -35,6 +35,14 @@ MOST = {
     "vocab_size": 1 << 24,
     "max_position_embeddings": 1 << 30,
 }
+# Likewise of what a model need not have: 0 is as if it were not told.
+MOST_IF_ANY = {
+    **dict.fromkeys(("ffn_dim", "intermediate_size"), 1 << 20),
+    "word_embed_proj_dim": 1 << 18,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 1 << 14),
+    "sliding_window": 1 << 30,
+}
+MOST_WEIGHTS, MOST_BITS = 10**14, 64
 HAVE_STATE = {"state_size", "d_state", "ssm_cfg", "attention_hidden_size"}  # of models that may have no heads at all
 ModelSource = Literal["catalogue", "folder", "hub"]  # of the package, a folder, the cache of the Hub
 USUAL_CONTEXT = 2048  # tokens: OPT's positions
@@ -193,8 +201,10 @@ def model_from_config(
         kv_heads = _number(entries, "num_key_value_heads", heads)
         if kv_heads > heads:
             raise ValueError(f"num_key_value_heads: {kv_heads}, and {heads} heads")
+        if heads > hidden:
+            raise ValueError(f"'hidden_size': {hidden}, and {heads} heads")
         dtype = str(own.get("dtype") or own.get("torch_dtype") or "float16")
-        experts = int(next((n for word in EXPERTS if (n := own.get(word))), 0))
+        experts = next((n for word in EXPERTS if (n := _number_if_any(own, word))), 0)
         counted = parameters if parameters is not None else count_parameters(config)
         return Model(
             name=name,
@@ -210,11 +220,11 @@ def model_from_config(
             active=active or counted,
             windows=windows_of(entries, layers, architecture) if architecture in AS_CONFIGURED else None,
             dtype="float16" if dtype == "float32" else dtype,  # as vLLM has it
-            embedding_width=int(own.get("word_embed_proj_dim") or hidden),
+            embedding_width=_number_if_any(own, "word_embed_proj_dim") or hidden,
             tied=is_tied(config),
-            feed_forward=int(own.get("ffn_dim") or own.get("intermediate_size") or 0) or None,
+            feed_forward=_number_if_any(own, "ffn_dim") or _number_if_any(own, "intermediate_size") or None,
             experts=experts,
-            experts_per_token=int(own.get("num_experts_per_tok") or experts),
+            experts_per_token=_number_if_any(own, "num_experts_per_tok") or experts,
             quantization=_quantization(config.get("quantization_config")),
             source=source,
             config=tuple(config.items()),
@@ -225,9 +235,11 @@ def model_from_config(
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The architecture that `config.json` names, or else, as vLLM has it, the one of its model_type. Raises LookupError
-    if it tells neither."""
+    if it tells neither, ValueError if it tells something else."""
     if named := config.get("architectures"):
-        return str(named[0])
+        if not isinstance(named, list | tuple) or not isinstance(named[0], str):
+            raise ValueError(f"'architectures': {named!r:.40} are no names")
+        return named[0]
     kind = str(config.get("model_type") or "").replace("_", "")
     if not kind:
         raise LookupError("'architectures'")
@@ -247,14 +259,25 @@ def _number(entries: Mapping[str, Any], word: str, otherwise: int | None = None)
         return otherwise
     if value is None:
         raise LookupError(f"'{word}'")
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or value != value // 1
-        or not 0 < value <= MOST[word]
-    ):
+    return _within(word, value, MOST[word], 1)
+
+
+def _number_if_any(entries: Mapping[str, Any], word: str) -> int:
+    """The number of this name, 0 where it is not told. Raises ValueError for what no model can have."""
+    value = entries.get(word)
+    return 0 if value is None else _within(word, value, MOST_IF_ANY[word])
+
+
+def _within(word: str, value: Any, most: int, least: int = 0) -> int:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value != value // 1 or not least <= value <= most:
         raise ValueError(f"'{word}': {value!r:.40} is no number of a model")
     return int(value)
+
+
+def counted_weights(count: Any) -> int | None:
+    """A number of weights that others have counted; None if no model can have so many."""
+    return count if type(count) is int and 0 < count <= MOST_WEIGHTS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +323,7 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
     hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
     size = _number(config, "head_dim", hidden // heads)
     queries, keys = heads * size, _number(config, "num_key_value_heads", heads) * size
-    inner, rows = int(config["intermediate_size"]), _number(config, "vocab_size")
+    inner, rows = _number_if_any(config, "intermediate_size"), _number(config, "vocab_size")
     layer = 2 * hidden * (queries + keys) + 3 * hidden * inner + family.norms * hidden
     layer += queries + 2 * keys if family.bias or config.get("attention_bias") else 0
     layer += hidden if config.get("attention_bias") and not family.bias else 0
@@ -344,7 +367,9 @@ def _quantization(told: Any) -> Quantization | None:
     elif method == "bitsandbytes":
         bits, zero_points = 8 if own.get("load_in_8bit") else None, False
     inputs = [group.get("input_activations") or {} for group in groups]
-    size = int(group_size or own.get("q_group_size") or -1)
+    size, bits = int(group_size or own.get("q_group_size") or -1), float(bits or 0)
+    if not 0 <= bits <= MOST_BITS:
+        raise ValueError(f"'quantization_config': weights of {bits:g} bits")
     kv_cache_dtype = "auto"
     scheme = own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
     if scheme and str(method).startswith(("compressed-tensors", "modelopt")):
@@ -352,7 +377,7 @@ def _quantization(told: Any) -> Quantization | None:
         kv_cache_dtype = "fp8" if eight_bits else ""
     return Quantization(
         method=None if method is None else str(method),
-        bits=float(bits) if bits else None,
+        bits=bits or None,
         group_size=size if size > 0 else None,
         zero_points=bool(bits) and zero_points,
         fp8_inputs=any((each.get("num_bits"), each.get("type")) == (8, "float") for each in inputs)
@@ -365,14 +390,15 @@ def _quantization(told: Any) -> Quantization | None:
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Report whether the output layer is the embeddings, which `config.json` says only if that is unusual."""
     usual = False
-    with suppress(LookupError):
+    with suppress(LookupError, ValueError):
         usual = AS_CONFIGURED.get(architecture_of(config), False)
     return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 
 
 def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tuple[int | None, ...] | None:
     """The window of each layer; None if a layer is no attention, or if nobody knows which layers slide."""
-    window = entries.get("sliding_window") if entries.get("use_sliding_window") is not False else None
+    window = _number_if_any(entries, "sliding_window") or None
+    window = None if entries.get("use_sliding_window") is False else window
     kinds = entries.get("layer_types")
     if kinds is None:
         from_layer = entries.get("max_window_layers")

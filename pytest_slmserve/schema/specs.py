@@ -15,7 +15,17 @@ from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeGuard, get_args
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from pytest_slmserve.schema.errors import BadUsage, Interface, LoadFormat, Platform, RampUp, Rule, Sharing, Source
+from pytest_slmserve.schema.errors import (
+    BadUsage,
+    Interface,
+    LoadFormat,
+    Platform,
+    RampUp,
+    Rule,
+    Sharing,
+    Source,
+    json_value,
+)
 from pytest_slmserve.schema.models import CATALOGUE, Model, catalogue_name
 from pytest_slmserve.schema.printable import SECRET, SECRET_NAME, printable
 
@@ -204,6 +214,14 @@ class EngineSpec:
     def gpus(self) -> range:
         """Indices of the visible GPUs that the engine takes."""
         return range(self.gpu, self.gpu + self.tensor_parallel_size)
+
+
+def handed_over(value: Any) -> Any:
+    """A value of `EngineSpec.extra` as an engine or a body gets it: that of JSON text, any other as it is."""
+    try:
+        return json_value(value)
+    except (ValueError, TypeError):  # a record may hold anything
+        return value
 
 
 def command_words(arguments: Mapping[str, Any]) -> list[str]:

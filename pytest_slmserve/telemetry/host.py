@@ -5,7 +5,6 @@ Sources of facts: proc_stat(5), proc_pid_stat(5) and cgroups(7); accounting/psi.
 kernel's documentation.
 """
 
-import json
 import math
 import os
 import platform as system
@@ -24,7 +23,7 @@ from typing import Any
 import psutil
 
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.errors import BadUsage, Platform
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Platform, json_value
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Environment, release
 from pytest_slmserve.schema.specs import short_hash
@@ -216,10 +215,11 @@ def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
         done = subprocess.run(
             [python, str(VERSIONS)], capture_output=True, timeout=PROBE_S, env=passed_on(os.environ) | env
         )
-        answer: dict[str, str | None] = {name: json.loads(done.stdout)[name] for name in TOLD}
+        told = json_value(done.stdout)
+        answer: dict[str, str | None] = {name: told[name] for name in TOLD}
         if not all(value is None or isinstance(value, str) for value in answer.values()):
             raise TypeError("versions are text")
-    except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, subprocess.TimeoutExpired, *UNUSABLE):
         raise BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python=PATH/bin/python") from None
     return answer
 

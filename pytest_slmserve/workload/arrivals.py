@@ -7,20 +7,21 @@ scale of its expected count; E. Çinlar, Introduction to Stochastic Processes, 1
 Counts are left to chance: nothing is stretched afterwards so that the last request comes at requests/rate.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import accumulate, chain, count, islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.schema.errors import BadDataset, BadUsage, regular
+from pytest_slmserve.schema.errors import UNUSABLE, BadDataset, BadUsage, json_value, regular
 from pytest_slmserve.schema.specs import OpenLoop
 from pytest_slmserve.workload.tokens import draws
 
+LONGEST_LINE = 1 << 20  # characters, of which the ids of a row of Mooncake have some thousand
 LEAST_BURSTINESS = 0.01  # gaps then vary by ten times their mean, and come in bursts of a hundred requests
 
 
@@ -146,13 +147,14 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror}", f"the path of a trace: {FORMATS}") from None
     with file:
-        first = file.readline()
+        lines = iter(partial(file.readline, LONGEST_LINE), "")
+        first = next(lines, "")
         names = [name.strip() for name in first.split(",")]
-        columns, rows = None, enumerate(chain([first], file), start=1)
+        columns, rows = None, enumerate(chain([first], lines), start=1)
         if not first.lstrip().startswith("{"):
             if not set(AZURE) <= set(names):
                 raise BadDataset(f"{path} is no trace: its first line is {first.strip()[:60]!r}", FORMATS)
-            columns, rows = [names.index(name) for name in AZURE], enumerate(file, start=2)
+            columns, rows = [names.index(name) for name in AZURE], enumerate(lines, start=2)
         first_ns = last_ns = None
         for number, line in rows:
             if not line.strip():
@@ -161,7 +163,7 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
                 at_ns, prompt, output = _azure_row(line, columns) if columns else _mooncake_row(line)
                 if any(type(count) is not int or count < 0 for count in (prompt, output)):
                     raise ValueError
-            except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
+            except UNUSABLE:
                 problem = f"line {number} of {path} is no row of this trace"
                 raise BadDataset(problem, "a whole copy of the file") from None
             if last_ns is not None and at_ns < last_ns:
@@ -188,7 +190,7 @@ def _azure_row(line: str, columns: Sequence[int]) -> tuple[int, int, int]:
 def _mooncake_row(line: str) -> tuple[int, Any, Any]:
     """Nanoseconds on the trace's own clock, prompt tokens and output tokens of a line of JSON. Raises ValueError where
     the time is no number, and what Python raises for entries that are missing."""
-    facts = json.loads(line)
+    facts = json_value(line)
     at_ms, prompt, output = (facts[name] for name in MOONCAKE)
     if type(at_ms) not in (int, float) or not math.isfinite(at_ms):
         raise ValueError

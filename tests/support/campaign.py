@@ -86,6 +86,33 @@ def change_disk(case: Case, records: str, statuses: tuple[int, ...], planted: st
         case.judge("disk", again, (0,), "4 measurements were reused", may_stay=[SECOND])
 
 
+# Models: a folder whose configuration has one entry that no model has, planned
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "max_position_embeddings": 8192, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+}  # fmt: skip
+OF_A_MODEL = (
+    *CONFIG, "head_dim", "ffn_dim", "word_embed_proj_dim", "num_experts", "num_experts_per_tok", "sliding_window",
+    "max_window_layers", "layer_types", "text_config", "quantization_config", "torch_dtype", "tie_word_embeddings",
+    "model_type",
+)  # fmt: skip
+
+
+def plan_model(case: Case, entry: str, values: Iterable[object]) -> None:
+    """0 of an entry that is not read, or may be so."""
+    (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
+    words = ["--slm-simulate", "--slm-models=./mine", "--slm-plan", "test_it.py"]
+
+    def works() -> Iterator[tuple[str, Callable[[], int]]]:
+        (case.folder / "mine").mkdir()
+        for value in values:
+            (case.folder / "mine" / "config.json").write_text(json.dumps({**CONFIG, entry: value}), "utf-8")
+            yield f"{value!r}", pytest_run(words)
+
+    judge_each(case, "hostile files", works(), (0, 4))
+
+
 # Kills
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hostile
 import pytest
-from campaign import COMMANDS, MEMORY, good_archive, hostile_files, read_files
+from campaign import COMMANDS, MEMORY, OF_A_MODEL, good_archive, hostile_files, plan_model, read_files
 from judged import Case, pytest_run
 from shipped import put
 
@@ -46,6 +46,11 @@ def test_a_command_with_each_hostile_file(case: Case, good: bytes, files: list[P
 @pytest.mark.parametrize(("reader", "step"), [("resume", 2), ("append", 6), ("against", 6), ("dataset", 6)])
 def test_a_run_with_each_hostile_file(case: Case, files: list[Path], reader: str, step: int) -> None:
     read_files(case, reader, [path for at, path in enumerate(files) if at % step == 0 or "deep" in path.name])
+
+
+@pytest.mark.parametrize("entry", OF_A_MODEL)
+def test_a_model_with_an_entry_that_no_model_has(case: Case, entry: str) -> None:
+    plan_model(case, entry, [value for value in hostile.ODD if value is not None])
 
 
 # What a gate reads, before its first engine

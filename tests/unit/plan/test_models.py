@@ -7,12 +7,15 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import hostile
 import pytest
+from campaign import CONFIG, OF_A_MODEL
 from refusals import refused
 
 from pytest_slmserve.plan import models
 from pytest_slmserve.plan.models import kept_sizes, known_model, model_of, probe_models, stored_parameters, wants_probe
 from pytest_slmserve.schema import kv_cache
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import CATALOGUE, MODELS
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -88,6 +91,23 @@ def test_what_is_no_configuration_is_refused_with_its_path(tmp_path):
         model_of(folder)
 
 
+@pytest.mark.parametrize("entry", OF_A_MODEL)
+def test_an_entry_may_be_anything_and_the_model_is_refused_or_has_sizes_to_compute_with(tmp_path, entry):
+    for value in hostile.ODD:
+        folder = written(tmp_path / "mine", {**CONFIG, entry: value})
+        try:
+            model = model_of(folder)
+        except BadUsage as error:
+            assert (
+                "mine" in error.problem and "config.json" in error.problem and error.hint and len(error.problem) < 200
+            )
+            continue
+        for number in (model.kv_bytes_per_token(), model.kv_read_bytes(100), model.attention_width(100)):
+            assert number is None or 0 < number < 1e12
+        assert model.quantization is None or 0 <= (model.quantization.bits or 0) <= 64
+        assert (model.indivisible(3) is None) in (True, False) and model.lm_head > 0
+
+
 def test_a_fine_tuned_model_has_as_many_weights_as_its_base(tmp_path):
     base = CATALOGUE["olmoe-1b-7b"]
     tuned = {**dict(base.config), "eos_token_id": 2, "torch_dtype": "float32"}
@@ -154,6 +174,8 @@ def test_weights_are_counted_by_their_shapes_and_a_tied_output_layer_that_is_sto
     assert stored_parameters(tmp_path, tied=False) is None
     assert [counted(tensors) for tensors in (STORED, STORED | HEAD, {})] == [[36, 36], [36, 68], [None, None]]
     assert counted(HEAD | {"other.weight": ("F16", [2])}) == [34, 34], "all that there is"
+    for odd in ([-8, 4], [10**9, 10**9], ["8"], "84", [1.5, 2], None):
+        assert counted({"a.weight": ("F16", odd)}) == [None, None], "no shape"
     assert counted(STORED | {"qweight": ("I32", [4, 4])}) == [None, None], "packed numbers are not weights"
     for tied, number in ((True, 36), (False, 68)):
         folder = written(tmp_path / str(tied), {**STRANGER, "tie_word_embeddings": tied})
@@ -168,7 +190,7 @@ def test_an_index_names_the_files_and_all_must_be_there_and_whole(tmp_path):
     assert stored_parameters(tmp_path, tied=False) is None
     weights(tmp_path / "b.safetensors", HEAD)
     assert stored_parameters(tmp_path, tied=False) == 68
-    too_large = (models.LARGEST_HEADER + 1).to_bytes(8, "little") + b"{}" + b" " * 20
+    too_large = (models.LARGEST_JSON + 1).to_bytes(8, "little") + b"{}" + b" " * 20
     for at, damaged in enumerate((b"", b"\2" + b"\0" * 7 + b"[]", b"\xff" * 20, b"\1" + b"\0" * 7 + b"{", too_large)):
         (tmp_path / str(at)).mkdir()
         (tmp_path / str(at) / "model.safetensors").write_bytes(damaged)
@@ -227,7 +249,8 @@ def test_what_was_kept_is_read_and_a_damaged_cache_is_none(tmp_path):
     file.write_text('{"parameters": 10, "active": 7, "completed": {"sliding_window": 64}}', "utf-8")
     shape = model_of(folder)
     assert (shape.parameters, shape.active, set(shape.windows)) == (10, 7, {64})
-    for damaged in ("{", "[]"):
+    counts = ('"active": -1', '"parameters": "x"', '"parameters": 1e15', '"active": true', '"completed": 5')
+    for damaged in ("{", "[]", "[" * 5000, *(f"{{{count}}}" for count in counts)):
         file.write_text(damaged, "utf-8")
         assert kept_sizes(STRANGER) == {} and model_of(folder).parameters is None
     assert file != models.sizes_file(FALCON) and file.is_relative_to(tmp_path / "cache")

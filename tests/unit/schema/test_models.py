@@ -38,6 +38,22 @@ def test_a_number_that_no_model_has_is_wrong_usage(name, value):
         llama(**{name: value})
 
 
+@pytest.mark.parametrize("value", [-1, 1 << 31, 1.5, float("inf"), float("nan"), "text", True, [12], {"a": 1}], ids=str)
+@pytest.mark.parametrize("name", sorted(models.MOST_IF_ANY))
+def test_so_is_one_that_a_model_need_not_have(name, value):
+    with refused("x: ", "config.json", f"'{name}'", hint="decoder-only"):
+        llama(**{**dict.fromkeys(models.MOST_IF_ANY, None), name: value})
+    assert llama(**{name: 0}) == llama(**{name: None})
+
+
+def test_heads_are_no_wider_than_the_layers_and_weights_no_wider_than_numbers_are():
+    with refused("x: ", "'hidden_size'", "1", "9 heads"):
+        llama(hidden_size=1)
+    for bits in (-4, 65, 1e308, float("inf"), float("nan")):
+        with refused("x: ", "'quantization_config'"):
+            llama(quantization_config={"quant_method": "gptq", "bits": bits})
+
+
 @pytest.mark.parametrize("config", [
     {"n_layer": 24, "n_head": 16, "seq_length": 2048}, {"n_layers": 24, "n_heads": 16, "max_seq_len": 2048},
     {"num_layers": 24, "num_attention_heads": 16, "padded_vocab_size": 9, "vocab_size": None, "seq_length": 2048},
