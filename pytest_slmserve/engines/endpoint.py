@@ -19,11 +19,11 @@ from urllib.parse import urlsplit, urlunsplit
 from pytest_slmserve.engines.base import Engine, Message, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.child import Child, converse, run_from, undone_on_error
 from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, parts_of
-from pytest_slmserve.engines.loadgen.response import EVENT_STREAM, STREAMS, error_in
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.engines.loadgen.response import STREAMS, error_in, is_stream
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, json_value
 from pytest_slmserve.schema.printable import hidden, passed_on, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
-from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload
+from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload, handed_over
 from pytest_slmserve.telemetry.gpu import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores
 
@@ -48,6 +48,7 @@ LEAST_ID = 4  # below it are special tokens
 
 PAGE_S = 5.0
 # vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
+COUNTERS = ("vllm:prefix_cache_", "vllm:gpu_prefix_cache_")
 COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
 
 CHAT = "/chat/completions"
@@ -58,6 +59,8 @@ OPTIONAL = ("return_token_ids", "stream_options", "ignore_eos", TOKEN_IDS)
 LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in range(len(OPTIONAL) + 1)))
 NOT_SO = (400, 422)  # of a body that a server does not take
 TOLD = 200  # characters of an answer that is not a stream
+SHOWN = 8  # models of a list of many
+LENGTHENS = {"max_tokens", "max_completion_tokens", "n", "best_of", "echo"}  # an answer, beyond what we ask for
 A_SERVER = "the URL of a server that runs"
 HINTS = {  # by the status of an answer, or its first digit
     3: "the URL that it leads to: requests do not follow",
@@ -98,12 +101,21 @@ class LoadClient:
                 if ready["event"] == "failed":
                     raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
 
-    def load(self, workload: Workload, bodies: Sequence[str], mark: str = "", rounds: Sequence[str] = ()) -> None:
+    def load(
+        self,
+        workload: Workload,
+        bodies: Sequence[str],
+        mark: str = "",
+        rounds: Sequence[str] = (),
+        *,
+        bounded: bool = True,
+    ) -> None:
         """Give it the requests, with the JSON of each. mark, rounds: the text that differs from one round through them
-        to the next (`loadgen.streams.Bodies`)."""
-        output_tokens = [request.output_tokens for request in workload.requests]
+        to the next (`loadgen.streams.Bodies`). bounded: no answer can have more tokens than its request of the workload
+        asks for."""
+        told = {"output_tokens": [request.output_tokens for request in workload.requests], "bounded": bounded}
         for child in self.children:
-            converse(child, op="load", bodies=bodies, output_tokens=output_tokens, mark=mark, rounds=rounds)
+            converse(child, op="load", bodies=bodies, mark=mark, rounds=rounds, **told)
 
     def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> list[Message]:
         """The results of one run, as each process reports them. Several share the load; they begin together, and have
@@ -233,7 +245,7 @@ def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | Non
     totals: dict[str, float] = {}
     try:
         status, _, text = ask_once("GET", page, headers, None, PAGE_S)
-        for row in samples(text, ["vllm:"]) if status == 200 else ():
+        for row in samples(text, COUNTERS) if status == 200 else ():
             if counter := COUNTER.fullmatch(row.name):
                 totals[counter[1]] = totals.get(counter[1], 0.0) + row.value
         return (round(totals.get("queries", 0.0)), round(totals.get("hits", 0.0))) if totals else None
@@ -263,7 +275,7 @@ class EndpointEngine(Engine):
         super().__init__(spec)
         self.resolved = Resolved()
         self._is_chat = urlsplit(spec.url).path.endswith(CHAT)
-        self._further = {name: json.loads(value) for name, value in spec.extra}
+        self._further = {name: handed_over(value) for name, value in spec.extra}
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
         self._key, self._headers = own_headers()
@@ -283,7 +295,7 @@ class EndpointEngine(Engine):
         if status not in STREAMS:
             hint = HINTS.get(status) or HINTS.get(status // 100, "--extra-body with what this server wants otherwise")
             raise BadUsage(f"{spec.url} answered {status}: {told_by_server(text, self._key)}", hint)
-        if EVENT_STREAM not in kind.lower():
+        if not is_stream(kind):
             told = told_by_server(kind, self._key) or "something"
             raise BadUsage(f"{spec.url} does not stream: it answered {told}", "a server that does")
         if failed := error_in(text.encode()):
@@ -312,7 +324,10 @@ class EndpointEngine(Engine):
         own = self._own_prompts and not any(request.text for request in workload.requests)
         self._fresh = FreshPrompts(workload, self._in_words) if own else None
         mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", [])
-        self._client.load(workload, [self.body(request) for request in workload.requests], mark, rounds)
+        # A field that holds others may have any meaning.
+        bounded = not any(name in LENGTHENS or isinstance(value, dict) for name, value in self._further.items())
+        bodies = [self.body(request) for request in workload.requests]
+        self._client.load(workload, bodies, mark, rounds, bounded=bounded)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         before = cache_lookups(self.spec.url, self._headers) if self._counts else None
@@ -351,12 +366,14 @@ def only_model(url: str, timeout_s: float) -> str:
     listed = urlunsplit(parts._replace(path=f"{path}/models"))
     try:
         _, _, text = ask_once("GET", listed, headers, None, min(ANSWER_S, timeout_s))
-        names = [told_by_server(str(each["id"]), key) for each in json.loads(text)["data"]]
+        found = [each["id"] for each in json_value(text)["data"]]
     except ConnectionRefusedError as error:
         raise BadUsage(f"{url} does not answer: {error}", A_SERVER) from None
-    except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError):
-        names = []
-    if len(names) != 1:
-        seen = f"lists {len(names)} models: {', '.join(names)}" if names else "does not list its models"
+    except (OSError, http.client.HTTPException, *UNUSABLE):
+        found = []
+    names = [told_by_server(str(name), key) for name in found[:SHOWN]]
+    if len(found) != 1:
+        more = ", ..." if len(found) > SHOWN else ""
+        seen = f"lists {len(found)} models: {', '.join(names)}{more}" if names else "does not list its models"
         raise BadUsage(f"no model was named, and {listed} {seen}", f"--model {names[0] if names else 'NAME'}")
     return names[0]

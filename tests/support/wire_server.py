@@ -166,6 +166,7 @@ SURROGATE = event(b'{"choices": [{"text": "\\ud800"}]}'), event({"error": "\ud80
 FAULTS |= {f"event-{name}": partial(eventful, sent=[sent]) for name, sent in EVENTS.items()}
 FAULTS |= {
     "event-never-ends": partial(eventful, sent=[b"data: " + b"x" * 1_000_000] * 20),
+    "event-of-lines-without-end": partial(eventful, sent=[b"data: %s\n" % (b"x" * 60_000)] * 2000),
     "event-surrogate": partial(eventful, sent=SURROGATE),
     "event-without-tokens": lambda a: [head() + event({"choices": [{"text": "", "finish_reason": "stop"}]}) + DONE],
     "event-none-at-all": lambda asked: [head()],
@@ -197,6 +198,9 @@ RESPONSES: dict[str, list[bytes]] = {
     "head-endless": [b"HTTP/1.1 200 OK\r\n", *[b"X: %s\r\n" % (b"y" * 1000)] * 1000],
     "interim-endless": [*[b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000],
     "gzip": [head(Content_Encoding="gzip") + b"\x1f\x8b\x08\x00" + random.Random(8).randbytes(500)],
+    "lengths-that-differ": [head(Content_Length=5).replace(b"\r\n\r\n", b"\r\nContent-Length: 6\r\n\r\n") + DONE],
+    "length-and-chunks": [head(Transfer_Encoding="chunked", Content_Length=5) + b"0\r\n\r\n"],
+    "type-in-a-parameter": [head(kind="application/json; x=text/event-stream") + token(finish_reason="length") + DONE],
     "twice": [head(Content_Length=len(DONE)) + DONE + head(Content_Length=len(DONE)) + DONE],
 }  # fmt: skip
 FAULTS |= {f"http-{name}": partial(lambda asked, sent: sent, sent=sent) for name, sent in RESPONSES.items()}
@@ -238,7 +242,8 @@ FAULTS |= {
     "hang-with-comments": lambda asked: chain([head()], paced(b": wait\n\n")),
     "hang-in-trickles": lambda asked: chain([head()], *(paced(bytes([b]), 1) for b in b"data: "), paced(b"x")),
     "hang-with-tokens": lambda asked: chain([head()], paced(token())),
-    "hang-with-a-flood": lambda asked: chain([head()], flood(time.monotonic() + LONGEST_S)),
+    "usage-flood": lambda asked: chain([head()], flood(time.monotonic() + LONGEST_S)),
+    "usage-flood-of-ids": lambda asked: chain([head()], repeat(token(token_ids=[5, 6, 7]), asked.tokens), [DONE]),
 }
 
 

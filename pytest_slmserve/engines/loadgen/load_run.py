@@ -118,14 +118,21 @@ class LoadRun:
     """
 
     def __init__(
-        self, message: Message, requests: Bodies, output_tokens: Sequence[int], streams: Streams, lines: Lines
+        self,
+        message: Message,
+        requests: Bodies,
+        output_tokens: Sequence[int],
+        streams: Streams,
+        lines: Lines,
+        bounded: bool = True,
     ) -> None:
         """message: The load, and `at` if it begins with others; without it: now. The load's `part`, of several
         processes, says that this one sends every count-th request from the index-th on. requests, output_tokens: Those
-        of all processes, and the tokens that each asks for."""
+        of all processes, and the tokens that each asks for. bounded: No answer can have more."""
         load = self.load = message["load"]
         self.at: float | None = message.get("at")
         self.requests, self.output_tokens, self.streams, self.lines = requests, output_tokens, streams, lines
+        self.bounded = bounded
         self.schedule: Sequence[float] = load.get("schedule", ())
         gated = self.at is not None
         self.loop = pacer_of(load, output_tokens, gated)
@@ -290,7 +297,8 @@ class LoadRun:
         for each, due in self.due(time.monotonic()):
             number = first + stride * each
             index = number % len(self.output_tokens)
-            self.streams.send(RequestStream(index, self.output_tokens[index], self.requests.of(number), due))
+            wanted, body = self.output_tokens[index], self.requests.of(number)
+            self.streams.send(RequestStream(index, wanted, body, due, bounded=self.bounded))
 
     def _note(self, stream: RequestStream) -> int:
         """Note the answer of a stream, or its failure. Returns the steps that the answer took: a token each, and as
@@ -329,10 +337,11 @@ def _main() -> None:
             match message["op"]:
                 case "load":
                     requests = Bodies(target, message["bodies"], message.get("mark", ""), message.get("rounds", ()))
+                    bounded = message.get("bounded", True)
                     output_tokens = message["output_tokens"]
                     lines.say(event="loaded")
                 case "run":
-                    lines.say(**LoadRun(message, requests, output_tokens, streams, lines).result())
+                    lines.say(**LoadRun(message, requests, output_tokens, streams, lines, bounded).result())
                 # not "open", of a run that ended before it heard of its window
 
 

@@ -67,15 +67,20 @@ class Response:
                 raise Malformed("nothing but interim responses")
             return self._head(rest) if rest else b""
         self.status = int(status[2])
-        self.headers = {
-            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-        }
+        named = [(name.strip().lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+        self.headers = dict(named)
         wanted = self.headers.get("connection", "keep-alive" if status[1] == "1" else "close").lower()
         self.reusable = "close" not in wanted
         length = self.headers.get("content-length", "")
+        chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
+        # Either ends the body elsewhere, so another reader takes other bytes for the next response (RFC 9112, 6.3).
+        if len({value for name, value in named if name == "content-length"}) > 1:
+            raise Malformed("content lengths that differ")
+        if length and chunked:
+            raise Malformed("a body in chunks that has a content length")
         if self.status in WITHOUT_BODY:
             self.ended = True
-        elif "chunked" in self.headers.get("transfer-encoding", "").lower():
+        elif chunked:
             self._next = self._chunks
         elif length:
             if not length.isdecimal():
@@ -133,13 +138,15 @@ class Response:
 
 # Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events)
 LINE_END = re.compile(rb"\r\n|\n|\r")
-EVENT_LIMIT = 1 << 24
+EVENT_LIMIT = 1 << 24  # bytes of an event
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 EVENT_STREAM = "text/event-stream"
 STREAMS = (200, 201)
 DECODER = json.JSONDecoder()
 READ_OF_A_BODY = 1 << 16  # bytes
 MOST_TOKENS = 1 << 31  # of a request: what is more is no count
+MOST_CHUNKS = 1 << 20  # of an answer that may be as long as it likes
+PER_TOKEN, MORE_CHUNKS = 16, 64  # chunks without token ids, of servers that divide the text of a token
 HOLDS_TOKENS = (
     "content",
     "reasoning_content",
@@ -175,7 +182,12 @@ class Answer:
     complete: the server has said that this is all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: int | None = None) -> None:
+        """wanted: The most output tokens that it may have; None: as many as it likes. It may have more chunks, because
+        the last one may repeat the one before, and some servers divide a token's text."""
+        self._wanted = MOST_CHUNKS if wanted is None else wanted
+        self._most = MOST_CHUNKS if wanted is None else PER_TOKEN * wanted + MORE_CHUNKS
+        self._shown = self._with_ids = 0  # tokens
         self.response = Response()
         self.times = array("d")
         self.tokens = array("I")
@@ -195,7 +207,7 @@ class Answer:
             body = response.feed(data)
             if not self._streams:
                 kind = response.headers.get("content-type", "no content type")
-                self._streams = response.status in STREAMS and EVENT_STREAM in kind.lower()
+                self._streams = response.status in STREAMS and is_stream(kind)
             if not self._streams:  # the text of an error says what is wrong, and is waited for
                 self._refusal += body
                 if response.status is None or not (response.ended or len(self._refusal) >= READ_OF_A_BODY):
@@ -254,6 +266,7 @@ class Answer:
                 pass  # what comes after the end repeats it
             elif ids := choice.get("token_ids"):
                 tokens += len(ids)
+                self._with_ids += len(ids)
             elif delta:
                 tokens += any(map(delta.get, HOLDS_TOKENS))
             elif shown or (shown is not None and not reason):
@@ -268,6 +281,9 @@ class Answer:
                 self._doubtful.append(len(self.times))
             self.times.append(at)
             self.tokens.append(tokens)
+            self._shown += tokens
+            if self._with_ids > self._wanted or self._shown > self._most:
+                raise RequestFailed("malformed", f"{self._shown} tokens came of a request for {self._wanted}")
         if usage:
             self.usage = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
             self.cached = count_in(usage.get("prompt_tokens_details") or {}, "cached_tokens")
@@ -305,7 +321,7 @@ class Events:
     def __init__(self) -> None:
         self._line = bytearray()
         self._name = b""
-        self._data: list[bytes] = []
+        self._data = bytearray()  # with a newline after each line
         self._after_return = False  # a line ended with the last byte, a carriage return: a newline would belong to it
         self._first = True  # no line has ended
 
@@ -329,19 +345,25 @@ class Events:
                     line, self._first = line.removeprefix(BYTE_ORDER_MARK), False
                 field, _, value = line.partition(b":")
                 if field == b"data":
-                    self._data.append(value.removeprefix(b" "))
+                    self._data += value.removeprefix(b" ") + b"\n"
                 elif field == b"event":
                     self._name = value.removeprefix(b" ")
                 elif not line:
                     if self._data:
-                        joined = b"\n".join(self._data)
+                        joined = bytes(self._data[:-1])
                         found.append(ErrorEvent(joined) if self._name == b"error" else joined)
-                    self._name, self._data = b"", []
+                        self._data.clear()
+                    self._name = b""
             self._after_return = at == len(text) and text.endswith(b"\r")
             self._line = bytearray(text[at:])
-        if len(self._line) > EVENT_LIMIT or len(self._data) > EVENT_LIMIT:
-            raise ValueError("an event has no end")
+        if len(self._line) + len(self._data) > EVENT_LIMIT:
+            raise ValueError(f"an event has no end within {EVENT_LIMIT >> 20} MiB")
         return found
+
+
+def is_stream(kind: str) -> bool:
+    """Whether a content type, of any parameters, is that of a stream of events."""
+    return kind.partition(";")[0].strip().lower() == EVENT_STREAM
 
 
 def error_in(body: bytes) -> str | None:

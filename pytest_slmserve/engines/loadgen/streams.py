@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from itertools import takewhile
 from urllib.parse import urlsplit
 
@@ -193,14 +193,15 @@ class RequestStream:
     """One request and its answer. index: which of the bodies. wanted: output tokens that it asks for. due, asked, sent:
     when it was to be sent, was handed over, and was sent first. read_until: the time of the last piece that was read.
 
-    failure: why it failed, as kind and text, at `failed`. cut: whether it was cut off at the end of its load.
+    failure: why it failed, as kind and text, at `failed`. cut: whether it was cut off at the end of its load. bounded:
+    more tokens than wanted are malformed.
     """
 
     index: int
     wanted: int
     body: bytes
     due: float | None = None
-    answer: Answer = field(default_factory=Answer)
+    answer: Answer = field(init=False)
     asked: float = 0.0
     sent: float = 0.0
     failed: float = 0.0
@@ -209,6 +210,10 @@ class RequestStream:
     cut: bool = False
     connection: Connection | None = None
     unread: deque[tuple[Clock, bytes, bytes]] = field(default_factory=deque)
+    bounded: InitVar[bool] = True
+
+    def __post_init__(self, bounded: bool) -> None:
+        self.answer = Answer(self.wanted if bounded else None)
 
 
 class Streams:

@@ -1,5 +1,5 @@
-"""Ten cases of the campaign in tests/nightly/faults: one fault of each kind ends in time and with the right status, one
-sentence says why, nothing is lost, and nothing is left."""
+"""Ten cases and a few of the campaign in tests/nightly/faults: one fault of each kind ends in time and with the right
+status, one sentence says why, nothing is lost, and nothing is left."""
 
 import signal
 
@@ -20,7 +20,8 @@ def test_a_signal_at_a_moment(case: Case, engine: str, number: int, moment: str)
 
 
 @pytest.mark.parametrize(("fault", "load"), [
-    ("usage-float", "count"), ("hang-in-the-middle", "window"), ("first-http-429", "count"),
+    ("usage-float", "count"), ("usage-flood", "window"), ("event-of-lines-without-end", "count"),
+    ("hang-in-the-middle", "window"), ("first-http-429", "count"),
 ])  # fmt: skip
 def test_a_fault_on_the_wire(case: Case, url: str, fault: str, load: str) -> None:
     campaign.measure(case, url, fault, load)
@@ -32,6 +33,10 @@ def test_a_reader_with_some_hostile_files(case: Case, tmp_path_factory, reader: 
     files = campaign.hostile_files(tmp_path_factory.mktemp("files"), good)
     some = [path for path in files if path.name.startswith(("deep.", "cut.gz", "nowhere."))]
     campaign.read_files(case, reader, some, memory=1 << 29)
+
+
+def test_a_model_with_entries_that_no_model_has(case: Case) -> None:
+    campaign.plan_model(case, "num_attention_heads", [0, 10**9, "text"])
 
 
 @pytest.mark.parametrize(("set_option", "name", "texts"), [

@@ -35,6 +35,20 @@ MAY_OPEN_FILES = {
     "report.screen",
 }  # fmt: skip
 TELLS = {"open", "read_text", "read_bytes", "environ", "getenv", "home", "expanduser"}
+# JSON that is read without `schema.errors.json_value`, which bounds that of others: by itself, of files of the package,
+# of messages between processes of ours, of our own lines of an archive, and of a stream, whose events are bounded.
+DECODES = {"load", "loads", "JSONDecoder", "decode", "Decoder"}
+NOT_OF_OTHERS = {
+    "schema.errors": {"json.JSONDecoder(object_pairs_hook=pairs)", "json.JSONDecoder()"},
+    "schema.models": {f"json.loads((Path(__file__).parent / '{n}.json').read_text('utf-8'))"
+                      for n in ("architectures", "models")},
+    "engines.worker.slm_process": {"json.loads(line)"},
+    "engines.worker.vllm_worker": {"json.loads(line)", "json.loads(await self.reader.readline())"},
+    "engines.server": {"json.loads(line)"},
+    "run.cluster": {"json.loads(gzip.decompress(data))"},
+    "archive.store": {"msgspec.json.decode(line)"},
+    "engines.loadgen.response": {"json.JSONDecoder()", "json.loads(text)"},
+}  # fmt: skip
 # First words of docstrings that say nothing of what is returned: prepositions, pronouns, words of a question.
 NO_SUBJECT = re.compile(
     r"(?i)\W*(the same|the other|after|among|as|at|because|before|beside|between|by|for|from|how|if|in|into|it|its|"
@@ -97,6 +111,22 @@ def needs_more(trees: Trees) -> list[str]:
     return found
 
 
+def reads_json_itself(trees: Trees) -> list[str]:
+    """Calls of the decoders of json and msgspec, and names of them that an import hides."""
+    found = []
+    for module, node in nodes(trees):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name("json"), attr=name)) if name in DECODES:
+                found.append((module, ast.unparse(node)))
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(ast.Name("msgspec"), "json"), attr=name)):
+                found += [(module, ast.unparse(node))] if name in DECODES else []
+            case ast.ImportFrom(module="json" | "json.decoder" | "msgspec" | "msgspec.json"):
+                found.append((module, ast.unparse(node)))
+            case ast.Import(names=names) if any(a.name.startswith(("json", "msgspec")) and a.asname for a in names):
+                found.append((module, ast.unparse(node)))
+    return [f"{module}: {text}" for module, text in found if text not in NOT_OF_OTHERS.get(module, ())]
+
+
 def imports_in_a_circle(trees: Trees) -> list[str]:
     """Importing a module imports the folders above it as well."""
     graph: dict[str, set[str]] = {name: set() for name in trees}
@@ -135,6 +165,13 @@ RULES: dict[Callable[[Trees], list[str]], Sequence[Mapping[str, str]]] = {
         {f"{WORKER}.slm_pacing": "def admit():\n    from torch import Tensor"},
         {"schema.printable": "from pytest_slmserve.schema import errors"},
     ],
+    reads_json_itself: [
+        {"plan.models": text} for text in (
+            "import json\njson.loads(text)", "import json\njson.load(file)", "from json import loads",
+            "import json as j", "import json\njson.JSONDecoder().raw_decode(text)", "import msgspec.json as m",
+            "import msgspec\nmsgspec.json.decode(text)", "import msgspec\nmsgspec.json.Decoder(dict)",
+        )
+    ] + [{"archive.store": "json.loads(line)"}, {"run.cluster": "json.loads(path.read_text())"}],
     imports_in_a_circle: [
         {"a": "from pytest_slmserve.b import x", "b": "def f():\n    from pytest_slmserve import a"},
         {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"},

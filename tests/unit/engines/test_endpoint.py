@@ -183,6 +183,19 @@ def test_no_two_rounds_and_no_two_hand_overs_are_alike_and_a_prompt_that_is_too_
     assert first.prompt((5, 6, 7, 8)) is None
 
 
+@pytest.mark.parametrize(("extra", "bounded"), [
+    ((), True), ((("ignore_eos", "null"), ("top_k", "1")), True), ((("max_tokens", "500"),), False),
+    ((("n", "2"),), False), ((("options", '{"num_predict": 9}'),), False),
+])  # fmt: skip
+def test_an_answer_may_be_longer_only_if_a_further_field_can_lengthen_it(answered, monkeypatch, extra, bounded):
+    told = []
+    client = SimpleNamespace(load=lambda *_, **words: told.append(words))
+    monkeypatch.setattr(endpoint, "LoadClient", lambda *_, **__: client)
+    answered(200, "text/event-stream; charset=utf-8", "")
+    endpoint.EndpointEngine(replace(spec_of(), extra=extra)).load_requests(requests_of((5, 6, 7)))
+    assert told == [{"bounded": bounded}]
+
+
 SEVERAL = """vllm:prefix_cache_queries_total{engine="0"} 100.0
 vllm:prefix_cache_queries_total{engine="1"} 50.0
 vllm:prefix_cache_hits_total{engine="0"} 3e1
@@ -196,6 +209,8 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
     ("llamacpp:prompt_tokens_total 5\n", None),
     ("", None),
     ("<html>", None),
+    ("vllm:prefix_cache_queries_total " + "9" * 6000, None),
+    ("vllm:prefix_cache_queries_total{" * 5000, None),
     ("vllm:prefix_cache_queries_total NaN\n", None),
 ])  # fmt: skip
 def test_the_counters_of_several_engines_are_added_up(answered, page, found):

@@ -251,7 +251,7 @@ class Played:
         return [*cut, RequestStream(0, 8, b"")]
 
 
-def serve(patch, load, lengths=(8,) * 4, at=None, window_s=None, listens=True, **played):
+def serve(patch, load, lengths=(8,) * 4, at=None, window_s=None, listens=True, bounded=True, **played):
     """Serve a load on played connections, by their clock: what came of it, what was played, the numbers of the bodies
     that were asked for, and what was said to a parent, with its time, who tells a run of several its window."""
     played, bodies, anew, said, answers = Played(**played), [], [], [], deque()
@@ -271,7 +271,8 @@ def serve(patch, load, lengths=(8,) * 4, at=None, window_s=None, listens=True, *
     patch.setattr(load_run, "gc", Mock())
     patch.setattr(load_run, "select", SimpleNamespace(select=lambda r, w, x, wait_s: ([], w if listens else [], [])))
     message = {"load": load} | ({} if at is None else {"at": at})
-    done = LoadRun(message, asked, lengths, played, SimpleNamespace(end=None, say=say, hear=hear)).result()
+    lines = SimpleNamespace(end=None, say=say, hear=hear)
+    done = LoadRun(message, asked, lengths, played, lines, bounded).result()
     json.dumps(done)
     noted = [stream for stream in played.sent if not hasattr(stream.answer, "response")]
     assert anew == [1] and not any(stream.body for stream in noted), "what was sent is let go"
@@ -416,6 +417,12 @@ def test_more_tokens_than_were_asked_for_are_no_count(play, asked, lost):
     assert [row[4] for row in done.failed] == ["malformed"] * lost
     assert done.first_failure is None or {"8", "7"} <= set(done.first_failure.split())
     assert all(row[3] == stream.read_until for row, stream in zip(done.failed, done.played.sent))
+
+
+def test_each_answer_may_have_the_tokens_of_its_request_or_as_many_as_it_likes_where_that_is_said(play):
+    for bounded, most in ((True, 16 * 8 + 64), (False, 1 << 20)):
+        done = play(closed(2, requests=4), (8,) * 4, bounded=bounded)
+        assert {stream.answer._most for stream in done.played.sent} == {most}
 
 
 def test_streams_that_never_end_fail_after_their_time(play):

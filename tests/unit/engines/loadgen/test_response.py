@@ -58,6 +58,7 @@ def test_it_does_not_end_early_and_a_connection_that_breaks_off_is_no_end(body, 
     (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", b"x", False),
     (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\nx", b"x", True),
     (b"HTTP/1.1 200\r\nContent-Length: 1\r\n\r\nx", b"x", True),
+    (OK + b"Content-Length: 1\r\nContent-Length: 1\r\n\r\nx", b"x", True),  # told twice alike
     (b"HTTP/1.1 204 None\r\n\r\n", b"", True),  # no body is waited for where there is none
     (b"HTTP/1.1 304 None\r\n\r\n", b"", True),
     (INTERIM * 4 + OK + b"Content-Length: 0\r\n\r\n", b"", True),  # eight are borne
@@ -77,6 +78,9 @@ def test_whether_a_connection_may_be_used_again(data, body, reusable):
     (b"HTTP/2 200\r\n\r\n", "no HTTP/1.1 status line"),
     (OK + b"x" * (response.HEAD_LIMIT + 1 - len(OK)), "no HTTP response"),
     (OK + b"Content-Length: -1\r\n\r\n", "content length"),
+    (OK + b"Content-Length: 1\r\ncontent-length: 2\r\n\r\nx", "content lengths that differ"),
+    *((OK + b"Content-Length: 2\r\n"[:at] + b"Transfer-Encoding: Chunked\r\n" + b"Content-Length: 2\r\n"[at:] + b"\r\n",
+       "body in chunks that has a content length") for at in (0, 19)),
     (CHUNKED + b"what?\r\n", "malformed chunk: its size is b'what"),
     (CHUNKED + b"-5\r\n", "malformed chunk"),
     (CHUNKED + b"0x5\r\nhello\r\n", "malformed chunk"),
@@ -136,6 +140,18 @@ def test_an_event_without_end_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="no end"):
         for _ in range(20):
             events.feed(b"data: no line end")
+
+
+def test_an_event_of_many_lines_has_the_same_limit_of_bytes_and_the_next_one_its_own():
+    events, line, fed = Events(), b"data: " + b"x" * 58 + b"\n", 0
+    with pytest.raises(ValueError, match="no end within 16 MiB"):
+        while fed < 10 * response.EVENT_LIMIT:
+            fed += 1000 * len(line)
+            events.feed(line * 1000)
+    assert fed < 1.2 * response.EVENT_LIMIT
+    events = Events()
+    for _ in range(3):
+        assert events.feed(b"data: " + b"x" * (response.EVENT_LIMIT - 7) + b"\ndata: y\n\n") != []
 
 
 # Answers
@@ -277,11 +293,33 @@ def test_an_error_is_found_in_a_whole_stream(body, why):
     assert found is None if why is None else why in found
 
 
+@pytest.mark.parametrize(("chunk", "wanted", "most"), [
+    ({"text": " a", "token_ids": [5]}, 4, 4), ({"text": " a", "token_ids": [5] * 3}, 4, 3),
+    ({"text": " a"}, 4, response.PER_TOKEN * 4 + response.MORE_CHUNKS), ({"text": " a", "token_ids": [5]}, 1, 1),
+])  # fmt: skip
+def test_tokens_without_end_are_refused_once_there_are_more_than_were_asked_for(chunk, wanted, most):
+    answer = Answer(wanted)
+    answer.read(0.0, EVENT_STREAM + b"\r\n")
+    with pytest.raises(RequestFailed, match=f"of a request for {wanted}") as caught:
+        for _ in range(10**6):
+            answer.read(0.0, stream(told(choices=[chunk])))
+    assert caught.value.kind == "malformed" and most < sum(answer.tokens) <= most + len(chunk.get("token_ids", [1]))
+
+
+def test_an_answer_that_may_be_as_long_as_it_likes_has_a_limit_too(monkeypatch):
+    monkeypatch.setattr(response, "MOST_CHUNKS", 1000)
+    answer = Answer()
+    answer.read(0.0, EVENT_STREAM + b"\r\n" + stream(token()) * 1000)
+    with pytest.raises(RequestFailed, match="1001 tokens"):
+        answer.read(0.0, stream(token()))
+
+
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 # fmt: off
 FAILURES = [
     (b"HTTP/1.1 500 Oops\r\nContent-Length: 5\r\n\r\nwrong", False, "HTTP 500: wrong", "HTTP 500"),
     (b"HTTP/1.1 401 No\r\n\r\nno key", True, "HTTP 401: no key", "HTTP 401"),
+    (PLAIN.replace(b"/json", b"/json; x=text/event-stream"), False, "without streaming", "no stream"),
     (PLAIN, False, 'without streaming .application/json.*"stream": true', "no stream"),
     (HEAD + b"zz\r\n", False, "malformed chunk.* after 0 chunks with tokens", "malformed"),
     (HEAD + chunked(stream(token(), token()), [])[:-5], True, "broke off after 2 chunks with tokens", "broke off"),
