@@ -184,7 +184,7 @@ def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 def takes_gpus(name: str) -> bool:
     """Whether an engine's argument, or variable, of this name gives it GPUs that locks and sensors do not know of."""
-    return name == "CUDA_VISIBLE_DEVICES" or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
+    return name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
 
 
 def frozen(value: Any) -> Any:

@@ -123,6 +123,7 @@ def test_an_argument_that_is_no_json_or_an_object_stays_text(text):
 @pytest.mark.parametrize("name", [
     "tensor_parallel_size", "pipeline-parallel-size", "data_parallel_size_local", "prefill_context_parallel_size",
     "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
 ])  # fmt: skip
 def test_what_gives_an_engine_gpus_is_refused_with_the_way_that_locks_them(name):
     for read, way in ((table.argument, "--slm-tensor-parallel-size"), (table.variable, f"export {name}")):
