@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_slmserve.commands.cli import COMMANDS, FAILS, INTERRUPTED, PASSES, SUMMARIES, USAGE, Parser, did_you_mean
-from pytest_slmserve.run.interrupts import as_interrupts
+from pytest_slmserve.engines.interrupts import as_interrupts
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 
 

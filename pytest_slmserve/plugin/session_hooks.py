@@ -14,6 +14,7 @@ import pytest
 
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS
 from pytest_slmserve.analysis.verdict import Inconclusive
+from pytest_slmserve.engines.interrupts import as_interrupts
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import plan_lines, spread_lines
@@ -24,7 +25,6 @@ from pytest_slmserve.report.screen import summary_lines, write_for_others
 from pytest_slmserve.report.text_table import counted, folded
 from pytest_slmserve.run.cluster import RayEngines
 from pytest_slmserve.run.executor import slot_count
-from pytest_slmserve.run.interrupts import as_interrupts
 from pytest_slmserve.run.judge import StoredBaseline
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError
@@ -175,6 +175,8 @@ class SessionHooks:
             if self.elsewhere:
                 slm.undo.callback(self.elsewhere.close)  # what has come by then goes into the archive
                 self.elsewhere.send(slm, tests.cases_of_items(plans), rows)
+                if self.elsewhere.warning:
+                    self.collected.append(f"slmserve: {self.elsewhere.warning}")
             for engine in dict.fromkeys(plan.engine for plan in plans if plan.engine):
                 slm.devices.take(engine)
             seconds, length = length_of(slm, plans, rows)

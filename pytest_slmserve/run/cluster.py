@@ -18,18 +18,23 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.engines.child import FOLDER, GUARDIAN, undone_on_error
+from pytest_slmserve.engines.interrupts import held, hurried
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, PlannedItem, clock, engine_title, groups_of, start_estimate_s
 from pytest_slmserve.plan.planner import check_there
@@ -46,8 +51,16 @@ LOOK_S = 120.0  # a node starts an interpreter, and looks at another
 INSTALL_S = 1800.0  # if it has to install packages first
 # Ray waits two minutes for an address that does not answer, and then ends the process that asked.
 ASK = "import logging, sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)"
-# A Ray that only this run uses reports to nobody, and only a process that has its token may connect.
-OWN = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
+LOOPBACK = "127.0.0.1"
+# A Ray that only this run uses reports to nobody, and only a process that has its token may connect. Where it may be no
+# cluster of several hosts, as by default on macOS and Windows, it listens on the loopback address alone.
+OWN = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": token_hex(32),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+HANDLER_S = 0.02  # between two looks while Ray starts
 STORE_BYTES = 256 * 2**20
 # Engines may keep all cores busy for minutes, which Ray would take for the death of the node.
 PATIENT = {"health_check_timeout_ms": 600_000, "health_check_failure_threshold": 100}
@@ -290,7 +303,8 @@ def join_cluster(options: Options) -> Any:
         command, variables = [sys.executable, "-c", ASK, address], {**os.environ, "PYTHONSAFEPATH": "1"}
         asked = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, env=variables)
         if asked.returncode == 0:
-            return _ray_at(address, runtime_env=environment)
+            with ThreadPoolExecutor(1) as alone:
+                return _ray_at(address, alone, runtime_env=environment)
         told = asked.stderr
     except subprocess.TimeoutExpired:
         told = f"no answer within {ANSWER_S:.0f} s"
@@ -301,52 +315,103 @@ def join_cluster(options: Options) -> Any:
     raise BadUsage(why, "ray status on a node of the cluster, and pytest on one of its nodes")
 
 
-def _ray_at(address: str, **words: Any) -> Any:
-    """Return Ray, connected to an address. Its warnings are silent, which a run with -W error must survive, and SIGTERM
-    does what it did before: Ray would have it end the process with nothing told."""
-    before = signal.getsignal(signal.SIGTERM)
+def _ray_at(address: str, alone: Executor, **words: Any) -> Any:
+    """Return Ray, connected to an address. Its warnings are silent, which a run with -W error must survive. alone: A
+    thread that connects: in the main one Ray would have SIGTERM end the process with nothing told, and an interrupt of
+    its start would end it by SIGSEGV. What Ray starts there ends with the thread."""
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take SIGTERM
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import ray
 
-        try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **words)
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, before)
+        started = alone.submit(ray.init, address, log_to_driver=False, logging_level=logging.ERROR, **words)
+        while not started.done():
+            wait([started], HANDLER_S)
+            keep_sigterm()
+    started.result()
     return ray
+
+
+def keep_sigterm() -> None:
+    """Restore the handler of SIGTERM that Python knows: Ray's library takes the signal from under it, and would have it
+    end the process."""
+    if threading.current_thread() is threading.main_thread() and (handler := signal.getsignal(signal.SIGTERM)):
+        signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
 def start_here(tasks: int) -> Iterator[Any]:
     """Context of a Ray on this host, for this number of engines at a time, whose processes and files do not outlive
-    this process: Ray's agents are children of a child of ours, and end a minute after it."""
-    with ExitStack() as undo:
-        undo.callback(os.environ.update, {name: os.environ[name] for name in OWN if name in os.environ})
-        for name in OWN:
-            undo.callback(os.environ.pop, name)
-        os.environ |= OWN  # read when Ray is imported
-        folder = undo.enter_context(TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True))
-        command, null = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())], subprocess.DEVNULL
-        variables = {**os.environ, FOLDER: folder}
-        # In a session of its own: Ctrl-C is for us, and the group of pytest is not to be killed.
-        guardian = subprocess.Popen(
-            command, stdin=null, stdout=null, stderr=null, env=variables, start_new_session=True
-        )
-        undo.callback(guardian.wait)
-        undo.callback(guardian.terminate)
+    this process. A signal waits until Ray has started, and until it has ended. Raises BadUsage if it does not start."""
+    undo = ExitStack()
+    try:
+        with held():
+            ray = _start_here(tasks, undo)
+        yield ray
+    finally:
+        with held():
+            undo.close()
+
+
+def _start_here(tasks: int, undo: ExitStack) -> Any:
+    """Return Ray, started on this host. Its agents are children of a child of ours, and end a minute after it. undo:
+    ends all of it."""
+    undo.callback(os.environ.update, {name: os.environ[name] for name in OWN if name in os.environ})
+    for name in OWN:
+        undo.callback(os.environ.pop, name)
+    os.environ |= OWN
+    _import_own_ray()
+    folder = undo.enter_context(TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True))
+    command, null = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())], subprocess.DEVNULL
+    variables = {**os.environ, FOLDER: folder}
+    # In a session of its own: Ctrl-C is for us, and the group of pytest is not to be killed.
+    guardian = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, env=variables, start_new_session=True)
+    undo.callback(guardian.wait)
+    undo.callback(guardian.terminate)
+    undo.callback(_kill_servers, folder)  # of a start that failed half-way
+    try:
         ray = _ray_at(
             "local",
+            undo.enter_context(ThreadPoolExecutor(1)),
             num_cpus=tasks,
             num_gpus=0,  # the slots say which an engine has
             include_dashboard=False,
             object_store_memory=STORE_BYTES,
-            _node_ip_address="127.0.0.1",
+            _node_ip_address=LOOPBACK,
             _system_config=PATIENT,
-            _temp_dir=folder,
+            _temp_dir=f"{folder}/r",  # which Ray lets all users write into; what is around it is ours alone
         )
-        undo.callback(ray.shutdown)
-        yield ray
+    except Exception as error:  # of many kinds
+        first = str(error).strip().partition("\n")[0]
+        raise BadUsage(f"Ray does not start on this host ({first})", "a run without --slm-ray") from None
+    undo.callback(ray.shutdown)
+    return ray
+
+
+@cache  # of a process
+def _import_own_ray() -> None:
+    """Import Ray, which reads the variables of a Ray of our own then. Raises BadUsage if it was imported before."""
+    if "ray" in sys.modules:
+        why = "Ray was imported before --slm-ray could tell it to take nobody's calls but ours"
+        raise BadUsage(why, "no import of ray in a conftest.py, a plugin or a test's module")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray  # noqa: F401
+
+
+def _kill_servers(folder: str) -> None:
+    """Kill the servers of Ray that work in this folder, and their children."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(folder in word for word in child.cmdline()):
+                for each in (*child.children(recursive=True), child):
+                    each.kill()
+
+
+def reachable_at(ray: Any) -> str:
+    """The address of a Ray on this host by which others may reach it; "" if it is that of the host itself."""
+    [address] = {row["NodeManagerAddress"] for row in ray.nodes()}
+    return "" if address == LOOPBACK else str(address)
 
 
 TICK_S = 0.5
@@ -357,6 +422,7 @@ END_S = 15.0  # for engines to stop
 RESTARTS = 2  # of an engine whose process or node is lost: then it is the engine that kills them
 A_TOUCH = 0.001  # of a resource that only says where to run
 RESUME = "pytest again with --slm-resume: what came is kept"
+REACHABLE = "this release of Ray listens on {}, where other hosts may reach it: only its random token keeps them out"
 UNCHECKED = (
     "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "
     "two loads of each model alone"
@@ -398,6 +464,7 @@ class RayEngines:
     host: Host  # what an engine finds on any of them
     slots: GpuSlots | None = None  # the GPUs of this host, or parts of its CPU, if engines run here
     on_progress: Callable[[Case, str], None] = lambda case, text: None  # how the wait for a case goes
+    warning: str = ""  # of what `send` has started
     _session: Session = field(init=False)  # from `send` on
     _engines: list[RunningEngine] = field(default_factory=list)  # in the order in which they begin
     _calls: dict[Any, tuple[RunningEngine, str | None]] = field(default_factory=dict)  # key: None of the last call
@@ -445,6 +512,8 @@ class RayEngines:
             if self.slots.visible:  # parts of the CPU have one lock, which an open session holds
                 session.devices.lock(self.slots.devices)
             self.ray = self._undo.enter_context(start_here(len(self.slots.devices)))
+            if address := reachable_at(self.ray):
+                self.warning = REACHABLE.format(address)
         missing = [case for case in cases if self._missing(case)]
         for engine in (group.engine for group in groups_of(rows)):
             if open_ := {case.key: case for case in missing if case.engine == engine}:
@@ -490,7 +559,7 @@ class RayEngines:
             for engine in [each for each in self._running if each.open]:
                 self._end(engine)
             until = time.monotonic() + END_S
-            while self._calls and time.monotonic() < until:
+            while self._calls and time.monotonic() < until and not hurried():
                 self._hear()
             if self._ran:
                 session = self._session

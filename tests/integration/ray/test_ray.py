@@ -2,7 +2,9 @@
 one archive and one report. Nodes that die, tasks that are killed and what is resumed are in tests/nightly/ray."""
 
 from collections import Counter
+from tempfile import TemporaryDirectory
 
+import listeners
 import pytest
 from ray_runs import LOCAL, MODELS, POINTS, SWEEPS, WORDS, cluster_of_two, records
 
@@ -11,13 +13,29 @@ from pytest_slmserve.archive.store import read, runs_of
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
+@pytest.fixture
+def own_tmp(monkeypatch):
+    """A folder for temporary files; sockets in it want a short path."""
+    with TemporaryDirectory(prefix="slm-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+
+
+@pytest.mark.usefixtures("own_tmp")
 def test_two_gpus_make_one_archive_and_the_report_of_a_run_without(pytester):
+    """It is open to nobody else: where Ray no longer heeds the variable that keeps it on the loopback address, this
+    fails."""
+
     def tables(result):
         return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
 
     pytester.makepyfile(SWEEPS)
+    listeners.write_conftest(pytester.path, listeners.OF_RAY)
     result = pytester.runpytest_subprocess(*MODELS, LOCAL, "-v", "--slm-window=4")
     result.assert_outcomes(passed=13)
+    listeners.check(pytester.path, servers=6, processes=7)
+    assert "this release of Ray listens on" not in result.stdout.str()
+    (pytester.path / "conftest.py").unlink()
     found = records(pytester)
     assert Counter(m.key for m in found) == dict.fromkeys({m.key for m in found}, 2) and len(found) == 20
     assert len({m.launch for m in found}) == 2, "an engine starts once"

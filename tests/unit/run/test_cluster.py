@@ -5,9 +5,15 @@ planned, by a stand-in for Ray."""
 import errno
 import os
 import pickle
+import signal
+import stat
+import sys
+import tempfile
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,6 +24,7 @@ from simulated_sessions import MODEL
 from strategies import measurements
 
 from pytest_slmserve.archive import store
+from pytest_slmserve.engines.interrupts import as_interrupts
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.cases import PlannedItem
 from pytest_slmserve.run import cluster
@@ -393,3 +400,59 @@ def test_if_all_nodes_die_before_an_engine_begins_nobody_waits_for_others(run):
     assert list(failures) == CELLS
     facts = "node-0 (00000000) died", "node-1 (11111111) died", "1 GPU", "opt-125m"
     assert all(fact in failures[MODEL, 1] for fact in facts)
+
+
+# A Ray of our own
+
+
+@pytest.fixture
+def no_ray_yet():
+    cluster._import_own_ray.cache_clear()
+    yield
+    cluster._import_own_ray.cache_clear()
+
+
+def started(monkeypatch, ray):
+    """What became of a start of Ray by this stand-in, with the variables that it saw."""
+    monkeypatch.setattr(cluster, "_import_own_ray", lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_AUTH_MODE", "theirs")
+    with cluster.start_here(2) as found:
+        return found
+
+
+def test_ray_that_was_imported_before_is_no_ray_of_our_own(monkeypatch, no_ray_yet):
+    monkeypatch.setitem(sys.modules, "ray", Mock())
+    with refused("imported before", hint="conftest"), cluster.start_here(2):
+        pass
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_ray_that_does_not_start_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ray = Mock(init=Mock(side_effect=RuntimeError("Failed to start GCS.\nof many lines")))
+    with refused("Failed to start GCS.", hint="without --slm-ray"):
+        started(monkeypatch, ray)
+    assert not [*tmp_path.iterdir()] and os.environ["RAY_AUTH_MODE"] == "theirs"
+
+
+def test_ray_works_below_a_folder_of_ours_and_a_signal_waits_for_its_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = []
+
+    def init(*_, _temp_dir, **words):
+        Path(_temp_dir).mkdir()
+        seen.append((stat.S_IMODE(Path(_temp_dir).parent.stat().st_mode), words["_node_ip_address"]))
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        seen.append("started")
+
+    ray = Mock(init=init)
+    with as_interrupts(), pytest.raises(KeyboardInterrupt):
+        started(monkeypatch, ray)
+    assert seen == [(0o700, "127.0.0.1"), "started"] and ray.shutdown.called and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("address", "reachable"), [("127.0.0.1", ""), ("192.0.2.2", "192.0.2.2")])
+def test_ray_that_others_may_reach_says_where(address, reachable):
+    assert cluster.reachable_at(Mock(nodes=lambda: [{"NodeManagerAddress": address}])) == reachable

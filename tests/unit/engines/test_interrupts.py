@@ -1,0 +1,108 @@
+"""A signal that ends a program is an interrupt while a run lasts, unless somebody has it ignored or handled; what
+follows it does not interrupt the end of the run."""
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+
+import pytest
+
+from pytest_slmserve.engines import interrupts
+from pytest_slmserve.engines.interrupts import ENDINGS, as_interrupts, held, hurried
+
+
+@pytest.fixture(autouse=True)
+def as_a_shell_has_them(monkeypatch):
+    monkeypatch.setattr(interrupts, "HANDLER", interrupts.Interrupts())  # whatever run this is part of
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDINGS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def no_burst(monkeypatch):
+    monkeypatch.setattr(interrupts, "BURST_S", 0.0)
+
+
+def handlers():
+    return [signal.getsignal(each) for each in ENDINGS]
+
+
+@pytest.mark.usefixtures("no_burst")
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_is_an_interrupt_and_afterwards_what_it_was(number):
+    with pytest.raises(KeyboardInterrupt), as_interrupts():
+        signal.raise_signal(number)
+    assert handlers() == [signal.SIG_DFL] * 3
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_who_comes_again_hurries_the_end_until_the_process_has_outlived_the_burst(number, monkeypatch):
+    signal.signal(number, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt), as_interrupts():
+        try:
+            signal.raise_signal(number)
+        finally:
+            assert not hurried()
+            for each in ENDINGS:
+                signal.raise_signal(each)
+            assert hurried()
+    signal.raise_signal(number)  # a run that was interrupted mostly ends its process, too
+    monkeypatch.setattr(interrupts, "BURST_S", -inf)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is signal.default_int_handler
+    with as_interrupts():
+        assert not hurried(), "that was another run"
+
+
+@pytest.mark.usefixtures("no_burst")
+def test_an_end_that_hangs_can_be_interrupted_again():
+    with as_interrupts():
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_waits_for_what_is_not_to_be_broken_off():
+    done = []
+    with as_interrupts():
+        with pytest.raises(KeyboardInterrupt), held():
+            with held():
+                signal.raise_signal(signal.SIGTERM)
+                assert not hurried()
+                signal.raise_signal(signal.SIGTERM)
+                done.append(hurried())
+            done.append("still held")
+        with held():
+            done.append("held again")
+    assert done == [True, "still held", "held again"]
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_what_is_ignored_or_handled_stays_so(handler):
+    signal.signal(signal.SIGHUP, handler)
+    with as_interrupts():
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is handler
+        assert signal.getsignal(signal.SIGTERM) is interrupts.HANDLER
+    assert signal.getsignal(signal.SIGHUP) is handler
+
+
+def test_a_run_inside_a_run_leaves_the_handlers_to_the_outer_one():
+    with as_interrupts():
+        with as_interrupts():
+            pass
+        assert handlers() == [interrupts.HANDLER] * 3
+    assert handlers() == [signal.SIG_DFL] * 3
+
+
+def test_another_thread_takes_no_signals():
+    def inside():
+        with as_interrupts(), held():
+            return handlers()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inside).result() == [signal.SIG_DFL] * 3
+    assert not interrupts.HANDLER.held
