@@ -1,5 +1,6 @@
 """A child in its own process group that exchanges JSON lines with us over a socket pair, and ends with us."""
 
+import atexit
 import getpass
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import ProgressCallback, StartCallback, WindowBarrier
+from pytest_slmserve.engines.interrupts import held, hurried
 from pytest_slmserve.engines.worker.slm_process import Ended, Lines, TooLong
 from pytest_slmserve.schema.errors import ENDS_WITH, EngineFailed
 from pytest_slmserve.schema.printable import printable
@@ -79,7 +81,8 @@ class Child:
     """
 
     log_name = "engine.log"
-    keep_log = killed = False
+    keep_log = False
+    killed = True  # or not yet started
 
     def __init__(
         self,
@@ -90,6 +93,12 @@ class Child:
         name: str = "the engine",
     ) -> None:
         self.name = name
+        with undone_on_error(self.kill), held():
+            self._start(command, env, folder, cores)
+
+    def _start(
+        self, command: Sequence[str], env: Mapping[str, str], folder: Path | None, cores: Collection[int]
+    ) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self.log = self.folder / self.log_name
         self._temporary = self.folder / "t"
@@ -114,6 +123,8 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**env, **own},
             )
+            self.killed = False
+            atexit.register(self._forgotten, os.getpid())
         if cores:
             os.sched_setaffinity(self.process.pid, cores)  # before it has a child, which would keep the other cores
         self._lines = Lines(self.socket)
@@ -173,22 +184,34 @@ class Child:
 
     def end(self, within_s: float = ENDS_S) -> None:
         """Wait until the child ends by itself, then kill what is left of its process group, at once if interrupted."""
-        self.socket.close()
-        with undone_on_error(self.kill), suppress(subprocess.TimeoutExpired):
-            self.process.wait(within_s)
+        until = time.monotonic() + within_s
+        with undone_on_error(self.kill):
+            self.socket.close()
+            while not hurried() and (left_s := until - time.monotonic()) > 0:
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(min(POLL_S, left_s))
+                    break
         self.kill()
 
     def kill(self) -> None:
         """Kill the process group of the child and remove its folder. A second call does nothing, because the system may
         have given the number of the group to another one."""
-        if self.killed:
-            return
-        self.killed = True
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # of one that hangs in a driver
-            self.process.wait(KILLED_S)
-        self._discard()
+        with held():
+            if self.killed:
+                return
+            self.killed = True
+            with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+                os.killpg(self.process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # of one that hangs in a driver
+                self.process.wait(KILLED_S)
+            self._discard()
+            atexit.unregister(self._forgotten)
+
+    def _forgotten(self, owner: int) -> None:
+        """Kill the child as the process `owner`, and no fork of it, exits: an interrupt came between two steps of its
+        end."""
+        if os.getpid() == owner:
+            self.kill()
 
     def _discard(self) -> None:
         """Close our end, and remove the folder, but for a log that is kept."""

@@ -23,6 +23,7 @@ import psutil
 from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
 from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
+from pytest_slmserve.engines.interrupts import held
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Caches, EngineFailed, Side, json_value, user_cache
 from pytest_slmserve.schema.models import Model, hub_name, short_name
 from pytest_slmserve.schema.printable import passed_on
@@ -89,14 +90,19 @@ class ProcessEngine(Engine):
         self.ready = False
         self._cores = cores
         model = model_for(spec)
-        folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self._turn = folder / "turn"
-        self._began = time.monotonic()
-        environment = engine_environment(spec, os.environ, cores) | dict(extra_env or {})
-        self._launch(model, folder, environment | {"SLM_TURN": str(self._turn)})
+        with undone_on_error(self._unlaunch), held():
+            folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
+            self._turn = folder / "turn"
+            self._began = time.monotonic()
+            environment = engine_environment(spec, os.environ, cores) | dict(extra_env or {})
+            self._launch(model, folder, environment | {"SLM_TURN": str(self._turn)})
 
     def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
         raise NotImplementedError
+
+    def _unlaunch(self) -> None:
+        if hasattr(self, "child"):
+            self.child.kill()
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
         """Wait until the engine is ready, and return the facts that it reports of itself. Raises EngineFailed."""

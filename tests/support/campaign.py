@@ -1,10 +1,11 @@
 """What the fault campaign does for each kind of fault: something is run, the fault is planted, and what came of it is
-judged. Ten cases are in tests/integration/faults, the whole campaign in tests/nightly/faults."""
+judged. Eleven cases are in tests/integration/faults, the whole campaign in tests/nightly/faults."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -177,17 +178,43 @@ def killed(case: Case, words: Sequence[str], end: Callable[[int], object], text:
 
 
 def kill(case: Case, engine: str, number: int, moment: str) -> None:
+    # Interrupted; or ended before the signal came; or all had ended but the interpreter.
+    ended = [-number] if number == signal.SIGKILL else []
+    judge_killed(case, engine, lambda pid: os.kill(pid, number), *MOMENTS[moment], [-number], ended)
+
+
+def judge_killed(
+    case: Case, engine: str, end: Callable[[int], object], text: str, after_s: float, last: Sequence[int],
+    ended: Sequence[int] = (),
+) -> None:  # fmt: skip
+    """Judge a run that `end` has ended so long after that text. last, ended: other statuses that are right, once all
+    but the interpreter has ended and always."""
     model = "opt-125m" if engine in ("simulated", "ray") else "opt-tiny"
     (case.folder / "test_it.py").write_text(POINTS.replace("MODEL", f'"{model}"'))
-    text, after_s = MOMENTS[moment]
     words = ["-m", "pytest", "test_it.py", *ENGINES[engine]]
-    seen = killed(case, words, lambda pid: os.kill(pid, number), text, after_s * PACE[engine])
-    # Interrupted; or ended before the signal came; or all had ended but the interpreter.
-    ended = (-number if number == signal.SIGKILL else 2, 0, 1, 10)
-    ended += (-number,) if " in " in seen.text.rstrip().rpartition("\n")[2] else ()
+    seen = killed(case, words, end, text, after_s * PACE[engine])
+    over = " in " in seen.text.rstrip().rpartition("\n")[2]
     case.records = "r.jsonl"
-    case.judge("kills", seen, ended, kept=seen.text.count("MOMENT measured"))
+    statuses = (*(ended or (2,)), 0, 1, 10, *(last if over else ()))
+    case.judge("kills", seen, statuses, kept=seen.text.count("MOMENT measured"))
     assert text in seen.text, seen.text
+
+
+def kill_in_a_burst(case: Case, engine: str, seed: int) -> None:
+    """A key that is pressed several times, a runner that repeats itself, in a run whose last test takes a while."""
+    drawn = random.Random(seed)
+    numbers = drawn.choice([(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM), (signal.SIGHUP,)])
+    times, gap_s = drawn.choice([2, 3, 8]), drawn.choice([0.0, 0.02, 0.2, 0.7])
+    text, after_s = drawn.choice(list(MOMENTS.values()))
+    print(f"seed {seed}: {times} times {numbers}, each {gap_s:g} s, after {text!r}")
+
+    def burst(pid: int) -> None:
+        for _ in range(times):
+            for number in numbers:
+                os.kill(pid, number)
+            time.sleep(gap_s)
+
+    judge_killed(case, engine, burst, text, after_s + drawn.uniform(0.0, 0.5), [-number for number in numbers])
 
 
 # Wire

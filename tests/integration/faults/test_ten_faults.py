@@ -1,6 +1,7 @@
 """Ten cases and a few of the campaign in tests/nightly/faults: one fault of each kind ends in time and with the right
 status, one sentence says why, nothing is lost, and nothing is left."""
 
+import random
 import signal
 
 import campaign
@@ -17,6 +18,10 @@ def test_an_archive_that_is_removed_in_the_middle(case: Case) -> None:
 ])  # fmt: skip
 def test_a_signal_at_a_moment(case: Case, engine: str, number: int, moment: str) -> None:
     campaign.kill(case, engine, number, moment)
+
+
+def test_signals_in_a_burst(case: Case) -> None:
+    campaign.kill_in_a_burst(case, "stand-in", random.randrange(1 << 32))
 
 
 @pytest.mark.parametrize(("fault", "load"), [

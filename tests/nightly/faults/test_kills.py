@@ -1,11 +1,12 @@
 """Every signal that ends a run, at moments of its life: nothing is lost, and nothing is left."""
 
 import os
+import random
 import signal
 import textwrap
 
 import pytest
-from campaign import MEASURE, MOMENTS, SIGNALS, WORDS, kill, killed
+from campaign import MEASURE, MOMENTS, SIGNALS, WORDS, kill, kill_in_a_burst, killed
 from judged import Case
 
 REAL_S = 300.0  # where an engine or a cluster starts
@@ -23,6 +24,14 @@ def test_each_signal_at_each_moment(case: Case, engine: str, number: int, moment
         request.getfixturevalue("vllm_here")
     case.within_s = REAL_S if engine in ("ray", "vllm") else case.within_s
     kill(case, engine, number, moment)
+
+
+@pytest.mark.parametrize("turn", range(12))
+@pytest.mark.parametrize("engine", ["simulated", "stand-in", pytest.param("ray", marks=ONE_AT_A_TIME)])
+def test_signals_in_bursts_at_random_moments(case: Case, engine: str, turn: int) -> None:
+    """Other ones each night: what fails prints its seed."""
+    case.within_s = REAL_S if engine == "ray" else case.within_s
+    kill_in_a_burst(case, engine, random.randrange(1 << 32))
 
 
 # Nodes of a Ray cluster
