@@ -11,6 +11,7 @@ from pathlib import Path
 from pytest_slmserve.commands.cli import COMMANDS, FAILS, INTERRUPTED, PASSES, SUMMARIES, USAGE, Parser, did_you_mean
 from pytest_slmserve.engines.interrupts import as_interrupts
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
+from pytest_slmserve.schema.secrecy import WITH_A_KEY, secret_in
 
 
 def parser(command: str = "") -> Parser:
@@ -32,11 +33,22 @@ def parser(command: str = "") -> Parser:
     return top
 
 
+def check_words(words: Sequence[str]) -> None:
+    """Raise BadUsage for a secret among them, before anything repeats it: who reads records may read it."""
+    option = "the command"
+    for word in words:
+        name = word.partition("=")[0]
+        option = name if name.startswith("--") and not secret_in(name) else option
+        if found := secret_in(word):
+            raise BadUsage(f"{option} holds {found} and it goes into records", WITH_A_KEY)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Every problem is one sentence on stderr."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     status = FAILS
     try:
+        check_words(words)
         if words and not words[0].startswith("-") and words[0] not in SUMMARIES:
             problem = f"there is no command {words[0]!r}{did_you_mean(words[0], SUMMARIES)}"
             raise BadUsage(problem, "slmserve --help")

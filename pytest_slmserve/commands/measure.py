@@ -31,9 +31,8 @@ from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, json_value, of_a_command
-from pytest_slmserve.schema.printable import SECRET, SECRET_NAME
 from pytest_slmserve.schema.records import Measurement, Progress
-from pytest_slmserve.schema.specs import KEY, ClosedLoop, EngineSpec, Load, OpenLoop, Workload, WorkloadSpec, short_hash
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, Workload, WorkloadSpec, short_hash
 from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.workload.arrivals import job, load_trace, schedule
 from pytest_slmserve.workload.requests import requests_of, synthetic_requests
@@ -129,21 +128,11 @@ def seconds(text: str, zero: bool = False) -> float:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Raises BadUsage if it is none, and, without repeating it, if a name in it says that it holds a secret."""
-    names: list[str] = []
-
-    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names.extend(name for name, _ in pairs)
-        return dict(pairs)
-
+    """Raises BadUsage if it is none."""
     try:
-        found = json_value(text, kept=True, pairs=noted)
+        found = json_value(text, kept=True)
     except ValueError:
         found = None
-    secret = next(filter(SECRET_NAME.search, names), None)
-    if secret or SECRET.search(text):
-        named = f"a secret, {secret!r}," if secret else "what looks like a secret,"
-        raise BadUsage(f"--extra-body holds {named} and it goes into records", f"{KEY}=... instead")
     if not isinstance(found, dict):
         raise BadUsage(f"--extra-body {text[:SHOWN]} is no JSON object", """--extra-body '{"top_k": 1}'""")
     return found

@@ -21,8 +21,9 @@ from pytest_slmserve.engines.child import Child, converse, run_from, undone_on_e
 from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, parts_of
 from pytest_slmserve.engines.loadgen.response import STREAMS, error_in, is_stream
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, json_value
-from pytest_slmserve.schema.printable import hidden, passed_on, printable
+from pytest_slmserve.schema.printable import hidden, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
+from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload, handed_over
 from pytest_slmserve.telemetry.gpu import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores

@@ -36,8 +36,8 @@ from pytest_slmserve.engines.server import BatchedEngine, OfflineEngine, ServerE
 from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, naming
 from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, ReplicaSpec, Workload
 from pytest_slmserve.telemetry.host import memory_used, own_cores
 

@@ -26,8 +26,8 @@ from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
 from pytest_slmserve.engines.interrupts import held
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Caches, EngineFailed, Side, json_value, user_cache
 from pytest_slmserve.schema.models import Model, hub_name, short_name
-from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import (
     GIB,
     OWN_FIELDS,

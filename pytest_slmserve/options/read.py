@@ -7,8 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.options.table import OPTS, Opt, Options, side, variable
+from pytest_slmserve.options.table import OPTS, Opt, Options, side, urls, variable
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.secrecy import EXPORTED, WITH_A_KEY, secret_in
 
 OF_A_SIDE = ("side", "simulate_slowdown")
 OF_A_GATE = (*OF_A_SIDE, "gate_margin", "gate_launches")  # options that say nothing without a gate
@@ -53,12 +54,15 @@ def read_options(
 
 def _value(opt: Opt, given: Any, where: str) -> tuple[Any, Sequence[str]]:
     """The value of what was given, and its texts: a text, a value of TOML, or a list of them if an option may be given
-    again."""
+    again. Raises BadUsage, also for a secret, which is not repeated: all options may go into the records."""
     parts = [str(part) for part in given] if isinstance(given, list) else None
     if opt.many:
         texts = str(given).split() if parts is None else parts
     else:
         texts = [str(given) if parts is None else ",".join(parts)]
+    if found := next(filter(None, map(secret_in, parts or [str(given)])), ""):
+        hint = WITH_A_KEY if opt.read is urls else EXPORTED
+        raise BadUsage(f"{where} holds {found} and it goes into records", hint)
     try:
         for text in texts:
             if opt.choices and text not in opt.choices:

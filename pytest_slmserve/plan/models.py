@@ -29,7 +29,7 @@ from pytest_slmserve.schema.errors import (
     regular,
     user_cache,
 )
-from pytest_slmserve.schema.printable import passed_on
+from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import short_hash
 
 ON_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")

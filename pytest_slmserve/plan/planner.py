@@ -22,7 +22,17 @@ from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, Batching, Platform, Sharing, Source
 from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, catalogue_name, hub_name, short_name
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Load, ReplicaSpec, Request, Workload, WorkloadSpec
+from pytest_slmserve.schema.specs import (
+    GIB,
+    ClosedLoop,
+    EngineSpec,
+    Load,
+    ReplicaSpec,
+    Request,
+    Workload,
+    WorkloadSpec,
+    check_told,
+)
 from pytest_slmserve.telemetry.host import Host, probe, unlike
 from pytest_slmserve.workload.arrivals import job, read_trace
 from pytest_slmserve.workload.requests import build_workload, dataset_path, requests_of
@@ -370,6 +380,8 @@ class Planner:
     def case(
         self, engines: EngineSpec | ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[Load], **names: str
     ) -> Case:
+        for engine in engines_of_set(engines):
+            check_told(engine)
         return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
 
     def point(self, model: str, concurrency: int, words: Words = NO_WORDS, id: str = "") -> Case:

@@ -43,7 +43,7 @@ from pytest_slmserve.schema.errors import BadUsage, DoesNotFit, RampUp, Sharing,
 from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, Run, Samples, Steps, Telemetry, differences
-from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, ReplicaSpec, Workload, load_facts
+from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, ReplicaSpec, Workload, check_told, load_facts
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.arrivals import job
 
@@ -116,7 +116,9 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
     """The engine that a marker asks for. Raises BadUsage for an impossible one."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
     model = words.get("model") or session.planner.models[0]
-    return replace(session.planner.spec(model, words.get("tensor_parallel_size")), **own)
+    spec = replace(session.planner.spec(model, words.get("tensor_parallel_size")), **own)
+    check_told(spec)
+    return spec
 
 
 def check_item(item: Any) -> None:

@@ -28,6 +28,7 @@ from pytest_slmserve.run.executor import slot_count
 from pytest_slmserve.run.judge import StoredBaseline
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError
+from pytest_slmserve.schema.secrecy import secret_in
 
 LONG_S = 300.0  # a run that takes longer says so before it begins
 EXIT_INCONCLUSIVE = 10
@@ -76,6 +77,9 @@ class SessionHooks:
         chosen = {"-k": config.option.keyword, "-m": config.option.markexpr}
         words = [*(["--pyargs"] if config.option.pyargs else []), *typed]
         words += [word for flag, value in chosen.items() if value for word in (flag, value)]
+        if any(secret_in(word, named=False) for word in words):
+            why = "a name of a test, -k or -m holds what looks like a secret, and it goes into records"
+            raise pytest.UsageError(f"slmserve: {why}")
         left_out = ("plan", "resume", "skip_damaged", "html", "export")
         slm.command = shlex.join(["pytest", *words, *as_words(options, left_out)])
         if elsewhere:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -141,7 +141,6 @@ def content(path: Path, most: int | None = None) -> bytes:
 
 LARGEST_JSON = 100_000_000  # bytes of a file or text: as much as the head of safetensors may have
 DEEPEST_JSON = 100  # levels: Python reads more than its own functions can walk through
-Pairs = Callable[[list[tuple[str, Any]]], Any]
 _DECODER = json.JSONDecoder()
 
 
@@ -158,10 +157,10 @@ def read_json(path: Path, hint: str, name: str = "") -> Any:
         raise BadUsage(f"{name} is not {wanted}", hint) from None
 
 
-def json_value(text: str | bytes, *, kept: bool = False, pairs: Pairs | None = None) -> Any:
+def json_value(text: str | bytes, *, kept: bool = False) -> Any:
     """The value of a text of others that is JSON and nothing more. Of a key that stands there twice the last is read,
     and NaN and Infinity are, as Python writes them. kept: in a record, so neither they are, nor what is no Unicode.
-    pairs: makes an object of its entries. Raises JSONDecodeError, or ValueError that says what is wanted."""
+    Raises JSONDecodeError, or ValueError that says what is wanted."""
     if len(text) > LARGEST_JSON:
         raise ValueError(f"JSON of at most {LARGEST_JSON // 10**6} MB")
     if isinstance(text, bytes):
@@ -169,7 +168,7 @@ def json_value(text: str | bytes, *, kept: bool = False, pairs: Pairs | None = N
             text = text.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError("JSON text in UTF-8") from None
-    found, _ = json_at(text.strip(), None, pairs)
+    found, _ = json_at(text.strip())
     try:
         if kept:
             json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
@@ -178,13 +177,12 @@ def json_value(text: str | bytes, *, kept: bool = False, pairs: Pairs | None = N
     return found
 
 
-def json_at(text: str, at: int | None = None, pairs: Pairs | None = None) -> tuple[Any, int]:
+def json_at(text: str, at: int | None = None) -> tuple[Any, int]:
     """The value that begins at this place of a text of others, and where it ends; no place: all of it is the value.
     Raises as `json_value`."""
-    decoder = json.JSONDecoder(object_pairs_hook=pairs) if pairs else _DECODER
     deep = ValueError(f"JSON of at most {DEEPEST_JSON} levels")
     try:
-        found, end = (decoder.decode(text), len(text)) if at is None else decoder.raw_decode(text, at)
+        found, end = (_DECODER.decode(text), len(text)) if at is None else _DECODER.raw_decode(text, at)
     except RecursionError:
         raise deep from None
     except json.JSONDecodeError:

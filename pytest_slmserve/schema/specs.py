@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeGuard, get_args
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pytest_slmserve.schema.errors import (
     BadUsage,
@@ -27,7 +27,8 @@ from pytest_slmserve.schema.errors import (
     json_value,
 )
 from pytest_slmserve.schema.models import CATALOGUE, Model, catalogue_name
-from pytest_slmserve.schema.printable import SECRET, SECRET_NAME, printable
+from pytest_slmserve.schema.printable import printable
+from pytest_slmserve.schema.secrecy import EXPORTED, secret_in, secret_in_url, seems_drawn, unquoted
 
 KEY = "SLM_ENDPOINT_KEY"  # the variable that has an endpoint's key
 WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions"
@@ -38,23 +39,28 @@ def check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise BadUsage(f"an endpoint's URL cannot be read ({error})", WANTED) from None
-    if not (url.isascii() and url.isprintable()):
+    except ValueError:  # whose text may repeat a password
+        raise BadUsage("an endpoint's URL cannot be read: its host or its port is none", WANTED) from None
+    plain = unquoted(url)
+    if not url.isascii() or not (url + plain).isprintable() or " " in url:
         raise BadUsage("an endpoint's URL holds what no URL may hold", f"{WANTED}, with other characters as %XX")
-    given = [name for part in (parts.query, parts.fragment) for name, _ in parse_qsl(part, keep_blank_values=True)]
-    secret = next(filter(SECRET_NAME.search, given), None)
-    if "@" in parts.netloc or secret or SECRET.search(url):
-        where = f"in its parameter {secret}" if secret else "before its host" if "@" in parts.netloc else "it seems"
-        raise BadUsage(f"an endpoint's URL holds credentials, {where}, and it goes into records", f"{KEY}=... instead")
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in url:
+    if where := "before its host" if "@" in unquoted(parts.netloc) else secret_in_url(url):
+        raise _with_credentials(where)
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in plain:
         raise BadUsage("an endpoint's URL does not begin with http://HOST or https://HOST", WANTED)
 
 
+def _with_credentials(where: str) -> BadUsage:
+    return BadUsage(f"an endpoint's URL holds credentials, {where}, and it goes into records", f"{KEY}=... instead")
+
+
 def completed(url: str) -> str:
-    """The URL that requests go to, if that of the server or its /v1 is given. Raises BadUsage as `check_url` does."""
+    """The URL that requests go to, if that of the server or its /v1 is given. Raises BadUsage as `check_url` does, and
+    for what seems to be a key in path or query: records that have such a URL are read all the same."""
     check_url(url)
     parts = urlsplit(url)
+    if seems_drawn(urlunsplit(parts._replace(scheme="", netloc=""))):
+        raise _with_credentials("it seems, in its path or a parameter")
     path = parts.path.rstrip("/") or "/v1"
     return urlunsplit(parts._replace(path=f"{path}/completions" if path.endswith("/v1") else path))
 
@@ -507,6 +513,16 @@ def is_burst(load: Load) -> TypeGuard[ClosedLoop]:
 def is_job(load: Load) -> TypeGuard[OpenLoop]:
     """Check whether a load is a number of requests that come by a schedule and are served to the end."""
     return isinstance(load, OpenLoop) and load.requests is not None
+
+
+def check_told(engine: EngineSpec) -> None:
+    """Raise BadUsage if a marker or a fixture gives an engine a secret, as options refuse it: it goes into records."""
+    texts = [("model", engine.model), ("python", engine.python)]
+    for kind, pairs in (("env", engine.env), ("extra", engine.extra)):
+        texts += [(kind, f"{name}={v if isinstance(v, str) else json.dumps(v)}") for name, v in pairs]
+    for kind, text in texts:
+        if found := secret_in(text):
+            raise BadUsage(f"{kind} of an engine holds {found} and it goes into records", EXPORTED)
 
 
 def load_facts(load: Load) -> dict[str, Any]:

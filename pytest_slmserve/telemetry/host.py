@@ -24,8 +24,8 @@ import psutil
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Platform, json_value
-from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Environment, release
+from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import short_hash
 
 NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU

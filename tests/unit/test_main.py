@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from command_line import refused, said
+from hidden_texts import SECRET_PAIRS, repeats
 
 from pytest_slmserve import __main__ as ours
 from pytest_slmserve.commands import pairs
@@ -38,6 +39,15 @@ def test_without_arguments_there_is_help_with_all_commands_by_what_one_wants(cap
 def test_a_command_that_is_none_is_named_with_the_nearest(word, near, capsys):
     err = refused(said(capsys, word, "a"), repr(word), "slmserve --help")
     assert ("did you mean" in err) is bool(near) and near in err
+
+
+@pytest.mark.parametrize("text", SECRET_PAIRS[::3])
+def test_no_command_takes_a_secret_or_repeats_it(text, capsys):
+    for words, where in (
+        (["measure", "--extra-body", text], "--extra-body"), (["report", f"--since={text}"], "--since"),
+        ([text], "the command"), (["plan", f"--{text}"], "holds"),
+    ):  # fmt: skip
+        assert not repeats(refused(said(capsys, *words), where, "records"))
 
 
 def test_no_command_imports_what_others_need(monkeypatch):

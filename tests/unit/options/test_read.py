@@ -5,12 +5,17 @@ Command line before environment before ini before default; what is typed again m
 from __future__ import annotations
 
 import pytest
+from hidden_texts import ORDINARY_PAIRS, SECRET_PAIRS, SECRET_VALUES, repeats
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import refused
 
 from pytest_slmserve.options.read import BESIDE_THE_RECORDS, OF_A_GATE, as_words, near_option, read_options
 from pytest_slmserve.options.table import OPTS, Opt
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import GpuPeaks
 
+NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
 BY_NAME = {opt.name: opt for opt in OPTS}
 EACH = pytest.mark.parametrize("name", BY_NAME)
 URL = "http://127.0.0.1:1/v1/completions"
@@ -172,6 +177,52 @@ def test_a_secret_is_not_repeated(given):
     with refused("HF_TOKEN") as caught:
         read_options(given, {}, {})
     assert "hunter2" not in str(caught.value)
+
+
+SECRETS = ["HF_TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "db_password", "X_API_KEY", "CREDENTIALS"]
+
+
+@pytest.mark.parametrize(("name", "before"), [
+    ("env", ""), ("engine_arg", ""), ("side", "candidate:env="), ("side", "baseline:python=p,arg="),
+])  # fmt: skip
+@pytest.mark.parametrize("text", [*(f"{name}=hunter2" for name in SECRETS), "NAME=sk-hunter2abcdefgh1234"])
+def test_a_secret_is_told_by_its_name_alone(name, before, text):
+    opt, said = BY_NAME[name], before + text
+    typed = (
+        ({name: [said]}, {}, {}, opt.flag),
+        ({}, {opt.key: [said]}, {}, opt.key),
+        ({}, {}, {opt.variable: said}, opt.variable),
+    )
+    for *sources, where in typed:
+        with refused(where, f"'{text.partition('=')[0]}'", hint="HF_TOKEN") as caught:
+            read_options(*sources)
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", SECRET_PAIRS)
+def test_no_option_takes_a_secret_or_repeats_it(text):
+    """What is wrong for another reason too."""
+    for opt in OPTS:
+        if not opt.is_flag:
+            with pytest.raises(BadUsage) as caught:
+                read_options({}, {opt.key: text}, {})
+            assert opt.key in str(caught.value) and not repeats(str(caught.value))
+
+
+@pytest.mark.parametrize("text", ORDINARY_PAIRS)
+def test_an_ordinary_value_is_taken_as_it_is(text):
+    name, _, value = text.partition("=")
+    assert read_options({"env": [text]}, {}, {}).env == ((name, value),)
+    assert read_options({"engine_arg": [text]}, {}, {}).texts["engine_arg"] == [text]
+    sides = {"side": [f"candidate:env={text}", f"candidate:arg={text}"], "gate": True, "simulate": True}
+    assert read_options(sides, {}, {}).side_of("candidate")[1] == ((name, value),)
+
+
+@given(st.sampled_from(SECRET_VALUES), st.sampled_from(["env", "engine_arg"]), NAMES, NAMES)
+def test_what_the_scanner_finds_reaches_no_command_that_is_kept(value, option, name, other):
+    with pytest.raises(BadUsage) as caught:
+        read_options({option: [f"{other}=1", f"{name}={other} {value}"]}, {}, {})
+    assert value not in str(caught.value)
 
 
 SIMULATED_GATE, SIDE = {"simulate": True, "gate": True}, ["baseline:python=p"]

@@ -147,6 +147,8 @@ REFUSED = [
     (lambda: planner.check_there(MIXED, (3,)), ["L4"], "CUDA_VISIBLE_DEVICES"),
     (lambda: planner.check_there(CORES, (0, 1, 2)), [3, 2], "2"),
     (lambda: simulated().replicas_case(simulated().replicas(PAIR), 7), [7, 2], "96"),
+    (lambda: simulated().case(EngineSpec("opt-125m", platform="simulated", env=(("MY_PAT", "x"),)), [], []),
+     ["env", "MY_PAT", "records"], "HF_TOKEN"),
     (lambda: on_gpus().replicas(["opt-125m"] * 5, "gpus"), ["5 GPUs", "4 GPUs"], ""),
     (lambda: replica_cases(on_gpus(models="opt-13b", gpu_memory="16GiB")), ["GiB"], ""),
     (lambda: job_case(on_gpus(), "opt-17b", 3), ["opt-17b"], ""),

@@ -1,0 +1,200 @@
+"""Scanner for secrets: every text passes it on its way into records, which others may read; and what processes of ours
+inherit, which is no secret.
+
+The lists are our own. Of the 43 secrets that were once taken into records, the named detectors of detect-secrets 1.5
+(the newest, of May 2024) find 10, and it would bring requests, PyYAML and four packages more into every installation.
+So the tests have it instead: what its detectors find by how a key looks is found here.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from itertools import pairwise
+from urllib.parse import unquote
+
+# Names, by their words: `X-API-Key`, `apiKey` and `OPENAI_KEY_1` end with key.
+
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+# Last words of names that hold a secret; of a URL's parameters also those of its visit.
+LAST = re.compile(
+    r"\w*(key|token|secret|password|passwd|passphrase|credential|signature|bearer|authorization)"
+    r"|\w*(api|access|auth|private|secret)(keys|tokens)|auth|oauth|basicauth|pass|pwd|pw|sig|pat|cookies?|webhooks?|jwt"
+)
+OF_A_VISIT = re.compile(r"session|sessionid|sid")
+ANYWHERE = re.compile(r"\w*(secret|password|passwd|passphrase|credential)s?")
+PLURAL = re.compile(r"keys|tokens")  # but `max_tokens` is none
+PLURAL_OF = {"access", "api", "auth", "bearer", "csrf", "oauth", "private", "refresh", "secret", "session", "signing"}
+# Words behind it that change nothing: TOKEN_V2, SECRET_KEY_BASE, PASSWORD_HASH, auth_header, SLACK_WEBHOOK_URL.
+ADDED = re.compile(
+    r"\w|\d+|base|hash|headers?|string|str|text|hex|raw|old|new|current|prod|production|dev|staging|primary|secondary"
+    r"|url|uri"
+)
+PLACES = {"file", "path", "dir", "folder", "name", "enabled", "required", "timeout", "length", "len"}
+# Words before it that make it another thing: `eos_token` is text, `bytes_per_token` a number, `sort_key` a column.
+NO_TOKEN_OF = re.compile(
+    "bos|eos|pad|unk|sep|cls|mask|stop|start|end|begin|image|video|audio|special|per|first|last|next|each|draft|target"
+    "|prompt|output|input|max|min|num|prefix|suffix|think|thinking|tool|to|by|of|single|query|decoder|encoder"
+)
+NO_KEY_OF = re.compile("sort|partition|cache|lookup|dict|foreign|row|column|hash")
+
+
+def is_secret_name(name: str, of_url: bool = False) -> bool:
+    """Tell whether a variable, an argument, a field or a parameter of this name holds a secret. of_url: of a URL."""
+    words = [word.lower() for word in WORD.findall(name)]
+    if len(words) > 1 and words[-1] in PLACES:
+        return False
+    if any(map(ANYWHERE.fullmatch, words)) or words[-3:] == ["access", "key", "id"]:
+        return True
+    while len(words) > 1 and ADDED.fullmatch(words[-1]):
+        words.pop()
+    last, before = words[-1] if words else "", words[-2] if len(words) > 1 else ""
+    if last == "code":  # of OAuth; but `trust_remote_code` is none
+        return before in ("", "auth", "authorization", "oauth")
+    if PLURAL.fullmatch(last):
+        return before in PLURAL_OF
+    if (last == "token" and NO_TOKEN_OF.fullmatch(before)) or (last == "key" and NO_KEY_OF.fullmatch(before)):
+        return False
+    return bool(LAST.fullmatch(last) or (of_url and OF_A_VISIT.fullmatch(last)))
+
+
+# Values, by how keys begin that somebody has issued.
+
+ODD = r"(?=[\w-]*(?:[A-Za-z]\d|\d[A-Za-z]))"  # a digit beside a letter, as words and their versions rarely have it
+ALONE = "(?<![A-Za-z0-9])"
+VALUE = re.compile(
+    rf"""
+    {ALONE}(?:sk-|gh[opsur]_|github_pat_|xapp-|AKIA|eyJ)[\w-]{{8,}}  # OpenAI and others, GitHub, Slack, AWS, JWTs
+    | {ALONE}(?i:xox[a-z]-)[\w-]{{3,}} | {ALONE}eyJ[\w=-]+\.[\w=-]
+    | {ALONE}gl(?:pat|ptt|dt|rt|rtr|cbt|ft|soat|agent|imt|oas|ffct)-[\w-]{{8,}}  # GitLab
+    | {ALONE}hf_(?=[A-Za-z]*\d|\w{{30}})[A-Za-z0-9]{{12,}}\b  # Hugging Face; but `hf_overrides` is an argument
+    | {ALONE}A(?:SIA|BIA|CCA|3T[A-Z0-9])(?:[A-Z0-9]{{16}}|(?=[A-Z]*\d)[A-Z0-9]{{8,}})  # AWS
+    | {ALONE}(?:nvapi-|gsk_|[srp]k_(?:live|test)_|whsec_|AIza|GOCSPX-|ya29\.|dckr_[po]at_|tgp_|AGE-SECRET-KEY-|dop_v1_
+        |shp(?:at|ca|pa|ss)_|hv[sb]\.|lin_api_|pypi-Ag|GR1348941|AKC|sq0(?:atp|csp|idp)-)[\w\\-]{{8,}}
+    | {ALONE}(?:pypi-|SG\.|npm_|xai-){ODD}[\w.-]{{8,}}
+    | {ALONE}(?:SG\.[\w-]{{22}}\.|pplx-[A-Za-z0-9]{{16,}}|r8_[A-Za-z0-9]{{12,}}\b)
+    | {ALONE}(?:AC|SK)[a-z0-9]{{32}}\b | {ALONE}[MNO][\w-]{{23,25}}\.[\w-]{{6}}\.[\w-]{{27}}
+    | {ALONE}\d{{8,10}}:[\w-]{{35}} | {ALONE}[0-9a-z]{{32}}-us\d{{1,2}}\b | (?i:hooks\.slack\.com/services/)\w
+    | {ALONE}BEGIN[ ](?!PUBLIC)[A-Z0-9 ]*\bKEY\b | PuTTY-User-Key-File
+    | {ALONE}(?:(?i:bearer)|Basic|BASIC)(?:\s|\+)+(?!(?:and|or|not|if|else)\b)[\w+/=~.-]
+    | ://[^/\s?\#@:]*:[^/\s@]*@ | \bhttps?://[^/\s?\#@]+@  # before a host
+    """,
+    re.VERBOSE,
+)
+# A name with a value: NAME=VALUE, "name": value, ["name"] = value, --name value.
+PAIR = re.compile(
+    r"""(?<![\w./-])-*([A-Za-z_][\w.-]*+)(?:\\*["']\s*:|(?:["']\])?\s*:?=>?|:(?=[\s"']))\s*\\*["']?"""
+    r"""(?!(?:true|false|null|none)\b)(?=[^\s"'\\,;&\])}])""",
+    re.IGNORECASE,
+)
+FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*+)\s+(?=[^\s-])")
+EXPORTED = "export it before pytest: engines with real weights inherit HF_TOKEN"  # in place of typing it
+WITH_A_KEY = "SLM_ENDPOINT_KEY=... in the environment"
+NAME = re.compile(r"\b([A-Za-z]\w{,40})=")
+UNREAD = 4  # how often a text may have been encoded for a URL
+
+
+@lru_cache(maxsize=1024)
+def secret_in(text: str, named: bool = True) -> str:
+    """Words on what seems to be a secret in this text, for an error that must not repeat it; "" if nothing does.
+    named: also values that only their name tells."""
+    for form in _forms(text):
+        if value := VALUE.search(form):
+            place = (NAME.findall(form[: value.start()]) or [""])[-1]
+            told = place and not VALUE.search(place) and not seems_drawn(place)
+            return f"what looks like a secret, in {place!r}," if told else "what looks like a secret,"
+        if named and (name := _first(found[1] for each in (PAIR, FLAG) for found in each.finditer(form))):
+            return f"a secret, {name!r},"
+    return ""
+
+
+def _forms(text: str) -> list[str]:
+    """The text as it is, and what it means where JSON, or a URL, has encoded it, however often."""
+    forms = [text]
+    while len(forms) <= UNREAD:
+        form = forms[-1]
+        start = 0 if form[:1] in ("{", "[", '"') else form.find("=") + 1
+        if "\\" in form and form[start : start + 1] in ("{", "[", '"'):
+            with suppress(ValueError, RecursionError):
+                form = form[:start] + json.dumps(json.loads(form[start:]), ensure_ascii=False)
+        if form == forms[-1] and (form := unquote(form)) == forms[-1]:
+            break
+        forms.append(form)
+    return forms
+
+
+def _first(names: Iterable[str], of_url: bool = False) -> str:
+    """The first name of a secret; one that may itself be a secret is not told."""
+    name = next((name for name in names if is_secret_name(name, of_url)), "")
+    return name if len(name) <= 40 and not seems_drawn(name) else "..."[: len(name)]
+
+
+# URLs, of which any part may be a secret.
+
+PARAMETER = re.compile(r"[?&;#]([^=&;#?/]+)|/([^=&;#?/]+)=")
+PLAIN_PARAMETER = re.compile(r"(?i)[?&;][\w.-]*(?:revision|commit|sha|hash|version|model|deployment)=[^&;#?/]*")
+RUN = re.compile(r"[A-Za-z0-9]{16,}")
+DRAWN = re.compile(r"[\w-]{20,}")
+KIND = re.compile(r"[A-Z]+|[a-z]+|\d+")
+
+
+def unquoted(url: str) -> str:
+    """Text that a URL means, however often it was encoded."""
+    for _ in range(UNREAD):
+        if (plain := unquote(url)) == url:
+            break
+        url = plain
+    return url
+
+
+def secret_in_url(url: str) -> str:
+    """Place where a URL has a secret: a parameter, or anywhere; "" if it has none."""
+    plain = unquoted(url)
+    names = (query or path for query, path in PARAMETER.findall(plain))
+    if VALUE.search(url) or VALUE.search(plain):
+        return "it seems"
+    name = _first(names, of_url=True)
+    return f"in its parameter {name}" if name else ""
+
+
+def seems_drawn(path: str) -> bool:
+    """Tell whether a path, with its query, has a part that seems to be drawn by chance: long, without words or dashes.
+    A version, a commit and a UUID are none."""
+    plain = PLAIN_PARAMETER.sub("", unquoted(path))
+    runs = (run for run in RUN.findall(plain) if sum(map(str.isdigit, run)) >= 4)
+    return any(runs) or any(_is_mixed(part) for part in DRAWN.findall(plain))
+
+
+def _is_mixed(part: str) -> bool:
+    """Tell whether capitals, small letters and digits change places as often as they do by chance."""
+    kinds = ["A" if kind.isupper() else "a" if kind.islower() else "0" for kind in KIND.findall(part)]
+    return len(set(kinds)) == 3 and sum(a != b for a, b in pairwise(kinds)) >= 10
+
+
+# Processes of ours
+
+# Variables of the user and the system; of compilers; of the network; and all of the interpreter, of GPUs and how they
+# are spoken to, of thread pools, and of vLLM with what it is made of.
+PASSED_ON = re.compile(
+    r"""
+    PATH | HOME | USER | LOGNAME | SHELL | TERM | TZ | LANG | LANGUAGE | LC_\w+ | TMPDIR | TEMP | TMP | XDG_\w+
+    | VIRTUAL_ENV | CONDA_PREFIX | LD_LIBRARY_PATH | LD_PRELOAD
+    | LIBRARY_PATH | CPATH | C_INCLUDE_PATH | CPLUS_INCLUDE_PATH | CC | CXX | CFLAGS | CXXFLAGS | MAX_JOBS
+    | (?i:(http|https|all|no)_proxy) | SSL_CERT_FILE | SSL_CERT_DIR | REQUESTS_CA_BUNDLE | CURL_CA_BUNDLE
+    | (PYTHON | COVERAGE_ | CUDA | CUBLAS | CUDNN | NVIDIA_ | NCCL_ | NVSHMEM_ | GLOO_ | UCX_ | RAY_)\w*
+    | (OMP_ | KMP_ | GOMP_ | MKL_ | DNNL_ | ONEDNN_ | OPENBLAS_ | NUMEXPR_ | NUMBA_ | MALLOC_ | TORCH | PYTORCH_)\w*
+    | (TRITON_ | VLLM_ | HF_ | HUGGINGFACE_ | HUGGING_FACE_ | TRANSFORMERS_ | TOKENIZERS_ | SAFETENSORS_)\w*
+    | (FLASHINFER_ | FLASH_ATTN)\w*
+    """,
+    re.VERBOSE,
+)
+OF_THE_HUB = ("HF_", "HUGGINGFACE_", "HUGGING_FACE_")  # a token of it is a secret that real weights may need
+
+
+def passed_on(inherited: Mapping[str, str], *, hub: bool = False) -> dict[str, str]:
+    """The part of our environment that a process of ours inherits, which imports nothing from the folder it works in.
+    hub: with a token of the Hugging Face Hub, if there is one."""
+    known = ((name, value) for name, value in inherited.items() if PASSED_ON.fullmatch(name))
+    found = {name: v for name, v in known if not is_secret_name(name) or (hub and name.startswith(OF_THE_HUB))}
+    return found | {"PYTHONSAFEPATH": "1"}
