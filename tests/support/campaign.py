@@ -1,5 +1,5 @@
 """What the fault campaign does for each kind of fault: something is run, the fault is planted, and what came of it is
-judged. Eleven cases are in tests/integration/faults, the whole campaign in tests/nightly/faults."""
+judged. Some cases are in tests/integration/faults, the whole campaign in tests/nightly/faults."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import hostile
 import pytest
 import wire_server
+from hidden_texts import repeats
 from interfaces import STAND_IN
 from judged import Case, Seen, command, pytest_run, waited_for
 
@@ -344,3 +345,71 @@ def set_option_of_measure(case: Case, flag: str, texts: Iterable[str]) -> None:
     load = [] if flag in ("--max-concurrency", "--request-rate", "--ramp") else ["--max-concurrency=1"]
     works = ((text, command([*MEASURE, *load, f"{flag}={text}"])) for text in texts)
     judge_each(case, "hostile options", works, (4,))
+
+
+# Secrets
+
+INHERITED = "hunter2-of-the-environment"
+GATED = "\ndef test_gate(slm_gate):\n    assert slm_gate()\n"
+OUTPUTS = ("-v", "--slm-records=r.jsonl", "--slm-html=p.html", "--junitxml=j.xml")
+SIMULATED = ("--slm-simulate", "--slm-models=opt-125m", "--slm-repeats=1", "--slm-window=1", *OUTPUTS)
+# How a secret is typed: words of pytest or of `slmserve measure`, or variables; TEXT is the secret.
+TYPED: dict[str, Sequence[str]] = {
+    "env": ["--slm-env=TEXT"], "engine-arg": ["--slm-engine-arg=TEXT"], "side-env": ["--slm-side=candidate:env=TEXT"],
+    "side-arg": ["--slm-gate", "--slm-side=baseline:python=p,arg=TEXT"], "ini": ["-oslm_profile=TEXT"],
+    "two words": ["--slm-env", "TEXT"], "a number": ["--slm-window=TEXT"], "a model": ["--slm-models=a,TEXT"],
+}  # fmt: skip
+BY_VARIABLE = ("SLM_ENV", "SLM_ENGINE_ARG", "SLM_SIDE", "SLM_WAIVERS", "SLM_TOKENIZER")
+TYPED_FOR_MEASURE: dict[str, Sequence[str]] = {
+    "body": ["--extra-body=TEXT"], "model": ["--model=TEXT"], "two words": ["--tokenizer", "TEXT"],
+    "a number": ["--window=TEXT"], "nothing": ["--no-such-option=TEXT"],
+}  # fmt: skip
+
+
+def _with_variable(name: str, text: str, work: Callable[[], int]) -> Callable[[], int]:
+    def run() -> int:
+        os.environ[name] = text
+        return work()
+
+    return run
+
+
+def keep_secret(case: Case, work: Callable[[], int], statuses: Collection[int] = (4,), said: str = "records") -> None:
+    """It is refused by a sentence with the option, before anything is written, and is nowhere; its test may have it."""
+    seen = case.fork(_with_variable("GITHUB_STEP_SUMMARY", str(case.folder / "summary.md"), work))
+    case.judge("secrets", seen, statuses, said)
+    assert not repeats(seen.text), seen.text
+    written = [path for path in case.folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert [path for path in written if repeats(path.read_text("utf-8", errors="replace"))] == []
+
+
+def type_secrets(case: Case, way: str, texts: Iterable[str]) -> None:
+    """Each of them on the command line of pytest, in a variable, or on that of `measure`."""
+    (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
+    for text in texts:
+        if way in BY_VARIABLE:
+            work = _with_variable(way, text, pytest_run([*SIMULATED, "test_it.py"]))
+        elif way in TYPED:
+            work = pytest_run([*SIMULATED, *(word.replace("TEXT", text) for word in TYPED[way]), "test_it.py"])
+        else:
+            words = [word.replace("TEXT", text) for word in TYPED_FOR_MEASURE[way.removeprefix("measure ")]]
+            work = command(["measure", "--endpoint=http://127.0.0.1:9/v1", "--max-concurrency=1", *words])
+        keep_secret(case, work)
+
+
+def ask_secret_urls(case: Case, urls: Iterable[str]) -> None:
+    (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
+    for url in urls:
+        keep_secret(case, pytest_run([f"--slm-endpoint={url}", *OUTPUTS, "test_it.py"]), said="holds|read")
+        keep_secret(case, command(["measure", f"--endpoint={url}", "--max-concurrency=1"]), said="holds|read")
+
+
+def inherit_secrets(case: Case, *words: str) -> None:
+    """A run whose environment has secrets, as it may: they are in none of what it writes."""
+    (case.folder / "test_it.py").write_text(ONE_POINT + GATED, "utf-8")
+    work = pytest_run([*SIMULATED, "--slm-concurrency=4", *words, "test_it.py"])
+    work = _with_variable("HTTPS_PROXY", f"http://me:{INHERITED}@h", work)
+    for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        work = _with_variable(name, INHERITED, work)
+    keep_secret(case, work, (0, 10), "")
+    assert (case.folder / "p.html").is_file() and (case.folder / "j.xml").is_file()

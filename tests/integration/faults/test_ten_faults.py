@@ -1,5 +1,5 @@
-"""Ten cases and a few of the campaign in tests/nightly/faults: one fault of each kind ends in time and with the right
-status, one sentence says why, nothing is lost, and nothing is left."""
+"""Cases of the campaign in tests/nightly/faults: one fault of each kind ends in time and with the right status, one
+sentence says why, nothing is lost, and nothing is left."""
 
 import random
 import signal
@@ -50,3 +50,16 @@ def test_a_model_with_entries_that_no_model_has(case: Case) -> None:
 ])  # fmt: skip
 def test_an_option_with_hostile_values(case: Case, set_option, name: str, texts: list[str]) -> None:
     set_option(case, name, texts)
+
+
+@pytest.mark.parametrize(("way", "text"), [
+    ("engine-arg", "hf_token=hf_FAULT9f8e7d6c5b4a"), ("side-arg", 'a={"aws_secret_access_key": "hunter2"}'),
+    ("SLM_ENV", "A=1 PASSWORD_HASH=hunter2"), ("measure body", '{"api_key": "hunter2"'),
+])  # fmt: skip
+def test_a_secret_that_is_typed(case: Case, way: str, text: str) -> None:
+    campaign.type_secrets(case, way, [text])
+
+
+def test_secrets_in_a_url_and_in_the_environment(case: Case) -> None:
+    campaign.ask_secret_urls(case, ["http://u%3Ahunter2%40h/v1"])
+    campaign.inherit_secrets(case)

@@ -1,0 +1,52 @@
+"""Secrets: each that is typed, in any option or URL, or that a marker has, is refused, and is in nothing that is
+written or shown; one that is inherited is in nothing either."""
+
+import pytest
+from campaign import (
+    BY_VARIABLE,
+    ONE_POINT,
+    SIMULATED,
+    TYPED,
+    TYPED_FOR_MEASURE,
+    ask_secret_urls,
+    inherit_secrets,
+    keep_secret,
+    type_secrets,
+)
+from hidden_texts import SECRET_PAIRS, SECRET_URLS, SECRET_VALUES, WRONG_URLS
+from judged import Case, pytest_run
+
+WAYS = [*TYPED, *BY_VARIABLE, *(f"measure {way}" for way in TYPED_FOR_MEASURE)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_secrets_that_are_typed(case: Case, way: str) -> None:
+    """All come, in one way or another."""
+    type_secrets(case, way, SECRET_PAIRS[WAYS.index(way) % 4 :: 4])
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_secrets_in_urls(case: Case, part: int) -> None:
+    ask_secret_urls(case, [*SECRET_URLS, *WRONG_URLS][part::4])
+
+
+@pytest.mark.parametrize("words", [["-k"], ["-m"], [], ["--slm-gate", "-k"]])
+def test_secrets_in_names_of_tests(case: Case, words: list[str]) -> None:
+    (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
+    for value in SECRET_VALUES[::8]:
+        typed = [*words, f"not {value}"] if words else [f"test_it.py::test_point[{value}]"]
+        keep_secret(case, pytest_run([*typed, *SIMULATED, *(["test_it.py"] if words else [])]))
+
+
+@pytest.mark.parametrize("field", [
+    "env=(('HF_TOKEN', 'hunter2'),)", "extra=(('a', 'hf_FAULT9f8e7d6c5b4a'),)", "env=(('A', 'Bearer hunter2'),)",
+])  # fmt: skip
+def test_a_secret_of_a_marker(case: Case, field: str) -> None:
+    marked = f"import pytest\n@pytest.mark.slm({field})\ndef test(slm_measure): assert slm_measure(4).valid\n"
+    (case.folder / "test_it.py").write_text(marked, "utf-8")
+    keep_secret(case, pytest_run([*SIMULATED, "test_it.py"]))
+
+
+@pytest.mark.parametrize("words", [["-k", "point"], ["--slm-gate", "-k", "gate"], ["--slm-report=all"]], ids=range(3))
+def test_secrets_that_are_inherited(case: Case, words: list[str]) -> None:
+    inherit_secrets(case, *words)
