@@ -35,7 +35,7 @@ PLACES = {"file", "path", "dir", "folder", "name", "enabled", "required", "timeo
 # Words before it that make it another thing: `eos_token` is text, `bytes_per_token` a number, `sort_key` a column.
 NO_TOKEN_OF = re.compile(
     "bos|eos|pad|unk|sep|cls|mask|stop|start|end|begin|image|video|audio|special|per|first|last|next|each|draft|target"
-    "|prompt|output|input|max|min|num|prefix|suffix|think|thinking|tool|to|by|of|single|query|decoder|encoder"
+    "|prompt|output|input|max|min|num|prefix|suffix|think|thinking|tool|implicit|to|by|of|single|query|decoder|encoder"
 )
 NO_KEY_OF = re.compile("sort|partition|cache|lookup|dict|foreign|row|column|hash")
 
@@ -85,7 +85,7 @@ VALUE = re.compile(
 # A name with a value: NAME=VALUE, "name": value, ["name"] = value, --name value.
 PAIR = re.compile(
     r"""(?<![\w./-])-*([A-Za-z_][\w.-]*+)(?:\\*["']\s*:|(?:["']\])?\s*:?=>?|:(?=[\s"']))\s*\\*["']?"""
-    r"""(?!(?:true|false|null|none)\b)(?=[^\s"'\\,;&\])}])""",
+    r"""(?!(?:true|false|null|none|[01])(?:[\s"'\\,;&\])}]|$))(?=[^\s"'\\,;&\])}])""",  # on and off are none
     re.IGNORECASE,
 )
 FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*+)\s+(?=[^\s-])")
@@ -104,7 +104,8 @@ def secret_in(text: str, named: bool = True) -> str:
             place = (NAME.findall(form[: value.start()]) or [""])[-1]
             told = place and not VALUE.search(place) and not seems_drawn(place)
             return f"what looks like a secret, in {place!r}," if told else "what looks like a secret,"
-        if named and (name := _first(found[1] for each in (PAIR, FLAG) for found in each.finditer(form))):
+        names = (found[1] for each in (PAIR, FLAG) for found in each.finditer(form))
+        if named and (name := _first(names, of_url="://" in form)):
             return f"a secret, {name!r},"
     return ""
 

@@ -29,7 +29,8 @@ SECRET_PAIRS = [
     'model_loader_extra_config={"aws_secret_access_key": "hunter2"}', 'a={"b": [{"api_key":"hunter2"}]}',
     'a={"b": "{\\"api_key\\": \\"hunter2\\"}"}', 'a={"api\\u005fkey": "hunter2"}', 'a=["hf_FAULT9f8e7d6c5b4a"]',
     "ARGS=--api-key hunter2", "ARGS=--api-key=hunter2", "ARGS=-v --hf-token hunter2", "OPTS=host=x;password=hunter2",
-    "OPTS=user: me password: hunter2", "HEADERS=Authorization: hunter2", "URL=https://host/blob?sig=hunter2", "URL=http://h/v1?a=b%26api_key%3Dhunter2",
+    "OPTS=user: me password: hunter2", "HEADERS=Authorization: hunter2", "URL=https://host/blob?sig=hunter2",
+    "api_key=true-hunter2", "api_key=1hunter2", "URL=http://h/v1?session=hunter2", "URL=http://h/v1?a=b%26api_key%3Dhunter2",
 ]  # fmt: skip
 SECRET_URLS = [
     "http://h/v1?api_key=hunter2", "http://h/v1?apikeys=hunter2", "http://h/v1?access_tokens=hunter2",
@@ -48,8 +49,8 @@ WRONG_URLS = ["http://h/v1 /hunter2", "http://h/v1%0d%0aX:hunter2", "http://h/v1
 ORDINARY_PAIRS = """
     PYTHONPATH=/opt/vllm-0.26.0:/home/me/token-tools LD_LIBRARY_PATH=/usr/local/cuda-12.4/lib64
     CUDA_HOME=/usr/local/cuda VLLM_CACHE_ROOT=/tmp/cache-1 HF_HOME=/data/hf_models_cache
-    HF_HUB_CACHE=/mnt/hf_transformers_2024/hub HF_HUB_OFFLINE=1 HF_HUB_ENABLE_HF_TRANSFER=1
-    HF_ENDPOINT=https://hf-mirror.com TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=8
+    HF_HUB_CACHE=/mnt/hf_transformers_2024/hub HF_HUB_OFFLINE=1 HF_HUB_DISABLE_IMPLICIT_TOKEN=1
+    HF_HUB_ENABLE_HF_TRANSFER=1 HF_ENDPOINT=https://hf-mirror.com TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=8
     KMP_AFFINITY=granularity=fine,compact,1,0 NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=eth0 CUDA_LAUNCH_BLOCKING=1
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128 TORCH_CUDA_ARCH_LIST=9.0a VLLM_USE_V1=1
     VLLM_ATTENTION_BACKEND=FLASH_ATTN VLLM_WORKER_MULTIPROC_METHOD=spawn VLLM_LOGGING_LEVEL=DEBUG CXX=g++-12

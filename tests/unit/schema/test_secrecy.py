@@ -39,7 +39,7 @@ KEYS = """
     sk-abcdefgh1234 hf_abcdefgh1234 ghp_abcdefgh1234 github_pat_abcdefgh glpat-abcdefgh xoxb-abcdefgh
     eyJhbGciOiJI.eyJzdWIi AKIA0123456789AB
 """.split()  # noqa: SIM905
-HARMLESS = ["true", "False", "null", "None", "", " ", ","]
+HARMLESS = ["1", "0", "true", "False", "null", "None", "", " ", ","]
 
 
 def test_names_of_secrets_and_values_that_are_keys():
