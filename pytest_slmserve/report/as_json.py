@@ -52,7 +52,8 @@ def facts(value: object, *names: str) -> dict[str, Any]:
 
 
 def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a table whose head is that of all rows. Items of a list have "; " between them."""
+    """The text of a table whose head is that of all rows. Items of a list have "; " between them. A text that a
+    spreadsheet would take for a formula has a ' before it."""
     flat = [dict(_cells(plain(row))) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
@@ -61,12 +62,16 @@ def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet would compute
+
+
 def _cells(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     for name, value in facts.items():
         if isinstance(value, dict):
             yield from _cells(value, f"{above}{name}.")
         else:
-            yield f"{above}{name}", _cell(value)
+            text, is_text = _cell(value), isinstance(value, str | list)
+            yield f"{above}{name}", f"'{text}" if is_text and text.startswith(FORMULA) else text
 
 
 def _cell(value: Any) -> str:

@@ -284,7 +284,8 @@
       const values = rows.length ? rows : spec.layer
         .map((layer) => layer.data?.values ?? []).reduce((most, each) => (each.length > most.length ? each : most), []);
       const heads = Object.keys(values[0] ?? {});
-      const cell = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
+      const text = (value) => (typeof value === "string" && /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : value ?? "");
+      const cell = (value) => `"${String(text(value)).replaceAll('"', '""')}"`; // no text is a formula
       save([heads, ...values.map((row) => heads.map((head) => row[head]))].map((row) => row.map(cell).join()).join("\n"),
         `${name}.csv`, "text/csv");
     }

@@ -1,6 +1,7 @@
 """The page in a real browser, opened from disk: nothing is fetched, nothing goes wrong, its script tells the truth. One
 page and one start of the browser; `tests/nightly/report` has pages of larger archives."""
 
+import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -130,6 +131,17 @@ def test_the_command_is_copied_and_a_chart_is_saved(opened):
             opened.page.locator(f"#throughput [data-save={kind}]").click()
         assert download.value.suggested_filename == f"throughput-against-latency.{kind}"
         assert Path(download.value.path()).read_bytes().startswith(begins)
+
+
+def test_no_text_of_a_saved_table_is_a_formula(browser, written, tmp_path):
+    path = tmp_path / "formula.html"
+    path.write_text(written.read_text("utf-8").replace('"series":"opt-2.7b"', '"series":"=1+1"'), "utf-8")
+    with opened_in(browser, path) as seen:
+        with seen.page.expect_download() as download:
+            seen.page.locator("#throughput [data-save=csv]").click()
+        head, *rows = csv.reader(Path(download.value.path()).read_text("utf-8").splitlines())
+    assert rows and {row[head.index("series")] for row in rows} == {"'=1+1"}
+    assert all(float(row[head.index("y")]) > 0 for row in rows)
 
 
 def test_axe_finds_no_violation(opened):

@@ -65,8 +65,28 @@ def test_every_plain_value_is_json_and_finite_numbers_stay(value):
 @given(st.lists(st.dictionaries(st.text("abc", min_size=1), CELLS), max_size=4))
 def test_a_table_is_read_back_with_every_cell(rows):
     heads = {name for row in rows for name in row}
-    wanted = [{name: "" if row.get(name) is None else str(row[name]) for name in heads} for row in rows if heads]
+
+    def cell(value: object) -> str:
+        formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
+        return "" if value is None else f"'{value}" if formula else str(value)
+
+    wanted = [{name: cell(row.get(name)) for name in heads} for row in rows if heads]
     assert list(csv.DictReader(io.StringIO(as_json.as_csv(rows), newline=""))) == wanted
+
+
+def test_no_text_is_a_formula_of_a_spreadsheet_and_numbers_stay_numbers():
+    row = {
+        "a": "=HYPERLINK(1)",
+        "b": "@x",
+        "c": ["+1", "="],
+        "d": "a=b",
+        "e": -1,
+        "f": {"g": -0.5},
+        "h": [],
+        "i": "\t=",
+    }
+    (read,) = csv.DictReader(io.StringIO(as_json.as_csv([row])))
+    assert [*read.values()] == ["'=HYPERLINK(1)", "'@x", "'+1; =", "a=b", "-1", "-0.5", "", "'\t="]
 
 
 def test_each_point_has_its_case_and_its_figures():
