@@ -24,7 +24,17 @@ from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.archive.store import Archive, Contents, chosen, make_folder, read
-from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, Launches, is_file, read_json
+from pytest_slmserve.schema.errors import (
+    UNUSABLE,
+    BadArchive,
+    BadUsage,
+    Caches,
+    Launches,
+    check_place,
+    is_file,
+    read_json,
+    write_file,
+)
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import is_steady, load_facts, short_hash
@@ -88,6 +98,8 @@ def accept(
         raise BadUsage(f"{', '.join(map(str, there))} is there already, and would be overwritten", hint)
     try:
         make_folder(folder)
+        for name in named:
+            check_place(folder / name)
         with TemporaryDirectory(dir=folder, prefix=".accept-") as made:
             for name, group in named.items():
                 with Archive.open(Path(made, name)) as archive:
@@ -203,11 +215,9 @@ def keep(records: str | Path, kept: StoredNoise) -> None:
         for e in entries
     ]
     path = Path(records).with_name(NAME)
-    new = path.with_suffix(".new")
     try:
         make_folder(path.parent)
-        new.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-        new.replace(path)  # so that a reader sees the old file or the new one
+        write_file(path, json.dumps(facts, indent=1) + "\n")
     except OSError as error:
         why = f"the calibration cannot be written to {path}: {error.strerror}"
         raise BadUsage(why, "--slm-resume, which has the pairs, once it can be written") from None

@@ -31,7 +31,7 @@ from pytest_slmserve.analysis.metrics.window import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.points import Point, Summary, summary_of
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.archive.other_tools import rows_of_tool
-from pytest_slmserve.schema.errors import BadUsage, content, json_at
+from pytest_slmserve.schema.errors import BadUsage, content, json_at, regular, write_file
 from pytest_slmserve.schema.printable import printable, printable_value
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ClosedLoop, is_job, load_facts
@@ -405,7 +405,7 @@ class Export:
         try:
             if self.path.suffix == ".json":
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open("a", encoding="utf-8") as file:
+                with open(self.path, "a", encoding="utf-8", opener=regular) as file:
                     file.write(f"{result}\n")
             else:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -413,7 +413,7 @@ class Export:
                 users = f"infqps-concurrency{load.concurrency}" if isinstance(load, ClosedLoop) else f"{load.rate:g}qps"
                 at = re.sub("[-:]", "", measurement.measured_at[:19]).replace("T", "-")
                 name = f"{measurement.spec.interface}-{users}-{model}-{at}-{measurement.id}.json"
-                (self.path / name).write_text(f"{result}\n", "utf-8")
+                write_file(self.path / name, f"{result}\n")
         except OSError as error:
             raise BadUsage(f"cannot write {self.path}: {error.strerror}", EXAMPLE) from None
 

@@ -35,7 +35,16 @@ from typing import Any, NoReturn
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.archive.codec import converted, engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, content, regular, try_lock
+from pytest_slmserve.schema.errors import (
+    UNUSABLE,
+    BadArchive,
+    BadUsage,
+    content,
+    regular,
+    single,
+    try_lock,
+    write_file,
+)
 from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, moment
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
@@ -51,7 +60,7 @@ def make_folder(folder: Path) -> None:
     is_new = own is not None and not own.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if own and is_new:
-        (own / ".gitignore").write_text("*\n", "utf-8")
+        write_file(own / ".gitignore", "*\n")
 
 
 # 3: the words of the code, models, a checksum for each line. 2: stamps are ticks of a clock. 1: the first. Add a number
@@ -156,7 +165,7 @@ class Archive(AbstractContextManager["Archive"]):
             if whole == len(raw):
                 return cls(path, file, moves=moves)
             aside = path.with_name(f"{path.name}.torn")
-            with aside.open("ab", buffering=0) as torn:
+            with open(aside, "ab", buffering=0, opener=single) as torn:
                 _append(torn, raw[whole:])
             file.truncate(whole)
             note = f"{torn_end(path, lines)}; these {len(raw) - whole} bytes were moved to {aside}"
@@ -164,7 +173,7 @@ class Archive(AbstractContextManager["Archive"]):
         except BaseException as error:
             file.close()
             if isinstance(error, OSError):
-                _cannot_write(path, error)
+                _cannot_write(Path(error.filename or path), error)
             raise
 
     def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any], *, resumes: bool = False) -> None:
@@ -215,7 +224,8 @@ class Archive(AbstractContextManager["Archive"]):
             try:
                 descriptor, name = tempfile.mkstemp(".jsonl", "pytest-slmserve-rescued-", folder)
                 os.close(descriptor)
-                second = Archive(Path(name), Path(name).open("ab+", buffering=0))  # noqa: SIM115 - closed by `close`
+                file = open(name, "ab+", buffering=0, opener=single)  # noqa: SIM115 - closed by `close`
+                second = Archive(Path(name), file)
                 second._append([self._session] if self._session else [])
                 second._session = self._session
                 for measurement in (*self._added, *last):

@@ -31,7 +31,16 @@ from pytest_slmserve.analysis.points import concurrency_of, point_of
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.text_table import counted
-from pytest_slmserve.schema.errors import LARGEST_JSON, UNUSABLE, BadUsage, content, json_value, read_json, to_install
+from pytest_slmserve.schema.errors import (
+    LARGEST_JSON,
+    UNUSABLE,
+    BadUsage,
+    content,
+    json_value,
+    read_json,
+    to_install,
+    write_file,
+)
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, hosts_of, moment
 from pytest_slmserve.schema.specs import load_facts, short_hash
@@ -71,7 +80,7 @@ def init_asv(given: argparse.Namespace) -> int:
         if rows != own:  # a line for each row
             new[RELEASES] = "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n]\n"
         for name, text in new.items():
-            (folder / name).write_text(text, "utf-8")
+            write_file(folder / name, text)
             print(f"written: {folder / name}")
     except (ValueError, TypeError) as error:
         raise BadUsage(f"{listed}: {error}", 'rows such as ["0.26.0", "2026-07-25"], new ones at the end') from None
@@ -141,7 +150,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     try:
         for path, file in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(file, separators=(",", ":")) + "\n", "utf-8")
+            write_file(path, json.dumps(file, separators=(",", ":")) + "\n")
     except OSError as error:
         raise BadUsage(f"cannot write {path}: {error.strerror}", HINT) from None
     print_notes(notes)

@@ -19,7 +19,7 @@ from pytest_slmserve.commands import cli, plan, report
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
-from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json, single
 
 STATUS = (
     f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
@@ -93,12 +93,16 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
     outcome, empty if there is one. Raises BadUsage if the slow release cannot be gated, and KeyboardInterrupt if pytest
     was interrupted."""
     place = given.folder / candidate.release
-    place.mkdir(parents=True, exist_ok=True)
     records, log = place / "records.jsonl", place / "pytest.txt"
     words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else [])]
     words += [*side_options(given, good, "baseline"), *side_options(given, candidate, "candidate")]
     command = [sys.executable, "-m", "pytest", *words, *plan.with_tests(given.pytest)]
-    with log.open("w", encoding="utf-8") as out:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        out = open(log, "w", encoding="utf-8", opener=single)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise BadUsage(f"cannot write {error.filename}: {error.strerror}", "--folder with another folder") from None
+    with out:
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
     if status == 2:
         raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_slmserve.engines.base import ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.interrupts import held, hurried
 from pytest_slmserve.engines.worker.slm_process import Ended, Lines, TooLong
-from pytest_slmserve.schema.errors import ENDS_WITH, EngineFailed
+from pytest_slmserve.schema.errors import ENDS_WITH, EngineFailed, single
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Failures, Progress, Resolved, Run, Samples, Steps, known_fields
 
@@ -110,7 +110,7 @@ class Child:
             compiled = env.get("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{user}")))
             own |= {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled}
         self.socket, theirs = socket.socketpair()
-        with undone_on_error(self._discard), theirs, self.log.open("wb") as log:
+        with undone_on_error(self._discard), theirs, open(self.log, "wb", opener=single) as log:
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,11 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, DeviceBusy, json_value, try_lock
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, DeviceBusy, json_value, single, try_lock
 from pytest_slmserve.schema.printable import printable
 
 ALL_MAY = 0o666  # every user may write into the file who holds the lock
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would block
 LONGEST = 10_000  # characters of a note
 
 
@@ -26,22 +24,17 @@ def open_lock(path: Path, *, make: bool = True) -> IO[str]:
     file cannot be opened, or is not such a file."""
     for access in (os.O_RDWR, os.O_RDONLY):
         try:
-            descriptor = os.open(path, access | SAFELY)
+            descriptor = single(str(path), access)
         except FileNotFoundError:
             if not make:
                 raise
             try:
-                descriptor = os.open(path, access | os.O_CREAT | os.O_EXCL | SAFELY, ALL_MAY)
+                descriptor = single(str(path), access | os.O_CREAT | os.O_EXCL)
                 os.fchmod(descriptor, ALL_MAY)  # whatever our umask: the file is new, and ours
             except (FileExistsError, PermissionError):
                 continue
         except PermissionError:
             continue
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            os.close(descriptor)
-            what = "it has another name too" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
-            raise OSError(errno.EINVAL, what, str(path))
         return os.fdopen(descriptor, "r+" if access == os.O_RDWR else "r", encoding="utf-8", errors="replace")
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
@@ -64,8 +57,7 @@ def lock_device(device: str, folder: Path | None = None) -> Iterator[None]:
             hint = "TMPDIR with a folder on a file system that has locks"
             locked = try_lock(file)
         except OSError as error:
-            why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-            raise BadUsage(f"the lock of this device, {path}, cannot be taken ({why})", hint) from None
+            raise BadUsage(f"the lock of this device, {path}, cannot be taken ({error.strerror})", hint) from None
         if not locked:
             holder = holder_of(file.read(LONGEST))
             why = f"this device is being measured by another run ({holder}): two at once would measure each other"

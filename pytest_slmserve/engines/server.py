@@ -24,7 +24,16 @@ from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallb
 from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
 from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
 from pytest_slmserve.engines.interrupts import held
-from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Caches, EngineFailed, Side, json_value, user_cache
+from pytest_slmserve.schema.errors import (
+    UNUSABLE,
+    BadUsage,
+    Caches,
+    EngineFailed,
+    Side,
+    json_value,
+    user_cache,
+    write_file,
+)
 from pytest_slmserve.schema.models import Model, hub_name, short_name
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.secrecy import passed_on
@@ -228,7 +237,7 @@ class ServerEngine(ProcessEngine):
         self._headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
         (folder / "slm_trace-0.dist-info").mkdir()
         for name, text in PLUGIN.items():
-            (folder / "slm_trace-0.dist-info" / name).write_text(text, "utf-8")
+            write_file(folder / "slm_trace-0.dist-info" / name, text)
         environment |= {"SLM_TRACE": str(self.trace), "SLM_KEY": self._key, "VLLM_SERVER_DEV_MODE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
         if allowed := environment.get("VLLM_PLUGINS"):
@@ -436,7 +445,7 @@ def model_for(spec: EngineSpec) -> str:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
             for file, text in files.items():
-                (made / file).write_text(text, "utf-8")
+                write_file(made / file, text)
             try:
                 made.rename(folder)
             except OSError:  # another start made it meanwhile

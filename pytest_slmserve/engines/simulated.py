@@ -17,7 +17,7 @@ from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Output
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, pacer_of, serve_batches
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, write_file
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, Workload
 from pytest_slmserve.telemetry import sampler
@@ -331,7 +331,7 @@ class SimulatedEngine(Engine):
         """Write an empty file in place of a trace."""
         if not self.faults.profiler:
             return "the simulated engine has no profiler, as it was told to"
-        (Path(self.extra_env[PROFILE_FOLDER]) / f"{self.launch}.trace.json").write_text("{}\n", "utf-8")
+        write_file(Path(self.extra_env[PROFILE_FOLDER]) / f"{self.launch}.trace.json", "{}\n")
         return None
 
 

@@ -28,6 +28,7 @@ from pytest_slmserve.schema.errors import (
     read_json,
     regular,
     user_cache,
+    write_file,
 )
 from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import short_hash
@@ -200,9 +201,7 @@ def keep_sizes(config: Mapping[str, Any], told: Mapping[str, Any]) -> None:
     kept = {name: told[name] for name in ("versions", "parameters", "active", "completed", "problem") if name in told}
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(kept), "utf-8")
-        new.replace(path)
+        write_file(path, json.dumps(kept))
 
 
 def wants_probe(model: str, versions: Versions, is_run: bool = True) -> bool:

@@ -24,7 +24,7 @@ from pytest_slmserve.report.findings import Findings, first_of_each_kind, reason
 from pytest_slmserve.report.section import Legend, Section, Table, Verbatim, section_markdown, section_text
 from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
-from pytest_slmserve.schema.errors import Detail
+from pytest_slmserve.schema.errors import Detail, regular, write_file
 from pytest_slmserve.schema.records import SIMULATED
 
 MOST_LINES = 23  # and the line that pytest puts above them
@@ -267,13 +267,13 @@ def write_for_others(found: Findings, records: str | Path) -> str:
                     lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
             sections += [Section("To repeat it", [Verbatim(found.command, "sh")])] if found.command and sections else []
             sections += [Section("pytest-slmserve", [Verbatim("\n".join(lines))])] if lines else []
-            with Path(page).open("a", encoding="utf-8") as file:
+            with open(page, "a", encoding="utf-8", opener=regular) as file:
                 file.write("\n".join([*map(section_markdown, sections), ""]))
         if not found.gates:
             return ""
         make_folder(beside.parent)
-        beside.write_text(as_json(map(gate.gate_facts, found.gates)) + "\n", "utf-8")
-        beside.with_suffix(".md").write_text(markdown, "utf-8")
+        write_file(beside, as_json(map(gate.gate_facts, found.gates)) + "\n")
+        write_file(beside.with_suffix(".md"), markdown)
     except OSError as error:
         return f"not written for others: {error}"
     return f"written: {beside} and {beside.with_suffix('.md').name}"

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -118,14 +118,59 @@ OwnSharing = Literal["time-slicing", "mps", "mig", "gpus"]  # how several engine
 Sharing = Literal["time-slicing", "mps", "mig", "gpus", "urls"]  # urls: of endpoints; what they share is not told
 
 
+NO_FILE = "it is a device or a pipe, not a file"
+
+
 def regular(path: str, flags: int) -> int:
-    """An opener for `open` that takes files only: a FIFO would be waited for, a device may have no end."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    """An opener for `open` that takes files only: a FIFO would be waited for, a device may have no end. A link is
+    followed, as is right for a file that the user named."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        why = {errno.ENXIO: NO_FILE, errno.ELOOP: "it is a symbolic link"}  # ENXIO: of a FIFO that nobody reads
+        raise OSError(error.errno, why.get(error.errno or 0, error.strerror), path) from None
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # `open` itself refuses a folder
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", path)
+        raise OSError(errno.EINVAL, NO_FILE, path)
     return descriptor
+
+
+def single(path: str, flags: int) -> int:
+    """An opener for `open` of a file whose place others may have taken: it follows no link, takes no file that has
+    another name too, and empties nothing before it knows that."""
+    descriptor = regular(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it has another name too", path)
+    if flags & os.O_TRUNC:
+        os.ftruncate(descriptor, 0)
+    return descriptor
+
+
+def check_place(path: Path) -> None:
+    """Raise OSError if a folder, a device or a pipe is where a file is to be put. Of a link the link is replaced."""
+    mode = path.lstat().st_mode if os.path.lexists(path) else stat.S_IFREG
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise OSError(errno.EINVAL, NO_FILE, str(path))
+
+
+def write_file(path: Path, data: str | bytes) -> None:
+    """Write a whole file under a random name beside it, and rename that: nobody sees a part, two writers do not mix,
+    and what a link there names stays as it is. Raises OSError; see `check_place`."""
+    check_place(path)
+    new = path.with_name(f".{os.urandom(8).hex()}.new")
+    try:
+        with new.open("xb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        new.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        with suppress(OSError):
+            new.unlink()
 
 
 def content(path: Path, most: int | None = None) -> bytes:

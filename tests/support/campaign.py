@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import hostile
 import pytest
@@ -21,10 +24,12 @@ import wire_server
 from hidden_texts import repeats
 from interfaces import STAND_IN
 from judged import Case, Seen, command, pytest_run, waited_for
+from shipped import BENCHMARKS, put
 
 from pytest_slmserve.options.table import OPTS
 
 MEMORY = 2 << 30
+REAL = BENCHMARKS / "baselines" / "cpu-vllm-0.32.0.jsonl.xz"
 MEASURE = ("measure", "--endpoint=http://127.0.0.1:9/v1/completions", "--model=m")
 
 
@@ -413,3 +418,95 @@ def inherit_secrets(case: Case, *words: str) -> None:
         work = _with_variable(name, INHERITED, work)
     keep_secret(case, work, (0, 10), "")
     assert (case.folder / "p.html").is_file() and (case.folder / "j.xml").is_file()
+
+
+# Links: in the place of each file that is written, each of what may lie there instead of it
+
+GATES = (
+    "--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=4", "--slm-window=0.4", "--slm-output-len=8",
+    "--slm-gate-launches=apart", "--slm-records=out/r.jsonl", "--slm-html=out/p.html",
+)  # fmt: skip
+WRITERS: dict[str, Sequence[str]] = {
+    "gate": ["--slm-gate", "--slm-export=vllm-bench=out/e.json", *GATES, "test_gate_shipped.py"],
+    "calibration": ["--slm-calibrate", "--override-ini=slm_gate_pairs=4", *GATES, "test_gate_shipped.py"],
+    "torn": [*FOUR[1:], "--slm-records=out/t.jsonl", "--slm-html=out/p.html"],
+    "page": ["report", "good.jsonl", "--html=out/p.html"],
+    "merge": ["report", "good.jsonl", "--merge=out/m.jsonl.gz"],
+    "figures": ["report", "good.jsonl", "--figures=out/figures"],
+    "baseline": ["compare", "real.jsonl.xz", "--save", "--replace", "--folder=out/kept"],
+    "asv": ["asv", "convert", "real.jsonl.xz", "--into=out"],
+    "asv-init": ["asv", "init", "--into=out"],
+}
+# Files that grow: who named one may have named a link. Of all others nobody has named what a link there names.
+GROW = ("r.jsonl", "t.jsonl", "m.jsonl.gz", "e.json", "summary.md")
+PRECIOUS = b"PRECIOUS"
+LINKS: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda place, victim: place.symlink_to(victim),
+    "hard-link": lambda place, victim: place.hardlink_to(victim),
+    "dangling": lambda place, victim: place.symlink_to(victim.with_name("made")),
+    "pipe": lambda place, _: os.mkfifo(place), "folder": lambda place, _: place.mkdir(),
+}  # fmt: skip
+RANDOM_NAME = re.compile(r"/(\.[0-9a-f]{16}\.new|\.accept-[^/]*/.*|releases(/.*)?)$")  # releases: a repository, by git
+
+
+def heard(work: Callable[[], int], folder: Path, into: Path) -> int:
+    """The same work, whose files below the folder, as they are opened for writing or take the place of others, become
+    lines of `into`."""
+    lines = os.open(into, os.O_WRONLY | os.O_CREAT)
+
+    def hear(event: str, details: tuple[Any, ...]) -> None:
+        opens = event == "open" and details[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        path = details[0] if opens else details[1] if event == "os.rename" else None
+        if isinstance(path, str | Path) and f"{(found := Path.cwd() / path)}".startswith(f"{folder}/"):
+            os.write(lines, f"{found}\n".encode())
+
+    sys.addaudithook(hear)
+    return work()
+
+
+def write_once(case: Case, writer: str, name: str = "", kind: str = "") -> Seen:
+    """What came of a run or a command that writes into a new folder, where that kind of thing lies at that name."""
+    folder = case.folder / "out"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(case.folder / "ready", folder)
+    if name:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        LINKS[kind](folder / name, case.folder / "victim")
+    words = WRITERS[writer]
+    work = partial(undrawn, command(words)) if words[0] in ("report", "compare", "asv") else pytest_run(words)
+
+    def with_summary() -> int:
+        os.environ["GITHUB_STEP_SUMMARY"] = str(folder / "summary.md")
+        return work()
+
+    return case.fork(partial(heard, with_summary, folder, case.folder / "heard"))
+
+
+def places_of_writes(case: Case, writer: str) -> list[str]:
+    """The names of the files that it writes, but for those that nobody can know before."""
+    good, ready = good_archive(case.folder), case.folder / "ready"
+    shutil.copy(REAL, case.folder / "real.jsonl.xz")
+    put(case.folder, "test_gate")
+    ready.mkdir()
+    if writer == "torn":
+        (ready / "t.jsonl").write_bytes(good + b'{"kind":')
+    if writer == "asv":
+        case.fork(command(["asv", "init", "--into=ready"]))
+    case.judge("links", write_once(case, writer), (0, 10))
+    found = (case.folder / "heard").read_text("utf-8").splitlines()
+    return sorted({path.removeprefix(f"{case.folder}/out/") for path in found if not RANDOM_NAME.search(path)})
+
+
+def link_at(case: Case, writer: str, name: str, kind: str) -> None:
+    """Nothing is waited for, and what others own is not written; of a file that grows it stays as far as it went."""
+    victim = case.folder / "victim"
+    victim.unlink(missing_ok=True)
+    victim.write_bytes(PRECIOUS)
+    case.judge("links", write_once(case, writer, name, kind), (0, 1, 3, 4, 10))
+    kept, made = victim.read_bytes(), victim.with_name("made")
+    is_made = made.exists()
+    made.unlink(missing_ok=True)
+    assert kept == PRECIOUS or (name in GROW and kept.startswith(PRECIOUS)), kept[:200]
+    assert not is_made or name in GROW
+    assert kind != "pipe" or (case.folder / "out" / name).is_fifo()

@@ -29,7 +29,7 @@ from pytest_slmserve.report.loads import is_windowed, rate_panels, slo_rule
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.charts import CONCURRENCY, PERCENTILES, TOKENS_PER_S, Spec, Values, axis, line_chart
 from pytest_slmserve.report.text_table import figure as digits
-from pytest_slmserve.schema.errors import BadUsage, Sharing
+from pytest_slmserve.schema.errors import BadUsage, Sharing, write_file
 
 WIDTH, SCALE = 900, 2  # of a picture in pixels, and of its PNG
 MARGIN = 90  # pixels of a panel's width that its axis takes
@@ -185,10 +185,8 @@ def draw_pictures(found: Findings, folder: Path, form: Literal["png", "svg"]) ->
                 lines.append(f"not drawn: {picture.name}: {picture.why_not}")
                 continue
             path, spec = folder / f"{picture.name}.{form}", json.dumps(whole_picture(picture))
-            if form == "png":
-                path.write_bytes(vl_convert.vegalite_to_png(spec, scale=SCALE))
-            else:
-                path.write_text(vl_convert.vegalite_to_svg(spec), "utf-8")
+            png = form == "png"
+            write_file(path, vl_convert.vegalite_to_png(spec, scale=SCALE) if png else vl_convert.vegalite_to_svg(spec))
             lines.append(f"drawn: {path}")
     except OSError as error:
         doing = "write" if folder.is_dir() else "make the folder"

@@ -12,7 +12,6 @@ import time
 import tomllib
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from hashlib import sha256
@@ -31,7 +30,7 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Cells, Chart, Look, Section
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
-from pytest_slmserve.schema.errors import BadUsage, SlmError, regular, to_install
+from pytest_slmserve.schema.errors import BadUsage, SlmError, regular, to_install, write_file
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import SIMULATED, Environment, Measurement
 from pytest_slmserve.schema.specs import ClosedLoop
@@ -228,14 +227,10 @@ def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **mor
     if it cannot be written. more: see `rendered`."""
     page = rendered(found, archives, **more)
     check_replaceable(path)
-    beside = path.with_name(f"{path.name}.part")
     try:
         make_folder(path.parent)
-        beside.write_text(page, "utf-8")
-        beside.replace(path)
+        write_file(path, page)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
 
 

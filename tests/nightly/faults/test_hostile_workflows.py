@@ -103,6 +103,16 @@ def test_results_of_another_run_are_no_verdict(planted: Planted, script: str) ->
     planted.judge_gate({}, (4,), "nothing was gated")
 
 
+@pytest.mark.parametrize("name", ["vllm-0.26.0.txt", "summary.md", "calibration.json"])
+def test_what_a_link_of_the_repository_names_is_not_written(planted: Planted, name: str) -> None:
+    script = f"mkdir gate .github; echo PRECIOUS > victim; ln -s ../victim gate/{name}"
+    assert planted.run(f"{script}; echo [] > .github/calibration.json").status == 0
+    planted.installed({})
+    planted.pytest("echo {} > gate/gate.json")
+    planted.judge_gate({}, (0,), "passes")
+    assert (planted.folder / "victim").read_text("utf-8") == "PRECIOUS\n"
+
+
 # pyproject.toml of the caller; pytest is the real one, and the engine is simulated
 WORDS = (
     "--collect-only", "--help", "--version --version", "--fixtures", "--slm-plan", "--setup-plan", "-k nothing",

@@ -223,9 +223,9 @@ def test_what_was_kept_is_found_again_beside_the_archive_and_the_last_of_a_place
 
 def test_calibrations_that_cannot_be_written_or_read_are_named(tmp_path):
     path = tmp_path / "calibration.json"
-    (tmp_path / "calibration.new").mkdir()
-    with refused(path, "Is a directory", hint="--slm-resume"):
-        keep(path, KEPT)
+    (tmp_path / "file").touch()
+    with refused(tmp_path / "file" / path.name, hint="--slm-resume"):
+        keep(tmp_path / "file" / "r.jsonl", KEPT)
     for text in ("", "{", "[1]", '[{"model": "x"}]', "5", "\udcff"):
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
         with refused(path, hint="--slm-calibrate"):

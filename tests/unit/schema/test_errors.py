@@ -3,9 +3,12 @@ are opened only if they are files, and locked by one at a time."""
 
 import errno
 import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from campaign import LINKS
 from refusals import refused
 
 from pytest_slmserve.schema import errors
@@ -73,10 +76,75 @@ def test_a_file_larger_than_the_memory_is_an_error_of_the_system(tmp_path, monke
 def test_files_are_made_for_everybody_as_the_mask_allows(tmp_path):
     mask = os.umask(0)
     try:
-        with open(tmp_path / "a", "wb", opener=errors.regular):
-            assert (tmp_path / "a").stat().st_mode & 0o777 == 0o666
+        with open(tmp_path / "a", "wb", opener=errors.regular), open(tmp_path / "b", "wb", opener=errors.single):
+            errors.write_file(tmp_path / "c", "")
+            assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o666] * 3
     finally:
         os.umask(mask)
+
+
+def append(path: Path, text: str, opener=errors.single, mode="a") -> None:
+    with open(path, mode, encoding="utf-8", opener=opener) as file:
+        file.write(text)
+
+
+# What `single` and `write_file` do where such a thing is: the number of an error, or None for a file of their own.
+PLACES = {"nothing": (None, None), "file": (None, None), "link": (errno.ELOOP, None), "dangling": (errno.ELOOP, None),
+          "hard-link": (errno.EINVAL, None), "pipe": (errno.ENXIO, errno.EINVAL), "folder": (errno.EISDIR,) * 2,
+          "device": (errno.ELOOP, None)}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["a", "w", "whole"])
+@pytest.mark.parametrize("kind", PLACES)
+def test_what_a_link_names_is_never_written_and_no_pipe_is_waited_for(tmp_path, kind, mode):
+    victim, path, wrong = tmp_path / "victim", tmp_path / "a", PLACES[kind][mode == "whole"]
+    victim.write_text("PRECIOUS", "utf-8")
+    more = {"file": lambda path, _: path.write_text("old "), "device": lambda path, _: path.symlink_to("/dev/null")}
+    if kind != "nothing":
+        (LINKS | more)[kind](path, victim)
+    names = {each.name for each in tmp_path.iterdir()} | {"a"}
+    try:
+        errors.write_file(path, "é") if mode == "whole" else append(path, "é", mode=mode)
+    except OSError as error:
+        assert (error.errno, error.filename) == (wrong, str(path)) and error.strerror
+    else:
+        text = path.read_text("utf-8")
+        assert wrong is None and text == ("old é" if (kind, mode) == ("file", "a") else "é") and not path.is_symlink()
+    assert victim.read_text("utf-8") == "PRECIOUS" and {each.name for each in tmp_path.iterdir()} == names
+
+
+def test_a_named_file_that_grows_may_be_a_link_and_no_pipe_is_waited_for(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    append(tmp_path / "link", "x", errors.regular)
+    assert (tmp_path / "a").read_text() == "x" and (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a file"):
+        append(tmp_path / "pipe", "x", errors.regular)
+
+
+def test_two_who_write_one_file_never_mix_and_a_reader_sees_whole_ones(tmp_path):
+    path, texts = tmp_path / "a", [letter * 300_000 for letter in "abcd"]
+    path.write_text(texts[0])
+    seen = set()
+    with ThreadPoolExecutor(4) as pool:
+        written = [pool.submit(errors.write_file, path, text) for _ in range(20) for text in texts]
+        while not all(each.done() for each in written):
+            seen.add(path.read_text())
+    assert [each.result() for each in written] == [None] * 80 and seen <= {*texts} and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_that_cannot_be_written_to_its_end_stays_as_it_was(tmp_path):
+    path = tmp_path / ("a" * 255)  # as long as a name can be
+    errors.write_file(path, "old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            errors.write_file(path, b"x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.parametrize(("first", "second"), [(False, False), (True, True), (True, False), (False, True)])

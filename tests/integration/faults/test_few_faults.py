@@ -13,6 +13,12 @@ def test_an_archive_that_is_removed_in_the_middle(case: Case) -> None:
     campaign.change_disk(case, "kept/r.jsonl", (1,), "removed")
 
 
+@pytest.mark.parametrize(("name", "kind"), [("gate.md", "pipe"), ("gate.json", "link")])
+def test_what_lies_where_a_gate_writes(case: Case, name: str, kind: str) -> None:
+    assert name in campaign.places_of_writes(case, "gate")
+    campaign.link_at(case, "gate", name, kind)
+
+
 @pytest.mark.parametrize(("engine", "number", "moment"), [
     ("simulated", signal.SIGINT, "measuring"), ("stand-in", signal.SIGKILL, "between two points"),
 ])  # fmt: skip
