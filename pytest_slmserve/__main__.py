@@ -11,6 +11,7 @@ from pathlib import Path
 from pytest_slmserve.commands.cli import COMMANDS, FAILS, INTERRUPTED, PASSES, SUMMARIES, USAGE, Parser, did_you_mean
 from pytest_slmserve.engines.interrupts import as_interrupts
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.secrecy import WITH_A_KEY, secret_in
 
 
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problem = f"{error.filename or 'a file'}: {error.strerror or error}"
     except MemoryError:
         problem = "this takes more memory than there is"
-    print(f"error: {problem}", file=sys.stderr)
+    print(f"error: {printable(problem)}", file=sys.stderr)
     return status
 
 

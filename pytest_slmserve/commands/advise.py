@@ -76,7 +76,7 @@ def run_advise(given: argparse.Namespace) -> int:
     section = advice_section(found, measured, mine)
     with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too
         text = section_text(section)
-    print(as_json(advice_facts(found, measured, mine)) if given.json else text)
+    cli.say(as_json(advice_facts(found, measured, mine)) if given.json else text)
     if given.html:
         shown = Section("What to deploy", [text], section.look)
         measurements = [m for curve in mine for m in curve.measurements]

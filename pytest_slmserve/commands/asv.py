@@ -28,7 +28,7 @@ from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import concurrency_of, point_of
-from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
+from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes, say
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.schema.errors import (
@@ -81,14 +81,14 @@ def init_asv(given: argparse.Namespace) -> int:
             new[RELEASES] = "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n]\n"
         for name, text in new.items():
             write_file(folder / name, text)
-            print(f"written: {folder / name}")
+            say(f"written: {folder / name}")
     except (ValueError, TypeError) as error:
         raise BadUsage(f"{listed}: {error}", 'rows such as ["0.26.0", "2026-07-25"], new ones at the end') from None
     except subprocess.CalledProcessError as error:
         raise BadUsage(f"git cannot make {repository}: {error.stderr.strip()}", HINT) from None
     except OSError as error:
         raise BadUsage(f"cannot make {folder}: {error.strerror or error} ({error.filename})", HINT) from None
-    print(f"{repository}: {counted(len(rows), 'release')}, {added} added")
+    say(f"{repository}: {counted(len(rows), 'release')}, {added} added")
     return PASSES
 
 
@@ -155,7 +155,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
         raise BadUsage(f"cannot write {path}: {error.strerror}", HINT) from None
     print_notes(notes)
     for path, (_, rows) in written.items():
-        print(f"written: {path} ({counted(sum(map(len, rows.values())), 'value')})")
+        say(f"written: {path} ({counted(sum(map(len, rows.values())), 'value')})")
     return PASSES
 
 

@@ -62,7 +62,7 @@ def run_bisect(given: argparse.Namespace) -> int:
     releases = {each.release: each for each in releases_of(given)}
     told, outcomes, gates_found, wanted = dict[str, str](), dict[str, State](), list[dict[str, Any]](), given.bad
     while wanted is not None:
-        print(f"gating {wanted} against {given.good} ...", file=sys.stderr, flush=True)
+        cli.say(f"gating {wanted} against {given.good} ...", sys.stderr)
         gates, note = gated(given, releases[given.good], releases[wanted])
         outcomes[wanted] = State.INCONCLUSIVE if note else all_of(each.outcome for each in gates)
         said = []  # the outcome of each model, and each endpoint that fails with its ratio and interval
@@ -71,7 +71,7 @@ def run_bisect(given: argparse.Namespace) -> int:
             ratios = (f"{name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
             said.append(", ".join([title(each), *ratios]))
         told[wanted] = f"{wanted}: {note or '; '.join(said)}"
-        print(hanging(told[wanted], 2), file=sys.stderr, flush=True)
+        cli.say(hanging(told[wanted], 2), sys.stderr)
         gates_found.append({"release": wanted, "note": note, "gates": map(gate_facts, gates)})
         last = outcomes[given.bad]
         left, wanted = suspects([*releases], outcomes) if last is State.FAILS else ([], None)
@@ -82,9 +82,9 @@ def run_bisect(given: argparse.Namespace) -> int:
         known = "is not slower than" if last is State.PASSES else "cannot be told from"
         answer = f"nothing to find: {given.bad} {known} {given.good}: {told[given.bad]}"
     if given.json:
-        print(as_json({"good": given.good, "bad": given.bad, "suspects": left, "gates": gates_found}))
+        cli.say(as_json({"good": given.good, "bad": given.bad, "suspects": left, "gates": gates_found}))
     else:
-        print(hanging(answer, 2))
+        cli.say(hanging(answer, 2))
     return cli.PASSES if len(left) == 1 or last is State.PASSES else cli.INCONCLUSIVE
 
 
@@ -163,7 +163,7 @@ def side_options(given: argparse.Namespace, release: Release, side: str) -> list
         place = given.folder / release.release / "venv"
         python = str(place.absolute() / "bin" / "python")
         if not (place / "installed").exists():
-            print(f"installing vLLM {release.release} into {place} ...", file=sys.stderr, flush=True)
+            cli.say(f"installing vLLM {release.release} into {place} ...", sys.stderr)
             pip = [python, "-m", "pip", "install", f"vllm=={release.release}"]
             for words in ([sys.executable, "-m", "venv", str(place)], pip):
                 done = subprocess.run(words, capture_output=True, text=True, check=False)

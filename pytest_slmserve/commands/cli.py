@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.printable import printable
 
 T = TypeVar("T")
 PASSES, FAILS, USAGE, INCONCLUSIVE = 0, 1, 4, 10
@@ -107,12 +108,18 @@ def add_html(command: Parser) -> None:
     command.add_argument("--html", metavar="OUT.html", type=Path, help=page)
 
 
+def say(text: str, file: TextIO | None = None) -> None:
+    """Prints lines on stdout or `file`, which is flushed; control characters are written out: the name of a file may
+    have some, and a terminal shall not obey them."""
+    print("\n".join(printable(line, "\t") for line in text.split("\n")), file=file, flush=file is not None)
+
+
 def print_notes(notes: Iterable[str], file: TextIO | None = None) -> None:
     """Prints each note in lines as wide as the terminal, on stdout or `file`."""
     from pytest_slmserve.report.text_table import folded
 
     for note in notes:
-        print(folded(f"note: {note}"), file=file)
+        say(folded(f"note: {printable(note, layout='')}"), file)
 
 
 def print_result(
@@ -129,12 +136,12 @@ def print_result(
     from pytest_slmserve.report.as_json import as_csv, as_json
 
     if given.json:
-        print(as_json(facts))
+        say(as_json(facts))
     elif given.csv:
-        print(as_csv(rows), end="")
+        say(as_csv(rows).removesuffix("\n"))
         print_notes(notes, sys.stderr)
     else:
-        print("\n".join(text))
+        say("\n".join(text))
         print_notes(notes)
 
 

@@ -132,11 +132,11 @@ def save_baselines(given: argparse.Namespace) -> int:
         """Print a line for each load and reason, with how often."""
         lines = Counter(f"{short_name(m.spec.model)} at {m.load.title}: {why}" for m, why in found)
         for text, count in sorted(lines.items()):
-            print(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
+            cli.say(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
 
     for path, measurements in kept.items():
         models = ", ".join(report.measured_facts(measurements)["models"])
-        print(f"kept: {path}: {counted(len(measurements), 'measurement')} of {models}")
+        cli.say(f"kept: {path}: {counted(len(measurements), 'measurement')} of {models}")
         doubts = ((m, "; ".join(check(m).degradations)) for m in measurements)
         print_reasons("note: degraded, kept", (pair for pair in doubts if pair[1]))
     print_reasons("left out", left_out)
@@ -148,7 +148,7 @@ def list_baselines(given: argparse.Namespace) -> int:
     """Print a line for each baseline, and a note on each that cannot be read, and return the exit status."""
     found = [_baseline_facts(*each) for each in baselines.baselines(given.folder).items()]
     if given.json:
-        print(as_json(found))
+        cli.say(as_json(found))
         return cli.PASSES
     rows = [each for each in found if each["measurements"] or not each["notes"]]
     columns: tuple[Column[dict[str, Any]], ...] = (
@@ -158,7 +158,7 @@ def list_baselines(given: argparse.Namespace) -> int:
         Column("launches", lambda row: str(row["launches"])),
         Column("models", lambda row: ", ".join(row["models"]), side="left"),
     )
-    print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
+    cli.say(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
     cli.print_notes(note for each in found for note in each["notes"])
     return cli.PASSES
 
@@ -169,11 +169,11 @@ def show_baseline(given: argparse.Namespace) -> int:
     seen = _baseline_facts(path, found)
     tables = replace(judged_again(replace(found, sessions=())), judged=[], history=[])
     if given.json:
-        print(as_json({**seen, "points": point_facts(tables)}))
+        cli.say(as_json({**seen, "points": point_facts(tables)}))
         return cli.PASSES
     launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["environment"]["host"]), "host")
     count, days = counted(seen["measurements"], "measurement"), report.days_of(seen["measured"]) or ABSENT
-    print(f"{seen['name']}: {count}, {launches}, {hosts}, measured {days}")
+    cli.say(f"{seen['name']}: {count}, {launches}, {hosts}, measured {days}")
     about = []
     for line, names in LINES.items():
         known = []
@@ -182,7 +182,7 @@ def show_baseline(given: argparse.Namespace) -> int:
             shown = [f"{size / GIB:.0f} GiB" for size in values] if name == "gpu_memory_bytes" else map(str, values)
             known += [f"{words}{' and '.join(shown)}"] if values else []
         about.append((line, ", ".join(known) or ABSENT))
-    print("\n".join([f"{named_lines(about)}\n", *report_lines(tables, "tables")]))
+    cli.say("\n".join([f"{named_lines(about)}\n", *report_lines(tables, "tables")]))
     others = len(found.measurements) - sum(map(len, compared_cases(found.measurements, steady=True).values()))
     missing = f"{others} of loads without a window, or of engines among several of which some are missing"
     cli.print_notes([*found.notes, *([missing] if others else [])])

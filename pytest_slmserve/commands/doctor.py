@@ -25,6 +25,7 @@ from pytest_slmserve.engines.device_lock import holder_of, lock_path, open_lock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cache
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry import host
@@ -402,7 +403,7 @@ def finding_lines(findings: Sequence[Finding], *, colour: bool = False) -> list[
     rows = []
     for finding in findings:
         state, advice = f"{finding.state:<7}", f" -> {finding.advice}" if finding.advice else ""
-        shown = hanging(f"{state}  {finding.name:<{width}}  {finding.found}{advice}", width + 11)
+        shown = hanging(printable(f"{state}  {finding.name:<{width}}  {finding.found}{advice}"), width + 11)
         rows.append(f"\033[{COLOURS[finding.state]}m{state}\033[0m{shown[7:]}" if colour else shown)
     counts = [sum(f.state == state for f in findings) for state in ("problem", "warning")]
     return [*rows, f"problems: {counts[0]}, warnings: {counts[1]}"]

@@ -314,7 +314,7 @@ def run_measure(given: argparse.Namespace) -> int:
     rows = (row for m in found for row in loads.rows_of_load(m, terms))
     cli.print_result(given, facts, rows, [section_text(section)])
     if moved:
-        print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
+        cli.say(f"error: {moved.replace('--slm-', '--')}", sys.stderr)
     windows = (each for m in found for each in (m, *steps_of(m)))  # of a ramp each step
     wrong = moved or any(problems(each, terms.failed_share) for each in windows)
     status = cli.FAILS if wrong else cli.PASSES

@@ -47,7 +47,7 @@ def run_pairs(given: argparse.Namespace) -> int:
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
     parts, status = report.comparison_parts([found]), cli.EXIT_STATUS[found.outcome]
     text = section_text(Section("", parts)).lstrip("\n")
-    print(as_json(report.comparison_facts(found)) if given.json else text)
+    cli.say(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
         drawn = partial(report.gate_charts, [found])
         heading = f"{series.name}: {report.WORDS[found.outcome]}"

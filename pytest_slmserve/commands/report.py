@@ -112,7 +112,7 @@ def run_report(given: argparse.Namespace) -> int:
         write_page(given.html, found, given.paths, status=status)
         drawn.append(f"written: {given.html}")
     for line in drawn:
-        print(line, file=sys.stderr if given.json or given.csv else sys.stdout)
+        cli.say(line, sys.stderr if given.json or given.csv else None)
     return status
 
 
@@ -126,7 +126,7 @@ def merge_archives(given: argparse.Namespace) -> int:
     with of_a_command(BadUsage, records="--merge"), store.Archive.open(given.merge) as into:
         merged = store.merge(given.paths, into)
     cli.print_notes((*into.notes, *merged.notes))
-    print(f"{given.merge}: {merged.written} measurements added, {merged.known} were there")
+    cli.say(f"{given.merge}: {merged.written} measurements added, {merged.known} were there")
     return cli.FAILS if merged.notes else cli.PASSES
 
 

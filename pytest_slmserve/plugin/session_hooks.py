@@ -28,6 +28,7 @@ from pytest_slmserve.run.executor import slot_count
 from pytest_slmserve.run.judge import StoredBaseline
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.secrecy import secret_in
 
 LONG_S = 300.0  # a run that takes longer says so before it begins
@@ -334,7 +335,7 @@ class SessionHooks:
         others = write_for_others(found, slm.options.records)
         written = "; ".join(filter(None, (others, page)))
         for text, colour in summary_lines(replace(found, written=written), detail_of(self.config)):
-            terminalreporter.write_line(text, **({colour: True} if colour else {}))
+            terminalreporter.write_line(printable(text), **({colour: True} if colour else {}))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:

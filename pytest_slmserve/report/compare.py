@@ -18,6 +18,7 @@ from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, interval_text, table
 from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
 AT_ANOTHER_TIME = "both sides were measured at different times, and machines drift: --slm-gate measures them in turns"
@@ -64,7 +65,7 @@ def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
     def names(name: str, head: str, rank: int = 0) -> Column[dict[str, Any]]:
         return Column(head, lambda row: ", ".join(row[name]) or ABSENT, "left", rank=rank)
 
-    archive: Column[dict[str, Any]] = Column("archive", lambda row: row["path"].name, "left")
+    archive: Column[dict[str, Any]] = Column("archive", lambda row: printable(row["path"].name, layout=""), "left")
     columns: list[Column[dict[str, Any]]] = [
         *([archive] if several else []),
         Column("run", lambda row: row["id"], "left"),

@@ -14,6 +14,7 @@ from typing import Generic, Literal, TypeVar
 from tabulate import SEPARATING_LINE, tabulate
 
 from pytest_slmserve.analysis.estimates import Interval
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.specs import GIB
 
 ABSENT = "-"
@@ -202,8 +203,9 @@ def hanging(text: str, indent: int) -> str:
 
 
 def folded(text: str) -> str:
-    """Return several lines, of which those that are too long are broken and go on below their own indent."""
-    width = layout().width
+    """Return several lines, of which those that are too long are broken and go on below their own indent. Control
+    characters are written out: the name of a file may have some."""
+    width, text = layout().width, printable(text)
     return "\n".join(
         line if len(line) <= width else hanging(line, len(line) - len(line.lstrip()) + 2) for line in text.split("\n")
     )

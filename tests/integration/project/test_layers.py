@@ -34,6 +34,8 @@ MAY_OPEN_FILES = {
     "analysis.claims.table", "analysis.metrics.gpu_figures", "archive.store", "archive.external", "report.page.writer",
     "report.screen",
 }  # fmt: skip
+# The writers themselves, /dev/null, and the worker's trace, in a folder of its own.
+MAY_WRITE = {"schema.errors", "__main__", f"{WORKER}.slm_trace"}
 TELLS = {"open", "read_text", "read_bytes", "environ", "getenv", "home", "expanduser"}
 # JSON that is read without `schema.errors.json_value`, which bounds that of others: by itself, of files of the package,
 # of messages between processes of ours, of our own lines of an archive, and of a stream, whose events are bounded.
@@ -146,6 +148,24 @@ def named_twice(trees: Trees) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1 and name[0] != "_")
 
 
+def writes_by_itself(trees: Trees) -> list[str]:
+    """Files opened for writing without an opener that follows no link, or waits for no pipe."""
+    found = []
+    for module, node in ((m, n) for m, n in nodes(trees) if m not in MAY_WRITE and isinstance(n, ast.Call)):
+        name, words = getattr(node.func, "attr", getattr(node.func, "id", "")), [k.arg for k in node.keywords]
+        modes = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+        writes = name == "open" and any(re.fullmatch("[rbt]*[wax+][bt+]*", mode) for mode in modes)
+        if name in ("write_text", "write_bytes", "copyfile") or (writes and "opener" not in words):
+            found.append(f"{module}: {ast.unparse(node)}")
+    return found
+
+
+def prints_by_itself(trees: Trees) -> list[str]:
+    """Commands print by `cli.say`, which writes out control characters; `doctor` has colours of its own."""
+    others = [(m, n) for m, n in nodes(trees) if inside(m, "commands") and m not in ("commands.cli", "commands.doctor")]
+    return [f"{m}: {ast.unparse(n)}" for m, n in others if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
+
+
 def takes_a_session(trees: Trees) -> list[str]:
     """Functions below the rooms that run pytest's items and know what a session is."""
     below = [each for each in nodes(trees) if each[0].partition(".")[0] not in ("plugin", "run")]
@@ -177,6 +197,11 @@ RULES: dict[Callable[[Trees], list[str]], Sequence[Mapping[str, str]]] = {
         {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"},
     ],
     named_twice: [{"schema.errors": text, "engines.base": text} for text in ("def a(): ...", "class A: ...")],
+    writes_by_itself: [
+        {"run.a": "def f(path): path.write_text('')"}, {"run.a": "def f(path): path.open('ab', buffering=0)"},
+        {"report.a": "def f(path): return open(path, 'w')"}, {"run.a": "import shutil\nshutil.copyfile('a', 'b')"},
+    ],
+    prints_by_itself: [{"commands.a": "print('a')"}],
     takes_a_session: [{"report.a": "def f(session): ..."}, {"plan.a": "class A:\n    def f(self, *, session): ..."}],
 }  # fmt: skip
 
