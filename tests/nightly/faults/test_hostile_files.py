@@ -50,7 +50,8 @@ def test_a_run_with_each_hostile_file(case: Case, files: list[Path], reader: str
 
 @pytest.mark.parametrize("entry", OF_A_MODEL)
 def test_a_model_with_an_entry_that_no_model_has(case: Case, entry: str) -> None:
-    plan_model(case, entry, [value for value in hostile.ODD if value is not None])
+    """A few of the values: tests/unit/plan has all of them, without a run."""
+    plan_model(case, entry, hostile.ODD[1 + len(entry) % 6 :: 6])
 
 
 # What a gate reads, before its first engine
