@@ -170,9 +170,12 @@ class Session:
             shown = self.page.path if self.page else None
         of_gates = [m for gated in self.gates for side in SIDES for m in gated.measurements(side)]
         reused: Counter[str] = Counter()  # measurements of the archive that stood in for new ones
+        elsewhere = 0
         for group in chain.from_iterable(self.results.repeats.get(key, ()) for key in self.results.requested):
             several = f"{len(group)} x " if len(group) > 1 else ""
-            reused[f"{several}{point_title(group[0].spec, group[0].load)}"] += sum(m.id in self.reused for m in group)
+            mine = [m for m in group if m.id in self.reused]
+            reused[f"{several}{point_title(group[0].spec, group[0].load)}"] += len(mine)
+            elsewhere += sum(m.environment.host != self.host.environment.host for m in mine)
         return Findings(
             curves=self.verdicts.curves(),
             judged=list(self.verdicts.judged),
@@ -186,7 +189,7 @@ class Session:
             inconclusive=list(self.inconclusive),
             notes=list(self.notes),
             reused=dict(+reused),
-            reused_from=str(self.source),
+            reused_from=f"{self.source}{f' ({elsewhere} of another host, or from before a boot)' if elsewhere else ''}",
             archives=[str(shown)] if shown else [],
             records=archive.path if archive else None,
             command=self.command,

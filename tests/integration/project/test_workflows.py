@@ -16,7 +16,8 @@ WORKFLOWS = {path.name: read(path) for path in sorted(FOLDER.glob("*.yml"))}
 READ = {"contents": "read"}
 HOSTED = "ubuntu-latest"
 GUARD = "github.repository == vars.SLM_GPU_REPOSITORY"  # which a fork does not have
-NOT_A_FORK = "github.event.pull_request.head.repo.fork != true"
+NOT_A_FORK = "github.event.pull_request.head.repo.full_name == github.repository"
+NOT_A_FORK = f"(!github.event.pull_request || {NOT_A_FORK})"  # without a pull request, or with one of our own branches
 LABELS = ["self-hosted", "linux", "gpu"]
 TOKENS = ("secrets", "github.token", "GITHUB_TOKEN", "GH_TOKEN", "id-token", "toJSON(github)", "environment:")
 # Two runs on one GPU would measure each other, and one that measures is not cancelled.

@@ -80,6 +80,9 @@ def test_a_resumed_session_measures_only_what_is_missing(opened):
     assert loads(stored(again)) == [4, 4, 8, 8, 16, 16]
     found = again.findings()
     assert (found.reused, found.reused_from) == ({"opt-125m at 4": 2, "opt-125m at 8": 2}, again.options.records)
+    later = replace(again.host.environment, host="booted later")
+    again.host = replace(again.host, environment=later)
+    assert "(4 of another host" in again.findings().reused_from
     anew = opened()
     assert (anew.results.repeats, anew.findings().reused, anew.resumed) == ({}, {}, None)
 
