@@ -34,6 +34,7 @@ from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule
 from pytest_slmserve.schema.records import Measurement, Progress
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, Workload, WorkloadSpec, short_hash
 from pytest_slmserve.telemetry.host import this_host
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, open_sampler
 from pytest_slmserve.workload.arrivals import job, load_trace, schedule
 from pytest_slmserve.workload.requests import requests_of, synthetic_requests
 from pytest_slmserve.workload.tokens import VOCABULARY
@@ -58,7 +59,7 @@ Asked = list[tuple[Load, Workload]]
 
 def add_measure(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "measure", STATUS, run_measure)
-    add = command.add_argument
+    add, rounds = command.add_argument, partial(whole_number, least=1, most=loads.MOST_REPEATS)
     count, duration = cli.typed(partial(whole_number, least=1, most=MOST)), cli.typed(seconds)
     url = "URL of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     add("--endpoint", metavar="URL", required=True, help=url)
@@ -79,6 +80,8 @@ def add_measure(commands: cli.Commands) -> None:
     number += "(default: requests are sent for --window seconds)"
     add("--num-prompts", metavar="N", type=count, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
+    again = "times that each load is measured, in rounds over all loads; with several, figures have a 95 %% interval"
+    add("--repeats", metavar="N", type=cli.typed(rounds), default=1, help=f"{again} (default: 1)")
     add("--settle", metavar="S", type=cli.typed(partial(seconds, zero=True)), help=settle)
     add("--window", metavar="S", type=duration, help=f"seconds of the steady window (default: {WINDOW_S:g})")
     add("--input-len", metavar="TOKENS", type=count, help=f"length of each prompt (default: {INPUT})")
@@ -307,20 +310,28 @@ def run_measure(given: argparse.Namespace) -> int:
     wanted = asked(given)
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:
         raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
-    found, moved = measured(given, wanted, export, own_prompts)
+    every, moved = measured(given, wanted * given.repeats, export, own_prompts)
+    repeats = [every[i :: len(wanted)] for i in range(len(wanted))]  # of each load
+    found = [loads.middle_repeat(group) for group in repeats]
     of_rates = len(found) > 1 or given.ramp
     section = loads.rates_section(found, terms) if of_rates else loads.load_section(found[0], terms)
+    if given.repeats > 1:
+        section = replace(section, parts=[*section.parts, "", *loads.repeat_parts(repeats)])
     facts = loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)
-    rows = (row for m in found for row in loads.rows_of_load(m, terms))
+    facts |= {"repeats": [loads.repeat_intervals(group) for group in repeats]} if given.repeats > 1 else {}
+    rows = (row for m in every for row in loads.rows_of_load(m, terms))
     cli.print_result(given, facts, rows, [section_text(section)])
+    if given.repeats == 1:  # no part of what `report` prints again
+        section = replace(section, parts=[*section.parts, "", loads.ONCE])
+        print(loads.ONCE, file=sys.stderr)
     if moved:
         cli.say(f"error: {moved.replace('--slm-', '--')}", sys.stderr)
-    windows = (each for m in found for each in (m, *steps_of(m)))  # of a ramp each step
+    windows = (each for m in every for each in (m, *steps_of(m)))  # of a ramp each step
     wrong = moved or any(problems(each, terms.failed_share) for each in windows)
     status = cli.FAILS if wrong else cli.PASSES
     if given.html:
         sections = {"Load": [replace(section, look="good" if status == cli.PASSES else "bad")]}
-        write_page(given.html, Findings(measurements=found), [given.records], status=status, sections=sections)
+        write_page(given.html, Findings(measurements=every), [given.records], status=status, sections=sections)
     return status
 
 
@@ -355,9 +366,12 @@ def measured(
         client = {"timeout_s": given.timeout, "processes": given.processes}
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
         here = this_host("remote")
+        sampler, _ = open_sampler("host", "none", INTERVAL_S)  # what others do to the client is not the server's
+        assert sampler
+        undo.callback(sampler.close)
         for load, workload in wanted:
             line.begin(status())
-            found += measure_case(engine, Case(engine.spec, (workload,), (load,), here), show)
+            found += measure_case(engine, Case(engine.spec, (workload,), (load,), here), show, sampler)
             archive.add(found[-1])
             if export:
                 export.add(found[-1])

@@ -10,7 +10,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from pytest_slmserve.analysis.estimates import Interval, grouped, percentile
+from pytest_slmserve.analysis.estimates import Interval, grouped, percentile, possible, student_interval
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems, tokens_asked_for
 from pytest_slmserve.analysis.metrics.window import Slo, steps_of
@@ -343,14 +343,83 @@ def is_counted_loop(m: Measurement) -> bool:
     return m.spec.interface == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None
 
 
+def supported(share: float, values: int) -> bool:
+    """Return whether so many values tell a percentile: with 95 % confidence the largest of them is not below it."""
+    return share**values <= CHANCE
+
+
+def _percentile(name: str) -> Column[tuple[str, window.Percentiles]]:
+    share = int(name[1:]) / 100
+
+    def shown(row: tuple[str, window.Percentiles]) -> str:
+        text = milliseconds(getattr(row[1], name))
+        return f"{text}*" if text and not supported(share, row[1].known) else text
+
+    return Column(name, shown)
+
+
+CHANCE = 0.05
+FEW = (
+    "* too few requests: with 95 % confidence a p99 needs 299 of them, a p95 59 and a p90 29. A longer --window, or "
+    "more --num-prompts."
+)
 LATENCY: tuple[Column[tuple[str, window.Percentiles]], ...] = (
     Column("ms", lambda row: row[0], "left"),
     Column("mean", lambda row: milliseconds(row[1].mean)),
-    Column("p50", lambda row: milliseconds(row[1].p50)),
-    Column("p90", lambda row: milliseconds(row[1].p90)),
-    Column("p95", lambda row: milliseconds(row[1].p95)),
-    Column("p99", lambda row: milliseconds(row[1].p99)),
+    *map(_percentile, ("p50", "p90", "p95", "p99")),
 )
+
+
+REPEATED = {
+    "requests/s": "requests_per_s",
+    "output tokens/s": "output_tokens_per_s",
+    "TTFT mean, ms": "ttft_s",
+    "TPOT mean, ms": "tpot_s",
+    "E2E mean, ms": "e2e_s",
+}
+ONCE = "measured once: how far another measurement would be from it is not known; --repeats 4 tells"
+ENOUGH, MOST_REPEATS = 0.05, 100  # half of an interval, as a share of its value, that is worth having
+REPEATS: tuple[Column[tuple[str, str, Interval]], ...] = (
+    Column("load", lambda row: row[0], "left"),
+    Column("of all repeats", lambda row: row[1], "left"),
+    Column("mean", lambda row: figure(row[2].value, 4)),
+    Column("from", lambda row: figure(row[2].low, 4)),
+    Column("to", lambda row: figure(row[2].high, 4)),
+)
+
+
+def middle_repeat(repeats: Sequence[Measurement]) -> Measurement:
+    """Return the repeat whose throughput is the median, of an even number the lower one."""
+    return sorted(repeats, key=lambda m: summary_of(m).output_tokens_per_s or 0.0)[(len(repeats) - 1) // 2]
+
+
+def repeat_intervals(repeats: Sequence[Measurement]) -> dict[str, Interval]:
+    """Return the mean of each figure that the valid repeats of a load have, with its 95 % interval, by its field."""
+    seen = [summary_of(m) for m in repeats if not problems(m)]
+    known = {name: [v for s in seen if (v := getattr(s, name)) is not None] for name in REPEATED.values()}
+    return {name: possible(student_interval(values)) for name, values in known.items() if values}
+
+
+def repeat_parts(loads: Sequence[Sequence[Measurement]]) -> list[Part]:
+    """Return the figures of each load over its repeats with 95 % intervals, and how many repeats would be enough.
+    loads: the repeats of each."""
+    number = len(loads[0])
+    rows, wanted = [], number
+    for repeats in loads:
+        found = repeat_intervals(repeats)
+        for name, field in REPEATED.items():
+            if seen := found.get(field):
+                rows.append((repeats[0].load.title, name, seen.mapped(lambda s: 1e3 * s) if "ms" in name else seen))
+        seen = found.get("output_tokens_per_s", Interval(0.0))
+        if seen.high is not None and seen.value:
+            share = (seen.high - seen.value) / seen.value / ENOUGH
+            wanted = max(wanted, math.ceil(number * share**2))
+    parts: list[Part] = [Table(rows, REPEATS, caption=f"95 % intervals over {number} repeats", always=len(REPEATS))]
+    if wanted > MOST_REPEATS:
+        parts.append(f"more than {MOST_REPEATS} such repeats would tell output tokens/s within 5 %: a longer --window")
+    elif wanted > number:
+        parts.append(f"to know output tokens/s within 5 % takes about {wanted} repeats here: --repeats {wanted}")
+    return [*parts, "what is shown of one repeat is of the one with the median throughput"]
 
 
 def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
@@ -379,6 +448,8 @@ def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
     latencies += [("E2E/token", seen.normalized_latency_s), *([("ITL", seen.itl_s)] if seen.itl_s else [])]
     if any(each.known for _, each in latencies):
         parts.append(Table(latencies, LATENCY, caption="Latency", always=len(LATENCY)))
+        if not all(supported(0.99, each.known) for _, each in latencies if each.p99 is not None):
+            parts.append(FEW)
     if good := row["goodput"]:
         each = ", ".join(f"{name} {hundredths(share)} %" for name, share in good.by_slo.items())
         share = f"{hundredths(good.attainment)} % of {good.requests} requests are good ({each})"

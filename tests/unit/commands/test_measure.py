@@ -215,13 +215,14 @@ def test_a_url_that_answers_otherwise_is_told_as_it_was_asked(tmp_path, monkeypa
 def planted(monkeypatch, tmp_path):
     """In place of the engine at an endpoint and of its loads: each load is a closed loop of eight users, with its own
     number of failures, or an error in their place."""
-    found = SimpleNamespace(engines=[], cases=[], failures={}, close=Mock())
+    found = SimpleNamespace(engines=[], cases=[], failures={}, close=Mock(), sampler=Mock(), rates=[1000.0])
 
     def opened(spec, **options):
         found.engines.append((spec, options))
         return SimpleNamespace(spec=spec, close=found.close)
 
-    def measured(engine, case, show):
+    def measured(engine, case, show, sampler):
+        assert sampler is found.sampler
         number = len(found.cases)
         found.cases.append(case)
         failures = found.failures.get(number, 0)
@@ -229,12 +230,13 @@ def planted(monkeypatch, tmp_path):
             raise failures
         show(Progress("window", 3.0, 7, 2, 640.0))
         facts = {"load": case.loads[0], "launch": str(number), "failures": failures}
-        return [replace(measurement(8, 1000.0, **facts), spec=engine.spec)]
+        return [replace(measurement(8, found.rates[number % len(found.rates)], **facts), spec=engine.spec)]
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLM_ENDPOINT_KEY", raising=False)
     monkeypatch.setattr(measure, "EndpointEngine", opened)
     monkeypatch.setattr(measure, "measure_case", measured)
+    monkeypatch.setattr(measure, "open_sampler", lambda *_: (found.sampler, []))
     monkeypatch.setattr(measure, "this_host", lambda platform: Environment(platform=platform))
     return found
 
@@ -246,6 +248,21 @@ def measured(capsys, words, *more):
 USERS = "--max-concurrency 8"
 RATES = "--request-rate 20,60 --settle 0.2 --window 0.8"
 KEPT = ".slm/records.jsonl"
+
+
+def test_repeats_of_each_load_come_in_rounds_and_have_an_interval(planted, capsys):
+    planted.rates = [1000.0, 500.0, 900.0, 510.0, 1100.0, 490.0]
+    seen = measured(capsys, f"{RATES} --repeats 3 --json")
+    found = json.loads(seen.out)
+    assert [case.loads[0].rate for case in planted.cases] == [20, 60] * 3 and len(read(KEPT).measurements) == 6
+    fast, slow = (each["output_tokens_per_s"] for each in found["repeats"])
+    assert fast["value"] == pytest.approx(1000, rel=0.01) and fast["low"] < 900 and fast["high"] > 1100
+    assert slow["value"] == pytest.approx(500, rel=0.01) and 450 < slow["low"] < 490 and slow["high"] > 510
+    assert [row["output_tokens_per_s"] for row in found["points"]] == pytest.approx([1000, 500], rel=0.01), "the middle"
+    assert "--repeats" not in seen.err and planted.sampler.close.called
+    once = measured(capsys, f"{USERS} --json")
+    assert "--repeats 4 tells" in once.err and "repeats" not in json.loads(once.out)
+    refused(measured(capsys, f"{USERS} --repeats 0"), "--repeats")
 
 
 def test_a_load_is_kept_and_each_format_has_its_figures(planted, capsys):
@@ -293,7 +310,8 @@ def test_several_loads_are_measured_and_exported_one_by_one_and_the_worst_is_the
     assert [m.load.rate for m in kept] == [20, 60, 90] == [each["rate"] for each in told]
     exported = {json.loads(path.read_text("utf-8"))["record_id"] for path in (tmp_path / "results").iterdir()}
     assert [m.id for m in kept] == [each["id"] for each in told] and exported == {m.id for m in kept}
-    lines = seen.err.splitlines()  # in a log, where no line can be written over
+    *lines, once = seen.err.splitlines()  # in a log, where no line can be written over
+    assert "--repeats" in once
     assert [line.split(" | ")[0] for line in lines] == [f"slmserve: load {n} of 3" for n in (1, 2, 3)]
     planted.cases.clear()
     planted.failures[1] = 1

@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.sweep.batching import RATE
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.report import loads
 from pytest_slmserve.report.loads import Served, ValidityCriteria, load_figures
+from pytest_slmserve.report.section import Section
 from pytest_slmserve.schema.records import Environment, Measurement, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
@@ -75,6 +76,26 @@ def test_a_load_is_judged_by_the_failures_that_are_allowed():
     seen, (opens, closes) = load_figures(m, ValidityCriteria()), m.run.window_s
     assert (seen["window_s"], seen["concurrency_max"]) == (closes - opens, 8)
     assert (seen["output_tokens"], seen["prompt_tokens"]) == (32 * seen["requests"], 64 * seen["requests"])
+
+
+def repeated(*rates):
+    return [measurement(8, rate, repeat=i) for i, rate in enumerate(rates)]
+
+
+@pytest.mark.parametrize(("share", "enough"), [(0.5, 5), (0.9, 29), (0.95, 59), (0.99, 299)])
+def test_a_percentile_is_told_by_so_many_requests_that_one_is_likely_to_be_above_it(share, enough):
+    assert loads.supported(share, enough) and not loads.supported(share, enough - 1)
+
+
+def test_repeats_have_an_interval_and_say_how_many_would_be_enough():
+    alike, apart, wild = repeated(1000, 1001, 1002), repeated(1000, 940, 1060), repeated(1000, 300, 2000)
+    assert loads.middle_repeat(apart) is apart[0] and loads.middle_repeat(apart[:2]) is apart[1]
+    found = loads.repeat_intervals(apart)["output_tokens_per_s"]
+    assert found.low < 940 < found.value < 1060 < found.high
+    said = [in_words([Section("", loads.repeat_parts([group]))]) for group in (alike, apart, wild)]
+    assert "--repeats" not in said[0] and "--repeats 27" in said[1] and "longer --window" in said[2]
+    assert all("median" in text for text in said)
+    assert loads.repeat_intervals([replace(alike[0], run=replace(alike[0].run, failures=500))]) == {}
 
 
 def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own():
