@@ -201,7 +201,7 @@ def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoi
 
 
 def allowances_of(noise: PairNoise, measured_at: str) -> dict[str, Allowance]:
-    """What launches of both sides at once may differ by, by the names of endpoints, as a calibration has it."""
+    """Return what launches of both sides at once may differ by, by the names of endpoints, as a calibration has it."""
     source = f"{len(noise.costs)} launches of equal sides on {measured_at[:10]}"
     return {name: Allowance.known(sd.value, len(noise.costs), source) for name, sd in noise.spread.items()}
 

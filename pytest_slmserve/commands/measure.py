@@ -323,7 +323,7 @@ def run_measure(given: argparse.Namespace) -> int:
     cli.print_result(given, facts, rows, [section_text(section)])
     if given.repeats == 1:  # no part of what `report` prints again
         section = replace(section, parts=[*section.parts, "", loads.ONCE])
-        print(loads.ONCE, file=sys.stderr)
+        cli.say(loads.ONCE, sys.stderr)
     if moved:
         cli.say(f"error: {moved.replace('--slm-', '--')}", sys.stderr)
     windows = (each for m in every for each in (m, *steps_of(m)))  # of a ramp each step

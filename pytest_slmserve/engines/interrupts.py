@@ -106,5 +106,5 @@ def held() -> Iterator[None]:
 
 
 def hurried() -> bool:
-    """Whether a signal came again since the run was interrupted: then nothing is waited for that can be killed."""
+    """Return whether a signal came again since the run was interrupted: then what can be killed is not waited for."""
     return HANDLER.hurried

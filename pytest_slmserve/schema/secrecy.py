@@ -14,6 +14,8 @@ from functools import lru_cache
 from itertools import pairwise
 from urllib.parse import unquote
 
+from pytest_slmserve.schema.errors import json_value
+
 # Names, by their words: `X-API-Key`, `apiKey` and `OPENAI_KEY_1` end with key.
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -117,8 +119,8 @@ def _forms(text: str) -> list[str]:
         form = forms[-1]
         start = 0 if form[:1] in ("{", "[", '"') else form.find("=") + 1
         if "\\" in form and form[start : start + 1] in ("{", "[", '"'):
-            with suppress(ValueError, RecursionError):
-                form = form[:start] + json.dumps(json.loads(form[start:]), ensure_ascii=False)
+            with suppress(ValueError):
+                form = form[:start] + json.dumps(json_value(form[start:]), ensure_ascii=False)
         if form == forms[-1] and (form := unquote(form)) == forms[-1]:
             break
         forms.append(form)

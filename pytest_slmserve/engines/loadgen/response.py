@@ -362,7 +362,7 @@ class Events:
 
 
 def is_stream(kind: str) -> bool:
-    """Whether a content type, of any parameters, is that of a stream of events."""
+    """Return whether a content type, of any parameters, is that of a stream of events."""
     return kind.partition(";")[0].strip().lower() == EVENT_STREAM
 
 

@@ -41,7 +41,7 @@ TELLS = {"open", "read_text", "read_bytes", "environ", "getenv", "home", "expand
 # of messages between processes of ours, of our own lines of an archive, and of a stream, whose events are bounded.
 DECODES = {"load", "loads", "JSONDecoder", "decode", "Decoder"}
 NOT_OF_OTHERS = {
-    "schema.errors": {"json.JSONDecoder(object_pairs_hook=pairs)", "json.JSONDecoder()"},
+    "schema.errors": {"json.JSONDecoder()"},
     "schema.models": {f"json.loads((Path(__file__).parent / '{n}.json').read_text('utf-8'))"
                       for n in ("architectures", "models")},
     "engines.worker.slm_process": {"json.loads(line)"},
