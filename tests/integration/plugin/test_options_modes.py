@@ -211,7 +211,7 @@ def test_more_gpus_than_there_are_no_ray_and_no_environment_are_refused_before_a
         files = {"test_it.py": SWEEP} | ({"env.json": text} if text else {})
         runs.anew(files, FEW, NOBODY, "-o slm_ray_env=env.json").refuses("env.json")
     monkeypatch.setitem(sys.modules, "ray", None)
-    runs.anew(SWEEP, FEW, NOBODY).refuses("--slm-ray", "pip install *ray>=")
+    runs.anew(SWEEP, FEW, NOBODY).refuses("--slm-ray", "pip install 'ray>=")
 
 
 def test_an_address_that_does_not_answer_is_told_in_time_with_the_reason(runs, monkeypatch):

@@ -67,7 +67,7 @@ def test_a_sweep_of_either_kind_goes_on_where_one_of_the_other_ended(runs):
 def test_noise_that_takes_too_long_says_how_to_go_on_and_a_plan_is_the_most_that_may_be_measured(runs):
     noisy = "--slm-engine-arg=noise=0.05 --slm-engine-arg=b_half=6 --slm-report=summary --slm-budget=0"
     ran = runs(SWEEP, ADAPTIVE, noisy)
-    assert ran.ret == 10 and "inconclusive: --slm-sweep full with --slm-resume " in " ".join(ran.out.split())
+    assert ran.ret == 10 and "inconclusive, --slm-sweep full with --slm-resume " in " ".join(ran.out.split())
     runs(SWEEP, ADAPTIVE, "--slm-plan").says("*test_point?opt-125m-2? (* s)", "note: *adaptive*at most*")
     assert "at most" not in runs(SWEEP, FULL, "--slm-plan").out
 
