@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -324,19 +324,27 @@ def _ray_at(address: str, alone: Executor, **words: Any) -> Any:
         warnings.simplefilter("ignore")
         import ray
 
-        started = alone.submit(ray.init, address, log_to_driver=False, logging_level=logging.ERROR, **words)
-        while not started.done():
-            wait([started], HANDLER_S)
-            keep_sigterm()
-    started.result()
+        _aside(alone, ray.init, address, log_to_driver=False, logging_level=logging.ERROR, **words)
     return ray
 
 
-def keep_sigterm() -> None:
-    """Restore the handler of SIGTERM that Python knows: Ray's library takes the signal from under it, and would have it
-    end the process."""
-    if threading.current_thread() is threading.main_thread() and (handler := signal.getsignal(signal.SIGTERM)):
-        signal.signal(signal.SIGTERM, handler)
+def shut_down(ray: Any) -> None:
+    """End Ray, or leave its cluster."""
+    with ThreadPoolExecutor(1) as alone:
+        _aside(alone, ray.shutdown)
+
+
+def _aside(alone: Executor, work: Callable[..., object], *args: Any, **words: Any) -> None:
+    """Have a thread do what starts or ends Ray, and restore the handler of SIGTERM that Python knows meanwhile: Ray's
+    library takes the signal from under it as it starts, resets it as it ends, and either ends the process."""
+    doing = alone.submit(work, *args, **words)
+    main, handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
+    done = False
+    while not done:
+        done = not wait([doing], HANDLER_S).not_done
+        if main and handler:
+            signal.signal(signal.SIGTERM, handler)
+    doing.result()
 
 
 @contextmanager
@@ -384,7 +392,7 @@ def _start_here(tasks: int, undo: ExitStack) -> Any:
     except Exception as error:  # of many kinds
         first = str(error).strip().partition("\n")[0]
         raise BadUsage(f"Ray does not start on this host ({first})", "a run without --slm-ray") from None
-    undo.callback(ray.shutdown)
+    undo.callback(shut_down, ray)
     return ray
 
 
@@ -490,12 +498,12 @@ class RayEngines:
             check_there(here, every if here.gpus else (0,))
             return cls(None, options, [], slots.host(here, every), slots)
         ray = join_cluster(options)
-        with undone_on_error(ray.shutdown):
+        with undone_on_error(partial(shut_down, ray)):
             listed = measuring(nodes_of(ray.nodes(), options.ray_resource), platform)
             found = node_hosts(ray, options, listed)
             nodes = measuring(list(found), platform)  # that answered
             joined = cls(ray, options, nodes, one_host(found, this_host(platform, root)))
-        joined._undo.callback(ray.shutdown)
+        joined._undo.callback(shut_down, ray)
         return joined
 
     @property

@@ -212,6 +212,8 @@ def kill_in_a_burst(case: Case, engine: str, seed: int) -> None:
     numbers = drawn.choice([(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM), (signal.SIGHUP,)])
     times, gap_s = drawn.choice([2, 3, 8]), drawn.choice([0.0, 0.02, 0.2, 0.7])
     text, after_s = drawn.choice(list(MOMENTS.values()))
+    if engine == "ray" and text == MOMENTS["collecting"][0]:
+        numbers = (signal.SIGINT,)  # for a moment of its start Ray's library ends the process at SIGTERM
     print(f"seed {seed}: {times} times {numbers}, each {gap_s:g} s, after {text!r}")
 
     def burst(pid: int) -> None:
