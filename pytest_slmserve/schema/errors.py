@@ -234,7 +234,9 @@ def json_at(text: str, at: int | None = None) -> tuple[Any, int]:
         raise
     except ValueError:  # Python's own limit, because reading them takes time by their square
         raise ValueError("JSON of numbers with at most some thousand digits") from None
-    level = [found] if text.count("[", at, end) + text.count("{", at, end) > DEEPEST_JSON else []
+    if text.count("[", at, end) + text.count("{", at, end) <= DEEPEST_JSON:
+        return found, end
+    level = [found]
     for _ in range(DEEPEST_JSON):
         inner = (each.values() if isinstance(each, dict) else each for each in level)
         level = [value for values in inner for value in values if isinstance(value, dict | list)]
