@@ -31,7 +31,7 @@ UNCLEAR = {"simulate_slowdown": "1.9 %"}  # of a margin of 3 %: too much for a p
 @pytest.fixture
 def opened(opened, monkeypatch):
     """Opens sessions that gate at one load, unless told, on a device."""
-    monkeypatch.setattr(gates, "LEAST_WINDOW_S", 0.2)  # which takes a fifth of the time
+    monkeypatch.setattr(gates, "LEAST_WINDOW_S", 0.02)  # a round of requests
     monkeypatch.setattr(gates, "MANY_CORES", 1)  # two launches import at once
 
     def open_session(device=None, **given):
