@@ -51,9 +51,10 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
         elif model := plan.gate:
             engine = None  # it launches its own
             if model not in paid:
-                uncounted, measured = launches_left(session, model, launched)
+                gate = one_gate(session, model)  # which judges its pairs, if it goes on
+                uncounted, measured = gate.launches_left(launched)
                 starts_s = (uncounted + measured) * start_estimate_s(session.planner.spec(model))
-                seconds = starts_s + measured * one_gate(session, model).launch_s
+                seconds = starts_s + measured * gate.launch_s
                 if model in session.pair_s:  # up to the pairs of a clear case by what they took
                     made, each_s = session.pair_s[model]
                     seconds = max(0.0, measured / 2 - made) * each_s

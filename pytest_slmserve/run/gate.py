@@ -15,7 +15,7 @@ from pytest_slmserve.archive import baselines
 from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.options.table import FEWEST_PAIRS
 from pytest_slmserve.report.gate import calibration_text
-from pytest_slmserve.run.one_gate import SHORT, OneGate, SideBySide, halves, is_short, loads_of, sides
+from pytest_slmserve.run.one_gate import OneGate, SideBySide, halves, is_short, loads_of, sides
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming
 from pytest_slmserve.schema.models import short_name
@@ -136,16 +136,8 @@ def one_gate(session: Session, model: str) -> OneGate:
 
 
 def launches_left(session: Session, model: str, launched: Collection[Engines] = ()) -> tuple[int, int]:
-    """The number of launches that do not count, one of each side, and of those that follow in a clear case: up to the
-    next interim analysis, or in a calibration all. launched: what other tests will have launched before."""
-    one = one_gate(session, model)
-    there = len(one.gated.pairs) if one.gated else 0
-    goal = decision.next_look(there, one.terms)
-    if is_short(session) or session.options.calibrate:
-        goal = SHORT if is_short(session) else one.most
-    if goal is None or one.over or any(gated.model == short_name(model) for gated in session.gates):
-        return 0, 0
-    return len(one.cold(launched)), 2 * (goal - there)
+    """The number of launches of a gate, as `OneGate.launches_left` has it."""
+    return one_gate(session, model).launches_left(launched)
 
 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:

@@ -235,6 +235,18 @@ class OneGate:
         there = {m.spec for m in measured if host and m.environment.host == host} | set(launched if same else ())
         return tuple(side for side in (SIDES[:1] if same else SIDES) if self.specs[side] not in there)
 
+    def launches_left(self, launched: Collection[Engines] = ()) -> tuple[int, int]:
+        """The number of launches that do not count, one of each side, and of those that follow in a clear case: up to
+        the next interim analysis, or in a calibration all. launched: what other tests will have launched before."""
+        there, short = len(self.gated.pairs) if self.gated else 0, is_short(self.session)
+        goal = decision.next_look(there, self.terms)
+        if short or self.session.options.calibrate:
+            goal = SHORT if short else self.most
+        ended = any(gated.model == short_name(self.model) for gated in self.session.gates)
+        if goal is None or self.over or ended:
+            return 0, 0
+        return len(self.cold(launched)), 2 * (goal - there)
+
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
         """Measurements of each launch, an empty list for a warm-up. If the host has enough cores, two pairs are
         launched at once and wait for their turns, because imports take as long as the rest of a start.

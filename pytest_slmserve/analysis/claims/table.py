@@ -346,13 +346,12 @@ def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str,
         plan: Plan = next((plan for started, plan in reversed(plans) if started <= began), {})
         together = members[0].paired is not None and members[0].paired.window is not None
         terms = GateCriteria()
-        if "gate" not in plan:
-            gated = judge_windows(members, terms.with_both_at_once) if together else judge_gate(members, terms)
-            assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
-            yield gated, f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
-            continue
-        with _usable("the terms of the gate"):
-            facts = plan["gate"]
-            margin, alpha, beta = (float(facts[name]) for name in ("margin", "alpha", "beta"))
-            terms = GateCriteria(margin, alpha, beta, int(facts["pairs"]))
-        yield judge_windows(members, terms.with_both_at_once) if together else judge_gate(members, terms), ""
+        if "gate" in plan:
+            with _usable("the terms of the gate"):
+                facts = plan["gate"]
+                margin, alpha, beta = (float(facts[name]) for name in ("margin", "alpha", "beta"))
+                terms = GateCriteria(margin, alpha, beta, int(facts["pairs"]))
+        gated = judge_windows(members, terms.with_both_at_once) if together else judge_gate(members, terms)
+        assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
+        not_stored = f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
+        yield gated, "" if "gate" in plan else not_stored

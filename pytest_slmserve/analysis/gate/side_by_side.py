@@ -78,6 +78,8 @@ class WindowSeries(PairSeries):
     windows: tuple[tuple[float, ...], ...]
     allowance: Allowance = COMMITTED
 
+    unit: ClassVar[tuple[str, str]] = "launch", "launches"
+
     @classmethod
     def of(
         cls,
@@ -97,8 +99,6 @@ class WindowSeries(PairSeries):
             baseline, candidate = (math.exp(fmean(side)) for side in zip(*logs)) if whole else (None, None)
             pairs.append((baseline, candidate))
         return cls(name, better, tuple(pairs), margin, windows=tuple(windows), allowance=allowance)
-
-    unit: ClassVar[tuple[str, str]] = "launch", "launches"
 
     @property
     def spread(self) -> float | None:

@@ -216,12 +216,8 @@ def wanted(windows: Sequence[PairOfWindows], criteria: GateCriteria) -> int:
     first = windows[:FIRST_PAIRS]
     if len(first) < FIRST_PAIRS:
         return FIRST_PAIRS
-    both = [[figures_of(m) for m in side] for side in zip(*first)]
-    columns = list[tuple[float, ...]]()
-    for endpoint in (BUSY, TOGETHER["throughput"]):
-        values = [[getattr(figures, endpoint.figure) for figures in side] for side in both]
-        series = WindowSeries.of("", endpoint.better, [[*zip(*values)]], criteria.margin)
-        share = [figures.engine_active for figures in both[0] if figures.engine_active is not None]
-        if series.windows[0] and not (columns and host_decides(series.windows[0], fmean(share) if share else None)):
-            columns.append(series.windows[0])
-    return pairs_wanted(columns, criteria.margin)
+    pair = PairOfLaunches(1, *(_launch((), [first], place) for place in range(len(SIDES))))
+    series = {e: each for e, each in series_by_endpoint([pair], criteria, {}).items() if each.windows[0]}
+    counted = any(endpoint.figure == BUSY.figure for endpoint in series)
+    told = [each.windows[0] for e, each in series.items() if not (counted and by_the_host(e, [pair], each))]
+    return pairs_wanted(told, criteria.margin)
