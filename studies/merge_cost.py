@@ -19,7 +19,8 @@ from pathlib import Path
 
 from common import BASELINES, parser_of
 
-from pytest_slmserve.archive.store import BULK, Archive, Merged, merge, sealed, stored_in, unsealed
+from pytest_slmserve.archive.lines import Lines, sealed, unsealed
+from pytest_slmserve.archive.store import BULK, Archive, Merged, merge
 
 RECORDS = 10_000
 PARTS = 8
@@ -29,7 +30,8 @@ STORED = BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz"
 
 def lines_of(stored: Path) -> tuple[bytes, bytes, list[bytes]]:
     """A session, an engine, and measurements, whose launch and time are left to be filled in."""
-    lines = [unsealed(line) for line in stored_in(stored, stored.read_bytes())[0] if line]
+    with stored.open("rb") as file:
+        lines = [unsealed(line) for line in Lines(stored, file) if line]
     engine = next(line for line in lines if line.startswith(b'{"kind":"engine"'))
     bulk = [line for line in lines if line.startswith(BULK)]
     return lines[0], with_value(engine, b"id"), [with_value(with_value(m, b"engine"), b"measured_at") for m in bulk]

@@ -30,7 +30,8 @@ from pytest_slmserve.archive.codec import (
     measurement_of,
     running_sums,
 )
-from pytest_slmserve.archive.store import FORMAT, line_of
+from pytest_slmserve.archive.lines import line_of
+from pytest_slmserve.archive.store import FORMAT
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, replica_set, series_key
 from pytest_slmserve.schema.sensors import SPEED_PROBE

@@ -1,6 +1,6 @@
 """How long `slmserve report` takes: of a large archive, with its page in a browser, or in two checkouts side by side.
 
-    python studies/report_speed.py [--archive FILE] [--page]
+    python studies/report_speed.py [--archive FILE] [--page | --many 100000]
     python studies/report_speed.py OLD_CHECKOUT NEW_CHECKOUT [--rounds 11]
 
 Without --archive it makes one of 100 measurements of about 2,500 engine steps each, from the simulated engine, whose
@@ -12,6 +12,9 @@ With --page the archive has three repeats of each load, more than 20,000 request
 of a bare one that the same run measures beside it: the report without a page, an empty page in the same browser, a
 frame in which nothing changes. Needs Jinja2, Playwright and a Chromium.
 
+With --many the archive has so many short measurements of four loads, and what is told is CPU seconds and memory: only
+the columns of few measurements are in memory at a time.
+
 Two checkouts report on the largest and the smallest archive in turn: old new, new old, and so on. Each reads its own
 copy, because formats of records differ. The ratio of CPU times (user and system) is the median over these pairs, with
 the middle half of them.
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import shutil
 import statistics
 import sys
@@ -28,12 +32,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from common import cpu_s, parser_of
 
 from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.archive.codec import measurement_line
+from pytest_slmserve.archive.lines import line_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.cases import Case
@@ -41,13 +48,15 @@ from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.records import Environment, Measurement, Run
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, WorkloadSpec
-from pytest_slmserve.workload.requests import build_workload
+from pytest_slmserve.workload.requests import Workload, build_workload
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 REPEATS, REPEATS_OF_PAGE = 10, 3
 STEPS = 2500
 T_INF, B_HALF = 20_000.0, 50.0
 REPORT_S, WRITTEN_S, OPENED_S, SLIDER_S = 1.0, 3.0, 2.0, 0.1  # limits
+MANY, MANY_S, MANY_MB = 100_000, 60.0, 600.0  # limits of a report of so many measurements
+SHORT_S = 0.01  # their windows: ten requests, and a kilobyte
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 SLIDES = """async () => {
@@ -91,20 +100,37 @@ class Times:
         return f"{found}; {self.beside}: {bare:.3f} s, ratio {self.median_s / bare:.1f}"
 
 
+def measured(concurrency: int, window_s: float, workload: Workload) -> Measurement:
+    engine = SimulatedEngine(EngineSpec("opt-125m", platform="simulated", extra=(("t_inf", T_INF), ("b_half", B_HALF))))
+    environment = Environment(platform="simulated", gpu_name="simulated")
+    [found] = measure_case(engine, Case(engine.spec, (workload,), (ClosedLoop(concurrency, window_s),), environment))
+    return found
+
+
 def make(path: Path, repeats: int) -> None:
     """An archive of a sweep: so many repeats of each load, in windows of equally many steps."""
     workload = build_workload(WorkloadSpec(), model_of("opt-125m"))
-    extra = (("t_inf", T_INF), ("b_half", B_HALF))
     with Archive.open(path) as archive:
         archive.begin({"rows": [asdict(row) for row in table.ROWS]}, {})
         for concurrency in BATCHES:
             window_s = (STEPS - 2 * workload.mean_output_tokens) * (B_HALF + concurrency) / T_INF
-            engine = SimulatedEngine(EngineSpec("opt-125m", platform="simulated", extra=extra))
-            environment = Environment(platform="simulated", gpu_name="simulated")
-            case = Case(engine.spec, (workload,), (ClosedLoop(concurrency, window_s),), environment)
-            [simulated] = measure_case(engine, case)
+            simulated = measured(concurrency, window_s, workload)
             for repeat in range(repeats):
                 archive.add(roughened(simulated, repeat))
+
+
+def make_many(path: Path, count: int) -> None:
+    """An archive of so many short measurements, a second apart."""
+    workload = build_workload(WorkloadSpec(output_tokens=4), model_of("opt-125m"))
+    with Archive.open(path) as archive:
+        archive.begin({"rows": [asdict(row) for row in table.ROWS]}, {})
+        each = [archive.add(measured(concurrency, SHORT_S, workload)) for concurrency in (1, 2, 3, 4)]
+    lines = [measurement_line(m) | {"engine": each[0].launch} for m in each]
+    begins = datetime(2026, 1, 1, tzinfo=UTC)
+    with path.open("ab") as file:
+        for number in range(count - len(each)):
+            at = (begins + timedelta(seconds=number)).isoformat(timespec="milliseconds")
+            file.write(line_of(lines[number % len(lines)] | {"measured_at": at}))
 
 
 def roughened(measurement: Measurement, repeat: int) -> Measurement:
@@ -189,6 +215,7 @@ def main() -> int:
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="CHECKOUT", help="the old one, then the new one")
     parser.add_argument("--archive", type=Path, metavar="FILE")
     parser.add_argument("--page", action="store_true", help="the page, and how it follows a slider")
+    parser.add_argument("--many", type=int, nargs="?", const=MANY, help=f"short measurements (default: {MANY:,})")
     parser.add_argument("--rounds", type=int, help="runs, or pairs of them (default: 7, of a page 5, of checkouts 11)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -199,6 +226,14 @@ def main() -> int:
                 parser.error("two checkouts are compared: the old one, then the new one")
             side_by_side(*checkouts, given.rounds or 11, folder)
             return 0
+        if given.many:
+            archive = folder / "records.jsonl"
+            make_many(archive, given.many)
+            spent_s = cpu_s(["pytest_slmserve", "report", str(archive)], folder)
+            most_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
+            print(f"{given.many:,} measurements, {archive.stat().st_size / 1e6:.0f} MB: ", end="")
+            print(f"CPU {spent_s:.1f} s, limit {MANY_S:g} s; memory {most_mb:.0f} MB, limit {MANY_MB:g} MB")
+            return int(spent_s > MANY_S or most_mb > MANY_MB)
         archive = (given.archive and given.archive.resolve()) or folder / "records.jsonl.gz"
         if not given.archive:
             make(archive, REPEATS_OF_PAGE if given.page else REPEATS)

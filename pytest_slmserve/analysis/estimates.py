@@ -18,7 +18,7 @@ from operator import itemgetter
 from statistics import NormalDist, fmean, variance
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
-from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.records import FIGURE, Run
 
 TINY = 1e-300
 CLOSE = 1e-14
@@ -217,11 +217,21 @@ P = ParamSpec("P")
 def once(quantity: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
     """Decorate a function of a run so that each run computes it once for the same further arguments. The answer is kept
     with the run, for as long as that lives. Nobody may change it."""
+    return _kept(quantity, "columns")
+
+
+def once_for_all(quantity: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
+    """Decorate a function as `once`, whose answer is a number or a few: it is kept also when the columns of the run
+    leave the memory."""
+    return _kept(quantity, FIGURE)
+
+
+def _kept(quantity: Callable[Concatenate[Run, P], T], kind: str) -> Callable[Concatenate[Run, P], T]:
     name = f"{quantity.__module__}.{quantity.__name__}"
 
     @wraps(quantity)
     def kept(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = name, args, *kwargs.items()
+        key = kind, name, args, *kwargs.items()
         if key not in run.derived:
             run.derived[key] = quantity(run, *args, **kwargs)
         return cast(T, run.derived[key])

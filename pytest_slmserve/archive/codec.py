@@ -10,9 +10,10 @@ stamps of a run are one clock, in microseconds, each once and in order; columns 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_slmserve.schema import records
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, Run, Samples, Steps, Telemetry
@@ -193,7 +194,7 @@ def measurement_of(
         environment=environment,
         workload=workload,
         load=load_of(facts["load"], converted),
-        run=_run_of(converted(StoredRun, facts["run"])),
+        run=run_of_record(facts),
         launch=facts["engine"],
         measured_at=converted(str, facts["measured_at"]),
         replica=converted(records.Replica | None, facts.get("replica")),
@@ -213,12 +214,18 @@ def converted(kind: Any, value: Any) -> Any:
     for each in pending:
         if isinstance(each, int) and abs(each) >= LARGEST:
             raise ValueError("a number that cannot be meant")
-        if is_dataclass(each):
-            pending += (getattr(each, field.name) for field in fields(each))
+        pending += [getattr(each, name) for name in _field_names(each.__class__)]
     return found
 
 
-def _run_of(stored: StoredRun) -> Run:
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+def run_of_record(facts: dict[str, Any]) -> Run:
+    """The run of a measurement. Raises what `converted` does, or AttributeError, IndexError."""
+    stored: StoredRun = converted(StoredRun, facts["run"])
     first, *texts = stored.clock_us or [0]
     places = [converted(str, text).encode("ascii").translate(VALUES) for text in texts] or [b""]
     if len(set(map(len, places))) > 1 or any(NO_DIGIT in place for place in places):
@@ -260,20 +267,37 @@ def _run_of(stored: StoredRun) -> Run:
     )
 
 
+class StoredColumn(NamedTuple):
+    """How a column of a table is stored. may_lack: where nobody told its values. kinds: of which they are."""
+
+    name: str
+    stored: str
+    may_lack: bool
+    kinds: frozenset[type]
+
+
+@cache
+def _columns_of(table: type) -> tuple[StoredColumn, ...]:
+    found = []
+    for column in fields(table):
+        kinds = {bool if column.name == "finished" else int} | ({NoneType} if "None" in str(column.type) else set())
+        found.append(StoredColumn(column.name, _stored_name(column.name), column.default == (), frozenset(kinds)))
+    return tuple(found)
+
+
 def _table(cls: type, facts: Mapping[str, Any], clock: Sequence[float]) -> dict[str, tuple[Any, ...]]:
     """The inverse of `_table_facts`: columns by the name of their field."""
     table: dict[str, tuple[Any, ...]] = {}
-    first = fields(cls)[0].name
-    rows = len(facts[_stored_name(first)])
-    for column in fields(cls):
-        name, stored = column.name, _stored_name(column.name)
-        if column.default == () and stored not in facts:
+    first, *_ = columns = _columns_of(cls)
+    rows = len(facts[first.stored])
+    for name, stored, may_lack, kinds in columns:
+        if may_lack and stored not in facts:
             continue
         coded = facts[stored]
         told = coded if isinstance(coded, list) else [coded]  # one value stands for all rows
-        optional = {NoneType} if "None" in str(column.type) else set()
-        if foreign := set(map(type, told)) - {bool if name == "finished" else int} - optional:
-            raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
+        if not kinds.issuperset(map(type, told)):
+            foreign = sorted({kind.__name__ for kind in map(type, told) if kind not in kinds})
+            raise TypeError(f"{name}: {', '.join(foreign)} among its values")
         if isinstance(coded, list) and name != "finished":
             told = running_sums(coded)
         known = [value for value in told if value is not None] if None in told else told
@@ -286,7 +310,7 @@ def _table(cls: type, facts: Mapping[str, Any], clock: Sequence[float]) -> dict[
         values = _in_units(told, PER_S) if name == "kv_usage" else tuple(told)
         table[name] = values if isinstance(coded, list) else values * rows
         if len(table[name]) != rows:
-            raise ValueError(f"{len(table[name])} rows of {name}, {rows} of {first}")
+            raise ValueError(f"{len(table[name])} rows of {name}, {rows} of {first.name}")
     return table
 
 

@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import errno
 import gzip
-import html
 import io
-import json
 import lzma
 import os
 import re
 import secrets
 import tempfile
-import zlib
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -35,17 +32,27 @@ from typing import Any, NoReturn
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.archive.codec import converted, engine_from_record, engine_line, measurement_line, measurement_of
+from pytest_slmserve.archive.lines import (
+    FIRST,
+    PACKINGS,
+    SEAL,
+    Lines,
+    archives_in,
+    facts_of,
+    line_of,
+    not_an_archive,
+    unsealed,
+)
+from pytest_slmserve.archive.shelf import SHELF
 from pytest_slmserve.schema.errors import (
     UNUSABLE,
     BadArchive,
     BadUsage,
-    content,
     regular,
     single,
     try_lock,
     write_file,
 )
-from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, moment
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 from pytest_slmserve.telemetry.host import own_version
@@ -69,19 +76,12 @@ FORMAT = 3
 
 ANOTHER = "--slm-records with another path"
 
-_FIRST = b'{"kind":"session"'  # how every archive begins
 BULK = b'{"kind":"measurement"'
 _RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
-_SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
-_CHUNK = 1 << 12  # of xz it may become 30 MB
-_UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
-_UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
 _DAMAGE = (BadUsage, *UNUSABLE)
-BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
-_RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
-# Packed archives by their suffix: the name of the packing, and how each piece begins.
-_PACKINGS = {".gz": ("gzip", b"\x1f\x8b\x08"), ".xz": ("xz", b"\xfd7zXZ\x00")}
+MOST_TOLD = 100  # damaged lines of one archive
+MERGED = 1 << 24  # bytes that are merged with one write
 
 
 ID_DIGITS = 8
@@ -158,17 +158,19 @@ class Archive(AbstractContextManager["Archive"]):
         try:
             if not try_lock(file):
                 raise BadUsage(f"another run is writing to {path}", f"wait until it ends, or {ANOTHER}")
-            raw = content(path)
-            lines, whole = stored_in(path, raw)
-            # Raises if the file is not ours, or of a newer format.
-            scan(path, [line for line in lines if not line or not line.startswith(BULK)])
-            if whole == len(raw):
+            with open(path, "rb", opener=regular) as stored:
+                lines = Lines(path, stored)
+                # Raises if the file is not ours, or of a newer format.
+                scan(path, (line for line in lines if not line or not line.startswith(BULK)))
+                stored.seek(lines.whole)
+                torn_bytes = stored.read()
+            if not torn_bytes:
                 return cls(path, file, moves=moves)
             aside = path.with_name(f"{path.name}.torn")
             with open(aside, "ab", buffering=0, opener=single) as torn:
-                _append(torn, raw[whole:])
-            file.truncate(whole)
-            note = f"{torn_end(path, lines)}; these {len(raw) - whole} bytes were moved to {aside}"
+                _append(torn, torn_bytes)
+            file.truncate(lines.whole)
+            note = f"{torn_end(lines)}; these {len(torn_bytes)} bytes were moved to {aside}"
             return cls(path, file, (note,), moves=moves)
         except BaseException as error:
             file.close()
@@ -192,15 +194,16 @@ class Archive(AbstractContextManager["Archive"]):
         self._append([session])
         self._session = session
 
-    def add(self, measurement: Measurement) -> None:
-        """Append a measurement. It is on disk on return, if necessary in a second file. Raises BadArchive if it could
-        not be read again, so that nothing is written, and BadUsage if it cannot be written."""
-        m = measurement
+    def add(self, m: Measurement) -> Measurement:
+        """Append a measurement, and return it as a reader will have it. It is on disk on return, if necessary in a
+        second file. Raises BadArchive if it could not be read again, so that nothing is written, and BadUsage if it
+        cannot be written."""
         try:
             engine = line_of(engine_line(m.launch, m.spec, m.resolved, m.environment))
             line, found = line_of(measurement_line(m)), ScannedLines()
             decode(found, engine)
             decode(found, line)
+            [(read, _)] = found.measured
         except _DAMAGE as error:
             why = f"a measurement is not written, for no reader would take it: it {_what(error)}"
             raise BadArchive(why, "an issue with this sentence: that is a bug") from None
@@ -212,7 +215,8 @@ class Archive(AbstractContextManager["Archive"]):
             self._engines[m.launch] = described
         except BadUsage as error:
             self._move(error.problem, m)
-        self._added.append(m)
+        self._added.append(replace(m, run=read.run))
+        return self._added[-1]
 
     def _move(self, why: str, *last: Measurement) -> None:
         """Continue in a second file, a new archive with the session and all measurements. A file that could not be
@@ -313,22 +317,19 @@ def as_one(archives: Sequence[Contents]) -> Contents:
 def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Path, Contents]]:
     """Return the archive at a path; or each of those inside a page, by a path below that of the page. Raises
     BadArchive, as `read`."""
-    path = Path(path)
-    archives = _archives_in(path)
-    if not archives:
-        raise BadArchive(f"{path} is a page without records", "a page that slmserve wrote, or an archive")
     found = []
-    for name, data in archives:
-        lines, whole = stored_in(name, data)
+    for name, file in archives_in(Path(path)):
+        lines = Lines(name, file)
         scanned = scan(name, lines)
-        damaged, notes = scanned.damaged, [f"{name}: skipped: {what}" for what in scanned.damaged]
+        damaged = scanned.told_damage()
         if damaged and not skip_damaged:
-            more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+            more = f" (and {scanned.damaged_lines - 1} more)" if scanned.damaged_lines > 1 else ""
             raise BadArchive(f"{name}: {damaged[0]}{more}", "--skip-damaged, to go on without what is damaged")
-        if not data:
+        notes = [f"{name}: skipped: {what}" for what in damaged]
+        if not lines.size:
             notes.append(f"{name} is empty")
-        elif whole < len(data):
-            notes.append(f"{torn_end(name, lines)}; measurements used: {len(scanned.measured)}")
+        elif lines.whole < lines.size:
+            notes.append(f"{torn_end(lines)}; measurements used: {len(scanned.measured)}")
         found.append((name, Contents(tuple(scanned.measured), tuple(scanned.sessions), tuple(notes))))
     return found
 
@@ -338,52 +339,13 @@ def embedded(path: Path) -> list[tuple[str, str]]:
     packing, and its bytes in base64. Of an archive that is not packed the whole lines are kept. Raises BadArchive if it
     cannot be read."""
     found = []
-    for archive, raw in _archives_in(path):
-        name = archive.name
-        if archive.suffix not in _PACKINGS:
+    for archive, file in archives_in(path):
+        file.seek(0)
+        name, raw = archive.name, file.read()
+        if archive.suffix not in PACKINGS:
             name, raw = f"{name}.gz", gzip.compress(raw[: raw.rfind(b"\n") + 1], 6, mtime=0)
         found.append((name, b64encode(raw).decode()))
     return found
-
-
-def _archives_in(path: Path) -> list[tuple[Path, bytes]]:
-    """Return the archives of a page, each as a path below that of the page; of any other file, the file itself."""
-    raw = _read(path)
-    if raw[: len(BEGINS)].lower() != BEGINS:
-        return [(path, raw)]
-    try:
-        records = _RECORDS.findall(raw)
-        return [(path / Path(html.unescape(name.decode())).name, b64decode(data)) for name, data in records]
-    except ValueError:
-        raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return content(path)
-    except OSError as error:
-        raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
-
-
-def line_of(facts: Mapping[str, Any]) -> bytes:
-    return sealed(json.dumps(facts, separators=(",", ":"), allow_nan=False).encode()) + b"\n"
-
-
-def sealed(body: bytes) -> bytes:
-    """A JSON object with its checksum as the last entry: the CRC-32 of the object without it."""
-    return b'%b,"crc32":"%08x"}' % (body[:-1], zlib.crc32(body))
-
-
-def unsealed(line: bytes) -> bytes:
-    """The JSON object of a line without its checksum. Raises ValueError if that is missing or of something else."""
-    seal = _SEAL.search(line)
-    if seal is None:
-        facts_of(line)["kind"]  # of a line that is none of ours there is more to say
-        raise ValueError("it has no checksum")
-    body = line[: seal.start()] + b"}"
-    if zlib.crc32(body) != int(seal[1], 16):
-        raise ValueError("its checksum is that of another line: some of it was changed")
-    return body
 
 
 def _cannot_write(path: Path, error: OSError) -> NoReturn:
@@ -403,75 +365,46 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 @dataclass(slots=True)
 class ScannedLines:
-    """Contents of the lines of an archive so far. damaged: why some lines could not be used. whole: all other lines,
-    with their facts, if measurements are not decoded."""
+    """Contents of the lines of an archive so far. damaged: why some lines could not be used; of very many the first."""
 
     sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measured: list[tuple[Measurement, RunHeader]] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-    whole: list[tuple[bytes, dict[str, Any]]] = field(default_factory=list)
+    damaged_lines: int = 0
 
+    def note_damage(self, what: str) -> None:
+        self.damaged_lines += 1
+        if len(self.damaged) < MOST_TOLD:
+            self.damaged.append(what)
 
-def stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
-    """Return the lines of a file without their ends, None for a packed piece that cannot be read, and the number of
-    bytes before a torn end. Raises BadArchive if it is something else, or takes more memory than an archive may."""
-    lines: list[bytes | None]
-    try:
-        if packing := _PACKINGS.get(path.suffix):
-            name, magic = packing
-            if not magic.startswith(raw[: len(magic)]):
-                wrong = f"{path} ends in {path.suffix} but is not {name}"
-                raise BadArchive(wrong, f"a name without {path.suffix}, or the file as it was written")
-            lines, start, whole, size = [], 0, 0, 0
-            while 0 <= start < len(raw):
-                text, end = _unpacked(path.suffix, raw, start)
-                size += len(text)
-                if size > _UNPACKED:
-                    raise MemoryError
-                if end is None:  # damaged: the next piece may be whole
-                    start = raw.find(magic, start + 1)
-                    continue
-                lines += [None, *text.splitlines()] if start > whole else text.splitlines()
-                start = whole = end
-            rest, _ = _unpacked(path.suffix, raw, whole)
-        else:
-            whole = raw.rfind(b"\n") + 1
-            lines, rest = [*raw[:whole].split(b"\n")[:-1]], raw[whole:]  # splitlines looks at each byte
-    except MemoryError:
-        problem = f"{path} needs more memory than an archive may take"
-        raise BadArchive(problem, "the file that --slm-records named") from None
-    if not lines and not _FIRST.startswith(rest[: len(_FIRST)]):
-        raise _not_an_archive(path)
-    return lines, whole
-
-
-def _unpacked(suffix: str, raw: bytes, start: int) -> tuple[bytes, int | None]:
-    """Text of the piece at `start`, and where it ends: None if it is damaged or the file ends before it."""
-    unpack: Any = zlib.decompressobj(wbits=31) if suffix == ".gz" else lzma.LZMADecompressor(lzma.FORMAT_XZ, _UNPACKING)
-    text = bytearray()
-    try:
-        while start < len(raw) and not unpack.eof:
-            text += unpack.decompress(raw[start : start + _CHUNK])
-            if len(text) > _UNPACKED:
-                raise MemoryError
-            start = min(start + _CHUNK, len(raw))
-    except (zlib.error, lzma.LZMAError):
-        return bytes(text), None
-    return bytes(text), start - len(unpack.unused_data) if unpack.eof else None
+    def told_damage(self) -> list[str]:
+        """What is damaged, a sentence for each line, and one for those beyond MOST_TOLD."""
+        more = self.damaged_lines - len(self.damaged)
+        return [*self.damaged, *([f"{more} more lines"] if more else [])]
 
 
 def scan(path: Path, lines: Iterable[bytes | None], *, columns: bool = True) -> ScannedLines:
     """Decode the lines of the archive at `path`; None is a packed piece that cannot be read. columns: see `decode`.
     Raises BadArchive if a session is of another format, or no line is a line of an archive."""
-    found, number = ScannedLines(), 0
+    found = ScannedLines()
+    for _ in scanned(path, lines, found, columns=columns):
+        pass
+    return found
+
+
+def scanned(
+    path: Path, lines: Iterable[bytes | None], found: ScannedLines, *, columns: bool = True
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each line that is not damaged, with its facts, once it is decoded into `found`; see `scan`."""
+    number = 0
     for number, line in enumerate(lines, 1):
         try:
             if line is None:
                 raise ValueError("cannot be unpacked")
             facts = decode(found, line, columns=columns)
         except _DAMAGE as error:
-            found.damaged.append(f"line {number} {_what(error)}")
+            found.note_damage(f"line {number} {_what(error)}")
             continue
         if found.sessions and (other := found.sessions[-1].format) != FORMAT:
             if other > FORMAT:
@@ -479,20 +412,13 @@ def scan(path: Path, lines: Iterable[bytes | None], *, columns: bool = True) -> 
                 raise BadArchive(problem, "pip install --upgrade pytest-slmserve")
             problem = f"{path} has format {other}, and this release reads format {FORMAT}"
             raise BadArchive(problem, f"python studies/migrate.py {path} NEW.jsonl, in a checkout of pytest-slmserve")
-        if not columns:
-            found.whole.append((line, facts))
+        yield line, facts
     if number and not (found.sessions or found.engines or found.measured):
-        raise _not_an_archive(path, *found.damaged[:1])
-    return found
+        raise not_an_archive(path, *found.damaged[:1])
 
 
-def _not_an_archive(path: Path, *why: str) -> BadArchive:
-    hint = "the file that --slm-records named; for results of another tool: --knob, --throughput and --latency NAME"
-    return BadArchive(": ".join([f"{path} is not an archive of pytest-slmserve", *why]), hint)
-
-
-def torn_end(path: Path, lines: Sequence[bytes | None]) -> str:
-    return f"{path}: line {len(lines) + 1} ends early, as when a run is killed while it writes"
+def torn_end(lines: Lines) -> str:
+    return f"{lines.path}: line {lines.count + 1} ends early, as when a run is killed while it writes"
 
 
 def _what(error: Exception) -> str:
@@ -506,23 +432,10 @@ def _what(error: Exception) -> str:
     return f"cannot be used ({error.problem if isinstance(error, BadUsage) else error})"
 
 
-def facts_of(line: bytes) -> dict[str, Any]:
-    """The object that a line holds, without its checksum; an empty line has no kind. Raises one of _DAMAGE."""
-    if not line.strip():
-        return {"kind": None}
-    import msgspec  # here, for an idle run reads no records
-
-    facts = msgspec.json.decode(line)
-    if not isinstance(facts, dict):
-        raise ValueError("not an object with a kind")
-    plain = line.isascii() and b"\\" not in line and b"\x7f" not in line
-    return facts if plain else printable_value(facts)
-
-
 def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[str, Any]:
     """Decode one line into `found`, and return its facts. Raises one of _DAMAGE for a damaged line. columns: False does
     not decode measurements, and checks only their checksum, engine and form."""
-    sealed_otherwise = line.startswith(_FIRST) and not _SEAL.search(line)  # as in other formats
+    sealed_otherwise = line.startswith(FIRST) and not SEAL.search(line)  # as in other formats
     body = line if sealed_otherwise or not line.strip() else unsealed(line)
     checked_only = not columns and line.startswith(BULK)
     facts = facts_of(_NUMBERS.sub(b"[]", body) if checked_only else body)
@@ -546,6 +459,7 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
                     raise ValueError("its run is no object")
                 return facts
             m, before = measurement_of(facts, *found.engines[facts["engine"]]), [*reversed(found.sessions), BEFORE_ALL]
+            SHELF.put(m.run, body)
             # The last session before it that had begun by then: a merged archive has lines of others between.
             run = next((run for run in before[:-1] if run.started <= m.measured_at), before[0])
             found.measured.append((m, run))
@@ -565,33 +479,43 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
     """Add what `into` does not have: measurements with their engines, and sessions. The parts stay as they are. A torn
     end, or a damaged line, only makes a note. Merging again adds what is missing. Raises BadArchive if a part cannot be
     read, is no archive or of a newer format, BadUsage if `into` cannot be written."""
-    lines = [line for line in stored_in(into.path, _read(into.path))[0] if line]
-    seen = {line.partition(_RUN)[0] for line in lines}
-    others = scan(into.path, [line for line in lines if not line.startswith(BULK)], columns=False)
-    engines = {facts["id"]: line for line, facts in others.whole if facts["kind"] == "engine"}  # by launch
-    written, known, notes = 0, 0, []
+    seen, engines = set[bytes](), dict[str, bytes]()  # heads of lines that are there, and the line of each launch
+
+    def others(lines: Iterable[bytes | None]) -> Iterator[bytes]:
+        for line in filter(None, lines):
+            seen.add(line.partition(_RUN)[0])
+            if not line.startswith(BULK):
+                yield line
+
+    for name, file in archives_in(into.path):
+        for line, facts in scanned(name, others(Lines(name, file)), ScannedLines()):
+            if facts["kind"] == "engine":
+                engines[facts["id"]] = line
+    written, known, notes = 0, 0, list[str]()
     for part in parts:
-        raw = _read(part)
-        if part.samefile(into.path):
-            continue
-        stored, whole = stored_in(part, raw)
-        found, own, pieces = scan(part, stored, columns=False), dict[str, bytes](), list[bytes]()
-        for line, facts in found.whole:
-            if facts["kind"] == "engine":  # added with its first measurement
-                own[facts["id"]] = line
-                continue
-            head, added = line.partition(_RUN)[0], [line]
-            if facts["kind"] == "measurement":
-                known, written, launch = known + (head in seen), written + (head not in seen), facts["engine"]
-                if head not in seen and engines.get(launch) != own[launch]:
-                    added, engines[launch] = [own[launch], line], own[launch]
-            if head not in seen and facts["kind"] is not None:
-                seen.add(head)
-                pieces.append(b"".join(each + b"\n" for each in added))
-        into._engines.clear()  # the lines may describe a launch anew
-        into._append(pieces)
-        notes += [f"{part}: not merged: {what}" for what in found.damaged]
-        notes += [torn_end(part, stored)] if whole < len(raw) else []
+        for name, file in () if part.samefile(into.path) else archives_in(part):
+            lines, found, own, pieces = Lines(name, file), ScannedLines(), dict[str, bytes](), list[bytes]()
+            waiting = 0
+            into._engines.clear()  # the lines may describe a launch anew
+            for line, facts in scanned(name, lines, found, columns=False):
+                if facts["kind"] == "engine":  # added with its first measurement
+                    own[facts["id"]] = line
+                    continue
+                head, added = line.partition(_RUN)[0], [line]
+                if facts["kind"] == "measurement":
+                    known, written, launch = known + (head in seen), written + (head not in seen), facts["engine"]
+                    if head not in seen and engines.get(launch) != own[launch]:
+                        added, engines[launch] = [own[launch], line], own[launch]
+                if head not in seen and facts["kind"] is not None:
+                    seen.add(head)
+                    pieces.append(b"".join(each + b"\n" for each in added))
+                    waiting += len(pieces[-1])
+                if waiting > MERGED:
+                    into._append(pieces)
+                    pieces, waiting = [], 0
+            into._append(pieces)
+            notes += [f"{name}: not merged: {what}" for what in found.told_damage()]
+            notes += [torn_end(lines)] if lines.whole < lines.size else []
     return Merged(written, known, tuple(notes))
 
 

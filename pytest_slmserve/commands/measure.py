@@ -371,8 +371,8 @@ def measured(
         undo.callback(sampler.close)
         for load, workload in wanted:
             line.begin(status())
-            found += measure_case(engine, Case(engine.spec, (workload,), (load,), here), show, sampler)
-            archive.add(found[-1])
+            [seen] = measure_case(engine, Case(engine.spec, (workload,), (load,), here), show, sampler)
+            found.append(archive.add(seen))
             if export:
                 export.add(found[-1])
     return found, archive.moved

@@ -672,9 +672,10 @@ class RayEngines:
             self._came += 1
             group = tuple(replace(m, neighbours=engine.neighbours) for m in unpacked(answer.packed))
             engine.neighbours = self._beside(engine)
-            session.results.repeats.setdefault(key, []).append(group)
+            known = session.results.repeats.setdefault(key, [])
+            known.append(group)
             try:
-                session.executor.write(group)
+                known[-1] = session.executor.write(group)
             except SlmError as error:
                 self._failed[key] = error
                 if isinstance(error, BadUsage):  # nothing that comes could be written

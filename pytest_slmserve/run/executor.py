@@ -294,16 +294,16 @@ class Executor:
         if paired:
             paired = replace(paired, busy_s=clock.lap()) if clock else paired
             group = tuple(replace(m, paired=paired) for m in group)
-        self.write(group)
-        return group
+        return self.write(group)
 
-    def write(self, group: ReplicaGroup) -> None:
-        """Write a repeat into the archive and the export."""
+    def write(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Write a repeat into the archive and the export, and return it as it was stored."""
+        if self.archive:
+            group = tuple(map(self.archive.add, group))
         for m in group:
-            if self.archive:
-                self.archive.add(m)
             if self.export and m.alone:
                 self.export.add(m)
+        return group
 
 
 def count_missing(clean: Iterable[bool], repeats: int) -> int:

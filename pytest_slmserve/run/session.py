@@ -118,9 +118,8 @@ class Session:
             self.notes.extend(archive.notes)
         else:
             self.notes.append("records of a simulated run are not kept; --slm-records=FILE keeps them")
-            if self.page:  # which holds them
-                folder = self.undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
-                self.executor.archive = self.undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
+            folder = self.undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
+            self.executor.archive = self.undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
         self.resume()
 
     def begin(self, compares: bool = False) -> None:

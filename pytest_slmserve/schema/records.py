@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import Caches, Sharing, Side
@@ -260,7 +261,11 @@ class Stream:
     waited_s: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+FIGURE = "figure"  # begins the names of derived results that stay in memory when the columns do not
+COLUMNS = ("samples", "steps", "telemetry", "stream", "failed")
+
+
+@dataclass(frozen=True)  # no slots: columns of a stored one can leave the memory
 class Run:
     """Results of one load on one engine. window_s: from and to, in seconds since the run began. began_s: that beginning
     by the host's monotonic clock; None for an engine with a clock of its own. steps: none if a server does not report
@@ -273,10 +278,18 @@ class Run:
     failures: int = 0
     first_failure: str | None = None
     began_s: float | None = None
-    telemetry: Telemetry | None = None
-    stream: Stream | None = None
-    failed: Failures | None = None
+    telemetry: Telemetry | None = field(default_factory=NoneType)  # a plain default would be found in the class
+    stream: Stream | None = field(default_factory=NoneType)
+    failed: Failures | None = field(default_factory=NoneType)
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A column that is not in memory, from where it is kept (`archive/shelf.py`)."""
+            if name not in COLUMNS or "kept" not in vars(self):
+                raise AttributeError(f"a run has no {name!r}")
+            return getattr(vars(self)["kept"].columns_of(self), name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from pytest_slmserve.archive.store import sealed
+from pytest_slmserve.archive.lines import sealed
 
 SEAL = re.compile(r',\s*"crc32":\s*"[0-9a-f]{8}"')
 

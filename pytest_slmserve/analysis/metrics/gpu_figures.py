@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
-from pytest_slmserve.analysis.estimates import once, percentile
+from pytest_slmserve.analysis.estimates import once, once_for_all, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.kv_cache import kv_bytes, kv_layout, quantization_of, value_bytes, weight_bytes
@@ -160,7 +160,7 @@ def watched(run: Run) -> SensorWindow | None:
     return SensorWindow(telemetry, run.window_s, tuple(rows)) if rows and closes > opens else None
 
 
-@once
+@once_for_all
 def device_figures(run: Run) -> DeviceFigures:
     """The figures of one run."""
     watch = watched(run)

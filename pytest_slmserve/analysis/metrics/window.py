@@ -24,7 +24,7 @@ from itertools import accumulate, pairwise
 from statistics import fmean, variance
 from typing import Any, Literal, NamedTuple
 
-from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
+from pytest_slmserve.analysis.estimates import mean_of_known, once, once_for_all, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Measurement, ReplicaGroup, Run, Samples
 from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_burst
@@ -90,7 +90,7 @@ def window_trace(run: Run) -> WindowTrace:
     return WindowTrace(inside, range(first, end), ends, tokens, seconds)
 
 
-@once
+@once_for_all
 def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> float | None:
     """Output tokens per second between the ends of the first and the last of some steps of the window; None below two.
     first, end: of these steps, among those of the window; all of them unless told."""
@@ -100,7 +100,7 @@ def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> flo
     return sum(tokens[1:]) / seconds if seconds > 0 else None
 
 
-@once
+@once_for_all
 def relative_variance(run: Run) -> float | None:
     """Return the relative variance of the window's throughput by its own course, from the means of equal parts
     (docs/intervals.md). None if a part has no tokens, or the window too few steps."""
@@ -141,7 +141,7 @@ def steps_with_prompts(run: Run) -> float | None:
     return sum(tokens > 0 for tokens in prompts) / len(prompts) if prompts else None
 
 
-@once
+@once_for_all
 def mean_batch(run: Run) -> float | None:
     """Mean number of sequences that a step carried to their next token, weighted by time.
 
@@ -158,7 +158,7 @@ def mean_batch(run: Run) -> float | None:
     return math.fsum(weighted) / trace.seconds
 
 
-@once
+@once_for_all
 def requests_in_flight(
     run: Run, since: Literal["admitted_s", "sent_s", "first_token_s"] = "admitted_s"
 ) -> float | None:
@@ -197,7 +197,7 @@ def most_in_flight(run: Run) -> int:
     return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
-@once
+@once_for_all
 def littles_law(run: Run) -> float | None:
     """Return the relative deviation of the requests that made tokens, by their own intervals, from the mean batch of
     the step trace. Both are equal in an honest run whatever its arrivals, and however many steps a prompt takes. None:
@@ -434,7 +434,7 @@ def latencies_of(measurement: Measurement) -> Latencies:
     return _latencies_of_one(measurement.run, measurement.load.judged_by)
 
 
-@once
+@once_for_all
 def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
     return latencies([run], judged_by)
 

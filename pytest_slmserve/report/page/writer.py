@@ -24,7 +24,8 @@ from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.archive.store import BEGINS, embedded, make_folder
+from pytest_slmserve.archive.lines import BEGINS
+from pytest_slmserve.archive.store import embedded, make_folder
 from pytest_slmserve.report import as_json, compare, deployments, gate, loads, screen, sweeps, verdicts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts

@@ -362,6 +362,9 @@ def test_checkouts_that_print_another_number_differ_and_their_cpu_times_are_told
     assert "two checkouts are compared" in run("report_speed", old, status=2)
     printed = run("report_speed", "--archive", SMALLEST, "--rounds", 1, slow=True)
     assert re.match(r"4 measurements, 1,130 requests, 0\.01 MB\nreport: \d\.\d+ s", printed)
+    assert re.match(
+        r"90 measurements, 0 MB: CPU \d\.\d s, limit 60 s; memory \d+ MB", run("report_speed", "--many", 90)
+    )
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="no browser is here")

@@ -393,19 +393,6 @@ def test_what_is_no_file_is_neither_read_nor_written_nor_waited_for(tmp_path):
         read(tmp_path / "missing.jsonl")
 
 
-@PACKED
-def test_what_is_packed_by_hand_goes_on_unless_it_unpacks_to_more_than_it_may(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(store, "_UNPACKED", 1 << 18)
-    path, pack = tmp_path / name, PACK[Path(name).suffix]
-    bomb, bombs = pack(b'{"kind":"session"' + b" " * (1 << 20)), pack(b" " * (1 << 17) + b"\n") * 3
-    for content, opening in ((bomb, read), (bombs, Archive.open)):
-        path.write_bytes(content)
-        with refused(path, "memory", kind=BadArchive):
-            opening(path)
-    path.write_bytes(pack(written("a.jsonl", 1).replace(b"\n", b"\n" + b"\n" * (1 << 16))))
-    assert concurrencies(write(path, example(8))) == [1, 8], "as much as it may take it takes"
-
-
 PAGE = '<!DOCTYPE html><p>x</p><script type="application/octet-stream" data-records="{}">{}</script>'
 
 

@@ -122,7 +122,10 @@ class Failing(SimulatedEngine):
 class Store(list):
     """An archive, or an export."""
 
-    add = list.append
+    def add(self, m):
+        self.append(m)
+        return m
+
     check_writable = list.copy  # which raises nothing
 
     def __bool__(self):

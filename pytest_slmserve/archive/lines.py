@@ -1,0 +1,208 @@
+"""Lines of an archive, one after another and in little memory, however large the file is; and their checksums.
+
+In a packed archive each write is a piece of its own (a member of gzip, a stream of xz). Lines of a piece are told once
+its end was read, because a torn piece tells none; a piece of many megabytes, as `xz` makes of a whole archive, tells
+them as they come.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import lzma
+import os
+import re
+import zlib
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pytest_slmserve.schema.errors import BadArchive, content, regular
+from pytest_slmserve.schema.printable import printable_value
+
+FIRST = b'{"kind":"session"'  # how every archive begins
+SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
+# Packed archives by their suffix: the name of the packing, and how each piece begins.
+PACKINGS = {".gz": ("gzip", b"\x1f\x8b\x08"), ".xz": ("xz", b"\xfd7zXZ\x00")}
+BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
+HINT = "the file that --slm-records named"
+LONGEST_LINE = 1 << 28  # bytes: a million requests are some 20 million
+HELD = 1 << 24  # bytes of a piece that wait for its end
+_CHUNK = 1 << 12  # bytes that are read at once: a piece is about as large
+_SEARCHED = 1 << 20  # bytes that are searched at once for the next piece
+_UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
+_DAMAGE = (zlib.error, lzma.LZMAError, EOFError)
+_RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
+
+
+def line_of(facts: Mapping[str, Any]) -> bytes:
+    return sealed(json.dumps(facts, separators=(",", ":"), allow_nan=False).encode()) + b"\n"
+
+
+def sealed(body: bytes) -> bytes:
+    """A JSON object with its checksum as the last entry: the CRC-32 of the object without it."""
+    return b'%b,"crc32":"%08x"}' % (body[:-1], zlib.crc32(body))
+
+
+def unsealed(line: bytes) -> bytes:
+    """The JSON object of a line without its checksum. Raises ValueError if that is missing or of something else."""
+    seal = SEAL.search(line)
+    if seal is None:
+        facts_of(line)["kind"]  # of a line that is none of ours there is more to say
+        raise ValueError("it has no checksum")
+    body = line[: seal.start()] + b"}"
+    if zlib.crc32(body) != int(seal[1], 16):
+        raise ValueError("its checksum is that of another line: some of it was changed")
+    return body
+
+
+def facts_of(line: bytes) -> dict[str, Any]:
+    """The object that a line holds, without its checksum; an empty line has no kind. Raises ValueError."""
+    if not line.strip():
+        return {"kind": None}
+    import msgspec  # here, for an idle run reads no records
+
+    facts = msgspec.json.decode(line)
+    if not isinstance(facts, dict):
+        raise ValueError("not an object with a kind")
+    plain = line.isascii() and b"\\" not in line and b"\x7f" not in line
+    return facts if plain else printable_value(facts)
+
+
+class Lines:
+    """The lines of the archive that is open as `file`, without their ends; None for a piece that cannot be read.
+    Iterated once. count: lines so far. whole: bytes before a torn end, and size: those of the file; both are known at
+    the end."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path = path
+        self.count = self.whole = 0
+        self.size = file.seek(0, os.SEEK_END)
+        self._file = file
+        self._begins = b""  # of the first line
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        """Raises BadArchive if it is something else, cannot be read, or has a line that is too long."""
+        self._file.seek(0)
+        try:
+            for line in self._of_pieces() if self.path.suffix in PACKINGS else self._of(self._file):
+                self.count += 1
+                yield line
+        except OSError as error:
+            raise unreadable(self.path, error) from None
+        except MemoryError:
+            raise BadArchive(f"{self.path} needs more memory than an archive may take", HINT) from None
+        if not self.count and not FIRST.startswith(self._begins):
+            raise not_an_archive(self.path)
+
+    def _of(self, text: io.BufferedIOBase | BinaryIO, *, packed: bool = False) -> Iterator[bytes]:
+        """The whole lines of a text; of a packed piece the last one too if it has no end. Raises MemoryError for a line
+        that is too long."""
+        while line := text.readline(LONGEST_LINE):
+            self._begins = self._begins or line[: len(FIRST)]
+            if not line.endswith(b"\n"):
+                if len(line) == LONGEST_LINE:
+                    raise MemoryError
+                if not packed:
+                    return
+            if not packed:
+                self.whole += len(line)
+            yield line.removesuffix(b"\n")
+
+    def _of_pieces(self) -> Iterator[bytes | None]:
+        """The lines of all pieces, with a None where some could not be read."""
+        name, magic = PACKINGS[self.path.suffix]
+        if not magic.startswith(self._file.read(len(magic))):
+            wrong = f"{self.path} ends in {self.path.suffix} but is not {name}"
+            raise BadArchive(wrong, f"a name without {self.path.suffix}, or the file as it was written")
+        start = 0
+        while 0 <= start < self.size:
+            piece, held, waiting = _Piece(self.path.suffix, self._file, start), list[bytes | None](), 0
+            if start > self.whole:
+                held.append(None)
+            try:
+                for line in self._of(io.BufferedReader(piece), packed=True):
+                    held.append(line)
+                    waiting += len(line)
+                    if waiting > HELD:
+                        yield from held
+                        held.clear()
+            except _DAMAGE:  # the next piece may be whole
+                start = self._next(magic, start + 1)
+                continue
+            yield from held
+            start = self.whole = piece.end
+
+    def _next(self, magic: bytes, start: int) -> int:
+        """Where the next piece begins, from `start` on; -1 if there is none."""
+        while start < self.size:
+            self._file.seek(start)
+            part = self._file.read(_SEARCHED)
+            if (found := part.find(magic)) >= 0:
+                return start + found
+            start += max(len(part) - len(magic), 0) + 1
+        return -1
+
+
+class _Piece(io.RawIOBase):
+    """The text of the packed piece at `start`. Reading raises one of _DAMAGE if it is damaged, or the file ends before
+    it. end: where it ended, once all is read."""
+
+    def __init__(self, suffix: str, file: BinaryIO, start: int) -> None:
+        of_gzip = suffix == ".gz"
+        self._unpack: Any = (
+            zlib.decompressobj(wbits=31) if of_gzip else lzma.LZMADecompressor(lzma.FORMAT_XZ, _UNPACKING)
+        )
+        self._file, self._packed, self._kept_inside = file, b"", not of_gzip  # what was read and not yet unpacked
+        self.end = start
+        file.seek(start)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        text = b""
+        while not text and not self._unpack.eof:
+            if not self._packed and (not self._kept_inside or self._unpack.needs_input):
+                if not (packed := self._file.read(_CHUNK)):
+                    raise EOFError
+                self._packed = packed
+                self.end += len(packed)
+            text = self._unpack.decompress(self._packed, len(buffer))
+            self._packed = b"" if self._kept_inside else self._unpack.unconsumed_tail
+            if self._unpack.eof:
+                self.end -= len(self._unpack.unused_data)
+        buffer[: len(text)] = text
+        return len(text)
+
+
+def archives_in(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yield the archives of a page, each as a path below that of the page, open; of any other file, the file itself.
+    Raises BadArchive if it cannot be read, or is a page that holds none."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            is_page = file.read(len(BEGINS)).lower() == BEGINS
+            if not is_page:
+                yield path, file
+        found = _RECORDS.findall(content(path)) if is_page else []
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if is_page and not found:
+        raise BadArchive(f"{path} is a page without records", "a page that slmserve wrote, or an archive")
+    for name, data in found:
+        try:
+            inside, raw = path / Path(html.unescape(name.decode())).name, b64decode(data)
+        except ValueError:
+            raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
+        yield inside, io.BytesIO(raw)
+
+
+def unreadable(path: Path, error: OSError) -> BadArchive:
+    return BadArchive(f"cannot read {path}: {error.strerror}", HINT)
+
+
+def not_an_archive(path: Path, *why: str) -> BadArchive:
+    hint = f"{HINT}; for results of another tool: --knob, --throughput and --latency NAME"
+    return BadArchive(": ".join([f"{path} is not an archive of pytest-slmserve", *why]), hint)

@@ -1,0 +1,102 @@
+"""Columns out of memory: a session or a report keeps the figures of each run, and reads its columns when it needs them.
+
+A run in memory takes some eight times the bytes of its line. So only the columns that were read last stay there. The
+lines of the others go, packed, to a temporary file without a name; or they stay in memory, if that cannot be written.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import RLock
+
+from pytest_slmserve.archive.codec import run_of_record
+from pytest_slmserve.archive.lines import facts_of
+from pytest_slmserve.schema.errors import BadArchive
+from pytest_slmserve.schema.records import COLUMNS, FIGURE, Run
+
+RECENT = 1 << 24  # bytes of lines whose columns stay in memory: more than any committed archive has
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """Where the line of a run is. place: its beginning in the file, and its length; or the packed line; None while the
+    columns are in memory for the first time."""
+
+    shelf: Shelf
+    place: tuple[int, int] | bytes | None = None
+
+    def columns_of(self, run: Run) -> Run:
+        """Put the columns of a run back, and return one that has them, whatever leaves the memory meanwhile."""
+        return self.shelf.read(run, self)
+
+
+class Shelf:
+    """Runs, each with the line that it came from. recent: bytes of the lines whose columns stay in memory."""
+
+    def __init__(self, recent: int = RECENT) -> None:
+        self._most, self._bytes = recent, 0
+        self._recent: OrderedDict[Kept, tuple[Run, bytes]] = OrderedDict()
+        self._file: io.FileIO | None = None
+        self._lock = RLock()
+
+    def put(self, run: Run, line: bytes) -> None:
+        """Take a run as its line has it, a JSON object of `measurement_line`. From now on its columns may leave the
+        memory, and come back when one of them is asked for."""
+        kept = vars(run)["kept"] = Kept(self)
+        with self._lock:
+            self._remember(kept, run, line)
+
+    def read(self, run: Run, kept: Kept) -> Run:
+        """Return a run with the columns of this one, which has them again. Raises BadArchive if that is impossible."""
+        with self._lock:
+            if kept in self._recent:  # another thread was here
+                return self._recent[kept][0]
+            line = self._line(kept)
+            found = run_of_record(facts_of(line))
+            vars(run).update({name: getattr(found, name) for name in COLUMNS})
+            self._remember(kept, run, line)
+        return found
+
+    def _remember(self, kept: Kept, run: Run, line: bytes) -> None:
+        self._recent[kept] = run, line
+        self._bytes += len(line)
+        while self._bytes > self._most and len(self._recent) > 1:
+            kept, (run, line) = self._recent.popitem(last=False)
+            self._bytes -= len(line)
+            kept.place = kept.place or self._written(zlib.compress(line, 1))
+            for name in COLUMNS:
+                vars(run).pop(name, None)
+            for name in [name for name in run.derived if name[0] != FIGURE]:
+                del run.derived[name]
+
+    def _written(self, packed: bytes) -> tuple[int, int] | bytes:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it goes with the process
+            at, rest = self._file.seek(0, os.SEEK_END), packed
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:  # of a full disk, for example
+            return packed
+        return at, len(packed)
+
+    def _line(self, kept: Kept) -> bytes:
+        assert kept.place is not None  # of all that is not recent
+        if isinstance(kept.place, bytes):
+            return zlib.decompress(kept.place)
+        assert self._file is not None
+        at, size = kept.place
+        try:
+            self._file.seek(at)
+            return zlib.decompress(self._file.read(size))
+        except (OSError, zlib.error) as error:
+            why = f"a temporary file with what this process has measured or read cannot be read again: {error}"
+            raise BadArchive(why, "slmserve report on the archive") from None
+
+
+SHELF = Shelf()  # one for a process, because its memory is one
