@@ -163,9 +163,10 @@ def variance_of_mean(launches: Sequence[Sequence[float]]) -> float:
 
 
 def pairs_wanted(first: Sequence[Sequence[float]], margin: float) -> int:
-    """Return how many pairs of windows each launch needs, so that its mean is known to a quarter of the margin: a
-    multiple of four, by the endpoint that scatters most. first: logarithms of ratios of its first pairs."""
-    needed = max(SURE * estimates.sample_sd(each) / (margin / 4) for each in first) ** 2
+    """Return how many pairs of windows each launch needs, so that its mean is known to a quarter of the margin, or to a
+    tenth of itself if it is far beyond the margin: a multiple of four, by the endpoint that needs most. first:
+    logarithms of ratios of its first pairs."""
+    needed = max(SURE * estimates.sample_sd(each) / max(margin / 4, abs(fmean(each)) / 10) for each in first) ** 2
     return min(max(BLOCKS * math.ceil(needed / BLOCKS), FEWEST_PAIRS), MOST_PAIRS)
 
 

@@ -106,6 +106,8 @@ def test_a_launch_has_so_many_windows_that_its_mean_is_known_to_a_quarter_of_the
     assert n % 4 == 0 and 8 <= n <= 40 and pairs_wanted([loud], margin) == n
     assert n == 40 or 1.2 * sd / math.sqrt(n) <= margin / 4
     assert n == 8 or 1.2 * sd / math.sqrt(n - 4) > margin / 4
+    slow = [each - 0.5 for each in loud]  # half as fast: to know that takes no 40 pairs
+    assert pairs_wanted([slow], margin) == (8 if spread < 0.1 else 28) and pairs_wanted([slow, loud], margin) == n
 
 
 @pytest.mark.parametrize(("n", "spread", "busy", "facts"), [
