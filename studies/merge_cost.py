@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import BASELINES, parser_of
 
-from pytest_slmserve.archive.lines import Lines, sealed, unsealed
+from pytest_slmserve.archive.lines import ArchiveLines, sealed, unsealed
 from pytest_slmserve.archive.store import BULK, Archive, Merged, merge
 
 RECORDS = 10_000
@@ -31,7 +31,7 @@ STORED = BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz"
 def lines_of(stored: Path) -> tuple[bytes, bytes, list[bytes]]:
     """A session, an engine, and measurements, whose launch and time are left to be filled in."""
     with stored.open("rb") as file:
-        lines = [unsealed(line) for line in Lines(stored, file) if line]
+        lines = [unsealed(line) for line in ArchiveLines(stored, file) if line]
     engine = next(line for line in lines if line.startswith(b'{"kind":"engine"'))
     bulk = [line for line in lines if line.startswith(BULK)]
     return lines[0], with_value(engine, b"id"), [with_value(with_value(m, b"engine"), b"measured_at") for m in bulk]

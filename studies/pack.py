@@ -35,7 +35,7 @@ from common import parser_of
 from pytest_slmserve.__main__ import main as command
 from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.archive.codec import measurement_line
-from pytest_slmserve.archive.lines import Lines, line_of
+from pytest_slmserve.archive.lines import ArchiveLines, line_of
 from pytest_slmserve.archive.store import BULK, ScannedLines, decode, read
 from pytest_slmserve.schema.records import Measurement, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import POWER, POWER_INSTANT
@@ -53,7 +53,7 @@ def packed(path: Path, change: Callable[[Measurement], Measurement]) -> bytes:
     """The archive in the newest format, each of its measurements changed."""
     found, lines = ScannedLines(), list[bytes]()
     with path.open("rb") as file:
-        for line in filter(None, Lines(path, file)):
+        for line in filter(None, ArchiveLines(path, file)):
             decode(found, line)
             changed = line.startswith(BULK)
             lines.append(line_of(measurement_line(change(found.measured[-1][0]))) if changed else line + b"\n")

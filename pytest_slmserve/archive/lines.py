@@ -71,7 +71,7 @@ def facts_of(line: bytes) -> dict[str, Any]:
     return facts if plain else printable_value(facts)
 
 
-class Lines:
+class ArchiveLines:
     """The lines of the archive that is open as `file`, without their ends; None for a piece that cannot be read.
     Iterated once. count: lines so far. whole: bytes before a torn end, and size: those of the file; both are known at
     the end."""
@@ -136,7 +136,7 @@ class Lines:
             start = self.whole = piece.end
 
     def _next(self, magic: bytes, start: int) -> int:
-        """Where the next piece begins, from `start` on; -1 if there is none."""
+        """Offset at which the next piece begins, from `start` on; -1 if there is none."""
         while start < self.size:
             self._file.seek(start)
             part = self._file.read(_SEARCHED)
@@ -200,7 +200,7 @@ def archives_in(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 def unreadable(path: Path, error: OSError) -> BadArchive:
-    return BadArchive(f"cannot read {path}: {error.strerror}", HINT)
+    return BadArchive(f"cannot read {path}: {error.strerror or error}", HINT)
 
 
 def not_an_archive(path: Path, *why: str) -> BadArchive:

@@ -24,7 +24,7 @@ RECENT = 1 << 24  # bytes of lines whose columns stay in memory: more than any c
 
 @dataclass(eq=False, slots=True)
 class Kept:
-    """Where the line of a run is. place: its beginning in the file, and its length; or the packed line; None while the
+    """Place of the line of a run. place: its beginning in the file, and its length; or the packed line; None while the
     columns are in memory for the first time."""
 
     shelf: Shelf

@@ -36,11 +36,12 @@ from pytest_slmserve.archive.lines import (
     FIRST,
     PACKINGS,
     SEAL,
-    Lines,
+    ArchiveLines,
     archives_in,
     facts_of,
     line_of,
     not_an_archive,
+    unreadable,
     unsealed,
 )
 from pytest_slmserve.archive.shelf import SHELF
@@ -159,7 +160,7 @@ class Archive(AbstractContextManager["Archive"]):
             if not try_lock(file):
                 raise BadUsage(f"another run is writing to {path}", f"wait until it ends, or {ANOTHER}")
             with open(path, "rb", opener=regular) as stored:
-                lines = Lines(path, stored)
+                lines = ArchiveLines(path, stored)
                 # Raises if the file is not ours, or of a newer format.
                 scan(path, (line for line in lines if not line or not line.startswith(BULK)))
                 stored.seek(lines.whole)
@@ -319,7 +320,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
     BadArchive, as `read`."""
     found = []
     for name, file in archives_in(Path(path)):
-        lines = Lines(name, file)
+        lines = ArchiveLines(name, file)
         scanned = scan(name, lines)
         damaged = scanned.told_damage()
         if damaged and not skip_damaged:
@@ -340,8 +341,11 @@ def embedded(path: Path) -> list[tuple[str, str]]:
     cannot be read."""
     found = []
     for archive, file in archives_in(path):
-        file.seek(0)
-        name, raw = archive.name, file.read()
+        try:
+            file.seek(0)
+            name, raw = archive.name, file.read()
+        except OSError as error:
+            raise unreadable(archive, error) from None
         if archive.suffix not in PACKINGS:
             name, raw = f"{name}.gz", gzip.compress(raw[: raw.rfind(b"\n") + 1], 6, mtime=0)
         found.append((name, b64encode(raw).decode()))
@@ -417,7 +421,7 @@ def scanned(
         raise not_an_archive(path, *found.damaged[:1])
 
 
-def torn_end(lines: Lines) -> str:
+def torn_end(lines: ArchiveLines) -> str:
     return f"{lines.path}: line {lines.count + 1} ends early, as when a run is killed while it writes"
 
 
@@ -488,13 +492,13 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
                 yield line
 
     for name, file in archives_in(into.path):
-        for line, facts in scanned(name, others(Lines(name, file)), ScannedLines()):
+        for line, facts in scanned(name, others(ArchiveLines(name, file)), ScannedLines()):
             if facts["kind"] == "engine":
                 engines[facts["id"]] = line
     written, known, notes = 0, 0, list[str]()
     for part in parts:
         for name, file in () if part.samefile(into.path) else archives_in(part):
-            lines, found, own, pieces = Lines(name, file), ScannedLines(), dict[str, bytes](), list[bytes]()
+            lines, found, own, pieces = ArchiveLines(name, file), ScannedLines(), dict[str, bytes](), list[bytes]()
             waiting = 0
             into._engines.clear()  # the lines may describe a launch anew
             for line, facts in scanned(name, lines, found, columns=False):

@@ -31,8 +31,8 @@ WITH_VLLM = {"huggingface_hub", "torch", "transformers", "uvloop", "vllm"}
 READERS = ("analysis", "report", "archive")
 # But for files of the package, archives, pages, GITHUB_STEP_SUMMARY, and results that `vllm bench serve` would write.
 MAY_OPEN_FILES = {
-    "analysis.claims.table", "analysis.metrics.gpu_figures", "archive.store", "archive.external", "report.page.writer",
-    "report.screen",
+    "analysis.claims.table", "analysis.metrics.gpu_figures", "archive.store", "archive.lines", "archive.external",
+    "report.page.writer", "report.screen",
 }  # fmt: skip
 # The writers themselves, /dev/null, and the worker's trace, in a folder of its own.
 MAY_WRITE = {"schema.errors", "__main__", f"{WORKER}.slm_trace"}
@@ -48,7 +48,7 @@ NOT_OF_OTHERS = {
     "engines.worker.vllm_worker": {"json.loads(line)", "json.loads(await self.reader.readline())"},
     "engines.server": {"json.loads(line)"},
     "run.cluster": {"json.loads(gzip.decompress(data))"},
-    "archive.store": {"msgspec.json.decode(line)"},
+    "archive.lines": {"msgspec.json.decode(line)"},
     "engines.loadgen.response": {"json.JSONDecoder()", "json.loads(text)"},
 }  # fmt: skip
 # First words of docstrings that say nothing of what is returned: prepositions, pronouns, words of a question.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from pytest_slmserve.archive import lines
-from pytest_slmserve.archive.lines import BadArchive, Lines
+from pytest_slmserve.archive.lines import ArchiveLines, BadArchive
 from pytest_slmserve.archive.store import read
 
 PACK = {".jsonl": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
@@ -26,7 +26,7 @@ SESSION = lines.FIRST + b',"x":1}'
 
 def found(suffix: str, data: bytes) -> tuple[list[bytes | None], int]:
     """The lines of a file with these bytes, and how many bytes are before a torn end."""
-    there = Lines(Path(f"a{suffix}"), io.BytesIO(data))
+    there = ArchiveLines(Path(f"a{suffix}"), io.BytesIO(data))
     each = list(there)
     assert (there.count, there.size) == (len(each), len(data))
     return each, there.whole
