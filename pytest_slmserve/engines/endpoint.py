@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 from operator import itemgetter
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -61,6 +62,7 @@ LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in ra
 NOT_SO = (400, 422)  # of a body that a server does not take
 TOLD = 200  # characters of an answer that is not a stream
 SHOWN = 8  # models of a list of many
+OTHER_FILES = 16  # of a process of the load generator that are no connections, at most
 LENGTHENS = {"max_tokens", "max_completion_tokens", "n", "best_of", "echo"}  # an answer, beyond what we ask for
 A_SERVER = "the URL of a server that runs"
 HINTS = {  # by the status of an answer, or its first digit
@@ -120,8 +122,13 @@ class LoadClient:
 
     def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> list[Message]:
         """The results of one run, as each process reports them. Several share the load; they begin together, and have
-        one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died."""
+        one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died; BadUsage, if
+        one may not have as many connections as the load needs."""
         parts = parts_of(load, len(self.children))
+        needed, (_, most) = max(part.get("concurrency") or 0 for part in parts), getrlimit(RLIMIT_NOFILE)
+        if needed and needed + OTHER_FILES > most != RLIM_INFINITY:
+            problem = f"a process may have {most:,} files open, and {needed:,} connections are needed"
+            raise BadUsage(problem, f"`ulimit -n {needed + OTHER_FILES}` before, or fewer concurrent requests")
         if len(parts) == 1:
             return [converse(self.children[0], on_progress, barrier, op="run", load=load)]
         assert barrier is None, "one engine of several has one process"

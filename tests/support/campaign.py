@@ -72,8 +72,12 @@ SECOND = "pytest-slmserve-rescued-*.jsonl"
 FOUR = ("-s", "--slm-simulate", "--slm-models=opt-125m", "--slm-repeats=1", "--slm-window=1", "test_it.py")
 
 
-def run_four(case: Case, records: str, planted: str, *more: str) -> Callable[[], int]:
+def put_four(case: Case, planted: str = "nothing") -> None:
     (case.folder / "test_it.py").write_text(FOUR_POINTS.replace("PLANTED", CHANGES[planted]), "utf-8")
+
+
+def run_four(case: Case, records: str, planted: str, *more: str) -> Callable[[], int]:
+    put_four(case, planted)
     return pytest_run([*FOUR, f"--slm-records={records}", *more])
 
 
@@ -429,9 +433,10 @@ GATES = (
     "--slm-gate-launches=apart", "--slm-records=out/r.jsonl", "--slm-html=out/p.html",
 )  # fmt: skip
 WRITERS: dict[str, Sequence[str]] = {
+    "four": [*FOUR, "--slm-records=out/r.jsonl", "--slm-html=out/p.html"],
     "gate": ["--slm-gate", "--slm-export=vllm-bench=out/e.json", *GATES, "test_gate_shipped.py"],
     "calibration": ["--slm-calibrate", "--override-ini=slm_gate_pairs=4", *GATES, "test_gate_shipped.py"],
-    "torn": [*FOUR[1:], "--slm-records=out/t.jsonl", "--slm-html=out/p.html"],
+    "torn": [*FOUR, "--slm-records=out/t.jsonl", "--slm-html=out/p.html"],
     "page": ["report", "good.jsonl", "--html=out/p.html"],
     "merge": ["report", "good.jsonl", "--merge=out/m.jsonl.gz"],
     "figures": ["report", "good.jsonl", "--figures=out/figures"],
@@ -466,35 +471,42 @@ def heard(work: Callable[[], int], folder: Path, into: Path) -> int:
     return work()
 
 
-def write_once(case: Case, writer: str, name: str = "", kind: str = "") -> Seen:
-    """What came of a run or a command that writes into a new folder, where that kind of thing lies at that name."""
-    folder = case.folder / "out"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(case.folder / "ready", folder)
-    if name:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        LINKS[kind](folder / name, case.folder / "victim")
-    words = WRITERS[writer]
-    work = partial(undrawn, command(words)) if words[0] in ("report", "compare", "asv") else pytest_run(words)
-
-    def with_summary() -> int:
-        os.environ["GITHUB_STEP_SUMMARY"] = str(folder / "summary.md")
-        return work()
-
-    return case.fork(partial(heard, with_summary, folder, case.folder / "heard"))
-
-
-def places_of_writes(case: Case, writer: str) -> list[str]:
-    """The names of the files that it writes, but for those that nobody can know before."""
+def put_ready(case: Case, writer: str) -> None:
+    """What a writer needs, and in the folder `ready` what is there before it writes into a copy of that."""
     good, ready = good_archive(case.folder), case.folder / "ready"
     shutil.copy(REAL, case.folder / "real.jsonl.xz")
     put(case.folder, "test_gate")
     ready.mkdir()
     if writer == "torn":
         (ready / "t.jsonl").write_bytes(good + b'{"kind":')
+    if writer == "four":
+        put_four(case)
     if writer == "asv":
         case.fork(command(["asv", "init", "--into=ready"]))
+
+
+def writing(case: Case, writer: str) -> Callable[[], int]:
+    """A run or a command that writes into a new folder."""
+    folder, words = case.folder / "out", WRITERS[writer]
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(case.folder / "ready", folder)
+    work = partial(undrawn, command(words)) if words[0] in ("report", "compare", "asv") else pytest_run(words)
+    return _with_variable("GITHUB_STEP_SUMMARY", str(folder / "summary.md"), work)
+
+
+def write_once(case: Case, writer: str, name: str = "", kind: str = "") -> Seen:
+    """What came of a writer where that kind of thing lies at that name."""
+    work, folder = writing(case, writer), case.folder / "out"
+    if name:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        LINKS[kind](folder / name, case.folder / "victim")
+    return case.fork(partial(heard, work, folder, case.folder / "heard"))
+
+
+def places_of_writes(case: Case, writer: str) -> list[str]:
+    """The names of the files that it writes, but for those that nobody can know before."""
+    put_ready(case, writer)
     case.judge("links", write_once(case, writer), (0, 10))
     found = (case.folder / "heard").read_text("utf-8").splitlines()
     return sorted({path.removeprefix(f"{case.folder}/out/") for path in found if not RANDOM_NAME.search(path)})

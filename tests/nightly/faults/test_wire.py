@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import resource
 import signal
 
 import psutil
 import pytest
 import wire_server
 from campaign import LOADS, SIGNALS, killed, measure, run_tests
-from judged import Case
+from judged import Case, command
 from processes import until
 
 from pytest_slmserve.engines.endpoint import CLIENT
@@ -29,6 +30,21 @@ def test_a_fault_under_each_load(case: Case, url: str, fault: str, load: str, wa
 @pytest.mark.parametrize("fault", FIRST)
 def test_each_fault_of_the_first_request(case: Case, url: str, fault: str, way) -> None:
     way(case, url, fault, "window")
+
+
+@pytest.mark.parametrize(("what", "least", "said"), [
+    (resource.RLIMIT_NOFILE, 60, "ulimit -n 116"), (resource.RLIMIT_NOFILE, 115, "ulimit -n 116"),
+    (resource.RLIMIT_FSIZE, 64, "cannot write to|File too large"), (resource.RLIMIT_NPROC, 0, ""),
+    (resource.RLIMIT_CORE, 0, ""), (resource.RLIMIT_STACK, 1 << 20, ""),
+])  # fmt: skip
+def test_a_limit_of_the_process(case: Case, url: str, what: int, least: int, said: str) -> None:
+    words = ["measure", f"--endpoint={url}/good/v1/completions", "--model=m", "--max-concurrency=100", "--window=0.5"]
+
+    def work() -> int:
+        resource.setrlimit(what, (least, least))
+        return command(words)()
+
+    case.judge("limits", case.fork(work), (1, 4) if said else (0, 1), said)
 
 
 # What is ended under its load

@@ -14,16 +14,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interfaces import engine_with
+from refusals import refused
 
 from pytest_slmserve.engines import endpoint
 from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, FreshPrompts, only_model, prompt_words
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import EngineSpec, Request, Workload, WorkloadSpec
 
+LOAD_CLIENT = endpoint.LoadClient
+
 
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch):
     monkeypatch.setattr(endpoint, "LoadClient", lambda *_, **__: SimpleNamespace(kill=lambda: None))
+
+
+@pytest.mark.parametrize(("processes", "may", "needed"), [(1, 115, 116), (3, 49, 50), (1, 116, None)])
+def test_connections_that_a_process_may_not_have_are_refused_before_the_load(monkeypatch, processes, may, needed):
+    client, load = SimpleNamespace(children=["child"] * processes), {"kind": "closed_loop", "concurrency": 100}
+    monkeypatch.setattr(endpoint, "getrlimit", lambda _: (0, may))
+    monkeypatch.setattr(endpoint, "converse", lambda *_, **asked: asked["load"])
+    if needed is None:
+        assert LOAD_CLIENT.run(client, load, None, None) == [load]
+        return
+    with refused(str(may), f"{needed - 16}", hint=f"ulimit -n {needed}"):
+        LOAD_CLIENT.run(client, load, None, None)
 
 
 @pytest.fixture
