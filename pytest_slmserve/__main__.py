@@ -2,7 +2,7 @@
 
 import os
 import sys
-from argparse import SUPPRESS, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             problem = f"there is no command {words[0]!r}{did_you_mean(words[0], SUMMARIES)}"
             raise BadUsage(problem, "slmserve --help")
         top = parser(*words[:1])
-        given = top.parse_args(words)
+        given = top.parse_args(words, Namespace(words=words))
         if given.version:
             print(f"pytest-slmserve {version('pytest-slmserve')}")
             return PASSES

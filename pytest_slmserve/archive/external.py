@@ -16,6 +16,7 @@ import csv
 import json
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -30,6 +31,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.points import Point, Summary, summary_of
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
+from pytest_slmserve.archive.lines import FIRST, PACKINGS
 from pytest_slmserve.archive.other_tools import rows_of_tool
 from pytest_slmserve.schema.errors import BadUsage, content, json_at, regular, write_file
 from pytest_slmserve.schema.printable import printable, printable_value
@@ -278,7 +280,11 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
 def read_results(path: Path) -> list[Row]:
     """Return the rows of a CSV or JSON file; names and values as a terminal may show them. Raises BadUsage."""
     try:
-        text = content(path, LARGEST_FILE).decode("utf-8-sig")
+        raw = content(path, LARGEST_FILE)
+        if raw.startswith((FIRST, *(magic for _, magic in PACKINGS.values()))):
+            hint = f"slmserve report {shlex.quote(str(path))}, or the same without --knob, --throughput and --latency"
+            raise BadUsage(f"{path} is an archive of pytest-slmserve", hint)
+        text = raw.decode("utf-8-sig")
     except OSError as error:
         raise BadUsage(f"cannot read {path}: {error.strerror}", "the CSV or JSON file of the results") from None
     except UnicodeDecodeError:

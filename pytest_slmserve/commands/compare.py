@@ -103,10 +103,13 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
     paths = [path if is_file(path) else by_name.get(str(path), path) for path in given.paths]
     archives = [store.read(path, skip_damaged=given.skip_damaged) for path in paths]
     if len(archives) > 1:
-        if given.run:
-            raise BadUsage("--run chooses among the runs of one archive, and there are several", "one archive")
-        sides = zip(given.paths, archives)
-        return [report.RunSide(str(path), store.chosen(each, since=given.since).measurements) for path, each in sides]
+        if given.run not in ([], ["all"]):
+            problem = "--run chooses among the runs of one archive, and there are several"
+            raise BadUsage(problem, "one archive, or --run all, which takes all runs of each")
+        chosen = (store.chosen(each, "".join(given.run), given.since) for each in archives)
+        return [
+            report.RunSide(str(path), each.measurements, command_of(each)) for path, each in zip(given.paths, chosen)
+        ]
     (path,), (contents,) = given.paths, archives
     there = [run for run in store.runs_of(contents) if run.measurements or run.header.resumes]
     wanted = [store.run_named(there, name) for name in given.run] or there
@@ -118,6 +121,12 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
         report.RunSide(f"{path} run {run.header.id}", store.chosen(contents, run.header.id).measurements)
         for run in wanted
     ]
+
+
+def command_of(contents: store.Contents) -> str:
+    """The command of `slmserve measure` by which an archive was last measured; empty if it was none."""
+    commands = [str(plan.get("command", "")) for _, plan in contents.plans]
+    return commands[-1] if commands and commands[-1].startswith("slmserve measure ") else ""
 
 
 def save_baselines(given: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -362,7 +363,8 @@ def measured(
         undo.callback(line.show, None)
         with of_a_command(BadUsage, BadArchive):
             archive = undo.enter_context(Archive.open(given.records, moves=True))
-            archive.begin({}, {"claims": []})  # else `report` would judge all claims of the papers
+            # Without the claims `report` would judge all of the papers.
+            archive.begin({}, {"claims": [], "command": shlex.join(["slmserve", *given.words])})
         client = {"timeout_s": given.timeout, "processes": given.processes}
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
         here = this_host("remote")

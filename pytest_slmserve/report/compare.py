@@ -1,22 +1,39 @@
 """Comparisons of runs and of releases: their sections, and their facts for JSON and CSV."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.compare import changes
-from pytest_slmserve.analysis.compare.changes import METRICS, Judgement, MetricChange, ReleaseHistory, RunComparison
+from pytest_slmserve.analysis.compare.changes import (
+    LAUNCHES,
+    METRICS,
+    Judgement,
+    MetricChange,
+    ReleaseHistory,
+    RunComparison,
+)
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.gate import LOOKS, difference_parts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
-from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, interval_text, table
+from pytest_slmserve.report.text_table import (
+    ABSENT,
+    Column,
+    between,
+    command_lines,
+    counted,
+    figure,
+    interval_text,
+    table,
+)
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
@@ -83,10 +100,12 @@ def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunSide:
-    """One side of a comparison. name: of the archive, and of the run if it has several."""
+    """One side of a comparison. name: of the archive, and of the run if it has several. command: that measured it with
+    `slmserve measure`, if it was one and is known."""
 
     name: str
     measurements: Sequence[Measurement]
+    command: str = ""
 
     @property
     def about(self) -> str:
@@ -142,6 +161,8 @@ def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparis
         }
         cases = [f"{subject} at {', '.join(each)}" for subject, each in named_loads.items()]
         parts.append(f"inconclusive: {why} ({counted(len(concerned), 'metric')}: {'; '.join(cases)})")
+    if by_verdict.get(Judgement.INCONCLUSIVE):
+        parts += in_turns((baseline, candidate))
     decided = [*by_verdict.get(Judgement.BETTER, []), *by_verdict.get(Judgement.WORSE, [])]
     parts += [f"note: {BY_CHANCE}"] if decided else []
     for each in decided:
@@ -154,6 +175,19 @@ def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparis
     parts.append(answer if found.changes else NOTHING_IN_COMMON)
     title = f"{candidate.name} against {baseline.name}: {parts[-1]}"
     return Section(title, parts, LOOKS[found.state], partial(comparison_charts, baseline, candidate, found))
+
+
+def in_turns(sides: Sequence[RunSide]) -> list[str]:
+    """Return the commands that measure endpoints in turns and compare them; none unless `slmserve measure` has measured
+    both."""
+    if not all(side.command for side in sides):
+        return []
+    commands = [
+        *(side.command for side in sides),
+        shlex.join(["slmserve", "compare", *(each.name for each in sides), "--run=all"]),
+    ]
+    lines = chain.from_iterable(command_lines(" ", command) for command in commands)
+    return [f"to decide it, measure both in turns, {LAUNCHES} times each, and compare all runs:", *lines]
 
 
 def comparison_charts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Iterator[Chart]:

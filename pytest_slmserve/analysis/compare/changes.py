@@ -164,6 +164,7 @@ LEAST_BUSY = 0.001  # of a GPU that a sensor saw idle throughout nothing is know
 HOSTS = "other host or boot: hosts of one kind differ; the gate decides, which measures both sides in turns on one host"
 ONE_REPEAT = "one repeat on each side: the noise is not known"
 FEW_LAUNCHES = f"fewer than {LAUNCHES} launches on a side, and nothing else tells how far launches differ in this"
+FEW_CALLS = f"fewer than {LAUNCHES} calls of `slmserve measure` on a side, each of which counts as a launch"
 NOISE = "the noise is wider than the tolerance"
 NO_SENSOR = "another host or boot, and no sensor told how long the device waited for its host"
 COMMON = "baseline-in-common"
@@ -520,7 +521,8 @@ def change_of(
         if elsewhere:
             why = HOSTS
         elif unseen is None:
-            why = NO_SENSOR if pair.stored else FEW_LAUNCHES
+            of_an_endpoint = pair.baseline.used[0][0].environment.platform == "remote"
+            why = NO_SENSOR if pair.stored else FEW_CALLS if of_an_endpoint else FEW_LAUNCHES
         else:
             why = ONE_REPEAT if seen.low is None else NOISE
     one, other = (mean_of_repeats(side) for side in sides)

@@ -235,8 +235,9 @@ def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **mor
         raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
 
 
-def check_replaceable(path: Path) -> None:
-    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page, such as an archive."""
+def check_replaceable(path: Path, option: str = "--html") -> None:
+    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page, such as an archive. option:
+    with which the page was asked for."""
     template()
     try:
         with open(path, "rb", opener=regular) as file:
@@ -244,9 +245,9 @@ def check_replaceable(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
+        raise BadUsage(f"cannot write {path}: {error.strerror}", f"{option} with another path") from None
     if begins and begins.lower() != BEGINS:
-        raise BadUsage(f"{path} is there, and is no page", "--html with another path")
+        raise BadUsage(f"{path} is there, and is no page", f"{option} with another path")
 
 
 def rendered(
@@ -337,7 +338,7 @@ class RunPage:
     next_at: float = 0.0  # when it may be written again, by the monotonic clock
 
     def __post_init__(self) -> None:
-        check_replaceable(self.path)
+        check_replaceable(self.path, "--slm-html")
 
     def write(self, found: Findings, status: int | None = None, progress: str = "") -> str:
         """Write the findings of a run, and return a note on why no page was written; empty if one was. The run goes on

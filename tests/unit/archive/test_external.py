@@ -2,6 +2,7 @@
 results are written in the words of `vllm bench serve`, so that what reads its JSON reads ours."""
 
 import json
+import lzma
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_a_row_knows_where_it_stands_and_an_empty_line_is_none(tmp_path):
     (b"b,a,a,b\n1,2,3,4\n", ("'a'",)), (b'a,b\n"1,2\n', ("line 2",)),
     (b'{"a": 1', ("line 1",)), (b'{"a": 1}\n\n{"a": }', ("line 3",)), (b"[" * 100_000, ("line 1",)),
     (b"[1, 2]", ("result 1 ",)), (b'[{}, "a"]', ("result 2 ",)),
+    (b'{"kind":"session"', ("is an archive",)), (lzma.compress(b""), ("is an archive",)),
     (b"\xff\xfe\x00", ("UTF-8",)), (None, ("No such file",)),
 ])  # fmt: skip
 def test_damaged_files_are_named_with_the_line(tmp_path, text, facts):

@@ -128,6 +128,32 @@ def test_two_runs_of_one_archive_are_compared_and_of_more_two_are_named(tmp_path
     assert [one[side]["name"] for side in ("baseline", "candidate")] == [f"{path} run {run}" for run in (first, third)]
 
 
+def test_endpoints_are_decided_by_calls_in_turns_whose_commands_are_named(tmp_path, capsys, monkeypatch):
+    """However often one call repeats a load, the calls are what differs by more."""
+    monkeypatch.chdir(tmp_path)
+    there = replace(KNOWN, platform="remote", url="http://h/v1/completions")
+
+    def call(path, number, rate):
+        with Archive.open(path) as archive:
+            archive.begin({}, {"claims": [], "command": f"slmserve measure --model=m --records={path}"})
+            launch = {"launch": f"{path} {number}", "environment": there, "sensed": False}
+            for m in repeats([rate + number, rate + number + 1], **launch):
+                archive.add(replace(m, measured_at=m.measured_at.replace("T00", f"T0{number}")))
+
+    for path, rate in (("a.jsonl", 1000), ("b.jsonl", 500)):
+        call(path, 0, rate)
+    seen = said(capsys, "compare", "a.jsonl", "b.jsonl", RATE)
+    assert seen.status == 10 and "fewer than 4 calls of `slmserve measure`" in seen.out
+    *commands, last = [line.strip() for line in seen.out.split("all runs:\n")[1].splitlines() if line.startswith("  ")]
+    assert commands == [f"slmserve measure --model=m --records={path}" for path in ("a.jsonl", "b.jsonl")]
+    for number in (1, 2, 3):
+        call("a.jsonl", number, 1000)
+        call("b.jsonl", number, 500)
+    decided = said(capsys, *last.split()[1:], RATE)
+    assert decided.status == 1 and "all runs:" not in decided.out
+    assert said(capsys, "compare", "a.jsonl", "b.jsonl", RATE).status == 10, "of the last call alone"
+
+
 @pytest.mark.parametrize(("words", "facts"), [
     ("", ["RECORDS"]), ("before.jsonl", ["before.jsonl"]), ("before.jsonl before.jsonl --run last", ["--run"]),
     ("before.jsonl before.jsonl --metric speed", ["--metric speed", "output_tokens_per_s"]),
