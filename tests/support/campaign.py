@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from interfaces import STAND_IN
 from judged import Case, Seen, command, pytest_run, waited_for
 from shipped import BENCHMARKS, put
 
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.options.table import OPTS
 
 MEMORY = 2 << 30
@@ -269,6 +271,19 @@ def measure(case: Case, url: str, fault: str, load: str) -> None:
     words = ["measure", f"--endpoint={url}/{fault}/v1/completions", "--model=m", "--input-len=8", "--output-len=4"]
     words += [f"--timeout={1 if 'hang' in fault else 30}", *LOADS[load]]
     judge_wire(case, fault, command(words), TOLD.get(fault, ""))
+
+
+def measure_odd(case: Case, url: str, seed: int) -> None:
+    """Of answers in any form each token is counted, and no other."""
+    print(f"seed {seed}")
+    fault = f"odd-{seed}"
+    words = ["measure", f"--endpoint={url}/{fault}/v1/completions", "--model=m", "--input-len=8", "--output-len=9"]
+    seen = case.fork(command([*words, *LOADS["count"]]))
+    case.judge("odd streams", seen, (0, 1), kept=1)  # 1: of a machine that is too busy
+    with urllib.request.urlopen(f"{url}/{fault}/truth") as told:
+        truth = json.load(told)
+    samples = read(case.folder / case.records).measurements[-1].run.samples
+    assert all(samples.finished) and sorted(samples.output_tokens) == sorted(truth), (seed, truth, seen.text)
 
 
 def run_tests(case: Case, url: str, fault: str, load: str) -> None:

@@ -3,7 +3,8 @@
     python wire_server.py        prints its port, and serves until its standard input is closed
 
 The first request of an endpoint asks for FIRST tokens. It is answered well, unless the fault's name begins with
-"first-": then it has the fault.
+"first-": then it has the fault. A fault "odd-SEED" is no fault: a good answer in any form that the formats allow. How
+many tokens each answer had is told by `GET /FAULT/truth`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Asked:
     """One request. number: of those to the same fault, from 0."""
 
     tokens = 4
+    written = 0  # tokens of an odd answer
 
     def __init__(self, head: str, body: bytes, number: int) -> None:
         self.head, self.number = head, number
@@ -129,6 +131,35 @@ FAULTS |= {
     "good-comments": partial(rewritten, old=b"\n\n", new=b"\n\n: still here\n\nevent: ping\nid: 1\n\n"),
     "good-large-tokens": of_large_tokens,
 }
+
+
+def odd(asked: Asked, seed: str) -> Iterator[Piece]:
+    """A good answer whose form depends on the seed: ends of lines, several tokens in an event, an event of several
+    lines, comments and other fields, with the server's counts or without, in chunks or not, cut anywhere."""
+    form, drawn = random.Random(seed), random.Random(f"{seed} {asked.number}")
+    end, many, counts, in_chunks, early = form.choice(["\n", "\r\n"]), *(form.random() < 0.5 for _ in range(4))
+    asked.written = drawn.randint(1, asked.tokens) if early else asked.tokens
+    body, left = "", asked.written
+    while left:
+        size = drawn.randint(1, min(left, 3)) if many else 1
+        left -= size
+        why = None if left else "stop" if asked.written < asked.tokens else "length"
+        ids: dict[str, Any] = {"token_ids": [*range(size)]} if many else {}
+        text = json.dumps({"choices": [{"index": 0, "text": "t\u00e9" * size, "finish_reason": why, **ids}]})
+        if drawn.random() < 0.3:  # each line is a part of the value
+            text = text.replace(", ", f",{end}data: ")
+        before = drawn.choice(["", "", f": ping{end}", f"event: x{end}id: 1{end}", f"retry: 5{end}{end}"])
+        body += f"{before}data:{drawn.choice(['', ' '])}{text}{end}{end}"
+    told = {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": asked.written}}
+    body += f"data: {json.dumps(told)}{end}{end}" if counts else ""
+    data, pieces = f"{body}data: [DONE]{end}{end}".encode(), list[Piece]()
+    while data:
+        cut = drawn.randint(1, 80)
+        pieces += [data[:cut], drawn.choice([0.0, PACE_S])]
+        data = data[cut:]
+    answered = iter([head(), *pieces])
+    yield from chunked(answered) if in_chunks else answered
+
 
 # Counts that are none
 
@@ -252,6 +283,7 @@ class Server:
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=1000)
         self.port = self.listening.getsockname()[1]
         self.counts: dict[str, int] = {}
+        self.written: dict[str, list[int]] = {}  # tokens of odd answers
         self.lock = threading.Lock()
 
     def serve(self) -> None:
@@ -282,6 +314,10 @@ class Server:
 
     def send(self, connection: socket.socket, name: str, asked: Asked) -> bool:
         """Whether the connection serves another request."""
+        if asked.head.split()[1].endswith("/truth"):
+            told = json.dumps(self.written.get(name, [])).encode()
+            connection.sendall(head(kind="application/json", Content_Length=len(told)) + told)
+            return True
         if asked.head.startswith("GET"):
             connection.sendall(head("404 Not Found", "text/plain", Content_Length=0))
             return True
@@ -290,7 +326,8 @@ class Server:
             name, asked.number = "good", 0
             with self.lock:
                 self.counts.clear()  # each load of a fault begins with its number 0
-        for piece in FAULTS[name.removeprefix("first-")](asked):
+        answered = odd(asked, name) if name.startswith("odd-") else FAULTS[name.removeprefix("first-")](asked)
+        for piece in answered:
             if isinstance(piece, float):
                 time.sleep(piece)
             elif piece == RESET:
@@ -298,6 +335,8 @@ class Server:
                 return False
             else:
                 connection.sendall(piece)  # type: ignore[arg-type]
+        with self.lock:
+            self.written.setdefault(name, []).append(asked.written)
         return name == "good-chunked"
 
 

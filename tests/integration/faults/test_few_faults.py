@@ -38,6 +38,10 @@ def test_a_fault_on_the_wire(case: Case, url: str, fault: str, load: str) -> Non
     campaign.measure(case, url, fault, load)
 
 
+def test_an_odd_stream(case: Case, url: str) -> None:
+    campaign.measure_odd(case, url, random.randrange(1 << 32))
+
+
 @pytest.mark.parametrize("reader", ["report", "resume"])
 def test_a_reader_with_some_hostile_files(case: Case, tmp_path_factory, reader: str) -> None:
     good = campaign.good_archive(tmp_path_factory.mktemp("good"))

@@ -22,5 +22,5 @@ def test_a_run_is_open_to_nobody_else(case: Case, url: str, words, servers: int,
     listeners.write_conftest(case.folder, listeners.AFTER_EACH)
     (case.folder / "test_it.py").write_text(TEST)
     seen = case.fork(pytest_run([*(word.format(url) for word in words), *WINDOW]))
-    assert seen.status == 0, seen.text
+    case.judge("listeners", seen, (0,))
     listeners.check(case.folder, servers, processes)

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import random
 import resource
 import signal
 
 import psutil
 import pytest
 import wire_server
-from campaign import LOADS, SIGNALS, killed, measure, run_tests
+from campaign import LOADS, SIGNALS, killed, measure, measure_odd, run_tests
 from judged import Case, command
 from processes import until
 
@@ -30,6 +31,11 @@ def test_a_fault_under_each_load(case: Case, url: str, fault: str, load: str, wa
 @pytest.mark.parametrize("fault", FIRST)
 def test_each_fault_of_the_first_request(case: Case, url: str, fault: str, way) -> None:
     way(case, url, fault, "window")
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_an_odd_stream_has_the_tokens_that_its_server_has_written(case: Case, url: str, number: int) -> None:
+    measure_odd(case, url, random.randrange(1 << 32))
 
 
 @pytest.mark.parametrize(("what", "least", "said"), [
