@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, ClassVar, Literal
 
 ENDS_WITH = " ends with\n"  # between the path of a log and its last lines
 
@@ -19,10 +19,12 @@ class SlmError(Exception):
     """A problem that the user can act on, in one sentence, and what to do about it. Both may repeat what a server, a
     file or a log says: a terminal shall not obey that."""
 
+    layout: ClassVar[str] = ""  # characters that move the cursor and stay as they are
+
     def __init__(self, problem: str, hint: str = "") -> None:
         from pytest_slmserve.schema.printable import printable  # its patterns cost an idle run more than this module
 
-        problem, hint = printable(problem), printable(hint)
+        problem, hint = printable(problem, self.layout), printable(hint, self.layout)
         super().__init__(f"{problem}\n  try: {hint}" if hint else problem)
         self.problem = problem
         self.hint = hint
@@ -84,7 +86,9 @@ class DeviceBusy(BadUsage):
 
 
 class EngineFailed(SlmError):
-    """An engine that did not start, or ended before its work was done."""
+    """An engine that did not start, or ended before its work was done; with the end of its log."""
+
+    layout = "\n\t"
 
 
 class DoesNotFit(SlmError):

@@ -12,14 +12,14 @@ from campaign import LINKS
 from refusals import refused
 
 from pytest_slmserve.schema import errors
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, DeviceBusy, SlmError, to_install
+from pytest_slmserve.schema.errors import BadArchive, BadUsage, DeviceBusy, EngineFailed, SlmError, to_install
 
 
 def test_an_error_is_its_problem_and_its_hint_and_obeys_nothing():
-    error, bare = SlmError("it said \x1b[2J", "not \x07"), SlmError("a")
-    assert (error.problem, error.hint) == (r"it said \x1b[2J", r"not \x07")
-    assert str(error) == "it said \\x1b[2J\n  try: not \\x07" and (str(bare), bare.hint, bare.cause) == ("a", "", "a")
-    assert SlmError(f"/a/log{errors.ENDS_WITH}line{errors.ENDS_WITH}more").cause == "/a/log"
+    error, bare = SlmError("a\n::error::it said \x1b[2J", "not \x07"), SlmError("a")
+    assert (error.problem, error.hint) == (r"a\n::error::it said \x1b[2J", r"not \x07")
+    assert str(error) == f"{error.problem}\n  try: not \\x07" and (str(bare), bare.hint, bare.cause) == ("a", "", "a")
+    assert EngineFailed(f"/a/log{errors.ENDS_WITH}line{errors.ENDS_WITH}more").cause == "/a/log"
 
 
 @pytest.mark.parametrize(("kind", "only", "problem"), [
