@@ -314,10 +314,7 @@ def run_measure(given: argparse.Namespace) -> int:
     every, moved = measured(given, wanted * given.repeats, export, own_prompts)
     repeats = [every[i :: len(wanted)] for i in range(len(wanted))]  # of each load
     found = [loads.middle_repeat(group) for group in repeats]
-    of_rates = len(found) > 1 or given.ramp
-    section = loads.rates_section(found, terms) if of_rates else loads.load_section(found[0], terms)
-    if given.repeats > 1:
-        section = replace(section, parts=[*section.parts, "", *loads.repeat_parts(repeats)])
+    section = loads.repeats_section(repeats, terms, of_rates=len(found) > 1 or bool(given.ramp))
     facts = loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)
     facts |= {"repeats": [loads.repeat_intervals(group) for group in repeats]} if given.repeats > 1 else {}
     rows = (row for m in every for row in loads.rows_of_load(m, terms))

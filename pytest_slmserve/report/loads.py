@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -333,9 +333,36 @@ def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
 
 
 def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) -> list[Section]:
-    """Return a section for each load that `is_counted_loop`, then for each series of open loops."""
-    single = [load_section(m, terms) for m in measurements if is_counted_loop(m)]
-    return [*single, *(rates_section(points, terms) for points in rate_series(measurements))]
+    """Return a section for each load that `is_counted_loop`, then for each series of rates and each ramp."""
+
+    def repeats_of(some: Iterable[Measurement]) -> list[list[Measurement]]:
+        return [*grouped(some, lambda m: m.key).values()]
+
+    series = rate_series(measurements)
+    ramps = {repeats[0].id: repeats for repeats in repeats_of(each[0] for each in series if steps_of(each[0]))}
+    of_rates = ([ramps.get(each[0].id)] if steps_of(each[0]) else repeats_of(each) for each in series)
+    return [
+        *(repeats_section([repeats], terms) for repeats in repeats_of(filter(is_counted_loop, measurements))),
+        *(repeats_section(loads, terms, of_rates=True) for each in of_rates if (loads := [*filter(None, each)])),
+    ]
+
+
+def repeats_section(
+    loads: Sequence[Sequence[Measurement]], terms: ValidityCriteria, *, of_rates: bool = False
+) -> Section:
+    """Return the section of a load, or of loads that differ in their rate, with intervals over their repeats. loads:
+    the repeats of each."""
+    shown = [middle_repeat(repeats) for repeats in loads]
+    section = rates_section(shown, terms) if of_rates else load_section(shown[0], terms)
+    if max(map(len, loads)) == 1:
+        return section
+    others = [(m, at, repeats) for repeats in loads for at, m in enumerate(repeats, 1) if m not in shown]
+    wrong = [
+        f"INVALID: {m.load.title}, repeat {at} of {len(repeats)}: {why}"
+        for m, at, repeats in others
+        for why in problems(m, terms.failed_share)
+    ]
+    return replace(section, parts=[*section.parts, *wrong, "", *repeat_parts(loads)])
 
 
 def is_counted_loop(m: Measurement) -> bool:
@@ -389,8 +416,9 @@ REPEATS: tuple[Column[tuple[str, str, Interval]], ...] = (
 
 
 def middle_repeat(repeats: Sequence[Measurement]) -> Measurement:
-    """Return the repeat whose throughput is the median, of an even number the lower one."""
-    return sorted(repeats, key=lambda m: summary_of(m).output_tokens_per_s or 0.0)[(len(repeats) - 1) // 2]
+    """Return the valid repeat whose throughput is the median, of an even number the lower one; of all if none is."""
+    known = [m for m in repeats if not problems(m)] or repeats
+    return sorted(known, key=lambda m: summary_of(m).output_tokens_per_s or 0.0)[(len(known) - 1) // 2]
 
 
 def repeat_intervals(repeats: Sequence[Measurement]) -> dict[str, Interval]:
@@ -403,7 +431,7 @@ def repeat_intervals(repeats: Sequence[Measurement]) -> dict[str, Interval]:
 def repeat_parts(loads: Sequence[Sequence[Measurement]]) -> list[Part]:
     """Return the figures of each load over its repeats with 95 % intervals, and how many repeats would be enough.
     loads: the repeats of each."""
-    number = len(loads[0])
+    number = max(map(len, loads))
     rows, wanted = [], number
     for repeats in loads:
         found = repeat_intervals(repeats)

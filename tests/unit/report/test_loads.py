@@ -98,6 +98,19 @@ def test_repeats_have_an_interval_and_say_how_many_would_be_enough():
     assert loads.repeat_intervals([replace(alike[0], run=replace(alike[0].run, failures=500))]) == {}
 
 
+def test_repeats_of_a_load_are_one_section_whether_it_was_just_measured_or_is_reported(at_rates):
+    counted = [replace(m, spec=THEIRS, load=ClosedLoop(8, requests=40)) for m in repeated(1000, 940, 1060, 990)]
+    counted[2] = replace(counted[2], run=replace(counted[2].run, failures=7))
+    ramp = next(m for m in at_rates if m.load.steps)
+    again = [replace(m, measured_at=f"later {m.measured_at}") for m in at_rates]
+    for some, count in ((counted, 1), ([ramp, replace(ramp, measured_at="later")], 1), ([*at_rates, *again], 3)):
+        sections = loads.load_sections(some, CRITERIA)
+        assert len(sections) == count and all("of all repeats" in in_words([each]) for each in sections)
+    text = in_words(loads.load_sections(counted, CRITERIA))
+    assert "INVALID: concurrency 8, 40 requests, repeat 3 of 4: 7 requests failed" in text
+    assert "of all repeats" not in in_words(loads.load_sections(at_rates, CRITERIA))
+
+
 def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own():
     ours = measurement(4, load=ClosedLoop(4, requests=40))
     theirs, rows = replace(ours, spec=THEIRS), ours.run.samples
