@@ -321,17 +321,17 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
     found = []
     for name, file in archives_in(Path(path)):
         lines = ArchiveLines(name, file)
-        scanned = scan(name, lines)
-        damaged = scanned.told_damage()
+        seen = scan(name, lines)
+        damaged = seen.told_damage()
         if damaged and not skip_damaged:
-            more = f" (and {scanned.damaged_lines - 1} more)" if scanned.damaged_lines > 1 else ""
+            more = f" (and {seen.damaged_lines - 1} more)" if seen.damaged_lines > 1 else ""
             raise BadArchive(f"{name}: {damaged[0]}{more}", "--skip-damaged, to go on without what is damaged")
         notes = [f"{name}: skipped: {what}" for what in damaged]
         if not lines.size:
             notes.append(f"{name} is empty")
         elif lines.whole < lines.size:
-            notes.append(f"{torn_end(lines)}; measurements used: {len(scanned.measured)}")
-        found.append((name, Contents(tuple(scanned.measured), tuple(scanned.sessions), tuple(notes))))
+            notes.append(f"{torn_end(lines)}; measurements used: {len(seen.measured)}")
+        found.append((name, Contents(tuple(seen.measured), tuple(seen.sessions), tuple(notes))))
     return found
 
 
