@@ -291,6 +291,11 @@ class SessionHooks:
         if note := self.slm.page.write(self.slm.findings(), status, progress):
             self.slm.notes.append(note)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Leave out places without a line, as CPython tells of some instructions: pytest fails to show them."""
+        excinfo.traceback = excinfo.traceback.filter(lambda entry: entry._rawentry.tb_lineno is not None)
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Decide the exit status, write the page, and close the session."""
