@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             problem = f"there is no command {words[0]!r}{did_you_mean(words[0], SUMMARIES)}"
             raise BadUsage(problem, "slmserve --help")
         top = parser(*words[:1])
-        given = top.parse_args(words, Namespace(words=words))
+        given = top.parse_args(words, Namespace(typed=words))
         if given.version:
             print(f"pytest-slmserve {version('pytest-slmserve')}")
             return PASSES
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        problem = f"{error.filename or 'a file'}: {error.strerror or error}"
+        problem = f"{error.filename or 'the output'}: {error.strerror or error}"
     except MemoryError:
         problem = "this takes more memory than there is"
     print(f"error: {printable(problem)}", file=sys.stderr)

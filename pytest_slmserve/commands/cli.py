@@ -60,6 +60,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise BadUsage(message, f"{self.prog} --help")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Raises OSError, which argparse itself passes over, if nobody can read the help."""
+        print(message, end="", file=file or sys.stderr, flush=True)
+
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 Taker: TypeAlias = "Parser | argparse._ArgumentGroup"  # of arguments

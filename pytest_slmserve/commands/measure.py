@@ -361,7 +361,7 @@ def measured(
         with of_a_command(BadUsage, BadArchive):
             archive = undo.enter_context(Archive.open(given.records, moves=True))
             # Without the claims `report` would judge all of the papers.
-            archive.begin({}, {"claims": [], "command": shlex.join(["slmserve", *given.words])})
+            archive.begin({}, {"claims": [], "command": shlex.join(["slmserve", *given.typed])})
         client = {"timeout_s": given.timeout, "processes": given.processes}
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
         here = this_host("remote")

@@ -38,7 +38,11 @@ def run_plan(command: Parser, given: argparse.Namespace) -> int:
     words = with_tests(given.words)
     mode = [] if any(word in MODES for word in words) else [MODES[0]]
     command_line = [sys.executable, "-m", "pytest", *QUIET, *mode, "--slm-plan", *words]
-    return subprocess.run(command_line, check=False).returncode
+    if sys.stdout.isatty():
+        return subprocess.run(command_line, check=False).returncode
+    done = subprocess.run(command_line, check=False, stdout=subprocess.PIPE, text=True)  # which pytest writes or fails
+    print(done.stdout, end="", flush=True)
+    return done.returncode
 
 
 def with_tests(words: Sequence[str]) -> list[str]:

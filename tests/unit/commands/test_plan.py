@@ -2,12 +2,14 @@
 
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from command_line import said
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands import plan
 from pytest_slmserve.commands.cli import SUMMARIES
 from pytest_slmserve.commands.plan import QUIET, SHIPPED, with_tests
@@ -23,11 +25,12 @@ def planned(tmp_path, monkeypatch, capsys):
     for name in ("test_mine.py", "python"):
         (tmp_path / name).touch()
     commands = []
-    run = lambda command, **_: commands.append(command) or SimpleNamespace(returncode=3)  # noqa: E731
+    run = lambda command, **_: commands.append(command) or SimpleNamespace(returncode=3, stdout="a plan\n")  # noqa: E731
     monkeypatch.setattr(plan.subprocess, "run", run)
 
     def words(*given):
-        assert said(capsys, "plan", *given).status == 3
+        seen = said(capsys, "plan", *given)
+        assert (seen.status, seen.out) == (3, "a plan\n")
         interpreter, *rest = commands.pop()
         assert (interpreter, rest[: 2 + len(QUIET)]) == (sys.executable, ["-m", "pytest", *QUIET])
         return rest[2 + len(QUIET) :]
@@ -50,6 +53,14 @@ def test_a_mode_and_tests_are_added_where_none_are_named(given, handed_on, plann
 def test_a_value_stays_with_its_option_and_names_no_tests(flag, value, joined):
     words = [f"{flag}={value}"] if joined else [flag, value]
     assert with_tests(["-q", *words]) == ["-q", f"{flag}={value}", *SHIPPED]
+
+
+@pytest.mark.parametrize("words", [["plan"], ["plan", "-h"], ["report", "--help"], ["--help"]])
+def test_an_output_that_is_full_is_an_error_of_one_sentence(planned, monkeypatch, capsys, words):
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("builtins.print", Mock(side_effect=[full, None]))
+    assert main(words) == 1
+    assert print.call_args == call("error: the output: No space left on device", file=sys.stderr)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--slm-gpu", "-h"]])
