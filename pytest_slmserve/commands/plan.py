@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, Parser
+from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, Parser, say
 from pytest_slmserve.options.table import OPTS
 
 MODES = ("--slm-gpu", "--slm-cpu", "--slm-simulate")
@@ -41,7 +41,7 @@ def run_plan(command: Parser, given: argparse.Namespace) -> int:
     if sys.stdout.isatty():
         return subprocess.run(command_line, check=False).returncode
     done = subprocess.run(command_line, check=False, stdout=subprocess.PIPE, text=True)  # which pytest writes or fails
-    print(done.stdout, end="", flush=True)
+    say(done.stdout.removesuffix("\n"), sys.stdout)
     return done.returncode
 
 
