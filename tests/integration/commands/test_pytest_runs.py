@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -32,8 +33,10 @@ def in_process(pytester, monkeypatch):
             return real(command, stdout=stdout, **options)
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             result = pytester.runpytest_inprocess(*command[3:])
-        (stdout or sys.stdout).write(result.stdout.str() + result.stderr.str())
-        return SimpleNamespace(returncode=int(result.ret))
+        text = result.stdout.str() + result.stderr.str()
+        if stdout not in (None, subprocess.PIPE):
+            stdout.write(text)
+        return SimpleNamespace(returncode=int(result.ret), stdout=text)
 
     monkeypatch.setattr(bisect.subprocess, "run", run)
     assert plan.subprocess is bisect.subprocess
