@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +24,9 @@ from pytest_slmserve.analysis.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
 from pytest_slmserve.engines.device_lock import holder_of, lock_path, open_lock
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.report.text_table import hanging
+from pytest_slmserve.report.text_table import counted, hanging
 from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cache
+from pytest_slmserve.schema.models import CATALOGUE, OF_MONTH
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
@@ -354,6 +356,13 @@ def of_lock(path: Path) -> Finding:
     return Finding("lock", "ok", "no other run measures on this device")
 
 
+def of_catalogue(today: date) -> Finding:
+    """Finding on how old the list of models is, without which any model can be named all the same."""
+    months = 12 * (today.year - OF_MONTH.year) + today.month - OF_MONTH.month
+    found = f"{len(CATALOGUE)} are known by name, as of {OF_MONTH:%B %Y} ({counted(max(0, months), 'month')} ago)"
+    return Finding("models", "ok", found, "any other by its folder, or by its name on the Hub")
+
+
 def examine(pythons: Sequence[str]) -> list[Finding]:
     """All findings, in the order in which they are shown."""
     gpu, first = of_gpu()
@@ -376,6 +385,7 @@ def examine(pythons: Sequence[str]) -> list[Finding]:
         of_core_speeds(),
         *of_kernel(usable),
         *of_space(),
+        of_catalogue(datetime.now(UTC).date()),
         *extras,
     ]
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -412,6 +413,7 @@ def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tu
     return tuple(window if KINDS[kind] else None for kind in kinds)
 
 
+OF_MONTH = date(2026, 11, 1)  # when makers were last asked for newer small models
 MODELS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text("utf-8"))
 CATALOGUE: dict[str, Model] = {
     name: model_from_config(name, model["config"], model["parameters"], model.get("active"))

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace as Plain
@@ -20,6 +21,7 @@ from pytest_slmserve.commands import doctor
 from pytest_slmserve.commands.doctor import Finding, finding_lines
 from pytest_slmserve.engines.device_lock import lock_device, lock_path
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
+from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, SM_ACTIVE, STOLEN_CORES, TEMPERATURE
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.host import Gpu, Reading, visible_gpus
@@ -177,8 +179,17 @@ PAGE_OF_A_CARD = [
 NAMES = [
     "GPU", "vLLM", "telemetry", "sharing", "GPU users", "GPU memory", "power limit", "clocks", "temperature",
     "persistence", "GPU errors", "MPS", "lock", "cores", "steal", "other work", "core speeds", "sessions", "governor",
-    "memory", "shared memory", "compile cache", "pytest-benchmark", "vl-convert-python",
+    "memory", "shared memory", "compile cache", "models", "pytest-benchmark", "vl-convert-python",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("today", "ago"), [
+    (date(2026, 11, 30), "(0 months ago)"), (date(2027, 1, 1), "(2 months ago)"), (date(2020, 1, 1), "(0 months ago)"),
+])  # fmt: skip
+def test_the_catalogue_tells_its_age_and_how_to_do_without_it(today, ago):
+    found = doctor.of_catalogue(today)
+    assert (found.state, ago in found.found, "folder" in found.advice) == ("ok", True, True)
+    assert found.found.startswith(f"{len(CATALOGUE)} are known by name, as of November 2026 ")
 
 
 def test_a_card_is_asked_through_pynvml_and_without_profiling_counters_it_is_a_warning(root, monkeypatch):
