@@ -18,9 +18,13 @@ from pytest_slmserve.engines.server import ServerEngine
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real server")]
 
 
+# A function of its sampler would be compiled for ten seconds, as that of the other real engine is.
+SERVER = replace(SPEC, interface="server", prefix_caching=True, env=(("TORCHDYNAMO_DISABLE", "1"),))
+
+
 @pytest.fixture(scope="module")
 def there(vllm_here):
-    with closing(ServerEngine(replace(SPEC, interface="server", prefix_caching=True)).start()) as found:
+    with closing(ServerEngine(SERVER).start()) as found:
         yield found
 
 
