@@ -506,7 +506,7 @@ def test_a_sweep_s_page_has_the_path_and_each_option_and_shipped_tests_as_they_w
 def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(runs, stand_in_here, monkeypatch):
     """Engine, worker and process are real; behind them is a stand-in for vLLM."""
     monkeypatch.setenv("SLM_GATE_PAIRS", "4")
-    words = f"--slm-models=opt-tiny --slm-input-len=16 --slm-output-len=8 --slm-window=0.8 {stand_in_here}"
+    words = f"--slm-models=opt-tiny --slm-input-len=16 --slm-output-len=8 --slm-window=0.4 {stand_in_here}"
     ran = runs.anew(NO_WORSE, words, "--slm-concurrency=2,4")
     assert (ran.ret, ran.counts) == (0, {"passed": 1}) and "output tokens/s" not in ran.out
     goes_on = "--slm-gate --slm-resume --slm-concurrency=4"
