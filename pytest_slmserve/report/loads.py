@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from statistics import fmean
 from typing import Any, TypeGuard
 
@@ -338,12 +338,10 @@ def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) 
     def repeats_of(some: Iterable[Measurement]) -> list[list[Measurement]]:
         return [*grouped(some, lambda m: m.key).values()]
 
-    series = rate_series(measurements)
-    ramps = {repeats[0].id: repeats for repeats in repeats_of(each[0] for each in series if steps_of(each[0]))}
-    of_rates = ([ramps.get(each[0].id)] if steps_of(each[0]) else repeats_of(each) for each in series)
+    series = grouped(rate_series(measurements), lambda each: each[0].key).values()  # repeats of a ramp together
     return [
         *(repeats_section([repeats], terms) for repeats in repeats_of(filter(is_counted_loop, measurements))),
-        *(repeats_section(loads, terms, of_rates=True) for each in of_rates if (loads := [*filter(None, each)])),
+        *(repeats_section(repeats_of(chain.from_iterable(each)), terms, of_rates=True) for each in series),
     ]
 
 
@@ -356,10 +354,11 @@ def repeats_section(
     section = rates_section(shown, terms) if of_rates else load_section(shown[0], terms)
     if max(map(len, loads)) == 1:
         return section
-    others = [(m, at, repeats) for repeats in loads for at, m in enumerate(repeats, 1) if m not in shown]
     wrong = [
-        f"INVALID: {m.load.title}, repeat {at} of {len(repeats)}: {why}"
-        for m, at, repeats in others
+        f"INVALID: {m.load.title}, repeat {number} of {len(repeats)}: {why}"
+        for repeats, middle in zip(loads, shown)
+        for number, m in enumerate(repeats, 1)
+        if m is not middle  # whose section tells it
         for why in problems(m, terms.failed_share)
     ]
     return replace(section, parts=[*section.parts, *wrong, "", *repeat_parts(loads)])
@@ -417,6 +416,8 @@ REPEATS: tuple[Column[tuple[str, str, Interval]], ...] = (
 
 def middle_repeat(repeats: Sequence[Measurement]) -> Measurement:
     """Return the valid repeat whose throughput is the median, of an even number the lower one; of all if none is."""
+    if len(repeats) == 1:
+        return repeats[0]
     known = [m for m in repeats if not problems(m)] or repeats
     return sorted(known, key=lambda m: summary_of(m).output_tokens_per_s or 0.0)[(len(known) - 1) // 2]
 
