@@ -151,11 +151,10 @@ class _Piece(io.RawIOBase):
     it. end: where it ended, once all is read."""
 
     def __init__(self, suffix: str, file: BinaryIO, start: int) -> None:
-        of_gzip = suffix == ".gz"
         self._unpack: Any = (
-            zlib.decompressobj(wbits=31) if of_gzip else lzma.LZMADecompressor(lzma.FORMAT_XZ, _UNPACKING)
+            zlib.decompressobj(wbits=31) if suffix == ".gz" else lzma.LZMADecompressor(lzma.FORMAT_XZ, _UNPACKING)
         )
-        self._file, self._packed, self._kept_inside = file, b"", not of_gzip  # what was read and not yet unpacked
+        self._file, self._packed = file, b""  # what zlib has left over; lzma keeps that, and says if it needs more
         self.end = start
         file.seek(start)
 
@@ -165,13 +164,13 @@ class _Piece(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         text = b""
         while not text and not self._unpack.eof:
-            if not self._packed and (not self._kept_inside or self._unpack.needs_input):
+            if not self._packed and getattr(self._unpack, "needs_input", True):
                 if not (packed := self._file.read(_CHUNK)):
                     raise EOFError
                 self._packed = packed
                 self.end += len(packed)
             text = self._unpack.decompress(self._packed, len(buffer))
-            self._packed = b"" if self._kept_inside else self._unpack.unconsumed_tail
+            self._packed = getattr(self._unpack, "unconsumed_tail", b"")
             if self._unpack.eof:
                 self.end -= len(self._unpack.unused_data)
         buffer[: len(text)] = text

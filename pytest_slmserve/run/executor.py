@@ -198,7 +198,7 @@ class Executor:
     devices: Devices
     results: Results
     repeats: int  # clean repeats of each case, unless a caller requests another number
-    archive: Archive | None = None  # None if the run keeps no records
+    archive: Archive | None = None  # None before the session is open, and in a task of Ray
     export: Export | None = None
     fetch: Callable[[Case], None] | None = None  # waits for all repeats of a case that another process measures
     on_progress: Callable[[Case, str, Progress], None] = lambda case, title, progress: None  # title: of the repeat

@@ -1,6 +1,8 @@
 """Small archives."""
 
 import functools
+import gzip
+import lzma
 import tempfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, Run, Samples, Steps
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, WorkloadReference, WorkloadSpec
 
+PACK = {".jsonl": bytes, ".gz": gzip.compress, ".xz": lzma.compress}  # by the suffix of an archive
 CLAIMS = {"plateau": {"tolerance": 0.1}}
 DISK = settings(deadline=None)  # a busy disk takes its time over fsync
 EACH = pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz", "records.jsonl.xz"])

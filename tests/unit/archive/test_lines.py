@@ -1,15 +1,13 @@
 """However an archive is packed and wherever it is damaged, its whole lines come one after another, in little memory."""
 
-import gzip
 import io
-import lzma
 import random
 import tracemalloc
 from itertools import accumulate, chain
 from pathlib import Path
 
 import pytest
-from archives import example, write
+from archives import PACK, example, write
 from hypothesis import example as case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +17,6 @@ from pytest_slmserve.archive import lines
 from pytest_slmserve.archive.lines import ArchiveLines, BadArchive
 from pytest_slmserve.archive.store import read
 
-PACK = {".jsonl": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 PACKED = pytest.mark.parametrize("suffix", [".gz", ".xz"])
 SESSION = lines.FIRST + b',"x":1}'
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from archives import CLAIMS, DISK, EACH, RUN, example, write, written
+from archives import CLAIMS, DISK, EACH, PACK, RUN, example, write, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
@@ -35,7 +35,6 @@ from pytest_slmserve.archive.store import Archive, Contents, Merged, RunHeader, 
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica, Resolved
 
-PACK = {".jsonl": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 PACKED = pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.xz"])
 
 
