@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -40,6 +41,8 @@ AT_ONCE_S = 0.05  # a client needs a moment to send hundreds of requests
 # archives windows of 2.0, 2.5, 3.4 and 4.9 s of one load and launch scatter by 2.4, 1.5, 1.2 and 0.8 %, parts of 1, 2
 # and 4 s of longer windows by 2.0, 1.3 and 0.6 %.
 COUNTED = 0.0004
+# Figures that no result has: it comes at once, so its only latency is E2E, and nothing is decoded.
+OF_TOKENS = re.compile(r"(ttft|tpot|itl)_.*|normalized_latency_s|little|decode_(dram|tensor)|saturation_gap")
 # Figures of the device that replicas share.
 OF_THE_DEVICE = (
     *("gpu_util", "engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active"),
@@ -325,6 +328,8 @@ def summarize(measurement: Measurement) -> Summary:
         "bound": step.bound,
         **sensed([run], tokens_per_s, is_job(load) or is_burst(load)),
     }
+    if workload.kind != "generate":
+        figures |= {name: None for name in figures if OF_TOKENS.fullmatch(name)}
     if not is_job(load):
         return Summary(**figures)
     last, steps = max(run.samples.sent_s, default=0.0), run.steps

@@ -18,7 +18,7 @@ from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_json import as_json, facts, point_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_page
-from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.section import in_units, section_text
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
 from pytest_slmserve.schema.errors import BadUsage, is_file
 from pytest_slmserve.schema.models import short_name
@@ -81,7 +81,8 @@ def run_compare(given: argparse.Namespace) -> int:
         (baseline, each, compare(baseline.measurements, each.measurements, given.tolerance, given.metric or METRICS))
         for each in candidates
     ]
-    sections = [report.comparison_section(*each) for each in found]
+    unit = baseline.measurements[0].workload.unit if baseline.measurements else "token"
+    sections = [in_units(report.comparison_section(*each), unit) for each in found]
     rows = (
         {"baseline_run": one.name, "candidate_run": other.name, **facts(change)}
         for one, other, compared in found

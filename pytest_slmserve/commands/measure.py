@@ -28,7 +28,7 @@ from pytest_slmserve.report import loads
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.page.writer import check_replaceable, write_page
-from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.section import in_units, section_text
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, json_value, of_a_command
@@ -315,6 +315,7 @@ def run_measure(given: argparse.Namespace) -> int:
     repeats = [every[i :: len(wanted)] for i in range(len(wanted))]  # of each load
     found = [loads.middle_repeat(group) for group in repeats]
     section = loads.repeats_section(repeats, terms, of_rates=len(found) > 1 or bool(given.ramp))
+    section = in_units(section, found[0].workload.unit)
     facts = loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)
     facts |= {"repeats": [loads.repeat_intervals(group) for group in repeats]} if given.repeats > 1 else {}
     rows = (row for m in every for row in loads.rows_of_load(m, terms))

@@ -29,7 +29,7 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.pictures import draw_pictures
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.screen import screen, tables
-from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.section import in_units, section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage, Detail, is_file, of_a_command
 from pytest_slmserve.schema.printable import printable
@@ -153,7 +153,7 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         if detail == "summary":
             yield from (
-                f"{section_text(each)}\n"
+                f"{section_text(in_units(each, found.unit))}\n"
                 for each in loads.load_sections(found.loads, loads.ValidityCriteria(found.slo))
             )
 

@@ -8,7 +8,7 @@ import secrets
 import ssl
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
 from operator import itemgetter
@@ -21,11 +21,11 @@ from pytest_slmserve.engines.base import Engine, Message, ProgressCallback, Wind
 from pytest_slmserve.engines.child import Child, converse, run_from, undone_on_error
 from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, parts_of
 from pytest_slmserve.engines.loadgen.response import STREAMS, error_in, is_stream
-from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, json_value
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Kind, json_value
 from pytest_slmserve.schema.printable import hidden, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
 from pytest_slmserve.schema.secrecy import passed_on
-from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload, handed_over
+from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload, handed_over, kind_of
 from pytest_slmserve.telemetry.gpu import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores
 
@@ -45,6 +45,7 @@ COMMON = (
 WORDS = COMMON.split()
 MARK = "slm-round"
 ROUNDS = 4096  # through all requests, before the first comes again
+QUERY = 8  # of a pair one token in so many is of the query: a passage of MS MARCO has ten words for each of one
 FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to round
 LEAST_ID = 4  # below it are special tokens
 
@@ -117,6 +118,7 @@ class LoadClient:
         to the next (`loadgen.streams.Bodies`). bounded: no answer can have more tokens than its request of the workload
         asks for."""
         told = {"output_tokens": [request.output_tokens for request in workload.requests], "bounded": bounded}
+        told["streamed"] = workload.spec.kind == "generate"
         for child in self.children:
             converse(child, op="load", bodies=bodies, mark=mark, rounds=rounds, **told)
 
@@ -157,8 +159,25 @@ class LoadClient:
             child.kill()
 
 
-def completion(request: Request, model: str) -> dict[str, Any]:
-    """The body of a streamed request for exactly its output tokens, the likeliest each."""
+def token_words(ids: Sequence[int]) -> str:
+    """Text of exactly these tokens, for the tokenizer of a model with dummy weights (`server.tokenizer_files`)."""
+    return " ".join(f"t{token}" for token in ids)
+
+
+def body_of(
+    request: Request, model: str, kind: Kind = "generate", say: Callable[[Sequence[int]], str] = token_words
+) -> dict[str, Any]:
+    """The body of a streamed request for exactly its output tokens, the likeliest each, or of one for its result.
+    Vectors come in base64, as OpenAI's client asks for them. Of a pair the query is the first eighth. say: Makes text
+    of ids; servers take a pair as text alone."""
+    match kind:
+        case "embed":
+            return {"model": model, "input": list(request.prompt), "encoding_format": "base64"}
+        case "classify":
+            return {"model": model, "input": list(request.prompt)}
+        case "rerank":
+            query = max(1, len(request.prompt) // QUERY)
+            return {"model": model, "query": say(request.prompt[:query]), "documents": [say(request.prompt[query:])]}
     return {
         "model": model,
         "prompt": list(request.prompt),
@@ -263,7 +282,8 @@ def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | Non
 
 class EndpointEngine(Engine):
     """A server that somebody else has started, and whose limits are not known. One request is sent first, so that a
-    wrong key, an unknown model or a server without streaming is an error, and not a measurement.
+    wrong key, an unknown model or a server without streaming is an error, and not a measurement. What requests ask for
+    depends on its URL.
 
     without: what the server refuses of our requests, and no more: some of `OPTIONAL`. Without prompts in "token ids"
     prompts are words.
@@ -282,9 +302,9 @@ class EndpointEngine(Engine):
         timeout_s, processes: See `LoadClient`."""
         super().__init__(spec)
         self.resolved = Resolved()
-        self._is_chat = urlsplit(spec.url).path.endswith(CHAT)
+        self._is_chat, self._kind = urlsplit(spec.url).path.endswith(CHAT), kind_of(spec.url)
         self._further = {name: handed_over(value) for name, value in spec.extra}
-        self._own_prompts = own_prompts and not spec.allow_prefix_cache
+        self._own_prompts = own_prompts and not spec.allow_prefix_cache and self._kind == "generate"
         self._counts = True
         self._key, self._headers = own_headers()
         within_s = min(ANSWER_S, timeout_s)
@@ -303,17 +323,23 @@ class EndpointEngine(Engine):
         if status not in STREAMS:
             hint = HINTS.get(status) or HINTS.get(status // 100, "--extra-body with what this server wants otherwise")
             raise BadUsage(f"{spec.url} answered {status}: {told_by_server(text, self._key)}", hint)
-        if not is_stream(kind):
+        if self._kind == "generate" and not is_stream(kind):
             told = told_by_server(kind, self._key) or "something"
             raise BadUsage(f"{spec.url} does not stream: it answered {told}", "a server that does")
-        if failed := error_in(text.encode()):
+        if failed := error_in(text.encode(), streamed=self._kind == "generate"):
             raise BadUsage(f"{spec.url}: {told_by_server(failed, self._key)}", "its log")
         self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
     def body(self, request: Request) -> str:
         """The JSON body of one request, for the URL's interface. The prompt is the request's text if it has one;
         else token ids for completions, and words for a chat or a server that refuses ids."""
-        body = completion(request, self.spec.model) | {"return_token_ids": True}
+        body = body_of(request, self.spec.model, self._kind, prompt_words)
+        if self._kind != "generate":
+            if "input" in body and (request.text or self._in_words):
+                body["input"] = request.text or prompt_words(request.prompt)
+            body |= self._further
+            return json.dumps({name: value for name, value in body.items() if value is not None})
+        body["return_token_ids"] = True
         fresh = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
         ids = prompt_words(request.prompt) if self._in_words else list(request.prompt)
         body["prompt"] = fresh or request.text or ids

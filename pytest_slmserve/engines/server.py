@@ -22,7 +22,7 @@ import psutil
 
 from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
-from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
+from pytest_slmserve.engines.endpoint import LoadClient, body_of, run_of
 from pytest_slmserve.engines.interrupts import held
 from pytest_slmserve.schema.errors import (
     UNUSABLE,
@@ -40,6 +40,7 @@ from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import (
     GIB,
     OWN_FIELDS,
+    PATHS,
     EngineSpec,
     Request,
     Workload,
@@ -176,8 +177,8 @@ class OfflineEngine(ProcessEngine):
 
     def _hand_over(self, workload: Workload) -> None:
         super()._hand_over(workload)
-        prompts = [request.prompt for request in workload.requests]
-        self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
+        prompts, kind = [request.prompt for request in workload.requests], workload.spec.kind
+        self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests], kind=kind)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         run = run_from([self.ask(progress, barrier, op="run", load=load)])
@@ -228,7 +229,8 @@ class ServerEngine(ProcessEngine):
     """vLLM's own server. Our client runs on the CPU cores that the server may use."""
 
     windows_of_schedules = True
-    client: LoadClient | None = None  # started as soon as the server is ready
+    client: LoadClient | None = None
+    _path = ""  # that the client sends requests to
     _writers = 0  # of its trace
 
     def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
@@ -244,13 +246,6 @@ class ServerEngine(ProcessEngine):
             environment["VLLM_PLUGINS"] = f"{allowed},slm_trace"
         command = [self.spec.python or sys.executable, "-u", str(SERVE), *server_command(self.spec, model, self.port)]
         self.child = Child(command, environment, folder, self._cores, name="the server")
-
-    def start(self, on_wait: StartCallback | None = None) -> Self:
-        super().start(on_wait)
-        with undone_on_error(self.close):
-            url = f"http://{HOST}:{self.port}/v1/completions"
-            self.client = LoadClient(url, self._headers, self._cores)
-        return self
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
         """Wait until the server answers and all of its HTTP processes have reported their limits, because an answer of
@@ -288,11 +283,16 @@ class ServerEngine(ProcessEngine):
 
     def _hand_over(self, workload: Workload) -> None:
         super()._hand_over(workload)
-        assert self.client, "it has been started"
-        self.client.load(workload, [json.dumps(completion(request, NAME)) for request in workload.requests])
+        kind = workload.spec.kind
+        if self.client is None or self._path != PATHS[kind]:
+            if self.client:
+                self.client.kill()
+            self._path = PATHS[kind]
+            self.client = LoadClient(f"http://{HOST}:{self.port}{self._path}", self._headers, self._cores)
+        self.client.load(workload, [json.dumps(body_of(request, NAME, kind)) for request in workload.requests])
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
-        assert self.client, "it has been started"
+        assert self.client, "it has the requests"
         before = self.trace.stat().st_size
         found = self.client.run(load, progress, barrier)
         # The server serves the requests that the load's end has cut off until it notices. That must be over when the
@@ -321,7 +321,7 @@ class ServerEngine(ProcessEngine):
 
     def _complete(self, request: Request, more: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request, which is not streamed. more: further fields of its body. Raises EngineFailed."""
-        body = {**completion(request, NAME), **more, "stream": False}
+        body = {**body_of(request, NAME), **more, "stream": False}
         del body["stream_options"]
         try:
             status, answer = self._ask("POST", "/v1/completions", body)

@@ -42,7 +42,8 @@ class HostNoise:
 
 
 BLOCK_SIZE = 16
-BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
+BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else while it generates
+FLOPS_PER_S = 1e14  # and it computes so fast what gives one result
 LEAST_READ_S = 1e-4  # but no weights in less: of a tiny model a window would have a million steps
 LAYOUT_UNKNOWN = 1 << 17  # bytes per token of a model whose cache only a real engine knows: a guess
 MAX_STEPS = 2_000_000
@@ -172,11 +173,16 @@ class SimulatedEngine(Engine):
         )
 
     def law(self, workload: Workload) -> tuple[float, float]:
-        """t_inf in output tokens/s and b_half in sequences, of one GPU."""
+        """t_inf in outputs/s and b_half in sequences, of one GPU. A result takes the arithmetic of its whole text."""
+        weights: float = self.resolved.weight_bytes or 0
+        if workload.spec.kind != "generate":
+            operations = 2 * (self.model.active or LAYOUT_UNKNOWN) * workload.mean_prompt_tokens
+            each_s = max(operations / FLOPS_PER_S, LEAST_READ_S)
+            return self.faults.t_inf or 1 / each_s, self.faults.b_half or weights / BYTES_PER_S / each_s
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
         each = kv_cache.kv_layout(self.spec).value_bytes or 2
         per_sequence = self.model.kv_read_bytes(context, each) or context * LAYOUT_UNKNOWN
-        weights = self.resolved.weight_bytes or per_sequence
+        weights = weights or per_sequence
         speed = min(BYTES_PER_S, weights / LEAST_READ_S)
         return self.faults.t_inf or speed / per_sequence, self.faults.b_half or weights / per_sequence
 

@@ -332,6 +332,9 @@ class Options(NamedTuple):
     tokenizer: str = opt(str, "", "PATH", ini_only=True).described(
         "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own"
     )
+    kind: errors.Kind | None = opt(errors.Kind, None, "KIND", ini_only=True).described(
+        "what requests ask for: generate, embed, classify or rerank; default: what each model was made for"
+    )
     accept_truncated: bool = flag("if the file of a dataset is truncated, use the intact part", ini_only=True)
     seed: int = opt(whole_number, 0, "N", ini_only=True).described("seed of the workload and of the dummy weights")
     goodput: str = opt(str, "", "LIMITS").described(

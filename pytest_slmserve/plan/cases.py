@@ -95,6 +95,8 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
         return 0.1
     if isinstance(load, ClosedLoop):
         whole = load if concurrency is None else replace(load, concurrency=concurrency)
+        if workload.spec.kind != "generate":  # which lives until the prompts before its own are computed
+            return whole.duration_s(whole.concurrency * prompt * _prompt_token_s(spec))
         return whole.duration_s(output * _step_s(spec, whole.concurrency, context))
     requests = load.requests or 0
     if spec.interface == "transformers":
@@ -107,9 +109,16 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), requests if capacity is None else capacity))
     step_s = _step_s(spec, batch, context)
-    prompts_s = requests * prompt * (1e-5 if on_cpu else (spec.known_model.active or 0) / 2e14)
+    prompts_s = requests * prompt * _prompt_token_s(spec)
     work_s = prompts_s + requests / batch * output * step_s
     return max(work_s, requests / load.rate + output * step_s)
+
+
+def _prompt_token_s(spec: EngineSpec) -> float:
+    """Return the seconds of a prompt's token; 0 of an endpoint."""
+    if spec.platform == "remote":
+        return 0.0
+    return 1e-5 if spec.platform == "cpu" else (spec.known_model.active or 0) / 2e14
 
 
 def _step_s(spec: EngineSpec, batch: float, context: float) -> float:

@@ -19,8 +19,8 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, engines_of_set, url_lock
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema import kv_cache
-from pytest_slmserve.schema.errors import BadUsage, Batching, Platform, Sharing, Source
-from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, catalogue_name, hub_name, short_name
+from pytest_slmserve.schema.errors import BadUsage, Batching, Kind, Platform, Sharing, Source
+from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, Model, catalogue_name, hub_name, short_name
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import (
     GIB,
@@ -32,6 +32,7 @@ from pytest_slmserve.schema.specs import (
     Workload,
     WorkloadSpec,
     check_told,
+    kind_of,
 )
 from pytest_slmserve.telemetry.host import Host, probe, unlike
 from pytest_slmserve.workload.arrivals import job, read_trace
@@ -86,6 +87,7 @@ def engine_spec(
     dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else known.dtype
     # Natural lengths are as long as the context.
     tokens = sum(n for length, usual in given if (n := length or usual) != "natural")
+    kind = kind_for(options, known)
     spec = EngineSpec(
         model=catalogue_name(model) or model,
         platform=platform,
@@ -101,6 +103,7 @@ def engine_spec(
         env=options.env,
         extra=(
             *(ENGINE_ARGUMENTS.get(known.architecture, ()) if platform == "cuda" else ()),
+            *((("runner", "pooling"),) if kind != "generate" and platform != "simulated" else ()),
             *((name, value) for name in ("quantization", "kv_cache_dtype") if (value := getattr(options, name))),
             *options.engine_arg,
         ),
@@ -158,6 +161,16 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
         seed=options.seed,
         accept_truncated=options.accept_truncated,
     )
+
+
+def kind_for(options: Options, model: Model) -> Kind:
+    """Return what requests ask of a model: as the options say, or what it was made for. Raises BadUsage if it cannot do
+    what was asked for."""
+    kind = options.kind or model.kinds[0]
+    if kind not in model.kinds:
+        able = " and ".join(f"-o slm_kind={each}" for each in model.kinds)
+        raise BadUsage(f"{model.name}: a {model.architecture} does not {kind}", f"{able}, or another model")
+    return kind
 
 
 def check_length(name: str, tokens: int, positions: int) -> None:
@@ -242,6 +255,15 @@ class Planner:
             return error.problem
         return None
 
+    def kind(self, model: str) -> Kind:
+        """Return what requests ask of a model. Raises BadUsage if it cannot do that."""
+        return self._kind(None if self.platform == "remote" else model_of(model))
+
+    def _kind(self, known: Model | None) -> Kind:
+        if self.platform == "remote" or known is None:
+            return kind_of(self.options.endpoint[0])
+        return kind_for(self.options, known)
+
     def workload(self, model: str, words: Words = NO_WORDS, requests: int | None = None) -> Workload:
         """Return the requests for `model`, as the options and a marker say, made once: models of one vocabulary share
         them if no dataset is read. requests: their number in a job. Raises BadUsage for text without a tokenizer, and,
@@ -252,8 +274,9 @@ class Planner:
         known = known_model(model) if self.platform == "remote" else model_of(model)
         if requests is not None:
             spec = replace(spec, requests=requests)
-        elif self.platform != "remote" and known and spec.prompt_tokens is not None and spec.output_tokens is not None:
-            check_length(known.name, spec.prompt_tokens + spec.output_tokens, known.positions)  # before they are made
+        spec = spec.of_kind(self._kind(known))
+        if requests is None and self.platform != "remote" and known and spec.longest is not None:
+            check_length(known.name, spec.longest, known.positions)  # before they are made
         if known is None and spec.source == "sharegpt" and not spec.tokenizer:
             why = "--slm-dataset: the text needs a tokenizer, and that of this model is not known"
             raise BadUsage(why, "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub")

@@ -225,10 +225,13 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
                 jobs = (job.model for job in planning.job_cases(planner, words) if not job.skip_reason)
                 named = [model for model in dict.fromkeys(jobs) if named is None or model in named]
             of_blocks = session.platform != "remote" and claim == subjects.KV_BLOCKS
-            why = "what its layers keep is not known beforehand: the engine's own KV blocks count"
             for model in named_models(session, claim, named):
-                unknown = of_blocks and predicted_blocks(planner.spec(model)) is None
-                marks = [pytest.mark.skip(reason=why)] if unknown else []
+                why = ""
+                if of_blocks and predicted_blocks(planner.spec(model)) is None:
+                    why = "what its layers keep is not known beforehand: the engine's own KV blocks count"
+                elif claim and claim_of(claim).of_tokens and planner.kind(model) != "generate":
+                    why = f"the claim is on generating text, and requests ask this model to {planner.kind(model)}"
+                marks = [pytest.mark.skip(reason=why)] if why else []
                 found.append(pytest.param(model, id=short_name(model), marks=marks))
             return found or [NONE_THERE]
         case "slm_point":

@@ -61,6 +61,14 @@ class Findings:
         """The speed of the host in each window that had a host-speed probe, by the measurement's id."""
         return host_speeds(m for curve in self.curves for m in curve.measurements)
 
+    @cached_property
+    def unit(self) -> str:
+        """What an output is called: a token, or the result that all requests ask for; "output" if they differ."""
+        shown: list[Measurement | JobPoint | Curve] = [*self.loads, *self.jobs, *self.curves]
+        shown += [launch for gated in self.gates for pair in gated.pairs[:1] for launch in pair.baseline.measurements]
+        units = {each.workload.unit for each in shown if each.workload}
+        return units.pop() if len(units) == 1 else "output" if units else "token"
+
     def tolerance(self, curve: Curve, label: str) -> float:
         """Return the gain per doubling below which throughput counts as flat: that of the claim that was judged."""
         found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}

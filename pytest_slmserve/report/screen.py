@@ -21,7 +21,16 @@ from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report import compare, deployments, gate, loads, sweeps
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings, first_of_each_kind, reason_kind, valid_cell
-from pytest_slmserve.report.section import Legend, Section, Table, Verbatim, section_markdown, section_text
+from pytest_slmserve.report.section import (
+    Legend,
+    Section,
+    Table,
+    Verbatim,
+    in_units,
+    renamed,
+    section_markdown,
+    section_text,
+)
 from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.errors import Detail, regular, write_file
@@ -77,6 +86,14 @@ class ScreenPart:
         """Lines that the part could do without, divided by its weight."""
         return (sum(map(len, self.entries)) + len(self.head) + len(self.foot) - 1) / self.weight if self.entries else 0
 
+    def in_units(self, unit: str) -> ScreenPart:
+        """Return the part with outputs by their name."""
+        head, foot, *entries = (
+            [words._replace(text=renamed(words.text, unit)) for words in block]
+            for block in (self.head, self.foot, *self.entries)
+        )
+        return replace(self, entries=entries, head=head, foot=foot)
+
     def within(self, longest: tuple[int, int]) -> ScreenPart:
         """Return the part with sentences of so many lines by their kind."""
         head, *entries = (
@@ -87,7 +104,8 @@ class ScreenPart:
 
 def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
     """Return the lines of the summary, each with a colour, at most `most` of them if they can shrink that far."""
-    full = [*_measured_parts(found), *_gate_parts(found), *_judged_parts(found)]
+    served = (part.in_units(found.unit) for part in (*_measured_parts(found), *_gate_parts(found)))
+    full = [*served, *_judged_parts(found)]
     for longest in LONGEST:
         parts = [part.within(longest) for part in full]
         if sum(len(part.lines) for part in parts) <= most:
@@ -114,12 +132,12 @@ def _table_part(shown: Table, unit: str, weight: int = 1) -> ScreenPart:
 
 def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
     for shown in sweeps.overview_tables(found):
-        yield _table_part(shown, "model", weight=6)
+        yield _table_part(in_units(shown, found.unit), "model", weight=6)
     yield ScreenPart([[Words(text, None, OTHER, 2)] for text in deployments.best_deployments(found)], "deployment")
     for section in loads.job_sections(found.jobs):
         shown = next(part for part in section.parts if isinstance(part, Table))
         if len(shown.rows) > 1:
-            yield _table_part(shown, "job")
+            yield _table_part(in_units(shown, found.unit), "job")
             continue
         [job] = shown.rows
         served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
@@ -135,7 +153,8 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
     worst = [State.FAILS, State.INCONCLUSIVE, State.PASSES]
     for gated in found.gates:
         compared = sorted(() if gate.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
-        above, rows, below = table_parts(compared, gate.COLUMNS)
+        shown = in_units(Table(compared, gate.COLUMNS), found.unit)
+        above, rows, below = table_parts(compared, shown.columns)
         entries: list[list[Words]] = []
         for each, lines in zip(compared, rows):
             why = [] if each.outcome is State.PASSES else [Words(f"  {each.why}", None, VERDICT, 2)]
@@ -170,7 +189,9 @@ def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
     counts, sentences = disturbances(found)
     if sentences:
         yield ScreenPart(
-            [[Words(f"  {text}", kind=OTHER)] for text in sentences], "reason", [Words(counts, "yellow", OTHER)]
+            [[Words(f"  {renamed(text, found.unit)}", kind=OTHER)] for text in sentences],
+            "reason",
+            [Words(counts, "yellow", OTHER)],
         )
     notes = [[Words(f"note: {note}", "yellow", VERDICT)] for note in found.notes]
     notes += [[Words(found.reused_text, kind=VERDICT)]] if found.reused else []
@@ -224,7 +245,7 @@ def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]
 def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
     """Return the sections of everything that was measured, with their legends, by heading."""
     jobs = loads.job_sections(found.jobs)
-    return {
+    sections: dict[str, Iterable[Section | Legend]] = {
         "Models": sweeps.sweep_sections(found),
         "Replicas": deployments.replica_sections(found.curves, found.shared),
         "Several GPUs": deployments.gpus_sections(found.curves),
@@ -235,6 +256,7 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Gate": map(gate.gate_section, found.gates),
         "Loads": loads.load_sections(found.loads, loads.ValidityCriteria(found.slo)),
     }
+    return {name: (in_units(each, found.unit) for each in shown) for name, shown in sections.items()}
 
 
 def tables(found: Findings) -> Iterator[Line]:
@@ -257,7 +279,7 @@ def write_for_others(found: Findings, records: str | Path) -> str:
         The paths next to the records, or why nothing was written: the records hold the measurements anyway.
     """
     beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
-    sections = [gate.gate_section(gated) for gated in found.gates]
+    sections = [in_units(gate.gate_section(gated), found.unit) for gated in found.gates]
     markdown = "\n".join(map(section_markdown, sections))
     try:
         if page:

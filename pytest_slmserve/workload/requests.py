@@ -7,7 +7,7 @@ are the exception: they have the ids, and are counted, as vLLM does it.
 
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -63,8 +63,11 @@ def requests_of(
 
     vocabulary: Number of token ids; synthetic ids are below it. longest: Tokens of the longest request that is taken
     from a trace. tokenizer: Tokenizes text, with special tokens if the requests are to be vLLM's own. Defaults to the
-    tokenizer that the specification names.
+    tokenizer that the specification names. If they ask for a result, whatever followed a prompt is left out.
     """
+    if spec.kind != "generate":
+        made, source = requests_of(replace(spec, kind="generate"), vocabulary, longest, tokenizer)
+        return [replace(request, output_tokens=1) for request in made], source
     match spec.source:
         case "trace":
             raise BadUsage("the lengths of a trace are read with its arrivals", "measure --trace")

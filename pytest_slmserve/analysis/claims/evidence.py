@@ -84,6 +84,11 @@ class Claim:
     expected: Expected = "passes"
     evidence: str = ""
 
+    @property
+    def of_tokens(self) -> bool:
+        """Whether it speaks of generating text: of what a GPU does meanwhile, or of the energy of a token."""
+        return self.compares == "counters" or self.figure == "energy_per_token_j"
+
 
 Told = tuple[str, Sequence[Point]]  # a sentence on an estimate, and the points that a verdict by it rests on
 

@@ -429,12 +429,13 @@ OTHER_WORDS = {"MIG", "NVL", "3E", "TI", "D", "LAPTOP"}  # a slice of the card, 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with: of
-    experts those that it is sent to, and no embeddings that it is only looked up in. lm_head: those among them that
-    only a sampled token is, for engines compute no logits of the rest of a prompt. weight_bytes: of these weights, with
-    all experts. kv_bytes_per_token: read for each token of the mean context. heads_width: query heads x head size x
-    layers; one that slides counts with the share of the context that it sees. idle_share: of the weights, experts that
-    one token is not sent to. routed_share: of the experts, those that it is sent to."""
+    """Work of one request on a GPU, in tokens and bytes; of one for a result no token is generated. parameters: weights
+    that each token is multiplied with: of experts those that it is sent to, and no embeddings that it is only looked up
+    in. lm_head: those among them that only a sampled token is, for engines compute no logits of the rest of a prompt.
+    weight_bytes: of these weights, with all experts. kv_bytes_per_token: read for each token of the mean context.
+    heads_width: query heads x head size x layers; one that slides counts with the share of the context that it sees.
+    idle_share: of the weights, experts that one token is not sent to. routed_share: of the experts, those that it is
+    sent to. is_causal: no token looks ahead."""
 
     parameters: float
     lm_head: float
@@ -445,6 +446,7 @@ class Work:
     output_tokens: float
     idle_share: float = 0.0
     routed_share: float = 1.0
+    is_causal: bool = True
 
     @property
     def context(self) -> float:
@@ -454,14 +456,15 @@ class Work:
 
     @property
     def b_half(self) -> float:
-        """Sequences whose KV cache weighs as much as the weights."""
-        return self.weight_bytes / (self.context * self.kv_bytes_per_token)
+        """Sequences whose KV cache weighs as much as the weights; infinity without a cache."""
+        each = self.context * self.kv_bytes_per_token
+        return self.weight_bytes / each if each else math.inf
 
     @property
     def prefill_flops(self) -> float:
-        """FLOPs of one request's prompt; attention is causal, so it takes half of the square."""
+        """FLOPs of one request's prompt; attention that is causal takes half of the square."""
         layers = 2 * (self.parameters - self.lm_head) * self.prompt_tokens
-        return layers + 2 * self.lm_head + 2 * self.heads_width * self.prompt_tokens**2
+        return layers + 2 * self.lm_head + (4 - 2 * self.is_causal) * self.heads_width * self.prompt_tokens**2
 
     @property
     def token_flops(self) -> float:
@@ -472,7 +475,8 @@ class Work:
     def intensity(self) -> float:
         """FLOP per byte of decoding as the batch grows without limit, which is b_half + query heads per KV head. Above
         the ridge of a GPU, arithmetic bounds decoding, else memory."""
-        return self.token_flops / (self.context * self.kv_bytes_per_token)
+        each = self.context * self.kv_bytes_per_token
+        return self.token_flops / each if each else math.inf
 
     def weights_read(self, tokens: float) -> float:
         """Bytes of the weights that a step of so many tokens reads, if each token chooses its experts at random."""
@@ -516,10 +520,11 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
     read = model.kv_read_bytes(context, kv_layout(spec, resolved).value_bytes or each, spec.tensor_parallel_size)
     if weights is None or read is None:
         return None
-    lookups = 0 if model.tied else model.lm_head  # embeddings of which a token reads one row
+    generates = workload.kind == "generate"
+    lookups = 0 if model.tied and generates else model.lm_head  # embeddings of which a token reads one row
     return Work(
         parameters=(model.active or weights / each) - lookups,
-        lm_head=model.lm_head,
+        lm_head=model.lm_head if generates else 0,
         weight_bytes=weights - lookups * each,
         kv_bytes_per_token=read / context,
         heads_width=model.attention_width(context),
@@ -527,19 +532,23 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
         output_tokens=workload.mean_output_tokens,
         idle_share=(model.parameters - (model.active or 0)) / (model.parameters - lookups) if model.parameters else 0.0,
         routed_share=model.experts_per_token / model.experts if model.experts else 1.0,
+        is_causal=not model.is_encoder,
     )
 
 
 def ceiling_tokens_per_s(work: Work, peaks: Peaks, batch: float, *, overlap: bool = False) -> float:
-    """Upper bound of the output tokens/s of `batch` running sequences.
+    """Upper bound of the output tokens/s of `batch` running sequences, or of the results/s.
 
-    A request costs its prefill (bound by arithmetic) and a decode step for each token after the first, bound by bytes
+    A result costs its prefill, or its share of the weights that the step reads, whichever is slower. Any other request
+    costs its prefill (bound by arithmetic) and a decode step for each token after the first, bound by bytes
     or by arithmetic, whichever is slower. overlap: prefill may hide behind the memory traffic of decoding, as chunked
     prefill tries to; only then can no engine pass the bound. A batch under 1 has the bound of 1.
     """
     batch = max(batch, 1.0)
     decoded = max(work.output_tokens - 1, 0.0)
     prefill = work.prefill_flops / peaks.flops_per_s
+    if not decoded:
+        return 1 / max(prefill, work.weights_read(batch * work.prompt_tokens) / batch / peaks.bytes_per_s)
     token_bytes = work.weights_read(batch) / batch + work.context * work.kv_bytes_per_token
     by_bytes = decoded * token_bytes / peaks.bytes_per_s
     by_flops = decoded * work.token_flops / peaks.flops_per_s

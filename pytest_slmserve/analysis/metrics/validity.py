@@ -371,7 +371,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if rate is not None and fraction is not None and fraction > 1:
         what = f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times"
         yield f"{what} what {environment.gpu_name} can do at most"
-    if is_burst(load) and len(run.steps):
+    if is_burst(load) and len(run.steps) and measurement.workload.kind == "generate":
         period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
         periods = (len(window.window_trace(run).steps) - 1) / period
         if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:
@@ -418,10 +418,11 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
     step trace, because a prompt that takes several steps is in no batch before. A closed loop has to keep as many
     requests sent as it was asked to; all that may be missing is the time between the end of one and the next. Of those
     sent the engine may keep some waiting, which is what was to be measured if its limit of sequences or of tokens in a
-    step says so. Only if its KV cache has no room for them, or if nobody knows, the load was another one.
+    step says so. Only if its KV cache has no room for them, or if nobody knows, the load was another one. A result has
+    no interval of its own: vLLM stamps none.
     """
     run, load, output_tokens = measurement.run, measurement.load, measurement.workload.mean_output_tokens
-    if measurement.spec.interface != "engine" or is_job(load):
+    if measurement.spec.interface != "engine" or is_job(load) or measurement.workload.kind != "generate":
         return
     apart, tolerance = window.littles_law(run), max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
     if apart is None:

@@ -30,10 +30,10 @@ from pytest_slmserve.analysis.points import (
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction, next_load, predictions
 from pytest_slmserve.analysis.verdict import State, Verdict, below, every
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, Kind
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved
-from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, WorkloadReference
+from pytest_slmserve.schema.specs import GIB, UNITS, ClosedLoop, EngineSpec, WorkloadReference
 
 FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
 MOST_REPEATS = 50  # of a load: more than anyone waits for
@@ -350,8 +350,10 @@ def curve_of(
     if adaptive is not None:
         wanted = next_load(planned, points, adaptive)
         missing, unneeded = ((wanted.concurrency,), ()) if wanted else ((), missing)
+    kind: Kind = loaded[0].workload.kind if loaded else "generate"
     return Curve(
         subject=subject,
+        axes=Axes() if kind == "generate" else Axes(throughput=f"{UNITS[kind]}s/s"),
         points=points,
         cut=tuple(cut),
         missing=missing,

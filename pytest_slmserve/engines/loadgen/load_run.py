@@ -125,14 +125,16 @@ class LoadRun:
         streams: Streams,
         lines: Lines,
         bounded: bool = True,
+        streamed: bool = True,
     ) -> None:
         """message: The load, and `at` if it begins with others; without it: now. The load's `part`, of several
         processes, says that this one sends every count-th request from the index-th on. requests, output_tokens: Those
-        of all processes, and the tokens that each asks for. bounded: No answer can have more."""
+        of all processes, and the tokens that each asks for. bounded: No answer can have more. streamed: Answers are
+        streams of tokens, and not one result each."""
         load = self.load = message["load"]
         self.at: float | None = message.get("at")
         self.requests, self.output_tokens, self.streams, self.lines = requests, output_tokens, streams, lines
-        self.bounded = bounded
+        self.bounded, self.streamed = bounded, streamed
         self.schedule: Sequence[float] = load.get("schedule", ())
         gated = self.at is not None
         self.loop = pacer_of(load, output_tokens, gated)
@@ -298,7 +300,7 @@ class LoadRun:
             number = first + stride * each
             index = number % len(self.output_tokens)
             wanted, body = self.output_tokens[index], self.requests.of(number)
-            self.streams.send(RequestStream(index, wanted, body, due, bounded=self.bounded))
+            self.streams.send(RequestStream(index, wanted, body, due, bounded=self.bounded, streamed=self.streamed))
 
     def _note(self, stream: RequestStream) -> int:
         """Note the answer of a stream, or its failure. Returns the steps that the answer took: a token each, and as
@@ -337,11 +339,11 @@ def _main() -> None:
             match message["op"]:
                 case "load":
                     requests = Bodies(target, message["bodies"], message.get("mark", ""), message.get("rounds", ()))
-                    bounded = message.get("bounded", True)
+                    how = {name: message[name] for name in ("bounded", "streamed") if name in message}
                     output_tokens = message["output_tokens"]
                     lines.say(event="loaded")
                 case "run":
-                    lines.say(**LoadRun(message, requests, output_tokens, streams, lines, bounded).result())
+                    lines.say(**LoadRun(message, requests, output_tokens, streams, lines, **how).result())
                 # not "open", of a run that ended before it heard of its window
 
 

@@ -160,12 +160,13 @@ HOLDS_TOKENS = (
 # How a generation ends that has not failed: by OpenAI's reference, by vLLM (`repetition`), and by servers that name the
 # token it ends with (Text Generation Inference). Any other reason, such as "abort" or "content_filter", is a failure.
 WHOLE = {"stop", "length", "tool_calls", "function_call", "repetition", "eos", "eos_token", "stop_sequence"}
+RESULTS = ("data", "results")  # of vectors and classes, and of scores
 TELLS_ERROR = ("code", "message", "detail")  # of an object without a choice and a usage
 
 
 class RequestFailed(Exception):
     """The reason of a failure. kind: the same in a word or two: "HTTP 503", "no stream", "error in the stream",
-    "finish_reason abort", "malformed", "broke off" or "no tokens"."""
+    "finish_reason abort", "malformed", "broke off", "no tokens" or "no result"."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -173,7 +174,7 @@ class RequestFailed(Exception):
 
 
 class Answer:
-    """The answer to one streaming completion so far.
+    """The answer to one streaming completion so far, or to a request for a result, which comes as one JSON object.
 
     times: when each chunk with tokens arrived. tokens: how many each of them has, as far as it says so itself: as many
     as there are token ids, or one. A chunk of a completion has a token even if its text is empty, as that of a special
@@ -182,9 +183,10 @@ class Answer:
     complete: the server has said that this is all.
     """
 
-    def __init__(self, wanted: int | None = None) -> None:
+    def __init__(self, wanted: int | None = None, streamed: bool = True) -> None:
         """wanted: The most output tokens that it may have; None: as many as it likes. It may have more chunks, because
-        the last one may repeat the one before, and some servers divide a token's text."""
+        the last one may repeat the one before, and some servers divide a token's text. streamed: Whether tokens are
+        awaited, and not a result."""
         self._wanted = MOST_CHUNKS if wanted is None else wanted
         self._most = MOST_CHUNKS if wanted is None else PER_TOKEN * wanted + MORE_CHUNKS
         self._shown = self._with_ids = 0  # tokens
@@ -195,6 +197,7 @@ class Answer:
         self.cached: int | None = None
         self.complete = False
         self._events = Events()
+        self._awaits_tokens = streamed
         self._streams = False
         self._refusal = b""
         self._said: object = None  # what the last chunk with a choice held
@@ -212,6 +215,8 @@ class Answer:
                 self._refusal += body
                 if response.status is None or not (response.ended or len(self._refusal) >= READ_OF_A_BODY):
                     return
+                if not self._awaits_tokens and response.status in STREAMS:
+                    return self._take_result(at) if response.ended else None
                 text = self._refusal.decode(errors="replace")
                 if response.status not in STREAMS:
                     raise RequestFailed(f"HTTP {response.status}", f"HTTP {response.status}: {text}")
@@ -287,6 +292,18 @@ class Answer:
         if usage:
             self.usage = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
             self.cached = count_in(usage.get("prompt_tokens_details") or {}, "cached_tokens")
+
+    def _take_result(self, at: float) -> None:
+        """Take a whole answer, whose results are under one of RESULTS. Raises RequestFailed if it has none, and
+        ValueError if it is no JSON."""
+        told = json.loads(self._refusal)
+        if not any(map(told.get, RESULTS)):
+            text = self._refusal.decode(errors="replace")
+            raise RequestFailed("error in the answer" if told.get("error") else "no result", f"no result: {text}")
+        usage = told.get("usage") or {}
+        self.times.append(at)
+        self.tokens.append(1)
+        self.usage, self.complete = (count_in(usage, "prompt_tokens"), 1), True
 
     def _leave_out_doubtful(self) -> None:
         """Leave out chunks that may have no token, as far as the server counts fewer tokens than chunks: the last one
@@ -366,12 +383,12 @@ def is_stream(kind: str) -> bool:
     return kind.partition(";")[0].strip().lower() == EVENT_STREAM
 
 
-def error_in(body: bytes) -> str | None:
-    """The reason why a stream of events fails its request; None if it does not, or if just too little of it came: a
-    stream of few tokens may have no text."""
-    answer = Answer()
+def error_in(body: bytes, *, streamed: bool = True) -> str | None:
+    """The reason why a stream of events, or a whole answer, fails its request; None if it does not, or if just too
+    little of it came: a stream of few tokens may have no text."""
+    answer = Answer(streamed=streamed)
     try:
-        head = f"HTTP/1.1 200\r\ncontent-type: {EVENT_STREAM}\r\n\r\n"
+        head = f"HTTP/1.1 200\r\ncontent-type: {EVENT_STREAM if streamed else 'application/json'}\r\n\r\n"
         answer.read(0.0, head.encode() + body)
         answer.read(0.0, b"")
     except RequestFailed as error:

@@ -194,7 +194,7 @@ class RequestStream:
     when it was to be sent, was handed over, and was sent first. read_until: the time of the last piece that was read.
 
     failure: why it failed, as kind and text, at `failed`. cut: whether it was cut off at the end of its load. bounded:
-    more tokens than wanted are malformed.
+    more tokens than wanted are malformed. streamed: tokens come one by one, and not a result at once.
     """
 
     index: int
@@ -211,9 +211,10 @@ class RequestStream:
     connection: Connection | None = None
     unread: deque[tuple[Clock, bytes, bytes]] = field(default_factory=deque)
     bounded: InitVar[bool] = True
+    streamed: InitVar[bool] = True
 
-    def __post_init__(self, bounded: bool) -> None:
-        self.answer = Answer(self.wanted if bounded else None)
+    def __post_init__(self, bounded: bool, streamed: bool) -> None:
+        self.answer = Answer(self.wanted if bounded else None, streamed)
 
 
 class Streams:

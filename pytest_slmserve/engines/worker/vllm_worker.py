@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import gc
 import json
+import math
 import os
 import socket
 import sys
@@ -31,6 +32,7 @@ PROGRESS_S, RECENT_STEPS = 0.5, 50  # how often progress is reported, and the nu
 FAILURES_UNTIL_GIVEN_UP = 5
 PROFILED_S = 1.0  # of a load: hundreds of steps, each of thousands of events
 STALL_S = 60.0  # an engine that makes no step for so long will make none
+LEAST_STEPS = 24
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 # vLLM imports 700,000 objects that stay. A collector looks at them all again and again: for a quarter of the import,
@@ -47,10 +49,11 @@ if __name__ == "__mp_main__":  # spawned
 
 
 def step_row(scheduler_stats: Any, iteration_stats: Any) -> tuple[Any, ...] | None:
-    """Time, running, waiting, new tokens, prompt tokens, KV usage and preemptions of one engine step. None if nothing
-    was computed, because the scheduler reports again when it runs dry."""
+    """Time, running, waiting, new tokens, prompt tokens, KV usage and preemptions of one engine step. A model that
+    makes no tokens has a result of each request that ends. None if nothing was computed, because the scheduler reports
+    again when it runs dry."""
     new_tokens = getattr(iteration_stats, "num_generation_tokens", 0)
-    if not new_tokens:
+    if not (new_tokens or (new_tokens := len(getattr(iteration_stats, "time_to_first_tokens_iter", ())))):
         return None
     return (
         time.monotonic(),
@@ -112,6 +115,7 @@ class Server:
         self.engine: Any = None
         self.prompts: list[dict[str, list[int]]] = []
         self.output_tokens: list[int] = []
+        self.kind = "generate"
         self.runs = 0
 
     def write(self, **message: Any) -> None:
@@ -137,7 +141,7 @@ class Server:
                 continue
             if message["op"] == "load":
                 self.prompts = [{"prompt_token_ids": prompt} for prompt in message["prompts"]]
-                self.output_tokens = message["output_tokens"]
+                self.output_tokens, self.kind = message["output_tokens"], message["kind"]
                 await self.say(event="loaded")
                 continue
             try:
@@ -196,6 +200,14 @@ class Server:
         parts: list[dict[str, Any]] = await self.engine.collective_rpc("slm_facts")
         return {**resolved(self.engine.vllm_config), "parts": parts}
 
+    def steps_of_results(self, concurrency: int) -> int:
+        """The steps until a request has its result, if so many are always there: a step takes as many whole prompts as
+        its limits of tokens and sequences allow. So many at least that a window of one such life tells a rate."""
+        scheduler = self.engine.vllm_config.scheduler_config
+        tokens = sum(len(prompt["prompt_token_ids"]) for prompt in self.prompts) / len(self.prompts)
+        a_step: float = max(1.0, min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens / tokens))
+        return max(LEAST_STEPS, math.ceil(concurrency / a_step))
+
     async def served(self, prompt: dict[str, list[int]], parameters: Any) -> Any:
         """The output of one request, which is served alone."""
         self.runs += 1
@@ -237,18 +249,30 @@ def greedy(tokens: int) -> Any:
     )
 
 
+def pooling(kind: str) -> Any:
+    """The parameters for one result. A pair is scored by the class of a model that has one (vLLM's task "classify")."""
+    from vllm import PoolingParams
+
+    return PoolingParams(task="embed" if kind == "embed" else "classify")
+
+
 class WorkerRun:
     """One load: users as tasks, one row per request."""
 
     def __init__(self, server: Server, load: dict[str, Any], gated: bool = False) -> None:
         self.server = server
-        self.parameters = {tokens: greedy(tokens) for tokens in set(server.output_tokens)}
+        lives = server.output_tokens  # steps
+        if server.kind == "generate":
+            self.parameters = {tokens: greedy(tokens) for tokens in set(server.output_tokens)}
+        else:
+            self.parameters = {1: pooling(server.kind)}
+            lives = [server.steps_of_results(load.get("concurrency") or 1)]
         self.rows: list[tuple[Any, ...]] = []
         self.in_flight: set[str] = set()
         self.done = 0
         self.failed: list[tuple[Any, ...]] = []  # index, when sent, None for no schedule, when failed, kind
         self.first_failure: str | None = None
-        self.loop = pacer_of(load, server.output_tokens, gated)
+        self.loop = pacer_of(load, lives, gated)
         self.users: list[asyncio.Task[None]] = []
 
     async def result(self) -> dict[str, Any]:
@@ -331,13 +355,20 @@ class WorkerRun:
         self.in_flight.add(name)
         sent = self.began + self.loop.sent_s(number, now - self.began)
         output = None
+        serve = server.engine.generate if server.kind == "generate" else server.engine.encode
         try:
-            async for answer in server.engine.generate(server.prompts[index], parameters, name):
+            async for answer in serve(server.prompts[index], parameters, name):
                 output = answer
         finally:
             self.in_flight.discard(name)
         if output is None:
             raise RuntimeError("the engine ended a request without an answer")
+        if server.kind != "generate":  # vLLM stamps no result, so it is as late as the front end is
+            now, prompt, cached = time.monotonic(), output.prompt_token_ids, getattr(output, "num_cached_tokens", None)
+            self.rows.append((index, sent, None, now, now, len(prompt), 1, True, cached))
+            self.done += 1
+            self.last_answer = now
+            return
         completion, stamps = output.outputs[0], output.metrics
         finished = completion.finish_reason == "length"
         self.rows.append(

@@ -29,7 +29,7 @@ from pytest_slmserve.archive.store import embedded, make_folder
 from pytest_slmserve.report import as_json, compare, deployments, gate, loads, screen, sweeps, verdicts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Cells, Chart, Look, Section
+from pytest_slmserve.report.section import Cells, Chart, Look, Section, in_units
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
 from pytest_slmserve.schema.errors import BadUsage, SlmError, regular, to_install, write_file
 from pytest_slmserve.schema.printable import printable
@@ -91,7 +91,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
     with laid_out(WIDE):
         disturbed = screen.disturbances(found)
-        return {
+        content = {
             "title": title or " and ".join(sections) or NOTHING,
             "tallies": tallies,
             "status": status,
@@ -114,6 +114,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
             "costs": cost_part(shown),
         }
+        return {name: in_units(value, found.unit) for name, value in content.items()}
 
 
 def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:

@@ -13,7 +13,7 @@ from interfaces import stand_in
 from tokenizers import Tokenizer
 
 from pytest_slmserve.engines import server
-from pytest_slmserve.engines.endpoint import completion
+from pytest_slmserve.engines.endpoint import body_of
 from pytest_slmserve.engines.server import engine_arguments, engine_environment, model_for, server_command
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import CATALOGUE
@@ -117,7 +117,7 @@ def test_vllms_server_is_asked_to_count_where_it_caches(spec, wanted):
 def test_a_request_asks_for_exactly_so_many_tokens_and_an_engine_has_its_key_in_archives():
     wanted = {"model": "a-model", "prompt": [3, 5], "max_tokens": 7, "ignore_eos": True, "temperature": 0}
     wanted |= {"stream": True, "stream_options": {"include_usage": True}}
-    assert completion(Request((3, 5), 7), "a-model") == wanted
+    assert body_of(Request((3, 5), 7), "a-model") == wanted
     assert EngineSpec("opt-1.3b").key == "87df620a5220"
 
 

@@ -36,6 +36,7 @@ ROWS = {
     "input_len": ("64", 64, "abc", "8"),
     "output_len": ("natural", "natural", "256,", "8"),
     "sharegpt_rule": ("vllm", "vllm", "any", "vllm"),
+    "kind": ("embed", "embed", "embeddings", "embed"),
     "goodput": ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms"),
     "export": ("vllm-bench=results/", "vllm-bench=results/"),
     "seed": ("7", 7, "1.0", "0"),

@@ -19,7 +19,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import CATALOGUE, MODELS
 from pytest_slmserve.schema.specs import EngineSpec
 
-OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
+OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny", "bert-tiny", "bert-tiny-reranker"}
 VERSIONS = {"vllm": "0.26.0", "torch": "2.11"}
 STRANGER = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1537, "vocab_size": 49152,

@@ -170,7 +170,7 @@ def test_what_cannot_be_had_is_refused_with_its_numbers_and_words(asked, facts, 
 def test_every_limit_of_every_model_is_set():
     for model, known in CATALOGUE.items():
         spec = on_gpu(hub_name(model), concurrency="1,2000", seed="3")
-        assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, 2048, 3)
+        assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, known.context, 3)
         assert (spec.dtype, spec.model_facts, spec.enforce_eager) == (known.dtype, known, False)
         assert spec.kv_cache_bytes == int(0.9 * H200.gpu_memory_bytes) - known.parameters * 2 - RESERVE_BYTES
     spec = elsewhere("cpu", "opt-tiny", concurrency="8")
@@ -314,6 +314,39 @@ def test_requests_that_are_too_long_are_refused_before_they_are_made_but_of_a_jo
     for prompt, output in ((100000, 256), (2048, 1)):
         with refused("opt-1.3b", prompt + output, 2048):
             on_gpus(input_len=str(prompt), output_len=str(output)).workload("opt-1.3b")
+
+
+@pytest.mark.parametrize(("model", "asked", "kind", "extra"), [
+    ("bge-small-en-v1.5", {}, "embed", (("runner", "pooling"),)),
+    ("BAAI/bge-small-en-v1.5", {"output_len": "7"}, "embed", (("runner", "pooling"),)),
+    ("ms-marco-minilm-l12-v2", {"kind": "classify"}, "classify", (("runner", "pooling"),)),
+    ("ms-marco-minilm-l12-v2", {}, "rerank", (("runner", "pooling"),)),
+    ("qwen3-0.6b", {"kind": "embed"}, "embed", (("runner", "pooling"),)),
+    ("qwen3-0.6b", {}, "generate", ()),
+])  # fmt: skip
+def test_requests_ask_for_what_a_model_was_made_for_and_a_result_takes_no_token(model, asked, kind, extra):
+    made = on_gpus(**asked).workload(model)
+    assert (made.spec.kind, made.reference().kind, made.longest) == (kind, kind, 512 + 256 * (kind == "generate"))
+    assert {r.output_tokens for r in made.requests} == {256 if kind == "generate" else 1}
+    assert on_gpu(model, **asked).extra == extra
+
+
+@pytest.mark.parametrize(("model", "kind"), [
+    ("bge-small-en-v1.5", "generate"), ("bge-small-en-v1.5", "rerank"), ("opt-125m", "classify"),
+    ("ms-marco-minilm-l12-v2", "embed"),
+])  # fmt: skip
+def test_what_a_model_cannot_do_is_refused_before_an_engine_starts(model, kind):
+    for ask in (on_gpus(kind=kind).workload, lambda name: on_gpu(name, kind=kind)):
+        with refused(model, kind, CATALOGUE[model].architecture, hint=f"slm_kind={CATALOGUE[model].kinds[0]}"):
+            ask(model)
+
+
+@pytest.mark.parametrize(("path", "kind"), [
+    ("/v1", "generate"), ("/v1/chat/completions", "generate"), ("/v1/embeddings", "embed"), ("/rerank", "rerank"),
+    ("/v1/rerank", "rerank"), ("/classify", "classify"),
+])  # fmt: skip
+def test_what_an_endpoint_is_asked_for_is_told_by_its_url(path, kind):
+    assert behind(endpoint=f"http://h:1{path}").workload("opt-125m").spec.kind == kind
 
 
 REAL, TOK = {"load_format": "auto"}, {"tokenizer": "/tok"}

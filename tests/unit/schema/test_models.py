@@ -72,11 +72,20 @@ def test_a_model_without_heads_has_a_state_instead():
         model_from_config("x", entries)
 
 
-def test_what_generates_no_text_is_refused_and_what_is_only_called_a_model_may_generate_it():
-    for name in ("GPT2LMHeadModel", "ChatGLMModel", "Grok1ModelForCausalLM", "BloomForCausalLM"):
-        assert llama(architectures=[name]).architecture == name
-    for name in """BertModel LlamaModel RobertaForMaskedLM Qwen2ForSequenceClassification Qwen2ForRewardModel
-                   BertForTokenClassification BertForQuestionAnswering T5ForConditionalGeneration""".split():  # noqa: SIM905
+KINDS = {
+    "GPT2LMHeadModel ChatGLMModel Grok1ModelForCausalLM BloomForCausalLM": ("generate", "embed"),
+    "BertModel LlamaModel XLMRobertaModel": ("embed",),
+    "Qwen2ForSequenceClassification BertForSequenceClassification": ("rerank", "classify"),
+}
+
+
+def test_what_a_model_can_be_asked_for_is_told_by_its_head_and_other_heads_are_refused():
+    for names, kinds in KINDS.items():
+        for name in names.split():
+            model = llama(architectures=[name])
+            assert (model.architecture, model.kinds, model.is_encoder) == (name, kinds, "ert" in name)
+    for name in """RobertaForMaskedLM Qwen2ForRewardModel BertForTokenClassification BertForQuestionAnswering
+                   T5ForConditionalGeneration""".split():  # noqa: SIM905
         with refused(name):
             llama(architectures=[name], is_encoder_decoder=name.startswith("T5"))
 

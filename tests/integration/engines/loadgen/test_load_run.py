@@ -17,7 +17,7 @@ from scripts import checkout_script
 
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.child import Child
-from pytest_slmserve.engines.endpoint import CLIENT, LoadClient, completion, run_of
+from pytest_slmserve.engines.endpoint import CLIENT, LoadClient, body_of, run_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
@@ -121,7 +121,7 @@ def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
 @pytest.fixture
 def two(url):
     found, workload = LoadClient(url, {}, processes=2), small_workload(16)
-    found.load(workload, [json.dumps(completion(request, "m")) for request in workload.requests])
+    found.load(workload, [json.dumps(body_of(request, "m")) for request in workload.requests])
     yield found
     found.kill()
 
@@ -162,7 +162,7 @@ from pytest_slmserve.schema.specs import ClosedLoop
 from interfaces import small_workload
 client, workload = LoadClient(sys.argv[1], {}), small_workload()
 print(client.children[0].process.pid, flush=True)
-client.load(workload, [json.dumps(completion(request, "m")) for request in workload.requests])
+client.load(workload, [json.dumps(body_of(request, "m")) for request in workload.requests])
 client.run(message_of(ClosedLoop(4, window_s=600.0)), lambda progress: print("progress", flush=True), None)
 """
 

@@ -90,8 +90,13 @@ def test_a_ceiling_is_that_of_its_definition_and_rises_with_the_batch(work, peak
     by_bytes = steps * moved / Fraction(peaks.bytes_per_s)
     by_flops = steps * (2 * work.parameters + 4 * work.heads_width * context) / Fraction(peaks.flops_per_s)
     bound, hidden = (ceiling_tokens_per_s(work, peaks, batch, overlap=overlap) for overlap in (False, True))
-    assert bound == pytest.approx(float(work.output_tokens / (prefill + max(by_bytes, by_flops))))
-    assert hidden == pytest.approx(float(work.output_tokens / max(by_bytes, prefill + by_flops)))
+    if steps:
+        assert bound == pytest.approx(float(work.output_tokens / (prefill + max(by_bytes, by_flops))))
+        assert hidden == pytest.approx(float(work.output_tokens / max(by_bytes, prefill + by_flops)))
+    else:  # all that is read is read for the prompts of the step
+        untouched = 1 - work.idle_share * (1 - work.routed_share) ** (batch * work.prompt_tokens - 1)
+        read = Fraction(work.weight_bytes * untouched) / batch / Fraction(peaks.bytes_per_s)
+        assert bound == hidden == pytest.approx(float(1 / max(prefill, read)))
     assert bound <= min(hidden, ceiling_tokens_per_s(work, peaks, 2 * batch)) * (1 + 1e-9)
     assert ceiling_tokens_per_s(work, peaks, 0.1) == ceiling_tokens_per_s(work, peaks, 1.0)
     assert work.b_half == pytest.approx(float(work.weight_bytes / (context * Fraction(work.kv_bytes_per_token))))

@@ -130,7 +130,7 @@ def test_a_load_that_only_fails_is_given_up_after_five_and_what_is_in_flight_end
 @pytest.mark.parametrize("load", [WINDOW, COUNTED, AT_ONCE])
 def test_an_engine_without_steps_is_not_waited_for_and_told_before_the_worker_ends(worker, monkeypatch, load):
     monkeypatch.setattr(worker, "STALL_S", 0.1)
-    given = {}, {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH]}, {"op": "run", "load": load}
+    given = {}, {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH], "kind": "generate"}, {"op": "run", "load": load}
     lines = AsyncMock(side_effect=[json.dumps(line).encode() for line in given])
     server = worker.Server(SimpleNamespace(readline=lines), None)
     server.start, server.say = AsyncMock(return_value={}), AsyncMock()
@@ -167,7 +167,7 @@ def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, monke
     monkeypatch.setattr(worker, "PROGRESS_S", 0.001)
     monkeypatch.setattr(worker.StepTrace, "rows", [(float(i), 0, 0, 10) for i in range(steps)])
     say = AsyncMock(side_effect=asyncio.CancelledError)
-    run = worker.WorkerRun(SimpleNamespace(output_tokens=[LENGTH], say=say), COUNTED)
+    run = worker.WorkerRun(SimpleNamespace(output_tokens=[LENGTH], kind="generate", say=say), COUNTED)
     run.began = 0.0
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run.tell())
