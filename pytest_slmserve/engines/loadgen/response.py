@@ -294,11 +294,13 @@ class Answer:
             self.cached = count_in(usage.get("prompt_tokens_details") or {}, "cached_tokens")
 
     def _take_result(self, at: float) -> None:
-        """Take a whole answer, whose results are under one of RESULTS. Raises RequestFailed if it has none, and
-        ValueError if it is no JSON."""
-        told = json.loads(self._refusal)
+        """Take a whole answer, whose results are under one of RESULTS. Raises RequestFailed if it has none."""
+        text = self._refusal.decode(errors="replace")
+        try:
+            told = json.loads(text)
+        except ValueError:
+            raise RequestFailed("malformed", f"the answer is no JSON: {text}") from None
         if not any(map(told.get, RESULTS)):
-            text = self._refusal.decode(errors="replace")
             raise RequestFailed("error in the answer" if told.get("error") else "no result", f"no result: {text}")
         usage = told.get("usage") or {}
         self.times.append(at)

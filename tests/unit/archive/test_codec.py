@@ -211,7 +211,7 @@ def test_what_is_written_is_as_the_schema_says(load, replica, paired, sensed):
     ("session", "format", 2), ("session", "started", "yesterday"),
     ("engine", "resolved.kv_blocks", "many"), ("engine", "spec.platform", "tpu"), ("engine", "model.layers", None),
     *(("measurement", path, value) for path, value in (
-        ("crc32", "none"), ("workload.kind", "embed"), ("load.kind", "sweep"), ("load.concurrency", 0),
+        ("crc32", "none"), ("workload.kind", "sing"), ("load.kind", "sweep"), ("load.concurrency", 0),
         ("run.failures", -1), ("run.samples.finished", "yes"), ("run.steps.running", [1.5]), ("run.clock_us", ["AA"]),
     )),
 ])  # fmt: skip

@@ -231,3 +231,29 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
 def test_the_counters_of_several_engines_are_added_up(answered, page, found):
     answered(200, "text/plain", page)
     assert endpoint.cache_lookups("http://host/v1/completions", {}) == found
+
+
+RESULT = json.dumps({"data": [{"embedding": "AAAA"}], "usage": {"prompt_tokens": 3}})
+
+
+@pytest.mark.parametrize(("path", "wanted"), [
+    ("/v1/embeddings", {"input": [5, 6, 7], "encoding_format": "base64"}),
+    ("/classify", {"input": [5, 6, 7]}),
+    ("/v1/rerank", {"query": prompt_words((5,)), "documents": [prompt_words((6, 7))]}),
+])  # fmt: skip
+def test_a_server_is_asked_for_what_its_path_gives_and_no_text_is_marked(answered, path, wanted):
+    answered(200, "application/json", RESULT)
+    engine = engine_with("key", spec_of(path))
+    workload = Workload(WorkloadSpec(kind="embed"), (Request((5, 6, 7), 1),), "planted")
+    engine._client = SimpleNamespace(load=lambda _, bodies, mark, rounds, **how: given.append((bodies, mark, rounds)))
+    given = []
+    engine._hand_over(workload)
+    [([body], mark, rounds)] = given
+    assert json.loads(body) == {"model": "slm", **wanted} and (mark, rounds) == ("", [])
+
+
+@pytest.mark.parametrize("text", ['{"error": "no such model"}', '{"data": []}', "hello"])
+def test_a_server_that_gives_no_result_is_refused(answered, text):
+    answered(200, "application/json", text)
+    with refused("/v1/embeddings", "esult" if "error" not in text and "data" in text else text[1:6]):
+        engine_with("key", spec_of("/v1/embeddings"))

@@ -190,3 +190,11 @@ def test_a_cache_that_cannot_be_written_to_is_one_sentence(cache):
     cache.write_text("a file is in the way")
     with pytest.raises(BadUsage, match=r"opt-tiny .*pytest-slmserve: (.|\n)*XDG_CACHE_HOME"):
         model_for(CPU)
+
+
+def test_a_pair_is_text_of_as_many_words_as_it_has_tokens(tmp_path):
+    asked = body_of(Request(tuple(range(16)), 1), "slm", "rerank")
+    assert (asked["query"], len(asked["documents"])) == ("t0 t1", 1)
+    files = server.tokenizer_files(CATALOGUE["bert-tiny-reranker"])
+    tokens = Tokenizer.from_str(files["tokenizer.json"]).encode(f"{asked['query']} {asked['documents'][0]}").ids
+    assert tokens == [*range(16)]

@@ -16,14 +16,15 @@ from measured import measure
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.validity import health, problems
 from pytest_slmserve.analysis.metrics.window import littles_law, requests_in_flight, step_s
-from pytest_slmserve.analysis.points import job_points
+from pytest_slmserve.analysis.points import job_points, summarize
 from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, WorkloadSpec
 from pytest_slmserve.telemetry.sampler import INTERVAL_S
 from pytest_slmserve.workload.arrivals import job
+from pytest_slmserve.workload.requests import build_workload
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)
 WIDE = replace(SIMULATED, max_num_seqs=1024)
@@ -235,3 +236,17 @@ def test_at_a_low_rate_a_dynamic_batch_does_not_wait_until_it_is_full():
 
 class TestContract(Contract):
     spec = SIMULATED
+
+
+@pytest.mark.parametrize("kind", ["embed", "rerank"])
+def test_a_result_takes_the_arithmetic_of_its_text(kind):
+    model = "bge-small-en-v1.5" if kind == "embed" else "ms-marco-minilm-l12-v2"
+    spec = replace(SIMULATED, model=model, model_facts=None, max_model_len=512, max_num_seqs=64)
+    spec = replace(spec, max_num_batched_tokens=1 << 20)
+    workload = build_workload(WorkloadSpec(kind=kind, requests=64, output_tokens=1), model_of(model))
+    made = measure(engine(spec, noise=0.0), workload, ClosedLoop(64, window_s=1.0), Environment())
+    each_s = 2 * model_of(model).parameters * 512 / 1e14
+    assert rate(made.run) == pytest.approx(1 / each_s, rel=0.02) and problems(made) == ()
+    seen = summarize(made)
+    assert seen.e2e_s == pytest.approx(64 * each_s, rel=0.05) and seen.requests_per_s == seen.output_tokens_per_s
+    assert {seen.ttft_s, seen.tpot_s, seen.itl_s, seen.normalized_latency_s, seen.little} == {None}

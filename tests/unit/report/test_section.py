@@ -1,8 +1,20 @@
 """A section as text of a terminal, as Markdown that obeys nothing of what others wrote, and as charts."""
 
+import pytest
 from sections import difference
 
-from pytest_slmserve.report.section import Chart, Details, Legend, Named, Section, Table, Verbatim
+from pytest_slmserve.report.section import (
+    Cells,
+    Chart,
+    Details,
+    Legend,
+    Named,
+    Section,
+    Table,
+    Verbatim,
+    in_units,
+    renamed,
+)
 from pytest_slmserve.report.section import section_markdown as markdown
 from pytest_slmserve.report.section import section_text as text_of
 from pytest_slmserve.report.text_table import Column, laid_out
@@ -40,3 +52,32 @@ def test_cells_of_a_table_are_those_that_tell_something_however_wide():
         cells = Table(["x" * 30], columns, "T").cells
     assert (cells.caption, cells.heads, cells.numeric) == ("T", ["a name", "n"], [False, True])
     assert cells.rows == [["x" * 30, "1"]]
+
+
+@pytest.mark.parametrize(("text", "called"), [
+    ("most tokens/s 7", "most texts/s 7"),
+    ("output tokens/s", "texts/s"),
+    ("mJ/token", "mJ/text"),
+    ("tokens\n/busy s", "texts\n/busy s"),
+    ("7 prompt tokens/s", "7 prompt tokens/s"),
+    ("prompt\ntokens/s", "prompt\ntokens/s"),
+    ("64 tokens a text", "64 tokens a text"),
+    ("synthetic token ids", "synthetic token ids"),
+    ("energy-per-token-falls-with-load", "energy-per-token-falls-with-load"),
+    ("output_tokens_per_s, tokenizer", "output_tokens_per_s, tokenizer"),
+])  # fmt: skip
+def test_outputs_are_called_by_their_name_and_prompts_keep_their_tokens(text, called):
+    assert (renamed(text, "text"), renamed(text, "token")) == (called, text)
+
+
+def test_a_section_is_in_other_units_in_all_of_its_texts_and_none_of_its_values():
+    spec = {"title": "tokens/s", "data": [{"output_tokens_per_s": 1}]}
+    shown = Section("tokens/s", SHOWN.parts, charts=lambda: [Chart("of a token", spec)], name="a token")
+    other = in_units(shown, "pair")
+    assert "token" not in text_of(other) and text_of(other).count("pair") == text_of(shown).count("token") == 5
+    assert in_units(shown, "token") is shown and other.parts[1].rows is shown.parts[1].rows
+    [chart] = other.charts()
+    assert (chart.title, chart.spec) == ("of a pair", {"title": "pairs/s", "data": [{"output_tokens_per_s": 1}]})
+    assert in_units({"x": (Cells("tokens", ["a token"], [["1"]], [True]), 3)}, "text") == {
+        "x": (Cells("texts", ["a text"], [["1"]], [True]), 3)
+    }

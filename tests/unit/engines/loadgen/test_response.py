@@ -351,3 +351,46 @@ def test_a_failure_has_a_reason_and_is_of_a_kind(data, closed, why, kind, cut):
     with pytest.raises(RequestFailed, match=why) as caught:
         read(data, cut, closed)
     assert caught.value.kind == kind
+
+
+JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+def result_of(told, status=b"200"):
+    text = json.dumps(told).encode()
+    return JSON.replace(b"200", status) + b"content-length: %d\r\n\r\n" % len(text) + text
+
+
+@given(cuts, st.sampled_from(["data", "results"]))
+def test_a_result_is_one_output_at_the_time_of_its_last_piece(cut, name):
+    found = Answer(1, streamed=False)
+    parts = pieces(
+        result_of({name: [{"embedding": "AAAA" * 20}], "usage": {"prompt_tokens": 64, "total_tokens": 64}}), cut
+    )
+    for at, part in enumerate(parts):
+        assert not found.complete and not found.times
+        found.read(float(at), part)
+    assert found.complete and found.response.reusable
+    assert ([*found.times], [*found.tokens], found.usage) == ([len(parts) - 1.0], [1], (64, 1))
+
+
+@pytest.mark.parametrize(("answer", "kind"), [
+    (result_of({"error": {"message": "too long"}}), "error in the answer"),
+    (result_of({"data": []}), "no result"),
+    (result_of({"object": "list"}), "no result"),
+    (result_of([1]), "malformed"),
+    (result_of({"data": [1], "usage": {"prompt_tokens": -1}}), "malformed"),
+    (result_of({"data": [1]}, b"503"), "HTTP 503"),
+    (result_of({"data": [1]})[:-3], "broke off"),
+], ids=range(7))  # fmt: skip
+def test_what_is_no_result_fails_its_request(answer, kind):
+    found = Answer(1, streamed=False)
+    with pytest.raises(RequestFailed) as caught:
+        found.read(1.0, answer)
+        found.read(2.0, b"")
+    assert caught.value.kind == kind and not found.complete
+
+
+def test_a_whole_answer_of_a_server_is_looked_at_before_anything_is_measured():
+    assert error_in(b'{"data": [{"index": 0}]}', streamed=False) is None
+    assert "no such model" in error_in(b'{"error": "no such model"}', streamed=False)

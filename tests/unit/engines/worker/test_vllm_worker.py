@@ -29,6 +29,7 @@ def worker():
         patch.setattr(sys, "path", [str(Path(package).parent), *sys.path])
         module = importlib.import_module("vllm_worker")
         patch.setattr(module, "greedy", lambda tokens: tokens)
+        patch.setattr(module, "pooling", lambda kind: f"for {kind}")
         yield module
     sys.modules.pop("vllm_worker"), sys.modules.pop("slm_pacing")
 
@@ -56,6 +57,13 @@ class Engine:
         told = {"outputs": [output], "prompt_token_ids": prompt["prompt_token_ids"]}
         yield SimpleNamespace(metrics=stamps if self.stamped else None, **told)
 
+    async def encode(self, prompt, parameters, name):
+        self.asked = parameters
+        await asyncio.sleep(self.step_s)
+        told = SimpleNamespace(num_generation_tokens=0, time_to_first_tokens_iter=[0.1], num_prompt_tokens=3)
+        self.trace.record(SimpleNamespace(num_running_reqs=0), told)
+        yield SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], num_cached_tokens=2, finished=True)
+
     async def abort(self, names):
         self.aborted |= set(names)
 
@@ -64,11 +72,11 @@ class Engine:
 def serve(worker):
     """Runs a load on an engine and returns the worker's answer, and the server."""
 
-    def run(load, op="run", kind=Engine, **engine):
+    def run(load, op="run", kind=Engine, asks="generate", **engine):
         server = worker.Server(None, None)
         server.engine, server.say = kind(worker.StepTrace(), **engine), AsyncMock()
         server.prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
-        server.output_tokens = [LENGTH, LENGTH]
+        server.output_tokens, server.kind = ([LENGTH] if asks == "generate" else [1]) * 2, asks
         answer = asyncio.run(asyncio.wait_for(server.answer({"op": op, "load": load}), 20))
         return answer, server
 
@@ -130,7 +138,11 @@ def test_a_load_that_only_fails_is_given_up_after_five_and_what_is_in_flight_end
 @pytest.mark.parametrize("load", [WINDOW, COUNTED, AT_ONCE])
 def test_an_engine_without_steps_is_not_waited_for_and_told_before_the_worker_ends(worker, monkeypatch, load):
     monkeypatch.setattr(worker, "STALL_S", 0.1)
-    given = {}, {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH], "kind": "generate"}, {"op": "run", "load": load}
+    given = (
+        {},
+        {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH], "kind": "generate"},
+        {"op": "run", "load": load},
+    )
     lines = AsyncMock(side_effect=[json.dumps(line).encode() for line in given])
     server = worker.Server(SimpleNamespace(readline=lines), None)
     server.start, server.say = AsyncMock(return_value={}), AsyncMock()
@@ -250,3 +262,30 @@ def test_the_core_is_forked_on_the_cpu_and_spawns_the_process_of_the_model(
     for forked in in_child:
         forked()
     assert os.environ[worker.START_METHOD] == "spawn"
+
+
+class Limited(Engine):
+    """With the limits of a step of vLLM's scheduler."""
+
+    vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=64, max_num_batched_tokens=10))
+
+
+@pytest.mark.parametrize("load", [WINDOW, COUNTED])
+@pytest.mark.parametrize("asks", ["embed", "rerank"])
+def test_a_request_for_a_result_has_one_output_that_comes_at_once(serve, load, asks):
+    answer, server = serve(load, kind=Limited, asks=asks)
+    found = [row for row in rows(answer) if row.finished]
+    assert server.engine.asked == f"for {asks}" and len(found) >= USERS
+    assert all(row.admitted is None and row.sent < row.first == row.last and row.output == 1 for row in found)
+    assert {row.prompt for row in found} == {2, 3} and {row[-1] for row in answer["samples"]} == {2}
+    assert {row[3:5] for row in answer["steps"]} == {(1, 3)}, "a result of each request that ends"
+
+
+@pytest.mark.parametrize(("concurrency", "steps"), [(1, 24), (96, 24), (1000, 250)])
+def test_a_result_is_awaited_while_the_prompts_before_it_are_computed(worker, concurrency, steps):
+    server = worker.Server(None, None)
+    server.engine, server.prompts = (
+        Limited(worker.StepTrace()),
+        [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3] * 3}],
+    )
+    assert server.steps_of_results(concurrency) == steps, "four prompts of 2.5 tokens in a step of 10"
