@@ -63,7 +63,7 @@ class Findings:
 
     @cached_property
     def unit(self) -> str:
-        """What an output is called: a token, or the result that all requests ask for; "output" if they differ."""
+        """Name of an output: a token, or the result that all requests ask for; "output" if they differ."""
         shown: list[Measurement | JobPoint | Curve] = [*self.loads, *self.jobs, *self.curves]
         shown += [launch for gated in self.gates for pair in gated.pairs[:1] for launch in pair.baseline.measurements]
         units = {each.workload.unit for each in shown if each.workload}

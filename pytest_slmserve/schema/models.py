@@ -121,7 +121,7 @@ class Model:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What it can be asked for, first what it was made for. vLLM makes an embedding model of any decoder."""
+        """Kinds of requests that it serves, first the one that it was made for. vLLM makes an embedding model of any decoder."""
         if SCORES.fullmatch(self.architecture):
             return "rerank", "classify"
         if EMBEDS.fullmatch(self.architecture):
@@ -130,7 +130,7 @@ class Model:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether each token looks at all others of a text, so that there is no KV cache."""
+        """Report whether each token looks at all others of a text, so that there is no KV cache."""
         return self.windows == ()
 
     @property

@@ -65,7 +65,7 @@ PATHS: dict[Kind, str] = {
 
 
 def kind_of(url: str) -> Kind:
-    """What requests to a URL ask for, by the end of its path."""
+    """The kind of requests to a URL, by the end of its path."""
     path = urlsplit(url).path.rstrip("/")
     return next((kind for kind, end in PATHS.items() if path.endswith(end.removeprefix("/v1"))), "generate")
 
@@ -643,5 +643,5 @@ class WorkloadReference:
 
     @property
     def unit(self) -> str:
-        """What the figures call an output: a token, or the result of a request."""
+        """Name of an output in figures: a token, or the result of a request."""
         return UNITS[self.kind]
