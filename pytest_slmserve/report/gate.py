@@ -306,12 +306,11 @@ def together_text(gated: Gated) -> str:
     window = gated.pairs[0].baseline.at_each_load[-1]
     allowed = " or ".join(dict.fromkeys(f"{percent(each.sd)} ({each.source})" for each in gated.allowances.values()))
     loads = counted(window.load.requests or 0, "request")
-    each = f"{window.workload.mean_prompt_tokens:.0f} prompt and {window.workload.mean_output_tokens:.0f} output tokens"
     pairs = " and ".join(map(str, dict.fromkeys(gated.windows)))
     count = counted(len(gated.pairs), "launch")
     return (
         f"both live on one GPU, with half of its memory each; {count} of both with {pairs} pairs of windows at each "
-        f"load, a window of {loads} of {each}; launches may differ by {allowed}; of one host"
+        f"load, a window of {loads} of {window.workload.each}; launches may differ by {allowed}; of one host"
     )
 
 

@@ -303,9 +303,8 @@ def _load_notes(m: Measurement) -> Iterator[str]:
 
 def _requests(m: Measurement) -> tuple[str, str]:
     source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
-    lengths = f"{m.workload.mean_prompt_tokens:,.4g} prompt and {m.workload.mean_output_tokens:,.4g} output tokens"
     place = m.spec.url or f"the {m.spec.interface} interface"
-    return f"{m.spec.model} at {place}", f"{lengths} requested in the mean{source}"
+    return f"{m.spec.model} at {place}", f"{m.workload.each} requested in the mean{source}"
 
 
 def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
@@ -467,14 +466,17 @@ def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
             f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
         )
     requests, output, prompt = (FOUR(row[f"{name}_per_s"]) for name in ("requests", "output_tokens", "prompt_tokens"))
+    generates, only = m.workload.kind == "generate", seen.e2e_s
+    rates = f"{requests} requests/s, {output} output and {prompt} prompt tokens/s"
     parts += [
-        f"{requests} requests/s, {output} output and {prompt} prompt tokens/s over {row['window_s']:.1f} s",
+        f"{rates if generates else f'{output} tokens/s, {prompt} prompt tokens/s'} over {row['window_s']:.1f} s",
         f"{figure(row['batch'], 4)} concurrent requests in the mean, {row['concurrency_max']} at most",
         f"{row['requests']} requests {m.load.judged_by} in the window: {row['unfinished']} unfinished, "
         f"{failed_text(row)}; {row['prompt_tokens']:,} prompt and {row['output_tokens']:,} output tokens",
     ]
-    latencies = [("TTFT", seen.ttft_s), ("TPOT", seen.tpot_s), ("E2E", seen.e2e_s)]
-    latencies += [("E2E/token", seen.normalized_latency_s), *([("ITL", seen.itl_s)] if seen.itl_s else [])]
+    latencies = [("TTFT", seen.ttft_s), ("TPOT", seen.tpot_s), ("E2E", only)] if generates else [("E2E", only)]
+    if generates:
+        latencies += [("E2E/token", seen.normalized_latency_s), *([("ITL", seen.itl_s)] if seen.itl_s else [])]
     if any(each.known for _, each in latencies):
         parts.append(Table(latencies, LATENCY, caption="Latency", always=len(LATENCY)))
         if not all(supported(0.99, each.known) for _, each in latencies if each.p99 is not None):

@@ -113,7 +113,7 @@ def heading(curve: Curve) -> Iterator[str]:
     if requests := curve.workload:
         lengths = f"{requests.spec.prompt_tokens}/{requests.spec.output_tokens} tokens"
         if requests.kind != "generate":
-            lengths = f"{requests.kind}, {requests.mean_prompt_tokens:.0f} tokens a {requests.unit} in the mean"
+            lengths = f"{requests.kind}, {requests.each} in the mean"
         elif requests.spec.prompt_tokens is None:
             mean = f"{requests.mean_prompt_tokens:.0f}/{requests.mean_output_tokens:.0f} tokens in the mean"
             lengths = f"natural lengths, {mean}"

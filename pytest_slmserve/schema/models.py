@@ -121,7 +121,8 @@ class Model:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Kinds of requests that it serves, first the one that it was made for. vLLM makes an embedding model of any decoder."""
+        """Kinds of requests that it serves, first the one that it was made for. vLLM makes an embedding model of any
+        decoder."""
         if SCORES.fullmatch(self.architecture):
             return "rerank", "classify"
         if EMBEDS.fullmatch(self.architecture):

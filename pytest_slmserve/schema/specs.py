@@ -645,3 +645,10 @@ class WorkloadReference:
     def unit(self) -> str:
         """Name of an output in figures: a token, or the result of a request."""
         return UNITS[self.kind]
+
+    @property
+    def each(self) -> str:
+        """Mean request in words: "512 prompt and 256 output tokens", or "512 prompt tokens a text"."""
+        if self.kind != "generate":
+            return f"{self.mean_prompt_tokens:,.4g} prompt tokens a {self.unit}"
+        return f"{self.mean_prompt_tokens:,.4g} prompt and {self.mean_output_tokens:,.4g} output tokens"
