@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 from pytest_slmserve.schema import records
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import per_unit
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference, WorkloadSpec, load_facts, load_of
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference, load_facts, load_of, workload_facts
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
 BASE_64 = f"{ascii_uppercase}{ascii_lowercase}{digits}+/".encode()  # its digits, as in RFC 4648
 NO_DIGIT = len(BASE_64)
 VALUES = bytes(BASE_64.index(byte) if byte in BASE_64 else NO_DIGIT for byte in range(256))
-ADDED = {"kind"}  # to a workload's specification since format 3 began
 PER_S = 1_000_000  # stamps and times are stored in microseconds, the KV usage in millionths
 
 
@@ -102,7 +101,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
     return {
         "kind": "measurement",
         "engine": m.launch,
-        "workload": {**asdict(m.workload), "spec": _workload_facts(m.workload.spec)},
+        "workload": {**asdict(m.workload), "spec": workload_facts(m.workload.spec)},
         "load": load_facts(m.load),
         "measured_at": m.measured_at,
         **_told(replica=m.replica, paired=m.paired, neighbours=m.neighbours or None),
@@ -116,12 +115,6 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
             **_told(began_us=_whole(run.began_s), telemetry=telemetry, stream=run.stream, failed=run.failed),
         },
     }
-
-
-def _workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
-    """The fields of a workload's specification; those that were added to the format only if they are not the usual."""
-    usual = WorkloadSpec()
-    return {n: value for n, value in asdict(spec).items() if n not in ADDED or value != getattr(usual, n)}
 
 
 def _told(**entries: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, combinations
 from operator import itemgetter
 from pathlib import Path
@@ -25,7 +26,7 @@ from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Kind, json_value
 from pytest_slmserve.schema.printable import hidden, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
 from pytest_slmserve.schema.secrecy import passed_on
-from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload, handed_over, kind_of
+from pytest_slmserve.schema.specs import FRESH, KEY, EngineSpec, Request, Workload, handed_over, kind_of
 from pytest_slmserve.telemetry.gpu import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores
 
@@ -46,7 +47,6 @@ WORDS = COMMON.split()
 MARK = "slm-round"
 ROUNDS = 4096  # through all requests, before the first comes again
 QUERY = 8  # of a pair one token in so many is of the query: a passage of MS MARCO has ten words for each of one
-FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to round
 LEAST_ID = 4  # below it are special tokens
 
 PAGE_S = 5.0
@@ -235,33 +235,42 @@ def prompt_words(ids: Sequence[int]) -> str:
 
 
 class FreshPrompts:
-    """Prompts that no prefix cache has seen. Each has a mark after its first token, which the client replaces by fresh
-    ids in each round through the requests. A cache keeps what begins alike, so all that follows the mark is new to it.
+    """Prompts of which no prefix cache has seen more than what they share. Each has a mark, which whoever sends it
+    replaces by fresh ids in each round through the requests. It stands after the first token that is the prompt's own.
+    A cache keeps what begins alike, so all that follows the mark is new to it.
 
-    mark: The placeholder as it stands in a JSON body. rounds: The text that replaces it in each round: a salt of two
-    ids, which is drawn for one hand-over of the requests, and the number of the round. salt: The two ids.
-    words: Whether prompts are common words, two for each fresh id, and not lists of ids.
+    ids: What replaces the mark in each round: the number of the round, so that no block of a cache that has the mark's
+    first id is found again, and a salt of two ids, which is drawn for one hand-over of the requests. salt: The two
+    ids. mark, rounds: The placeholder as it stands in a JSON body, and the text of each round. words: Whether prompts
+    are common words, two for each fresh id, and not lists of ids.
     """
 
     def __init__(self, workload: Workload, words: bool) -> None:
         """Draw the salt for the prompts of these requests."""
         self.words, self.mark = words, MARK if words else f'"{MARK}"'
-        self.rounds: list[str] = []
         span = max(1, max(max(request.prompt, default=0) for request in workload.requests) - LEAST_ID)
         self.salt = LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)
-        for number in range(ROUNDS):
-            ids = (*self.salt, LEAST_ID + number % span)
-            pairs = chain.from_iterable((i // len(WORDS), i) for i in ids)
-            self.rounds.append(prompt_words(tuple(pairs)) if words else ", ".join(map(str, ids)))
+        self.ids = [(LEAST_ID + number % span, *self.salt) for number in range(ROUNDS)]
+        self._fresh = FRESH * (2 if words else 1)
 
-    def prompt(self, ids: tuple[int, ...]) -> list[int | str] | str | None:
+    @cached_property
+    def rounds(self) -> list[str]:
+        if not self.words:
+            return [", ".join(map(str, ids)) for ids in self.ids]
+        return [prompt_words([n for i in ids for n in (i // len(WORDS), i)]) for ids in self.ids]
+
+    def place(self, request: Request) -> int | None:
+        """Place of the mark in a prompt; None if the prompt is too short for one."""
+        at = request.shared + 1
+        return at if len(request.prompt) > at + self._fresh else None
+
+    def prompt(self, request: Request) -> list[int | str] | str | None:
         """The prompt with the mark in it, as words or as a list of ids; None if the prompt is too short."""
-        place = FRESH * (2 if self.words else 1)
-        if len(ids) <= place + 1:
+        ids, at = request.prompt, self.place(request)
+        if at is None:
             return None
-        if self.words:
-            return " ".join((prompt_words(ids[:1]), MARK, prompt_words(ids[1 + place :])))
-        return [ids[0], MARK, *ids[1 + place :]]
+        before, after = ids[:at], ids[at + self._fresh :]
+        return " ".join((prompt_words(before), MARK, prompt_words(after))) if self.words else [*before, MARK, *after]
 
 
 def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
@@ -298,7 +307,8 @@ class EndpointEngine(Engine):
     ) -> None:
         """Check the endpoint and start the client. Raises BadUsage if it does not stream an answer to any request of
         ours, with the answer to the request that asks for least. own_prompts: Whether no two requests begin alike, in
-        one load or in several. Prompts that may come from a cache by the specification, and text, are sent as they are.
+        one load or in several, but for what they share. Prompts that may come from a cache by the specification, and
+        text, are sent as they are, unless a share was asked for.
         timeout_s, processes: See `LoadClient`."""
         super().__init__(spec)
         self.resolved = Resolved()
@@ -340,7 +350,7 @@ class EndpointEngine(Engine):
             body |= self._further
             return json.dumps({name: value for name, value in body.items() if value is not None})
         body["return_token_ids"] = True
-        fresh = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
+        fresh = self._fresh.prompt(request) if self._fresh and not request.text else None
         ids = prompt_words(request.prompt) if self._in_words else list(request.prompt)
         body["prompt"] = fresh or request.text or ids
         if self._is_chat:
@@ -355,8 +365,9 @@ class EndpointEngine(Engine):
         return self._is_chat or TOKEN_IDS in self.without
 
     def _hand_over(self, workload: Workload) -> None:
-        own = self._own_prompts and not any(request.text for request in workload.requests)
-        self._fresh = FreshPrompts(workload, self._in_words) if own else None
+        own = self._own_prompts or workload.spec.prefix_share is not None
+        texts = any(request.text for request in workload.requests)
+        self._fresh = FreshPrompts(workload, self._in_words) if own and not texts else None
         mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", [])
         # A field that holds others may have any meaning.
         bounded = not any(name in LENGTHENS or isinstance(value, dict) for name, value in self._further.items())

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +23,7 @@ import psutil
 
 from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
-from pytest_slmserve.engines.endpoint import LoadClient, body_of, run_of
+from pytest_slmserve.engines.endpoint import FreshPrompts, LoadClient, body_of, run_of
 from pytest_slmserve.engines.interrupts import held
 from pytest_slmserve.schema.errors import (
     UNUSABLE,
@@ -178,7 +179,10 @@ class OfflineEngine(ProcessEngine):
     def _hand_over(self, workload: Workload) -> None:
         super()._hand_over(workload)
         prompts, kind = [request.prompt for request in workload.requests], workload.spec.kind
-        self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests], kind=kind)
+        own = FreshPrompts(workload, words=False) if workload.spec.prefix_share is not None else None
+        fresh = {"places": [own.place(each) for each in workload.requests], "rounds": own.ids} if own else {}
+        tokens = [request.output_tokens for request in workload.requests]
+        self.ask(op="load", prompts=prompts, output_tokens=tokens, kind=kind, **fresh)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         run = run_from([self.ask(progress, barrier, op="run", load=load)])
@@ -231,6 +235,7 @@ class ServerEngine(ProcessEngine):
     windows_of_schedules = True
     client: LoadClient | None = None
     _path = ""  # that the client sends requests to
+    _fresh: FreshPrompts | None = None  # if prompts are to have so much in common and no more
     _writers = 0  # of its trace
 
     def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
@@ -289,7 +294,11 @@ class ServerEngine(ProcessEngine):
                 self.client.kill()
             self._path = PATHS[kind]
             self.client = LoadClient(f"http://{HOST}:{self.port}{self._path}", self._headers, self._cores)
-        self.client.load(workload, [json.dumps(body_of(request, NAME, kind)) for request in workload.requests])
+        self._fresh = own = FreshPrompts(workload, words=False) if workload.spec.prefix_share is not None else None
+        bodies = [body_of(request, NAME, kind) for request in workload.requests]
+        if own:
+            bodies = [body | {"prompt": own.prompt(r) or body["prompt"]} for body, r in zip(bodies, workload.requests)]
+        self.client.load(workload, [*map(json.dumps, bodies)], *((own.mark, own.rounds) if own else ()))
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         assert self.client, "it has the requests"
@@ -305,7 +314,9 @@ class ServerEngine(ProcessEngine):
             raise self.child.failed(f"died while it served ({found[0]['first_failure']})")
         # Several writers each know of the tokens that went through them: no row is a whole step.
         rows = trace_lines(self.trace, before) if self._writers <= 1 else []
-        return run_of(found, workload, [row for row in rows if row[0] >= found[0]["began"]])
+        run = run_of(found, workload, [row for row in rows if row[0] >= found[0]["began"]])
+        assert run.stream, "there was a client"
+        return replace(run, stream=replace(run.stream, salt=self._fresh.salt)) if self._fresh else run
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         more = {"max_tokens": length, "return_token_ids": True}

@@ -43,7 +43,8 @@ class HostNoise:
 
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else while it generates
-FLOPS_PER_S = 1e14  # and it computes so fast what gives one result
+# And it computes so fast what gives one result, and prompts if it has a cache of them: elsewhere they are free.
+FLOPS_PER_S = 1e14
 LEAST_READ_S = 1e-4  # but no weights in less: of a tiny model a window would have a million steps
 LAYOUT_UNKNOWN = 1 << 17  # bytes per token of a model whose cache only a real engine knows: a guess
 MAX_STEPS = 2_000_000
@@ -115,13 +116,14 @@ class Faults:
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request on its way. first_step: the step that makes its first token, after which each step makes one; None
-    while it waits."""
+    """A request on its way. cached: of its prompt, tokens that come from a cache. first_step: the step that makes its
+    first token, after which each step makes one; None while it waits."""
 
     request: int
     sent_s: float
     prompt: int
     wanted: int
+    cached: int = 0
     admitted_s: float | None = None
     first_step: int | None = None
 
@@ -129,7 +131,9 @@ class _Sequence:
 class SimulatedEngine(Engine):
     """An engine that serves T(B) = t_inf*B/(B + b_half). By default these are the two numbers that the model's
     configuration gives at 1 TB/s or, if that would read all weights in less than 0.1 ms, at the speed that takes so
-    long. On several GPUs each GPU does its part of a step, and then waits for the others.
+    long. On several GPUs each GPU does its part of a step, and then waits for the others. If it is to cache prefixes,
+    and prompts share some, whole blocks of what a group shares come from its cache after the first request of the
+    group, and the rest takes time.
 
     speed: The share of its device's speed that other engines leave to it. gpus: Number of GPUs whose sensors it
     reports; 0 for its own. extra_env: Environment variables of this launch only.
@@ -153,6 +157,7 @@ class SimulatedEngine(Engine):
         self.random = random.Random(f"{spec.seed}")
         noise = self.faults.host_noise, self.faults.host_noise_s
         self.host = HostNoise(*noise, f"host {spec.seed}") if noise[0] else None
+        self._kept: dict[tuple[str, int], int] = {}  # tokens of the longest prefix, by workload and group
         self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
         layout = kv_cache.kv_layout(spec)
         block_bytes = BLOCK_SIZE * (layout.bytes_per_token or LAYOUT_UNKNOWN)
@@ -255,6 +260,12 @@ class SimulatedEngine(Engine):
             found.failed["simulated"] = f"simulated failed after {len(found.rows)} readings: as it was told to"
         return found.telemetry(0.0)
 
+    def _from_cache(self, workload: Workload, request: int) -> int:
+        """Return the tokens of a prompt that come from the cache of prefixes, which keeps what the prompt shares."""
+        group, shared = (workload.hash, request % workload.spec.prefix_groups), workload.requests[request].shared
+        kept, self._kept[group] = self._kept.get(group, 0), max(self._kept.get(group, 0), shared)
+        return min(kept, shared) // BLOCK_SIZE * BLOCK_SIZE
+
     def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, list[float], int]:
         """The requests that were sent, the steps, the seconds of kernels in each, and the number of requests that have
         not ended.
@@ -270,6 +281,9 @@ class SimulatedEngine(Engine):
         # All-reduces after attention and feed-forward of each layer.
         waits_s = 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.model.layers * self.faults.all_reduce_s
         launches_s = LAYER_LAUNCH_S * self.model.layers if limits.enforce_eager else 0.0
+        caches = self.spec.caches_prefixes and workload.spec.prefix_share is not None
+        speed = FLOPS_PER_S * self.speed * self.spec.tensor_parallel_size
+        prompt_s = 2 * (self.model.active or 0) / speed if caches else 0.0  # of a token
         kernels = list[float]()  # seconds of each step
         now, admitted, ended, freed, prompted = 0.0, 0, 0, 0, 0  # prompted: tokens done of the prompt that is next
         sent, ends, steps = list[_Sequence](), Counter[int](), list[tuple[Any, ...]]()  # ends: by step, how many
@@ -283,19 +297,22 @@ class SimulatedEngine(Engine):
                 sent.append(_Sequence(index, loop.sent_s(free, now), len(request.prompt), request.output_tokens))
             if len(sent) == ended:
                 break
-            left, prompted = prompted + max(0, limits.max_num_batched_tokens - (admitted - ended)), 0
+            budget = max(0, limits.max_num_batched_tokens - (admitted - ended))
+            computed, left, prompted = -prompted, prompted + budget, 0
             for sequence in sent[admitted : ended + fits]:
                 if left and sequence.admitted_s is None:
                     sequence.admitted_s = now
-                if sequence.prompt > left:
+                    sequence.cached = self._from_cache(workload, sequence.request) if caches else 0
+                if (needed := sequence.prompt - sequence.cached) > left:
                     prompted = left
                     break
-                left -= sequence.prompt
+                left -= needed
+                computed += needed
                 sequence.first_step = number
                 ends[number + sequence.wanted - 1] += 1
                 admitted += 1
             batch, pace = admitted - ended, self.host(self.ran_s + now) if self.host else 1.0
-            kernels_s = (b_half + batch) / t_inf + waits_s
+            kernels_s = (b_half + batch) / t_inf + waits_s + (computed + prompted) * prompt_s
             if not self.faults.host_s:
                 kernels_s, pace = kernels_s / pace, 1.0
             kernels.append(kernels_s)
@@ -315,7 +332,8 @@ class SimulatedEngine(Engine):
             if (first := sequence.first_step) is not None:
                 made = min(sequence.wanted, len(steps) - first)
                 first_s, last_s = steps[first][0], steps[first + made - 1][0]
-            told = sequence.prompt, made, made == sequence.wanted
+            told: list[int | None] = [sequence.prompt, made, made == sequence.wanted]
+            told += [sequence.cached if made == sequence.wanted else None] if caches else []
             rows.append((sequence.request, sequence.sent_s, sequence.admitted_s, first_s, last_s, *told))
         samples = Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
         return samples, Steps(*zip(*steps)) if steps else Steps(*[()] * 7), kernels, len(sent) - ended

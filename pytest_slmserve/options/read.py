@@ -88,7 +88,7 @@ def _check(options: Options) -> None:
     if (name := Path(options.records).name) in BESIDE_THE_RECORDS:
         raise BadUsage(f"--slm-records={options.records}: a gate writes {name} beside its records", "a name in .jsonl")
     if options.export and Path(options.export.partition("=")[2]) == Path(options.records):
-        raise BadUsage(f"--slm-export={options.export} would write into the records", "--slm-export with another path")
+        raise BadUsage(f"slm_export={options.export} would write into the records", "-o slm_export=WHAT=ELSEWHERE")
     own = [opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)]
     if own and not options.gate and not (options.baseline and own[0] == "--slm-gate-margin"):
         raise BadUsage(f"{own[0]} says what a gate compares, and there is no gate", f"--slm-gate {own[0]} ...")

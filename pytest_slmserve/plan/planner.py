@@ -24,6 +24,7 @@ from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, Model, catalogu
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import (
     GIB,
+    OWN,
     ClosedLoop,
     EngineSpec,
     Load,
@@ -112,6 +113,8 @@ def engine_spec(
         allow_prefix_cache=options.allow_prefix_cache,
         model_facts=known,
     )
+    if options.prefix_share is not None:
+        spec = replace(spec, prefix_caching=True, allow_prefix_cache=True)
     if not options.max_num_seqs:  # vLLM starts with no more than the tokens of a step
         tokens = kv_cache.given_limit(spec, "max_num_batched_tokens")
         spec = replace(spec, max_num_seqs=min(spec.max_num_seqs, tokens))
@@ -160,7 +163,13 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
         output_tokens=output,
         seed=options.seed,
         accept_truncated=options.accept_truncated,
+        **_shared(options, options.prefix_share),
     )
+
+
+def _shared(options: Options, share: float | None) -> dict[str, Any]:
+    """Return fields of the requests that have a share of their prompts in common, if one is asked for."""
+    return {} if share is None else {"prefix_share": share, "prefix_groups": options.prefix_groups}
 
 
 def kind_for(options: Options, model: Model) -> Kind:
@@ -180,7 +189,23 @@ def check_length(name: str, tokens: int, positions: int) -> None:
         raise BadUsage(f"{name}: {why}", "shorter requests: --slm-input-len or --slm-output-len")
 
 
-Words = Mapping[str, Any]  # of a marker: `lengths` and `ramp_up` take the place of the options
+def check_prefixes(engine: EngineSpec, workload: Workload) -> None:
+    """Raise BadUsage if prompts are to have a share in common, and the engine's cache could serve none of it."""
+    share, longest = workload.spec.prefix_share, max(request.shared for request in workload.requests)
+    if share is None or engine.platform == "remote":  # whose answers tell
+        return
+    asked, block = f"a prefix share of {share:g} is asked for", kv_cache.kv_layout(engine).block_size
+    if engine.interface == "transformers":
+        raise BadUsage(f"{asked}, and Transformers has no cache of prefixes", 'interface="engine", or "server"')
+    if not engine.caches_prefixes:
+        hint = "--slm-engine-arg enable_prefix_caching=true, or no --slm-prefix-share"
+        raise BadUsage(f"{asked}, and the engine's prefix cache is off", hint)
+    if share and longest < block:
+        why = f"that is {longest} tokens of a prompt at most, and the cache keeps whole blocks of {block}"
+        raise BadUsage(f"{asked}: {why}", f"--slm-input-len {max(math.ceil(block / share), block + OWN)}")
+
+
+Words = Mapping[str, Any]  # of a marker: `lengths`, `prefix_share` and `ramp_up` take the place of the options
 NO_WORDS: Words = MappingProxyType({})
 
 
@@ -271,6 +296,7 @@ class Planner:
         spec = workload_spec(self.options, self.platform)
         if "lengths" in words:
             spec = spec.with_lengths(*checked_lengths(words["lengths"]))
+        spec = replace(spec, **_shared(self.options, words.get("prefix_share")))
         known = known_model(model) if self.platform == "remote" else model_of(model)
         if requests is not None:
             spec = replace(spec, requests=requests)
@@ -293,9 +319,10 @@ class Planner:
                 self._workloads[name] = Workload(spec, tuple(made), source)
         return self._workloads[name]
 
-    def spec(self, model: str, gpus: int | None = None, **changes: Any) -> EngineSpec:
-        """Return the engine of a model. gpus: if others than the options say. changes: options with values of their
-        own. Raises BadUsage if its GPUs are not there, or their memory is too small."""
+    def spec(self, model: str, gpus: int | None = None, words: Words = NO_WORDS, **changes: Any) -> EngineSpec:
+        """Return the engine of a model. gpus: if others than the options say. words: of a marker, of which a share of
+        the prompts counts. changes: options with values of their own. Raises BadUsage if its GPUs are not there, or
+        their memory is too small."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return EngineSpec(
@@ -308,6 +335,7 @@ class Planner:
                 allow_prefix_cache=self.options.allow_prefix_cache,
             )
         self._find([model])
+        changes |= {name: words[name] for name in ("prefix_share",) if name in words}
         spec = engine_spec(self.options._replace(**changes), self.platform, model, self.host.environment, gpus)
         check_there(self.host, spec.gpus)
         return spec
@@ -405,12 +433,16 @@ class Planner:
     ) -> Case:
         for engine in engines_of_set(engines):
             check_told(engine)
+        for engine, workload in zip(engines_of_set(engines), workloads):
+            check_prefixes(engine, workload)
         return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
 
     def point(self, model: str, concurrency: int, words: Words = NO_WORDS, id: str = "") -> Case:
         """Return the case of a model's engine under a closed loop, as the options and a marker say."""
         workload, load = self.workload(model, words), self.load(concurrency, words)
-        return self.case(self.spec(model), [workload], [load], model=model, id=id)
+        case = self.case(self.spec(model, words=words), [workload], [load], model=model, id=id)
+        self.beside |= {case.series} if "prefix_share" in words else set()
+        return case
 
     def replicas_case(
         self, engines: ReplicaSpec, concurrency: int, load: Mapping[str, Any] | None = None, **names: str
@@ -443,8 +475,13 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
 def point_cases(planner: Planner, words: Words) -> list[Case]:
     """Return the points of the planned sweeps, or those that a marker names, of the models that were chosen, if any.
     Raises BadUsage for an unknown model, and for requests that are too long for it."""
+    if isinstance(shares := words.get("prefix_share"), list | tuple):
+        each = {share: point_cases(planner, {**words, "prefix_share": share}) for share in shares}
+        return [replace(case, id=f"{case.id}-share-{share:g}") for share, cases in each.items() for case in cases]
     if "points" not in words:
         planned = [case for model in planner.models for case in planner.sweep(model).cases]
+        if "prefix_share" in words:
+            return [planner.point(case.model, case.concurrency, words, case.id) for case in planned]
         if "lengths" not in words:
             return planned
         return [replace(case, workloads=(planner.workload(case.model, words),)) for case in planned]
@@ -598,7 +635,7 @@ def job_case(
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"
     name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
-    memory = {} if gpu_memory is None else {"gpu_memory": kv_cache.parse_memory(gpu_memory)}
+    memory: dict[str, Any] = {} if gpu_memory is None else {"gpu_memory": kv_cache.parse_memory(gpu_memory)}
     if why := planner.misfit(model, **memory):
         return Case(model=model, id=name, skip_reason=why)
     spec = planner.spec(model, **memory)
@@ -610,6 +647,8 @@ def job_case(
     if spec.platform == "remote":
         if any(limit is not None for limit in limits.values()):
             why = "sets limits of its engine, and an endpoint has its own"
+    elif batching is not None and workload.spec.prefix_share is not None:
+        why = "batches in Transformers, which has no cache of prefixes"
     elif longest > spec.max_model_len:
         why = f"requests of {longest} tokens do not fit its {spec.max_model_len} positions"
     elif kv_requests is not None and (layout.bytes_per_token is None or layout.windows is None):

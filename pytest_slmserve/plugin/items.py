@@ -50,13 +50,16 @@ from pytest_slmserve.workload.arrivals import job
 # Words of the slm marker that do not choose the engine.
 # Figures of a point that a JUnit file has of each test that measured it.
 JUNIT = ("output_tokens_per_s", "requests_per_s", "ttft_p99_s", "tpot_s", "e2e_s", "valid")
-NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs", "gate")
+NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "prefix_share", "ramp_up", "needs", "gpus", "jobs", "gate")
 # Calls that give a verdict. A test that does not assert it passes whatever was found.
 VERDICTS = {"slm_gate", "slm_claim", "slm_against_baseline"}
 VERDICTS |= {"pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 # Fixtures that measure what the body of a test requests, or an engine's own words.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
+WITH_SHARES = frozenset(
+    {"slm_engine", "slm_measure", "slm_point", "slm_sweep"}
+)  # whose prompts may have some in common
 # Reasons why an endpoint skips an item, by what the marker says that the item needs.
 NEEDS: dict[str, str] = {
     "gpu": "reads a GPU's counters: needs --slm-gpu or --slm-simulate",
@@ -116,7 +119,7 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
     """The engine that a marker asks for. Raises BadUsage for an impossible one."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
     model = words.get("model") or session.planner.models[0]
-    spec = replace(session.planner.spec(model, words.get("tensor_parallel_size")), **own)
+    spec = replace(session.planner.spec(model, words.get("tensor_parallel_size"), words), **own)
     check_told(spec)
     return spec
 
@@ -139,8 +142,12 @@ def check_item(item: Any) -> None:
     if "lengths" in words:
         planning.checked_lengths(words["lengths"])
     model, ramp_up, gpus, gate, needs = map(words.get, ("model", "ramp_up", "gpus", "gate", "needs"))
+    shares = words.get("prefix_share")
+    some = shares if isinstance(shares, list | tuple) and shares else [shares]
+    is_share = all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 1 for one in some)
     checks = {  # of each word: whether its value is one, what the error says if not, and what to type
         "model": (isinstance(model, str), "is no name of a model", 'model="opt-125m"'),
+        "prefix_share": (is_share, "is no share of prompts", "prefix_share=0.5; of slm_point also (0, 0.5, 0.9)"),
         "ramp_up": (ramp_up in get_args(RampUp), "is no ramp-up", " or ".join(get_args(RampUp))),
         "gpus": (isinstance(gpus, int) and gpus > 0, "is no number of GPUs", "gpus=2"),
         "gate": (gate in WITHOUT_THE_OPTION, "is no gate without --slm-gate", " or ".join(WITHOUT_THE_OPTION)),
@@ -149,6 +156,9 @@ def check_item(item: Any) -> None:
     for word, (is_one, problem, hint) in checks.items():
         if word in words and not is_one:
             raise BadUsage(f"@pytest.mark.slm({word}={words[word]!r}) {problem}", hint)
+    if "prefix_share" in words and not WITH_SHARES & {*item.fixturenames}:
+        problem = f"@pytest.mark.slm(prefix_share={shares!r}): none of this test's fixtures has prompts of it in common"
+        raise BadUsage(problem, f"one of {', '.join(sorted(WITH_SHARES))}; or --slm-prefix-share")
     for own in ("extra", "env"):
         try:
             names = [name for name, _ in words.get(own, ())]
@@ -369,7 +379,8 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         defined = item._fixtureinfo.name2fixturedefs
         if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
             with naming(item.nodeid):
-                check_fits(engine, planner.workload(engine.model, words))
+                check_fits(engine, workload := planner.workload(engine.model, words))
+                planning.check_prefixes(engine, workload)
     own, reads = AS_IT_GOES & fixtures, not READERS.isdisjoint(fixtures)
     return ItemPlan(
         name=item.name,

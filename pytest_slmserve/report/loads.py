@@ -294,7 +294,11 @@ def _load_notes(m: Measurement) -> Iterator[str]:
     at_once = sum(rows.first_token_s[i] == rows.last_token_s[i] for i in several)
     if 2 * at_once > len(several):  # as through a proxy that buffers
         yield f"{at_once} of {len(several)} answers came in one piece: TTFT is E2E there, and TPOT and ITL say nothing"
-    own = "unique prompts" if stream and stream.salt else "prompts as the seed or the file has them"
+    own, share = "unique prompts", m.workload.spec.prefix_share
+    if share:
+        own = f"prompts with {hundredths(share)} % in common, unique from there on"
+    elif not (stream and stream.salt):
+        own = "prompts as the seed or the file has them"
     if seen is None:
         yield f"{own}; the server does not report prefix-cache hits"
     else:

@@ -7,10 +7,10 @@ from itertools import pairwise
 from operator import itemgetter
 from statistics import fmean, median
 
-from pytest_slmserve.analysis.claims.evidence import at_table_1
-from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent
+from pytest_slmserve.analysis.claims.evidence import HitRate, at_table_1, hit_rates
+from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known, percent
 from pytest_slmserve.analysis.metrics.gpu_figures import memory_in_use, probe_waiting, step_parts
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, figure_named, ratio
 from pytest_slmserve.analysis.sweep import curve as sweep
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, labels
@@ -20,7 +20,17 @@ from pytest_slmserve.report.findings import Findings, reasons, served_on, valid_
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
-from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, gib, hundredths, milliseconds
+from pytest_slmserve.report.text_table import (
+    ABSENT,
+    Column,
+    between,
+    changed,
+    counted,
+    figure,
+    gib,
+    hundredths,
+    milliseconds,
+)
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.records import SIMULATED, hosts_of
 
@@ -493,6 +503,53 @@ def energy_sections(found: Findings) -> Iterator[Section]:
         under = "an unknown power limit" if limit is None else f"a power limit of {figure(limit)} W"
         title = f"Energy per output token at the largest batch of arXiv:2404.03353, table 1, under {under}"
         yield Section(title, [Table(rows, ENERGY, caption=title, always=len(ENERGY))])
+
+
+@dataclass(frozen=True, slots=True)
+class HitRow:
+    """Row: a load at a hit rate. gain, sooner: tokens/s and mean TTFT over those at the lowest hit rate under this
+    load; None there."""
+
+    at: HitRate
+    gain: Interval | None = None
+    sooner: Interval | None = None
+
+
+HIT_LEGEND = (
+    "share: of each prompt, that others of its group begin with too. hit rate: of the prompt tokens, those from the "
+    "prefix cache, which keeps whole blocks. tokens: of output. changes: over the lowest hit rate under this load."
+)
+HITS: tuple[Column[HitRow], ...] = (
+    Column("concur-\nrency", lambda row: str(row.at.point.concurrency)),
+    Column("share\n%", lambda row: hundredths(row.at.point.used[0][0].workload.spec.prefix_share)),
+    Column("hit rate\n%", lambda row: hundredths(row.at.rate)),
+    Column("tokens\n/s", lambda row: figure(row.at.point.output_tokens_per_s, 4)),
+    Column("change\n%", lambda row: changed(row.gain)[0]),
+    Column("95 %\n", lambda row: changed(row.gain)[1], "left", rank=1),
+    Column("TTFT\nms", lambda row: milliseconds(row.at.point.ttft_s)),
+    Column("change\n% TTFT", lambda row: changed(row.sooner)[0]),
+    Column("95 %\nTTFT", lambda row: changed(row.sooner)[1], "left", rank=1),
+    Column("E2E s\nmean", lambda row: figure(row.at.point.e2e_s), rank=2),
+    Column("\nvalid", lambda row: valid_cell(row.at.point), "left"),
+)
+
+
+def hit_rate_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
+    """Yield each model whose prompts had several shares in common, by the hit rate, then how to read the tables."""
+    known = [(curve, found) for curve in curves if (found := hit_rates(curve))]
+    ttft = figure_named("ttft_s", 0.0)
+    for curve, found in known:
+        rows = list[HitRow]()
+        for lowest, *others in found.values():
+            among, several = [each.point for each in (lowest, *others)], len(others)
+            rows.append(HitRow(lowest))
+            for at in others:
+                gain = ratio(at.point, lowest.point, among, several=several)
+                rows.append(HitRow(at, gain, ratio(at.point, lowest.point, among, ttft, several)))
+        title = f"{curve.subject} over the hit rate of its prefix cache: {served_on(curve.environment)}"
+        yield Section(title, [Table(rows, HITS, caption=title)])
+    if known:
+        yield Legend(HIT_LEGEND)
 
 
 @dataclass(frozen=True, slots=True)

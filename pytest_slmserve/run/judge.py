@@ -5,8 +5,9 @@ Nothing is measured here. A comparison with a stored baseline is cheaper than a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from pytest_slmserve.analysis.advice import advisor, subjects
@@ -25,6 +26,8 @@ from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 
 FEWEST_LOADS = 2  # the law of a step has two parameters
+# Which curve of a model a claim reads that is on no single curve: the first of these, by what it reads.
+READ: dict[str, Callable[[Curve], object]] = {"gpus": on_several_gpus, "jobs": bool, "shares": attrgetter("warmer")}
 NO_WORSE = "no-worse-than-the-baseline"
 WARNING = (
     "a stored baseline was measured at another time: drift of the machine, noise between hosts and launches, and the "
@@ -146,13 +149,12 @@ class Verdicts:
 
     def verdict(self, question: Question) -> Verdict:
         """Return the verdict on a claim from what was measured so far. Of jobs it reads all curves of the model, of
-        several GPUs the curve on the fewest. A model of which nothing was measured here has no curve: what can be
-        judged of it is arithmetic."""
+        several GPUs the curve on the fewest, of shares of prompts that of the least. A model of which nothing was
+        measured here has no curve: what can be judged of it is arithmetic."""
         curve = self.curve(question.model) if question.planned else None
         by_series, curves = self._known()
-        if question.of in ("gpus", "jobs"):
-            mine = (each for each in curves if each.subject == short_name(question.model))
-            curve = next((each for each in mine if question.of == "jobs" or on_several_gpus(each)), None)
+        if read := READ.get(question.of):
+            curve = next((each for each in curves if each.subject == short_name(question.model) and read(each)), None)
         elif question.series and not curve:
             curve = by_series.get(question.series)
         return table.judge_row(question.row, curve or Curve(subject=short_name(question.model)), curves)

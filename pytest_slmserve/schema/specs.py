@@ -317,6 +317,10 @@ class ReplicaSpec:
 Engines = EngineSpec | ReplicaSpec  # one engine, or several that share a device
 
 
+FRESH = 3  # ids that differ from round to round through the requests, and (two of them) from hand-over to hand-over
+OWN = FRESH + 2  # ids that a prompt does not share, at least: one that no other has there, then these, and one more
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """Specification of requests by their source. "lengths": shipped ShareGPT lengths, no text. "sharegpt": a ShareGPT
@@ -327,6 +331,9 @@ class WorkloadSpec:
     Hub, "" for GPT-2's, which cuts text as OPT's does.
     requests: size of the seeded set through which a closed loop cycles.
     kind: what the requests ask for. All but "generate" have one output, its result: `output_tokens` counts nothing.
+    prefix_share: share of each prompt, from its beginning, that the requests of a group have in common; the rest is new
+    to a cache in every round. None: nobody asked for one, and rounds are alike. prefix_groups: over which the requests
+    take turns.
     """
 
     source: Source = "lengths"
@@ -339,9 +346,12 @@ class WorkloadSpec:
     accept_truncated: bool = False
     tokenizer: str = ""
     kind: Kind = "generate"
+    prefix_share: float | None = None
+    prefix_groups: int = 1
 
     def __post_init__(self) -> None:
         _typed("requests", self.requests, 1024, repr)
+        _typed("prefix_groups", self.prefix_groups, 1, repr)
         for value, words in ((self.source, Source), (self.rule, Rule), (self.kind, Kind)):
             if value not in get_args(words):
                 raise BadUsage(
@@ -353,6 +363,23 @@ class WorkloadSpec:
         if min(n for n in (self.requests, self.prompt_tokens, self.output_tokens) if n is not None) < 1:
             hint = "512 prompt and 256 output tokens"
             raise BadUsage("a workload needs at least one request of at least one token each way", hint)
+        if self.prefix_groups < 1:
+            raise BadUsage(
+                f"prefix_groups={self.prefix_groups}: prompts are in one group or in several", "prefix_groups=1 or more"
+            )
+        if self.prefix_share is None:
+            return
+        if not 0 <= _typed("prefix_share", self.prefix_share, 0.5, repr) < 1:
+            problem = f"prefix_share={self.prefix_share!r}: prompts have tokens of their own behind what they share"
+            raise BadUsage(problem, "0.5, or another share from 0 to below 1")
+        if self.kind != "generate":
+            problem = (
+                f"a share of prompts is asked for, and requests to {self.kind} leave nothing in a cache of prefixes"
+            )
+            raise BadUsage(problem, "a model that generates, or no --slm-prefix-share")
+        if self.source == "sharegpt":
+            problem = "the text of conversations has the prefixes that it has, so no share of them can be asked for"
+            raise BadUsage(problem, "--slm-prefix-share without --slm-dataset, or with a trace")
 
     def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
         """A copy with these lengths in tokens, None for natural ones. Fixed ones make "lengths" of the source
@@ -378,9 +405,23 @@ class WorkloadSpec:
         """Whether these are the requests of vLLM's own benchmark, whose --sharegpt-output-len is a fixed output."""
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None
 
+    def shared_of(self, prompt_tokens: int) -> int:
+        """The tokens that a prompt of this length has in common with the others of its group. Their number is even: the
+        token that is its own and stays follows, and the two must not end a block of a cache that is kept."""
+        return 2 * max(0, min(round((self.prefix_share or 0) * prompt_tokens / 2), (prompt_tokens - OWN) // 2))
+
 
 # What a request gives: tokens, or one result.
 UNITS: dict[Kind, str] = {"generate": "token", "embed": "text", "classify": "text", "rerank": "pair"}
+ADDED = {"kind", "prefix_share", "prefix_groups"}  # to a workload's specification since format 3 of records began
+
+
+def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
+    """The fields of a workload's specification; those that were added to the format only if they are not the usual."""
+    usual = WorkloadSpec()
+    return {n: value for n, value in asdict(spec).items() if n not in ADDED or value != getattr(usual, n)}
+
+
 JudgedBy = Literal["sent", "ended"]
 
 
@@ -587,11 +628,13 @@ def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
 class Request:
     """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored), or one result: the vector of
     a text, the scores of its classes, or the score of a pair of query and document, whose ids follow each other. text:
-    what the ids say, if the prompt was text; for servers that are somebody else's."""
+    what the ids say, if the prompt was text; for servers that are somebody else's. shared: how many of
+    its first tokens other requests of its group have too."""
 
     prompt: tuple[int, ...]
     output_tokens: int
     text: str = field(default="", repr=False)
+    shared: int = 0
 
 
 @dataclass(frozen=True)  # no slots: what is told of all requests is kept once it is known
@@ -605,7 +648,8 @@ class Workload:
     @cached_property
     def hash(self) -> str:
         kind = [] if self.spec.kind == "generate" else [self.spec.kind]
-        return short_hash([*([list(r.prompt), r.output_tokens] for r in self.requests), *kind])
+        marked = self.spec.prefix_share is not None  # then what follows the shared part is another in each round
+        return short_hash([*([list(r.prompt), r.output_tokens, *[r.shared] * marked] for r in self.requests), *kind])
 
     @cached_property
     def mean_prompt_tokens(self) -> float:

@@ -86,19 +86,35 @@ def requests_of(
         case "sharegpt":
             tokenize = tokenizer or tokens.hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
             return _requests_of_a_file(spec, tokenize)
-    return synthetic_requests(lengths, vocabulary, spec.seed), source
+    if spec.prefix_share is not None:
+        groups = f" in {spec.prefix_groups} groups" if spec.prefix_groups > 1 else ""
+        source += f", {100 * spec.prefix_share:g} % of each prompt in common{groups}"
+    return synthetic_requests(lengths, vocabulary, spec.seed, spec), source
 
 
-def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int) -> list[Request]:
+def synthetic_requests(
+    lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int, spec: WorkloadSpec | None = None
+) -> list[Request]:
     """A request of ids in [4, vocabulary) for each pair of prompt and output tokens. The first id goes up by one from
     prompt to prompt: while there are ids enough, no two prompts share even one token of prefix, so no cache of prefixes
-    can serve one from the other."""
+    can serve one from the other. spec: says what prompts have in common; that comes first, and is the same whatever
+    their number and lengths. Without it nothing is."""
     usable, stream = vocabulary - SPECIAL_IDS, tokens.draws(seed, "ids")
     start = int(next(stream) * usable)
+    groups, longest = 0, 0
+    if spec and spec.prefix_share:
+        groups, longest = spec.prefix_groups, max((spec.shared_of(prompt) for prompt, _ in lengths), default=0)
+    common = [
+        [SPECIAL_IDS + int(draw * usable) for draw in islice(tokens.draws(seed, "prefix", group), longest)]
+        for group in range(min(groups, len(lengths)))
+    ]
     requests = []
     for index, (prompt, output) in enumerate(lengths):
+        shared = spec.shared_of(prompt) if spec and common else 0
         others = [SPECIAL_IDS + int(draw * usable) for draw in islice(stream, prompt - 1)]
-        requests.append(Request((SPECIAL_IDS + (start + index) % usable, *others), output))
+        first = common[index % groups][:shared] if common else []
+        ids = *first, SPECIAL_IDS + (start + index) % usable, *others[shared:]
+        requests.append(Request(ids, output, shared=shared))
     return requests
 
 

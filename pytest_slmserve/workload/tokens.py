@@ -17,17 +17,18 @@ from pytest_slmserve.schema.errors import BadUsage, Rule, to_install
 from pytest_slmserve.schema.models import Model
 
 T = TypeVar("T")
-Purpose = Literal["order", "ids", "arrivals", "trace"]
+Purpose = Literal["order", "ids", "arrivals", "trace", "prefix"]
 
 # Two streams for each seed in the numbers below 2^64, two above: apart for all seeds below 2^30. Random takes a few
 # larger numbers for one, such as those of ids and trace of the seed -2147483649, and no workload may change.
-STREAMS: dict[Purpose, int] = {"order": 0, "ids": 1, "arrivals": 1 << 64, "trace": (1 << 64) + 1}
+STREAMS: dict[Purpose, int] = {"order": 0, "ids": 1, "arrivals": 1 << 64, "trace": (1 << 64) + 1, "prefix": 1 << 65}
 
 
-def draws(seed: int, purpose: Purpose) -> Iterator[float]:
-    """An endless stream in [0, 1), one for each purpose, so that one choice does not depend on another."""
+def draws(seed: int, purpose: Purpose, group: int = 0) -> Iterator[float]:
+    """An endless stream in [0, 1), one for each purpose, so that one choice does not depend on another, and for each
+    group of a purpose that has several."""
     distinct = 2 * seed if seed >= 0 else -2 * seed - 1  # Random takes the absolute value of a seed
-    draw = random.Random(2 * distinct + STREAMS[purpose]).random
+    draw = random.Random(2 * distinct + STREAMS[purpose] + (group << 66)).random
     while True:
         yield draw()
 

@@ -449,7 +449,7 @@ GATES = (
 )  # fmt: skip
 WRITERS: dict[str, Sequence[str]] = {
     "four": [*FOUR, "--slm-records=out/r.jsonl", "--slm-html=out/p.html"],
-    "gate": ["--slm-gate", "--slm-export=vllm-bench=out/e.json", *GATES, "test_gate_shipped.py"],
+    "gate": ["--slm-gate", "--override-ini=slm_export=vllm-bench=out/e.json", *GATES, "test_gate_shipped.py"],
     "calibration": ["--slm-calibrate", "--override-ini=slm_gate_pairs=4", *GATES, "test_gate_shipped.py"],
     "torn": [*FOUR, "--slm-records=out/t.jsonl", "--slm-html=out/p.html"],
     "page": ["report", "good.jsonl", "--html=out/p.html"],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.claims.table import ClaimRow, claim_of, judge_row
 from pytest_slmserve.analysis.metrics.gpu_figures import Work, work_of_workload
-from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, ReplicaPoint, ReplicaSummary
+from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, ReplicaPoint, ReplicaSummary, Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema import records, sensors
@@ -178,6 +178,22 @@ def job_point(
     return replace(made, **{**lost, **figures})
 
 
+def at_share(
+    share: float, rates: Sequence[float], ttft_s: Sequence[float] = (0.1, 0.101), *, hits=None, concurrency=64
+) -> Curve:
+    """A curve of one point of prompts of 64 tokens that have a share in common. hits: share that came from the cache,
+    if it is another one."""
+    made, cached = [], round(64 * (share if hits is None else hits))
+    for repeat, rate in enumerate(rates):
+        m = measurement(concurrency, rate, repeat=repeat)
+        m = changed(m, "run", "samples", cached_tokens=(cached,) * len(m.run.samples))
+        asked = {"hash": f"share {share}", "spec": replace(m.workload.spec, prefix_share=share)}
+        made.append(changed(m, "workload", **asked))
+    each = tuple(Summary(output_tokens_per_s=rate, ttft_s=first) for rate, first in zip(rates, ttft_s))
+    seen = replace(point(concurrency, rates), each=each, ttft_s=fmean(ttft_s) if rates else None)
+    return Curve(subject="opt-1.3b", points=(replace(seen, used=tuple((m,) for m in made)),), measurements=tuple(made))
+
+
 def judge(claim: str, curve: Curve, others: Sequence[Curve] = (), **parameters: object) -> Verdict:
     """The verdict on a claim by the parameters that it has for any model, or by these."""
     row = ClaimRow(claim, parameters={**claim_of(claim).parameters, **parameters})
@@ -249,7 +265,11 @@ def measurements() -> st.SearchStrategy[Measurement]:
     late, maybe, stamps = NONE | STAMPS, NONE | COUNTS, (NONE | STAMPS,) * 3
     samples = tables(st.tuples(COUNTS, STAMPS, *stamps, COUNTS, COUNTS, st.booleans(), maybe), 9)
     width, step = st.sampled_from([8, 9]), (STAMPS, maybe, maybe, COUNTS, COUNTS, NONE | SHARES, st.integers(0, 2))
-    lengths, count, requests = st.floats(1, 2000), st.integers(1, 2**20), st.builds(WorkloadSpec, seed=COUNTS)
+    lengths, count, requests = (
+        st.floats(1, 2000),
+        st.integers(1, 2**20),
+        st.builds(WorkloadSpec, seed=COUNTS, prefix_share=NONE | st.floats(0, 0.99), prefix_groups=st.integers(1, 9)),
+    )
     sizes = NONE | st.lists(COUNTS, max_size=3).map(tuple)
     return st.builds(
         Measurement,

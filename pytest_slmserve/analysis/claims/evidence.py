@@ -19,6 +19,7 @@ from pytest_slmserve.analysis.advice.advisor import Objectives, decide, needs
 from pytest_slmserve.analysis.compare.deployments import HOW, Deployment, compared, deployments, one_engine_each
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped, percent, percent_interval, possible, times
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
+from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.analysis.points import (
     CONTINUOUS,
     Figure,
@@ -56,7 +57,7 @@ class Claim:
     Attributes:
         name: As items and records have it.
         of: The measurements that it reads: sweeps; replicas, with one engine alone under the same load; engines on
-            several numbers of GPUs; jobs; or none, for arithmetic.
+            several numbers of GPUs; jobs; shares of prompts that come from a cache; or none, for arithmetic.
         models: Those that the statement speaks of; empty for any.
         against: By model, those that it is compared with, if the claim compares models.
         compares: What its figure is compared over, see `evidence_for`; empty if a function of its own judges it.
@@ -72,7 +73,7 @@ class Claim:
     name: str
     statement: str
     source: str
-    of: Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"] = "sweeps"
+    of: Literal["sweeps", "replicas", "gpus", "jobs", "shares", "arithmetic"] = "sweeps"
     models: tuple[str, ...] = ()
     against: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compares: str = ""
@@ -192,6 +193,8 @@ def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdi
             return of_replicas(claim, curve)
         case "gpus":
             return of_gpus(claim, curve)
+        case "hit rates":
+            return of_hit_rates(claim, curve)
     match claim.name:
         case "throughput-plateau":
             return curve.pareto_plateau(claim.parameters["tolerance"])
@@ -445,8 +448,10 @@ def of_the_first_full_load(claim: Claim, curve: Curve) -> Evidence | Verdict:
 
 
 def at_table_1(curve: Curve) -> Point | None:
-    """Return the point at the model's largest batch of the paper's table 1, of one GPU, if its energy was measured."""
-    if curve.spec and curve.spec.tensor_parallel_size > 1:
+    """Return the point at the model's largest batch of the paper's table 1, of one GPU that computes whole prompts, if
+    its energy was measured."""
+    shared = curve.workload and curve.workload.spec.prefix_share is not None
+    if shared or (curve.spec and curve.spec.tensor_parallel_size > 1):
         return None
     wanted = PUBLISHED.get(curve.subject)
     return next((p for p in curve.valid if p.concurrency == wanted and ENERGY(p)), None)
@@ -810,3 +815,41 @@ def of_gpus(claim: Claim, curve: Curve) -> Evidence:
         scale = to.gpus / of.gpus if per_gpu else 1.0
         rows.append(Compared(of.served, to.served, {"of": of, "to": to, "rest": rest}, scale))
     return of_ratios(claim, rows, several=several)
+
+
+class HitRate(NamedTuple):
+    """A point, and the share of its prompt tokens that came from a cache of prefixes, in the mean of its repeats."""
+
+    rate: float
+    point: Point
+
+
+def hit_rates(curve: Curve) -> dict[int, list[HitRate]]:
+    """Return the valid points of a curve and of those with larger shares of prompts in common, ascending by their hit
+    rates, for each load that several were measured under."""
+    found: dict[int, list[HitRate]] = {}
+    for point in chain.from_iterable(each.valid for each in (curve, *curve.warmer)):
+        shares = [cached.share for (m, *_) in point.used if (cached := cache_hit_share(m.run))]
+        if shares:
+            found.setdefault(point.concurrency, []).append(HitRate(fmean(shares), point))
+    several = {load: sorted(each, key=attrgetter("rate")) for load, each in found.items() if len(each) > 1}
+    return dict(sorted(several.items()))
+
+
+def of_hit_rates(claim: Claim, curve: Curve) -> Evidence:
+    """Return a figure at each hit rate over that at the next lower one, under the largest load that was measured at
+    several."""
+    if not curve.warmer:
+        raise NotMeasured("requests were not measured with several shares of their prompts in common")
+    invalid = next((p for each in (curve, *curve.warmer) for p in each.points if not p.valid), None)
+    found = hit_rates(curve)
+    if invalid or not found:
+        why = "; ".join(invalid.problems) if invalid else "no load was measured at two hit rates"
+        raise Inconclusive(why or "a point has no valid repeat")
+    rates = found[max(found)]
+    steps = [(to, of, {"hit": percent(of.rate), "before": percent(to.rate)}) for to, of in pairwise(rates)]
+    rows = [Compared(of.point, to.point, told) for to, of, told in steps]
+    points = [each.point for each in rates]
+    if all(len(point.repeats) < 2 for point in points):
+        raise Inconclusive("noise unknown: one repeat of each point; --slm-repeats 2")
+    return of_ratios(claim, rows, points, points, qualifier=f"; of {len(rows)} steps the one that decides")

@@ -34,6 +34,7 @@ from pytest_slmserve.analysis.sweep.curve import (
     to_know_noise,
     with_remedy,
     with_shared,
+    with_warmer,
 )
 from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, every, unsure
 from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Interface, RampUp, SlmError
@@ -131,7 +132,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
         return False
     if claim.compares == "arrivals" and len(evidence.grid_of(curve.jobs)) < 2:
         return False
-    if claim.of in ("replicas", "gpus", "jobs"):
+    if claim.of in ("replicas", "gpus", "jobs", "shares"):
         try:
             evidence.evidence_for(claim, curve, ())
         except Inconclusive as reason:
@@ -287,7 +288,7 @@ def planned_curves(
         compared = any(series in plan.get("compared", ()) for plan in earlier)
         found[series] = replace(curve, beside=(any(sweeps) or compared) and not sweep)
     curves = with_shared(found.values(), shared_points(measurements))
-    return dict(zip(found, deployments.with_wider(curves)))
+    return dict(zip(found, with_warmer(deployments.with_wider(curves))))
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:

@@ -6,7 +6,7 @@ windows count, and their interval has that noise in it. Leaving them out would k
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
@@ -256,6 +256,8 @@ STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a rep
 # Of the prompt tokens. Prompts are at most about half of the work at the usual lengths, so what is saved by this moves
 # a rate by less than repeats differ; a chat template that begins every prompt stays below it.
 MOST_CACHED = 0.05
+LARGEST_BLOCK = 128  # tokens, of the cache of vLLM's CPU backend; on GPUs it has 16 by default
+BY_COUNTERS = "server metrics"
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
@@ -390,11 +392,47 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if delay and (late := window.late_sends(delay, window.latencies_of(measurement).ttft_s.p50)):
         yield late
     cached = cache_hit_share(run)
-    if cached and cached.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
+    if measurement.workload.spec.prefix_share is not None:
+        yield from _other_hit_rate(measurement)
+    elif cached and cached.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
         yield (
             f"{percent(cached.share)} of the prompt tokens came from a prefix cache, {cached.told_by} (limit "
             f"{percent(MOST_CACHED)}): prompts that it has not seen, or -o slm_allow_prefix_cache=1 (measure: "
             "--allow-prefix-cache)"
+        )
+
+
+def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
+    """Yield a problem if the prefix cache served another share of the prompt tokens than the one asked for, or nobody
+    knows which: whole blocks of what each prompt shares, but for the first prompt of each group.
+
+    What counts is the work that is left: the prompt tokens that are computed may be so many more or fewer, as where
+    none is to come from a cache. The blocks of a server that does not tell them may be of up to LARGEST_BLOCK tokens.
+    """
+    run, spec, cached = measurement.run, measurement.workload.spec, cache_hit_share(measurement.run)
+    without = "without --slm-prefix-share"
+    if cached is None:
+        why = "the hit rate that was asked for is not known, because no prompt tokens from a prefix cache are reported"
+        yield f"{why}: a server that counts them (vllm serve --enable-prompt-tokens-details), or {without}"
+        return
+    samples, block, first = run.samples, measurement.resolved.block_size, dict[int, int]()
+    rows = range(len(samples)) if cached.told_by == BY_COUNTERS else window.finished_in_window(run)
+    for row in sorted(range(len(samples)), key=lambda row: samples.sent_s[row]):
+        first.setdefault(samples.request[row] % spec.prefix_groups, row)  # which finds nothing if the cache is empty
+    shared = {row: spec.shared_of(samples.prompt_tokens[row]) for row in rows}
+    tokens = max(1, prompt_tokens(run, rows))
+    sizes = (block, block) if block else (LARGEST_BLOCK, 1)
+    least, most = (sum(n // size * size for n in shared.values()) / tokens for size in sizes)
+    missed = sum(shared.get(row, 0) for row in first.values()) / tokens
+    low = max(0.0, least - missed - MOST_CACHED * (1 - least))
+    high = most + MOST_CACHED * (1 - most)
+    if not low <= cached.share <= high:
+        within = f"of {block} tokens" if block else "of a size that is not known"
+        asked = percent(most) if least == most else f"{percent(least)} to {percent(most)}"
+        yield (
+            f"{percent(cached.share)} of the prompt tokens came from a prefix cache, {cached.told_by}, not the {asked} "
+            f"that a prefix share of {spec.prefix_share:g} gives in whole blocks {within} (limits {percent(low)} and "
+            f"{percent(high)}): a KV cache with more room, or a server that nobody else uses, or {without}"
         )
 
 
@@ -504,12 +542,16 @@ class Cached:
     told_by: str
 
 
+def prompt_tokens(run: Run, rows: Iterable[int]) -> int:
+    """Prompt tokens of these requests."""
+    return sum(run.samples.prompt_tokens[row] for row in rows)
+
+
 def cache_hit_share(run: Run) -> Cached | None:
     """Share of the prompt tokens served by a prefix cache: of the requests that ended in the window if each has a
     count, else by a server's counters, which have the whole load and other users in them. None without either."""
     found, ended = run.samples.cached_tokens, window.finished_in_window(run)
     if any(count is not None for count in found) and ended:  # some servers leave out a count of 0
-        prompts = sum(run.samples.prompt_tokens[i] for i in ended)
-        return Cached(sum(found[i] or 0 for i in ended) / prompts, "counted for each request")
+        return Cached(sum(found[i] or 0 for i in ended) / prompt_tokens(run, ended), "counted for each request")
     looked_up, hits = (run.stream and run.stream.cache_lookups) or (0, 0)
-    return Cached(hits / looked_up, "server metrics") if looked_up else None
+    return Cached(hits / looked_up, BY_COUNTERS) if looked_up else None

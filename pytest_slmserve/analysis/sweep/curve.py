@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis import objectives
-from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval, t_above
+from pytest_slmserve.analysis.estimates import Interval, grouped, percent, percent_interval, t_above
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import (
@@ -32,8 +32,8 @@ from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction,
 from pytest_slmserve.analysis.verdict import State, Verdict, below, every
 from pytest_slmserve.schema.errors import BadUsage, Kind
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.records import Environment, Measurement, Resolved
-from pytest_slmserve.schema.specs import GIB, UNITS, ClosedLoop, EngineSpec, WorkloadReference
+from pytest_slmserve.schema.records import Environment, Measurement, Resolved, series_key
+from pytest_slmserve.schema.specs import GIB, UNITS, ClosedLoop, EngineSpec, WorkloadReference, workload_facts
 
 FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
 MOST_REPEATS = 50  # of a load: more than anyone waits for
@@ -71,7 +71,8 @@ class Curve:
     repeats after which they may be judged; over: no more will be measured.
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
     replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
-    on more GPUs. jobs: those of the model. axes: what load, throughput and latency are called.
+    on more GPUs. warmer: of the same engine and requests with larger shares of their prompts in common, ascending, each
+    larger than that of this curve. jobs: those of the model. axes: what load, throughput and latency are called.
     """
 
     subject: str
@@ -87,6 +88,7 @@ class Curve:
     shared: tuple[ReplicaPoint, ...] = ()
     alone: tuple[Point, ...] = ()
     wider: tuple[Curve, ...] = field(default=(), repr=False)
+    warmer: tuple[Curve, ...] = field(default=(), repr=False)
     jobs: tuple[JobPoint, ...] = field(default=(), repr=False)
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
 
@@ -378,6 +380,26 @@ def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list
     return [replace(curve, shared=tuple(found.get((family, gpus), ()))) for curve, family, gpus in keys]
 
 
+def with_warmer(curves: Sequence[Curve]) -> list[Curve]:
+    """Return each curve; that of the least share of prompts in common has the others of its engine, environment, way of
+    loading and requests, which differ in nothing else."""
+
+    def share(curve: Curve) -> float:
+        return (curve.workload and curve.workload.spec.prefix_share) or 0.0
+
+    def alike(curve: Curve) -> object:
+        first, load, requests = curve.first, curve.load, curve.workload
+        if not (first and load and requests) or requests.spec.prefix_share is None:
+            return id(curve)
+        return series_key(first.spec, repr(replace(requests.spec, prefix_share=0.0)), load, first.environment)
+
+    warmer: dict[int, tuple[Curve, ...]] = {}
+    for group in grouped(curves, alike).values():
+        least, *others = sorted(group, key=share)
+        warmer[id(least)] = tuple(others)
+    return [replace(curve, warmer=warmer.get(id(curve), ())) for curve in curves]
+
+
 def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
     """Return each curve with the jobs of its model, and one more for each model of which only jobs were served."""
     known = list(curves)
@@ -567,7 +589,7 @@ def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]
 
     The KV cache is that of `like` if the number of GPUs is another, because that number tells them apart.
     """
-    requests, spec = asdict(measured.workload.spec), measured.spec
+    requests, spec = workload_facts(measured.workload.spec) | {"kind": measured.workload.spec.kind}, measured.spec
     if spec.tensor_parallel_size != like.spec.tensor_parallel_size:
         spec = replace(spec, kv_cache_bytes=like.spec.kv_cache_bytes)
     spec = replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1)

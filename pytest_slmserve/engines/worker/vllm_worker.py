@@ -116,6 +116,9 @@ class Server:
         self.prompts: list[dict[str, list[int]]] = []
         self.output_tokens: list[int] = []
         self.kind = "generate"
+        self.places: list[int | None] = []  # of the ids that differ from round to round through the prompts
+        self.rounds: list[list[int]] = []  # these ids, of each round; none: every round is alike
+        self.first_round = self.last_round = 0  # of the run
         self.runs = 0
 
     def write(self, **message: Any) -> None:
@@ -142,6 +145,8 @@ class Server:
             if message["op"] == "load":
                 self.prompts = [{"prompt_token_ids": prompt} for prompt in message["prompts"]]
                 self.output_tokens, self.kind = message["output_tokens"], message["kind"]
+                self.places, self.rounds = message.get("places", []), message.get("rounds", [])
+                self.first_round = self.last_round = 0
                 await self.say(event="loaded")
                 continue
             try:
@@ -208,6 +213,16 @@ class Server:
         a_step: float = max(1.0, min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens / tokens))
         return max(LEAST_STEPS, math.ceil(concurrency / a_step))
 
+    def prompt(self, number: int) -> dict[str, list[int]]:
+        """The prompt of the request of that number in a run. Rounds go on from run to run, as in
+        `loadgen.streams.Bodies`, so that no two requests are alike while there are rounds enough."""
+        at, index = divmod(number, len(self.prompts))
+        self.last_round = max(self.last_round, at)
+        if not self.rounds or (place := self.places[index]) is None:
+            return self.prompts[index]
+        ids, fresh = self.prompts[index]["prompt_token_ids"], self.rounds[(self.first_round + at) % len(self.rounds)]
+        return {"prompt_token_ids": [*ids[:place], *fresh, *ids[place + len(fresh) :]]}
+
     async def served(self, prompt: dict[str, list[int]], parameters: Any) -> Any:
         """The output of one request, which is served alone."""
         self.runs += 1
@@ -219,6 +234,7 @@ class Server:
         """Put `load` on the engine, and return its result as a message. at: the time at which it begins together with
         others; None for a run that begins now, and alone."""
         self.runs += 1
+        self.first_round, self.last_round = self.first_round + self.last_round + 1, 0
         StepTrace.rows = []
         gc.collect()
         # A collection in the middle of a window would stop the front end for tens of milliseconds. What is frozen stays
@@ -357,7 +373,7 @@ class WorkerRun:
         output = None
         serve = server.engine.generate if server.kind == "generate" else server.engine.encode
         try:
-            async for answer in serve(server.prompts[index], parameters, name):
+            async for answer in serve(server.prompt(number), parameters, name):
                 output = answer
         finally:
             self.in_flight.discard(name)

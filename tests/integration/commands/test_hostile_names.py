@@ -51,6 +51,7 @@ def test_no_run_shows_a_control_character_of_a_name(case: Case) -> None:  # noqa
     (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
     (case.folder / f"{NAME}.jsonl").write_bytes(good_archive(case.folder) + b'{"kind":')
     (case.folder / NAME).mkdir()
-    words = [f"--slm-records={NAME}.jsonl", f"--slm-html={NAME}.html", f"--slm-export=vllm-bench={NAME}", "test_it.py"]
+    export = ("-o", f"slm_export=vllm-bench={NAME}")
+    words = [f"--slm-records={NAME}.jsonl", f"--slm-html={NAME}.html", *export, "test_it.py"]
     seen = case.fork(pytest_run([*GOOD, "--color=no", *words]))
     assert seen.status == 0 and "moved to" in seen.text and harmful(seen.text) == set(), seen.text

@@ -3,7 +3,7 @@ cache of prefixes, which makes a prompt free that has been there. What is asked 
 
 import json
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,12 @@ from pytest_slmserve.archive.codec import engine_from_record, engine_line, measu
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.endpoint import EndpointEngine, cache_lookups
 from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.loads import ValidityCriteria, load_figures
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, WorkloadSpec
 from pytest_slmserve.telemetry.host import this_host
+from pytest_slmserve.workload.requests import build_workload
 
 SCHEDULE = tuple(i / 50 for i in range(100))
 EVERY_20_MS = OpenLoop(rate=50.0, settle_s=0.5, window_s=1.0, arrivals="every 20 ms", schedule_s=SCHEDULE)
@@ -153,3 +155,35 @@ def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm_and_without_has_not
     allowed = replace(found[1], spec=replace(caches, allow_prefix_cache=True))
     assert [any(REASON in text for text in problems(each)) for each in (found[1], allowed)] == [True, False]
     assert allowed.key != found[1].key
+
+
+@contextmanager
+def caching(interface):
+    """An engine of this interface that caches prefixes, in blocks of four tokens."""
+    if interface == "endpoint":
+        with (
+            somebodys_server(enable_prefix_caching=True) as server,
+            closing(engine_with(server._key, spec_of(server))) as engine,
+        ):
+            yield engine
+        return
+    with closing(Pool()) as pool:
+        yield pool.engine(replace(stand_in(), interface=interface, prefix_caching=True, allow_prefix_cache=True))
+
+
+@pytest.mark.parametrize("interface", ["engine", "server", "endpoint"])
+def test_what_prompts_share_comes_from_the_cache_and_no_more_however_often_they_come_again(interface):
+    """Of 16 tokens 10 at most: behind them are ids of the prompt's own, and no block has the first of them twice."""
+    here = this_host("remote")
+    with caching(interface) as engine:
+        for share, whole in ((0.0, 0), (0.5, 8), (0.9, 8)):
+            asked = WorkloadSpec(prompt_tokens=16, output_tokens=4, requests=32, seed=round(10 * share))
+            workload = build_workload(replace(asked, prefix_share=share, prefix_groups=2), model_of("opt-tiny"))
+            first, warm = (measure(engine, workload, BURST, here) for _ in range(2))
+            cold = 2 if whole else 0
+            assert sorted(first.run.samples.cached_tokens) == [0] * cold + [whole] * (40 - cold)
+            assert set(warm.run.samples.cached_tokens) == {whole} and cache_hit_share(warm.run).share == whole / 16
+            salts = {m.run.stream and m.run.stream.salt for m in (first, warm)}
+            assert len(salts) == 1 and (salts == {None}) is (interface == "engine"), "they were handed over once"
+            if interface == "endpoint":  # whose blocks are not known; those of the others are not the stand-in's
+                assert problems_of([first, warm]) == []

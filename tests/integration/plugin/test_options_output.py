@@ -122,24 +122,26 @@ def test_nothing_that_a_run_says_is_wider_than_the_terminal(runs, monkeypatch, w
 
 
 def test_a_folder_gets_a_file_of_each_measurement_and_a_file_an_object_a_line_that_judge_reads(runs):
-    ran = runs(SWEEP, FEW, TWO, "--slm-window=5 --slm-export=vllm-bench=results/ --slm-goodput=ttft:1s")
+    ran = runs(SWEEP, FEW, TWO, "--slm-window=5 -o slm_export=vllm-bench=results/ --slm-goodput=ttft:1s")
     told = [json.loads(path.read_text("utf-8")) for path in (ran.folder / "results").iterdir()]
     assert {result["record_id"] for result in told} == {m.id for m in ran.measured()} and len(told) == 4
     assert all(result["request_goodput"] > 0 and result["valid"] for result in told)
-    one = runs(SWEEP, FEW, TWO, "--slm-export=vllm-bench=all.json")
+    one = runs(SWEEP, FEW, TWO, "-o slm_export=vllm-bench=all.json")
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_e2el_ms")
     points = external.external_curve(external.read_results(one.folder / "all.json"), columns).points
     assert [(point.concurrency, len(point.repeats)) for point in points] == [(1, 2), (16, 2)]
 
 
 def test_other_words_of_exports_and_goodput_are_refused(runs):
-    runs(SWEEP, FEW, "--slm-export=csv=x").refuses("csv=x")
+    runs(SWEEP, FEW, "-o slm_export=csv=x").refuses("csv=x")
     runs(SWEEP, FEW, "--slm-goodput=itl:9ms").refuses("tpot")
 
 
-@pytest.mark.parametrize("word", ["export=vllm-bench=taken", pytest.param("html=taken/out.html", marks=PAGES)])
+@pytest.mark.parametrize("word", [
+    "-o slm_export=vllm-bench=taken", pytest.param("--slm-html=taken/out.html", marks=PAGES)
+])  # fmt: skip
 def test_what_cannot_be_written_costs_no_record(runs, word):
-    ran = runs.anew({"test_it.py": SWEEP, "taken": "a file"}, FEW, TWO, f"--slm-{word}")
+    ran = runs.anew({"test_it.py": SWEEP, "taken": "a file"}, FEW, TWO, word)
     assert "cannot write taken" in ran.out and {*ran.loads()} == {1, 16}
 
 

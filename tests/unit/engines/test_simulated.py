@@ -126,6 +126,17 @@ def test_prompts_of_many_steps_are_no_fault_of_a_measurement(prompt, tokens):
     assert (ratio > 1.2) == (prompt > 4 * tokens), "a prompt of many steps is in flight, and in no batch"
 
 
+@given(st.sampled_from([0.0, 0.3, 0.5, 0.9]), st.integers(1, 5))
+def test_whole_blocks_of_what_a_group_shares_come_from_its_cache_but_for_its_first_request(share, groups):
+    asked = WorkloadSpec(prompt_tokens=100, output_tokens=8, requests=12, prefix_share=share, prefix_groups=groups)
+    workload, caches = build_workload(asked, model_of("opt-tiny")), replace(WIDE, prefix_caching=True)
+    run, whole = SimulatedEngine(caches).run(workload, ClosedLoop(4, requests=30)), asked.shared_of(100) // 16 * 16
+    missed = min(groups, 12) if whole else 0
+    assert sorted(run.samples.cached_tokens) == [0] * missed + [whole] * (30 - missed)
+    plain = SimulatedEngine(caches).run(replace(workload, spec=WorkloadSpec()), ClosedLoop(4, requests=30))
+    assert plain.samples.cached_tokens == () and plain.steps.time_s[-1] < run.steps.time_s[-1], "prompts cost nothing"
+
+
 @pytest.mark.parametrize(("concurrency", "slower"), [(1, True), (200, False)])
 def test_without_graphs_a_step_waits_for_the_host_where_it_is_short(concurrency, slower):
     """opt-tiny has two layers: 1 ms a step."""

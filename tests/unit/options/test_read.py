@@ -35,6 +35,8 @@ ROWS = {
     "budget": ("0", 0, "-1", "5"),
     "input_len": ("64", 64, "abc", "8"),
     "output_len": ("natural", "natural", "256,", "8"),
+    "prefix_share": ("50%", 0.5, "1", "0.05"),
+    "prefix_groups": ("4", 4, "0", "1"),
     "sharegpt_rule": ("vllm", "vllm", "any", "vllm"),
     "kind": ("embed", "embed", "embeddings", "embed"),
     "goodput": ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms"),
@@ -236,7 +238,7 @@ REFUSED = {
     "a mode and an endpoint": ({"endpoint": URL, "simulate": True}, "--slm-simulate --slm-endpoint", "one"),
     **{name: ({"records": f"out/{name}"}, f"--slm-records=out/{name} {name}", ".jsonl") for name in BESIDE_THE_RECORDS},
     "an export into the records": (
-        {"simulate": True, "records": "all.json", "export": "vllm-bench=./all.json"}, "--slm-export", "--slm-export"
+        {"simulate": True, "records": "all.json", "export": "vllm-bench=./all.json"}, "slm_export", "-o slm_export"
     ),
     "a side": ({"simulate": True, "side": SIDE}, "--slm-side", "--slm-gate --slm-side"),
     "a margin": ({"simulate": True, "gate_margin": "0.05"}, "--slm-gate-margin", "--slm-gate --slm-gate-margin"),

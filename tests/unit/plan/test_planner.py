@@ -84,6 +84,10 @@ def requests(**given):
     return planner.workload_spec(options(**given), "cuda")
 
 
+def sharing(**given):
+    return on_gpus(prefix_share="0.5", **given).point("opt-125m", 4)
+
+
 def marked(**words):
     return (point_cases if "points" in words else job_cases)(simulated(), words)
 
@@ -112,6 +116,8 @@ FULL, ROUNDED = Environment(gpu_memory_bytes=int(39.4 * GIB)), Environment(gpu_m
 THERE, CORES = Host(H200, "GPU-0", gpus=GPUS), Host(Environment(platform="cpu", cores=2), "cpu")
 MIXED = replace(THERE, gpus=(*GPUS[:3], replace(GPUS[3], name="NVIDIA L4")))
 JOB = {"model": "opt-125m", "requests": 5}
+CACHES = EngineSpec("opt-125m", platform="simulated", prefix_caching=True)
+HALF = Workload(WorkloadSpec(prefix_share=0.5), (Request((5,) * 64, 8, shared=32),), "here")
 # fmt: off
 # Words of a marker, and what the error repeats of them.
 WRONG = [
@@ -133,6 +139,10 @@ REFUSED = [
     (lambda: on_gpu("opt-125m", tensor_parallel_size="5"), ["opt-125m", 12, 5], "--slm-tensor-parallel-size"),
     (lambda: requests(dataset="a.csv", output_len="9"), ["--slm-dataset", "a.csv"], "--slm-input-len natural"),
     (lambda: requests(input_len="64", output_len="natural"), [], ""),
+    (lambda: requests(dataset="talks.json", prefix_share="0.5"), ["text", "share"], "--slm-dataset"),
+    (lambda: sharing(engine_arg=["enable_prefix_caching=false"]), [0.5, "off"], "enable_prefix_caching=true"),
+    (lambda: on_cpu(prefix_share="0.5").point("opt-tiny", 4), [0.5, "32 tokens", 128], "--slm-input-len 256"),
+    (lambda: simulated().case(replace(CACHES, interface="transformers"), [HALF], []), ["Transformers"], '"engine"'),
     *((lambda wrong=wrong: planner.checked_lengths(wrong), [f"lengths={wrong!r}"], "lengths=(512, 64)")
       for wrong in ("512/256", 5, (5, 5, 5), (5,), ("5", 5), (5.0, 5), None)),
     (lambda: planner.check_length("it", 2049, 2048), ["it", 2049, 2048], "--slm-input-len"),
@@ -531,6 +541,24 @@ def test_points_are_those_of_the_sweeps_of_all_models_or_those_that_a_marker_nam
     points = {"points": [("opt-125m", 4), ("opt-1.3b", 4), ("facebook/opt-125m", 8)]}
     assert [*told(point_cases(simulated(models="opt-125m"), points))] == ["opt-125m-4", "opt-125m-8"]
     assert len(point_cases(simulated(), points)) == 3
+
+
+def test_a_share_of_prompts_turns_the_cache_on_and_a_marker_names_several_on_one_engine():
+    """None of it is part of a planned curve, and a share of 0 is asked for as well."""
+    plain, asked = on_gpus(), on_gpus(prefix_share="50%", prefix_groups="3")
+    half, usual = asked.point("opt-125m", 4), plain.point("opt-125m", 4)
+    assert (half.workloads[0].spec.prefix_share, half.workloads[0].spec.prefix_groups) == (0.5, 3)
+    assert half.each == (replace(usual.each[0], prefix_caching=True, allow_prefix_cache=True),)
+    words = {"points": [("opt-125m", 4)], "prefix_share": (0, 0.5)}
+    nothing, some = point_cases(plain, words)
+    assert (nothing.id, some.id) == ("opt-125m-4-share-0", "opt-125m-4-share-0.5")
+    assert nothing.each == some.each == half.each and plain.beside == {nothing.series, some.series}
+    assert [case.workloads[0].spec.prefix_share for case in (nothing, some)] == [0, 0.5]
+    assert nothing.workloads[0].requests == usual.workloads[0].requests and nothing.key != usual.key
+    [swept] = point_cases(on_gpus(models="opt-125m", concurrency="8"), {"prefix_share": 0.5})
+    assert (swept.id, swept.concurrency, swept.each) == ("opt-125m-8", 8, half.each)
+    [job] = job_cases(asked, {"jobs": [JOB | {"batching": "static"}]})
+    assert "no cache of prefixes" in job.skip_reason
 
 
 def test_a_point_that_cannot_be_had_says_why():

@@ -108,6 +108,13 @@ WRONG = [
     ("slm_point", {"points": [(MODEL, 8)], "max_num_seqs": 8}, "max_num_seqs", "--slm-engine-arg"),
     ("slm_point", {"points": [(MODEL, 8)], "needs": "tpu"}, "needs='tpu'", 'needs="gpu"'),
     ("slm_point", {"points": [(MODEL, 8)], "ramp_up": "late"}, "ramp_up='late'", "burst"),
+    *(
+        ("slm_point", {"points": [(MODEL, 8)], "prefix_share": wrong}, "prefix_share", "0.5")
+        for wrong in (1, -0.5, "0.5", (), (0.5, 1), True)
+    ),
+    ("slm_measure", {"model": MODEL, "prefix_share": (0, 0.5)}, "(0, 0.5)", "prefix_share=0.5"),
+    ("slm_measure", {"model": MODEL, "prefix_share": 0.5, "prefix_caching": False}, "0.5", "enable_prefix_caching="),
+    ("slm_job_point", {"jobs": [], "prefix_share": 0.5}, "prefix_share=0.5", "slm_point"),
     ("slm_gates", {"gate": "cuda"}, "gate='cuda'", "simulated"),
     ("slm_gate", {"model": MODEL}, "model=", "--slm-models"),
     ("slm_job_point", {"points": [(MODEL, 4)]}, "slm_job_point", "jobs="),

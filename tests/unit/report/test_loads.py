@@ -137,6 +137,14 @@ def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own():
     assert latencies["E2E/token"].mean == pytest.approx(lifetime_s / 32, rel=0.01)
 
 
+def test_a_load_says_what_its_prompts_had_in_common_and_what_came_from_the_cache():
+    m = measurement(4, load=ClosedLoop(4, requests=40))
+    cached = replace(m.run, samples=replace(m.run.samples, cached_tokens=(32,) * len(m.run.samples)))
+    half = replace(m.workload, spec=replace(m.workload.spec, prefix_share=0.5))
+    [told] = loads.facts_of_load(replace(m, workload=half, run=cached), CRITERIA)["notes"]
+    assert "50.0 % in common" in told and "hit rate 50.0 %" in told
+
+
 def test_quantiles_rise_with_their_share_and_gaps_need_a_client_that_saw_them():
     gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {463: 90, 694: 10}, "sum_s": 1.9}
     made = {n: measurement(n, law(n)) for n in (2, 8)}

@@ -7,13 +7,25 @@ from dataclasses import replace
 from hypothesis import given
 from planted import lawful
 from sections import difference, in_words, rows_of, tables_of
-from strategies import H200, RESOLVED, WELL, curves, law, measurement, noisy_curve, planted_telemetry, point, without
+from strategies import (
+    H200,
+    RESOLVED,
+    WELL,
+    at_share,
+    curves,
+    law,
+    measurement,
+    noisy_curve,
+    planted_telemetry,
+    point,
+    without,
+)
 
 from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Summary
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of, with_warmer
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import sweeps
 from pytest_slmserve.report.findings import Findings
@@ -252,6 +264,17 @@ def test_energy_of_each_model_at_its_largest_batch_has_a_table_for_each_power_li
     }
     shown = {name: in_words(sweeps.energy_sections(Findings(curves=some))) for name, some in found.items()}
     assert difference("energy", shown) == ""
+
+
+def test_loads_of_several_shares_are_rows_over_their_hit_rate():
+    half, least = at_share(0.5, (1500.0, 1515.0), (0.06, 0.061), hits=0.4), at_share(0.0, (1000.0, 1005.0))
+    found = {"two shares": with_warmer([half, least]), "one share": with_warmer([half]), "none": [lawful(BATCHES)]}
+    found["of one repeat"] = with_warmer([at_share(share, (1e3,), (0.1,)) for share in (0.0, 0.5)])
+    shown = {name: in_words(sweeps.hit_rate_sections(some)) for name, some in found.items()}
+    assert difference("hits", shown) == ""
+    section, _ = sweeps.hit_rate_sections(found["two shares"])
+    rows = [(row["share %"], row["hit rate %"], row["change %"]) for row in rows_of(section.parts[0])]
+    assert rows == [("0.0", "0.0", "-"), ("50.0", "40.6", "+50.4")]
 
 
 def test_a_model_is_a_row_where_its_plateau_begins():

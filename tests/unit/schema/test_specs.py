@@ -83,10 +83,12 @@ NAMED = (  # a field of another type, or out of range, with its value
              "gpu_memory_utilization": [0.0, 1.1, "0.9", True], "max_num_seqs": [64.0], "seed": [True],
              "enforce_eager": [1], "model": [5, "a\x1b[2J\nb"]}),
     (ReplicaSpec((PLAIN,)), {"sharing": ["magic"]}),
-    (WorkloadSpec(), {"source": ["web"], "rule": ["any"], "requests": ["8"]}),
+    (WorkloadSpec(), {"source": ["web"], "rule": ["any"], "requests": ["8"], "prefix_groups": [0, "2"],
+                      "prefix_share": [1, -0.1, math.nan, "0.5", True, (0, 0.5)]}),
     (ClosedLoop(1), {"concurrency": [0, 1.0, True], "window_s": [math.inf, True, "5"], "ramp_up": ["slow"],
                      "settle_lifetimes": [math.nan, "1"]}),
 )  # fmt: skip
+SHARED = {"prefix_share": 0.5, "prefix_groups": 3}
 PAIR, SECOND, SIMULATED = ReplicaSpec((PLAIN, PLAIN)), replace(PLAIN, gpu=1), replace(PLAIN, platform="simulated")
 OF_A_FILE = WorkloadSpec("sharegpt")
 A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
@@ -95,6 +97,7 @@ A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
 @pytest.mark.parametrize(("usual", "changes", "facts"), [
     *((usual, {name: value}, (name, repr(value))) for usual, wrong in NAMED for name in wrong for value in wrong[name]),
     (PLAIN, {"platform": "cpu", "kv_cache_bytes": GIB + 1}, (GIB + 1,)),
+    (OF_A_FILE, SHARED, ("text", "share")), (WorkloadSpec(), {"kind": "embed", **SHARED}, ("share", "embed")),
     (SIMULATED, {"interface": "server"}, ("simulated", "server")),
     (PLAIN, {"tensor_parallel_size": 0}, ("0 GPUs",)), (remote(), {"url": "http://h/v1?key=x"}, ("credentials",)),
     (PAIR, {"engines": ()}, ()),
@@ -235,6 +238,26 @@ def test_what_a_record_keeps_of_a_load_is_the_load(load):
     assert specs.is_job(load) is (facts["kind"] == "job")
     with pytest.raises(ValueError, match="'storm'"):
         specs.load_of({**facts, "kind": "storm"}, convert)
+
+
+@given(st.floats(0, 0.999), st.integers(1, 3000))
+def test_what_is_shared_is_the_asked_part_of_a_prompt_that_keeps_ids_of_its_own(share, tokens):
+    """An even number, so that with the next id it is no whole block of any even size."""
+    shared, asked = WorkloadSpec(prefix_share=share).shared_of(tokens), share * tokens
+    assert shared % 2 == 0 <= shared <= max(0, tokens - specs.OWN) and WorkloadSpec().shared_of(tokens) == 0
+    assert abs(shared - asked) <= 1 or tokens - specs.OWN - 2 < shared or shared == 0
+
+
+def test_a_workload_without_a_share_is_kept_and_known_as_before_there_were_any():
+    """The same requests with a share of 0 are others: they are new in each round."""
+    requests = tuple(specs.Request((5, 6, 7), 2) for _ in range(2))
+    plain, nothing, some = (
+        Workload(WorkloadSpec(**given), requests, "here") for given in ({}, {"prefix_share": 0.0}, SHARED)
+    )
+    facts = [specs.workload_facts(each.spec) for each in (plain, nothing, some)]
+    assert [each.keys() & SHARED.keys() for each in facts] == [set(), {"prefix_share"}, SHARED.keys()]
+    assert [convert(WorkloadSpec, each) for each in facts] == [plain.spec, nothing.spec, some.spec]
+    assert plain.hash == specs.short_hash([[[5, 6, 7], 2]] * 2) != nothing.hash
 
 
 CLOSED = {"concurrency": 8, "window_s": 5.0, "settle_lifetimes": 1.0, "requests": None, "ramp_up": "staggered"}

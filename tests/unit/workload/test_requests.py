@@ -8,7 +8,7 @@ import sys
 import time
 import tracemalloc
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -88,6 +88,31 @@ def test_synthetic_prompts_have_the_lengths_asked_for_and_share_no_prefix(length
     assert lengths_of(made) == [(n, n + 1) for n in lengths]
     assert all(4 <= token < vocabulary for request in made for token in request.prompt)
     assert len({request.prompt[0] for request in made}) == len(made)
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=30), st.integers(1, 4), st.floats(0, 0.99), SEEDS)
+def test_prompts_of_a_group_begin_alike_for_as_long_as_they_share_and_differ_right_after(lengths, groups, share, seed):
+    spec = WorkloadSpec(prefix_share=share, prefix_groups=groups)
+    made = requests.synthetic_requests([(n, 2) for n in lengths], 50_000, seed, spec)
+    plain = requests.synthetic_requests([(n, 2) for n in lengths], 50_000, seed)
+    assert [len(each.prompt) for each in made] == lengths and [r.shared for r in made] == list(
+        map(spec.shared_of, lengths)
+    )
+    for (i, one), (k, other) in combinations(enumerate(made), 2):
+        both = min(one.shared, other.shared)
+        if (i - k) % groups == 0:
+            assert one.prompt[:both] == other.prompt[:both]
+        elif both > 3:
+            assert one.prompt[:both] != other.prompt[:both]
+        if one.shared == other.shared:
+            assert one.prompt[both] != other.prompt[both], "no block that begins with it can be common"
+    assert [r.prompt[r.shared + 1 :] for r in made] == [p.prompt[r.shared + 1 :] for r, p in zip(made, plain)]
+
+
+def test_a_share_is_told_and_makes_other_requests_that_are_the_same_for_ever():
+    made = build_workload(WorkloadSpec(prompt_tokens=64, requests=8, prefix_share=0.5, prefix_groups=2), OPT)
+    assert "50 %" in made.source and "2 groups" in made.source and made.hash == "c8ead48b8bff"
+    assert {request.shared for request in made.requests} == {32}
 
 
 def test_synthetic_prompts_use_the_whole_vocabulary_and_begin_one_after_the_other():

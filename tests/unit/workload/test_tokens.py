@@ -39,7 +39,8 @@ def test_every_seed_and_purpose_has_a_stream_of_its_own(one, other):
     assert (list(islice(draws(*one), 4)) == list(islice(draws(*other), 4))) == (one == other)
     seed = one[0]
     firsts = [next(draws(each, purpose)) for each in {seed, -seed, seed + 1} for purpose in STREAMS]
-    assert len(set(firsts)) == len(firsts), "neither a sign nor a purpose makes two streams one"
+    firsts += [next(draws(seed, "prefix", group)) for group in range(1, 9)]
+    assert len(set(firsts)) == len(firsts), "neither a sign nor a purpose nor a group makes two streams one"
 
 
 @given(st.lists(st.text(max_size=3)), st.integers(0, 2**40), st.integers(0, 60))

@@ -12,14 +12,14 @@ from facts import numbers, tells
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import having
-from strategies import H200, judge, measurement, point, without
+from strategies import H200, at_share, judge, measurement, point, without
 
 from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.evidence import NO_DECODING, NO_ENERGY, NO_PROFILE, NO_UTIL, PUBLISHED
 from pytest_slmserve.analysis.claims.table import CLAIMS, applies, claim_of
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
 from pytest_slmserve.analysis.points import Summary, shared_points
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared, with_warmer
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import GIB, ClosedLoop
@@ -504,3 +504,49 @@ def test_what_is_missing_is_said(claim):
     assert once.state is INCONCLUSIVE and "--slm-repeats 2" in once.why
     there = [applies(claim_of(f"replicas-pay-{how}"), curve(ONE, runs)) for how in ("mps", "mig")]
     assert there == [True, False]
+
+
+# Hit rates of a prefix cache
+
+MORE, EARLIER = "prefix-hits-raise-throughput", "prefix-hits-answer-sooner"
+NONE_SHARED, MOST_SHARED = at_share(0.0, (1000.0, 1005.0)), at_share(0.75, (2000.0, 2010.0), (0.05, 0.0505))
+
+
+@pytest.mark.parametrize(("claim", "rates", "ttft_s", "state"), [
+    (MORE, (1500.0, 1510.0), (0.1, 0.1), PASSES), (MORE, (900.0, 905.0), (0.1, 0.1), FAILS),
+    (MORE, (2500.0, 2510.0), (0.1, 0.1), FAILS),  # more than at the larger hit rate
+    (MORE, (900.0, 1300.0), (0.1, 0.1), INCONCLUSIVE),
+    (EARLIER, (1500.0, 1500.0), (0.07, 0.0705), PASSES), (EARLIER, (1500.0, 1500.0), (0.2, 0.201), FAILS),
+    (EARLIER, (1500.0, 1500.0), (0.08, 0.13), INCONCLUSIVE),
+])  # fmt: skip
+def test_each_higher_hit_rate_has_to_serve_more_or_sooner(claim, rates, ttft_s, state):
+    others = [MOST_SHARED, at_share(0.5, rates, ttft_s), NONE_SHARED]  # in whatever order
+    judged = [judge(claim, curve) for curve in with_warmer(others) if curve.warmer]
+    assert [verdict.state for verdict in judged] == [state]
+    assert judged[0].value and tells(judged[0].why, 64), judged[0].why
+
+
+def test_curves_are_compared_over_hits_if_they_differ_in_their_share_alone_and_all_are_valid():
+    plain = of_points(point(64, [1000.0, 1005.0]))
+    elsewhere = at_share(0.5, (1500.0, 1510.0))
+    elsewhere = replace(elsewhere, measurements=tuple(
+        replace(m, environment=replace(H200, gpu_name="NVIDIA L4")) for m in elsewhere.measurements
+    ))  # fmt: skip
+    assert [curve.warmer for curve in with_warmer([plain, elsewhere, NONE_SHARED])] == [()] * 3
+    assert not applies(claim_of(MORE), NONE_SHARED) and not applies(claim_of(MORE), plain)
+    pair = with_warmer([NONE_SHARED, MOST_SHARED])
+    assert [applies(claim_of(MORE), curve) for curve in pair] == [True, False]
+    invalid = replace(at_share(0.5, (9.0, 9.0)), points=(point(64, ()),))
+    elsewhere = at_share(0.5, (9.0, 9.0), concurrency=8)
+    for wrong, reason in ((invalid, "planted: invalid"), (elsewhere, "two hit rates")):
+        verdict = judge(MORE, with_warmer([NONE_SHARED, wrong])[0])
+        assert reason in verdict.why and verdict.state is INCONCLUSIVE
+    once = with_warmer([at_share(0.0, (1000.0,), (0.1,)), at_share(0.5, (1500.0,), (0.1,))])[0]
+    assert "--slm-repeats 2" in judge(MORE, once).why
+
+
+def test_a_point_whose_prompts_come_from_a_cache_is_none_of_table_1():
+    shared = at_share(0.5, (1000.0, 1005.0), concurrency=PUBLISHED["opt-1.3b"])
+    spent = tuple(replace(each, energy_per_token_j=0.1) for each in shared.points[0].each)
+    curves = [replace(c, points=(replace(shared.points[0], each=spent),)) for c in (shared, of_points())]
+    assert [bool(evidence.at_table_1(curve)) for curve in curves] == [False, True]

@@ -51,6 +51,14 @@ def looked_up(m, hits):
     return with_stream(m, cache_lookups=(1000, hits))
 
 
+def shared(share, cached, base=PLAIN, groups=1, block=16):
+    """A measurement whose prompts of 64 tokens have a share in common. cached: of each row, from the cache."""
+    m = changed(base, "workload", spec=replace(base.workload.spec, prefix_share=share, prefix_groups=groups))
+    m = changed(changed(m, "resolved", block_size=block), "spec", allow_prefix_cache=True)
+    told = tuple(cached(row) if callable(cached) else cached for row in range(len(m.run.samples)))
+    return changed(m, "run", "samples", cached_tokens=told if cached is not None else ())
+
+
 def by_client(doubt_s, ttft_s=0.0):
     """A server's measurement whose client may be so late with its stamps."""
     m = with_stream(changed(PLAIN, "spec", **SERVER), stamp_uncertainty_s=(doubt_s, 3 * doubt_s))
@@ -120,6 +128,14 @@ IN_SPANS = with_stream(
     (changed(FAST, "environment", gpu_name="Some GPU"), None),
     (LATE, {100.0, 5.0}), (looked_up(measurement(4), 50), None), (looked_up(measurement(4), 51), {5.1, 5}),
     (changed(looked_up(measurement(4), 51), "spec", allow_prefix_cache=True), None),
+    # The hit rate that was asked for: of 0.7 of 64 tokens two whole blocks
+    *((shared(0.7, n), None if n == 32 else {100 * n / 64, 50, 0.7, 16, 52.5}) for n in (16, 32, 48)),
+    (shared(0.0, 0), None), (shared(0.0, 16), {25, 0, 5}), (shared(0.7, None), set()),
+    (shared(0.7, 0, block=128), None), (shared(0.7, 32, block=128), {50, 0, 128}),
+    (shared(0.7, 32, block=None), None), (shared(0.7, 52, block=None), {81.2, 70.3}),
+    (looked_up(shared(0.5, None), 490), None), (looked_up(shared(0.5, None), 530), {53, 50}),
+    *((shared(0.5, lambda row, n=n: 32 * (row >= n), base=job(), groups=4), None if n < 7 else {50})
+      for n in (0, 4, 7)),
     # Jobs
     (job(), None), (job(finished=39), {39, 40}), (job(asked=41, failures=1), {1}),
     (each(job(), first_token_s=None), set()), (job(steps=33), {1280, 1320}),

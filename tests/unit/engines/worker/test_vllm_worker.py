@@ -99,6 +99,24 @@ def test_a_counted_loop_serves_exactly_so_many_and_shares_nothing_with_the_next(
         assert answer["steps"][0][0] >= answer["began"] and json.dumps(answer)
 
 
+def test_ids_at_the_place_of_a_prompt_are_others_in_each_round_of_each_run(serve):
+    """Two prompts, of which the second is too short for a place; seven requests are four rounds of the first."""
+    _, server = serve(COUNTED)
+    server.places, server.rounds = [1, None], [[90 + n] for n in range(9)]
+    server.first_round = server.last_round = 0
+    seen, generate = [], server.engine.generate
+
+    def watched(prompt, *more):
+        seen.append(prompt["prompt_token_ids"])
+        return generate(prompt, *more)
+
+    server.engine.generate = watched
+    for _ in range(2):
+        asyncio.run(server.run(COUNTED))
+    assert sorted(ids for ids in seen if len(ids) == 3) == [[1, 90 + n, 3] for n in (1, 2, 3, 4, 5, 6, 7, 8)]
+    assert [ids for ids in seen if len(ids) == 2] == [[4, 5]] * 6
+
+
 def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(serve):
     answer, server = serve(WINDOW, step_s=0.02)
     cut = [row for row in rows(answer) if not row.finished]
