@@ -232,6 +232,12 @@ class JobPoint(Point, JobSummary):
         return self.capacity is not None and self.capacity >= min(self.requests, self.spec.max_num_seqs)
 
     @property
+    def slots(self) -> int:
+        """Adapters that its engine has on the device at once."""
+        found = self.spec.arguments.get("max_loras", 0)
+        return found if isinstance(found, int) else 0
+
+    @property
     def batching(self) -> str:
         """Batching mode of its engine, "none", "static", "dynamic", or "continuous"."""
         return str(self.spec.arguments.get("batching", CONTINUOUS))

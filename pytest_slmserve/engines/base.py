@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from pytest_slmserve.engines.worker.slm_pacing import pacer_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.kv_cache import check_adapters
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec, Load, OpenLoop, Workload, is_job, least_window_s
 
@@ -35,6 +36,8 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
         longer = "" if known and workload.longest > known.positions else f"max_model_len={workload.longest}, or "
         problem = f"requests of {workload.longest} tokens do not fit max_model_len {spec.max_model_len}"
         raise BadUsage(problem, f"{longer}shorter requests")
+    if workload.spec.adapters:
+        check_adapters(spec, workload.spec.adapters)
 
 
 def message_of(load: Load) -> Message:

@@ -6,9 +6,11 @@ The server is a process of its own, on loopback, with a random key. A plugin of 
 
 import json
 import os
+import random
 import secrets
 import shutil
 import socket
+import struct
 import sys
 import tempfile
 import time
@@ -40,6 +42,7 @@ from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import (
     GIB,
+    MOST_ADAPTERS,
     OWN_FIELDS,
     PATHS,
     EngineSpec,
@@ -75,6 +78,7 @@ REST_S = 10.0
 IDLE_S = 0.2  # without a step; a long step of many prompts takes as much
 FIRST_PORT, TRIES = 20_000, 20
 OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+DRAWN_WEIGHTS = 9973  # of adapters
 NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
 # The entry point by which vLLM finds our plugin, in a distribution on its path.
 PLUGIN = {
@@ -179,10 +183,17 @@ class OfflineEngine(ProcessEngine):
     def _hand_over(self, workload: Workload) -> None:
         super()._hand_over(workload)
         prompts, kind = [request.prompt for request in workload.requests], workload.spec.kind
-        own = FreshPrompts(workload, words=False) if workload.spec.prefix_share is not None else None
-        fresh = {"places": [own.place(each) for each in workload.requests], "rounds": own.ids} if own else {}
+        further: Message = {}
+        if workload.spec.prefix_share is not None:
+            own = FreshPrompts(workload, words=False)
+            further |= {"places": [own.place(each) for each in workload.requests], "rounds": own.ids}
+        if adapters := workload.spec.adapters:
+            name, path = adapter_name(adapters.rank), adapter_folder(self.spec, adapters.rank)
+            asked = [request.adapter for request in workload.requests]
+            first = MOST_ADAPTERS * adapters.rank  # those of another rank have other numbers in the engine
+            further |= {"adapters": {"asked": asked, "name": name, "first": first, "path": path}}
         tokens = [request.output_tokens for request in workload.requests]
-        self.ask(op="load", prompts=prompts, output_tokens=tokens, kind=kind, **fresh)
+        self.ask(op="load", prompts=prompts, output_tokens=tokens, kind=kind, **further)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         run = run_from([self.ask(progress, barrier, op="run", load=load)])
@@ -246,6 +257,8 @@ class ServerEngine(ProcessEngine):
         for name, text in PLUGIN.items():
             write_file(folder / "slm_trace-0.dist-info" / name, text)
         environment |= {"SLM_TRACE": str(self.trace), "SLM_KEY": self._key, "VLLM_SERVER_DEV_MODE": "1"}
+        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self.spec.arguments.get("enable_lora") else {}
+        self._adapters = set[str]()  # that it has loaded
         environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
         if allowed := environment.get("VLLM_PLUGINS"):
             environment["VLLM_PLUGINS"] = f"{allowed},slm_trace"
@@ -294,11 +307,24 @@ class ServerEngine(ProcessEngine):
                 self.client.kill()
             self._path = PATHS[kind]
             self.client = LoadClient(f"http://{HOST}:{self.port}{self._path}", self._headers, self._cores)
+        self._load_adapters(workload)
         self._fresh = own = FreshPrompts(workload, words=False) if workload.spec.prefix_share is not None else None
-        bodies = [body_of(request, NAME, kind) for request in workload.requests]
+        bodies = [body_of(each, asked_for(each, workload), kind) for each in workload.requests]
         if own:
             bodies = [body | {"prompt": own.prompt(r) or body["prompt"]} for body, r in zip(bodies, workload.requests)]
         self.client.load(workload, [*map(json.dumps, bodies)], *((own.mark, own.rounds) if own else ()))
+
+    def _load_adapters(self, workload: Workload) -> None:
+        """Have the server load the adapters that requests ask for. Raises EngineFailed."""
+        if adapters := workload.spec.adapters:
+            names = {asked_for(request, workload) for request in workload.requests} - self._adapters
+            path = adapter_folder(self.spec, adapters.rank) if names else ""
+            for name in sorted(names):
+                body = {"lora_name": name, "lora_path": path}
+                status, answer = self._ask("POST", "/v1/load_lora_adapter", body)
+                if status != 200:
+                    raise self.child.failed(f"did not load an adapter ({status}): {answer[:200]}")
+                self._adapters.add(name)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         assert self.client, "it has the requests"
@@ -320,13 +346,17 @@ class ServerEngine(ProcessEngine):
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         more = {"max_tokens": length, "return_token_ids": True}
-        return tuple(tuple(self._complete(each, more)["token_ids"]) for each in workload.requests[:requests])
+        self._load_adapters(workload)
+        asked = [(each, {**more, "model": asked_for(each, workload)}) for each in workload.requests[:requests]]
+        return tuple(tuple(self._complete(*each)["token_ids"]) for each in asked)
 
     def _logprobs(self, workload: Workload, outputs: Outputs) -> list[list[float]]:
+        self._load_adapters(workload)
         found = []
         for request, tokens in zip(workload.requests, outputs):
             longer = Request((*request.prompt, *tokens), 1)
-            table = self._complete(longer, {"max_tokens": 1, "prompt_logprobs": 0})["prompt_logprobs"]
+            more = {"max_tokens": 1, "prompt_logprobs": 0, "model": asked_for(request, workload)}
+            table = self._complete(longer, more)["prompt_logprobs"]
             found.append([row[str(token)]["logprob"] for row, token in zip(table[-len(tokens) :], tokens)])
         return found
 
@@ -450,13 +480,59 @@ def model_for(spec: EngineSpec) -> str:
         return hub_name(spec.model)
     model, name = spec.known_model, short_name(spec.model)
     files = {"config.json": json.dumps(dict(model.config)), **tokenizer_files(model)}
-    folder = user_cache() / f"{name}-{short_hash(files)}"
+    return kept_folder(name, short_hash(files), {file: text.encode() for file, text in files.items()})
+
+
+def asked_for(request: Request, workload: Workload) -> str:
+    """The name by which a request asks our server for its model, or for its adapter."""
+    adapters = workload.spec.adapters
+    return f"{adapter_name(adapters.rank)}-{request.adapter}" if adapters and request.adapter else NAME
+
+
+def adapter_name(rank: int) -> str:
+    """The first part of the names of adapters of one rank."""
+    return f"{NAME}-rank{rank}"
+
+
+def adapter_folder(spec: EngineSpec, rank: int) -> str:
+    """The folder with a LoRA adapter of this rank for the model, as PEFT writes it: made weights for every linear layer
+    of attention and feed-forward. It is in the user's cache, and serves under as many numbers as there are adapters,
+    because vLLM loads one by its number. Raises BadUsage as `model_for` does."""
+    layers = spec.known_model.adapted
+    told = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
+    described = json.dumps({**told, "target_modules": sorted({name.rpartition(".")[2] for name in layers})})
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, (inputs, outputs) in layers.items():
+        shapes[f"base_model.model.{name}.lora_A.weight"] = rank, inputs
+        shapes[f"base_model.model.{name}.lora_B.weight"] = outputs, rank
+    files = {"adapter_config.json": described.encode(), "adapter_model.safetensors": safetensors(shapes)}
+    named = f"{short_name(spec.model)}-lora-{rank}"
+    return kept_folder(named, short_hash([described, list(shapes.items())]), files)
+
+
+def safetensors(shapes: Mapping[str, tuple[int, int]]) -> bytes:
+    """A file of matrices of these shapes in float16, in safetensors' format: the length of a JSON header, the header,
+    and the values. They are small, drawn once, and repeated: no two rows are alike, for their number is prime."""
+    header, at = {}, 0
+    for name, (rows, columns) in shapes.items():
+        header[name] = {"dtype": "F16", "shape": [rows, columns], "data_offsets": [at, at := at + 2 * rows * columns]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    chance = random.Random(0)
+    drawn = struct.pack(f"<{DRAWN_WEIGHTS}e", *(chance.uniform(-0.01, 0.01) for _ in range(DRAWN_WEIGHTS)))
+    return struct.pack("<Q", len(text)) + text + (drawn * (at // len(drawn) + 1))[:at]
+
+
+def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
+    """The folder of these files in the user's cache, whose name has a hash of their `content`; made if it does not
+    exist. Raises BadUsage if it cannot be made, or holds something else."""
+    folder = user_cache() / f"{name}-{content}"
     try:
         if not folder.is_dir():
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-            for file, text in files.items():
-                write_file(made / file, text)
+            for file, data in files.items():
+                write_file(made / file, data)
             try:
                 made.rename(folder)
             except OSError:  # another start made it meanwhile
@@ -467,7 +543,7 @@ def model_for(spec: EngineSpec) -> str:
         why = f"cannot describe {name} in {folder.parent}: {error.strerror}"
         raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
     with suppress(OSError, ValueError):
-        if all((folder / file).read_text("utf-8") == text for file, text in files.items()):
+        if all((folder / file).read_bytes() == data for file, data in files.items()):
             return str(folder)
     raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
 

@@ -53,7 +53,11 @@ DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gat
 BESIDE = 0.2  # of the scatter of launches: what real ones of both sides at once leave of it
 SAME_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype")  # of a specification and its engine
 SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event reasons
-NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"})
+# Of the imagined device: shares by which a step takes longer with adapters, and with each that has a slot (of rank 8),
+# and bytes per second of the copy of one into a slot, for which all others wait: a PCI Express 4.0 x16.
+ADAPTED_SHARE, SLOT_SHARE, COPIED_PER_S = 0.1, 0.002, 25e9
+OF_ADAPTERS = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras"}
+NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"}) | OF_ADAPTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,14 @@ class SimulatedEngine(Engine):
         the GPUs for each other, and b_half in sequences."""
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
+        if adapters := workload.spec.adapters:
+            there = min(adapters.count, self._slots) * adapters.rank / 8
+            t_inf /= 1 + ADAPTED_SHARE + SLOT_SHARE * there
         return t_inf * self.spec.tensor_parallel_size, b_half
+
+    @property
+    def _slots(self) -> int:
+        return int(self.spec.arguments.get("max_loras", 0))
 
     def differ(self, launch: str, beside: bool = False) -> None:
         """Change the speed and the time of the start by chance, and by the same amount for the same name of a launch in
@@ -285,6 +296,10 @@ class SimulatedEngine(Engine):
         speed = FLOPS_PER_S * self.speed * self.spec.tensor_parallel_size
         prompt_s = 2 * (self.model.active or 0) / speed if caches else 0.0  # of a token
         kernels = list[float]()  # seconds of each step
+        asked = workload.spec.adapters
+        # The adapters that have a slot, those asked for last at the end.
+        slots = dict.fromkeys(range(1, 1 + min(asked.count, self._slots))) if asked else {}
+        copy_s = self.model.adapter_slot_bytes(asked.rank) / COPIED_PER_S if asked else 0.0
         now, admitted, ended, freed, prompted = 0.0, 0, 0, 0, 0  # prompted: tokens done of the prompt that is next
         sent, ends, steps = list[_Sequence](), Counter[int](), list[tuple[Any, ...]]()  # ends: by step, how many
         for number in range(MAX_STEPS):
@@ -298,7 +313,7 @@ class SimulatedEngine(Engine):
             if len(sent) == ended:
                 break
             budget = max(0, limits.max_num_batched_tokens - (admitted - ended))
-            computed, left, prompted = -prompted, prompted + budget, 0
+            computed, left, prompted, copies = -prompted, prompted + budget, 0, 0
             for sequence in sent[admitted : ended + fits]:
                 if left and sequence.admitted_s is None:
                     sequence.admitted_s = now
@@ -310,9 +325,16 @@ class SimulatedEngine(Engine):
                 computed += needed
                 sequence.first_step = number
                 ends[number + sequence.wanted - 1] += 1
+                if adapter := workload.requests[sequence.request].adapter:
+                    copies += adapter not in slots
+                    slots.pop(adapter, None)
+                    slots[adapter] = None
+                    if len(slots) > self._slots:
+                        del slots[next(iter(slots))]
                 admitted += 1
             batch, pace = admitted - ended, self.host(self.ran_s + now) if self.host else 1.0
-            kernels_s = (b_half + batch) / t_inf + waits_s + (computed + prompted) * prompt_s
+            prompts_s = (computed + prompted) * prompt_s
+            kernels_s = (b_half + batch) / t_inf + waits_s + prompts_s + copies * copy_s
             if not self.faults.host_s:
                 kernels_s, pace = kernels_s / pace, 1.0
             kernels.append(kernels_s)

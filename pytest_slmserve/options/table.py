@@ -131,6 +131,20 @@ def length(text: str) -> int | Literal["natural"]:
     return int(text)
 
 
+def adapters(text: str) -> tuple[int, int]:
+    """Number and rank of LoRA adapters, of 16x8."""
+    from pytest_slmserve.schema.specs import Adapters
+
+    count, _, rank = text.partition("x")
+    try:
+        found = Adapters(int(count), int(rank))
+    except errors.BadUsage as error:
+        raise ValueError(f"a number of adapters and their rank, {error.hint}") from None
+    except ValueError:
+        raise ValueError("a number of adapters and their rank, such as 16x8") from None
+    return found.count, found.rank
+
+
 def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -297,7 +311,7 @@ class Options(NamedTuple):
     )
     plan: bool = flag("print items, engines, order and expected seconds, and run nothing")
     allow_inconclusive: bool = flag("exit with status 0, not 10, where something is inconclusive and nothing fails")
-    strict: bool = flag("fail if a published claim does not hold, including known exceptions")
+    strict: bool = flag("fail if a published claim does not hold, including known exceptions", ini_only=True)
 
     concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4", group="load").described(
         "concurrent requests at each point; default: by mode, 1,2,4 ... to the capacity"
@@ -343,6 +357,12 @@ class Options(NamedTuple):
         "what requests ask for: generate, embed, classify or rerank; default: what each model was made for"
     )
     accept_truncated: bool = flag("if the file of a dataset is truncated, use the intact part", ini_only=True)
+    lora: tuple[int, int] | None = opt(adapters, None, "16x8", own=True).described(
+        "number and rank of LoRA adapters that requests ask for; their weights are made; default: none"
+    )
+    lora_traffic: errors.Traffic = opt(errors.Traffic, "uniform", "HOW", ini_only=True, own=True).described(
+        "adapters that requests ask for: uniform (each as often) or zipf (the k-th 1/k times as often as the first)"
+    )
     seed: int = opt(whole_number, 0, "N", ini_only=True).described("seed of the workload and of the dummy weights")
     goodput: str = opt(str, "", "LIMITS").described(
         "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report"

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.engines.pool import cannot_share
-from pytest_slmserve.options.table import Options
+from pytest_slmserve.options.table import Options, joined
 from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, engines_of_set, url_lock
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema import kv_cache
@@ -25,11 +25,11 @@ from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import (
     GIB,
     OWN,
+    Adapters,
     ClosedLoop,
     EngineSpec,
     Load,
     ReplicaSpec,
-    Request,
     Workload,
     WorkloadSpec,
     check_told,
@@ -115,6 +115,10 @@ def engine_spec(
     )
     if options.prefix_share is not None:
         spec = replace(spec, prefix_caching=True, allow_prefix_cache=True)
+    if options.lora:
+        adapters = Adapters(*options.lora, options.lora_traffic)
+        spec = replace(spec, extra=joined(spec.extra, [*adapters.arguments(spec.arguments).items()]))
+        kv_cache.check_adapters(spec, adapters)
     if not options.max_num_seqs:  # vLLM starts with no more than the tokens of a step
         tokens = kv_cache.given_limit(spec, "max_num_batched_tokens")
         spec = replace(spec, max_num_seqs=min(spec.max_num_seqs, tokens))
@@ -140,7 +144,7 @@ def engine_spec(
     # A simulated device is imagined too; a plan without Transformers goes on.
     own_weights = -(-(weights or 0) // spec.tensor_parallel_size)
     budget = kv_cache.kv_budget_bytes(min(wanted, there), options.gpu_memory_utilization, own_weights)
-    return replace(spec, kv_cache_bytes=budget)
+    return replace(spec, kv_cache_bytes=kv_cache.beside_adapters(spec, budget))
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
@@ -164,6 +168,7 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
         seed=options.seed,
         accept_truncated=options.accept_truncated,
         **_shared(options, options.prefix_share),
+        adapters=Adapters(*options.lora, options.lora_traffic) if options.lora and platform != "remote" else None,
     )
 
 
@@ -205,7 +210,7 @@ def check_prefixes(engine: EngineSpec, workload: Workload) -> None:
         raise BadUsage(f"{asked}: {why}", f"--slm-input-len {max(math.ceil(block / share), block + OWN)}")
 
 
-Words = Mapping[str, Any]  # of a marker: `lengths`, `prefix_share` and `ramp_up` take the place of the options
+Words = Mapping[str, Any]  # of a marker: `lengths`, `lora`, `prefix_share` and `ramp_up` take the place of the options
 NO_WORDS: Words = MappingProxyType({})
 
 
@@ -215,6 +220,23 @@ def checked_lengths(given: Any) -> tuple[int | None, int | None]:
         case (int() | None as prompt, int() | None as output):
             return prompt, output
     raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
+
+
+def checked_adapters(given: Any) -> tuple[int, int] | None:
+    """Return number and rank of adapters that were given as a pair; None for none. Raises BadUsage."""
+    match given:
+        case None:
+            return None
+        case (int(count), int(rank)):
+            found = Adapters(count, rank)
+            return found.count, found.rank
+    raise BadUsage(f"lora={given!r} is no pair of a number and a rank", "lora=(16, 8)")
+
+
+def engine_options(words: Words) -> dict[str, Any]:
+    """Return the options that the words of a marker change and that the engine depends on."""
+    found = {"lora": checked_adapters(words["lora"])} if "lora" in words else {}
+    return found | {name: words[name] for name in ("prefix_share",) if name in words}
 
 
 @dataclass(repr=False)
@@ -293,10 +315,13 @@ class Planner:
         """Return the requests for `model`, as the options and a marker say, made once: models of one vocabulary share
         them if no dataset is read. requests: their number in a job. Raises BadUsage for text without a tokenizer, and,
         but in a job, for fixed lengths that are too long for the model."""
-        spec = workload_spec(self.options, self.platform)
+        spec = workload_spec(self.options._replace(**engine_options(words)), self.platform)
+        if words.get("lora") and self.platform == "remote":
+            raise BadUsage(
+                "lora: an endpoint calls its adapters as it likes", "an engine that is started here: --slm-gpu"
+            )
         if "lengths" in words:
             spec = spec.with_lengths(*checked_lengths(words["lengths"]))
-        spec = replace(spec, **_shared(self.options, words.get("prefix_share")))
         known = known_model(model) if self.platform == "remote" else model_of(model)
         if requests is not None:
             spec = replace(spec, requests=requests)
@@ -319,10 +344,9 @@ class Planner:
                 self._workloads[name] = Workload(spec, tuple(made), source)
         return self._workloads[name]
 
-    def spec(self, model: str, gpus: int | None = None, words: Words = NO_WORDS, **changes: Any) -> EngineSpec:
-        """Return the engine of a model. gpus: if others than the options say. words: of a marker, of which a share of
-        the prompts counts. changes: options with values of their own. Raises BadUsage if its GPUs are not there, or
-        their memory is too small."""
+    def spec(self, model: str, gpus: int | None = None, **changes: Any) -> EngineSpec:
+        """Return the engine of a model. gpus: if others than the options say. changes: options with values of their
+        own. Raises BadUsage if its GPUs are not there, or their memory is too small."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return EngineSpec(
@@ -335,7 +359,6 @@ class Planner:
                 allow_prefix_cache=self.options.allow_prefix_cache,
             )
         self._find([model])
-        changes |= {name: words[name] for name in ("prefix_share",) if name in words}
         spec = engine_spec(self.options._replace(**changes), self.platform, model, self.host.environment, gpus)
         check_there(self.host, spec.gpus)
         return spec
@@ -440,7 +463,7 @@ class Planner:
     def point(self, model: str, concurrency: int, words: Words = NO_WORDS, id: str = "") -> Case:
         """Return the case of a model's engine under a closed loop, as the options and a marker say."""
         workload, load = self.workload(model, words), self.load(concurrency, words)
-        case = self.case(self.spec(model, words=words), [workload], [load], model=model, id=id)
+        case = self.case(self.spec(model, **engine_options(words)), [workload], [load], model=model, id=id)
         self.beside |= {case.series} if "prefix_share" in words else set()
         return case
 
@@ -482,9 +505,12 @@ def point_cases(planner: Planner, words: Words) -> list[Case]:
         planned = [case for model in planner.models for case in planner.sweep(model).cases]
         if "prefix_share" in words:
             return [planner.point(case.model, case.concurrency, words, case.id) for case in planned]
-        if "lengths" not in words:
+        if not words.keys() & {"lengths", "lora"}:
             return planned
-        return [replace(case, workloads=(planner.workload(case.model, words),)) for case in planned]
+        own = engine_options(words)
+        engines = {case.model: planner.spec(case.model, **own) if own else case.engines for case in planned}
+        workloads = {case.model: (planner.workload(case.model, words),) for case in planned}
+        return [replace(case, engines=engines[case.model], workloads=workloads[case.model]) for case in planned]
     if not isinstance(words["points"], Iterable):
         raise BadUsage(f"points={words['points']!r} is no list of points", A_POINT)
     found = []
@@ -496,7 +522,7 @@ def point_cases(planner: Planner, words: Words) -> list[Case]:
                 raise BadUsage(f"{point!r} is no point: a model and a concurrency", A_POINT)
         if planner.options.models and not planner.swept(model):
             continue
-        name, why = f"{short_name(model)}-{concurrency}", planner.misfit(model)
+        name, why = f"{short_name(model)}-{concurrency}", planner.misfit(model, **engine_options(words))
         if why is None:
             case = planner.point(model, concurrency, words, name)
             spec, workload = case.each[0], case.workloads[0]
@@ -623,25 +649,35 @@ def job_case(
     max_num_seqs: int | None = None,
     gpu_memory: str | None = None,
     batching: Batching | None = None,
+    lora: tuple[int, int] | None = None,
+    max_loras: int | None = None,
 ) -> Case:
     """Return one job of a model. Raises BadUsage for an unknown model. A limit that is None is as the options say.
 
     requests, rate: as of an open loop. lengths: prompt and output tokens; None: natural ones, the outputs divided by
     `shorter`. kv_requests: number of requests at full length that the KV cache holds. max_num_seqs: the most sequences
     in the engine at once. gpu_memory: to plan for, "40GiB". batching: by Transformers; None: continuously, by vLLM.
+    lora: number and rank of adapters. max_loras: slots for them on the device.
     """
     arrivals = f"{requests}-at-once" if rate == math.inf else f"{rate:g}-per-s"
-    limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory}
+    limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory, "slots": max_loras}
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"
-    name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
-    memory: dict[str, Any] = {} if gpu_memory is None else {"gpu_memory": kv_cache.parse_memory(gpu_memory)}
-    if why := planner.misfit(model, **memory):
+    adapted = "" if lora is None else f"-lora-{lora[0]}x{lora[1]}"
+    name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{adapted}{limited}{how}"
+    words: Words = {"lengths": lengths or (None, None), **({} if lora is None else {"lora": lora})}
+    own = engine_options(words) | ({} if gpu_memory is None else {"gpu_memory": kv_cache.parse_memory(gpu_memory)})
+    if max_loras is not None:
+        own["engine_arg"] = joined(planner.options.engine_arg, [("max_loras", max_loras)])
+    only = "only vLLM's engines that are started here get adapters" if lora and planner.platform == "remote" else None
+    if why := only or planner.misfit(model, **own):
         return Case(model=model, id=name, skip_reason=why)
-    spec = planner.spec(model, **memory)
-    workload = planner.workload(model, {"lengths": lengths or (None, None)}, requests)
+    spec = planner.spec(model, **own)
+    workload = planner.workload(model, words, requests)
+    if workload.spec.adapters and batching is not None:
+        return Case(model=model, id=name, skip_reason="only vLLM's engines that are started here get adapters")
     if shorter > 1:
-        cut = tuple(Request(r.prompt, max(1, r.output_tokens // shorter)) for r in workload.requests)
+        cut = tuple(replace(r, output_tokens=max(1, r.output_tokens // shorter), text="") for r in workload.requests)
         workload = Workload(workload.spec, cut, f"{workload.source}, outputs over {shorter}")
     layout, longest = kv_cache.kv_layout(spec), workload.longest
     if spec.platform == "remote":

@@ -131,10 +131,11 @@ def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carr
 
 
 @pytest.fixture
-def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
+def slm_job(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; without a
     rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
-    return plugin.items.checked("slm_job", plugin.items.own_job, slm_session, slm_spec)
+    words = plugin.items.words_of(request.node)
+    return plugin.items.checked("slm_job", plugin.items.own_job, slm_session, slm_spec, words)
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def slm_model(request: pytest.FixtureRequest) -> str:
 def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], Verdict]:
     """Judges the claim named by the `slm` marker for `slm_model`, from what was measured; measures nothing.
 
-    If the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict` is
+    If the claims table expects it to fail, or does not know, the item is an expected failure, unless `slm_strict` is
     given.
     """
     [plan] = plugin.items.plans_of([request.node])

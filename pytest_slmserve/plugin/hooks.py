@@ -14,9 +14,9 @@ from pytest_slmserve.options.table import OPTS, Options
 from pytest_slmserve.plugin import NEEDS_A_MODE, PARAMETRISED, SESSION, fixtures, is_measured
 
 MARKERS = (
-    "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., ramp_up=..., needs=..., gpus=..., "
-    "gate=..., **spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its "
-    "requests, `ramp_up` how they begin; `gpus` is how many there must be; "
+    "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., lora=..., ramp_up=..., needs=..., "
+    "gpus=..., gate=..., **spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` "
+    "its requests, `lora` their adapters, `ramp_up` how they begin; `gpus` is how many there must be; "
     "`gate`: it compares two sides of a simulated engine without --slm-gate",
     "slm_suite(name): the suite that a test is part of: core, papers or all",
 )

@@ -50,7 +50,9 @@ from pytest_slmserve.workload.arrivals import job
 # Words of the slm marker that do not choose the engine.
 # Figures of a point that a JUnit file has of each test that measured it.
 JUNIT = ("output_tokens_per_s", "requests_per_s", "ttft_p99_s", "tpot_s", "e2e_s", "valid")
-NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "prefix_share", "ramp_up", "needs", "gpus", "jobs", "gate")
+NOT_OF_THE_ENGINE = (
+    *("claim", "models", "points", "lengths", "lora", "prefix_share", "ramp_up", "needs", "gpus", "jobs", "gate"),
+)
 # Calls that give a verdict. A test that does not assert it passes whatever was found.
 VERDICTS = {"slm_gate", "slm_claim", "slm_against_baseline"}
 VERDICTS |= {"pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
@@ -119,7 +121,8 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
     """The engine that a marker asks for. Raises BadUsage for an impossible one."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
     model = words.get("model") or session.planner.models[0]
-    spec = replace(session.planner.spec(model, words.get("tensor_parallel_size"), words), **own)
+    planned = session.planner.spec(model, words.get("tensor_parallel_size"), **planning.engine_options(words))
+    spec = replace(planned, **own)
     check_told(spec)
     return spec
 
@@ -141,6 +144,7 @@ def check_item(item: Any) -> None:
         raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
     if "lengths" in words:
         planning.checked_lengths(words["lengths"])
+    planning.engine_options(words)  # which raises for adapters that are none
     model, ramp_up, gpus, gate, needs = map(words.get, ("model", "ramp_up", "gpus", "gate", "needs"))
     shares = words.get("prefix_share")
     some = shares if isinstance(shares, list | tuple) and shares else [shares]
@@ -329,7 +333,7 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
         # A checkout has a suite of its own beside that of an installed wheel. Some claims are arithmetic.
         shipped = item.path.parent.name == "benchmarks" and (shipped_folder() / item.path.name).exists()
         if shipped and not item.get_closest_marker("skip") and claim_of(words.get("claim", "")).of != "arithmetic":
-            return "simulated numbers prove no claim of the papers (--slm-strict judges them)"
+            return "simulated numbers prove no claim of the papers (-o slm_strict=1 judges them)"
     return None
 
 
@@ -613,6 +617,7 @@ class OwnEngine:
 def own_job(
     session: Session,
     spec: EngineSpec,
+    marked: planning.Words,
     requests: int,
     rate: float = math.inf,
     *,
@@ -620,8 +625,9 @@ def own_job(
     burstiness: float = 1.0,
     repeats: int | None = None,
 ) -> points.JobPoint:
-    """Serve one job on the engine of a test."""
-    words = {} if lengths is None else {"lengths": lengths}
+    """Serve one job on the engine of a test. marked: words of its marker, of which the adapters are for a job too."""
+    words = {name: value for name, value in marked.items() if name == "lora"}
+    words |= {} if lengths is None else {"lengths": lengths}
     workload = session.planner.workload(spec.model, words, requests)
     load = job(requests, rate, session.options.seed, burstiness=burstiness)
     groups = session.executor.measure(session.planner.case(spec, [workload], [load]), repeats)

@@ -133,6 +133,8 @@ JOBS: tuple[Column[JobPoint], ...] = (
     Column("\nmodel", lambda p: p.model, "left"),
     Column("\ninterface", lambda p: "server" if p.spec.interface == "server" else "", "left"),
     Column("\nbatching", lambda p: "" if p.batching == CONTINUOUS else p.batching, "left"),
+    Column("\nlora", lambda p: a.words if (a := p.workload.spec.adapters) else ""),
+    Column("lora\nslots", lambda p: whole(p.slots) if p.workload.spec.adapters else ""),
     Column("prompt/\noutput", lambda p: f"{p.workload.mean_prompt_tokens:.0f}/{p.output_tokens:.0f}"),
     Column("\nrequests", lambda p: f"{p.requests:,}"),
     Column("offered\n/s", lambda p: "at once" if p.load.at_once else f"{p.load.rate:g}"),

@@ -112,6 +112,7 @@ Source = Literal["lengths", "sharegpt", "trace", "trace-lengths"]
 Rule = Literal["human-first", "vllm"]
 Kind = Literal["generate", "embed", "classify", "rerank"]  # of what is asked of a model; see `schema.specs.Request`
 RampUp = Literal["staggered", "burst"]
+Traffic = Literal["uniform", "zipf"]  # which adapters requests ask for
 Suite = Literal["core", "papers", "all"]  # of the shipped tests; each has those before it
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
 Detail = Literal["summary", "tables", "all"]  # of what is printed of a run

@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass
 
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.models import ADAPTED
 from pytest_slmserve.schema.records import Resolved
-from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.specs import FRONT_ENDS, GIB, RANKS, Adapters, EngineSpec
 
 # Never made at a load.
 LOADED = {"awq", "gptq", "auto_awq", "auto_gptq", "auto-round", "compressed-tensors", "modelopt", "modelopt_fp4"}
@@ -63,6 +64,60 @@ def check_arguments(spec: EngineSpec) -> None:
     if spec.arguments.get("speculative_config"):
         problem = "speculative_config: a step makes several tokens of a sequence, so its batch cannot be told from them"
         raise BadUsage(problem, "a server with it, and `slmserve measure URL`, which counts what its client receives")
+
+
+def adapter_bytes(spec: EngineSpec) -> int:
+    """Bytes of the slots for LoRA adapters on each GPU; 0 without adapters, or for an architecture that is not known.
+    With several GPUs an upper bound: vLLM divides one matrix of the two."""
+    if not spec.arguments.get("enable_lora") or spec.model_facts is None or not spec.model_facts.adapted:
+        return 0
+    slots, rank = spec.arguments.get("max_loras", 1), spec.arguments.get("max_lora_rank", 16)
+    return int(slots) * spec.model_facts.adapter_slot_bytes(int(rank), value_bytes(spec) or 2)
+
+
+def beside_adapters(spec: EngineSpec, budget: int) -> int:
+    """Bytes of a KV cache on each GPU beside the slots for adapters, of a `budget` for both. Raises BadUsage with the
+    number of slots that fit if they leave no room for one request as long as the context."""
+    taken, per_token = adapter_bytes(spec), kv_layout(spec).bytes_per_token or 0
+    least = per_token * spec.max_model_len // spec.tensor_parallel_size
+    if taken and budget - taken < least:
+        slots = spec.arguments["max_loras"]
+        fit = max(0, budget - least) * slots // taken
+        problem = f"{slots} slots for adapters take {taken / GIB:.1f} GiB, and {budget / GIB:.1f} GiB are left for"
+        hint = f"--slm-engine-arg max_loras={fit}" if fit else "a larger --slm-gpu-memory-utilization"
+        raise BadUsage(f"{spec.model}: {problem} them and the KV cache", hint)
+    return budget - taken
+
+
+def check_adapters(spec: EngineSpec, adapters: Adapters) -> None:
+    """Raise BadUsage for an engine that does not serve these adapters, before it is started."""
+    given, model = spec.arguments, spec.model_facts
+    slots, held, rank = (given.get(name, 0) for name in ("max_loras", "max_cpu_loras", "max_lora_rank"))
+    if spec.interface in ("endpoint", "transformers"):
+        who = (
+            "Transformers' generate()" if spec.interface == "transformers" else "an endpoint, whose adapters have names"
+        )
+        raise BadUsage(f"{who} gets no adapters from here", "--slm-interface engine or server, without --slm-endpoint")
+    if not given.get("enable_lora"):
+        raise BadUsage(
+            f"{adapters.title}, and the engine is not to serve any",
+            f"enable_lora=true, as --slm-lora {adapters.words} has it",
+        )
+    if model is None or not model.adapted:
+        named = model.architecture if model else "this model"
+        raise BadUsage(f"{spec.model}: no adapters are made here for {named}", f"a model of {', '.join(ADAPTED)}")
+    if not all(type(each) is int and each > 0 for each in (slots, held, rank)):
+        raise BadUsage(f"max_loras {slots}, max_cpu_loras {held}, max_lora_rank {rank}", "positive whole numbers")
+    if rank < adapters.rank or rank not in RANKS:
+        raise BadUsage(
+            f"max_lora_rank {rank} has no room for {adapters.title}", f"--slm-engine-arg max_lora_rank={adapters.rank}"
+        )
+    if held < slots:
+        problem = f"max_cpu_loras {held} is below max_loras {slots}, and vLLM does not start so"
+        raise BadUsage(problem, f"--slm-engine-arg max_cpu_loras={slots}")
+    if spec.interface == "server" and spec.front_ends > 1:
+        problem = f"adapters are loaded through one HTTP process, and the server has {spec.front_ends}"
+        raise BadUsage(problem, f"--slm-engine-arg {FRONT_ENDS}=1")
 
 
 # Tokens: the defaults of vLLM's two platforms, and ours; of an endpoint, which seldom tells, vLLM's on a GPU.

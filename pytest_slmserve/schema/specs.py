@@ -25,6 +25,7 @@ from pytest_slmserve.schema.errors import (
     Rule,
     Sharing,
     Source,
+    Traffic,
     json_value,
 )
 from pytest_slmserve.schema.models import CATALOGUE, Model, catalogue_name
@@ -319,6 +320,43 @@ Engines = EngineSpec | ReplicaSpec  # one engine, or several that share a device
 
 FRESH = 3  # ids that differ from round to round through the requests, and (two of them) from hand-over to hand-over
 OWN = FRESH + 2  # ids that a prompt does not share, at least: one that no other has there, then these, and one more
+RANKS = (8, 16, 32, 64, 128, 256)  # that every release of vLLM has as a max_lora_rank
+MOST_ADAPTERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """LoRA adapters that requests ask for by number, from 1 on. traffic: "uniform", or "zipf": the k-th is asked for
+    1/k times as often as the first (Zipf's law with exponent 1)."""
+
+    count: int
+    rank: int
+    traffic: Traffic = "uniform"
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or not 1 <= self.count <= MOST_ADAPTERS or self.rank not in RANKS:
+            problem = f"{self.count!r} adapters of rank {self.rank!r} are not what vLLM has slots for"
+            raise BadUsage(problem, f"up to {MOST_ADAPTERS:,}, of rank {', '.join(map(str, RANKS))}")
+        if self.traffic not in get_args(Traffic):
+            raise BadUsage(f"unknown traffic {self.traffic!r} of adapters", " or ".join(get_args(Traffic)))
+
+    @property
+    def title(self) -> str:
+        """ "16 adapters of rank 8, zipf traffic"."""
+        return f"{self.count} adapter{'s' * (self.count > 1)} of rank {self.rank}, {self.traffic} traffic"
+
+    @property
+    def words(self) -> str:
+        """ "16x8", as an option has it."""
+        return f"{self.count}x{self.rank}"
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of vLLM's engine by which it holds all adapters in its slots on the device, where `given` says
+        nothing else, and any others in the host's memory."""
+        slots = given.get("max_loras", self.count)
+        held = max(self.count, slots) if isinstance(slots, int) else self.count
+        named = {"enable_lora": True, "max_loras": slots, "max_lora_rank": self.rank, "max_cpu_loras": held}
+        return named | {name: value for name, value in given.items() if name in named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +372,7 @@ class WorkloadSpec:
     prefix_share: share of each prompt, from its beginning, that the requests of a group have in common; the rest is new
     to a cache in every round. None: nobody asked for one, and rounds are alike. prefix_groups: over which the requests
     take turns.
+    adapters: None for the model alone.
     """
 
     source: Source = "lengths"
@@ -348,6 +387,7 @@ class WorkloadSpec:
     kind: Kind = "generate"
     prefix_share: float | None = None
     prefix_groups: int = 1
+    adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
         _typed("requests", self.requests, 1024, repr)
@@ -357,6 +397,8 @@ class WorkloadSpec:
                 raise BadUsage(
                     f"unknown source, rule or kind {value!r} of a workload", f"one of {', '.join(get_args(words))}"
                 )
+        if self.adapters and self.kind != "generate":
+            raise BadUsage(f"adapters for requests of the kind {self.kind}", "adapters with the kind generate, or none")
         natural = self.prompt_tokens is None, self.output_tokens is None
         if natural == (False, True) or (natural == (True, False) and not self.as_vllm):
             raise BadUsage("only one of prompt and output length is fixed", "both as numbers, or both natural")
@@ -413,7 +455,7 @@ class WorkloadSpec:
 
 # What a request gives: tokens, or one result.
 UNITS: dict[Kind, str] = {"generate": "token", "embed": "text", "classify": "text", "rerank": "pair"}
-ADDED = {"kind", "prefix_share", "prefix_groups"}  # to a workload's specification since format 3 of records began
+ADDED = {"kind", "prefix_share", "prefix_groups", "adapters"}  # to a workload's specification since format 3 of records began
 
 
 def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
@@ -629,12 +671,13 @@ class Request:
     """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored), or one result: the vector of
     a text, the scores of its classes, or the score of a pair of query and document, whose ids follow each other. text:
     what the ids say, if the prompt was text; for servers that are somebody else's. shared: how many of
-    its first tokens other requests of its group have too."""
+    its first tokens other requests of its group have too. adapter: its number; 0 for none."""
 
     prompt: tuple[int, ...]
     output_tokens: int
     text: str = field(default="", repr=False)
     shared: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True)  # no slots: what is told of all requests is kept once it is known
@@ -649,7 +692,12 @@ class Workload:
     def hash(self) -> str:
         kind = [] if self.spec.kind == "generate" else [self.spec.kind]
         marked = self.spec.prefix_share is not None  # then what follows the shared part is another in each round
-        return short_hash([*([list(r.prompt), r.output_tokens, *[r.shared] * marked] for r in self.requests), *kind])
+        rank = self.spec.adapters.rank if self.spec.adapters else 0
+        asked = (
+            [list(r.prompt), r.output_tokens, *[r.shared] * marked, *([r.adapter, rank] if r.adapter else [])]
+            for r in self.requests
+        )
+        return short_hash([*asked, *kind])
 
     @cached_property
     def mean_prompt_tokens(self) -> float:

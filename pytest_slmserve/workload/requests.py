@@ -6,15 +6,16 @@ are the exception: they have the ids, and are counted, as vLLM does it.
 """
 
 import random
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from itertools import accumulate, islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule, is_file, regular
 from pytest_slmserve.schema.models import Model
-from pytest_slmserve.schema.specs import Request, Workload, WorkloadSpec
+from pytest_slmserve.schema.specs import Adapters, Request, Workload, WorkloadSpec
 from pytest_slmserve.workload import tokens
 from pytest_slmserve.workload.arrivals import load_trace, sample_lengths
 from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, within_vllm_limits
@@ -52,7 +53,17 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
             f"{where} is enough for {possible} requests of {kind} under the rule {spec.rule}, not for {spec.requests}",
             f"at most {possible} requests, another rule, or another seed" if possible else "a larger dataset",
         )
+    if spec.adapters:
+        requests, source = with_adapters(requests, spec.adapters, spec.seed), f"{source}, {spec.adapters.title}"
     return Workload(spec, tuple(requests), source)
+
+
+def with_adapters(requests: Sequence[Request], adapters: Adapters, seed: int) -> list[Request]:
+    """The requests with the number of the adapter that each asks for, drawn by its share of the traffic."""
+    shares = [1 / k if adapters.traffic == "zipf" else 1.0 for k in range(1, adapters.count + 1)]
+    up_to = [*accumulate(shares)]
+    drawn = (1 + bisect_right(up_to, draw * up_to[-1]) for draw in tokens.draws(seed, "adapters"))
+    return [replace(request, adapter=min(number, adapters.count)) for request, number in zip(requests, drawn)]
 
 
 def requests_of(

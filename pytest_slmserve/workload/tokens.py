@@ -17,11 +17,14 @@ from pytest_slmserve.schema.errors import BadUsage, Rule, to_install
 from pytest_slmserve.schema.models import Model
 
 T = TypeVar("T")
-Purpose = Literal["order", "ids", "arrivals", "trace", "prefix"]
+Purpose = Literal["order", "ids", "arrivals", "trace", "prefix", "adapters"]
 
-# Two streams for each seed in the numbers below 2^64, two above: apart for all seeds below 2^30. Random takes a few
+# Two streams for each seed in the numbers below 2^64, others above: apart for all seeds below 2^30. Random takes a few
 # larger numbers for one, such as those of ids and trace of the seed -2147483649, and no workload may change.
-STREAMS: dict[Purpose, int] = {"order": 0, "ids": 1, "arrivals": 1 << 64, "trace": (1 << 64) + 1, "prefix": 1 << 65}
+STREAMS: dict[Purpose, int] = {
+    **{"order": 0, "ids": 1, "arrivals": 1 << 64, "trace": (1 << 64) + 1},
+    **{"prefix": 1 << 65, "adapters": (1 << 65) + 1},
+}
 
 
 def draws(seed: int, purpose: Purpose, group: int = 0) -> Iterator[float]:

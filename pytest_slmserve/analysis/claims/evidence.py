@@ -189,6 +189,8 @@ def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdi
             return of_limits(claim, curve)
         case "batching":
             return of_batching(claim, curve)
+        case "adapters":
+            return of_adapters(claim, curve)
         case "replicas":
             return of_replicas(claim, curve)
         case "gpus":
@@ -683,6 +685,49 @@ def of_batching(claim: Claim, curve: Curve) -> Evidence:
         rest = ", ".join(f"{way}: {value:.3g}" for way, value in factors.items() if way != p.batching)
         rows.append(Compared(mine[-1], p, {"wasted": wasted, "rest": f" ({rest})" if rest else ""}))
     return of_ratios(claim, rows, at_once, at_once)
+
+
+ADAPTED = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
+
+
+def adapted_jobs(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """Return jobs that differ in nothing but their adapters and the slots for them: those of the most kinds."""
+
+    def alike(p: JobPoint) -> Hashable:
+        extra = tuple(pair for pair in p.spec.extra if pair[0] not in ADAPTED)
+        plain = replace(p.spec, kv_cache_bytes=1 << 30, extra=extra).key  # what the slots leave
+        return repr(p.load), replace(p.workload.spec, adapters=None), p.environment.key, plain
+
+    served = [p for p in jobs if p.batching == CONTINUOUS]
+    return most_varied(grouped(served, alike).values(), lambda p: (p.workload.spec.adapters, p.slots))
+
+
+def of_adapters(claim: Claim, curve: Curve) -> Evidence:
+    """Return the throughput of a job whose requests ask for adapters over that of the same job: without adapters; with
+    the fewest on as many slots; with those of the lowest rank; or, on fewer slots than adapters, with a slot for
+    each."""
+    jobs = adapted_jobs(curve.jobs)
+    alone = [p for p in jobs if not p.workload.spec.adapters]
+    adapted = [(p, a) for p in jobs if (a := p.workload.spec.adapters)]
+    whole = [(p, a) for p, a in adapted if p.slots >= a.count]
+    pairs: list[tuple[JobPoint, JobPoint]] = []
+    match claim.name:
+        case "adapters-cost-throughput":
+            pairs = [(p, q) for p, _ in whole for q in alone]
+        case "more-adapters-serve-less":
+            by_slots = grouped(whole, lambda each: (each[0].slots, each[1].rank, each[1].traffic)).values()
+            ordered = [[p for p, _ in sorted(group, key=lambda each: each[1].count)] for group in by_slots]
+            pairs = [(group[-1], group[0]) for group in ordered if len(group) > 1]
+        case "a-higher-rank-serves-less":
+            by_count = grouped(whole, lambda each: (each[0].slots, each[1].count, each[1].traffic)).values()
+            ordered = [[p for p, _ in sorted(group, key=lambda each: each[1].rank)] for group in by_count]
+            pairs = [(group[-1], group[0]) for group in ordered if len(group) > 1]
+        case _:
+            pairs = [(p, q) for p, a in adapted for q, b in whole if p.slots < a.count and a == b]
+    used = [*dict.fromkeys(chain.from_iterable(pairs))]
+    _refuse_jobs(used, 2, "two jobs that differ in their adapters or slots are needed", bool(adapted))
+    rows = [Compared(p, q, {"jobs": f"{len(pairs)} jobs" if len(pairs) > 1 else "one job"}) for p, q in pairs]
+    return of_ratios(claim, rows, used, used)
 
 
 def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float) -> Verdict:

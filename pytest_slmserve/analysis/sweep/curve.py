@@ -590,6 +590,9 @@ def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]
     The KV cache is that of `like` if the number of GPUs is another, because that number tells them apart.
     """
     requests, spec = workload_facts(measured.workload.spec) | {"kind": measured.workload.spec.kind}, measured.spec
+    adapters = measured.workload.spec.adapters
+    requests["lora"] = f"{adapters.words} {adapters.traffic}" if adapters else ""
+    requests.pop("adapters", None)
     if spec.tensor_parallel_size != like.spec.tensor_parallel_size:
         spec = replace(spec, kv_cache_bytes=like.spec.kv_cache_bytes)
     spec = replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1)

@@ -119,6 +119,7 @@ class Server:
         self.places: list[int | None] = []  # of the ids that differ from round to round through the prompts
         self.rounds: list[list[int]] = []  # these ids, of each round; none: every round is alike
         self.first_round = self.last_round = 0  # of the run
+        self.further: dict[int, dict[str, Any]] = {}  # of a request with an adapter: how `generate` takes it
         self.runs = 0
 
     def write(self, **message: Any) -> None:
@@ -147,6 +148,7 @@ class Server:
                 self.output_tokens, self.kind = message["output_tokens"], message["kind"]
                 self.places, self.rounds = message.get("places", []), message.get("rounds", [])
                 self.first_round = self.last_round = 0
+                self.further = await self.with_adapters(**message["adapters"]) if message.get("adapters") else {}
                 await self.say(event="loaded")
                 continue
             try:
@@ -163,14 +165,14 @@ class Server:
             case "tokens":
                 # One after the other: beside others a request may get other kernels, and other roundings.
                 first, length = self.prompts[: message["requests"]], message["length"]
-                outputs = [await self.served(prompt, greedy(length)) for prompt in first]
+                outputs = [await self.served(prompt, greedy(length), i) for i, prompt in enumerate(first)]
                 return {"event": "tokens", "tokens": [list(output.outputs[0].token_ids) for output in outputs]}
             case "scores":
                 scores, parameters = [], greedy(1)
                 parameters.prompt_logprobs = 0
-                for prompt, tokens in zip(self.prompts, message["outputs"]):
+                for i, (prompt, tokens) in enumerate(zip(self.prompts, message["outputs"])):
                     longer = {"prompt_token_ids": [*prompt["prompt_token_ids"], *tokens]}
-                    table = (await self.served(longer, parameters)).prompt_logprobs
+                    table = (await self.served(longer, parameters, i)).prompt_logprobs
                     scores.append([row[token].logprob for row, token in zip(table[-len(tokens) :], tokens)])
                 return {"event": "scores", "scores": scores}
             case "profile":
@@ -223,10 +225,21 @@ class Server:
         ids, fresh = self.prompts[index]["prompt_token_ids"], self.rounds[(self.first_round + at) % len(self.rounds)]
         return {"prompt_token_ids": [*ids[:place], *fresh, *ids[place + len(fresh) :]]}
 
-    async def served(self, prompt: dict[str, list[int]], parameters: Any) -> Any:
-        """The output of one request, which is served alone."""
+    async def with_adapters(self, asked: list[int], name: str, first: int, path: str) -> dict[int, dict[str, Any]]:
+        """Load the adapters that requests ask for by number, and return what `generate` takes for each request."""
+        from vllm.lora.request import LoRARequest
+
+        known = {n: LoRARequest(f"{name}-{n}", first + n, path) for n in sorted({*asked})}
+        for request in known.values():
+            await self.engine.add_lora(request)
+        return {i: {"lora_request": known[n]} for i, n in enumerate(asked)}
+
+    async def served(self, prompt: dict[str, list[int]], parameters: Any, index: int) -> Any:
+        """The output of one request, which is served alone, with the adapter of the request of this index."""
         self.runs += 1
-        async for answer in self.engine.generate(prompt, parameters, f"alone{self.runs}"):
+        async for answer in self.engine.generate(
+            prompt, parameters, f"alone{self.runs}", **self.further.get(index, {})
+        ):
             output = answer
         return output
 
@@ -373,7 +386,8 @@ class WorkerRun:
         output = None
         serve = server.engine.generate if server.kind == "generate" else server.engine.encode
         try:
-            async for answer in serve(server.prompt(number), parameters, name):
+            further = server.further.get(index, {})
+            async for answer in serve(server.prompt(number), parameters, name, **further):
                 output = answer
         finally:
             self.in_flight.discard(name)

@@ -15,6 +15,7 @@ from importlib.metadata import PathDistribution
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import psutil
 import pytest
@@ -24,8 +25,9 @@ from processes import gone, group
 from pytest_slmserve.engines import child, server
 from pytest_slmserve.engines.pool import Pool, launch_engine
 from pytest_slmserve.engines.server import trace_lines
-from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, ReplicaSpec
+from pytest_slmserve.schema.errors import EngineFailed, OwnInterface
+from pytest_slmserve.schema.specs import Adapters, ClosedLoop, OpenLoop, ReplicaSpec
+from pytest_slmserve.workload.requests import with_adapters
 
 WORKLOAD = small_workload()
 LONG, TEN = ClosedLoop(4, window_s=30.0), ClosedLoop(2, requests=10)
@@ -104,6 +106,25 @@ def test_requests_that_fail_are_counted_and_the_engine_goes_on(start, interface,
     assert list(run.samples.finished) == [True] * 7
     assert sorted([*run.failed.request, *run.samples.request]) == list(range(10))
     assert engine.run(WORKLOAD, TEN).failures == 0
+
+
+@pytest.mark.parametrize("interface", get_args(OwnInterface))
+def test_requests_ask_for_their_adapters_and_one_that_has_no_slot_is_a_failure(start, interface):
+    engine = start(interface, **Adapters(3, 8).arguments({}))
+    run = engine.run(adapted(Adapters(3, 8)), TEN)
+    assert (run.failures, run.first_failure, len(run.samples)) == (0, None, 10)
+    assert engine.outputs(adapted(Adapters(2, 8)), 2, 3) == ((7, 7, 7),) * 2
+    assert len(engine.scores(adapted(Adapters(3, 8)), ((7,), (7,)))) == 2
+    assert engine.run(WORKLOAD, TEN).failures == 0, "and the model alone"
+    narrow = start(interface, **Adapters(3, 8).arguments({}) | {"max_lora_rank": 16})
+    narrow.limits = narrow.spec = replace(narrow.spec, extra=(*narrow.spec.extra, ("max_lora_rank", 64)))
+    with pytest.raises(EngineFailed, match="rank 64"):
+        narrow.run(adapted(Adapters(3, 64)), TEN)
+
+
+def adapted(adapters):
+    requests = with_adapters(WORKLOAD.requests, adapters, 0)
+    return replace(WORKLOAD, spec=replace(WORKLOAD.spec, adapters=adapters), requests=tuple(requests))
 
 
 def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too_and_closing_is_polite(start):

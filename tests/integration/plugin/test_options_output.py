@@ -227,11 +227,11 @@ ENDS = {
     "allowed, and a failure": (SWEEP, f"{FEW} {NO_PLATEAU} --slm-allow-inconclusive", 1, {"passed": 5, "failed": 1},
                                "*fails: throughput-plateau*"),
     "known to fail": (KNOWN, "--slm-simulate -rx", 0, {"passed": 1, "xfailed": 1}, "*XFAIL*opt-1.3b*238 request*256*"),
-    "known, and strict": (KNOWN, "--slm-simulate --slm-strict", 1, {"passed": 1, "failed": 1}, "*"),
+    "known, and strict": (KNOWN, "--slm-simulate -o slm_strict=1", 1, {"passed": 1, "failed": 1}, "*"),
     "either way, little": (EITHER_WAY, gains(1.05), 0, {"passed": 3, "xpassed": 1}, "*"),
     "either way, much": (EITHER_WAY, gains(1.5), 0, {"passed": 3, "xfailed": 1}, "*"),
-    "strict, little": (EITHER_WAY, f"{gains(1.05)} --slm-strict", 0, {"passed": 4}, "*"),
-    "strict, much": (EITHER_WAY, f"{gains(1.5)} --slm-strict", 1, {"passed": 3, "failed": 1}, "*"),
+    "strict, little": (EITHER_WAY, f"{gains(1.05)} -o slm_strict=1", 0, {"passed": 4}, "*"),
+    "strict, much": (EITHER_WAY, f"{gains(1.5)} -o slm_strict=1", 1, {"passed": 3, "failed": 1}, "*"),
     "inconclusive in a fixture and an expected failure": (NOISY, "--slm-simulate", 10, {"inconclusive": 2}, "*"),
 }
 # fmt: on

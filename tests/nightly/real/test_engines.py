@@ -23,7 +23,7 @@ from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.errors import EngineFailed, OwnInterface
-from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.schema.specs import Adapters, ClosedLoop, ReplicaSpec, WorkloadSpec
 from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 
@@ -91,3 +91,21 @@ def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
             replicas.run([workload] * 2, [ClosedLoop(4, window_s=60.0)] * 2)
         killer.join()
     assert all(map(gone, (*pids, *members)))
+
+
+def test_adapters_are_loaded_by_a_server_and_more_than_its_slots_are_served_in_turn():
+    """Four adapters, two slots: vLLM reads the folder that we make, for every layer that it names, and answers all."""
+    adapters = Adapters(4, 8)
+    spec = replace(SPEC, interface="server", extra=tuple(adapters.arguments({"max_loras": 2}).items()))
+    plain, adapted = (
+        build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64, adapters=a), model_of(SPEC.model))
+        for a in (None, adapters)
+    )
+    with closing(launch_engine(spec).start()) as engine:
+        found = [measure(engine, w, LOAD, probe("cpu").environment) for w in (plain, adapted)]
+        status, listed = engine._ask("GET", "/v1/models")
+        log = engine.child.log.read_text("utf-8", "replace")
+    assert status == 200 and [f"slm-rank8-{n}" in listed for n in range(6)] == [False, *[True] * 4, False]
+    assert [wrong(each) for each in found] == [[], []]
+    assert not [line for line in log.splitlines() if "lora" in line.lower() and "ignored" in line]
+    assert all(m.run.failures == 0 and len(m.run.samples) > 8 for m in found)

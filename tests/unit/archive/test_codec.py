@@ -28,6 +28,7 @@ from pytest_slmserve.schema.errors import UNUSABLE, BadUsage
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.records import Failures, Measurement, Samples, Steps, Stream, Telemetry
 from pytest_slmserve.schema.sensors import SENSORS
+from pytest_slmserve.schema.specs import Adapters
 
 Facts = dict[str, Any]
 DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
@@ -183,6 +184,18 @@ def test_a_sweep_of_99_such_points_stays_under_a_megabyte():
     points = [measurement_line(replace(example(), run=noisy(random.Random(seed)))) for seed in range(2)]
     sizes = [len(zlib.compress(json.dumps(line, separators=(",", ":")).encode())) for line in points]
     assert sum(sizes) / 2 * 99 < 1e6
+
+
+def test_adapters_are_in_a_record_that_has_any_and_in_no_other():
+    plain = example()
+    assert "adapters" not in measurement_line(plain)["workload"]["spec"]
+    spec = replace(plain.workload.spec, adapters=Adapters(4, 8, "zipf"))
+    made = replace(plain, workload=replace(plain.workload, spec=spec))
+    assert measurement_line(made)["workload"]["spec"]["adapters"] == {"count": 4, "rank": 8, "traffic": "zipf"}
+    assert read_again(*lines_of(made)) == made
+    bad = planted(measurement_line(made), "workload.spec.adapters.rank", 9)
+    with pytest.raises(BadUsage):
+        read_again(lines_of(made)[0], bad)
 
 
 # The schema, docs/records.schema.json

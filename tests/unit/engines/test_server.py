@@ -10,11 +10,18 @@ from threading import Barrier
 
 import pytest
 from interfaces import stand_in
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from pytest_slmserve.engines import server
 from pytest_slmserve.engines.endpoint import body_of
-from pytest_slmserve.engines.server import engine_arguments, engine_environment, model_for, server_command
+from pytest_slmserve.engines.server import (
+    adapter_folder,
+    engine_arguments,
+    engine_environment,
+    model_for,
+    server_command,
+)
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import GIB, EngineSpec, Request
@@ -198,3 +205,20 @@ def test_a_pair_is_text_of_as_many_words_as_it_has_tokens(tmp_path):
     files = server.tokenizer_files(CATALOGUE["bert-tiny-reranker"])
     tokens = Tokenizer.from_str(files["tokenizer.json"]).encode(f"{asked['query']} {asked['documents'][0]}").ids
     assert tokens == [*range(16)]
+
+
+def test_an_adapter_is_a_folder_as_peft_writes_it_made_once_for_each_rank(cache):
+    folder = Path(adapter_folder(CPU, 8))
+    assert folder.parent == cache and str(folder) == adapter_folder(replace(CPU, interface="server"), 8)
+    assert adapter_folder(CPU, 16) != str(folder)
+    told = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    assert (told["r"], told["target_modules"]) == (8, ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"])
+    found = load_file(folder / "adapter_model.safetensors")
+    assert len(found) == 2 * 2 * 6, "two matrices for each of six layers, twice"
+    name = "base_model.model.model.decoder.layers.1.fc1"
+    assert (found[f"{name}.lora_A.weight"].shape, found[f"{name}.lora_B.weight"].shape) == ((8, 128), (512, 8))
+    values = found[f"{name}.lora_A.weight"].astype(float)
+    assert 0.004 < values.std() < 0.008 and len({*map(tuple, values.tolist())}) == 8
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(BadUsage, match="lora-8"):
+        adapter_folder(CPU, 8)

@@ -21,10 +21,10 @@ from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, WorkloadSpec
+from pytest_slmserve.schema.specs import Adapters, ClosedLoop, OpenLoop, WorkloadSpec
 from pytest_slmserve.telemetry.sampler import INTERVAL_S
 from pytest_slmserve.workload.arrivals import job
-from pytest_slmserve.workload.requests import build_workload
+from pytest_slmserve.workload.requests import build_workload, with_adapters
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)
 WIDE = replace(SIMULATED, max_num_seqs=1024)
@@ -261,3 +261,15 @@ def test_a_result_takes_the_arithmetic_of_its_text(kind):
     seen = summarize(made)
     assert seen.e2e_s == pytest.approx(64 * each_s, rel=0.05) and seen.requests_per_s == seen.output_tokens_per_s
     assert {seen.ttft_s, seen.tpot_s, seen.itl_s, seen.normalized_latency_s, seen.little} == {None}
+
+
+def test_adapters_cost_a_share_of_each_step_and_those_without_a_slot_a_copy():
+    def served(asked, slots, t_inf=1e3):
+        arguments = asked.arguments({"max_loras": slots}) if asked else {}
+        requests = with_adapters(WORKLOAD.requests, asked, 0) if asked else WORKLOAD.requests
+        workload = replace(WORKLOAD, spec=replace(WORKLOAD.spec, adapters=asked), requests=tuple(requests))
+        return rate(planted(t_inf=t_inf, **arguments).run(workload, ClosedLoop(8, window_s=2e3 / t_inf)))
+
+    alone, few, many = served(None, 0), served(Adapters(2, 8), 2), served(Adapters(32, 8), 32)
+    assert alone > few > many > served(Adapters(32, 32), 32) and few == pytest.approx(alone / 1.104, rel=0.02)
+    assert served(Adapters(32, 256), 2, 1e6) < 0.7 * served(Adapters(2, 256), 2, 1e6), "whose steps are as long"

@@ -42,6 +42,8 @@ ROWS = {
     "goodput": ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms"),
     "export": ("vllm-bench=results/", "vllm-bench=results/"),
     "seed": ("7", 7, "1.0", "0"),
+    "lora": ("16x8", (16, 8), "16x9", "16x8"),
+    "lora_traffic": ("zipf", "zipf", "zip", "zipf"),
     "load_format": ("auto", "auto", "heavy", "auto"),
     "kv_cache_dtype": ("fp8", "fp8", "fp4", "fp8"),
     "gpu_memory": ("40GiB", 40 << 30, "much", "40GiB"),
@@ -337,4 +339,4 @@ def test_what_is_typed_again_in_one_or_two_words_means_the_same(name):
 
 def test_what_is_from_elsewhere_is_typed_too():
     options = read_options({}, {"slm_simulate": "1", "slm_resume": "1"}, {"SLM_MODELS": "a,b", "SLM_STRICT": "0"})
-    assert as_words(options) == ["--slm-simulate", "--slm-models=a,b", "--slm-resume"]
+    assert as_words(options) == ["--slm-simulate", "--slm-models=a,b", "-o", "slm_strict=0", "--slm-resume"]

@@ -23,7 +23,16 @@ from pytest_slmserve.schema.errors import BadDataset, SlmError
 from pytest_slmserve.schema.kv_cache import RESERVE_BYTES, kv_capacity, predicted_blocks
 from pytest_slmserve.schema.models import CATALOGUE, hub_name
 from pytest_slmserve.schema.records import Environment, GpuPeaks
-from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, ReplicaSpec, Request, Workload, WorkloadSpec
+from pytest_slmserve.schema.specs import (
+    GIB,
+    Adapters,
+    ClosedLoop,
+    EngineSpec,
+    ReplicaSpec,
+    Request,
+    Workload,
+    WorkloadSpec,
+)
 from pytest_slmserve.telemetry.host import Gpu, Host
 
 GPUS = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 * GIB, "580", "13.0") for i in range(4))
@@ -815,3 +824,56 @@ def test_a_job_of_fixed_lengths_reads_no_trace():
     assert job_case(own, "opt-125m", 3, lengths=(8, 4)).workloads[0].spec.source == "lengths"
     with pytest.raises(BadDataset, match="service.csv"):
         job_case(own, "opt-125m", 3)
+
+
+# Adapters
+
+
+def test_adapters_of_options_reach_engine_and_requests_and_their_slots_leave_the_kv_cache():
+    plain, adapted = on_gpus(), on_gpus(lora="16x8", lora_traffic="zipf", engine_arg=["max_loras=4"])
+    spec, workload = adapted.spec("opt-125m"), adapted.workload("opt-125m")
+    wanted = {"enable_lora": True, "max_loras": 4, "max_lora_rank": 8, "max_cpu_loras": 16}
+    assert spec.arguments == wanted and engine_arguments(spec, "/m").items() >= wanted.items()
+    assert workload.spec.adapters == Adapters(16, 8, "zipf") and {r.adapter for r in workload.requests} == {
+        *range(1, 17)
+    }
+    slots = 4 * CATALOGUE["opt-125m"].adapter_slot_bytes(8)
+    assert plain.spec("opt-125m").kv_cache_bytes - spec.kv_cache_bytes == slots
+    assert plain.workload("opt-125m").spec.adapters is None
+
+
+@pytest.mark.parametrize(("model", "given", "word"), [
+    ("opt-13b", {"lora": "600x256"}, "max_loras="), ("gpt-j-6b", {"lora": "4x8"}, "LlamaForCausalLM"),
+    ("opt-125m", {"lora": "4x16", "engine_arg": ["max_lora_rank=8"]}, "max_lora_rank=16"),
+])  # fmt: skip
+def test_adapters_that_a_model_or_its_memory_does_not_hold_are_refused_with_what_does(model, given, word):
+    with refused(hint=word):
+        on_gpus(**given).spec(model)
+
+
+def test_a_marker_has_adapters_of_its_own_or_none():
+    planner = on_gpus(lora="16x8")
+    points = [("opt-125m", 8)]
+    own, none, usual = (
+        point_cases(planner, {"points": points, **words})[0] for words in ({"lora": (2, 16)}, {"lora": None}, {})
+    )
+    assert own.workloads[0].spec.adapters == Adapters(2, 16) and own.each[0].arguments["max_lora_rank"] == 16
+    assert none.workloads[0].spec.adapters is None and "enable_lora" not in none.each[0].arguments
+    assert usual.each[0].arguments["max_loras"] == 16
+    sweep = point_cases(simulated(concurrency="1,2", models="opt-125m"), {"lora": (2, 8)})
+    assert [case.id for case in sweep] == ["opt-125m-1", "opt-125m-2"]
+    assert all("enable_lora" in case.each[0].arguments and case.workloads[0].spec.adapters for case in sweep)
+    with refused(4, hint="lora=(16, 8)"):
+        planner.workload("opt-125m", {"lora": 4})
+    with refused("lora", hint="--slm-gpu"):
+        behind(models="opt-125m").workload("opt-125m", {"lora": (16, 8)})
+
+
+def test_a_job_has_adapters_on_fewer_slots_and_its_requests_keep_them_where_outputs_are_cut():
+    job = partial(job_case, on_gpus(), "opt-125m", 40, lora=(8, 16))
+    few, cut = job(max_loras=2, lengths=(8, 8)), job(shorter=4)
+    assert few.id == "opt-125m-8-40-at-once-lora-8x16-slots-2"
+    assert {"max_loras": 2, "max_cpu_loras": 8, "max_lora_rank": 16}.items() <= few.each[0].arguments.items()
+    assert {r.adapter for r in cut.workloads[0].requests} > {0, 1} - {0}
+    assert "adapters" in job(batching="static").skip_reason
+    assert "adapters" in job_case(behind(models="opt-125m"), "opt-125m", 4, lora=(8, 16)).skip_reason

@@ -115,6 +115,8 @@ WRONG = [
     ("slm_measure", {"model": MODEL, "prefix_share": (0, 0.5)}, "(0, 0.5)", "prefix_share=0.5"),
     ("slm_measure", {"model": MODEL, "prefix_share": 0.5, "prefix_caching": False}, "0.5", "enable_prefix_caching="),
     ("slm_job_point", {"jobs": [], "prefix_share": 0.5}, "prefix_share=0.5", "slm_point"),
+    ("slm_point", {"points": [(MODEL, 8)], "lora": 16}, "lora=16", "lora=(16, 8)"),
+    ("slm_point", {"points": [(MODEL, 8)], "lora": (16, 9)}, "rank 9", "8, 16, 32"),
     ("slm_gates", {"gate": "cuda"}, "gate='cuda'", "simulated"),
     ("slm_gate", {"model": MODEL}, "model=", "--slm-models"),
     ("slm_job_point", {"points": [(MODEL, 4)]}, "slm_job_point", "jobs="),
@@ -256,7 +258,7 @@ LEFT_OUT = [
     (item_of(suite="papers", args=["x/t.py::test_it"]), {}, True, None),
     (item_of(suite="papers", args=["x.t"]), {}, True, None),
     (item_of(suite="papers", args=["t.py"]), {"suite": "core"}, True, "--slm-suite"),
-    (item_of("slm_claim", path=SHIPPED, claim=PLATEAU), {}, True, "--slm-strict"),
+    (item_of("slm_claim", path=SHIPPED, claim=PLATEAU), {}, True, "slm_strict"),
     (item_of("slm_claim", path=SHIPPED, claim=PLATEAU), {"strict": True}, True, None),
     (item_of("slm_claim", path=SHIPPED, claim="table-1-batch-fits"), {}, True, None),
     (item_of("slm_claim", claim=PLATEAU), {}, True, None),
@@ -495,12 +497,22 @@ def test_a_load_that_says_nothing_is_refused(opened):
 def test_a_job_of_a_test_is_served_once(opened):
     session = opened()
     spec = session.planner.spec(MODEL)
-    slow, fast = (items.own_job(session, spec, 20, rate, lengths=(16, 8)) for rate in (2, math.inf))
+    slow, fast = (items.own_job(session, spec, {}, 20, rate, lengths=(16, 8)) for rate in (2, math.inf))
     assert slow.valid and slow.requests_per_s < fast.requests_per_s and slow.load.rate == 2
     assert {m.workload.mean_prompt_tokens for m in session.results.measurements()} == {16}
-    assert items.own_job(session, spec, 20, lengths=(16, 8)).records == fast.records
-    uneven = items.own_job(session, spec, 20, 2, lengths=(16, 8), burstiness=0.25, repeats=1)
+    assert items.own_job(session, spec, {}, 20, lengths=(16, 8)).records == fast.records
+    uneven = items.own_job(session, spec, {}, 20, 2, lengths=(16, 8), burstiness=0.25, repeats=1)
     assert uneven.load.burstiness == 0.25 and uneven.records != slow.records and len(uneven.records) == 1
+
+
+def test_a_job_of_a_test_has_the_adapters_of_its_marker_on_an_engine_with_slots_for_them(opened):
+    session, words = opened(), {"lora": (2, 8), "model": MODEL}
+    spec = items.spec_from_marker(session, words)
+    assert spec.arguments["max_loras"] == 2
+    found = items.own_job(session, spec, words, 20, lengths=(16, 8))
+    assert found.valid and found.slots == found.workload.spec.adapters.count == 2
+    with refused("2 adapters", hint="--slm-lora 2x8"):
+        items.own_job(session, session.planner.spec(MODEL), words, 20, lengths=(16, 8))
 
 
 def test_engines_that_share_a_device_are_measured_together(opened):

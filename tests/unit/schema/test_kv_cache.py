@@ -12,7 +12,7 @@ from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.kv_cache import kv_bytes, kv_capacity, kv_layout, predicted_blocks, weight_bytes
 from pytest_slmserve.schema.models import CATALOGUE, Model, model_from_config
 from pytest_slmserve.schema.records import Resolved
-from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.specs import GIB, Adapters, EngineSpec
 
 OPT = EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB)  # a token takes 196,608 bytes
 UNKNOWN = EngineSpec("/somewhere/else", kv_cache_bytes=GIB, tensor_parallel_size=2)
@@ -239,3 +239,58 @@ def test_arguments_that_no_engine_can_have_or_that_no_step_can_tell_are_refused(
     else:
         with refused(*facts):
             kv_cache.check_arguments(spec)
+
+
+# Adapters
+
+TINY = CATALOGUE["opt-tiny"], CATALOGUE["llama-tiny"]
+SERVED = with_extra(**Adapters(4, 8).arguments({}))
+
+
+def test_slots_of_adapters_are_those_that_an_engine_made():
+    """vLLM 0.32 on a CPU, three slots of rank 8: 221,184 bytes of opt-tiny, and of a Llama its tables too."""
+    spec = with_extra(EngineSpec("opt-tiny"), enable_lora=True, max_loras=3, max_lora_rank=8)
+    assert kv_cache.adapter_bytes(spec) == 221_184
+    assert kv_cache.adapter_bytes(replace(spec, dtype="float32")) == 2 * 221_184
+    shape = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_size": 32, "feed_forward": 344, "vocabulary": 1024}
+    llama, others = replace(TINY[1], layers=2, **shape), {"Qwen2ForCausalLM": 0, "Olmo2ForCausalLM": 1}
+    for kind, tables in {"LlamaForCausalLM": 2, **others}.items():
+        made = 3 * replace(llama, architecture=kind).adapter_slot_bytes(8)
+        assert made == 61_440 + 69_888 + 90_624 + tables * 55_296
+    assert kv_cache.adapter_bytes(OPT) == kv_cache.adapter_bytes(replace(UNKNOWN, extra=SERVED.extra)) == 0
+    assert not CATALOGUE["gpt-j-6b"].adapted
+
+
+def test_slots_leave_the_kv_cache_and_as_many_as_fit_are_advised():
+    each = CATALOGUE["opt-1.3b"].adapter_slot_bytes(256)
+    spec = with_extra(**Adapters(64, 256).arguments({}))
+    assert kv_cache.beside_adapters(OPT, GIB) == GIB
+    assert kv_cache.beside_adapters(spec, 80 * GIB) == 80 * GIB - 64 * each
+    budget = 10 * each + 2048 * 196_608  # and one request as long as the context
+    with refused(64, hint="--slm-engine-arg max_loras=10"):
+        kv_cache.beside_adapters(spec, budget)
+    assert kv_cache.beside_adapters(replace(spec, extra=(*spec.extra, ("max_loras", 10))), budget) == budget - 10 * each
+    with refused(hint="utilization"):
+        kv_cache.beside_adapters(spec, GIB // 4)
+
+
+@pytest.mark.parametrize(("spec", "word"), [
+    (OPT, "--slm-lora 4x8"), (replace(SERVED, model="gpt-j-6b", model_facts=None), "OPTForCausalLM"),
+    (replace(UNKNOWN, extra=SERVED.extra), "OPTForCausalLM"),
+    (replace(SERVED, interface="transformers"), "--slm-interface"),
+    (replace(SERVED, platform="remote", interface="endpoint", url="http://h/v1"), "--slm-endpoint"),
+    (with_extra(SERVED, **{**SERVED.arguments, "max_lora_rank": 24}), "max_lora_rank=8"),
+    (with_extra(SERVED, **{**SERVED.arguments, "max_lora_rank": 1}), "max_lora_rank=8"),
+    (with_extra(SERVED, **{**SERVED.arguments, "max_loras": 0}), "positive"),
+    (with_extra(SERVED, **{**SERVED.arguments, "max_loras": "many"}), "positive"),
+    (with_extra(SERVED, **{**SERVED.arguments, "max_cpu_loras": 3}), "max_cpu_loras=4"),
+    (replace(SERVED, interface="server", extra=(*SERVED.extra, ("api_server_count", 2))), "api_server_count=1"),
+])  # fmt: skip
+def test_an_engine_that_does_not_serve_adapters_says_so_before_it_starts(spec, word):
+    with refused(hint=word):
+        kv_cache.check_adapters(spec, Adapters(4, 8))
+
+
+def test_an_engine_serves_adapters_of_a_smaller_rank_than_its_slots():
+    wider = with_extra(SERVED, **{**SERVED.arguments, "max_lora_rank": 16})
+    assert kv_cache.check_adapters(wider, Adapters(40, 8)) is None, "more than its slots are what starves"

@@ -17,7 +17,18 @@ from strategies import NAMES, loads
 from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, Workload, WorkloadSpec
+from pytest_slmserve.schema.specs import (
+    GIB,
+    Adapters,
+    ClosedLoop,
+    EngineSpec,
+    OpenLoop,
+    ReplicaSpec,
+    Request,
+    Workload,
+    WorkloadSpec,
+    short_hash,
+)
 
 PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
@@ -354,3 +365,38 @@ def test_a_secret_parameter_is_named_and_its_value_is_not(name, value):
             specs.check_url(url)
         assert "x1y2" not in str(caught.value)
     specs.check_url("https://h:8000/v1/completions?max_tokens=1#author")
+
+
+ADAPTED = WorkloadSpec(adapters=Adapters(4, 8, "zipf"))
+
+
+@pytest.mark.parametrize(("count", "rank", "traffic", "word"), [
+    (0, 8, "uniform", "10,000"), (10_001, 8, "uniform", "10,000"), (True, 8, "uniform", "10,000"),
+    (4, 9, "uniform", "8, 16, 32"), (4, "8", "uniform", "8, 16, 32"), (4, 8, "normal", "uniform or zipf"),
+])  # fmt: skip
+def test_adapters_that_no_engine_has(count, rank, traffic, word):
+    with refused(hint=word):
+        Adapters(count, rank, traffic)
+
+
+def test_adapters_are_for_text_that_is_generated():
+    with refused("embed", hint="generate"):
+        replace(ADAPTED, kind="embed")
+
+
+@pytest.mark.parametrize(("given", "slots", "held"), [
+    ({}, 4, 4), ({"max_loras": 2}, 2, 4), ({"max_loras": 6}, 6, 6), ({"max_cpu_loras": 9}, 4, 9),
+    ({"max_loras": "many"}, "many", 4),
+])  # fmt: skip
+def test_an_engine_holds_all_adapters_unless_it_is_told_otherwise(given, slots, held):
+    arguments = Adapters(4, 8).arguments(given | {"seed": 1})
+    assert arguments == {"enable_lora": True, "max_loras": slots, "max_lora_rank": 8, "max_cpu_loras": held}
+
+
+def test_adapters_are_in_the_hash_of_requests_that_ask_for_them_and_of_no_others():
+    plain = Workload(WorkloadSpec(), (Request((1, 2), 3), Request((4,), 5)), "")
+    assert plain.hash == short_hash([[[1, 2], 3], [[4], 5]])
+    asked = Workload(ADAPTED, tuple(replace(r, adapter=n) for n, r in enumerate(plain.requests, 1)), "")
+    ranks = replace(asked, spec=replace(ADAPTED, adapters=Adapters(4, 16, "zipf")))
+    others = replace(asked, requests=tuple(replace(r, adapter=1) for r in plain.requests))
+    assert len({plain.hash, asked.hash, ranks.hash, others.hash}) == 4

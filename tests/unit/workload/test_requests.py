@@ -21,7 +21,7 @@ from scripts import DATA
 
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadDataset
-from pytest_slmserve.schema.specs import WorkloadSpec
+from pytest_slmserve.schema.specs import Adapters, WorkloadSpec
 from pytest_slmserve.workload import requests
 from pytest_slmserve.workload.requests import DamagedDataset, build_workload, read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import BLOCK, first_in_order, shipped_lengths, within_vllm_limits
@@ -424,3 +424,14 @@ def test_no_more_is_tokenised_than_is_needed():
 def test_nothing_within_the_bounds_is_an_error():
     with refused(" 2 conversations", kind=BadDataset, hint="larger dataset"):
         sample_as_vllm([*talk((3, 4), (4, 3)), (requests.ChatTurn("human", "alone"),)], by_words, 1)
+
+
+@pytest.mark.parametrize(("traffic", "shares"), [("uniform", [1, 1, 1, 1]), ("zipf", [1, 1 / 2, 1 / 3, 1 / 4])])
+def test_requests_ask_for_adapters_by_their_shares_and_are_else_the_same(traffic, shares):
+    plain = WorkloadSpec(prompt_tokens=2, output_tokens=2, requests=4000, seed=3)
+    found = build_workload(replace(plain, adapters=Adapters(4, 8, traffic)), OPT)
+    counts = [sum(r.adapter == n for r in found.requests) for n in range(1, 5)]
+    assert counts == pytest.approx([4000 * share / sum(shares) for share in shares], rel=0.1)
+    assert sum(counts) == 4000 and found.source.endswith(f"4 adapters of rank 8, {traffic} traffic")
+    assert tuple(replace(r, adapter=0) for r in found.requests) == build_workload(plain, OPT).requests
+    assert build_workload(replace(plain, adapters=Adapters(4, 8, traffic)), OPT).hash == found.hash

@@ -47,6 +47,10 @@ class AsyncEngineArgs:
     seed: int
     worker_extension_cls: str
     disable_log_stats: bool
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 1
     step_s: float = 0.002
     fault: str = ""
     fault_at: int = 0
@@ -129,6 +133,7 @@ class AsyncLLMEngine:
         self.sequences: dict[str, Sequence] = {}
         self.came = self.looked_up = self.found = 0
         self.prefixes: set[tuple[int, ...]] = set()
+        self.adapters: set[str] = set()
         self.stepping: asyncio.Task[None] | None = None
         of = SimpleNamespace
         cache = {"num_gpu_blocks": blocks(arguments.model), "block_size": BLOCK_SIZE}
@@ -176,7 +181,19 @@ class AsyncLLMEngine:
                 yield token
         del self.sequences[name]
 
-    async def generate(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Any:
+    async def add_lora(self, request: Any) -> bool:
+        """Load an adapter from its folder, if it is of a rank that there are slots for."""
+        told = json.loads((Path(request.lora_path) / "adapter_config.json").read_text("utf-8"))
+        if not self.arguments.enable_lora or told["r"] > self.arguments.max_lora_rank:
+            raise ValueError(f"no slot for an adapter of rank {told['r']}")
+        self.adapters.add(request.lora_name)
+        return True
+
+    async def generate(
+        self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str, lora_request: Any = None
+    ) -> Any:
+        if lora_request and lora_request.lora_name not in self.adapters:
+            raise ValueError(f"{lora_request.lora_name} was not loaded")
         sequence = self.admitted(prompt, parameters, name)
         while not sequence.reason:
             await sequence.step_made()

@@ -10,7 +10,7 @@ from strategies import job_point, judge
 from pytest_slmserve.analysis.claims.table import applies, claim_of, models_read
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import Adapters, EngineSpec
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 FOLLOWS, LONGER, WAITS = "throughput-follows-arrivals", "longer-outputs-fewer-requests", "all-at-once-waits-longer"
@@ -181,3 +181,43 @@ def test_after_a_limit_every_further_one_gains_little():
     small = [is_judged(AFTER_128, of_jobs(*limits[:n], subject="opt-1.3b")) for n in (1, 2, 4)]
     assert small == [False, False, True]
     assert not is_judged(AFTER_128, of_jobs(*limits)), "the paper says it of other models"
+
+
+COST, MORE, RANK, STARVE = (
+    "adapters-cost-throughput",
+    "more-adapters-serve-less",
+    "a-higher-rank-serves-less",
+    "too-few-slots-starve-requests",
+)
+
+
+def lora(served, count, rank=8, slots=64, **more):
+    """A job with so many adapters; 0: of the same requests without."""
+    asked = Adapters(count, rank) if count else None
+    extra = tuple(asked.arguments({"max_loras": slots}).items()) if asked else ()
+    made = job_point(served, spec=EngineSpec("opt-6.7b", extra=extra, kv_cache_bytes=(9 - bool(count)) << 30), **more)
+    named = replace(made.workload, spec=replace(made.workload.spec, adapters=asked), hash=f"{count:06d}{rank:06d}")
+    return replace(made, workload=named, records=tuple(f"{count}-{rank}-{slots}-{i}" for i in range(2)))
+
+
+@pytest.mark.parametrize(("claim", "of", "to", "words"), [
+    (COST, {"count": 1}, {"count": 0}, ["1x8"]), (COST, {"count": 64, "rank": 16}, {"count": 0}, ["64x16"]),
+    (MORE, {"count": 64}, {"count": 1}, ["64x8", "1x8"]), (RANK, {"count": 64, "rank": 64}, {"count": 64}, ["64x64"]),
+    (STARVE, {"count": 64, "slots": 8}, {"count": 64}, [8, "64x8", 64]),
+])  # fmt: skip
+def test_what_adapters_cost(claim, of, to, words):
+    for served, state in ((RATE, PASSES), ((30.0, 30.1), FAILS), ((10.0, 35.0), INCONCLUSIVE)):
+        verdict = judge(claim, of_jobs(lora(served, **of), lora(SERVED, **to)))
+        assert verdict.state is state and tells(verdict.why, *words), verdict.why
+    assert judge(claim, of_jobs(lora(RATE, **of), lora(SERVED, **to))).value == pytest.approx(0.5, rel=0.01)
+    other = lora(SERVED, **to, requests=7)
+    assert [is_judged(claim, of_jobs(*jobs)) for jobs in ((lora(RATE, **of),), (job_point(),))] == [True, False]
+    assert judge(claim, of_jobs(lora(RATE, **of), other)).state is INCONCLUSIVE
+
+
+def test_each_number_of_adapters_must_cost_and_those_without_a_slot_are_another_claim():
+    jobs = lora(SERVED, 0), lora((18.0, 18.1), 1), lora((25.0, 25.1), 64)
+    assert [judge(COST, of_jobs(*jobs[:n])).state for n in (2, 3)] == [PASSES, FAILS]
+    assert judge(COST, of_jobs(lora(SERVED, 0), lora(RATE, 64, slots=8))).state is INCONCLUSIVE
+    found = judge(MORE, of_jobs(lora(SERVED, 1), lora((15.0, 15.1), 8), lora(RATE, 64)))
+    assert found.value == pytest.approx(0.5, rel=0.01) and found.state is PASSES, "the most over the fewest"

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.points import Summary, busy_rate
 from pytest_slmserve.analysis.sweep import curve as of_curve
 from pytest_slmserve.analysis.sweep.curve import GPU_PLATEAU, LATENCY, PARETO, PLATEAU, Curve, curve_of, labels
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
+from pytest_slmserve.schema.specs import Adapters, ClosedLoop, EngineSpec, OpenLoop
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -320,6 +320,9 @@ def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, ga
     assert between.state is INCONCLUSIVE and tells(between.why, 128)
 
 
+ADAPTED = replace(measurement(1).workload.spec, adapters=Adapters(4, 8, "zipf"))
+
+
 def changed(part="spec", **facts):
     """The curve of two loads with another fact in a part of its measurements."""
     made = [measurement(c, law(c)) for c in (1, 2)]
@@ -340,6 +343,7 @@ def changed(part="spec", **facts):
     (changed(extra=(("block_size", 32),)), "block_size 32", "block_size unset"),
     (changed(env=(("VLLM_X", "1"),)), "VLLM_X 1", "VLLM_X unset"),
     (changed("workload", hash="fedcba987654"), "workload fedcba", "workload 012345"),
+    (changed("workload", spec=ADAPTED, hash="fedcba987654"), "lora 4x8 zipf", "no lora"),
 ])  # fmt: skip
 def test_curves_of_one_model_are_told_apart_by_what_differs_and_by_nothing_else(other, its, ours):
     mine, theirs = labels([changed(), other])

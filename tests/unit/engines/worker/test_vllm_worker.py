@@ -68,6 +68,22 @@ class Engine:
         self.aborted |= set(names)
 
 
+class Adapting(Engine):
+    """Knows adapters, and which one each request had."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.loaded, self.asked = [], []
+
+    async def add_lora(self, request):
+        self.loaded.append(request)
+
+    async def generate(self, prompt, parameters, name, lora_request=None):
+        self.asked.append(lora_request and lora_request[0])
+        async for answer in super().generate(prompt, parameters, name):
+            yield answer
+
+
 @pytest.fixture
 def serve(worker):
     """Runs a load on an engine and returns the worker's answer, and the server."""
@@ -307,3 +323,19 @@ def test_a_result_is_awaited_while_the_prompts_before_it_are_computed(worker, co
         [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3] * 3}],
     )
     assert server.steps_of_results(concurrency) == steps, "four prompts of 2.5 tokens in a step of 10"
+
+
+def test_each_adapter_is_loaded_once_and_goes_with_the_requests_that_ask_for_it(worker, monkeypatch):
+    """Of an engine that knows none nothing is asked (`Engine.generate` has no such argument)."""
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=lambda *facts: facts))
+    server = worker.Server(None, None)
+    server.engine, server.say = Adapting(worker.StepTrace()), AsyncMock()
+    server.prompts, server.output_tokens = [{"prompt_token_ids": [n]} for n in range(3)], [LENGTH] * 3
+
+    async def serve():
+        server.further = await server.with_adapters([2, 1, 2], "slm-rank8", 80_000, "/adapter")
+        return await server.answer({"op": "run", "load": WINDOW | {"requests": 6}})
+
+    assert asyncio.run(asyncio.wait_for(serve(), 20))["failed"] == []
+    assert server.engine.loaded == [("slm-rank8-1", 80_001, "/adapter"), ("slm-rank8-2", 80_002, "/adapter")]
+    assert server.engine.asked == ["slm-rank8-2", "slm-rank8-1", "slm-rank8-2"] * 2

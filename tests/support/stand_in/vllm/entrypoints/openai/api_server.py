@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, likely
+from vllm.lora.request import LoRARequest
 
 PAGE = """# HELP vllm:prefix_cache_queries_total Prefix cache queries
 vllm:prefix_cache_queries_total{{engine="0",model_name="slm"}} {}.0
@@ -66,10 +67,21 @@ class Server:
             return say(writer, 401, {"error": "Unauthorized"})
         if path == "/collective_rpc":
             return say(writer, 200, {"results": await self.engine.collective_rpc(json.loads(body)["method"])})
+        if path == "/v1/load_lora_adapter":
+            return await self.load_adapter(json.loads(body), writer)
         await self.complete(json.loads(body), writer)
 
+    async def load_adapter(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") != "1":  # then vLLM has no such path
+            return say(writer, 404, {"detail": "Not Found"})
+        try:
+            await self.engine.add_lora(LoRARequest(asked["lora_name"], 1, asked["lora_path"]))
+        except ValueError as error:
+            return say(writer, 400, {"error": f"{error}"})
+        say(writer, 200, {})
+
     async def complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        if asked["model"] != self.given["served_model_name"]:
+        if asked["model"] not in {self.given["served_model_name"], *self.engine.adapters}:
             return say(writer, 404, {"error": f"The model `{asked['model']}` does not exist."})
         self.served += 1
         parameters = SamplingParams(asked["max_tokens"], asked["temperature"], asked["ignore_eos"], True, "delta")
