@@ -28,7 +28,7 @@ MEMORY = re.compile(r"memory_overhead/llama-2-7b/(mean)_dataset/_(\d+)_(\d+)_/lo
 RATES = re.compile(r"real_results/([\w.-]+)/rank_\d+_rates_([\d._]+)/_(\d+)_(\d+)_(\d+)_/log")
 HOUR = 3.0  # hours of requests that their client prepares, of which it sends one
 
-Row = list[object]  # what was asked for, and last the output tokens/s, None where the engine did not start
+Row = list[object]  # what was asked for, and last the output tokens/s, None without a result
 
 
 def outputs(clone: Path) -> Iterator[tuple[str, str]]:
@@ -84,11 +84,11 @@ def memory(kept: list[Row]) -> None:
     for rank in sorted({row[1] for row in kept}, key=str):
         rates = {row[0]: row[2] for row in sorted(kept, key=lambda row: row[0]) if row[1] == rank}
         started = {slots: rate for slots, rate in rates.items() if rate}
-        last = max(started)
+        last = max(started)  # some smaller numbers have no result either, which is not for want of memory
         failed = [slots for slots, rate in rates.items() if not rate and slots > last]
         print(
             f"  rank {rank}: {', '.join(f'{n}: {rate:.0f}' for n, rate in started.items())}; "
-            f"{last} slots serve {started[last] / started[min(started)]:.2f} of one, {min(failed)} do not start"
+            f"{last} slots serve {started[last] / started[min(started)]:.2f} of one, {min(failed)} and more gave none"
         )
 
 
