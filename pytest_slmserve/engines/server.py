@@ -32,6 +32,7 @@ from pytest_slmserve.schema.errors import (
     BadUsage,
     Caches,
     EngineFailed,
+    Kind,
     Side,
     json_value,
     user_cache,
@@ -244,7 +245,7 @@ class ServerEngine(ProcessEngine):
     """vLLM's own server. Our client runs on the CPU cores that the server may use."""
 
     windows_of_schedules = True
-    client: LoadClient | None = None
+    client: LoadClient | None = None  # started as soon as the server is ready
     _path = ""  # that the client sends requests to
     _fresh: FreshPrompts | None = None  # if prompts are to have so much in common and no more
     _writers = 0  # of its trace
@@ -264,6 +265,20 @@ class ServerEngine(ProcessEngine):
             environment["VLLM_PLUGINS"] = f"{allowed},slm_trace"
         command = [self.spec.python or sys.executable, "-u", str(SERVE), *server_command(self.spec, model, self.port)]
         self.child = Child(command, environment, folder, self._cores, name="the server")
+
+    def start(self, on_wait: StartCallback | None = None) -> Self:
+        super().start(on_wait)
+        with undone_on_error(self.close):
+            self._speak("embed" if self.spec.arguments.get("runner") == "pooling" else "generate")
+        return self
+
+    def _speak(self, kind: Kind) -> None:
+        """Have a client that sends requests of this kind."""
+        if self._path != PATHS[kind]:
+            if self.client:
+                self.client.kill()
+            self._path = PATHS[kind]
+            self.client = LoadClient(f"http://{HOST}:{self.port}{self._path}", self._headers, self._cores)
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
         """Wait until the server answers and all of its HTTP processes have reported their limits, because an answer of
@@ -302,11 +317,8 @@ class ServerEngine(ProcessEngine):
     def _hand_over(self, workload: Workload) -> None:
         super()._hand_over(workload)
         kind = workload.spec.kind
-        if self.client is None or self._path != PATHS[kind]:
-            if self.client:
-                self.client.kill()
-            self._path = PATHS[kind]
-            self.client = LoadClient(f"http://{HOST}:{self.port}{self._path}", self._headers, self._cores)
+        self._speak(kind)
+        assert self.client, "it has been started"
         self._load_adapters(workload)
         self._fresh = own = FreshPrompts(workload, words=False) if workload.spec.prefix_share is not None else None
         bodies = [body_of(each, asked_for(each, workload), kind) for each in workload.requests]
@@ -327,7 +339,7 @@ class ServerEngine(ProcessEngine):
                 self._adapters.add(name)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
-        assert self.client, "it has the requests"
+        assert self.client, "it has been started"
         before = self.trace.stat().st_size
         found = self.client.run(load, progress, barrier)
         # The server serves the requests that the load's end has cut off until it notices. That must be over when the

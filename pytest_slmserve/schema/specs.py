@@ -455,7 +455,12 @@ class WorkloadSpec:
 
 # What a request gives: tokens, or one result.
 UNITS: dict[Kind, str] = {"generate": "token", "embed": "text", "classify": "text", "rerank": "pair"}
-ADDED = {"kind", "prefix_share", "prefix_groups", "adapters"}  # to a workload's specification since format 3 of records began
+ADDED = {
+    "kind",
+    "prefix_share",
+    "prefix_groups",
+    "adapters",
+}  # to a workload's specification since format 3 of records began
 
 
 def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:

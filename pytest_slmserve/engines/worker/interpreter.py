@@ -55,14 +55,23 @@ def model_line(model: str) -> dict[str, Any]:
     line: dict[str, Any] = {"model": model, "folder": str(folder)}
     try:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+        import transformers
 
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        named = next(iter(config.architectures or ()), "")
+        kinds = ["AutoModelForCausalLM", "AutoModelForImageTextToText"]
+        if named.endswith("ForSequenceClassification"):
+            kinds = ["AutoModelForSequenceClassification"]
+        elif named.endswith("Model") and not named.endswith("LMHeadModel"):
+            kinds = ["AutoModel"]
         with torch.device("meta"):
-            try:
-                made = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            except ValueError:  # it is not of that kind
-                made = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
+            for kind in kinds:
+                try:
+                    made = getattr(transformers, kind).from_config(config, trust_remote_code=False)
+                    break
+                except ValueError:  # it is not of that kind
+                    if kind == kinds[-1]:
+                        raise
         text = config.get_text_config()
         weights = {id(p): (name, p.numel()) for name, p in made.named_parameters()}.values()
         total, routed = sum(n for _, n in weights), sum(n for name, n in weights if ".experts." in name)

@@ -66,7 +66,7 @@ def test_two_models_are_measured_where_both_are_chosen(runs):
 
 def test_hits_of_the_prefix_cache_are_measured_judged_resumed_and_reported_again(runs):
     shipped_one = shipped("test_prefix_cache")
-    words = "--slm-simulate --slm-strict --slm-window=1 --slm-report=tables"
+    words = "--slm-simulate -o slm_strict=1 --slm-window=1 --slm-report=tables"
     ran = runs.anew(shipped_one, words)
     assert ran.counts == {"passed": 5}
     ran.says("opt-1.3b over the hit rate of its prefix cache: simulated*", "*256 * 90.0 * 89.1 *", "claims: 2 pass")

@@ -156,7 +156,7 @@ def test_the_progress_of_several_processes_is_one_and_the_death_of_one_ends_them
 
 PARENT = """
 import json, sys
-from pytest_slmserve.engines.endpoint import LoadClient, completion
+from pytest_slmserve.engines.endpoint import LoadClient, body_of
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.schema.specs import ClosedLoop
 from interfaces import small_workload
