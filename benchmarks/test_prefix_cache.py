@@ -25,6 +25,12 @@ def test_hits_raise_throughput(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm(claim="prefix-hits-free-the-gpu", models=[MODEL], needs="gpu")
+def test_hits_free_the_gpu(slm_claim):
+    """At each higher hit rate more is served per second in which a kernel runs, whatever the host adds."""
+    assert slm_claim()
+
+
 @pytest.mark.slm(claim="prefix-hits-answer-sooner", models=[MODEL], needs="gpu")
 def test_hits_answer_sooner(slm_claim):
     """At each higher hit rate the first token comes sooner, in the mean."""

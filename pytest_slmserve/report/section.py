@@ -113,14 +113,17 @@ class Chart:
     group: str = ""  # heading above this chart and others of the same group
 
 
-# What counts an output. Prompts have tokens whatever a request gives, and so have the limits of an engine.
-_OUTPUTS = re.compile(r"(?<!prompt )(?<!prompt\n)(?<![\w-])(?:output )?token(s?)(?![\w-])(?! ids| a text| a pair)")
+# What counts an output. Prompts have tokens whatever a request gives, and so have blocks and the limits of an engine.
+_OUTPUTS = re.compile(
+    r"(?P<kept>prompt\s+tokens|blocks x \S+ tokens|requests of \S+ tokens|token ids)|"
+    r"(?<![\w-])(?:output )?token(?P<more>s?)(?![\w-])"
+)
 
 
 def renamed(text: str, unit: str) -> str:
     """Return a text in which outputs are called by their name: "texts/s" and "mJ/text" for "tokens/s" and "mJ/token"
     where each request gives the vector of a text."""
-    return text if unit == "token" else _OUTPUTS.sub(rf"{unit}\1", text)
+    return text if unit == "token" else _OUTPUTS.sub(lambda found: found["kept"] or f"{unit}{found['more']}", text)
 
 
 # A string is one or several lines; an empty one is an empty line.

@@ -32,7 +32,7 @@ class Facts:
         packed = any(p.device.type == "cpu" for p in model.parameters())  # oneDNN keeps matrices where we cannot count
         backends = set()
         for module in model.modules():
-            if type(module).__name__ == "Attention" and hasattr(module, "impl"):
+            if type(module).__name__ in ("Attention", "EncoderOnlyAttention") and hasattr(module, "impl"):
                 flash = getattr(module.impl, "vllm_flash_attn_version", None)
                 backends.add(type(module.impl).__name__.removesuffix("Impl") + (f" {flash}" if flash else ""))
         return {

