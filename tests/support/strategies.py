@@ -189,7 +189,8 @@ def at_share(
         m = changed(m, "run", "samples", cached_tokens=(cached,) * len(m.run.samples))
         asked = {"hash": f"share {share}", "spec": replace(m.workload.spec, prefix_share=share)}
         made.append(changed(m, "workload", **asked))
-    each = tuple(Summary(output_tokens_per_s=rate, ttft_s=first) for rate, first in zip(rates, ttft_s))
+    busy = [{"tokens_per_busy_s": 2 * rate, "engine_active": 0.5} for rate in rates]
+    each = tuple(Summary(output_tokens_per_s=r, ttft_s=first, **more) for r, first, more in zip(rates, ttft_s, busy))
     seen = replace(point(concurrency, rates), each=each, ttft_s=fmean(ttft_s) if rates else None)
     return Curve(subject="opt-1.3b", points=(replace(seen, used=tuple((m,) for m in made)),), measurements=tuple(made))
 

@@ -508,7 +508,7 @@ def test_what_is_missing_is_said(claim):
 
 # Hit rates of a prefix cache
 
-MORE, EARLIER = "prefix-hits-raise-throughput", "prefix-hits-answer-sooner"
+MORE, EARLIER, FREER = "prefix-hits-raise-throughput", "prefix-hits-answer-sooner", "prefix-hits-free-the-gpu"
 NONE_SHARED, MOST_SHARED = at_share(0.0, (1000.0, 1005.0)), at_share(0.75, (2000.0, 2010.0), (0.05, 0.0505))
 
 
@@ -516,6 +516,7 @@ NONE_SHARED, MOST_SHARED = at_share(0.0, (1000.0, 1005.0)), at_share(0.75, (2000
     (MORE, (1500.0, 1510.0), (0.1, 0.1), PASSES), (MORE, (900.0, 905.0), (0.1, 0.1), FAILS),
     (MORE, (2500.0, 2510.0), (0.1, 0.1), FAILS),  # more than at the larger hit rate
     (MORE, (900.0, 1300.0), (0.1, 0.1), INCONCLUSIVE),
+    (FREER, (1500.0, 1510.0), (0.1, 0.1), PASSES), (FREER, (900.0, 905.0), (0.1, 0.1), FAILS),
     (EARLIER, (1500.0, 1500.0), (0.07, 0.0705), PASSES), (EARLIER, (1500.0, 1500.0), (0.2, 0.201), FAILS),
     (EARLIER, (1500.0, 1500.0), (0.08, 0.13), INCONCLUSIVE),
 ])  # fmt: skip
