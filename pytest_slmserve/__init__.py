@@ -11,6 +11,7 @@ _PUBLIC = {
     "ClosedLoop": "pytest_slmserve.schema.specs",
     "Curve": "pytest_slmserve.analysis.sweep.curve",
     "Engine": "pytest_slmserve.engines.base",
+    "Adapters": "pytest_slmserve.schema.specs",
     "EngineSpec": "pytest_slmserve.schema.specs",
     "SimulatedEngine": "pytest_slmserve.engines.simulated",
     "Model": "pytest_slmserve.schema.models",

@@ -87,7 +87,7 @@ class Claim:
 
     @property
     def of_tokens(self) -> bool:
-        """Report whether it speaks of generating text: of what a GPU does meanwhile, or of the energy of a token."""
+        """Report whether it speaks of generating text, as of what a GPU does meanwhile or the energy of a token."""
         return self.compares == "counters" or self.figure == "energy_per_token_j"
 
 
