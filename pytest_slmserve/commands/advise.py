@@ -16,7 +16,7 @@ from pytest_slmserve.report.advice import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_page
-from pytest_slmserve.report.section import Section, section_text
+from pytest_slmserve.report.section import Section, in_units, section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import EngineSpec
@@ -73,7 +73,7 @@ def run_advise(given: argparse.Namespace) -> int:
     )
     found = advisor.plan(measured.subjects, wish)
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
-    section = advice_section(found, measured, mine)
+    section = in_units(advice_section(found, measured, mine), Findings(curves=mine).unit)
     with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too
         text = section_text(section)
     cli.say(as_json(advice_facts(found, measured, mine)) if given.json else text)

@@ -10,7 +10,8 @@ from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.advice import prediction_report
-from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.section import in_units, section_text
 from pytest_slmserve.schema.errors import TooFewPoints
 
 STATUS = (
@@ -42,7 +43,8 @@ def run_predict(given: argparse.Namespace) -> int:
         else:
             found.append(prediction_report(name, prediction, measured_there(prediction, curves)))
     predictions = [facts for facts, _ in found]
-    text = "\n\n".join(section_text(section) for _, section in found) or "nothing can be predicted"
+    unit = Findings(curves=curves).unit
+    text = "\n\n".join(section_text(in_units(each, unit)) for _, each in found) or "nothing can be predicted"
     rows = (row for one in predictions for row in one["loads"])
     cli.print_result(given, {"predictions": predictions, "notes": notes}, rows, [text], notes)
     checked = [verdict.state for one in predictions for verdict in one["verdicts"]]

@@ -32,7 +32,8 @@ LATENCY_CHARTS = "Latency of requests"
 
 def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.CONCURRENCY) -> Iterator[Chart]:
     """Yield the quantiles of each latency and of the gaps between tokens, by load. of: what a load is."""
-    for name in ("TTFT", "TPOT", "E2E", "ITL"):
+    results = all(m.workload.kind != "generate" for each in loads.values() for m in each)
+    for name in ("E2E",) if results else ("TTFT", "TPOT", "E2E", "ITL"):
         values = []
         for load, each in loads.items():
             if name == "ITL":

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from committed import archive
+from facts import tells
 from html_pages import values_of
 from sections import difference, in_words, sentences_of, tables_of
 from strategies import job_point, law, measurement
@@ -15,7 +16,7 @@ from pytest_slmserve.analysis.sweep.batching import RATE
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.report import loads
 from pytest_slmserve.report.loads import Served, ValidityCriteria, load_figures
-from pytest_slmserve.report.section import Section
+from pytest_slmserve.report.section import Section, in_units, section_text
 from pytest_slmserve.schema.records import Environment, Measurement, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
@@ -201,3 +202,11 @@ def test_a_limit_is_a_line_with_its_words():
     slo, headings = parse_slo("ttft:200ms,e2e:5s"), ("TTFT, ms", "E2E, ms", "TPOT, ms", "requests/s")
     rules = [(row["y"], row["text"]) for heading in headings for row in loads.slo_rule(heading, slo)]
     assert rules == [(200.0, "ttft:200ms"), (5000.0, "e2e:5s")] and loads.slo_rule("TTFT, ms", None) == []
+
+
+def test_a_result_has_one_latency_to_draw_and_to_list():
+    made = archive("h200-vllm-0.26.0-rerank")
+    at_64 = next(m for m in made if m.load.concurrency == 64)
+    assert [chart.title for chart in loads.latency_charts({64: [at_64]})] == ["E2E"]
+    shown = section_text(in_units(loads.load_section(at_64, loads.ValidityCriteria()), at_64.workload.unit))
+    assert tells(shown, 64, 512) and "prompt tokens a pair" in shown and "TTFT" not in shown and "E2E" in shown

@@ -354,3 +354,11 @@ BAD = together(0.6, failures=1), replace(GOOD, sharing="gpus"), replace(GOOD, co
 def test_the_gain_of_measured_sets_is_that_of_the_best(sets, value):
     found = subjects.gain_of_sets([replace(sweep(), shared=tuple(shared)) for shared in sets])
     assert found is None if value is None else found.value == pytest.approx(value)
+
+
+def test_an_encoder_is_advised_by_the_latency_of_its_results_and_the_host_is_what_replicas_win():
+    found = of_curves(*stored_curves(archive("h200-vllm-0.26.0-embed"), ()))
+    [advice] = plan(found.subjects, Objectives(threshold=0.1)).advices
+    assert advice.advised.batch == 64 and advice.advised.tokens_per_s.value == pytest.approx(2033, rel=0.001)
+    assert advice.gains.time_slicing.factor == pytest.approx(1 / 0.254, rel=0.02)
+    assert not advice.subject.notes and "--runner" in serve_words(advice.subject.engine, 64, None)
