@@ -59,7 +59,7 @@ class Summary(gpu_figures.SensorFigures):
     output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
     tokens_per_busy_s: output tokens over the time in which a kernel ran; None without profiling counters, and of
     engines whose kernels overlap (MPS). energy_per_token_j: over the time between readings of the energy counter.
-    unexplained, bound: see `step_time`.
+    unexplained, bound: see `step_time`. acceptance_length: tokens that a step gave a sequence with a draft.
     decode_dram, decode_tensor: shares of the time in which those were active while no prompt was processed, and
     saturation_gap is of them.
     """
@@ -91,6 +91,7 @@ class Summary(gpu_figures.SensorFigures):
     tokens_per_busy_s: float | None = None
     step_s: float | None = None
     kv_usage: float | None = None
+    acceptance_length: float | None = None
     roofline_fraction: float | None = None
     little: float | None = None
     energy_per_token_j: float | None = None
@@ -322,6 +323,7 @@ def summarize(measurement: Measurement) -> Summary:
         "output_tokens_per_s": tokens_per_s,
         "step_s": window.step_s(run),
         "kv_usage": window.kv_usage(run),
+        "acceptance_length": window.acceptance_length(run),
         "roofline_fraction": gpu_figures.roofline_fraction(
             measurement, at_window if is_job(load) else tokens_per_s, batch
         ),

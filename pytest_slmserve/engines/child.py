@@ -54,6 +54,7 @@ SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 GUARDIAN = Path(__file__).parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
 FOLDER = "SLM_FOLDER"  # environment variable with the child's folder, which its guardian removes if we were killed
+OF_EVERY_STEP = 6  # columns beside the time; those of drafts follow
 LONGEST = 60  # characters of a folder in which vLLM makes sockets, whose paths may have 107
 
 
@@ -265,6 +266,8 @@ def run_from(parts: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Any]] 
     request, sent, admitted, first, last, prompt, output, finished, cached = columns("samples", 9)
     lost, lost_sent, scheduled, ended, kind = columns("failed", 5)
     time_s, *rest = list(zip(*(steps or parts[0].get("steps", ())))) or [()] * 7
+    if len(rest) > OF_EVERY_STEP and not any(rest[OF_EVERY_STEP]):  # no drafts
+        rest = rest[:OF_EVERY_STEP]
     cached = () if all(count is None for count in cached) else cached
     begin, end = min(part["window"][0] for part in parts), max(part["window"][1] for part in parts)
     failure = next((part["first_failure"] for part in parts if part["first_failure"]), None)

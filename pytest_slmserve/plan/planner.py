@@ -134,7 +134,7 @@ def engine_spec(
     if platform == "cpu":
         return spec
     weights = kv_cache.weight_bytes(spec, kv_cache.value_bytes(spec) or 2)
-    if weights is None and platform != "simulated":
+    if (weights is None or kv_cache.has_draft_weights(spec)) and platform != "simulated":
         return replace(spec, kv_cache_bytes=0)  # the engine knows better what its memory has beside the weights
     there = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
     wanted = options.gpu_memory or there
@@ -361,6 +361,8 @@ class Planner:
         self._find([model])
         spec = engine_spec(self.options._replace(**changes), self.platform, model, self.host.environment, gpus)
         check_there(self.host, spec.gpus)
+        if (note := kv_cache.made_up_acceptance(spec)) and note not in self.notes:
+            self.notes.append(note)
         return spec
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from pytest_slmserve.report.text_table import (
     milliseconds,
 )
 from pytest_slmserve.schema.errors import TooFewPoints
+from pytest_slmserve.schema.kv_cache import made_up_acceptance
 from pytest_slmserve.schema.records import SIMULATED, hosts_of
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
@@ -175,9 +176,13 @@ def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
     if workload and workload.kind != "generate":  # of which each request has one
         each = workload.mean_prompt_tokens
         requests = Column("prompt\ntokens/s", lambda p: figure(p.requests_per_s and p.requests_per_s * each), rank=2)
+    accepted: list[Column[Point]] = []
+    if any(p.acceptance_length is not None for p in curve.points):
+        accepted.append(Column("accept-\nance", lambda p: figure(p.acceptance_length), rank=1))
     return (
         Column(heads[0], lambda p: str(p.concurrency)),
         Column("\nbatch", lambda p: figure(p.batch, 4), rank=5),
+        *accepted,
         requests,
         Column(heads[1], lambda p: figure(p.output_tokens_per_s, 4)),
         Column("spread\n%", lambda p: hundredths(relative_range(p)), rank=8),
@@ -275,6 +280,8 @@ def step_chart(rows: Sequence[StepRow], subject: str) -> charts.Spec | None:
 
 def remarks(curve: Curve) -> Iterator[str]:
     """Yield lines on loads that the table does not show, and on points that are not valid throughout."""
+    if curve.spec and (made_up := made_up_acceptance(curve.spec)):
+        yield made_up
     for reason, cut in grouped(curve.cut, itemgetter(1)).items():
         yield f"cut: {curve.axes.at(*(concurrency for concurrency, _ in cut))}: {reason}"
     if predicted := ", ".join(f"{figure(p.tokens_per_s.value)} at {p.concurrency}" for p in curve.predictions):

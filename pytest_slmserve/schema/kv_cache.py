@@ -61,9 +61,50 @@ def check_arguments(spec: EngineSpec) -> None:
     if tokens < sequences:
         problem = f"max_num_batched_tokens {tokens} is below max_num_seqs {sequences}, and vLLM does not start so"
         raise BadUsage(problem, f"--slm-max-num-seqs={tokens}, and no larger --slm-concurrency")
-    if spec.arguments.get("speculative_config"):
-        problem = "speculative_config: a step makes several tokens of a sequence, so its batch cannot be told from them"
-        raise BadUsage(problem, "a server with it, and `slmserve measure URL`, which counts what its client receives")
+    if spec.arguments.get("speculative_config") is not None:
+        check_speculation(spec)
+
+
+NGRAM = """speculative_config='{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'"""
+NGRAMS = {"ngram", "[ngram]", "ngram_gpu"}
+FROM_THE_TEXT = {*NGRAMS, "suffix"}  # methods without weights of their own
+AS_TOLD = "synthetic"  # vLLM's way to accept drafts at a given rate, whatever they say
+
+
+def check_speculation(spec: EngineSpec) -> None:
+    """Raise BadUsage for speculative decoding that vLLM does not start with (vllm/config/speculative.py, release 0.32),
+    or whose steps nobody counts here."""
+    asked, hint = spec.speculation, f"--slm-engine-arg {NGRAM}"
+    method, drafted = asked.get("method"), asked.get("num_speculative_tokens")
+    if spec.interface == "transformers":
+        raise BadUsage("Transformers' generate() gets no speculative_config from here", "--slm-interface engine")
+    if not asked:
+        raise BadUsage(f"speculative_config {spec.arguments['speculative_config']!r} is no object with entries", hint)
+    if not (method or asked.get("model")):
+        raise BadUsage("speculative_config has neither a method nor the model that drafts", hint)
+    if (drafted is None and method in NGRAMS) or (drafted is not None and (type(drafted) is not int or drafted < 1)):
+        problem = f"speculative_config has num_speculative_tokens {drafted!r}, and 1 or more are drafted at a time"
+        raise BadUsage(problem, hint)
+    if spec.platform == "cpu" and asked.get("rejection_sample_method") == AS_TOLD:
+        raise BadUsage(f'vLLM\'s CPU backend has no "rejection_sample_method": "{AS_TOLD}"', "a GPU, or without it")
+    least, most = asked.get("prompt_lookup_min"), asked.get("prompt_lookup_max")
+    if type(least) is type(most) is int and least > most:
+        problem = f"speculative_config has prompt_lookup_min {least}, above prompt_lookup_max {most}"
+        raise BadUsage(problem, hint)
+
+
+def has_draft_weights(spec: EngineSpec) -> bool:
+    """Whether tokens are drafted by a model, which takes memory beside the weights."""
+    return bool(spec.speculation) and spec.speculation.get("method") not in FROM_THE_TEXT
+
+
+def made_up_acceptance(spec: EngineSpec) -> str | None:
+    """What a reader has to know of drafts that are accepted with weights that are made; None where acceptance is that
+    of real text, or as it was asked for."""
+    asked = spec.speculation
+    if not asked or spec.load_format != "dummy" or asked.get("rejection_sample_method") == AS_TOLD:
+        return None
+    return "speculative decoding with dummy weights: what is accepted says nothing of real text"
 
 
 def adapter_bytes(spec: EngineSpec) -> int:

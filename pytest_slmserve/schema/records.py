@@ -193,7 +193,10 @@ class Failures:
 @dataclass(frozen=True, slots=True)
 class Steps:
     """One row per engine step, as vLLM's stat logger saw it; None where a release does not report a field. `running` is
-    counted after finished requests have left; in a step that only decodes, `new_tokens` is the batch."""
+    counted after finished requests have left. The batch is `new_tokens` less `accepted`.
+
+    drafts, accepted: with speculative decoding the sequences whose draft was checked, and the tokens that drafts added
+    to the one that each sequence gets anyway; both empty where nothing was drafted, or nobody counts."""
 
     time_s: Sequence[float]
     running: Sequence[int | None]
@@ -202,6 +205,8 @@ class Steps:
     prompt_tokens: Sequence[int]
     kv_usage: Sequence[float | None]
     preempted: Sequence[int]
+    drafts: Sequence[int] = ()
+    accepted: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.time_s)

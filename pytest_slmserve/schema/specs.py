@@ -223,6 +223,13 @@ class EngineSpec:
         return bool(self.arguments.get("enable_prefix_caching", self.prefix_caching))
 
     @property
+    def speculation(self) -> dict[str, Any]:
+        """vLLM's `speculative_config`, which says how tokens are drafted; empty without, or if it is no object."""
+        given = self.arguments.get("speculative_config")
+        found = handed_over(given) if isinstance(given, str) else given
+        return found if isinstance(found, dict) else {}
+
+    @property
     def front_ends(self) -> int:
         """Processes that speak HTTP for its server."""
         asked = self.arguments.get(FRONT_ENDS)

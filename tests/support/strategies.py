@@ -262,10 +262,13 @@ def places_in_a_gate() -> st.SearchStrategy[records.GateLaunch]:
 
 def measurements() -> st.SearchStrategy[Measurement]:
     """Any values, to the microsecond: for what must hold of every record, sensible or not. Rows come in any order, with
-    counts of cached tokens or without."""
+    counts of cached tokens, and of drafts, or without."""
     late, maybe, stamps = NONE | STAMPS, NONE | COUNTS, (NONE | STAMPS,) * 3
     samples = tables(st.tuples(COUNTS, STAMPS, *stamps, COUNTS, COUNTS, st.booleans(), maybe), 9)
-    width, step = st.sampled_from([8, 9]), (STAMPS, maybe, maybe, COUNTS, COUNTS, NONE | SHARES, st.integers(0, 2))
+    width, step = (
+        st.sampled_from([8, 9]),
+        (STAMPS, maybe, maybe, COUNTS, COUNTS, NONE | SHARES, st.integers(0, 2), COUNTS, COUNTS),
+    )
     lengths, count, requests = (
         st.floats(1, 2000),
         st.integers(1, 2**20),
@@ -284,7 +287,8 @@ def measurements() -> st.SearchStrategy[Measurement]:
         workload=st.builds(WorkloadReference, NAMES, requests, count, lengths, lengths, count, NAMES),
         run=st.builds(
             Run, st.tuples(samples, width).map(lambda drawn: Samples(*drawn[0][: drawn[1]])),
-            tables(st.tuples(*step), 7).map(lambda columns: Steps(*columns)), st.tuples(STAMPS, STAMPS), COUNTS,
+            st.tuples(tables(st.tuples(*step), 9), st.sampled_from([7, 9])).map(lambda t: Steps(*t[0][: t[1]])),
+            st.tuples(STAMPS, STAMPS), COUNTS,
             NONE | NAMES,
         ),
         load=loads(), launch=st.sampled_from(["first", "second"]), replica=NONE | replicas(),

@@ -510,10 +510,11 @@ def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
 
 
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
-    """Return the work of a workload's mean request; None if weights, layers or data type are not known, or prompts may
-    come from a cache."""
+    """Return the work of a workload's mean request; None if weights, layers or data type are not known, if prompts may
+    come from a cache, or with speculative decoding, whose steps make several tokens of one reading of the weights."""
     model, each = spec.model_facts, value_bytes(spec, resolved)
-    if model is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
+    cached = spec.allow_prefix_cache and spec.caches_prefixes
+    if model is None or each is None or cached or spec.speculation:
         return None
     weights = resolved.weight_bytes or weight_bytes(spec, each) or model.weight_bytes(each)
     context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2

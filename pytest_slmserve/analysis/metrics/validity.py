@@ -373,7 +373,9 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if rate is not None and fraction is not None and fraction > 1:
         what = f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times"
         yield f"{what} what {environment.gpu_name} can do at most"
-    if is_burst(load) and len(run.steps) and measurement.workload.kind == "generate":
+    if is_burst(load) and any(run.steps.accepted):
+        yield "drafts give each request other steps, so those that start together drift apart: ramp-up staggered"
+    elif is_burst(load) and len(run.steps) and measurement.workload.kind == "generate":
         period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
         periods = (len(window.window_trace(run).steps) - 1) / period
         if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:

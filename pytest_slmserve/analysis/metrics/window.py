@@ -145,17 +145,28 @@ def steps_with_prompts(run: Run) -> float | None:
 def mean_batch(run: Run) -> float | None:
     """Mean number of sequences that a step carried to their next token, weighted by time.
 
-    It is the new tokens of a step. A prefill that ends in the step yields its first token there and counts; a prompt
-    that takes several steps is in no batch before. If a server tells no steps, it is the mean number of concurrent
-    requests as its client saw them, those that wait among them.
+    It is the new tokens of a step, without those that drafts added. A prefill that ends in the step yields its first
+    token there and counts; a prompt that takes several steps is in no batch before. If a server tells no steps, it is
+    the mean number of concurrent requests as its client saw them, those that wait among them.
     """
     if not len(run.steps) and run.stream is not None:
         return requests_in_flight(run, "sent_s")
     trace = window_trace(run)
     if not trace.seconds:
         return None
-    weighted = (made * (at - before) for made, (before, at) in zip(trace.tokens[1:], pairwise(trace.ends_s)))
+    sequences = trace.tokens
+    if accepted := run.steps.accepted[trace.inside]:
+        sequences = [made - further for made, further in zip(sequences, accepted, strict=True)]
+    weighted = (count * (at - before) for count, (before, at) in zip(sequences[1:], pairwise(trace.ends_s)))
     return math.fsum(weighted) / trace.seconds
+
+
+def acceptance_length(run: Run) -> float | None:
+    """Mean tokens of a step of a sequence that had a draft, in the window: 1 + accepted/drafts, as vLLM's log has it
+    (vllm/v1/spec_decode/metrics.py, release 0.32), but for tokens past a request's end. None without drafts."""
+    inside = window_trace(run).inside
+    drafts = sum(run.steps.drafts[inside])
+    return 1 + sum(run.steps.accepted[inside]) / drafts if drafts else None
 
 
 @once_for_all

@@ -49,12 +49,19 @@ if __name__ == "__mp_main__":  # spawned
 
 
 def step_row(scheduler_stats: Any, iteration_stats: Any) -> tuple[Any, ...] | None:
-    """Time, running, waiting, new tokens, prompt tokens, KV usage and preemptions of one engine step. A model that
-    makes no tokens has a result of each request that ends. None if nothing was computed, because the scheduler reports
-    again when it runs dry."""
-    new_tokens = getattr(iteration_stats, "num_generation_tokens", 0)
-    if not (new_tokens or (new_tokens := len(getattr(iteration_stats, "time_to_first_tokens_iter", ())))):
+    """Time, running, waiting, new tokens, prompt tokens, KV usage and preemptions of one engine step, and of
+    speculation the sequences with a draft and the tokens that these brought. A model that makes no tokens has a result
+    of each request that ends. None if nothing was computed, because the scheduler reports again when it runs dry."""
+    firsts, later = (
+        getattr(iteration_stats, name, None) for name in ("time_to_first_tokens_iter", "inter_token_latencies_iter")
+    )
+    if not (new_tokens := getattr(iteration_stats, "num_generation_tokens", 0) or len(firsts or ())):
         return None
+    speculation = getattr(scheduler_stats, "spec_decoding_stats", None)
+    drafts, accepted = (getattr(speculation, name, 0) for name in ("num_drafts", "num_accepted_tokens"))
+    if speculation is not None and firsts is not None and later is not None:
+        # Each sequence has an entry in one of these. The scheduler counts tokens too that lie past a request's end.
+        accepted = max(0, new_tokens - len(firsts) - len(later))
     return (
         time.monotonic(),
         getattr(scheduler_stats, "num_running_reqs", None),
@@ -63,6 +70,8 @@ def step_row(scheduler_stats: Any, iteration_stats: Any) -> tuple[Any, ...] | No
         getattr(iteration_stats, "num_prompt_tokens", 0),
         getattr(scheduler_stats, "kv_cache_usage", None),
         getattr(iteration_stats, "num_preempted_reqs", 0),
+        drafts,
+        accepted,
     )
 
 

@@ -48,8 +48,17 @@ def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
     assert (run.steps.time_s, run.steps.new_tokens, run.steps.kv_usage) == ((0.4, 2.0), (2, 2), (0.1, None))
     assert (run.failures, run.first_failure) == (1, "ValueError: no")
     assert run.failed == Failures((3,), (0.5,), (0.75,), ("ValueError",))
+    assert run.steps.drafts == run.steps.accepted == ()
     empty = run_from([{**MESSAGE, "samples": [], "steps": []}])
     assert (len(empty.samples), len(empty.steps)) == (0, 0)
+
+
+def test_steps_have_columns_of_drafts_if_anything_was_drafted():
+    drafted = [[100.4, 2, 0, 2, 32, 0.1, 0, 0, 0], [102.0, 1, 0, 5, 0, None, 0, 2, 3]]
+    found = run_from([{**MESSAGE, "steps": drafted}]).steps
+    assert (found.drafts, found.accepted, found.preempted) == ((0, 2), (0, 3), (0, 0))
+    none = run_from([MESSAGE], steps=[[*row, 0, 0] for row in MESSAGE["steps"]])
+    assert none.steps == run_from([MESSAGE]).steps, "a record of it is that of an engine which drafts nothing"
 
 
 def test_the_weights_of_an_engine_are_those_of_all_its_parts():

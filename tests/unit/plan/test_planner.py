@@ -442,6 +442,17 @@ def test_a_licence_of_real_weights_is_noted_once(tmp_path):
     assert dummy.spec("llama-3.2-1b") and dummy.notes == []
 
 
+def test_that_made_weights_accept_drafts_of_no_meaning_is_noted_once_and_a_draft_model_leaves_the_cache_to_vllm():
+    drafting, ngram = (
+        {"engine_arg": [f'speculative_config={{"{name}": "{value}", "num_speculative_tokens": 3}}']}
+        for name, value in (("model", "opt-125m"), ("method", "ngram"))
+    )
+    own = simulated(**ngram)
+    assert own.spec("opt-125m") and own.spec("qwen3-0.6b")
+    assert [note for note in own.notes if "real text" in note] == own.notes != []
+    assert on_gpu(**drafting).kv_cache_bytes == 0 < on_gpu(**ngram).kv_cache_bytes == on_gpu().kv_cache_bytes
+
+
 def test_an_endpoint_serves_a_model_under_its_own_name():
     own = behind(URLS, models="org/theirs,Org/Opt-125M", load_format="auto", allow_prefix_cache="1")
     facts = {"platform": "remote", "interface": "endpoint", "url": "http://a:1/v1/completions", "load_format": "auto"}

@@ -35,6 +35,7 @@ from pytest_slmserve.schema.records import Environment, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 
 BATCHES = (4, 16, 64, 256)
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CPU = Environment(platform="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")
 SIMULATED = Environment(platform="simulated", gpu_name="simulated")
@@ -224,6 +225,17 @@ def test_the_report_and_the_item_say_alike_what_was_left_out():
     (said,) = sweeps.remarks(curve_of("opt-1.3b", made))
     item = trustworthy("opt-1.3b-8", [(m,) for m in made], 2)
     assert item and item.why.endswith(said.split("are used: ")[1])
+
+
+def test_tokens_of_a_step_of_a_sequence_are_shown_where_they_are_known_and_what_they_are_worth():
+    drafting = replace(seen(8), acceptance_length=2.7512)
+    plain, speculative = (planted(each, measurements=(m,)) for each, m in (
+        (seen(8), at()), (drafting, replace(at(), spec=replace(at().spec, extra=(("speculative_config", NGRAM),)))),
+    ))  # fmt: skip
+    assert [column for column in sweeps.point_columns(plain) if column.name == "acceptance"] == []
+    [shown] = [column for column in sweeps.point_columns(speculative) if column.name == "acceptance"]
+    assert shown.cell(drafting) == "2.75"
+    assert [*sweeps.remarks(plain)] == [] and "nothing of real text" in " ".join(sweeps.remarks(speculative))
 
 
 def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():

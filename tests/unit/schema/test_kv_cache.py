@@ -1,6 +1,7 @@
 """Bytes of weights and of the KV cache, the blocks that an engine has, and the requests that fit in them: by shapes, by
 what was quantized, and by what the engine itself reports."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -230,7 +231,16 @@ def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):
 @pytest.mark.parametrize(("arguments", "facts"), [
     ({"max_num_batched_tokens": 1023}, ("1023", "1024")), ({"max_num_batched_tokens": 1024}, None),
     ({"max_num_batched_tokens": 64, "max_num_seqs": 64}, None), ({"max_num_seqs": 9000}, ("9000", "8192")),
-    ({"speculative_config": {"method": "ngram"}}, ("speculative_config",)), ({"speculative_config": None}, None),
+    ({"speculative_config": None}, None), ({"speculative_config": "ngram"}, ("no object", "'ngram'")),
+    ({"speculative_config": "{}"}, ("no object",)),
+    ({"speculative_config": '{"num_speculative_tokens": 3}'}, ("method",)),
+    ({"speculative_config": '{"method": "ngram"}'}, ("num_speculative_tokens", "None")),
+    ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 0}'}, ("num_speculative_tokens 0",)),
+    ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": true}'}, ("num_speculative_tokens True",)),
+    ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'}, None),
+    ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, '
+                            '"prompt_lookup_max": 4}'}, ("prompt_lookup_min 5", "prompt_lookup_max 4")),
+    ({"speculative_config": '{"method": "suffix"}'}, None), ({"speculative_config": '{"model": "opt-tiny"}'}, None),
 ])  # fmt: skip
 def test_arguments_that_no_engine_can_have_or_that_no_step_can_tell_are_refused(arguments, facts):
     spec = with_extra(EngineSpec("opt-125m", max_num_seqs=1024, max_num_batched_tokens=8192), **arguments)
@@ -239,6 +249,30 @@ def test_arguments_that_no_engine_can_have_or_that_no_step_can_tell_are_refused(
     else:
         with refused(*facts):
             kv_cache.check_arguments(spec)
+
+
+@pytest.mark.parametrize("facts", [
+    {"interface": "transformers"}, {"platform": "cpu", "config": '{"rejection_sample_method": "synthetic"}'},
+])  # fmt: skip
+def test_speculation_that_an_engine_does_not_have_is_refused(facts):
+    own = {"method": "ngram", "num_speculative_tokens": 3} | json.loads(facts.pop("config", "{}"))
+    spec = EngineSpec("opt-125m", extra=(("speculative_config", json.dumps(own)),), **facts)
+    with refused("speculative_config" if "interface" in facts else "synthetic"):
+        kv_cache.check_arguments(spec)
+
+
+@pytest.mark.parametrize(("config", "load_format", "made_up", "weights"), [
+    (None, "dummy", False, False),
+    ('{"method": "ngram", "num_speculative_tokens": 3}', "dummy", True, False),
+    ('{"method": "ngram", "num_speculative_tokens": 3}', "auto", False, False),
+    ('{"model": "opt-tiny", "num_speculative_tokens": 3}', "dummy", True, True),
+    ('{"model": "opt-tiny", "rejection_sample_method": "synthetic"}', "dummy", False, True),  # as asked for
+])  # fmt: skip
+def test_what_made_weights_accept_says_nothing_of_real_text(config, load_format, made_up, weights):
+    spec = EngineSpec("opt-125m", load_format=load_format, extra=(("speculative_config", config),))
+    note = kv_cache.made_up_acceptance(spec)
+    assert "nothing of real text" in note if made_up else note is None
+    assert kv_cache.has_draft_weights(spec) is weights
 
 
 # Adapters

@@ -161,9 +161,14 @@ def test_the_fraction_of_a_measurement_is_over_its_ceiling_and_of_the_unknown_no
         (changed(m, "spec", model="/somewhere/else", model_facts=None), 1.0, 8.0),
         (changed(m, "environment", gpu_name=None), 1.0, 8.0),
         (changed(allowed, "spec", prefix_caching=True), 1.0, 8.0),  # prompts that are not computed
+        (
+            changed(m, "spec", extra=(("speculative_config", '{"method": "ngram"}'),)),
+            1.0,
+            8.0,
+        ),  # drafts
         *((m, None, 8.0), (m, 1.0, None)),
     ]
-    assert [roofline_fraction(*each) for each in unknown] == [None] * 5
+    assert [roofline_fraction(*each) for each in unknown] == [None] * 6
 
 
 def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):

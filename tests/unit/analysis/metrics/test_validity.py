@@ -210,6 +210,15 @@ def test_a_window_that_holds_a_part_of_a_convoy_is_invalid(steps, periods):
     assert periods in [number for text in problems(convoy(steps)) for number in numbers(text)]
 
 
+def test_a_convoy_whose_requests_draft_is_none():
+    """Its requests end after steps of their own, so no whole number of periods can be told."""
+    made = convoy(129)
+    some = tuple(int(i == 3) for i in range(len(made.run.steps)))
+    drafting = changed(made, "run", "steps", drafts=some, accepted=some)
+    assert problems(made) == () and "staggered" in " ".join(problems(drafting))
+    assert "staggered" not in " ".join(problems(changed(drafting, load=ClosedLoop(8))))
+
+
 def convoys(periods, slow_period=None):
     """Whole convoys, the steps of whose first third take ten times as long; one of the periods can be slower."""
     m = convoy(periods * PERIOD)

@@ -136,6 +136,22 @@ def test_each_figure_of_any_run_is_that_of_its_oracle(figure, oracle, run):
     assert figure(run) == (expected if expected is None else pytest.approx(expected, rel=1e-12))
 
 
+@given(drawn_runs(), st.integers(1, 3))
+def test_tokens_that_drafts_added_are_throughput_and_no_batch(run, further):
+    """As if each sequence had made one token alone in steps of the same times."""
+    made = run.steps.new_tokens
+    accepted = tuple(further * each for each in made)
+    tokens = tuple((1 + further) * each for each in made)
+    drafting = replace(run, steps=replace(run.steps, new_tokens=tokens, drafts=made, accepted=accepted))
+    assert window.mean_batch(drafting) == window.mean_batch(run)
+    assert window.littles_law(drafting) == window.littles_law(run)
+    rate, plain = window.output_tokens_per_s(drafting), window.output_tokens_per_s(run)
+    assert rate is plain is None or rate == pytest.approx((1 + further) * plain)
+    any_made = any(column(run, "new_tokens"))
+    assert window.acceptance_length(drafting) == (1 + further if any_made else None)
+    assert window.acceptance_length(run) is None
+
+
 @given(drawn_runs())
 def test_the_most_in_flight_are_found_by_counting_at_each_sending(run):
     if run.window_s[0] < run.window_s[1]:

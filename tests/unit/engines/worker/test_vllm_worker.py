@@ -188,12 +188,21 @@ def test_an_engine_without_steps_is_not_waited_for_and_told_before_the_worker_en
 
 
 FULL = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
+DRAFTING = SimpleNamespace(spec_decoding_stats=SimpleNamespace(num_drafts=2, num_accepted_tokens=5))
+# Of three sequences one made its first token, one 4 and one 2, with which it ended: a third was accepted and dropped.
+THREE = {"num_generation_tokens": 7, "time_to_first_tokens_iter": [0.1], "inter_token_latencies_iter": [0.1, 0.1]}
 
 
 @pytest.mark.parametrize(("scheduler", "iteration", "rows"), [
-    (SimpleNamespace(), {"num_generation_tokens": 4}, [(None, None, 4, 0, None, 0)]),
-    (None, {"num_generation_tokens": 2}, [(None, None, 2, 0, None, 0)]),
-    (FULL, {"num_generation_tokens": 4, "num_prompt_tokens": 32, "num_preempted_reqs": 2}, [(3, 1, 4, 32, 0.5, 2)]),
+    (SimpleNamespace(), {"num_generation_tokens": 4}, [(None, None, 4, 0, None, 0, 0, 0)]),
+    (None, {"num_generation_tokens": 2}, [(None, None, 2, 0, None, 0, 0, 0)]),
+    (FULL, {"num_generation_tokens": 4, "num_prompt_tokens": 32, "num_preempted_reqs": 2},
+     [(3, 1, 4, 32, 0.5, 2, 0, 0)]),
+    (DRAFTING, THREE, [(None, None, 7, 0, None, 0, 2, 4)]),
+    (DRAFTING, {"num_generation_tokens": 7}, [(None, None, 7, 0, None, 0, 2, 5)]),  # as the scheduler counts
+    (SimpleNamespace(spec_decoding_stats=SimpleNamespace()), {"num_generation_tokens": 7},
+     [(None, None, 7, 0, None, 0, 0, 0)]),
+    (FULL, THREE, [(3, 1, 7, 0, 0.5, 0, 0, 0)]),  # nothing was drafted
     (FULL, {}, []),  # without tokens a report is no step
     (FULL, {"num_generation_tokens": 0}, []),
     (FULL, None, []),
