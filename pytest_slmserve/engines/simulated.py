@@ -57,7 +57,7 @@ SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event r
 # and bytes per second of the copy of one into a slot, for which all others wait: a PCI Express 4.0 x16.
 ADAPTED_SHARE, SLOT_SHARE, COPIED_PER_S = 0.1, 0.002, 25e9
 OF_ADAPTERS = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras"}
-NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"}) | OF_ADAPTERS
+NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype", "speculative_config"}) | OF_ADAPTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ class Faults:
         scatter: Relative standard deviation of the speed between launches of a gate. That of their starts is three
             times as large.
         slowdown: Share by which a step takes longer.
+        acceptance, draft_cost: With a `speculative_config`, tokens that drafts add to the one of a sequence in a step,
+            in the mean, and the share by which each sequence of a step costs more.
         host_s: Seconds of the host in a step: the step takes the longer of these and its kernels, and the noise is the
             host's alone.
         host_noise, host_noise_s: Relative standard deviation of the speed over time, and its time constant.
@@ -112,6 +114,8 @@ class Faults:
     imbalance: float = 0.0
     scatter: float = 0.016
     slowdown: float = 0.0
+    acceptance: float = 0.7
+    draft_cost: float = 1.5
     host_s: float = 0.0
     host_noise: float = 0.0
     host_noise_s: float = 1.0
@@ -121,7 +125,7 @@ class Faults:
 @dataclass(slots=True)
 class _Sequence:
     """A request on its way. cached: of its prompt, tokens that come from a cache. first_step: the step that makes its
-    first token, after which each step makes one; None while it waits."""
+    first token; None while it waits. steps: those that make its tokens, if it is served to its end."""
 
     request: int
     sent_s: float
@@ -130,6 +134,12 @@ class _Sequence:
     cached: int = 0
     admitted_s: float | None = None
     first_step: int | None = None
+    steps: int = 0
+
+
+def made_after(steps: int, acceptance: float) -> int:
+    """Tokens of a sequence after so many steps, the first of which makes one; each later one may add from a draft."""
+    return steps + int((steps - 1) * acceptance + 1e-9) if steps > 0 else 0
 
 
 class SimulatedEngine(Engine):
@@ -300,6 +310,12 @@ class SimulatedEngine(Engine):
         # The adapters that have a slot, those asked for last at the end.
         slots = dict.fromkeys(range(1, 1 + min(asked.count, self._slots))) if asked else {}
         copy_s = self.model.adapter_slot_bytes(asked.rank) / COPIED_PER_S if asked else 0.0
+        drafts = bool(self.spec.speculation)
+        acceptance, cost = (self.faults.acceptance, 1 + self.faults.draft_cost) if drafts else (0.0, 1.0)
+        lives = {  # steps by the tokens wanted
+            n: next(steps for steps in range(int(n / (1 + acceptance)), n + 1) if made_after(steps, acceptance) >= n)
+            for n in {request.output_tokens for request in workload.requests}
+        }
         now, admitted, ended, freed, prompted = 0.0, 0, 0, 0, 0  # prompted: tokens done of the prompt that is next
         sent, ends, steps = list[_Sequence](), Counter[int](), list[tuple[Any, ...]]()  # ends: by step, how many
         for number in range(MAX_STEPS):
@@ -324,7 +340,8 @@ class SimulatedEngine(Engine):
                 left -= needed
                 computed += needed
                 sequence.first_step = number
-                ends[number + sequence.wanted - 1] += 1
+                sequence.steps = lives[sequence.wanted]
+                ends[number + sequence.steps - 1] += 1
                 if adapter := workload.requests[sequence.request].adapter:
                     copies += adapter not in slots
                     slots.pop(adapter, None)
@@ -334,7 +351,7 @@ class SimulatedEngine(Engine):
                 admitted += 1
             batch, pace = admitted - ended, self.host(self.ran_s + now) if self.host else 1.0
             prompts_s = (computed + prompted) * prompt_s
-            kernels_s = (b_half + batch) / t_inf + waits_s + prompts_s + copies * copy_s
+            kernels_s = (b_half + cost * batch) / t_inf + waits_s + prompts_s + copies * copy_s
             if not self.faults.host_s:
                 kernels_s, pace = kernels_s / pace, 1.0
             kernels.append(kernels_s)
@@ -347,18 +364,29 @@ class SimulatedEngine(Engine):
             loop.stepped(now)
             if loop.phase == "over" and loop.requests is None:
                 break
-        rows = []
+        rows, accepted, drafted = [], [0] * len(steps), [0] * len(steps)
         for sequence in sent:
             first_s = last_s = None
             made = 0
             if (first := sequence.first_step) is not None:
-                made = min(sequence.wanted, len(steps) - first)
-                first_s, last_s = steps[first][0], steps[first + made - 1][0]
+                took = min(sequence.steps, len(steps) - first)
+                made = min(sequence.wanted, made_after(took, acceptance))
+                first_s, last_s = steps[first][0], steps[first + took - 1][0]
+                for step in range(1, took) if drafts else ():
+                    before, after = (min(sequence.wanted, made_after(n, acceptance)) for n in (step, step + 1))
+                    drafted[first + step] += 1
+                    accepted[first + step] += after - before - 1
             told: list[int | None] = [sequence.prompt, made, made == sequence.wanted]
             told += [sequence.cached if made == sequence.wanted else None] if caches else []
             rows.append((sequence.request, sequence.sent_s, sequence.admitted_s, first_s, last_s, *told))
         samples = Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
-        return samples, Steps(*zip(*steps)) if steps else Steps(*[()] * 7), kernels, len(sent) - ended
+        if not steps:
+            return samples, Steps(*[()] * 7), kernels, len(sent) - ended
+        trace = Steps(*zip(*steps))
+        if drafts:
+            tokens = tuple(map(sum, zip(trace.new_tokens, accepted)))
+            trace = replace(trace, new_tokens=tokens, drafts=tuple(drafted), accepted=tuple(accepted))
+        return samples, trace, kernels, len(sent) - ended
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         """Tokens that are drawn from the seed and the request; from `other_token_at` on, other tokens."""

@@ -50,6 +50,33 @@ def test_throughput_is_the_planted_law(concurrency, t_inf, b_half):
     assert rate(run) == pytest.approx(t_inf * concurrency / (concurrency + b_half), rel=0.02)
 
 
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 64])
+@pytest.mark.parametrize("acceptance", [0.0, 0.7, 2.0])
+def test_drafts_add_tokens_to_steps_that_cost_more_so_they_gain_at_small_loads_alone(concurrency, acceptance):
+    made = planted(speculative_config=NGRAM, acceptance=acceptance, draft_cost=1.5)
+    found = measure(made, small_workload(requests=64, output_tokens=128), ClosedLoop(concurrency), Environment())
+    each = 128 / math.ceil((128 + acceptance) / (1 + acceptance))  # tokens a step, where the last one may have less
+    law = 1000.0 * each * concurrency / (8 + 2.5 * concurrency)
+    seen, wanted = summarize(found), found.workload.mean_output_tokens
+    assert problems(found) == () and abs(seen.little) < 0.01
+    assert seen.batch == pytest.approx(concurrency, rel=0.01)
+    assert seen.output_tokens_per_s == pytest.approx(law, rel=0.02)
+    assert seen.acceptance_length == pytest.approx(1 + acceptance, rel=0.02)
+    assert {n for n, done in zip(found.run.samples.output_tokens, found.run.samples.finished) if done} == {wanted}
+
+
+def test_a_job_with_drafts_makes_the_tokens_that_were_asked_for_in_fewer_steps():
+    plain, drafting = (planted(**more).run(WORKLOAD, OpenLoop(requests=64)) for more in (
+        {}, {"speculative_config": NGRAM, "acceptance": 0.7},
+    ))  # fmt: skip
+    assert sum(drafting.steps.new_tokens) == sum(plain.steps.new_tokens) == 64 * 32
+    assert len(drafting.steps) == math.ceil((32 + 0.7) / 1.7) < len(plain.steps) == 32
+    assert plain.steps.drafts == () and sum(drafting.steps.accepted) == 64 * (32 - len(drafting.steps))
+
+
 def test_by_default_the_law_is_that_of_the_models_shape_and_a_step_takes_a_tenth_of_a_millisecond_at_least():
     shape, per_context = model_of(SIMULATED.model), 16 + 32 / 2
     t_inf, b_half = engine().law(WORKLOAD)
