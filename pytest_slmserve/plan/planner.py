@@ -21,7 +21,7 @@ from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, Batching, Kind, Platform, Sharing, Source
 from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, Model, catalogue_name, hub_name, short_name
-from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.records import Environment, release
 from pytest_slmserve.schema.specs import (
     GIB,
     OWN,
@@ -45,6 +45,7 @@ IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made wh
 UNUSABLE = 0.03  # share of its memory that a GPU keeps for itself: one sold with 40 GiB has 39.4
 WITHOUT_BFLOAT16 = ("T4", "V100")
 FROM_TURING_ON = ("fp8", "awq")  # methods, by vLLM's own bounds (`get_min_capability`)
+POOLING_SINCE = (0, 10, 1)  # release of vLLM with the argument `runner` (vllm-project/vllm#21470)
 ALIBI = "MPTForCausalLM"
 LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
 # Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
@@ -89,6 +90,9 @@ def engine_spec(
     # Natural lengths are as long as the context.
     tokens = sum(n for length, usual in given if (n := length or usual) != "natural")
     kind = kind_for(options, known)
+    if kind != "generate" and vllm and release(vllm) < POOLING_SINCE:
+        since = ".".join(map(str, POOLING_SINCE))
+        raise BadUsage(f"{model}: vLLM {vllm} is not asked to {kind} from here", f"vLLM {since} or later")
     spec = EngineSpec(
         model=catalogue_name(model) or model,
         platform=platform,
@@ -182,8 +186,10 @@ def kind_for(options: Options, model: Model) -> Kind:
     what was asked for."""
     kind = options.kind or model.kinds[0]
     if kind not in model.kinds:
-        able = " and ".join(f"-o slm_kind={each}" for each in model.kinds)
-        raise BadUsage(f"{model.name}: a {model.architecture} does not {kind}", f"{able}, or another model")
+        able = " or ".join(f"-o slm_kind={each}" for each in model.kinds)
+        raise BadUsage(
+            f"{model.name}: its head is not made to {kind} ({model.architecture})", f"{able}; or another model"
+        )
     return kind
 
 
@@ -676,6 +682,8 @@ def job_case(
         return Case(model=model, id=name, skip_reason=why)
     spec = planner.spec(model, **own)
     workload = planner.workload(model, words, requests)
+    if workload.spec.kind != "generate" and batching is not None:
+        return Case(model=model, id=name, skip_reason=f"Transformers' generate() does not {workload.spec.kind}")
     if workload.spec.adapters and batching is not None:
         return Case(model=model, id=name, skip_reason="only vLLM's engines that are started here get adapters")
     if shorter > 1:

@@ -360,6 +360,13 @@ def test_what_a_model_cannot_do_is_refused_before_an_engine_starts(model, kind):
             ask(model)
 
 
+def test_a_release_without_runners_is_asked_for_text_alone():
+    old = replace(H200, vllm="0.10.0")
+    assert on_gpu("opt-125m", old).extra == ()
+    with refused("bge-small-en-v1.5", "0.10.0", "embed", hint="0.10.1"):
+        on_gpu("bge-small-en-v1.5", old)
+
+
 @pytest.mark.parametrize(("path", "kind"), [
     ("/v1", "generate"), ("/v1/chat/completions", "generate"), ("/v1/embeddings", "embed"), ("/rerank", "rerank"),
     ("/v1/rerank", "rerank"), ("/classify", "classify"),
