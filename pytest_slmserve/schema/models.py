@@ -353,6 +353,10 @@ COUNTED = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"),
 }
+OF_ENCODERS = re.compile(  # further entries: tables that are counted, and what changes no weight
+    r"type_vocab_size|id2label|label2id|layer_norm_eps|position_embedding_type|dropout_prob|.*_dropout_prob|"
+    r"gradient_checkpointing|is_decoder|add_cross_attention|sentence_transformers"
+)
 # Entries that change no weight. A configuration with any other is not counted here.
 WEIGHTLESS = re.compile(
     r"_.*|unsloth.*|.*_token_id|rope_.*|.*dropout|.*_pdrop|.*softcapping|.*_multiplier|logits_scaling|architectures|"
@@ -368,7 +372,8 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
     """The number of weights of a decoder of one of `FAMILIES` by arithmetic; None if it is of another, or has an entry
     that is not known here."""
     if config.get("model_type") == "bert" and config.get("architectures"):
-        return _count_encoder(config)
+        known = all(name in COUNTED or OF_ENCODERS.fullmatch(name) or WEIGHTLESS.fullmatch(name) for name in config)
+        return _count_encoder(config) if known else None
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None or not all(name in COUNTED or WEIGHTLESS.fullmatch(name) for name in config):
         return None
