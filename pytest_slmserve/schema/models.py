@@ -41,7 +41,7 @@ MOST_IF_ANY = {
     **dict.fromkeys(("ffn_dim", "intermediate_size"), 1 << 20),
     "word_embed_proj_dim": 1 << 18,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 1 << 14),
-    "sliding_window": 1 << 30,
+    **dict.fromkeys(("sliding_window", "pad_token_id"), 1 << 30),
 }
 MOST_WEIGHTS, MOST_BITS = 10**14, 64
 HAVE_STATE = {"state_size", "d_state", "ssm_cfg", "attention_hidden_size"}  # of models that may have no heads at all
@@ -265,7 +265,7 @@ def model_from_config(
             kv_heads=kv_heads,
             head_size=_number(entries, "head_dim", hidden // heads if heads else 0),
             vocabulary=_number(entries, "vocab_size"),
-            positions=_number(entries, "max_position_embeddings", USUAL_CONTEXT),
+            positions=_number(entries, "max_position_embeddings", USUAL_CONTEXT) - _positions_before(own),
             parameters=counted,
             active=active or counted,
             windows=windows_of(entries, layers, architecture),
@@ -281,6 +281,13 @@ def model_from_config(
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as missing:
         raise BadUsage(f"{name}: its config.json has no usable {missing}", "a decoder-only model") from None
+
+
+def _positions_before(config: Mapping[str, Any]) -> int:
+    """Positions that no token has: those of a RoBERTa begin after that of its padding."""
+    if "roberta" not in str(config.get("model_type")).lower():
+        return 0
+    return _number_if_any(config, "pad_token_id") + 1
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -354,7 +361,7 @@ COUNTED = {
     *("num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"),
 }
 OF_ENCODERS = re.compile(  # further entries: tables that are counted, and what changes no weight
-    r"type_vocab_size|id2label|label2id|layer_norm_eps|position_embedding_type|dropout_prob|.*_dropout_prob|"
+    r"type_vocab_size|id2label|label2id|layer_norm_eps|position_embedding_type|.*_dropout_prob|"
     r"gradient_checkpointing|is_decoder|add_cross_attention|sentence_transformers"
 )
 # Entries that change no weight. A configuration with any other is not counted here.

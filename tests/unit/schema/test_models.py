@@ -331,3 +331,16 @@ def test_what_cannot_be_divided_says_why(change, gpus, facts):
 def test_a_model_is_known_by_its_name_or_that_of_the_hub(model, catalogue, hub, short):
     names = models.catalogue_name(model), models.hub_name(model), models.short_name(model)
     assert names == (catalogue, hub, short)
+
+
+def test_a_text_of_a_roberta_begins_after_the_position_of_its_padding():
+    config = {**models.MODELS["bge-small-en-v1.5"]["config"], "max_position_embeddings": 514, "pad_token_id": 1}
+    for kind, positions in (("bert", 514), ("roberta", 512), ("xlm-roberta", 512)):
+        told = {**config, "model_type": kind, "architectures": ["XLMRobertaModel"]}
+        found = model_from_config("x", told, 7)
+        assert (found.positions, found.context, found.kinds, found.is_encoder) == (
+            positions,
+            positions,
+            ("embed",),
+            True,
+        )
