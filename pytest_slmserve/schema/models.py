@@ -41,9 +41,9 @@ MOST_IF_ANY = {
     **dict.fromkeys(("ffn_dim", "intermediate_size"), 1 << 20),
     "word_embed_proj_dim": 1 << 18,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 1 << 14),
-    **dict.fromkeys(("sliding_window", "pad_token_id"), 1 << 30),
+    "sliding_window": 1 << 30,
 }
-MOST_WEIGHTS, MOST_BITS = 10**14, 64
+MOST_WEIGHTS, MOST_BITS, MOST_PADDING = 10**14, 64, 16
 HAVE_STATE = {"state_size", "d_state", "ssm_cfg", "attention_hidden_size"}  # of models that may have no heads at all
 ModelSource = Literal["catalogue", "folder", "hub"]  # of the package, a folder, the cache of the Hub
 USUAL_CONTEXT = 2048  # tokens: OPT's positions
@@ -285,9 +285,9 @@ def model_from_config(
 
 def _positions_before(config: Mapping[str, Any]) -> int:
     """Positions that no token has: those of a RoBERTa begin after that of its padding."""
-    if "roberta" not in str(config.get("model_type")).lower():
-        return 0
-    return _number_if_any(config, "pad_token_id") + 1
+    pad = config.get("pad_token_id", 1)
+    is_one = "roberta" in str(config.get("model_type")).lower() and type(pad) is int and 0 <= pad < MOST_PADDING
+    return pad + 1 if is_one else 0
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
