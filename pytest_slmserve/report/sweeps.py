@@ -368,7 +368,6 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
 
 def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str]]:
     work, peaks, ours = curve.work, curve.peaks, curve.axes.knob is None
-    decodes = curve.workload is None or curve.workload.kind == "generate"
     try:
         law = fit(curve.points, b_half)
     except TooFewPoints:
@@ -384,7 +383,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
         yield "saturation law", text
     if law and law.describes and law.identified and ours:
         seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
-        shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work and decodes else ""
+        shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work and curve.decodes else ""
         if work and peaks:
             reading = work.weight_bytes / peaks.bytes_per_s
             rate = f"{figure(peaks.bytes_per_s / 1e9, 4)} GB/s"
@@ -403,7 +402,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
             "roofline",
             f"at most {percent(max(shares)[0])} of what the data sheet allows, at concurrency {max(shares)[1]}",
         )
-    if work and peaks and ours and decodes:
+    if work and peaks and ours and curve.decodes:
         bound = "compute" if work.intensity > peaks.ridge else "memory"
         tends = f"decoding tends to {figure(work.intensity)} FLOP/byte as the batch grows"
         yield "regime", f"{bound}-bound by shapes: {tends}, the ridge of {peaks.family} is {figure(peaks.ridge)}"

@@ -329,6 +329,7 @@ FRESH = 3  # ids that differ from round to round through the requests, and (two 
 OWN = FRESH + 2  # ids that a prompt does not share, at least: one that no other has there, then these, and one more
 RANKS = (8, 16, 32, 64, 128, 256)  # that every release of vLLM has as a max_lora_rank
 MOST_ADAPTERS = 10_000
+OF_ADAPTERS = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")  # arguments of vLLM's engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +363,7 @@ class Adapters:
         nothing else, and any others in the host's memory."""
         slots = given.get("max_loras", self.count)
         held = max(self.count, slots) if isinstance(slots, int) else self.count
-        named = {"enable_lora": True, "max_loras": slots, "max_lora_rank": self.rank, "max_cpu_loras": held}
+        named = dict(zip(OF_ADAPTERS, (True, slots, self.rank, held), strict=True))
         return named | {name: value for name, value in given.items() if name in named}
 
 
@@ -462,12 +463,8 @@ class WorkloadSpec:
 
 # What a request gives: tokens, or one result.
 UNITS: dict[Kind, str] = {"generate": "token", "embed": "text", "classify": "text", "rerank": "pair"}
-ADDED = {
-    "kind",
-    "prefix_share",
-    "prefix_groups",
-    "adapters",
-}  # to a workload's specification since format 3 of records began
+# Fields that were added to a workload's specification since format 3 of records began.
+ADDED = {"kind", "prefix_share", "prefix_groups", "adapters"}
 
 
 def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
@@ -682,8 +679,8 @@ def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
 class Request:
     """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored), or one result: the vector of
     a text, the scores of its classes, or the score of a pair of query and document, whose ids follow each other. text:
-    what the ids say, if the prompt was text; for servers that are somebody else's. shared: how many of
-    its first tokens other requests of its group have too. adapter: its number; 0 for none."""
+    what the ids say, if the prompt was text; for servers that are somebody else's. shared: how many of its first tokens
+    other requests of its group have too. adapter: its number; 0 for none."""
 
     prompt: tuple[int, ...]
     output_tokens: int

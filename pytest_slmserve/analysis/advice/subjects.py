@@ -92,14 +92,13 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         used, has = most_memory_used(curve.trusted), kv_cache.kv_bytes(first.spec, first.resolved)
         engine = _served(first.spec, longest or first.workload.longest, first.resolved, int(used or 0.0) - has)
         engine = replace(engine, kv_had_bytes=has, gpu_had_bytes=first.environment.gpu_memory_bytes)
-    decodes = curve.workload is None or curve.workload.kind == "generate"  # else all that a result takes is its E2E
     return ModelSweep(
         name=curve.subject,
-        points=tuple(map(with_tpot, curve.points)) if decodes else curve.points,
+        points=tuple(map(with_tpot, curve.points)) if curve.decodes else curve.points,  # a result takes its E2E alone
         engine=engine,
         work=curve.work,
         peaks=curve.peaks,
-        notes=(*_left_out(curve), *(_beyond_graphs(curve) if decodes else ())),
+        notes=(*_left_out(curve), *(_beyond_graphs(curve) if curve.decodes else ())),
     )
 
 

@@ -41,7 +41,7 @@ from pytest_slmserve.analysis.sweep.plateau import valid_points
 from pytest_slmserve.analysis.verdict import Inconclusive, Seen, State, Verdict, above, all_of, below, every
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS
 from pytest_slmserve.schema.models import CATALOGUE
-from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.schema.specs import GIB, OF_ADAPTERS
 
 Expected = Literal["passes", "fails", "either"]
 Others = Sequence[Curve]
@@ -687,14 +687,11 @@ def of_batching(claim: Claim, curve: Curve) -> Evidence:
     return of_ratios(claim, rows, at_once, at_once)
 
 
-ADAPTED = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
-
-
 def adapted_jobs(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """Return jobs that differ in nothing but their adapters and the slots for them: those of the most kinds."""
 
     def alike(p: JobPoint) -> Hashable:
-        extra = tuple(pair for pair in p.spec.extra if pair[0] not in ADAPTED)
+        extra = tuple(pair for pair in p.spec.extra if pair[0] not in OF_ADAPTERS)
         plain = replace(p.spec, kv_cache_bytes=1 << 30, extra=extra).key  # what the slots leave
         return repr(p.load), replace(p.workload.spec, adapters=None), p.environment.key, plain
 

@@ -128,7 +128,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
     """Return whether the curve has something that the claim judges, for a report on whatever was measured."""
     if claim.models and curve.subject not in claim.models:
         return False
-    if claim.of_tokens and curve.workload and curve.workload.kind != "generate":
+    if claim.of_tokens and not curve.decodes:
         return False
     if claim.compares == "arrivals" and len(evidence.grid_of(curve.jobs)) < 2:
         return False

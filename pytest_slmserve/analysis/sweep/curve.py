@@ -102,6 +102,11 @@ class Curve:
         return self.measurements[0] if self.measurements else None
 
     @property
+    def decodes(self) -> bool:
+        """Whether its requests generate tokens, as those of published points do; else each has one result."""
+        return self.workload is None or self.workload.kind == "generate"
+
+    @property
     def spec(self) -> EngineSpec | None:
         return self.first.spec if self.first else None
 
