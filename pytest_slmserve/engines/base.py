@@ -40,10 +40,14 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
         check_adapters(spec, workload.spec.adapters)
 
 
-def message_of(load: Load) -> Message:
-    """The load as a message to the process that sends it. Raises BadUsage for an open loop without its schedule."""
+def message_of(load: Load, turns: int = 1) -> Message:
+    """The load as a message to the process that sends it. turns: Of each conversation. Raises BadUsage for an open loop
+    without its schedule, or of conversations."""
     if not isinstance(load, OpenLoop):
-        return {**asdict(load), "kind": "closed_loop"}
+        return {**asdict(load), "kind": "closed_loop", "turns": turns}
+    if turns > 1:
+        problem = "a turn of a conversation follows an answer, and a schedule waits for none"
+        raise BadUsage(problem, "a number of users: --slm-concurrency 64; or requests of one turn")
     return {
         "kind": "open_loop",
         "schedule": load.times,
@@ -172,7 +176,7 @@ class Engine:
             problem = "an open loop with a window or with max_concurrency needs a server"
             raise BadUsage(problem, "the server interface, or an endpoint")
         self.load_requests(workload)
-        message, self.ready = message_of(load), False  # a load that is refused leaves it ready
+        message, self.ready = message_of(load, workload.spec.turns), False  # a load that is refused leaves it ready
         run = self._run(workload, message, on_progress, barrier)
         self.ready = True
         return run
@@ -209,7 +213,7 @@ class Engine:
         `PROFILE_FOLDER` named when the engine was launched. Returns why there are no traces, or None. Raises
         EngineFailed."""
         self.load_requests(workload)
-        return self._profile(message_of(load))
+        return self._profile(message_of(load, workload.spec.turns))
 
     def _profile(self, load: Message) -> str | None:
         return "not through this interface"

@@ -365,7 +365,7 @@ class EndpointEngine(Engine):
         return self._is_chat or TOKEN_IDS in self.without
 
     def _hand_over(self, workload: Workload) -> None:
-        own = self._own_prompts or workload.spec.prefix_share is not None
+        own = self._own_prompts or workload.spec.finds_prefixes
         texts = any(request.text for request in workload.requests)
         self._fresh = FreshPrompts(workload, self._in_words) if own and not texts else None
         mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", [])

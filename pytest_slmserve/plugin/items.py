@@ -47,11 +47,12 @@ from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, Replic
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.arrivals import job
 
-# Words of the slm marker that do not choose the engine.
 # Figures of a point that a JUnit file has of each test that measured it.
 JUNIT = ("output_tokens_per_s", "requests_per_s", "ttft_p99_s", "tpot_s", "e2e_s", "valid")
+# Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = (
-    *("claim", "models", "points", "lengths", "lora", "prefix_share", "ramp_up", "needs", "gpus", "jobs", "gate"),
+    *planning.OF_PREFIXES,
+    *("claim", "models", "points", "lengths", "lora", "ramp_up", "needs", "gpus", "jobs", "gate"),
 )
 # Calls that give a verdict. A test that does not assert it passes whatever was found.
 VERDICTS = {"slm_gate", "slm_claim", "slm_against_baseline"}
@@ -149,9 +150,17 @@ def check_item(item: Any) -> None:
     shares = words.get("prefix_share")
     some = shares if isinstance(shares, list | tuple) and shares else [shares]
     is_share = all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 1 for one in some)
+    turns, cached = words.get("turns"), words.get("cached")
+    switches = cached if isinstance(cached, list | tuple) and cached else [cached]
     checks = {  # of each word: whether its value is one, what the error says if not, and what to type
         "model": (isinstance(model, str), "is no name of a model", 'model="opt-125m"'),
         "prefix_share": (is_share, "is no share of prompts", "prefix_share=0.5; of slm_point also (0, 0.5, 0.9)"),
+        "turns": (type(turns) is int and turns > 1, "is no number of turns", "turns=4, or another number from 2 on"),
+        "cached": (
+            "turns" in words and all(type(one) is bool for one in switches),
+            "says nothing of a cache of conversations",
+            "turns=4, cached=True; of slm_point also (False, True)",
+        ),
         "ramp_up": (ramp_up in get_args(RampUp), "is no ramp-up", " or ".join(get_args(RampUp))),
         "gpus": (isinstance(gpus, int) and gpus > 0, "is no number of GPUs", "gpus=2"),
         "gate": (gate in WITHOUT_THE_OPTION, "is no gate without --slm-gate", " or ".join(WITHOUT_THE_OPTION)),
@@ -160,9 +169,10 @@ def check_item(item: Any) -> None:
     for word, (is_one, problem, hint) in checks.items():
         if word in words and not is_one:
             raise BadUsage(f"@pytest.mark.slm({word}={words[word]!r}) {problem}", hint)
-    if "prefix_share" in words and not WITH_SHARES & {*item.fixturenames}:
-        problem = f"@pytest.mark.slm(prefix_share={shares!r}): none of this test's fixtures has prompts of it in common"
-        raise BadUsage(problem, f"one of {', '.join(sorted(WITH_SHARES))}; or --slm-prefix-share")
+    if (of_prefixes := words.keys() & planning.OF_PREFIXES) and not WITH_SHARES & {*item.fixturenames}:
+        word = min(of_prefixes)
+        problem = f"@pytest.mark.slm({word}={words[word]!r}): none of this test's fixtures has prompts of it in common"
+        raise BadUsage(problem, f"one of {', '.join(sorted(WITH_SHARES))}; or --slm-prefix-share, or --slm-turns")
     for own in ("extra", "env"):
         try:
             names = [name for name, _ in words.get(own, ())]

@@ -300,6 +300,10 @@ def _load_notes(m: Measurement) -> Iterator[str]:
     own, share = "unique prompts", m.workload.spec.prefix_share
     if share:
         own = f"prompts with {hundredths(share)} % in common, unique from there on"
+    elif m.workload.spec.turns > 1:
+        own = "conversations of which no cache has seen one"
+    elif m.workload.spec.source == "trace":
+        own = "prompts of the trace"
     elif not (stream and stream.salt):
         own = "prompts as the seed or the file has them"
     if seen is None:

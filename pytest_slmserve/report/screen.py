@@ -197,7 +197,7 @@ def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
     notes += [[Words(found.reused_text, kind=VERDICT)]] if found.reused else []
     yield ScreenPart(notes, "note")
     if found.curves or found.jobs or found.shared or found.gates:
-        more = ["more: -v, or --slm-report=tables"]
+        more = ["more: -v"]
         if found.archives:
             paths = shlex.join(min(path, os.path.relpath(path), key=len) for path in found.archives)
             more = [f"archive: {paths}", f"more: slmserve report {paths}"]

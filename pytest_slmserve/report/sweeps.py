@@ -522,12 +522,14 @@ class HitRow:
 
 
 HIT_LEGEND = (
-    "share: of each prompt, that others of its group begin with too. hit rate: of the prompt tokens, those from the "
-    "prefix cache, which keeps whole blocks. tokens: of output. changes: over the lowest hit rate under this load."
+    "share: of each prompt, that others of its group begin with too. turns: of a conversation. hit rate: of the prompt "
+    "tokens, those from the prefix cache, which keeps whole blocks. tokens: of output. changes: over the lowest hit "
+    "rate under this load."
 )
 HITS: tuple[Column[HitRow], ...] = (
     Column("concur-\nrency", lambda row: str(row.at.point.concurrency)),
     Column("share\n%", lambda row: hundredths(row.at.point.used[0][0].workload.spec.prefix_share)),
+    Column("\nturns", lambda row: str(row.at.point.used[0][0].workload.spec.turns), rank=1),
     Column("hit rate\n%", lambda row: hundredths(row.at.rate)),
     Column("tokens\n/s", lambda row: figure(row.at.point.output_tokens_per_s, 4)),
     Column("change\n%", lambda row: changed(row.gain)[0]),

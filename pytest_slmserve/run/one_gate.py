@@ -352,6 +352,8 @@ def halves(session: Session, model: str) -> tuple[dict[Side, EngineSpec], Worklo
     requests that come at once as take a second. Raises BadUsage if the sides do not fit on the device together."""
     planner, options = session.planner, session.options
     whole = planner.workload(model)
+    if whole.spec.turns > 1:
+        raise BadUsage("its requests are turns of conversations, not jobs", "--slm-gate-launches=apart")
     prompt, answer = round(whole.mean_prompt_tokens), round(whole.mean_output_tokens)
     workload = planner.workload(model, {"lengths": (prompt, min(answer, ANSWER))})
     specs = sides(planner.spec(model, gpu_memory_utilization=options.gpu_memory_utilization / 2), options)

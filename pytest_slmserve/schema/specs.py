@@ -381,6 +381,9 @@ class WorkloadSpec:
     to a cache in every round. None: nobody asked for one, and rounds are alike. prefix_groups: over which the requests
     take turns.
     adapters: None for the model alone.
+    turns: of each conversation. The prompt of a turn is that of the turn before, a reply of the length that was asked
+    for, and `prompt_tokens` new tokens. The turns of a conversation follow each other in the set, which has no part of
+    a conversation.
     """
 
     source: Source = "lengths"
@@ -396,10 +399,11 @@ class WorkloadSpec:
     prefix_share: float | None = None
     prefix_groups: int = 1
     adapters: Adapters | None = None
+    turns: int = 1
 
     def __post_init__(self) -> None:
-        _typed("requests", self.requests, 1024, repr)
-        _typed("prefix_groups", self.prefix_groups, 1, repr)
+        for name, usual in (("requests", 1024), ("prefix_groups", 1), ("turns", 4)):
+            _typed(name, getattr(self, name), usual, repr)
         for value, words in ((self.source, Source), (self.rule, Rule), (self.kind, Kind)):
             if value not in get_args(words):
                 raise BadUsage(
@@ -417,8 +421,16 @@ class WorkloadSpec:
             raise BadUsage(
                 f"prefix_groups={self.prefix_groups}: prompts are in one group or in several", "prefix_groups=1 or more"
             )
+        if not 1 <= self.turns <= self.requests:
+            problem = f"conversations of {self.turns} turns in a set of {self.requests} requests"
+            raise BadUsage(problem, "turns=4, or another number from 1 to that of the requests")
+        if self.turns > 1 and self.kind != "generate":
+            raise BadUsage(f"conversations of requests to {self.kind}", "the kind generate, or one turn")
         if self.prefix_share is None:
             return
+        if self.turns > 1:
+            problem = "prompts of conversations have in common what came before, so no share of them can be asked for"
+            raise BadUsage(problem, "--slm-turns, or --slm-prefix-share")
         if not 0 <= _typed("prefix_share", self.prefix_share, 0.5, repr) < 1:
             problem = f"prefix_share={self.prefix_share!r}: prompts have tokens of their own behind what they share"
             raise BadUsage(problem, "0.5, or another share from 0 to below 1")
@@ -448,12 +460,22 @@ class WorkloadSpec:
         """Tokens of a request in the engine, prompt and output together; None if lengths are natural."""
         if self.prompt_tokens is None or self.output_tokens is None:
             return None
-        return self.prompt_tokens + (self.output_tokens if self.kind == "generate" else 0)
+        return self.turns * (self.prompt_tokens + (self.output_tokens if self.kind == "generate" else 0))
+
+    @property
+    def whole(self) -> int:
+        """The number of requests in the set: those of whole conversations."""
+        return self.requests - self.requests % self.turns
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """A cache of prefixes is to serve a part of the prompts, and no more than that."""
+        return self.prefix_share is not None or self.turns > 1
 
     @property
     def as_vllm(self) -> bool:
         """Whether these are the requests of vLLM's own benchmark, whose --sharegpt-output-len is a fixed output."""
-        return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None
+        return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None and self.turns == 1
 
     def shared_of(self, prompt_tokens: int) -> int:
         """The tokens that a prompt of this length has in common with the others of its group. Their number is even: the
@@ -464,7 +486,7 @@ class WorkloadSpec:
 # What a request gives: tokens, or one result.
 UNITS: dict[Kind, str] = {"generate": "token", "embed": "text", "classify": "text", "rerank": "pair"}
 # Fields that were added to a workload's specification since format 3 of records began.
-ADDED = {"kind", "prefix_share", "prefix_groups", "adapters"}
+ADDED = {"kind", "prefix_share", "prefix_groups", "adapters", "turns"}
 
 
 def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
@@ -492,7 +514,8 @@ class ClosedLoop:
     traffic), or a "burst" (a batch job: the requests go on ending together). Then the loop runs on for
     `settle_lifetimes`, so that what ends in the window was sent under the full load; only then the window opens, for at
     least `window_s` and a lifetime, or half of one that is longer than LONG_S. With `requests` set there is no window:
-    exactly so many are served.
+    exactly so many are served. think_s: seconds in the mean from the answer to a turn of a conversation until the user
+    sends the next turn. So fewer requests are in flight.
     """
 
     concurrency: int
@@ -500,6 +523,7 @@ class ClosedLoop:
     settle_lifetimes: int | float = 1.0
     requests: int | None = None
     ramp_up: RampUp = "staggered"
+    think_s: int | float = 0
 
     judged_by: ClassVar[JudgedBy] = "ended"
 
@@ -508,10 +532,12 @@ class ClosedLoop:
             raise BadUsage(f"concurrency {self.concurrency!r} is no whole number", "concurrency=64")
         if self.concurrency < 1:
             raise BadUsage(f"concurrency {self.concurrency} is not positive", "1 or more")
-        for name in ("window_s", "settle_lifetimes"):
+        for name in ("window_s", "settle_lifetimes", "think_s"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < math.inf:
                 raise BadUsage(f"{name}={value!r} is no finite number", f"{name}=10")
+        if self.think_s < 0:
+            raise BadUsage(f"think_s={self.think_s}: nobody thinks for less than no time", "think_s=2; 0 for none")
         if self.ramp_up not in get_args(RampUp):
             raise BadUsage(f"ramp_up={self.ramp_up!r} is no ramp-up", " or ".join(get_args(RampUp)))
         if self.requests is None and self.window_s <= 0:
@@ -524,14 +550,17 @@ class ClosedLoop:
 
     def duration_s(self, lifetime_s: float) -> float:
         """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
+        if self.think_s:
+            return self.think_s + max(0, self.think_s - self.window_s) + replace(self, think_s=0).duration_s(lifetime_s)
         if self.ramp_up == "burst":
             return max(1, self.settle_lifetimes) * lifetime_s + max(self.window_s, 2 * lifetime_s)
         return (0.5 + self.settle_lifetimes) * lifetime_s + max(self.window_s, least_window_s(lifetime_s))
 
     @property
     def title(self) -> str:
-        """ "concurrency 64", or "concurrency 64, 500 requests"."""
-        return f"concurrency {self.concurrency}{'' if self.requests is None else f', {self.requests:,} requests'}"
+        """ "concurrency 64", or "concurrency 64, 500 requests, 2 s between turns"."""
+        told = "" if self.requests is None else f", {self.requests:,} requests"
+        return f"concurrency {self.concurrency}{told}{f', {self.think_s:g} s between turns' if self.think_s else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -652,10 +681,10 @@ def check_told(engine: EngineSpec) -> None:
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """Facts of a load as a record keeps them: all fields of a closed loop; of an open loop those that its kind always
-    had, and each other that is not the default."""
+    """Facts of a load as a record keeps them: all fields of a closed loop but a think time of 0; of an open loop those
+    that its kind always had, and each other that is not the default."""
     if isinstance(load, ClosedLoop):
-        return {**asdict(load), "kind": "closed_loop"}
+        return {n: value for n, value in asdict(load).items() if n != "think_s" or value} | {"kind": "closed_loop"}
     always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}
     told = ((f, getattr(load, f.name)) for f in fields(load) if f.compare)
     kept = {f.name: value for f, value in told if f.name in always or value != f.default}
@@ -752,4 +781,5 @@ class WorkloadReference:
         """Mean request in words: "512 prompt and 256 output tokens", or "512 prompt tokens a text"."""
         if self.kind != "generate":
             return f"{self.mean_prompt_tokens:,.4g} prompt tokens a {self.unit}"
-        return f"{self.mean_prompt_tokens:,.4g} prompt and {self.mean_output_tokens:,.4g} output tokens"
+        turns = f" a turn, {self.spec.turns} turns a conversation" if self.spec.turns > 1 else ""
+        return f"{self.mean_prompt_tokens:,.4g} prompt and {self.mean_output_tokens:,.4g} output tokens{turns}"

@@ -108,6 +108,7 @@ def _gamma(shape: float, stream: Iterator[float]) -> float:
             return d * v
 
 
+BLOCK_TOKENS = 512  # of Mooncake's hash_ids (github.com/kvcache-ai/Mooncake, FAST25-release)
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE = ("timestamp", "input_length", "output_length")
 FORMATS = f"a CSV with the columns {', '.join(AZURE)}, or lines of JSON with {', '.join(MOONCAKE)}"
@@ -118,10 +119,12 @@ BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request: seconds since the beginning, and prompt and output tokens."""
+    """One request: seconds since the beginning, and prompt and output tokens. blocks: names of the prompt's blocks of
+    `BLOCK_TOKENS` tokens, if the trace has them: prompts begin alike for as long as these are equal."""
 
     offset_s: float
     lengths: tuple[int, int]
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,7 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
             if not line.strip():
                 continue
             try:
-                at_ns, prompt, output = _azure_row(line, columns) if columns else _mooncake_row(line)
+                at_ns, prompt, output, *blocks = _azure_row(line, columns) if columns else _mooncake_row(line)
                 if any(type(count) is not int or count < 0 for count in (prompt, output)):
                     raise ValueError
             except UNUSABLE:
@@ -170,7 +173,7 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
                 problem = f"line {number} of {path} is earlier than the one before it"
                 raise BadDataset(problem, "the file, sorted by time")
             first_ns, last_ns = at_ns if first_ns is None else first_ns, at_ns
-            yield TraceRow((at_ns - first_ns) / NANOSECONDS, (prompt, output))
+            yield TraceRow((at_ns - first_ns) / NANOSECONDS, (prompt, output), tuple(blocks))
 
 
 def _azure_row(line: str, columns: Sequence[int]) -> tuple[int, int, int]:
@@ -187,14 +190,16 @@ def _azure_row(line: str, columns: Sequence[int]) -> tuple[int, int, int]:
     return at_ns, int(prompt), int(output)
 
 
-def _mooncake_row(line: str) -> tuple[int, Any, Any]:
-    """Nanoseconds on the trace's own clock, prompt tokens and output tokens of a line of JSON. Raises ValueError where
-    the time is no number, and what Python raises for entries that are missing."""
+def _mooncake_row(line: str) -> tuple[Any, ...]:
+    """Nanoseconds on the trace's own clock, prompt tokens, output tokens, and the names of the prompt's blocks, of a
+    line of JSON. Raises ValueError where the time is no number, and what Python raises for entries that are missing."""
     facts = json_value(line)
     at_ms, prompt, output = (facts[name] for name in MOONCAKE)
     if type(at_ms) not in (int, float) or not math.isfinite(at_ms):
         raise ValueError
-    return round(at_ms * 1_000_000), prompt, output
+    blocks = facts.get("hash_ids")
+    named = isinstance(blocks, list) and all(type(block) is int and block >= 0 for block in blocks)
+    return round(at_ms * 1_000_000), prompt, output, *(blocks if named else ())
 
 
 def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "more tokens") -> Trace:

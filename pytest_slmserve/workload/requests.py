@@ -9,7 +9,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, repeat
+from itertools import accumulate, chain, islice, repeat, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +17,7 @@ from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule, is_file, r
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.specs import Adapters, Request, Workload, WorkloadSpec
 from pytest_slmserve.workload import tokens
-from pytest_slmserve.workload.arrivals import load_trace, sample_lengths
+from pytest_slmserve.workload.arrivals import BLOCK_TOKENS, TraceRow, load_trace, sample_lengths
 from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, within_vllm_limits
 
 
@@ -32,7 +32,8 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
     OPT's vocabulary). Fixed lengths: a prompt is cut at `prompt_tokens`, and one that is shorter goes on with the
     prompts of the next conversations. Natural lengths: first turn and length of the second, where vLLM's length filter
     keeps them; under the rule vllm they are the very requests that vLLM's own benchmark makes of the file. Source
-    "trace-lengths": synthetic ids, of lengths drawn from those requests of a trace that fit the model.
+    "trace-lengths": synthetic ids, of lengths drawn from those requests of a trace that fit the model. Of several turns
+    each has a pair of lengths of its own, and a conversation is left out if it does not fit the model.
     """
     if tokenizer is None and spec.source == "sharegpt" and not spec.tokenizer:
         if spec.as_vllm:
@@ -46,7 +47,7 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
     if largest >= model.vocabulary:
         problem = f"the tokenizer gives id {largest}, but {model.name} has only {model.vocabulary} ids"
         raise BadUsage(problem, "the model's own tokenizer")
-    if (possible := len(requests)) < spec.requests:
+    if (possible := len(requests)) < spec.whole:
         where = "the shipped table" if spec.source == "lengths" else str(dataset_path(spec.path))
         kind = "natural length" if spec.prompt_tokens is None else f"{spec.prompt_tokens} prompt tokens"
         raise BadDataset(
@@ -85,18 +86,26 @@ def requests_of(
         case "trace-lengths":
             hint = "a trace of shorter requests, or, of measure, more --max-model-len"
             trace = load_trace(Path(spec.path), max_model_len=longest, hint=hint)
-            lengths = sample_lengths(trace, spec.requests, spec.seed)
+            lengths = sample_lengths(trace, FIRST_GUESS * spec.requests if spec.turns > 1 else spec.requests, spec.seed)
             source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} left out as too long"
         case "lengths" if spec.prompt_tokens and spec.output_tokens:
             lengths, source = [(spec.prompt_tokens, spec.output_tokens)] * spec.requests, "synthetic token ids"
         case "lengths":
             rows = tokens.shipped_lengths(spec.rule)
             shuffled = tokens.first_in_order(rows, spec.seed, len(rows))
-            lengths = [pair for pair in shuffled if within_vllm_limits(*pair)][: spec.requests]
+            lengths = [pair for pair in shuffled if within_vllm_limits(*pair)]
+            lengths = lengths if spec.turns > 1 else lengths[: spec.requests]
             source = f"synthetic token ids, lengths of ShareGPT ({spec.rule})"
         case "sharegpt":
             tokenize = tokenizer or tokens.hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
-            return _requests_of_a_file(spec, tokenize)
+            return _requests_of_a_file(spec, tokenize, longest)
+    if spec.turns > 1:
+        together = zip(*[iter(lengths)] * spec.turns)  # whole conversations
+        fit = (talk for talk in together if spec.prompt_tokens or sum(map(sum, talk)) <= longest)
+        talks = [*islice(fit, spec.whole // spec.turns)]
+        whole = synthetic_requests([(sum(map(sum, talk)), 1) for talk in talks], vocabulary, spec.seed)
+        made = [turn for each, talk in zip(whole, talks) for turn in turns_of(each.prompt, talk)]
+        return made, f"{source}, conversations of {spec.turns} turns"
     if spec.prefix_share is not None:
         groups = f" in {spec.prefix_groups} groups" if spec.prefix_groups > 1 else ""
         source += f", {100 * spec.prefix_share:g} % of each prompt in common{groups}"
@@ -127,6 +136,38 @@ def synthetic_requests(
         ids = *first, SPECIAL_IDS + (start + index) % usable, *others[shared:]
         requests.append(Request(ids, output, shared=shared))
     return requests
+
+
+def requests_in_blocks(rows: Sequence[TraceRow], vocabulary: int, seed: int) -> tuple[list[Request], float]:
+    """Requests whose prompts begin alike as far as the blocks of their rows do, and the share of the prompt tokens that
+    stand in blocks which came before: what a cache of any size would serve. Raises BadDataset for a row without a name
+    for each block."""
+    usable = vocabulary - SPECIAL_IDS
+    ids: dict[int, list[int]] = {}  # of each block
+    requests, known = [], 0
+    for row in rows:
+        prompt, output = row.lengths
+        if len(row.blocks) != -(-prompt // BLOCK_TOKENS):
+            problem = f"a row of the trace does not name each {BLOCK_TOKENS} tokens of its prompt"
+            raise BadDataset(problem, "a Mooncake trace with hash_ids")
+        known += min(prompt, BLOCK_TOKENS * sum(1 for _ in takewhile(ids.__contains__, row.blocks)))
+        for block in row.blocks:
+            if block not in ids:
+                drawn = islice(tokens.draws(seed, "prefix", block), BLOCK_TOKENS)
+                ids[block] = [SPECIAL_IDS + int(draw * usable) for draw in drawn]
+        requests.append(Request(tuple(chain.from_iterable(ids[block] for block in row.blocks))[:prompt], output))
+    return requests, known / sum(prompt for prompt, _ in (row.lengths for row in rows))
+
+
+def turns_of(ids: Sequence[int], lengths: Sequence[tuple[int, int]], texts: Sequence[str] = ()) -> Iterator[Request]:
+    """The requests of a conversation of these ids, one for each pair of new prompt tokens and output tokens: the prompt
+    of each is what came before, in which a reply is as long as was asked for, and its new tokens. texts: Those of
+    prompts and replies, in turns."""
+    end = 0
+    for turn, (prompt, output) in enumerate(lengths):
+        end += prompt
+        yield Request(tuple(ids[:end]), output, "\n".join(texts[: 2 * turn + 1]))
+        end += output
 
 
 # ShareGPT: a JSON list of {"id", "conversations": [{"from": role, "value": text}, ...]}
@@ -167,14 +208,14 @@ def dataset_path(path: str) -> Path:
     return file
 
 
-def follows(rule: Rule, conversation: Conversation) -> bool:
-    """Whether a conversation counts under a rule; its first two turns are then prompt and reply.
+def follows(rule: Rule, conversation: Conversation, turns: int = 1) -> bool:
+    """Whether a conversation counts under a rule, and has so many pairs of prompt and reply to begin with.
 
     vllm: two turns at least, whatever the roles, as vLLM's own benchmark takes them. human-first: besides, a human
     asks and the model replies, as the authors of arXiv:2503.08311 filter (of the splits, many begin with a reply).
     """
-    roles = [turn.role for turn in conversation[:2]]
-    return len(roles) == 2 if rule == "vllm" else roles == ["human", "gpt"]
+    roles = [turn.role for turn in conversation[: 2 * turns]]
+    return len(roles) == 2 * turns if rule == "vllm" else roles == ["human", "gpt"] * turns
 
 
 def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) -> Iterator[Conversation]:
@@ -306,10 +347,11 @@ def sample_as_vllm(
     return kept + [again.choice(kept) for _ in range(requests - len(kept))]
 
 
-def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
+def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) -> tuple[list[Request], str]:
     """The requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in seeded order,
     of which more are looked at until there are requests enough. Fixed lengths: prompts are cut where one is longer, and
-    go on with the next where one is shorter."""
+    go on with the next where one is shorter. longest: Tokens of the longest conversation of several turns."""
+    turns = spec.turns
     path, limit = dataset_path(spec.path), FIRST_GUESS * spec.requests
     while True:
         damages: list[DamagedDataset] = []
@@ -322,27 +364,43 @@ def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Re
             how += f", {repeats} of them repeats" if repeats else ""
             is_all = True
         else:
-            counted = (each[:2] for each in read if follows(spec.rule, each))
+            fixed = spec.prompt_tokens is not None and spec.output_tokens is not None
+            counted = (each[: 2 * turns] for each in read if follows(spec.rule, each, 1 if fixed else turns))
             picked = tokens.first_in_order(counted, spec.seed, limit)
-            if spec.prompt_tokens is None or spec.output_tokens is None:
-                made = natural_requests(picked, tokenize)
+            made: Iterator[Request]
+            if spec.prompt_tokens is not None and spec.output_tokens is not None:
+                pairs = [(spec.prompt_tokens, spec.output_tokens)] * turns
+                whole = _cut_requests(picked, tokenize, sum(map(sum, pairs)) - spec.output_tokens)
+                made = chain.from_iterable(turns_of(ids, pairs) for ids in whole)
+            elif turns > 1:
+                made = natural_turns(picked, tokenize, longest)
             else:
-                made = _cut_requests(picked, tokenize, spec.prompt_tokens, spec.output_tokens)
-            found, how = list(islice(made, spec.requests)), spec.rule
+                made = natural_requests(picked, tokenize)
+            found, how = list(islice(made, spec.whole)), spec.rule
             is_all = len(picked) < limit
-        if is_all or len(found) == spec.requests:
+        if is_all or len(found) == spec.whole:
+            how += f", conversations of {turns} turns" if turns > 1 else ""
             how += "".join(f", the {d.conversations} conversations before byte {d.byte}" for d in damages)
             return found, f"{path.name} ({how})"
         limit *= FIRST_GUESS
 
 
-def _cut_requests(
-    picked: Sequence[Conversation], tokenize: Tokenize, prompt_tokens: int, output_tokens: int
-) -> Iterator[Request]:
-    """Requests of exactly these lengths, lazily, because tokenising is what costs time."""
+def natural_turns(picked: Iterable[Conversation], tokenize: Tokenize, longest: int) -> Iterator[Request]:
+    """The requests of whole conversations, whose every pair of prompt and reply is within vLLM's limits, and which have
+    up to `longest` tokens."""
+    for conversation in picked:
+        texts = [turn.text for turn in conversation]
+        ids = tokenize(texts)
+        lengths = [(len(prompt), len(reply)) for prompt, reply in zip(ids[::2], ids[1::2])]
+        if all(within_vllm_limits(*pair) for pair in lengths) and sum(map(len, ids)) <= longest:
+            yield from turns_of([*chain.from_iterable(ids)], lengths, texts)
+
+
+def _cut_requests(picked: Sequence[Conversation], tokenize: Tokenize, tokens_each: int) -> Iterator[Sequence[int]]:
+    """Prompts of exactly this length, lazily, because tokenising is what costs time."""
     ids: list[int] = []
     for prompt in in_blocks((conversation[0].text for conversation in picked), tokenize):
         ids += prompt
-        if len(ids) >= prompt_tokens:
-            yield Request(tuple(ids[:prompt_tokens]), output_tokens)
+        if len(ids) >= tokens_each:
+            yield ids[:tokens_each]
             ids = []

@@ -35,7 +35,7 @@ SWEEP = """
 # Steps of some milliseconds, at most 16 users: a plateau from concurrency 4 on, in a few thousand stamps.
 FEW = """--slm-simulate --slm-models=opt-125m --slm-concurrency=1,2,4,8,16 --slm-window=0.5 --slm-input-len=16
     --slm-output-len=8 --slm-engine-arg=t_inf=2000 --slm-engine-arg=b_half=0.5 --slm-repeats=2
-    --slm-report=tables"""
+    -o slm_report=tables"""
 
 
 @dataclass(frozen=True)

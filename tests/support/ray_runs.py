@@ -29,7 +29,7 @@ SWEEPS = f"""{SWEEP}
         assert {{"opt-125m", "opt-1.3b"}} <= known
 """
 WORDS = (
-    *("--slm-simulate", "--slm-records=.slm/records.jsonl", "--slm-report=tables", "--slm-models=opt-125m,opt-1.3b"),
+    *("--slm-simulate", "--slm-records=.slm/records.jsonl", "-oslm_report=tables", "--slm-models=opt-125m,opt-1.3b"),
     *("--slm-concurrency=1,16,64,128,256", "-p", "no:cacheprovider"),
 )
 # Noise is drawn in the order of the measurements, and that is another in each run.

@@ -882,7 +882,7 @@ def of_hit_rates(claim: Claim, curve: Curve) -> Evidence:
     """Return a figure at each hit rate over that at the next lower one, under the largest load that was measured at
     several."""
     if not curve.warmer:
-        raise NotMeasured("requests were not measured with several shares of their prompts in common")
+        raise NotMeasured("requests were not measured with several shares of their prompts in common, or cached or not")
     invalid = next((p for each in (curve, *curve.warmer) for p in each.points if not p.valid), None)
     found = hit_rates(curve)
     if invalid or not found:

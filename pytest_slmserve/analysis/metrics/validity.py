@@ -394,7 +394,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if delay and (late := window.late_sends(delay, window.latencies_of(measurement).ttft_s.p50)):
         yield late
     cached = cache_hit_share(run)
-    if measurement.workload.spec.prefix_share is not None:
+    if measurement.workload.spec.finds_prefixes:
         yield from _other_hit_rate(measurement)
     elif cached and cached.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
         yield (
@@ -406,13 +406,17 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
 
 def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
     """Yield a problem if the prefix cache served another share of the prompt tokens than the one asked for, or nobody
-    knows which: whole blocks of what each prompt shares, but for the first prompt of each group.
+    knows which: whole blocks of what each prompt shares, but for the first prompt of each group; of a conversation the
+    prompt of the turn before, but of turns before which the user had sent none; nothing if the engine's cache is off.
 
     What counts is the work that is left: the prompt tokens that are computed may be so many more or fewer, as where
     none is to come from a cache. The blocks of a server that does not tell them may be of up to LARGEST_BLOCK tokens.
     """
     run, spec, cached = measurement.run, measurement.workload.spec, cache_hit_share(measurement.run)
-    without = "without --slm-prefix-share"
+    turns, without = spec.turns, f"without --slm-{'turns' if spec.turns > 1 else 'prefix-share'}"
+    serves = measurement.spec.caches_prefixes or measurement.spec.interface == "endpoint"
+    if cached is None and turns > 1 and not serves:
+        return
     if cached is None:
         why = "the hit rate that was asked for is not known, because no prompt tokens from a prefix cache are reported"
         yield f"{why}: a server that counts them (vllm serve --enable-prompt-tokens-details), or {without}"
@@ -420,8 +424,14 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
     samples, block, first = run.samples, measurement.resolved.block_size, dict[int, int]()
     rows = range(len(samples)) if cached.told_by == BY_COUNTERS else window.finished_in_window(run)
     for row in sorted(range(len(samples)), key=lambda row: samples.sent_s[row]):
-        first.setdefault(samples.request[row] % spec.prefix_groups, row)  # which finds nothing if the cache is empty
-    shared = {row: spec.shared_of(samples.prompt_tokens[row]) for row in rows}
+        # Which finds nothing if the cache is empty.
+        first.setdefault(samples.request[row] // turns if turns > 1 else samples.request[row] % spec.prefix_groups, row)
+    if turns > 1:
+        length = dict(zip(samples.request, samples.prompt_tokens))
+        before = {row: length.get(n - 1, 0) if (n := samples.request[row]) % turns else 0 for row in rows}
+        shared = before if serves else dict.fromkeys(rows, 0)
+    else:
+        shared = {row: spec.shared_of(samples.prompt_tokens[row]) for row in rows}
     tokens = max(1, prompt_tokens(run, rows))
     sizes = (block, block) if block else (LARGEST_BLOCK, 1)
     least, most = (sum(n // size * size for n in shared.values()) / tokens for size in sizes)
@@ -431,10 +441,11 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
     if not low <= cached.share <= high:
         within = f"of {block} tokens" if block else "of a size that is not known"
         asked = percent(most) if least == most else f"{percent(least)} to {percent(most)}"
+        asks = f"{turns} turns give" if turns > 1 else f"a prefix share of {spec.prefix_share:g} gives"
         yield (
             f"{percent(cached.share)} of the prompt tokens came from a prefix cache, {cached.told_by}, not the {asked} "
-            f"that a prefix share of {spec.prefix_share:g} gives in whole blocks {within} (limits {percent(low)} and "
-            f"{percent(high)}): a KV cache with more room, or a server that nobody else uses, or {without}"
+            f"that {asks} in whole blocks {within} (limits {percent(low)} and {percent(high)}): a KV cache with more "
+            f"room, or a server that nobody else uses, or {without}"
         )
 
 
@@ -477,17 +488,18 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
         return
     sent, held = window.requests_in_flight(run, "sent_s"), window.requests_in_flight(run)
     least = 1 - max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + output_tokens))
-    if sent is not None and sent < least * load.concurrency:
-        what = f"{sent:.1f} requests were sent and not answered in the mean, not the {load.concurrency} asked for"
+    users = load.concurrency - window.thinking_users(measurement)
+    if sent is not None and sent < least * users:
+        what = f"{sent:.1f} requests were sent and not answered in the mean, not the {users:.4g} asked for"
         yield f"{what} (limit {percent(least)} of them)"
     elif held is not None:
-        wanted = min(load.concurrency, measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs)
+        wanted = min(users, measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs)
         if held >= least * wanted:
             return
         room = kv_capacity(measurement.spec, measurement.workload.longest, measurement.resolved)
         if room is None or room < wanted:
             why = "its KV cache is not known" if room is None else f"its KV cache has room for {room}"
-            what = f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for"
+            what = f"the engine held {held:.1f} requests in the mean, not the {wanted:.4g} asked for"
             yield f"{what} (limit {percent(least)} of them): {why}"
 
 

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 from pytest_slmserve.analysis.estimates import mean_of_known, once, once_for_all, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Measurement, ReplicaGroup, Run, Samples
-from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_burst
+from pytest_slmserve.schema.specs import ClosedLoop, JudgedBy, OpenLoop, is_burst
 
 BATCHES = 8
 LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the stamps, which a record rounds
@@ -187,6 +187,22 @@ def requests_in_flight(
             ended = last if finished and last is not None and last < closes else closes
             inside.append(max(0.0, ended - max(began, opens)))
     return math.fsum(inside) / (closes - opens)
+
+
+def thinking_users(measurement: Measurement) -> float:
+    """Return how many users at most thought about the next turn of a conversation, in the mean of the window: by the
+    answers that they got there, and three standard deviations of their think times, which are exponential."""
+    run, load, turns = measurement.run, measurement.load, measurement.workload.spec.turns
+    trace, samples = window_trace(run), run.samples
+    if not isinstance(load, ClosedLoop) or not load.think_s or not trace.seconds:
+        return 0.0
+    opens, closes = trace.ends_s[0], trace.ends_s[-1]
+    answered = sum(
+        finished and at is not None and opens <= at <= closes and (request + 1) % turns > 0
+        for request, at, finished in zip(samples.request, samples.last_token_s, samples.finished, strict=True)
+    )
+    most = (answered + 3 * math.sqrt(answered)) * load.think_s / (closes - opens)
+    return min(most, load.concurrency)
 
 
 def step_before(run: Run, at: float) -> float:

@@ -386,20 +386,24 @@ def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list
 
 
 def with_warmer(curves: Sequence[Curve]) -> list[Curve]:
-    """Return each curve; that of the least share of prompts in common has the others of its engine, environment, way of
-    loading and requests, which differ in nothing else."""
+    """Return each curve; that whose cache serves least, by the share of prompts in common, or because it is off where
+    requests are turns of conversations, has the others of its engine, environment, way of loading and requests, which
+    differ in nothing else."""
 
-    def share(curve: Curve) -> float:
-        return (curve.workload and curve.workload.spec.prefix_share) or 0.0
+    def share(curve: Curve) -> tuple[bool, float]:
+        caches = bool(curve.spec and curve.spec.caches_prefixes)
+        return caches, (curve.workload and curve.workload.spec.prefix_share) or 0.0
 
-    def alike(curve: Curve) -> object:
+    def series(curve: Curve) -> object:
         first, load, requests = curve.first, curve.load, curve.workload
-        if not (first and load and requests) or requests.spec.prefix_share is None:
+        if not (first and load and requests) or not requests.spec.finds_prefixes:
             return id(curve)
-        return series_key(first.spec, repr(replace(requests.spec, prefix_share=0.0)), load, first.environment)
+        spec = replace(first.spec.with_arguments([("enable_prefix_caching", True)]), prefix_caching=True)
+        alike = requests.spec if requests.spec.turns > 1 else replace(requests.spec, prefix_share=0.0)
+        return series_key(spec, repr(alike), load, first.environment)
 
     warmer: dict[int, tuple[Curve, ...]] = {}
-    for group in grouped(curves, alike).values():
+    for group in grouped(curves, series).values():
         least, *others = sorted(group, key=share)
         warmer[id(least)] = tuple(others)
     return [replace(curve, warmer=warmer.get(id(curve), ())) for curve in curves]

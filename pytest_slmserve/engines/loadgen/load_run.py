@@ -26,6 +26,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -148,7 +149,8 @@ class LoadRun:
         coming = (bisect_right(self.schedule, at + AHEAD_S) - first for first, at in enumerate(self.schedule))
         self.connections = min(AHEAD, most or AHEAD, max(coming)) if self.schedule else self.loop.concurrency
         self._lead = Lead(streams.in_flight, streams.read)
-        self._free = 0  # users that are due to start, or whose request has ended
+        # Users who are free: since when, or, if they think, from when on, and the number of their last request, or -1.
+        self._users: list[tuple[float, int]] = []
         self._lived = 0.0  # steps by the answers that have ended
         self._unsettled = gated and self.loop.requests is None
         self._unopened = False
@@ -157,6 +159,8 @@ class LoadRun:
     def next_due(self) -> float:
         """The time at which the next request is due; inf if none has a time, or if nobody can know it until another has
         ended."""
+        if not self.schedule:
+            return self._users[0][0] if self._users else math.inf
         if self.loop.sent >= len(self.schedule) or (self._places is not None and not self._places):
             return math.inf
         return self.began + self.schedule[self.loop.sent]
@@ -164,9 +168,13 @@ class LoadRun:
     def due(self, now: float) -> list[tuple[int, float | None]]:
         """The numbers of the requests to send now, with the time at which each was due if there is a schedule."""
         found: list[tuple[int, float | None]] = []
-        self._free += self.loop.users_due(now - self.began)
-        while self._free and self._places != deque() and (number := self.loop.next_request()) is not None:
-            self._free -= 1
+        for _ in range(self.loop.users_due(now - self.began)):
+            heappush(self._users, (now, -1))
+        while self._users and self._users[0][0] <= now and self._places != deque():
+            after = self._users[0][1]
+            if (number := self.loop.next_request(after if after >= 0 else None)) is None:
+                break
+            heappop(self._users)
             at = self.began + self.schedule[number] if self.schedule else None
             if self._places is not None and at is not None:
                 free = self._places.popleft()
@@ -175,10 +183,11 @@ class LoadRun:
             found.append((number, at))
         return found
 
-    def release(self, now: float, steps: int = 0) -> None:
-        """The user of a request that has ended is free. It lived for `steps`, whether the lead saw them or it came in
-        one piece."""
-        self._free += 1
+    def release(self, now: float, number: int = 0, steps: int = 0) -> None:
+        """The user of the request of this number, which has ended, is free once he has thought. It lived for `steps`,
+        whether the lead saw them or it came in one piece."""
+        if not self.schedule:
+            heappush(self._users, (now + self.loop.rest_s(self._of_all(number)), number))
         if self._places is not None:
             self._places.append(now)
         if self.loop.requests is None:
@@ -263,8 +272,9 @@ class LoadRun:
             streams.turn(max(0.0, min(told_s + PROGRESS_S, self.next_due) - time.monotonic()))
             self.follow()
             while streams.ended and not self.given_up:
-                steps = self._note(streams.ended.popleft())
-                self.release(time.monotonic(), steps)
+                ended = streams.ended.popleft()
+                steps = self._note(ended)
+                self.release(time.monotonic(), ended.number, steps)
                 self._send_due()
             now = time.monotonic()
             if now >= told_s + PROGRESS_S:
@@ -295,12 +305,18 @@ class LoadRun:
         return users_failed and time.monotonic() - self.streams.heard > self.streams.timeout_s
 
     def _send_due(self) -> None:
-        first, stride = self.load.get("part", (0, 1))
         for each, due in self.due(time.monotonic()):
-            number = first + stride * each
+            number = self._of_all(each)
             index = number % len(self.output_tokens)
             wanted, body = self.output_tokens[index], self.requests.of(number)
-            self.streams.send(RequestStream(index, wanted, body, due, bounded=self.bounded, streamed=self.streamed))
+            stream = RequestStream(index, wanted, body, due, bounded=self.bounded, streamed=self.streamed)
+            stream.number = each
+            self.streams.send(stream)
+
+    def _of_all(self, number: int) -> int:
+        """The number, among the requests of all processes, of a request of this one. Conversations stay whole."""
+        (first, stride), (conversation, turn) = self.load.get("part", (0, 1)), divmod(number, self.loop.turns)
+        return (first + stride * conversation) * self.loop.turns + turn  # type: ignore[no-any-return]
 
     def _note(self, stream: RequestStream) -> int:
         """Note the answer of a stream, or its failure. Returns the steps that the answer took: a token each, and as

@@ -190,8 +190,9 @@ class Bodies:
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One request and its answer. index: which of the bodies. wanted: output tokens that it asks for. due, asked, sent:
-    when it was to be sent, was handed over, and was sent first. read_until: the time of the last piece that was read.
+    """One request and its answer. index: which of the bodies. number: its own in the load. wanted: output tokens that
+    it asks for. due, asked, sent: when it was to be sent, was handed over, and was sent first. read_until: the time of
+    the last piece that was read.
 
     failure: why it failed, as kind and text, at `failed`. cut: whether it was cut off at the end of its load. bounded:
     more tokens than wanted are malformed. streamed: tokens come one by one, and not a result at once.
@@ -207,6 +208,7 @@ class RequestStream:
     failed: float = 0.0
     read_until: float = 0.0
     failure: tuple[str, str] | None = None
+    number: int = 0
     cut: bool = False
     connection: Connection | None = None
     unread: deque[tuple[Clock, bytes, bytes]] = field(default_factory=deque)

@@ -1,6 +1,8 @@
 """Pacing of a load: when the next request is sent or the next batch is made, and in which phase the load is. Pure:
 counts and times in, decisions out."""
 
+import math
+import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,12 @@ class ClosedLoopPacer:
     for `window_s` or a little more; then "over". All change at the end of a step. With a fixed number of `requests`
     there is no window: all users start at once, and the phase is "over" as soon as the last request has been sent.
 
+    A user holds conversations of `turns` requests, whose numbers follow each other, and thinks before each turn but the
+    first: for `think_s` in the mean, exponentially distributed, because users who think equally long would come back
+    together. Users begin at different turns, so that the mix of turns is steady after the ramp. With a think time the
+    ramp lasts for a lifetime and a think time, the load settles for both once more, and the window is no shorter than a
+    think time.
+
     A loop that is `gated` stays in "settle" until it is `given` the window that it shares with other loops. The window
     of a burst ends with the last whole cycle before the end of the shared window.
     """
@@ -36,8 +44,13 @@ class ClosedLoopPacer:
     requests: int | None = None
     ramp_up: str = "staggered"
     gated: bool = False
+    turns: int = 1
+    think_s: float = 0.0
     started: int = 0  # users
     sent: int = 0
+    begun: int = 0  # conversations
+    ramped: tuple[int, float] | None = None  # step and time at which all users had started
+    rested: bool = True  # a lifetime and a think time have passed since then
     steps: int = 0
     opened_step: int = 0
     opened_at: float | None = None
@@ -49,10 +62,16 @@ class ClosedLoopPacer:
         self.lifetime_steps = max(self.lifetime_steps, 1.0)
         self.staggered = self.ramp_up == "staggered" and self.requests is None
         self.settled_steps = self.lifetime_steps * max(1, self.settle_lifetimes + self.staggered)
+        self.rested = not self.think_s
 
     def users_due(self, elapsed_s: float = 0.0) -> int:
         """The number of users to start now, at whatever time. To be called at the beginning, and after every step."""
-        share = 1 + int(self.steps * self.concurrency / self.lifetime_steps) if self.staggered else self.concurrency
+        share = self.concurrency
+        if self.staggered:
+            lives = self.steps / self.lifetime_steps
+            # A cycle of a user has a life and a rest, and so many of these cycles have passed.
+            cycles = lives / (1 + lives * self.think_s / elapsed_s) if self.think_s and elapsed_s else lives
+            share = 1 + int(self.concurrency * cycles)
         due = min(self.concurrency, share)
         due, self.started = due - self.started, due
         return due
@@ -60,6 +79,11 @@ class ClosedLoopPacer:
     def stepped(self, now: float) -> None:
         """Count a step that has ended at `now`."""
         self.steps += 1
+        if self.ramped is None and self.started >= self.concurrency:
+            self.ramped = self.steps, now
+        if not self.rested and self.ramped is not None:
+            step, at = self.ramped
+            self.rested = self.steps - step >= self.lifetime_steps and now - at >= self.think_s
         if self.opened_at is None:
             if self.settled and (not self.gated or (self.given is not None and now >= self.given[0])):
                 self.opened_at, self.opened_step = now, self.steps
@@ -72,26 +96,38 @@ class ClosedLoopPacer:
                 whole = cycles >= 2 and rest == 0
             if whole:
                 self.whole_until = now
-            ends = self.given[1] if self.given else self.opened_at + self.window_s
+            ends = self.given[1] if self.given else self.opened_at + max(self.window_s, self.think_s)
             if now >= ends and (self.given or self.whole_until == now):
                 self.closed_at = self.whole_until or now
 
     @property
     def settled(self) -> bool:
         """Whether the window may open."""
-        return self.steps >= self.settled_steps
+        return self.steps >= self.settled_steps and self.rested
 
     def sent_s(self, number: int, elapsed_s: float) -> float:
         """The time from which a request's latency counts, in seconds since the beginning: here the time at which a user
         is free to send it."""
         return elapsed_s
 
-    def next_request(self) -> int | None:
-        """The number of the request that a free user sends now; None if the loop is over."""
+    def next_request(self, after: int | None = None) -> int | None:
+        """The number of the request that a user sends now, whose last one had the number `after`; None if the loop is
+        over."""
         if self.phase == "over":
             return None
         self.sent += 1
-        return self.sent - 1
+        if after is not None and (after + 1) % self.turns:
+            return after + 1
+        number = self.turns * self.begun + (self.begun % self.turns if self.begun < self.concurrency else 0)
+        self.begun += 1
+        return number
+
+    def rest_s(self, after: int) -> float:
+        """Seconds for which the user whose request of this number has ended thinks before the next one: the same for
+        one number on every machine."""
+        if not self.think_s or not (after + 1) % self.turns:
+            return 0.0
+        return -self.think_s * math.log(1 - random.Random(after).random())
 
     @property
     def phase(self) -> str:
@@ -134,7 +170,7 @@ class SchedulePacer(ClosedLoopPacer):
     def sent_s(self, number: int, elapsed_s: float) -> float:
         return self.times[number]
 
-    def next_request(self) -> int | None:
+    def next_request(self, after: int | None = None) -> int | None:
         """The number of the request that a user sends now; None if no request is due."""
         return super().next_request() if self.sent < self.started else None
 
@@ -143,7 +179,8 @@ def pacer_of(load: dict[str, Any], output_tokens: Sequence[int], gated: bool = F
     """The pacer of a message. In a closed loop a request lives as many steps as the mean of the output tokens."""
     if load["kind"] == "open_loop":
         return SchedulePacer(load["schedule"])
-    asked = {name: load[name] for name in ("concurrency", "settle_lifetimes", "window_s", "requests", "ramp_up")}
+    names = ("concurrency", "settle_lifetimes", "window_s", "requests", "ramp_up", "turns", "think_s")
+    asked = {name: load[name] for name in names if name in load}
     return ClosedLoopPacer(lifetime_steps=sum(output_tokens) / len(output_tokens), gated=gated, **asked)
 
 

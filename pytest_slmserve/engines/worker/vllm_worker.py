@@ -312,6 +312,7 @@ class WorkerRun:
         self.first_failure: str | None = None
         self.loop = pacer_of(load, lives, gated)
         self.users: list[asyncio.Task[None]] = []
+        self.over = asyncio.Event()  # nobody thinks about a further turn then
 
     async def result(self) -> dict[str, Any]:
         """Serve the load, and return its columns."""
@@ -333,6 +334,7 @@ class WorkerRun:
                     unopened = False
                     beside.append(asyncio.create_task(self.open_window()))
                 await asyncio.sleep(LOOK_S)
+            self.over.set()
             if self.in_flight:
                 await self.server.engine.abort(list(self.in_flight))
             await asyncio.wait_for(asyncio.gather(*self.users), STALL_S)
@@ -374,7 +376,8 @@ class WorkerRun:
             self.users.append(asyncio.create_task(self.user()))
 
     async def user(self) -> None:
-        while len(self.failed) < FAILURES_UNTIL_GIVEN_UP and (number := self.loop.next_request()) is not None:
+        number = None
+        while len(self.failed) < FAILURES_UNTIL_GIVEN_UP and (number := self.loop.next_request(number)) is not None:
             sent = time.monotonic()
             index = number % len(self.server.prompts)
             try:
@@ -382,6 +385,9 @@ class WorkerRun:
             except Exception as error:
                 self.failed.append((index, sent, None, time.monotonic(), type(error).__name__))
                 self.first_failure = self.first_failure or f"{type(error).__name__}: {error}"
+            if rest_s := self.loop.rest_s(number):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.over.wait(), rest_s)
 
     async def serve_one(self, number: int, index: int) -> None:
         """Serve one request and add its row. Raises what the engine raises."""

@@ -29,7 +29,7 @@ ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks", "memory")
 # Steps of some 10 ms, and equal launches are equal.
 GATE = """--slm-simulate --slm-gate --slm-gate-launches=apart --slm-models=opt-125m --slm-concurrency=4,16
     --slm-window=0.4 --slm-input-len=16 --slm-output-len=8 --slm-engine-arg=t_inf=2000 --slm-engine-arg=b_half=16
-    --slm-engine-arg=memory_used=8e9 --slm-engine-arg=scatter=0 --slm-report=tables -v -rsxX --junitxml=out.xml"""
+    --slm-engine-arg=memory_used=8e9 --slm-engine-arg=scatter=0 -o slm_report=tables -v -rsxX --junitxml=out.xml"""
 SLOWER = "--slm-side=baseline:arg=t_inf=10000 --slm-side=candidate:arg=t_inf=9000"
 SLOWER_START = "--slm-side=baseline:arg=start_s=20 --slm-side=candidate:arg=start_s=30"
 FOUR, DIES, REAL = "-o slm_gate_pairs=4", "--slm-side=candidate:arg=die_at=16", "--slm-load-format=auto"

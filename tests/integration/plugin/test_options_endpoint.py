@@ -18,7 +18,7 @@ from pytest_slmserve.schema.specs import is_job
 
 # The stand-in takes 8 requests at a time, so its throughput ends there.
 SMALL = """--slm-models=slm --slm-concurrency=1,4,8,16,32 --slm-input-len=16 --slm-output-len=8 --slm-window=0.4
-    --slm-report=tables -rsf"""
+    -o slm_report=tables -rsf"""
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from pytest_slmserve.plugin import progress, session_hooks
 from pytest_slmserve.report.screen import MOST_LINES
 
 TWO = "--slm-concurrency=1,16"
-BARE = FEW.replace("--slm-report=tables", "")
+BARE = FEW.replace("-o slm_report=tables", "")
 NO_PLATEAU = "--slm-engine-arg=b_half=300 --slm-engine-arg=t_inf=200000"
 PAGES = pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="a page needs Jinja2")
 
@@ -83,13 +83,11 @@ def ours(ran):
 
 
 @pytest.mark.parametrize(("variable", "words", "wanted"), [
-    ("", "", "summary"), ("", "--slm-report=all", "all"), ("", "-v", "tables"), ("", "-vv", "all"),
-    ("", "-v --slm-report=summary", "summary"), ("", "-q --slm-report=tables", "tables"),
+    ("", "", "summary"), ("", "-oslm_report=all", "all"), ("", "-v", "tables"), ("", "-vv", "all"),
+    ("", "-v -o slm_report=summary", "tables"), ("", "-q -o slm_report=tables", "summary"),
     ("tables", "", "tables"), ("tables", "-q", "summary"), ("tables", "-vv", "all"),
 ])  # fmt: skip
-def test_pytests_switches_come_before_the_environment_and_an_option_before_both(
-    runs, monkeypatch, variable, words, wanted
-):
+def test_pytests_switches_come_before_the_environment_and_the_ini_file(runs, monkeypatch, variable, words, wanted):
     monkeypatch.setenv("SLM_REPORT", variable)
     ran = runs.anew(SWEEP, BARE, words, columns=80, records="")
     shown = "tables" if "not shown:" in ran.out else "all"
@@ -97,7 +95,7 @@ def test_pytests_switches_come_before_the_environment_and_an_option_before_both(
     assert (shown if "opt-125m on a SIMULATED ENGINE" in ran.out else "summary") == wanted
     if not words and not variable:
         assert len(ours(ran)) <= MOST_LINES and max(map(len, ours(ran))) <= 80
-        assert "--slm-report=tables" in ours(ran)[-1]
+        assert ours(ran)[-1] == "more: -v"
 
 
 @pytest.mark.parametrize("columns", [80, 160])
@@ -369,7 +367,7 @@ def test_each_valid_point_is_a_benchmark_of_seconds_per_request_that_can_be_comp
     assert off.counts == {"passed": 6} and len(off.measured()) == 10
 
 
-@pytest.mark.parametrize(("words", "there"), [("-v", False), ("--slm-report=all", True)])
+@pytest.mark.parametrize(("words", "there"), [("-v", False), ("-oslm_report=all", True)])
 def test_its_table_is_there_where_all_is_wanted_and_for_a_users_own(runs, words, there):
     pytest.importorskip("pytest_benchmark")
     own = "def test_own(benchmark): benchmark(sum, range(9))\n"

@@ -65,7 +65,7 @@ def test_a_sweep_of_either_kind_goes_on_where_one_of_the_other_ended(runs):
 
 
 def test_noise_that_takes_too_long_says_how_to_go_on_and_a_plan_is_the_most_that_may_be_measured(runs):
-    noisy = "--slm-engine-arg=noise=0.05 --slm-engine-arg=b_half=6 --slm-report=summary --slm-budget=0"
+    noisy = "--slm-engine-arg=noise=0.05 --slm-engine-arg=b_half=6 -o slm_report=summary --slm-budget=0"
     ran = runs(SWEEP, ADAPTIVE, noisy)
     assert ran.ret == 10 and "inconclusive, --slm-sweep full with --slm-resume " in " ".join(ran.out.split())
     runs(SWEEP, ADAPTIVE, "--slm-plan").says("*test_point?opt-125m-2? (* s)", "note: *adaptive*at most*")
@@ -103,7 +103,7 @@ OF_SENSORS = """
         assert slm_claim()
 """
 SENSED = """--slm-simulate --slm-models=opt-125m --slm-concurrency=1,4,8,16 --slm-window=2 --slm-input-len=64 -v
-    --slm-output-len=32 --slm-report=tables --slm-budget=0 --slm-engine-arg=t_inf=4000 --slm-engine-arg=b_half=1.5
+    --slm-output-len=32 -o slm_report=tables --slm-budget=0 --slm-engine-arg=t_inf=4000 --slm-engine-arg=b_half=1.5
     --slm-engine-arg=noise=0.001"""
 POINTS = [f"test_point[opt-125m-{n}]" for n in (1, 4, 8, 16)]
 PLATEAU, UNDERUSED, CHEAPER = (f"test_{name}[opt-125m]" for name in ("plateau", "underused", "cheaper"))

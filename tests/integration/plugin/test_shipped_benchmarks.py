@@ -15,7 +15,7 @@ from pytest_slmserve.telemetry.host import IMAGINED_GPUS, Host
 # Several engines on one device
 
 GAIN = shipped("test_replication_gain")
-ONE = """--slm-simulate --slm-models=opt-125m --slm-window=2 --slm-report=tables --slm-concurrency=96
+ONE = """--slm-simulate --slm-models=opt-125m --slm-window=2 -o slm_report=tables --slm-concurrency=96
     --slm-output-len=64 --slm-engine-arg=t_inf=20000 --slm-engine-arg=b_half=10 -v"""
 
 
@@ -66,7 +66,7 @@ def test_two_models_are_measured_where_both_are_chosen(runs):
 
 def test_hits_of_the_prefix_cache_are_measured_judged_resumed_and_reported_again(runs):
     shipped_one = shipped("test_prefix_cache")
-    words = "--slm-simulate -o slm_strict=1 --slm-window=1 --slm-report=tables"
+    words = "--slm-simulate -o slm_strict=1 --slm-window=1 -o slm_report=tables"
     ran = runs.anew(shipped_one, words)
     assert ran.counts == {"passed": 6}
     ran.says("opt-1.3b over the hit rate of its prefix cache: simulated*", "*256 * 90.0 * 89.1 *", "claims: 3 pass")
@@ -77,6 +77,17 @@ def test_hits_of_the_prefix_cache_are_measured_judged_resumed_and_reported_again
     assert "89.1" in page and page.count("  passes ") == 3
     again = runs.anew(shipped_one, words, "--slm-resume", folder=ran.folder)
     assert again.counts == {"passed": 6} and len(again.measured()) == 6
+
+
+def test_conversations_are_measured_with_the_cache_and_without(runs):
+    words = "--slm-simulate -o slm_strict=1 --slm-window=1 -o slm_report=tables"
+    ran = runs.anew(shipped("test_conversations"), words)
+    assert ran.counts == {"passed": 5}
+    ran.says("qwen3-0.6b over the hit rate of its prefix cache: simulated*", "*64 * 77.? *", "claims: 3 pass")
+    found = {False: set(), True: set()}
+    for m in ran.measured():
+        found[m.spec.prefix_caching] |= {*m.run.samples.cached_tokens} - {None}
+    assert found == {False: {0}, True: {0, *(256 + 320 * turn for turn in range(7))}}
 
 
 def test_a_share_that_no_cache_can_serve_is_refused_before_anything_starts(runs):
@@ -92,7 +103,7 @@ def test_a_share_that_no_cache_can_serve_is_refused_before_anything_starts(runs)
 # Several GPUs
 
 PARALLEL = shipped("test_tensor_parallel")
-WIDE = """--slm-simulate --slm-window=12 --slm-input-len=64 --slm-output-len=32 --slm-report=tables -v -rs
+WIDE = """--slm-simulate --slm-window=12 --slm-input-len=64 --slm-output-len=32 -o slm_report=tables -v -rs
     --slm-engine-arg=t_inf=4000 --slm-engine-arg=b_half=64 --slm-models=opt-125m"""
 ONE_LOAD = "--slm-tensor-parallel-size=1,2 --slm-concurrency=64"
 

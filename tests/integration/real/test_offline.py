@@ -104,7 +104,7 @@ def finished(engine, pytester, monkeypatch):
     monkeypatch.setattr(pool, "OfflineEngine", lambda spec, **_: Lent(engine, spec))
     monkeypatch.setattr("tempfile.tempdir", str(pytester.mkdir("tmp")))  # for its lock
     pytester.makepyfile(POINTS)
-    return pytester.runpytest_inprocess(*WORDS, "--slm-report=tables", "-p", "no:cacheprovider", "-v")
+    return pytester.runpytest_inprocess(*WORDS, "-oslm_report=tables", "-p", "no:cacheprovider", "-v")
 
 
 def test_a_run_from_its_options_to_its_report_and_the_report_again(finished, engine, pytester, capsys):

@@ -47,6 +47,6 @@ def test_a_secret_of_a_marker(case: Case, field: str) -> None:
     keep_secret(case, pytest_run([*SIMULATED, "test_it.py"]))
 
 
-@pytest.mark.parametrize("words", [["-k", "point"], ["--slm-gate", "-k", "gate"], ["--slm-report=all"]], ids=range(3))
+@pytest.mark.parametrize("words", [["-k", "point"], ["--slm-gate", "-k", "gate"], ["-o slm_report=all"]], ids=range(3))
 def test_secrets_that_are_inherited(case: Case, words: list[str]) -> None:
     inherit_secrets(case, *words)

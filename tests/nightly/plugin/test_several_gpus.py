@@ -8,7 +8,7 @@ from pytest_slmserve.archive.store import read
 
 WORDS = f"""--slm-simulate --slm-models=opt-125m,opt-13b --slm-concurrency=1,16,64,256 --slm-window=12
     --slm-input-len=64 --slm-output-len=32 --slm-engine-arg=t_inf=4000 --slm-engine-arg=b_half=64
-    --slm-engine-arg=all_reduce_s=0.005 --slm-engine-arg=imbalance=0.2 --slm-report=tables
+    --slm-engine-arg=all_reduce_s=0.005 --slm-engine-arg=imbalance=0.2 -o slm_report=tables
     --slm-records=.slm/records.jsonl {QUIET}"""
 CLAIMS = ("loses-per-gpu", "serves-less-in-all", "still-gains", "replicas-per-gpu-beat")
 

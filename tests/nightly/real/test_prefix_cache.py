@@ -42,3 +42,18 @@ def test_the_measured_hit_rate_is_the_asked_one(interface):
             # The first of each group finds nothing, or what a smaller share has left there.
             cold = [tokens for tokens in first.run.samples.cached_tokens if tokens != whole]
             assert cold == [{0.5: 0, 0.9: 256}[share]] * GROUPS if share else cold == []
+
+
+@pytest.mark.parametrize("interface", get_args(OwnInterface))
+def test_a_turn_finds_the_prompt_of_the_turn_before_it(interface):
+    turns = WorkloadSpec(prompt_tokens=128, output_tokens=8, requests=12, seed=9, turns=3)
+    workload, talk = build_workload(turns, model_of(SPEC.model)), ClosedLoop(2, requests=24, think_s=0.05)
+    with closing(launch_engine(replace(CACHES, interface=interface)).start()) as engine:
+        for _ in range(2):  # in no later round more
+            samples = (m := measure(engine, workload, talk, probe("cpu").environment)).run.samples
+            assert problems_of([m]) == []
+            # Of prompts of 128, 264 and 400 tokens; the second user begins with a second turn.
+            found = Counter(zip((n % 3 for n in samples.request), samples.cached_tokens))
+            assert found.keys() == {(0, 0), (1, 128), (1, 0), (2, 256)} and found[1, 0] == 1
+            rows = {n: samples.request.index(n) for n in range(12)}  # of its first time
+            assert all(samples.last_token_s[rows[n]] < samples.sent_s[rows[n + 1]] for n in (0, 1, 4, 6, 7, 9, 10))

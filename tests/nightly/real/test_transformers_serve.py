@@ -91,7 +91,7 @@ def test_the_suite_at_the_url_of_another_server(transformers_serve, pytester):
     pytester.makepyfile(POINTS)
     url, model = transformers_serve
     asked = ("--slm-concurrency=1,2", "--slm-input-len=16", "--slm-output-len=8", "--slm-repeats=1", "--slm-window=3")
-    words = (f"--slm-models={model}", *asked, "--slm-report=tables", "-p", "no:cacheprovider")
+    words = (f"--slm-models={model}", *asked, "-oslm_report=tables", "-p", "no:cacheprovider")
     result = pytester.runpytest_inprocess(f"--slm-endpoint={url}/completions", *words)
     result.stdout.fnmatch_lines(
         [f"tiny at {url}/completions, endpoint *", "*requests without return_token_ids, ignore_eos*"]

@@ -21,7 +21,7 @@ from pytest_slmserve.__main__ import parser
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import measure
 from pytest_slmserve.commands.measure import DISTINCT, SETTLE_S, asked, least_seconds, seconds
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.errors import BadDataset, BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment, Progress
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 from pytest_slmserve.workload.arrivals import job
@@ -57,6 +57,7 @@ OPEN = OpenLoop(requests=40)
     ("--max-concurrency 4", ClosedLoop(4, window_s=10.0)),
     ("--max-concurrency 4 --window 3s", ClosedLoop(4, window_s=3)),
     ("--max-concurrency 4 --num-prompts 40", ClosedLoop(4, window_s=10.0, requests=40)),
+    ("--max-concurrency 4 --turns 3 --think 2s", ClosedLoop(4, window_s=10.0, think_s=2.0)),
     ("--request-rate inf --num-prompts 40", replace(OPEN, rate=math.inf)),
     ("--request-rate 60 --num-prompts 40 --seed 3", replace(OPEN, rate=60, seed=3)),
     ("--request-rate 9 --num-prompts 40 --max-concurrency 2", replace(OPEN, rate=9, max_concurrency=2)),
@@ -112,6 +113,21 @@ def test_a_trace_has_its_own_times_and_lengths(tmp_path):
     assert asked(given_by(f"--trace {path} --settle 2.95 --window 1"))
 
 
+def test_prompts_of_a_trace_begin_alike_where_its_blocks_do(tmp_path):
+    path, blocks = tmp_path / "trace.jsonl", [[0, 1], [0, 2], [3, 1], [0, 1]]
+    rows = [{"timestamp": 9 * i, "input_length": 600, "output_length": 3, "hash_ids": b} for i, b in enumerate(blocks)]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    words = f"--trace {path} --settle 0 --window 1 --trace-prefixes"
+    ((_, workload),) = asked(given_by(words))
+    first, second, third, again = (request.prompt for request in workload.requests)
+    assert first == again and first[:512] == second[:512] and first[512] != second[512]
+    assert third[0] != first[0] and third[512:] == first[512:] and len(third) == 600
+    assert f"{(512 + 600) / 2400:.1%}".replace("%", " %") in workload.source
+    path.write_text(json.dumps(rows[0] | {"hash_ids": [0]}), "utf-8")
+    with pytest.raises(BadDataset, match="512"):
+        asked(given_by(words))
+
+
 def test_lengths_are_typed_or_the_usual_or_natural_or_drawn_from_a_trace_up_to_the_longest(tmp_path):
     for words, expected in (("", (512, 256)), ("--input-len 7", (7, 256)), ("--output-len 7", (512, 7))):
         ((_, workload),) = asked(given_by(f"--max-concurrency 1 --num-prompts 2 {words}"))
@@ -123,6 +139,8 @@ def test_lengths_are_typed_or_the_usual_or_natural_or_drawn_from_a_trace_up_to_t
     assert lengths(workload) == {(40, 3)} and len(workload.requests) == measure.CYCLE
     with pytest.raises(Exception, match="--max-model-len"):
         asked(given_by(f"{words} 42"))
+    ((_, workload),) = asked(given_by("--max-concurrency 8 --turns 3 --input-len 20 --output-len 4"))
+    assert lengths(workload) == {(20, 4), (44, 4), (68, 4)} and len(workload.requests) == 1023 == workload.spec.requests
 
 
 def test_no_request_is_sent_twice_while_there_are_enough():
@@ -164,6 +182,8 @@ def test_a_value_that_is_none_is_named_with_its_option(words, capsys):
     ("--request-rate inf --num-prompts 9 --burstiness 2", ["burstiness"]),
     ("--request-rate 4 --burstiness -1", ["-1"]), ("--max-concurrency 4 --settle 1", ["--settle"]),
     ("--request-rate 4 --num-prompts 9 --settle 1", ["--settle"]),
+    ("--request-rate 4 --trace-prefixes", ["--trace-prefixes", "--trace"]),
+    ("--request-rate 4 --turns 2", ["turn", "schedule"]), ("--max-concurrency 4 --think 2", ["thinks", "turns"]),
     ("--max-concurrency 4 --attainment 0.5", ["--attainment", "--request-rate"]),
     ("--max-concurrency 4 --max-model-len 64", ["--max-model-len", "--lengths-from"]),
     ("--max-concurrency 4 --lengths-from t.csv --max-model-len 1", ["1 tokens"]),

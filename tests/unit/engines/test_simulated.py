@@ -3,6 +3,7 @@ makes batches by the formula."""
 
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean, pstdev
 
@@ -162,6 +163,35 @@ def test_whole_blocks_of_what_a_group_shares_come_from_its_cache_but_for_its_fir
     assert sorted(run.samples.cached_tokens) == [0] * missed + [whole] * (30 - missed)
     plain = SimulatedEngine(caches).run(replace(workload, spec=WorkloadSpec()), ClosedLoop(4, requests=30))
     assert plain.samples.cached_tokens == () and plain.steps.time_s[-1] < run.steps.time_s[-1], "prompts cost nothing"
+
+
+@pytest.mark.parametrize("caches", [False, True])
+def test_a_turn_finds_the_prompt_of_the_turn_before_and_costs_what_is_left(caches):
+    """But the first of each user, whatever turn that is; and rounds go on."""
+    turns = WorkloadSpec(prompt_tokens=50, output_tokens=10, requests=24, turns=4)
+    workload = build_workload(turns, model_of("opt-tiny"))
+    run = SimulatedEngine(replace(WIDE, prefix_caching=caches)).run(workload, ClosedLoop(6, requests=60))
+    rows = zip(run.samples.request, run.samples.cached_tokens, strict=True)
+    found = Counter((n % 4, cached) for n, cached in rows)
+    after = {1: 48, 2: 96, 3: 160} if caches else {1: 0, 2: 0, 3: 0}  # whole blocks of 50, 110 and 170 tokens
+    assert {cached for turn, cached in found} <= {0, *after.values()} and found.total() == 60
+    if caches:
+        assert [found[turn, 0] for turn in (1, 2, 3)] == [2, 1, 1], "of six users, who begin at turns 0, 1, 2, 3, 0, 1"
+        plain = SimulatedEngine(WIDE).run(workload, ClosedLoop(6, requests=60))
+        assert plain.steps.time_s[-1] > run.steps.time_s[-1], "without a cache the whole prompt is computed"
+
+
+@pytest.mark.parametrize("think_s", [0.0, 1.0, 4.0])
+def test_users_are_in_flight_or_think(think_s):
+    """The interactive response time law (P. J. Denning and J. P. Buzen, 1978): users = rate * (response + thinking)."""
+    turns = WorkloadSpec(prompt_tokens=32, output_tokens=32, requests=400, turns=4)
+    workload, users = build_workload(turns, model_of("opt-tiny")), 200
+    spec = replace(WIDE, prefix_caching=True, max_num_seqs=256, max_model_len=1024)
+    served = planted(spec=spec, t_inf=4_000.0, b_half=20.0)
+    m = measure(served, workload, ClosedLoop(users, window_s=20.0, think_s=think_s), NOWHERE)
+    assert problems(m) == ()
+    in_flight, thinking = requests_in_flight(m.run, "sent_s"), 0.75 * think_s * rate(m.run) / 32
+    assert in_flight + thinking == pytest.approx(users, rel=0.03)
 
 
 @pytest.mark.parametrize(("concurrency", "slower"), [(1, True), (200, False)])

@@ -37,6 +37,8 @@ ROWS = {
     "output_len": ("natural", "natural", "256,", "8"),
     "prefix_share": ("50%", 0.5, "1", "0.05"),
     "prefix_groups": ("4", 4, "0", "1"),
+    "turns": ("4", 4, "0", "1"),
+    "think": ("2.5", 2.5, "-1", "0.0"),
     "sharegpt_rule": ("vllm", "vllm", "any", "vllm"),
     "kind": ("embed", "embed", "embeddings", "embed"),
     "goodput": ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms"),

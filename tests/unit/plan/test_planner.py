@@ -588,6 +588,23 @@ def test_a_share_of_prompts_turns_the_cache_on_and_a_marker_names_several_on_one
     assert "no cache of prefixes" in job.skip_reason
 
 
+def test_turns_turn_the_cache_on_make_longer_requests_and_a_marker_measures_with_the_cache_and_without():
+    plain, asked = on_gpus(), on_gpus(turns="2", think="1.5")
+    talks, usual = asked.point("opt-125m", 4), plain.point("opt-125m", 4)
+    assert talks.workloads[0].spec == replace(usual.workloads[0].spec, turns=2)
+    assert talks.loads == (replace(usual.loads[0], think_s=1.5),) and lengths_of(talks) == {(512, 256), (1280, 256)}
+    assert talks.each == (replace(usual.each[0], prefix_caching=True, allow_prefix_cache=True),)
+    words = {"points": [("opt-125m", 4)], "turns": 2, "cached": (False, True)}
+    off, on = point_cases(plain, words)
+    assert (off.id, on.id) == ("opt-125m-4-cache-off", "opt-125m-4-cache-on") and on.each == talks.each
+    assert off.each == (replace(on.each[0], prefix_caching=False),) and plain.beside == {off.series, on.series}
+    assert off.workloads == on.workloads and on.workloads[0].hash == talks.workloads[0].hash
+    [job] = job_cases(asked, {"jobs": [JOB]})
+    assert "schedule" in job.skip_reason and "answer" in job.skip_reason
+    assert on_gpus(turns="3").spec("qwen3-0.6b").max_model_len == 3 * (512 + 256)
+    assert on_gpus(think="2").load(4) == plain.load(4) != on_gpus(think="2").load(4, words), "between turns alone"
+
+
 def test_a_point_that_cannot_be_had_says_why():
     room = kv_capacity(on_gpus().spec("opt-1.3b"), 768)
     points = [("opt-1.3b", room), ("opt-1.3b", room + 1), ("opt-1.3b", 4)]

@@ -112,6 +112,12 @@ WRONG = [
         ("slm_point", {"points": [(MODEL, 8)], "prefix_share": wrong}, "prefix_share", "0.5")
         for wrong in (1, -0.5, "0.5", (), (0.5, 1), True)
     ),
+    *(("slm_point", {"points": [(MODEL, 8)], "turns": wrong}, f"{wrong}", "turns=4") for wrong in (1, 2.0, True)),
+    *(
+        ("slm_point", {"points": [(MODEL, 8)], **words}, "cached=", "(False, True)")
+        for words in ({"cached": True}, {"turns": 4, "cached": 1}, {"turns": 4, "cached": ()})
+    ),
+    ("slm_job_point", {"jobs": [], "turns": 4}, "turns=4", "--slm-turns"),
     ("slm_measure", {"model": MODEL, "prefix_share": (0, 0.5)}, "(0, 0.5)", "prefix_share=0.5"),
     ("slm_measure", {"model": MODEL, "prefix_share": 0.5, "prefix_caching": False}, "0.5", "enable_prefix_caching="),
     ("slm_job_point", {"jobs": [], "prefix_share": 0.5}, "prefix_share=0.5", "slm_point"),

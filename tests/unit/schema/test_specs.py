@@ -95,9 +95,9 @@ NAMED = (  # a field of another type, or out of range, with its value
              "enforce_eager": [1], "model": [5, "a\x1b[2J\nb"]}),
     (ReplicaSpec((PLAIN,)), {"sharing": ["magic"]}),
     (WorkloadSpec(), {"source": ["web"], "rule": ["any"], "requests": ["8"], "prefix_groups": [0, "2"],
-                      "prefix_share": [1, -0.1, math.nan, "0.5", True, (0, 0.5)]}),
+                      "prefix_share": [1, -0.1, math.nan, "0.5", True, (0, 0.5)], "turns": ["4"]}),
     (ClosedLoop(1), {"concurrency": [0, 1.0, True], "window_s": [math.inf, True, "5"], "ramp_up": ["slow"],
-                     "settle_lifetimes": [math.nan, "1"]}),
+                     "settle_lifetimes": [math.nan, "1"], "think_s": [-1, math.inf, "2", True]}),
 )  # fmt: skip
 SHARED = {"prefix_share": 0.5, "prefix_groups": 3}
 PAIR, SECOND, SIMULATED = ReplicaSpec((PLAIN, PLAIN)), replace(PLAIN, gpu=1), replace(PLAIN, platform="simulated")
@@ -108,6 +108,8 @@ A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
 @pytest.mark.parametrize(("usual", "changes", "facts"), [
     *((usual, {name: value}, (name, repr(value))) for usual, wrong in NAMED for name in wrong for value in wrong[name]),
     (PLAIN, {"platform": "cpu", "kv_cache_bytes": GIB + 1}, (GIB + 1,)),
+    *((WorkloadSpec(requests=8), {"turns": n}, (f"{n} turns", "8 requests")) for n in (0, 9)),
+    (WorkloadSpec(), {"turns": 2, **SHARED}, ("share",)), (WorkloadSpec(), {"turns": 2, "kind": "embed"}, ("embed",)),
     (OF_A_FILE, SHARED, ("text", "share")), (WorkloadSpec(), {"kind": "embed", **SHARED}, ("share", "embed")),
     (SIMULATED, {"interface": "server"}, ("simulated", "server")),
     (PLAIN, {"tensor_parallel_size": 0}, ("0 GPUs",)), (remote(), {"url": "http://h/v1?key=x"}, ("credentials",)),
@@ -269,6 +271,17 @@ def test_a_workload_without_a_share_is_kept_and_known_as_before_there_were_any()
     assert [each.keys() & SHARED.keys() for each in facts] == [set(), {"prefix_share"}, SHARED.keys()]
     assert [convert(WorkloadSpec, each) for each in facts] == [plain.spec, nothing.spec, some.spec]
     assert plain.hash == specs.short_hash([[[5, 6, 7], 2]] * 2) != nothing.hash
+
+
+def test_turns_and_think_times_are_kept_where_there_are_any_and_change_what_is_known():
+    talks, plain = WorkloadSpec(turns=4, requests=10), WorkloadSpec(requests=10)
+    assert specs.workload_facts(talks) == {**specs.workload_facts(plain), "turns": 4}
+    assert (talks.longest, talks.whole, talks.finds_prefixes) == (4 * (512 + 256), 8, True)
+    assert (plain.longest, plain.whole, plain.finds_prefixes) == (512 + 256, 10, False)
+    slow, fast = ClosedLoop(8, think_s=2.5), ClosedLoop(8)
+    assert specs.load_facts(slow) == {**specs.load_facts(fast), "think_s": 2.5} and "2.5 s" in slow.title
+    assert slow.duration_s(1.0) == fast.duration_s(1.0) + 2.5
+    assert "4 turns" in Workload(talks, (specs.Request((5,), 2),), "here").reference().each
 
 
 CLOSED = {"concurrency": 8, "window_s": 5.0, "settle_lifetimes": 1.0, "requests": None, "ramp_up": "staggered"}

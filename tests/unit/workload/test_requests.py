@@ -115,6 +115,60 @@ def test_a_share_is_told_and_makes_other_requests_that_are_the_same_for_ever():
     assert {request.shared for request in made.requests} == {32}
 
 
+def conversations(spec, made):
+    """The requests in turns, each of whose prompts goes on with the prompt before and a reply of the asked length."""
+    assert len(made) % spec.turns == 0
+    talks = [made[i : i + spec.turns] for i in range(0, len(made), spec.turns)]
+    for talk in talks:
+        for before, after in pairwise(talk):
+            assert after.prompt[: len(before.prompt)] == before.prompt
+            assert len(after.prompt) > len(before.prompt) + before.output_tokens
+    assert len({talk[0].prompt[0] for talk in talks}) == len(talks) or spec.source == "sharegpt"
+    return talks
+
+
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(2, 6), st.integers(6, 40), SEEDS)
+def test_each_turn_adds_the_asked_tokens_to_what_came_before(prompt, output, turns, number, seed):
+    spec = WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=number, turns=turns, seed=seed)
+    made = build_workload(spec, OPT)
+    talks = conversations(spec, made.requests)
+    assert len(talks) == number // turns and f"{turns} turns" in made.source
+    expected = [(prompt + turn * (prompt + output), output) for turn in range(turns)]
+    assert all(lengths_of(talk) == expected for talk in talks) and made.longest == spec.longest == sum(expected[-1])
+
+
+def test_turns_have_lengths_of_their_own_where_these_are_natural_or_drawn_and_fit_the_model(tmp_path):
+    natural = WorkloadSpec(**NATURAL, requests=60, turns=3)
+    made = build_workload(natural, OPT).requests
+    talks = conversations(natural, made)
+    assert len(talks) == 20 and max(len(r.prompt) + r.output_tokens for r in made) <= OPT.context
+    assert len({len(b.prompt) - len(a.prompt) - a.output_tokens for talk in talks for a, b in pairwise(talk)}) > 10
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 30, "output_length": 5}
+    path.write_text("".join(json.dumps(row | {"input_length": 30 + 9 * i}) + "\n" for i in range(5)), "utf-8")
+    drawn = WorkloadSpec("trace-lengths", str(path), **NATURAL, requests=12, turns=4)
+    assert len(conversations(drawn, build_workload(drawn, replace(OPT, positions=200)).requests)) == 3
+
+
+def test_turns_of_a_file_are_its_own_and_a_conversation_with_too_few_is_left_out(dataset):
+    def talk(*texts):
+        return {"conversations": [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]}
+
+    words = [[f"{who} asks" * 2, f"{who} hears it" * 3, f"{who} asks again", f"{who} hears more"] for who in "abc"]
+    path = dataset([talk(*texts) for texts in words] + [talk("only one", "and its reply")])
+    spec = WorkloadSpec("sharegpt", str(path), **NATURAL, requests=6, turns=2)
+    made = build_workload(spec, OPT, tokenizer=by_bytes).requests
+    for first, second in conversations(spec, made):
+        asked, heard, again, reply = next(texts for texts in words if texts[0] == first.text)
+        assert second.text == "\n".join((asked, heard, again))
+        assert (first.output_tokens, second.output_tokens) == (len(heard), len(reply))
+        assert len(second.prompt) == len(asked) + len(heard) + len(again)
+    with refused(6, 8, kind=BadDataset):
+        build_workload(replace(spec, requests=8), OPT, tokenizer=by_bytes)
+    fixed = WorkloadSpec("sharegpt", str(path), prompt_tokens=6, output_tokens=4, requests=4, turns=2)
+    assert lengths_of(build_workload(fixed, OPT, tokenizer=by_bytes).requests) == [(6, 4), (16, 4)] * 2
+
+
 def test_synthetic_prompts_use_the_whole_vocabulary_and_begin_one_after_the_other():
     prompts = [request.prompt for request in requests.synthetic_requests([(200, 1)] * 10, 12, seed=3)]
     assert {token for prompt in prompts for token in prompt} == set(range(4, 12))

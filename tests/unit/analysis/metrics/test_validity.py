@@ -59,6 +59,17 @@ def shared(share, cached, base=PLAIN, groups=1, block=16):
     return changed(m, "run", "samples", cached_tokens=told if cached is not None else ())
 
 
+def talks(*cached, think_s=0, **spec):
+    """A measurement of conversations of two turns with prompts of 32 and 64 tokens. cached: of each turn, from the
+    cache, which is on unless `spec` says another thing."""
+    m = changed(PLAIN, "workload", spec=replace(PLAIN.workload.spec, turns=2))
+    m = changed(changed(m, "resolved", block_size=16), "spec", **{"prefix_caching": True, **spec})
+    m = replace(m, load=replace(m.load, think_s=think_s))
+    turns = [number % 2 for number in m.run.samples.request]
+    told = tuple(cached[turn] for turn in turns) if cached else ()
+    return changed(m, "run", "samples", prompt_tokens=tuple(32 + 32 * turn for turn in turns), cached_tokens=told)
+
+
 def by_client(doubt_s, ttft_s=0.0):
     """A server's measurement whose client may be so late with its stamps."""
     m = with_stream(changed(PLAIN, "spec", **SERVER), stamp_uncertainty_s=(doubt_s, 3 * doubt_s))
@@ -136,6 +147,10 @@ IN_SPANS = with_stream(
     (looked_up(shared(0.5, None), 490), None), (looked_up(shared(0.5, None), 530), {53, 50}),
     *((shared(0.5, lambda row, n=n: 32 * (row >= n), base=job(), groups=4), None if n < 7 else {50})
       for n in (0, 4, 7)),
+    # Conversations: the second turn finds the first one's prompt, a third of all tokens, and none with the cache off
+    (talks(0, 32), None), (talks(0, 0), {0, 33.3, 2, 16, 30, 36.7}), (talks(32, 32), {66.7, 33.3, 2}),
+    (talks(), set()), (talks(prefix_caching=False), None), (talks(0, 0, prefix_caching=False), None),
+    (talks(0, 32, prefix_caching=False), {33.3, 0, 2}),
     # Jobs
     (job(), None), (job(finished=39), {39, 40}), (job(asked=41, failures=1), {1}),
     (each(job(), first_token_s=None), set()), (job(steps=33), {1280, 1320}),

@@ -22,6 +22,7 @@ from pytest_slmserve.engines.endpoint import run_of
 from pytest_slmserve.engines.loadgen import load_run
 from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, LoadRun, gaps, parts_of, results_of
 from pytest_slmserve.engines.loadgen.streams import Bodies, RequestStream
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer
 
 WORKLOAD = small_workload()
 REST = {"began": 999.0, "failed": [], "unsent": [], "waited": [], "first_failure": None, "client_cpu_s": 0.5}
@@ -296,6 +297,18 @@ def closed(concurrency, requests=None, window_s=0.4, ramp_up="staggered", settle
 
 def opened(schedule, window=None, **more):
     return {"kind": "open_loop", "schedule": schedule, "window": window, **more}
+
+
+@pytest.mark.parametrize("part", [(0, 1), (1, 3)])
+def test_a_turn_is_sent_when_the_one_before_it_has_ended_and_its_user_has_thought(play, part):
+    done = play(closed(2, requests=18, turns=3, think_s=0.5, part=part), lengths=(8,) * 30)
+    at = dict(zip(done.bodies, done.played.sent))
+    assert len(at) == 18 and {number // 3 % part[1] for number in at} == {part[0]}
+    followed = [(at[n], at[n + 1]) for n in at if (n + 1) % 3 and n + 1 in at]
+    assert len(followed) >= 10
+    for before, after in followed:
+        rest = ClosedLoopPacer(2, 1.0, turns=3, think_s=0.5).rest_s(done.bodies[done.played.sent.index(before)])
+        assert after.sent - before.read_until == pytest.approx(rest, abs=1e-4)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 40])

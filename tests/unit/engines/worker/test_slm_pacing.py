@@ -156,6 +156,33 @@ def test_batches_are_made_of_all_requests_in_order_and_of_none_before_it_comes(b
     assert sum(row[3] for row in steps) == sum(row[6] for row in samples)
 
 
+@given(concurrencies, st.integers(1, 9), st.integers(1, 80), st.randoms())
+def test_a_user_goes_through_a_conversation_and_then_begins_the_next(users, turns, requests, chance):
+    """Whoever ends next; and the users begin at different turns."""
+    loop = ClosedLoopPacer(users, 1.0, requests=requests, turns=turns, think_s=2.0)
+    last = dict.fromkeys(range(users))
+    dealt = []
+    while (number := loop.next_request(last[user := chance.randrange(users)])) is not None:
+        goes_on = last[user] is not None and loop.rest_s(last[user]) > 0
+        assert number == last[user] + 1 if goes_on else number // turns not in {n // turns for n in dealt}
+        last[user] = number
+        dealt.append(number)
+    assert len(dealt) == len({*dealt}) == requests
+    begun = {n // turns: n % turns for n in reversed(dealt) if n - 1 not in dealt or n % turns == 0}
+    assert sorted(begun) == list(range(len(begun))), "one after the other"
+    assert all(turn == (number % turns if number < users else 0) for number, turn in begun.items())
+
+
+def test_users_think_between_turns_alone_for_as_long_in_the_mean_as_asked():
+    loop = ClosedLoopPacer(1, 1.0, turns=4, think_s=2.0)
+    rests = [loop.rest_s(number) for number in range(4000)]
+    assert set(rests[3::4]) == {0.0} and rests == [loop.rest_s(number) for number in range(4000)]
+    thought = [rest for number, rest in enumerate(rests) if number % 4 != 3]
+    assert sum(thought) / len(thought) == pytest.approx(2.0, rel=0.05) and min(thought) > 0
+    assert sum(rest > 4.0 for rest in thought) / len(thought) == pytest.approx(math.exp(-2), rel=0.15), "exponential"
+    assert not any(ClosedLoopPacer(1, 1.0, turns=turns).rest_s(5) for turns in (1, 4))
+
+
 def test_another_way_to_batch_is_an_error():
     with pytest.raises(ValueError, match="'odd'"):
         serve_batches({"batching": "odd", "batch": 2, "wait_s": 0.0}, [0.0], [(1, 1)], None)
