@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from pytest_slmserve.analysis.advice import advisor, subjects
@@ -10,7 +11,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
 from pytest_slmserve.commands.report import read_all
-from pytest_slmserve.options.table import memory_size, positive, share, whole_number
+from pytest_slmserve.options.table import adapters, memory_size, positive, share, whole_number
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
@@ -19,7 +20,7 @@ from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Section, in_units, section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import Adapters, EngineSpec
 
 STATUS = (
     f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that "
@@ -45,6 +46,8 @@ def add_advise(commands: cli.Commands) -> None:
     command.add_argument("--gpu-memory-utilization", metavar="SHARE", type=cli.typed(share), default=0.9, help=part)
     price = "price of the GPU in any currency: adds what a million output tokens cost"
     command.add_argument("--price-per-hour", metavar="PRICE", type=cli.typed(positive), help=price)
+    asked = "LoRA adapters to hold, as number and rank: their slots take memory, and it is told how many have room"
+    command.add_argument("--lora", metavar="64x8", type=cli.typed(adapters), help=asked)
     share_it = "all models share the GPU (default: each has it for itself)"
     command.add_argument("--together", action="store_true", help=share_it)
     cli.add_formats(command)
@@ -63,6 +66,9 @@ def run_advise(given: argparse.Namespace) -> int:
         contents = read_all(given)
         curves = stored_curves(contents.measurements, contents.plans)
         measured = subjects.of_curves(curves, model, longest, contents.notes)
+    held = Adapters(*given.lora) if given.lora else None
+    if held:
+        measured = replace(measured, subjects=tuple(subjects.holding(each, held) for each in measured.subjects))
     wish = advisor.Objectives(
         slo=slo,
         threshold=given.efficiency,
@@ -70,6 +76,7 @@ def run_advise(given: argparse.Namespace) -> int:
         gpu_memory_utilization=given.gpu_memory_utilization,
         price_per_hour=given.price_per_hour,
         together=given.together,
+        adapters=held,
     )
     found = advisor.plan(measured.subjects, wish)
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]

@@ -121,7 +121,7 @@ def engine_spec(
         spec = replace(spec, prefix_caching=True, allow_prefix_cache=True)
     if options.lora:
         adapters = Adapters(*options.lora, options.lora_traffic)
-        spec = replace(spec, extra=joined(spec.extra, [*adapters.arguments(spec.arguments).items()]))
+        spec = spec.with_adapters(adapters)
         kv_cache.check_adapters(spec, adapters)
     if not options.max_num_seqs:  # vLLM starts with no more than the tokens of a step
         tokens = kv_cache.given_limit(spec, "max_num_batched_tokens")

@@ -9,6 +9,7 @@ from typing import Any
 from pytest_slmserve.analysis.advice.advisor import Advice, Decision, Plan, ServedEngine, conditions, utilization
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ADVISED, ResultSource
+from pytest_slmserve.analysis.claims.table import judge_row, row_for
 from pytest_slmserve.analysis.estimates import Interval, percent
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
@@ -19,6 +20,7 @@ from pytest_slmserve.report.deployments import answers, best_on_several, deploym
 from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hundredths, milliseconds
+from pytest_slmserve.schema.kv_cache import adapter_bytes
 from pytest_slmserve.schema.models import hub_name
 from pytest_slmserve.schema.specs import command_words
 
@@ -144,7 +146,9 @@ def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = (
         parts += ["", "; ".join(sentences), *(shell_lines(words, width) for words in start.commands)]
     parts += [Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
     for advice in plan.advices:
-        pairs = [(f"  {name}", said) for name, said in advice_reasons(advice, plan)]
+        own = [curve for curve in curves if curve.subject == advice.subject.name]
+        told = (*advice_reasons(advice, plan), *adapters_told(advice, plan, own))
+        pairs = [(f"  {name}", said) for name, said in told]
         parts += ["", f"{advice.subject.name}\n{text_table.named_lines(pairs)}"]
     if remarks := list(general(plan, source)):
         parts += ["", *remarks]
@@ -212,6 +216,31 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
             yield "cost", f"of a million output tokens: {'; '.join(costs)}"
     for note in (*advice.decision.notes, *advice.subject.notes):
         yield "note", note
+
+
+def adapter_slots(advice: Advice, plan: Plan) -> dict[str, int | None] | None:
+    """Return the slots for adapters, their bytes, and how many have room beside the batch; None if none were asked for.
+    The room is None if the memory is not known."""
+    engine, budget = advice.subject.engine, plan.wish.budget_bytes
+    if plan.wish.adapters is None or engine is None:
+        return None
+    slots, taken, room = engine.spec.arguments["max_loras"], adapter_bytes(engine.spec), None
+    if advice.needs and budget is not None:
+        room = slots + max(0, budget - advice.needs.total_bytes) * slots // taken
+    return {"slots": slots, "rank": plan.wish.adapters.rank, "slot_bytes": taken, "room": room}
+
+
+def adapters_told(advice: Advice, plan: Plan, curves: Sequence[Curve]) -> Iterator[tuple[str, str]]:
+    """Yield what the slots of the adapters take, how many have room, and what measured jobs say of too few."""
+    if (held := adapter_slots(advice, plan)) is None:
+        return
+    said = f"{held['slots']} slots of rank {held['rank']} take {gib(held['slot_bytes'] or 0)} GiB"
+    if held["room"] is not None:
+        said += f"; beside this batch there is room for {held['room']:,}"
+    yield "adapters", f"{said}: an adapter without a slot waits for one, so max_loras is to be their number"
+    for name in ("more-adapters-serve-less", "too-few-slots-starve-requests"):
+        verdicts = (judge_row(row_for(name, curve.subject), curve) for curve in curves)
+        yield from (("measured", verdict.why) for verdict in verdicts if verdict.value is not None)
 
 
 def batch_text(advice: Advice, plan: Plan) -> str:
@@ -307,6 +336,7 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
             "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs)},
             "no_memory": None if footprint else no_memory(advice),
             "gains": advice.gains,
+            **({"adapters": held} if (held := adapter_slots(advice, plan)) else {}),
             "notes": (*seen.notes, *advice.subject.notes),
         }
         models.append(model)

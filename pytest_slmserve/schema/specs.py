@@ -183,6 +183,10 @@ class EngineSpec:
         extra = tuple((name, value) for name, value in given.items() if name not in OWN_FIELDS)
         return replace(self, extra=extra, **own)
 
+    def with_adapters(self, adapters: Adapters) -> EngineSpec:
+        """A copy that holds these adapters, in slots for all unless its arguments say another number."""
+        return self.with_arguments([*adapters.arguments(self.arguments).items()])
+
     @property
     def facts(self) -> dict[str, Any]:
         """All that can change a measurement. What the interpreter holds is part of the environment."""

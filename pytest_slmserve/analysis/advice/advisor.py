@@ -27,7 +27,7 @@ from pytest_slmserve.analysis.sweep.curve import MARGIN
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Fit, fit, valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import Adapters, EngineSpec
 
 GPU_MEMORY_UTILIZATION = 0.9  # of the GPU for all engines together
 UTILIZATION_STEPS = 1000  # vLLM takes its share of the memory with three decimals
@@ -114,7 +114,7 @@ class ModelSweep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objectives:
     """slo: None decides by efficiency only. gpu_bytes: None if no GPU is known. price_per_hour: of the GPU. together:
-    whether all models share the GPU; else each has it for itself."""
+    whether all models share the GPU; else each has it for itself. adapters: that each model is to hold."""
 
     slo: Slo | None = None
     threshold: float = batching.EFFICIENCY
@@ -122,6 +122,7 @@ class Objectives:
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     price_per_hour: float | None = None
     together: bool = False
+    adapters: Adapters | None = None
 
     @property
     def budget_bytes(self) -> int | None:

@@ -19,7 +19,7 @@ from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, Resolved
-from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.specs import GIB, Adapters, EngineSpec
 
 GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
 # Arguments that an advice sets: their values in the sweep no longer count.
@@ -100,6 +100,19 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         peaks=curve.peaks,
         notes=(*_left_out(curve), *(_beyond_graphs(curve) if curve.decodes else ())),
     )
+
+
+def holding(subject: ModelSweep, adapters: Adapters) -> ModelSweep:
+    """The model with an engine that holds these adapters: their slots take memory beside weights and KV cache. Raises
+    BadUsage if no adapters are made for it, or nobody knows their size."""
+    engine = subject.engine
+    if engine is None or engine.footprint is None:
+        raise BadUsage(f"{subject.name}: the memory of adapters cannot be planned", "records of an engine on a GPU")
+    spec = engine.spec.with_adapters(adapters)
+    kv_cache.check_adapters(spec, adapters)
+    more = kv_cache.adapter_bytes(spec) - kv_cache.adapter_bytes(engine.spec)
+    footprint = replace(engine.footprint, allowance_bytes=engine.footprint.allowance_bytes + more)
+    return replace(subject, engine=replace(engine, spec=spec, footprint=footprint))
 
 
 def gain_of_sets(curves: Iterable[Curve]) -> Interval | None:

@@ -74,6 +74,22 @@ def test_an_archive_gives_a_batch_its_memory_the_command_to_start_it_and_notes(s
     assert any("a.jsonl" in note for note in set(torn) - set(seen["notes"]))
 
 
+def test_adapters_take_memory_beside_the_batch_and_it_is_told_how_many_have_room(swept, capsys):
+    """A slot of rank 8 of OPT-1.3B: (2,048 + 2,048) * 8 values of 2 bytes for each of four matrices of attention, and
+    (2,048 + 8,192) * 8 for both of the feed-forward, in 24 layers."""
+    [plain] = advised(capsys, swept)["models"]
+    found = advised(capsys, swept, "--lora", "64x8")
+    [model], each = found["models"], 24 * 16 * (4 * 4096 + 2 * 10_240)
+    held, memory = model["adapters"], model["memory"]
+    assert (held["slots"], held["rank"], held["slot_bytes"]) == (64, 8, 64 * each) and "adapters" not in plain
+    assert memory["total_bytes"] == plain["memory"]["total_bytes"] + 64 * each
+    budget = int(found["gpu_bytes"] * found["gpu_memory_utilization"])
+    assert held["room"] == 64 + (budget - memory["total_bytes"]) // each
+    assert "--enable-lora --max-loras 64 --max-lora-rank 8 --max-cpu-loras 64" in found["starts"][0]["commands"][0]
+    text = said(capsys, "advise", swept, "--lora", "64x8").out
+    assert "64 slots of rank 8" in text and f"{held['room']:,}" in text
+
+
 def test_what_is_typed_reaches_the_advisor(swept, capsys, monkeypatch):
     monkeypatch.setattr(advise.advisor, "plan", plan := Mock(wraps=advise.advisor.plan))
     advised(capsys, swept)
@@ -110,7 +126,7 @@ def test_the_page_has_the_advice_and_the_records_of_ours(of_ours, swept, tmp_pat
     ("--gpu-memory-utilization 0", ["--gpu-memory-utilization", "'0'"]),
     ("--price-per-hour -1", ["--price-per-hour", "'-1'"]), ("--price-per-hour nan", ["--price-per-hour", "'nan'"]),
     ("--gpu-memory 80", ["--gpu-memory", "'80'", "40GiB"]), ("--max-model-len 0", ["--max-model-len", "'0'"]),
-    ("--model opt-2.7b", ["opt-2.7b"]), ("--knob max_num_seqs", ["is an archive", "--knob"]),
+    ("--lora 64x9", ["--lora", "'64x9'"]), ("--model opt-2.7b", ["opt-2.7b"]), ("--knob max_num_seqs", ["is an archive", "--knob"]),
 ])  # fmt: skip
 def test_wrong_usage_names_the_option(swept, tmp_path, capsys, words, facts):
     refused(said(capsys, "advise", swept, *words.split()), *facts)
