@@ -20,7 +20,7 @@ from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, write_file
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
-from pytest_slmserve.schema.specs import OF_ADAPTERS, EngineSpec, Workload
+from pytest_slmserve.schema.specs import OF_ADAPTERS, SPECULATIVE, EngineSpec, Workload
 from pytest_slmserve.telemetry import sampler
 from pytest_slmserve.telemetry.host import Reading
 
@@ -57,7 +57,7 @@ SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event r
 # Of the imagined device: shares by which a step takes longer with adapters, and with each that has a slot (of rank 8),
 # and bytes per second of the copy of one into a slot, for which all others wait: a PCI Express 4.0 x16.
 ADAPTED_SHARE, SLOT_SHARE, COPIED_PER_S = 0.1, 0.002, 25e9
-NO_FAULTS = {"batching", "wait_s", "quantization", "kv_cache_dtype", "speculative_config", *OF_ADAPTERS}
+NO_FAULTS = {"batching", "wait_s", "quantization", "kv_cache_dtype", SPECULATIVE, *OF_ADAPTERS}
 
 
 @dataclass(frozen=True, slots=True)

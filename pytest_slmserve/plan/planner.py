@@ -4,7 +4,7 @@ each kind of test. Arithmetic: it needs no GPU, and starts nothing."""
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from pytest_slmserve.schema.records import Environment, release
 from pytest_slmserve.schema.specs import (
     GIB,
     OWN,
+    SPECULATIVE,
     Adapters,
     ClosedLoop,
     EngineSpec,
@@ -217,10 +218,17 @@ def check_prefixes(engine: EngineSpec, workload: Workload) -> None:
         raise BadUsage(f"{asked}: {why}", f"--slm-input-len {max(math.ceil(block / share), block + OWN)}")
 
 
-# Of a marker: `lengths`, `lora`, `prefix_share`, `turns`, `cached` and `ramp_up` take the place of the options.
+# Of a marker: `lengths`, `lora`, `ramp_up` and those that are compared take the place of the options.
 Words = Mapping[str, Any]
-OF_PREFIXES = ("prefix_share", "turns", "cached")
 NO_WORDS: Words = MappingProxyType({})
+# Words that may have several values, whose curves are compared with each other; and what a value is called.
+COMPARED: dict[str, Callable[[Any], str]] = {
+    "prefix_share": lambda share: f"share-{share:g}",
+    "turns": lambda turns: f"turns-{turns}",
+    "cached": lambda cached: f"cache-{'on' if cached else 'off'}",
+    "speculation": lambda drafts: "speculative" if drafts else "plain",
+}
+OF_PREFIXES = ("prefix_share", "turns", "cached")
 
 
 def checked_lengths(given: Any) -> tuple[int | None, int | None]:
@@ -242,9 +250,14 @@ def checked_adapters(given: Any) -> tuple[int, int] | None:
     raise BadUsage(f"lora={given!r} is no pair of a number and a rank", "lora=(16, 8)")
 
 
-def engine_options(words: Words) -> dict[str, Any]:
-    """Return the options that the words of a marker change and that the engine depends on."""
-    found = {"lora": checked_adapters(words["lora"])} if "lora" in words else {}
+def engine_options(words: Words, given: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
+    """Return the options that the words of a marker change and that the engine depends on. given: arguments of the
+    engine by the options. They say how to draft if `speculation` is wanted, else n-grams are; and lose it if not."""
+    found: dict[str, Any] = {"lora": checked_adapters(words["lora"])} if "lora" in words else {}
+    if "speculation" in words:
+        others = [pair for pair in given if pair[0] != SPECULATIVE]
+        drafting = given if len(others) < len(given) else [*given, (SPECULATIVE, kv_cache.NGRAM)]
+        found["engine_arg"] = tuple(drafting if words["speculation"] else others)
     return found | {name: words[name] for name in OF_PREFIXES if name in words}
 
 
@@ -479,8 +492,9 @@ class Planner:
     def point(self, model: str, concurrency: int, words: Words = NO_WORDS, id: str = "") -> Case:
         """Return the case of a model's engine under a closed loop, as the options and a marker say."""
         workload, load = self.workload(model, words), self.load(concurrency, words)
-        case = self.case(self.spec(model, **engine_options(words)), [workload], [load], model=model, id=id)
-        self.beside |= {case.series} if words.keys() & OF_PREFIXES else set()
+        spec = self.spec(model, **engine_options(words, self.options.engine_arg))
+        case = self.case(spec, [workload], [load], model=model, id=id)
+        self.beside |= {case.series} if words.keys() & COMPARED else set()
         return case
 
     def replicas_case(
@@ -514,13 +528,13 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
 def point_cases(planner: Planner, words: Words) -> list[Case]:
     """Return the points of the planned sweeps, or those that a marker names, of the models that were chosen, if any.
     Raises BadUsage for an unknown model, and for requests that are too long for it."""
-    for word, id in (("prefix_share", "share-{:g}".format), ("cached", ("cache-off", "cache-on").__getitem__)):
-        if isinstance(several := words.get(word), list | tuple):
-            each = [(id(one), point_cases(planner, {**words, word: one})) for one in several]
-            return [replace(case, id=f"{case.id}-{name}") for name, cases in each for case in cases]
+    for word, ending in COMPARED.items():
+        if isinstance(values := words.get(word), list | tuple):
+            each = [(ending(value), point_cases(planner, {**words, word: value})) for value in values]
+            return [replace(case, id=f"{case.id}-{end}") for end, cases in each for case in cases]
     if "points" not in words:
         planned = [case for model in planner.models for case in planner.sweep(model).cases]
-        if words.keys() & OF_PREFIXES:
+        if words.keys() & COMPARED:
             return [planner.point(case.model, case.concurrency, words, case.id) for case in planned]
         if not words.keys() & {"lengths", "lora"}:
             return planned
@@ -530,7 +544,7 @@ def point_cases(planner: Planner, words: Words) -> list[Case]:
         return [replace(case, engines=engines[case.model], workloads=workloads[case.model]) for case in planned]
     if not isinstance(words["points"], Iterable):
         raise BadUsage(f"points={words['points']!r} is no list of points", A_POINT)
-    found = []
+    found, own = [], engine_options(words, planner.options.engine_arg)
     for point in words["points"]:
         match point:
             case (str(model), int(concurrency)):
@@ -539,7 +553,7 @@ def point_cases(planner: Planner, words: Words) -> list[Case]:
                 raise BadUsage(f"{point!r} is no point: a model and a concurrency", A_POINT)
         if planner.options.models and not planner.swept(model):
             continue
-        name, why = f"{short_name(model)}-{concurrency}", planner.misfit(model, **engine_options(words))
+        name, why = f"{short_name(model)}-{concurrency}", planner.misfit(model, **own)
         if why is None:
             case = planner.point(model, concurrency, words, name)
             spec, workload = case.each[0], case.workloads[0]

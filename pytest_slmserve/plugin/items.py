@@ -51,7 +51,7 @@ from pytest_slmserve.workload.arrivals import job
 JUNIT = ("output_tokens_per_s", "requests_per_s", "ttft_p99_s", "tpot_s", "e2e_s", "valid")
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = (
-    *planning.OF_PREFIXES,
+    *planning.COMPARED,
     *("claim", "models", "points", "lengths", "lora", "ramp_up", "needs", "gpus", "jobs", "gate"),
 )
 # Calls that give a verdict. A test that does not assert it passes whatever was found.
@@ -60,9 +60,8 @@ VERDICTS |= {"pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 # Fixtures that measure what the body of a test requests, or an engine's own words.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
-WITH_SHARES = frozenset(
-    {"slm_engine", "slm_measure", "slm_point", "slm_sweep"}
-)  # whose prompts may have some in common
+# Whose prompts may have some in common, or whose engine may draft.
+COMPARING = frozenset({"slm_engine", "slm_measure", "slm_point", "slm_sweep"})
 # Reasons why an endpoint skips an item, by what the marker says that the item needs.
 NEEDS: dict[str, str] = {
     "gpu": "reads a GPU's counters: needs --slm-gpu or --slm-simulate",
@@ -122,7 +121,8 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
     """The engine that a marker asks for. Raises BadUsage for an impossible one."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
     model = words.get("model") or session.planner.models[0]
-    planned = session.planner.spec(model, words.get("tensor_parallel_size"), **planning.engine_options(words))
+    options = planning.engine_options(words, session.options.engine_arg)
+    planned = session.planner.spec(model, words.get("tensor_parallel_size"), **options)
     spec = replace(planned, **own)
     check_told(spec)
     return spec
@@ -152,6 +152,8 @@ def check_item(item: Any) -> None:
     is_share = all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 1 for one in some)
     turns, cached = words.get("turns"), words.get("cached")
     switches = cached if isinstance(cached, list | tuple) and cached else [cached]
+    drafts, of_points = words.get("speculation"), "slm_point" in item.fixturenames
+    sides = drafts if isinstance(drafts, list | tuple) and of_points else [drafts]
     checks = {  # of each word: whether its value is one, what the error says if not, and what to type
         "model": (isinstance(model, str), "is no name of a model", 'model="opt-125m"'),
         "prefix_share": (is_share, "is no share of prompts", "prefix_share=0.5; of slm_point also (0, 0.5, 0.9)"),
@@ -161,6 +163,7 @@ def check_item(item: Any) -> None:
             "says nothing of a cache of conversations",
             "turns=4, cached=True; of slm_point also (False, True)",
         ),
+        "speculation": ({*map(type, sides)} == {bool}, "is no yes or no", "True; of slm_point also (False, True)"),
         "ramp_up": (ramp_up in get_args(RampUp), "is no ramp-up", " or ".join(get_args(RampUp))),
         "gpus": (isinstance(gpus, int) and gpus > 0, "is no number of GPUs", "gpus=2"),
         "gate": (gate in WITHOUT_THE_OPTION, "is no gate without --slm-gate", " or ".join(WITHOUT_THE_OPTION)),
@@ -169,10 +172,11 @@ def check_item(item: Any) -> None:
     for word, (is_one, problem, hint) in checks.items():
         if word in words and not is_one:
             raise BadUsage(f"@pytest.mark.slm({word}={words[word]!r}) {problem}", hint)
-    if (of_prefixes := words.keys() & planning.OF_PREFIXES) and not WITH_SHARES & {*item.fixturenames}:
-        word = min(of_prefixes)
-        problem = f"@pytest.mark.slm({word}={words[word]!r}): none of this test's fixtures has prompts of it in common"
-        raise BadUsage(problem, f"one of {', '.join(sorted(WITH_SHARES))}; or --slm-prefix-share, or --slm-turns")
+    if (compared := sorted(words.keys() & planning.COMPARED)) and not COMPARING & {*item.fixturenames}:
+        problem = f"@pytest.mark.slm({compared[0]}={words[compared[0]]!r}): none of this test's fixtures reads it"
+        options = {"prefix_share": "--slm-prefix-share", "speculation": "--slm-engine-arg"}
+        hint = f"one of {', '.join(sorted(COMPARING))}; or {options.get(compared[0], '--slm-turns')}"
+        raise BadUsage(problem, hint)
     for own in ("extra", "env"):
         try:
             names = [name for name, _ in words.get(own, ())]
@@ -432,7 +436,7 @@ def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
         plan, words, reads = item.stash[PLAN], words_of(item), not READERS.isdisjoint(item.fixturenames)
         late = plan.skipped or plan.compares or (reads and readers_wait)
         if reads and not late:  # a baseline, claims that name their models, and those of replicas and of jobs
-            of_several = "claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs")
+            of_several = "claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs", "speculation")
             late = "slm_baseline" in item.fixturenames or "models" in words or of_several
         return late, late and item not in alone, order.setdefault(plan.engine, len(order)), reads
 

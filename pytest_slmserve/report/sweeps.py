@@ -51,7 +51,9 @@ STEP_LEGEND = (
     "for the host. Not known: what the host does then (schedule, sample, hand out) or beside a kernel, and which part "
     "of the kernels is attention."
 )
-SENSOR_LEGEND = {  # by the name of the column
+COLUMN_LEGEND = {  # by the name of the column
+    "speedup %": "acceptance: tokens that a step gave a sequence with a draft. speedup: more tokens/s than the same "
+    "engine has without speculation.",
     "GPU util %": "GPU util: time in which any kernel ran, as NVML samples it.",
     "busy %": "busy: the same by the profiling counters.",
     "tokens /busy s": "tokens/busy s: output tokens per second in which a kernel ran, which is what the GPU does; "
@@ -80,8 +82,8 @@ def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
         for part in section.parts:
             if isinstance(part, Table) and part.rows:
                 heads.update((part.caption.partition(",")[0], *part.cells.heads))
-    of_sensors = " ".join(text for head, text in SENSOR_LEGEND.items() if head in heads)
-    legends = (SWEEP_LEGEND if shown else "", of_sensors, STEP_LEGEND if STEP_TITLE in heads else "")
+    of_columns = " ".join(text for head, text in COLUMN_LEGEND.items() if head in heads)
+    legends = (SWEEP_LEGEND if shown else "", of_columns, STEP_LEGEND if STEP_TITLE in heads else "")
     yield from map(Legend, filter(None, legends))
 
 
@@ -179,6 +181,9 @@ def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
     accepted: list[Column[Point]] = []
     if any(p.acceptance_length is not None for p in curve.points):
         accepted.append(Column("accept-\nance", lambda p: figure(p.acceptance_length), rank=1))
+    if speedups := {of.concurrency: factor for of, _, factor in curve.speedups}:
+        accepted.append(Column("speed-\nup %", lambda p: changed(speedups.get(p.concurrency))[0]))
+        accepted.append(Column("95 %\n", lambda p: changed(speedups.get(p.concurrency))[1], "left", rank=1))
     return (
         Column(heads[0], lambda p: str(p.concurrency)),
         Column("\nbatch", lambda p: figure(p.batch, 4), rank=5),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import ADAPTED
 from pytest_slmserve.schema.records import Resolved
-from pytest_slmserve.schema.specs import FRONT_ENDS, GIB, RANKS, Adapters, EngineSpec
+from pytest_slmserve.schema.specs import FRONT_ENDS, GIB, RANKS, SPECULATIVE, Adapters, EngineSpec
 
 # Never made at a load.
 LOADED = {"awq", "gptq", "auto_awq", "auto_gptq", "auto-round", "compressed-tensors", "modelopt", "modelopt_fp4"}
@@ -61,11 +61,11 @@ def check_arguments(spec: EngineSpec) -> None:
     if tokens < sequences:
         problem = f"max_num_batched_tokens {tokens} is below max_num_seqs {sequences}, and vLLM does not start so"
         raise BadUsage(problem, f"--slm-max-num-seqs={tokens}, and no larger --slm-concurrency")
-    if spec.arguments.get("speculative_config") is not None:
+    if spec.arguments.get(SPECULATIVE) is not None:
         check_speculation(spec)
 
 
-NGRAM = """speculative_config='{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'"""
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'  # drafts that need no other model
 NGRAMS = {"ngram", "[ngram]", "ngram_gpu"}
 FROM_THE_TEXT = {*NGRAMS, "suffix"}  # methods without weights of their own
 AS_TOLD = "synthetic"  # vLLM's way to accept drafts at a given rate, whatever they say
@@ -74,12 +74,12 @@ AS_TOLD = "synthetic"  # vLLM's way to accept drafts at a given rate, whatever t
 def check_speculation(spec: EngineSpec) -> None:
     """Raise BadUsage for speculative decoding that vLLM does not start with (vllm/config/speculative.py, release 0.32),
     or whose steps nobody counts here."""
-    asked, hint = spec.speculation, f"--slm-engine-arg {NGRAM}"
+    asked, hint = spec.speculation, f"--slm-engine-arg {SPECULATIVE}='{NGRAM}'"
     method, drafted = asked.get("method"), asked.get("num_speculative_tokens")
     if spec.interface == "transformers":
         raise BadUsage("Transformers' generate() gets no speculative_config from here", "--slm-interface engine")
     if not asked:
-        raise BadUsage(f"speculative_config {spec.arguments['speculative_config']!r} is no object with entries", hint)
+        raise BadUsage(f"speculative_config {spec.arguments[SPECULATIVE]!r} is no object with entries", hint)
     if not (method or asked.get("model")):
         raise BadUsage("speculative_config has neither a method nor the model that drafts", hint)
     if (drafted is None and method in NGRAMS) or (drafted is not None and (type(drafted) is not int or drafted < 1)):
@@ -99,10 +99,16 @@ def has_draft_weights(spec: EngineSpec) -> bool:
 
 
 def made_up_acceptance(spec: EngineSpec) -> str | None:
-    """What a reader has to know of drafts that are accepted with weights that are made; None where acceptance is that
-    of real text, or as it was asked for."""
+    """What a reader has to know of drafts whose acceptance is that of weights that are made, or as it was asked for;
+    None where it is that of real text."""
     asked = spec.speculation
-    if not asked or spec.load_format != "dummy" or asked.get("rejection_sample_method") == AS_TOLD:
+    if asked.get("rejection_sample_method") == AS_TOLD:
+        length, rates = (asked.get(f"synthetic_acceptance_{name}") for name in ("length", "rates"))
+        if isinstance(rates, list) and all(isinstance(rate, int | float) for rate in rates):
+            length = 1 + sum(rates)  # each the share of drafts of which so many tokens are accepted
+        told = f" of {length:.3g} tokens a step" if isinstance(length, int | float) else ""
+        return f"speculative decoding at a planted acceptance{told}"
+    if not asked or spec.load_format != "dummy":
         return None
     return "speculative decoding with dummy weights: what is accepted says nothing of real text"
 

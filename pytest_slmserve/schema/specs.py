@@ -84,6 +84,7 @@ def completed(url: str) -> str:
 
 GIB = 1 << 30
 FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
+SPECULATIVE = "speculative_config"  # an argument of vLLM's engine, an object
 # What follows from how the GPUs, their memory and the requests are divided among engines.
 DIVIDED = frozenset({"tensor_parallel_size", "kv_cache_bytes", "gpu_memory_utilization", "max_num_seqs", "url"})
 OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
@@ -229,9 +230,14 @@ class EngineSpec:
     @property
     def speculation(self) -> dict[str, Any]:
         """vLLM's `speculative_config`, which says how tokens are drafted; empty without, or if it is no object."""
-        given = self.arguments.get("speculative_config")
+        given = self.arguments.get(SPECULATIVE)
         found = handed_over(given) if isinstance(given, str) else given
         return found if isinstance(found, dict) else {}
+
+    @property
+    def plain(self) -> EngineSpec:
+        """A copy of this engine without speculation, and with a KV cache of one size, whatever a draft model leaves."""
+        return replace(self.without(SPECULATIVE), kv_cache_bytes=GIB)
 
     @property
     def front_ends(self) -> int:
@@ -239,10 +245,14 @@ class EngineSpec:
         asked = self.arguments.get(FRONT_ENDS)
         return asked if isinstance(asked, int) else 1
 
+    def without(self, *names: str) -> EngineSpec:
+        """A copy of this engine without these further arguments."""
+        return replace(self, extra=tuple(pair for pair in self.extra if pair[0] not in names))
+
     @property
     def without_http(self) -> EngineSpec:
         """A copy of this engine with the interface "engine", and without the number of HTTP processes."""
-        return replace(self, interface="engine", extra=tuple(pair for pair in self.extra if pair[0] != FRONT_ENDS))
+        return replace(self.without(FRONT_ENDS), interface="engine")
 
     @property
     def gpus(self) -> range:

@@ -46,7 +46,7 @@ def of_curves(
     curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()
 ) -> ResultSource:
     """Models to advise on, in the order first met: of each its sweep with the most loads to choose from, and of several
-    such the last measured.
+    such the last measured, behind which come those that draft with made weights.
 
     Args:
         model: The only model to advise on; None for all.
@@ -73,7 +73,8 @@ def of_curves(
         raise BadUsage(f"the records are of several devices ({names})", "records of one, or --model")
     subjects = []
     for rows in grouped(on_one, lambda row: row[0].subject).values():
-        last = (max(m.measured_at for m in curve.measurements) for curve, _ in rows)
+        drafts = (bool(curve.spec and kv_cache.made_up_acceptance(curve.spec)) for curve, _ in rows)
+        last = ((not each, max(m.measured_at for m in curve.measurements)) for each, (curve, _) in zip(drafts, rows))
         sweeps = [(of_curve(curve, longest), at, label) for (curve, label), at in zip(rows, last)]
         best, _, label = max(sweeps, key=lambda each: (len(each[0].usable), each[1]))
         if others := [other for sweep, _, other in sweeps if sweep is not best]:

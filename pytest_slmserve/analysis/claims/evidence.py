@@ -37,9 +37,9 @@ from pytest_slmserve.analysis.points import (
     ratio,
 )
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
-from pytest_slmserve.analysis.sweep.plateau import valid_points
+from pytest_slmserve.analysis.sweep.plateau import crossing, valid_points
 from pytest_slmserve.analysis.verdict import Inconclusive, Seen, State, Verdict, above, all_of, below, every
-from pytest_slmserve.schema.kv_cache import NULL_BLOCKS
+from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, made_up_acceptance
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import GIB, OF_ADAPTERS
 
@@ -57,7 +57,8 @@ class Claim:
     Attributes:
         name: As items and records have it.
         of: The measurements that it reads: sweeps; replicas, with one engine alone under the same load; engines on
-            several numbers of GPUs; jobs; shares of prompts that come from a cache; or none, for arithmetic.
+            several numbers of GPUs; jobs; shares of prompts that come from a cache; an engine with and without
+            speculation; or none, for arithmetic.
         models: Those that the statement speaks of; empty for any.
         against: By model, those that it is compared with, if the claim compares models.
         compares: What its figure is compared over, see `evidence_for`; empty if a function of its own judges it.
@@ -73,7 +74,7 @@ class Claim:
     name: str
     statement: str
     source: str
-    of: Literal["sweeps", "replicas", "gpus", "jobs", "shares", "arithmetic"] = "sweeps"
+    of: Literal["sweeps", "replicas", "gpus", "jobs", "shares", "speculation", "arithmetic"] = "sweeps"
     models: tuple[str, ...] = ()
     against: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compares: str = ""
@@ -197,7 +198,11 @@ def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdi
             return of_gpus(claim, curve)
         case "hit rates":
             return of_hit_rates(claim, curve)
+        case "speculation":
+            return of_speculation(claim, curve)
     match claim.name:
+        case "speculation-costs-beyond-a-load":
+            return of_speculation(claim, curve)
         case "throughput-plateau":
             return curve.pareto_plateau(claim.parameters["tolerance"])
         case "gpu-plateau":
@@ -524,8 +529,8 @@ def same_engine(point: JobPoint) -> tuple[Hashable, ...]:
 
 def same_but_kv(point: JobPoint) -> tuple[Hashable, ...]:
     """Return what is equal for jobs that differ in nothing but the KV cache of their engine."""
-    extra = tuple(pair for pair in point.spec.extra if pair[0] != "num_gpu_blocks_override")
-    return *point.asked, point.environment.key, replace(point.spec, kv_cache_bytes=1 << 30, extra=extra).key
+    spec = replace(point.spec.without("num_gpu_blocks_override"), kv_cache_bytes=GIB)
+    return *point.asked, point.environment.key, spec.key
 
 
 def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
@@ -691,8 +696,7 @@ def adapted_jobs(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """Return jobs that differ in nothing but their adapters and the slots for them: those of the most kinds."""
 
     def alike(p: JobPoint) -> Hashable:
-        extra = tuple(pair for pair in p.spec.extra if pair[0] not in OF_ADAPTERS)
-        plain = replace(p.spec, kv_cache_bytes=1 << 30, extra=extra).key  # what the slots leave
+        plain = replace(p.spec.without(*OF_ADAPTERS), kv_cache_bytes=GIB).key  # what the slots leave
         return repr(p.load), replace(p.workload.spec, adapters=None), p.environment.key, plain
 
     served = [p for p in jobs if p.batching == CONTINUOUS]
@@ -895,3 +899,48 @@ def of_hit_rates(claim: Claim, curve: Curve) -> Evidence:
     if all(len(point.repeats) < 2 for point in points):
         raise Inconclusive("noise unknown: one repeat of each point; --slm-repeats 2")
     return of_ratios(claim, rows, points, points, qualifier=f"; of {len(rows)} steps the one that decides")
+
+
+def of_speculation(claim: Claim, curve: Curve) -> Evidence | Verdict:
+    """Return throughput with speculation over that without at the smallest load, or the verdict on where they cross."""
+    if curve.plain is None:
+        raise NotMeasured("no engine was measured with and without speculation")
+    found, made_up = curve.speedups, made_up_acceptance(curve.spec) if curve.spec else None
+    up_to, remark = found[0][0].concurrency if found and claim.compares else math.inf, f"; {made_up}" if made_up else ""
+    reasons = (obstacle(each, lambda load: load <= up_to) for each in (curve.plain, curve))
+    if reason := next(filter(None, reasons), None if found else "no load was measured with and without speculation"):
+        raise Inconclusive(reason)
+    if not claim.compares:
+        state, judged, why = break_even({of.concurrency: ratio for of, _, ratio in found})
+        used = [point for of, to, _ in found for point in (to, of)]
+        return Verdict.from_interval(claim.name, curve.subject, state, f"{why}{remark}", judged, None, *used)
+    of, to, smallest = found[0]
+    accepted = "" if of.acceptance_length is None else f" and an acceptance of {of.acceptance_length:.3g}"
+    told = claim.words.format("{}", of=of, accepted=accepted), [to, of]
+    return Evidence(estimates=lambda several: [(smallest, told)], remark=remark)
+
+
+def break_even(ratios: Mapping[int, Interval]) -> tuple[State, Interval | None, str]:
+    """Return the state of the promise that there is a load b* within these, below which speculation gains and above
+    which it costs; b* in concurrent requests if so; and the reason. ratios: of throughput with it over that without.
+
+    It passes if the ratio is surely above 1 at the smallest load, and below 1 at the largest. It fails if it is surely
+    on one side at every load, which bounds b*, or if speculation costs at a smaller load than one at which it gains.
+    """
+    seen, ends = crossing(ratios), {load: estimates.ends(ratio) for load, ratio in ratios.items()}
+    (low, high), first, last = estimates.ends(seen), min(ratios), max(ratios)
+    costs = min((load for load, (_, most) in ends.items() if most < 1), default=last)
+    gains = max((load for load, (least, _) in ends.items() if least > 1), default=first)
+    told = [f"{times(ratios[load])} at {load}" for load in sorted({first, costs, gains, last})]
+    why = f"throughput with speculation over without: {', '.join(told)}"
+    if costs < gains:
+        return State.FAILS, None, f"it costs at concurrency {costs}, and gains again at {gains}; {why}"
+    if low == math.inf:
+        return State.FAILS, None, f"it gains at every load up to {last}, so b* > {last}; {why}"
+    if high == 0:
+        return State.FAILS, None, f"it costs from the first load on, so b* < {first}; {why}"
+    if low > 0 and high < math.inf:
+        found = f"b* is {seen.value:.3g} concurrent requests (95 %: {low:.3g} to {high:.3g})"
+        return State.PASSES, seen, f"{found}; {why}"
+    unknown = [f"gains at {first}"] * (low == 0) + [f"costs at {last}"] * (high == math.inf)
+    return State.INCONCLUSIVE, None, f"noise leaves open whether it {' and '.join(unknown)}; {why}"

@@ -32,6 +32,7 @@ from pytest_slmserve.analysis.sweep.curve import (
     is_sweep,
     labels,
     to_know_noise,
+    with_plain,
     with_remedy,
     with_shared,
     with_warmer,
@@ -132,7 +133,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
         return False
     if claim.compares == "arrivals" and len(evidence.grid_of(curve.jobs)) < 2:
         return False
-    if claim.of in ("replicas", "gpus", "jobs", "shares"):
+    if claim.of in ("replicas", "gpus", "jobs", "shares", "speculation"):
         try:
             evidence.evidence_for(claim, curve, ())
         except Inconclusive as reason:
@@ -288,7 +289,7 @@ def planned_curves(
         compared = any(series in plan.get("compared", ()) for plan in earlier)
         found[series] = replace(curve, beside=(any(sweeps) or compared) and not sweep)
     curves = with_shared(found.values(), shared_points(measurements))
-    return dict(zip(found, with_warmer(deployments.with_wider(curves))))
+    return dict(zip(found, with_plain(with_warmer(deployments.with_wider(curves)))))
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:
@@ -297,7 +298,8 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
 
     Verdicts on several curves of one model are told apart by their subjects. A claim that is arithmetic is judged by
     the models alone, each as a curve without points. One on several GPUs is told of a model once, so it is not told
-    apart from its own curves on more; one on jobs, which all curves of a model have, likewise.
+    apart from its own curves on more, and one on speculation not from the curve without; one on jobs, which all curves
+    of a model have, likewise.
 
     Args:
         stored: Rows of the run that measured; a verdict says if they expected something else.
@@ -315,7 +317,7 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
         ]
         if claim.of == "arithmetic":
             found = [(Curve(subject=model), model) for model in claim.models]
-        elif claim.of == "gpus":
+        elif claim.of in ("gpus", "speculation"):
             several = [curve for curve, _ in found]
             found = list(zip(several, labels(several), strict=True))
         elif claim.of == "jobs":

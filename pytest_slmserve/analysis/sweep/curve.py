@@ -21,11 +21,13 @@ from pytest_slmserve.analysis.points import (
     JobPoint,
     Point,
     ReplicaPoint,
+    at_common_loads,
     busy_rate,
     by_series,
     e2e_s,
     output_rate,
     points_of,
+    ratio,
 )
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction, next_load, predictions
@@ -72,7 +74,8 @@ class Curve:
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
     replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
     on more GPUs. warmer: of the same engine and requests with larger shares of their prompts in common, ascending, each
-    larger than that of this curve. jobs: those of the model. axes: what load, throughput and latency are called.
+    larger than that of this curve. plain: of an engine that decodes speculatively, the curve of the same engine that
+    does not. jobs: those of the model. axes: what load, throughput and latency are called.
     """
 
     subject: str
@@ -89,6 +92,7 @@ class Curve:
     alone: tuple[Point, ...] = ()
     wider: tuple[Curve, ...] = field(default=(), repr=False)
     warmer: tuple[Curve, ...] = field(default=(), repr=False)
+    plain: Curve | None = field(default=None, repr=False)
     jobs: tuple[JobPoint, ...] = field(default=(), repr=False)
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
 
@@ -173,6 +177,13 @@ class Curve:
     def predictions(self) -> tuple[Prediction, ...]:
         """Predictions by the saturation law for the loads that were not needed, if it describes the curve."""
         return predictions(self.points, self.unneeded)
+
+    @property
+    def speedups(self) -> list[tuple[Point, Point, Interval]]:
+        """Valid points with and without speculation under each load that has both, ascending, and the factor of
+        throughput; none if the same engine without it is not there."""
+        pairs, among = at_common_loads(self.valid, self.plain.valid if self.plain else ())
+        return [(of, to, ratio(of, to, among)) for of, to in pairs]
 
     def gains(self, figure: Figure = output_rate) -> tuple[Gain, ...]:
         """Relative gain of throughput, or of another figure, per doubling, between neighbouring valid points."""
@@ -407,6 +418,19 @@ def with_warmer(curves: Sequence[Curve]) -> list[Curve]:
         least, *others = sorted(group, key=share)
         warmer[id(least)] = tuple(others)
     return [replace(curve, warmer=warmer.get(id(curve), ())) for curve in curves]
+
+
+def with_plain(curves: Sequence[Curve]) -> list[Curve]:
+    """Return each curve; one of an engine that decodes speculatively has that of the same engine without, under the
+    same requests, environment and way of loading."""
+
+    def alike(curve: Curve) -> object:
+        if not (curve.first and curve.load):
+            return id(curve)
+        return series_key(curve.first.spec.plain, curve.first.workload.hash, curve.load, curve.first.environment)
+
+    plain = {alike(curve): curve for curve in curves if not (curve.spec and curve.spec.speculation)}
+    return [replace(c, plain=plain.get(alike(c)) if c.spec and c.spec.speculation else None) for c in curves]
 
 
 def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:

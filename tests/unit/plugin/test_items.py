@@ -121,6 +121,12 @@ WRONG = [
     ("slm_measure", {"model": MODEL, "prefix_share": (0, 0.5)}, "(0, 0.5)", "prefix_share=0.5"),
     ("slm_measure", {"model": MODEL, "prefix_share": 0.5, "prefix_caching": False}, "0.5", "enable_prefix_caching="),
     ("slm_job_point", {"jobs": [], "prefix_share": 0.5}, "prefix_share=0.5", "slm_point"),
+    *(
+        ("slm_point", {"points": [(MODEL, 8)], "speculation": wrong}, "speculation=", "(False, True)")
+        for wrong in ("ngram", 1, (), (False, 1))
+    ),
+    ("slm_measure", {"model": MODEL, "speculation": (False, True)}, "speculation=(False, True)", "True"),
+    ("slm_job_point", {"jobs": [], "speculation": True}, "speculation=True", "--slm-engine-arg"),
     ("slm_point", {"points": [(MODEL, 8)], "lora": 16}, "lora=16", "lora=(16, 8)"),
     ("slm_point", {"points": [(MODEL, 8)], "lora": (16, 9)}, "rank 9", "8, 16, 32"),
     ("slm_gates", {"gate": "cuda"}, "gate='cuda'", "simulated"),
@@ -157,6 +163,7 @@ ENDPOINTS = ["throughput", "latency", "energy", "start", "kv-blocks", "memory"]
 GATED = [f"{model}-{each}" for model in TWO for each in ENDPOINTS]
 AT_ONCE = [f"{model}-{each}" for model in TWO for each in (*ENDPOINTS, "busy", "busy-small")]
 APART = {"gate": True, "gate_launches": "apart"}
+DRAFTS = [f"{MODEL}-2-{which}" for which in ("plain", "speculative")]
 ANY = {"models": None}
 BOTH = {"models": "opt-125m,opt-350m"}
 # fmt: off
@@ -164,6 +171,7 @@ PARAMETERS = [
     ("slm_point", {}, {}, ["opt-125m-4", "opt-125m-8"]),
     ("slm_point", {"points": [("opt-1.3b", 8), (MODEL, 2)]}, {}, ["opt-125m-2"]),
     ("slm_point", {"points": [("opt-1.3b", 8)]}, {}, ["-"]),
+    ("slm_point", {"points": [(MODEL, 2)], "speculation": (False, True)}, {}, DRAFTS),
     ("slm_point", {"points": [("opt-1.3b", 8), (MODEL, 2)]}, ANY, ["opt-1.3b-8", "opt-125m-2"]),
     ("slm_model slm_claim", {"claim": PLATEAU}, BOTH, TWO),
     ("slm_model slm_claim", {"claim": PLATEAU, "models": ["opt-1.3b"]}, {}, ["-"]),

@@ -25,11 +25,11 @@ from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Summary
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of, with_warmer
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of, with_plain, with_warmer
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import sweeps
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.section import Legend, Named, Section
+from pytest_slmserve.report.section import Legend, Named, Section, Table
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Environment, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
@@ -238,6 +238,25 @@ def test_tokens_of_a_step_of_a_sequence_are_shown_where_they_are_known_and_what_
     assert [*sweeps.remarks(plain)] == [] and "nothing of real text" in " ".join(sweeps.remarks(speculative))
 
 
+def test_what_speculation_gains_at_a_load_stands_beside_what_is_accepted():
+    def of(rates, *extra):
+        made = replace(at(), spec=replace(at().spec, extra=extra))
+        points = [replace(point(c, [r, 1.01 * r]), acceptance_length=2.5 if extra else None) for c, r in rates.items()]
+        return Curve(subject="opt-1.3b", points=tuple(points), measurements=(made,))
+
+    plain, drafting = with_plain(
+        [of({1: 100.0, 8: 400.0}), of({1: 150.0, 8: 300.0, 16: 9.0}, ("speculative_config", NGRAM))]
+    )
+    rows = rows_of(Table(drafting.points, sweeps.point_columns(drafting)))
+    assert [(row["acceptance"], row["speedup %"]) for row in rows] == [
+        ("2.50", "+50.0"),
+        ("2.50", "-25.0"),
+        ("2.50", "-"),
+    ]
+    assert all(" to " in row["95 %"] for row in rows[:2])
+    assert not {"acceptance", "speedup %"} & {column.name for column in sweeps.point_columns(plain)}
+
+
 def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
     def slower(concurrency, cpu_ms, model="a"):
         """A measurement beside which a host-speed probe took so long, and waited as long again."""
@@ -251,7 +270,7 @@ def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
     speeds = [[(row["host speed %"], row["host wait %"]) for row in rows] for rows in tables]
     assert speeds == [[("100.0", "50.0"), ("80.0", "50.0"), ("100.0", "50.0")], [("50.0", "50.0")] * 2]
     legends = [part.text for part in sweeps.sweep_sections(found) if isinstance(part, Legend)]
-    assert sweeps.SENSOR_LEGEND["host speed %"] in legends[1]
+    assert sweeps.COLUMN_LEGEND["host speed %"] in legends[1]
 
 
 def spent(model, concurrency, joules, limit=700.0, environment=H200) -> Curve:

@@ -266,13 +266,25 @@ def test_speculation_that_an_engine_does_not_have_is_refused(facts):
     ('{"method": "ngram", "num_speculative_tokens": 3}', "dummy", True, False),
     ('{"method": "ngram", "num_speculative_tokens": 3}', "auto", False, False),
     ('{"model": "opt-tiny", "num_speculative_tokens": 3}', "dummy", True, True),
-    ('{"model": "opt-tiny", "rejection_sample_method": "synthetic"}', "dummy", False, True),  # as asked for
 ])  # fmt: skip
 def test_what_made_weights_accept_says_nothing_of_real_text(config, load_format, made_up, weights):
     spec = EngineSpec("opt-125m", load_format=load_format, extra=(("speculative_config", config),))
     note = kv_cache.made_up_acceptance(spec)
     assert "nothing of real text" in note if made_up else note is None
     assert kv_cache.has_draft_weights(spec) is weights
+
+
+@pytest.mark.parametrize(("asked", "told"), [
+    ({"synthetic_acceptance_length": 2.5}, "of 2.5 tokens"),
+    ({"synthetic_acceptance_rates": [0.8, 0.4]}, "of 2.2 tokens"),
+    ({"synthetic_acceptance_rates": "many"}, "acceptance"), ({}, "acceptance"),  # which vLLM refuses
+])  # fmt: skip
+@pytest.mark.parametrize("load_format", ["dummy", "auto"])
+def test_an_acceptance_that_was_asked_for_is_told_whatever_the_weights_are(asked, told, load_format):
+    config = json.dumps({"method": "ngram", "rejection_sample_method": "synthetic", **asked})
+    spec = EngineSpec("opt-125m", load_format=load_format, extra=(("speculative_config", config),))
+    note = kv_cache.made_up_acceptance(spec)
+    assert "planted" in note and told in note and "real text" not in note
 
 
 # Adapters

@@ -176,6 +176,8 @@ def test_what_follows_from_an_engine_and_its_further_arguments():
     assert [each.front_ends for each in ends] == [1, 4, 1]
     server = replace(with_extra(api_server_count=4, x=1), interface="server")
     assert server.without_http == with_extra(x=1)
+    drafts = with_extra(x=1, speculative_config='{"method": "ngram"}')
+    assert drafts.plain == with_extra(x=1).plain == replace(drafts.without("speculative_config"), kv_cache_bytes=GIB)
     assert EngineSpec("facebook/opt-1.3b").known_model is CATALOGUE["opt-1.3b"]
     assert [*replace(PLAIN, gpu=2, tensor_parallel_size=2).gpus] == [2, 3]
 

@@ -107,6 +107,10 @@ def test_of_several_sweeps_of_a_model_the_last_with_most_loads_is_taken():
     later = curve_of("opt-1.3b", having(sweep().measurements, **facts))
     for curves in ([later, sweep()], [sweep(), later]):
         assert only(*curves).points == only(later).points and len(only(*curves).notes) == 1
+    drafts = {"extra": (("speculative_config", '{"method": "ngram", "num_speculative_tokens": 3}'),)}
+    made_up, real = (changed(later, **drafts, load_format=weights) for weights in ("dummy", "auto"))
+    assert [bool(only(sweep(), each).engine.spec.speculation) for each in (made_up, real)] == [False, True]
+    assert only(made_up).engine.spec.speculation, "there is no other"
 
 
 def test_a_cpu_a_server_of_others_and_an_unknown_shape_have_no_footprint():

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.claims.evidence import NO_DECODING, NO_ENERGY, NO_
 from pytest_slmserve.analysis.claims.table import CLAIMS, applies, claim_of
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
 from pytest_slmserve.analysis.points import Summary, shared_points
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared, with_warmer
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_plain, with_shared, with_warmer
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import GIB, ClosedLoop
@@ -544,6 +544,74 @@ def test_curves_are_compared_over_hits_if_they_differ_in_their_share_alone_and_a
         assert reason in verdict.why and verdict.state is INCONCLUSIVE
     once = with_warmer([at_share(0.0, (1000.0,), (0.1,)), at_share(0.5, (1500.0,), (0.1,))])[0]
     assert "--slm-repeats 2" in judge(MORE, once).why
+
+
+# An engine with and without speculation
+
+GAINS, CROSSES = "speculation-gains-at-the-smallest-load", "speculation-costs-beyond-a-load"
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+PLAIN = {1: 100.0, 4: 300.0, 16: 600.0, 64: 800.0}
+
+
+def of_rates(rates, config=NGRAM, noise=0.005, acceptance=1.7, **spec):
+    """A curve of two repeats at each load, an invalid point where a rate is None. config: None without speculation."""
+    made = measurement(1, 100.0)
+    extra = (("speculative_config", config),) if config else ()
+    made = replace(made, spec=replace(made.spec, extra=extra, **spec))
+    points = [point(c, [] if r is None else [r * (1 - noise), r * (1 + noise)]) for c, r in rates.items()]
+    points = [replace(p, acceptance_length=acceptance if config else None) for p in points]
+    return Curve(subject="opt-1.3b", points=tuple(points), measurements=(made,))
+
+
+def drafting(*ratios, noise=0.005, plain=PLAIN, **spec):
+    """An engine with speculation that serves so many times what it does without, at each load."""
+    rates = {c: None if ratio is None else ratio * r for (c, r), ratio in zip(PLAIN.items(), ratios)}
+    return with_plain([of_rates(rates, noise=noise, **spec), of_rates(plain, config=None, noise=noise)])[0]
+
+
+@pytest.mark.parametrize(("ratios", "noise", "smallest", "crosses", "words"), [
+    ((1.6, 1.2, 0.9, 0.7), 0.005, PASSES, PASSES, ["b*", 1.6, 1.2, 0.9, 0.7]),
+    ((1.6, 1.5, 1.4, 1.2), 0.005, PASSES, FAILS, ["b* > 64"]), ((0.9, 0.8, 0.7, 0.6), 0.005, FAILS, FAILS, ["b* < 1"]),
+    ((0.9, 1.3, 1.2, 0.7), 0.005, FAILS, FAILS, [1, 16, "again"]),  # drafting itself costs at 1
+    ((1.6, 1.2, 0.9, 0.7), 0.4, INCONCLUSIVE, INCONCLUSIVE, ["gains at 1", "costs at 64"]),
+    ((1.6, 1.2, 1.1, 1.0), 0.005, PASSES, INCONCLUSIVE, ["costs at 64"]),
+])  # fmt: skip
+def test_speculation_gains_up_to_a_load_that_is_told_as_far_as_it_is_known(ratios, noise, smallest, crosses, words):
+    curve = drafting(*ratios, noise=noise)
+    first, found = (judge(claim, curve) for claim in (GAINS, CROSSES))
+    assert (first.state, found.state) == (smallest, crosses) and tells(found.why, *words), found.why
+    assert first.value == pytest.approx(ratios[0]) and tells(first.why, 1, 1.7) and "nothing of real text" in first.why
+    assert (found.value is not None) is (crosses is PASSES) and "nothing of real text" in found.why
+    if crosses is PASSES:
+        assert 4 < found.low < found.value < found.high < 16 and found.n == len(found.records)
+
+
+def test_engines_are_compared_that_differ_in_their_speculation_alone():
+    plain, real = of_rates(PLAIN, None), of_rates(PLAIN, load_format="auto")
+    larger = of_rates(PLAIN, '{"model": "opt-tiny"}', kv_cache_bytes=0)  # the cache is what a draft model leaves
+    other = of_rates(PLAIN, '{"method": "suffix"}')
+    found = with_plain([other, plain, real, larger, Curve(subject="opt-1.3b")])
+    assert [curve.plain for curve in found] == [plain, None, None, plain, None]
+    assert [applies(claim_of(CROSSES), curve) for curve in found] == [True, False, False, True, False]
+    said = "at a planted acceptance of 2 tokens a step"
+    planted = '{"method": "ngram", "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}'
+    verdict = judge(GAINS, drafting(1.6, 1.2, 0.9, 0.7, config=planted))
+    assert said in verdict.why and "real text" not in verdict.why
+
+
+def test_what_is_missing_to_compare_an_engine_with_and_without_speculation_is_said():
+    elsewhere = {2 * load: rate for load, rate in PLAIN.items()}
+    for curve, fact in (
+        (drafting(None, 1.2, 0.9, 0.7), "planted: invalid"),
+        (drafting(1.6, 1.2, 0.9, 0.7, plain={**PLAIN, 1: None}), "planted: invalid"),
+        (drafting(1.6, 1.2, 0.9, 0.7, plain=elsewhere), "with and without"),
+        (drafting(1.6, 1.2), "3 are needed"),
+    ):
+        for claim in (GAINS, CROSSES):
+            verdict = judge(claim, curve)
+            assert verdict.state is INCONCLUSIVE and fact in verdict.why, verdict.why
+    larger = drafting(1.6, 1.2, 0.9, None)
+    assert [judge(claim, larger).state for claim in (GAINS, CROSSES)] == [PASSES, INCONCLUSIVE]
 
 
 def test_a_point_whose_prompts_come_from_a_cache_is_none_of_table_1():

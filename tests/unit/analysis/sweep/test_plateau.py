@@ -2,9 +2,11 @@
 for: what decides is measured, nothing twice, in a third of the seconds."""
 
 import math
+import random
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from adaptive import h200_seconds, in_turn, play, steps_apart
@@ -18,7 +20,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import point_differences, point_of
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
-from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, fit, fit_law, gains
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, crossing, fit, fit_law, gains
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run import executor
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -338,3 +340,69 @@ def test_a_prediction_is_as_wide_as_the_law_misses_what_was_measured_and_there_i
     dented = [point(load, [DENTED[load]]) for load in (1, 512, 1024)]
     assert plateau.law_error(dented)[0] > 0.15 and plateau.law_error(dented[:2]) is None
     assert plateau.predictions(dented, [256]) == plateau.predictions(dented[:2], [256]) == ()
+
+
+# Where ratios that fall with the load go through 1
+
+
+def drafted(load, b_half, acceptance, draft_cost):
+    """Throughput with drafts over that without, on an engine whose steps of B sequences take b_half + B, and with
+    drafts b_half + (1 + draft_cost) B, for 1 + acceptance tokens each."""
+    return (1 + acceptance) * (b_half + load) / (b_half + (1 + draft_cost) * load)
+
+
+DRAFTS = st.floats(0.05, 4), st.floats(0.05, 8), st.floats(0.05, 0.95)
+
+
+def planted_ratios(acceptance, beyond, where, noise=0.0, seed=0):
+    """Ratios at doublings of the load, each with an interval, that cross 1 at a share `where` of their logarithmic
+    range; and where they do: (1 + a)(b + B) = b + (1 + d) B at B = a b / (d - a)."""
+    chance, draft_cost = random.Random(seed), acceptance + beyond
+    planted = BATCHES[-1] ** where
+    b_half, found = planted * (draft_cost - acceptance) / acceptance, {}
+    for load in BATCHES:
+        true = drafted(load, b_half, acceptance, draft_cost)
+        seen = true * math.exp(chance.gauss(0, noise))
+        found[load] = Interval(seen, seen * math.exp(-1.96 * noise), seen * math.exp(1.96 * noise))
+    assert drafted(planted, b_half, acceptance, draft_cost) == pytest.approx(1.0)
+    return found, planted
+
+
+@given(*DRAFTS)
+def test_a_crossing_lies_in_its_interval_however_the_curve_is_bent_between_loads(acceptance, beyond, where):
+    ratios, planted = planted_ratios(acceptance, beyond, where)
+    seen = crossing(ratios)
+    assert seen.low / 1.0001 <= planted <= seen.high * 1.0001
+    below, above = (end(load for load in ratios if side(load)) for end, side in (
+        (max, lambda load: load <= planted), (min, lambda load: load >= planted))
+    )  # fmt: skip
+    assert below * 0.999 <= seen.low and seen.high <= above * 1.001, "between the loads around it"
+    assert crossing(dict(reversed(ratios.items()))) == seen, "in whatever order"
+
+
+def test_the_interval_of_a_crossing_has_it_in_19_of_20_cases():
+    cases = [planted_ratios(0.7, 0.8, 0.3 + 0.001 * seed, 0.02, seed) for seed in range(400)]
+    seen = [(crossing(ratios), planted) for ratios, planted in cases]
+    assert sum(found.low <= planted <= found.high for found, planted in seen) >= 0.95 * len(seen)
+    assert fmean(found.high / found.low for found, _ in seen) < 1.8
+
+
+@given(st.lists(st.floats(0.2, 5), min_size=1, max_size=9), st.integers(0, 8), st.floats(1, 3))
+def test_ratios_that_rise_move_a_crossing_to_no_smaller_load(values, place, factor):
+    """Whether they fall with the load or not; it is none of these loads where all lie on one side."""
+    ratios = {2**i: Interval(value, 0.9 * value, 1.1 * value) for i, value in enumerate(values)}
+    raised = {
+        load: ratio.mapped(lambda end: end * factor) if load == 2**place else ratio for load, ratio in ratios.items()
+    }
+    seen, later = crossing(ratios), crossing(raised)
+    assert seen.low / 1.0001 <= seen.value <= seen.high * 1.0001 and seen.value <= later.value * 1.0001
+    for found in (seen.value, seen.low, seen.high):
+        assert found in (0.0, math.inf) or 0.999 <= found <= 2 ** (len(values) - 1) * 1.001
+    assert min(values) <= 1 or seen.value == math.inf
+    assert max(values) > 1 or seen.value == 0
+
+
+def test_two_loads_tell_no_bend_so_a_crossing_may_be_anywhere_between_and_without_noise_known_anywhere():
+    assert crossing({2: Interval(2.0, 1.9, 2.1), 8: Interval(0.5, 0.4, 0.6)}).mapped(round) == Interval(4, 2, 8)
+    seen = crossing({load: Interval(ratio) for load, ratio in ((1, 2.0), (4, 1.0), (16, 0.5))})
+    assert (seen.value, seen.low, seen.high) == (pytest.approx(4), 0, math.inf)
