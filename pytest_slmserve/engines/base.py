@@ -36,6 +36,12 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
         longer = "" if known and workload.longest > known.positions else f"max_model_len={workload.longest}, or "
         problem = f"requests of {workload.longest} tokens do not fit max_model_len {spec.max_model_len}"
         raise BadUsage(problem, f"{longer}shorter requests")
+    if workload.spec.response_format and spec.interface == "transformers":
+        raise BadUsage("Transformers is not asked for structured output", 'interface="engine", or "server"')
+    without = spec.interface == "engine" and spec.arguments.get("skip_tokenizer_init", True)
+    if workload.spec.response_format and without and spec.platform != "simulated":
+        hint = '@pytest.mark.slm(response_format="json"), or extra=(("skip_tokenizer_init", False),)'
+        raise BadUsage("structured output needs a tokenizer, and the engine starts without one", hint)
     if workload.spec.adapters:
         check_adapters(spec, workload.spec.adapters)
 

@@ -15,6 +15,7 @@ from itertools import chain, combinations
 from operator import itemgetter
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -26,7 +27,7 @@ from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, Kind, json_value
 from pytest_slmserve.schema.printable import hidden, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
 from pytest_slmserve.schema.secrecy import passed_on
-from pytest_slmserve.schema.specs import FRESH, KEY, EngineSpec, Request, Workload, handed_over, kind_of
+from pytest_slmserve.schema.specs import FRESH, KEY, EngineSpec, Request, Workload, WorkloadSpec, handed_over, kind_of
 from pytest_slmserve.telemetry.gpu import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores
 
@@ -189,6 +190,15 @@ def body_of(
     }
 
 
+def format_fields(spec: WorkloadSpec) -> dict[str, Any]:
+    """Fields of a request's body for structured output, as OpenAI's interface has them; none for free text. The end of
+    the text is not ignored, because vLLM fails a request that goes on where its JSON is complete."""
+    if not spec.schema:
+        return {}
+    named = {"name": "slm", "schema": json_value(spec.schema)}
+    return {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": named}}
+
+
 def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequence[Sequence[Any]] = ()) -> Run:
     """The results that the client's processes report, as a Run, with prompt tokens by the workload if a request was cut
     off before the server's count. steps: rows of its server's trace, if there is one."""
@@ -301,6 +311,7 @@ class EndpointEngine(Engine):
     windows_of_schedules = True
     without: tuple[str, ...] = ()
     _fresh: FreshPrompts | None = None
+    _format: Mapping[str, Any] = MappingProxyType({})  # fields of the bodies for structured output
 
     def __init__(
         self, spec: EngineSpec, own_prompts: bool = True, timeout_s: float = TIMEOUT_S, processes: int = 1
@@ -349,7 +360,7 @@ class EndpointEngine(Engine):
                 body["input"] = request.text or prompt_words(request.prompt)
             body |= self._further
             return json.dumps({name: value for name, value in body.items() if value is not None})
-        body["return_token_ids"] = True
+        body |= {"return_token_ids": True, **self._format}
         fresh = self._fresh.prompt(request) if self._fresh and not request.text else None
         ids = prompt_words(request.prompt) if self._in_words else list(request.prompt)
         body["prompt"] = fresh or request.text or ids
@@ -365,6 +376,7 @@ class EndpointEngine(Engine):
         return self._is_chat or TOKEN_IDS in self.without
 
     def _hand_over(self, workload: Workload) -> None:
+        self._format = format_fields(workload.spec)
         own = self._own_prompts or workload.spec.finds_prefixes
         texts = any(request.text for request in workload.requests)
         self._fresh = FreshPrompts(workload, self._in_words) if own and not texts else None

@@ -25,7 +25,7 @@ import psutil
 
 from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
-from pytest_slmserve.engines.endpoint import FreshPrompts, LoadClient, body_of, run_of
+from pytest_slmserve.engines.endpoint import FreshPrompts, LoadClient, body_of, format_fields, run_of
 from pytest_slmserve.engines.interrupts import held
 from pytest_slmserve.schema.errors import (
     UNUSABLE,
@@ -80,6 +80,9 @@ IDLE_S = 0.2  # without a step; a long step of many prompts takes as much
 FIRST_PORT, TRIES = 20_000, 20
 OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DRAWN_WEIGHTS = 9973  # of adapters
+# Words of a made tokenizer: ASCII's visible characters, and names by which grammars know a token that ends a text.
+# With a blank among them, a model with made weights could put blanks between the parts of JSON for ever.
+SPELLING, ENDS = [*map(chr, range(33, 127))], ("</s>", "<|end_of_text|>", "<|eot_id|>")
 NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
 # The entry point by which vLLM finds our plugin, in a distribution on its path.
 PLUGIN = {
@@ -193,6 +196,8 @@ class OfflineEngine(ProcessEngine):
             asked = [request.adapter for request in workload.requests]
             first = MOST_ADAPTERS * adapters.rank  # those of another rank have other numbers in the engine
             further |= {"adapters": {"asked": asked, "name": name, "first": first, "path": path}}
+        if workload.spec.schema:
+            further |= {"schema": workload.spec.schema}
         tokens = [request.output_tokens for request in workload.requests]
         self.ask(op="load", prompts=prompts, output_tokens=tokens, kind=kind, **further)
 
@@ -321,7 +326,8 @@ class ServerEngine(ProcessEngine):
         assert self.client, "it has been started"
         self._load_adapters(workload)
         self._fresh = own = FreshPrompts(workload, words=False) if workload.spec.finds_prefixes else None
-        bodies = [body_of(each, asked_for(each, workload), kind) for each in workload.requests]
+        form = format_fields(workload.spec)
+        bodies = [body_of(each, asked_for(each, workload), kind) | form for each in workload.requests]
         if own:
             bodies = [body | {"prompt": own.prompt(r) or body["prompt"]} for body, r in zip(bodies, workload.requests)]
         self.client.load(workload, [*map(json.dumps, bodies)], *((own.mark, own.rounds) if own else ()))
@@ -357,7 +363,7 @@ class ServerEngine(ProcessEngine):
         return replace(run, stream=replace(run.stream, salt=self._fresh.salt)) if self._fresh else run
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        more = {"max_tokens": length, "return_token_ids": True}
+        more = {"max_tokens": length, "return_token_ids": True, **format_fields(workload.spec)}
         self._load_adapters(workload)
         asked = [(each, {**more, "model": asked_for(each, workload)}) for each in workload.requests[:requests]]
         return tuple(tuple(self._complete(*each)["token_ids"]) for each in asked)
@@ -563,12 +569,20 @@ def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
 def tokenizer_files(model: Model) -> dict[str, str]:
     """The files of a tokenizer with a word for each token, because a server turns tokens into text and with dummy
     weights there is no tokenizer. No token is special, because special tokens have no text, and a server does not send
-    a token without text."""
-    words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(model.vocabulary)}, "unk_token": "t0"}
+    a token without text. A model that generates can spell JSON: words in the middle are `SPELLING`, and tokens that end
+    its text have names of their own."""
+    named = [f"t{i}" for i in range(model.vocabulary)]
+    if "generate" in model.kinds and (middle := model.vocabulary // 2) > len(SPELLING):
+        named[middle : middle + len(SPELLING)] = SPELLING
+        ends = dict(model.config).get("eos_token_id") or 0
+        for token, name in zip(ends if isinstance(ends, list | tuple) else [ends], ENDS):
+            if isinstance(token, int) and 0 <= token < len(named):  # a configuration may say anything
+                named[token] = name
+    words = {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(named)}, "unk_token": named[0]}
     described = dict[str, Any](version="1.0", added_tokens=[], pre_tokenizer={"type": "WhitespaceSplit"}, model=words)
     described |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    named = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    return {"tokenizer.json": json.dumps(described), "tokenizer_config.json": json.dumps(named)}
+    classed = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return {"tokenizer.json": json.dumps(described), "tokenizer_config.json": json.dumps(classed)}
 
 
 @contextmanager

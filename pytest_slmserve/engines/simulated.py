@@ -58,6 +58,7 @@ SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event r
 # and bytes per second of the copy of one into a slot, for which all others wait: a PCI Express 4.0 x16.
 ADAPTED_SHARE, SLOT_SHARE, COPIED_PER_S = 0.1, 0.002, 25e9
 NO_FAULTS = {"batching", "wait_s", "quantization", "kv_cache_dtype", SPECULATIVE, *OF_ADAPTERS}
+NO_FAULTS |= {"skip_tokenizer_init"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Faults:
         slowdown: Share by which a step takes longer.
         acceptance, draft_cost: With a `speculative_config`, tokens that drafts add to the one of a sequence in a step,
             in the mean, and the share by which each sequence of a step costs more.
+        structured_cost: Share by which a step takes longer with structured output.
         host_s: Seconds of the host in a step: the step takes the longer of these and its kernels, and the noise is the
             host's alone.
         host_noise, host_noise_s: Relative standard deviation of the speed over time, and its time constant.
@@ -116,6 +118,7 @@ class Faults:
     slowdown: float = 0.0
     acceptance: float = 0.7
     draft_cost: float = 1.5
+    structured_cost: float = 0.05
     host_s: float = 0.0
     host_noise: float = 0.0
     host_noise_s: float = 1.0
@@ -213,6 +216,8 @@ class SimulatedEngine(Engine):
         the GPUs for each other, and b_half in sequences."""
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
+        if workload.spec.response_format:
+            t_inf /= 1 + self.faults.structured_cost
         if adapters := workload.spec.adapters:
             there = min(adapters.count, self._slots) * adapters.rank / 8
             t_inf /= 1 + ADAPTED_SHARE + SLOT_SHARE * there

@@ -369,6 +369,9 @@ class Options(NamedTuple):
     lora_traffic: errors.Traffic = opt(errors.Traffic, "uniform", "HOW", ini_only=True, own=True).described(
         "adapters that requests ask for: uniform (each as often) or zipf (the k-th 1/k times as often as the first)"
     )
+    response_format: str | None = opt(str, None, "SCHEMA", ini_only=True).described(
+        "structured output: json (records that go on for as long as tokens are asked for), or the text of a JSON schema"
+    )
     seed: int = opt(whole_number, 0, "N", ini_only=True).described("seed of the workload and of the dummy weights")
     goodput: str = opt(str, "", "LIMITS").described(
         "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report"

@@ -120,6 +120,8 @@ def engine_spec(
     )
     if options.prefix_share is not None or options.turns > 1:
         spec = replace(spec, prefix_caching=True, allow_prefix_cache=True)
+    if options.response_format is not None:  # grammars are made of the words of a tokenizer
+        spec = replace(spec, extra=joined([("skip_tokenizer_init", False)], spec.extra))
     if options.lora:
         adapters = Adapters(*options.lora, options.lora_traffic)
         spec = spec.with_adapters(adapters)
@@ -175,6 +177,7 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
         **_shared(options, options.prefix_share),
         adapters=Adapters(*options.lora, options.lora_traffic) if options.lora and platform != "remote" else None,
         turns=options.turns,
+        response_format=options.response_format or "",
     )
 
 
@@ -227,8 +230,9 @@ COMPARED: dict[str, Callable[[Any], str]] = {
     "turns": lambda turns: f"turns-{turns}",
     "cached": lambda cached: f"cache-{'on' if cached else 'off'}",
     "speculation": lambda drafts: "speculative" if drafts else "plain",
+    "response_format": lambda given: WorkloadSpec(response_format=given).output.lower().replace(" ", "-"),
 }
-OF_PREFIXES = ("prefix_share", "turns", "cached")
+OF_REQUESTS = ("prefix_share", "turns", "cached", "response_format")
 
 
 def checked_lengths(given: Any) -> tuple[int | None, int | None]:
@@ -258,7 +262,7 @@ def engine_options(words: Words, given: Sequence[tuple[str, Any]] = ()) -> dict[
         others = [pair for pair in given if pair[0] != SPECULATIVE]
         drafting = given if len(others) < len(given) else [*given, (SPECULATIVE, kv_cache.NGRAM)]
         found["engine_arg"] = tuple(drafting if words["speculation"] else others)
-    return found | {name: words[name] for name in OF_PREFIXES if name in words}
+    return found | {name: words[name] for name in OF_REQUESTS if name in words}
 
 
 @dataclass(repr=False)
@@ -716,6 +720,8 @@ def job_case(
     if spec.platform == "remote":
         if any(limit is not None for limit in limits.values()):
             why = "sets limits of its engine, and an endpoint has its own"
+    elif batching is not None and workload.spec.response_format:
+        why = "batches in Transformers, which is not asked for structured output here"
     elif workload.spec.turns > 1:
         why = "sends its requests by a schedule, and a turn of a conversation follows an answer"
     elif batching is not None and workload.spec.prefix_share is not None:

@@ -60,8 +60,13 @@ VERDICTS |= {"pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 # Fixtures that measure what the body of a test requests, or an engine's own words.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
-# Whose prompts may have some in common, or whose engine may draft.
+# Fixtures whose requests or engines may be of the words that are compared over, and the option for all of a run.
 COMPARING = frozenset({"slm_engine", "slm_measure", "slm_point", "slm_sweep"})
+ASKED = {
+    "prefix_share": "--slm-prefix-share",
+    "speculation": "--slm-engine-arg",
+    "response_format": "-o slm_response_format",
+}
 # Reasons why an endpoint skips an item, by what the marker says that the item needs.
 NEEDS: dict[str, str] = {
     "gpu": "reads a GPU's counters: needs --slm-gpu or --slm-simulate",
@@ -172,11 +177,11 @@ def check_item(item: Any) -> None:
     for word, (is_one, problem, hint) in checks.items():
         if word in words and not is_one:
             raise BadUsage(f"@pytest.mark.slm({word}={words[word]!r}) {problem}", hint)
-    if (compared := sorted(words.keys() & planning.COMPARED)) and not COMPARING & {*item.fixturenames}:
-        problem = f"@pytest.mark.slm({compared[0]}={words[compared[0]]!r}): none of this test's fixtures reads it"
-        options = {"prefix_share": "--slm-prefix-share", "speculation": "--slm-engine-arg"}
-        hint = f"one of {', '.join(sorted(COMPARING))}; or {options.get(compared[0], '--slm-turns')}"
-        raise BadUsage(problem, hint)
+    for word in sorted(words.keys() & planning.COMPARED):
+        may = COMPARING | ({"slm_job"} if word == "response_format" else set())
+        if not may & {*item.fixturenames}:
+            problem = f"@pytest.mark.slm({word}={words[word]!r}): none of this test's fixtures reads it"
+            raise BadUsage(problem, f"one of {', '.join(sorted(may))}; or {ASKED.get(word, '--slm-turns')}")
     for own in ("extra", "env"):
         try:
             names = [name for name, _ in words.get(own, ())]
@@ -639,8 +644,8 @@ def own_job(
     burstiness: float = 1.0,
     repeats: int | None = None,
 ) -> points.JobPoint:
-    """Serve one job on the engine of a test. marked: words of its marker, of which the adapters are for a job too."""
-    words = {name: value for name, value in marked.items() if name == "lora"}
+    """Serve one job on the engine of a test. marked: words of its marker, of which some are for a job too."""
+    words = {name: value for name, value in marked.items() if name in ("lora", "response_format")}
     words |= {} if lengths is None else {"lengths": lengths}
     workload = session.planner.workload(spec.model, words, requests)
     load = job(requests, rate, session.options.seed, burstiness=burstiness)

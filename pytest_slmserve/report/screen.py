@@ -250,6 +250,7 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Replicas": deployments.replica_sections(found.curves, found.shared),
         "Several GPUs": deployments.gpus_sections(found.curves),
         "Prefix cache": sweeps.hit_rate_sections(found.curves),
+        "Structured output": sweeps.format_sections(found.curves),
         "Interfaces": deployments.interfaces_sections(found.curves),
         "Jobs": [*jobs, Legend(loads.JOB_LEGEND)] if jobs else [],
         "Energy": sweeps.energy_sections(found),

@@ -7,10 +7,10 @@ from itertools import pairwise
 from operator import itemgetter
 from statistics import fmean, median
 
-from pytest_slmserve.analysis.claims.evidence import HitRate, at_table_1, hit_rates
-from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known, percent
+from pytest_slmserve.analysis.claims.evidence import at_table_1, hit_rates, structured_pairs
+from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent
 from pytest_slmserve.analysis.metrics.gpu_figures import memory_in_use, probe_waiting, step_parts
-from pytest_slmserve.analysis.points import Point, figure_named, ratio
+from pytest_slmserve.analysis.points import Figure, Point, figure_named, output_rate, ratio
 from pytest_slmserve.analysis.sweep import curve as sweep
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, labels
@@ -34,6 +34,7 @@ from pytest_slmserve.report.text_table import (
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.kv_cache import made_up_acceptance
 from pytest_slmserve.schema.records import SIMULATED, hosts_of
+from pytest_slmserve.schema.specs import WorkloadSpec
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
@@ -517,13 +518,29 @@ def energy_sections(found: Findings) -> Iterator[Section]:
 
 
 @dataclass(frozen=True, slots=True)
-class HitRow:
-    """Row: a load at a hit rate. gain, sooner: tokens/s and mean TTFT over those at the lowest hit rate under this
-    load; None there."""
+class ComparedRow:
+    """Row: a point of those under one load, the first of which the others are compared with. rate: the share of its
+    prompt tokens that a cache of prefixes had."""
 
-    at: HitRate
-    gain: Interval | None = None
-    sooner: Interval | None = None
+    point: Point
+    among: Sequence[Point]
+    rate: float | None = None
+
+    @property
+    def requests(self) -> WorkloadSpec:
+        """Specification of its requests."""
+        return self.point.used[0][0].workload.spec
+
+    def change(self, what: Figure) -> tuple[str, str]:
+        """Return the cells of the change in a figure, and of its interval."""
+        first, *others = self.among
+        return changed(None if self.point is first else ratio(self.point, first, self.among, what, len(others)))
+
+
+def change_columns(what: Figure, name: str = "") -> tuple[Column[ComparedRow], Column[ComparedRow]]:
+    """Return the columns of the change in a figure of this name, and of its interval."""
+    change: Column[ComparedRow] = Column(f"change\n% {name}".rstrip(), lambda row: row.change(what)[0])
+    return change, Column(f"95 %\n{name}", lambda row: row.change(what)[1], "left", rank=1)
 
 
 HIT_LEGEND = (
@@ -531,38 +548,54 @@ HIT_LEGEND = (
     "tokens, those from the prefix cache, which keeps whole blocks. tokens: of output. changes: over the lowest hit "
     "rate under this load."
 )
-HITS: tuple[Column[HitRow], ...] = (
-    Column("concur-\nrency", lambda row: str(row.at.point.concurrency)),
-    Column("share\n%", lambda row: hundredths(row.at.point.used[0][0].workload.spec.prefix_share)),
-    Column("\nturns", lambda row: str(row.at.point.used[0][0].workload.spec.turns), rank=1),
-    Column("hit rate\n%", lambda row: hundredths(row.at.rate)),
-    Column("tokens\n/s", lambda row: figure(row.at.point.output_tokens_per_s, 4)),
-    Column("change\n%", lambda row: changed(row.gain)[0]),
-    Column("95 %\n", lambda row: changed(row.gain)[1], "left", rank=1),
-    Column("TTFT\nms", lambda row: milliseconds(row.at.point.ttft_s)),
-    Column("change\n% TTFT", lambda row: changed(row.sooner)[0]),
-    Column("95 %\nTTFT", lambda row: changed(row.sooner)[1], "left", rank=1),
-    Column("E2E s\nmean", lambda row: figure(row.at.point.e2e_s), rank=2),
-    Column("\nvalid", lambda row: valid_cell(row.at.point), "left"),
+FORMAT_LEGEND = (
+    "changes: over free text under the same load, by the same engine. tokens: of output. With dummy weights the "
+    "tokenizer is made too, with as many words as the model's."
+)
+HITS: tuple[Column[ComparedRow], ...] = (
+    Column("concur-\nrency", lambda row: str(row.point.concurrency)),
+    Column("share\n%", lambda row: hundredths(row.requests.prefix_share)),
+    Column("\nturns", lambda row: str(row.requests.turns) if row.requests.turns > 1 else ABSENT, rank=1),
+    Column("hit rate\n%", lambda row: hundredths(row.rate)),
+    Column("tokens\n/s", lambda row: figure(row.point.output_tokens_per_s, 4)),
+    *change_columns(output_rate),
+    Column("TTFT\nms", lambda row: milliseconds(row.point.ttft_s)),
+    *change_columns(figure_named("ttft_s", 0.0), "TTFT"),
+    Column("E2E s\nmean", lambda row: figure(row.point.e2e_s), rank=2),
+    Column("\nvalid", lambda row: valid_cell(row.point), "left"),
+)
+FORMATS: tuple[Column[ComparedRow], ...] = (
+    HITS[0],
+    Column("\noutput", lambda row: row.requests.output, "left"),
+    *HITS[4:10],
+    Column("TPOT\nms", lambda row: milliseconds(row.point.tpot_s)),
+    *change_columns(figure_named("tpot_s", 0.0), "TPOT"),
+    HITS[-1],
 )
 
 
 def hit_rate_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
     """Yield each model whose prompts had several shares in common, by the hit rate, then how to read the tables."""
     known = [(curve, found) for curve in curves if (found := hit_rates(curve))]
-    ttft = figure_named("ttft_s", 0.0)
     for curve, found in known:
-        rows = list[HitRow]()
-        for lowest, *others in found.values():
-            among, several = [each.point for each in (lowest, *others)], len(others)
-            rows.append(HitRow(lowest))
-            for at in others:
-                gain = ratio(at.point, lowest.point, among, several=several)
-                rows.append(HitRow(at, gain, ratio(at.point, lowest.point, among, ttft, several)))
+        rows = [ComparedRow(at.point, [at.point for at in each], at.rate) for each in found.values() for at in each]
         title = f"{curve.subject} over the hit rate of its prefix cache: {served_on(curve.environment)}"
         yield Section(title, [Table(rows, HITS, caption=title)])
     if known:
         yield Legend(HIT_LEGEND)
+
+
+def format_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
+    """Yield each model that was asked for structured output beside free text, by the load, then how to read the
+    tables."""
+    known = [(curve, pairs) for curve in curves if (pairs := structured_pairs(curve))]
+    for curve, pairs in known:
+        groups = ([free, *(p for p, _ in found)] for free, found in grouped(pairs, itemgetter(1)).items())
+        rows = [ComparedRow(point, group) for group in groups for point in group]
+        title = f"{curve.subject} with structured output against free text: {served_on(curve.environment)}"
+        yield Section(title, [Table(rows, FORMATS, caption=title)])
+    if known:
+        yield Legend(FORMAT_LEGEND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from pytest_slmserve.schema.records import Measurement
 FEWEST_LOADS = 2  # the law of a step has two parameters
 # Which curve of a model a claim reads that is on no single curve: the first of these, by what it reads.
 READ: dict[str, Callable[[Curve], object]] = {"gpus": on_several_gpus, "jobs": bool}
-READ |= {"shares": attrgetter("warmer"), "speculation": attrgetter("plain")}
+READ |= {"shares": attrgetter("warmer"), "formats": attrgetter("structured"), "speculation": attrgetter("plain")}
 NO_WORSE = "no-worse-than-the-baseline"
 WARNING = (
     "a stored baseline was measured at another time: drift of the machine, noise between hosts and launches, and the "
@@ -150,7 +150,8 @@ class Verdicts:
 
     def verdict(self, question: Question) -> Verdict:
         """Return the verdict on a claim from what was measured so far. Of jobs it reads all curves of the model, of
-        several GPUs the curve on the fewest, of shares of prompts that of the least, of speculation the one with it. A
+        several GPUs the curve on the fewest, of shares of prompts that of the least, of formats that of free text, of
+        speculation the one with it. A
         model of which nothing was measured here has no curve: what can be judged of it is arithmetic."""
         curve = self.curve(question.model) if question.planned else None
         by_series, curves = self._known()

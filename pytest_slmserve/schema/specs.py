@@ -381,6 +381,15 @@ class Adapters:
         return named | {name: value for name, value in given.items() if name in named}
 
 
+A_SCHEMA = """response_format='{"type": "object"}', "json" for records that go on, or "" for free text"""
+# What "json" asks for: more records than an engine makes tokens here, so no document ends before it is to.
+RECORDS = (
+    '{"type":"array","minItems":1000,"items":{"type":"object","properties":{"name":{"type":"string","maxLength":40},'
+    '"kind":{"enum":["small","medium","large"]},"count":{"type":"integer","minimum":0,"maximum":9999},'
+    '"done":{"type":"boolean"}},"required":["name","kind","count","done"],"additionalProperties":false}}'
+)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """Specification of requests by their source. "lengths": shipped ShareGPT lengths, no text. "sharegpt": a ShareGPT
@@ -398,6 +407,8 @@ class WorkloadSpec:
     turns: of each conversation. The prompt of a turn is that of the turn before, a reply of the length that was asked
     for, and `prompt_tokens` new tokens. The turns of a conversation follow each other in the set, which has no part of
     a conversation.
+    response_format: what outputs are: "" for free text; "json" for records that go on for as long as tokens are asked
+    for (`RECORDS`); or the text of a JSON schema, which must not end before.
     """
 
     source: Source = "lengths"
@@ -414,6 +425,7 @@ class WorkloadSpec:
     prefix_groups: int = 1
     adapters: Adapters | None = None
     turns: int = 1
+    response_format: str = ""
 
     def __post_init__(self) -> None:
         for name, usual in (("requests", 1024), ("prefix_groups", 1), ("turns", 4)):
@@ -425,6 +437,9 @@ class WorkloadSpec:
                 )
         if self.adapters and self.kind != "generate":
             raise BadUsage(f"adapters for requests of the kind {self.kind}", "adapters with the kind generate, or none")
+        if self.schema and self.kind != "generate":
+            problem = f"structured output of requests of the kind {self.kind}, which have no text"
+            raise BadUsage(problem, "a model that generates, or no response_format")
         natural = self.prompt_tokens is None, self.output_tokens is None
         if natural == (False, True) or (natural == (True, False) and not self.as_vllm):
             raise BadUsage("only one of prompt and output length is fixed", "both as numbers, or both natural")
@@ -487,6 +502,25 @@ class WorkloadSpec:
         return self.prefix_share is not None or self.turns > 1
 
     @property
+    def schema(self) -> str:
+        """The JSON schema of the outputs as compact JSON; "" for free text. Raises BadUsage for what is none."""
+        if not (given := _typed("response_format", self.response_format, "json", repr)):
+            return ""
+        try:
+            found = json_value(RECORDS if given == "json" else given, kept=True)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise BadUsage(f"response_format={given[:60]!r} is no JSON schema", A_SCHEMA)
+        return json.dumps(found, separators=(",", ":"))
+
+    @property
+    def output(self) -> str:
+        """Words for the outputs: "free text", "JSON", or "JSON by schema 3fa91c"."""
+        own = "" if self.response_format == "json" else f" by schema {short_hash(self.schema)[:6]}"
+        return f"JSON{own}" if self.response_format else "free text"
+
+    @property
     def as_vllm(self) -> bool:
         """Whether these are the requests of vLLM's own benchmark, whose --sharegpt-output-len is a fixed output."""
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None and self.turns == 1
@@ -500,7 +534,7 @@ class WorkloadSpec:
 # What a request gives: tokens, or one result.
 UNITS: dict[Kind, str] = {"generate": "token", "embed": "text", "classify": "text", "rerank": "pair"}
 # Fields that were added to a workload's specification since format 3 of records began.
-ADDED = {"kind", "prefix_share", "prefix_groups", "adapters", "turns"}
+ADDED = {"kind", "prefix_share", "prefix_groups", "adapters", "turns", "response_format"}
 
 
 def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
@@ -749,7 +783,7 @@ class Workload:
             [list(r.prompt), r.output_tokens, *[r.shared] * marked, *([r.adapter, rank] if r.adapter else [])]
             for r in self.requests
         )
-        return short_hash([*asked, *kind])
+        return short_hash([*asked, *kind, *filter(None, [self.spec.schema])])
 
     @cached_property
     def mean_prompt_tokens(self) -> float:
@@ -795,5 +829,6 @@ class WorkloadReference:
         """Mean request in words: "512 prompt and 256 output tokens", or "512 prompt tokens a text"."""
         if self.kind != "generate":
             return f"{self.mean_prompt_tokens:,.4g} prompt tokens a {self.unit}"
+        of = f" of {self.spec.output}" if self.spec.response_format else ""
         turns = f" a turn, {self.spec.turns} turns a conversation" if self.spec.turns > 1 else ""
-        return f"{self.mean_prompt_tokens:,.4g} prompt and {self.mean_output_tokens:,.4g} output tokens{turns}"
+        return f"{self.mean_prompt_tokens:,.4g} prompt and {self.mean_output_tokens:,.4g} output tokens{of}{turns}"

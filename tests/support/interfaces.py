@@ -65,6 +65,7 @@ def natural_workload() -> Workload:
     return replace(made, requests=tuple(replace(r, output_tokens=max(1, r.output_tokens // 16)) for r in made.requests))
 
 
-def small_workload(requests: int = 32, output_tokens: int = 8) -> Workload:
-    spec = WorkloadSpec(prompt_tokens=16, output_tokens=output_tokens, requests=requests)
+def small_workload(requests: int = 32, output_tokens: int = 8, response_format: str = "") -> Workload:
+    asked = {"requests": requests, "response_format": response_format}
+    spec = WorkloadSpec(prompt_tokens=16, output_tokens=output_tokens, **asked)
     return build_workload(spec, model_of(SPEC.model))

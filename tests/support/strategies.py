@@ -179,17 +179,24 @@ def job_point(
 
 
 def at_share(
-    share: float, rates: Sequence[float], ttft_s: Sequence[float] = (0.1, 0.101), *, hits=None, concurrency=64
+    share: float | None,
+    rates: Sequence[float],
+    ttft_s: Sequence[float] = (0.1, 0.101),
+    *,
+    hits: float | None = None,
+    concurrency: int = 64,
+    response_format: str = "",
 ) -> Curve:
     """A curve of one point of prompts of 64 tokens that have a share in common. hits: share that came from the cache,
-    if it is another one."""
-    made, cached = [], round(64 * (share if hits is None else hits))
+    if it is another one. TPOT is that of the rate."""
+    made, cached = [], round(64 * ((share or 0) if hits is None else hits))
     for repeat, rate in enumerate(rates):
         m = measurement(concurrency, rate, repeat=repeat)
         m = changed(m, "run", "samples", cached_tokens=(cached,) * len(m.run.samples))
-        asked = {"hash": f"share {share}", "spec": replace(m.workload.spec, prefix_share=share)}
+        spec = replace(m.workload.spec, prefix_share=share, response_format=response_format)
+        asked = {"hash": f"share {share}{response_format}", "spec": spec}
         made.append(changed(m, "workload", **asked))
-    busy = [{"tokens_per_busy_s": 2 * rate, "engine_active": 0.5} for rate in rates]
+    busy = [{"tokens_per_busy_s": 2 * r, "engine_active": 0.5, "tpot_s": concurrency / r} for r in rates]
     each = tuple(Summary(output_tokens_per_s=r, ttft_s=first, **more) for r, first, more in zip(rates, ttft_s, busy))
     seen = replace(point(concurrency, rates), each=each, ttft_s=fmean(ttft_s) if rates else None)
     return Curve(subject="opt-1.3b", points=(replace(seen, used=tuple((m,) for m in made)),), measurements=tuple(made))

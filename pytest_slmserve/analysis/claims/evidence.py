@@ -57,8 +57,8 @@ class Claim:
     Attributes:
         name: As items and records have it.
         of: The measurements that it reads: sweeps; replicas, with one engine alone under the same load; engines on
-            several numbers of GPUs; jobs; shares of prompts that come from a cache; an engine with and without
-            speculation; or none, for arithmetic.
+            several numbers of GPUs; jobs; shares of prompts that come from a cache; formats of outputs; an engine with
+            and without speculation; or none, for arithmetic.
         models: Those that the statement speaks of; empty for any.
         against: By model, those that it is compared with, if the claim compares models.
         compares: What its figure is compared over, see `evidence_for`; empty if a function of its own judges it.
@@ -74,7 +74,7 @@ class Claim:
     name: str
     statement: str
     source: str
-    of: Literal["sweeps", "replicas", "gpus", "jobs", "shares", "speculation", "arithmetic"] = "sweeps"
+    of: Literal["sweeps", "replicas", "gpus", "jobs", "shares", "formats", "speculation", "arithmetic"] = "sweeps"
     models: tuple[str, ...] = ()
     against: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compares: str = ""
@@ -198,6 +198,8 @@ def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdi
             return of_gpus(claim, curve)
         case "hit rates":
             return of_hit_rates(claim, curve)
+        case "formats":
+            return of_formats(claim, curve)
         case "speculation":
             return of_speculation(claim, curve)
     match claim.name:
@@ -455,10 +457,11 @@ def of_the_first_full_load(claim: Claim, curve: Curve) -> Evidence | Verdict:
 
 
 def at_table_1(curve: Curve) -> Point | None:
-    """Return the point at the model's largest batch of the paper's table 1, of one GPU that computes whole prompts, if
-    its energy was measured."""
-    shared = curve.workload and curve.workload.spec.prefix_share is not None
-    if shared or (curve.spec and curve.spec.tensor_parallel_size > 1):
+    """Return the point at the model's largest batch of the paper's table 1, of one GPU that computes whole prompts and
+    makes free text, if its energy was measured."""
+    asked = curve.workload and curve.workload.spec
+    other = asked and (asked.prefix_share is not None or asked.response_format)
+    if other or (curve.spec and curve.spec.tensor_parallel_size > 1):
         return None
     wanted = PUBLISHED.get(curve.subject)
     return next((p for p in curve.valid if p.concurrency == wanted and ENERGY(p)), None)
@@ -887,18 +890,40 @@ def of_hit_rates(claim: Claim, curve: Curve) -> Evidence:
     several."""
     if not curve.warmer:
         raise NotMeasured("requests were not measured with several shares of their prompts in common, or cached or not")
-    invalid = next((p for each in (curve, *curve.warmer) for p in each.points if not p.valid), None)
     found = hit_rates(curve)
-    if invalid or not found:
-        why = "; ".join(invalid.problems) if invalid else "no load was measured at two hit rates"
-        raise Inconclusive(why or "a point has no valid repeat")
-    rates = found[max(found)]
+    rates = found[max(found)] if found else []
+    points = [each.point for each in rates]
+    _refuse_compared((curve, *curve.warmer), points, "no load was measured at two hit rates")
     steps = [(to, of, {"hit": percent(of.rate), "before": percent(to.rate)}) for to, of in pairwise(rates)]
     rows = [Compared(of.point, to.point, told) for to, of, told in steps]
-    points = [each.point for each in rates]
+    return of_ratios(claim, rows, points, points, qualifier=f"; of {len(rows)} steps the one that decides")
+
+
+def structured_pairs(curve: Curve) -> list[tuple[Point, Point]]:
+    """Return the valid points of structured output, each with that of free text under the same load."""
+    return at_common_loads([p for each in curve.structured for p in each.valid], curve.valid)[0]
+
+
+def of_formats(claim: Claim, curve: Curve) -> Evidence:
+    """Return a figure of structured output over that of free text, under each load that both were measured under."""
+    if not curve.structured:
+        raise NotMeasured("requests were not measured with structured output and with free text")
+    pairs = structured_pairs(curve)
+    points = [*dict.fromkeys(chain.from_iterable(pairs))]
+    _refuse_compared((curve, *curve.structured), points, "no load was measured with both")
+    rows = [Compared(p, q, {"output": p.used[0][0].workload.spec.output}) for p, q in pairs]
+    return of_ratios(claim, rows, points, points, qualifier=f"; of {len(rows)} loads the one that decides")
+
+
+def _refuse_compared(curves: Sequence[Curve], points: Sequence[Point], otherwise: str) -> None:
+    """Raise Inconclusive if a point of these curves is not valid, if there are none to compare, with the reason
+    `otherwise`, or if each of them has one repeat."""
+    invalid = next((p for each in curves for p in each.points if not p.valid), None)
+    if invalid or not points:
+        why = "; ".join(invalid.problems) if invalid else otherwise
+        raise Inconclusive(why or "a point has no valid repeat")
     if all(len(point.repeats) < 2 for point in points):
         raise Inconclusive("noise unknown: one repeat of each point; --slm-repeats 2")
-    return of_ratios(claim, rows, points, points, qualifier=f"; of {len(rows)} steps the one that decides")
 
 
 def of_speculation(claim: Claim, curve: Curve) -> Evidence | Verdict:

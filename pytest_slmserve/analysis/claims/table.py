@@ -32,10 +32,10 @@ from pytest_slmserve.analysis.sweep.curve import (
     is_sweep,
     labels,
     to_know_noise,
+    with_compared,
     with_plain,
     with_remedy,
     with_shared,
-    with_warmer,
 )
 from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, every, unsure
 from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Interface, RampUp, SlmError
@@ -133,7 +133,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
         return False
     if claim.compares == "arrivals" and len(evidence.grid_of(curve.jobs)) < 2:
         return False
-    if claim.of in ("replicas", "gpus", "jobs", "shares", "speculation"):
+    if claim.of in ("replicas", "gpus", "jobs", "shares", "formats", "speculation"):
         try:
             evidence.evidence_for(claim, curve, ())
         except Inconclusive as reason:
@@ -289,7 +289,7 @@ def planned_curves(
         compared = any(series in plan.get("compared", ()) for plan in earlier)
         found[series] = replace(curve, beside=(any(sweeps) or compared) and not sweep)
     curves = with_shared(found.values(), shared_points(measurements))
-    return dict(zip(found, with_plain(with_warmer(deployments.with_wider(curves)))))
+    return dict(zip(found, with_plain(with_compared(deployments.with_wider(curves)))))
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:

@@ -385,11 +385,12 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
         yield f"the requests have {asked} output tokens, the trace of the steps {made}"
     came, wanted = window.finished_output_tokens(run), tokens_asked_for(measurement)
     if wanted and (early := sum(tokens < wanted for tokens in came)) > EARLY_SHARE * len(came):
-        yield (
-            f"{early} of {len(came)} requests ended before their {wanted} output tokens, although ignore_eos was asked "
-            f"for ({fmean(came):,.4g} in the mean): the server's log; or, if it does not know that, --extra-body "
-            "'{\"ignore_eos\": null}'"
-        )
+        why, hint = "although ignore_eos was asked for", "the server's log; or, if it does not know that, --extra-body "
+        hint += "'{\"ignore_eos\": null}'"
+        if measurement.workload.spec.response_format:
+            why, hint = "because their JSON was complete", "a schema that goes on for longer, or fewer tokens"
+        told = f"{early} of {len(came)} requests ended before their {wanted} output tokens"
+        yield f"{told}, {why} ({fmean(came):,.4g} in the mean): {hint}"
     delay = window.delay_of(run)
     if delay and (late := window.late_sends(delay, window.latencies_of(measurement).ttft_s.p50)):
         yield late
@@ -450,9 +451,12 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
 
 
 def tokens_asked_for(measurement: Measurement) -> int | None:
-    """Output tokens that each request of an endpoint asked for without regard to an end of text. None if they were of
-    several lengths, if the requests or the server know no `ignore_eos`, or if the server does not count tokens."""
+    """Output tokens that each request of an endpoint asked for without regard to an end of text, or each request for
+    structured output. None if they were of several lengths, if the requests or the server know no `ignore_eos`, or if
+    the server does not count tokens."""
     spec, stream = measurement.spec, measurement.run.stream
+    if measurement.workload.spec.response_format and spec.interface != "endpoint":
+        return measurement.workload.spec.output_tokens
     if spec.interface != "endpoint" or stream is None or stream.tokens_per_chunk is None:
         return None
     unlike = {"ignore_eos", "max_tokens", "max_completion_tokens", "stop", "stop_token_ids"}

@@ -35,7 +35,15 @@ from pytest_slmserve.analysis.verdict import State, Verdict, below, every
 from pytest_slmserve.schema.errors import BadUsage, Kind
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, series_key
-from pytest_slmserve.schema.specs import GIB, UNITS, ClosedLoop, EngineSpec, WorkloadReference, workload_facts
+from pytest_slmserve.schema.specs import (
+    GIB,
+    UNITS,
+    ClosedLoop,
+    EngineSpec,
+    WorkloadReference,
+    WorkloadSpec,
+    workload_facts,
+)
 
 FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
 MOST_REPEATS = 50  # of a load: more than anyone waits for
@@ -74,8 +82,9 @@ class Curve:
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
     replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
     on more GPUs. warmer: of the same engine and requests with larger shares of their prompts in common, ascending, each
-    larger than that of this curve. plain: of an engine that decodes speculatively, the curve of the same engine that
-    does not. jobs: those of the model. axes: what load, throughput and latency are called.
+    larger than that of this curve, or with its cache on where that of this curve is off. structured: of free text,
+    those of the same engine and requests with structured output. plain: of an engine that decodes speculatively, the
+    curve of the same engine that does not. jobs: those of the model. axes: names of load, throughput and latency.
     """
 
     subject: str
@@ -92,6 +101,7 @@ class Curve:
     alone: tuple[Point, ...] = ()
     wider: tuple[Curve, ...] = field(default=(), repr=False)
     warmer: tuple[Curve, ...] = field(default=(), repr=False)
+    structured: tuple[Curve, ...] = field(default=(), repr=False)
     plain: Curve | None = field(default=None, repr=False)
     jobs: tuple[JobPoint, ...] = field(default=(), repr=False)
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
@@ -396,28 +406,41 @@ def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list
     return [replace(curve, shared=tuple(found.get((family, gpus), ()))) for curve, family, gpus in keys]
 
 
-def with_warmer(curves: Sequence[Curve]) -> list[Curve]:
-    """Return each curve; that whose cache serves least, by the share of prompts in common, or because it is off where
-    requests are turns of conversations, has the others of its engine, environment, way of loading and requests, which
-    differ in nothing else."""
+def with_compared(curves: Sequence[Curve]) -> list[Curve]:
+    """Return each curve; that whose cache of prefixes serves least has those whose cache serves more, and that of free
+    text those of structured output, of the same engine, environment, way of loading and requests."""
 
-    def share(curve: Curve) -> tuple[bool, float]:
+    def others(alike: Callable[[Curve], object], value: Callable[[Curve], Any]) -> dict[int, tuple[Curve, ...]]:
+        """Return those that are alike by the one of the least value."""
+        groups = (sorted(group, key=value) if len(group) > 1 else group for group in grouped(curves, alike).values())
+        return {id(least): tuple(rest) for least, *rest in groups}
+
+    def series(curve: Curve, spec: EngineSpec, requests: WorkloadSpec) -> object:
+        assert curve.load and curve.environment
+        return series_key(spec, repr(requests), curve.load, curve.environment)
+
+    def of_prefixes(curve: Curve) -> object:
+        if not (curve.spec and curve.load and curve.workload) or not curve.workload.spec.finds_prefixes:
+            return id(curve)
+        spec = replace(curve.spec.with_arguments([("enable_prefix_caching", True)]), prefix_caching=True)
+        asked = curve.workload.spec
+        return series(curve, spec, asked if asked.turns > 1 else replace(asked, prefix_share=0.0))
+
+    def served(curve: Curve) -> tuple[bool, float]:
         caches = bool(curve.spec and curve.spec.caches_prefixes)
         return caches, (curve.workload and curve.workload.spec.prefix_share) or 0.0
 
-    def series(curve: Curve) -> object:
-        first, load, requests = curve.first, curve.load, curve.workload
-        if not (first and load and requests) or not requests.spec.finds_prefixes:
+    def of_formats(curve: Curve) -> object:
+        if not (curve.spec and curve.load and curve.workload):
             return id(curve)
-        spec = replace(first.spec.with_arguments([("enable_prefix_caching", True)]), prefix_caching=True)
-        alike = requests.spec if requests.spec.turns > 1 else replace(requests.spec, prefix_share=0.0)
-        return series_key(spec, repr(alike), load, first.environment)
+        return series(curve, curve.spec, replace(curve.workload.spec, response_format=""))
 
-    warmer: dict[int, tuple[Curve, ...]] = {}
-    for group in grouped(curves, series).values():
-        least, *others = sorted(group, key=share)
-        warmer[id(least)] = tuple(others)
-    return [replace(curve, warmer=warmer.get(id(curve), ())) for curve in curves]
+    def output(curve: Curve) -> str:
+        return curve.workload.spec.response_format if curve.workload else ""
+
+    warmer, beside = others(of_prefixes, served), others(of_formats, output)
+    free = {id(curve): beside.get(id(curve), ()) for curve in curves if not output(curve)}
+    return [replace(c, warmer=warmer.get(id(c), ()), structured=free.get(id(c), ())) for c in curves]
 
 
 def with_plain(curves: Sequence[Curve]) -> list[Curve]:
@@ -625,7 +648,9 @@ def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]
     requests, spec = workload_facts(measured.workload.spec) | {"kind": measured.workload.spec.kind}, measured.spec
     adapters = measured.workload.spec.adapters
     requests["lora"] = f"{adapters.words} {adapters.traffic}" if adapters else ""
-    requests.pop("adapters", None)
+    requests["output"] = measured.workload.spec.output
+    for name in ("adapters", "response_format"):  # told by their words
+        requests.pop(name, None)
     if spec.tensor_parallel_size != like.spec.tensor_parallel_size:
         spec = replace(spec, kv_cache_bytes=like.spec.kv_cache_bytes)
     spec = replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1)

@@ -124,7 +124,7 @@ class Server:
         self.engine: Any = None
         self.prompts: list[dict[str, list[int]]] = []
         self.output_tokens: list[int] = []
-        self.kind = "generate"
+        self.kind, self.schema = "generate", ""
         self.places: list[int | None] = []  # of the ids that differ from round to round through the prompts
         self.rounds: list[list[int]] = []  # these ids, of each round; none: every round is alike
         self.first_round = self.last_round = 0  # of the run
@@ -155,6 +155,7 @@ class Server:
             if message["op"] == "load":
                 self.prompts = [{"prompt_token_ids": prompt} for prompt in message["prompts"]]
                 self.output_tokens, self.kind = message["output_tokens"], message["kind"]
+                self.schema = message.get("schema", "")
                 self.places, self.rounds = message.get("places", []), message.get("rounds", [])
                 self.first_round = self.last_round = 0
                 self.further = await self.with_adapters(**message["adapters"]) if message.get("adapters") else {}
@@ -174,7 +175,7 @@ class Server:
             case "tokens":
                 # One after the other: beside others a request may get other kernels, and other roundings.
                 first, length = self.prompts[: message["requests"]], message["length"]
-                outputs = [await self.served(prompt, greedy(length), i) for i, prompt in enumerate(first)]
+                outputs = [await self.served(prompt, greedy(length, self.schema), i) for i, prompt in enumerate(first)]
                 return {"event": "tokens", "tokens": [list(output.outputs[0].token_ids) for output in outputs]}
             case "scores":
                 scores, parameters = [], greedy(1)
@@ -277,13 +278,19 @@ def fork_core(config: Any, chosen: str | None) -> None:
         os.register_at_fork(after_in_child=partial(os.environ.__setitem__, START_METHOD, "spawn"))
 
 
-def greedy(tokens: int) -> Any:
-    """The sampling parameters for exactly `tokens` tokens, the likeliest each, reported when all are complete."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+def greedy(tokens: int, schema: str = "") -> Any:
+    """The sampling parameters for exactly `tokens` tokens, the likeliest each, reported when all are complete. schema:
+    a JSON schema that they follow, at whose end they may end before."""
+    from vllm import SamplingParams, sampling_params
 
+    further: dict[str, Any] = {}
+    if schema and hasattr(sampling_params, "StructuredOutputsParams"):
+        further = {"structured_outputs": sampling_params.StructuredOutputsParams(json=schema)}
+    elif schema:  # before 0.11
+        further = {"guided_decoding": sampling_params.GuidedDecodingParams(json=schema)}
+    kind = sampling_params.RequestOutputKind.FINAL_ONLY
     return SamplingParams(
-        max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        max_tokens=tokens, temperature=0, ignore_eos=not schema, detokenize=False, output_kind=kind, **further
     )
 
 
@@ -301,7 +308,7 @@ class WorkerRun:
         self.server = server
         lives = server.output_tokens  # steps
         if server.kind == "generate":
-            self.parameters = {tokens: greedy(tokens) for tokens in set(server.output_tokens)}
+            self.parameters = {tokens: greedy(tokens, server.schema) for tokens in set(server.output_tokens)}
         else:
             self.parameters = {1: pooling(server.kind)}
             lives = [server.steps_of_results(load.get("concurrency") or 1)]
@@ -415,7 +422,9 @@ class WorkerRun:
             self.last_answer = now
             return
         completion, stamps = output.outputs[0], output.metrics
-        finished = completion.finish_reason == "length"
+        if completion.finish_reason == "error":
+            raise RuntimeError(f"the engine ended a request by an error after {len(completion.token_ids)} tokens")
+        finished = completion.finish_reason in ("length", "stop")  # "stop": its JSON is complete
         self.rows.append(
             (
                 index,

@@ -102,6 +102,34 @@ def test_a_share_that_no_cache_can_serve_is_refused_before_anything_starts(runs)
         runs(SWEEP, FEW, words).refuses(*facts)
 
 
+# Structured output
+
+
+def test_the_cost_of_structured_output_is_measured_judged_resumed_and_reported_again(runs):
+    shipped_one = shipped("test_structured_output")
+    words = "--slm-simulate -o slm_strict=1 --slm-window=1 -o slm_report=tables --slm-engine-arg=structured_cost=0.25"
+    ran = runs.anew(shipped_one, words)
+    assert ran.ret == 1 and ran.counts == {"passed": 4, "failed": 1}
+    ran.says(
+        "llama-3.2-1b with structured output against free text: simulated*", "*256  free text *", "claims: 1 FAIL*"
+    )
+    made = ran.measured()
+    assert len({m.launch for m in made}) == 1 and len(made) == 8, "one engine, twice each"
+    assert {m.workload.spec.response_format for m in made} == {"", "json"}
+    rows = [line for line in ran.lines if "JSON " in line and " yes" in line]
+    assert len(rows) == 2 and all(row in ran.report()[1] for row in rows)
+    again = runs.anew(shipped_one, words, "--slm-resume", folder=ran.folder)
+    assert len(again.measured()) == 8
+
+
+def test_structured_output_that_cannot_be_is_refused_before_anything_starts(runs):
+    for words, facts in (
+        ("-o slm_response_format=yaml", ["yaml", "no JSON schema", "json"]),
+        ("-o slm_response_format=json -o slm_kind=embed", ["structured output", "embed", "generates"]),
+    ):
+        runs(SWEEP, FEW, words).refuses(*facts)
+
+
 # Speculation, which gains at small loads alone
 
 

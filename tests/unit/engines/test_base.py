@@ -2,6 +2,7 @@
 record can hold, and the barrier of engines that are measured together, by a clock of the test."""
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from pytest_slmserve.engines import base
 from pytest_slmserve.engines.base import IMPOSSIBLE, Engine, WindowBarrier, check_fits, message_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.models import CATALOGUE
-from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
 LOAD = ClosedLoop(4, window_s=0.5)
 WORKLOAD = small_workload()
@@ -29,6 +30,18 @@ def test_prompt_and_output_together_must_fit_and_no_more_than_the_model_has_posi
     with refused() as caught:
         check_fits(replace(SIMULATED, model_facts=shape), small_workload(1, shape.positions))
     assert "max_model_len" not in caught.value.hint
+
+
+@pytest.mark.parametrize(("interface", "extra", "fact"), [
+    ("engine", (), "tokenizer"), ("engine", (("skip_tokenizer_init", False),), None), ("server", (), None),
+    ("transformers", (("skip_tokenizer_init", False),), "Transformers"),
+])  # fmt: skip
+def test_structured_output_needs_vllm_and_its_tokenizer(interface, extra, fact):
+    workload = small_workload(response_format="json")
+    spec = EngineSpec("opt-125m", interface=interface, extra=extra)
+    with refused(fact, hint="") if fact else nullcontext():
+        check_fits(spec, workload)
+    check_fits(spec, small_workload())
 
 
 def test_a_load_as_a_message_has_all_of_its_fields_and_its_window_begins_where_it_has_settled():

@@ -176,6 +176,13 @@ def test_where_no_server_answers_no_model_is_asked_for(answered):
         only_model("http://127.0.0.1:1/v1/completions", 10)
 
 
+def test_structured_output_is_a_field_of_a_body_whose_text_may_end_where_its_json_does():
+    fields = endpoint.format_fields(WorkloadSpec(response_format='{"type": "object"}'))
+    named = {"name": "slm", "schema": {"type": "object"}}
+    assert fields == {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": named}}
+    assert endpoint.format_fields(WorkloadSpec()) == {}
+
+
 def requests_of(*prompts):
     return Workload(WorkloadSpec(), tuple(Request(prompt, 2) for prompt in prompts), "here")
 

@@ -163,6 +163,21 @@ def test_dummy_weights_come_from_a_folder_that_describes_the_model_and_real_ones
     assert (words.encode("t5 t0 t11").ids, words.decode([5, 0, 11])) == ([5, 0, 11], "t5 t0 t11")
 
 
+def test_a_model_that_generates_can_spell_json_and_ends_it_by_a_name_that_grammars_know():
+    plain, other = (json.loads(server.tokenizer_files(CATALOGUE[name])["tokenizer.json"])["model"]["vocab"]
+                    for name in ("opt-tiny", "bert-tiny"))  # fmt: skip
+    text = json.dumps([{"name": "A~!", "count": -1.5e9, "done": None}], separators=(",", ":"))
+    assert {*text} <= plain.keys() and not any(word.isspace() for word in plain)
+    assert plain["</s>"] == dict(CATALOGUE["opt-tiny"].config)["eos_token_id"] == 2, "which vLLM ends a text at"
+    assert sorted(plain.values()) == [*range(CATALOGUE["opt-tiny"].vocabulary)] and "{" not in other
+    several = (
+        replace(CATALOGUE["opt-tiny"], config=config)
+        for config in ((("eos_token_id", (7, 9)),), (("eos_token_id", "2"),), ())
+    )
+    found = [json.loads(server.tokenizer_files(model)["tokenizer.json"])["model"]["vocab"] for model in several]
+    assert (found[0]["</s>"], found[0]["<|end_of_text|>"], found[2]["</s>"]) == (7, 9, 0) and "</s>" not in found[1]
+
+
 @pytest.mark.parametrize("put", [
     lambda config, text: config.write_text(text.replace("{", '{"more": 1, ', 1), "utf-8"),
     lambda config, text: None,

@@ -320,6 +320,15 @@ def test_a_result_takes_the_arithmetic_of_its_text(kind):
     assert {seen.ttft_s, seen.tpot_s, seen.itl_s, seen.normalized_latency_s, seen.little} == {None}
 
 
+def test_structured_output_costs_the_planted_share_of_each_step():
+    asked = replace(WORKLOAD, spec=replace(WORKLOAD.spec, response_format="json"))
+    free, own, usual = (
+        rate(planted(**more).run(each, ClosedLoop(8, window_s=2.0)))
+        for each, more in ((WORKLOAD, {}), (asked, {"structured_cost": 0.25}), (asked, {}))
+    )
+    assert own == pytest.approx(free / 1.25, rel=0.01) and usual == pytest.approx(free / 1.05, rel=0.01)
+
+
 def test_adapters_cost_a_share_of_each_step_and_those_without_a_slot_a_copy():
     def served(asked, slots, t_inf=1e3):
         arguments = asked.arguments({"max_loras": slots}) if asked else {}

@@ -72,7 +72,7 @@ ROWS = {
     "ray_resource": ("accelerator_type:H200", "accelerator_type:H200", "GPU", "NAME"),
 }
 WORDS = ("dataset", "tokenizer", "quantization", "python", "waivers", "baseline", "profile", "records", "html",
-         "ray_env")
+         "ray_env", "response_format")
 # fmt: on
 ROWS |= dict.fromkeys(WORDS, ("some/word", "some/word"))
 ROWS |= {opt.name: ("yes", True, "maybe", "") for opt in OPTS if opt.is_flag}

@@ -150,6 +150,8 @@ REFUSED = [
     (lambda: requests(input_len="64", output_len="natural"), [], ""),
     (lambda: requests(dataset="talks.json", prefix_share="0.5"), ["text", "share"], "--slm-dataset"),
     (lambda: sharing(engine_arg=["enable_prefix_caching=false"]), [0.5, "off"], "enable_prefix_caching=true"),
+    (lambda: requests(response_format="yaml"), ["yaml"], "json"),
+    (lambda: on_gpus(response_format="json", kind="embed").workload("opt-125m"), ["structured", "embed"], "generates"),
     (lambda: on_cpu(prefix_share="0.5").point("opt-tiny", 4), [0.5, "32 tokens", 128], "--slm-input-len 256"),
     (lambda: simulated().case(replace(CACHES, interface="transformers"), [HALF], []), ["Transformers"], '"engine"'),
     *((lambda wrong=wrong: planner.checked_lengths(wrong), [f"lengths={wrong!r}"], "lengths=(512, 64)")
@@ -586,6 +588,28 @@ def test_a_share_of_prompts_turns_the_cache_on_and_a_marker_names_several_on_one
     assert (swept.id, swept.concurrency, swept.each) == ("opt-125m-8", 8, half.each)
     [job] = job_cases(asked, {"jobs": [JOB | {"batching": "static"}]})
     assert "no cache of prefixes" in job.skip_reason
+
+
+def test_structured_output_has_the_engine_start_with_a_tokenizer_as_free_text_does_that_is_compared_with_it():
+    plain, asked = on_gpus(), on_gpus(response_format="json")
+    usual, json_point = (each.point("opt-125m", 4) for each in (plain, asked))
+    assert "skip_tokenizer_init" not in usual.each[0].arguments
+    assert json_point.each == (replace(usual.each[0], extra=(("skip_tokenizer_init", False),)),)
+    schema = '{"type": "array"}'
+    cases = point_cases(plain, {"points": [("opt-125m", 4)], "response_format": ("", "json", schema)})
+    assert [case.id.rpartition("-")[0] for case in cases] == [
+        "opt-125m-4-free",
+        "opt-125m-4",
+        "opt-125m-4-json-by-schema",
+    ]
+    assert [case.workloads[0].spec.response_format for case in cases] == ["", "json", schema]
+    assert {case.each for case in cases} == {json_point.each} and plain.beside == {case.series for case in cases}
+    own = on_gpus(response_format="json", engine_arg=["skip_tokenizer_init=true"]).spec("opt-125m")
+    assert own.arguments["skip_tokenizer_init"] is True, "what the user says is done"
+    [job] = job_cases(asked, {"jobs": [JOB | {"batching": "static"}]})
+    assert "structured output" in job.skip_reason
+    there = behind(models="opt-125m", response_format="json").point("opt-125m", 4)
+    assert there.workloads[0].spec.output == "JSON" and there.each[0].extra == ()
 
 
 def test_turns_turn_the_cache_on_make_longer_requests_and_a_marker_measures_with_the_cache_and_without():

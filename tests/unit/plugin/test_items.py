@@ -122,9 +122,16 @@ WRONG = [
     ("slm_measure", {"model": MODEL, "prefix_share": 0.5, "prefix_caching": False}, "0.5", "enable_prefix_caching="),
     ("slm_job_point", {"jobs": [], "prefix_share": 0.5}, "prefix_share=0.5", "slm_point"),
     *(
+        ("slm_point", {"points": [(MODEL, 8)], "response_format": wrong}, f"response_format={each!r}", '"json"')
+        for wrong, each in (("yaml", "yaml"), (("", "{"), "{"), ("[]", "[]"))
+    ),
+    *(
         ("slm_point", {"points": [(MODEL, 8)], "speculation": wrong}, "speculation=", "(False, True)")
         for wrong in ("ngram", 1, (), (False, 1))
     ),
+    ("slm_measure", {"model": MODEL, "response_format": ("", "json")}, "('', 'json')", "json"),
+    ("slm_measure", {"model": "bge-small-en-v1.5", "response_format": "json"}, "embed", "generates"),
+    ("slm_job_point", {"jobs": [], "response_format": "json"}, "response_format='json'", "slm_response_format"),
     ("slm_measure", {"model": MODEL, "speculation": (False, True)}, "speculation=(False, True)", "True"),
     ("slm_job_point", {"jobs": [], "speculation": True}, "speculation=True", "--slm-engine-arg"),
     ("slm_point", {"points": [(MODEL, 8)], "lora": 16}, "lora=16", "lora=(16, 8)"),

@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Summary
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of, with_plain, with_warmer
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of, with_compared, with_plain
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import sweeps
 from pytest_slmserve.report.findings import Findings
@@ -299,13 +299,25 @@ def test_energy_of_each_model_at_its_largest_batch_has_a_table_for_each_power_li
 
 def test_loads_of_several_shares_are_rows_over_their_hit_rate():
     half, least = at_share(0.5, (1500.0, 1515.0), (0.06, 0.061), hits=0.4), at_share(0.0, (1000.0, 1005.0))
-    found = {"two shares": with_warmer([half, least]), "one share": with_warmer([half]), "none": [lawful(BATCHES)]}
-    found["of one repeat"] = with_warmer([at_share(share, (1e3,), (0.1,)) for share in (0.0, 0.5)])
+    found = {"two shares": with_compared([half, least]), "one share": with_compared([half]), "none": [lawful(BATCHES)]}
+    found["of one repeat"] = with_compared([at_share(share, (1e3,), (0.1,)) for share in (0.0, 0.5)])
     shown = {name: in_words(sweeps.hit_rate_sections(some)) for name, some in found.items()}
     assert difference("hits", shown) == ""
     section, _ = sweeps.hit_rate_sections(found["two shares"])
     rows = [(row["share %"], row["hit rate %"], row["change %"]) for row in rows_of(section.parts[0])]
     assert rows == [("0.0", "0.0", "-"), ("50.0", "40.6", "+50.4")]
+
+
+def test_structured_output_is_a_row_below_free_text_of_its_load():
+    free, asked = at_share(None, (1000.0, 1005.0)), {"response_format": '{"type": "array"}'}
+    formats = at_share(None, (900.0, 905.0), **asked), at_share(None, (950.0, 955.0), response_format="json")
+    found = {"two formats": with_compared([*formats, free]), "no free text": with_compared(formats)}
+    shown = {name: in_words(sweeps.format_sections(some)) for name, some in found.items()}
+    assert difference("formats", shown) == ""
+    section, _ = sweeps.format_sections(found["two formats"])
+    rows = [(row["output"], row["change %"], row["change % TPOT"]) for row in rows_of(section.parts[0])]
+    assert [row[0].partition(" schema")[0] for row in rows] == ["free text", "JSON", "JSON by"]
+    assert rows[0][1:] == ("-", "-") and rows[1][1:] == ("-5.0", "+5.2")
 
 
 def test_a_model_is_a_row_where_its_plateau_begins():

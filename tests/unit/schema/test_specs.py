@@ -95,7 +95,8 @@ NAMED = (  # a field of another type, or out of range, with its value
              "enforce_eager": [1], "model": [5, "a\x1b[2J\nb"]}),
     (ReplicaSpec((PLAIN,)), {"sharing": ["magic"]}),
     (WorkloadSpec(), {"source": ["web"], "rule": ["any"], "requests": ["8"], "prefix_groups": [0, "2"],
-                      "prefix_share": [1, -0.1, math.nan, "0.5", True, (0, 0.5)], "turns": ["4"]}),
+                      "prefix_share": [1, -0.1, math.nan, "0.5", True, (0, 0.5)], "turns": ["4"],
+                      "response_format": ["{", "[1]", "true", "yaml", '{"minItems": NaN}', 5, ("", "json")]}),
     (ClosedLoop(1), {"concurrency": [0, 1.0, True], "window_s": [math.inf, True, "5"], "ramp_up": ["slow"],
                      "settle_lifetimes": [math.nan, "1"], "think_s": [-1, math.inf, "2", True]}),
 )  # fmt: skip
@@ -111,6 +112,7 @@ A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
     *((WorkloadSpec(requests=8), {"turns": n}, (f"{n} turns", "8 requests")) for n in (0, 9)),
     (WorkloadSpec(), {"turns": 2, **SHARED}, ("share",)), (WorkloadSpec(), {"turns": 2, "kind": "embed"}, ("embed",)),
     (OF_A_FILE, SHARED, ("text", "share")), (WorkloadSpec(), {"kind": "embed", **SHARED}, ("share", "embed")),
+    (WorkloadSpec(), {"kind": "embed", "response_format": "json"}, ("structured", "embed")),
     (SIMULATED, {"interface": "server"}, ("simulated", "server")),
     (PLAIN, {"tensor_parallel_size": 0}, ("0 GPUs",)), (remote(), {"url": "http://h/v1?key=x"}, ("credentials",)),
     (PAIR, {"engines": ()}, ()),
@@ -261,6 +263,24 @@ def test_what_is_shared_is_the_asked_part_of_a_prompt_that_keeps_ids_of_its_own(
     shared, asked = WorkloadSpec(prefix_share=share).shared_of(tokens), share * tokens
     assert shared % 2 == 0 <= shared <= max(0, tokens - specs.OWN) and WorkloadSpec().shared_of(tokens) == 0
     assert abs(shared - asked) <= 1 or tokens - specs.OWN - 2 < shared or shared == 0
+
+
+def test_structured_output_is_a_property_of_requests_and_free_text_is_kept_and_known_as_before():
+    """A schema is known by what it says, however it is written."""
+    given = ("", "json", '{"type": "object"}', '{"type":  "object"}', '{"type": "array"}')
+    made = [Workload(WorkloadSpec(response_format=each), (specs.Request((5, 6), 2),), "here") for each in given]
+    assert len({each.hash for each in made}) == 4 and made[2].hash == made[3].hash
+    assert ["response_format" in specs.workload_facts(each.spec) for each in made[:2]] == [False, True]
+    assert [each.spec.output for each in made[:2]] == ["free text", "JSON"]
+    assert made[3].spec.schema == '{"type":"object"}' and made[2].spec.output == made[3].spec.output
+    assert [each.reference().each.partition("tokens")[2] for each in made[:2]] == ["", " of JSON"]
+
+
+def test_the_records_of_json_have_no_end_that_an_engine_comes_to():
+    schema = json.loads(WorkloadSpec(response_format="json").schema)
+    shortest = {"name": "", "kind": "small", "count": 0, "done": True}
+    assert schema["minItems"] == 1000 and [*shortest] == schema["items"]["required"] == [*schema["items"]["properties"]]
+    assert len(json.dumps([shortest] * 1000, separators=(",", ":"))) > 48_000, "characters, of 3 to 4 in a token"
 
 
 def test_a_workload_without_a_share_is_kept_and_known_as_before_there_were_any():

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.claims.evidence import NO_DECODING, NO_ENERGY, NO_
 from pytest_slmserve.analysis.claims.table import CLAIMS, applies, claim_of
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
 from pytest_slmserve.analysis.points import Summary, shared_points
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_plain, with_shared, with_warmer
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_compared, with_plain, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import GIB, ClosedLoop
@@ -522,7 +522,7 @@ NONE_SHARED, MOST_SHARED = at_share(0.0, (1000.0, 1005.0)), at_share(0.75, (2000
 ])  # fmt: skip
 def test_each_higher_hit_rate_has_to_serve_more_or_sooner(claim, rates, ttft_s, state):
     others = [MOST_SHARED, at_share(0.5, rates, ttft_s), NONE_SHARED]  # in whatever order
-    judged = [judge(claim, curve) for curve in with_warmer(others) if curve.warmer]
+    judged = [judge(claim, curve) for curve in with_compared(others) if curve.warmer]
     assert [verdict.state for verdict in judged] == [state]
     assert judged[0].value and tells(judged[0].why, 64), judged[0].why
 
@@ -533,17 +533,52 @@ def test_curves_are_compared_over_hits_if_they_differ_in_their_share_alone_and_a
     elsewhere = replace(elsewhere, measurements=tuple(
         replace(m, environment=replace(H200, gpu_name="NVIDIA L4")) for m in elsewhere.measurements
     ))  # fmt: skip
-    assert [curve.warmer for curve in with_warmer([plain, elsewhere, NONE_SHARED])] == [()] * 3
+    assert [curve.warmer for curve in with_compared([plain, elsewhere, NONE_SHARED])] == [()] * 3
     assert not applies(claim_of(MORE), NONE_SHARED) and not applies(claim_of(MORE), plain)
-    pair = with_warmer([NONE_SHARED, MOST_SHARED])
+    pair = with_compared([NONE_SHARED, MOST_SHARED])
     assert [applies(claim_of(MORE), curve) for curve in pair] == [True, False]
     invalid = replace(at_share(0.5, (9.0, 9.0)), points=(point(64, ()),))
     elsewhere = at_share(0.5, (9.0, 9.0), concurrency=8)
     for wrong, reason in ((invalid, "planted: invalid"), (elsewhere, "two hit rates")):
-        verdict = judge(MORE, with_warmer([NONE_SHARED, wrong])[0])
+        verdict = judge(MORE, with_compared([NONE_SHARED, wrong])[0])
         assert reason in verdict.why and verdict.state is INCONCLUSIVE
-    once = with_warmer([at_share(0.0, (1000.0,), (0.1,)), at_share(0.5, (1500.0,), (0.1,))])[0]
+    once = with_compared([at_share(0.0, (1000.0,), (0.1,)), at_share(0.5, (1500.0,), (0.1,))])[0]
     assert "--slm-repeats 2" in judge(MORE, once).why
+
+
+# Structured output
+
+CHEAP = "structured-output-costs-little"
+FREE = at_share(None, (1000.0, 1005.0))
+
+
+def in_json(*rates, concurrency=64, response_format="json"):
+    return at_share(None, rates, concurrency=concurrency, response_format=response_format)
+
+
+@pytest.mark.parametrize(("rates", "state"), [
+    ((950.0, 955.0), PASSES), ((800.0, 805.0), FAILS), ((850.0, 1000.0), INCONCLUSIVE),
+])  # fmt: skip
+def test_structured_output_has_to_serve_nearly_what_free_text_does_under_each_load(rates, state):
+    schema = '{"type": "array"}'
+    curves = with_compared([in_json(*rates), FREE, in_json(980.0, 985.0, response_format=schema)])
+    judged = [(curve, judge(CHEAP, curve)) for curve in curves if curve.structured]
+    assert [(curve.workload.spec.output, verdict.state) for curve, verdict in judged] == [("free text", state)]
+    assert judged[0][1].why.startswith("JSON serves") and tells(judged[0][1].why, 64, 0.9, 2), judged[0][1].why
+    assert [len(evidence.structured_pairs(curve)) for curve in curves] == [0, 2, 0]
+
+
+def test_structured_output_is_compared_with_free_text_alone_and_if_all_of_it_is_valid():
+    schema, there = in_json(900.0, 905.0, response_format='{"type": "array"}'), claim_of(CHEAP)
+    assert not any(curve.structured for curve in with_compared([in_json(950.0, 955.0), schema, NONE_SHARED]))
+    pair = with_compared([FREE, in_json(950.0, 955.0)])
+    assert [applies(there, curve) for curve in pair] == [True, False]
+    invalid = replace(in_json(9.0, 9.0), points=(point(64, ()),))
+    for wrong, reason in ((invalid, "planted: invalid"), (in_json(9.0, 9.0, concurrency=8), "measured with both")):
+        verdict = judge(CHEAP, with_compared([FREE, wrong])[0])
+        assert reason in verdict.why and verdict.state is INCONCLUSIVE
+    once = with_compared([at_share(None, (1000.0,), (0.1,)), in_json(950.0)])[0]
+    assert "--slm-repeats 2" in judge(CHEAP, once).why and evidence.at_table_1(pair[1]) is None
 
 
 # An engine with and without speculation

@@ -47,6 +47,11 @@ def early_ends(count, extra=(), spec=ENDPOINT, **stream):
     return with_stream(m, tokens_per_chunk=stream.pop("tokens_per_chunk", 1.0), **stream)
 
 
+def in_json(m):
+    """The measurement, whose outputs were asked to be JSON."""
+    return changed(m, "workload", spec=replace(m.workload.spec, response_format="json"))
+
+
 def looked_up(m, hits):
     return with_stream(m, cache_lookups=(1000, hits))
 
@@ -134,6 +139,8 @@ IN_SPANS = with_stream(
     (early_ends(0), None), (early_ends(3), {3, 32}), (early_ends(3, refused=("ignore_eos",)), None),
     (early_ends(3, tokens_per_chunk=None), None), (early_ends(3, (("ignore_eos", "null"),)), None),
     (early_ends(3, (("top_k", "5"),)), {3, 32}), (early_ends(3, spec=SERVER), None),
+    (in_json(early_ends(3, spec=SERVER)), {3, 32}), (in_json(early_ends(0, spec=SERVER)), None),
+    (in_json(early_ends(3)), {3, 32}),
     # Plausible
     (FAST, {1_000_000, 8.0}),  # tokens/s, batch: beyond the roofline
     (changed(FAST, "environment", gpu_name="Some GPU"), None),

@@ -28,7 +28,8 @@ def worker():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(Path(package).parent), *sys.path])
         module = importlib.import_module("vllm_worker")
-        patch.setattr(module, "greedy", lambda tokens: tokens)
+        patch.setattr(module, "parameters_of", module.greedy, raising=False)
+        patch.setattr(module, "greedy", lambda tokens, schema="": tokens)
         patch.setattr(module, "pooling", lambda kind: f"for {kind}")
         yield module
     sys.modules.pop("vllm_worker"), sys.modules.pop("slm_pacing")
@@ -113,6 +114,35 @@ def test_a_counted_loop_serves_exactly_so_many_and_shares_nothing_with_the_next(
         assert (len(answer["steps"]), sum(row[3] for row in answer["steps"])) == (7 * LENGTH, 7 * LENGTH)
         assert (answer["failed"], answer["first_failure"]) == ([], None)
         assert answer["steps"][0][0] >= answer["began"] and json.dumps(answer)
+
+
+@pytest.mark.parametrize(("taken", "has"), [
+    ("structured_outputs", "StructuredOutputsParams"), ("guided_decoding", "GuidedDecodingParams"),
+])  # fmt: skip
+def test_a_schema_is_asked_for_as_the_release_takes_it_and_may_end_the_text(worker, monkeypatch, taken, has):
+    module = SimpleNamespace(**{has: lambda json: ("by", json)}, RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
+    told = {"SamplingParams": lambda **given: given, "sampling_params": module}
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(**told))
+    free, asked = worker.parameters_of(9), worker.parameters_of(9, '{"type": "object"}')
+    assert (free["ignore_eos"], asked["ignore_eos"], asked.pop(taken)) == (True, False, ("by", '{"type": "object"}'))
+    assert free | {"ignore_eos": False} == asked and free["max_tokens"] == 9
+
+
+def test_a_request_whose_json_is_complete_has_ended_and_one_that_ends_by_an_error_has_failed(serve):
+    class Ending(Engine):
+        reason = "stop"
+
+        async def generate(self, *given):
+            async for answer in super().generate(*given):
+                answer.outputs[0].finish_reason = self.reason
+                yield answer
+
+    class Broken(Ending):
+        reason = "error"
+
+    ended, (failed, _) = serve(COUNTED, kind=Ending)[0], serve(COUNTED, kind=Broken)
+    assert all(row.finished for row in rows(ended)) and ended["failed"] == []
+    assert f"after {LENGTH} tokens" in failed["first_failure"] and not rows(failed)
 
 
 def test_ids_at_the_place_of_a_prompt_are_others_in_each_round_of_each_run(serve):
@@ -222,7 +252,8 @@ def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, monke
     monkeypatch.setattr(worker, "PROGRESS_S", 0.001)
     monkeypatch.setattr(worker.StepTrace, "rows", [(float(i), 0, 0, 10) for i in range(steps)])
     say = AsyncMock(side_effect=asyncio.CancelledError)
-    run = worker.WorkerRun(SimpleNamespace(output_tokens=[LENGTH], kind="generate", say=say), COUNTED)
+    server = SimpleNamespace(output_tokens=[LENGTH], kind="generate", schema="", say=say)
+    run = worker.WorkerRun(server, COUNTED)
     run.began = 0.0
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run.tell())
