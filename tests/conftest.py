@@ -49,6 +49,14 @@ def wide_terminal() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def hasty_disk() -> Iterator[None]:
+    """Nobody waits until a record is on the disk: no power fails, and a busy disk takes its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda file: None)
+        yield
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What is collected stays to the end, so the garbage collector leaves it out: it would look at it over and over."""

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, Run, Samples, Steps
@@ -15,7 +14,6 @@ from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, WorkloadReferen
 
 PACK = {".jsonl": bytes, ".gz": gzip.compress, ".xz": lzma.compress}  # by the suffix of an archive
 CLAIMS = {"plateau": {"tolerance": 0.1}}
-DISK = settings(deadline=None)  # a busy disk takes its time over fsync
 EACH = pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz", "records.jsonl.xz"])
 
 # Two requests over three steps; the second is cut off before its first token.

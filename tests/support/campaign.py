@@ -1,8 +1,6 @@
 """What the fault campaign does for each kind of fault: something is run, the fault is planted, and what came of it is
 judged. Some cases are in tests/integration/faults, the whole campaign in tests/nightly/faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

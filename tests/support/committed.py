@@ -1,7 +1,5 @@
 """The committed archives, each read once a process."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from scripts import BASELINES, needs_checkout

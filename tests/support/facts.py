@@ -1,7 +1,5 @@
 """What a sentence tells, whatever its words are."""
 
-from __future__ import annotations
-
 import re
 
 

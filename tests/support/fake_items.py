@@ -1,7 +1,5 @@
 """Test items as pytest would make them, without pytest: for what the plugin makes of their markers and fixtures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace

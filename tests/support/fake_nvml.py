@@ -14,8 +14,6 @@ checks its callers: what is left behind or freed twice is seen in `live_samples`
 """
 
 # ruff: noqa: N802 - NVML's names
-from __future__ import annotations
-
 import ctypes
 import math
 from bisect import bisect_right

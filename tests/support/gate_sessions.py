@@ -1,7 +1,5 @@
 """Gates of planted noise: launches in the order of time, pairs of them, and looks at the pairs as a run has them."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

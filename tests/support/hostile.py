@@ -1,7 +1,5 @@
 """Hostile files: a good one changed in a hundred ways, and paths that are no file at all."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

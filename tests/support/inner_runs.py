@@ -1,7 +1,5 @@
 """Runs of pytest inside pytest that several tests look at: each is made once, in a folder of its own."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping
@@ -33,7 +31,7 @@ SWEEP = """
         assert slm_claim()
 """
 # Steps of some milliseconds, at most 16 users: a plateau from concurrency 4 on, in a few thousand stamps.
-FEW = """--slm-simulate --slm-models=opt-125m --slm-concurrency=1,2,4,8,16 --slm-window=0.5 --slm-input-len=16
+FEW = """--slm-simulate --slm-models=opt-125m --slm-concurrency=1,2,4,8,16 --slm-window=0.25 --slm-input-len=16
     --slm-output-len=8 --slm-engine-arg=t_inf=2000 --slm-engine-arg=b_half=0.5 --slm-repeats=2
     -o slm_report=tables"""
 

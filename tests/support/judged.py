@@ -1,8 +1,6 @@
 """One way to plant a fault, and one judge: did it end in time, with the right status and one sentence, was nothing
 lost, is nothing left, and was the key told to nobody?"""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """Launches of a gate with planted rates: what pairs of sides would have measured, one after the other or at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

@@ -4,8 +4,6 @@ Run by `python nth_call.py FOLDER WRITER ERROR`, with the library of `nth_call.c
 were, and a sentence for each that was not answered well, as JSON.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

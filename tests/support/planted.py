@@ -1,7 +1,5 @@
 """Sweeps and gates of planted rates, as a report shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from strategies import H200, law, measurement

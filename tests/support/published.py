@@ -3,8 +3,6 @@
 The raw results that belong to arXiv:2503.08311, FerranAgulloLopez/vLLMBatchingMemoryGap, Apache-2.0, folder background.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

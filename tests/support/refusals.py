@@ -1,7 +1,5 @@
 """An error that the user can act on: its class, the facts in it, and what to type; never its sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

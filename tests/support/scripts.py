@@ -1,7 +1,5 @@
 """The checkout's paths, and its scripts as modules."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator

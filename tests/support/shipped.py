@@ -1,7 +1,5 @@
 """The benchmarks' tests: a wheel has them within the package, a checkout beside it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

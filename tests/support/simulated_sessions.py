@@ -1,7 +1,5 @@
 """Sessions on the simulated engine, without a process of git, and what the items of a run ask of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan import planner
 from pytest_slmserve.run.session import Session
@@ -24,7 +23,7 @@ Open = Callable[..., Session]
 # Steps of some 10 ms: a window has a hundred, and a run takes a millisecond.
 FEW_STEPS = {"input_len": "64", "output_len": "32", "window": "1", "engine_arg": ["t_inf=2000", "b_half=16"]}
 
-remembered = lru_cache(maxsize=16)(planner.build_workload)  # requests take longer to make than to serve
+remembered = lru_cache(maxsize=40)(planner.build_workload)  # requests take longer to make than to serve
 
 
 @pytest.fixture
@@ -46,6 +45,10 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     yield open_session
     for each in sessions:
         each.close()
+
+
+def stored(session: Session) -> list[Measurement]:
+    return list(read(session.options.records).measurements)
 
 
 def judged(session: Session, name: str, model: str = MODEL) -> Verdict:

@@ -1,7 +1,5 @@
 """Sensors that are read when a test says so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Measurements that can be a stored baseline: of an H200 of which all is known, with its sensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shared builders and hypothesis strategies: measurements and points whose numbers are planted, not measured."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ from pytest_slmserve.analysis.claims.table import ClaimRow, claim_of, judge_row
 from pytest_slmserve.analysis.metrics.gpu_figures import Work, work_of_workload
 from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, ReplicaPoint, ReplicaSummary, Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema import records, sensors
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.models import Model
@@ -24,6 +22,8 @@ from pytest_slmserve.schema.records import Environment, Measurement, Resolved, R
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, WorkloadReference, WorkloadSpec
 
 H200 = Environment(platform="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
+
+PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 
 RESOLVED = Resolved(kv_blocks=1365, block_size=16, weight_bytes=2_631_516_160, max_num_seqs=1024, dtype="float16")
 

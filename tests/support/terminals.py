@@ -1,7 +1,5 @@
 """A terminal of so many columns, for what is written only there."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

@@ -1,8 +1,6 @@
 """Runs whose steps take what they were told to: so much to decode, and so much more where there is a prompt. And
 whether runs share one window, by their steps."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ The first request of an endpoint asks for FIRST tokens. It is answered well, unl
 many tokens each answer had is told by `GET /FAULT/truth`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,7 +1,5 @@
 """Workflows and the action as data, and the scripts of their steps, run with commands that only take notes."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from command_line import said
 from conversations import write_dataset
-from interfaces import somebodys_server, url_of
+from interfaces import url_of
 
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
@@ -20,12 +20,6 @@ from pytest_slmserve.workload.tokens import hub_tokenizer
 
 SLO = "--goodput=ttft:1s,e2e:2s"
 TIMING = ("--settle=0.2", "--window=0.8s")
-
-
-@pytest.fixture(scope="module")
-def there():
-    with somebodys_server() as found:
-        yield found
 
 
 @pytest.fixture
@@ -135,11 +129,11 @@ def test_a_load_of_which_nothing_was_served_is_told_and_kept(load, command, othe
 
 def test_failures_have_rows_count_as_dropped_and_may_be_allowed(command, other_model):
     other_model(first=1, every=20)
-    words = ("--request-rate=40", "--burstiness=inf", "--settle=0.5", "--window=1.5", "--goodput=e2e:5s", "--json")
+    words = ("--request-rate=80", "--burstiness=inf", "--settle=0.25", "--window=0.75", "--goodput=e2e:5s", "--json")
     found = json.loads(command(*words, status=(1,)).out)
     (m,) = kept()
     assert (found["failures"], found["failed"]) == (5, {"HTTP 404": 5}) and "HTTP 404" in found["problems"][0]
-    assert list(m.run.failed.scheduled_s) == pytest.approx([0.45, 0.95, 1.45, 1.95, 2.45], abs=1e-5)
+    assert list(m.run.failed.scheduled_s) == pytest.approx([0.225, 0.475, 0.725, 0.975, 1.225], abs=1e-5)
     assert set(m.run.failed.kind) == {"HTTP 404"} and len(m.run.samples) == 95
     opens, closes = m.run.window_s
     answered = [done for at, done in zip(m.run.samples.sent_s, m.run.samples.finished) if opens <= at < closes]

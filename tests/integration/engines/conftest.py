@@ -7,7 +7,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def temporary(monkeypatch):
+def temporary(monkeypatch, tmp_path_factory):
+    tmp_path_factory.getbasetemp()  # elsewhere, for it stays
     with TemporaryDirectory(prefix="slm-") as folder:
         monkeypatch.setattr("tempfile.tempdir", folder)
         yield Path(folder)

@@ -191,9 +191,7 @@ with guarded(sys.argv[1]):
 
 
 @pytest.mark.parametrize("parent_is_gone", [True, False])
-def test_a_guardian_that_is_ended_before_it_has_begun_looks_first_whether_the_parent_is_gone(
-    begin, ended, parent_is_gone
-):
+def test_a_guardian_ended_before_it_has_begun_looks_for_its_parent(begin, ended, parent_is_gone):
     env = {**os.environ, "PYTHONPATH": str(WORKER)}
     worker = begin([sys.executable, "-c", ENDS, ended if parent_is_gone else str(os.getpid())], env=env)
     assert worker.wait(20) == (-signal.SIGKILL if parent_is_gone else 0)

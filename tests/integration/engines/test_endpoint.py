@@ -39,26 +39,17 @@ def measured(engine, *loads):
 
 
 @pytest.fixture(scope="module")
-def there():
-    with somebodys_server() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def endpoint(there):
     with closing(engine_with(there._key, spec_of(there))) as found:
         yield found
 
 
-def test_a_closed_loop_without_a_step_trace(endpoint):
+def test_without_a_step_trace_all_tokens_are_in_the_stream_which_tells_the_throughput(endpoint):
     [found] = measured(endpoint, ClosedLoop(4, window_s=0.6))
     run = found.run
     assert problems_of([found]) == [] and len(run.steps) == 0 and 3 < window.mean_batch(run) <= 4
     by_requests = 8 * len(window.finished_in_window(run)) / (run.window_s[1] - run.window_s[0])
     assert window.output_tokens_per_s(run) == pytest.approx(by_requests, rel=0.15)
-
-
-def test_all_tokens_are_in_the_stream_and_the_page_tells_the_throughput_both_ways(endpoint):
     [counted] = measured(endpoint, ClosedLoop(2, requests=20))
     run, told = counted.run, load_figures(counted, ValidityCriteria())
     assert sum(run.stream.tokens) == 160 == sum(run.samples.output_tokens) and run.stream.tokens_per_chunk == 1
@@ -81,9 +72,7 @@ def test_requests_come_when_the_schedule_says(endpoint):
     assert "schedule_s" not in lines[1]["load"], "a record does not keep it twice"
 
 
-def test_a_client_runs_no_modules_of_the_working_folder_and_is_not_used_after_it_was_killed(
-    there, monkeypatch, tmp_path
-):
+def test_a_client_runs_no_modules_of_the_working_folder_and_none_is_used_once_killed(there, monkeypatch, tmp_path):
     for name in ("json", "uuid", "socket", "resource", "dataclasses"):
         (tmp_path / f"{name}.py").write_text("import os; os._exit(9)", "utf-8")
     monkeypatch.chdir(tmp_path)
@@ -114,9 +103,7 @@ REASON = "of the prompt tokens came from a prefix cache"
     ({}, "counted for each request"),
     ({"metrics": True, "enable_prompt_tokens_details": False}, "server metrics"),  # by its counters alone
 ])  # fmt: skip
-def test_what_comes_from_a_cache_is_a_seeds_second_time_and_not_valid_unless_it_was_asked_for(
-    told, by, tmp_path, capsys, monkeypatch
-):
+def test_what_comes_from_a_cache_is_not_valid_unless_asked_for(told, by, tmp_path, capsys, monkeypatch):
     """Nor do prompts come from it within one load, in which they come again."""
     lengths = ("--input-len", "16", "--output-len", "4", "--max-concurrency", "2", "--num-prompts", "40")
     seed, allow, pages = ("--seed", "3"), "--allow-prefix-cache", []
@@ -144,19 +131,6 @@ def test_a_server_that_does_not_tell_is_not_judged():
     assert cache_hit_share(found.run) is None and problems_of([found]) == []
 
 
-@pytest.mark.parametrize("interface", ["engine", "server"])
-def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm_and_without_has_nothing_to_tell(interface):
-    caches = replace(stand_in(), interface=interface, prefix_caching=True)
-    with closing(Pool()) as pool:
-        found = [m for spec in (caches, replace(caches, prefix_caching=False))
-                 for m in measured(pool.engine(spec), BURST, BURST)]  # fmt: skip
-    shares = [told and told.share for told in (cache_hit_share(m.run) for m in found)]
-    assert shares == [pytest.approx(8 / 40 * 12 / 16), 12 / 16, *[0 if interface == "engine" else None] * 2]
-    allowed = replace(found[1], spec=replace(caches, allow_prefix_cache=True))
-    assert [any(REASON in text for text in problems(each)) for each in (found[1], allowed)] == [True, False]
-    assert allowed.key != found[1].key
-
-
 @contextmanager
 def caching(interface):
     """An engine of this interface that caches prefixes, in blocks of four tokens."""
@@ -173,9 +147,16 @@ def caching(interface):
 
 @pytest.mark.parametrize("interface", ["engine", "server", "endpoint"])
 def test_what_prompts_share_comes_from_the_cache_and_no_more_however_often_they_come_again(interface):
-    """Of 16 tokens 10 at most: behind them are ids of the prompt's own, and no block has the first of them twice."""
+    """Of 16 tokens 10 at most: behind them are ids of the prompt's own, and no block has the first of them twice. An
+    engine of ours says when it is warm, and one without a cache has nothing to tell."""
     here = this_host("remote")
     with caching(interface) as engine:
+        if interface != "endpoint":
+            cold, warm = measured(engine, BURST, BURST)
+            assert [cache_hit_share(m.run).share for m in (cold, warm)] == [pytest.approx(8 / 40 * 12 / 16), 12 / 16]
+            asks_none = replace(warm, spec=replace(warm.spec, allow_prefix_cache=False))
+            assert [any(REASON in text for text in problems(m)) for m in (asks_none, warm)] == [True, False]
+            assert asks_none.key != warm.key
         for share, whole in ((0.0, 0), (0.5, 8), (0.9, 8)):
             asked = WorkloadSpec(prompt_tokens=16, output_tokens=4, requests=32, seed=round(10 * share))
             workload = build_workload(replace(asked, prefix_share=share, prefix_groups=2), model_of("opt-tiny"))
@@ -187,3 +168,8 @@ def test_what_prompts_share_comes_from_the_cache_and_no_more_however_often_they_
             assert len(salts) == 1 and (salts == {None}) is (interface == "engine"), "they were handed over once"
             if interface == "endpoint":  # whose blocks are not known; those of the others are not the stand-in's
                 assert problems_of([first, warm]) == []
+    if interface != "endpoint":
+        with closing(Pool()) as pool:
+            [plain] = measured(pool.engine(replace(stand_in(), interface=interface)), BURST)
+        told = cache_hit_share(plain.run)
+        assert told.share == 0 if interface == "engine" else told is None

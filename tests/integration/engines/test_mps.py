@@ -91,9 +91,7 @@ def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatc
             assert len(str(daemon.pipe / "control_privileged")) < 108
 
 
-def test_a_replica_with_a_process_among_the_clients_is_attached_and_one_without_is_a_failure_that_names_it(
-    daemon, told
-):
+def test_a_replica_with_a_process_among_the_clients_is_attached(daemon, told):
     assert daemon.clients() == set() and of(told, SERVER) == [], "none before the first one"
     looks = [((7,), ("(7)", "(none)")), ((8, 7), ("(7, 8)", "(11, 12)")), ((), ("(none)", "(11, 12)"))]
     for pids, facts in looks:

@@ -68,9 +68,7 @@ def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_ow
     assert len(launched) == 2 and all(map(gone, pids(launched)))
 
 
-def test_one_that_cannot_be_launched_stops_those_before_it_and_one_that_ends_too_early_says_why(
-    pool, launched, temporary
-):
+def test_one_that_cannot_be_launched_stops_those_before_it(pool, launched, temporary):
     nowhere, strange = replace(OTHER, python="/no/python"), stand_in(unheard_of=1)
     with pytest.raises(FileNotFoundError), abreast(pool, [(stand_in(), {}), (nowhere, {})]):
         pytest.fail("both were launched")

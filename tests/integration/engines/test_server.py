@@ -64,9 +64,7 @@ def start(engines):
     ("server", {"fault": "raise"}, ["max_model_len is larger than"]),
     ("server", {"fault": "sleep"}, [" 2 s"]),
 ])  # fmt: skip
-def test_a_start_that_fails_or_takes_too_long_tells_the_cause_and_leaves_nothing(
-    start, engines, monkeypatch, interface, planted, facts
-):
+def test_a_start_that_fails_or_takes_too_long_tells_the_cause(start, engines, monkeypatch, interface, planted, facts):
     if planted.get("fault") == "sleep":
         monkeypatch.setattr(server, "START_S", 1.5)
     if "path" in planted:  # the interpreter below this environment has no vLLM
@@ -154,9 +152,7 @@ def test_a_hidden_end_of_a_request_is_a_failure_too_and_a_load_that_is_given_up_
     ("engine", "exit", None, r"\b5\b(.|\n)*the stand-in starts"), ("engine", "dead", None, "EngineDeadError"),
     ("engine", "", "child", "SIGKILL"), ("server", "", "child", "the server"), ("server", "", "client", "SIGKILL"),
 ])  # fmt: skip
-def test_one_that_dies_or_is_killed_or_whose_client_is_is_a_failure_and_leaves_nothing(
-    start, interface, fault, victim, told
-):
+def test_one_that_dies_or_is_killed_is_a_failure_and_leaves_nothing(start, interface, fault, victim, told):
     engine = start(interface, fault=fault, fault_at=6)
     process = engine.child.process
     assert len(group(process.pid)) == 3  # the worker or the server, its guardian, and the core

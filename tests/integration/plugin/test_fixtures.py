@@ -85,7 +85,6 @@ def test_each_fixture_does_in_a_test_what_it_says_and_the_advice_is_that_of_the_
 
 # Wrong words: a fixture, what is called of it, a fact of the problem, and one of the hint; and attributes that are not
 # there, with what is named in their place.
-# fmt: off
 CALLS = {
     "measure": ("slm_measure", "(4, windo_s=3)", "'windo_s'", "window_s"),
     "measure_endless": ("slm_measure", "(4, window_s=float('inf'))", "window_s=inf", "window_s=10"),
@@ -94,13 +93,12 @@ CALLS = {
     "replicas": ("slm_replicas", "(2, shareing='mps')", "'shareing'", "sharing"),
     "advice": ("slm_advice", "(tpot='2x@32')", "'tpot'", "slo_itl, efficiency, model"),
     "sampler": ("slm_gpu_sampler", "().__enter__().figures", "block", "with statement"),
-}
+}  # fmt: skip
 ATTRIBUTES = {
     "figure_near": ("slm_measure", "(4).ttft_p95", "'ttft_p95'", "ttft_p95_s or ttft_p99_s or ttft_p90_s"),
     "figure_far": ("slm_sweep", "([1, 2]).watts", "'watts'", "gains, "),
     "of_the_session": ("slm_session", ".devics", "'devics'", "devices"),
-}
-# fmt: on
+}  # fmt: skip
 
 
 def told(ran, name):

@@ -21,12 +21,6 @@ SMALL = """--slm-models=slm --slm-concurrency=1,4,8,16,32 --slm-input-len=16 --s
     -o slm_report=tables -rsf"""
 
 
-@pytest.fixture(scope="module")
-def there():
-    with somebodys_server() as server:
-        yield server
-
-
 @pytest.fixture
 def at(runs, there, monkeypatch):
     """Runs pytest at the server's URL: `at(SWEEP, "--slm-plan")`."""

@@ -92,7 +92,6 @@ def test_every_model_of_the_catalogue_is_planned_and_a_folder_is_one_counted_or_
 
 
 # What the simulated engine does wrong when it is told so, or has no room for
-# fmt: off
 WRONG = {
     "--slm-engine-arg=preempt_from=5": (1, {"passed": 3, "failed": 2, "inconclusive": 1}, [1, 2, 4, 8, 16],
         ["*preemptions in the window*", "*inconclusive*invalid at concurrency 8, 16*"]),
@@ -101,8 +100,7 @@ WRONG = {
     "--slm-engine-arg=t_half=3": (1, {"failed": 5, "inconclusive": 1}, [], ["*BadUsage*t_half*"]),
     "--slm-models=granite-4.0-h-350m --slm-concurrency=1,9000 --slm-input-len=512": (
         10, {"passed": 1, "skipped": 1, "inconclusive": 1}, [1], ["SKIPPED*KV cache holds * requests of 520 tokens*"]),
-}
-# fmt: on
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", WRONG)

@@ -215,7 +215,6 @@ def gains(times):
     return f"--slm-simulate --slm-models=opt-1.3b --slm-budget=0 --slm-concurrency=64,128,256 {law}"
 
 
-# fmt: off
 ENDS = {
     "all as expected": (SWEEP, FEW, 0, {"passed": 6}, "*"),
     "a claim that fails": (SWEEP, f"{FEW} {NO_PLATEAU}", 1, {"passed": 5, "failed": 1}, "*fails: throughput-plateau*"),
@@ -231,8 +230,7 @@ ENDS = {
     "strict, little": (EITHER_WAY, f"{gains(1.05)} -o slm_strict=1", 0, {"passed": 4}, "*"),
     "strict, much": (EITHER_WAY, f"{gains(1.5)} -o slm_strict=1", 1, {"passed": 3, "failed": 1}, "*"),
     "inconclusive in a fixture and an expected failure": (NOISY, "--slm-simulate", 10, {"inconclusive": 2}, "*"),
-}
-# fmt: on
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ENDS)
@@ -341,6 +339,7 @@ def test_what_failed_or_stayed_inconclusive_is_named_on_the_page_and_in_the_step
 # pytest-benchmark is a view: seconds per request, and everything else in `extra_info`
 
 ALONE = "-p no:cacheprovider"
+BRIEF = "--benchmark-min-rounds=1 --benchmark-max-time=0.01"
 
 
 @pytest.fixture(scope="module")
@@ -371,7 +370,7 @@ def test_each_valid_point_is_a_benchmark_of_seconds_per_request_that_can_be_comp
 def test_its_table_is_there_where_all_is_wanted_and_for_a_users_own(runs, words, there):
     pytest.importorskip("pytest_benchmark")
     own = "def test_own(benchmark): benchmark(sum, range(9))\n"
-    text = runs.anew({"test_points.py": SWEEP, "test_own.py": own}, BARE, TWO, words, ".", quiet=ALONE).out
+    text = runs.anew({"test_points.py": SWEEP, "test_own.py": own}, BARE, TWO, words, ".", BRIEF, quiet=ALONE).out
     assert "Name (time in " in text and "test_own " in text and ("per request: opt-125m': 2 tests" in text) == there
     assert text.rindex("= slmserve =") > text.find("Name (time in"), "what a person wants to know comes last"
 

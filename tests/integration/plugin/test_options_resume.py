@@ -36,7 +36,7 @@ def test_a_further_run_measures_nothing_again_unless_it_asks_another_question(ru
     assert same.counts == {"passed": 6} and " start " not in plan.out, "no engine"
     same.says("10 measurements were reused*opt-125m at 1 (2)*")
     plan.says("*test_point?opt-125m-16? (measures nothing)")
-    other.says("slmserve: *window_s 0.5 there, 3.0 here", "*test_*")
+    other.says("slmserve: *window_s 0.25 there, 3.0 here", "*test_*")
     assert len(other.measured()) == 20, "those of the first two runs, and of this one"
 
 
@@ -61,7 +61,7 @@ def test_the_records_of_another_run_are_reused_and_stay_as_they_are(runs, monkey
     )
     for words in ("--slm-plan", ""):
         refused = there("--slm-window=3", words)
-        refused.refuses("old.jsonl.gz", "window_s 0.5 there, 3.0 here")
+        refused.refuses("old.jsonl.gz", "window_s 0.25 there, 3.0 here")
     assert refused.measured() == (), "before an engine starts"
     ran = there("--slm-concurrency=1,8,16")
     ran.says("*old.jsonl.gz*4 measurements*", "4 measurements*: opt-125m at 1 (2)*at 16 (2)")

@@ -25,7 +25,6 @@ def test_every_planned_load_is_measured_unless_told_otherwise(runs):
 
 
 # Words, and source; loads that are measured, in ascending order; exit status and outcomes; lines.
-# fmt: off
 SWEPT = {
     "what decides": ("", SWEEP, [1, 4, 8, 16, 64], 0, {"passed": 6, "skipped": 2}, [
         "slmserve: *; adaptive sweep; *", "*measured: 5 points (*, 2 planned*, 1 to 2 repeats*",
@@ -41,8 +40,7 @@ SWEPT = {
         "*EngineFailed: the simulated engine died at concurrency 64*", "SKIPPED*adaptive*concurrency 64 *",
         "*not measured, though planned: concurrency 64*", "note: opt-125m: *at concurrency 64: *died*",
         "*inconclusive*not measured at concurrency 64*"]),
-}
-# fmt: on
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SWEPT)
@@ -109,7 +107,6 @@ POINTS = [f"test_point[opt-125m-{n}]" for n in (1, 4, 8, 16)]
 PLATEAU, UNDERUSED, CHEAPER = (f"test_{name}[opt-125m]" for name in ("plateau", "underused", "cheaper"))
 # What is planted, or left out; repeats at each load; exit status; items that do not pass; and lines. That the occupancy
 # is low is expected to fail where it is high, so that is no failure.
-# fmt: off
 PLANTED = {
     "--slm-engine-arg=power_w=350": ([2, 2, 2, 2], 0, {}, []),
     "--slm-engine-arg=lost_from=16": ([2, 2, 2, 3], None, {},
@@ -121,8 +118,7 @@ PLANTED = {
     "--slm-engine-arg=sensors=false": ([2, 2, 2, 2], 10, {UNDERUSED: "INCONCLUSIVE", CHEAPER: "INCONCLUSIVE"}, []),
     "--slm-engine-arg=sm_occupancy=0.8": ([2, 2, 2, 2], 0, {UNDERUSED: "XFAIL"}, []),
     "-k 'not 8'": ([2, 2, 0, 2], 10, {PLATEAU: "INCONCLUSIVE"}, ["*inconclusive*not measured at concurrency 8*"]),
-}
-# fmt: on
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PLANTED)

@@ -9,9 +9,15 @@ from scripts import CHECKOUT
 QUICKSTART = "--pyargs pytest_slmserve.quickstart"
 
 
-def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was(runs):
-    before = os.times()
-    ran = runs.anew({}, QUICKSTART, "--slm-simulate -v", process=True)
+def test_it_is_green_in_a_few_seconds_with_the_package_alone_and_reported_as_its_run_was(runs, monkeypatch, tmp_path):
+    """In a checkout, where pytest reads tests/conftest.py, and Hypothesis is not installed."""
+    support = [*(CHECKOUT / "tests/support").glob("*.py")]
+    paths = [CHECKOUT / "conftest.py", CHECKOUT / "tests/conftest.py", CHECKOUT / "tests/skips.toml", *support]
+    files = {str(path.relative_to(CHECKOUT)): path.read_text("utf-8") for path in paths}
+    hidden = {"hidden/hypothesis.py": "raise ModuleNotFoundError('hypothesis')"}
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/hidden{os.pathsep}{tmp_path}/tests/support", prepend=os.pathsep)
+    words, before = "-p no:hypothesispytest --slm-simulate -v", os.times()
+    ran = runs.anew({**files, **hidden}, QUICKSTART, words, folder=tmp_path, process=True)
     after = os.times()
     assert (ran.ret, ran.counts) == (0, {"passed": 3})
     assert ran.outcomes == dict.fromkeys(["test_slo", "test_plateau", "test_gate"], "PASSED")
@@ -20,18 +26,6 @@ def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was
     assert ran.report()[0] == 0 and told in ran.report()[1]
     (session,) = ran.archive().sessions
     assert session.plan["gate"]["pairs"] == 12, "the terms, without which a report would assume some"
-
-
-def test_in_a_checkout_it_needs_the_package_alone(runs, monkeypatch, tmp_path):
-    """pytest reads tests/conftest.py there, and Hypothesis is not installed."""
-    support = [*(CHECKOUT / "tests/support").glob("*.py")]
-    paths = [CHECKOUT / "conftest.py", CHECKOUT / "tests/conftest.py", CHECKOUT / "tests/skips.toml", *support]
-    files = {str(path.relative_to(CHECKOUT)): path.read_text("utf-8") for path in paths}
-    hidden = {"hidden/hypothesis.py": "raise ModuleNotFoundError('hypothesis')"}
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/hidden{os.pathsep}{tmp_path}/tests/support", prepend=os.pathsep)
-    words = "-p no:hypothesispytest --slm-simulate"
-    ran = runs.anew({**files, **hidden}, QUICKSTART, words, folder=tmp_path, process=True)
-    assert (ran.ret, ran.counts) == (0, {"passed": 3})
 
 
 def test_without_a_mode_it_says_what_it_needs_and_on_a_real_engine_its_gate_waits(runs, holds):

@@ -208,13 +208,11 @@ SLOWER = "--slm-engine-arg=t_inf=1700"
 @pytest.fixture(scope="module")
 def held(runs):
     """Runs a small sweep, and what holds it against a baseline, in the folder of an equal sweep's archive."""
-    before = runs.anew(HELD, FEW, "-k 'test_point or stored_baseline' --slm-records=before.jsonl")
-    return lambda *words: runs.anew(
-        HELD, FEW, "-k 'test_point or stored_baseline' -rs", *words, folder=before.folder, records="new.jsonl"
-    )
+    chosen = f"{FEW} --slm-window=0.5 -k 'test_point or stored_baseline' -rs"
+    before = runs.anew(HELD, chosen, "--slm-records=before.jsonl")
+    return lambda *words: runs.anew(HELD, chosen, *words, folder=before.folder, records="new.jsonl")
 
 
-# fmt: off
 AGAINST = {
     "equal": ("--slm-gate-margin=0.1", 0, [
         "latency-not-above-baseline*", "*passes*opt-125m at concurrency 16*", "note: *stored baseline*"]),
@@ -223,8 +221,7 @@ AGAINST = {
     "other loads": ("--slm-concurrency=1,4,32 --slm-gate-margin=0.1", 0, [
         "note: *baseline alone: opt-125m at concurrency 2, 8, 16*",
         "note: *this run alone: opt-125m at concurrency 32*"]),
-}
-# fmt: on
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", AGAINST)

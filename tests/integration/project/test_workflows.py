@@ -22,7 +22,6 @@ LABELS = ["self-hosted", "linux", "gpu"]
 TOKENS = ("secrets", "github.token", "GITHUB_TOKEN", "GH_TOKEN", "id-token", "toJSON(github)", "environment:")
 # Two runs on one GPU would measure each other, and one that measures is not cancelled.
 MEASURES = {"permissions": READ, "concurrency": {"group": "gpu", "cancel-in-progress": False}, "tokens": []}
-# fmt: off
 # No stranger causes one: no pull request, comment or end of another workflow. Who may write runs no code of a release.
 RIGHTS = {
     "gpu.yml": {
@@ -57,8 +56,7 @@ RIGHTS = {
             "permissions": READ | {"issues": "write"}, "uses": ["$/.github/workflows/gate.yml"],
         },
     },
-}
-# fmt: on
+}  # fmt: skip
 
 
 def uses(job: Mapping[str, Any]) -> list[str]:

@@ -164,7 +164,6 @@ def lacks(said: Callable[[], list[str]], text: str) -> list[str]:
     return [each for each in said() if not re.search(rf"(?<![\d.,]){re.escape(each)}", text)]
 
 
-# fmt: off
 HEADLINES = [  # the page, how the line begins, and what it has to hold
     ("README.md", "| Error of the time to first token", clients),
     ("README.md", "| OPT-1.3B at concurrency 512, vLLM 0.26.0 against 0.20.2", gate_of_two_releases),
@@ -173,7 +172,7 @@ HEADLINES = [  # the page, how the line begins, and what it has to hold
     ("docs/todays-models.md", "Archive `h100-vllm-0.26.0-cuda-graphs`", larger_graphs),
     ("docs/results.md", "| Do replicas on one GPU pay?", two_engines_of_today),
     ("docs/results.md", "| And over several GPUs?", four_gpus),
-]
+]  # fmt: skip
 CONTRADICTED = [  # what lines said that archives of other hosts, or a second repeat, contradict
     (clients, "this client 0.01 ms, sglang's 85, aiperf's 95, vLLM's `bench serve` 437"),
     (gate_of_two_releases, "throughput 0.996 (95 %: 0.977 to 0.999), within 3 %: passes; start: not known"),
@@ -181,8 +180,7 @@ CONTRADICTED = [  # what lines said that archives of other hosts, or a second re
     (larger_graphs, "on one host 1.89 times (1.12 to 3.20; 2 repeats of each) the tokens/s"),
     (two_engines, "serve 2.3 times as much where one runs a kernel for 37 % of the time, and 0.85 to 1.07 times"),
     (two_engines_of_today, "OPT-2.7B never, today's models -15 to +134 %."),
-]
-# fmt: on
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("page", "begins", "said"), HEADLINES)

@@ -1,6 +1,7 @@
-"""What is printed of each committed archive, and its keys, are what its golden file has; no line is longer than the
-terminal, and no number is lost."""
+"""What is printed of each committed archive, and its keys, are what its golden file has, and its lines are as the
+schema says; no line is longer than the terminal, and no number is lost."""
 
+import itertools
 import json
 import lzma
 import re
@@ -11,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from golden import DRAWN, FOLDER, archives, changes, difference, elsewhere, golden_file, kept
-from scripts import BASELINES, in_checkout
+from jsonschema import Draft202012Validator
+from scripts import BASELINES, CHECKOUT, in_checkout
 from sealed_lines import reseal
 from sections import vega_lite
 
@@ -141,3 +143,13 @@ def test_every_chart_and_picture_is_one_that_vega_lite_knows(name):
     misspelt = next(iter(specs.values()))
     misspelt["layer" if "layer" in misspelt else "concat"][-1]["marks"] = "red"
     assert not vega_lite().is_valid(misspelt), "a misspelt word is found"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in BASELINES.glob("*.jsonl.xz")))
+def test_the_first_two_lines_of_each_kind_are_as_the_schema_says(name):
+    schema = Draft202012Validator(json.loads((CHECKOUT / "docs" / "records.schema.json").read_text("utf-8")))
+    with lzma.open(BASELINES / name, "rt", encoding="utf-8") as lines:
+        grouped = itertools.groupby(map(json.loads, lines), lambda line: line["kind"])
+        first = [line for _, group in itertools.islice(grouped, 8) for line in itertools.islice(group, 2)]
+    assert {line["kind"] for line in first} == {"session", "engine", "measurement"}
+    assert not [error.message for line in first for error in schema.iter_errors(line)]

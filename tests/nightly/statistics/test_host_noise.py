@@ -30,12 +30,9 @@ def test_noise_that_is_forgotten_averages_out_and_pink_noise_hardly(kind, sd, re
     assert stdev(values) == pytest.approx(sd, rel=rel) and least < averaged / stdev(values) < most
 
 
-def test_slowdowns_are_of_one_side():
+def test_slowdowns_are_of_one_side_and_a_core_of_two_speeds_stays_at_one_and_is_more_often_slow():
     values = factors("slow:0.2:0.3:2")
     assert set(values) == {0.7, 1.0} and values.count(0.7) / len(values) == pytest.approx(0.2, abs=0.03)
-
-
-def test_a_core_of_two_speeds_stays_at_one_for_half_a_second_to_four_and_is_more_often_slow():
     values = factors("speeds:1.85")
     assert set(values) == {1.0, 1 / 1.85} and 0.5 < sum(v < 1 for v in values) / len(values) < 0.7
     lasts = [len([*same]) * TICK_S for _, same in groupby(values)]
@@ -51,15 +48,12 @@ def test_a_launch_is_in_one_of_two_states_and_noises_are_multiplied():
     assert abs(math.log(fmean(both))) == pytest.approx(0.02, abs=1e-3)
 
 
-def test_recorded_noise_is_resampled_in_blocks():
+def test_recorded_noise_is_resampled_in_blocks_time_may_go_back_and_seeds_differ():
     recorded = [1 + i / 1000 for i in range(64)]
     values = factors(recorded, ticks=160)
     for block in range(0, 160, 16):
         start = recorded.index(values[block])
         assert values[block : block + 16] == recorded[start : start + 16]
-
-
-def test_time_may_go_back_and_seeds_differ():
     noise = HostNoise("white:0.1", "1")
     later = noise(100.0)
     assert noise(3.0) == HostNoise("white:0.1", "1")(3.0) != HostNoise("white:0.1", "2")(3.0)

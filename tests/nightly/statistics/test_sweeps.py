@@ -1,5 +1,5 @@
-"""What is seldom wrong of a sweep, over many draws and hosts: the plateau of an adaptive sweep, verdicts at the
-bound, and gains from host to host."""
+"""What is seldom wrong over many draws and hosts: the plateau of an adaptive sweep, verdicts at the bound, and gains
+from host to host; and a gate whose sides live on one GPU at once, and how long it takes by the study that prints it."""
 
 import math
 import random
@@ -10,6 +10,8 @@ from statistics import fmean, median
 import pytest
 from adaptive import Measured, play, steps_apart
 from committed import archive
+from scipy.stats import binom
+from scripts import checkout_script, loaded
 from strategies import noisy_curve, point
 
 from pytest_slmserve.analysis.claims.table import stored_curves
@@ -18,16 +20,15 @@ from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.sweep.plateau import plateau
 from pytest_slmserve.analysis.verdict import State
 
-MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b")
-
 
 @pytest.mark.parametrize(("noise", "off", "as_often"), [(0.01, 0.01, 0.02), (0.05, 0.2, 0.05)])
 def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(noise, off, as_often):
     """By two grid points or more, in drawn repeats of all curves of the H200: off, where all loads are measured."""
+    models = ("opt-125m", "opt-1.3b", "opt-2.7b")
     chance, draws, wrong = random.Random(7), 100, Counter()
     curves = []
     for name in ("staggered", "sensors"):
-        of_opt = (m for m in archive(f"h200-vllm-0.26.0-{name}") if m.spec.model in MODELS)
+        of_opt = (m for m in archive(f"h200-vllm-0.26.0-{name}") if m.spec.model in models)
         curves += map(Measured.of, by_series(of_opt).values())
     for sweep in curves * draws:
         rates = {p.concurrency: fmean(p.repeats) for p in sweep.points}
@@ -77,3 +78,39 @@ def test_two_hosts_agree_on_a_doubling_within_their_intervals():
     assert (agreed, len(pairs)) == (132, 135)
     width = median(math.hypot(reach, far) for (*_, reach), (*_, far) in pairs)
     assert round(math.exp(width), 1) == 1.5
+
+
+with loaded(checkout_script("studies/side_by_side_study.py")) as study:
+    GATES, BUSY, SEEN = 1000, "busy second, 2.2 %", "seen, 3 %"
+
+
+def at_least(found, share):
+    """Whether so many of GATES are no evidence against a share: one in a thousand would be fewer."""
+    return sum(found) >= binom.ppf(0.001, GATES, share)
+
+
+def ended(case, apart, calibrates=False):
+    found = study.study(study.CASES[case], apart, range(GATES), calibrates)
+    return (found[worse] for worse in study.WORSE)
+
+
+@pytest.mark.parametrize(("case", "apart", "most_minutes"), [(BUSY, 0.005, 4), (BUSY, 0.01, 4), (SEEN, 0.01, 5)])
+def test_what_is_unchanged_passes_and_what_is_worse_is_found_in_the_promised_minutes(case, apart, most_minutes):
+    same, margin, more = ended(case, apart)
+    assert at_least((each.state is not State.FAILS for each in same), 0.99)
+    assert at_least((each.state is State.PASSES for each in same), 0.98)
+    assert at_least((each.state is State.FAILS for each in margin), 0.93)
+    assert at_least((each.state is State.FAILS for each in more), 0.99)
+    assert fmean(each.minutes for each in same) < most_minutes
+
+
+def test_where_the_host_decides_throughput_as_seen_is_refused_after_one_launch():
+    for found in ended("seen, the host decides, 15 %", 0.005):
+        assert at_least((each.state is None for each in found), 0.98) and fmean(each.minutes for each in found) < 3
+
+
+def test_launches_that_differ_too_much_are_seen_by_a_calibration_and_not_taken_for_a_difference():
+    same, margin, _ = ended(SEEN, study.TOO_FAR_APART, calibrates=True)
+    assert at_least((each.state is None for each in same), 0.75)
+    assert at_least((each.state is not State.FAILS for each in same), 0.99)
+    assert at_least((each.state is not State.PASSES for each in margin), 0.98)

@@ -116,7 +116,7 @@ def test_a_moderated_variance_lies_between_its_own_and_the_common_one(own, commo
     assert estimates.moderated(*own, common) == pytest.approx(found)
 
 
-def test_repeats_that_are_no_rounds_are_not_paired():
+def test_repeats_that_are_no_rounds_are_not_paired_nor_sides_of_one_launch_or_unknown_times():
     """The host slows down by a tenth; each pair is measured in the same moment."""
     first = repeats(100, 90, 81, at="2026-01-0")
     second = tuple(r._replace(at=f"{r.at}T12") for r in repeats(110, 99.1, 89.05, at="2026-01-0"))
@@ -131,46 +131,6 @@ def test_repeats_that_are_no_rounds_are_not_paired():
     assert {how for how, sample in apart.items() if contrast(first, sample).in_turn} == set()
     assert contrast(first, apart["later"]).ratio > 100 * found.ratio
     assert not contrast(first[:1], second[:1]).in_turn, "one pair tells of no noise"
-
-
-def side(day, logs, launches="a", within=None):
-    """Repeats that follow each other on one day, of one launch or of one each."""
-    return tuple(
-        Repeat(math.exp(log), f"2026-01-0{day}T{i}", f"{day}{launches[i % len(launches)]}", within)
-        for i, log in enumerate(logs)
-    )
-
-
-def pooled(*samples):
-    df = [len(each) - 1 for each in samples]
-    return sum(n * variance(each) for n, each in zip(df, samples)) / sum(df), sum(df)
-
-
-@given(LOGS, LOGS)
-def test_a_side_that_was_measured_minutes_after_the_other_is_told_by_the_variance_of_minutes_too(first, second):
-    """The repeats of each side have something in common that their scatter does not show."""
-    seen, (own, df) = Differences((side(1, first), side(2, second))), pooled(first, second)
-    variance_of_both = own * (1 / len(first) + 1 / len(second) + 2 * MINUTES)
-    expected = student.isf(0.025, df) * math.sqrt(variance_of_both)
-    assert [half(seen.between(0, 1)), half(seen.between(1, 0))] == pytest.approx([expected, expected])
-    assert half(replace(seen, minutes=0.0).between(0, 1)) == of_scipy(ttest_ind(first, second)), "added by its reader"
-    several = Differences((side(1, first, "abcdef"), side(2, second)))
-    expected = student.isf(0.025, df) * math.sqrt(own * (1 / len(first) + 1 / len(second) + MINUTES))
-    assert half(several.between(0, 1)) == pytest.approx(expected), "launches are minutes apart"
-
-
-@given(LOGS, LOGS, st.floats(1e-6, 1.0), st.floats(1e-6, 1.0))
-def test_such_windows_scatter_at_least_as_their_courses_tell(first, second, course, other):
-    told = Differences((side(1, first, within=course), side(2, second, within=other)))
-    degrees = [len(each) - 1 for each in (first, second)]
-    mean = sum(n * each for n, each in zip(degrees, (course, other))) / sum(degrees)
-    ratio = max(pooled(first, second)[0] / mean, 1.0)
-    scale = course * (1 / len(first) + MINUTES) + other * (1 / len(second) + MINUTES)
-    expected = student.isf(0.025, sum(degrees)) * math.sqrt(ratio * scale)
-    assert half(told.between(0, 1)) == pytest.approx(expected)
-
-
-def test_sides_in_turn_of_one_launch_or_of_unknown_times_are_told_by_their_repeats_alone():
     first, second = side(1, (0.0, 0.02, 0.05)), side(2, (0.0, 0.03))
     apart, others = contrast(first, second), {
         "one launch": tuple(r._replace(launch="1a") for r in second),
@@ -185,7 +145,38 @@ def test_sides_in_turn_of_one_launch_or_of_unknown_times_are_told_by_their_repea
     assert contrast(*rounds).in_turn and contrast(*rounds).scale == pytest.approx(1.0)
 
 
-def test_pairs_do_not_pay_for_the_course_of_the_host():
+def side(day, logs, launches="a", within=None):
+    """Repeats that follow each other on one day, of one launch or of one each."""
+    at, of = f"2026-01-0{day}T", [f"{day}{launches[i % len(launches)]}" for i in range(len(logs))]
+    return tuple(Repeat(math.exp(log), f"{at}{i}", of[i], within) for i, log in enumerate(logs))
+
+
+def pooled(*samples):
+    df = [len(each) - 1 for each in samples]
+    return sum(n * variance(each) for n, each in zip(df, samples)) / sum(df), sum(df)
+
+
+@given(LOGS, LOGS, st.floats(1e-6, 1.0), st.floats(1e-6, 1.0))
+def test_sides_measured_minutes_apart_scatter_by_minutes_and_as_their_courses_tell(first, second, course, other):
+    """The repeats of each side have something in common that their scatter does not show."""
+    seen, (own, df) = Differences((side(1, first), side(2, second))), pooled(first, second)
+    variance_of_both = own * (1 / len(first) + 1 / len(second) + 2 * MINUTES)
+    expected = student.isf(0.025, df) * math.sqrt(variance_of_both)
+    assert [half(seen.between(0, 1)), half(seen.between(1, 0))] == pytest.approx([expected, expected])
+    assert half(replace(seen, minutes=0.0).between(0, 1)) == of_scipy(ttest_ind(first, second)), "added by its reader"
+    several = Differences((side(1, first, "abcdef"), side(2, second)))
+    expected = student.isf(0.025, df) * math.sqrt(own * (1 / len(first) + 1 / len(second) + MINUTES))
+    assert half(several.between(0, 1)) == pytest.approx(expected), "launches are minutes apart"
+    told = Differences((side(1, first, within=course), side(2, second, within=other)))
+    degrees = [len(each) - 1 for each in (first, second)]
+    mean = sum(n * each for n, each in zip(degrees, (course, other))) / sum(degrees)
+    ratio = max(pooled(first, second)[0] / mean, 1.0)
+    scale = course * (1 / len(first) + MINUTES) + other * (1 / len(second) + MINUTES)
+    expected = student.isf(0.025, sum(degrees)) * math.sqrt(ratio * scale)
+    assert half(told.between(0, 1)) == pytest.approx(expected)
+
+
+def test_pairs_of_repeats_or_launches_do_not_pay_for_the_course_of_the_host_and_equal_launches_are_units():
     """The host loses a tenth in each round, and pairs scatter by a thousandth. The last two loads have a round more."""
     chance = random.Random(5)
     samples = []
@@ -194,10 +185,7 @@ def test_pairs_do_not_pay_for_the_course_of_the_host():
         samples.append(tuple(Repeat(value, f"2026-01-0{i}T1{load}", "a") for i, value in enumerate(values)))
     seen = Differences(tuple(samples))
     assert 2 * half(seen.between(3, 4)) < 0.01 and 2 * half(seen.between(2, 3)) > 0.05
-
-
-def test_launches_of_two_engines_in_turn_are_paired_and_a_pair_is_the_unit():
-    """Three launches of each, two windows of a launch; the host slows down by a tenth from one pair to the next."""
+    # Three launches of each, two windows of a launch; the host slows down by a tenth from one pair to the next.
     first, second = [], []
     for day, minute in product(range(3), range(2)):
         slower = 0.9**day * (1 + minute / 1000)
@@ -206,10 +194,7 @@ def test_launches_of_two_engines_in_turn_are_paired_and_a_pair_is_the_unit():
     assert not contrast(first, second).in_turn, "two windows of one launch follow each other"
     found = contrast(first[::2], second[::2])
     assert found.in_turn and found.df == 2 and found.ratio * found.scale == pytest.approx(0, abs=1e-12)
-
-
-def test_where_launches_measured_equally_often_they_are_the_unit():
-    """Two launches 10 % apart, windows of each alike: four windows are two repeats."""
+    # Two launches 10 % apart, windows of each alike: four windows are two repeats.
     logs = [0.0, 0.001, 0.1, 0.101]
     sample = tuple(Repeat(math.exp(log), launch="ab"[i // 2]) for i, log in enumerate(logs))
     found = contrast(sample, sample)
@@ -220,7 +205,7 @@ def test_where_launches_measured_equally_often_they_are_the_unit():
     assert half(seen) == pytest.approx(estimates.t_above(0.025, 1) * math.sqrt(variance([0.0005, 0.1005]) / 2))
 
 
-def test_the_course_of_a_window_says_which_loads_are_noisy_where_all_tell_it():
+def test_the_course_of_a_window_says_which_loads_are_noisy_and_without_repeats_nothing_does():
     quiet, rough = repeats(100, 100.1, within=1e-6), repeats(50, 55, within=2.5e-3)
     seen = Differences((quiet, quiet, rough, rough))
     assert half(seen.between(2, 3)) > 20 * half(seen.between(0, 1))
@@ -230,9 +215,6 @@ def test_the_course_of_a_window_says_which_loads_are_noisy_where_all_tell_it():
     plain = tuple(tuple(r._replace(within=None) for r in sample) for sample in (quiet, rough))
     found = [Differences(samples).between(0, 1) for samples in ((quiet, silent), plain, (quiet, rough))]
     assert found[0] == found[1] != found[2]
-
-
-def test_without_repeats_nothing_is_known_of_the_noise():
     single = Differences((repeats(1.0), repeats(2.0)))
     assert not single.known and single.mean(0).low is None
     assert single.between(0, 1).low is None and single.between(0, 1).value == pytest.approx(math.log(2))

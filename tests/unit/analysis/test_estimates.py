@@ -20,86 +20,27 @@ from pytest_slmserve.analysis.metrics.window import window_trace
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 DEGREES = st.floats(1, 400) | st.integers(1, 400)
+ASKED = []
+LOOKS = {
+    0: (), 3: (), 4: (4,), 5: (4, 5), 7: (4, 6, 7), 10: (4, 6, 8, 10), 12: (4, 6, 8, 12), 13: (4, 6, 8, 12, 13),
+    18: (4, 6, 8, 12, 18), 20: (4, 6, 8, 12, 18, 20), 30: (4, 6, 8, 12, 18, 28, 30),
+}  # fmt: skip
 
 
-@given(st.floats(0, 60), DEGREES)
-def test_the_tail_of_student_is_that_of_scipy_on_both_sides(t, df):
+@given(st.floats(0, 60), st.floats(1e-9, 0.499), DEGREES)
+def test_tails_and_quantiles_of_student_are_those_of_scipy_on_both_sides(t, tail, df):
     rel = 1e-9 if t > 1e-3 else 1e-7  # of the square of a smaller t digits are lost
     assert survival(t, df) == pytest.approx(student.sf(t, df), rel=rel, abs=1e-300)
     assert survival(-t, df) == pytest.approx(1 - student.sf(t, df), rel=rel)
-
-
-@given(st.floats(1e-9, 0.499), DEGREES)
-def test_a_quantile_of_student_is_that_of_scipy(tail, df):
     assert t_above(tail, df) == pytest.approx(student.isf(tail, df), rel=1e-7)
 
 
-def test_students_t_at_the_ends_of_the_line_and_of_no_degrees_of_freedom():
+def test_students_t_growth_and_factors_at_the_ends_of_the_line_where_no_number_is_too_large():
     assert [survival(t, 4) for t in (0.0, math.inf, -math.inf)] == [0.5, 0, 1]
     assert t_above(0.5, 4) == pytest.approx(0, abs=1e-9)
     for ask in (lambda: survival(1.0, 0.99), lambda: t_above(0.1, -1)):
         with pytest.raises(ValueError, match="degrees of freedom"):
             ask()
-
-
-@given(st.floats(0.001, 0.999), st.integers(1, 200))
-def test_the_chi_square_above_which_a_share_lies_is_that_of_scipy(tail, df):
-    assert estimates.chi_square_above(tail, df) == pytest.approx(chi2.isf(tail, df), rel=1e-7)
-
-
-@given(NUMBERS, st.floats(1e-3, 1e3))
-def test_a_standard_deviation_has_the_interval_of_normal_values(values, sd):
-    df = len(values) - 1
-    seen = estimates.sd_interval(sd, df)
-    ends = [sd * math.sqrt(df / x) for x in chi2.interval(0.95, df)[::-1]]
-    assert (seen.value, [seen.low, seen.high]) == (sd, pytest.approx(ends, rel=1e-7))
-    assert estimates.sd_interval(sd, 0) == Interval(sd)
-
-
-@given(st.floats(0.5, 0.999), st.floats(0, 12), st.integers(3, 60))
-def test_a_shifted_mean_exceeds_the_critical_value_as_often_as_asked(power, critical, df):
-    assert nct.sf(critical, df, estimates.shift(power, critical, df)) == pytest.approx(power, abs=1e-5)
-
-
-@given(st.floats(0, 1e4))
-def test_the_least_that_is_enough_is_found_to_the_last_digit(bound):
-    found = estimates.least(lambda x: x >= bound)
-    assert bound <= found <= math.nextafter(bound, math.inf) or found <= 5e-324
-
-
-@given(st.floats(0.05, 12) | st.floats(12, 200))
-def test_digamma_and_trigamma_are_those_of_scipy(x):
-    expected = special.digamma(x), float(special.polygamma(1, x))
-    assert estimates.digammas(x) == pytest.approx(expected, rel=0, abs=1e-8)
-
-
-@given(NUMBERS, st.sampled_from([1, 5, 50, 90, 99]))
-def test_a_percentile_is_that_of_the_standard_library_and_lies_among_the_values(values, share):
-    cuts, percentile = quantiles(values, n=100, method="inclusive"), estimates.percentile
-    assert percentile(values, share / 100) == pytest.approx(cuts[share - 1], abs=1e-6)
-    assert (percentile(values, 0.0), percentile(values, 1.0)) == (min(values), max(values))
-    assert percentile([], share / 100) is None
-
-
-@given(st.lists(st.none() | st.floats(-1e6, 1e6)))
-def test_what_is_not_known_has_no_part_in_a_mean(values):
-    known = [value for value in values if value is not None]
-    assert estimates.mean_of_known(values) == pytest.approx(sum(known) / len(known) if known else None)
-
-
-@given(NUMBERS, st.none() | st.floats(-1e6, 1e6))
-def test_deviations_and_intervals_of_repeats_are_those_of_libraries_in_any_order(values, value):
-    sample_sd = estimates.sample_sd
-    assert sample_sd(values) == pytest.approx(stdev(values), rel=1e-9, abs=1e-9)
-    assert sample_sd(values) == sample_sd(values[::-1]) and sample_sd(values[:1] * 7) == 0
-    seen, centre = estimates.student_interval(values, value), fmean(values) if value is None else value
-    half = student.isf(0.025, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    expected = (centre, centre - half, centre + half)
-    assert (seen.value, seen.low, seen.high) == pytest.approx(expected, rel=1e-7, abs=1e-6)
-    assert estimates.student_interval(values[:1]) == Interval(values[0])
-
-
-def test_growth_and_factors_are_of_logs_and_no_number_is_too_large():
     logs = [estimates.growth(log) for log in (0.0, math.log(2), 1e-12, 1e6)]
     assert logs == pytest.approx([0, 1, 1e-12, math.inf], rel=1e-6, abs=0)
     assert math.isfinite(estimates.growth(699.9))
@@ -110,14 +51,52 @@ def test_growth_and_factors_are_of_logs_and_no_number_is_too_large():
     assert estimates.ends(Interval(1.0, None, 2.0)) == (-math.inf, 2)
     rates = [estimates.per_second(6, window_s) for window_s in ((1.0, 4.0), (4.0, 4.0), (4.0, 1.0))]
     assert rates == [2, 0, 0], "a rate needs a window"
+    for share, text in ((0.0789, "7.9 %"), (0.1, "10 %"), (-0.00001, "0 %"), (-0.14, "-14 %")):
+        assert estimates.percent(share) == text == estimates.percent_interval(Interval(share, 0.1))
+        assert estimates.percent_interval(Interval(share, 0.1, 0.2)) == f"{text} (95 %: 10 % to 20 %)"
+        assert estimates.times(Interval(1.2345, 1.2, 1.26)) == "1.23 times (95 %: 1.2 to 1.26)"
+        assert estimates.times(Interval(1.2345)) == estimates.times(Interval(1.2345, 1.2)) == "1.23 times"
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.0789, "7.9 %"), (0.1, "10 %"), (-0.00001, "0 %"), (-0.14, "-14 %")])
-def test_a_share_in_per_cent_has_one_digit_and_a_factor_three(share, text):
-    assert estimates.percent(share) == text == estimates.percent_interval(Interval(share, 0.1))
-    assert estimates.percent_interval(Interval(share, 0.1, 0.2)) == f"{text} (95 %: 10 % to 20 %)"
-    assert estimates.times(Interval(1.2345, 1.2, 1.26)) == "1.23 times (95 %: 1.2 to 1.26)"
-    assert estimates.times(Interval(1.2345)) == estimates.times(Interval(1.2345, 1.2)) == "1.23 times"
+@given(NUMBERS, st.floats(0, 1e3), st.none() | st.floats(-1e6, 1e6))
+def test_deviations_and_intervals_of_repeats_are_those_of_libraries_in_any_order(values, sd, value):
+    df = len(values) - 1
+    seen = estimates.sd_interval(sd, df)
+    ends = [sd * math.sqrt(df / x) for x in chi2.interval(0.95, df)[::-1]]
+    assert (seen.value, [seen.low, seen.high]) == (sd, pytest.approx(ends, rel=1e-7))
+    assert estimates.sd_interval(sd, 0) == Interval(sd)
+    sample_sd = estimates.sample_sd
+    assert sample_sd(values) == pytest.approx(stdev(values), rel=1e-9, abs=1e-9)
+    assert sample_sd(values) == sample_sd(values[::-1]) and sample_sd(values[:1] * 7) == 0
+    seen, centre = estimates.student_interval(values, value), fmean(values) if value is None else value
+    half = student.isf(0.025, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    expected = (centre, centre - half, centre + half)
+    assert (seen.value, seen.low, seen.high) == pytest.approx(expected, rel=1e-7, abs=1e-6)
+    assert estimates.student_interval(values[:1]) == Interval(values[0])
+
+
+@given(st.floats(0.5, 0.999), st.floats(0, 12), st.integers(3, 60), st.floats(0, 1e4))
+def test_a_shifted_mean_exceeds_the_critical_value_as_often_as_asked_and_the_least_is_found(power, critical, df, bound):
+    assert nct.sf(critical, df, estimates.shift(power, critical, df)) == pytest.approx(power, abs=1e-5)
+    found = estimates.least(lambda x: x >= bound)
+    assert bound <= found <= math.nextafter(bound, math.inf) or found <= 5e-324
+
+
+@given(st.floats(0.001, 0.999), st.integers(1, 200), st.floats(0.05, 12) | st.floats(12, 200))
+def test_chi_squares_digamma_and_trigamma_are_those_of_scipy(tail, df, x):
+    assert estimates.chi_square_above(tail, df) == pytest.approx(chi2.isf(tail, df), rel=1e-7)
+    expected = special.digamma(x), float(special.polygamma(1, x))
+    assert estimates.digammas(x) == pytest.approx(expected, rel=0, abs=1e-8)
+
+
+@given(NUMBERS, st.sampled_from([1, 5, 50, 90, 99]), st.lists(st.none() | st.floats(-1e6, 1e6)))
+def test_percentiles_are_those_of_the_standard_library_and_the_unknown_has_no_part_in_a_mean(values, share, some):
+    cuts, percentile = quantiles(values, n=100, method="inclusive"), estimates.percentile
+    assert percentile(values, share / 100) == pytest.approx(cuts[share - 1], abs=1e-6)
+    assert (percentile(values, 0.0), percentile(values, 1.0)) == (min(values), max(values))
+    assert percentile([], share / 100) is None
+    known = [value for value in some if value is not None]
+    assert estimates.mean_of_known(some) == pytest.approx(sum(known) / len(known) if known else None)
 
 
 @pytest.mark.parametrize(("seen", "cut"), [
@@ -136,23 +115,12 @@ def test_groups_keep_the_order_first_met(values):
     assert all(rows == [row for row in enumerate(values) if row[1] == key] for key, rows in seen.items())
 
 
-@pytest.mark.parametrize(("pairs", "looks"), [
-    (0, ()), (3, ()), (4, (4,)), (5, (4, 5)), (7, (4, 6, 7)), (10, (4, 6, 8, 10)), (12, (4, 6, 8, 12)),
-    (13, (4, 6, 8, 12, 13)), (18, (4, 6, 8, 12, 18)), (20, (4, 6, 8, 12, 18, 20)), (30, (4, 6, 8, 12, 18, 28, 30)),
-])  # fmt: skip
-def test_looks_are_at_four_six_eight_twelve_and_then_half_as_many_more(pairs, looks):
-    assert looks_until(pairs) == looks
-
-
-@given(st.integers(4, 3000))
-def test_looks_ascend_to_the_last_pair(pairs):
+@given(st.integers(4, 3000), st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 0.5))
+def test_looks_are_at_four_six_eight_twelve_and_half_as_many_more_and_spending_grows(pairs, share, more, alpha):
+    assert {n: looks_until(n) for n in LOOKS} == LOOKS
     looks = looks_until(pairs)
     assert (looks[0], looks[-1]) == (4, pairs) and list(looks) == sorted(set(looks))
     assert all(n % 2 == 0 for n in looks[:-1])  # as many pairs begin with the one side as with the other
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 0.5))
-def test_spending_grows_from_nothing_to_everything(share, more, alpha):
     assert spent(share, alpha) <= spent(min(1.0, share + more), alpha) <= alpha * (1 + 1e-12)
     found = [spent(part, 1.0) for part in (0.0, 0.5, 1.0, 1.5)]
     assert found == pytest.approx([0, math.log(1 + (math.e - 1) / 2), 1, 1]), "Pocock's kind"
@@ -180,9 +148,6 @@ def test_boundaries_are_lower_for_more_alpha_and_for_who_may_measure_less():
         assert all(high > low for high, low in zip(higher, lower, strict=True))
     assert [*rows[1]] == sorted(rows[1], reverse=True) and all(c > t_above(0.01, n - 1) for n, c in zip(looks, rows[1]))
     assert boundaries(looks[:2], 12, 0.01) == pytest.approx(rows[1][:2]), "whatever looks are to come"
-
-
-ASKED = []
 
 
 @estimates.once

@@ -6,14 +6,12 @@ import pytest
 from facts import tells
 from refusals import refused
 from scipy.stats import binomtest
-from strategies import changed, measurement
+from strategies import FAILS, INCONCLUSIVE, PASSES, changed, measurement
 from strategies import point as planted
 
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import Inconclusive, State
+from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.schema.records import Samples
-
-PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 
 
 def point(load, *late, requests=100, failures=0):
@@ -39,7 +37,7 @@ def test_a_share_of_the_requests_has_the_interval_of_independent_ones(late, stat
             assert verdict
 
 
-def test_windows_that_differ_widen_it_and_failed_requests_keep_nothing():
+def test_windows_that_differ_widen_it_and_a_curve_tells_up_to_which_load_a_possible_share_is_kept():
     together, apart = point(16, 4, 4), point(16, 0, 8)
     alike, differ = (each.meets("ttft:200ms", share=0.9) for each in (together, apart))
     assert alike.value == differ.value == 0.96 and differ.high - differ.low > 2 * (alike.high - alike.low)
@@ -47,24 +45,15 @@ def test_windows_that_differ_widen_it_and_failed_requests_keep_nothing():
     failed = point(16, 0, failures=50).meets("ttft:200ms")
     assert (failed.state, failed.n) == (FAILS, 150) and failed.value == pytest.approx(2 / 3)
     assert tells(failed.why, "fewer than 95 %"), "a failed request has no first token at all"
-
-
-def test_it_tells_the_limit_that_is_broken_and_by_how_much():
     broken = point(16, 30).meets("e2e:2s,ttft:200ms,tpot:300ms", share=0.8)
     assert broken.state is FAILS and tells(broken.why, "TTFT", "900 ms", "350 % above", "80 %", "of 100 requests")
     assert tells(point(16, 3).meets("ttft:200ms").why, "50 % below", "too few"), "noise leaves it open"
     assert "limit" not in point(16, 0).meets("ttft:200ms").why
-
-
-@pytest.mark.parametrize("share", [0, 1, 1.5, -0.1, True, "95 %", None])
-def test_a_share_that_no_measurement_shows_is_refused(share):
-    with refused(repr(share), hint="share=0.99"):
-        point(16, 0).meets("ttft:200ms", share=share)
-    with refused("soon"):
-        point(16, 0).meets("ttft:soon")
-
-
-def test_a_curve_tells_up_to_which_load_it_is_kept():
+    for share in (0, 1, 1.5, -0.1, True, "95 %", None):
+        with refused(repr(share), hint="share=0.99"):
+            point(16, 0).meets("ttft:200ms", share=share)
+        with refused("soon"):
+            point(16, 0).meets("ttft:soon")
     told = []
     points = (replace(point(load, late), told=told.append) for load, late in ((8, 0), (16, 0), (32, 40)))
     curve = Curve(subject="opt-1.3b", points=tuple(points))

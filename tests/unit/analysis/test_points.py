@@ -27,6 +27,8 @@ from pytest_slmserve.workload.requests import build_workload
 
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 99, "500": 1}, "sum_s": 0.5}
 PAIRED = GateLaunch("g", 1, "baseline", False)
+SPEC = EngineSpec("opt-125m", "simulated", extra=(("noise", 0.0), ("t_inf", 4000.0), ("b_half", 10.0)))
+WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, requests=40), model_of("opt-125m"))
 
 
 @given(st.integers(1, 64), st.floats(100, 3000), st.integers(2, 40))
@@ -39,15 +41,12 @@ def test_a_planted_measurement_has_its_figures(concurrency, rate, output_tokens)
     assert seen.kv_usage == 0.5 and seen.roofline_fraction > 0 and seen.little == pytest.approx(0, abs=1e-6)
 
 
-def test_requests_that_end_early_are_more_per_second_by_their_own_mean():
+def test_requests_that_end_early_are_more_per_second_and_no_figure_of_a_full_measurement_is_missing():
     m = measurement(8, 1000.0)
     shorter, longer = (changed(m, "run", "samples", output_tokens=(n,) * len(m.run.samples)) for n in (16, 64))
     free = changed(shorter, "workload", "spec", prompt_tokens=None, output_tokens=None)  # of no one length
     found = [summarize(each).requests_per_s for each in (shorter, longer, free)]
     assert found == pytest.approx([1000 / 16, 1000 / 32, 1000 / 32])
-
-
-def test_a_number_of_requests_has_the_rates_of_all_its_time():
     m = measurement(8, 1000.0, load=ClosedLoop(8, requests=100))
     served, seconds = sum(m.run.samples.finished), m.run.window_s[1] - m.run.window_s[0]
     seen, rate = summarize(m), 32 * served / seconds
@@ -55,9 +54,6 @@ def test_a_number_of_requests_has_the_rates_of_all_its_time():
     assert seen.roofline_fraction == pytest.approx(summarize(measurement(8, rate)).roofline_fraction)
     nothing = summarize(changed(m, "run", window_s=(1.0, 1.0)))
     assert (nothing.requests_per_s, nothing.output_tokens_per_s) == (None, None)
-
-
-def test_no_figure_of_a_full_measurement_is_missing_and_without_sensors_none_is_zero():
     seen, blind = summarize(sensed(measurement(8, 1000.0))), summarize(measurement())
     absent = {f.name for f in fields(Summary) if getattr(seen, f.name) is None}
     unseen = {f"itl{part}_s" for part in ("", "_p50", "_p90", "_p95", "_p99")}
@@ -91,7 +87,7 @@ def test_clean_repeats_count_or_if_there_is_none_the_degraded_ones(good, bad, us
     assert [name for name in ("problems", "degraded", "noise") if getattr(seen, name)] == [told]
 
 
-def test_a_point_is_the_mean_of_its_valid_repeats_and_has_their_noise_alone():
+def test_a_point_is_the_mean_of_its_valid_repeats_in_the_order_measured_and_has_their_noise_alone():
     good = [measurement(8, rate, repeat=i) for i, rate in enumerate((1000.0, 1100.0))]
     [seen] = points_of([*good, sensed(measurement(8, 500.0, repeat=2, preempted=1), **NOISY)])
     assert (seen.left_out, numbers(seen.problems[0]), seen.noise) == (1, [1], ())
@@ -102,9 +98,16 @@ def test_a_point_is_the_mean_of_its_valid_repeats_and_has_their_noise_alone():
     for name in (f"{name}_{part}_s" for name in ("ttft", "tpot", "e2e") for part in window.PARTS):
         found = [one[name] for one in each]
         assert getattr(seen, name) == pytest.approx(fmean(found)) and found[1] < found[0]
+    made = [measurement(c, 100.0 * c + i, repeat=i) for c in (1, 2, 16) for i in range(3)]
+    shuffled = points_of(random.Random(5).sample(made, len(made)))
+    assert shuffled == points_of(made) and [p.concurrency for p in shuffled] == [1, 2, 16]
+    assert shuffled[2].repeats == pytest.approx((1600, 1601, 1602))
+    bad = [], [0.0], [math.inf], [math.nan], [-1.0, 5.0]  # throughput is positive, with a latency for each
+    wrong = [*(point(8, each, [1.0] * len(each)) for each in bad), point(8, [5.0, 5.0], [1.0]), point(8, [5.0], [0.0])]
+    assert point(8, [5.0], [1.0]).valid and [each for each in wrong if each.valid] == []
 
 
-def test_of_some_figures_there_is_no_mean():
+def test_of_some_figures_there_is_no_mean_and_goodput_is_over_all_repeats_used():
     """The worst deviation from Little's law, the most frequent bound, the power limit if it is one."""
     made = [
         sensed(measurement(8, 10_000.0, first_early=early, repeat=i), 0.001, POWER_LIMIT=limit, DRAM_ACTIVE=dram)
@@ -118,24 +121,6 @@ def test_of_some_figures_there_is_no_mean():
     assert (nothing.valid, nothing.repeats, nothing.records, nothing.left_out) == (False, (), (), 2)
     assert [numbers(text) for text in nothing.problems] == [[1]] and nothing.goodput("e2e:1s") is None
     assert {getattr(nothing, f.name) for f in fields(Summary)} == {None}
-
-
-def test_points_ascend_and_repeats_keep_the_order_measured():
-    made = [measurement(c, 100.0 * c + i, repeat=i) for c in (1, 2, 16) for i in range(3)]
-    shuffled = points_of(random.Random(5).sample(made, len(made)))
-    assert shuffled == points_of(made) and [p.concurrency for p in shuffled] == [1, 2, 16]
-    assert shuffled[2].repeats == pytest.approx((1600, 1601, 1602))
-
-
-@pytest.mark.parametrize(("repeats", "waits", "valid"), [
-    ([5.0], [1.0], True), ([5.0, 5.0], [1.0], False), ([5.0], [0.0], False),
-    *((bad, [1.0] * len(bad), False) for bad in ([], [0.0], [math.inf], [math.nan], [-1.0, 5.0])),
-])  # fmt: skip
-def test_a_point_needs_positive_throughput_and_a_latency_for_each(repeats, waits, valid):
-    assert point(8, repeats, waits).valid is valid
-
-
-def test_itl_of_a_point_is_that_of_its_client_and_goodput_is_over_all_repeats_used():
     fast, slow = measurement(8, 1000.0), measurement(8, 500.0, repeat=1)
     [seen] = points_of([changed(fast, "run", stream=Stream(0.1, 0.0, (1.0,), GAPS))])
     assert (seen.itl_s, seen.itl_p50_s, seen.itl_p99_s) == pytest.approx((0.005, *[1e-4 * 1.01**300.5] * 2))
@@ -163,7 +148,7 @@ def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another(hosts, o
     assert (found is both) is (kept is not None and len(kept) == len(hosts))
 
 
-def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone():
+def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone_and_jobs_points_by_question():
     assert points_of([measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64))]) == ()
     open_loop = measurement(load=OpenLoop(arrivals="gamma", rate=9.0, window_s=2.0))
     assert points.point_of([(open_loop,)]).concurrency == 0
@@ -173,10 +158,15 @@ def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone():
     series = points.by_series([measurement(8), measurement(16), measurement(8, model="opt-125m"), paired, one])
     assert [[m.load.concurrency for m in each] for each in series.values()] == [[8, 16, 16], [8]]
     assert points.all_groups([one]) == [(one,)] and one.key != replace(one, replica=None).key
-
-
-SPEC = EngineSpec("opt-125m", "simulated", extra=(("noise", 0.0), ("t_inf", 4000.0), ("b_half", 10.0)))
-WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, requests=40), model_of("opt-125m"))
+    made = [served(job(40)), served(job(40, rate=5.0)), served(ClosedLoop(4, window_s=0.5)), served(job(40))]
+    made += [replace(made[0], paired=PAIRED), replace(made[0], replica=Replica("g", 0, 2, "set", "mps"))]
+    found = [(p.load.rate, len(p.repeats), p.concurrency) for p in job_points(made)]
+    assert found == [(math.inf, 2, 0), (5.0, 1, 0)]
+    jobs = [job_point(spec=EngineSpec("opt-6.7b", max_num_seqs=n)) for n in (64, 8, 256)]
+    eager = EngineSpec("opt-6.7b", enforce_eager=True)
+    groups = points.limit_groups([*jobs, job_point(rate=5.0), job_point(output_tokens=64), job_point(spec=eager)])
+    assert [p.spec.max_num_seqs for p in groups[0]] == [8, 64, 256]
+    assert sorted(map(len, groups)) == [1, 1, 3], "that differ in the limit alone, and a rate is none"
 
 
 def served(load, spec=SPEC, **more):
@@ -184,7 +174,7 @@ def served(load, spec=SPEC, **more):
     return measure(engine, WORKLOAD, load, Environment(platform="simulated", gpu_name="simulated"))
 
 
-def test_a_job_all_at_once_is_the_law_of_its_engine():
+def test_a_job_all_at_once_is_the_law_of_its_engine_or_has_a_rate_and_the_last_requests_time():
     (seen,) = job_points([served(job(40)), served(job(40))])
     found = seen.output_tokens_per_s, seen.requests_per_s, seen.seconds, seen.batch
     assert found == pytest.approx((4000 * 40 / 50, 160, 0.25, 40))
@@ -193,9 +183,6 @@ def test_a_job_all_at_once_is_the_law_of_its_engine():
     assert known == (None, 0, None, 2, "continuous", True, True)
     assert (seen.model, seen.output_tokens, seen.requests) == ("opt-125m", 20, 40)
     assert [seen.goodput(slo).attainment for slo in ("e2e:1s", "e2e:100ms")] == [1, 0]
-
-
-def test_a_job_at_a_low_rate_has_the_rate_and_the_last_requests_time():
     m = served(job(40, rate=5.0, seed=1))
     (seen,), last = job_points([m]), m.load.schedule_s[-1]
     assert seen.rate == pytest.approx(40 / last) and seen.batch == window.requests_in_flight(m.run) < 1
@@ -203,15 +190,12 @@ def test_a_job_at_a_low_rate_has_the_rate_and_the_last_requests_time():
     power = planted_telemetry({sensors.POWER_INSTANT: 300.0}, until_s=m.run.window_s[1], interval_s=0.1)
     (watched,) = job_points([changed(m, "run", telemetry=power)])
     assert watched.energy_per_token_j == pytest.approx(300 * watched.seconds / (40 * 20)), "of all of its time"
-
-
-def test_a_client_may_need_a_moment_to_send_what_comes_all_at_once():
     m = served(job(40))
     late = [changed(m, "run", "samples", sent_s=(*m.run.samples.sent_s[:-1], last)) for last in (0.05, 0.06)]
     assert [summarize(each).rate for each in late] == [None, pytest.approx(40 / 0.06)]
 
 
-def test_waste_of_a_job_is_what_its_batches_computed_for_nobody():
+def test_waste_of_a_job_is_what_its_batches_computed_for_nobody_and_one_that_does_not_fit_waits():
     m = served(job(40))
     batched = changed(m, "spec", extra=(*m.spec.extra, ("batching", "static")))
     n = len(m.run.steps)
@@ -222,9 +206,6 @@ def test_waste_of_a_job_is_what_its_batches_computed_for_nobody():
     found = [summarize(changed(batched, "run", steps=each)).waste for each in steps]
     assert found == pytest.approx([1 - wanted / computed, 0, None]) and summarize(m).waste is None
     assert [p.batching for p in job_points([batched, m])] == ["static", "continuous"]
-
-
-def test_a_batch_that_does_not_fit_waits_its_turn_and_preemptions_are_a_figure():
     small = replace(SPEC, kv_cache_bytes=10 * 3 * 16 * model_of("opt-125m").kv_bytes_per_token())
     (tight,), (roomy,) = job_points([served(job(40), small)]), job_points([served(job(40))])
     assert (tight.kv_blocks, tight.capacity, tight.fits, roomy.fits) == (30, 9, False, True), "the engine keeps a block"
@@ -234,18 +215,6 @@ def test_a_batch_that_does_not_fit_waits_its_turn_and_preemptions_are_a_figure()
     assert ratio(roomy, tight, [roomy, tight]).value == pytest.approx(1.6)
     (preempted,) = job_points([served(job(40), preempt_from=30.0)])
     assert (preempted.valid, preempted.preemptions) == (True, 20)
-
-
-def test_jobs_are_points_by_question_and_other_loads_are_left_out():
-    made = [served(job(40)), served(job(40, rate=5.0)), served(ClosedLoop(4, window_s=0.5)), served(job(40))]
-    made += [replace(made[0], paired=PAIRED), replace(made[0], replica=Replica("g", 0, 2, "set", "mps"))]
-    found = [(p.load.rate, len(p.repeats), p.concurrency) for p in job_points(made)]
-    assert found == [(math.inf, 2, 0), (5.0, 1, 0)]
-    jobs = [job_point(spec=EngineSpec("opt-6.7b", max_num_seqs=n)) for n in (64, 8, 256)]
-    eager = EngineSpec("opt-6.7b", enforce_eager=True)
-    groups = points.limit_groups([*jobs, job_point(rate=5.0), job_point(output_tokens=64), job_point(spec=eager)])
-    assert [p.spec.max_num_seqs for p in groups[0]] == [8, 64, 256]
-    assert sorted(map(len, groups)) == [1, 1, 3], "that differ in the limit alone, and a rate is none"
 
 
 @given(st.lists(st.floats(100, 1000), min_size=2, max_size=4))
@@ -273,31 +242,18 @@ def test_tokens_of_a_busy_second_are_known_if_kernels_run_one_after_the_other(sh
     assert summarize(members[0]).tokens_per_busy_s is None is summarize(busy(members[0], 0.0)).tokens_per_busy_s
 
 
-def test_rates_are_of_the_common_span():
+def test_rates_of_several_engines_are_of_the_common_span_and_their_runs_make_points_by_question():
     assert summary_of(*together(400.0, 600.0, began_s=(100.0, 100.1))).output_tokens_per_s == pytest.approx(1000)
     apart = summary_of(*together(400.0, 400.0, began_s=(100.0, 900.0)))
     assert (apart.output_tokens_per_s, apart.sum_tokens_per_s) == (None, pytest.approx(800.0))
     assert (apart.each_tokens_per_s, apart.largest_e2e_s) == ((), None)
-
-
-@pytest.mark.parametrize("watched", [0, 1])
-def test_the_sensors_are_of_all_engines_whichever_has_them(watched):
-    members = together(400.0, 600.0)
-    columns = {**WELL, sensors.ENERGY: None, sensors.POWER_INSTANT: 500.0}
-    telemetry = planted_telemetry(columns, until_s=members[0].run.window_s[1], interval_s=0.05)
-    members[watched] = changed(members[watched], "run", telemetry=telemetry)
-    seen = summary_of(*members)
-    assert (seen.power_w, seen.dram_active, seen.energy_per_token_j) == pytest.approx((500.0, 0.6, 0.5))
-
-
-@given(st.permutations(range(3)))
-def test_records_of_engines_come_in_any_order_and_a_lost_one_makes_no_run(order):
-    members, alone = together(100.0, 200.0, 300.0), measurement()
-    assert points.all_groups([*(members[i] for i in order), alone]) == [(alone,), tuple(members)]
-    assert points.all_groups(members[:2]) == []
-
-
-def test_runs_of_several_engines_make_a_point_and_invalid_ones_are_left_out():
+    for watched in (0, 1):
+        members = together(400.0, 600.0)
+        columns = {**WELL, sensors.ENERGY: None, sensors.POWER_INSTANT: 500.0}
+        telemetry = planted_telemetry(columns, until_s=members[0].run.window_s[1], interval_s=0.05)
+        members[watched] = changed(members[watched], "run", telemetry=telemetry)
+        seen = summary_of(*members)
+        assert (seen.power_w, seen.dram_active, seen.energy_per_token_j) == pytest.approx((500.0, 0.6, 0.5))
     runs = [together(400.0, 600.0), together(410.0, 610.0, repeat=1), together(500.0, 500.0, repeat=2, failures=1)]
     (seen,) = shared_points([m for run in runs for m in run])
     assert (*seen.repeats, *seen.each_tokens_per_s) == pytest.approx((1000.0, 1020.0, 405, 605))
@@ -307,9 +263,6 @@ def test_runs_of_several_engines_make_a_point_and_invalid_ones_are_left_out():
     assert (seen.left_out, len(seen.records)) == (1, 4) and 1 in numbers(seen.problems[0])
     assert seen.goodput("e2e:600ms") == window.goodput_of(window.parse_slo("e2e:600ms"), *runs[:2])
     assert not any(replace(seen, repeats=wrong).valid for wrong in ((), (0.0, 1.0), (math.inf,), (1.0, math.inf)))
-
-
-def test_different_questions_are_different_points_in_the_order_measured():
     runs = [
         *together(300.0, 300.0, 300.0, group="three", repeat=1), *together(400.0, 400.0),
         *together(390.0, 390.0, group="turns", sharing="time-slicing", repeat=2),
@@ -321,7 +274,14 @@ def test_different_questions_are_different_points_in_the_order_measured():
     assert points.engines(["opt-125m", "opt-1.3b", "opt-1.3b"]) == "opt-125m + 2 x opt-1.3b"
 
 
-def test_a_ratio_takes_its_noise_from_all_that_is_compared():
+@given(st.permutations(range(3)))
+def test_records_of_engines_come_in_any_order_and_a_lost_one_makes_no_run(order):
+    members, alone = together(100.0, 200.0, 300.0), measurement()
+    assert points.all_groups([*(members[i] for i in order), alone]) == [(alone,), tuple(members)]
+    assert points.all_groups(members[:2]) == []
+
+
+def test_a_ratio_takes_its_noise_from_all_that_is_compared_and_that_of_minutes_but_in_busy_seconds():
     slow, fast = job_point((10.0, 10.2)), job_point((20.0, 20.2), e2e_s=(1.0, 1.0))
     seen, several = ratio(fast, slow, [slow, fast]), ratio(fast, slow, several=4)
     assert seen == ratio(fast, slow) and seen.value == pytest.approx(20.1 / 10.1)
@@ -331,10 +291,7 @@ def test_a_ratio_takes_its_noise_from_all_that_is_compared():
     assert ratio(fast, slow, [quiet, slow, fast]).high < seen.high, "a third tells of less noise"
     assert ratio(fast, once).low is not None and ratio(job_point((20.0,)), once).low is None
 
-
-def test_a_ratio_of_one_side_after_the_other_is_wider_but_not_of_busy_seconds():
-    """Two engines, each with its repeats; nobody knows when the other two were measured."""
-
+    # Two engines, each with its repeats; nobody knows when the other two were measured.
     def side(launch, day, known=True):
         ms = [measurement(8, 1000.0 + i, repeat=i, launch=launch) for i in range(2)]
         ms = [replace(m, measured_at=f"2026-01-0{day}T0{i}:00:00+00:00" if known else "") for i, m in enumerate(ms)]
@@ -363,7 +320,7 @@ def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine
     assert [*planted] == [(1.0, "", "", None), (2.0, "", "", None)], "without its measurements"
 
 
-def test_a_figure_that_nobody_knows_or_that_reads_0_has_no_ratio():
+def test_a_figure_that_nobody_knows_or_that_reads_0_has_no_ratio_and_loads_in_common_are_paired():
     p = replace(point(8, [1.0]), each=tuple(Summary(batch=b) for b in (None, math.inf, 0.0, 2.0)))
     assert (points.figure_named("batch")(p), points.figure_named("batch", 0.0)(p)) == ([0.0, 2.0], [2.0])
     (shared,) = shared_points(together(600.0, 600.0))
@@ -372,9 +329,6 @@ def test_a_figure_that_nobody_knows_or_that_reads_0_has_no_ratio():
     values = [points.figure_ratio(one, *each).value for each in ((busy, "gpu_util"), (shared, "largest_e2e_s"))]
     assert values == pytest.approx([1.5, shared.largest_e2e_s / 0.5])
     assert points.figure_ratio(one, blind, "gpu_util") is points.figure_ratio(unknown, shared, "e2e_p99_s") is None
-
-
-def test_loads_in_common_are_paired_and_all_points_tell_the_noise():
     first, second = [point(c, [1.0]) for c in (1, 2, 8)], [point(c, [2.0]) for c in (8, 4, 2)]
     pairs, all_of_them = points.at_common_loads(first, second)
     assert [(p.concurrency, q.concurrency, q.repeats) for p, q in pairs] == [(2, 2, (2.0,)), (8, 8, (2.0,))]

@@ -8,20 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import measurement
-from strategies import H200
+from strategies import FAILS, H200, INCONCLUSIVE, PASSES
 
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above, all_of, below, every, unsure, within
 
-PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 ENDS = st.integers(-3, 3)
 SECOND_FARTHER = [(Interval(1.0, 0.9, 1.1), "a"), (Interval(1.3, 1.2, 1.4), "b")]
 KNOWN, ONCE = Interval(1.0, 0.9, 1.1), Interval(1.0)
 
 
-@given(ENDS, st.integers(0, 4), ENDS, st.integers(0, 3))
-def test_limits_are_kept_or_broken_by_the_whole_interval(low, width, least, room):
+@given(ENDS, st.integers(0, 4), ENDS, st.integers(0, 3), st.lists(st.sampled_from(State)))
+def test_limits_are_kept_or_broken_by_the_whole_interval_and_several_promises_by_one(low, width, least, room, states):
     """Each by looking at all values that the interval holds, its ends among them."""
     seen, most = Interval(low + width / 2, low, low + width), least + room
     values = [low + i / 4 for i in range(4 * width + 1)]
@@ -33,16 +32,8 @@ def test_limits_are_kept_or_broken_by_the_whole_interval(low, width, least, room
         fails = low + width < least or low > most if broken is None else all(broken)
         assert judge(seen) is (PASSES if all(kept) else FAILS if fails else INCONCLUSIVE)
         assert judge(Interval(low)) is INCONCLUSIVE, "the noise is not known"
-
-
-@given(st.lists(st.sampled_from(State)))
-def test_several_promises_fail_with_one_and_pass_with_all(states):
     expected = FAILS if FAILS in states else PASSES if states and set(states) == {PASSES} else INCONCLUSIVE
     assert all_of(states) is expected
-
-
-def test_without_repeats_a_reason_names_the_option_that_gives_some():
-    assert "--slm-repeats 2" in unsure(Interval(1.0)) and unsure(Interval(1.0, 0.9, 1.1)) == unsure(None) == ""
 
 
 def around(values):
@@ -78,31 +69,27 @@ def test_below_a_bound_all_are_and_above_it_one_is_where_they_are_turned_round(v
     assert other[0] is state and other[1].value == -seen.value
 
 
-@pytest.mark.parametrize(("limit", "values"), [("most", [2.1, -3.0]), ("least", [-2.1, 3.0])])
-def test_an_inconclusive_one_is_told_with_an_interval_that_has_the_bound_in_it(limit, values):
+def test_an_inconclusive_one_has_the_bound_in_its_interval_and_a_verdict_is_true_or_false_or_raises():
     """By its own interval it is beyond the bound, corrected it is not. Without noise the farthest is named."""
-    state, seen, place = every(around(values), **{limit: 0.0})
-    assert (state, place, seen.value) == (INCONCLUSIVE, 0, values[0]) and seen.low < 0 < seen.high
-    blind = [(Interval(value), place) for place, value in enumerate(values)]
-    assert every(lambda several: blind, **{limit: 2 * values[0]}) == (INCONCLUSIVE, Interval(values[0]), 0)
-
-
-def test_a_verdict_is_true_or_false_or_raises_what_no_expected_failure_swallows():
+    for limit, values in (("most", [2.1, -3.0]), ("least", [-2.1, 3.0])):
+        state, seen, place = every(around(values), **{limit: 0.0})
+        assert (state, place, seen.value) == (INCONCLUSIVE, 0, values[0]) and seen.low < 0 < seen.high
+        blind = [(Interval(value), place) for place, value in enumerate(values)]
+        found = every(lambda several, blind=blind: blind, **{limit: 2 * values[0]})
+        assert found == (INCONCLUSIVE, Interval(values[0]), 0)
     made = {state: Verdict("claim", "subject", state, "it is so") for state in State}
     assert made[PASSES] and not made[FAILS]
     with pytest.raises(Inconclusive) as error:
         bool(made[INCONCLUSIVE])
     assert not isinstance(error.value, AssertionError) and str(error.value) == repr(made[INCONCLUSIVE])
     assert all(word in repr(made[FAILS]) for word in ("fails", "claim", "subject", "it is so"))
-
-
-def test_a_verdict_counts_each_point_once_and_keeps_what_was_judged():
     points = points_of(measurement(load, 100.0, repeat=i) for load in (8, 16) for i in range(2))
     seen = Verdict.from_interval("c", "s", PASSES, "w", KNOWN, 2.0, *points, points[0])
     records = points[0].records + points[1].records
     assert seen == Verdict("c", "s", PASSES, seen.why, 1.0, 0.9, 1.1, 2.0, 4, records)
     nothing = Verdict.inconclusive("c", "s", "w", 2.0, points[0])
     assert nothing == Verdict("c", "s", INCONCLUSIVE, "w", threshold=2.0, n=2, records=points[0].records)
+    assert "--slm-repeats 2" in unsure(ONCE) and unsure(KNOWN) == unsure(None) == "", "the option that gives some"
 
 
 @pytest.mark.parametrize(("launches", "hosts", "judged", "told"), [

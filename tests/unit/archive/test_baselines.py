@@ -56,13 +56,18 @@ def test_whatever_a_device_is_called_its_name_stays_in_the_folder(gpu_name, vllm
         assert name.isascii() and name == name.lower()
 
 
-def test_what_is_kept_is_an_ordinary_archive_made_in_its_own_folder(tmp_path, monkeypatch):
+def test_what_is_kept_is_an_archive_in_its_own_folder_one_for_each_device_and_release(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     path = tmp_path / "new" / "folder" / f"{NAME}.jsonl.xz"
     assert accept(BASELINE, path.parent, claims={"rows": []}) == ({path: BASELINE}, [])
     contents = read(path)
     assert [m.id for m in contents.measurements] == [m.id for m in BASELINE] and contents.claims == {"rows": []}
     assert names(path.parent) == [path.name] and contents.plans[0][1] == {}
+    newer, on_cpu = replace(KNOWN, vllm="0.27.0"), repeats([9, 9], environment=ON_CPU, sensed=False)
+    kept, _ = accept([*BASELINE, *repeats([5, 5], environment=newer), *on_cpu], tmp_path)
+    assert [path.name for path in kept] == [f"{name}{SUFFIX}" for name in (NAME, "h200-vllm-0.27.0", "cpu-vllm-0.32.0")]
+    assert [len(each.measurements) for each in baselines.baselines(tmp_path).values()] == [2, 3, 2]
+    assert baselines.kept_archives(tmp_path) == {path.name.removesuffix(SUFFIX): path for path in sorted(kept)}
 
 
 @pytest.mark.parametrize(("bad", "facts"), [
@@ -109,14 +114,6 @@ def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
     assert len(names(tmp_path)) == 2
 
 
-def test_each_device_and_release_has_its_own(tmp_path):
-    newer, on_cpu = replace(KNOWN, vllm="0.27.0"), repeats([9, 9], environment=ON_CPU, sensed=False)
-    kept, _ = accept([*BASELINE, *repeats([5, 5], environment=newer), *on_cpu], tmp_path)
-    assert [path.name for path in kept] == [f"{name}{SUFFIX}" for name in (NAME, "h200-vllm-0.27.0", "cpu-vllm-0.32.0")]
-    assert [len(each.measurements) for each in baselines.baselines(tmp_path).values()] == [2, 3, 2]
-    assert baselines.kept_archives(tmp_path) == {path.name.removesuffix(SUFFIX): path for path in sorted(kept)}
-
-
 def test_where_it_cannot_be_written_nothing_is_left(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     endless = replace(BASELINE[0], run=replace(BASELINE[0].run, began_s=float("inf")))
@@ -134,19 +131,7 @@ def test_where_it_cannot_be_written_nothing_is_left(tmp_path, monkeypatch):
     assert "--slm-records" not in f"{error.value}{other.value}" and names(tmp_path / "new") == []
 
 
-def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
-    accept(BASELINE, tmp_path)
-    (tmp_path / f"broken{SUFFIX}").write_text("not xz")
-    (tmp_path / f"folder{SUFFIX}").mkdir()
-    (tmp_path / "notes.txt").write_text("of no concern")
-    (bad, broken), (path, good) = baselines.baselines(tmp_path).items()
-    assert (bad.name, broken.measurements) == (f"broken{SUFFIX}", ()) and "xz" in broken.notes[0]
-    assert (path.name, len(good.measurements), good.notes) == (f"{NAME}{SUFFIX}", 3, ())
-    with pytest.raises(BadArchive):
-        baseline(tmp_path, "broken")
-
-
-def test_one_is_found_by_its_name_or_path(tmp_path):
+def test_one_is_found_by_its_name_or_path_and_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     ((path, _),) = accept(BASELINE, tmp_path)[0].items()
     assert baseline(tmp_path, NAME) == baseline(tmp_path, f"{NAME}.jsonl.xz") == (path, read(path))
     with refused(f"../{NAME}", tmp_path, hint=NAME):
@@ -160,6 +145,15 @@ def test_one_is_found_by_its_name_or_path(tmp_path):
         archive.add(later)
     last_of_each_case = baseline(tmp_path / "none", str(path))[1].measurements
     assert [m.id for m in last_of_each_case] == [later.id] and len(baseline(tmp_path, NAME)[1].measurements) == 4
+    accept(BASELINE, tmp_path := tmp_path / "others")
+    (tmp_path / f"broken{SUFFIX}").write_text("not xz")
+    (tmp_path / f"folder{SUFFIX}").mkdir()
+    (tmp_path / "notes.txt").write_text("of no concern")
+    (bad, broken), (path, good) = baselines.baselines(tmp_path).items()
+    assert (bad.name, broken.measurements) == (f"broken{SUFFIX}", ()) and "xz" in broken.notes[0]
+    assert (path.name, len(good.measurements), good.notes) == (f"{NAME}{SUFFIX}", 3, ())
+    with pytest.raises(BadArchive):
+        baseline(tmp_path, "broken")
 
 
 # The noise of a runner
@@ -184,29 +178,26 @@ def of_each(**changes: object) -> list[Measurement]:
     return [replace(m, **changes) for m in BOTH]
 
 
-ONE = BOTH[0]
-
-
 @pytest.mark.parametrize(("launch", "terms", "is_here"), [
     (of_each(environment=replace(HERE, vllm="0.27.0")), [USUAL], True),
     (of_each(environment=replace(HERE, driver="590.2")), [USUAL], False),
     (seen(8, 128), [USUAL], False), (seen(8, 256, ramp_up="burst"), [USUAL], False),
     (seen(8, 256, window_s=1.0), [USUAL], False),
-    (of_each(spec=replace(ONE.spec, model="facebook/opt-2.7b")), [USUAL], False),
-    (of_each(spec=replace(ONE.spec, interface="server")), [USUAL], False),
-    ([ONE, replace(BOTH[1], workload=replace(ONE.workload, hash="other"))], [USUAL], False),
+    (of_each(spec=replace(BOTH[0].spec, model="facebook/opt-2.7b")), [USUAL], False),
+    (of_each(spec=replace(BOTH[0].spec, interface="server")), [USUAL], False),
+    ([BOTH[0], replace(BOTH[1], workload=replace(BOTH[0].workload, hash="other"))], [USUAL], False),
     *((BOTH, terms, False) for terms in ([GateCriteria(0.05)], [GateCriteria(pairs=8)], [USUAL, "cold"])),
 ])  # fmt: skip
 def test_a_place_is_told_by_what_moves_its_noise(launch, terms, is_here):
     facts = "opt-1.3b", (8, 256), "cuda", "NVIDIA H200", "580.1", 0.03, 12, "warm", PLACE.asked
     assert baselines.NoiseKey(*facts) == PLACE and (noise_key(launch, *terms) == PLACE) is is_here
-    assert noise_key([replace(ONE, load=OpenLoop(requests=5))], USUAL).loads == (0,)
+    assert noise_key([replace(BOTH[0], load=OpenLoop(requests=5))], USUAL).loads == (0,)
     for name, value, fact in (("margin", 2.0, "2"), ("pairs", 1, "1 pairs")):
         with refused(fact):
             replace(PLACE, **{name: value})
 
 
-def test_what_was_kept_is_found_again_beside_the_archive_and_the_last_of_a_place_counts(tmp_path):
+def test_what_was_kept_is_found_again_the_last_of_a_place_counts_and_what_cannot_be_written_or_read_is_named(tmp_path):
     records, path = tmp_path / "new" / "records.jsonl", tmp_path / "new" / "calibration.json"
     assert read_calibrations(records) == {}
     keep(records, KEPT)
@@ -219,9 +210,6 @@ def test_what_was_kept_is_found_again_beside_the_archive_and_the_last_of_a_place
     assert (entry.pop("caches"), entry.pop("asked")) == ("warm", PLACE.asked)
     path.write_text(json.dumps([entry]), "utf-8")  # as an older release wrote it
     assert [*read_calibrations(path)] == [replace(PLACE, asked="")]
-
-
-def test_calibrations_that_cannot_be_written_or_read_are_named(tmp_path):
     path = tmp_path / "calibration.json"
     (tmp_path / "file").touch()
     with refused(tmp_path / "file" / path.name, hint="--slm-resume"):
@@ -297,11 +285,9 @@ def test_what_is_no_waiver_is_named_with_its_row(tmp_path, rows, facts):
         waivers_of(tmp_path, json.dumps(rows))
 
 
-@pytest.mark.parametrize(
-    ("text", "fact"),
-    [(b"[\n{]", "line 2"), (b"", "line 1"), (b"\xff\xfe", "JSON text"), (b"[" * 10**6, "JSON"), (None, "No such file")],
-    ids=["damaged", "empty", "no text", "deep", "missing"],
-)
+@pytest.mark.parametrize(("text", "fact"), [
+    (b"[\n{]", "line 2"), (b"", "line 1"), (b"\xff\xfe", "JSON text"), (b"[" * 10**6, "JSON"), (None, "No such file"),
+], ids=["damaged", "empty", "no text", "deep", "missing"])  # fmt: skip
 def test_a_file_that_is_no_json_is_named(tmp_path, text, fact):
     with refused(tmp_path / "waivers.json", fact, hint='"owner"'):
         waivers_of(tmp_path, text)

@@ -134,7 +134,7 @@ def test_finer_stamps_are_kept_to_a_microsecond(stamps):
     assert read_again(*lines_of(m)).run.steps.time_s == pytest.approx(stamps, rel=0, abs=0.500001e-6)
 
 
-def test_only_what_is_told_is_written():
+def test_only_what_is_told_is_written_as_adapters_are_and_a_whole_number_that_stands_for_a_fraction_stays_whole():
     engine, line = lines_of(replace(example(), run=replace(RUN, telemetry=planted_telemetry({155: 300.0}, until_s=1))))
     assert not {"replica", "paired", "neighbours"} & line.keys() and [*line][-1] == "run"
     assert not {"began_us", "stream", "failed"} & line["run"].keys() and "gpus" not in line["run"]["telemetry"]
@@ -143,12 +143,17 @@ def test_only_what_is_told_is_written():
     run = replace(RUN, samples=Samples(*[()] * 8), steps=Steps((-1e-6, 0, 63e-6, 4158e-6), *[(0,) * 4] * 6))
     told = measurement_line(replace(example(), run=run))["run"]
     assert told["clock_us"] == [-1, "AA/", "B//"], "one text for each place" and "telemetry" not in told
-
-
-def test_a_whole_number_may_stand_for_a_fraction_and_stays_whole():
-    """A load asked for with a window of 5 s, not 5.0 s, has a key of its own."""
-    mine = replace(example(), load=replace(example().load, window_s=5))
+    mine = replace(example(), load=replace(example().load, window_s=5))  # asked for with 5 s, not 5.0 s
     assert read_again(*lines_of(mine)).key == mine.key != example().key
+    plain = example()
+    assert "adapters" not in measurement_line(plain)["workload"]["spec"]
+    spec = replace(plain.workload.spec, adapters=Adapters(4, 8, "zipf"))
+    made = replace(plain, workload=replace(plain.workload, spec=spec))
+    assert measurement_line(made)["workload"]["spec"]["adapters"] == {"count": 4, "rank": 8, "traffic": "zipf"}
+    assert read_again(*lines_of(made)) == made
+    bad = planted(measurement_line(made), "workload.spec.adapters.rank", 9)
+    with pytest.raises(BadUsage):
+        read_again(lines_of(made)[0], bad)
 
 
 def test_the_format_of_today_is_read_and_would_be_written_again():
@@ -184,18 +189,6 @@ def test_a_sweep_of_99_such_points_stays_under_a_megabyte():
     points = [measurement_line(replace(example(), run=noisy(random.Random(seed)))) for seed in range(2)]
     sizes = [len(zlib.compress(json.dumps(line, separators=(",", ":")).encode())) for line in points]
     assert sum(sizes) / 2 * 99 < 1e6
-
-
-def test_adapters_are_in_a_record_that_has_any_and_in_no_other():
-    plain = example()
-    assert "adapters" not in measurement_line(plain)["workload"]["spec"]
-    spec = replace(plain.workload.spec, adapters=Adapters(4, 8, "zipf"))
-    made = replace(plain, workload=replace(plain.workload, spec=spec))
-    assert measurement_line(made)["workload"]["spec"]["adapters"] == {"count": 4, "rank": 8, "traffic": "zipf"}
-    assert read_again(*lines_of(made)) == made
-    bad = planted(measurement_line(made), "workload.spec.adapters.rank", 9)
-    with pytest.raises(BadUsage):
-        read_again(lines_of(made)[0], bad)
 
 
 # The schema, docs/records.schema.json
@@ -296,13 +289,19 @@ def test_an_entry_that_is_missing_is_named(name):
         read_again(engine, line)
 
 
-def test_the_sizes_of_a_model_go_with_the_record_but_not_its_configuration():
+def test_the_sizes_of_a_model_go_with_the_record_but_not_its_configuration_and_what_later_releases_add_is_passed_over():
     mine = replace(CATALOGUE["qwen3-0.6b"], name="mine", source="folder")
     engine, line = lines_of(replace(example(), spec=replace(example().spec, model="./mine", model_facts=mine)))
     found = read_again(engine, line).spec.model_facts
     assert found == mine and mine.config and found.config == ()
     del engine["model"]
     assert read_again(engine, line).spec.model_facts is None
+    engine, line = lines_of(FULL)
+    for path in ("spec.new", "model.new", "resolved.new"):
+        engine = planted(engine, path, 1)
+    for path in ("run.samples.new", "run.new", "load.new", "new", "run.telemetry.new"):
+        line = planted(line, path, 1)
+    assert read_again(engine, line) == FULL
 
 
 JSON = st.recursive(
@@ -320,11 +319,8 @@ def places(facts: Mapping[str, Any], before: str = "") -> list[str]:
     return found
 
 
-PLACES = [(number, place) for number, line in enumerate(lines_of(FULL)) for place in places(line)]
-
-
 @settings(max_examples=200)
-@given(st.sampled_from(PLACES), JSON)
+@given(st.sampled_from([(number, place) for number, line in enumerate(lines_of(FULL)) for place in places(line)]), JSON)
 def test_whatever_stands_in_an_entry_only_known_errors_come(place, value):
     lines, (number, path) = [*lines_of(FULL)], place
     lines[number] = planted(lines[number], path, value)
@@ -332,12 +328,3 @@ def test_whatever_stands_in_an_entry_only_known_errors_come(place, value):
         assert isinstance(read_again(*lines), Measurement)
     except (BadUsage, *UNUSABLE) as error:
         assert str(error)
-
-
-def test_what_later_releases_add_is_passed_over():
-    engine, line = lines_of(FULL)
-    for path in ("spec.new", "model.new", "resolved.new"):
-        engine = planted(engine, path, 1)
-    for path in ("run.samples.new", "run.new", "load.new", "new", "run.telemetry.new"):
-        line = planted(line, path, 1)
-    assert read_again(engine, line) == FULL

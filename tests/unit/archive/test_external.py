@@ -25,9 +25,8 @@ from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 COLUMNS = Columns(knob="max_num_seqs", throughput="total_tok_per_s", latency="mean_itl_ms")
 OTHERS = Columns(knob="n", throughput="rate", latency="wait")
-VLLM = Columns(
-    knob="max_concurrency", throughput="output_throughput", latency="mean_itl_ms", output_throughput="output_throughput"
-)
+RATE = "output_throughput"
+VLLM = Columns(knob="max_concurrency", throughput=RATE, latency="mean_itl_ms", output_throughput=RATE)
 
 
 def result(concurrency: object, rate: object = 100.0, **more: object) -> dict[str, object]:
@@ -50,7 +49,7 @@ def points(columns: Columns, *cells: dict[str, object]) -> tuple[Point, ...]:
     return external_curve(rows(*cells), columns).points
 
 
-def test_a_csv_becomes_a_curve(tmp_path):
+def test_a_csv_becomes_a_curve_and_requests_in_flight_are_by_littles_law(tmp_path):
     found = written(tmp_path / "a.csv", CSV)
     for delimiter in (";", "\t"):  # and a mark at the start
         text = "\ufeff" + CSV.replace(",", delimiter).replace("max_num_seqs", " max_num_seqs ")
@@ -64,9 +63,16 @@ def test_a_csv_becomes_a_curve(tmp_path):
     assert third.batch is third.little is third.ttft_s is third.power_w is third.each[0].batch is None
     assert curve.axes.at(32) == "max_num_seqs 32" and curve.subject
     assert (curve.axes.throughput, curve.axes.latency) == ("total_tok_per_s", "mean_itl_ms")
+    columns = replace(COLUMNS, running="mean_running", output_throughput="output_tok_per_s")
+    names = ("max_num_seqs", "output_tok_per_s", "total_tok_per_s", "mean_itl_ms", "mean_running")
+    cells = [dict(zip(names, row)) for row in ROWS]
+    found = {p.concurrency: p for p in points(columns, *cells)}
+    assert [round(found[cap].batch) for cap in (96, 256, 768)] == [91, 230, 584]
+    assert [round((1 + found[cap].little) * found[cap].batch) for cap in (96, 256, 768)] == [75, 184, 459]
+    assert points(replace(COLUMNS, running="mean_running"), cells[0])[0].little is None
 
 
-def test_a_row_knows_where_it_stands_and_an_empty_line_is_none(tmp_path):
+def test_a_row_knows_where_it_stands_an_empty_line_is_none_and_names_and_values_are_printable(tmp_path):
     found = written(tmp_path / "a.csv", 'n,t,,\n1,"a,b",3,4\n\n2," c ",,\n')
     told = [(row.place, row.cells["n"], row.cells["t"]) for row in found]
     assert told == [("a.csv: line 2", "1", "a,b"), ("a.csv: line 4", "2", " c ")]
@@ -75,6 +81,10 @@ def test_a_row_knows_where_it_stands_and_an_empty_line_is_none(tmp_path):
     for text in (f"[{one},\n {two}]", f"{one}\n{two}\n", one + two, f"\n[{one}]\n\n[{two}]"):
         assert written(tmp_path / "a.json", text) == [Row(f"a.json: result {n}", result(n)) for n in (1, 2)]
     assert [written(tmp_path / "a", text) for text in ("", "a,b\n", "[]")] == [[], [], []]
+    (row,) = written(tmp_path / "a\x07.csv", "max_num_seqs,\x1b[2Jkind\n4,\x1b]0;owned\x07\n")
+    assert row == Row(r"a\x07.csv: line 2", {"max_num_seqs": "4", r"\x1b[2Jkind": r"\x1b]0;owned\x07"})
+    (other,) = written(tmp_path / "b.json", '{"max_num_seqs": 4, "\\u001b[2Jkind": ["\\u202e"], "a\\n": "b\\t"}')
+    assert other.cells == {"max_num_seqs": 4, r"\x1b[2Jkind": [r"\u202e"], r"a\n": r"b\t"}
 
 
 @pytest.mark.parametrize(("text", "facts"), [
@@ -90,13 +100,6 @@ def test_damaged_files_are_named_with_the_line(tmp_path, text, facts):
         (tmp_path / "a").write_bytes(text)
     with refused("a", *facts):
         read_results(tmp_path / "a")
-
-
-def test_names_and_values_are_printable(tmp_path):
-    (row,) = written(tmp_path / "a\x07.csv", "max_num_seqs,\x1b[2Jkind\n4,\x1b]0;owned\x07\n")
-    assert row == Row(r"a\x07.csv: line 2", {"max_num_seqs": "4", r"\x1b[2Jkind": r"\x1b]0;owned\x07"})
-    (other,) = written(tmp_path / "b.json", '{"max_num_seqs": 4, "\\u001b[2Jkind": ["\\u202e"], "a\\n": "b\\t"}')
-    assert other.cells == {"max_num_seqs": 4, r"\x1b[2Jkind": [r"\u202e"], r"a\n": r"b\t"}
 
 
 def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up_but_equal_rows_of_one_file_are(tmp_path):
@@ -137,16 +140,6 @@ def test_a_knob_may_be_text_and_one_repeat_that_preempted_spoils_its_point():
     spoilt, sound = points(columns, result(8, lost="0"), result(8, lost=178), result(9, lost=0))
     assert spoilt.output_tokens_per_s == 100.0 and len(spoilt.each) == spoilt.left_out == 2, "it is shown"
     assert not spoilt.valid and "178" in spoilt.problems[0] and spoilt.repeats == () and sound.valid
-
-
-def test_requests_in_flight_by_littles_law():
-    columns = replace(COLUMNS, running="mean_running", output_throughput="output_tok_per_s")
-    names = ("max_num_seqs", "output_tok_per_s", "total_tok_per_s", "mean_itl_ms", "mean_running")
-    cells = [dict(zip(names, row)) for row in ROWS]
-    found = {p.concurrency: p for p in points(columns, *cells)}
-    assert [round(found[cap].batch) for cap in (96, 256, 768)] == [91, 230, 584]
-    assert [round((1 + found[cap].little) * found[cap].batch) for cap in (96, 256, 768)] == [75, 184, 459]
-    assert points(replace(COLUMNS, running="mean_running"), cells[0])[0].little is None
 
 
 @pytest.mark.parametrize(("cells", "facts"), [
@@ -296,7 +289,7 @@ def test_throughput_under_overload_is_what_was_served_and_latencies_are_those_of
     assert "mean_ttft_ms" in as_vllm_bench(overloaded(samples=cut))
 
 
-def test_gaps_between_tokens_are_those_of_the_histogram():
+def test_gaps_between_tokens_are_those_of_the_histogram_and_failed_prompts_are_among_those_sent():
     coarse = streamed(growth=2.0, least_s=1.0, counts={"0": 3, "1": 1}, sum_s=6.5)
     told, fine = as_vllm_bench(overloaded(stream=coarse)), as_vllm_bench(overloaded())
     middles = [math.sqrt(2)] * 3 + [2 * math.sqrt(2)]
@@ -306,9 +299,6 @@ def test_gaps_between_tokens_are_those_of_the_histogram():
     assert fine["mean_itl_ms"] == pytest.approx(10.1) and fine["std_itl_ms"] < 0.1
     for stream in (None, streamed(counts={}, sum_s=0.0)):
         assert not [name for name in as_vllm_bench(overloaded(stream=stream)) if "_itl_" in name]
-
-
-def test_answers_in_one_piece_have_a_time_per_token_of_0_and_prompts_that_failed_are_among_those_sent():
     samples = overloaded().run.samples
     facts = {"samples": replace(samples, last_token_s=samples.first_token_s), "failures": 1}
     lost = Failures(request=(0,), sent_s=(6.0,), scheduled_s=(6.0,), ended_s=(7.0,), kind=("timeout",))
@@ -351,16 +341,13 @@ def test_a_result_tells_what_it_is_of(interface, backend):
     assert found["request_throughput"] == pytest.approx(ended / found["duration"], rel=0.2)
 
 
-def test_a_file_gets_a_line_for_each_with_the_goodput_if_one_was_asked_for(tmp_path):
+def test_a_file_gets_a_line_for_each_with_the_goodput_if_asked_for_and_one_that_cannot_be_written_is_named(tmp_path):
     path, each = tmp_path / "new" / "folder" / "all.json", (overloaded(), measurement(2))
     Export(path).add(each[0])
     Export(path, Slo(ttft_s=6.0)).add(each[1])
     first, second = map(json.loads, path.read_text("utf-8").splitlines())
     assert (first["record_id"], second["record_id"], first["request_goodput"]) == (each[0].id, each[1].id, None)
     assert second["request_goodput"] == pytest.approx(second["request_throughput"]) and len(read_results(path)) == 2
-
-
-def test_an_export_is_named_with_its_path_and_so_is_one_that_cannot_be_written(tmp_path):
     slo = Slo(ttft_s=1.0)
     assert external.export_to("vllm-bench=a=b.json", slo) == Export(Path("a=b.json"), slo)
     for text in ("vllm-bench=", "vllm-bench", "csv=a", "=a", ""):

@@ -19,6 +19,7 @@ from pytest_slmserve.archive.store import read
 
 PACKED = pytest.mark.parametrize("suffix", [".gz", ".xz"])
 SESSION = lines.FIRST + b',"x":1}'
+LINE = st.binary(max_size=9).map(lambda raw: raw.replace(b"\n", b""))
 
 
 def found(suffix: str, data: bytes) -> tuple[list[bytes | None], int]:
@@ -30,14 +31,8 @@ def found(suffix: str, data: bytes) -> tuple[list[bytes | None], int]:
 
 
 @case(".gz", [[b""], [b"x", b""]], 0, 9)
-@given(
-    st.sampled_from([*PACK]),
-    st.lists(
-        st.lists(st.binary(max_size=9).map(lambda raw: raw.replace(b"\n", b"")), min_size=1, max_size=3), max_size=4
-    ),
-    st.integers(0, 200),
-    st.integers(1, 40),
-)
+@given(st.sampled_from([*PACK]), st.lists(st.lists(LINE, min_size=1, max_size=3), max_size=4), st.integers(0, 200),
+       st.integers(1, 40))  # fmt: skip
 def test_every_whole_line_comes_once_however_it_is_cut(suffix, writes, cut, held):
     """A piece that has more than it may wait with tells its lines as they come; any other only when it is whole."""
     pieces = [PACK[suffix](b"".join(line + b"\n" for line in each)) for each in [[SESSION], *writes]]
@@ -61,9 +56,8 @@ def test_damage_costs_the_piece_that_has_it_and_is_told_where_it_was(suffix, mon
     monkeypatch.setattr(lines, "_SEARCHED", 7)
     each, whole = found(suffix, PACK[suffix](SESSION + b"\n") + b"".join(pieces))
     assert [line if line is None else line[:1] for line in each[:2]] == [SESSION[:1], b"0"] and each[3] is None
-    assert (each[4], each[6], len(each)) == (b"2", b"3", 8) and whole == len(
-        PACK[suffix](SESSION + b"\n") + b"".join(pieces)
-    )
+    assert (each[4], each[6], len(each)) == (b"2", b"3", 8)
+    assert whole == len(PACK[suffix](SESSION + b"\n") + b"".join(pieces))
 
 
 @PACKED

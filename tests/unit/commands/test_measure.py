@@ -82,7 +82,7 @@ def test_each_rate_is_a_window_within_arrivals_that_go_on_behind_it(rates, settl
         assert load.schedule_s[0] >= 0 and load.schedule_s[-1] < 2 * settle_s + window_s
 
 
-def test_rates_settle_by_default_and_have_the_arrivals_of_their_seed_and_shape():
+def test_rates_settle_by_default_and_have_the_arrivals_of_their_seed_and_shape_and_a_ramp_is_one_load_that_goes_up():
     one, again, other, none, even = (
         loads_of(f"--request-rate 8 {words}")[0]
         for words in ("--seed 1", "--seed 1", "--seed 2", "--settle 0", "--burstiness inf --settle 1 --window 2")
@@ -91,9 +91,6 @@ def test_rates_settle_by_default_and_have_the_arrivals_of_their_seed_and_shape()
     assert one.schedule_s == again.schedule_s != other.schedule_s
     gaps = {round(b - a, 9) for a, b in pairwise(even.schedule_s)}
     assert gaps == {0.125} and len(even.schedule_s) == 8 * 4
-
-
-def test_a_ramp_is_one_load_that_goes_up_in_steps_and_ends_under_load():
     (ramp,) = loads_of("--ramp 20,40,60 --step 2s --settle 0.5 --burstiness inf")
     assert (ramp.steps, ramp.settle_s, ramp.window_s, ramp.rate) == (((20, 2), (40, 2), (60, 2)), 0.5, 5.5, 40)
     counts = [sum(a <= at < b for at in ramp.schedule_s) for a, b in ((0, 2), (2, 4), (4, 6), (6, 6.5))]
@@ -113,22 +110,7 @@ def test_a_trace_has_its_own_times_and_lengths(tmp_path):
     assert asked(given_by(f"--trace {path} --settle 2.95 --window 1"))
 
 
-def test_prompts_of_a_trace_begin_alike_where_its_blocks_do(tmp_path):
-    path, blocks = tmp_path / "trace.jsonl", [[0, 1], [0, 2], [3, 1], [0, 1]]
-    rows = [{"timestamp": 9 * i, "input_length": 600, "output_length": 3, "hash_ids": b} for i, b in enumerate(blocks)]
-    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    words = f"--trace {path} --settle 0 --window 1 --trace-prefixes"
-    ((_, workload),) = asked(given_by(words))
-    first, second, third, again = (request.prompt for request in workload.requests)
-    assert first == again and first[:512] == second[:512] and first[512] != second[512]
-    assert third[0] != first[0] and third[512:] == first[512:] and len(third) == 600
-    assert f"{(512 + 600) / 2400:.1%}".replace("%", " %") in workload.source
-    path.write_text(json.dumps(rows[0] | {"hash_ids": [0]}), "utf-8")
-    with pytest.raises(BadDataset, match="512"):
-        asked(given_by(words))
-
-
-def test_lengths_are_typed_or_the_usual_or_natural_or_drawn_from_a_trace_up_to_the_longest(tmp_path):
+def test_lengths_are_typed_or_the_usual_or_drawn_and_no_request_is_sent_twice_while_there_are_enough(tmp_path):
     for words, expected in (("", (512, 256)), ("--input-len 7", (7, 256)), ("--output-len 7", (512, 7))):
         ((_, workload),) = asked(given_by(f"--max-concurrency 1 --num-prompts 2 {words}"))
         assert lengths(workload) == {expected}
@@ -141,9 +123,6 @@ def test_lengths_are_typed_or_the_usual_or_natural_or_drawn_from_a_trace_up_to_t
         asked(given_by(f"{words} 42"))
     ((_, workload),) = asked(given_by("--max-concurrency 8 --turns 3 --input-len 20 --output-len 4"))
     assert lengths(workload) == {(20, 4), (44, 4), (68, 4)} and len(workload.requests) == 1023 == workload.spec.requests
-
-
-def test_no_request_is_sent_twice_while_there_are_enough():
     found = asked(given_by("--request-rate 5,9 --window 3 --settle 1 --input-len 8 --output-len 4"))
     assert [len(workload.requests) for _, workload in found] == [len(load.schedule_s) for load, _ in found]
     prompts = [tuple(each.prompt) for _, workload in found for each in workload.requests]
@@ -367,3 +346,18 @@ def test_what_cannot_be_written_is_told_by_the_option_before_anything_is_measure
     for words, fact in (("--html there.json", "there.json"), (export, export), ("--records .", "--records")):
         told = refused(measured(capsys, f"{USERS} --records r.json {words}"), fact)
         assert "--slm-" not in told and planted.cases == [] and not (tmp_path / "r.json").exists()
+
+
+def test_prompts_of_a_trace_begin_alike_where_its_blocks_do(tmp_path):
+    path, blocks = tmp_path / "trace.jsonl", [[0, 1], [0, 2], [3, 1], [0, 1]]
+    rows = [{"timestamp": 9 * i, "input_length": 600, "output_length": 3, "hash_ids": b} for i, b in enumerate(blocks)]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    words = f"--trace {path} --settle 0 --window 1 --trace-prefixes"
+    ((_, workload),) = asked(given_by(words))
+    first, second, third, again = (request.prompt for request in workload.requests)
+    assert first == again and first[:512] == second[:512] and first[512] != second[512]
+    assert third[0] != first[0] and third[512:] == first[512:] and len(third) == 600
+    assert f"{(512 + 600) / 2400:.1%}".replace("%", " %") in workload.source
+    path.write_text(json.dumps(rows[0] | {"hash_ids": [0]}), "utf-8")
+    with pytest.raises(BadDataset, match="512"):
+        asked(given_by(words))

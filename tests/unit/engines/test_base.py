@@ -135,13 +135,10 @@ def test_a_window_opens_when_all_have_settled_with_room_for_two_convoys(monkeypa
     assert (opens - 100, closes - opens) == (pytest.approx(opens_s), pytest.approx(lasts_s))
 
 
-def test_all_that_settle_have_the_window_of_the_last():
+def test_all_that_settle_have_the_window_of_the_last_and_nobody_waits_for_one_that_has_failed():
     barrier = WindowBarrier([message_of(LOAD)] * 3)
     found = barrier.run_together(lambda index: barrier.settled() if index else None, 3, pytest.fail)
     assert found[0] is None and found[1] == found[2] and found[1][0] >= barrier.begins_s - base.BEGIN_S
-
-
-def test_nobody_waits_for_one_that_has_failed():
     barrier, stopped, waits = WindowBarrier([message_of(LOAD)] * 2), [], threading.Event()
 
     def fail():

@@ -39,7 +39,7 @@ MESSAGE = {
 }
 
 
-def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
+def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent_with_drafts_if_there_were_any():
     run = run_from([MESSAGE])
     assert run.samples.request == (0, 1, 2) and run.samples.finished == (True, True, False)
     assert (run.samples.sent_s, run.samples.admitted_s) == ((0.1, 0.2, 3.0), (0.15, 0.3, None))
@@ -51,9 +51,6 @@ def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
     assert run.steps.drafts == run.steps.accepted == ()
     empty = run_from([{**MESSAGE, "samples": [], "steps": []}])
     assert (len(empty.samples), len(empty.steps)) == (0, 0)
-
-
-def test_steps_have_columns_of_drafts_if_anything_was_drafted():
     drafted = [[100.4, 2, 0, 2, 32, 0.1, 0, 0, 0], [102.0, 1, 0, 5, 0, None, 0, 2, 3]]
     found = run_from([{**MESSAGE, "steps": drafted}]).steps
     assert (found.drafts, found.accepted, found.preempted) == ((0, 2), (0, 3), (0, 0))

@@ -77,11 +77,10 @@ def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(an
     assert asked["top_k"] == 1 and "ignore_eos" not in asked
 
 
-ENCODED = (str, quote, lambda key: b64encode(key.encode()).decode(), lambda key: key.encode().hex())
-
-
 @pytest.mark.parametrize("where", ["text", "type", "status line", "stream"])
-@pytest.mark.parametrize("encode", ENCODED, ids=["plain", "quoted", "base64", "hex"])
+@pytest.mark.parametrize("encode", [
+    str, quote, lambda key: b64encode(key.encode()).decode(), lambda key: key.encode().hex(),
+], ids=["plain", "quoted", "base64", "hex"])  # fmt: skip
 def test_a_server_that_sends_the_key_back_is_told_without_it(answered, where, encode):
     key = "sk/FAULT+9f8e7d6c5b4a"
     echo = f"\x1b[2J k={encode(key)} end"
@@ -157,10 +156,13 @@ def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(answ
     (["me/mine"], "sesame", None),
     (["base", "tuned"], "sesame", r"2 .*: base, tuned\n.*--model base"),
     (["me/mine"], "wrong", r"/v1/models .*\n.*--model NAME"),
+    (None, "sesame", r"/completions does not answer: refused"),  # nobody answers
 ])  # fmt: skip
 def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, answered, path, models, key, told):
     def ask(method, url, headers, body, within_s):
         assert (method, url, body, within_s) == ("GET", "http://host/v1/models", None, 10)
+        if models is None:
+            raise ConnectionRefusedError("refused")
         may = headers["Authorization"] == "Bearer sesame"
         return 200, "application/json", json.dumps({"data": [{"id": name} for name in models]} if may else {})
 
@@ -168,19 +170,6 @@ def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, answered, pa
     answered(ask)
     with pytest.raises(BadUsage, match=told) if told else nullcontext():
         assert only_model(f"http://host/v1{path}", 10) == "me/mine"
-
-
-def test_where_no_server_answers_no_model_is_asked_for(answered):
-    answered(raising(ConnectionRefusedError("refused")))
-    with pytest.raises(BadUsage, match="/v1/completions"):
-        only_model("http://127.0.0.1:1/v1/completions", 10)
-
-
-def test_structured_output_is_a_field_of_a_body_whose_text_may_end_where_its_json_does():
-    fields = endpoint.format_fields(WorkloadSpec(response_format='{"type": "object"}'))
-    named = {"name": "slm", "schema": {"type": "object"}}
-    assert fields == {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": named}}
-    assert endpoint.format_fields(WorkloadSpec()) == {}
 
 
 def requests_of(*prompts):
@@ -242,16 +231,14 @@ def test_the_counters_of_several_engines_are_added_up(answered, page, found):
     assert endpoint.cache_lookups("http://host/v1/completions", {}) == found
 
 
-RESULT = json.dumps({"data": [{"embedding": "AAAA"}], "usage": {"prompt_tokens": 3}})
-
-
 @pytest.mark.parametrize(("path", "wanted"), [
     ("/v1/embeddings", {"input": [5, 6, 7], "encoding_format": "base64"}),
     ("/classify", {"input": [5, 6, 7]}),
     ("/v1/rerank", {"query": prompt_words((5,)), "documents": [prompt_words((6, 7))]}),
 ])  # fmt: skip
 def test_a_server_is_asked_for_what_its_path_gives_and_no_text_is_marked(answered, path, wanted):
-    answered(200, "application/json", RESULT)
+    result = {"data": [{"embedding": "AAAA"}], "usage": {"prompt_tokens": 3}}
+    answered(200, "application/json", json.dumps(result))
     engine = engine_with("key", spec_of(path))
     workload = Workload(WorkloadSpec(kind="embed"), (Request((5, 6, 7), 1),), "planted")
     engine._client = SimpleNamespace(load=lambda _, bodies, mark, rounds, **how: given.append((bodies, mark, rounds)))
@@ -266,3 +253,10 @@ def test_a_server_that_gives_no_result_is_refused(answered, text):
     answered(200, "application/json", text)
     with refused("/v1/embeddings", "esult" if "error" not in text and "data" in text else text[1:6]):
         engine_with("key", spec_of("/v1/embeddings"))
+
+
+def test_structured_output_is_a_field_of_a_body_whose_text_may_end_where_its_json_does():
+    fields = endpoint.format_fields(WorkloadSpec(response_format='{"type": "object"}'))
+    named = {"name": "slm", "schema": {"type": "object"}}
+    assert fields == {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": named}}
+    assert endpoint.format_fields(WorkloadSpec()) == {}

@@ -61,7 +61,7 @@ def refuse(spec, **how):
     raise EngineFailed("did not start: no memory; /tmp/x/engine.log ends with\n  | bang", "a smaller model")
 
 
-def test_a_specification_is_started_once_and_another_stops_it_before_it_starts(launching, log):
+def test_a_specification_is_started_once_another_stops_it_before_it_starts_and_a_dead_one_is_anew(launching, log):
     pool = Pool(launching())
     first = pool.engine(SIMULATED)
     with pytest.raises(BadUsage):
@@ -75,9 +75,7 @@ def test_a_specification_is_started_once_and_another_stops_it_before_it_starts(l
     tiny, other = (LAUNCH, CLOSE), ("launch opt-125m 0", "close opt-125m 0")
     assert log == [*tiny, *other, LAUNCH, *tiny, CLOSE]
     assert pool.starts == [SIMULATED, OTHER, PAIR] and pool.current is None
-
-
-def test_an_engine_that_died_is_closed_and_the_next_is_a_new_one(launching, log):
+    log.clear()
     pool, mortal = Pool(launching()), replace(SIMULATED, extra=(("die_at", 4),))
     first = pool.engine(mortal)
     with pytest.raises(EngineFailed):
@@ -231,9 +229,7 @@ def under_mps(launch, **how):
     return replicas_of(CUDA, CUDA, launch=launch, device=GPU, sharing="mps", **how)
 
 
-def test_replicas_under_mps_start_in_turn_and_are_verified_then_and_after_a_run_and_the_daemon_ends_last(
-    daemon, launching, log
-):
+def test_replicas_under_mps_start_in_turn_and_are_verified_and_the_daemon_ends_last(daemon, launching, log):
     launch = launching(lambda engine, on_wait: log.append("start"))
     made, ends = [f"daemon {GPU} 50", LAUNCH, LAUNCH], [CLOSE, CLOSE, "daemon ends"]
     started = ["start", VERIFIED[0], "start", VERIFIED[1]]

@@ -90,7 +90,7 @@ def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch):
     assert [engine_environment(spec, {}, cores)[THREADS] for cores in ((), (4, 5))] == ["0,1|2,3", "4|5"]
 
 
-def test_a_server_gets_the_limits_of_the_engine_without_http_and_flags_of_each_kind():
+def test_a_server_gets_the_limits_of_the_engine_without_http_and_flags_of_each_kind_and_several_front_ends_vllm_serve():
     extra = {"compilation_config": '{"level": 0}', "enable_lora": True, "block_size": 32, "revision": None}
     extra |= {"cudagraph_capture_sizes": [1, 2]}
     module, *given = server_command(replace(SERVED, extra=tuple(extra.items())), "/m", 8000)
@@ -104,9 +104,6 @@ def test_a_server_gets_the_limits_of_the_engine_without_http_and_flags_of_each_k
     ):  # fmt: skip
         assert f"{flag} --" in f"{words} --", flag
     assert json.loads(given[given.index("--compilation-config") + 1]) == {"level": 0}
-
-
-def test_several_front_ends_are_a_matter_of_vllm_serve():
     command = server_command(replace(SERVED, extra=(("api_server_count", 4),)), "/m", 8000)
     assert command[:3] == ["vllm.entrypoints.cli.main", "serve", "/m"] and "--model" not in command
     assert command[-4:] == ["--host", "127.0.0.1", "--port", "8000"]
@@ -121,11 +118,16 @@ def test_vllms_server_is_asked_to_count_where_it_caches(spec, wanted):
     assert ("--enable-prompt-tokens-details" in server_command(replace(spec, interface="server"), "m", 8000)) is wanted
 
 
-def test_a_request_asks_for_exactly_so_many_tokens_and_an_engine_has_its_key_in_archives():
+def test_a_request_asks_for_exactly_so_many_tokens_a_pair_is_as_many_words_and_an_engine_has_its_key_in_archives():
     wanted = {"model": "a-model", "prompt": [3, 5], "max_tokens": 7, "ignore_eos": True, "temperature": 0}
     wanted |= {"stream": True, "stream_options": {"include_usage": True}}
     assert body_of(Request((3, 5), 7), "a-model") == wanted
     assert EngineSpec("opt-1.3b").key == "87df620a5220"
+    asked = body_of(Request(tuple(range(16)), 1), "slm", "rerank")
+    assert (asked["query"], len(asked["documents"])) == ("t0 t1", 1)
+    files = server.tokenizer_files(CATALOGUE["bert-tiny-reranker"])
+    tokens = Tokenizer.from_str(files["tokenizer.json"]).encode(f"{asked['query']} {asked['documents'][0]}").ids
+    assert tokens == [*range(16)]
 
 
 def test_a_port_is_one_that_no_connection_gets_and_that_is_not_taken(monkeypatch, tmp_path):
@@ -212,14 +214,6 @@ def test_a_cache_that_cannot_be_written_to_is_one_sentence(cache):
     cache.write_text("a file is in the way")
     with pytest.raises(BadUsage, match=r"opt-tiny .*pytest-slmserve: (.|\n)*XDG_CACHE_HOME"):
         model_for(CPU)
-
-
-def test_a_pair_is_text_of_as_many_words_as_it_has_tokens(tmp_path):
-    asked = body_of(Request(tuple(range(16)), 1), "slm", "rerank")
-    assert (asked["query"], len(asked["documents"])) == ("t0 t1", 1)
-    files = server.tokenizer_files(CATALOGUE["bert-tiny-reranker"])
-    tokens = Tokenizer.from_str(files["tokenizer.json"]).encode(f"{asked['query']} {asked['documents'][0]}").ids
-    assert tokens == [*range(16)]
 
 
 def test_an_adapter_is_a_folder_as_peft_writes_it_made_once_for_each_rank(cache):

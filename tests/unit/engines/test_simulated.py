@@ -90,14 +90,11 @@ def test_by_default_the_law_is_that_of_the_models_shape_and_a_step_takes_a_tenth
     assert larger.law(WORKLOAD)[0] == pytest.approx(1e12 / per_sequence), "at 1 TB/s"
 
 
-def test_its_clock_is_virtual_and_its_progress_tells_the_rate_of_the_load():
+def test_its_clock_is_virtual_its_progress_tells_the_rate_and_noise_is_between_runs_seeded_and_of_the_size_planted():
     seen, began = [], time.monotonic()
     run = planted(t_inf=1.0, b_half=1.0).run(WORKLOAD, ClosedLoop(2, window_s=3600.0), seen.append)
     assert run.window_s[1] > 3600 and time.monotonic() - began < 10 and run.began_s is None
     assert seen[-1].tokens_per_s == pytest.approx(2 / 3, rel=0.05)
-
-
-def test_noise_is_between_runs_seeded_and_of_the_size_planted():
     noisy, again = planted(noise=0.05), planted(noise=0.05)
     rates = [rate(noisy.run(WORKLOAD, ClosedLoop(8, window_s=1.0))) for _ in range(60)]
     assert [rate(again.run(WORKLOAD, ClosedLoop(8, window_s=1.0))) for _ in range(3)] == rates[:3]
@@ -205,13 +202,11 @@ def test_without_graphs_a_step_waits_for_the_host_where_it_is_short(concurrency,
 LONG = ClosedLoop(8, window_s=10.0)
 
 
-def test_a_slowdown_is_of_each_step_and_a_run_that_lasts_long_serves_the_same():
+def test_a_slowdown_is_of_each_step_and_launches_of_a_gate_scatter_by_their_names():
     usual, slow, began = planted().run(WORKLOAD, LONG), planted(slowdown=0.05).run(WORKLOAD, LONG), time.monotonic()
     assert rate(usual) / rate(slow) == pytest.approx(1.05, rel=0.01)
     assert planted(lasts_s=0.05).run(WORKLOAD, LONG).samples == usual.samples and time.monotonic() - began >= 0.05
 
-
-def test_launches_of_a_gate_scatter_by_their_names_and_are_the_same_again():
     def drawn(launch, scatter=0.02):
         made = planted(scatter=scatter)
         made.differ(launch)
@@ -283,7 +278,7 @@ def served(batching, rate=math.inf):
     return job_points([measure(engine, NATURAL, job(12, rate), NOWHERE)])[0]
 
 
-def test_a_batch_lasts_as_long_as_its_longest_output_and_wastes_its_padding_and_what_has_ended():
+def test_a_batch_lasts_as_long_as_its_longest_output_with_its_padding_and_a_dynamic_one_does_not_wait_until_full():
     static, none = served("static"), served("none")
     outputs, prompts = sum(r.output_tokens for r in NATURAL.requests), sum(len(r.prompt) for r in NATURAL.requests)
     groups = [NATURAL.requests[i : i + 4] for i in (0, 4, 8)]
@@ -292,9 +287,6 @@ def test_a_batch_lasts_as_long_as_its_longest_output_and_wastes_its_padding_and_
     assert static.output_tokens_per_s == pytest.approx(outputs / (sum(longest) * 14 / 1000))
     assert none.output_tokens_per_s == pytest.approx(1000 / 11)
     assert (static.waste, none.waste) == pytest.approx((1 - (prompts + outputs) / computed, 0.0))
-
-
-def test_at_a_low_rate_a_dynamic_batch_does_not_wait_until_it_is_full():
     dynamic, static = served("dynamic", rate=1.0), served("static", rate=1.0)
     assert dynamic.valid and static.valid and dynamic.e2e_s < 0.5 * static.e2e_s
     assert (dynamic.batching, dynamic.capacity) == ("dynamic", None)

@@ -2,8 +2,6 @@
 
 Command line before environment before ini before default; what is typed again means the same."""
 
-from __future__ import annotations
-
 import pytest
 from hidden_texts import ORDINARY_PAIRS, SECRET_PAIRS, SECRET_VALUES, repeats
 from hypothesis import given
@@ -20,7 +18,6 @@ BY_NAME = {opt.name: opt for opt in OPTS}
 EACH = pytest.mark.parametrize("name", BY_NAME)
 URL = "http://127.0.0.1:1/v1/completions"
 # Of each option a text that is not its default, and what it means; a wrong text, and what the error offers for it.
-# fmt: off
 ROWS = {
     "models": (" a , b", ("a", "b"), ",", "A,B"),
     "concurrency": ("1,2,4", (1, 2, 4), "4,2", "1,2,4"),
@@ -70,10 +67,9 @@ ROWS = {
     "resume": ("old.jsonl", "old.jsonl", "test_it.py", "[RECORDS]"),
     "ray": ("10.0.0.1:6379", "10.0.0.1:6379", "10.0.0.1", "ADDRESS"),
     "ray_resource": ("accelerator_type:H200", "accelerator_type:H200", "GPU", "NAME"),
-}
+}  # fmt: skip
 WORDS = ("dataset", "tokenizer", "quantization", "python", "waivers", "baseline", "profile", "records", "html",
-         "ray_env", "response_format")
-# fmt: on
+         "ray_env", "response_format")  # fmt: skip
 ROWS |= dict.fromkeys(WORDS, ("some/word", "some/word"))
 ROWS |= {opt.name: ("yes", True, "maybe", "") for opt in OPTS if opt.is_flag}
 GOOD = {name: row[:2] for name, row in ROWS.items()}
@@ -123,12 +119,16 @@ def test_empty_text_outside_the_command_line_is_not_given(name):
         assert options.source[name] == "default" and options.texts[name] == ()
 
 
-def test_on_the_command_line_an_empty_text_is_given_and_what_may_stand_bare_is_true():
+def test_an_empty_text_on_the_command_line_is_given_what_may_stand_bare_is_true_and_a_list_of_toml_may_hold_spaces():
     for name, wanted in (("sweep", "adaptive"), ("gpu_memory", "40GiB")):
         with refused(BY_NAME[name].flag, hint=wanted):
             read_options({name: ""}, {}, {})
     options = read_options({"resume": True}, {}, {})
     assert (options.resume, options.texts["resume"], BY_NAME["resume"].bare) == (True, (), "1")
+    assert read_options({}, {"slm_env": ["A=x y", "B=1"]}, {}).env == (("A", "x y"), ("B", "1"))
+    for name, of_toml in (("strict", ["a"]), ("window", {"s": 1}), ("env", {"A": "x"})):
+        with refused(f"slm_{name}:"):
+            read_options({}, {f"slm_{name}": of_toml}, {})
 
 
 @pytest.mark.parametrize(("name", "of_toml", "text"), [
@@ -140,13 +140,6 @@ def test_on_the_command_line_an_empty_text_is_given_and_what_may_stand_bare_is_t
 def test_a_value_of_toml_is_read_as_its_text(name, of_toml, text):
     one, other = (read_options({}, {f"slm_{name}": value}, {}) for value in (of_toml, text))
     assert one._replace(texts=other.texts) == other and one.source[name] == "ini"
-
-
-def test_in_a_list_of_toml_an_entry_may_hold_spaces_and_a_value_of_another_kind_is_refused():
-    assert read_options({}, {"slm_env": ["A=x y", "B=1"]}, {}).env == (("A", "x y"), ("B", "1"))
-    for name, of_toml in (("strict", ["a"]), ("window", {"s": 1}), ("env", {"A": "x"})):
-        with refused(f"slm_{name}:"):
-            read_options({}, {f"slm_{name}": of_toml}, {})
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -176,31 +169,18 @@ def test_all_words_to_choose_from_and_every_text_that_is_given_again_are_named()
             read_options({name: texts}, {}, {})
 
 
-@pytest.mark.parametrize("given", [
-    {"env": ["HF_TOKEN=hunter2"]}, {"env": ["A=1", "HF_TOKEN=hunter2\nhunter2"]},
-    {"side": ["baseline:env=HF_TOKEN=hunter2"]}, {"side": ["baseline:python=p,env=HF_TOKEN=hunter2\nhunter2"]},
-], ids=range(4))  # fmt: skip
-def test_a_secret_is_not_repeated(given):
-    with refused("HF_TOKEN") as caught:
-        read_options(given, {}, {})
-    assert "hunter2" not in str(caught.value)
-
-
 SECRETS = ["HF_TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "db_password", "X_API_KEY", "CREDENTIALS"]
 
 
 @pytest.mark.parametrize(("name", "before"), [
     ("env", ""), ("engine_arg", ""), ("side", "candidate:env="), ("side", "baseline:python=p,arg="),
 ])  # fmt: skip
-@pytest.mark.parametrize("text", [*(f"{name}=hunter2" for name in SECRETS), "NAME=sk-hunter2abcdefgh1234"])
+@pytest.mark.parametrize("text", [*(f"{name}=hunter2" for name in SECRETS), "NAME=sk-hunter2abcdefgh1234",
+                                  "HF_TOKEN=hunter2\nhunter2"])  # fmt: skip
 def test_a_secret_is_told_by_its_name_alone(name, before, text):
     opt, said = BY_NAME[name], before + text
-    typed = (
-        ({name: [said]}, {}, {}, opt.flag),
-        ({}, {opt.key: [said]}, {}, opt.key),
-        ({}, {}, {opt.variable: said}, opt.variable),
-    )
-    for *sources, where in typed:
+    from_ini, from_env = ({}, {opt.key: [said]}, {}, opt.key), ({}, {}, {opt.variable: said}, opt.variable)
+    for *sources, where in (({name: [said]}, {}, {}, opt.flag), from_ini, from_env):
         with refused(where, f"'{text.partition('=')[0]}'", hint="HF_TOKEN") as caught:
             read_options(*sources)
         assert "hunter2" not in str(caught.value)
@@ -337,8 +317,5 @@ def test_what_is_typed_again_in_one_or_two_words_means_the_same(name):
     assert all(word == "-o" or word.startswith(("--slm-", "slm_")) for word in words)
     assert retyped(words).keys() == {name} and getattr(options, name) == value
     assert read_typed({**given, **retyped(words)}) == options == read_typed(retyped(as_words(options)))
-
-
-def test_what_is_from_elsewhere_is_typed_too():
-    options = read_options({}, {"slm_simulate": "1", "slm_resume": "1"}, {"SLM_MODELS": "a,b", "SLM_STRICT": "0"})
-    assert as_words(options) == ["--slm-simulate", "--slm-models=a,b", "-o", "slm_strict=0", "--slm-resume"]
+    elsewhere = read_options({}, {"slm_simulate": "1", "slm_resume": "1"}, {"SLM_MODELS": "a,b", "SLM_STRICT": "0"})
+    assert as_words(elsewhere) == ["--slm-simulate", "--slm-models=a,b", "-o", "slm_strict=0", "--slm-resume"]

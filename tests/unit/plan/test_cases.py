@@ -1,8 +1,6 @@
 """What a case is and costs: prices by hand from the constants that were seen, the sum of their parts; keys that tell
 cases apart; and an order in which nobody is in two places at once."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
@@ -24,8 +22,19 @@ GPU = EngineSpec("opt-125m", kv_cache_bytes=64 * GIB)
 CPU, SIMULATED = (replace(GPU, platform=platform) for platform in ("cpu", "simulated"))
 URL = replace(GPU, platform="remote", interface="endpoint", url="http://h:1/v1/completions")
 FOUR = ClosedLoop(4)
+STATIC = replace(GPU, interface="transformers", extra=(("batching", "static"),))
 BOTH = pytest.mark.parametrize("spec", [GPU, CPU], ids=["gpu", "cpu"])
 KV_BYTES = 12 * 2 * 768 * 2  # of a token of opt-125m: layers, keys and values, width, bytes
+
+
+def seconds_of(text: str) -> int:
+    minutes, seconds = text.split(":")
+    return 60 * int(minutes) + int(seconds)
+
+
+def figures(line: str) -> list[str]:
+    """Numbers of a line that stand by themselves."""
+    return re.findall(r"(?<![\w.:-])(?:\d+:\d\d|\d[\d,]*)(?![\w.:-])", line)
 
 
 def workload(requests: int, prompt: int, output: int) -> Workload:
@@ -62,18 +71,13 @@ def case(engines: EngineSpec | ReplicaSpec = GPU, load: ClosedLoop | OpenLoop = 
 
 
 @BOTH
-@given(st.integers(1, 300), st.integers(1, 500), st.integers(1, 300), st.integers(1, 4))
-def test_a_closed_loop_takes_half_a_ramp_a_lifetime_and_its_window(spec, concurrency, prompt, output, gpus):
+@given(st.integers(1, 300), st.integers(1, 500), st.integers(1, 300), st.integers(1, 4), st.integers(1, 64))
+def test_a_loop_takes_lifetimes_and_its_window_and_a_job_all_its_steps(spec, concurrency, prompt, output, gpus, limit):
     spec = replace(spec, tensor_parallel_size=gpus)
     lifetime_s = output * step_s(spec, concurrency, prompt + output / 2)
     window_s = max(7, lifetime_s / 2)
     assert loop_s(spec, concurrency, prompt, output, window_s=7) == pytest.approx(1.5 * lifetime_s + window_s)
-
-
-@BOTH
-@given(st.integers(1, 200), st.integers(1, 100), st.integers(1, 100), st.integers(1, 64))
-def test_a_job_takes_its_prompts_and_all_steps_of_its_batches(spec, requests, prompt, output, limit):
-    spec = replace(spec, max_num_seqs=limit)
+    spec, requests = replace(spec, max_num_seqs=limit, tensor_parallel_size=1), concurrency
     batch = min(requests, limit)
     steps_s = requests / batch * output * step_s(spec, batch, prompt + output / 2)
     assert job_s(spec, requests, prompt, output) == pytest.approx(requests * prompt * prompt_s(spec) + steps_s)
@@ -101,11 +105,34 @@ def test_a_load_above_the_limit_takes_as_many_turns(spec, concurrency, limit):
     assert loop_s(refused_later, concurrency, 8, 8) == loop_s(spec, concurrency, 8, 8)
 
 
-def test_slow_arrivals_take_as_long_as_they_come_a_simulation_no_time_and_of_a_server_nothing_is_known():
+def test_slow_arrivals_take_as_long_as_they_come_and_replicas_start_in_turn_at_the_price_of_one_engine():
     assert job_s(CPU, 10, 8, 8, rate=0.1) == pytest.approx(10 / 0.1 + 8 * step_s(CPU, 10, 12)), "and the last request"
     assert job_s(CPU, 10, 8, 8, rate=1e9) == job_s(CPU, 10, 8, 8)
     assert loop_s(SIMULATED, 1000, 512, 256) == job_s(SIMULATED, 1000, 512, 256) == 0.1
     assert loop_s(URL, 1000, 512, 256, window_s=9) == 9 and job_s(URL, 50, 8, 8, rate=5) == pytest.approx(10)
+    for platform, first, further in (("cuda", 60, 27), ("cpu", 15, 5), ("simulated", 0, 0)):
+        spec = replace(GPU, platform=platform)
+        assert cases.start_estimate_s(spec) == cases.start_estimate_s(replicas(1, spec)) == first
+        assert cases.start_estimate_s(replicas(4, spec)) == first + 3 * further
+        if platform != "cpu":
+            assert cases.start_estimate_s(replicas(4, spec, "gpus")) == first + further
+            assert cases.start_estimate_s(replicas(1, spec, "gpus")) == first
+        assert cases.start_estimate_s(URL) == 0, "it runs already"
+    shared, apart = case(replicas(3)), case(replicas(3, sharing="gpus"))
+    assert shared.concurrency == apart.concurrency == 12 and case().concurrency == 4
+    assert shared.estimate_s == case(load=ClosedLoop(12)).estimate_s > apart.estimate_s == case().estimate_s
+    assert case(load=OpenLoop(requests=3)).concurrency == 0
+    pair, one = replicas(2), replicas(1)
+    assert case(pair).engine == pair and case(one).engine == GPU == case().engine
+    assert case(pair).each == (GPU, GPU) == engines_of_set(pair) and case().each == (GPU,)
+    with pytest.raises(ValueError, match="its-name.*too large"):
+        _ = Case(id="its-name", skip_reason="too large").each
+    spec = replicas(3, sharing="mps", pinned=True, thread_percentage=40)
+    first, again = case(spec).replicas(), case(spec).replicas()
+    [name], [other] = ({replica.group for replica in of} for of in (first, again))
+    assert first == tuple(Replica(name, i, 3, first[0].set, "mps", True, 40) for i in range(3)) and len(name) == 12
+    assert name != other and {r.set for r in first} == {r.set for r in again}
+    assert case().replicas() == (None,) and len(case(replicas(1)).replicas()) == 1
 
 
 @pytest.mark.parametrize("batching, tokens", [("none", 1 + 9 + 4 + 2 + 3), ("static", 9 + 4 + 3), ("dynamic", 16)])
@@ -116,35 +143,6 @@ def test_transformers_takes_each_batch_as_long_as_its_longest_output(spec, each_
     price = cases.repeat_estimate_s(spec, uneven, OpenLoop(requests=5))
     assert price == pytest.approx(tokens * each_s)
     assert cases.repeat_estimate_s(spec, uneven, OpenLoop(requests=5, rate=0.5)) == max(price, 10)
-
-
-@pytest.mark.parametrize("platform, first, further", [("cuda", 60, 27), ("cpu", 15, 5), ("simulated", 0, 0)])
-def test_replicas_start_in_turn_and_with_gpus_of_their_own_together_after_the_first(platform, first, further):
-    spec = replace(GPU, platform=platform)
-    assert cases.start_estimate_s(spec) == cases.start_estimate_s(replicas(1, spec)) == first
-    assert cases.start_estimate_s(replicas(4, spec)) == first + 3 * further
-    if platform != "cpu":
-        assert cases.start_estimate_s(replicas(4, spec, "gpus")) == first + further
-        assert cases.start_estimate_s(replicas(1, spec, "gpus")) == first
-    assert cases.start_estimate_s(URL) == 0, "it runs already"
-
-
-def test_a_case_of_replicas_has_all_their_requests_and_the_price_of_one_engine_that_serves_them():
-    shared, apart = case(replicas(3)), case(replicas(3, sharing="gpus"))
-    assert shared.concurrency == apart.concurrency == 12 and case().concurrency == 4
-    assert shared.estimate_s == case(load=ClosedLoop(12)).estimate_s > apart.estimate_s == case().estimate_s
-    assert case(load=OpenLoop(requests=3)).concurrency == 0
-
-
-def test_a_set_of_one_starts_its_engine_alone_and_what_cannot_be_had_none():
-    pair, one = replicas(2), replicas(1)
-    assert case(pair).engine == pair and case(one).engine == GPU == case().engine
-    assert case(pair).each == (GPU, GPU) == engines_of_set(pair) and case().each == (GPU,)
-    with pytest.raises(ValueError, match="its-name.*too large"):
-        _ = Case(id="its-name", skip_reason="too large").each
-
-
-STATIC = replace(GPU, interface="transformers", extra=(("batching", "static"),))
 
 
 @pytest.mark.parametrize("title, facts", [
@@ -161,16 +159,7 @@ def test_titles_name_model_load_and_gpus(title, facts):
     assert all(fact in title for fact in facts) and "by gpus" not in title and ("GPU" in title) is ("GPU" in str(facts))
 
 
-def test_each_engine_of_a_set_has_its_part_in_a_repeat_of_its_own():
-    spec = replicas(3, sharing="mps", pinned=True, thread_percentage=40)
-    first, again = case(spec).replicas(), case(spec).replicas()
-    [name], [other] = ({replica.group for replica in of} for of in (first, again))
-    assert first == tuple(Replica(name, i, 3, first[0].set, "mps", True, 40) for i in range(3)) and len(name) == 12
-    assert name != other and {r.set for r in first} == {r.set for r in again}
-    assert case().replicas() == (None,) and len(case(replicas(1)).replicas()) == 1
-
-
-def test_equal_cases_have_one_key_and_others_another():
+def test_equal_cases_have_one_key_and_points_of_a_curve_differ_in_concurrency_alone():
     here = Environment(platform="cuda", gpu_name="NVIDIA H200")
     specs = GPU, replace(GPU, seed=1), replicas(1), replicas(2), replicas(3), replicas(2, pinned=True)
     made = [
@@ -182,9 +171,6 @@ def test_equal_cases_have_one_key_and_others_another():
     assert [c.key for c in made[:6]] == [case(spec).key for spec in specs]
     assert case(id="x", model="y").key == case().key == case(replace(GPU, python="/other")).key
     assert cases.url_lock("http://a") == cases.url_lock("http://a") != cases.url_lock("http://b")
-
-
-def test_points_of_a_curve_are_those_that_differ_in_concurrency_alone():
     assert case().series == case(load=ClosedLoop(64)).series != case().key
     others = case(load=ClosedLoop(4, window_s=9)), case(replace(GPU, seed=1)), case(environment=Environment("cuda"))
     assert case().series not in {other.series for other in others}
@@ -195,10 +181,11 @@ def group(seconds: float, gpus: int = 1) -> Group:
 
 
 GROUPS = st.lists(st.builds(group, st.floats(1, 1000), st.integers(1, 4)), min_size=1, max_size=40)
+SINGLES = st.lists(st.builds(group, st.floats(1, 1000)), min_size=1, max_size=60)  # on one GPU each
 
 
-@given(GROUPS, st.integers(4, 64))
-def test_each_group_has_its_gpus_to_itself_and_all_of_them_at_once(groups, gpus):
+@given(GROUPS, st.integers(4, 64), SINGLES, st.integers(1, 64))
+def test_groups_have_gpus_to_themselves_and_take_at_most_four_thirds_of_the_best(groups, gpus, singles, count):
     placed = spread(groups, gpus)
     assert sorted(each.seconds for each in placed) == sorted(each.seconds for each in groups)
     assert min(each.begins_s for each in placed) == 0
@@ -207,34 +194,24 @@ def test_each_group_has_its_gpus_to_itself_and_all_of_them_at_once(groups, gpus)
     for gpu in range(gpus):
         its = sorted((p for p in placed if gpu in p.gpus), key=lambda p: p.begins_s)
         assert all(first.begins_s + first.seconds <= second.begins_s for first, second in pairwise(its))
-
-
-@given(st.lists(st.builds(group, st.floats(1, 1000)), min_size=1, max_size=60), st.integers(1, 64))
-def test_of_engines_on_one_gpu_each_it_takes_at_most_four_thirds_of_the_best(groups, gpus):
-    """Graham 1969: longest first. The bound of the best is that of the GPU seconds, the longest, and the two that must
-    share a GPU where there are more groups than GPUs."""
-    longest = sorted((g.seconds for g in groups), reverse=True)
-    pair = longest[gpus - 1] + longest[gpus] if len(longest) > gpus else 0.0
-    best = max(sum(longest) / gpus, longest[0], pair)
-    reached = cases.makespan_s(spread(groups, gpus))
+    # Graham 1969: longest first. The bound of the best is that of the GPU seconds, the longest, and the two that must
+    # share a GPU where there are more groups than GPUs.
+    longest = sorted((g.seconds for g in singles), reverse=True)
+    pair = longest[count - 1] + longest[count] if len(longest) > count else 0.0
+    best = max(sum(longest) / count, longest[0], pair)
+    reached = cases.makespan_s(spread(singles, count))
     assert best * (1 - 1e-9) <= reached <= best * (4 / 3) * (1 + 1e-9) + longest[-1]
 
 
-def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest():
+def test_groups_cost_start_and_cells_and_what_others_are_compared_with_begins_then_the_widest():
     """Replicas on one GPU are compared too, and so is nothing that runs on one number of GPUs alone."""
     two, each = Group(replicas(2), 0, 70), Group(replicas(2, sharing="gpus"), 0, 15)
     other, server = (Group(replace(GPU, **field), 0, 60) for field in ({"model": "opt-1.3b"}, {"interface": "server"}))
     expected = [group(30), group(20, 4), each, group(10, 2), two, other, server]
     assert cases.in_order(sorted(expected, key=lambda group: group.seconds)) == expected
-
-
-def test_too_few_gpus_are_told_with_both_numbers():
     with refused(4, 2, hint="4"):
         spread([group(1, 4)], 2)
     assert spread([group(1, 4)], 4)[0].gpus == (0, 1, 2, 3) and cases.makespan_s([]) == 0.0
-
-
-def test_a_group_costs_its_start_and_its_cells():
     wide, both = replace(GPU, tensor_parallel_size=2), replicas(2, sharing="gpus")
     cells = [PlannedItem(*cell) for cell in (("a", GPU, 5.0), ("b", wide, 7.0), ("c", GPU, 6.0), ("d", both, 1.0))]
     found = cases.groups_of([*cells, PlannedItem("e", None, 3.0)])
@@ -247,18 +224,8 @@ ENGINES = st.sampled_from([GPU, replace(GPU, model="opt-1.3b"), replicas(2), Non
 CELLS = st.lists(st.builds(PlannedItem, st.just("item"), ENGINES, st.integers(0, 500)), max_size=9)
 
 
-def seconds_of(text: str) -> int:
-    minutes, seconds = text.split(":")
-    return 60 * int(minutes) + int(seconds)
-
-
-def figures(line: str) -> list[str]:
-    """Numbers of a line that stand by themselves."""
-    return re.findall(r"(?<![\w.:-])(?:\d+:\d\d|\d[\d,]*)(?![\w.:-])", line)
-
-
-@given(CELLS)
-def test_a_plan_is_the_sum_of_its_starts_and_items(cells):
+@given(CELLS, st.integers(1, 3))
+def test_a_plan_is_the_sum_of_its_starts_and_items_and_of_several_gpus_has_a_line_of_each(cells, gpus):
     starts = [cell.engine for cell in cells if cell.engine]
     starts = [engine for before, engine in pairwise([None, *starts]) if engine != before]
     lines = plan_lines(cells)
@@ -267,9 +234,14 @@ def test_a_plan_is_the_sum_of_its_starts_and_items(cells):
     end, items, *gpu_seconds = figures(lines[-1])
     assert len(lines) == 2 + len(cells) + len(starts) and seconds_of(end) == whole and int(items) == len(cells)
     assert [int(n.replace(",", "")) for n in gpu_seconds] == ([whole] if starts else [])
+    *lines, end = cases.spread_lines(cells, gpus)
+    placed = spread(cases.groups_of(cells), gpus)
+    assert [line.split(":")[0] for line in lines] == [f"GPU {i}" for i in range(gpus)]
+    assert sum(int(n) for line in lines for n in re.findall(r"(\d+) item", line)) == sum(g.items for g in placed)
+    assert figures(end) == [clock(cases.makespan_s(placed)), str(gpus), clock(sum(g.seconds for g in placed))]
 
 
-def test_a_plan_tells_when_each_item_begins_how_long_it_takes_and_the_seconds_of_gpus():
+def test_a_plan_tells_when_each_item_begins_and_of_several_gpus_what_begins_where():
     first, second = replace(GPU, model="opt-tiny"), replace(GPU, tensor_parallel_size=2)
     cells = [("a", first, 10.0), ("b", first, 20.0), ("claim", None, 0.0), ("reads", None, 2.0), ("c", second, 30.4)]
     lines = plan_lines([PlannedItem(*cell) for cell in cells])[1:]
@@ -280,18 +252,6 @@ def test_a_plan_tells_when_each_item_begins_how_long_it_takes_and_the_seconds_of
     names = ["opt-tiny", " a ", " b ", " claim ", " reads ", "opt-125m", " c "]
     assert all(name in line for name, line in zip(names, lines))
     assert [len(figures(plan_lines([PlannedItem("a", spec, 5.0)])[-1])) for spec in (CPU, SIMULATED, URL)] == [2] * 3
-
-
-@given(CELLS, st.integers(1, 3))
-def test_a_plan_of_several_gpus_has_a_line_of_each_and_both_ends(cells, gpus):
-    *lines, end = cases.spread_lines(cells, gpus)
-    placed = spread(cases.groups_of(cells), gpus)
-    assert [line.split(":")[0] for line in lines] == [f"GPU {i}" for i in range(gpus)]
-    assert sum(int(n) for line in lines for n in re.findall(r"(\d+) item", line)) == sum(g.items for g in placed)
-    assert figures(end) == [clock(cases.makespan_s(placed)), str(gpus), clock(sum(g.seconds for g in placed))]
-
-
-def test_a_plan_of_several_gpus_tells_what_begins_where():
     wide = replace(GPU, tensor_parallel_size=2)
     lines = cases.spread_lines([PlannedItem("a", GPU, 5.0), PlannedItem("b", wide, 7.0)], 2)
     assert [figures(line) for line in lines] == [

@@ -14,10 +14,8 @@ from refusals import refused
 
 from pytest_slmserve.plan import models
 from pytest_slmserve.plan.models import kept_sizes, known_model, model_of, probe_models, stored_parameters, wants_probe
-from pytest_slmserve.schema import kv_cache
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema import errors, kv_cache, specs
 from pytest_slmserve.schema.models import CATALOGUE, MODELS
-from pytest_slmserve.schema.specs import EngineSpec
 
 OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny", "bert-tiny", "bert-tiny-reranker"}
 VERSIONS = {"vllm": "0.26.0", "torch": "2.11"}
@@ -30,6 +28,9 @@ FALCON = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "vocab
 ENTRIES = {"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024}
 ENTRIES |= {"max_position_embeddings": 2048}
 COUNTED = {"parameters": 7_217_189_760, "active": 7_217_189_000, "completed": ENTRIES}
+HEAD = {"lm_head.weight": ("BF16", [8, 4])}
+STORED = {"model.embed_tokens.weight": ("BF16", [8, 4]), "model.norm.weight": ("F32", [4])}
+FETCHED = "hf download me/mine config.json"
 
 
 @pytest.fixture(autouse=True)
@@ -54,32 +55,45 @@ def in_the_hubs_cache(folder, name, config, revision="abc"):
     return snapshot
 
 
-def test_each_entry_has_a_source_and_a_name_on_the_hub_and_a_licence_that_restricts_its_use():
+def test_each_entry_has_a_source_and_two_names_and_a_near_miss_gets_a_suggestion():
     assert len(MODELS) > 30 and OURS <= CATALOGUE.keys() == MODELS.keys()
     assert all(model["source"] and model["parameters"] > 0 for model in MODELS.values())
     assert {name for name, model in MODELS.items() if "hub" not in model} == OURS | {"gemma-3-4b-text"}
     restricted = {name for name, model in MODELS.items() if "licence" in model}
     assert restricted >= {"llama-3.2-1b", "gemma-3-1b", "opt-125m", "qwen2.5-3b"}
     assert not restricted & {"qwen3-0.6b", "smollm2-135m"}
-
-
-def test_a_model_goes_by_its_short_name_and_by_that_on_the_hub():
     for name in ("opt-1.3b", "facebook/opt-1.3b", "facebook/OPT-1.3B"):
         assert model_of(name) is known_model(name) is CATALOGUE["opt-1.3b"]
     assert model_of("meta-llama/Llama-2-13b-hf") is CATALOGUE["llama-2-13b"]
     assert model_of("llama-2-7b") is not model_of("llama-7b")
+    near = {"opt-1.4b": "opt-1.3b", "opt-2b": "opt-2.7b", "OPT1.3B": "opt-1.3b", "facebook/opt-126m": "opt-125m"}
+    for typed, meant in (near | {"Qwen2.5-3": "qwen2.5-3b", "lama-7b": "llama-7b"}).items():
+        with refused(repr(typed), hint="config.json") as caught:
+            model_of(typed)
+        named = {name for name in CATALOGUE if f" {name}" in f" {caught.value.hint}".replace(";", " ")}
+        assert meant in named and len(named) < 4, typed
+    with refused("'gpt-5'") as caught:
+        model_of("gpt-5")
+    assert all(name in caught.value.hint for name in CATALOGUE) and "hf download" not in caught.value.hint
+    assert known_model("gpt-5") is None and known_model("x" * 5000) is None
+    with refused("'me/Mine'", hint="`hf download me/Mine config.json --local-dir Mine`") as caught:
+        model_of("me/Mine")
+    assert "opt-tiny" in caught.value.hint
 
 
-def test_a_folder_has_the_shape_of_its_configuration_and_its_own_name(tmp_path, monkeypatch):
+def test_a_folder_has_its_own_name_and_the_shape_of_its_configuration_or_is_refused(tmp_path, monkeypatch):
     folder = written(tmp_path / "mine", STRANGER)
     shape = model_of(f"{folder}/")
     assert (shape.name, shape.source, shape.layers, shape.hidden) == ("mine", "folder", 30, 576)
     assert shape.parameters is shape.active is None and known_model(folder) == shape
     monkeypatch.chdir(folder)
     assert model_of(".").name == "mine"
-
-
-def test_what_is_no_configuration_is_refused_with_its_path(tmp_path):
+    base = CATALOGUE["olmoe-1b-7b"]
+    tuned = {**dict(base.config), "eos_token_id": 2, "torch_dtype": "float32"}
+    shape = model_of(written(tmp_path / "mine", tuned))
+    assert (shape.name, shape.source, shape.dtype) == ("mine", "folder", "float16")
+    assert (shape.parameters, shape.active) == (base.parameters, base.active) != (None, None)
+    assert model_of(written(tmp_path / "longer", {**tuned, "vocab_size": 50305})).parameters is None
     folder = written(tmp_path / "mine", [])
     for text in ("[]", "{", "\xff", "[" * 100_000):
         (tmp_path / "mine" / "config.json").write_text(text, "latin-1")
@@ -97,24 +111,14 @@ def test_an_entry_may_be_anything_and_the_model_is_refused_or_has_sizes_to_compu
         folder = written(tmp_path / "mine", {**CONFIG, entry: value})
         try:
             model = model_of(folder)
-        except BadUsage as error:
-            assert (
-                "mine" in error.problem and "config.json" in error.problem and error.hint and len(error.problem) < 200
-            )
+        except errors.BadUsage as error:
+            assert "mine" in error.problem and "config.json" in error.problem
+            assert error.hint and len(error.problem) < 200
             continue
         for number in (model.kv_bytes_per_token(), model.kv_read_bytes(100), model.attention_width(100)):
             assert number is None or 0 < number < 1e12
         assert model.quantization is None or 0 <= (model.quantization.bits or 0) <= 64
         assert (model.indivisible(3) is None) in (True, False) and model.lm_head > 0
-
-
-def test_a_fine_tuned_model_has_as_many_weights_as_its_base(tmp_path):
-    base = CATALOGUE["olmoe-1b-7b"]
-    tuned = {**dict(base.config), "eos_token_id": 2, "torch_dtype": "float32"}
-    shape = model_of(written(tmp_path / "mine", tuned))
-    assert (shape.name, shape.source, shape.dtype) == ("mine", "folder", "float16")
-    assert (shape.parameters, shape.active) == (base.parameters, base.active) != (None, None)
-    assert model_of(written(tmp_path / "longer", {**tuned, "vocab_size": 50305})).parameters is None
 
 
 @pytest.mark.parametrize(("variable", "under"), [
@@ -133,38 +137,13 @@ def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, var
     assert known_model("me/Mine-1B") is None
 
 
-@pytest.mark.parametrize(("typed", "meant"), [
-    ("opt-1.4b", "opt-1.3b"), ("opt-2b", "opt-2.7b"), ("OPT1.3B", "opt-1.3b"), ("facebook/opt-126m", "opt-125m"),
-    ("Qwen2.5-3", "qwen2.5-3b"), ("lama-7b", "llama-7b"),
-])  # fmt: skip
-def test_a_near_miss_gets_a_suggestion_and_not_all_names(typed, meant):
-    with refused(repr(typed), hint="config.json") as caught:
-        model_of(typed)
-    named = {name for name in CATALOGUE if f" {name}" in f" {caught.value.hint}".replace(";", " ")}
-    assert meant in named and len(named) < 4
-
-
-def test_a_name_that_is_near_to_none_gets_all_and_one_on_the_hub_the_command_that_makes_a_folder_of_it():
-    with refused("'gpt-5'") as caught:
-        model_of("gpt-5")
-    assert all(name in caught.value.hint for name in CATALOGUE) and "hf download" not in caught.value.hint
-    assert known_model("gpt-5") is None and known_model("x" * 5000) is None
-    with refused("'me/Mine'", hint="`hf download me/Mine config.json --local-dir Mine`") as caught:
-        model_of("me/Mine")
-    assert "opt-tiny" in caught.value.hint
-
-
-HEAD = {"lm_head.weight": ("BF16", [8, 4])}
-STORED = {"model.embed_tokens.weight": ("BF16", [8, 4]), "model.norm.weight": ("F32", [4])}
-
-
 def weights(path, tensors):
     told = {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, (dtype, shape) in tensors.items()}
     header = json.dumps({"__metadata__": {"format": "pt"}, **told}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"weights")
 
 
-def test_weights_are_counted_by_their_shapes_and_a_tied_output_layer_that_is_stored_too_once(tmp_path):
+def test_weights_are_counted_once_by_their_shapes_and_an_index_names_files_that_must_all_be_whole(tmp_path):
     """Qwen3-0.6B is stored so: 751,632,384 numbers, of which an engine holds 596,049,920."""
 
     def counted(tensors):
@@ -181,9 +160,6 @@ def test_weights_are_counted_by_their_shapes_and_a_tied_output_layer_that_is_sto
         folder = written(tmp_path / str(tied), {**STRANGER, "tie_word_embeddings": tied})
         weights(tmp_path / str(tied) / "model.safetensors", STORED | HEAD)
         assert model_of(folder).parameters == number
-
-
-def test_an_index_names_the_files_and_all_must_be_there_and_whole(tmp_path):
     index = {"weight_map": {"lm_head.weight": "b.safetensors", "model.norm.weight": "a.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     weights(tmp_path / "a.safetensors", STORED)
@@ -219,13 +195,22 @@ def probe(monkeypatch):
     return told
 
 
-def test_what_the_catalogue_has_needs_no_probe(tmp_path, probe):
+def test_what_the_catalogue_has_needs_no_probe_nor_a_plan_a_count_and_the_unread_is_wrong(tmp_path, falcon, probe):
     twin = written(tmp_path / "twin", dict(CATALOGUE["qwen3-0.6b"].config))
     assert not wants_probe(twin, VERSIONS) and not wants_probe("opt-1.3b", VERSIONS)
     assert probe_models(["opt-1.3b", "Qwen/Qwen3-0.6B", twin], "", {}, VERSIONS) == [] and probe.asked == []
+    counted = written(tmp_path / "counted", {**FALCON, **ENTRIES})
+    [note] = probe_models([counted], "", {}, VERSIONS, is_run=False)
+    assert counted in note and not probe.asked
+    assert not wants_probe(counted, VERSIONS, is_run=False) and wants_probe("some/model", VERSIONS, is_run=False)
+    for model, fact in ((falcon, "num_hidden_layers"), ("falcon-7", "'falcon-7'")):
+        with refused(fact):
+            probe_models([model], "", {}, VERSIONS)
 
 
-def test_a_model_is_counted_once_for_each_configuration_and_its_versions(monkeypatch, falcon, probe):
+def test_a_model_is_counted_once_for_each_configuration_be_it_late_or_beside_others(
+    monkeypatch, falcon, probe, tmp_path
+):
     monkeypatch.setenv("SLM_ENDPOINT_KEY", "hunter2")
     probe.lines = ["a warning of a library", "[1]", "{}", {"model": falcon, "folder": falcon, **COUNTED}]
     assert wants_probe(falcon, VERSIONS)
@@ -240,9 +225,16 @@ def test_a_model_is_counted_once_for_each_configuration_and_its_versions(monkeyp
     assert (command[0], command[2:], how["timeout"]) == ("/my/python", [falcon], models.PROBE_S)
     assert how["env"]["A"] == "1" and "hunter2" not in how["env"].values() and models.SIZES.is_file()
     assert how["capture_output"] and of_other_versions[0] == sys.executable
+    told, other = {"model": falcon, "folder": falcon, **COUNTED}, written(tmp_path / "other", STRANGER)
+    probe.lines = [{"model": other, "folder": other, "problem": "too new"}, told]
+    [note] = probe_models([other, falcon], "", {}, VERSIONS)
+    assert other in note and model_of(falcon).parameters == COUNTED["parameters"]
+    models.sizes_file(FALCON).unlink()
+    probe.lines = subprocess.TimeoutExpired("python", 15, output=json.dumps(told).encode())
+    assert probe_models([falcon], "", {}, VERSIONS) == [] and model_of(falcon).parameters == COUNTED["parameters"]
 
 
-def test_what_was_kept_is_read_and_a_damaged_cache_is_none(tmp_path):
+def test_what_was_kept_is_read_and_a_cache_that_is_damaged_or_cannot_be_written_is_none(tmp_path, monkeypatch, probe):
     folder, file = written(tmp_path / "mine", STRANGER), models.sizes_file(STRANGER)
     assert kept_sizes(STRANGER) == {}
     file.parent.mkdir(parents=True)
@@ -254,9 +246,15 @@ def test_what_was_kept_is_read_and_a_damaged_cache_is_none(tmp_path):
         file.write_text(damaged, "utf-8")
         assert kept_sizes(STRANGER) == {} and model_of(folder).parameters is None
     assert file != models.sizes_file(FALCON) and file.is_relative_to(tmp_path / "cache")
+    folder = written(tmp_path / "mine", STRANGER)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    probe.lines = [{"model": folder, "folder": folder, **COUNTED}]
+    [note] = probe_models([folder], "", {}, VERSIONS)
+    assert "cache" in note and model_of(folder).parameters is None
 
 
-def test_a_probe_is_wanted_for_what_the_configuration_does_not_tell(tmp_path):
+def test_a_probe_is_wanted_for_what_the_configuration_does_not_tell_if_it_would_know(tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     assert wants_probe(written(folder, STRANGER), VERSIONS), "its weights"
     weights(folder / "model.safetensors", STORED)
@@ -266,9 +264,6 @@ def test_a_probe_is_wanted_for_what_the_configuration_does_not_tell(tmp_path):
     assert wants_probe("me/mine", VERSIONS), "its configuration"
     with refused("'mine-7'"):
         wants_probe("mine-7", VERSIONS)
-
-
-def test_layers_that_nobody_can_read_want_a_probe_if_it_would_know(tmp_path, monkeypatch):
     folder = written(tmp_path / "mine", STRANGER)
     weights(tmp_path / "mine" / "model.safetensors", STORED)
     unread = SimpleNamespace(architecture="LlamaForCausalLM", windows=None, parameters=9)
@@ -293,13 +288,6 @@ def test_a_model_that_is_not_counted_is_noted_and_asked_of_other_versions_alone(
     assert len(probe.asked) == 1 and wants_probe(falcon, {**VERSIONS, "torch": "9"})
 
 
-def test_for_a_plan_nothing_is_counted_but_a_model_without_a_configuration_is_fetched(tmp_path, probe):
-    falcon = written(tmp_path / "falcon", {**FALCON, **ENTRIES})
-    [note] = probe_models([falcon], "", {}, VERSIONS, is_run=False)
-    assert falcon in note and not probe.asked
-    assert not wants_probe(falcon, VERSIONS, is_run=False) and wants_probe("some/model", VERSIONS, is_run=False)
-
-
 @pytest.mark.parametrize(("beside", "method", "bits"), [
     ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "modelopt", 8.0),
     ({"quantization": {"quant_algo": "NVFP4", "group_size": 16}}, "modelopt", 4.5),
@@ -310,44 +298,13 @@ def test_a_quantization_beside_the_configuration_counts(tmp_path, beside, method
     (tmp_path / "a" / "hf_quant_config.json").write_text(json.dumps(beside), "utf-8")
     known = model_of(folder)
     assert known.quantization.method == method and models.sizes_file(models.read_config(tmp_path / "a")) != plain
-    spec = EngineSpec(folder, model_facts=replace(known, parameters=10**9), platform="cuda")
+    spec = specs.EngineSpec(folder, model_facts=replace(known, parameters=10**9), platform="cuda")
     kept = known.lm_head if known.tied else 2 * known.lm_head
     assert kv_cache.weight_bytes(spec, 2) == int(2 * kept + (10**9 - kept) * bits / 8)
     assert kv_cache.kv_layout(spec).value_bytes == (1 if "kv_cache_quant_algo" in str(beside) else 2)
     (tmp_path / "a" / "hf_quant_config.json").write_text("[]", "utf-8")
     with refused("hf_quant_config.json"):
         model_of(folder)
-
-
-def test_what_a_late_probe_has_told_is_kept_and_a_model_that_is_not_counted_leaves_the_others(tmp_path, falcon, probe):
-    told, other = {"model": falcon, "folder": falcon, **COUNTED}, written(tmp_path / "other", STRANGER)
-    probe.lines = [{"model": other, "folder": other, "problem": "too new"}, told]
-    [note] = probe_models([other, falcon], "", {}, VERSIONS)
-    assert other in note and model_of(falcon).parameters == COUNTED["parameters"]
-    models.sizes_file(FALCON).unlink()
-    probe.lines = subprocess.TimeoutExpired("python", 15, output=json.dumps(told).encode())
-    assert probe_models([falcon], "", {}, VERSIONS) == [] and model_of(falcon).parameters == COUNTED["parameters"]
-
-
-def test_a_cache_that_cannot_be_written_costs_the_count_alone(tmp_path, monkeypatch, probe):
-    folder = written(tmp_path / "mine", STRANGER)
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    probe.lines = [{"model": folder, "folder": folder, **COUNTED}]
-    [note] = probe_models([folder], "", {}, VERSIONS)
-    assert "cache" in note and model_of(folder).parameters is None
-
-
-@pytest.mark.parametrize(
-    ("model", "fact"), [("FALCON", "num_hidden_layers"), ("falcon-7", "'falcon-7'"), ("me/mine", "")]
-)
-def test_a_configuration_that_nobody_can_read_is_wrong_usage(falcon, probe, model, fact):
-    probe.lines = [{"model": "me/mine", "missing": ["GatedRepoError"]}]
-    with refused(fact or model, hint="" if fact else "HF_TOKEN"):
-        probe_models([model.replace("FALCON", falcon)], "", {}, VERSIONS)
-
-
-FETCHED = "hf download me/mine config.json"
 
 
 @pytest.mark.parametrize(("kinds", "offline", "told", "hint"), [
@@ -359,8 +316,11 @@ FETCHED = "hf download me/mine config.json"
     (["OfflineModeIsEnabled"], "0", "does not answer", FETCHED),
     (["ModuleNotFoundError"], "", "not installed", "--slm-python"),
 ], ids=range(9))  # fmt: skip
-def test_each_reason_why_a_name_has_no_configuration_has_its_remedy(monkeypatch, kinds, offline, told, hint):
+def test_each_reason_why_a_name_has_no_configuration_has_its_remedy(monkeypatch, probe, kinds, offline, told, hint):
     monkeypatch.setenv("HF_HUB_OFFLINE", offline)
     error = models.missing("me/mine", kinds)
     assert "me/mine" in error.problem and told in error.problem and hint in error.hint
     assert ("HF_HUB_OFFLINE" in error.problem) is (told == "HF_HUB_OFFLINE")
+    probe.lines = [{"model": "me/mine", "missing": kinds}]
+    with refused("me/mine", told, hint=hint):
+        probe_models(["me/mine"], "", {}, VERSIONS)

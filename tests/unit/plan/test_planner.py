@@ -17,22 +17,12 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plan import planner
 from pytest_slmserve.plan.cases import DEFAULTS
-from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, gpus_cases, job_case, job_cases, point_cases, replica_cases
-from pytest_slmserve.schema.errors import BadDataset, SlmError
+from pytest_slmserve.schema import errors, specs
 from pytest_slmserve.schema.kv_cache import NGRAM, RESERVE_BYTES, kv_capacity, predicted_blocks
 from pytest_slmserve.schema.models import CATALOGUE, hub_name
 from pytest_slmserve.schema.records import Environment, GpuPeaks
-from pytest_slmserve.schema.specs import (
-    GIB,
-    Adapters,
-    ClosedLoop,
-    EngineSpec,
-    ReplicaSpec,
-    Request,
-    Workload,
-    WorkloadSpec,
-)
+from pytest_slmserve.schema.specs import GIB, Adapters, ClosedLoop, EngineSpec, Request
 from pytest_slmserve.telemetry.host import Gpu, Host
 
 GPUS = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 * GIB, "580", "13.0") for i in range(4))
@@ -41,8 +31,35 @@ STRANGER = {"architectures": ["Other"], "num_hidden_layers": 1, "hidden_size": 8
 STRANGER |= {"vocab_size": 9, "max_position_embeddings": 64}
 INI_ONLY = {opt.name for opt in OPTS if opt.ini_only}
 DOUBLINGS = tuple(1 << i for i in range(10))
+GRIDS = st.lists(st.integers(1, 512), min_size=1, max_size=5, unique=True).map(sorted)
 URLS = "http://a:1/v1,http://b:1/v1"
+REAL, TOK = {"load_format": "auto"}, {"tokenizer": "/tok"}
+NATURAL, RULE = {"input_len": "natural"}, {"sharegpt_rule": "vllm"}
 PAIR = ["opt-125m"] * 2
+BGE, RERANKER, WITHOUT_RUNNERS = "bge-small-en-v1.5", "ms-marco-minilm-l12-v2", replace(H200, vllm="0.10.0")
+FULL, ROUNDED = Environment(gpu_memory_bytes=int(39.4 * GIB)), Environment(gpu_memory_bytes=100 * GIB)
+THERE, CORES = Host(H200, "GPU-0", gpus=GPUS), Host(Environment(platform="cpu", cores=2), "cpu")
+MIXED = replace(THERE, gpus=(*GPUS[:3], replace(GPUS[3], name="NVIDIA L4")))
+JOB = {"model": "opt-125m", "requests": 5}
+CACHES = EngineSpec("opt-125m", platform="simulated", prefix_caching=True)
+HALF = specs.Workload(specs.WorkloadSpec(prefix_share=0.5), (Request((5,) * 64, 8, shared=32),), "here")
+# fmt: off
+# Words of a marker, and what the error repeats of them.
+WRONG = [
+    ({"points": 7}, "points=7"), ({"points": ["opt-125m"]}, "'opt-125m'"), ({"points": [("opt-17b", 8)]}, "'opt-17b'"),
+    ({"points": [("opt-125m", "8")]}, "('opt-125m', '8')"), ({"points": [("opt-125m", 8, 1)]}, "('opt-125m', 8, 1)"),
+    ({"points": [("opt-125m", 8)], "lengths": 5}, "lengths=5"), ({"jobs": {"tpu": [], "gpu": []}}, "'tpu'"),
+    ({"jobs": 7}, "jobs=7"), ({"jobs": [JOB, 7]}, "7"), ({"jobs": [{"model": "opt-125m"}]}, "{'model': 'opt-125m'}"),
+    ({"jobs": [{"requests": 5}]}, "{'requests': 5}"), ({"jobs": [JOB | {"users": 3}]}, "users"),
+    ({"jobs": [JOB | {"planner": 3}]}, "planner"), ({"jobs": [JOB | {"batching": "clever"}]}, "'clever'"),
+]
+GIVEN = {
+    "max_num_seqs": ("2047", 2047), "gpu_memory_utilization": ("0.5", 0.5), "tensor_parallel_size": ("2,4", 2),
+    "load_format": ("auto", "auto"), "interface": ("server", "server"), "seed": ("5", 5),
+    "allow_prefix_cache": ("1", True), "env": (["VLLM_X=1"], (("VLLM_X", "1"),)), "python": ("/python", "/python"),
+    "kv_cache_dtype": ("fp8", (("kv_cache_dtype", "fp8"),)), "quantization": ("fp8", (("quantization", "fp8"),)),
+    "engine_arg": (["block_size=32"], (("block_size", 32),)),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,16 +106,8 @@ def elsewhere(platform, model="opt-125m", **given):
     return planner.engine_spec(options(**given), platform, model, Environment(platform=platform))
 
 
-def requests(**given):
-    return planner.workload_spec(options(**given), "cuda")
-
-
-def sharing(**given):
-    return on_gpus(prefix_share="0.5", **given).point("opt-125m", 4)
-
-
-def marked(**words):
-    return (point_cases if "points" in words else job_cases)(simulated(), words)
+def requests(platform="cuda", **given):
+    return planner.workload_spec(options(**given), platform)
 
 
 def written(folder, config):
@@ -121,22 +130,6 @@ def lengths_of(case):
 
 # What cannot be had at all
 
-FULL, ROUNDED = Environment(gpu_memory_bytes=int(39.4 * GIB)), Environment(gpu_memory_bytes=100 * GIB)
-THERE, CORES = Host(H200, "GPU-0", gpus=GPUS), Host(Environment(platform="cpu", cores=2), "cpu")
-MIXED = replace(THERE, gpus=(*GPUS[:3], replace(GPUS[3], name="NVIDIA L4")))
-JOB = {"model": "opt-125m", "requests": 5}
-CACHES = EngineSpec("opt-125m", platform="simulated", prefix_caching=True)
-HALF = Workload(WorkloadSpec(prefix_share=0.5), (Request((5,) * 64, 8, shared=32),), "here")
-# fmt: off
-# Words of a marker, and what the error repeats of them.
-WRONG = [
-    ({"points": 7}, "points=7"), ({"points": ["opt-125m"]}, "'opt-125m'"), ({"points": [("opt-17b", 8)]}, "'opt-17b'"),
-    ({"points": [("opt-125m", "8")]}, "('opt-125m', '8')"), ({"points": [("opt-125m", 8, 1)]}, "('opt-125m', 8, 1)"),
-    ({"points": [("opt-125m", 8)], "lengths": 5}, "lengths=5"), ({"jobs": {"tpu": [], "gpu": []}}, "'tpu'"),
-    ({"jobs": 7}, "jobs=7"), ({"jobs": [JOB, 7]}, "7"), ({"jobs": [{"model": "opt-125m"}]}, "{'model': 'opt-125m'}"),
-    ({"jobs": [{"requests": 5}]}, "{'requests': 5}"), ({"jobs": [JOB | {"users": 3}]}, "users"),
-    ({"jobs": [JOB | {"planner": 3}]}, "planner"), ({"jobs": [JOB | {"batching": "clever"}]}, "'clever'"),
-]
 # What is asked for, what the error names of it, and what its hint names.
 REFUSED = [
     (lambda: on_gpu("qwen3-0.6b", quantization="awq"), ["awq"], ""),
@@ -149,7 +142,8 @@ REFUSED = [
     (lambda: requests(dataset="a.csv", output_len="9"), ["--slm-dataset", "a.csv"], "--slm-input-len natural"),
     (lambda: requests(input_len="64", output_len="natural"), [], ""),
     (lambda: requests(dataset="talks.json", prefix_share="0.5"), ["text", "share"], "--slm-dataset"),
-    (lambda: sharing(engine_arg=["enable_prefix_caching=false"]), [0.5, "off"], "enable_prefix_caching=true"),
+    (lambda: on_gpus(prefix_share="0.5", engine_arg=["enable_prefix_caching=false"]).point("opt-125m", 4), [0.5, "off"],
+     "enable_prefix_caching=true"),
     (lambda: requests(response_format="yaml"), ["yaml"], "json"),
     (lambda: on_gpus(response_format="json", kind="embed").workload("opt-125m"), ["structured", "embed"], "generates"),
     (lambda: on_cpu(prefix_share="0.5").point("opt-tiny", 4), [0.5, "32 tokens", 128], "--slm-input-len 256"),
@@ -173,8 +167,20 @@ REFUSED = [
     (lambda: on_gpus().replicas(["opt-125m"] * 5, "gpus"), ["5 GPUs", "4 GPUs"], ""),
     (lambda: replica_cases(on_gpus(models="opt-13b", gpu_memory="16GiB")), ["GiB"], ""),
     (lambda: job_case(on_gpus(), "opt-17b", 3), ["opt-17b"], ""),
+    # What a model, its release or its memory cannot do
+    *((ask, [model, kind, CATALOGUE[model].architecture], f"slm_kind={CATALOGUE[model].kinds[0]}")
+      for model, kind in ((BGE, "generate"), (BGE, "rerank"), ("opt-125m", "classify"), (RERANKER, "embed"))
+      for ask in (lambda model=model, kind=kind: on_gpus(kind=kind).workload(model),
+                  lambda model=model, kind=kind: on_gpu(model, kind=kind))),
+    (lambda: on_gpu(BGE, WITHOUT_RUNNERS), [BGE, "0.10.0", "embed"], "0.10.1"),
+    (lambda: on_gpus(lora="600x256").spec("opt-13b"), [], "max_loras="),
+    (lambda: on_gpus(lora="4x8").spec("gpt-j-6b"), [], "LlamaForCausalLM"),
+    (lambda: on_gpus(lora="4x16", engine_arg=["max_lora_rank=8"]).spec("opt-125m"), [], "max_lora_rank=16"),
+    (lambda: on_gpus(lora="16x8").workload("opt-125m", {"lora": 4}), [4], "lora=(16, 8)"),
+    (lambda: behind().workload("opt-125m", {"lora": (16, 8)}), ["lora"], "--slm-gpu"),
     (lambda: point_cases(on_gpus(), {"points": [("opt-1.3b", 4)], "lengths": (2000, 100)}), [2100, 2048], ""),
-    *((partial(marked, **words), [fact], "") for words, fact in WRONG),
+    *((partial(point_cases if "points" in words else job_cases, simulated(), words), [fact], "")
+      for words, fact in WRONG),
 ]
 # fmt: on
 
@@ -186,9 +192,7 @@ def test_what_cannot_be_had_is_refused_with_its_numbers_and_words(asked, facts, 
 
 
 # The engine that options mean
-
-
-def test_every_limit_of_every_model_is_set():
+def test_every_limit_of_every_model_is_set_and_wider_numbers_or_quantized_weights_change_the_cache(tmp_path):
     for model, known in CATALOGUE.items():
         spec = on_gpu(hub_name(model), concurrency="1,2000", seed="3")
         assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, known.context, 3)
@@ -197,15 +201,24 @@ def test_every_limit_of_every_model_is_set():
     spec = elsewhere("cpu", "opt-tiny", concurrency="8")
     assert (spec.kv_cache_bytes, spec.enforce_eager, spec.dtype, spec.platform) == (GIB, True, "bfloat16", "cpu")
     assert spec.max_num_seqs == 1024, "or the largest load if that is more"
-
-
-GIVEN = {
-    "max_num_seqs": ("2047", 2047), "gpu_memory_utilization": ("0.5", 0.5), "tensor_parallel_size": ("2,4", 2),
-    "load_format": ("auto", "auto"), "interface": ("server", "server"), "seed": ("5", 5),
-    "allow_prefix_cache": ("1", True), "env": (["VLLM_X=1"], (("VLLM_X", "1"),)), "python": ("/python", "/python"),
-    "kv_cache_dtype": ("fp8", (("kv_cache_dtype", "fp8"),)), "quantization": ("fp8", (("quantization", "fp8"),)),
-    "engine_arg": (["block_size=32"], (("block_size", 32),)),
-}  # fmt: skip
+    spec = on_gpu("mpt-7b", replace(H200, vllm="0.28.1"), quantization="fp8", engine_arg=["block_size=32"])
+    assert spec.extra == (("attention_backend", "TRITON_ATTN"), ("quantization", "fp8"), ("block_size", 32))
+    assert on_gpu("mpt-7b", replace(H200, vllm=None)).model == "mpt-7b"
+    assert on_gpu("gpt-j-6b", replace(H200, vllm="0.32.0")).extra == elsewhere("simulated", "mpt-7b").extra == ()
+    usual, shape = on_gpu().kv_cache_bytes, CATALOGUE["qwen3-0.6b"]
+    assert usual - on_gpu(engine_arg=["dtype=float32"]).kv_cache_bytes == 2 * CATALOGUE["opt-1.3b"].parameters
+    assert on_gpu(engine_arg=["dtype=auto"]).kv_cache_bytes == usual, "two bytes"
+    plain, fp8 = on_gpu("qwen3-0.6b"), on_gpu("qwen3-0.6b", quantization="fp8")
+    assert fp8.kv_cache_bytes - plain.kv_cache_bytes == shape.parameters - shape.lm_head
+    whole, sold, less = (on_gpu(here=FULL, **given) for given in ({}, {"gpu_memory": "40GiB"}, {"gpu_memory": "39GiB"}))
+    assert sold.kv_cache_bytes == whole.kv_cache_bytes > less.kv_cache_bytes
+    assert on_gpu(here=ROUNDED, gpu_memory="103GiB") == on_gpu(here=ROUNDED)
+    model = written(tmp_path, STRANGER)
+    spec = on_gpu(model)
+    assert spec.kv_cache_bytes == 0 and "kv_cache_memory_bytes" not in engine_arguments(spec, "x")
+    assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
+    assert elsewhere("simulated", model).kv_cache_bytes == int(0.9 * 140 * GIB) - RESERVE_BYTES
+    assert elsewhere("cpu", model).max_model_len == 64
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -231,17 +244,6 @@ def test_the_cache_is_the_share_of_the_memory_without_weights_and_reserve(share,
             on_gpu(**given)
 
 
-def test_wider_numbers_quantized_weights_and_what_a_gpu_keeps_for_itself_change_the_cache():
-    usual, shape = on_gpu().kv_cache_bytes, CATALOGUE["qwen3-0.6b"]
-    assert usual - on_gpu(engine_arg=["dtype=float32"]).kv_cache_bytes == 2 * CATALOGUE["opt-1.3b"].parameters
-    assert on_gpu(engine_arg=["dtype=auto"]).kv_cache_bytes == usual, "two bytes"
-    plain, fp8 = on_gpu("qwen3-0.6b"), on_gpu("qwen3-0.6b", quantization="fp8")
-    assert fp8.kv_cache_bytes - plain.kv_cache_bytes == shape.parameters - shape.lm_head
-    whole, sold, less = (on_gpu(here=FULL, **given) for given in ({}, {"gpu_memory": "40GiB"}, {"gpu_memory": "39GiB"}))
-    assert sold.kv_cache_bytes == whole.kv_cache_bytes > less.kv_cache_bytes
-    assert on_gpu(here=ROUNDED, gpu_memory="103GiB") == on_gpu(here=ROUNDED)
-
-
 @pytest.mark.parametrize(("model", "gpu", "lengths", "dtype", "tokens"), [
     ("opt-1.3b", "NVIDIA H200", (None, None), "float16", 2048),
     ("qwen3-0.6b", "NVIDIA H200", ("8000", "200"), "bfloat16", 8200),
@@ -251,9 +253,7 @@ def test_wider_numbers_quantized_weights_and_what_a_gpu_keeps_for_itself_change_
     ("qwen3-0.6b", "NVIDIA H200", ("64", None), "bfloat16", 2048),
     ("opt-125m", "NVIDIA H200", ("8000", None), "float16", 2048),
 ])  # fmt: skip
-def test_a_model_has_its_own_type_where_the_device_has_it_and_the_context_of_the_requests(
-    model, gpu, lengths, dtype, tokens
-):
+def test_a_model_has_a_type_that_the_device_has_and_the_context_of_the_requests(model, gpu, lengths, dtype, tokens):
     spec = on_gpu(model, replace(H200, gpu_name=gpu), input_len=lengths[0], output_len=lengths[1])
     assert (spec.dtype, spec.max_model_len) == (dtype, tokens)
 
@@ -270,25 +270,7 @@ def test_a_quantization_that_an_old_gpu_cannot_do_is_refused(method, tmp_path):
     assert on_gpu(here=v100).extra == ()
 
 
-def test_of_a_model_whose_weights_nobody_counted_the_engine_is_asked(tmp_path):
-    model = written(tmp_path, STRANGER)
-    spec = on_gpu(model)
-    assert spec.kv_cache_bytes == 0 and "kv_cache_memory_bytes" not in engine_arguments(spec, "x")
-    assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
-    assert elsewhere("simulated", model).kv_cache_bytes == int(0.9 * 140 * GIB) - RESERVE_BYTES
-    assert elsewhere("cpu", model).max_model_len == 64
-
-
-def test_mpt_gets_an_attention_that_can():
-    spec = on_gpu("mpt-7b", replace(H200, vllm="0.28.1"), quantization="fp8", engine_arg=["block_size=32"])
-    assert spec.extra == (("attention_backend", "TRITON_ATTN"), ("quantization", "fp8"), ("block_size", 32))
-    assert on_gpu("mpt-7b", replace(H200, vllm=None)).model == "mpt-7b"
-    assert on_gpu("gpt-j-6b", replace(H200, vllm="0.32.0")).extra == elsewhere("simulated", "mpt-7b").extra == ()
-
-
 # The requests that options mean
-
-
 @pytest.mark.parametrize(("platform", "dataset", "given", "lengths", "source", "path"), [
     ("cuda", "", {}, (512, 256), "lengths", ""),
     ("cpu", "", {}, (64, 32), "lengths", ""),
@@ -302,30 +284,28 @@ def test_mpt_gets_an_attention_that_can():
     ("cuda", "a.jsonl", {"input_len": "natural"}, (None, None), "trace-lengths", "a.jsonl"),
 ])  # fmt: skip
 def test_the_requests_that_options_ask_for(platform, dataset, given, lengths, source, path):
-    spec = planner.workload_spec(options(dataset=dataset or None, **given), platform)
+    spec = requests(platform, dataset=dataset or None, **given)
     assert ((spec.prompt_tokens, spec.output_tokens), spec.source, spec.path) == (lengths, source, path)
 
 
-def test_all_that_is_typed_reaches_the_requests():
+def test_all_that_is_typed_reaches_the_requests_which_models_of_one_vocabulary_share(monkeypatch, unread):
     own = {"sharegpt_rule": "vllm", "accept_truncated": "1", "seed": "3", "tokenizer": "/tok"}
     spec = requests(dataset="a.json", input_len="natural", output_len="9", **own)
     assert (spec.rule, spec.accept_truncated, spec.seed, spec.tokenizer) == ("vllm", True, 3, "/tok")
     assert (spec.prompt_tokens, spec.output_tokens) == (None, 9)
     assert [planner.checked_lengths(pair) for pair in ((None, 64), [512, None])] == [(None, 64), (512, None)]
-
-
-def test_models_of_one_vocabulary_share_their_requests_and_a_job_or_a_text_has_its_own(unread):
+    monkeypatch.setattr(planner, "requests_of", lambda spec, *_: ([Request((7,) * 3, 4)], spec.source))
+    made = behind(models="theirs", dataset="talks.json", tokenizer="/tok").workload("theirs")
+    assert (made.source, made.spec.source, made.spec.tokenizer) == ("sharegpt", "sharegpt", "/tok")
+    assert behind(models="theirs").workload("theirs").longest == 7, "token ids need none"
     own, read = simulated(), simulated(dataset="talks.json")
     shared = own.workload("opt-125m")
     assert shared is own.workload("opt-1.3b") is own.workload("opt-125m") and shared.requests == 1024
     assert shared is not own.workload("qwen3-0.6b") and shared is not own.workload("opt-125m", {"lengths": (8, 4)})
     assert own.workload("opt-125m", requests=7).requests == 7
     assert read.workload("opt-125m") is read.workload("opt-125m") is not read.workload("opt-1.3b")
-
-
-def test_requests_that_are_too_long_are_refused_before_they_are_made_but_of_a_job_or_a_server(monkeypatch, unread):
-    read = []
-    monkeypatch.setattr(planner, "model_of", lambda model: read.append(model) or model_of(model))
+    read, known = [], planner.model_of
+    monkeypatch.setattr(planner, "model_of", lambda model: read.append(model) or known(model))
     assert on_gpus().workload("opt-1.3b").prompt_tokens == 512 and read == ["opt-1.3b"], "whose shape is read once"
     assert on_gpus(input_len="2047", output_len="1").workload("opt-1.3b").prompt_tokens == 2047
     assert on_gpus().workload("opt-1.3b", {"lengths": (2048, 1)}, requests=3).requests == 3
@@ -338,10 +318,10 @@ def test_requests_that_are_too_long_are_refused_before_they_are_made_but_of_a_jo
 
 
 @pytest.mark.parametrize(("model", "asked", "kind", "extra"), [
-    ("bge-small-en-v1.5", {}, "embed", (("runner", "pooling"),)),
+    (BGE, {}, "embed", (("runner", "pooling"),)),
     ("BAAI/bge-small-en-v1.5", {"output_len": "7"}, "embed", (("runner", "pooling"),)),
-    ("ms-marco-minilm-l12-v2", {"kind": "classify"}, "classify", (("runner", "pooling"),)),
-    ("ms-marco-minilm-l12-v2", {}, "rerank", (("runner", "pooling"),)),
+    (RERANKER, {"kind": "classify"}, "classify", (("runner", "pooling"),)),
+    (RERANKER, {}, "rerank", (("runner", "pooling"),)),
     ("qwen3-0.6b", {"kind": "embed"}, "embed", (("runner", "pooling"),)),
     ("qwen3-0.6b", {}, "generate", ()),
 ])  # fmt: skip
@@ -350,35 +330,7 @@ def test_requests_ask_for_what_a_model_was_made_for_and_a_result_takes_no_token(
     assert (made.spec.kind, made.reference().kind, made.longest) == (kind, kind, 512 + 256 * (kind == "generate"))
     assert {r.output_tokens for r in made.requests} == {256 if kind == "generate" else 1}
     assert on_gpu(model, **asked).extra == extra
-
-
-@pytest.mark.parametrize(("model", "kind"), [
-    ("bge-small-en-v1.5", "generate"), ("bge-small-en-v1.5", "rerank"), ("opt-125m", "classify"),
-    ("ms-marco-minilm-l12-v2", "embed"),
-])  # fmt: skip
-def test_what_a_model_cannot_do_is_refused_before_an_engine_starts(model, kind):
-    for ask in (on_gpus(kind=kind).workload, lambda name: on_gpu(name, kind=kind)):
-        with refused(model, kind, CATALOGUE[model].architecture, hint=f"slm_kind={CATALOGUE[model].kinds[0]}"):
-            ask(model)
-
-
-def test_a_release_without_runners_is_asked_for_text_alone():
-    old = replace(H200, vllm="0.10.0")
-    assert on_gpu("opt-125m", old).extra == ()
-    with refused("bge-small-en-v1.5", "0.10.0", "embed", hint="0.10.1"):
-        on_gpu("bge-small-en-v1.5", old)
-
-
-@pytest.mark.parametrize(("path", "kind"), [
-    ("/v1", "generate"), ("/v1/chat/completions", "generate"), ("/v1/embeddings", "embed"), ("/rerank", "rerank"),
-    ("/v1/rerank", "rerank"), ("/classify", "classify"),
-])  # fmt: skip
-def test_what_an_endpoint_is_asked_for_is_told_by_its_url(path, kind):
-    assert behind(endpoint=f"http://h:1{path}").workload("opt-125m").spec.kind == kind
-
-
-REAL, TOK = {"load_format": "auto"}, {"tokenizer": "/tok"}
-NATURAL, RULE = {"input_len": "natural"}, {"sharegpt_rule": "vllm"}
+    assert on_gpu("opt-125m", WITHOUT_RUNNERS).extra == (), "an older release knows text alone"
 
 
 @pytest.mark.parametrize(("given", "beside", "tokenizer"), [
@@ -386,9 +338,7 @@ NATURAL, RULE = {"input_len": "natural"}, {"sharegpt_rule": "vllm"}
     (NATURAL | RULE, "no.json", ""), (NATURAL | RULE, "tokenizer.json", "FOLDER"),
     (NATURAL, "tokenizer.json", ""), (RULE, "tokenizer.json", ""),
 ], ids=range(8))  # fmt: skip
-def test_text_is_cut_by_the_tokenizer_of_real_weights_or_for_vllms_sample_by_one_beside_the_model(
-    tmp_path, unread, given, beside, tokenizer
-):
+def test_text_is_cut_by_the_tokenizer_of_real_weights_or_of_the_folder(tmp_path, unread, given, beside, tokenizer):
     model = written(tmp_path, dict(CATALOGUE["opt-125m"].config)) if beside else "opt-125m"
     (tmp_path / (beside or "no.json")).touch()
     found = simulated(dataset="talks.json", **given).workload(model).tokenizer
@@ -396,20 +346,11 @@ def test_text_is_cut_by_the_tokenizer_of_real_weights_or_for_vllms_sample_by_one
     assert simulated(**given).workload("opt-125m").tokenizer == "", "without text"
 
 
-def test_text_for_a_model_that_nobody_knows_is_cut_by_the_tokenizer_that_is_named(monkeypatch):
-    monkeypatch.setattr(planner, "requests_of", lambda spec, *_: ([Request((7,) * 3, 4)], spec.source))
-    made = behind(models="theirs", dataset="talks.json", tokenizer="/tok").workload("theirs")
-    assert (made.source, made.spec.source, made.spec.tokenizer) == ("sharegpt", "sharegpt", "/tok")
-    assert behind(models="theirs").workload("theirs").longest == 7, "token ids need none"
-
-
 # What a planner finds on its host
-
-
-def test_values_that_no_test_could_use_are_refused_at_once(tmp_path):
+def test_values_that_no_test_could_use_are_refused_models_fit_and_licences_are_noted(tmp_path, monkeypatch):
     wrong = [("models", "opt-17b"), ("dataset", f"{tmp_path}/a.json"), ("dataset", f"{tmp_path}/a.csv")]
     for name, text in wrong:
-        with pytest.raises(SlmError, match=text):
+        with pytest.raises(errors.SlmError, match=text):
             simulated(**{name: text}).check_options()
     behind(models="whatever").check_options()
     (tmp_path / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:01.5,20,5\n")
@@ -418,9 +359,6 @@ def test_values_that_no_test_could_use_are_refused_at_once(tmp_path):
         own = simulated(models="opt-125m", dataset=path)
         own.check_options()
         assert own.notes == []
-
-
-def test_models_are_those_that_are_named_or_those_of_the_mode_that_fit():
     assert on_gpus(models="a,b").models == ("a", "b") and on_cpu().models == ("opt-tiny",)
     own = on_gpus(gpu_memory="8GiB")
     assert own.models == ("opt-125m", "opt-1.3b") and on_gpus().models == DEFAULTS["cuda"].models
@@ -429,9 +367,6 @@ def test_models_are_those_that_are_named_or_those_of_the_mode_that_fit():
     assert own.swept("facebook/opt-125m") and not own.swept("opt-2.7b")
     assert on_gpus().misfit("opt-1.3b") is behind().misfit("whatever") is None
     assert "GiB" in on_gpus().misfit("opt-13b", gpu_memory=16 * GIB)
-
-
-def test_a_model_is_looked_up_once_with_the_versions_of_its_interpreter(monkeypatch):
     asked = []
     monkeypatch.setattr(planner, "probe_models", lambda *of: asked.append(of) or ["noted"] * len(of[0]))
     own = Planner(options(python="/p", env=["A=1"]), "cuda", Host(Environment("cuda", vllm="0.3", torch="2"), "none"))
@@ -439,9 +374,7 @@ def test_a_model_is_looked_up_once_with_the_versions_of_its_interpreter(monkeypa
         own._find(models)
     by = "/p", {"A": "1"}, {"vllm": "0.3", "torch": "2"}, True
     assert asked == [(["opt-125m", "opt-1.3b"], *by), ([], *by)] and own.notes == ["noted"] * 2
-
-
-def test_a_licence_of_real_weights_is_noted_once(tmp_path):
+    monkeypatch.undo()
     own, dummy = simulated(load_format="auto"), simulated()
     folder = written(tmp_path, dict(CATALOGUE["opt-125m"].config))
     for model in ("llama-3.2-1b", "llama-3.2-1b", "qwen3-0.6b", folder):
@@ -449,20 +382,15 @@ def test_a_licence_of_real_weights_is_noted_once(tmp_path):
     [note] = own.notes
     assert "llama-3.2-1b" in note and "Llama 3.2 Community License" in note
     assert dummy.spec("llama-3.2-1b") and dummy.notes == []
-
-
-def test_that_made_weights_accept_drafts_of_no_meaning_is_noted_once_and_a_draft_model_leaves_the_cache_to_vllm():
-    drafting, ngram = (
-        {"engine_arg": [f'speculative_config={{"{name}": "{value}", "num_speculative_tokens": 3}}']}
-        for name, value in (("model", "opt-125m"), ("method", "ngram"))
-    )
+    spoken = 'speculative_config={"%s": "%s", "num_speculative_tokens": 3}'
+    drafting, ngram = ({"engine_arg": [spoken % of]} for of in (("model", "opt-125m"), ("method", "ngram")))
     own = simulated(**ngram)
     assert own.spec("opt-125m") and own.spec("qwen3-0.6b")
     assert [note for note in own.notes if "real text" in note] == own.notes != []
     assert on_gpu(**drafting).kv_cache_bytes == 0 < on_gpu(**ngram).kv_cache_bytes == on_gpu().kv_cache_bytes
 
 
-def test_an_endpoint_serves_a_model_under_its_own_name():
+def test_an_endpoint_serves_a_model_under_its_own_name_and_its_url_tells_what_it_is_asked_for():
     own = behind(URLS, models="org/theirs,Org/Opt-125M", load_format="auto", allow_prefix_cache="1")
     facts = {"platform": "remote", "interface": "endpoint", "url": "http://a:1/v1/completions", "load_format": "auto"}
     theirs = EngineSpec("org/theirs", allow_prefix_cache=True, **facts)
@@ -470,9 +398,13 @@ def test_an_endpoint_serves_a_model_under_its_own_name():
     assert own.spec("opt-125m").model == "Org/Opt-125M"
     assert behind().spec("opt-125m").model_facts is CATALOGUE["opt-125m"]
     assert own.environment(theirs).url == theirs.url
+    kinds = {"/v1": "generate", "/v1/chat/completions": "generate", "/v1/embeddings": "embed", "/rerank": "rerank"}
+    kinds |= {"/v1/rerank": "rerank", "/classify": "classify"}
+    found = {path: behind(endpoint=f"http://h:1{path}").workload("opt-125m").spec.kind for path in kinds}
+    assert found == kinds
 
 
-def test_devices_of_an_engine_are_those_that_it_runs_on_if_they_are_there_and_alike():
+def test_devices_and_environment_of_an_engine_are_those_that_it_runs_on_looked_at_once(monkeypatch):
     own, urls, unknown = on_gpus(), behind(URLS), Host(Environment(platform="cpu"), "cpu")
     for host, *wanted in ((THERE, 0, 3), (MIXED, 0, 1), (Host(H200, "GPU-0"), 7), (CORES, 0, 1), (unknown, 9)):
         assert planner.check_there(host, wanted) is None
@@ -482,9 +414,6 @@ def test_devices_of_an_engine_are_those_that_it_runs_on_if_they_are_there_and_al
     assert [each.devices(each.spec("opt-tiny")) for each in (simulated(), on_cpu())] == [("none",), ("cpu",)]
     assert len(set(urls.devices(urls.replicas(PAIR)))) == 2
     assert on_gpus(tensor_parallel_size="5").spec("opt-125m", 4).tensor_parallel_size == 4, "the options may say others"
-
-
-def test_an_environment_is_that_of_so_many_gpus_and_an_interpreter_of_its_own_is_looked_at_once(monkeypatch):
     looked, of_this_host = [], {"git_commit": "abc", "cores": 7, "of_gpus": 4, "gpu_peaks": GpuPeaks(1, 2)}
     here = Environment(platform="cuda", vllm="0.30.0", **of_this_host)
     other = Host(Environment(platform="cuda", vllm="0.31.0", cores=3), "none", warnings=("old", "known"))
@@ -499,62 +428,11 @@ def test_an_environment_is_that_of_so_many_gpus_and_an_interpreter_of_its_own_is
 
 
 # Points
-
-
-def test_a_load_is_as_the_options_and_a_marker_say():
+def test_points_are_those_of_sweeps_or_a_marker_and_a_share_of_prompts_turns_the_cache_on():
     burst = simulated(ramp_up="burst", window="7")
     assert burst.load(3) == ClosedLoop(3, window_s=7.0, ramp_up="burst")
     assert burst.load(3, {"ramp_up": "staggered"}).ramp_up == "staggered"
     assert on_gpus().load(3).window_s == 2.0 and simulated().load(3).window_s == 5.0
-
-
-def test_a_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
-    own = on_gpus()
-    sweep = own.sweep("opt-1.3b")
-    capacity, [(load, why)] = kv_capacity(sweep.spec, 768), sweep.cut
-    assert 512 < capacity < 1024 and sweep.concurrencies == DOUBLINGS
-    assert load == 1024 and str(capacity) in why
-    assert own.sweeps == {"opt-1.3b": sweep} and own.sweep("opt-1.3b") is sweep
-    assert {case.loads[0].settle_lifetimes for case in sweep.cases} == {1.0}
-    assert on_cpu().sweep("opt-tiny").concurrencies == DOUBLINGS[:9]
-    assert behind().sweep("opt-125m").concurrencies == DOUBLINGS[:9], "nobody knows its cache"
-
-
-def test_a_sweep_that_ends_at_the_limit_of_its_engine_may_go_on_if_memory_has_room():
-    beyond = on_gpus().sweep("opt-125m").beyond
-    assert (beyond.concurrency, beyond.each[0].max_num_seqs) == (2048, 2048)
-    assert replace(beyond.each[0], max_num_seqs=1024) == on_gpus().spec("opt-125m")
-    asked = on_gpus(concurrency="1,1024"), on_gpus(max_num_seqs="1024"), on_gpus(gpu_memory="60GiB"), behind()
-    assert [each.sweep("opt-125m").beyond for each in asked] == [None] * 4
-    assert on_gpus().sweep("opt-1.3b").beyond is None, "its memory ends before"
-
-
-def test_a_load_or_a_length_without_room_is_refused_if_it_was_asked_for(monkeypatch):
-    room = kv_capacity(on_gpus().spec("opt-1.3b"), 768)
-    assert on_gpus(concurrency=f"1,{room}").sweep("opt-1.3b").concurrencies == (1, room)
-    with refused("--slm-concurrency", "opt-1.3b", room + 1, room, hint=str(room)):
-        on_gpus(concurrency=f"1,{room + 1}").sweep("opt-1.3b")
-    long = Workload(WorkloadSpec(), (Request((7,) * 2048, 1),), "planted")
-    monkeypatch.setattr(Planner, "workload", lambda self, model: long)
-    with refused("opt-1.3b", 2049, 2048):
-        on_gpus().sweep("opt-1.3b")
-    assert behind().sweep("opt-125m").cases
-
-
-GRIDS = st.lists(st.integers(1, 512), min_size=1, max_size=5, unique=True).map(sorted)
-
-
-@given(GRIDS, GRIDS, st.sampled_from(["opt-125m", "opt-1.3b"]))
-def test_a_grid_has_the_cases_of_every_smaller_one_and_no_key_twice(few, more, model):
-    def found(loads):
-        grid = ",".join(map(str, loads))
-        return keys(point_cases(simulated(concurrency=grid, models=model, input_len="8", output_len="4"), {}))
-
-    small, large = found(few), found(sorted({*few, *more}))
-    assert small.items() <= large.items() and len(set(large.values())) == len(large) == len({*few, *more})
-
-
-def test_points_are_those_of_the_sweeps_of_all_models_or_those_that_a_marker_names():
     own = simulated(models="opt-125m,facebook/opt-1.3b", concurrency="2,8")
     cases = point_cases(own, {})
     assert [(case.id, case.model, *case.loads) for case in cases] == [
@@ -570,10 +448,7 @@ def test_points_are_those_of_the_sweeps_of_all_models_or_those_that_a_marker_nam
     points = {"points": [("opt-125m", 4), ("opt-1.3b", 4), ("facebook/opt-125m", 8)]}
     assert [*told(point_cases(simulated(models="opt-125m"), points))] == ["opt-125m-4", "opt-125m-8"]
     assert len(point_cases(simulated(), points)) == 3
-
-
-def test_a_share_of_prompts_turns_the_cache_on_and_a_marker_names_several_on_one_engine():
-    """None of it is part of a planned curve, and a share of 0 is asked for as well."""
+    # None of it is part of a planned curve, and a share of 0 is asked for as well.
     plain, asked = on_gpus(), on_gpus(prefix_share="50%", prefix_groups="3")
     half, usual = asked.point("opt-125m", 4), plain.point("opt-125m", 4)
     assert (half.workloads[0].spec.prefix_share, half.workloads[0].spec.prefix_groups) == (0.5, 3)
@@ -588,6 +463,278 @@ def test_a_share_of_prompts_turns_the_cache_on_and_a_marker_names_several_on_one
     assert (swept.id, swept.concurrency, swept.each) == ("opt-125m-8", 8, half.each)
     [job] = job_cases(asked, {"jobs": [JOB | {"batching": "static"}]})
     assert "no cache of prefixes" in job.skip_reason
+
+
+def test_a_sweep_doubles_up_to_the_capacity_and_refuses_what_was_asked_for_beyond_it(monkeypatch):
+    own = on_gpus()
+    sweep = own.sweep("opt-1.3b")
+    capacity, [(load, why)] = kv_capacity(sweep.spec, 768), sweep.cut
+    assert 512 < capacity < 1024 and sweep.concurrencies == DOUBLINGS
+    assert load == 1024 and str(capacity) in why
+    assert own.sweeps == {"opt-1.3b": sweep} and own.sweep("opt-1.3b") is sweep
+    assert {case.loads[0].settle_lifetimes for case in sweep.cases} == {1.0}
+    assert on_cpu().sweep("opt-tiny").concurrencies == DOUBLINGS[:9]
+    assert behind().sweep("opt-125m").concurrencies == DOUBLINGS[:9], "nobody knows its cache"
+    beyond = on_gpus().sweep("opt-125m").beyond
+    assert (beyond.concurrency, beyond.each[0].max_num_seqs) == (2048, 2048)
+    assert replace(beyond.each[0], max_num_seqs=1024) == on_gpus().spec("opt-125m")
+    asked = on_gpus(concurrency="1,1024"), on_gpus(max_num_seqs="1024"), on_gpus(gpu_memory="60GiB"), behind()
+    assert [each.sweep("opt-125m").beyond for each in asked] == [None] * 4
+    assert on_gpus().sweep("opt-1.3b").beyond is None, "its memory ends before"
+    room = kv_capacity(on_gpus().spec("opt-1.3b"), 768)
+    assert on_gpus(concurrency=f"1,{room}").sweep("opt-1.3b").concurrencies == (1, room)
+    with refused("--slm-concurrency", "opt-1.3b", room + 1, room, hint=str(room)):
+        on_gpus(concurrency=f"1,{room + 1}").sweep("opt-1.3b")
+    long = specs.Workload(specs.WorkloadSpec(), (Request((7,) * 2048, 1),), "planted")
+    monkeypatch.setattr(Planner, "workload", lambda self, model: long)
+    with refused("opt-1.3b", 2049, 2048):
+        on_gpus().sweep("opt-1.3b")
+    assert behind().sweep("opt-125m").cases
+
+
+@given(GRIDS, GRIDS, st.sampled_from(["opt-125m", "opt-1.3b"]))
+def test_a_grid_has_the_cases_of_every_smaller_one_and_no_key_twice(few, more, model):
+    def found(loads):
+        grid = ",".join(map(str, loads))
+        return keys(point_cases(simulated(concurrency=grid, models=model, input_len="8", output_len="4"), {}))
+
+    small, large = found(few), found(sorted({*few, *more}))
+    assert small.items() <= large.items() and len(set(large.values())) == len(large) == len({*few, *more})
+
+
+def test_a_point_or_replicas_that_cannot_be_had_say_why_and_behind_urls_there_are_as_many():
+    room = kv_capacity(on_gpus().spec("opt-1.3b"), 768)
+    points = [("opt-1.3b", room), ("opt-1.3b", room + 1), ("opt-1.3b", 4)]
+    fits, full, small = point_cases(on_gpus(), {"points": points})
+    assert fits.skip_reason is small.skip_reason is None and (full.engines, full.model) == (None, "opt-1.3b")
+    assert str(room) in full.skip_reason and "768" in full.skip_reason
+    [lacks] = point_cases(on_gpus(gpu_memory="2GiB"), {"points": [("opt-6.7b", 4)]})
+    assert "GiB" in lacks.skip_reason and lacks.engines is None
+    assert told(point_cases(behind(), {"points": [("opt-125m", 5000)]})) == {"opt-125m-5000": None}, "nobody knows"
+    [alone, pair] = replica_cases(on_gpus(models="opt-13b", gpu_memory="40GiB", sharing="time-slicing"))
+    assert alone.skip_reason is None and "GiB" in pair.skip_reason and (pair.model, pair.engines) == ("opt-13b", None)
+    for count in (1, 2):
+        largest = kv_capacity(on_gpus().replicas(["opt-1.3b"] * count).engines[0], 768)
+        loads = f"{count * largest},{count * (largest + 1)}"
+        cases = replica_cases(on_gpus(models="opt-1.3b", concurrency=loads, sharing="time-slicing"))
+        fits, full = cases[2 * count - 2 : 2 * count]
+        assert fits.skip_reason is None and str(largest) in full.skip_reason
+        assert (full.engines, full.model, "replica" in full.skip_reason) == (None, "opt-1.3b", count > 1)
+    wide = replica_cases(on_gpus(models="opt-125m", tensor_parallel_size="2", sharing="time-slicing"))
+    assert all(case.skip_reason and case.engines is None for case in wide)
+    one, two = replica_cases(behind(URLS))
+    assert told([one, two]) == {"opt-125m-384-x1": None, "opt-125m-384-x2-urls": None}
+    assert [engine.url for engine in two.each] == [f"http://{name}:1/v1/completions" for name in "ab"]
+    assert one.engines.sharing == "urls"
+    assert "2 replicas" in told(replica_cases(behind()))["opt-125m-384-x2-urls"]
+    five = behind(",".join(f"http://{name}:1" for name in "abcde"), models="qwen3-0.6b")
+    assert [(len(case.each), case.concurrency) for case in replica_cases(five)] == [(1, 95), (5, 95)], "as 96 allow"
+
+
+# Replicas
+def test_a_load_of_replicas_is_the_largest_that_two_three_and_four_divide_for_each_number_and_way():
+    """3, 6, 12 ... up to the largest batch of the model in arXiv:2404.03353, table 1: 512, 256, 128 and 16."""
+    for model in CATALOGUE:
+        known = {"opt-125m": 384, "opt-1.3b": 192, "opt-2.7b": 96, "opt-13b": 12, "qwen3-0.6b": 96}
+        load = planner.replica_load(model)
+        assert load % 6 == 0 and (load % 4 == 0 or load == 6), model
+        assert load == planner.replica_load(hub_name(model)) == known.get(model, load), model
+    cases = replica_cases(simulated(models="opt-1.3b", replicas="1,2,3", sharing="time-slicing,mps"))
+    ways = [("x1", 1, "time-slicing"), *((f"x{n}-{how}", n, how) for how in ("time-slicing", "mps") for n in (2, 3))]
+    found = [(case.id, len(case.each), case.engines.sharing, case.concurrency, case.skip_reason) for case in cases]
+    assert found == [(f"opt-1.3b-192-{name}", n, how, 192, None) for name, n, how in ways]
+    assert isinstance(cases[0].engines, specs.ReplicaSpec) and cases[0].engine == cases[0].each[0]
+    assert {case.model for case in cases} == {"opt-1.3b"}
+    few = replica_cases(simulated(models="opt-1.3b", replicas="3", sharing="mps"))
+    assert len(few) == 2 and keys(few).items() <= keys(cases).items(), "others leave them as they are"
+    cases = replica_cases(simulated(models="opt-1.3b", concurrency="1,8,9", sharing="time-slicing"))
+    assert told(cases[:3]) == dict.fromkeys(f"opt-1.3b-{n}-x1" for n in (1, 8, 9))
+    few, even, odd = (case.skip_reason for case in cases[3:])
+    assert even is None and {load.concurrency for load in cases[4].loads} == {4}
+    assert few.startswith("1 ") and odd.startswith("9 ") and "2 replicas" in few and "2 replicas" in odd
+    own = simulated(window="9")
+    case = own.replicas_case(own.replicas(PAIR), 8, {"window_s": 3.0}, id="it", model="m")
+    assert case.loads == (ClosedLoop(4, window_s=3.0),) * 2 and (case.id, case.model) == ("it", "m")
+
+
+def test_replicas_share_the_memory_of_one_engine_or_have_gpus_and_what_devices_cannot_share_is_said(monkeypatch):
+    own = on_gpus(gpu_memory_utilization="0.9")
+    shared, apart = own.replicas(["opt-1.3b"] * 3), own.replicas(["opt-1.3b"] * 3, "gpus")
+    assert [engine.gpu_memory_utilization for engine in shared.engines] == pytest.approx([0.3] * 3)
+    assert {engine.gpu_memory_utilization for engine in apart.engines} == {0.9} and shared.sharing == "time-slicing"
+    assert [[engine.gpu for engine in each.engines] for each in (shared, apart)] == [[0, 0, 0], [0, 1, 2]]
+    wide = on_gpus(tensor_parallel_size="2").replicas(["opt-1.3b"] * 2, "gpus")
+    assert [[*engine.gpus] for engine in wide.engines] == [[0, 1], [2, 3]]
+    asked = on_cpu(), on_gpus(), on_gpus(pin_cores="1")
+    assert [own.replicas(PAIR).pinned for own in asked] == [True, False, True]
+    assert [own.replicas(PAIR, pinned=False).pinned for own in asked] == [True, False, False]
+    assert [own.replicas(PAIR, pinned=True).pinned for own in asked] == [True] * 3
+    assert [own.replicas(PAIR[:1]).pinned for own in asked] == [False] * 3, "alone"
+    assert on_gpus().replicas(PAIR, "mps", thread_percentage=40).thread_percentage == 40
+    assert [behind(URLS).replicas(PAIR, pinned=pinned).pinned for pinned in (True, False, None)] == [True, False, False]
+    for ray, unknown in (("auto", ["mps", "mig"]), ("local", []), (None, [])):
+        monkeypatch.setattr(planner, "cannot_share", lambda spec, device: None)
+        cases = replica_cases(on_gpus(gpu=True, models="opt-125m", ray=ray, sharing="time-slicing,mps,mig,gpus"))
+        assert [case.id.rpartition("-")[2] for case in cases if case.skip_reason] == unknown
+        assert not any(case.skip_reason for case in replica_cases(simulated(simulate=True, models="opt-125m", ray=ray)))
+        monkeypatch.setattr(planner, "cannot_share", lambda spec, device: f"not on {device}")
+        reasons = [case.skip_reason for case in replica_cases(on_gpus(models="opt-125m", sharing="mps"))]
+        assert reasons == [None, "not on GPU-0"]
+
+
+# Several GPUs
+def test_each_model_on_one_two_and_four_gpus_and_as_replicas_or_as_the_options_say():
+    cases = gpus_cases(on_gpus(), ["opt-1.3b"])
+    wide = [(f"{load}-tp{n}", load, 1, n) for n in (1, 2, 4) for load in (1, 16, 64, 192)]
+    apart = [(f"{load}-replicas{n}", load, n, 1) for n, load in ((2, 64), (2, 192), (4, 192))]  # 32 for each, or more
+    found = [(case.id, case.concurrency, len(case.each), len(case.each[0].gpus)) for case in cases]
+    assert found == [(f"opt-1.3b-{name}", *facts) for name, *facts in (*wide, *apart)]
+    assert {(case.model, case.skip_reason) for case in cases} == {("opt-1.3b", None)}
+    assert {case.engines.sharing for case in cases[12:]} == {"gpus"}
+    # The nearest of the usual loads gives way to that of replicas on one GPU.
+    usual = {"opt-125m": (1, 16, 64, 384), "opt-1.3b": (1, 16, 64, 192), "opt-6.7b": (1, 16, 48, 256)}
+    usual |= {"opt-13b": (1, 12, 64, 256), "qwen2.5-3b": (1, 16, 96, 256)}
+    found = {model: gpus_cases(simulated(input_len="8", output_len="4"), [model]) for model in usual}
+    loads = {name: tuple(case.concurrency for case in of if "-tp1" in case.id) for name, of in found.items()}
+    assert loads == usual and all(planner.replica_load(model) in loads[model] for model in usual)
+    own = on_gpus(tensor_parallel_size="1,2", concurrency="63,64")
+    found = [name for name in told(gpus_cases(own, ["opt-1.3b"])) if "-64-" in name or "replicas" in name]
+    assert found == ["opt-1.3b-64-tp1", "opt-1.3b-64-tp2", "opt-1.3b-64-replicas2"], "32 for each GPU"
+    assert gpus_cases(behind(), ["opt-125m"]) == []
+    apart = gpus_cases(on_gpus(tensor_parallel_size="2,4", concurrency="128"), ["opt-1.3b"])[-1]
+    assert (apart.id, [len(e.gpus) for e in apart.each]) == ("opt-1.3b-128-replicas4", [2, 2])
+    curves = on_gpus(gpus=2, concurrency="8,64")
+    cases = gpus_cases(curves, ["opt-1.3b"])
+    lacking = [case for case in cases if case.skip_reason]
+    assert [(case.id, case.model) for case in lacking] == [(f"opt-1.3b-{n}-tp4", "opt-1.3b") for n in (8, 64)]
+    assert all("4 GPUs" in case.skip_reason for case in lacking) and "replicas4" not in str(told(cases))
+    series = {case.series for case in cases if "-tp" in case.id and not case.skip_reason}
+    assert len(series) == 2 and curves.beside == series, "they are no sweeps"
+
+
+def test_an_engine_without_room_for_the_largest_load_lets_the_others_wait_and_settles_later():
+    def settled(degrees="1", **given):
+        """Limits of the engines under these options, and for how many lifetimes their loads settle."""
+        cases = gpus_cases(on_gpus(tensor_parallel_size=degrees, **given), ["opt-2.7b"])
+        wide = [case for case in cases if case.id.endswith("-tp1")]
+        return {(case.each[0].max_num_seqs, load.settle_lifetimes) for case in wide for load in case.loads}
+
+    room = kv_capacity(on_gpus(gpu_memory="20GiB").spec("opt-2.7b", 1), 768)
+    assert 16 < room < 256
+    assert settled("1,2", gpu_memory="20GiB", concurrency="16,512") == {(room, math.ceil(512 / room))}
+    assert settled(gpu_memory="20GiB", concurrency="512", max_num_seqs="8") == {(8, 64)}
+    for largest in (256, kv_capacity(on_gpus().spec("opt-2.7b"), 768)):
+        assert settled(concurrency=f"16,{largest}") == {(1024, 1.0)}
+    for blocks, reasons in ((48, [True, True]), (49, [False, False])):  # without room for one request
+        own = on_gpus(tensor_parallel_size="1", concurrency="1,2", engine_arg=[f"num_gpu_blocks_override={blocks}"])
+        found = [*told(gpus_cases(own, ["opt-125m"])).values()]
+        assert ["opt-125m" in str(why) and "768" in str(why) for why in found] == reasons
+
+
+# Jobs
+def test_jobs_of_a_marker_are_those_of_the_chosen_models_named_by_all_that_they_fix():
+    of_mode = {"gpu": [{"model": "opt-125m", "requests": 3}], "cpu": [{"model": "opt-tiny", "requests": 2}]}
+    both = [{"model": m, "requests": 3, "lengths": (8, 4)} for m in ("opt-125m", "facebook/opt-1.3b")]
+    assert [*told(job_cases(simulated(), {"jobs": of_mode}))] == ["opt-125m-natural-3-at-once"]
+    assert [*told(job_cases(on_cpu(), {"jobs": of_mode}))] == ["opt-tiny-natural-2-at-once"]
+    assert [*told(job_cases(simulated(models="opt-1.3b"), {"jobs": both}))] == ["opt-1.3b-4-3-at-once"]
+    assert len(job_cases(simulated(), {"jobs": both})) == 2 and job_cases(simulated(), {"jobs": {}}) == []
+    own = simulated(dataset="service.csv")
+    assert job_case(own, "opt-125m", 3, lengths=(8, 4)).workloads[0].spec.source == "lengths"
+    with pytest.raises(errors.BadDataset, match="service.csv"):
+        job_case(own, "opt-125m", 3)
+    limits = {"lengths": (8, 4), "max_num_seqs": 3, "gpu_memory": "40GiB"}
+    own = simulated(seed="7")
+    all_of_it = {**limits, "rate": 2.5, "kv_requests": 2, "batching": "static"}
+    case, again = (job_case(own, "facebook/opt-125m", 5, **all_of_it) for _ in range(2))
+    assert case.key == again.key
+    assert case.id == "opt-125m-4-2.5-per-s-kv-for-2-most-3-in-40GiB-static" and case.skip_reason is None
+    assert case.model == "facebook/opt-125m" and len(case.loads[0].times) == len(case.workloads[0].requests) == 5
+    assert (case.loads[0].rate, case.loads[0].seed, lengths_of(case)) == (2.5, 7, {(8, 4)})
+    limited, small = job_case(own, "opt-125m", 5, **limits), elsewhere("simulated", gpu_memory="40GiB", seed="7")
+    assert limited.each == (replace(small, max_num_seqs=3),)
+    plain = job_case(own, "opt-125m", 5)
+    assert plain.each[0].max_num_seqs == 1024 and plain.loads[0].rate == math.inf
+    assert len({r.output_tokens for r in plain.workloads[0].requests}) > 1, "natural lengths"
+
+
+def test_a_job_in_batches_is_served_by_transformers_and_a_cache_is_sized_for_requests_at_full_length():
+    for way, wait_s in (("none", 0.0), ("static", 0.0), ("dynamic", 0.1)):
+        own, batches = on_cpu(tensor_parallel_size="2", engine_arg=["a=1"]), {"lengths": (8, 6), "batching": way}
+        spec = job_case(own, "opt-tiny", 4, max_num_seqs=2, **batches).each[0]
+        assert (spec.interface, spec.tensor_parallel_size, spec.max_num_seqs) == ("transformers", 1, 2)
+        assert spec.extra == (("batching", way), ("wait_s", wait_s))
+        imagined = job_case(simulated(engine_arg=["t_inf=9"]), "opt-125m", 4, **batches).each[0]
+        assert imagined.extra == (("t_inf", 9), ("batching", way), ("wait_s", wait_s))
+        assert job_case(own, "opt-tiny", 4, lengths=(8, 6)).each[0].interface == "engine"
+    # 12 tokens take one block of 16; one block is vLLM's. On a CPU the number of blocks is told, of whole GiB.
+    five = {"requests": 9, "lengths": (8, 4), "kv_requests": 5}
+    assert job_case(on_gpus(), "opt-125m", **five).each[0].kv_cache_bytes == 6 * 16 * KV_BYTES
+    cpu = job_case(on_cpu(engine_arg=["b=1"]), "opt-tiny", **five).each[0]
+    assert cpu.extra == (("b", 1), ("num_gpu_blocks_override", 6)) and cpu.kv_cache_bytes == GIB
+    batches = job_case(on_gpus(), "opt-125m", batching="static", **five).each[0]
+    assert batches.kv_cache_bytes == on_gpus().spec("opt-125m").kv_cache_bytes, "vLLM's cache is not used"
+    most = kv_capacity(on_gpus().spec("opt-125m"), 12)
+    fits, full = (job_case(on_gpus(), "opt-125m", 3, lengths=(8, 4), kv_requests=most + n) for n in (0, 1))
+    assert fits.skip_reason is None and str(most) in full.skip_reason
+    assert (full.engines, full.model) == (None, "opt-125m")
+
+
+@given(GRIDS, st.integers(1, 200), st.integers(1, 40), st.integers(1, 9))
+def test_a_cache_for_so_many_requests_holds_just_them_and_shorter_outputs_a_token(numbers, prompt, output, shorter):
+    own = on_gpus()
+    specs = [job_case(own, "opt-125m", 1, lengths=(prompt, 9), kv_requests=n).each[0] for n in numbers]
+    assert [kv_capacity(spec, prompt + 9) for spec in specs] == numbers
+    case = job_case(simulated(), "opt-125m", requests=3, lengths=(5, output), shorter=shorter)
+    found = [(len(r.prompt), r.output_tokens) for r in case.workloads[0].requests]
+    assert found == [(5, max(1, output // shorter))] * 3
+    assert (str(shorter) in case.workloads[0].source) or shorter == 1
+
+
+@pytest.mark.parametrize(("of", "model", "job", "facts"), [
+    *((behind, "opt-125m", fixed, ["endpoint"])
+      for fixed in ({"max_num_seqs": 3}, {"kv_requests": 3}, {"gpu_memory": "9GiB"})),
+    (behind, "opt-125m", {}, None), (behind, "opt-125m", {"lengths": (9000, 100)}, None),
+    (behind, "opt-125m", {"batching": "static"}, None), (on_gpus, "opt-125m", {"lengths": (2000, 48)}, None),
+    (on_gpus, "opt-125m", {"lengths": (2000, 49)}, ["2049", "2048"]),
+    (on_gpus, "opt-13b", {"gpu_memory": "16GiB"}, ["GiB"]),
+    *((simulated, model, {"kv_requests": 3}, ["KV cache"]) for model in ("lfm2-350m", "granite-4.0-h-350m")),
+    *((simulated, model, {}, None) for model in ("lfm2-350m", "granite-4.0-h-350m")),  # whose layout nobody knows
+])  # fmt: skip
+def test_a_job_that_cannot_be_had_says_why(of, model, job, facts):
+    case = job_case(of(), model, **{"requests": 3, "lengths": (8, 4), **job})
+    assert (case.engines is None) is (case.skip_reason is not None) is (facts is not None)
+    assert case.model == model and case.id and all(fact in case.skip_reason for fact in facts or ())
+
+
+# Adapters
+def test_adapters_of_options_markers_and_jobs_reach_engine_and_requests_and_leave_the_kv_cache():
+    plain, adapted = on_gpus(), on_gpus(lora="16x8", lora_traffic="zipf", engine_arg=["max_loras=4"])
+    spec, workload = adapted.spec("opt-125m"), adapted.workload("opt-125m")
+    wanted = {"enable_lora": True, "max_loras": 4, "max_lora_rank": 8, "max_cpu_loras": 16}
+    assert spec.arguments == wanted and engine_arguments(spec, "/m").items() >= wanted.items()
+    assert workload.spec.adapters == Adapters(16, 8, "zipf")
+    assert {r.adapter for r in workload.requests} == {*range(1, 17)}
+    slots = 4 * CATALOGUE["opt-125m"].adapter_slot_bytes(8)
+    assert plain.spec("opt-125m").kv_cache_bytes - spec.kv_cache_bytes == slots
+    assert plain.workload("opt-125m").spec.adapters is None
+    planner = on_gpus(lora="16x8")
+    points = [("opt-125m", 8)]
+    words = {"lora": (2, 16)}, {"lora": None}, {}
+    own, none, usual = (point_cases(planner, {"points": points, **each})[0] for each in words)
+    assert own.workloads[0].spec.adapters == Adapters(2, 16) and own.each[0].arguments["max_lora_rank"] == 16
+    assert none.workloads[0].spec.adapters is None and "enable_lora" not in none.each[0].arguments
+    assert usual.each[0].arguments["max_loras"] == 16
+    sweep = point_cases(simulated(concurrency="1,2", models="opt-125m"), {"lora": (2, 8)})
+    assert [case.id for case in sweep] == ["opt-125m-1", "opt-125m-2"]
+    assert all("enable_lora" in case.each[0].arguments and case.workloads[0].spec.adapters for case in sweep)
+    job = partial(job_case, on_gpus(), "opt-125m", 40, lora=(8, 16))
+    few, cut = job(max_loras=2, lengths=(8, 8)), job(shorter=4)
+    assert few.id == "opt-125m-8-40-at-once-lora-8x16-slots-2"
+    assert {"max_loras": 2, "max_cpu_loras": 8, "max_lora_rank": 16}.items() <= few.each[0].arguments.items()
+    assert {r.adapter for r in cut.workloads[0].requests} > {0, 1} - {0}
+    assert "adapters" in job(batching="static").skip_reason
+    assert "adapters" in job_case(behind(models="opt-125m"), "opt-125m", 4, lora=(8, 16)).skip_reason
 
 
 def test_structured_output_has_the_engine_start_with_a_tokenizer_as_free_text_does_that_is_compared_with_it():
@@ -645,312 +792,3 @@ def test_a_marker_turns_the_drafts_of_the_options_on_and_off_or_those_of_n_grams
         assert [planner.in_sweep(case) for case in cases] == [not asked, not asked, bool(asked), bool(asked)]
     [named] = point_cases(on_gpus(), {"points": [("opt-125m", 4)], "speculation": True})
     assert named.id == "opt-125m-4" and named.each[0].speculation["method"] == "ngram"
-
-
-def test_a_point_that_cannot_be_had_says_why():
-    room = kv_capacity(on_gpus().spec("opt-1.3b"), 768)
-    points = [("opt-1.3b", room), ("opt-1.3b", room + 1), ("opt-1.3b", 4)]
-    fits, full, small = point_cases(on_gpus(), {"points": points})
-    assert fits.skip_reason is small.skip_reason is None and (full.engines, full.model) == (None, "opt-1.3b")
-    assert str(room) in full.skip_reason and "768" in full.skip_reason
-    [lacks] = point_cases(on_gpus(gpu_memory="2GiB"), {"points": [("opt-6.7b", 4)]})
-    assert "GiB" in lacks.skip_reason and lacks.engines is None
-    assert told(point_cases(behind(), {"points": [("opt-125m", 5000)]})) == {"opt-125m-5000": None}, "nobody knows"
-
-
-# Replicas
-
-
-@pytest.mark.parametrize("model", CATALOGUE)
-def test_a_load_of_replicas_is_the_largest_up_to_the_papers_batch_that_two_three_and_four_divide(model):
-    """3, 6, 12 ... up to the largest batch of the model in arXiv:2404.03353, table 1: 512, 256, 128 and 16."""
-    known = {"opt-125m": 384, "opt-1.3b": 192, "opt-2.7b": 96, "opt-13b": 12, "qwen3-0.6b": 96}
-    load = planner.replica_load(model)
-    assert load % 6 == 0 and (load % 4 == 0 or load == 6)
-    assert load == planner.replica_load(hub_name(model)) == known.get(model, load)
-
-
-def test_one_engine_alone_and_each_number_of_replicas_by_each_way_of_sharing():
-    cases = replica_cases(simulated(models="opt-1.3b", replicas="1,2,3", sharing="time-slicing,mps"))
-    ways = [("x1", 1, "time-slicing"), *((f"x{n}-{how}", n, how) for how in ("time-slicing", "mps") for n in (2, 3))]
-    found = [(case.id, len(case.each), case.engines.sharing, case.concurrency, case.skip_reason) for case in cases]
-    assert found == [(f"opt-1.3b-192-{name}", n, how, 192, None) for name, n, how in ways]
-    assert isinstance(cases[0].engines, ReplicaSpec) and cases[0].engine == cases[0].each[0]
-    assert {case.model for case in cases} == {"opt-1.3b"}
-    few = replica_cases(simulated(models="opt-1.3b", replicas="3", sharing="mps"))
-    assert len(few) == 2 and keys(few).items() <= keys(cases).items(), "others leave them as they are"
-
-
-def test_replicas_under_loads_of_the_options_and_of_a_test():
-    cases = replica_cases(simulated(models="opt-1.3b", concurrency="1,8,9", sharing="time-slicing"))
-    assert told(cases[:3]) == dict.fromkeys(f"opt-1.3b-{n}-x1" for n in (1, 8, 9))
-    few, even, odd = (case.skip_reason for case in cases[3:])
-    assert even is None and {load.concurrency for load in cases[4].loads} == {4}
-    assert few.startswith("1 ") and odd.startswith("9 ") and "2 replicas" in few and "2 replicas" in odd
-    own = simulated(window="9")
-    case = own.replicas_case(own.replicas(PAIR), 8, {"window_s": 3.0}, id="it", model="m")
-    assert case.loads == (ClosedLoop(4, window_s=3.0),) * 2 and (case.id, case.model) == ("it", "m")
-
-
-def test_replicas_share_the_memory_of_one_engine_or_have_gpus_of_their_own():
-    own = on_gpus(gpu_memory_utilization="0.9")
-    shared, apart = own.replicas(["opt-1.3b"] * 3), own.replicas(["opt-1.3b"] * 3, "gpus")
-    assert [engine.gpu_memory_utilization for engine in shared.engines] == pytest.approx([0.3] * 3)
-    assert {engine.gpu_memory_utilization for engine in apart.engines} == {0.9} and shared.sharing == "time-slicing"
-    assert [[engine.gpu for engine in each.engines] for each in (shared, apart)] == [[0, 0, 0], [0, 1, 2]]
-    wide = on_gpus(tensor_parallel_size="2").replicas(["opt-1.3b"] * 2, "gpus")
-    assert [[*engine.gpus] for engine in wide.engines] == [[0, 1], [2, 3]]
-
-
-def test_replicas_are_pinned_to_cores_on_a_cpu_and_else_if_asked():
-    asked = on_cpu(), on_gpus(), on_gpus(pin_cores="1")
-    assert [own.replicas(PAIR).pinned for own in asked] == [True, False, True]
-    assert [own.replicas(PAIR, pinned=False).pinned for own in asked] == [True, False, False]
-    assert [own.replicas(PAIR, pinned=True).pinned for own in asked] == [True] * 3
-    assert [own.replicas(PAIR[:1]).pinned for own in asked] == [False] * 3, "alone"
-    assert on_gpus().replicas(PAIR, "mps", thread_percentage=40).thread_percentage == 40
-    assert [behind(URLS).replicas(PAIR, pinned=pinned).pinned for pinned in (True, False, None)] == [True, False, False]
-
-
-def test_replicas_that_cannot_be_had_say_why():
-    [alone, pair] = replica_cases(on_gpus(models="opt-13b", gpu_memory="40GiB", sharing="time-slicing"))
-    assert alone.skip_reason is None and "GiB" in pair.skip_reason and (pair.model, pair.engines) == ("opt-13b", None)
-    for count in (1, 2):
-        largest = kv_capacity(on_gpus().replicas(["opt-1.3b"] * count).engines[0], 768)
-        loads = f"{count * largest},{count * (largest + 1)}"
-        cases = replica_cases(on_gpus(models="opt-1.3b", concurrency=loads, sharing="time-slicing"))
-        fits, full = cases[2 * count - 2 : 2 * count]
-        assert fits.skip_reason is None and str(largest) in full.skip_reason
-        assert (full.engines, full.model, "replica" in full.skip_reason) == (None, "opt-1.3b", count > 1)
-    wide = replica_cases(on_gpus(models="opt-125m", tensor_parallel_size="2", sharing="time-slicing"))
-    assert all(case.skip_reason and case.engines is None for case in wide)
-
-
-@pytest.mark.parametrize(("ray", "unknown"), [("auto", ["mps", "mig"]), ("local", []), (None, [])])
-def test_what_devices_cannot_share_is_said_of_sets_and_not_known_of_nodes_of_a_cluster(monkeypatch, ray, unknown):
-    monkeypatch.setattr(planner, "cannot_share", lambda spec, device: None)
-    cases = replica_cases(on_gpus(gpu=True, models="opt-125m", ray=ray, sharing="time-slicing,mps,mig,gpus"))
-    assert [case.id.rpartition("-")[2] for case in cases if case.skip_reason] == unknown
-    assert not any(case.skip_reason for case in replica_cases(simulated(simulate=True, models="opt-125m", ray=ray)))
-    monkeypatch.setattr(planner, "cannot_share", lambda spec, device: f"not on {device}")
-    reasons = [case.skip_reason for case in replica_cases(on_gpus(models="opt-125m", sharing="mps"))]
-    assert reasons == [None, "not on GPU-0"]
-
-
-def test_replicas_behind_urls():
-    one, two = replica_cases(behind(URLS))
-    assert told([one, two]) == {"opt-125m-384-x1": None, "opt-125m-384-x2-urls": None}
-    assert [engine.url for engine in two.each] == [f"http://{name}:1/v1/completions" for name in "ab"]
-    assert one.engines.sharing == "urls"
-    assert "2 replicas" in told(replica_cases(behind()))["opt-125m-384-x2-urls"]
-    five = behind(",".join(f"http://{name}:1" for name in "abcde"), models="qwen3-0.6b")
-    assert [(len(case.each), case.concurrency) for case in replica_cases(five)] == [(1, 95), (5, 95)], "as 96 allow"
-
-
-# Several GPUs
-
-
-def test_each_model_on_one_two_and_four_gpus_and_as_replicas():
-    cases = gpus_cases(on_gpus(), ["opt-1.3b"])
-    wide = [(f"{load}-tp{n}", load, 1, n) for n in (1, 2, 4) for load in (1, 16, 64, 192)]
-    apart = [(f"{load}-replicas{n}", load, n, 1) for n, load in ((2, 64), (2, 192), (4, 192))]  # 32 for each, or more
-    found = [(case.id, case.concurrency, len(case.each), len(case.each[0].gpus)) for case in cases]
-    assert found == [(f"opt-1.3b-{name}", *facts) for name, *facts in (*wide, *apart)]
-    assert {(case.model, case.skip_reason) for case in cases} == {("opt-1.3b", None)}
-    assert {case.engines.sharing for case in cases[12:]} == {"gpus"}
-
-
-@pytest.mark.parametrize(("model", "loads"), [
-    ("opt-125m", [1, 16, 64, 384]), ("opt-1.3b", [1, 16, 64, 192]), ("opt-6.7b", [1, 16, 48, 256]),
-    ("opt-13b", [1, 12, 64, 256]), ("qwen2.5-3b", [1, 16, 96, 256]),
-])  # fmt: skip
-def test_the_nearest_of_the_usual_loads_gives_way_to_that_of_replicas_on_one_gpu(model, loads):
-    cases = gpus_cases(simulated(input_len="8", output_len="4"), [model])
-    assert [case.concurrency for case in cases if case.id.endswith("-tp1")] == loads
-    assert planner.replica_load(model) in loads
-
-
-def test_several_gpus_as_the_options_say_and_of_those_that_are_not_there_why():
-    own = on_gpus(tensor_parallel_size="1,2", concurrency="63,64")
-    found = [name for name in told(gpus_cases(own, ["opt-1.3b"])) if "-64-" in name or "replicas" in name]
-    assert found == ["opt-1.3b-64-tp1", "opt-1.3b-64-tp2", "opt-1.3b-64-replicas2"], "32 for each GPU"
-    assert gpus_cases(behind(), ["opt-125m"]) == []
-    apart = gpus_cases(on_gpus(tensor_parallel_size="2,4", concurrency="128"), ["opt-1.3b"])[-1]
-    assert (apart.id, [len(e.gpus) for e in apart.each]) == ("opt-1.3b-128-replicas4", [2, 2])
-    curves = on_gpus(gpus=2, concurrency="8,64")
-    cases = gpus_cases(curves, ["opt-1.3b"])
-    lacking = [case for case in cases if case.skip_reason]
-    assert [(case.id, case.model) for case in lacking] == [(f"opt-1.3b-{n}-tp4", "opt-1.3b") for n in (8, 64)]
-    assert all("4 GPUs" in case.skip_reason for case in lacking) and "replicas4" not in str(told(cases))
-    series = {case.series for case in cases if "-tp" in case.id and not case.skip_reason}
-    assert len(series) == 2 and curves.beside == series, "they are no sweeps"
-
-
-def test_an_engine_without_room_for_the_largest_load_lets_the_others_wait_and_settles_later():
-    def settled(degrees="1", **given):
-        """Limits of the engines under these options, and for how many lifetimes their loads settle."""
-        cases = gpus_cases(on_gpus(tensor_parallel_size=degrees, **given), ["opt-2.7b"])
-        wide = [case for case in cases if case.id.endswith("-tp1")]
-        return {(case.each[0].max_num_seqs, load.settle_lifetimes) for case in wide for load in case.loads}
-
-    room = kv_capacity(on_gpus(gpu_memory="20GiB").spec("opt-2.7b", 1), 768)
-    assert 16 < room < 256
-    assert settled("1,2", gpu_memory="20GiB", concurrency="16,512") == {(room, math.ceil(512 / room))}
-    assert settled(gpu_memory="20GiB", concurrency="512", max_num_seqs="8") == {(8, 64)}
-    for largest in (256, kv_capacity(on_gpus().spec("opt-2.7b"), 768)):
-        assert settled(concurrency=f"16,{largest}") == {(1024, 1.0)}
-
-
-@pytest.mark.parametrize(("blocks", "reasons"), [(48, [True, True]), (49, [False, False])])
-def test_an_engine_without_room_for_one_request_wants_more_gpus(blocks, reasons):
-    own = on_gpus(tensor_parallel_size="1", concurrency="1,2", engine_arg=[f"num_gpu_blocks_override={blocks}"])
-    found = [*told(gpus_cases(own, ["opt-125m"])).values()]
-    assert ["opt-125m" in str(why) and "768" in str(why) for why in found] == reasons
-
-
-# Jobs
-
-
-def test_jobs_of_a_marker_are_those_of_the_mode_and_of_the_chosen_models():
-    of_mode = {"gpu": [{"model": "opt-125m", "requests": 3}], "cpu": [{"model": "opt-tiny", "requests": 2}]}
-    both = [{"model": m, "requests": 3, "lengths": (8, 4)} for m in ("opt-125m", "facebook/opt-1.3b")]
-    assert [*told(job_cases(simulated(), {"jobs": of_mode}))] == ["opt-125m-natural-3-at-once"]
-    assert [*told(job_cases(on_cpu(), {"jobs": of_mode}))] == ["opt-tiny-natural-2-at-once"]
-    assert [*told(job_cases(simulated(models="opt-1.3b"), {"jobs": both}))] == ["opt-1.3b-4-3-at-once"]
-    assert len(job_cases(simulated(), {"jobs": both})) == 2 and job_cases(simulated(), {"jobs": {}}) == []
-
-
-def test_a_job_is_named_by_all_that_it_fixes_which_reaches_its_case():
-    limits = {"lengths": (8, 4), "max_num_seqs": 3, "gpu_memory": "40GiB"}
-    own = simulated(seed="7")
-    case, again = (
-        job_case(own, "facebook/opt-125m", 5, rate=2.5, kv_requests=2, batching="static", **limits) for _ in range(2)
-    )
-    assert case.key == again.key
-    assert case.id == "opt-125m-4-2.5-per-s-kv-for-2-most-3-in-40GiB-static" and case.skip_reason is None
-    assert case.model == "facebook/opt-125m" and len(case.loads[0].times) == len(case.workloads[0].requests) == 5
-    assert (case.loads[0].rate, case.loads[0].seed, lengths_of(case)) == (2.5, 7, {(8, 4)})
-    limited, small = job_case(own, "opt-125m", 5, **limits), elsewhere("simulated", gpu_memory="40GiB", seed="7")
-    assert limited.each == (replace(small, max_num_seqs=3),)
-    plain = job_case(own, "opt-125m", 5)
-    assert plain.each[0].max_num_seqs == 1024 and plain.loads[0].rate == math.inf
-    assert len({r.output_tokens for r in plain.workloads[0].requests}) > 1, "natural lengths"
-
-
-@pytest.mark.parametrize(("way", "wait_s"), [("none", 0.0), ("static", 0.0), ("dynamic", 0.1)])
-def test_a_job_in_batches_is_served_by_transformers_without_arguments_of_vllm(way, wait_s):
-    own, batches = on_cpu(tensor_parallel_size="2", engine_arg=["a=1"]), {"lengths": (8, 6), "batching": way}
-    spec = job_case(own, "opt-tiny", 4, max_num_seqs=2, **batches).each[0]
-    assert (spec.interface, spec.tensor_parallel_size, spec.max_num_seqs) == ("transformers", 1, 2)
-    assert spec.extra == (("batching", way), ("wait_s", wait_s))
-    imagined = job_case(simulated(engine_arg=["t_inf=9"]), "opt-125m", 4, **batches).each[0]
-    assert imagined.extra == (("t_inf", 9), ("batching", way), ("wait_s", wait_s))
-    assert job_case(own, "opt-tiny", 4, lengths=(8, 6)).each[0].interface == "engine"
-
-
-def test_a_cache_is_sized_for_requests_at_full_length():
-    """12 tokens take one block of 16; one block is vLLM's. On a CPU the number of blocks is told, of whole GiB."""
-    five = {"requests": 9, "lengths": (8, 4), "kv_requests": 5}
-    assert job_case(on_gpus(), "opt-125m", **five).each[0].kv_cache_bytes == 6 * 16 * KV_BYTES
-    cpu = job_case(on_cpu(engine_arg=["b=1"]), "opt-tiny", **five).each[0]
-    assert cpu.extra == (("b", 1), ("num_gpu_blocks_override", 6)) and cpu.kv_cache_bytes == GIB
-    batches = job_case(on_gpus(), "opt-125m", batching="static", **five).each[0]
-    assert batches.kv_cache_bytes == on_gpus().spec("opt-125m").kv_cache_bytes, "vLLM's cache is not used"
-
-
-@given(st.lists(st.integers(1, 500), min_size=1, max_size=5, unique=True).map(sorted), st.integers(1, 200))
-def test_a_cache_for_so_many_requests_holds_just_them(numbers, prompt):
-    own = on_gpus()
-    specs = [job_case(own, "opt-125m", 1, lengths=(prompt, 9), kv_requests=n).each[0] for n in numbers]
-    assert [kv_capacity(spec, prompt + 9) for spec in specs] == numbers
-
-
-@given(st.integers(1, 40), st.integers(1, 9))
-def test_shorter_outputs_keep_prompts_and_one_token(output, shorter):
-    case = job_case(simulated(), "opt-125m", requests=3, lengths=(5, output), shorter=shorter)
-    found = [(len(r.prompt), r.output_tokens) for r in case.workloads[0].requests]
-    assert found == [(5, max(1, output // shorter))] * 3
-    assert (str(shorter) in case.workloads[0].source) or shorter == 1
-
-
-@pytest.mark.parametrize(("of", "model", "job", "facts"), [
-    *((behind, "opt-125m", fixed, ["endpoint"])
-      for fixed in ({"max_num_seqs": 3}, {"kv_requests": 3}, {"gpu_memory": "9GiB"})),
-    (behind, "opt-125m", {}, None), (behind, "opt-125m", {"lengths": (9000, 100)}, None),
-    (behind, "opt-125m", {"batching": "static"}, None), (on_gpus, "opt-125m", {"lengths": (2000, 48)}, None),
-    (on_gpus, "opt-125m", {"lengths": (2000, 49)}, ["2049", "2048"]),
-    (on_gpus, "opt-13b", {"gpu_memory": "16GiB"}, ["GiB"]),
-    *((simulated, model, {"kv_requests": 3}, ["KV cache"]) for model in ("lfm2-350m", "granite-4.0-h-350m")),
-    *((simulated, model, {}, None) for model in ("lfm2-350m", "granite-4.0-h-350m")),  # whose layout nobody knows
-])  # fmt: skip
-def test_a_job_that_cannot_be_had_says_why(of, model, job, facts):
-    case = job_case(of(), model, **{"requests": 3, "lengths": (8, 4), **job})
-    assert (case.engines is None) is (case.skip_reason is not None) is (facts is not None)
-    assert case.model == model and case.id and all(fact in case.skip_reason for fact in facts or ())
-
-
-def test_a_job_has_as_much_cache_as_there_is():
-    most = kv_capacity(on_gpus().spec("opt-125m"), 12)
-    fits, full = (job_case(on_gpus(), "opt-125m", 3, lengths=(8, 4), kv_requests=most + n) for n in (0, 1))
-    assert fits.skip_reason is None and str(most) in full.skip_reason
-    assert (full.engines, full.model) == (None, "opt-125m")
-
-
-def test_a_job_of_fixed_lengths_reads_no_trace():
-    own = simulated(dataset="service.csv")
-    assert job_case(own, "opt-125m", 3, lengths=(8, 4)).workloads[0].spec.source == "lengths"
-    with pytest.raises(BadDataset, match="service.csv"):
-        job_case(own, "opt-125m", 3)
-
-
-# Adapters
-
-
-def test_adapters_of_options_reach_engine_and_requests_and_their_slots_leave_the_kv_cache():
-    plain, adapted = on_gpus(), on_gpus(lora="16x8", lora_traffic="zipf", engine_arg=["max_loras=4"])
-    spec, workload = adapted.spec("opt-125m"), adapted.workload("opt-125m")
-    wanted = {"enable_lora": True, "max_loras": 4, "max_lora_rank": 8, "max_cpu_loras": 16}
-    assert spec.arguments == wanted and engine_arguments(spec, "/m").items() >= wanted.items()
-    assert workload.spec.adapters == Adapters(16, 8, "zipf") and {r.adapter for r in workload.requests} == {
-        *range(1, 17)
-    }
-    slots = 4 * CATALOGUE["opt-125m"].adapter_slot_bytes(8)
-    assert plain.spec("opt-125m").kv_cache_bytes - spec.kv_cache_bytes == slots
-    assert plain.workload("opt-125m").spec.adapters is None
-
-
-@pytest.mark.parametrize(("model", "given", "word"), [
-    ("opt-13b", {"lora": "600x256"}, "max_loras="), ("gpt-j-6b", {"lora": "4x8"}, "LlamaForCausalLM"),
-    ("opt-125m", {"lora": "4x16", "engine_arg": ["max_lora_rank=8"]}, "max_lora_rank=16"),
-])  # fmt: skip
-def test_adapters_that_a_model_or_its_memory_does_not_hold_are_refused_with_what_does(model, given, word):
-    with refused(hint=word):
-        on_gpus(**given).spec(model)
-
-
-def test_a_marker_has_adapters_of_its_own_or_none():
-    planner = on_gpus(lora="16x8")
-    points = [("opt-125m", 8)]
-    own, none, usual = (
-        point_cases(planner, {"points": points, **words})[0] for words in ({"lora": (2, 16)}, {"lora": None}, {})
-    )
-    assert own.workloads[0].spec.adapters == Adapters(2, 16) and own.each[0].arguments["max_lora_rank"] == 16
-    assert none.workloads[0].spec.adapters is None and "enable_lora" not in none.each[0].arguments
-    assert usual.each[0].arguments["max_loras"] == 16
-    sweep = point_cases(simulated(concurrency="1,2", models="opt-125m"), {"lora": (2, 8)})
-    assert [case.id for case in sweep] == ["opt-125m-1", "opt-125m-2"]
-    assert all("enable_lora" in case.each[0].arguments and case.workloads[0].spec.adapters for case in sweep)
-    with refused(4, hint="lora=(16, 8)"):
-        planner.workload("opt-125m", {"lora": 4})
-    with refused("lora", hint="--slm-gpu"):
-        behind(models="opt-125m").workload("opt-125m", {"lora": (16, 8)})
-
-
-def test_a_job_has_adapters_on_fewer_slots_and_its_requests_keep_them_where_outputs_are_cut():
-    job = partial(job_case, on_gpus(), "opt-125m", 40, lora=(8, 16))
-    few, cut = job(max_loras=2, lengths=(8, 8)), job(shorter=4)
-    assert few.id == "opt-125m-8-40-at-once-lora-8x16-slots-2"
-    assert {"max_loras": 2, "max_cpu_loras": 8, "max_lora_rank": 16}.items() <= few.each[0].arguments.items()
-    assert {r.adapter for r in cut.workloads[0].requests} > {0, 1} - {0}
-    assert "adapters" in job(batching="static").skip_reason
-    assert "adapters" in job_case(behind(models="opt-125m"), "opt-125m", 4, lora=(8, 16)).skip_reason

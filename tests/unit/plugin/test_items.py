@@ -59,20 +59,17 @@ POINTS = ("slm_point", "points", {})
 # Wrong words are refused, with what to type
 
 
-def drops_a_verdict(slm_claim):
-    slm_claim()
-
-
-def drops_that_of_a_curve(slm_sweep):
-    if slm_sweep:
-        slm_sweep(concurrency=[1, 2]).pareto_plateau()
-
-
-def asserts_it(slm_claim):
-    assert slm_claim()
-
-
 def test_a_verdict_that_nothing_asserts_is_refused():
+    def drops_a_verdict(slm_claim):
+        slm_claim()
+
+    def drops_that_of_a_curve(slm_sweep):
+        if slm_sweep:
+            slm_sweep(concurrency=[1, 2]).pareto_plateau()
+
+    def asserts_it(slm_claim):
+        assert slm_claim()
+
     claim, dropped = ["slm_claim", "slm_model"], [(drops_a_verdict, ["tmp_path"]), (asserts_it, ["slm_claim"])]
     for function, fixtures, name in (
         (drops_a_verdict, claim, "slm_claim"), (drops_that_of_a_curve, ["slm_sweep"], "pareto_plateau"),
@@ -173,7 +170,6 @@ APART = {"gate": True, "gate_launches": "apart"}
 DRAFTS = [f"{MODEL}-2-{which}" for which in ("plain", "speculative")]
 ANY = {"models": None}
 BOTH = {"models": "opt-125m,opt-350m"}
-# fmt: off
 PARAMETERS = [
     ("slm_point", {}, {}, ["opt-125m-4", "opt-125m-8"]),
     ("slm_point", {"points": [("opt-1.3b", 8), (MODEL, 2)]}, {}, ["opt-125m-2"]),
@@ -184,6 +180,7 @@ PARAMETERS = [
     ("slm_model slm_claim", {"claim": PLATEAU, "models": ["opt-1.3b"]}, {}, ["-"]),
     ("slm_gate slm_gates", {}, {}, ["-"]),
     ("slm_gate slm_gates", {"gate": "cpu"}, {}, ["-"]),
+    ("slm_gate slm_gates", {"gate": "cpu"}, {"on": "cpu", **BOTH}, [f"{MODEL}-kv-blocks"]),  # a short one
     ("slm_gate slm_gates", {}, BOTH | APART, GATED),
     ("slm_gate slm_gates", {"gate": "simulated"}, BOTH, AT_ONCE),
     ("slm_gate slm_gates", {}, APART | {"load_format": "auto"}, [*GATED[:6], f"{MODEL}-outputs"]),
@@ -194,8 +191,7 @@ PARAMETERS = [
     ("slm_job_point", {"jobs": {"gpu": JOBS}}, {"models": "opt-1.3b"}, ["-"]),
     ("slm_model slm_claim", {"jobs": {"gpu": JOBS}, "claim": PLATEAU}, ANY, TWO),
     ("slm_model", {"jobs": JOBS, "models": ["opt-350m"]}, ANY, ["opt-350m"]),
-]
-# fmt: on
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fixtures", "words", "given", "found"), PARAMETERS)
@@ -204,11 +200,6 @@ def test_parameters_are_what_marker_and_options_say(opened, fixtures, words, giv
     assert sorted(names(made)) == sorted(f"test_it[{each}]" for each in found)
     skips = found is AT_ONCE or (found == ["-"] and "slm_gate" not in fixtures)
     assert any(item.why_skipped for item in made) == skips
-
-
-def test_a_short_gate_decides_the_kv_blocks_of_the_first_model(opened):
-    made = items_for(opened(on="cpu", **BOTH), "slm_gate slm_gates", gate="cpu")
-    assert names(made) == ["test_it[opt-125m-kv-blocks]"]
 
 
 def test_points_are_shown_by_the_clock_of_the_engine(opened):
@@ -265,7 +256,6 @@ def item_of(fixtures="slm_point", suite=None, path="t.py", args=(), **words):
 
 
 SHIPPED = "benchmarks/test_pareto_plateau.py"
-# fmt: off
 LEFT_OUT = [
     (item_of("tmp_path"), {}, False, "without a path"),
     (item_of("tmp_path"), {}, True, None),
@@ -285,7 +275,7 @@ LEFT_OUT = [
     (item_of("slm_claim", claim=PLATEAU), {}, True, None),
     *((item_of(needs="gpu"), {"on": on}, True, fact) for on, fact in (("cpu", "--slm-gpu"), ("simulated", None))),
     *((item_of(gpus=n), {"on": "cpu"}, True, fact) for n, fact in ((2, "--slm-gpu"), (1, None))),
-]
+]  # fmt: skip
 # A platform, the fixtures and words of an item, and why it is left out there, or skipped.
 ELSEWHERE = [
     ("simulated", "slm_measure", {"gpus": 9}, {}, "9 GPUs"),
@@ -302,8 +292,7 @@ ELSEWHERE = [
     ("remote", "slm_measure", {"max_num_seqs": 8, "model": MODEL}, {}, "max_num_seqs"),
     ("remote", "slm_measure", {"model": "opt-350m"}, {}, "opt-350m"),
     ("remote", "slm_measure", {"model": MODEL}, {}, None),
-]
-# fmt: on
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("item", "given", "named", "fact"), LEFT_OUT)
@@ -327,7 +316,7 @@ def test_an_item_that_this_mode_cannot_carry_out_is_skipped(opened, platform, fi
 # The plan of an item, and the order
 
 
-def test_each_engine_s_items_are_together_and_what_reads_several_comes_last(opened):
+def test_each_engine_s_items_are_together_and_what_reads_several_comes_last_also_where_cases_are_measured_alone(opened):
     larger = {"claim": "energy-per-token-grows-with-model", "models": ["opt-1.3b"]}
     found = ordered(
         opened(models="opt-125m,opt-1.3b"), ("slm_claim slm_model", "larger", larger), ("slm_advice", "advice", {}),
@@ -339,9 +328,6 @@ def test_each_engine_s_items_are_together_and_what_reads_several_comes_last(open
         "mine", "point[opt-1.3b-4]", "point[opt-1.3b-8]", "plateau[opt-1.3b]", "point[opt-125m-4]", "point[opt-125m-8]",
         "advice", "plateau[opt-125m]", "limited", "larger[opt-1.3b]", "gate",
     ]  # fmt: skip
-
-
-def test_readers_wait_where_cases_are_measured_again_alone(opened):
     tests = ("slm_advice", "advice", {}), ("slm_alone slm_model", "alone", {}), ("slm_point", "point", {})
     order = [name.partition("[")[0] for name in names(ordered(opened(ray="local"), *tests))]
     assert order == ["point", "point", "alone", "advice"]
@@ -369,12 +355,9 @@ def test_a_plan_says_what_an_item_measures_and_reads(opened):
     assert plan("slm_replicas") == ItemPlan("it", engine=spec, open=True)
     gate = ItemPlan(f"it[{MODEL}-throughput]", engine=spec, gate=MODEL, compares=True, starts=True)
     assert plan("slm_gates slm_gate", gate="simulated") == gate
-
-
-def test_the_marker_of_a_parameter_adds_its_words_to_those_of_the_test():
     item = item_of(model="opt-350m", max_num_seqs=4)
     item.own_markers = [pytest.mark.slm(max_num_seqs=8).mark, pytest.mark.skip(reason="x").mark]
-    assert items.words_of(item) == {"model": "opt-350m", "max_num_seqs": 8}
+    assert items.words_of(item) == {"model": "opt-350m", "max_num_seqs": 8}, "a parameter's marker adds its words"
 
 
 def test_cases_and_sweeps_are_those_of_all_items_once(opened):
@@ -397,7 +380,7 @@ def measured_sweep(session):
         session.executor.measure(case)
 
 
-def test_what_is_resumed_is_told(opened):
+def test_what_is_resumed_is_told_and_what_is_not_valid_and_is_not(opened):
     opened().begin()
     assert "nothing is resumed" in items.fits(opened(resume=True), [])
     measured_sweep(opened())
@@ -405,9 +388,6 @@ def test_what_is_resumed_is_told(opened):
     told = items.fits(session, plans(session, POINTS, ("slm_measure", "own", {"max_num_seqs": 8})))
     assert "4 measurements for this run" in told and "own tests" not in told and "not valid" not in told
     assert "4 of engines that its own tests use" in items.fits(session, plans(session, ("slm_measure", "own", {})))
-
-
-def test_what_is_not_valid_is_told_and_not_resumed(opened):
     failing = [*FEW_STEPS["engine_arg"], "fail_at=8"]
     measured_sweep(opened(engine_arg=failing))
     session = opened(engine_arg=failing, resume=True)
@@ -515,7 +495,7 @@ def test_a_load_that_says_nothing_is_refused(opened):
         engine.measure(4, requests=9)
 
 
-def test_a_job_of_a_test_is_served_once(opened):
+def test_a_job_of_a_test_is_served_once_with_the_adapters_of_its_marker_on_an_engine_with_slots_for_them(opened):
     session = opened()
     spec = session.planner.spec(MODEL)
     slow, fast = (items.own_job(session, spec, {}, 20, rate, lengths=(16, 8)) for rate in (2, math.inf))
@@ -524,16 +504,13 @@ def test_a_job_of_a_test_is_served_once(opened):
     assert items.own_job(session, spec, {}, 20, lengths=(16, 8)).records == fast.records
     uneven = items.own_job(session, spec, {}, 20, 2, lengths=(16, 8), burstiness=0.25, repeats=1)
     assert uneven.load.burstiness == 0.25 and uneven.records != slow.records and len(uneven.records) == 1
-
-
-def test_a_job_of_a_test_has_the_adapters_of_its_marker_on_an_engine_with_slots_for_them(opened):
-    session, words = opened(), {"lora": (2, 8), "model": MODEL}
-    spec = items.spec_from_marker(session, words)
-    assert spec.arguments["max_loras"] == 2
-    found = items.own_job(session, spec, words, 20, lengths=(16, 8))
+    words = {"lora": (2, 8), "model": MODEL}
+    slotted = items.spec_from_marker(session, words)
+    assert slotted.arguments["max_loras"] == 2
+    found = items.own_job(session, slotted, words, 20, lengths=(16, 8))
     assert found.valid and found.slots == found.workload.spec.adapters.count == 2
     with refused("2 adapters", hint="--slm-lora 2x8"):
-        items.own_job(session, session.planner.spec(MODEL), words, 20, lengths=(16, 8))
+        items.own_job(session, spec, words, 20, lengths=(16, 8))
 
 
 def test_engines_that_share_a_device_are_measured_together(opened):
@@ -593,15 +570,12 @@ def watched(readings=5, **how):
     return found
 
 
-def test_figures_are_of_the_block():
+def test_figures_and_the_verdict_are_of_the_block():
     found = watched()
     assert found.figures.sm_active == 0.5 == found.figures.sm_active_max
     assert found.seen.window_s == (0.0, pytest.approx(0.5)) and found.seen.began_s == 100.0
     assert found.telemetry.sources == ("planted",)
     assert found.telemetry.time_s == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
-
-
-def test_the_verdict_is_over_the_block_too():
     assert watched(20).health.state == "ok"
     assert watched(foreign=2.0).health.state == "invalid"
     assert any("planted failed after 2" in why for why in watched(fails_at=3).health.reasons)

@@ -6,9 +6,10 @@ import math
 import re
 import shlex
 from dataclasses import replace
+from itertools import product
 
 import pytest
-from gpus import on_gpus, replicas
+from gpus import PLANTED, on_gpus, replicas
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import lawful
@@ -19,9 +20,8 @@ from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objec
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, predicted_elsewhere
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
-from pytest_slmserve.report import advice
+from pytest_slmserve.report import advice, text_table
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 SOURCE = ResultSource("NVIDIA H200", "TPOT", 140 * GIB)
@@ -29,9 +29,14 @@ FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, lo
 SERVED = {"dtype": "float16", "max_num_batched_tokens": 8192, "footprint": FOOTPRINT, "kv_had_bytes": 120 * GIB}
 ENGINE = ServedEngine(spec=EngineSpec("opt-1.3b"), **SERVED)
 SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 650.0, "power_limit_w": 700.0}
-PLANTED = {"all_reduce_s": 1e-3, "imbalance": 0.2}
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WISH = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=140 * GIB, price_per_hour=3.5, together=True)
+VISIBLE = st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))  # as a specification has them
+NAMES = st.text(VISIBLE, min_size=1).filter(lambda s: s[0] != "-")
+FOOTPRINTS = st.builds(
+    Footprint, weight_bytes=st.integers(1, 30 * GIB), kv_bytes_per_token=st.integers(1, 10**6),
+    longest=st.integers(1, 4096), allowance_bytes=st.integers(1, 4 * GIB),
+)  # fmt: skip
 
 
 def points(batches=GRID, **sensed):
@@ -46,14 +51,12 @@ def planned(*subjects: ModelSweep, **wish: object) -> Plan:
     return plan(subjects or [subject()], replace(WISH, **wish))
 
 
+DRAM_BOUND = subject(points=points(**SENSED | {"dram_active": 0.7}))
+UNSIZED = subject("c", engine=replace(ENGINE, footprint=None))
 PLANS = {
     "one model": planned(),
-    "a full batch for each of two engines would miss the limit": planned(
-        subject(points=points(**SENSED | {"dram_active": 0.7}))
-    ),
-    "one of unknown memory is served alone": planned(
-        subject("a"), subject("c", engine=replace(ENGINE, footprint=None)), subject("b")
-    ),
+    "a full batch for each of two engines would miss the limit": planned(DRAM_BOUND),
+    "one of unknown memory is served alone": planned(subject("a"), UNSIZED, subject("b")),
     "a GPU of unknown memory": planned(subject("a"), subject("b"), gpu_bytes=None),
     "one without a sweep": planned(subject("a"), subject("b"), subject("c", batches=(8,))),
     "a GPU that is small": planned(subject("a"), subject("b"), gpu_bytes=20 * GIB),
@@ -67,18 +70,33 @@ PLANS = {
 BARE = plan([subject(engine=None, points=points(), output_share=None)], Objectives(price_per_hour=3.5))
 
 
-def test_planted_sweeps_have_the_advice_that_is_kept():
+def test_planted_sweeps_have_the_advice_and_the_facts_that_are_kept():
     shown = {name: (found, SOURCE) for name, found in PLANS.items()}
     shown |= {
         "nothing but points": (BARE, ResultSource("external results", "itl_ms")),
         "no memory of the source": (planned(gpu_bytes=None), replace(SOURCE, gpu_bytes=None)),
         "no sweep": (Plan(WISH, (), None), SOURCE),
     }
-    with laid_out(10_000):
+    with text_table.laid_out(10_000):
         texts = {name: in_words([advice.advice_section(*each)]) for name, each in shown.items()}
     commands = re.compile(r"\nvllm serve .*|; start one after the other.*")
     texts = {name: text if name == "one model" else commands.sub("", text) for name, text in texts.items()}
     assert difference("advice", texts) == ""
+    several = on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
+    both = planned(subject("a"), subject("b", batches=(8,)))
+    found = {
+        "two models, one without a sweep": advice.advice_facts(both, SOURCE, []),
+        "several GPUs": advice.advice_facts(planned(subject("opt-tiny")), SOURCE, [several])["several_gpus"],
+    }
+    shown = {name: as_json(facts) for name, facts in found.items()}
+    assert difference("advice-facts", shown) == ""
+    assert found["several GPUs"][0]["best_requests_per_s"]["requests_per_s"] == pytest.approx(25, rel=0.01)
+    last = sentences_of(advice.advice_section(planned(subject("opt-tiny")), SOURCE, [several]))[-1]
+    assert "opt-tiny on 2 GPUs, concurrency 16" in last and "TP 2 (25.0)" in last
+    for threshold, batches in product((5e-324, 0.1), (GRID, (1, 32))):  # what no number can say is null
+        facts = advice.advice_facts(planned(subject(batches=batches), threshold=threshold), SOURCE, [])
+        cap = json.loads(as_json(facts))["models"][0]["caps"]["efficiency"]
+        assert cap is None or math.isfinite(cap)
 
 
 def test_engines_that_start_together_have_a_port_each_and_what_is_not_known_is_alone_or_left_to_vllm():
@@ -93,17 +111,6 @@ def test_engines_that_start_together_have_a_port_each_and_what_is_not_known_is_a
     spec = EngineSpec("opt-1.3b", enforce_eager=True)
     words = advice.serve_words(replace(ENGINE, max_num_batched_tokens=None, footprint=None, spec=spec), 8, None)
     assert shlex.join(words) == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
-
-
-VISIBLE = st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))  # as a specification has them
-NAMES = st.text(VISIBLE, min_size=1).filter(lambda s: s[0] != "-")
-FOOTPRINTS = st.builds(
-    Footprint,
-    weight_bytes=st.integers(1, 30 * GIB),
-    kv_bytes_per_token=st.integers(1, 10**6),
-    longest=st.integers(1, 4096),
-    allowance_bytes=st.integers(1, 4 * GIB),
-)
 
 
 def options(command: str) -> dict[str, str]:
@@ -125,29 +132,6 @@ def test_a_command_broken_or_not_parses_back_to_its_numbers(model, footprint, ba
     assert seen.get("--max-num-batched-tokens") == (None if tokens is None else str(tokens))
     share, needed = float(seen["--gpu-memory-utilization"]), footprint.total_bytes(batch) / (gib * GIB)
     assert share == 1 or (needed <= share + 1e-9 and share - needed <= 0.001)
-
-
-def test_planted_sweeps_have_the_facts_that_are_kept():
-    several = on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
-    found = {
-        "two models, one without a sweep": advice.advice_facts(
-            planned(subject("a"), subject("b", batches=(8,))), SOURCE, []
-        ),
-        "several GPUs": advice.advice_facts(planned(subject("opt-tiny")), SOURCE, [several])["several_gpus"],
-    }
-    shown = {name: as_json(facts) for name, facts in found.items()}
-    assert difference("advice-facts", shown) == ""
-    assert found["several GPUs"][0]["best_requests_per_s"]["requests_per_s"] == pytest.approx(25, rel=0.01)
-    last = sentences_of(advice.advice_section(planned(subject("opt-tiny")), SOURCE, [several]))[-1]
-    assert "opt-tiny on 2 GPUs, concurrency 16" in last and "TP 2 (25.0)" in last
-
-
-@pytest.mark.parametrize("threshold", [5e-324, 0.1])
-@pytest.mark.parametrize("batches", [GRID, (1, 32)])
-def test_what_no_number_can_say_is_null(threshold, batches):
-    facts = advice.advice_facts(planned(subject(batches=batches), threshold=threshold), SOURCE, [])
-    cap = json.loads(as_json(facts))["models"][0]["caps"]["efficiency"]
-    assert cap is None or math.isfinite(cap)
 
 
 def test_a_prediction_stands_beside_what_was_measured_there_if_anything_was():

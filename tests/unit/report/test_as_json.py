@@ -15,9 +15,8 @@ from planted import lawful
 from sections import difference
 from strategies import job_point, measurement, shared_point
 
-from pytest_slmserve.analysis.estimates import Interval
+from pytest_slmserve.analysis import estimates, points
 from pytest_slmserve.analysis.metrics.window import parse_slo
-from pytest_slmserve.analysis.points import Summary, job_points
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import as_json
 from pytest_slmserve.report.as_json import plain, point_facts
@@ -31,7 +30,7 @@ CELLS = st.text('ab ,;"\n\u2028') | st.integers() | st.none()
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str
-    seen: Interval | None
+    seen: estimates.Interval | None
     states: tuple[State, ...] = ()
 
     @property
@@ -42,8 +41,8 @@ class Row:
 def test_values_facts_and_rows_are_as_they_are_kept():
     spec = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
     values = {
-        "a dataclass": Row("a", Interval(1.5, -math.inf, math.nan), (State.PASSES, State.FAILS)),
-        "a verdict": Verdict.from_interval("c", "opt-125m", State.PASSES, "so", Interval(2.0, 1.0, 3.0), 1.5),
+        "a dataclass": Row("a", estimates.Interval(1.5, -math.inf, math.nan), (State.PASSES, State.FAILS)),
+        "a verdict": Verdict.from_interval("c", "opt-125m", State.PASSES, "so", estimates.Interval(2.0, 1.0, 3.0), 1.5),
         "a mapping, a path and a generator": {8: (True, Path("a/b")), "c": map(str, [1])},
         "a set": frozenset({"b", "c", "a"}),
         "properties": [as_json.facts(each, "name", "width") for each in (Row("a", None), None)],
@@ -57,39 +56,23 @@ def test_values_facts_and_rows_are_as_they_are_kept():
         as_json.as_json([object()])
 
 
-@given(VALUES)
-def test_every_plain_value_is_json_and_finite_numbers_stay(value):
+@given(VALUES, st.lists(st.dictionaries(st.text("abc", min_size=1), CELLS), max_size=4))
+def test_every_plain_value_is_json_and_a_table_is_read_back_with_every_cell_and_no_formula(value, rows):
     assert json.loads(as_json.as_json(value), parse_constant=pytest.fail) == plain(value)
-
-
-@given(st.lists(st.dictionaries(st.text("abc", min_size=1), CELLS), max_size=4))
-def test_a_table_is_read_back_with_every_cell(rows):
     heads = {name for row in rows for name in row}
 
-    def cell(value: object) -> str:
-        formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
-        return "" if value is None else f"'{value}" if formula else str(value)
+    def cell(told: object) -> str:
+        formula = isinstance(told, str) and told.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
+        return "" if told is None else f"'{told}" if formula else str(told)
 
     wanted = [{name: cell(row.get(name)) for name in heads} for row in rows if heads]
     assert list(csv.DictReader(io.StringIO(as_json.as_csv(rows), newline=""))) == wanted
-
-
-def test_no_text_is_a_formula_of_a_spreadsheet_and_numbers_stay_numbers():
-    row = {
-        "a": "=HYPERLINK(1)",
-        "b": "@x",
-        "c": ["+1", "="],
-        "d": "a=b",
-        "e": -1,
-        "f": {"g": -0.5},
-        "h": [],
-        "i": "\t=",
-    }
+    row = dict(zip("abcdefhi", ("=HYPERLINK(1)", "@x", ["+1", "="], "a=b", -1, {"g": -0.5}, [], "\t=")))
     (read,) = csv.DictReader(io.StringIO(as_json.as_csv([row])))
     assert [*read.values()] == ["'=HYPERLINK(1)", "'@x", "'+1; =", "a=b", "-1", "-0.5", "", "'\t="]
 
 
-def test_each_point_has_its_case_and_its_figures():
+def test_points_and_kinds_of_them_have_the_facts_that_are_kept_and_a_benchmark_a_round_for_each_repeat():
     curve = lawful((1, 8, 64), (1, 1))
     for row, point in zip(point_facts(Findings(curves=[curve])), curve.points, strict=True):
         known = {"kind": "point", "valid": True, "goodput": None, "concurrency": point.concurrency}
@@ -97,27 +80,21 @@ def test_each_point_has_its_case_and_its_figures():
         assert row["load"] == load_facts(ClosedLoop(point.concurrency)) and not {"used", "each"} & row.keys()
     with_slo = point_facts(Findings(curves=[curve], slo=parse_slo("e2e:0.5s")))
     assert [row["goodput"].attainment for row in with_slo] == [1.0, 1.0, 1.0]
-    made = job_points([replace(measurement(), load=OpenLoop(requests=20, rate=5.0))])
+    made = points.job_points([replace(measurement(), load=OpenLoop(requests=20, rate=5.0))])
     (job,) = point_facts(Findings(jobs=made, slo=parse_slo("e2e:9s")))
     assert job["kind"] == "job" and job["goodput"] is not None
-
-
-def test_kinds_of_points_and_sweeps_have_the_facts_that_are_kept():
     pair = tuple(replace(measurement(8), spec=EngineSpec(m)) for m in ("a", "b"))
     alone = replace(lawful((32,), (1, 1)), points=(), alone=lawful((32,), (1, 1)).points)
     shared = [shared_point(2, (900.0,)), replace(shared_point(2, (9.0,)), used=(pair,))]
     curve = lawful((64, 128, 256, 512), (1, 1))
     found = Findings(curves=[curve, alone], shared=shared, jobs=[job_point()])
     seen = list(point_facts(found))
-    assert all({field.name for field in fields(Summary)} < row.keys() for row in seen)
+    assert all({field.name for field in fields(points.Summary)} < row.keys() for row in seen)
     (whole, *_) = as_json.sweep_facts(found)
     assert (whole["plateau"].value, whole["pareto"]) == (256, [p.concurrency for p in curve.pareto_front()])
     named = ("kind", "subject", "model", "interface", "workload", "environment", "concurrency", "output_tokens_per_s")
     shown = {f"{n}": as_json.as_csv([{name: row.get(name) for name in named}]) for n, row in enumerate(seen[3:])}
     assert difference("facts", shown | {"sweep": as_json.as_csv([whole])}) == ""
-
-
-def test_a_benchmark_has_a_round_for_each_repeat_and_plain_numbers_only():
     made = [measurement(8, rate, repeat=i) for i, rate in enumerate((1000.0, 800.0))]
     rounds, info = as_json.benchmark_facts(made)
     assert rounds == pytest.approx([32 / 1000, 32 / 800], rel=1e-3)

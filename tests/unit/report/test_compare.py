@@ -19,7 +19,7 @@ def compared(before, after, tolerance=0.03):
     return report.RunSide("before", before), report.RunSide("after", after), compare(before, after, tolerance)
 
 
-def test_facts_of_measurements_are_counted_and_named_once_and_days_are_the_first_and_the_last():
+def test_facts_of_measurements_are_named_once_and_a_change_is_the_one_that_was_planted_everywhere():
     made = [*BASELINE, *candidate(1.1), engine_alone(environment=Environment(platform="cpu", cpu="Xeon"), launch="x")]
     assert report.measured_facts(made) == {
         "measurements": 7, "launches": 3, "models": ["opt-1.3b"], "vllm": [KNOWN.vllm, NEW.vllm],
@@ -27,8 +27,25 @@ def test_facts_of_measurements_are_counted_and_named_once_and_days_are_the_first
     }  # fmt: skip
     assert report.days_of(["2026-02-01T", "2026-01-03T", "2026-01-09T"]) == "2026-01-03 to 2026-02-01"
     assert (report.days_of([]), report.days_of(["2026-01-02T03", "2026-01-02T01"])) == ("", "2026-01-02")
+    sides = compared(BASELINE, candidate(1.1))
+    section, facts = report.comparison_section(*sides), report.change_facts(*sides)
+    rows = {row["metric"]: row for row in rows_of(tables_of(section)[1])}
+    low, high = (float(end) for end in rows["tokens/s"]["95 %"].split(" to "))
+    assert low < 1 / 1.1 < high < 1 and rows["tokens/s"]["ratio"] == f"{1 / 1.1:.4f}"
+    assert float(rows[METRICS["tpot_s"].heading]["ratio"]) == pytest.approx(1.1, rel=1e-3)
+    assert sum(facts["counts"].values()) == len(sides[2].changes) == len(rows) and facts["counts"]["worse"] > 0
+    assert facts["baseline"]["name"] == "before" and "devices" not in facts["candidate"]
+    plane, *charts = section.charts()
+    assert {row["series"] for row in values_of(plane.spec)} == {"baseline, opt-1.3b", "candidate, opt-1.3b"}
+    ratios = [row["x"] for chart in charts for row in values_of(chart.spec) if "subject" in row]
+    drawn = [change.ratio.value for change in sides[2].changes if change.metric in report.DRAWN]
+    assert ratios == drawn and len(ratios) == 4
 
 
+RUN = {
+    "path": Path("a.jsonl"), "id": "1", "started": "2026-01-02T03:04:05", "measurements": 12, "launches": 2,
+    "models": ["opt-1.3b", "b"], "vllm": ["0.26.0"], "devices": ["H200"], "hosts": ["one"], "resumes": False,
+}  # fmt: skip
 EXTRA = [engine_alone(700.0, 4), engine_alone(800.0, 16, launch="x")]
 DAYS = [replace(m, measured_at=f"2026-01-0{day}T00:00:00") for day, m in enumerate(BASELINE, 1)]
 SIMULATED = [engine_alone(environment=Environment(platform="simulated"))]
@@ -55,38 +72,13 @@ def two(rate: float, **more):
     return history({"0.9.0": (1000, "one"), "0.10.0": (rate, "one")}, **more)
 
 
-def test_planted_runs_and_releases_have_the_sections_that_are_kept():
+def test_planted_runs_and_releases_have_the_sections_and_lines_that_are_kept():
     shown = {name: in_words([report.comparison_section(*compared(*sides))]) for name, sides in SIDES.items()}
     releases = {f"a rate of {rate}": two(rate) for rate in (1200, 800)} | {"steps": history(STEPS)}
     releases |= {f"repeats at {wobble}": two(1010, wobble=wobble) for wobble in ((0.9, 1.1), (1.0,))}
     shown |= {f"releases: {name}": in_words(found) for name, found in releases.items()}
     assert difference("compare", shown) == ""
     assert history({"0.9.0": (1000, "one")}) == []
-
-
-def test_a_change_is_the_one_that_was_planted_in_the_table_the_facts_and_the_charts():
-    sides = compared(BASELINE, candidate(1.1))
-    section, facts = report.comparison_section(*sides), report.change_facts(*sides)
-    rows = {row["metric"]: row for row in rows_of(tables_of(section)[1])}
-    low, high = (float(end) for end in rows["tokens/s"]["95 %"].split(" to "))
-    assert low < 1 / 1.1 < high < 1 and rows["tokens/s"]["ratio"] == f"{1 / 1.1:.4f}"
-    assert float(rows[METRICS["tpot_s"].heading]["ratio"]) == pytest.approx(1.1, rel=1e-3)
-    assert sum(facts["counts"].values()) == len(sides[2].changes) == len(rows) and facts["counts"]["worse"] > 0
-    assert facts["baseline"]["name"] == "before" and "devices" not in facts["candidate"]
-    plane, *charts = section.charts()
-    assert {row["series"] for row in values_of(plane.spec)} == {"baseline, opt-1.3b", "candidate, opt-1.3b"}
-    ratios = [row["x"] for chart in charts for row in values_of(chart.spec) if "subject" in row]
-    drawn = [change.ratio.value for change in sides[2].changes if change.metric in report.DRAWN]
-    assert ratios == drawn and len(ratios) == 4
-
-
-RUN = {
-    "path": Path("a.jsonl"), "id": "1", "started": "2026-01-02T03:04:05", "measurements": 12, "launches": 2,
-    "models": ["opt-1.3b", "b"], "vllm": ["0.26.0"], "devices": ["H200"], "hosts": ["one"], "resumes": False,
-}  # fmt: skip
-
-
-def test_runs_are_a_line_each():
     rows = [RUN, RUN | {"id": "2", "started": "", "resumes": True}]
     with laid_out(200):
         shown = {f"several archives: {several}": report.run_table(rows, several=several) for several in (True, False)}

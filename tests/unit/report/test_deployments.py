@@ -4,7 +4,7 @@ over the right engine, and the best deployment is the best of all."""
 from dataclasses import replace
 
 import pytest
-from gpus import on_gpus, replicas
+from gpus import PLANTED, on_gpus, replicas
 from html_pages import values_of
 from sections import difference, in_layers, in_words, rows_of, tables_of
 from strategies import H200, measurement, point
@@ -16,10 +16,8 @@ from pytest_slmserve.analysis.metrics.gpu_figures import EngineMemory, GpuMemory
 from pytest_slmserve.analysis.metrics.window import window_trace
 from pytest_slmserve.analysis.points import ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report import deployments
-from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report import deployments, findings, text_table
 from pytest_slmserve.report.section import Section
-from pytest_slmserve.report.text_table import changed
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB
 
@@ -29,7 +27,6 @@ SENSED = {
     "gpu_util": 1.0, "engine_active": 0.95, "sm_active": 0.5, "dram_active": 0.4, "tensor_active": 0.05,
     "power_w": 300.0, "power_capped": 0.25, "energy_per_token_j": 0.02, "own_cores": 2.5,
 }  # fmt: skip
-PLANTED = {"all_reduce_s": 1e-3, "imbalance": 0.2}
 
 
 def curve(*shared, model="opt-1.3b", environment=H200, points=()) -> Curve:
@@ -92,32 +89,26 @@ SCENES = {  # curves, and replicas beside none of them
 }  # fmt: skip
 
 
-def test_planted_replicas_have_the_sections_that_are_kept():
+def test_planted_replicas_and_memory_have_the_sections_that_are_kept_and_gains_over_one_engine():
     shown = {}
     for name, some in SCENES.items():
         curves = [each for each in some if isinstance(each, Curve)]
         shown[name] = in_words(sections(*curves, others=some[len(curves) :]))
     shared = set_of(2, (1200.0, 1210.0)), set_of(2, (900.0,), sharing="mig"), set_of(3, ())
     alone = curve(*shared, points=[point(96, [1000.0, 1010.0])])
-    found = Findings(curves=[alone], shared=[*shared, set_of(2, (100.0,), model="opt-125m")])
+    found = findings.Findings(curves=[alone], shared=[*shared, set_of(2, (100.0,), model="opt-125m")])
     shown["the best of two models"] = "\n".join(deployments.best_deployments(found))
-    shown["the best of none"] = "\n".join(deployments.best_deployments(Findings(shared=[set_of(3, ())])))
+    shown["the best of none"] = "\n".join(deployments.best_deployments(findings.Findings(shared=[set_of(3, ())])))
     assert difference("replicas", shown) == ""
     assert sections() == []
-
-
-def test_the_gain_is_over_one_engine_and_drawn_with_its_state():
     shared, alone = (set_of(2, (1150.0, 1170.0)), set_of(3, (900.0, 905.0))), point(96, [990.0, 1010.0])
     section, _ = sections(curve(*shared, points=[alone]))
     seen = [(row["gain %"], row["95 %"]) for row in rows_of(tables_of(section)[0])]
-    assert seen[:2] == [("-", "-"), ("+16.0", changed(ratio(shared[0], alone))[1])]
+    assert seen[:2] == [("-", "-"), ("+16.0", text_table.changed(ratio(shared[0], alone))[1])]
     gain, _ = section.charts()
     drawn = {row["subject"]: (row["state"], row["bound"], row["x"]) for row in values_of(gain.spec)}
     name = "{} x opt-1.3b, mps, concurrency 96".format
     assert drawn == {name(2): ("passes", 1.0, pytest.approx(1.16)), name(3): ("fails", 1.0, pytest.approx(0.9025))}
-
-
-def test_planted_memory_has_the_charts_that_are_kept():
     engines = EngineMemory("a", GIB, 2 * GIB), EngineMemory("b", 2 * GIB, 2 * GIB)
     caches = [EngineMemory("a", GIB, size * GIB) for size in (2, 3)]
     rows = {
@@ -137,15 +128,12 @@ def gpus() -> Curve:
     return on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
 
 
-def test_the_table_tells_what_waits_what_each_gpu_takes_and_what_to_deploy(gpus):
+def test_the_table_tells_what_waits_and_what_to_deploy_which_is_the_best_by_each_wish(gpus):
     sections = list(deployments.gpus_sections([gpus, *gpus.wider]))
     *_, both = on_several(gpus)
     named = [both, replace(both, sharing="mps"), replace(both, tensor_parallel_size=2)]
     shown = {"two GPUs": in_words(sections), "names": "\n".join(map(deployments.deployment_name, named))}
     assert difference("gpus", shown) == ""
-
-
-def test_the_best_of_several_deployments_is_by_each_wish(gpus):
     found = on_several(gpus)
     ((number, load, best),) = deployments.best_on_several(gpus, found)
     choices = [one for one in found if (one.gpus, one.concurrency) == (number, load) == (2, 16)]
@@ -160,10 +148,7 @@ def test_the_best_of_several_deployments_is_by_each_wish(gpus):
     unknown = [replace(one, served=replace(one.served, e2e_s=None)) if one.sharing else one for one in found]
     assert all("e2e_s" not in best for _, _, best in deployments.best_on_several(gpus, unknown))
     assert list(deployments.best_on_several(gpus, found[:1])) == []
-
-
-def test_tables_of_one_model_say_in_what_they_differ(gpus):
-    """As where points of a sweep and those of this comparison settle for other times."""
+    # As where points of a sweep and those of this comparison settle for other times.
     made = [m for each in (gpus, *gpus.wider) for m in each.measurements]
     settled = [replace(m, load=replace(m.load, settle_lifetimes=2.0)) for m in made]
     both = with_wider([curve_of("opt-tiny", [m for m in settled if m.spec.tensor_parallel_size == n]) for n in (1, 2)])
@@ -185,7 +170,7 @@ def of(*args, **more) -> Curve:
     return curve_of(made[0].spec.model, made)
 
 
-def test_both_interfaces_have_a_row_of_each_load_that_both_have_and_name_front_ends():
+def test_both_interfaces_have_a_row_of_each_load_in_common_and_together_fewer_steps_have_prompts():
     several = [replace(m, spec=replace(m.spec, extra=(("api_server_count", 4),))) for m in swept("server", 1.2)]
     curves = [of(), of("server", 0.9, loads=(8, 16, 32)), curve_of("opt-1.3b", several)]
     shown = {"two servers": in_words(deployments.interfaces_sections(curves))}
@@ -194,8 +179,6 @@ def test_both_interfaces_have_a_row_of_each_load_that_both_have_and_name_front_e
     for other in (of(), of("server", model="opt-2.7b"), another_host, other_loads):
         assert at_both_interfaces([of(), other]) == [] == [*deployments.interfaces_sections([of(), other])]
 
-
-def test_where_more_prompts_come_together_fewer_steps_have_one():
     def with_prompts(m, prompts):
         """The same steps, of which each in the window processed so many prompt tokens, over and over."""
         inside, steps = window_trace(m.run).steps, m.run.steps

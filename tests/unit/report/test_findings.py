@@ -21,7 +21,7 @@ WORST = {"left_out": 1, "problems": ("a", "b"), "degraded": ("hot",), "noise": (
 KINDS = ("a: 1", "took 3.5 % of it", "took -4 % of it", "it is b-2 c")
 
 
-def test_places_marks_and_reasons_are_as_they_are_kept():
+def test_places_marks_reasons_tolerances_and_outcomes_are_as_they_are_kept_and_judged():
     """The worst of a point is its mark, and a simulation is never a device."""
     places = [H200, replace(H200, url="http://host"), *(Environment(platform="cpu", cpu=cpu) for cpu in ("Xeon", None))]
     places += [replace(H200, platform="simulated"), None]
@@ -36,9 +36,6 @@ def test_places_marks_and_reasons_are_as_they_are_kept():
     shown["kinds"] = list(map(findings.reason_kind, KINDS))
     assert difference("findings", {name: "\n".join(lines) for name, lines in shown.items()}) == ""
     assert list(findings.reasons(SOUND, "at 8", "2 of 2 are used")) == []
-
-
-def test_the_tolerance_is_that_of_the_claim_that_was_judged():
     one, other = (noisy_curve({1: 1.0, 2: 2.0}, subject=name) for name in ("a", "b"))
     row = ClaimRow(PLATEAU, parameters={"tolerance": 0.75})
     judged = [(Verdict(PLATEAU, "a", State.PASSES, ""), row), (Verdict("other", "b", State.PASSES, ""), row)]
@@ -46,9 +43,6 @@ def test_the_tolerance_is_that_of_the_claim_that_was_judged():
     assert [found.tolerance(curve, curve.subject) for curve in (one, other)] == [0.75, TOLERANCE]
     assert found.tolerance(one, "a, with a longer label") == 0.75
     assert Findings(judged=[(judged[0][0], None)], flat=0.2).tolerance(one, "a") == 0.2
-
-
-def test_names_outcomes_and_what_was_reused_are_known_together():
     curves = [Curve(subject="a", measurements=(measurement(1, launch=name),)) for name in "xy"]
     found = Findings(curves=curves, reused={"a": 3, "b": 1}, reused_from="some.jsonl")
     assert list(found.labelled) == list(zip(curves, ("a", "a")))

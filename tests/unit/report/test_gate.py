@@ -4,7 +4,6 @@ the one that was planted, and what cannot be known is named with the side that l
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
 from launches import pair_of_launches, pairs
 from planted import gated
 from sections import difference, in_words, sentences_of, tables_of
@@ -13,13 +12,11 @@ from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import Difference
 from pytest_slmserve.analysis.gate.launch_pairs import Answers, Differs
-from pytest_slmserve.report import gate
-from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report import findings, gate
 from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
 from pytest_slmserve.report.section import section_markdown, section_text
-from pytest_slmserve.schema.records import SIMULATED
-from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
+from pytest_slmserve.schema import records, sensors
 
 NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
 SECONDS = {"baseline": (0.5, 0.7, 9.0, 0.6), "candidate": (11.0, 11.0, 12.0, None)}  # to compile
@@ -66,19 +63,28 @@ def test_planted_gates_have_the_sections_that_are_kept():
     assert difference("gates", texts) == ""
 
 
-@pytest.mark.parametrize("platform", ["simulated", "cuda"])
-def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
-    measured = [replace(m, environment=replace(m.environment, platform=platform)) for m in pairs(4)]
-    found = gated(measured)
-    section, told = gate.gate_section(found), Findings(gates=[found], measurements=measured)
-    screened = "\n".join(line for line, _ in screen(told))
-    for said in (section_text(section), section_markdown(section), screened, page_content(told, 0, {})["title"]):
-        assert (SIMULATED in said) is (platform == "simulated")
+def test_planted_sides_have_the_diagnosis_that_is_kept_and_a_simulated_gate_says_so_everywhere():
+    for platform in ("simulated", "cuda"):
+        measured = [replace(m, environment=replace(m.environment, platform=platform)) for m in pairs(4)]
+        found = gated(measured)
+        section, told = gate.gate_section(found), findings.Findings(gates=[found], measurements=measured)
+        screened = "\n".join(line for line, _ in screen(told))
+        for said in (section_text(section), section_markdown(section), screened, page_content(told, 0, {})["title"]):
+            assert (records.SIMULATED in said) is (platform == "simulated")
+    shown = {name: in_words(gate.diagnosis_parts([one], [other])) for name, (one, other) in SIDES.items()}
+    shown["bytes"] = in_words(gate.difference_parts((CACHE, NEARLY)))
+    shown["no difference"] = in_words(gate.difference_parts(()))
+    assert difference("diagnoses", shown) == ""
+    (table, *_) = tables_of(gate.diagnosis_parts(*([side] for side in SIDES["slower"])))
+    assert {name: [float(text) for text in sides[:2]] for name, *sides in table.cells.rows} == {
+        "prefill": [6, 6], "decode": [16, 20], "host gap": [5.5, 5.2], "kernels": [16.5, 20.8], "total": [22, 26],
+        "steps per request": [4, 4], "ms per step": [5.5, 6.5],
+    }  # fmt: skip
 
 
 def with_probe(wall_s, cpu_s):
     seen = (m := traced()).run.telemetry
-    columns = {**seen.columns, PROBE: (wall_s,) * len(seen), PROBE_CPU: (cpu_s,) * len(seen)}
+    columns = {**seen.columns, sensors.PROBE: (wall_s,) * len(seen), sensors.PROBE_CPU: (cpu_s,) * len(seen)}
     return replace(m, run=replace(m.run, telemetry=replace(seen, columns=columns)))
 
 
@@ -98,18 +104,3 @@ SIDES = {
 }
 CACHE = Difference("kv_cache_bytes", (str(1 << 33),), (str(100 << 30), None))
 NEARLY = Difference("gpu_memory_bytes", (str(1 << 33),), (str((1 << 33) + 1),))  # which GiB do not tell apart
-
-
-def test_planted_sides_have_the_diagnosis_that_is_kept():
-    shown = {name: in_words(gate.diagnosis_parts([one], [other])) for name, (one, other) in SIDES.items()}
-    shown["bytes"] = in_words(gate.difference_parts((CACHE, NEARLY)))
-    shown["no difference"] = in_words(gate.difference_parts(()))
-    assert difference("diagnoses", shown) == ""
-
-
-def test_a_split_is_the_one_that_was_planted_and_its_parts_are_the_whole():
-    (table, *_) = tables_of(gate.diagnosis_parts(*([side] for side in SIDES["slower"])))
-    assert {name: [float(text) for text in sides[:2]] for name, *sides in table.cells.rows} == {
-        "prefill": [6, 6], "decode": [16, 20], "host gap": [5.5, 5.2], "kernels": [16.5, 20.8], "total": [22, 26],
-        "steps per request": [4, 4], "ms per step": [5.5, 6.5],
-    }  # fmt: skip

@@ -21,13 +21,10 @@ FIELDS = ["case 7 of 33", "3:40 left", "opt-1.3b at 64, repeat 1", "window 3.2 s
 IMPORTANT = [3, 1, 0, 2, 5, 4]  # fields, the most important first
 
 
-def test_a_wide_line_has_every_field():
+@given(st.integers(1, 160))
+def test_a_wide_line_has_every_field_and_a_narrow_one_leaves_out_whole_ones(columns):
     assert MEASURING.within(160) == " | ".join(FIELDS)
     assert PLANNED.measuring(Progress("ramp", 0.1, 0, 1, None)).within(160).endswith("| ramp 0.1 s | 0 done")
-
-
-@given(st.integers(1, 160))
-def test_a_narrow_line_leaves_out_whole_fields_and_the_cursor_stays_on_it(columns):
     line = MEASURING.within(columns)
     assert len(line) < columns
     shown = [FIELDS.index(field) for field in line.split(" | ") if field in FIELDS]
@@ -51,18 +48,15 @@ def test_the_time_left_is_never_nothing_and_falls_until_it_is_used_up(left, elap
     assert not TimeLeft() and TimeLeft(1) and TimeLeft(rest_s=1) and TimeLeft(more=True)
 
 
-@pytest.mark.parametrize(("columns", "expected"), [(40, 40), (160, 160), (0, 80)])
-def test_the_width_is_that_of_the_terminal_and_not_of_the_environment(monkeypatch, columns, expected):
-    monkeypatch.setenv("COLUMNS", "400")
-    ours, theirs = pty.openpty()
-    set_columns(theirs, columns)
-    with os.fdopen(theirs, "w") as stream:
-        assert live_line.terminal_columns(stream) == expected
-    os.close(ours)
-    assert live_line.terminal_columns(io.StringIO()) == 80
-
-
-def test_stages_are_looked_up_now_and_then(tmp_path, monkeypatch):
+def test_the_width_is_that_of_the_terminal_whose_line_is_written_over_and_stages_are_looked_up(monkeypatch, tmp_path):
+    for columns, expected in ((40, 40), (160, 160), (0, 80)):
+        monkeypatch.setenv("COLUMNS", "400")
+        ours, theirs = pty.openpty()
+        set_columns(theirs, columns)
+        with os.fdopen(theirs, "w") as stream:
+            assert live_line.terminal_columns(stream) == expected
+        os.close(ours)
+        assert live_line.terminal_columns(io.StringIO()) == 80
     log, now, line = tmp_path / "engine.log", [100.0], LiveLine(Screen())
     monkeypatch.setattr(live_line, "time", SimpleNamespace(monotonic=lambda: now[0]))
     told = []
@@ -74,9 +68,6 @@ def test_stages_are_looked_up_now_and_then(tmp_path, monkeypatch):
     assert (told[1], told[3]) == ("", "") and last != "", "that was a moment ago"
     assert first.endswith(" 0 s") and later.endswith(" 7 s") and later.split(" 7")[0] != first.split(" 0")[0]
     assert line.stage(tmp_path / "other.log") == first, "another start begins at 0"
-
-
-def test_one_line_of_a_terminal_is_written_over_and_cleared_once_and_a_pipe_sees_what_begins_alone():
     said = f"\r{MEASURING.within(80)}\x1b[K\r\x1b[K", f"slmserve: {PLANNED.within(80)}\n"
     for stream, wanted in zip((Screen(), io.StringIO()), said):
         line = LiveLine(stream)

@@ -12,8 +12,7 @@ from sections import difference, in_words, sentences_of, tables_of
 from strategies import job_point, law, measurement
 
 from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
-from pytest_slmserve.analysis.sweep.batching import RATE
-from pytest_slmserve.analysis.sweep.curve import curve_of
+from pytest_slmserve.analysis.sweep import batching, curve
 from pytest_slmserve.report import loads
 from pytest_slmserve.report.loads import Served, ValidityCriteria, load_figures
 from pytest_slmserve.report.section import Section, in_units, section_text
@@ -49,27 +48,21 @@ GOODPUT = {
 }  # fmt: skip
 
 
-def test_planted_jobs_goodput_and_words_are_as_they_are_kept():
+def test_planted_jobs_goodput_and_words_are_as_they_are_kept_and_a_load_judged_by_its_failures():
     shown = {f"jobs: {name}": in_words(loads.job_sections(some)) for name, some in JOBS.items()}
-    lost, good = Served(8, None, 3), loads.goodput_rows(curve_of("opt-1.3b", [EIGHT]), SLO)
-    rows = {name: loads.goodput_rows(curve_of("opt-1.3b", made), SLO) for name, made in GOODPUT.items()}
+    lost, good = Served(8, None, 3), loads.goodput_rows(curve.curve_of("opt-1.3b", [EIGHT]), SLO)
+    rows = {name: loads.goodput_rows(curve.curve_of("opt-1.3b", made), SLO) for name, made in GOODPUT.items()}
     rows |= {"nothing valid": [lost], "one that is not valid": [*good, replace(good[0], load=9, valid=False)]}
     shown |= {f"goodput: {name}": in_words(loads.goodput_parts(some, SLO)) for name, some in rows.items()}
     words = {"arrivals": map(loads.in_words, ARRIVALS), "failures": map(loads.failed_text, FAILED)}
     words["doubts"] = loads.doubts_of(DOUBTS, "8/s: ")
     shown |= {name: "\n".join(lines) for name, lines in words.items()}
-    shown["goodput: rates"] = in_words(loads.goodput_parts([lost], SLO, unit=RATE))
+    shown["goodput: rates"] = in_words(loads.goodput_parts([lost], SLO, unit=batching.RATE))
     assert difference("jobs", shown) == ""
     assert loads.goodput_found([lost]) == (None, None) == loads.goodput_found([replace(good[0], valid=False)])
     assert loads.goodput_found(good, attainment=1.0)[1].load == 8
-
-
-def streamed(m: Measurement, tokens_per_chunk: float | None = None, **seen) -> Measurement:
-    stream = Stream(0.01, 0.0, (), seen.pop("gaps", {}), tokens_per_chunk=tokens_per_chunk, **seen)
-    return replace(m, run=replace(m.run, stream=stream))
-
-
-def test_a_load_is_judged_by_the_failures_that_are_allowed():
+    enough = {0.5: 5, 0.9: 29, 0.95: 59, 0.99: 299}  # that one is likely to be above it
+    assert all(loads.supported(share, n) and not loads.supported(share, n - 1) for share, n in enough.items())
     m, lossy = EIGHT, replace(EIGHT, run=replace(EIGHT.run, failures=len(EIGHT.run.samples) // 10))
     judged = [load_figures(lossy, ValidityCriteria(failed_share=share)) for share in (0.0, 0.5)]
     assert [row["valid"] for row in judged] == [False, True] and judged[0]["problems"]
@@ -79,16 +72,16 @@ def test_a_load_is_judged_by_the_failures_that_are_allowed():
     assert (seen["output_tokens"], seen["prompt_tokens"]) == (32 * seen["requests"], 64 * seen["requests"])
 
 
+def streamed(m: Measurement, tokens_per_chunk: float | None = None, **seen) -> Measurement:
+    stream = Stream(0.01, 0.0, (), seen.pop("gaps", {}), tokens_per_chunk=tokens_per_chunk, **seen)
+    return replace(m, run=replace(m.run, stream=stream))
+
+
 def repeated(*rates):
     return [measurement(8, rate, repeat=i) for i, rate in enumerate(rates)]
 
 
-@pytest.mark.parametrize(("share", "enough"), [(0.5, 5), (0.9, 29), (0.95, 59), (0.99, 299)])
-def test_a_percentile_is_told_by_so_many_requests_that_one_is_likely_to_be_above_it(share, enough):
-    assert loads.supported(share, enough) and not loads.supported(share, enough - 1)
-
-
-def test_repeats_have_an_interval_and_say_how_many_would_be_enough():
+def test_repeats_of_a_load_are_one_section_with_an_interval_that_says_how_many_would_be_enough(at_rates):
     alike, apart, wild = repeated(1000, 1001, 1002), repeated(1000, 940, 1060), repeated(1000, 300, 2000)
     assert loads.middle_repeat(apart) is apart[0] and loads.middle_repeat(apart[:2]) is apart[1]
     found = loads.repeat_intervals(apart)["output_tokens_per_s"]
@@ -97,9 +90,6 @@ def test_repeats_have_an_interval_and_say_how_many_would_be_enough():
     assert "--repeats" not in said[0] and "--repeats 27" in said[1] and "longer --window" in said[2]
     assert all("median" in text for text in said)
     assert loads.repeat_intervals([replace(alike[0], run=replace(alike[0].run, failures=500))]) == {}
-
-
-def test_repeats_of_a_load_are_one_section_whether_it_was_just_measured_or_is_reported(at_rates):
     counted = [replace(m, spec=THEIRS, load=ClosedLoop(8, requests=40)) for m in repeated(1000, 940, 1060, 990)]
     counted[2] = replace(counted[2], run=replace(counted[2].run, failures=7))
     ramp = next(m for m in at_rates if m.load.steps)
@@ -112,7 +102,7 @@ def test_repeats_of_a_load_are_one_section_whether_it_was_just_measured_or_is_re
     assert "of all repeats" not in in_words(loads.load_sections(at_rates, CRITERIA))
 
 
-def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own():
+def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own_and_a_load_says_what_a_cache_gave():
     ours = measurement(4, load=ClosedLoop(4, requests=40))
     theirs, rows = replace(ours, spec=THEIRS), ours.run.samples
     asked = replace(theirs, spec=replace(THEIRS, extra=(("top_k", "5"),)))
@@ -136,9 +126,6 @@ def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own():
     lifetime_s = 32 * 4 / 1000
     assert latencies["E2E"].p50 == pytest.approx(lifetime_s, rel=0.01)
     assert latencies["E2E/token"].mean == pytest.approx(lifetime_s / 32, rel=0.01)
-
-
-def test_a_load_says_what_its_prompts_had_in_common_and_what_came_from_the_cache():
     m = measurement(4, load=ClosedLoop(4, requests=40))
     cached = replace(m.run, samples=replace(m.run.samples, cached_tokens=(32,) * len(m.run.samples)))
     half = replace(m.workload, spec=replace(m.workload.spec, prefix_share=0.5))
@@ -146,7 +133,7 @@ def test_a_load_says_what_its_prompts_had_in_common_and_what_came_from_the_cache
     assert "50.0 % in common" in told and "hit rate 50.0 %" in told
 
 
-def test_quantiles_rise_with_their_share_and_gaps_need_a_client_that_saw_them():
+def test_quantiles_rise_with_their_share_a_limit_is_a_line_and_a_result_has_one_latency():
     gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {463: 90, 694: 10}, "sum_s": 1.9}
     made = {n: measurement(n, law(n)) for n in (2, 8)}
     heard = {n: [streamed(m, gaps=gaps)] for n, m in made.items()}
@@ -160,6 +147,14 @@ def test_quantiles_rise_with_their_share_and_gaps_need_a_client_that_saw_them():
     assert median == pytest.approx(1e3 * 1e-4 * 1.01**463, rel=0.01)
     unheard = loads.latency_charts({8: [*made.values()]})
     assert [chart.title for chart in unheard if chart.spec] == ["TTFT", "TPOT", "E2E"]
+    slo, headings = parse_slo("ttft:200ms,e2e:5s"), ("TTFT, ms", "E2E, ms", "TPOT, ms", "requests/s")
+    rules = [(row["y"], row["text"]) for heading in headings for row in loads.slo_rule(heading, slo)]
+    assert rules == [(200.0, "ttft:200ms"), (5000.0, "e2e:5s")] and loads.slo_rule("TTFT, ms", None) == []
+    made = archive("h200-vllm-0.26.0-rerank")
+    at_64 = next(m for m in made if m.load.concurrency == 64)
+    assert [chart.title for chart in loads.latency_charts({64: [at_64]})] == ["E2E"]
+    shown = section_text(in_units(loads.load_section(at_64, loads.ValidityCriteria()), at_64.workload.unit))
+    assert tells(shown, 64, 512) and "prompt tokens a pair" in shown and "TTFT" not in shown and "E2E" in shown
 
 
 @pytest.fixture
@@ -167,7 +162,7 @@ def at_rates() -> list[Measurement]:
     return [m for m in archive("cpu-vllm-0.32.0-server") if loads.is_windowed(m.load)]
 
 
-def test_a_series_differs_in_its_rate_alone_a_ramp_is_by_itself_and_facts_have_the_best(at_rates):
+def test_a_series_differs_in_its_rate_alone_and_a_rate_that_is_not_valid_is_told_and_not_drawn(at_rates):
     series = loads.rate_series(at_rates[::-1])
     assert sorted(len(each) for each in series) == [1, 1, len(at_rates) - 2]
     rates = [m.load.rate for m in max(series, key=len)]
@@ -179,9 +174,6 @@ def test_a_series_differs_in_its_rate_alone_a_ramp_is_by_itself_and_facts_have_t
     assert "peak" in facts and not {"peak", "highest_load", "steps"} & rows[0].keys()
     told = loads.rates_facts(at_rates[:2], ValidityCriteria())
     assert [point["rate"] for point in told["points"]] == [m.load.rate for m in at_rates[:2]] and told["peak"] is None
-
-
-def test_a_rate_that_is_not_valid_is_told_and_not_drawn_and_goodput_needs_limits(at_rates):
     lost = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in at_rates]
     (served, *_), _ = loads.rate_panels([lost[0], *at_rates[1:]], None)
     assert len({row["series"] for row in served["data"]["values"] if row["stroke"] == "served"}) == 2
@@ -196,17 +188,3 @@ def test_a_rate_that_is_not_valid_is_told_and_not_drawn_and_goodput_needs_limits
     (failed,) = [text for text in sentences_of(section) if text.startswith(f"failed: {first.load.rate:g} ")]
     assert " 2 failed" in failed and [table.caption for table in tables_of(section)] == ["Rates", "Goodput"]
     assert [table.caption for table in tables_of(loads.rates_section(others, ValidityCriteria()))] == ["Rates"]
-
-
-def test_a_limit_is_a_line_with_its_words():
-    slo, headings = parse_slo("ttft:200ms,e2e:5s"), ("TTFT, ms", "E2E, ms", "TPOT, ms", "requests/s")
-    rules = [(row["y"], row["text"]) for heading in headings for row in loads.slo_rule(heading, slo)]
-    assert rules == [(200.0, "ttft:200ms"), (5000.0, "e2e:5s")] and loads.slo_rule("TTFT, ms", None) == []
-
-
-def test_a_result_has_one_latency_to_draw_and_to_list():
-    made = archive("h200-vllm-0.26.0-rerank")
-    at_64 = next(m for m in made if m.load.concurrency == 64)
-    assert [chart.title for chart in loads.latency_charts({64: [at_64]})] == ["E2E"]
-    shown = section_text(in_units(loads.load_section(at_64, loads.ValidityCriteria()), at_64.workload.unit))
-    assert tells(shown, 64, 512) and "prompt tokens a pair" in shown and "TTFT" not in shown and "E2E" in shown

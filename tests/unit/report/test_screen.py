@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launches import pairs
 from planted import gated, lawful
 from sections import difference
-from strategies import job_point, measurement, noisy_curve, point, shared_point
+from strategies import FAILS, INCONCLUSIVE, PASSES, job_point, measurement, noisy_curve, point, shared_point
 
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.table import ClaimRow
@@ -25,7 +25,6 @@ from pytest_slmserve.report.text_table import laid_out
 LOADS = (64, 128, 256, 512)
 AS_FAILURE = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
 EITHER = replace(AS_FAILURE, expected="either")
-PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +78,7 @@ def between_releases():
 
 
 def test_planted_findings_have_the_screen_that_is_kept():
-    slower = gated(pairs(6, speed=0.9))
+    slower, written = gated(pairs(6, speed=0.9)), {"written": "written: g.json", "command": "pytest -k 'a b'"}
     either = [(verdict(state), EITHER) for state in (FAILS, INCONCLUSIVE)]
     failing = [(verdict(FAILS, f"claim-{n}"), None) for n in range(30)]
     curves = [replace(lawful(LOADS), subject=model) for model in ("opt-125m", "opt-1.3b", "opt-2.7b")]
@@ -96,9 +95,7 @@ def test_planted_findings_have_the_screen_that_is_kept():
         "an inconclusive claim": Findings(judged=[*EXPECTED[:1], (verdict(INCONCLUSIVE), None)]),
         "claims by what would decide them": Findings(curves=[lawful(LOADS)], judged=[*noisy, (LOST, None)]),
         "disturbed": disturbed(),
-        "a gate that fails": Findings(
-            gates=[slower], archives=["a"], written="written: g.json", command="pytest -k 'a b'"
-        ),
+        "a gate that fails": Findings(gates=[slower], archives=["a"], **written),
         "a gate with few pairs": Findings(gates=[gated(pairs(2))]),
         "a gate between releases": Findings(gates=[gated(between_releases())]),
         "four gates": Findings(gates=[slower] * 4, archives=["a.jsonl"]),
@@ -117,10 +114,22 @@ def test_planted_findings_have_the_screen_that_is_kept():
     assert difference("screen", shown) == ""
 
 
-def test_the_parts_are_made_once_however_little_room_there_is(monkeypatch):
+def test_the_parts_are_made_once_and_a_sentence_has_as_many_lines_as_its_kind_may_have(monkeypatch):
     made = []
     monkeypatch.setattr(screen.sweeps, "overview_tables", lambda found: made.append(found) or [])
     assert len(lines_of(notes=["many words " * 100] * 9)) <= screen.MOST_LINES and len(made) == 1
+    block = [screen.Words("a"), screen.Words("b")]
+    part = screen.ScreenPart([block] * 3, "thing", [screen.Words("head")], [screen.Words("foot")], weight=2)
+    assert part.excess == (6 + 1 + 1 - 1) / 2 and len(part.lines) == 8
+    assert replace(part, entries=[]).excess == 0 and screen.ScreenPart([], "thing").lines == []
+    told = [words.text.strip() for words in replace(part, entries=[block], left_out=2).lines]
+    assert told == ["head", "a", "b", "and 2 more things", "foot"]
+    long, verdict_, least = (screen.Words("a " * 60, **kind) for kind in ({}, {"kind": screen.VERDICT}, {"least": 2}))
+    short, shown = screen.Words("short", kind=screen.VERDICT), long  # shown as it is
+    rooms = [(shown, (1, 1)), (verdict_, (9, 1)), (verdict_, (1, 9)), (least, (1, 1)), (short, (0, 0))]
+    assert [len(words.within(longest)) for words, longest in rooms] == [1, 2, 1, 2, 1]
+    ((text, colour, *_),) = screen.Words(f"  {'word ' * 40}", "red", screen.VERDICT).within((1, 1))
+    assert (text[:6], text[-4:], colour) == ("  word", " ...", "red") and len(text) <= 80, "what is cut says so"
 
 
 @given(st.integers(1, 30), st.integers(1, 60), st.integers(5, 40))
@@ -131,24 +140,6 @@ def test_of_many_notes_the_last_go_first_and_are_counted(notes, words, most):
     left = notes - len(shown)
     assert len(lines) <= most and shown == [f"n{i}" for i in range(len(shown))]
     assert not left or lines[-1].strip() == f"and {left} more note{'s' * (left > 1)}"
-
-
-def test_a_sentence_has_as_many_lines_as_its_kind_may_have():
-    long, verdict_, least = (screen.Words("a " * 60, **kind) for kind in ({}, {"kind": screen.VERDICT}, {"least": 2}))
-    short, shown = screen.Words("short", kind=screen.VERDICT), long  # shown as it is
-    rooms = [(shown, (1, 1)), (verdict_, (9, 1)), (verdict_, (1, 9)), (least, (1, 1)), (short, (0, 0))]
-    assert [len(words.within(longest)) for words, longest in rooms] == [1, 2, 1, 2, 1]
-    ((text, colour, *_),) = screen.Words(f"  {'word ' * 40}", "red", screen.VERDICT).within((1, 1))
-    assert (text[:6], text[-4:], colour) == ("  word", " ...", "red") and len(text) <= 80, "what is cut says so"
-
-
-def test_a_part_can_do_without_all_but_its_first_line():
-    block = [screen.Words("a"), screen.Words("b")]
-    part = screen.ScreenPart([block] * 3, "thing", [screen.Words("head")], [screen.Words("foot")], weight=2)
-    assert part.excess == (6 + 1 + 1 - 1) / 2 and len(part.lines) == 8
-    assert replace(part, entries=[]).excess == 0 and screen.ScreenPart([], "thing").lines == []
-    told = [words.text.strip() for words in replace(part, entries=[block], left_out=2).lines]
-    assert told == ["head", "a", "b", "and 2 more things", "foot"]
 
 
 def judged_sweep(**more: object) -> Findings:
@@ -178,7 +169,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_run_writes_for_workflows_what_is_kept_below_what_the_page_has(page):
+def test_a_run_writes_for_workflows_what_is_kept_below_what_the_page_has_or_tells_why_not(page, tmp_path, monkeypatch):
     folder, gates = page.parent / "run", [gated(pairs(4))]
     for found in (judged_sweep(failed=["test_a: why"]), Findings(notes=[f"note {number}" for number in range(90)])):
         assert screen.write_for_others(found, folder / "records.jsonl") == "" and not folder.exists()
@@ -188,9 +179,6 @@ def test_a_run_writes_for_workflows_what_is_kept_below_what_the_page_has(page):
     assert difference("workflow", shown) == ""
     (facts,) = json.loads((folder / "gate.json").read_text("utf-8"))
     assert (facts["outcome"], facts["pairs"]) == ("pass", 4)
-
-
-def test_a_page_that_cannot_be_written_is_told_and_no_page_is_no_fault(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/nowhere/page.md")
     assert "/nowhere/page.md" in screen.write_for_others(judged_sweep(), tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")

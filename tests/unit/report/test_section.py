@@ -3,18 +3,8 @@
 import pytest
 from sections import difference
 
-from pytest_slmserve.report.section import (
-    Cells,
-    Chart,
-    Details,
-    Legend,
-    Named,
-    Section,
-    Table,
-    Verbatim,
-    in_units,
-    renamed,
-)
+from pytest_slmserve.report import section as of
+from pytest_slmserve.report.section import Chart, Details, Legend, Named, Section, Table, Verbatim, in_units
 from pytest_slmserve.report.section import section_markdown as markdown
 from pytest_slmserve.report.section import section_text as text_of
 from pytest_slmserve.report.text_table import Column, laid_out
@@ -31,27 +21,30 @@ HOSTILE = Section("a|b", [
 ])  # fmt: skip
 
 
-def test_a_section_is_text_and_markdown_that_obeys_nothing_of_what_others_wrote():
+def test_a_section_is_text_markdown_and_charts_that_obey_nothing_in_any_units():
     shown = {"text": text_of(SHOWN), "Markdown": markdown(SHOWN), "hostile": markdown(HOSTILE)}
     with laid_out(20):
         shown["a narrow legend"] = text_of(Legend("one two three four five", ["six seven eight nine ten"]))
     assert difference("sections", shown) == ""
     assert text_of(Section("a", [Named([])])) == "a"
-
-
-def test_charts_of_which_something_is_known_are_in_their_groups():
     known = Chart("b", {"x": 1}), Chart("c", {"x": 2}, group="g"), Chart("d", {"x": 3})
     drawn = Section("", charts=lambda: [Chart("a", {}), *known, Chart("e", None)]).drawn
     assert drawn == {"": [known[0], known[2]], "g": [known[1]]}
     assert Section("").drawn == {}
-
-
-def test_cells_of_a_table_are_those_that_tell_something_however_wide():
     columns = [Column("a\nname", str, "left"), *COLUMNS[2:], Column("n", lambda _: "1")]
     with laid_out(20):
         cells = Table(["x" * 30], columns, "T").cells
     assert (cells.caption, cells.heads, cells.numeric) == ("T", ["a name", "n"], [False, True])
     assert cells.rows == [["x" * 30, "1"]]
+    spec = {"title": "tokens/s", "data": [{"output_tokens_per_s": 1}]}
+    shown = Section("tokens/s", SHOWN.parts, charts=lambda: [Chart("of a token", spec)], name="a token")
+    other = in_units(shown, "pair")
+    assert "token" not in text_of(other) and text_of(other).count("pair") == text_of(shown).count("token") == 5
+    assert in_units(shown, "token") is shown and other.parts[1].rows is shown.parts[1].rows
+    [chart] = other.charts()
+    assert (chart.title, chart.spec) == ("of a pair", {"title": "pairs/s", "data": [{"output_tokens_per_s": 1}]})
+    before, after = of.Cells("tokens", ["a token"], [["1"]], [True]), of.Cells("texts", ["a text"], [["1"]], [True])
+    assert in_units({"x": (before, 3)}, "text") == {"x": (after, 3)}
 
 
 @pytest.mark.parametrize(("text", "called"), [
@@ -68,17 +61,4 @@ def test_cells_of_a_table_are_those_that_tell_something_however_wide():
     ("output_tokens_per_s, tokenizer", "output_tokens_per_s, tokenizer"),
 ])  # fmt: skip
 def test_outputs_are_called_by_their_name_and_prompts_keep_their_tokens(text, called):
-    assert (renamed(text, "text"), renamed(text, "token")) == (called, text)
-
-
-def test_a_section_is_in_other_units_in_all_of_its_texts_and_none_of_its_values():
-    spec = {"title": "tokens/s", "data": [{"output_tokens_per_s": 1}]}
-    shown = Section("tokens/s", SHOWN.parts, charts=lambda: [Chart("of a token", spec)], name="a token")
-    other = in_units(shown, "pair")
-    assert "token" not in text_of(other) and text_of(other).count("pair") == text_of(shown).count("token") == 5
-    assert in_units(shown, "token") is shown and other.parts[1].rows is shown.parts[1].rows
-    [chart] = other.charts()
-    assert (chart.title, chart.spec) == ("of a pair", {"title": "pairs/s", "data": [{"output_tokens_per_s": 1}]})
-    assert in_units({"x": (Cells("tokens", ["a token"], [["1"]], [True]), 3)}, "text") == {
-        "x": (Cells("texts", ["a text"], [["1"]], [True]), 3)
-    }
+    assert (of.renamed(text, "text"), of.renamed(text, "token")) == (called, text)

@@ -4,37 +4,23 @@ told."""
 import re
 from dataclasses import replace
 
+import strategies
 from hypothesis import given
 from planted import lawful
 from sections import difference, in_words, rows_of, tables_of
-from strategies import (
-    H200,
-    RESOLVED,
-    WELL,
-    at_share,
-    curves,
-    law,
-    measurement,
-    noisy_curve,
-    planted_telemetry,
-    point,
-    without,
-)
+from strategies import H200, WELL, at_share, curves, law, measurement, noisy_curve, planted_telemetry, point
 
+from pytest_slmserve.analysis import metrics, verdict
 from pytest_slmserve.analysis.claims.table import ClaimRow
-from pytest_slmserve.analysis.metrics.validity import trustworthy
-from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.points import Summary
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Axes, Curve, curve_of, with_compared, with_plain
-from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import sweeps
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.section import Legend, Named, Section, Table
-from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema import sensors, specs
 from pytest_slmserve.schema.records import Environment, Stream
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 
-BATCHES = (4, 16, 64, 256)
+BATCHES, OUTSIDE = (4, 16, 64, 256), {1: 100.0, 2: 190.0, 4: 350.0}
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CPU = Environment(platform="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")
@@ -78,9 +64,9 @@ BENT = {64: 22.7, 128: 32.7, 256: 34.6, 512: 53.1}  # OPT-125M on an H200: it ga
 YOUNG = replace(seen(8), requests_per_s=2.0, e2e_s=3.0, batch=8.0)  # looked back upon, a rising load was a smaller one
 FED, STARVED = (replace(seen(c), batch=b, kv_usage=0.3) for c, b in ((128, 120.0), (512, 240.0)))
 SERVER = replace(at(), spec=replace(at().spec, interface="server"))
-ENDPOINT = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1", extra=(("top_k", "5"),))
-FLASH, STREAM = replace(RESOLVED, kv_blocks=1366, attention_backend="FLASH_ATTN"), Stream(0.01, 0.0, (), {})
-SETTLED = at(load=ClosedLoop(8, settle_lifetimes=2.0))
+ENDPOINT = specs.EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1", extra=(("top_k", "5"),))
+FLASH, STREAM = replace(strategies.RESOLVED, kv_blocks=1366, attention_backend="FLASH_ATTN"), Stream(0.01, 0.0, (), {})
+SETTLED = at(load=specs.ClosedLoop(8, settle_lifetimes=2.0))
 LENGTHS = replace(SETTLED.workload.spec, prompt_tokens=None, output_tokens=None)
 NATURAL = replace(SETTLED, workload=replace(SETTLED.workload, spec=LENGTHS))
 LATE = [at(c, law(c), repeat=i, first_early=0.02 * i * (c == 4)) for c in (4, 16) for i in range(2)]
@@ -149,13 +135,11 @@ def planted_curves() -> dict[str, Curve]:
         "cut, missing, invalid and partly valid": curve_of(
             "x", [*PARTLY, at(4, law(4), repeat=2, failures=3)], planned=(1, 4, 16, 8, 32, 512), cut=CUT
         ),
-        "a point without repeats": without(noisy_curve({4: 1.0, 8: 2.0}), 4),
+        "a point without repeats": strategies.without(noisy_curve({4: 1.0, 8: 2.0}), 4),
         "not steady": curve_of("x", NOISY),
         "adaptive": LAWFUL,
         "adaptive without a law": DENTED,
-        "external results": replace(
-            noisy_curve({1: 100.0, 2: 190.0, 4: 350.0}), axes=Axes("batch", "tok", "lat_ms"), subject="mine"
-        ),
+        "external results": replace(noisy_curve(OUTSIDE), axes=Axes("batch", "tok", "lat_ms"), subject="mine"),
         "steps and clients differ": curve_of("opt-1.3b", LATE),
         "Little's law to what rounds to nothing": planted(*(replace(seen(c), little=0.0002) for c in (1, 2))),
         "counters while decoding": planted(
@@ -180,11 +164,10 @@ def planted_curves() -> dict[str, Curve]:
 
 def test_planted_curves_have_the_sections_that_are_kept():
     found = {name: Findings(curves=[made]) for name, made in planted_curves().items()}
-    found["a limit"] = Findings(curves=[lawful(BATCHES)], slo=parse_slo("e2e:0.5s"))
+    found["a limit"] = Findings(curves=[lawful(BATCHES)], slo=metrics.window.parse_slo("e2e:0.5s"))
     claim = ClaimRow(PLATEAU, parameters={"tolerance": 0.75})
-    found["a claim"] = Findings(
-        curves=[lawful(BATCHES)], judged=[(Verdict(PLATEAU, "opt-1.3b", State.PASSES, "so"), claim)]
-    )
+    passes = verdict.Verdict(PLATEAU, "opt-1.3b", verdict.State.PASSES, "so"), claim
+    found["a claim"] = Findings(curves=[lawful(BATCHES)], judged=[passes])
     found["none"] = Findings()
     shown = {name: re.sub("\n  .*", "", in_words(sweeps.sweep_sections(each))) for name, each in found.items()}
     fitted = {name: sweeps.findings(curve, 0.1) for name, curve in laws().items()}
@@ -209,7 +192,7 @@ def test_every_curve_can_be_shown(curve):
         assert row["Pareto"] == ("" if beaten else "*")
 
 
-def test_a_server_that_feeds_its_engine_or_waits_in_it_is_not_told():
+def test_what_feeds_an_engine_was_left_out_or_is_not_known_is_not_told_and_speeds_are_over_the_best():
     def told(*points, m=SERVER) -> bool:
         return "front end" in dict(sweeps.findings(planted(*points, measurements=(m,)), 0.1))
 
@@ -218,46 +201,18 @@ def test_a_server_that_feeds_its_engine_or_waits_in_it_is_not_told():
     assert not told(FED) and not told(replace(STARVED, batch=0.76 * 512))
     assert not told(FED, replace(STARVED, kv_usage=0.99)), "they wait in the engine's own queue"
     assert not told(STARVED, m=at()) and not told(STARVED, m=small)
-
-
-def test_the_report_and_the_item_say_alike_what_was_left_out():
     made = [measurement(8, 100.0, repeat=i, failures=3 * (i == 2)) for i in range(3)]
     (said,) = sweeps.remarks(curve_of("opt-1.3b", made))
-    item = trustworthy("opt-1.3b-8", [(m,) for m in made], 2)
+    item = metrics.validity.trustworthy("opt-1.3b-8", [(m,) for m in made], 2)
     assert item and item.why.endswith(said.split("are used: ")[1])
-
-
-def test_tokens_of_a_step_of_a_sequence_are_shown_where_they_are_known_and_what_they_are_worth():
     drafting = replace(seen(8), acceptance_length=2.7512)
-    plain, speculative = (planted(each, measurements=(m,)) for each, m in (
-        (seen(8), at()), (drafting, replace(at(), spec=replace(at().spec, extra=(("speculative_config", NGRAM),)))),
-    ))  # fmt: skip
+    asked = replace(at(), spec=replace(at().spec, extra=(("speculative_config", NGRAM),)))
+    plain, speculative = (planted(each, measurements=(m,)) for each, m in ((seen(8), at()), (drafting, asked)))
     assert [column for column in sweeps.point_columns(plain) if column.name == "acceptance"] == []
     [shown] = [column for column in sweeps.point_columns(speculative) if column.name == "acceptance"]
     assert shown.cell(drafting) == "2.75"
     assert [*sweeps.remarks(plain)] == [] and "nothing of real text" in " ".join(sweeps.remarks(speculative))
 
-
-def test_what_speculation_gains_at_a_load_stands_beside_what_is_accepted():
-    def of(rates, *extra):
-        made = replace(at(), spec=replace(at().spec, extra=extra))
-        points = [replace(point(c, [r, 1.01 * r]), acceptance_length=2.5 if extra else None) for c, r in rates.items()]
-        return Curve(subject="opt-1.3b", points=tuple(points), measurements=(made,))
-
-    plain, drafting = with_plain(
-        [of({1: 100.0, 8: 400.0}), of({1: 150.0, 8: 300.0, 16: 9.0}, ("speculative_config", NGRAM))]
-    )
-    rows = rows_of(Table(drafting.points, sweeps.point_columns(drafting)))
-    assert [(row["acceptance"], row["speedup %"]) for row in rows] == [
-        ("2.50", "+50.0"),
-        ("2.50", "-25.0"),
-        ("2.50", "-"),
-    ]
-    assert all(" to " in row["95 %"] for row in rows[:2])
-    assert not {"acceptance", "speedup %"} & {column.name for column in sweeps.point_columns(plain)}
-
-
-def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
     def slower(concurrency, cpu_ms, model="a"):
         """A measurement beside which a host-speed probe took so long, and waited as long again."""
         made = measurement(concurrency, law(concurrency), model=model)
@@ -280,7 +235,7 @@ def spent(model, concurrency, joules, limit=700.0, environment=H200) -> Curve:
     return Curve(subject=model, points=(shown,), measurements=(made,))
 
 
-def test_energy_of_each_model_at_its_largest_batch_has_a_table_for_each_power_limit():
+def test_energy_shares_of_prompts_and_plateaus_of_each_model_have_the_tables_that_are_kept():
     some = spent("opt-125m", 512, 0.00843), spent("opt-1.3b", 256, 0.0476, limit=500.0), spent("opt-2.7b", 128, 0.09)
     unknown, small = spent("opt-6.7b", 64, 0.2, limit=None), spent("opt-1.3b", 64, 0.1)  # not the batch of OPT-1.3B
     limits = [planted_telemetry({**WELL, sensors.POWER_LIMIT: limit}, interval_s=0.1) for limit in (700.0, 500.0)]
@@ -295,9 +250,6 @@ def test_energy_of_each_model_at_its_largest_batch_has_a_table_for_each_power_li
     }
     shown = {name: in_words(sweeps.energy_sections(Findings(curves=some))) for name, some in found.items()}
     assert difference("energy", shown) == ""
-
-
-def test_loads_of_several_shares_are_rows_over_their_hit_rate():
     half, least = at_share(0.5, (1500.0, 1515.0), (0.06, 0.061), hits=0.4), at_share(0.0, (1000.0, 1005.0))
     found = {"two shares": with_compared([half, least]), "one share": with_compared([half]), "none": [lawful(BATCHES)]}
     found["of one repeat"] = with_compared([at_share(share, (1e3,), (0.1,)) for share in (0.0, 0.5)])
@@ -306,25 +258,10 @@ def test_loads_of_several_shares_are_rows_over_their_hit_rate():
     section, _ = sweeps.hit_rate_sections(found["two shares"])
     rows = [(row["share %"], row["hit rate %"], row["change %"]) for row in rows_of(section.parts[0])]
     assert rows == [("0.0", "0.0", "-"), ("50.0", "40.6", "+50.4")]
-
-
-def test_structured_output_is_a_row_below_free_text_of_its_load():
-    free, asked = at_share(None, (1000.0, 1005.0)), {"response_format": '{"type": "array"}'}
-    formats = at_share(None, (900.0, 905.0), **asked), at_share(None, (950.0, 955.0), response_format="json")
-    found = {"two formats": with_compared([*formats, free]), "no free text": with_compared(formats)}
-    shown = {name: in_words(sweeps.format_sections(some)) for name, some in found.items()}
-    assert difference("formats", shown) == ""
-    section, _ = sweeps.format_sections(found["two formats"])
-    rows = [(row["output"], row["change %"], row["change % TPOT"]) for row in rows_of(section.parts[0])]
-    assert [row[0].partition(" schema")[0] for row in rows] == ["free text", "JSON", "JSON by"]
-    assert rows[0][1:] == ("-", "-") and rows[1][1:] == ("-5.0", "+5.2")
-
-
-def test_a_model_is_a_row_where_its_plateau_begins():
     knee = lawful((64, 128, 256, 512))
     costly = replace(knee, points=tuple(replace(p, energy_per_token_j=0.0512) for p in knee.points))
     further = replace(curve_of("opt-1.3b", [measurement(8, 100.0)]), beside=True)
-    slos = {bound: parse_slo(f"e2e:{bound}s") for bound in (999, 0.03, f"{knee.points[2].e2e_s:.3f}")}
+    slos = {bound: metrics.window.parse_slo(f"e2e:{bound}s") for bound in (999, 0.03, f"{knee.points[2].e2e_s:.3f}")}
     found = {
         "two models": Findings(curves=[knee, lawful((64,), model="opt-125m"), further]),
         "past the last": Findings(curves=[noisy_curve({1: 1e3, 2: 2e3, 4: 4e3}, noise=0.001)]),
@@ -338,3 +275,34 @@ def test_a_model_is_a_row_where_its_plateau_begins():
     tables = {name: sweeps.overview_tables(each) for name, each in found.items()}
     shown = {name: in_words(Section(table.caption, [table]) for table in some) for name, some in tables.items()}
     assert difference("overview", shown) == ""
+
+
+def test_what_speculation_gains_at_a_load_stands_beside_what_is_accepted():
+    def of(rates, *extra):
+        made = replace(at(), spec=replace(at().spec, extra=extra))
+        points = [replace(point(c, [r, 1.01 * r]), acceptance_length=2.5 if extra else None) for c, r in rates.items()]
+        return Curve(subject="opt-1.3b", points=tuple(points), measurements=(made,))
+
+    plain, drafting = with_plain(
+        [of({1: 100.0, 8: 400.0}), of({1: 150.0, 8: 300.0, 16: 9.0}, ("speculative_config", NGRAM))]
+    )
+    rows = rows_of(Table(drafting.points, sweeps.point_columns(drafting)))
+    assert [(row["acceptance"], row["speedup %"]) for row in rows] == [
+        ("2.50", "+50.0"),
+        ("2.50", "-25.0"),
+        ("2.50", "-"),
+    ]
+    assert all(" to " in row["95 %"] for row in rows[:2])
+    assert not {"acceptance", "speedup %"} & {column.name for column in sweeps.point_columns(plain)}
+
+
+def test_structured_output_is_a_row_below_free_text_of_its_load():
+    free, asked = at_share(None, (1000.0, 1005.0)), {"response_format": '{"type": "array"}'}
+    formats = at_share(None, (900.0, 905.0), **asked), at_share(None, (950.0, 955.0), response_format="json")
+    found = {"two formats": with_compared([*formats, free]), "no free text": with_compared(formats)}
+    shown = {name: in_words(sweeps.format_sections(some)) for name, some in found.items()}
+    assert difference("formats", shown) == ""
+    section, _ = sweeps.format_sections(found["two formats"])
+    rows = [(row["output"], row["change %"], row["change % TPOT"]) for row in rows_of(section.parts[0])]
+    assert [row[0].partition(" schema")[0] for row in rows] == ["free text", "JSON", "JSON by"]
+    assert rows[0][1:] == ("-", "-") and rows[1][1:] == ("-5.0", "+5.2")

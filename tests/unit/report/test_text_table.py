@@ -32,15 +32,9 @@ RANKED: tuple[Column[str], ...] = (  # 52 wide
     Column("some", lambda row: "4", rank=1),
 )
 WORDS = st.text("abcdefgh", min_size=1, max_size=9)
-
-
-@pytest.mark.parametrize(("value", "digits", "text"), [
-    (None, 3, "-"), (math.inf, 3, "-"), (math.nan, 3, "-"), (0.0, 3, "0"), (0.05123, 3, "0.0512"),
-    (4.028, 3, "4.03"), (9.996, 3, "10.0"), (65.54, 3, "65.5"), (-65.54, 3, "-65.5"), (511.62, 4, "511.6"),
-    (16772.4, 4, "16,772"), (999.96, 4, "1,000"), (1e-9, 3, "0.000000"), (1.5, 1, "2"),
-])  # fmt: skip
-def test_figures_have_significant_digits(value, digits, text):
-    assert figure(value, digits) == text
+TEXTS = [["one two three four five six seven", "8"], ["nine", "10"]]
+NAMED = [("a", "one two three four five"), ("longer", "six")]
+BROKEN: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
 
 
 @given(st.floats(1e-3, 1e9), st.integers(1, 5))
@@ -51,6 +45,10 @@ def test_a_figure_is_the_decimal_of_so_many_digits(value, digits):
 
 
 @pytest.mark.parametrize(("shown", "values", "texts"), [
+    (partial(figure, digits=3), [None, math.inf, math.nan, 0.0, 1e-9], ["-", "-", "-", "0", "0.000000"]),
+    (partial(figure, digits=3), [0.05123, 4.028, 9.996, 65.54, -65.54], ["0.0512", "4.03", "10.0", "65.5", "-65.5"]),
+    (partial(figure, digits=4), [511.62, 16772.4, 999.96], ["511.6", "16,772", "1,000"]),
+    (partial(figure, digits=1), [1.5], ["2"]),
     (text_table.milliseconds, [0.01234, None], ["12.3", "-"]),
     (text_table.gib, [3 << 29, None], ["1.50", "-"]),
     (text_table.whole, [16772, 0, None], ["16,772", "0", "-"]),
@@ -59,11 +57,11 @@ def test_a_figure_is_the_decimal_of_so_many_digits(value, digits):
     (partial(text_table.counted, 2), ["launch", "host", "loss"], ["2 launches", "2 hosts", "2 losses"]),
     (partial(text_table.counted, what="launch"), [1, 0], ["1 launch", "0 launches"]),
 ])  # fmt: skip
-def test_numbers_have_the_units_of_a_report(shown, values, texts):
+def test_numbers_have_significant_digits_and_the_units_of_a_report(shown, values, texts):
     assert [shown(value) for value in values] == texts
 
 
-def test_intervals_are_shown_where_noise_is_known():
+def test_planted_tables_lines_and_intervals_are_as_they_are_kept_where_noise_is_known():
     seen, unknown, half = Interval(2.0, 1.5, 2.5), Interval(2.0), Interval(2.0, 1.0, None)
     assert text_table.between(seen, 1e3) == " (95 %: 1,500 to 2,500)" and text_table.between(unknown) == ""
     assert text_table.between(seen, 100, " %") == " (95 %: 150 to 250 %)"
@@ -71,6 +69,20 @@ def test_intervals_are_shown_where_noise_is_known():
     assert [text_table.interval_text(each, str) for each in (None, unknown, half)] == ["-"] * 3
     assert text_table.changed(Interval(1.023, 1.012, 0.95)) == ("+2.3", "+1.2 to -5.0")
     assert text_table.changed(None) == ("-", "-")
+    shown = {}
+    for width in (18, 40, 41, 51, 52):
+        with laid_out(width):
+            shown[f"ranked, {width} columns"] = table("ad", RANKED)
+    for width in (25, 30, 45):
+        with laid_out(width, every_column=True):
+            shown[f"every column, {width} columns"] = table("ad", RANKED)
+    for width in (10, 26, 30, 41):
+        with laid_out(width):
+            shown[f"texts, {width} columns"] = table(TEXTS, BROKEN)
+            shown[f"names, {width} columns"] = text_table.named_lines(NAMED)
+    heads = ("max_num\n_seqs", "ms/\ntoken", "roof-\nline %", "candidate /\nbaseline")
+    shown["names of columns"] = "\n".join(Column(head, str).name for head in heads)
+    assert difference("tables", shown) == "" == text_table.named_lines([])
 
 
 @pytest.mark.parametrize(("rows", "columns", "always", "kept"), [
@@ -82,29 +94,6 @@ def test_intervals_are_shown_where_noise_is_known():
 def test_columns_that_tell_nothing_are_left_out_unless_they_are_always_there(rows, columns, always, kept):
     assert text_table.telling(rows, columns, always) == kept
     assert table(rows, columns, always) == table(rows, kept, len(kept))
-
-
-TEXTS = [["one two three four five six seven", "8"], ["nine", "10"]]
-BROKEN: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
-
-
-def test_planted_tables_and_lines_are_as_they_are_kept():
-    shown = {}
-    for width in (18, 40, 41, 51, 52):
-        with laid_out(width):
-            shown[f"ranked, {width} columns"] = table("ad", RANKED)
-    for width in (25, 30, 45):
-        with laid_out(width, every_column=True):
-            shown[f"every column, {width} columns"] = table("ad", RANKED)
-    for width in (10, 26, 30, 41):
-        with laid_out(width):
-            shown[f"texts, {width} columns"] = table(TEXTS, BROKEN)
-            shown[f"names, {width} columns"] = text_table.named_lines(
-                [("a", "one two three four five"), ("longer", "six")]
-            )
-    heads = ("max_num\n_seqs", "ms/\ntoken", "roof-\nline %", "candidate /\nbaseline")
-    shown["names of columns"] = "\n".join(Column(head, str).name for head in heads)
-    assert difference("tables", shown) == "" == text_table.named_lines([])
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(20, 90), st.data())

@@ -10,7 +10,6 @@ from pytest_slmserve.analysis.claims.table import CLAIMS, ClaimRow
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import verdicts
-from pytest_slmserve.report.verdicts import by_outcome, claim_outcomes
 
 TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
 TO_HOLD = ClaimRow("throughput-plateau", evidence="raw results")
@@ -38,11 +37,11 @@ def test_planted_verdicts_are_told_as_they_are_kept():
         "what would decide": [(verdict(I, claim, model, remedy=remedy), None) for claim, model, remedy in asked],
         "none": [],
     }
-    told = {name: claim_outcomes(judged) for name, judged in found.items()}
-    told["of each kind, strict"] = claim_outcomes(found["of each kind"], strict=True)
+    told = {name: verdicts.claim_outcomes(judged) for name, judged in found.items()}
+    told["of each kind, strict"] = verdicts.claim_outcomes(found["of each kind"], strict=True)
     shown = {}
     for name, outcomes in told.items():
-        kinds = by_outcome(outcomes)
+        kinds = verdicts.by_outcome(outcomes)
         lines = [f"{colour or '':7}{text}" for text, colour in verdicts.verdict_lines(outcomes)]
         lines += [f"- {text}" for text in (*verdicts.unexpected(kinds), *verdicts.inconclusive(kinds, []))]
         shown[name] = "\n".join([*lines, *(f"{kind}: {len(each)}" for kind, each in kinds.items() if each)])

@@ -55,7 +55,7 @@ def test_nodes_that_live_are_read_widest_first_and_a_resource_chooses_among_them
     assert nodes_of(rows) == [b, Node("d" * 8, "10.0.0.1 (dddddddd)", 1, 0), a] and nodes_of(rows, "quiet") == [a]
 
 
-def test_engines_of_gpus_are_measured_where_there_are_some():
+def test_engines_of_gpus_are_measured_where_there_are_some_with_one_cpu_and_on_the_cpu_on_a_whole_node():
     assert measuring([WIDE, NARROW, HEAD], "cuda") == [WIDE, NARROW]
     assert measuring([WIDE, HEAD], "simulated") == [WIDE]
     assert measuring([HEAD], "simulated") == [HEAD]
@@ -64,9 +64,6 @@ def test_engines_of_gpus_are_measured_where_there_are_some():
         measuring([HEAD], "cuda")
     with refused("CPU"):
         measuring([replace(WIDE, cpus=0)], "cpu")
-
-
-def test_an_engine_takes_its_gpus_and_one_cpu_and_on_the_cpu_a_whole_node():
     apart = ReplicaSpec(tuple(EngineSpec("opt-125m", gpu=i) for i in range(4)), "gpus")
     assert need_of(ON_TWO, [WIDE, NARROW]) == Need(2, 1)
     assert need_of(apart, [WIDE, NARROW], "quiet") == Need(4, 1, "quiet")
@@ -97,9 +94,8 @@ def test_nodes_of_different_kinds_and_other_releases_are_refused_with_what_diffe
 
 def test_gpus_of_different_kinds_do_not_serve_side_by_side(tmp_path, monkeypatch):
     def engines(number):
-        return cluster.RayEngines.from_options(
-            read_options({"simulate": True, "ray": f"local:{number}"}, {}, {}), tmp_path
-        )
+        options = read_options({"simulate": True, "ray": f"local:{number}"}, {}, {})
+        return cluster.RayEngines.from_options(options, tmp_path)
 
     here = Host(Environment(platform="simulated"), "GPU-0", gpus=(*GPUS[:2], replace(GPUS[2], name="NVIDIA L4")))
     monkeypatch.setattr(cluster, "probe", lambda *_: here)
@@ -405,13 +401,6 @@ def test_if_all_nodes_die_before_an_engine_begins_nobody_waits_for_others(run):
 # A Ray of our own
 
 
-@pytest.fixture
-def no_ray_yet():
-    cluster._import_own_ray.cache_clear()
-    yield
-    cluster._import_own_ray.cache_clear()
-
-
 def started(monkeypatch, ray):
     """What became of a start of Ray by this stand-in, with the variables that it saw."""
     monkeypatch.setattr(cluster, "_import_own_ray", lambda: None)
@@ -421,7 +410,8 @@ def started(monkeypatch, ray):
         return found
 
 
-def test_ray_that_was_imported_before_is_no_ray_of_our_own(monkeypatch, no_ray_yet):
+def test_ray_that_was_imported_before_is_no_ray_of_our_own(monkeypatch):
+    monkeypatch.setattr(cluster, "_import_own_ray", cluster._import_own_ray.__wrapped__)  # which remembers nothing
     monkeypatch.setitem(sys.modules, "ray", Mock())
     with refused("imported before", hint="conftest"), cluster.start_here(2):
         pass

@@ -148,7 +148,7 @@ def test_an_unclean_repeat_is_kept_and_made_once_more(failures, wanted, clean):
     assert executor.archive == executor.export == [m for (m,) in found] == list(executor.results.measurements())
 
 
-def test_what_is_known_is_not_measured_again_and_each_repeat_has_a_title():
+def test_what_is_known_cannot_be_stored_or_is_measured_by_another_process_is_not_measured_and_each_repeat_has_a_title():
     told, executor = [], executor_on(Failing([]))
     executor.on_progress = lambda case, title, progress: told.append((case.key, title))
     first = list(executor.measure(CASE))
@@ -156,9 +156,6 @@ def test_what_is_known_is_not_measured_again_and_each_repeat_has_a_title():
     third = executor.measure(CASE, 3, "undecided")[2]
     assert third not in first and len(executor.results.repeats[CASE.key]) == 3
     assert told == [(CASE.key, f"opt-tiny at 4, repeat {n}") for n in ("1", "2", "3 (undecided)")]
-
-
-def test_a_repeat_that_cannot_be_stored_or_is_measured_by_another_process_is_not_made():
     archive, engine, waited = Store(), Failing([]), []
     archive.check_writable = Mock(side_effect=OSError("full"))
     with pytest.raises(OSError, match="full"):
@@ -383,8 +380,7 @@ def test_no_core_is_given_twice_whatever_the_host_and_each_slot_has_as_many(node
     assert parts[0] and all(set(part) <= there for part, there in zip(parts, near))
 
 
-GPUS = host_of(4).gpus
-FAR = replace(host_of(2), gpus=(replace(GPUS[0], near_cores={8, 9}), replace(GPUS[1], near_cores={1, 3, 9})))
+FAR = replace(host_of(2), gpus=tuple(replace(g, near_cores=n) for g, n in zip(host_of(2).gpus, ({8, 9}, {1, 3, 9}))))
 
 
 @pytest.mark.parametrize(("there", "ours", "slots", "at", "seen"), [

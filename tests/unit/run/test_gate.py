@@ -12,13 +12,12 @@ from unittest.mock import Mock
 import pytest
 from launches import launch, pairs
 from refusals import refused
-from simulated_sessions import FEW_STEPS
+from simulated_sessions import FEW_STEPS, stored
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import read_calibrations
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines import pool as pools
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
@@ -39,7 +38,6 @@ STEADY = [*FEW_STEPS["engine_arg"], "scatter=0"]  # equal launches are equal
 OTHER = {"side": ["candidate:arg=b_half=9"]}
 SLOW = {"side": ["candidate:arg=t_inf=1000"]}
 CALIBRATE = {"gate": None, "calibrate": True}
-APART = {"gate_launches": "apart"}
 
 
 @pytest.fixture
@@ -47,7 +45,8 @@ def opened(opened):
     """Opens sessions that gate under one load; `start` takes the place of that of the simulated engine."""
 
     def open_session(start=SimulatedEngine, **given):
-        session = opened(**{"gate": True, **APART, "concurrency": "8", **FEW_STEPS, "engine_arg": STEADY, **given})
+        one_load = {"gate": True, "gate_launches": "apart", "concurrency": "8", **FEW_STEPS, "engine_arg": STEADY}
+        session = opened(**one_load | given)
         session.devices.pool = Pool(lambda spec, **_: start(spec))
         session.begin()
         return session
@@ -61,10 +60,6 @@ def real_session(session, start=SimulatedEngine, host=None, **given):
     planner = planners.Planner(read_options(words, {}, {}), "cpu", Host(Environment(platform="cpu", host=host), "none"))
     devices = Devices(planner, Pool(lambda spec, **_: start(spec)))
     return sessions.Session(Executor(devices, Results(), 2, archive=session.executor.archive))
-
-
-def stored(session):
-    return list(read(session.options.records).measurements)
 
 
 def both_sides(session):
@@ -103,14 +98,14 @@ GIVEN = [
     "candidate:env=A=2,env=PYTHONPATH=/checkout",
     "candidate:arg=max_num_batched_tokens=2048,arg=enforce_eager=true,arg=max_num_seqs=64",
 ]
-CHANGED = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "enforce_eager": True}  # in place of those of both
 
 
 @pytest.mark.parametrize(("given", "baseline", "candidate"), [
     ({}, {}, {}),
     ({"simulate_slowdown": "10 %"}, {}, {"extra": (*COMMON.extra, ("slowdown", 0.1))}),
     ({"side": GIVEN}, {"python": "old", "extra": (("block_size", 32),)},
-     {"env": (("A", "2"), ("PYTHONPATH", "/checkout")), **CHANGED}),
+     {"env": (("A", "2"), ("PYTHONPATH", "/checkout")),
+      "max_num_seqs": 64, "max_num_batched_tokens": 2048, "enforce_eager": True}),  # in place of those of both
 ])  # fmt: skip
 def test_each_side_has_its_interpreter_its_variables_and_its_arguments(given, baseline, candidate):
     options = read_options({"gate": True, "simulate": True, **given}, {}, {})
@@ -200,9 +195,8 @@ def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
     assert places == [(n, side, second) for n in range(1, 5) for second, side in enumerate(order(n))]
     assert {m.paired.gate for m in found} == {gated.gate} and len({m.workload.hash for m in found}) == 1
     assert [len(m.paired.outputs) for m in found] == [4] * 4 + [0] * 12, "once is enough"
-    assert session.notes[-1].endswith("4 pairs of launches count") and not any(
-        "the same" in note for note in session.notes
-    )
+    assert session.notes[-1].endswith("4 pairs of launches count")
+    assert not any("the same" in note for note in session.notes)
     # Each model has a gate, which is made once.
     session = opened(models="opt-125m,opt-350m")
     gates = Gates(session)
@@ -416,15 +410,13 @@ def failed_twice(session, first=EngineFailed):
     return (problems[0], session.notes[0]), launched[0]
 
 
-def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
+def test_a_gate_that_was_broken_off_or_whose_side_does_not_start_is_not_tried_again_and_says_so(opened):
     session = opened(side=["candidate:arg=die_at=8"], concurrency="4,8")
     (first, again), launched = failed_twice(session)
     assert "the candidate, pair 1" in first and "concurrency 8" in first and launched == 2
     assert again.endswith(first) and again != first
     assert [m.paired.side for m in stored(session)] == ["baseline", "baseline", "candidate"], "what there is, is kept"
 
-
-def test_a_side_that_does_not_start_is_named_at_its_warm_up(opened):
     class Refuses(SimulatedEngine):
         def start(self, on_wait=None):
             if ("b_half", 9) in self.spec.extra:

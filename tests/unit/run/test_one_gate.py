@@ -4,19 +4,19 @@ ends and from where it goes on, what a calibration measures more; and where side
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 from refusals import refused
-from simulated_sessions import FEW_STEPS
-from watched_device import Device
+from simulated_sessions import FEW_STEPS, stored
 
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, SIDES, TOGETHER
 from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import read_calibrations
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run import one_gate as gates
 from pytest_slmserve.run.gate import Gates, check_differ, check_gate, launches_left, live_together, not_told, one_gate
 from pytest_slmserve.run.one_gate import CALIBRATING, MAX_DROPPED, OneGate, SideBySide, order, sides
@@ -26,6 +26,44 @@ MODEL = "opt-125m"
 STEADY = [*FEW_STEPS["engine_arg"], "scatter=0"]
 LEAST = THROWN_AWAY + FIRST_PAIRS
 UNCLEAR = {"simulate_slowdown": "1.9 %"}  # of a margin of 3 %: too much for a pass, and two launches are too few
+
+
+class Device:
+    """One that knows the engines that live on it, and after each event ("+" a start, "-" an end, otherwise a window)
+    how many do. fails: planted failures of a run, by the number of the start and of the run. breaks: the run that ends
+    all."""
+
+    def __init__(self, fails=(), breaks=()):
+        self.fails, self.breaks, self.starts = fails, breaks, 0
+        self.living, self.events = {}, []
+
+    def launch(self, spec, **_):
+        device, runs = self, count(1)
+
+        class Watched(SimulatedEngine):
+            number = 0
+
+            def start(self, on_wait=None):
+                device.starts += 1
+                self.number = device.starts
+                device.living[id(self)] = self.number
+                device.events.append(("+", len(device.living)))
+                return super().start(on_wait)
+
+            def close(self):
+                if device.living.pop(id(self), None):
+                    device.events.append(("-", len(device.living)))
+                super().close()
+
+            def run(self, *arguments):
+                run = self.number, next(runs)
+                device.events.append((run[0], len(device.living)))
+                if run == device.breaks:
+                    raise EngineFailed("planted")
+                found = super().run(*arguments)
+                return replace(found, failures=1) if run in device.fails else found
+
+        return Watched(spec)
 
 
 @pytest.fixture
@@ -41,10 +79,6 @@ def opened(opened, monkeypatch):
         return session
 
     return open_session
-
-
-def stored(session):
-    return list(read(session.options.records).measurements)
 
 
 def test_both_sides_live_at_once_in_turn_and_no_third_one(opened):
@@ -204,9 +238,7 @@ WHERE_NOT = {  # options, the platform and the interface, and words of the reaso
 
 
 @pytest.mark.parametrize(("given", "platform", "interface", "why"), WHERE_NOT.values(), ids=WHERE_NOT)
-def test_where_sides_cannot_live_together_they_live_apart_unless_that_was_asked_for(
-    opened, monkeypatch, given, platform, interface, why
-):
+def test_where_sides_cannot_live_together_they_live_apart(opened, monkeypatch, given, platform, interface, why):
     def where(**more):
         session = opened(**given, **more)
         session.platform, spec = platform, session.planner.spec

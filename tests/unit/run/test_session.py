@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from refusals import refused
-from simulated_sessions import FEW_STEPS, MODEL, judged, point, records_of, sweep
+from simulated_sessions import FEW_STEPS, MODEL, judged, point, records_of, stored, sweep
 
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -32,10 +32,6 @@ PLATEAU = "throughput-plateau"
 def opened(opened):
     """Opens sessions of few steps on one archive; options go by their names."""
     return lambda **given: opened(**{"concurrency": "4,8,16", **FEW_STEPS, **given})
-
-
-def stored(session):
-    return list(read(session.options.records).measurements)
 
 
 def loads(measurements):

@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,21 @@ from refusals import refused
 from pytest_slmserve.schema import errors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, DeviceBusy, EngineFailed, SlmError, to_install
 
+# What `single` and `write_file` do where such a thing is: the number of an error, or None for a file of their own.
+PLACES = {"nothing": (None, None), "file": (None, None), "link": (errno.ELOOP, None), "dangling": (errno.ELOOP, None),
+          "hard-link": (errno.EINVAL, None), "pipe": (errno.ENXIO, errno.EINVAL), "folder": (errno.EISDIR,) * 2,
+          "device": (errno.ELOOP, None)}  # fmt: skip
 
-def test_an_error_is_its_problem_and_its_hint_and_obeys_nothing():
+
+def test_an_error_is_its_problem_and_its_hint_obeys_nothing_and_installs_packages_by_their_own_names():
     error, bare = SlmError("a\n::error::it said \x1b[2J", "not \x07"), SlmError("a")
     assert (error.problem, error.hint) == (r"a\n::error::it said \x1b[2J", r"not \x07")
     assert str(error) == f"{error.problem}\n  try: not \\x07" and (str(bare), bare.hint, bare.cause) == ("a", "", "a")
     assert EngineFailed(f"/a/log{errors.ENDS_WITH}line{errors.ENDS_WITH}more").cause == "/a/log"
+    extras = {"asv", "benchmark", "hub", "ray", "report", "sharegpt", "vllm"}
+    told = {extra: to_install(extra).removeprefix("pip install ") for extra in extras}
+    assert told["ray"].startswith("'ray>=") and "'jinja2>=" in told["report"] and "'vl-convert" in told["report"]
+    assert all(command.count("'") >= 2 and "slmserve" not in command for command in told.values())
 
 
 @pytest.mark.parametrize(("kind", "only", "problem"), [
@@ -38,17 +48,14 @@ def test_an_error_is_raised_again_with_a_name_before_it(kind, only, problem):
     ("nothing of ours", "nothing of ours"),
 ])  # fmt: skip
 def test_a_command_names_its_own_options(hint, said):
-    for raised, taken, told, expected in (
-        (BadUsage, (BadArchive, BadUsage), {"records": "--out"}, said),
-        (BadUsage, (BadUsage,), {}, said.replace("--out", "--records")),
-        (BadArchive, (BadUsage,), {}, hint),
-    ):
+    others = (BadUsage, (BadUsage,), {}, said.replace("--out", "--records")), (BadArchive, (BadUsage,), {}, hint)
+    for raised, taken, told, expected in ((BadUsage, (BadArchive, BadUsage), {"records": "--out"}, said), *others):
         with pytest.raises(raised) as caught, errors.of_a_command(*taken, **told):
             raise raised("p", hint)
         assert (caught.value.problem, caught.value.hint) == ("p", expected)
 
 
-def test_only_files_are_read_and_nothing_is_waited_for(tmp_path):
+def test_only_files_are_read_nothing_is_waited_for_and_one_larger_than_the_memory_is_an_error(tmp_path, monkeypatch):
     path, pipe = tmp_path / "a", tmp_path / "pipe"
     path.write_bytes(b"\0abc")
     assert errors.content(path) == b"\0abc"
@@ -59,21 +66,20 @@ def test_only_files_are_read_and_nothing_is_waited_for(tmp_path):
             errors.content(other)
         assert (caught.value.errno, caught.value.filename) == (number, str(other)) and caught.value.strerror
     assert len([*Path("/proc/self/fd").iterdir()]) == before, "none stays open"
+    for error in (MemoryError, OverflowError):
+
+        def too_large(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr("builtins.open", too_large)
+        with pytest.raises(OSError) as caught:
+            errors.content(tmp_path / "a")
+        monkeypatch.undo()
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, str(tmp_path / "a")), error
+        assert caught.value.strerror
 
 
-@pytest.mark.parametrize("error", [MemoryError, OverflowError])
-def test_a_file_larger_than_the_memory_is_an_error_of_the_system(tmp_path, monkeypatch, error):
-    def too_large(*_, **__):
-        raise error
-
-    monkeypatch.setattr("builtins.open", too_large)
-    with pytest.raises(OSError) as caught:
-        errors.content(tmp_path / "a")
-    monkeypatch.undo()
-    assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, str(tmp_path / "a")) and caught.value.strerror
-
-
-def test_files_are_made_for_everybody_as_the_mask_allows(tmp_path):
+def test_files_are_made_for_everybody_and_one_that_is_named_and_grows_may_be_a_link(tmp_path):
     mask = os.umask(0)
     try:
         with open(tmp_path / "a", "wb", opener=errors.regular), open(tmp_path / "b", "wb", opener=errors.single):
@@ -81,17 +87,17 @@ def test_files_are_made_for_everybody_as_the_mask_allows(tmp_path):
             assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o666] * 3
     finally:
         os.umask(mask)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    append(tmp_path / "link", "x", errors.regular)
+    assert (tmp_path / "a").read_text() == "x" and (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a file"):
+        append(tmp_path / "pipe", "x", errors.regular)
 
 
 def append(path: Path, text: str, opener=errors.single, mode="a") -> None:
     with open(path, mode, encoding="utf-8", opener=opener) as file:
         file.write(text)
-
-
-# What `single` and `write_file` do where such a thing is: the number of an error, or None for a file of their own.
-PLACES = {"nothing": (None, None), "file": (None, None), "link": (errno.ELOOP, None), "dangling": (errno.ELOOP, None),
-          "hard-link": (errno.EINVAL, None), "pipe": (errno.ENXIO, errno.EINVAL), "folder": (errno.EISDIR,) * 2,
-          "device": (errno.ELOOP, None)}  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["a", "w", "whole"])
@@ -113,16 +119,7 @@ def test_what_a_link_names_is_never_written_and_no_pipe_is_waited_for(tmp_path, 
     assert victim.read_text("utf-8") == "PRECIOUS" and {each.name for each in tmp_path.iterdir()} == names
 
 
-def test_a_named_file_that_grows_may_be_a_link_and_no_pipe_is_waited_for(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    append(tmp_path / "link", "x", errors.regular)
-    assert (tmp_path / "a").read_text() == "x" and (tmp_path / "link").is_symlink()
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a file"):
-        append(tmp_path / "pipe", "x", errors.regular)
-
-
-def test_two_who_write_one_file_never_mix_and_a_reader_sees_whole_ones(tmp_path):
+def test_two_who_write_one_file_never_mix_and_one_that_cannot_be_written_to_its_end_stays(tmp_path):
     path, texts = tmp_path / "a", [letter * 300_000 for letter in "abcd"]
     path.write_text(texts[0])
     seen = set()
@@ -131,9 +128,7 @@ def test_two_who_write_one_file_never_mix_and_a_reader_sees_whole_ones(tmp_path)
         while not all(each.done() for each in written):
             seen.add(path.read_text())
     assert [each.result() for each in written] == [None] * 80 and seen <= {*texts} and [*tmp_path.iterdir()] == [path]
-
-
-def test_a_file_that_cannot_be_written_to_its_end_stays_as_it_was(tmp_path):
+    path.unlink()
     path = tmp_path / ("a" * 255)  # as long as a name can be
     errors.write_file(path, "old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -147,31 +142,18 @@ def test_a_file_that_cannot_be_written_to_its_end_stays_as_it_was(tmp_path):
     assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
-@pytest.mark.parametrize(("first", "second"), [(False, False), (True, True), (True, False), (False, True)])
-def test_a_lock_is_shared_only_if_both_say_so(tmp_path, first, second):
-    path = tmp_path / "lock"
-    with path.open("w") as one, path.open() as other:
-        assert errors.try_lock(one, shared=True) if first else errors.try_lock(one)
-        assert errors.try_lock(other, shared=second) is (first and second)
-    with path.open() as later:
-        assert errors.try_lock(later), "it is free once it is closed"
-
-
-def test_a_name_that_no_file_can_have_names_none(tmp_path):
+def test_a_lock_is_shared_only_if_both_say_so_and_no_file_or_cache_has_an_odd_name(tmp_path, monkeypatch):
+    for first, second in product((False, True), repeat=2):
+        path = tmp_path / "lock"
+        with path.open("w") as one, path.open() as other:
+            assert errors.try_lock(one, shared=True) if first else errors.try_lock(one)
+            assert errors.try_lock(other, shared=second) is (first and second)
+        with path.open() as later:
+            assert errors.try_lock(later), "it is free once it is closed"
     (tmp_path / "a").touch()
     assert [errors.is_file(tmp_path / name) for name in ("a", "", "b", "n" * 5000, "\0")] == [True, *[False] * 4]
-
-
-def test_the_users_cache_is_where_xdg_says(monkeypatch):
     monkeypatch.setenv("HOME", "/h")
     for told, cache in (("/x", "/x"), ("", "/h/.cache")):
         monkeypatch.setenv("XDG_CACHE_HOME", told)
         found = errors.user_cache(), errors.user_cache("vllm")
         assert found == (Path(cache, "pytest-slmserve"), Path(cache, "vllm"))
-
-
-def test_packages_of_an_extra_are_installed_by_their_own_names():
-    extras = {"asv", "benchmark", "hub", "ray", "report", "sharegpt", "vllm"}
-    told = {extra: to_install(extra).removeprefix("pip install ") for extra in extras}
-    assert told["ray"].startswith("'ray>=") and "'jinja2>=" in told["report"] and "'vl-convert" in told["report"]
-    assert all(command.count("'") >= 2 and "slmserve" not in command for command in told.values())

@@ -17,16 +17,47 @@ from pytest_slmserve.schema.specs import GIB, Adapters, EngineSpec
 
 OPT = EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB)  # a token takes 196,608 bytes
 UNKNOWN = EngineSpec("/somewhere/else", kv_cache_bytes=GIB, tensor_parallel_size=2)
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+TINY = CATALOGUE["opt-tiny"], CATALOGUE["llama-tiny"]
+QWEN, PLAIN = CATALOGUE["qwen3-0.6b"], EngineSpec("qwen3-0.6b")
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+FLOAT8 = {"num_bits": 8, "type": "float"}
 
 
 def with_extra(spec: EngineSpec = OPT, **extra: object) -> EngineSpec:
     return replace(spec, extra=tuple(extra.items()))
 
 
-def test_blocks_that_a_published_engine_logged():
+FP8, SERVED = with_extra(PLAIN, quantization="fp8"), with_extra(**Adapters(4, 8).arguments({}))
+
+
+def test_blocks_are_those_that_an_engine_logged_or_reports_before_defaults_and_what_was_asked_for():
     """arXiv:2503.08311's OPT-1.3B: 54.41 GiB of KV cache, 18,573 blocks of 16 tokens (the log rounds the GiB)."""
     spec = EngineSpec("opt-1.3b", kv_cache_bytes=int(54.41 * GIB))
     assert abs(predicted_blocks(spec) - 18_573) <= 2
+    assert kv_capacity(OPT, 768) == (1365 - 1) // 48
+    reason = kv_cache.no_room(OPT, 160, 137)
+    assert "136" in reason and "160" in reason and kv_cache.no_room(OPT, 160, 136) is None
+    assert kv_capacity(UNKNOWN, 160) is kv_cache.no_room(UNKNOWN, 160, 10_000) is None, "its capacity is not known"
+    assert predicted_blocks(replace(OPT, dtype="auto"), Resolved(dtype="float16", block_size=32)) == 682
+    assert kv_bytes(OPT, Resolved(kv_blocks=100, block_size=32)) == 100 * 32 * 196_608
+    assert kv_bytes(UNKNOWN, Resolved(kv_blocks=100)) == kv_bytes(UNKNOWN, Resolved()) == 2 * GIB
+    assert kv_bytes(replace(OPT, kv_cache_bytes=0), Resolved()) == 0
+    sizes = {OPT: 2, with_extra(dtype="float"): 4, replace(OPT, dtype="int3"): None}
+    assert {spec: kv_cache.value_bytes(spec) for spec in sizes} == sizes
+    assert kv_cache.value_bytes(OPT, Resolved(dtype="float32")) == 4
+    for said in (0, -1, -1000, None):  # a record whose blocks have no size is one that does not say
+        assert kv_layout(OPT, Resolved(block_size=said)).block_size == kv_layout(OPT).block_size == 16
+        assert kv_capacity(OPT, 768, Resolved(kv_blocks=481, block_size=said)) == 10
+    for given_one, limit in ((None, 1024), (8, 8), (0, 1024), ("8", 1024)):
+        extra = {} if given_one is None else {"max_num_seqs": given_one}
+        assert kv_cache.given_limit(with_extra(**extra), "max_num_seqs") == limit
+        assert kv_cache.given_limit(with_extra(**extra, more=1), "more", "max_num_seqs") == 1
+    assert kv_cache.given_limit(OPT, "more", "max_num_seqs") == 1024
+    types = {"auto": 2, "fp8": 1, "fp8_e4m3": 1, "bfloat16": 2, "float32": 4, "turbo": None}
+    for asked, each in types.items():
+        layout = kv_layout(with_extra(EngineSpec("opt-125m"), kv_cache_dtype=asked))
+        assert layout == kv_cache.KvLayout(each, each and 18_432 * each, (None,), 16), "one group, whatever the type"
 
 
 @pytest.mark.parametrize(("spec", "blocks"), [
@@ -46,47 +77,18 @@ def test_blocks_predicted_from_shapes(spec, blocks):
     assert predicted_blocks(spec) == blocks
 
 
-@given(st.integers(1, 2**40), st.sampled_from([16, 32, 128]), st.sampled_from(["opt-125m", "qwen3-0.6b", "gemma-3-1b"]))
-def test_predicted_blocks_fill_the_bytes_and_one_more_does_not_fit(size, block, model):
+@given(
+    st.integers(1, 2**40), st.sampled_from([16, 32, 128]), st.sampled_from(["opt-125m", "qwen3-0.6b", "gemma-3-1b"]),
+    st.integers(1, 10_000), st.integers(1, 4096),
+)  # fmt: skip
+def test_predicted_blocks_fill_the_bytes_and_requests_the_blocks_but_one(size, block, model, held, longest):
     spec = with_extra(EngineSpec(model, kv_cache_bytes=size), block_size=block)
     each, blocks = block * CATALOGUE[model].kv_bytes_per_token(2), predicted_blocks(spec)
     assert blocks * each <= size < (blocks + 1) * each
     assert kv_bytes(spec, Resolved()) == blocks * each
-
-
-def test_what_the_engine_reports_goes_before_defaults_and_what_was_asked_for():
-    assert predicted_blocks(replace(OPT, dtype="auto"), Resolved(dtype="float16", block_size=32)) == 682
-    assert kv_bytes(OPT, Resolved(kv_blocks=100, block_size=32)) == 100 * 32 * 196_608
-    assert kv_bytes(UNKNOWN, Resolved(kv_blocks=100)) == kv_bytes(UNKNOWN, Resolved()) == 2 * GIB
-    assert kv_bytes(replace(OPT, kv_cache_bytes=0), Resolved()) == 0
-    sizes = {OPT: 2, with_extra(dtype="float"): 4, replace(OPT, dtype="int3"): None}
-    assert {spec: kv_cache.value_bytes(spec) for spec in sizes} == sizes
-    assert kv_cache.value_bytes(OPT, Resolved(dtype="float32")) == 4
-    for said in (0, -1, -1000, None):  # a record whose blocks have no size is one that does not say
-        assert kv_layout(OPT, Resolved(block_size=said)).block_size == kv_layout(OPT).block_size == 16
-        assert kv_capacity(OPT, 768, Resolved(kv_blocks=481, block_size=said)) == 10
-
-
-def test_a_limit_is_an_argument_of_the_engine_or_a_field():
-    for given_one, limit in ((None, 1024), (8, 8), (0, 1024), ("8", 1024)):
-        extra = {} if given_one is None else {"max_num_seqs": given_one}
-        assert kv_cache.given_limit(with_extra(**extra), "max_num_seqs") == limit
-        assert kv_cache.given_limit(with_extra(**extra, more=1), "more", "max_num_seqs") == 1
-    assert kv_cache.given_limit(OPT, "more", "max_num_seqs") == 1024
-
-
-@given(st.integers(1, 10_000), st.sampled_from([16, 32, 128]), st.integers(1, 4096))
-def test_the_requests_that_fit_leave_one_block_and_one_more_does_not_fit(blocks, size, longest):
-    each = -(-longest // size)
-    fit = kv_capacity(EngineSpec("opt-1.3b"), longest, Resolved(kv_blocks=blocks, block_size=size))
-    assert fit * each <= blocks - 1 < (fit + 1) * each
-
-
-def test_requests_that_have_no_room_get_the_reason():
-    assert kv_capacity(OPT, 768) == (1365 - 1) // 48
-    reason = kv_cache.no_room(OPT, 160, 137)
-    assert "136" in reason and "160" in reason and kv_cache.no_room(OPT, 160, 136) is None
-    assert kv_capacity(UNKNOWN, 160) is kv_cache.no_room(UNKNOWN, 160, 10_000) is None, "its capacity is not known"
+    each = -(-longest // block)
+    fit = kv_capacity(EngineSpec("opt-1.3b"), longest, Resolved(kv_blocks=held, block_size=block))
+    assert fit * each <= held - 1 < (fit + 1) * each
 
 
 @pytest.mark.parametrize(("windows", "step_tokens", "blocks"), [
@@ -100,7 +102,7 @@ def test_blocks_of_a_request_over_groups_of_layers(windows, step_tokens, blocks)
     assert kv_cache.request_blocks(spec, windows, 16, 768) == blocks
 
 
-def test_a_model_whose_layers_slide_shares_its_blocks_among_groups():
+def test_a_model_whose_layers_slide_shares_its_blocks_among_groups_and_others_only_the_engine_knows():
     """As vLLM groups the 26 layers of Gemma 3 1B: 7 groups of 4."""
     spec = EngineSpec("gemma-3-1b", dtype="bfloat16", kv_cache_bytes=GIB, max_num_batched_tokens=2048)
     assert predicted_blocks(spec) == GIB // (16 * 4 * 1024) == 16_384
@@ -110,19 +112,9 @@ def test_a_model_whose_layers_slide_shares_its_blocks_among_groups():
     assert kv_capacity(larger, 30_720) == 16_383 // (1920 + 6 * (-(-(511 + 16_384) // 16) + 1))
     one = with_extra(EngineSpec("gemma-3-1b"), disable_hybrid_kv_cache_manager=True)
     assert predicted_blocks(one) is kv_capacity(one, 768) is None
-
-
-def test_what_only_the_engine_knows_it_tells():
     spec, told = EngineSpec("granite-4.0-h-350m"), Resolved(kv_blocks=1000, block_size=16)
     assert kv_capacity(spec, 768) is kv_capacity(spec, 768, told) is None, "nor what a request takes"
     assert kv_capacity(spec, 768, replace(told, kv_windows=(None, 0, 0))) == 999 // (48 + 2 * 2)
-
-
-def test_bytes_of_a_number_in_the_cache():
-    types = {"auto": 2, "fp8": 1, "fp8_e4m3": 1, "bfloat16": 2, "float32": 4, "turbo": None}
-    for asked, each in types.items():
-        layout = kv_layout(with_extra(EngineSpec("opt-125m"), kv_cache_dtype=asked))
-        assert layout == kv_cache.KvLayout(each, each and 18_432 * each, (None,), 16), "one group, whatever the type"
 
 
 @example(10, 0.5, GIB - 1)
@@ -150,15 +142,6 @@ def test_sizes_and_what_is_none(text, size):
     else:
         with refused(repr(text), hint="80GiB"):
             kv_cache.parse_memory(text)
-
-
-# Quantized weights
-
-QWEN = CATALOGUE["qwen3-0.6b"]
-PLAIN = EngineSpec("qwen3-0.6b")
-FP8 = with_extra(PLAIN, quantization="fp8")
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
-FLOAT8 = {"num_bits": 8, "type": "float"}
 
 
 def quantized(own: dict) -> Model:
@@ -237,13 +220,18 @@ def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):
     ({"speculative_config": '{"method": "ngram"}'}, ("num_speculative_tokens", "None")),
     ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 0}'}, ("num_speculative_tokens 0",)),
     ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": true}'}, ("num_speculative_tokens True",)),
-    ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'}, None),
-    ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, '
-                            '"prompt_lookup_max": 4}'}, ("prompt_lookup_min 5", "prompt_lookup_max 4")),
+    ({"speculative_config": NGRAM[:-1] + ', "prompt_lookup_max": 4}'}, None),
+    ({"speculative_config": NGRAM[:-1] + ', "prompt_lookup_min": 5, "prompt_lookup_max": 4}'},
+     ("prompt_lookup_min 5", "prompt_lookup_max 4")),
     ({"speculative_config": '{"method": "suffix"}'}, None), ({"speculative_config": '{"model": "opt-tiny"}'}, None),
+    ({"interface": "transformers", "speculative_config": NGRAM}, ("speculative_config",)),
+    ({"platform": "cpu", "speculative_config": NGRAM[:-1] + ', "rejection_sample_method": "synthetic"}'},
+     ("synthetic",)),
 ])  # fmt: skip
 def test_arguments_that_no_engine_can_have_or_that_no_step_can_tell_are_refused(arguments, facts):
-    spec = with_extra(EngineSpec("opt-125m", max_num_seqs=1024, max_num_batched_tokens=8192), **arguments)
+    own = {name: arguments[name] for name in ("interface", "platform") if name in arguments}
+    spec = EngineSpec("opt-125m", max_num_seqs=1024, max_num_batched_tokens=8192, **own)
+    spec = with_extra(spec, **{name: value for name, value in arguments.items() if name not in own})
     if facts is None:
         assert kv_cache.check_arguments(spec) is None
     else:
@@ -251,20 +239,9 @@ def test_arguments_that_no_engine_can_have_or_that_no_step_can_tell_are_refused(
             kv_cache.check_arguments(spec)
 
 
-@pytest.mark.parametrize("facts", [
-    {"interface": "transformers"}, {"platform": "cpu", "config": '{"rejection_sample_method": "synthetic"}'},
-])  # fmt: skip
-def test_speculation_that_an_engine_does_not_have_is_refused(facts):
-    own = {"method": "ngram", "num_speculative_tokens": 3} | json.loads(facts.pop("config", "{}"))
-    spec = EngineSpec("opt-125m", extra=(("speculative_config", json.dumps(own)),), **facts)
-    with refused("speculative_config" if "interface" in facts else "synthetic"):
-        kv_cache.check_arguments(spec)
-
-
 @pytest.mark.parametrize(("config", "load_format", "made_up", "weights"), [
     (None, "dummy", False, False),
-    ('{"method": "ngram", "num_speculative_tokens": 3}', "dummy", True, False),
-    ('{"method": "ngram", "num_speculative_tokens": 3}', "auto", False, False),
+    (NGRAM, "dummy", True, False), (NGRAM, "auto", False, False),
     ('{"model": "opt-tiny", "num_speculative_tokens": 3}', "dummy", True, True),
 ])  # fmt: skip
 def test_what_made_weights_accept_says_nothing_of_real_text(config, load_format, made_up, weights):
@@ -274,26 +251,7 @@ def test_what_made_weights_accept_says_nothing_of_real_text(config, load_format,
     assert kv_cache.has_draft_weights(spec) is weights
 
 
-@pytest.mark.parametrize(("asked", "told"), [
-    ({"synthetic_acceptance_length": 2.5}, "of 2.5 tokens"),
-    ({"synthetic_acceptance_rates": [0.8, 0.4]}, "of 2.2 tokens"),
-    ({"synthetic_acceptance_rates": "many"}, "acceptance"), ({}, "acceptance"),  # which vLLM refuses
-])  # fmt: skip
-@pytest.mark.parametrize("load_format", ["dummy", "auto"])
-def test_an_acceptance_that_was_asked_for_is_told_whatever_the_weights_are(asked, told, load_format):
-    config = json.dumps({"method": "ngram", "rejection_sample_method": "synthetic", **asked})
-    spec = EngineSpec("opt-125m", load_format=load_format, extra=(("speculative_config", config),))
-    note = kv_cache.made_up_acceptance(spec)
-    assert "planted" in note and told in note and "real text" not in note
-
-
-# Adapters
-
-TINY = CATALOGUE["opt-tiny"], CATALOGUE["llama-tiny"]
-SERVED = with_extra(**Adapters(4, 8).arguments({}))
-
-
-def test_slots_of_adapters_are_those_that_an_engine_made():
+def test_slots_of_adapters_are_those_that_an_engine_made_and_leave_the_kv_cache():
     """vLLM 0.32 on a CPU, three slots of rank 8: 221,184 bytes of opt-tiny, and of a Llama its tables too."""
     spec = with_extra(EngineSpec("opt-tiny"), enable_lora=True, max_loras=3, max_lora_rank=8)
     assert kv_cache.adapter_bytes(spec) == 221_184
@@ -305,9 +263,6 @@ def test_slots_of_adapters_are_those_that_an_engine_made():
         assert made == 61_440 + 69_888 + 90_624 + tables * 55_296
     assert kv_cache.adapter_bytes(OPT) == kv_cache.adapter_bytes(replace(UNKNOWN, extra=SERVED.extra)) == 0
     assert not CATALOGUE["gpt-j-6b"].adapted
-
-
-def test_slots_leave_the_kv_cache_and_as_many_as_fit_are_advised():
     each = CATALOGUE["opt-1.3b"].adapter_slot_bytes(256)
     spec = with_extra(**Adapters(64, 256).arguments({}))
     assert kv_cache.beside_adapters(OPT, GIB) == GIB
@@ -332,11 +287,21 @@ def test_slots_leave_the_kv_cache_and_as_many_as_fit_are_advised():
     (with_extra(SERVED, **{**SERVED.arguments, "max_cpu_loras": 3}), "max_cpu_loras=4"),
     (replace(SERVED, interface="server", extra=(*SERVED.extra, ("api_server_count", 2))), "api_server_count=1"),
 ])  # fmt: skip
-def test_an_engine_that_does_not_serve_adapters_says_so_before_it_starts(spec, word):
+def test_an_engine_that_does_not_serve_adapters_says_so_before_it_starts_and_wider_slots_serve_more(spec, word):
     with refused(hint=word):
         kv_cache.check_adapters(spec, Adapters(4, 8))
-
-
-def test_an_engine_serves_adapters_of_a_smaller_rank_than_its_slots():
     wider = with_extra(SERVED, **{**SERVED.arguments, "max_lora_rank": 16})
     assert kv_cache.check_adapters(wider, Adapters(40, 8)) is None, "more than its slots are what starves"
+
+
+@pytest.mark.parametrize(("asked", "told"), [
+    ({"synthetic_acceptance_length": 2.5}, "of 2.5 tokens"),
+    ({"synthetic_acceptance_rates": [0.8, 0.4]}, "of 2.2 tokens"),
+    ({"synthetic_acceptance_rates": "many"}, "acceptance"), ({}, "acceptance"),  # which vLLM refuses
+])  # fmt: skip
+@pytest.mark.parametrize("load_format", ["dummy", "auto"])
+def test_an_acceptance_that_was_asked_for_is_told_whatever_the_weights_are(asked, told, load_format):
+    config = json.dumps({"method": "ngram", "rejection_sample_method": "synthetic", **asked})
+    spec = EngineSpec("opt-125m", load_format=load_format, extra=(("speculative_config", config),))
+    note = kv_cache.made_up_acceptance(spec)
+    assert "planted" in note and told in note and "real text" not in note

@@ -25,6 +25,23 @@ LLAMA = {
 }  # fmt: skip
 POSITIONS = "max_position_embeddings"
 BLOOM = {"architectures": ["BloomForCausalLM"], "hidden_size": 1024, "vocab_size": 9}
+LARGE_BLOOM = {**BLOOM, "num_hidden_layers": 24, "num_attention_heads": 16, POSITIONS: 2048}
+USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", POSITIONS)
+OLDER = [dict(zip(words, (30, 576, 9, 8192))) for words in (
+    ("n_layer", "n_embd", "n_head", "n_positions"), ("n_layers", "d_model", "n_heads", "max_seq_len"),
+)]  # fmt: skip
+FLOAT8 = {"num_bits": 8, "type": "float"}
+FOUR = {"num_bits": 4, "group_size": 32}
+UNCLEAR = Quantization("compressed-tensors")
+QWEN = {"sliding_window": 64, "use_sliding_window": True, "architectures": ["Qwen2ForCausalLM"]}
+HALF = {"layer_types": ["sliding_attention", "full_attention"] * 15}
+KINDS = {
+    "GPT2LMHeadModel ChatGLMModel Grok1ModelForCausalLM BloomForCausalLM": ("generate", "embed"),
+    "BertModel LlamaModel XLMRobertaModel": ("embed",),
+    "Qwen2ForSequenceClassification BertForSequenceClassification": ("rerank", "classify"),
+}
+COUNTED = [name for name, model in models.MODELS.items() if model["config"]["model_type"] in {*models.FAMILIES, "bert"}]
+FALCON = model_from_config("other", {**LLAMA, "architectures": ["FalconForCausalLM"]}, parameters=10)
 
 
 def llama(**entries: object) -> Model:
@@ -46,40 +63,20 @@ def test_so_is_one_that_a_model_need_not_have(name, value):
     assert llama(**{name: 0}) == llama(**{name: None})
 
 
-def test_heads_are_no_wider_than_the_layers_and_weights_no_wider_than_numbers_are():
+def test_heads_are_no_wider_than_layers_and_tell_what_a_model_can_be_asked_for_or_that_it_has_a_state():
     with refused("x: ", "'hidden_size'", "1", "9 heads"):
         llama(hidden_size=1)
     for bits in (-4, 65, 1e308, float("inf"), float("nan")):
         with refused("x: ", "'quantization_config'"):
             llama(quantization_config={"quant_method": "gptq", "bits": bits})
-
-
-@pytest.mark.parametrize("config", [
-    {"n_layer": 24, "n_head": 16, "seq_length": 2048}, {"n_layers": 24, "n_heads": 16, "max_seq_len": 2048},
-    {"num_layers": 24, "num_attention_heads": 16, "padded_vocab_size": 9, "vocab_size": None, "seq_length": 2048},
-    {"num_hidden_layers": 24.0, "num_attention_heads": 16},  # no positions, as with ALiBi: vLLM's own default
-], ids=range(4))  # fmt: skip
-def test_older_words_and_no_positions_mean_the_usual(config):
-    shape = model_from_config("x", {**BLOOM, **config})
-    assert (shape.layers, shape.heads, shape.head_size, shape.vocabulary, shape.positions) == (24, 16, 64, 9, 2048)
-
-
-def test_a_model_without_heads_has_a_state_instead():
     entries = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 9, "architectures": ["MambaForCausalLM"]}
     shape = model_from_config("x", {**entries, "state_size": 16})
     assert (shape.heads, shape.kv_heads, shape.windows, shape.indivisible(4)) == (0, 0, None, None)
     with refused("num_attention_heads"):
         model_from_config("x", entries)
-
-
-KINDS = {
-    "GPT2LMHeadModel ChatGLMModel Grok1ModelForCausalLM BloomForCausalLM": ("generate", "embed"),
-    "BertModel LlamaModel XLMRobertaModel": ("embed",),
-    "Qwen2ForSequenceClassification BertForSequenceClassification": ("rerank", "classify"),
-}
-
-
-def test_what_a_model_can_be_asked_for_is_told_by_its_head_and_other_heads_are_refused():
+    for kind, name in (("llama", "Llama"), ("qwen2_moe", "Qwen2Moe"), ("strange_kind", "strangekind")):
+        unnamed = [llama(architectures=none, model_type=kind).architecture for none in (None, [])]
+        assert unnamed == [f"{name}ForCausalLM"] * 2, "that of the kind"
     for names, kinds in KINDS.items():
         for name in names.split():
             model = llama(architectures=[name])
@@ -88,15 +85,6 @@ def test_what_a_model_can_be_asked_for_is_told_by_its_head_and_other_heads_are_r
                    T5ForConditionalGeneration""".split():  # noqa: SIM905
         with refused(name):
             llama(architectures=[name], is_encoder_decoder=name.startswith("T5"))
-
-
-@pytest.mark.parametrize("architectures", [None, []])
-def test_an_architecture_that_is_not_named_is_that_of_the_kind(architectures):
-    for kind, name in (("llama", "Llama"), ("qwen2_moe", "Qwen2Moe"), ("strange_kind", "strangekind")):
-        assert llama(architectures=architectures, model_type=kind).architecture == f"{name}ForCausalLM"
-
-
-COUNTED = [name for name, model in models.MODELS.items() if model["config"]["model_type"] in {*models.FAMILIES, "bert"}]
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -109,16 +97,13 @@ def test_a_common_decoder_or_encoder_is_counted_to_the_digit(name):
     assert models.count_parameters({**model["config"], **unread}) == model["parameters"]
 
 
-def test_biases_are_counted():
+def test_biases_are_counted_and_many_families():
     plain = {**models.MODELS["llama-tiny"]["config"], "attention_bias": False}
     wide, inner, layers = (plain[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     keys = wide // plain["num_attention_heads"] * plain["num_key_value_heads"]
     own = models.count_parameters(plain)
     assert models.count_parameters({**plain, "attention_bias": True}) == own + layers * (2 * wide + 2 * keys)
     assert models.count_parameters({**plain, "mlp_bias": True}) == own + layers * (2 * inner + wide)
-
-
-def test_many_families_are_counted():
     assert len(COUNTED) >= 25 and models.count_parameters(models.MODELS["opt-125m"]["config"]) is None
     assert llama(model_type="llama").parameters == models.count_parameters({**LLAMA, "model_type": "llama"})
     assert llama().parameters is None
@@ -134,7 +119,7 @@ def test_kv_bytes_of_a_token(name):
     assert shape.attention_width(9) == shape.heads * shape.head_size * shape.layers
 
 
-def test_layers_that_slide_are_grouped_with_as_many_that_do_not_and_read_no_more_than_their_window():
+def test_layers_that_slide_are_grouped_and_read_no_more_than_their_window_if_anybody_but_engines_knows():
     """The groups are those that vLLM 0.32 makes of each."""
     for name, layers, sliding, window in (("270m", 3, 5, 512), ("1b", 4, 6, 512), ("4b-text", 5, 6, 1024)):
         shape = CATALOGUE[f"gemma-3-{name}"]
@@ -145,23 +130,15 @@ def test_layers_that_slide_are_grouped_with_as_many_that_do_not_and_read_no_more
     assert shape.kv_read_bytes(512) == 26 * 512 * 1024
     assert shape.kv_read_bytes(2048) == (22 * 512 + 4 * 2048) * 1024
     assert shape.attention_width(2048) == 4 * 256 * (22 * 512 / 2048 + 4)
-
-
-FALCON = model_from_config("other", {**LLAMA, "architectures": ["FalconForCausalLM"]}, parameters=10)
-
-
-@pytest.mark.parametrize(
-    "shape", [FALCON, *map(CATALOGUE.get, ("granite-4.0-h-350m", "granite-4.0-h-1b", "lfm2-350m"))]
-)
-def test_of_layers_with_a_state_and_of_what_was_not_compared_only_the_engine_knows(shape):
-    """Of Falcon's 71 heads, one is of keys."""
-    assert shape.windows is shape.kv_groups is shape.kv_bytes_per_token() is shape.kv_read_bytes(100) is None
-    assert shape.parameters and replace(shape, parameters=None).weight_bytes() is None
-    assert shape.attention_width(100) == shape.heads * shape.head_size * shape.layers
-
-
-QWEN = {"sliding_window": 64, "use_sliding_window": True, "architectures": ["Qwen2ForCausalLM"]}
-HALF = {"layer_types": ["sliding_attention", "full_attention"] * 15}
+    # Of Falcon's 71 heads, one is of keys.
+    for shape in (FALCON, *map(CATALOGUE.get, ("granite-4.0-h-350m", "granite-4.0-h-1b", "lfm2-350m"))):
+        assert shape.windows is shape.kv_groups is shape.kv_bytes_per_token() is shape.kv_read_bytes(100) is None
+        assert shape.parameters and replace(shape, parameters=None).weight_bytes() is None
+        assert shape.attention_width(100) == shape.heads * shape.head_size * shape.layers
+    # With 16 there is one layer of padding.
+    for sliding, groups in ((15, (15, (64, None))), (16, (16, (64, None))), (17, None), (20, (10, (64, 64, None)))):
+        kinds = ["sliding_attention"] * sliding + ["full_attention"] * (30 - sliding)
+        assert llama(sliding_window=64, layer_types=kinds).kv_groups == groups
 
 
 @pytest.mark.parametrize(("entries", "windows"), [
@@ -180,16 +157,7 @@ def test_windows_by_the_configuration_if_it_is_clear(entries, windows):
     assert (shape.windows and {*shape.windows}) == windows and (shape.kv_bytes_per_token() is None) is (windows is None)
 
 
-@pytest.mark.parametrize(
-    ("sliding", "groups"), [(15, (15, (64, None))), (16, (16, (64, None))), (17, None), (20, (10, (64, 64, None)))]
-)
-def test_kinds_of_layers_nearly_equal_in_number_are_grouped_otherwise_by_other_releases(sliding, groups):
-    """With 16 there is one layer of padding."""
-    kinds = ["sliding_attention"] * sliding + ["full_attention"] * (30 - sliding)
-    assert llama(sliding_window=64, layer_types=kinds).kv_groups == groups
-
-
-def test_what_transformers_completed_or_the_text_part_has_counts_where_the_configuration_is_silent():
+def test_every_entry_reaches_its_field_and_what_is_silent_is_completed_or_the_usual():
     bare = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100}
     with refused("bare", hint="decoder-only"):
         model_from_config("bare", bare)
@@ -197,9 +165,6 @@ def test_what_transformers_completed_or_the_text_part_has_counts_where_the_confi
     assert (shape.layers, shape.kv_heads, dict(shape.config)) == (30, 3, bare)
     nested = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": LLAMA}
     assert model_from_config("nested", nested).layers == 30
-
-
-def test_every_entry_reaches_its_field():
     more = {"head_dim": 50, "word_embed_proj_dim": 77, "ffn_dim": 99, "num_local_experts": 8, "num_experts_per_tok": 2}
     sizes = {"layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3, "vocabulary": 49152, "positions": 8192}
     widths = {"head_size": 50, "embedding_width": 77, "feed_forward": 99, "experts": 8, "experts_per_token": 2}
@@ -213,22 +178,27 @@ def test_every_entry_reaches_its_field():
     none = model_from_config("x", {**LLAMA, "intermediate_size": None, "n_routed_experts": 4}, 10)
     assert (none.feed_forward, none.experts, none.experts_per_token, none.active) == (None, 4, 4, 10)
     assert llama(num_experts=None, num_local_experts=6).experts == 6
-
-
-@pytest.mark.parametrize("words", [
-    {"n_layer": 30, "n_embd": 576, "n_head": 9, "n_positions": 8192},
-    {"n_layers": 30, "d_model": 576, "n_heads": 9, "max_seq_len": 8192},
-])  # fmt: skip
-def test_older_words_mean_the_same(words):
-    usual = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
-    config = {**{name: value for name, value in LLAMA.items() if name not in usual}, **words}
-    assert model_from_config("x", config) == llama() == llama(**dict.fromkeys(words, 1))
-
-
-def test_weights_are_served_in_their_own_type_and_a_request_has_the_positions_of_the_model_or_the_usual_ones():
     told = {}, {"torch_dtype": "bfloat16"}, {"dtype": "float32"}
     assert [llama(**each).dtype for each in told] == ["float16", "bfloat16", "float16"]
     assert [replace(CATALOGUE["opt-125m"], positions=n).context for n in (2047, 2048, 4096)] == [2047, 2048, 2048]
+    config = {**models.MODELS["bge-small-en-v1.5"]["config"], "max_position_embeddings": 514, "pad_token_id": 1}
+    for kind, positions in (("bert", 514), ("roberta", 512), ("xlm-roberta", 512)):
+        told = {**config, "model_type": kind, "architectures": ["XLMRobertaModel"]}
+        found = model_from_config("x", told, 7)
+        assert found.positions == found.context == positions
+        assert (found.kinds, found.is_encoder) == (("embed",), True)
+
+
+@pytest.mark.parametrize(("entries", "usual"), [
+    *(({**BLOOM, **words}, LARGE_BLOOM) for words in (
+        {"n_layer": 24, "n_head": 16, "seq_length": 2048}, {"n_layers": 24, "n_heads": 16, "max_seq_len": 2048},
+        {"num_layers": 24, "num_attention_heads": 16, "padded_vocab_size": 9, "vocab_size": None, "seq_length": 2048},
+        {"num_hidden_layers": 24.0, "num_attention_heads": 16})),  # no positions, as with ALiBi: vLLM's own default
+    *(({**{name: size for name, size in LLAMA.items() if name not in USUAL}, **words}, LLAMA) for words in OLDER),
+], ids=range(6))  # fmt: skip
+def test_older_words_and_no_positions_mean_the_usual(entries, usual):
+    assert model_from_config("x", entries) == model_from_config("x", usual)
+    assert llama(**dict.fromkeys([word for words in OLDER for word in words], 1)) == llama(), "which go before them"
 
 
 @pytest.mark.parametrize("broken", [
@@ -256,11 +226,6 @@ def test_embeddings_of_a_configuration_that_does_not_tell_and_such_as_are_narrow
     assert model_from_config("mine", {**untold, "tie_word_embeddings": tied, "tie_embedding": not tied}).tied is tied
     sizes = [(CATALOGUE[each].lm_head, CATALOGUE[each].tied) for each in ("opt-350m", "qwen3-0.6b", "qwen3-8b")]
     assert sizes == [(50_272 * 512, True), (151_936 * 1024, True), (151_936 * 4096, False)]
-
-
-FLOAT8 = {"num_bits": 8, "type": "float"}
-FOUR = {"num_bits": 4, "group_size": 32}
-UNCLEAR = Quantization("compressed-tensors")
 
 
 def groups(*weights: object, **more: object) -> dict[str, object]:
@@ -296,29 +261,24 @@ def test_the_quantization_that_a_configuration_tells(own, found):
     assert llama(quantization_config=own).quantization == found
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-def test_kv_heads_are_divided_evenly_or_with_fewer_than_gpus_some_are_held_twice(gpus):
-    for name, heads in (("opt-125m", 12), ("opt-13b", 40), ("qwen2.5-3b", 2)):
-        shape, held = CATALOGUE[name], max(1, gpus // heads)
-        assert (shape.indivisible(gpus) is None) is (name != "opt-125m" or gpus != 8)
-        assert shape.kv_bytes_per_token(gpus=gpus) == held * shape.kv_bytes_per_token()
-        assert shape.kv_read_bytes(9, gpus=gpus) == held * shape.kv_read_bytes(9)
+def test_kv_heads_are_divided_evenly_or_with_fewer_than_gpus_some_are_held_twice():
+    for gpus in (1, 2, 4, 8):
+        for name, heads in (("opt-125m", 12), ("opt-13b", 40), ("qwen2.5-3b", 2)):
+            shape, held = CATALOGUE[name], max(1, gpus // heads)
+            assert (shape.indivisible(gpus) is None) is (name != "opt-125m" or gpus != 8)
+            assert shape.kv_bytes_per_token(gpus=gpus) == held * shape.kv_bytes_per_token()
+            assert shape.kv_read_bytes(9, gpus=gpus) == held * shape.kv_read_bytes(9)
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.none() | st.integers(1, 64), st.integers(1, 16))
-def test_gpus_divide_heads_and_columns_evenly_or_share_kv_heads_evenly(heads, kv_heads, wide, gpus):
+def test_gpus_divide_heads_and_columns_evenly_or_share_kv_heads_or_it_is_said_why_not(heads, kv_heads, wide, gpus):
     shape = replace(CATALOGUE["opt-125m"], heads=heads, kv_heads=kv_heads, feed_forward=wide)
     even = heads % gpus == 0 and (wide is None or wide % gpus == 0) and (kv_heads % gpus == 0 or gpus % kv_heads == 0)
     assert (shape.indivisible(gpus) is None) is even
-
-
-@pytest.mark.parametrize(("change", "gpus", "facts"), [
-    ({}, 3, ["16 heads", "3 GPUs"]), ({"intermediate_size": 11007}, 2, ["11007", "2 GPUs"]),
-    ({"num_key_value_heads": 3, "num_attention_heads": 24}, 4, ["3 KV heads", "4 GPUs"]),
-])  # fmt: skip
-def test_what_cannot_be_divided_says_why(change, gpus, facts):
-    reason = model_from_config("x", {**dict(CATALOGUE["qwen2.5-3b"].config), **change}).indivisible(gpus)
-    assert reason.startswith("x ") and all(fact in reason for fact in facts)
+    few = {"num_key_value_heads": 3, "num_attention_heads": 24}
+    for change, n, fact in (({}, 3, "16 heads"), ({"intermediate_size": 11007}, 2, "11007"), (few, 4, "3 KV heads")):
+        reason = model_from_config("x", {**dict(CATALOGUE["qwen2.5-3b"].config), **change}).indivisible(n)
+        assert reason.startswith("x ") and fact in reason and f"{n} GPUs" in reason
 
 
 @pytest.mark.parametrize(("model", "catalogue", "hub", "short"), [
@@ -331,16 +291,3 @@ def test_what_cannot_be_divided_says_why(change, gpus, facts):
 def test_a_model_is_known_by_its_name_or_that_of_the_hub(model, catalogue, hub, short):
     names = models.catalogue_name(model), models.hub_name(model), models.short_name(model)
     assert names == (catalogue, hub, short)
-
-
-def test_a_text_of_a_roberta_begins_after_the_position_of_its_padding():
-    config = {**models.MODELS["bge-small-en-v1.5"]["config"], "max_position_embeddings": 514, "pad_token_id": 1}
-    for kind, positions in (("bert", 514), ("roberta", 512), ("xlm-roberta", 512)):
-        told = {**config, "model_type": kind, "architectures": ["XLMRobertaModel"]}
-        found = model_from_config("x", told, 7)
-        assert (found.positions, found.context, found.kinds, found.is_encoder) == (
-            positions,
-            positions,
-            ("embed",),
-            True,
-        )

@@ -14,6 +14,13 @@ from hypothesis import strategies as st
 from pytest_slmserve.schema.printable import HIDDEN, hidden, printable, printable_value
 
 OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+KEY = 'sk/FAULT+9f8e "7d6c"&5b4a'
+RAW = KEY.encode()
+ENCODED = [
+    KEY, KEY.upper(), quote(KEY, ""), quote_plus(KEY), "".join(f"%{byte:02X}" for byte in RAW), html.escape(KEY),
+    "".join(f"&#{ord(c)};" for c in KEY), "".join(f"&#x{ord(c):X};" for c in KEY),
+    "".join(f"\\u{ord(c):04x}" for c in KEY), RAW.hex(), RAW.hex().upper(), RAW.hex(" "), RAW.hex(":"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "shown"), [
@@ -28,35 +35,15 @@ def test_control_characters_are_written_out(text, shown):
 
 
 @given(st.text(), st.sampled_from(["", "\n\t", "\x1b"]))
-def test_only_what_a_terminal_obeys_is_changed_and_none_of_it_is_left(text, layout):
+def test_only_what_a_terminal_obeys_is_changed_and_none_of_it_is_left_in_a_text_or_a_value(text, layout):
     shown = printable(text, layout)
     obeyed = [c for c in text if category(c) in OBEYED and c not in layout]
     assert not [c for c in shown if category(c) in OBEYED and c not in layout]
     assert printable(shown, layout) == shown
     assert len(shown) > len(text) if obeyed else shown == text
-
-
-@pytest.mark.parametrize(("layout", "shown"), [({}, "\n"), ({"layout": ""}, r"\n"), ({"layout": "\n"}, "\n")])
-def test_every_text_and_name_of_a_value_is_written_out(layout, shown):
-    value = {"a\x07": ["\x1b", {"b\n": "\n"}, 5, None, True, 1.5]}
-    assert printable_value(value, **layout) == {r"a\x07": [r"\x1b", {f"b{shown}": shown}, 5, None, True, 1.5]}
-
-
-# Secrets
-
-KEY = 'sk/FAULT+9f8e "7d6c"&5b4a'
-RAW = KEY.encode()
-ENCODED = [
-    KEY, KEY.upper(), quote(KEY, ""), quote_plus(KEY), "".join(f"%{byte:02X}" for byte in RAW), html.escape(KEY),
-    "".join(f"&#{ord(c)};" for c in KEY), "".join(f"&#x{ord(c):X};" for c in KEY), json.dumps(KEY),
-    "".join(f"\\u{ord(c):04x}" for c in KEY), RAW.hex(), RAW.hex().upper(), RAW.hex(" "), RAW.hex(":"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("form", ENCODED)
-def test_a_key_is_hidden_in_every_form(form):
-    told = hidden(f"bad key: {form}; go away", ["", "abc", KEY])
-    assert told.replace('"', "") == f"bad key: {HIDDEN}; go away"
+    for how, written in (({}, "\n"), ({"layout": ""}, r"\n"), ({"layout": "\n"}, "\n")):
+        value = {"a\x07": ["\x1b", {"b\n": "\n"}, 5, None, True, 1.5]}
+        assert printable_value(value, **how) == {r"a\x07": [r"\x1b", {f"b{written}": written}, 5, None, True, 1.5]}
 
 
 @given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=4, max_size=12))
@@ -76,11 +63,13 @@ def test_a_key_is_hidden_in_base64_wherever_it_stands(encode, key):
 
 
 @pytest.mark.parametrize(("text", "keys", "shown"), [
+    *((f"bad key: {form}; go away", ["", "abc", KEY], f"bad key: {HIDDEN}; go away") for form in ENCODED),
+    (f"bad key: {json.dumps(KEY)}; go away", ["", "abc", KEY], f'bad key: "{HIDDEN}"; go away'),
     ("nothing of that kind", [KEY, "abc", ""], "nothing of that kind"),
     ("abc", ["abc"], "abc"),  # too short to be one
     ("abcd", ["abcd"], HIDDEN),
     ("first and other", ["first", "other"], f"{HIDDEN} and {HIDDEN}"),
     ("<abc&amp;>", ["abc&"], f"<{HIDDEN}>"),  # of the last character nothing is left
 ])  # fmt: skip
-def test_each_key_is_hidden_and_texts_without_one_stay(text, keys, shown):
+def test_each_key_is_hidden_in_every_form_and_texts_without_one_stay(text, keys, shown):
     assert hidden(text, keys) == shown

@@ -15,9 +15,8 @@ from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, Repli
 
 M = measurement()
 SOFTWARE = ("580", "13", "0.26.0", "2.11", "3.12", "Linux")
-HERE = Environment(
-    "cuda", "NVIDIA H200", 1, *SOFTWARE, "Xeon", 16, "one", "c0ffee", pytest_slmserve="1", url="http://h/"
-)
+OWN = {"pytest_slmserve": "1", "url": "http://h/"}
+HERE = Environment("cuda", "NVIDIA H200", 1, *SOFTWARE, "Xeon", 16, "one", "c0ffee", **OWN)
 KIND = {"platform", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores"}
 
 
@@ -50,16 +49,35 @@ def test_an_engine_on_several_gpus_has_their_cores(gpus, others, each):
     assert HERE.on(others) is HERE and replace(part, cores=None).on(2).cores is None
 
 
-def test_an_endpoint_is_in_the_environment_of_its_engine():
-    spec = EngineSpec("m", platform="remote", interface="endpoint", url="http://x/v1")
-    assert HERE.of(spec).url == "http://x/v1" and HERE.of(M.spec) is HERE
-
-
-def test_differences_name_what_is_not_equal_in_the_order_of_both():
+def test_differences_name_what_is_not_equal_and_keys_are_of_engine_requests_load_place_and_set():
     one, other = {"a": 1, "b": None, "c": 3}, {"a": 1, "c": 4, "b": 2, "d": 5}
     told = ["b not known there, 2 here", "c 3 there, 4 here", "d not set there, 5 here"]
     assert records.differences(one, other) == told and records.differences(one, dict(one)) == []
     assert records.differences(other, one, ("left", "right"))[2] == "d 5 left, not set right"
+    spec = EngineSpec("m", platform="remote", interface="endpoint", url="http://x/v1")
+    assert HERE.of(spec).url == "http://x/v1" and HERE.of(M.spec) is HERE
+    facts = M.spec, M.workload.hash, M.load, M.environment
+    far, asked = replace(M.environment, driver="else"), replace(M.workload, hash="else")
+    changes = {"spec": replace(M.spec, seed=1), "workload": asked, "load": ClosedLoop(9), "environment": far}
+    others = [M, *(replace(M, **{name: value}) for name, value in changes.items())]
+    assert len({m.key for m in others}) == len({m.id for m in others}) == 5
+    apart = replace(M, launch="x", measured_at="y", neighbours=3, resolved=records.Resolved(), run=None)
+    assert apart.key == M.key == records.measurement_key(*facts)
+    assert len({M.id, replace(M, launch="x").id, replace(M, measured_at="y").id}) == 3
+    loads = ClosedLoop(8), ClosedLoop(64), ClosedLoop(1), ClosedLoop(8, window_s=9)
+    eight, many, one, longer = (records.series_key(*facts[:2], load, M.environment) for load in loads)
+    assert eight == many == one == records.measurement_key(*facts[:2], ClosedLoop(1), M.environment) != longer
+    part = Replica("g", 0, 2, "set", "mps")
+    changes = {"group": "h", "index": 1, "set": "else", "count": 3, "sharing": "mig", "pinned": True}
+    keys = {name: replace(M, replica=replace(part, **{name: value})).key for name, value in changes.items()}
+    mine = replace(M, replica=part)
+    assert {name for name, key in keys.items() if key != mine.key} == {"index", "set"} and mine.key != M.key
+    assert M.alone and replace(M, replica=replace(part, count=1)).alone and not mine.alone
+    both, loads = ReplicaSpec((M.spec, M.spec), "mps"), [ClosedLoop(4), OpenLoop(requests=5)]
+    alike = records.replica_set(both, ["a", "b"], loads), records.replica_set(both, ("a", "b"), tuple(loads))
+    sliced = records.replica_set(replace(both, sharing="time-slicing"), ["a", "b"], loads)
+    swapped = records.replica_set(both, ["b", "a"], loads), records.replica_set(both, ["a", "b"], loads[::-1])
+    assert len({*alike, sliced, *swapped}) == 4 and alike[0] == alike[1]
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.sampled_from(["", "rc1+cu130", ".dev1", "+c", "-x"]))
@@ -76,46 +94,12 @@ def test_a_moment_is_of_utc_where_it_does_not_say(at, minutes):
     assert records.moment(at.replace(tzinfo=zone).isoformat()) == at.replace(tzinfo=UTC) - timedelta(minutes=minutes)
 
 
-def test_a_measurement_is_of_its_engine_requests_load_and_place_and_a_series_differs_in_concurrency_alone():
-    facts = M.spec, M.workload.hash, M.load, M.environment
-    far, asked = replace(M.environment, driver="else"), replace(M.workload, hash="else")
-    changes = {"spec": replace(M.spec, seed=1), "workload": asked, "load": ClosedLoop(9), "environment": far}
-    others = [M, *(replace(M, **{name: value}) for name, value in changes.items())]
-    assert len({m.key for m in others}) == len({m.id for m in others}) == 5
-    apart = replace(M, launch="x", measured_at="y", neighbours=3, resolved=records.Resolved(), run=None)
-    assert apart.key == M.key == records.measurement_key(*facts)
-    assert len({M.id, replace(M, launch="x").id, replace(M, measured_at="y").id}) == 3
-    loads = ClosedLoop(8), ClosedLoop(64), ClosedLoop(1), ClosedLoop(8, window_s=9)
-    eight, many, one, longer = (records.series_key(*facts[:2], load, M.environment) for load in loads)
-    assert eight == many == one == records.measurement_key(*facts[:2], ClosedLoop(1), M.environment) != longer
-
-
-def test_a_replica_has_the_key_of_its_place_among_the_others():
-    part = Replica("g", 0, 2, "set", "mps")
-    changes = {"group": "h", "index": 1, "set": "else", "count": 3, "sharing": "mig", "pinned": True}
-    keys = {name: replace(M, replica=replace(part, **{name: value})).key for name, value in changes.items()}
-    mine = replace(M, replica=part)
-    assert {name for name, key in keys.items() if key != mine.key} == {"index", "set"} and mine.key != M.key
-    assert M.alone and replace(M, replica=replace(part, count=1)).alone and not mine.alone
-
-
-def test_a_set_of_replicas_is_of_engines_requests_and_loads():
-    both, loads = ReplicaSpec((M.spec, M.spec), "mps"), [ClosedLoop(4), OpenLoop(requests=5)]
-    alike = records.replica_set(both, ["a", "b"], loads), records.replica_set(both, ("a", "b"), tuple(loads))
-    sliced = records.replica_set(replace(both, sharing="time-slicing"), ["a", "b"], loads)
-    swapped = records.replica_set(both, ["b", "a"], loads), records.replica_set(both, ["a", "b"], loads[::-1])
-    assert len({*alike, sliced, *swapped}) == 4 and alike[0] == alike[1]
-
-
-def test_rows_are_counted_and_hosts_are_told_apart():
+@given(st.dictionaries(NAMES, st.integers(), max_size=3))
+def test_rows_are_counted_hosts_told_apart_and_entries_without_a_field_left_out(more):
     assert len(M.run.samples) == len(M.run.samples.request) and len(M.run.steps) == len(M.run.steps.time_s)
     assert len(records.Failures((1, 2), (0.0, 1.0), (1.0, 2.0), ("a", "b"))) == 2
     assert len(records.Telemetry((), 1.0, (1.0, 2.0, 3.0), (None,) * 3, {})) == 3
     hosts = [replace(M, environment=replace(HERE, host=host)) for host in ("a", "b", "a", None)]
     assert records.hosts_of(hosts) == {"a", "b", None}
-
-
-@given(st.dictionaries(NAMES, st.integers(), max_size=3))
-def test_entries_without_a_field_are_left_out(more):
     facts = {"tflops": 1.0, "gbps": 2.0}
     assert records.known_fields(records.GpuPeaks, {**more, **facts}) == facts

@@ -4,21 +4,10 @@ processes of ours inherit is all they work with, and no secret."""
 import json
 from urllib.parse import quote
 
+import hidden_texts as texts
 import pytest
 from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
-from hidden_texts import (
-    KEY,
-    ORDINARY_PAIRS,
-    ORDINARY_TEXTS,
-    ORDINARY_URLS,
-    ORDINARY_WORDS,
-    SECRET_NAMES,
-    SECRET_PAIRS,
-    SECRET_URLS,
-    SECRET_VALUES,
-    WRONG_URLS,
-    repeats,
-)
+from hidden_texts import KEY, ORDINARY_URLS, SECRET_URLS, SECRET_VALUES, WRONG_URLS, repeats
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
@@ -39,83 +28,6 @@ KEYS = """
     sk-abcdefgh1234 hf_abcdefgh1234 ghp_abcdefgh1234 github_pat_abcdefgh glpat-abcdefgh xoxb-abcdefgh
     eyJhbGciOiJI.eyJzdWIi AKIA0123456789AB
 """.split()  # noqa: SIM905
-HARMLESS = ["1", "0", "true", "False", "null", "None", "", " ", ","]
-
-
-def test_names_of_secrets_and_values_that_are_keys():
-    assert [name for name in [*SECRETS, *OTHERS] if is_secret_name(name)] == SECRETS
-    assert [name for name in SECRET_NAMES if not is_secret_name(name)] == []
-    assert [key for key in KEYS if secret_in(f'{{"a": "{key}"}}', named=False)] == KEYS
-    assert not secret_in("task-abcdefgh hf_short sk- AKIAnot")
-
-
-@pytest.mark.parametrize("name", ["session", "sessionid", "SID"])
-def test_of_a_url_alone_a_visit_is_a_secret(name):
-    assert is_secret_name(name, of_url=True) and not is_secret_name(name)
-
-
-def test_every_secret_is_found_and_none_is_repeated():
-    told = {text: secret_in(text) for text in SECRET_PAIRS}
-    assert [text for text, what in told.items() if not what or repeats(what)] == []
-    assert [value for value in SECRET_VALUES if not secret_in(value, named=False)] == []
-    assert [value for value in SECRET_VALUES if repeats(secret_in(f"{value}=1"))] == [], "where it is the name"
-    assert secret_in("API_KEYS=hunter2") == "a secret, 'API_KEYS',"
-    assert secret_in(f"MINE=gsk_{KEY}") == "what looks like a secret, in 'MINE',"
-
-
-def test_a_hundred_ordinary_values_are_no_secrets():
-    texts = [*ORDINARY_PAIRS, *ORDINARY_TEXTS, *ORDINARY_WORDS]
-    assert [(text, found) for text in texts if (found := secret_in(text))] == [] and len(texts) > 100
-
-
-@pytest.mark.parametrize("value", HARMLESS)
-def test_what_is_on_or_off_or_nothing_is_no_secret(value):
-    assert not secret_in(f"hf_token={value}")
-
-
-def test_texts_that_only_their_name_tells_are_not_looked_for_in_names_of_tests():
-    assert secret_in("test_it.py::test_a[token=3]") and not secret_in("test_it.py::test_a[token=3]", named=False)
-
-
-@given(
-    st.sampled_from(SECRET_VALUES), st.sampled_from(["", "a=", "x y ", '["', "--opt ", "(", "/"]),
-    st.sampled_from(["", " ", '"]', ")", "\n"]), st.integers(0, 3), st.booleans(),
-)  # fmt: skip
-def test_a_key_is_found_wherever_it_stands_and_however_often_it_was_encoded(value, before, after, times, as_json):
-    text = before + value + after
-    for _ in range(times):
-        text = quote(text, "")
-    text = "".join(f"\\u{ord(c):04x}" for c in text).join('""') if as_json else text
-    assert (told := secret_in(text)) and not repeats(told)
-
-
-@given(st.recursive(st.none(), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.just("a"), inner)))
-def test_a_secret_is_found_however_deep_it_is_in_json(around):
-    for hidden in ({"aws_secret_access_key": "hunter2"}, [f"hf_{KEY}"], {"x": json.dumps({"api_key": "hunter2"})}):
-        told = secret_in(f"a={json.dumps([around, hidden])}")
-        assert told and not repeats(told)
-
-
-@given(st.text())
-def test_any_text_is_read(text):
-    secret_in(text), secret_in_url(text), seems_drawn(text), unquoted(text)
-
-
-def test_long_texts_are_read_in_no_time():
-    for text in (
-        "a" * 100_000,
-        "-a" * 50_000,
-        "[" * 100_000,
-        '{"' * 50_000,
-        "%25" * 50_000,
-        "--a " * 30_000,
-        "://" * 30_000,
-    ):
-        secret_in(f"x={text}"), seems_drawn(text)
-
-
-# A scanner of others: what it knows by how it looks
-
 # The others look for assignments in source code, for chance, for addresses, or for words such as AP1234.
 BY_LOOKS = """
     AzureStorageKeyDetector BasicAuthDetector DiscordBotTokenDetector GitHubTokenDetector GitLabTokenDetector
@@ -124,61 +36,9 @@ BY_LOOKS = """
 """.split()  # noqa: SIM905
 DETECTORS = {kind.__name__: kind() for kind in get_mapping_from_secret_type_to_class().values()}
 PATTERNS = [pattern for name in BY_LOOKS for pattern in DETECTORS[name].denylist]
+PATTERNS.append(DETECTORS["AWSKeyDetector"].denylist[0])
+DEEP = st.recursive(st.none(), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.just("a"), inner))
 SEEN = st.characters(min_codepoint=32, max_codepoint=126)
-
-
-@pytest.mark.parametrize(
-    "pattern", [*PATTERNS, DETECTORS["AWSKeyDetector"].denylist[0]], ids=lambda each: each.pattern[:30]
-)
-@given(data=st.data())
-def test_what_detect_secrets_knows_by_its_looks_is_found(pattern, data):
-    assert secret_in(data.draw(st.from_regex(pattern, fullmatch=True, alphabet=SEEN)))
-
-
-# URLs
-
-
-@pytest.mark.parametrize("url", [*SECRET_URLS, *WRONG_URLS])
-def test_a_url_with_a_secret_or_a_broken_line_is_refused_and_not_repeated(url):
-    with refused("URL") as caught:
-        completed(url)
-    assert not repeats(str(caught.value))
-
-
-@pytest.mark.parametrize("url", ORDINARY_URLS)
-def test_an_ordinary_url_is_taken(url):
-    assert completed(url)
-
-
-def test_a_record_whose_url_only_seems_to_have_a_key_can_be_read():
-    """Who measured there before must not lose it."""
-    for url in ("http://h/v1/accounts/0123456789abcdef0123456789abcdef", f"http://h/{KEY}/v1"):
-        check_url(url)
-        EngineSpec("m", platform="remote", interface="endpoint", url=url)
-        with refused("credentials", hint="SLM_ENDPOINT_KEY"):
-            completed(url)
-
-
-# Engines of markers and fixtures
-
-
-@pytest.mark.parametrize(("field", "value"), [
-    ("env", (("A", "1"), ("HF_TOKEN", "hunter2"))), ("extra", (("hf_token", "hunter2"),)), ("model", f"gsk_{KEY}"),
-    ("extra", (("a", ("b", f"hf_{KEY}")),)), ("env", (("A", f"Bearer {KEY}"),)), ("python", "https://me:hunter2@host/python"),
-])  # fmt: skip
-def test_an_engine_with_a_secret_is_refused_by_the_field_that_has_it(field, value):
-    spec = EngineSpec("opt-125m", **({} if field == "model" else {field: value}))
-    with refused(f"{field} of an engine", hint="HF_TOKEN") as caught:
-        check_told(EngineSpec(value) if field == "model" else spec)
-    assert not repeats(str(caught.value))
-
-
-def test_an_engine_without_one_is_taken():
-    check_told(EngineSpec("opt-125m", env=(("A", "1"),), extra=(("hf_token", True), ("stop_token_ids", (1, 2)))))
-
-
-# Processes of ours
-
 WANTED = """
     PATH HOME USER LANG LC_ALL TMPDIR XDG_CACHE_HOME XDG_RUNTIME_DIR LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH
     PYTHONHASHSEED CUDA_VISIBLE_DEVICES CUDA_HOME NVIDIA_VISIBLE_DEVICES NCCL_DEBUG OMP_NUM_THREADS KMP_AFFINITY
@@ -193,6 +53,88 @@ KEPT_BACK = """
     RAY_AUTH_TOKEN KUBECONFIG
 """.split()  # noqa: SIM905
 HUB = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"]
+
+
+def test_secrets_are_found_by_name_and_value_and_not_repeated_and_a_hundred_ordinary_values_are_none():
+    assert [name for name in [*SECRETS, *OTHERS] if is_secret_name(name)] == SECRETS
+    assert [name for name in texts.SECRET_NAMES if not is_secret_name(name)] == []
+    assert [key for key in KEYS if secret_in(f'{{"a": "{key}"}}', named=False)] == KEYS
+    assert not secret_in("task-abcdefgh hf_short sk- AKIAnot")
+    visits = ["session", "sessionid", "SID"]
+    assert [name for name in visits if is_secret_name(name, of_url=True)] == visits, "of a URL"
+    assert [name for name in visits if is_secret_name(name)] == []
+    told = {text: secret_in(text) for text in texts.SECRET_PAIRS}
+    assert [text for text, what in told.items() if not what or repeats(what)] == []
+    assert [value for value in SECRET_VALUES if not secret_in(value, named=False)] == []
+    assert [value for value in SECRET_VALUES if repeats(secret_in(f"{value}=1"))] == [], "where it is the name"
+    assert secret_in("API_KEYS=hunter2") == "a secret, 'API_KEYS',"
+    assert secret_in(f"MINE=gsk_{KEY}") == "what looks like a secret, in 'MINE',"
+    by_name = "test_it.py::test_a[token=3]"
+    assert secret_in(by_name) and not secret_in(by_name, named=False), "not looked for in names of tests"
+    ordinary = [*texts.ORDINARY_PAIRS, *texts.ORDINARY_TEXTS, *texts.ORDINARY_WORDS]
+    ordinary += [f"hf_token={value}" for value in ("1", "0", "true", "False", "null", "None", "", " ", ",")]
+    assert [(text, found) for text in ordinary if (found := secret_in(text))] == [] and len(ordinary) > 109
+
+
+@given(
+    st.sampled_from(SECRET_VALUES), st.sampled_from(["", "a=", "x y ", '["', "--opt ", "(", "/"]),
+    st.sampled_from(["", " ", '"]', ")", "\n"]), st.integers(0, 3), st.booleans(),
+)  # fmt: skip
+def test_a_key_is_found_wherever_it_stands_and_however_often_it_was_encoded(value, before, after, times, as_json):
+    text = before + value + after
+    for _ in range(times):
+        text = quote(text, "")
+    text = "".join(f"\\u{ord(c):04x}" for c in text).join('""') if as_json else text
+    assert (told := secret_in(text)) and not repeats(told)
+
+
+@given(DEEP, st.text())
+def test_a_secret_is_found_however_deep_it_is_in_json_and_any_text_is_read(around, text):
+    secret_in(text), secret_in_url(text), seems_drawn(text), unquoted(text)
+    for hidden in ({"aws_secret_access_key": "hunter2"}, [f"hf_{KEY}"], {"x": json.dumps({"api_key": "hunter2"})}):
+        told = secret_in(f"a={json.dumps([around, hidden])}")
+        assert told and not repeats(told)
+
+
+def test_long_texts_are_read_in_no_time():
+    for part in ("a", "-a", "[", '{"', "%25", "--a ", "://"):
+        text = part * (120_000 // len(part))
+        secret_in(f"x={text}"), seems_drawn(text)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda each: each.pattern[:30])
+@given(data=st.data())
+def test_what_detect_secrets_knows_by_its_looks_is_found(pattern, data):
+    assert secret_in(data.draw(st.from_regex(pattern, fullmatch=True, alphabet=SEEN)))
+
+
+@pytest.mark.parametrize("url", [*SECRET_URLS, *WRONG_URLS])
+def test_a_url_with_a_secret_or_a_broken_line_is_refused_and_not_repeated(url):
+    with refused("URL") as caught:
+        completed(url)
+    assert not repeats(str(caught.value))
+
+
+def test_an_ordinary_url_is_taken_and_a_record_whose_url_only_seems_to_have_a_key_can_be_read():
+    """Who measured there before must not lose it."""
+    assert all(map(completed, ORDINARY_URLS))
+    for url in ("http://h/v1/accounts/0123456789abcdef0123456789abcdef", f"http://h/{KEY}/v1"):
+        check_url(url)
+        EngineSpec("m", platform="remote", interface="endpoint", url=url)
+        with refused("credentials", hint="SLM_ENDPOINT_KEY"):
+            completed(url)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("env", (("A", "1"), ("HF_TOKEN", "hunter2"))), ("extra", (("hf_token", "hunter2"),)), ("model", f"gsk_{KEY}"),
+    ("extra", (("a", ("b", f"hf_{KEY}")),)), ("env", (("A", f"Bearer {KEY}"),)), ("python", "https://me:hunter2@host/python"),
+])  # fmt: skip
+def test_an_engine_with_a_secret_is_refused_by_the_field_that_has_it_and_one_without_is_taken(field, value):
+    spec = EngineSpec("opt-125m", **({} if field == "model" else {field: value}))
+    with refused(f"{field} of an engine", hint="HF_TOKEN") as caught:
+        check_told(EngineSpec(value) if field == "model" else spec)
+    assert not repeats(str(caught.value))
+    check_told(EngineSpec("opt-125m", env=(("A", "1"),), extra=(("hf_token", True), ("stop_token_ids", (1, 2)))))
 
 
 def test_what_engines_work_with_is_inherited_and_no_secret():

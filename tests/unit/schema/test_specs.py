@@ -4,6 +4,7 @@ specification, and the URL of an endpoint, which holds no secret."""
 import json
 import math
 from dataclasses import fields, replace
+from functools import partial
 from itertools import accumulate
 from statistics import fmean
 
@@ -14,21 +15,9 @@ from hypothesis import strategies as st
 from refusals import refused
 from strategies import NAMES, loads
 
-from pytest_slmserve.schema import specs
-from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.schema import models, specs
 from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.specs import (
-    GIB,
-    Adapters,
-    ClosedLoop,
-    EngineSpec,
-    OpenLoop,
-    ReplicaSpec,
-    Request,
-    Workload,
-    WorkloadSpec,
-    short_hash,
-)
+from pytest_slmserve.schema.specs import GIB, Adapters, ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, WorkloadSpec
 
 PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
@@ -40,55 +29,10 @@ OTHER = {
     "gpu_memory_utilization": st.floats(0.01, 1), "env": PAIRS, "extra": PAIRS, "python": NAMES,
     "tensor_parallel_size": st.integers(2, 8),
 }  # fmt: skip
-
-
-def remote(url: str = "http://h/v1") -> EngineSpec:
-    return EngineSpec("m", platform="remote", interface="endpoint", url=url)
-
-
-def with_extra(**extra: object) -> EngineSpec:
-    return replace(PLAIN, extra=tuple(extra.items()))
-
-
-@given(data=st.data())
-def test_the_key_changes_with_every_field_but_places(data):
-    for name in (field.name for field in fields(EngineSpec) if field.name not in ("url", "model_facts")):
-        default = getattr(PLAIN, name)
-        usual = st.just(not default) if isinstance(default, bool) else st.integers(0, 2**40)
-        other = OTHER.get(name, usual).filter(lambda value: value != default)  # noqa: B023
-        changed = replace(PLAIN, **{name: data.draw(other)})
-        assert (changed.key == PLAIN.key) is (name in PLACES), name
-        assert (changed.family == PLAIN.family) is (name in PLACES | DIVIDED), name
-
-
-def test_the_key_changes_with_the_configuration_of_a_folder():
-    """Of a catalogue model the name says it all, and what an endpoint serves is its own affair."""
-    mine = replace(PLAIN.known_model, source="folder", name="mine")
-    spec = EngineSpec("./mine", model_facts=mine)
-    assert spec.key != EngineSpec("./mine", model_facts=replace(mine, layers=2)).key
-    assert spec.key == EngineSpec("./mine", model_facts=replace(mine, parameters=None, active=None, windows=None)).key
-    assert EngineSpec("opt-1.3b", model_facts=replace(PLAIN.known_model, layers=2)).key == PLAIN.key
-    assert replace(remote(), model_facts=mine).key == remote().key
-
-
-def test_an_endpoint_is_known_by_its_url_and_nothing_else_has_one():
-    assert len({remote("http://h:1/v1").key, remote("http://h:2/v1").key, PLAIN.key}) == 3
-    for half in ({"url": "http://h/v1"}, {"interface": "endpoint"}, {"platform": "remote"}):
-        with refused(hint="url"):
-            replace(PLAIN, **half)
-
-
-@given(NAMES, NAMES)
-def test_a_path_to_packages_changes_no_key(first, second):
-    env = (("PYTHONPATH", first), ("A", "1"), ("PYTHONPATH", second))
-    assert replace(PLAIN, env=env).key == replace(PLAIN, env=(("A", "1"),)).key
-
-
-def test_the_key_is_the_same_on_every_machine():
-    for facts in ({"b": [1, 2.5, None], "a": "é"}, {"a": "é", "b": [1, 2.5, None]}):
-        assert specs.short_hash(facts) == "84afbf1d4853"
-
-
+CLOSED = {"concurrency": 8, "window_s": 5.0, "settle_lifetimes": 1.0, "requests": None, "ramp_up": "staggered"}
+JOB = {"requests": 9, "rate": None, "seed": 0, "kind": "job"}
+WINDOW = {"arrivals": "", "rate": 2, "settle_s": 0.0, "window_s": 3.0, "kind": "open_loop"}
+PROMPTS = st.lists(st.integers(0, 99), min_size=1, max_size=9).map(tuple)
 NAMED = (  # a field of another type, or out of range, with its value
     (PLAIN, {"platform": ["tpu"], "interface": ["grpc"], "load_format": ["safetensors"], "extra": [[("a", 1)]],
              "gpu_memory_utilization": [0.0, 1.1, "0.9", True], "max_num_seqs": [64.0], "seed": [True],
@@ -102,8 +46,39 @@ NAMED = (  # a field of another type, or out of range, with its value
 )  # fmt: skip
 SHARED = {"prefix_share": 0.5, "prefix_groups": 3}
 PAIR, SECOND, SIMULATED = ReplicaSpec((PLAIN, PLAIN)), replace(PLAIN, gpu=1), replace(PLAIN, platform="simulated")
-OF_A_FILE = WorkloadSpec("sharegpt")
+OF_A_FILE, ADAPTED = WorkloadSpec("sharegpt"), WorkloadSpec(adapters=Adapters(4, 8, "zipf"))
 A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
+
+
+def remote(url: str = "http://h/v1") -> EngineSpec:
+    return EngineSpec("m", platform="remote", interface="endpoint", url=url)
+
+
+def with_extra(**extra: object) -> EngineSpec:
+    return replace(PLAIN, extra=tuple(extra.items()))
+
+
+@given(data=st.data())
+def test_the_key_changes_with_every_field_but_places_a_folders_configuration_and_an_endpoints_url(data):
+    for name in (field.name for field in fields(EngineSpec) if field.name not in ("url", "model_facts")):
+        default = getattr(PLAIN, name)
+        usual = st.just(not default) if isinstance(default, bool) else st.integers(0, 2**40)
+        other = OTHER.get(name, usual).filter(lambda value: value != default)  # noqa: B023
+        changed = replace(PLAIN, **{name: data.draw(other)})
+        assert (changed.key == PLAIN.key) is (name in PLACES), name
+        assert (changed.family == PLAIN.family) is (name in PLACES | DIVIDED), name
+    env = ("PYTHONPATH", data.draw(NAMES)), ("A", "1"), ("PYTHONPATH", data.draw(NAMES))
+    assert replace(PLAIN, env=env).key == replace(PLAIN, env=(("A", "1"),)).key
+    # Of a catalogue model the name says it all, and what an endpoint serves is its own affair.
+    mine = replace(PLAIN.known_model, source="folder", name="mine")
+    spec = EngineSpec("./mine", model_facts=mine)
+    assert spec.key != EngineSpec("./mine", model_facts=replace(mine, layers=2)).key
+    assert spec.key == EngineSpec("./mine", model_facts=replace(mine, parameters=None, active=None, windows=None)).key
+    assert EngineSpec("opt-1.3b", model_facts=replace(PLAIN.known_model, layers=2)).key == PLAIN.key
+    assert replace(remote(), model_facts=mine).key == remote().key
+    assert len({remote("http://h:1/v1").key, remote("http://h:2/v1").key, PLAIN.key}) == 3
+    for facts in ({"b": [1, 2.5, None], "a": "é"}, {"a": "é", "b": [1, 2.5, None]}):
+        assert specs.short_hash(facts) == "84afbf1d4853"
 
 
 @pytest.mark.parametrize(("usual", "changes", "facts"), [
@@ -112,6 +87,7 @@ A_JOB, A_WINDOW = OpenLoop(rate=1, requests=1), OpenLoop(rate=1, window_s=1.0)
     *((WorkloadSpec(requests=8), {"turns": n}, (f"{n} turns", "8 requests")) for n in (0, 9)),
     (WorkloadSpec(), {"turns": 2, **SHARED}, ("share",)), (WorkloadSpec(), {"turns": 2, "kind": "embed"}, ("embed",)),
     (OF_A_FILE, SHARED, ("text", "share")), (WorkloadSpec(), {"kind": "embed", **SHARED}, ("share", "embed")),
+    (ADAPTED, {"kind": "embed"}, ("embed",)),
     (WorkloadSpec(), {"kind": "embed", "response_format": "json"}, ("structured", "embed")),
     (SIMULATED, {"interface": "server"}, ("simulated", "server")),
     (PLAIN, {"tensor_parallel_size": 0}, ("0 GPUs",)), (remote(), {"url": "http://h/v1?key=x"}, ("credentials",)),
@@ -161,13 +137,21 @@ def test_what_is_just_possible_is_taken():
     (lambda: PLAIN.with_arguments([("max_num_seqs", "8")]), "max_num_seqs=1024"),
     (lambda: PLAIN.with_arguments([("enforce_eager", 0)]), "enforce_eager=false"),
     (lambda: EngineSpec("./opt-1.3b").known_model, "model_facts"),
+    *((partial(replace, PLAIN, **half), "url") for half in (
+        {"url": "http://h/v1"}, {"interface": "endpoint"}, {"platform": "remote"})),  # an endpoint has all of them
+    *((partial(Adapters, *asked), hint) for asked, hint in (
+        *(((count, 8, "uniform"), "10,000") for count in (0, 10_001, True)),
+        *(((4, rank, "uniform"), "8, 16, 32") for rank in (9, "8")), ((4, 8, "normal"), "uniform or zipf"))),
+    (lambda: replace(ADAPTED, kind="embed"), "generate"),  # adapters are for text
+    *((lambda load=load: load.times, "job(") for load in (
+        OpenLoop(rate=1, requests=2, schedule_s=(1.0,)), OpenLoop(rate=1, window_s=1.0))),
 ])  # fmt: skip
-def test_the_hint_of_a_value_is_one_of_its_type(make, hint):
+def test_the_hint_is_a_value_that_can_be_asked_for(make, hint):
     with refused(hint=hint):
         make()
 
 
-def test_what_follows_from_an_engine_and_its_further_arguments():
+def test_what_follows_from_an_engine_its_further_arguments_and_from_a_set_with_a_gpu_each():
     """They are fields where there is one, and replace each other."""
     spec = PLAIN.with_arguments([("max_num_seqs", 8), ("a", 1), ("a", 2)]).with_arguments([("b", None), ("a", 3)])
     assert spec == replace(with_extra(a=3, b=None), max_num_seqs=8) and spec.arguments == {"a": 3, "b": None}
@@ -180,11 +164,12 @@ def test_what_follows_from_an_engine_and_its_further_arguments():
     assert server.without_http == with_extra(x=1)
     drafts = with_extra(x=1, speculative_config='{"method": "ngram"}')
     assert drafts.plain == with_extra(x=1).plain == replace(drafts.without("speculative_config"), kv_cache_bytes=GIB)
-    assert EngineSpec("facebook/opt-1.3b").known_model is CATALOGUE["opt-1.3b"]
+    assert EngineSpec("facebook/opt-1.3b").known_model is models.CATALOGUE["opt-1.3b"]
     assert [*replace(PLAIN, gpu=2, tensor_parallel_size=2).gpus] == [2, 3]
-
-
-def test_replicas_may_have_a_gpu_each_and_their_key_is_of_all_that_is_asked_of_them():
+    most = {None: (4, 4), ("max_loras", 2): (2, 4), ("max_loras", 6): (6, 6), ("max_cpu_loras", 9): (4, 9)}
+    for given_one, (slots, held) in (most | {("max_loras", "many"): ("many", 4)}).items():
+        found = Adapters(4, 8).arguments(dict([given_one] if given_one else []) | {"seed": 1})
+        assert found == {"enable_lora": True, "max_loras": slots, "max_lora_rank": 8, "max_cpu_loras": held}
     each = tuple(replace(PLAIN, gpu=i) for i in (3, 1, 2, 0))
     assert ReplicaSpec(each, "gpus").gpus == (0, 1, 2, 3) and ReplicaSpec(each, "gpus").platform == "cuda"
     assert len(ReplicaSpec(tuple(replace(PLAIN, gpu=i, tensor_parallel_size=2) for i in (0, 2)), "gpus")) == 2
@@ -205,41 +190,32 @@ def test_an_argument_is_words_of_vllm_serve(value, words):
     assert specs.command_words({"first": 7, "a_b": value, "last": "z"}) == ["--first", "7", *words, "--last", "z"]
 
 
-@pytest.mark.parametrize(("source", "lengths", "left"), [
-    ("trace-lengths", (5, 6), ("lengths", "")), ("trace-lengths", (None, None), ("trace-lengths", "p")),
-    ("sharegpt", (5, 6), ("sharegpt", "p")),
-])  # fmt: skip
-def test_fixed_lengths_need_no_trace(source, lengths, left):
-    spec = WorkloadSpec(source, "p", prompt_tokens=7, output_tokens=7).with_lengths(*lengths)
-    assert (spec.source, spec.path, spec.prompt_tokens, spec.output_tokens) == (*left, *lengths)
-
-
-@pytest.mark.parametrize(("source", "rule", "lengths", "as_vllm"), [
-    ("sharegpt", "vllm", (None, 128), True), ("sharegpt", "vllm", (None, None), True),
-    ("sharegpt", "vllm", (1, 128), False), ("lengths", "vllm", (None, None), False),
-    ("sharegpt", "human-first", (None, None), False),
-])  # fmt: skip
-def test_only_natural_prompts_of_a_file_by_vllms_rule_are_vllms(source, rule, lengths, as_vllm):
-    assert WorkloadSpec(source, "", rule, *lengths).as_vllm is as_vllm
-
-
-PROMPTS = st.lists(st.integers(0, 99), min_size=1, max_size=9).map(tuple)
+def test_fixed_lengths_need_no_trace_and_only_natural_prompts_of_a_file_by_vllms_rule_are_vllms():
+    for source, lengths, left in (
+        ("trace-lengths", (5, 6), ("lengths", "")), ("trace-lengths", (None, None), ("trace-lengths", "p")),
+        ("sharegpt", (5, 6), ("sharegpt", "p")),
+    ):  # fmt: skip
+        spec = WorkloadSpec(source, "p", prompt_tokens=7, output_tokens=7).with_lengths(*lengths)
+        assert (spec.source, spec.path, spec.prompt_tokens, spec.output_tokens) == (*left, *lengths)
+    told = {
+        ("sharegpt", "", "vllm", None, 128): True, ("sharegpt", "", "vllm", None, None): True,
+        ("sharegpt", "", "vllm", 1, 128): False, ("lengths", "", "vllm", None, None): False,
+        ("sharegpt", "", "human-first", None, None): False,
+    }  # fmt: skip
+    assert {words: WorkloadSpec(*words).as_vllm for words in told} == told
 
 
 @given(st.lists(st.builds(specs.Request, PROMPTS, st.integers(1, 9), NAMES), min_size=1), NAMES)
 def test_a_workload_is_known_by_its_requests_and_kept_by_their_means(requests, source):
-    made = Workload(WorkloadSpec(), tuple(requests), source)
+    made = specs.Workload(WorkloadSpec(), tuple(requests), source)
     prompts, outputs = [len(r.prompt) for r in requests], [r.output_tokens for r in requests]
     means, longest = map(pytest.approx, map(fmean, (prompts, outputs))), max(map(sum, zip(prompts, outputs)))
     facts = made.hash, made.spec, len(requests), *means, longest, source
     assert made.reference() == specs.WorkloadReference(*facts)
     untold = tuple(replace(r, text="") for r in requests)
-    assert Workload(WorkloadSpec(seed=5), untold, "else").hash == made.hash
+    assert specs.Workload(WorkloadSpec(seed=5), untold, "else").hash == made.hash
     longer = (*untold[:-1], replace(untold[-1], output_tokens=10))
-    assert Workload(WorkloadSpec(), longer, source).hash != made.hash
-
-
-# Loads
+    assert specs.Workload(WorkloadSpec(), longer, source).hash != made.hash
 
 
 def convert(kind, value):
@@ -265,50 +241,21 @@ def test_what_is_shared_is_the_asked_part_of_a_prompt_that_keeps_ids_of_its_own(
     assert abs(shared - asked) <= 1 or tokens - specs.OWN - 2 < shared or shared == 0
 
 
-def test_structured_output_is_a_property_of_requests_and_free_text_is_kept_and_known_as_before():
-    """A schema is known by what it says, however it is written."""
-    given = ("", "json", '{"type": "object"}', '{"type":  "object"}', '{"type": "array"}')
-    made = [Workload(WorkloadSpec(response_format=each), (specs.Request((5, 6), 2),), "here") for each in given]
-    assert len({each.hash for each in made}) == 4 and made[2].hash == made[3].hash
-    assert ["response_format" in specs.workload_facts(each.spec) for each in made[:2]] == [False, True]
-    assert [each.spec.output for each in made[:2]] == ["free text", "JSON"]
-    assert made[3].spec.schema == '{"type":"object"}' and made[2].spec.output == made[3].spec.output
-    assert [each.reference().each.partition("tokens")[2] for each in made[:2]] == ["", " of JSON"]
-
-
-def test_the_records_of_json_have_no_end_that_an_engine_comes_to():
-    schema = json.loads(WorkloadSpec(response_format="json").schema)
-    shortest = {"name": "", "kind": "small", "count": 0, "done": True}
-    assert schema["minItems"] == 1000 and [*shortest] == schema["items"]["required"] == [*schema["items"]["properties"]]
-    assert len(json.dumps([shortest] * 1000, separators=(",", ":"))) > 48_000, "characters, of 3 to 4 in a token"
-
-
-def test_a_workload_without_a_share_is_kept_and_known_as_before_there_were_any():
+def test_a_workload_without_a_share_or_adapters_is_kept_and_known_as_before_there_were_any():
     """The same requests with a share of 0 are others: they are new in each round."""
     requests = tuple(specs.Request((5, 6, 7), 2) for _ in range(2))
-    plain, nothing, some = (
-        Workload(WorkloadSpec(**given), requests, "here") for given in ({}, {"prefix_share": 0.0}, SHARED)
-    )
+    asked = [WorkloadSpec(**given) for given in ({}, {"prefix_share": 0.0}, SHARED)]
+    plain, nothing, some = (specs.Workload(each, requests, "here") for each in asked)
     facts = [specs.workload_facts(each.spec) for each in (plain, nothing, some)]
     assert [each.keys() & SHARED.keys() for each in facts] == [set(), {"prefix_share"}, SHARED.keys()]
     assert [convert(WorkloadSpec, each) for each in facts] == [plain.spec, nothing.spec, some.spec]
     assert plain.hash == specs.short_hash([[[5, 6, 7], 2]] * 2) != nothing.hash
-
-
-def test_turns_and_think_times_are_kept_where_there_are_any_and_change_what_is_known():
-    talks, plain = WorkloadSpec(turns=4, requests=10), WorkloadSpec(requests=10)
-    assert specs.workload_facts(talks) == {**specs.workload_facts(plain), "turns": 4}
-    assert (talks.longest, talks.whole, talks.finds_prefixes) == (4 * (512 + 256), 8, True)
-    assert (plain.longest, plain.whole, plain.finds_prefixes) == (512 + 256, 10, False)
-    slow, fast = ClosedLoop(8, think_s=2.5), ClosedLoop(8)
-    assert specs.load_facts(slow) == {**specs.load_facts(fast), "think_s": 2.5} and "2.5 s" in slow.title
-    assert slow.duration_s(1.0) == fast.duration_s(1.0) + 2.5
-    assert "4 turns" in Workload(talks, (specs.Request((5,), 2),), "here").reference().each
-
-
-CLOSED = {"concurrency": 8, "window_s": 5.0, "settle_lifetimes": 1.0, "requests": None, "ramp_up": "staggered"}
-JOB = {"requests": 9, "rate": None, "seed": 0, "kind": "job"}
-WINDOW = {"arrivals": "", "rate": 2, "settle_s": 0.0, "window_s": 3.0, "kind": "open_loop"}
+    plain = specs.Workload(WorkloadSpec(), (specs.Request((1, 2), 3), specs.Request((4,), 5)), "")
+    assert plain.hash == specs.short_hash([[[1, 2], 3], [[4], 5]])
+    asked = specs.Workload(ADAPTED, tuple(replace(r, adapter=n) for n, r in enumerate(plain.requests, 1)), "")
+    ranks = replace(asked, spec=replace(ADAPTED, adapters=Adapters(4, 16, "zipf")))
+    others = replace(asked, requests=tuple(replace(r, adapter=1) for r in plain.requests))
+    assert len({plain.hash, asked.hash, ranks.hash, others.hash}) == 4
 
 
 @pytest.mark.parametrize(("load", "facts"), [
@@ -348,37 +295,23 @@ def test_the_title_of_a_load_has_what_is_not_usual(load, title):
     assert load.title == title
 
 
-@pytest.mark.parametrize(("load", "times", "judged_by"), [
-    (OpenLoop(requests=3), (0.0, 0.0, 0.0), "ended"),
-    (OpenLoop(rate=1, requests=2, schedule_s=(0.0, 2.0)), (0.0, 2.0), "ended"),
-    (OpenLoop(rate=1, window_s=2.0, schedule_s=(0.5,)), (0.5,), "sent"),
-])  # fmt: skip
-def test_a_schedule_has_a_time_for_each_request(load, times, judged_by):
-    assert (load.times, load.judged_by) == (times, judged_by)
-    for untold in (OpenLoop(rate=1, requests=2, schedule_s=(1.0,)), OpenLoop(rate=1, window_s=1.0)):
-        with refused(hint="job("):
-            untold.times  # noqa: B018
-
-
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(3, 9)), min_size=1, max_size=5), st.integers(0, 2))
-def test_windows_of_steps_follow_each_other_with_what_settles_between(steps, settle_s):
+def test_windows_of_steps_follow_each_other_and_a_schedule_has_a_time_for_each_request(steps, settle_s):
     load = OpenLoop(rate=1, window_s=1.0, settle_s=settle_s, steps=tuple(steps))
     ends = [*accumulate(seconds for _, seconds in steps)]
     begins = [end + settle_s for end in (0, *ends[:-1])]
     assert load.step_windows_s == [*zip(begins, ends)]
+    at_once, job = OpenLoop(requests=3), OpenLoop(rate=1, requests=2, schedule_s=(0.0, 2.0))
+    found = [(each.times, each.judged_by) for each in (at_once, job, replace(load, schedule_s=(0.5,)))]
+    assert found == [((0.0, 0.0, 0.0), "ended"), ((0.0, 2.0), "ended"), ((0.5,), "sent")]
 
 
-# URLs
-
-
-@pytest.mark.parametrize(("given", "asked"), [
-    *((path, "/v1/completions") for path in ("", "/", "/v1", "/v1/", "/v1/completions/")),
-    ("/v1/chat/completions", "/v1/chat/completions"),
-    ("/gateway/v1?version=2", "/gateway/v1/completions?version=2"),
-    ("/generate", "/generate"),
-])  # fmt: skip
-def test_the_url_of_a_server_or_its_v1_is_completed(given, asked):
-    assert specs.completed(f"http://host:8000{given}") == f"http://host:8000{asked}"
+def test_the_url_of_a_server_or_its_v1_is_completed():
+    paths = dict.fromkeys(("", "/", "/v1", "/v1/", "/v1/completions/"), "/v1/completions")
+    paths |= {"/v1/chat/completions": "/v1/chat/completions", "/generate": "/generate"}
+    paths |= {"/gateway/v1?version=2": "/gateway/v1/completions?version=2"}
+    found = {path: specs.completed(f"http://host:8000{path}") for path in paths}
+    assert found == {path: f"http://host:8000{asked}" for path, asked in paths.items()}
 
 
 @pytest.mark.parametrize(("url", "fact"), [
@@ -402,36 +335,30 @@ def test_a_secret_parameter_is_named_and_its_value_is_not(name, value):
     specs.check_url("https://h:8000/v1/completions?max_tokens=1#author")
 
 
-ADAPTED = WorkloadSpec(adapters=Adapters(4, 8, "zipf"))
+def test_structured_output_is_a_property_of_requests_and_free_text_is_kept_and_known_as_before():
+    """A schema is known by what it says, however it is written."""
+    given = ("", "json", '{"type": "object"}', '{"type":  "object"}', '{"type": "array"}')
+    made = [specs.Workload(WorkloadSpec(response_format=each), (specs.Request((5, 6), 2),), "here") for each in given]
+    assert len({each.hash for each in made}) == 4 and made[2].hash == made[3].hash
+    assert ["response_format" in specs.workload_facts(each.spec) for each in made[:2]] == [False, True]
+    assert [each.spec.output for each in made[:2]] == ["free text", "JSON"]
+    assert made[3].spec.schema == '{"type":"object"}' and made[2].spec.output == made[3].spec.output
+    assert [each.reference().each.partition("tokens")[2] for each in made[:2]] == ["", " of JSON"]
 
 
-@pytest.mark.parametrize(("count", "rank", "traffic", "word"), [
-    (0, 8, "uniform", "10,000"), (10_001, 8, "uniform", "10,000"), (True, 8, "uniform", "10,000"),
-    (4, 9, "uniform", "8, 16, 32"), (4, "8", "uniform", "8, 16, 32"), (4, 8, "normal", "uniform or zipf"),
-])  # fmt: skip
-def test_adapters_that_no_engine_has(count, rank, traffic, word):
-    with refused(hint=word):
-        Adapters(count, rank, traffic)
+def test_the_records_of_json_have_no_end_that_an_engine_comes_to():
+    schema = json.loads(WorkloadSpec(response_format="json").schema)
+    shortest = {"name": "", "kind": "small", "count": 0, "done": True}
+    assert schema["minItems"] == 1000 and [*shortest] == schema["items"]["required"] == [*schema["items"]["properties"]]
+    assert len(json.dumps([shortest] * 1000, separators=(",", ":"))) > 48_000, "characters, of 3 to 4 in a token"
 
 
-def test_adapters_are_for_text_that_is_generated():
-    with refused("embed", hint="generate"):
-        replace(ADAPTED, kind="embed")
-
-
-@pytest.mark.parametrize(("given", "slots", "held"), [
-    ({}, 4, 4), ({"max_loras": 2}, 2, 4), ({"max_loras": 6}, 6, 6), ({"max_cpu_loras": 9}, 4, 9),
-    ({"max_loras": "many"}, "many", 4),
-])  # fmt: skip
-def test_an_engine_holds_all_adapters_unless_it_is_told_otherwise(given, slots, held):
-    arguments = Adapters(4, 8).arguments(given | {"seed": 1})
-    assert arguments == {"enable_lora": True, "max_loras": slots, "max_lora_rank": 8, "max_cpu_loras": held}
-
-
-def test_adapters_are_in_the_hash_of_requests_that_ask_for_them_and_of_no_others():
-    plain = Workload(WorkloadSpec(), (Request((1, 2), 3), Request((4,), 5)), "")
-    assert plain.hash == short_hash([[[1, 2], 3], [[4], 5]])
-    asked = Workload(ADAPTED, tuple(replace(r, adapter=n) for n, r in enumerate(plain.requests, 1)), "")
-    ranks = replace(asked, spec=replace(ADAPTED, adapters=Adapters(4, 16, "zipf")))
-    others = replace(asked, requests=tuple(replace(r, adapter=1) for r in plain.requests))
-    assert len({plain.hash, asked.hash, ranks.hash, others.hash}) == 4
+def test_turns_and_think_times_are_kept_where_there_are_any_and_change_what_is_known():
+    talks, plain = WorkloadSpec(turns=4, requests=10), WorkloadSpec(requests=10)
+    assert specs.workload_facts(talks) == {**specs.workload_facts(plain), "turns": 4}
+    assert (talks.longest, talks.whole, talks.finds_prefixes) == (4 * (512 + 256), 8, True)
+    assert (plain.longest, plain.whole, plain.finds_prefixes) == (512 + 256, 10, False)
+    slow, fast = ClosedLoop(8, think_s=2.5), ClosedLoop(8)
+    assert specs.load_facts(slow) == {**specs.load_facts(fast), "think_s": 2.5} and "2.5 s" in slow.title
+    assert slow.duration_s(1.0) == fast.duration_s(1.0) + 2.5
+    assert "4 turns" in specs.Workload(talks, (specs.Request((5,), 2),), "here").reference().each

@@ -326,14 +326,12 @@ def test_a_lost_gpu_ends_it_and_closing_still_works(profile):
                 at(gpu, source, now_s)
 
 
-LOSES = ("nvmlEventSetCreate", "nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlDeviceGetFieldValues")
-
-
 @pytest.mark.parametrize(("gpu", "uuid", "said", "hint"), [
     (FakeNvml(mig_mode=True), UUID, UUID, "CUDA_VISIBLE_DEVICES=MIG-"),
     (FakeNvml(), "GPU-elsewhere", "GPU-elsewhere", "nvidia-smi -L"),
     (FakeNvml(State(lost=True)), UUID, "GPU is lost", "nvidia-smi"),
-    *((FakeNvml(State(refused={function: 15})), UUID, "GPU is lost", "nvidia-smi") for function in LOSES),
+    *((FakeNvml(State(refused={function: 15})), UUID, "GPU is lost", "nvidia-smi") for function in
+      ("nvmlEventSetCreate", "nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlDeviceGetFieldValues")),
 ])  # fmt: skip
 def test_a_gpu_that_cannot_be_read_leaves_nothing_open(gpu, uuid, said, hint):
     with installed(gpu):

@@ -286,10 +286,9 @@ def test_a_field_without_a_value_is_none_and_costs_no_other(engine, raw, status,
     assert reason in why
 
 
-REFUSED = [of.PROFILED, *((number,) for number in (of.SM_ACTIVE, of.POWER, of.GPU_UTIL, of.CAPPED_BRAKE))]
-
-
-@pytest.mark.parametrize("numbers", REFUSED, ids=str)
+@pytest.mark.parametrize(
+    "numbers", [of.PROFILED, (of.SM_ACTIVE,), (of.POWER,), (of.GPU_UTIL,), (of.CAPPED_BRAKE,)], ids=str
+)
 @pytest.mark.parametrize("status", [REQUIRES_ROOT, MODULE_NOT_LOADED])
 def test_what_is_refused_is_absent_says_why_and_costs_no_other(engine, numbers, status):
     before = engine.open()
@@ -331,9 +330,6 @@ def test_what_is_not_there_is_named_and_leaves_nothing_behind(engine, spoil, uui
     assert not engine.left
 
 
-WARNS = "warnings.warn('of another time', DeprecationWarning)"
-
-
 @pytest.mark.parametrize("text", ["raise ImportError('no ctypes')", "def broken(:", "import not_there_at_all"])
 def test_missing_or_broken_bindings_are_no_source_and_those_that_warn_are_one(engine, monkeypatch, text):
     with refused(f"{engine.folder}/four or {engine.folder}/three", kind=SensorFailed, hint="install DCGM"):
@@ -347,7 +343,8 @@ def test_missing_or_broken_bindings_are_no_source_and_those_that_warn_are_one(en
         engine.open()
     assert sys.path == before
     monkeypatch.setitem(sys.modules, "the_agent", agent)
-    script.write_text(f"import sys, warnings\nsys.modules[__name__] = sys.modules['the_agent']\n{WARNS}", "utf-8")
+    warns = "warnings.warn('of another time', DeprecationWarning)"
+    script.write_text(f"import sys, warnings\nsys.modules[__name__] = sys.modules['the_agent']\n{warns}", "utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert engine.open().numbers

@@ -7,7 +7,7 @@ internal/pkg/rendermetrics/render_metrics.go), not recorded; a pair of sockets s
 import http.client
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
@@ -46,13 +46,10 @@ LABELS = (
 )
 
 
-def line(name: str, value: object, uuid: str = GPU, *, index: int = 0, more: str = "") -> str:
-    return f"{name}{{{LABELS.format(index=index, uuid=uuid, more=more)}}} {value}\n"
-
-
 def page(values: Mapping[str, object], uuid: str = GPU, *, index: int = 0, more: str = "") -> str:
     """One GPU's rows, with the comments that a page has."""
-    return HEAD + "".join(line(name, value, uuid, index=index, more=more) for name, value in values.items())
+    labels = LABELS.format(index=index, uuid=uuid, more=more)
+    return HEAD + "".join(f"{name}{{{labels}}} {value}\n" for name, value in values.items())
 
 
 @dataclass
@@ -76,10 +73,10 @@ class Exporter:
         return near
 
 
-@contextmanager
-def serving(text: str, version: str = "HTTP/1.0") -> Iterator[Exporter]:
-    """Whatever is connected to inside the block shows the text, or what is put in its place."""
-    shown = Exporter(text, version=version)
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    """Whatever is connected to shows this page, or what is put in its place."""
+    shown = Exporter(page(DEFAULT))
 
     def connect(self: http.client.HTTPConnection) -> None:
         self.sock = shown.answer(self)
@@ -88,12 +85,6 @@ def serving(text: str, version: str = "HTTP/1.0") -> Iterator[Exporter]:
         for kind in (http.client.HTTPConnection, http.client.HTTPSConnection):
             patch.setattr(kind, "connect", connect)
         undo.callback(lambda: [far.close() for *_, far in shown.asked])
-        yield shown
-
-
-@pytest.fixture
-def exporter():
-    with serving(page(DEFAULT)) as shown:
         yield shown
 
 
@@ -176,11 +167,8 @@ def test_the_names_of_4_6_and_4_7_have_their_own_units(rows, values, written):
     lines = (f"{written(f'DCGM_FI_{name}')}{labels} {value}" for name, value in map(str.split, rows))
     found = values_of_gpu(samples("\n".join(lines), ON_A_PAGE), GPU)
     assert {number: in_our_unit(number, raw) for number, raw in found.items()} == pytest.approx(values)
-
-
-def test_a_label_of_the_release_tells_what_a_ratio_of_1_is():
     row = f'DCGM_FI_DEV_GPU_UTIL_RATIO{{UUID="{GPU}",DCGM_FI_SYSTEM_DRIVER_VERSION="590.1"}} 1'
-    assert values_of_gpu(samples(row, ON_A_PAGE), GPU) == {of.GPU_UTIL: 100}
+    assert values_of_gpu(samples(row, ON_A_PAGE), GPU) == {of.GPU_UTIL: 100}, "this label tells the release"
 
 
 @pytest.mark.parametrize(
@@ -255,14 +243,12 @@ def test_the_host_of_the_url_is_asked_and_no_proxy(exporter, monkeypatch, url, k
 
 @pytest.mark.parametrize(("interim", "status"), [(0, 200), (1, 200), (7, 200), (8, 103)])
 def test_responses_before_the_one_that_answers_are_passed_over(exporter, interim, status):
-    hints = "HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n"
-    exporter.version = hints * interim + "HTTP/1.1"
-    exporter.text = "hello"
+    exporter.version = "HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n" * interim + "HTTP/1.1"
     assert ask_once("GET", URL, {}, None, 5.0)[0] == status
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
-def test_an_answer_that_python_closes_at_its_end(version, monkeypatch):
+def test_an_answer_that_python_closes_at_its_end(exporter, version, monkeypatch):
     """As 3.13 does; releases before do so with the next read."""
     read1 = http.client.HTTPResponse.read1
 
@@ -273,8 +259,8 @@ def test_an_answer_that_python_closes_at_its_end(version, monkeypatch):
         return piece
 
     monkeypatch.setattr(http.client.HTTPResponse, "read1", closing)
-    with serving("hello", version):
-        assert ask_once("GET", URL, {}, None, 5.0) == (200, "text/plain", "hello")
+    exporter.text, exporter.version = "hello", version
+    assert ask_once("GET", URL, {}, None, 5.0) == (200, "text/plain", "hello")
 
 
 def test_a_long_answer_is_cut_and_a_slow_one_ends_in_time(exporter, monkeypatch):
@@ -291,8 +277,8 @@ def test_a_long_answer_is_cut_and_a_slow_one_ends_in_time(exporter, monkeypatch)
 
 def test_comments_blank_lines_and_other_metrics_are_skipped_and_a_counter_keeps_its_name():
     name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
-    text = f"\n# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n# EOF\n\n" + page(DEFAULT)
-    text += line("DCGM_EXP_XID_ERRORS_COUNT", 3) + "go_goroutines 12\n"
+    text = f"\n# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n# EOF\n\n"
+    text += page({**DEFAULT, "DCGM_EXP_XID_ERRORS_COUNT": 3}) + "go_goroutines 12\n"
     found = values_of_gpu(samples(text, ON_A_PAGE), GPU)
     assert found.keys() == OURS.keys() and found[of.ENERGY] == 123456789
 

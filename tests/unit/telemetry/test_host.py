@@ -100,12 +100,15 @@ def test_visible_gpus_are_near_the_cores_of_their_masks(two_gpus, monkeypatch, v
     assert [(gpu.uuid, gpu.near_cores) for gpu in visible_gpus()] == [(uuid, near) for uuid in uuids.split()]
 
 
-def test_a_host_without_a_visible_gpu_says_who_hides_it(two_gpus, monkeypatch):
+def test_without_a_visible_gpu_it_is_said_who_hides_it_and_only_one_there_has_memory_in_use(two_gpus, monkeypatch):
     for visible in ("", "-1", "none", "7", "GPU-9"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         who, hint = ("NVML", "--slm-cpu") if visible in ("7", "GPU-9") else ("hides", "CUDA_VISIBLE_DEVICES")
         with refused(who, hint=hint):
             visible_gpus()
+    assert host.memory_used("GPU-1") == 3 << 30 and two_gpus.nvmlInit.called
+    with refused("GPU-9"):
+        host.memory_used("GPU-9")
 
 
 def test_gpus_of_different_kinds_are_told_apart():
@@ -113,12 +116,6 @@ def test_gpus_of_different_kinds_are_told_apart():
     assert host.unlike([one, replace(one, uuid="b")]) is None
     for other in (replace(one, name="NVIDIA L4"), replace(one, memory_bytes=70 << 30)):
         assert f"NVIDIA H200, 141 GiB; {other.name}, {other.memory_bytes >> 30} GiB" in host.unlike([one, other])
-
-
-def test_memory_in_use_is_nvmls_or_an_error(two_gpus):
-    assert host.memory_used("GPU-1") == 3 << 30 and two_gpus.nvmlInit.called
-    with refused("GPU-9"):
-        host.memory_used("GPU-9")
 
 
 @pytest.fixture
@@ -364,10 +361,7 @@ def test_a_reading_has_finite_values_and_a_reason_for_each_other(answers, span_s
     ]
 
 
-SCRIPT = st.lists(st.tuples(st.sampled_from(["use", "start", "end", "look"]), st.integers(0, 9)), max_size=60)
-
-
-@given(script=SCRIPT)
+@given(script=st.lists(st.tuples(st.sampled_from(["use", "start", "end", "look"]), st.integers(0, 9)), max_size=60))
 def test_whoever_starts_and_ends_what_was_used_is_counted_once(script):
     """Children end before their parents, which wait for them: then the sum over looks is what was truly used."""
     parents, own, reaped = {0: 0}, {0: 0.0}, {0: 0.0}
@@ -433,7 +427,7 @@ def family(monkeypatch):
     return host.Family(7)
 
 
-def test_a_family_counts_from_its_first_look_with_those_that_come_and_go(family):
+def test_a_family_counts_from_its_first_look_with_those_that_come_and_go_and_our_ids_are_of_ours(family, monkeypatch):
     assert family.usage(0.0) == (0.0, 15000)
     Process.alive[7] = (2.0, 2.5, 4.0, 8.0)
     assert family.usage(1.0) == (1.5, 15000)
@@ -444,6 +438,8 @@ def test_a_family_counts_from_its_first_look_with_those_that_come_and_go(family)
     Process.alive[7] = (2.0, 2.5, 4.75, 8.0)
     assert family.usage(2.5) == (2.25, 16000), "a child that ended, and was waited for, is not counted twice"
     assert family.members(4.0)[0] is family.members(9.0)[0], "one that stays is the same"
+    monkeypatch.setattr(host, "family_of", {os.getpid(): family}.__getitem__)
+    assert host.own_pids() == {7, 9}
 
 
 @pytest.mark.parametrize(("cost_s", "next_s"), [(0.0, 2.0), (0.01, 2.0), (0.03, 6.0), (0.05, 10.0), (4.0, 10.0)])
@@ -453,8 +449,3 @@ def test_a_look_at_the_family_is_paid_by_rarer_looks_but_never_for_long(family, 
     monkeypatch.setattr(host.time, "thread_time", lambda: next(spent))
     seen = [family.members(at) and Process.listed for at in (50.0, 50.0 + next_s - 0.01, 50.0 + next_s + 0.01)]
     assert seen == [1, 1, 2]
-
-
-def test_our_ids_are_those_of_our_family(family, monkeypatch):
-    monkeypatch.setattr(host, "family_of", {os.getpid(): family}.__getitem__)
-    assert host.own_pids() == {7, 8}

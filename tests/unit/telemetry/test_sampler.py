@@ -186,7 +186,7 @@ def gpu(value, name="nvml", number=POWER, span_s=None, missing=()):
     return Planted(Reading({number: value}, span_s, missing), name=name)
 
 
-def test_each_gpu_has_columns_of_its_own_and_gaps_name_it():
+def test_each_gpu_has_columns_of_its_own_gaps_name_it_and_one_that_fails_ends_them_all():
     counters = gpu(None, "dcgm", SM_ACTIVE, 0.5, ("1002: too early",))
     span = gpu(300.0, span_s=0.25)
     both, host = SeveralGpus([[span], [counters, gpu(200.0)]]), gpu(1.5, "host", HOST_CORES)
@@ -196,9 +196,6 @@ def test_each_gpu_has_columns_of_its_own_and_gaps_name_it():
     assert found.missing == {"GPU 1: 1002: too early": 2} and found.span_s == (0.25, 0.25)
     both.close()
     assert (span.closed, counters.closed) == (1, 1)
-
-
-def test_one_that_fails_ends_them_all_and_one_that_is_late_leaves_gaps():
     lost = Planted(SensorFailed("the GPU is lost"))
     found = recorded([SeveralGpus([[gpu(300.0)], [lost]])], [100.0, 100.25]).telemetry(began_s=100.0)
     assert found.gpus == () and len(found.notes) == 1 and "the GPU is lost" in found.notes[0]

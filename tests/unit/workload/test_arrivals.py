@@ -65,19 +65,16 @@ def test_poisson_counts_have_the_rate_vary_by_their_mean_and_do_not_know_of_each
     assert abs(dispersion(found)) < 3.3 and abs(autocorrelation(found)) < 3.3
 
 
-def test_uneven_even_and_drifting_processes_would_fail():
-    uneven, even = (counts(paced(rate=8, burstiness=each, duration_s=2000), 5, 2000) for each in (0.5, 2))
-    assert dispersion(uneven) > 5 and dispersion(even) < -3.3
-    assert autocorrelation(counts(schedule(((4, 250), (12, 250))), 5, 500)) > 5
-
-
-def test_counts_of_whole_loads_vary_too_where_vllms_client_pins_them():
+def test_counts_of_whole_loads_vary_too_and_uneven_even_drifting_or_pinned_processes_would_fail():
     lengths = [len(paced(rate=8, seed=seed, duration_s=10)) for seed in range(400)]
     hundred = [paced(rate=8, seed=seed, requests=100) for seed in range(400)]
     halves = [sum(time < 5 for time in each) for each in hundred]
     assert abs(dispersion(lengths)) < 3.3 and abs(dispersion(halves)) < 3.3
     pinned = [[time * 100 / 8 / times[-1] for time in times] for times in hundred]  # the last one at the 12.5th second
     assert dispersion([sum(time < 11 for time in times) for times in pinned]) < -5, "no Poisson process"
+    uneven, even = (counts(paced(rate=8, burstiness=each, duration_s=2000), 5, 2000) for each in (0.5, 2))
+    assert dispersion(uneven) > 5 and dispersion(even) < -3.3
+    assert autocorrelation(counts(schedule(((4, 250), (12, 250))), 5, 500)) > 5
 
 
 def test_no_time_of_the_second_is_preferred_and_a_preference_would_be_found():
@@ -116,10 +113,7 @@ def test_the_rate_is_the_same_from_the_first_second_on(burstiness):
         loads = [paced(4, burstiness=burstiness, seed=seed, duration_s=1 + late) for seed in range(2000)]
         seen = [sum(late <= time for time in times) for times in loads]
         assert fmean(seen) == pytest.approx(4, abs=3.5 * stdev(seen) / math.sqrt(2000))
-
-
-def test_a_load_that_begins_with_a_whole_gap_would_begin_too_fast():
-    """The negative control of the test above: the same gaps, counted from the first request on."""
+    # The negative control: the same gaps, counted from the first request on, would begin too fast.
     loads = [paced(rate=4, burstiness=0.3, seed=seed, duration_s=12) for seed in range(2000)]
     seen = [sum(time < times[0] + 1 for time in times) - 1 for times in loads]
     assert fmean(seen) > 4 + 5 * stdev(seen) / math.sqrt(2000)
@@ -269,15 +263,12 @@ def test_what_was_written_is_read(trace, ticks, data):
     assert [*read_trace(trace(HEADER + "".join(lines)))] == [*map(TraceRow, offsets, lengths)]
 
 
-MOONCAKE_ROW = '{"timestamp": %s, "input_length": %s, "output_length": %s}'
-
-
 @pytest.mark.parametrize(("before", "damaged"), [
     *((AZURE + "\n", f"2023-11-16 18:15:46.6805900,{rest}") for rest in ("374", "374,", "37.4,44", "-374,44")),
     *((AZURE + "\n", f"{instant},374,44") for instant in
       ("2023-11-16 18:15:46.68059000001", "2023-11-31 18:15:46.6805900", "16.11.2023 18:15")),
     (AZURE + "\n", "\ud83d"),
-    *((MOONCAKE, MOONCAKE_ROW % facts) for facts in (
+    *((MOONCAKE, '{{"timestamp": {}, "input_length": {}, "output_length": {}}}'.format(*facts)) for facts in (
         (6000, 69.5, 52), (6000, '"6955"', 52), (6000, 6955, -1), (6000, "true", 52), ('"6000"', 6955, 52),
         ("NaN", 6955, 52), ("1e999", 6955, 52),
     )),
@@ -298,21 +289,20 @@ def test_a_damaged_line_is_named_after_all_before_it(trace, before, damaged):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "TIMESTAMP,ContextTokens\n", "PK\x03\x04", '[{"conversations": []}]'])
-def test_another_file_is_refused_by_its_first_line(trace, text):
+def test_another_file_is_refused_by_its_first_line_and_one_that_is_missing(trace, monkeypatch, text):
     path = trace(text)
     with refused(path, text.strip()[:2], kind=BadDataset, hint="TIMESTAMP, ContextTokens"):
         list(read_trace(path))
+    with refused("No such file", path.parent, kind=BadDataset, hint="TIMESTAMP"):
+        list(read_trace(path.with_name("nowhere.csv")))
+    monkeypatch.setenv("HOME", str(path.parent))
+    path.write_text(AZURE)
+    assert len(list(read_trace(Path("~/trace")))) == 4
 
 
-def test_a_missing_file_is_refused(tmp_path, monkeypatch):
-    with refused("No such file", tmp_path, kind=BadDataset, hint="TIMESTAMP"):
-        list(read_trace(tmp_path / "nowhere.csv"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "t.csv").write_text(AZURE)
-    assert len(list(read_trace(Path("~/t.csv")))) == 4
-
-
-def test_a_long_trace_is_not_held_in_memory(trace):
+def test_a_long_trace_is_not_held_in_memory_and_a_slice_reads_no_further_than_it_must(
+    trace,
+):
     line = '{"timestamp": %d, "input_length": 6955, "output_length": 52, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8]}\n'
     path = trace("".join(line % ms for ms in range(8_000)))
     assert path.stat().st_size > 700_000
@@ -323,9 +313,6 @@ def test_a_long_trace_is_not_held_in_memory(trace):
         assert tracemalloc.get_traced_memory()[1] < 150_000
     finally:
         tracemalloc.stop()
-
-
-def test_a_row_without_tokens_one_way_cannot_be_served_and_a_slice_reads_no_further_than_it_must(trace):
     short = "".join(f"\n2023-11-17 00:00:04.0,{lengths}" for lengths in ("0,7", "7,0", "0,0"))
     loaded = load_trace(trace(AZURE + short), max_model_len=4096)
     assert (len(loaded.rows), loaded.left_out) == (4, 3)

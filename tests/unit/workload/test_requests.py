@@ -95,9 +95,7 @@ def test_prompts_of_a_group_begin_alike_for_as_long_as_they_share_and_differ_rig
     spec = WorkloadSpec(prefix_share=share, prefix_groups=groups)
     made = requests.synthetic_requests([(n, 2) for n in lengths], 50_000, seed, spec)
     plain = requests.synthetic_requests([(n, 2) for n in lengths], 50_000, seed)
-    assert [len(each.prompt) for each in made] == lengths and [r.shared for r in made] == list(
-        map(spec.shared_of, lengths)
-    )
+    assert [(len(r.prompt), r.shared) for r in made] == [(n, spec.shared_of(n)) for n in lengths]
     for (i, one), (k, other) in combinations(enumerate(made), 2):
         both = min(one.shared, other.shared)
         if (i - k) % groups == 0:
@@ -109,67 +107,10 @@ def test_prompts_of_a_group_begin_alike_for_as_long_as_they_share_and_differ_rig
     assert [r.prompt[r.shared + 1 :] for r in made] == [p.prompt[r.shared + 1 :] for r, p in zip(made, plain)]
 
 
-def test_a_share_is_told_and_makes_other_requests_that_are_the_same_for_ever():
+def test_a_share_is_told_and_synthetic_prompts_use_the_whole_vocabulary_and_begin_one_after_the_other():
     made = build_workload(WorkloadSpec(prompt_tokens=64, requests=8, prefix_share=0.5, prefix_groups=2), OPT)
     assert "50 %" in made.source and "2 groups" in made.source and made.hash == "c8ead48b8bff"
     assert {request.shared for request in made.requests} == {32}
-
-
-def conversations(spec, made):
-    """The requests in turns, each of whose prompts goes on with the prompt before and a reply of the asked length."""
-    assert len(made) % spec.turns == 0
-    talks = [made[i : i + spec.turns] for i in range(0, len(made), spec.turns)]
-    for talk in talks:
-        for before, after in pairwise(talk):
-            assert after.prompt[: len(before.prompt)] == before.prompt
-            assert len(after.prompt) > len(before.prompt) + before.output_tokens
-    assert len({talk[0].prompt[0] for talk in talks}) == len(talks) or spec.source == "sharegpt"
-    return talks
-
-
-@given(st.integers(1, 40), st.integers(1, 20), st.integers(2, 6), st.integers(6, 40), SEEDS)
-def test_each_turn_adds_the_asked_tokens_to_what_came_before(prompt, output, turns, number, seed):
-    spec = WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=number, turns=turns, seed=seed)
-    made = build_workload(spec, OPT)
-    talks = conversations(spec, made.requests)
-    assert len(talks) == number // turns and f"{turns} turns" in made.source
-    expected = [(prompt + turn * (prompt + output), output) for turn in range(turns)]
-    assert all(lengths_of(talk) == expected for talk in talks) and made.longest == spec.longest == sum(expected[-1])
-
-
-def test_turns_have_lengths_of_their_own_where_these_are_natural_or_drawn_and_fit_the_model(tmp_path):
-    natural = WorkloadSpec(**NATURAL, requests=60, turns=3)
-    made = build_workload(natural, OPT).requests
-    talks = conversations(natural, made)
-    assert len(talks) == 20 and max(len(r.prompt) + r.output_tokens for r in made) <= OPT.context
-    assert len({len(b.prompt) - len(a.prompt) - a.output_tokens for talk in talks for a, b in pairwise(talk)}) > 10
-    path = tmp_path / "trace.jsonl"
-    row = {"timestamp": 0, "input_length": 30, "output_length": 5}
-    path.write_text("".join(json.dumps(row | {"input_length": 30 + 9 * i}) + "\n" for i in range(5)), "utf-8")
-    drawn = WorkloadSpec("trace-lengths", str(path), **NATURAL, requests=12, turns=4)
-    assert len(conversations(drawn, build_workload(drawn, replace(OPT, positions=200)).requests)) == 3
-
-
-def test_turns_of_a_file_are_its_own_and_a_conversation_with_too_few_is_left_out(dataset):
-    def talk(*texts):
-        return {"conversations": [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]}
-
-    words = [[f"{who} asks" * 2, f"{who} hears it" * 3, f"{who} asks again", f"{who} hears more"] for who in "abc"]
-    path = dataset([talk(*texts) for texts in words] + [talk("only one", "and its reply")])
-    spec = WorkloadSpec("sharegpt", str(path), **NATURAL, requests=6, turns=2)
-    made = build_workload(spec, OPT, tokenizer=by_bytes).requests
-    for first, second in conversations(spec, made):
-        asked, heard, again, reply = next(texts for texts in words if texts[0] == first.text)
-        assert second.text == "\n".join((asked, heard, again))
-        assert (first.output_tokens, second.output_tokens) == (len(heard), len(reply))
-        assert len(second.prompt) == len(asked) + len(heard) + len(again)
-    with refused(6, 8, kind=BadDataset):
-        build_workload(replace(spec, requests=8), OPT, tokenizer=by_bytes)
-    fixed = WorkloadSpec("sharegpt", str(path), prompt_tokens=6, output_tokens=4, requests=4, turns=2)
-    assert lengths_of(build_workload(fixed, OPT, tokenizer=by_bytes).requests) == [(6, 4), (16, 4)] * 2
-
-
-def test_synthetic_prompts_use_the_whole_vocabulary_and_begin_one_after_the_other():
     prompts = [request.prompt for request in requests.synthetic_requests([(200, 1)] * 10, 12, seed=3)]
     assert {token for prompt in prompts for token in prompt} == set(range(4, 12))
     assert all((later[0] - earlier[0]) % 8 == 1 for earlier, later in pairwise(prompts))
@@ -194,11 +135,18 @@ def test_natural_lengths_are_those_of_conversations_in_seeded_order(seed, rule, 
     assert lengths_of(built.requests) == kept[:count] and f"({rule})" in built.source
 
 
-def test_natural_lengths_are_not_used_twice():
+def test_natural_lengths_are_not_used_twice_and_the_default_workload_takes_no_time():
     spec = WorkloadSpec(**NATURAL, requests=9_762)
     with refused(9761, 9762, "natural", "human-first", kind=BadDataset, hint=9761):
         build_workload(spec, OPT)
     assert len(build_workload(replace(spec, requests=9_761), OPT).requests) == 9_761
+
+    def cpu_s() -> float:
+        before = time.process_time()
+        build_workload(WorkloadSpec(), OPT)
+        return time.process_time() - before
+
+    assert min(cpu_s() for _ in range(3)) < 1.0
 
 
 def test_lengths_of_a_trace_are_drawn_from_those_that_fit(tmp_path):
@@ -214,15 +162,6 @@ def test_lengths_of_a_trace_are_drawn_from_those_that_fit(tmp_path):
         build_workload(spec, replace(OPT, positions=2))
     with refused("trace", hint="measure --trace"):
         build_workload(WorkloadSpec("trace", str(path)), OPT)
-
-
-def test_the_default_workload_takes_no_time():
-    def cpu_s() -> float:
-        before = time.process_time()
-        build_workload(WorkloadSpec(), OPT)
-        return time.process_time() - before
-
-    assert min(cpu_s() for _ in range(3)) < 1.0
 
 
 @given(seed=SEEDS, length=st.integers(1, 250), rule=RULES)
@@ -242,13 +181,18 @@ def test_prompts_of_a_file_are_cut_or_joined_to_the_length(seed, length, rule):
     assert lengths_of(built.requests) == [(length, 9)] * 3 and {r.text for r in built.requests} == {""}
 
 
-def test_natural_requests_of_a_file_are_its_first_turns():
+def test_natural_requests_of_a_file_are_its_first_turns_and_one_that_is_truncated_must_be_accepted(dataset):
     built = build_workload(of_file(requests=10), OPT, tokenizer=by_bytes)
     replies = {turns[0].text: len(turns[1].text.encode()) for turns in TURNS if len(turns) > 1}
     assert [r.text.encode() for r in built.requests] == [*map(bytes_of, built.requests)]
     assert [r.output_tokens for r in built.requests] == [replies[r.text] for r in built.requests]
     assert "Hi" in replies and "Hi" not in {r.text for r in built.requests}
     assert built.source == "invented.json (human-first)"
+    spec = of_file(dataset(WHOLE[:3000]), prompt=20, output=1, requests=2)
+    with refused(3000, kind=DamagedDataset, hint="-o slm_accept_truncated=1"):
+        build_workload(spec, OPT, tokenizer=by_bytes)
+    built = build_workload(replace(spec, accept_truncated=True), OPT, tokenizer=by_bytes)
+    assert f"{whole_before(3000)} conversations before byte 3000" in built.source
 
 
 @pytest.mark.parametrize("lengths", [NATURAL, {"prompt_tokens": 400, "output_tokens": 1}])
@@ -277,14 +221,6 @@ def test_the_file_is_read_again_until_there_are_requests_enough(dataset, kept):
     assert built.mean_prompt_tokens == 2 * kept
     with refused(" 0 requests", 2 * kept + 1, kind=BadDataset):
         build_workload(of_file(path, prompt=2 * kept + 1, output=1, requests=1), OPT, tokenizer=by_bytes)
-
-
-def test_a_truncated_file_must_be_accepted(dataset):
-    spec = of_file(dataset(WHOLE[:3000]), prompt=20, output=1, requests=2)
-    with refused(3000, kind=DamagedDataset, hint="-o slm_accept_truncated=1"):
-        build_workload(spec, OPT, tokenizer=by_bytes)
-    built = build_workload(replace(spec, accept_truncated=True), OPT, tokenizer=by_bytes)
-    assert f"{whole_before(3000)} conversations before byte 3000" in built.source
 
 
 def test_a_tokenizer_of_another_model_is_refused_and_vllms_own_sample_needs_one():
@@ -347,9 +283,6 @@ def test_a_file_that_is_not_json(dataset, content, byte, whole):
         list(read_conversations(dataset(content)))
 
 
-ROLE = '[{"conversations": []}, {"conversations": [{"role": "u", "content": "a"}]}]'
-
-
 @pytest.mark.parametrize(("content", "facts"), [
     ('{"data": [], "version": 2}', ["keys data, version"]),
     ('{"id": 1, "conversations": []}\n{"id": 2}\n', ["keys id, conversations"]),
@@ -360,7 +293,7 @@ ROLE = '[{"conversations": []}, {"conversations": [{"role": "u", "content": "a"}
         ("true", "boolean"), ('"a"', "string"), ('{"conversations": {}}', "keys conversations"),
     )),
     ('[{"conversations": []}, [1, 2]]', ["item 2", "list of 2"]),
-    (ROLE, ["conversation 2", "keys role"]),
+    ('[{"conversations": []}, {"conversations": [{"role": "u", "content": "a"}]}]', ["conversation 2", "keys role"]),
     ('[{"conversations": [{"from": "human", "value": null}]}]', ["conversation 1", "keys from"]),
     pytest.param("[" * 2000, ["100 deep"], id="deep"),
     pytest.param('[{"conversations": ' * 20_000, ["100 deep"], id="deep objects"),
@@ -373,12 +306,7 @@ def test_json_of_another_kind_is_named_whether_or_not_damage_is_accepted(dataset
             list(read_conversations(path, damages))
 
 
-def test_a_hundred_levels_are_not_too_deep(dataset):
-    path = dataset('[{"conversations": [], "more": ' + "[" * 98 + "]" * 98 + "}]")
-    assert list(read_conversations(path)) == [()]
-
-
-def test_memory_does_not_grow_with_the_file(dataset):
+def test_memory_does_not_grow_with_the_file_and_a_hundred_levels_are_not_too_deep(dataset):
     turns = [{"from": "human", "value": "kettle " * 150}, {"from": "gpt", "value": "lantern " * 150}]
     path = dataset([{"id": str(i), "conversations": turns} for i in range(800)])
     size = path.stat().st_size
@@ -389,6 +317,8 @@ def test_memory_does_not_grow_with_the_file(dataset):
     finally:
         tracemalloc.stop()
     assert len(picked) == 10 and peak < 1_000_000 < size / 1.6
+    path = dataset('[{"conversations": [], "more": ' + "[" * 98 + "]" * 98 + "}]")
+    assert list(read_conversations(path)) == [()]
 
 
 def test_a_dataset_is_a_file_at_a_path_from_home_or_that_of_the_package(tmp_path, monkeypatch):
@@ -464,7 +394,7 @@ def test_of_a_file_a_workload_is_vllms_sample_and_tells_its_repeats(dataset, out
     assert (f" {again} of them repeats" in built.source) is (again > 0) is repeats
 
 
-def test_no_more_is_tokenised_than_is_needed():
+def test_no_more_is_tokenised_than_is_needed_and_nothing_within_the_bounds_is_an_error():
     seen: list[int] = []
 
     def counting(texts):
@@ -473,9 +403,6 @@ def test_no_more_is_tokenised_than_is_needed():
 
     sample_as_vllm(talk(*[(4, 4)] * (3 * BLOCK)), counting, BLOCK)
     assert seen == [BLOCK, BLOCK], "prompts and replies of one block"
-
-
-def test_nothing_within_the_bounds_is_an_error():
     with refused(" 2 conversations", kind=BadDataset, hint="larger dataset"):
         sample_as_vllm([*talk((3, 4), (4, 3)), (requests.ChatTurn("human", "alone"),)], by_words, 1)
 
@@ -489,3 +416,57 @@ def test_requests_ask_for_adapters_by_their_shares_and_are_else_the_same(traffic
     assert sum(counts) == 4000 and found.source.endswith(f"4 adapters of rank 8, {traffic} traffic")
     assert tuple(replace(r, adapter=0) for r in found.requests) == build_workload(plain, OPT).requests
     assert build_workload(replace(plain, adapters=Adapters(4, 8, traffic)), OPT).hash == found.hash
+
+
+def conversations(spec, made):
+    """The requests in turns, each of whose prompts goes on with the prompt before and a reply of the asked length."""
+    assert len(made) % spec.turns == 0
+    talks = [made[i : i + spec.turns] for i in range(0, len(made), spec.turns)]
+    for talk in talks:
+        for before, after in pairwise(talk):
+            assert after.prompt[: len(before.prompt)] == before.prompt
+            assert len(after.prompt) > len(before.prompt) + before.output_tokens
+    assert len({talk[0].prompt[0] for talk in talks}) == len(talks) or spec.source == "sharegpt"
+    return talks
+
+
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(2, 6), st.integers(6, 40), SEEDS)
+def test_each_turn_adds_the_asked_tokens_to_what_came_before(prompt, output, turns, number, seed):
+    spec = WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=number, turns=turns, seed=seed)
+    made = build_workload(spec, OPT)
+    talks = conversations(spec, made.requests)
+    assert len(talks) == number // turns and f"{turns} turns" in made.source
+    expected = [(prompt + turn * (prompt + output), output) for turn in range(turns)]
+    assert all(lengths_of(talk) == expected for talk in talks) and made.longest == spec.longest == sum(expected[-1])
+
+
+def test_turns_have_lengths_of_their_own_where_these_are_natural_or_drawn_and_fit_the_model(tmp_path):
+    natural = WorkloadSpec(**NATURAL, requests=60, turns=3)
+    made = build_workload(natural, OPT).requests
+    talks = conversations(natural, made)
+    assert len(talks) == 20 and max(len(r.prompt) + r.output_tokens for r in made) <= OPT.context
+    assert len({len(b.prompt) - len(a.prompt) - a.output_tokens for talk in talks for a, b in pairwise(talk)}) > 10
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 30, "output_length": 5}
+    path.write_text("".join(json.dumps(row | {"input_length": 30 + 9 * i}) + "\n" for i in range(5)), "utf-8")
+    drawn = WorkloadSpec("trace-lengths", str(path), **NATURAL, requests=12, turns=4)
+    assert len(conversations(drawn, build_workload(drawn, replace(OPT, positions=200)).requests)) == 3
+
+
+def test_turns_of_a_file_are_its_own_and_a_conversation_with_too_few_is_left_out(dataset):
+    def talk(*texts):
+        return {"conversations": [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]}
+
+    words = [[f"{who} asks" * 2, f"{who} hears it" * 3, f"{who} asks again", f"{who} hears more"] for who in "abc"]
+    path = dataset([talk(*texts) for texts in words] + [talk("only one", "and its reply")])
+    spec = WorkloadSpec("sharegpt", str(path), **NATURAL, requests=6, turns=2)
+    made = build_workload(spec, OPT, tokenizer=by_bytes).requests
+    for first, second in conversations(spec, made):
+        asked, heard, again, reply = next(texts for texts in words if texts[0] == first.text)
+        assert second.text == "\n".join((asked, heard, again))
+        assert (first.output_tokens, second.output_tokens) == (len(heard), len(reply))
+        assert len(second.prompt) == len(asked) + len(heard) + len(again)
+    with refused(6, 8, kind=BadDataset):
+        build_workload(replace(spec, requests=8), OPT, tokenizer=by_bytes)
+    fixed = WorkloadSpec("sharegpt", str(path), prompt_tokens=6, output_tokens=4, requests=4, turns=2)
+    assert lengths_of(build_workload(fixed, OPT, tokenizer=by_bytes).requests) == [(6, 4), (16, 4)] * 2

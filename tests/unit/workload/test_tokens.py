@@ -69,21 +69,18 @@ def bpe():
     return opt_tokenizer(OPT)
 
 
-def test_ids_are_the_published_ones_and_special_tokens_in_a_text_are_only_text(bpe):
+def test_ids_are_the_published_ones_special_tokens_only_text_and_another_vocabulary_needs_its_own_tokenizer(bpe):
     gpt2 = tokens.gpt2_tokenizer()
     assert gpt2(["Hello world", ""]) == [[15496, 995], []] and len(gpt2(["<|endoftext|>"])[0]) > 1
     assert bpe(["!", "Hello world"]) == [[4], [15500, 999]]
+    with refused("opt-125m", 32000, 50272, hint="tokenizer"):
+        opt_tokenizer(replace(OPT, vocabulary=32000))
 
 
 @given(text=st.text(max_size=30))
 def test_opt_ids_are_in_the_vocabulary(bpe, text):
     (ids,) = bpe([text])
     assert all(4 <= token < OPT.vocabulary for token in ids) and bool(ids) == bool(text)
-
-
-def test_a_model_with_another_vocabulary_needs_its_own_tokenizer():
-    with refused("opt-125m", 32000, 50272, hint="tokenizer"):
-        opt_tokenizer(replace(OPT, vocabulary=32000))
 
 
 @pytest.mark.parametrize(("package", "extra", "make"), [
@@ -130,14 +127,11 @@ def test_the_shipped_lengths_are_those_that_others_published(rule, special, coun
     assert reply is None or mean(b for _, b in pairs) == pytest.approx(reply, abs=0.05)
 
 
-def test_the_shipped_table_is_whole_and_small_and_has_no_text():
+def test_the_shipped_table_is_whole_small_and_without_text_and_vllms_bounds_are_those_of_its_is_valid_sequence():
     assert (len(shipped("vllm")), len(shipped("human-first"))) == (17_400, 11_135)
     packed = resources.files("pytest_slmserve.workload").joinpath(tokens.SHIPPED).read_bytes()
     assert len(packed) < 100_000
     assert set(gzip.decompress(packed).decode().partition("\n")[2]) <= set("0123456789,\n")
-
-
-def test_vllms_bounds_are_those_of_its_is_valid_sequence():
     prompts, outputs = (0, 3, 4, 5, 1000, 1023, 1024, 1025), (0, 1, 3, 4, 1023, 1024, 1025, 1048, 2043, 2044, 2045)
     for prompt, output, overridden in product(prompts, outputs, (False, True)):
         too_short = prompt < 4 or (output < 4 and not overridden)

@@ -1,8 +1,6 @@
 """Batch, memory and number of engines: on published results, on planted laws and by hand; a stricter limit never
 gives more, more memory never less, what is divided always fits, and every unknown is told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 
@@ -20,9 +18,8 @@ from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad
-from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema import kv_cache, records
 from pytest_slmserve.schema.models import CATALOGUE
-from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -33,6 +30,12 @@ GPU = 140 * GIB
 TWICE, FOUR_TIMES = RelativeSlo(2, 32), RelativeSlo(4, 32)
 LOADS = st.sets(st.integers(2, 600), min_size=1, max_size=7).map(lambda found: sorted({1, *found}))
 MODELS = st.tuples(LOADS, st.floats(0.5, 500), st.integers(1, 20), st.integers(16, 4096))
+FOOTPRINTS = st.builds(
+    Footprint, weight_bytes=st.integers(1, 30 * GIB), kv_bytes_per_token=st.integers(1, 10**6),
+    longest=st.integers(1, 4096), block_size=st.sampled_from([1, 16, 128]), allowance_bytes=st.integers(1, 4 * GIB),
+)  # fmt: skip
+BATCHES, GPUS = st.integers(1, 2000), st.integers(GIB, 200 * GIB)
+SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 490.0, "power_limit_w": 700.0}
 
 
 def published(*knobs: int) -> list[Point]:
@@ -61,7 +64,7 @@ def advice(points: list[Point], wish: Objectives, **facts: object) -> advisor.Ad
     return plan([subject(points, **facts)], wish).advices[0]
 
 
-def test_two_published_points_predict_the_larger_ones():
+def test_two_loads_predict_the_larger_ones_which_have_the_figures_of_the_laws():
     """From 1 and 32 alone: every larger load is told 8 to 13 % too slow. A prediction is marked and careful."""
     seen = advice(published(1, 32), Objectives(slo=FOUR_TIMES, gpu_bytes=GPU))
     errors = [seen.decision.wait.seconds(p.batch_repeats[0]) / p.e2e_repeats[0] - 1 for p in published()[-6:]]
@@ -73,9 +76,6 @@ def test_two_published_points_predict_the_larger_ones():
     found = advice(published(1, 32), wish)
     assert found.decision.batch > found.batch and found.advised.predicted, "the largest that fits"
     assert FOOTPRINT.total_bytes(found.batch) <= wish.budget_bytes < FOOTPRINT.total_bytes(found.batch + 1)
-
-
-def test_a_predicted_choice_has_the_figures_of_the_laws():
     line = advisor.through((32.0, 0.077), (1.0, 0.046))
     assert (line.seconds(101), line.b_half) == pytest.approx((0.146, 45))
     none = (((1.0, 0.1), (1.0, 0.2)), ((1.0, 0.2), (8.0, 0.1)), ((1.0, 0.1), (8.0, 0.9)))
@@ -127,7 +127,7 @@ def test_where_nothing_can_be_advised_the_reason_is_told(points, facts):
     assert tells(only.decision.reason, *facts)
 
 
-def test_degraded_and_invalid_points_are_never_chosen_nor_a_batch_beyond_the_limit():
+def test_degraded_and_invalid_points_are_never_chosen_and_a_law_that_is_off_is_told():
     points = planted()
     points[6:8] = replace(points[6], degraded=("the clock fell",)), point(128, ())
     found = [decided(each, threshold=0.2).batch for each in (planted(), points)]
@@ -135,27 +135,20 @@ def test_degraded_and_invalid_points_are_never_chosen_nor_a_batch_beyond_the_lim
     for batches in (GRID, (1, 8)):
         seen = decided(planted(batches), slo=AbsoluteSlo(1e-6))
         assert (seen.batch, seen.predicted) == (None, False) and tells(seen.reason, "10 %", "0.001 ms")
-
-
-def test_a_smaller_load_with_more_throughput_and_a_law_that_is_off_are_told():
     notes = decided([*planted(GRID[:-1]), point(512, [law(64)], [0.1])], threshold=0.001).notes
     largest, more, off = notes
     assert tells(largest, 512) and tells(more, 256, "44.9 %") and tells(off, "law")
     assert not any("law" in note for note in decided(planted()).notes)
 
 
-@given(LOADS, st.floats(0.5, 500), st.floats(0.02, 0.9), st.floats(1e-4, 1.0), st.floats(1e-4, 1.0))
-@example([1, 55], 386.0, 0.25, 1.0, 0.125)  # what the law allows does not fit into the memory
-def test_a_stricter_limit_never_gives_a_larger_batch(loads, b_half, threshold, one, other):
+@given(LOADS, st.floats(0.5, 500), st.floats(0.02, 0.9), *[st.floats(1e-4, 1.0)] * 2, *[st.integers(1, 200)] * 2)
+@example([1, 55], 386.0, 0.25, 1.0, 0.125, 1, 1)  # what the law allows does not fit into the memory
+def test_a_stricter_limit_or_less_memory_never_gives_more(loads, b_half, threshold, one_s, other_s, one, other):
     strict, loose = (
         advice(planted(loads, b_half), Objectives(slo=AbsoluteSlo(s), threshold=threshold, gpu_bytes=GPU)).batch or 0
-        for s in sorted((one, other))
+        for s in sorted((one_s, other_s))
     )
     assert strict <= loose
-
-
-@given(LOADS, st.floats(0.5, 500), st.integers(1, 200), st.integers(1, 200))
-def test_more_memory_never_gives_less(loads, b_half, one, other):
     small, large = (advice(planted(loads, b_half), Objectives(gpu_bytes=gib * GIB)) for gib in sorted((one, other)))
     assert (small.batch or 0) <= (large.batch or 0)
     if small.replicas and large.replicas and small.batch == large.batch:
@@ -215,29 +208,19 @@ def test_the_memory_of_all_models_always_fits(models, gib, share):
     assert {a.subject.name for a in found.advices if a.batch != a.decision.batch} == set(found.together.lowered)
 
 
-FOOTPRINTS = st.builds(
-    Footprint, weight_bytes=st.integers(1, 30 * GIB), kv_bytes_per_token=st.integers(1, 10**6),
-    longest=st.integers(1, 4096), block_size=st.sampled_from([1, 16, 128]), allowance_bytes=st.integers(1, 4 * GIB),
-)  # fmt: skip
-BATCHES, GPUS = st.integers(1, 2000), st.integers(GIB, 200 * GIB)
-
-
-@given(FOOTPRINTS, BATCHES, GPUS)
-def test_the_kv_bytes_hold_the_batch_and_not_one_more_and_each_replica_passes_vllms_check(footprint, batch, gpu):
+@given(FOOTPRINTS, BATCHES, GPUS, GPUS)
+@example(FOOTPRINT, 1, int(126.9 * GIB), 127 * GIB)  # a request is not divided
+def test_the_kv_bytes_hold_the_batch_and_not_one_more_and_split_replicas_are_no_fewer(footprint, batch, gpu, other):
     """vLLM refuses to start where less than the share it was told is free: when those before it are there."""
     blocks = footprint.kv_bytes(batch) // footprint.block_bytes
-    told = Resolved(kv_blocks=blocks, block_size=footprint.block_size)
-    assert kv_capacity(EngineSpec("opt-1.3b"), footprint.longest, told) == batch
+    told = records.Resolved(kv_blocks=blocks, block_size=footprint.block_size)
+    assert kv_cache.kv_capacity(EngineSpec("opt-1.3b"), footprint.longest, told) == batch
     total = footprint.total_bytes(batch)
     count, share = int(0.9 * gpu) // total, advisor.utilization(total, gpu)
     assert count == 0 or (count - 1) * total + share * gpu <= gpu
     assert share == 1 or total <= share * gpu + 1e-3
-
-
-@given(FOOTPRINTS, BATCHES, GPUS, GPUS)
-@example(FOOTPRINT, 1, int(126.9 * GIB), 127 * GIB)  # a request is not divided
-def test_split_replicas_fit_are_no_fewer_than_whole_ones_and_with_more_memory_no_fewer(footprint, batch, one, other):
-    budget, large = sorted((one, other))
+    # Replicas that split a batch fit, are no fewer than whole ones, and with more memory no fewer.
+    budget, large = sorted((gpu, other))
     whole, split = budget // footprint.total_bytes(batch), advisor.replicas_that_split(footprint, batch, budget)
     assert batch >= split >= min(whole, batch)
     assert split == 0 or split * footprint.total_bytes(-(-batch // split)) <= budget
@@ -253,7 +236,7 @@ def options(draw: st.DrawFn) -> list[BatchOption]:
 
 
 @given(st.lists(options(), min_size=1, max_size=4), GPUS)
-def test_a_division_always_fits_or_is_none(models, budget):
+def test_a_division_always_fits_or_is_none_and_takes_the_step_down_that_loses_least(models, budget):
     places = divide(models, budget)
     if places is None:
         assert sum(model[0].total_bytes for model in models) > budget
@@ -261,27 +244,16 @@ def test_a_division_always_fits_or_is_none(models, budget):
         assert sum(model[at].total_bytes for model, at in zip(models, places, strict=True)) <= budget
     full = sum(model[-1].total_bytes for model in models)
     assert full > budget or places == tuple(len(model) - 1 for model in models)
+    both = rates({1: 10.0, 50: 99.0, 100: 100.0}), rates({1: 10.0, 50: 50.0, 100: 100.0})  # flat and steep
+    assert [divide(both, size) for size in (206, 205, 155, 7)] == [(2, 2), (1, 2), (1, 1), None]
+    both = rates({1: 99.9, 10: 100.0}), rates({1: 1.0, 1000: 100.0})  # large and small
+    found = [divide(both, size) for size in (1000, 17, 16)]
+    assert found == [(1, 0), (1, 0), (0, 0)], "what the last step freed too much lets others up again"
 
 
 def rates(by_batch: dict[int, float]) -> list[BatchOption]:
     """Options of an engine that takes a byte for each request, and three more."""
     return [BatchOption(batch, rate, 3 + batch) for batch, rate in by_batch.items()]
-
-
-FLAT, STEEP = rates({1: 10.0, 50: 99.0, 100: 100.0}), rates({1: 10.0, 50: 50.0, 100: 100.0})
-LARGE, SMALL = rates({1: 99.9, 10: 100.0}), rates({1: 1.0, 1000: 100.0})
-
-
-@pytest.mark.parametrize(("models", "budget", "places"), [
-    ([FLAT, STEEP], 206, (2, 2)), ([FLAT, STEEP], 205, (1, 2)), ([FLAT, STEEP], 155, (1, 1)), ([FLAT, STEEP], 7, None),
-    # What the last step freed too much lets others up again: what the large one's second step down freed.
-    ([LARGE, SMALL], 1000, (1, 0)), ([LARGE, SMALL], 17, (1, 0)), ([LARGE, SMALL], 16, (0, 0)),
-])  # fmt: skip
-def test_the_step_down_that_loses_least_is_taken(models, budget, places):
-    assert divide(models, budget) == places
-
-
-SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 490.0, "power_limit_w": 700.0}
 
 
 @pytest.mark.parametrize(("figures", "time_slicing", "mps"), [
@@ -296,7 +268,8 @@ def test_time_slicing_is_bound_by_the_host_and_mps_by_the_nearest_unit(figures, 
         assert (bound.unit, bound.factor) == (unit, pytest.approx(factor, rel=0.01))
 
 
-def test_without_sensors_the_roofline_bounds_both_and_the_nearest_load_below_tells_it():
+@given(st.floats(0, 1.05), st.floats(0, 1), st.floats(0, 1))
+def test_without_sensors_the_roofline_bounds_both_and_every_bound_is_at_least_one(engine, dram, tensor):
     facts = {"work": work_of_model(CATALOGUE["opt-1.3b"], 512, 256), "peaks": peaks_of("NVIDIA H200")}
     seen = advisor.gains_at(subject(planted(), **facts), 64)
     assert seen.time_slicing is seen.mps and seen.mps.unit == "roofline" and seen.mps.factor > 1
@@ -305,10 +278,6 @@ def test_without_sensors_the_roofline_bounds_both_and_the_nearest_load_below_tel
     assert unknown.mps is unknown.time_slicing is advisor.gains_at(subject([]), 64) is None
     points = subject(planted((4, 32), **SENSED))
     assert [advisor.gains_at(points, batch).at for batch in (2, 31, 32, 500)] == [4, 4, 32, 32]
-
-
-@given(st.floats(0, 1.05), st.floats(0, 1), st.floats(0, 1))
-def test_every_bound_is_at_least_one(engine, dram, tensor):
     busy = replace(point(8, [100.0]), engine_active=engine, dram_active=dram, tensor_active=tensor)
     found = advisor.gains_at(subject([busy]), 8)
     for bound, used in ((found.time_slicing, (engine, dram, tensor)), (found.mps, (dram, tensor))):

@@ -1,8 +1,6 @@
 """The law on another GPU: exact where a step is what two data sheets and a host make of it, and refuted elsewhere;
 checked by the same engine, workload and release only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 
@@ -62,37 +60,33 @@ def test_a_step_of_memory_compute_and_host_is_predicted_on_another_gpu(host_s, t
     assert carries(prediction, sweep(there, truth)).state is State.PASSES
 
 
-def test_prompts_of_an_fp8_engine_are_computed_in_fp8_on_both():
+def test_prompts_of_an_fp8_engine_are_computed_in_fp8_and_without_a_law_or_a_sheet_nothing_is_predicted():
     here, truth = (physical(replace(gpu, flops_per_s=gpu.fp8_flops_per_s)) for gpu in (ON_H100, ON_H200))
     prediction = predicted_elsewhere(sweep(H100, here, extra=(("quantization", "fp8"),)), ON_H200)
     assert [prediction.tokens_per_s(n) for n in LOADS] == pytest.approx([*map(truth, LOADS)], rel=0.001)
-
-
-def test_what_is_measured_farther_off_refutes_it_and_noise_leaves_it_inconclusive():
     for slower in (0.8, 1.25):
         verdict = carries(PREDICTION, sweep(H200, physical(ON_H200, slower=slower)))
         assert verdict.state is State.FAILS and verdict.value == pytest.approx(slower, rel=0.02)
         assert tells(verdict.why, "H200", "10 %")
     noisy = replace(THERE, points=tuple(noisier(p, 0.2) for p in THERE.points))
     assert carries(PREDICTION, noisy).state is State.INCONCLUSIVE
-
-
-@pytest.mark.parametrize("side", ["here", "there"])
-def test_noise_of_a_load_is_no_noise_of_the_others(side):
-    """Noise of one request alone, which tells the fixed part of a step, hardly moves what is predicted of 64."""
-    curves = dict.fromkeys(("here", "there"), sweep(H100, physical(ON_H100), (1, 4, 16, 64)))
-    first, *others = curves[side].points
-    curves[side] = replace(curves[side], points=(noisier(first, 0.05), *others))
-    seen = [each for each, _ in other_gpu.errors(predicted_elsewhere(curves["here"], ON_H100), curves["there"])]
-    assert seen[0].low < 0.95 < 1.05 < seen[0].high
-    assert seen[-1].high - seen[-1].low < 0.5 * (seen[0].high - seen[0].low)
-
-
-def test_a_gpu_is_named_by_its_family_or_as_nvml_does():
+    # Noise of one request alone, which tells the fixed part of a step, hardly moves what is predicted of 64.
+    for side in ("here", "there"):
+        curves = dict.fromkeys(("here", "there"), sweep(H100, physical(ON_H100), (1, 4, 16, 64)))
+        first, *others = curves[side].points
+        curves[side] = replace(curves[side], points=(noisier(first, 0.05), *others))
+        seen = [each for each, _ in other_gpu.errors(predicted_elsewhere(curves["here"], ON_H100), curves["there"])]
+        assert seen[0].low < 0.95 < 1.05 < seen[0].high, side
+        assert seen[-1].high - seen[-1].low < 0.5 * (seen[0].high - seen[0].low)
     names = {"h200": "H200", "H100": "H100", "NVIDIA A100-SXM4-40GB": "A100-40", "L40S": "L40S"}
     assert {name: gpu_named(name).family for name in names} == names
     with refused("MI300X", hint="H200"):
         gpu_named("MI300X")
+    no_law = sweep(H100, lambda load: {1: 10.0, 8: 900.0, 64: 700.0}[load])
+    no_sheet, wide = replace(H200, gpu_name="Voodoo 5"), sweep(H100, physical(ON_H100), tensor_parallel_size=2)
+    for curve in (no_law, sweep(no_sheet, physical(ON_H200)), wide, Curve(subject="nothing")):
+        with refused(kind=TooFewPoints):
+            predicted_elsewhere(curve, ON_H200)
 
 
 def test_jobs_under_several_batch_limits_are_a_sweep_of_the_limit():
@@ -119,14 +113,3 @@ def test_only_the_same_engine_workload_and_release_check_it(spec, counts):
     rate = physical(ON_H200)
     other, older = sweep(H200, rate, **spec), sweep(replace(H200, vllm="0.20.2"), rate)
     assert other_gpu.measured_there(PREDICTION, [HERE, other, older, sweep(A100, rate)]) == [other] * counts
-
-
-@pytest.mark.parametrize("curve", [
-    sweep(H100, lambda load: {1: 10.0, 8: 900.0, 64: 700.0}[load]),  # no law
-    sweep(replace(H200, gpu_name="Voodoo 5"), physical(ON_H200)),  # no data sheet
-    sweep(H100, physical(ON_H100), tensor_parallel_size=2),
-    Curve(subject="nothing"),
-])  # fmt: skip
-def test_no_prediction_without_a_law_that_describes_the_sweep_or_a_data_sheet(curve):
-    with refused(kind=TooFewPoints):
-        predicted_elsewhere(curve, ON_H200)

@@ -1,8 +1,6 @@
 """What the advisor is asked about: sweeps of ours and external results, with their shape, memory and notes; the
 engine as advised; and verdicts on what was predicted of it, on planted numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
@@ -14,7 +12,7 @@ from facts import tells
 from published import ROWS, served
 from refusals import refused
 from stored_records import having
-from strategies import H200, judge, law, measurement, planted_telemetry
+from strategies import FAILS, H200, INCONCLUSIVE, PASSES, judge, law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Gains, Objectives, plan, utilization
@@ -25,24 +23,24 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.advice import serve_words
-from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.models import CATALOGUE, model_from_config
+from pytest_slmserve.schema import models, sensors
 from pytest_slmserve.schema.records import Environment, Resolved
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec
 
-PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 BATCHES = (1, 16, 64)
 BLOCKS, BLOCK_BYTES = 1365, 16 * 196_608  # of the planted engine
 WEIGHTS = 2_631_516_160
+SPEC = EngineSpec("opt-1.3b", max_num_seqs=64, kv_cache_bytes=BLOCKS * BLOCK_BYTES)
+SPREAD = (0.999, 1.001)
+GAINS = Gains(64, None, Ceiling("host", 0.9, 1 / 0.9, "the host"), Ceiling("dram", 0.5, 2.0, "the memory"))
+MOVED = (("kv_cache_dtype", "fp8"), ("async_scheduling", False), ("compilation_config", {"level": 1}), ("x", True))
+SET = (("max_num_seqs", 64), ("num_gpu_blocks_override", 9), ("gpu_memory_utilization", 0.5), ("dtype", "half"))
 
 
 def sweep(model: str = "opt-1.3b", used: float | None = None, **facts: object) -> Curve:
     made = [measurement(c, law(c), model=model, repeat=i, **facts) for i, c in enumerate(BATCHES)]
-    if used is not None:
-        made = having(
-            made, run={"telemetry": planted_telemetry({sensors.MEMORY_USED: used}, until_s=30.0, spans=False)}
-        )
-    return curve_of(model, made)
+    seen = {"telemetry": planted_telemetry({sensors.MEMORY_USED: used}, until_s=30.0, spans=False)}
+    return curve_of(model, made if used is None else having(made, run=seen))
 
 
 def changed(curve: Curve, **facts: object) -> Curve:
@@ -59,7 +57,7 @@ def only(*curves: Curve, **asked):
     return subject
 
 
-def test_a_sweep_brings_its_shape_its_engine_its_gpu_and_the_time_per_output_token():
+def test_a_sweep_brings_its_shape_engine_gpu_times_and_memory_but_a_cpu_or_a_server_has_no_footprint():
     curve = sweep()
     asked = of_curves(curve)
     [subject] = asked.subjects
@@ -71,17 +69,21 @@ def test_a_sweep_brings_its_shape_its_engine_its_gpu_and_the_time_per_output_tok
     assert asked.device == "NVIDIA H200" and subject.work and subject.peaks
     for point, original in zip(subject.points, curve.points, strict=True):
         assert point.e2e_repeats == (original.tpot_s,) and original.tpot_s < original.e2e_s
+    for used, told in ((WEIGHTS + BLOCKS * BLOCK_BYTES + 3.0 * GIB, (True, 3)), (1e9, (False, 4)), (None, (False, 4))):
+        footprint = only(sweep(used=used)).footprint
+        assert (footprint.allowance_seen, footprint.allowance_bytes / GIB) == told, used
+    on_cpu = sweep(environment=Environment(platform="cpu", cpu="some CPU", cores=2))
+    asked = of_curves(changed(on_cpu, platform="cpu"))
+    assert asked.subjects[0].footprint is None and tells(asked.subjects[0].engine.no_footprint, "CPU")
+    assert asked.gpu_bytes is None and asked.device == "some CPU, 2 cores"
+    remote = only(changed(sweep(), platform="remote", interface="endpoint", url="http://host:8000"))
+    assert remote.engine is None and remote.footprint is None
+    unknown = having(sweep().measurements, spec={"model": "mine", "dtype": "auto"})
+    subject = only(curve_of("mine", [replace(m, resolved=Resolved()) for m in unknown]))
+    assert subject.footprint is None and subject.engine.no_footprint
 
 
-@pytest.mark.parametrize(("used", "seen", "gib"), [
-    (WEIGHTS + BLOCKS * BLOCK_BYTES + 3.0 * GIB, True, 3), (1e9, False, 4), (None, False, 4),
-])  # fmt: skip
-def test_the_allowance_is_what_the_sensors_saw_beyond_weights_and_kv(used, seen, gib):
-    footprint = only(sweep(used=used)).footprint
-    assert (footprint.allowance_seen, footprint.allowance_bytes) == (seen, gib * GIB)
-
-
-def test_one_model_can_be_asked_for_and_devices_are_not_mixed_nor_engines_of_several_gpus():
+def test_one_model_can_be_asked_for_on_one_gpu_of_one_device_by_its_last_sweep_with_most_loads():
     curves = [sweep(), sweep("opt-125m")]
     assert [s.name for s in of_curves(*curves).subjects] == ["opt-1.3b", "opt-125m"]
     subject = only(*curves, model="facebook/opt-125m", longest=2048)
@@ -97,9 +99,6 @@ def test_one_model_can_be_asked_for_and_devices_are_not_mixed_nor_engines_of_sev
     assert of_curves(both, one) == of_curves(one)
     with refused("opt-1.3b", hint="--slm-tensor-parallel-size 1"):
         of_curves(both)
-
-
-def test_of_several_sweeps_of_a_model_the_last_with_most_loads_is_taken():
     together = curve_of("opt-1.3b", [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst")) for c in BATCHES[:2]])
     subject = only(together, sweep())
     assert len(subject.points) == 3 and any(tells(note, "staggered") and tells(note, "burst") for note in subject.notes)
@@ -113,24 +112,10 @@ def test_of_several_sweeps_of_a_model_the_last_with_most_loads_is_taken():
     assert only(made_up).engine.spec.speculation, "there is no other"
 
 
-def test_a_cpu_a_server_of_others_and_an_unknown_shape_have_no_footprint():
-    on_cpu = sweep(environment=Environment(platform="cpu", cpu="some CPU", cores=2))
-    asked = of_curves(changed(on_cpu, platform="cpu"))
-    assert asked.subjects[0].footprint is None and tells(asked.subjects[0].engine.no_footprint, "CPU")
-    assert asked.gpu_bytes is None and asked.device == "some CPU, 2 cores"
-    remote = only(changed(sweep(), platform="remote", interface="endpoint", url="http://host:8000"))
-    assert remote.engine is None and remote.footprint is None
-    unknown = having(sweep().measurements, spec={"model": "mine", "dtype": "auto"})
-    subject = only(curve_of("mine", [replace(m, resolved=Resolved()) for m in unknown]))
-    assert subject.footprint is None and subject.engine.no_footprint
-
-
-MOVED = (("kv_cache_dtype", "fp8"), ("async_scheduling", False), ("compilation_config", {"level": 1}), ("x", True))
-SET = (("max_num_seqs", 64), ("num_gpu_blocks_override", 9), ("gpu_memory_utilization", 0.5), ("dtype", "half"))
 SET += (("max_num_batched_tokens", 512), ("cudagraph_capture_sizes", (1, 2, 4)), ("revision", None))
 
 
-def test_what_moved_the_engine_stays_in_its_arguments_and_what_the_advice_sets_is_told_once():
+def test_what_moved_the_engine_stays_in_its_arguments_and_steps_that_no_cuda_graph_covers_are_noted():
     moved = changed(sweep(), enforce_eager=True, extra=MOVED)
     words = serve_words(only(moved).engine, 8, None)
     assert words[words.index("--enforce-eager") :] == (
@@ -144,19 +129,13 @@ def test_what_moved_the_engine_stays_in_its_arguments_and_what_the_advice_sets_i
     options = [word for word in words if word.startswith("--")]
     assert words[-4:] == ("--cudagraph-capture-sizes", "1", "2", "4") and len({*options}) == len(options)
     assert not {"--num-gpu-blocks-override", "--revision"} & {*words}
-
-
-def test_steps_that_no_cuda_graph_covers_are_noted_until_larger_graphs_are_tried():
-    """Recorded: with the default a step with a prompt leaves half of the GPU's time to the host."""
+    # Recorded: with the default a step with a prompt leaves half of the GPU's time to the host.
     notes = [(curve, only(curve).notes) for curve in stored_curves(archive("h100-vllm-0.26.0-cuda-graphs"), [])]
     noted = [any("max_cudagraph_capture_size" in note for note in each) for _, each in notes]
     assert noted == [not curve.spec.extra for curve, _ in notes] and len(noted) == 4
     curve = next(curve for curve, each in notes if each)
-    for facts in (
-        {"enforce_eager": True},
-        {"extra": (("compilation_config", {"level": 1}),)},
-        {"platform": "cpu", "kv_cache_bytes": GIB},
-    ):
+    other = {"extra": (("compilation_config", {"level": 1}),)}
+    for facts in ({"enforce_eager": True}, other, {"platform": "cpu", "kv_cache_bytes": GIB}):
         assert only(changed(curve, **facts)).notes == ()
 
 
@@ -175,7 +154,7 @@ def of_external(curve: Curve, spec: EngineSpec | None = None, longest: int | Non
     return subject
 
 
-def test_external_results_bring_their_batch_and_share_of_output_and_what_is_odd_is_noted():
+def test_external_results_bring_their_batch_and_share_of_output_and_with_a_model_their_memory():
     """Little's law needs the batch, the latency and the rate."""
     curve = published()
     subject = of_external(curve)
@@ -193,9 +172,6 @@ def test_external_results_bring_their_batch_and_share_of_output_and_what_is_odd_
     assert len(subject.usable) == len(ROWS) - 1
     subject = of_external(published(slower=100.0))
     assert tells(subject.notes[0], "knob", 1, 8, 32) and subject.points[0].batch_repeats == (1.0,)
-
-
-def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
     subject = of_external(published(), EngineSpec("opt-1.3b"), 632)
     assert (subject.name, subject.footprint.longest, subject.footprint.allowance_seen) == ("opt-1.3b", 632, False)
     assert (subject.engine.max_num_batched_tokens, subject.engine.dtype) == (None, "float16")
@@ -203,13 +179,10 @@ def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
     assert (subject.engine.kv_had_bytes, known.engine.kv_had_bytes) == (None, 18_573 * BLOCK_BYTES)
     short = of_external(published(), EngineSpec("opt-1.3b"))
     assert short.footprint is None and "--max-model-len" in short.engine.no_footprint
-
-
-def test_external_results_of_a_quantized_model_have_its_weights_and_its_cache():
     groups = {"0": {"weights": {"num_bits": 8}}}
     own = {"quant_method": "compressed-tensors", "config_groups": groups, "kv_cache_scheme": {"num_bits": 8}}
-    config = {**dict(CATALOGUE["qwen3-0.6b"].config), "quantization_config": own}
-    model = model_from_config("mine", config, CATALOGUE["qwen3-0.6b"].parameters)
+    config = {**dict(models.CATALOGUE["qwen3-0.6b"].config), "quantization_config": own}
+    model = models.model_from_config("mine", config, models.CATALOGUE["qwen3-0.6b"].parameters)
     footprint = of_external(published(), EngineSpec("mine", dtype=model.dtype, model_facts=model), 768).footprint
     assert footprint.weight_bytes == 596_049_920 + 155_582_464, "the embeddings keep 16 bits"
     assert footprint.kv_bytes_per_token == 28 * 8 * 128 * 2
@@ -235,10 +208,6 @@ def test_the_load_that_serves_most_is_chosen_of_all_and_corrected_for_it():
     assert [applies(claim_of(claim), each) for each in found] == [True, *[False] * 5]
 
 
-SPEC = EngineSpec("opt-1.3b", max_num_seqs=64, kv_cache_bytes=BLOCKS * BLOCK_BYTES)
-SPREAD = (0.999, 1.001)
-
-
 @cache
 def advice(batches=(1, 16, 32, 64, 128), spread=SPREAD, spec: EngineSpec | None = None, **facts: object) -> Advice:
     made = [measurement(c, law(c) * by, repeat=i, **facts) for c in batches for i, by in enumerate(spread)]
@@ -259,7 +228,7 @@ def states(advised: Advice, found) -> dict[str, State]:
     return {claim: verdict.state for claim, verdict in verified(advised, found).items()}
 
 
-def test_the_engine_is_that_of_the_sweep_with_the_limits_advised():
+def test_the_engine_is_that_of_the_sweep_with_the_limits_advised_and_unknown_noise_decides_nothing():
     extra = (("max_num_seqs", 512), ("num_gpu_blocks_override", 99), ("block_size", 16))
     spec = replace(measurement(1, law(1)).spec, extra=extra)
     kv_bytes = (64 * 6 + 1) * BLOCK_BYTES
@@ -273,6 +242,16 @@ def test_the_engine_is_that_of_the_sweep_with_the_limits_advised():
     for batch, gib in ((8, 1), (4096, 73)):
         engine = subjects.recommended_engine(advised, spec, batch)
         assert (engine.kv_cache_bytes, engine.max_num_seqs, engine.max_model_len) == (gib * GIB, batch, 2048)
+    found = states(advice(spread=(1.0,)), again(spread=(1.0,)))
+    assert found[THROUGHPUT] is found[LATENCY] is INCONCLUSIVE
+    predicted = advice((1, 32))
+    assert predicted.decision.predicted and predicted.batch != 64
+    near = verified(predicted, again(1.02, predicted.batch))[THROUGHPUT]
+    measured = verified(advice(), again(1.02))[THROUGHPUT]
+    assert near.value == pytest.approx(1.02, rel=1e-3) and near.high - near.low < measured.high - measured.low
+    found = states(advice(), again(preempted=3))
+    assert (found[UNPREEMPTED], found[THROUGHPUT], found[LATENCY]) == (FAILS, INCONCLUSIVE, INCONCLUSIVE)
+    assert tells(verified(advice(), again(preempted=3))[UNPREEMPTED].why, 6)
 
 
 @pytest.mark.parametrize(("factor", "wanted", "in_time"), [
@@ -289,22 +268,9 @@ def test_throughput_and_latency(factor, wanted, in_time):
     assert tells(found[LATENCY].why, f"{1e3 * limit:.3g} ms")
 
 
-def test_unknown_noise_decides_nothing_a_law_has_none_and_preemptions_leave_the_rest_inconclusive():
-    found = states(advice(spread=(1.0,)), again(spread=(1.0,)))
-    assert found[THROUGHPUT] is found[LATENCY] is INCONCLUSIVE
-    predicted = advice((1, 32))
-    assert predicted.decision.predicted and predicted.batch != 64
-    near = verified(predicted, again(1.02, predicted.batch))[THROUGHPUT]
-    measured = verified(advice(), again(1.02))[THROUGHPUT]
-    assert near.value == pytest.approx(1.02, rel=1e-3) and near.high - near.low < measured.high - measured.low
-    found = states(advice(), again(preempted=3))
-    assert (found[UNPREEMPTED], found[THROUGHPUT], found[LATENCY]) == (FAILS, INCONCLUSIVE, INCONCLUSIVE)
-    assert tells(verified(advice(), again(preempted=3))[UNPREEMPTED].why, 6)
-
-
-@pytest.mark.parametrize(
-    ("off", "state"), [(-BLOCKS, FAILS), (-3, FAILS), (-2, PASSES), (0, PASSES), (2, PASSES), (3, FAILS)]
-)
+@pytest.mark.parametrize(("off", "state"), [
+    (-BLOCKS, FAILS), (-3, FAILS), (-2, PASSES), (0, PASSES), (2, PASSES), (3, FAILS),
+])  # fmt: skip
 def test_kv_blocks_may_be_two_apart_and_the_launch_that_is_farthest_decides(off, state):
     limits = Resolved(kv_blocks=BLOCKS, block_size=16, max_num_seqs=64, dtype="float16")
     launches = [replace(limits, kv_blocks=BLOCKS + each) for each in (0, off, (off > 0) - (off < 0))]
@@ -325,9 +291,6 @@ def together(share: float, **facts: object):
     return shared_points([m for run in runs for m in run])[0]
 
 
-GAINS = Gains(64, None, Ceiling("host", 0.9, 1 / 0.9, "the host"), Ceiling("dram", 0.5, 2.0, "the memory"))
-
-
 @pytest.mark.parametrize(("gains", "single", "shared", "wanted", "value"), [
     # 15 % above the bound are allowed.
     *((GAINS, again(), together(share), state, 2 * share)
@@ -344,23 +307,15 @@ def test_the_gain_against_its_bound(gains, single, shared, wanted, value):
         assert verdict.threshold == 2 and tells(verdict.why, f"{value:.3g} times", "2 times")
 
 
-GOOD = together(0.6)
-BAD = together(0.6, failures=1), replace(GOOD, sharing="gpus"), replace(GOOD, concurrency=48)
-
-
-@pytest.mark.parametrize(("sets", "value"), [
-    ([[GOOD]], 1.2),
-    ([[together(share)] for share in (0.5, 0.75, 0.6)], 1.5),  # the best set
-    ([], None),
-    # Not valid, of several GPUs, or under a load that one engine was not measured under
-    *(([[bad]], None) for bad in BAD), ([[*BAD, GOOD]], 1.2),
-])  # fmt: skip
-def test_the_gain_of_measured_sets_is_that_of_the_best(sets, value):
-    found = subjects.gain_of_sets([replace(sweep(), shared=tuple(shared)) for shared in sets])
-    assert found is None if value is None else found.value == pytest.approx(value)
-
-
-def test_an_encoder_is_advised_by_the_latency_of_its_results_and_the_host_is_what_replicas_win():
+def test_the_gain_of_measured_sets_is_that_of_the_best_and_an_encoder_is_advised_by_its_results():
+    """Of those that are valid, on one GPU, and under a load that one engine was measured under."""
+    good = together(0.6)
+    bad = together(0.6, failures=1), replace(good, sharing="gpus"), replace(good, concurrency=48)
+    best = [[together(share)] for share in (0.5, 0.75, 0.6)]
+    none = [], *([[one]] for one in bad)
+    for sets, value in (([[good]], 1.2), (best, 1.5), *((sets, None) for sets in none), ([[*bad, good]], 1.2)):
+        found = subjects.gain_of_sets([replace(sweep(), shared=tuple(shared)) for shared in sets])
+        assert (found and found.value) == (value and pytest.approx(value)), sets
     found = of_curves(*stored_curves(archive("h200-vllm-0.26.0-embed"), ()))
     [advice] = plan(found.subjects, Objectives(threshold=0.1)).advices
     assert advice.advised.batch == 64 and advice.advised.tokens_per_s.value == pytest.approx(2033, rel=0.001)

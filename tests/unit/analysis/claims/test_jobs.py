@@ -5,19 +5,19 @@ from statistics import fmean
 
 import pytest
 from facts import tells
-from strategies import job_point, judge
+from strategies import FAILS, INCONCLUSIVE, PASSES, job_point, judge
 
 from pytest_slmserve.analysis.claims.table import applies, claim_of, models_read
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
-from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import Adapters, EngineSpec
 
-PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 FOLLOWS, LONGER, WAITS = "throughput-follows-arrivals", "longer-outputs-fewer-requests", "all-at-once-waits-longer"
 SHRINK, SLIGHTLY = "longer-outputs-shrink-the-batch", "longer-outputs-wait-slightly-longer"
 ALIKE, KV, CONTINUOUS_MOST = "alike-at-one-size", "throughput-grows-with-kv-blocks", "continuous-batching-serves-most"
 PLATEAU, AFTER_128 = "batch-limit-reaches-a-plateau", "batch-limit-gains-little-after-128"
 LATENCY, DYNAMIC_SOONER = "batch-limit-costs-latency", "dynamic-batching-answers-sooner"
+COST, MORE = "adapters-cost-throughput", "more-adapters-serve-less"
+RANK, STARVE = "a-higher-rank-serves-less", "too-few-slots-starve-requests"
 
 
 def of_jobs(*jobs, subject="opt-6.7b"):
@@ -95,9 +95,8 @@ def of_model(name, *served):
 
 
 STATIC = way("static", (2.0, 2.01))
-FEW, MANY = (
-    of_jobs(*(of_cache((1.0, 1.0 + 0.1 * n), fit) for n, fit in enumerate(held))) for held in ((4, 5), (64, 65))
-)
+HELD = [[of_cache((1.0, 1.0 + 0.1 * n), fit) for n, fit in enumerate(held)] for held in ((4, 5), (64, 65))]
+FEW, MANY = (of_jobs(*caches) for caches in HELD)
 BOUND = limit(128, (15.0, 15.1), 107.0), limit(256, (15.0, 15.1), 107.0)  # by the KV cache
 
 
@@ -151,20 +150,15 @@ def test_throughput_grows_with_kv_blocks(small, fits, more, preempted, state):
         assert verdict.threshold == claim_of(KV).parameters["threshold"] and verdict.n == len(verdict.records) == 6
 
 
-def test_the_noise_is_that_of_all_jobs_that_are_compared_which_go_with_the_curve_of_their_model():
+def test_the_noise_is_that_of_all_jobs_compared_of_limits_the_most_are_taken_and_each_adapter_must_cost():
     """A larger cache whose repeats are farther apart makes the ratio of the two others less sure."""
-    quiet, loud = (
-        judge(KV, of_jobs(of_cache(RATE, 8), of_cache(SERVED, 64), of_cache(more, 128)))
-        for more in ((20.1, 20.2), (18.0, 22.3))
-    )
+    caches = of_cache(RATE, 8), of_cache(SERVED, 64)
+    quiet, loud = (judge(KV, of_jobs(*caches, of_cache(more, 128))) for more in ((20.1, 20.2), (18.0, 22.3)))
     assert quiet.value == loud.value and loud.low < quiet.low < quiet.high < loud.high
     jobs = [job_point(), job_point(model="llama-7b")]
     found = with_jobs([Curve(subject="opt-6.7b")], jobs)
     assert [(c.subject, len(c.jobs)) for c in found] == [("opt-6.7b", 1), ("llama-7b", 1)]
     assert found[1].environment == jobs[1].environment
-
-
-def test_the_jobs_under_the_most_limits_are_taken_and_a_limit_that_does_not_bind_is_not():
     limits = [limit(n, served) for n, served in ((64, RATE), (128, SERVED), (256, (20.4, 20.5)))]
     others = [replace(limits[0], load=replace(limits[0].load, requests=7))] * 2
     alone = judge(PLATEAU, of_jobs(*limits))
@@ -172,23 +166,17 @@ def test_the_jobs_under_the_most_limits_are_taken_and_a_limit_that_does_not_bind
     assert found == [alone.value] * 2 and alone.state is PASSES
     verdict = judge(PLATEAU, of_jobs(limit(64, RATE), *BOUND))
     assert verdict.state is FAILS and verdict.value == pytest.approx(1.5, rel=0.01) and tells(verdict.why, 128)
-
-
-def test_after_a_limit_every_further_one_gains_little():
     rates = {64: RATE, 128: SERVED, 256: (20.2, 20.3), 512: (30.0, 30.1)}
     limits = [limit(most, served, model="opt-1.3b") for most, served in rates.items()]
     assert [judge(AFTER_128, of_jobs(*limits[:n])).state for n in (3, 4)] == [PASSES, FAILS]
     small = [is_judged(AFTER_128, of_jobs(*limits[:n], subject="opt-1.3b")) for n in (1, 2, 4)]
     assert small == [False, False, True]
     assert not is_judged(AFTER_128, of_jobs(*limits)), "the paper says it of other models"
-
-
-COST, MORE, RANK, STARVE = (
-    "adapters-cost-throughput",
-    "more-adapters-serve-less",
-    "a-higher-rank-serves-less",
-    "too-few-slots-starve-requests",
-)
+    jobs = lora(SERVED, 0), lora((18.0, 18.1), 1), lora((25.0, 25.1), 64)
+    assert [judge(COST, of_jobs(*jobs[:n])).state for n in (2, 3)] == [PASSES, FAILS]
+    assert judge(COST, of_jobs(lora(SERVED, 0), lora(RATE, 64, slots=8))).state is INCONCLUSIVE
+    found = judge(MORE, of_jobs(lora(SERVED, 1), lora((15.0, 15.1), 8), lora(RATE, 64)))
+    assert found.value == pytest.approx(0.5, rel=0.01) and found.state is PASSES, "the most over the fewest"
 
 
 def lora(served, count, rank=8, slots=64, **more):
@@ -213,11 +201,3 @@ def test_what_adapters_cost(claim, of, to, words):
     other = lora(SERVED, **to, requests=7)
     assert [is_judged(claim, of_jobs(*jobs)) for jobs in ((lora(RATE, **of),), (job_point(),))] == [True, False]
     assert judge(claim, of_jobs(lora(RATE, **of), other)).state is INCONCLUSIVE
-
-
-def test_each_number_of_adapters_must_cost_and_those_without_a_slot_are_another_claim():
-    jobs = lora(SERVED, 0), lora((18.0, 18.1), 1), lora((25.0, 25.1), 64)
-    assert [judge(COST, of_jobs(*jobs[:n])).state for n in (2, 3)] == [PASSES, FAILS]
-    assert judge(COST, of_jobs(lora(SERVED, 0), lora(RATE, 64, slots=8))).state is INCONCLUSIVE
-    found = judge(MORE, of_jobs(lora(SERVED, 1), lora((15.0, 15.1), 8), lora(RATE, 64)))
-    assert found.value == pytest.approx(0.5, rel=0.01) and found.state is PASSES, "the most over the fewest"

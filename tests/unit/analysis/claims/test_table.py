@@ -1,8 +1,6 @@
 """The table says of each claim what it compares and what to expect: the most specific row rules, in memory and from
 a record; what a run planned and judged is told again from its archive, whose fault is what cannot be used."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict, replace
@@ -14,7 +12,7 @@ from facts import tells
 from launches import pairs
 from refusals import refused
 from stored_records import having
-from strategies import H200, judge, law, measurement, noisy_curve, planted_telemetry
+from strategies import FAILS, H200, INCONCLUSIVE, PASSES, judge, law, measurement, noisy_curve, planted_telemetry
 
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, ClaimRow, judge_all, judge_row, row_for, stored_curves
@@ -27,8 +25,11 @@ from pytest_slmserve.schema.errors import BadArchive, Sharing
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
-PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 PLATEAU, DEARER, BLOCKS = "throughput-plateau", "energy-per-token-grows-with-model", "kv-blocks-as-predicted"
+BATCHES, TWO = (64, 128, 256, 512), (64, 128)
+EARLIER, BETWEEN, LATER = (f"{day}T00:00:00+00:00" for day in ("2025-12-31", "2026-01-01", "2026-06-01"))
+TERMS = {"margin": 0.03, "alpha": 0.01, "beta": 0.05, "pairs": 12}
+(SERIES,) = by_series([measurement()])
 TABLE = (
     ClaimRow(PLATEAU),
     ClaimRow(PLATEAU, device="cuda", evidence="platform"),
@@ -40,7 +41,7 @@ TABLE = (
 )
 
 
-def test_the_table_says_of_each_claim_and_row_what_it_must():
+def test_the_table_says_of_each_claim_what_it_must_and_each_has_a_test_of_records_that_refute_it():
     """Each states a sentence, tells its estimate, and has a row everywhere; no two rows are of one place. A claim on
     sharing stands for one of each way."""
     for claim in CLAIMS.values():
@@ -56,10 +57,7 @@ def test_the_table_says_of_each_claim_and_row_what_it_must():
     for name in ("replicas-pay", "replicas-keep-the-tail"):
         ways = {way: CLAIMS[f"{name}-{way}"].parameters["sharing"] for way in get_args(Sharing) if way != "urls"}
         assert all(way == said for way, said in ways.items()) and f"{name}-urls" not in CLAIMS
-
-
-def test_every_claim_has_a_test_of_planted_records_that_refute_it():
-    """Those on replicas are tested for each way to share, and named without it."""
+    # Those on replicas are tested for each way to share, and named without it.
     planted = "".join(path.read_text("utf-8") for path in Path(__file__).parents[1].glob("*/test_*.py"))
 
     def written(claim):
@@ -104,26 +102,23 @@ def test_an_unknown_claim_is_named_with_the_nearest_and_one_without_a_row_too(na
         row_for(name, "opt-1.3b", rows=rows)
 
 
-def test_the_expected_failures_fail_and_the_others_hold():
+def test_the_expected_failures_fail_the_others_hold_and_all_name_their_subject_alike():
     for model in ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b"):
         row = row_for("table-1-batch-fits", model)
         verdict = judge_row(row, Curve(subject=model))
         assert verdict.state is State(row.expected)
         assert row.expected == "passes" or verdict.why.split()[0] == row.evidence.split()[0], "the arithmetic agrees"
+    small = [(DEARER, "opt-125m"), (PLATEAU, "opt-1.3b"), ("table-1-batch-fits", "x"), ("table-1-request-size", "x")]
+    read = [table.models_read(CLAIMS[name], model) for name, model in (*small, (DEARER, "facebook/opt-1.3b"))]
+    assert read == [("opt-125m",), ("opt-1.3b",), (), (), ("facebook/opt-1.3b", "opt-125m")]
     # On an H200 OPT-125M has no plateau offline; through one front end, which does not feed its engine, it has.
     found = {way: row_for(PLATEAU, "opt-125m", H200, way, "staggered").expected for way in ("engine", "server")}
     assert found == {"engine": "fails", "server": "passes"}
-
-
-def test_all_verdicts_name_their_subject_alike_and_nothing_measured_is_never_green():
     measured = curve_of("opt-1.3b", [measurement(c, law(c), model="facebook/opt-1.3b") for c in (1, 2, 4)])
     for name, claim in CLAIMS.items():
         row = row_for(name, "facebook/opt-1.3b")
         assert judge_row(row, measured).subject == "opt-1.3b"
         assert claim.of == "arithmetic" or judge_row(row, Curve(subject="opt-1.3b")).state is INCONCLUSIVE
-
-
-def test_claims_of_a_curve_by_the_parameters_of_the_row_and_kv_blocks_of_the_worst_launch():
     curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
     found = [judge_row(row_for(name, "opt-1.3b"), curve) for name in (PLATEAU, LATENCY, PARETO)]
     assert [(each.claim, each.state) for each in found] == [(name, PASSES) for name in (PLATEAU, LATENCY, PARETO)]
@@ -135,26 +130,9 @@ def test_claims_of_a_curve_by_the_parameters_of_the_row_and_kv_blocks_of_the_wor
         assert verdict.state is state and len(verdict.records) == 3
 
 
-@pytest.mark.parametrize(("name", "model", "read"), [
-    (PLATEAU, "opt-1.3b", ("opt-1.3b",)), ("table-1-batch-fits", "opt-1.3b", ()),
-    ("table-1-request-size", "opt-1.3b", ()), (DEARER, "facebook/opt-1.3b", ("facebook/opt-1.3b", "opt-125m")),
-    (DEARER, "opt-125m", ("opt-125m",)),
-])  # fmt: skip
-def test_models_that_a_claim_reads(name, model, read):
-    assert table.models_read(CLAIMS[name], model) == read
-
-
-BATCHES = (64, 128, 256, 512)
-EARLIER, BETWEEN, LATER = (f"{day}T00:00:00+00:00" for day in ("2025-12-31", "2026-01-01", "2026-06-01"))
-
-
 def sweep(batches=BATCHES, **facts: object):
     """Measured from the second of these moments on."""
     return [measurement(c, law(c) * (1 + 0.001 * i), repeat=i, **facts) for c in batches for i in range(2)]
-
-
-(SERIES,) = by_series([measurement()])
-TWO = (64, 128)
 
 
 def plan_of(concurrencies, cut=(), series: str = SERIES, **more: object):
@@ -162,7 +140,6 @@ def plan_of(concurrencies, cut=(), series: str = SERIES, **more: object):
 
 
 PLAN = plan_of(BATCHES, [[1024, "too large"]])
-TERMS = {"margin": 0.03, "alpha": 0.01, "beta": 0.05, "pairs": 12}
 
 
 def again(measurements, *plans):
@@ -184,7 +161,7 @@ def test_what_no_judgement_can_be_made_of_is_the_archives_fault(fact, call):
         call()
 
 
-def test_rows_survive_a_record_and_todays_fill_what_they_lack():
+def test_rows_survive_a_record_and_what_differs_in_more_than_its_concurrency_is_another_curve():
     stored = [{**json.loads(json.dumps(asdict(row))), "added_later": 1} for row in (*ROWS, *TABLE)]
     assert table.rows_from({"rows": stored}) == (*ROWS, *TABLE)
     assert table.rows_from({"rows": [asdict(row) for row in ROWS]}) == ROWS == table.rows_from({})
@@ -192,6 +169,18 @@ def test_rows_survive_a_record_and_todays_fill_what_they_lack():
     rows = table.rows_from({"rows": [asdict(mine)]})
     assert row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
     assert {row.claim for row in rows} == CLAIMS.keys()
+    together = [measurement(c, 50.0, load=ClosedLoop(c, ramp_up="burst")) for c in (1, 2)]
+    other, mine = sweep(TWO, model="opt-2.7b"), having(sweep((1, 2)), spec={"max_num_seqs": 64})
+    made = [*other, *sweep(), *together, measurement(load=OpenLoop(requests=4)), *mine]
+    found = stored_curves(made, [(EARLIER, plan_of((*BATCHES, 1024)))])
+    seen = [(c.subject, len(c.points), c.missing) for c in found]
+    assert seen == [("opt-2.7b", 2, ()), ("opt-1.3b", 4, (1024,)), ("opt-1.3b", 2, ()), ("opt-1.3b", 2, ())]
+    larger = having(sweep((1024,)), spec={"max_num_seqs": 2048})
+    [beyond], [series] = by_series(larger), by_series(sweep())
+    plan = {"sweeps": {series: {**PLAN["sweeps"][series], "beyond": beyond}}}
+    (curve,) = stored_curves([*larger, *sweep()], [(EARLIER, plan)])
+    assert [p.concurrency for p in curve.points] == [*BATCHES, 1024]
+    assert len(stored_curves([*larger, *sweep()], [(EARLIER, PLAN)])) == 2
 
 
 @pytest.mark.parametrize(("measured", "sessions", "missing", "cut"), [
@@ -213,25 +202,7 @@ def test_planned_and_cut_loads_come_from_the_session(measured, sessions, missing
     assert bool(curve.adaptive) is (1 in measured)
 
 
-def test_what_differs_in_more_than_its_concurrency_is_another_curve_without_its_plan():
-    together = [measurement(c, 50.0, load=ClosedLoop(c, ramp_up="burst")) for c in (1, 2)]
-    other, mine = sweep(TWO, model="opt-2.7b"), having(sweep((1, 2)), spec={"max_num_seqs": 64})
-    made = [*other, *sweep(), *together, measurement(load=OpenLoop(requests=4)), *mine]
-    found = stored_curves(made, [(EARLIER, plan_of((*BATCHES, 1024)))])
-    seen = [(c.subject, len(c.points), c.missing) for c in found]
-    assert seen == [("opt-2.7b", 2, ()), ("opt-1.3b", 4, (1024,)), ("opt-1.3b", 2, ()), ("opt-1.3b", 2, ())]
-
-
-def test_a_larger_load_on_an_engine_of_its_own_is_a_point_of_the_curve_that_it_goes_on():
-    larger = having(sweep((1024,)), spec={"max_num_seqs": 2048})
-    [beyond], [series] = by_series(larger), by_series(sweep())
-    plan = {"sweeps": {series: {**PLAN["sweeps"][series], "beyond": beyond}}}
-    (curve,) = stored_curves([*larger, *sweep()], [(EARLIER, plan)])
-    assert [p.concurrency for p in curve.points] == [*BATCHES, 1024]
-    assert len(stored_curves([*larger, *sweep()], [(EARLIER, PLAN)])) == 2
-
-
-def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
+def test_every_claim_is_judged_of_every_curve_but_beside_the_planned_sweeps_none_on_a_plateau():
     judged = judge_all(stored_curves([*sweep(), *sweep(model="opt-2.7b")], []), ROWS)
     subjects = [(v.claim, v.subject) for v, _ in judged]
     of_arithmetic = sum(len(claim.models) for claim in CLAIMS.values() if claim.of == "arithmetic")
@@ -248,9 +219,6 @@ def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
     judged = (judge_all(stored_curves(made, []), ROWS) for made in ([*small, *large], large))
     both, alone = ([v for v, _ in each if v.claim == DEARER] for each in judged)
     assert [(v.subject, v.value) for v in both] == [("opt-1.3b", pytest.approx(2.0, rel=0.01))] and alone == []
-
-
-def test_what_was_measured_beside_the_planned_sweeps_need_show_no_plateau():
     made = [*sweep(), *sweep(model="opt-2.7b")]
     planned, other = stored_curves(made, [(EARLIER, PLAN)])
     assert not planned.beside and other.beside
@@ -275,18 +243,15 @@ def test_a_row_of_one_way_to_load_rules_its_curves_only_and_another_expectation_
     assert told.why.startswith(verdict.why) and tells(told.why.removeprefix(verdict.why), "passes")
 
 
-def test_the_terms_of_its_session_rule():
+def test_the_terms_of_its_session_rule_and_without_any_the_defaults_which_are_told():
     """5 % worse: within the wider margin, and not within the usual one."""
     made = pairs(4, speed=1 / 1.05)
     [(usual, note)] = again(made, (EARLIER, {"gate": TERMS}), (LATER, {"gate": {**TERMS, "margin": 0.5}}))
     [(wide, _)] = again(made, (EARLIER, {"gate": {**TERMS, "margin": 0.2}}))
     assert (usual.outcome, usual.terms.margin, note) == (FAILS, 0.03, "")
     assert (wide.outcome, wide.terms.margin, wide.terms.pairs, wide.gate) == (PASSES, 0.2, 12, "gate")
-
-
-@pytest.mark.parametrize("plans", [(), ((EARLIER, {}),), ((EARLIER, {"sweeps": {}}),), ((LATER, {"gate": TERMS}),)])
-def test_without_stored_terms_the_defaults_are_taken_and_told_of_each_gate(plans):
-    other = having(pairs(4, speed=0.9), paired={"gate": "other"})
-    (gated, note), (failed, _) = again([*pairs(4), *other, *having(pairs(1), paired=None)], *plans)
-    assert gated.terms.margin == 0.03 and gated.outcome is PASSES and tells(note, "opt-1.3b", "3 %", 12)
-    assert failed.outcome is FAILS and again(having(pairs(1), paired=None)) == []
+    for plans in ((), ((EARLIER, {}),), ((EARLIER, {"sweeps": {}}),), ((LATER, {"gate": TERMS}),)):  # no terms
+        other = having(pairs(4, speed=0.9), paired={"gate": "other"})
+        (gated, note), (failed, _) = again([*pairs(4), *other, *having(pairs(1), paired=None)], *plans)
+        assert gated.terms.margin == 0.03 and gated.outcome is PASSES and tells(note, "opt-1.3b", "3 %", 12)
+        assert failed.outcome is FAILS and again(having(pairs(1), paired=None)) == []

@@ -2,8 +2,6 @@
 by the whole interval, sides may be exchanged, and all that is unknown, of another host or machine, is inconclusive. No
 verdict tells a run from its twin (all archives and launches of gates: `tests/nightly/statistics`)."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import astuple, replace
@@ -34,6 +32,15 @@ ON_CPU = replace(KNOWN, platform="cpu", **dict.fromkeys(("gpu_name", "gpu_memory
 CPU = {"environment": ON_CPU, "sensed": False}
 PART, GATED = Replica("g", 0, 2, "s", "mps"), GateLaunch("g", 1, "baseline", False)
 RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
+ONE, BLIND, ON_A_CPU = engine_alone(), engine_alone(sensed=False), engine_alone(**CPU)
+WAITS, DISTURBED = (
+    {"columns": {**BUSY, **seen}} for seen in ({sensors.ENGINE_ACTIVE: 0.64}, {sensors.STOLEN_CORES: 0.5})
+)
+HALF_USED = {n: column for n, column in BUSY.items() if n not in sensors.PROFILED} | {sensors.GPU_UTIL: 0.5}
+SOME = st.lists(st.floats(900, 1100), min_size=2, max_size=3, unique=True)
+FASTER = candidate(0.5)
+STAMPS = [replace(m.run.samples, first_token_s=(None,) * len(m.run.samples)) for m in FASTER]
+UNSTAMPED = [replace(m, run=replace(m.run, samples=each)) for m, each in zip(FASTER, STAMPS)]
 
 
 def launched(rate: float, side: str, launches: int = LAUNCHES, **facts: object) -> list[Measurement]:
@@ -154,7 +161,7 @@ def test_on_another_host_nothing_is_better_or_worse(factor, launches, host):
         assert verdicts(compare(there, here, 0.15), *BOUNDED) == {SAME}, "a large tolerance"
 
 
-def test_what_is_compared_is_other_arguments_jobs_too_and_wanted_metrics():
+def test_what_is_compared_is_by_engine_with_other_arguments_and_jobs_but_no_gate_or_lost_replica():
     asked = {"max_num_batched_tokens": 2048, "extra": (("block_size", 32),)}
     here = having(candidate(1.5, environment=KNOWN), spec=asked, resolved={"max_num_batched_tokens": 2048})
     found = compare(BASELINE, here)
@@ -169,19 +176,13 @@ def test_what_is_compared_is_other_arguments_jobs_too_and_wanted_metrics():
 
     found = compare(BASELINE, candidate(1.5), metrics=[E2E, "ttft_s"])
     assert [(each.metric, each.verdict) for each in found.changes] == [("ttft_s", UNKNOWN), (E2E, WORSE)]
-
-
-def test_launches_of_a_gate_and_an_invalid_side_are_left_out():
     gated = having(BASELINE, paired=GATED)
     found = compare([*gated, *BASELINE], candidate(1.0))
     assert by_name(found)[RATE].launches == (1, 1) and any(tells(note, "gates", 3) for note in found.notes)
     for found in (compare(gated, gated), compare(BASELINE, candidate(1.0, failures=1))):
         assert found.changes == found.baseline_only == found.candidate_only == ()
         assert found.state is State.INCONCLUSIVE
-
-
-def test_engines_are_held_against_those_of_their_own_arguments():
-    """Each side has two engines: one is asked for by both, the others are held against each other."""
+    # Each side has two engines: one is asked for by both, the others are held against each other.
     eager = having(repeats([500, 501], launch="e"), spec={"enforce_eager": True})
     seeded, third = (having(repeats([800, 801], launch=f"s{n}"), spec={"seed": n}) for n in (7, 8))
     found = compare([*BASELINE, *eager], [*seeded, *candidate(1.0)], metrics=[RATE])
@@ -190,6 +191,11 @@ def test_engines_are_held_against_those_of_their_own_arguments():
     assert [*map(len, (found.changes, found.baseline_only, found.candidate_only))] == [1, 1, 2]
     assert states([*eager, *BASELINE], candidate(1.0)) == both("passes")
     assert states(BASELINE, having(candidate(1.2), spec={"enforce_eager": True})) == both("fails")
+    assert changes.compared_cases(shared([500])[1:], steady=True) == {}
+    assert [*map(len, changes.compared_cases(shared([500, 501])[1:], steady=True).values())] == [2]
+    assert states(BASELINE, having(candidate(1.1), replica=replace(PART, count=1))) == both("fails")
+    mixed = [*BASELINE, *shared([500, 501], models=("opt-125m", "opt-1.3b"))]
+    assert [len(changes.of_model(mixed, model)) for model in ("opt-1.3b", "opt-125m", "opt-2.7b")] == [3, 4, 0]
 
 
 @pytest.mark.parametrize(("models", "name"), [
@@ -207,17 +213,6 @@ def test_engines_that_share_a_device_are_one_case(models, name, factor, state):
     assert change.ratio.value == pytest.approx(1 / factor)
 
 
-def test_a_run_that_lost_a_replica_is_not_used_and_a_single_one_is_alone():
-    assert changes.compared_cases(shared([500])[1:], steady=True) == {}
-    assert [*map(len, changes.compared_cases(shared([500, 501])[1:], steady=True).values())] == [2]
-    assert states(BASELINE, having(candidate(1.1), replica=replace(PART, count=1))) == both("fails")
-    mixed = [*BASELINE, *shared([500, 501], models=("opt-125m", "opt-1.3b"))]
-    assert [len(changes.of_model(mixed, model)) for model in ("opt-1.3b", "opt-125m", "opt-2.7b")] == [3, 4, 0]
-
-
-ONE = engine_alone()
-
-
 def one(part: str, **facts: object) -> Measurement:
     """The baseline with other facts of a part of its record."""
     return having([ONE], **{part: facts})[0]
@@ -231,6 +226,9 @@ def read(**readings: object) -> Measurement:
     return engine_alone(columns={**BUSY, **{getattr(sensors, name): value for name, value in readings.items()}})
 
 
+HELD = read(SM_CLOCK=1830e6, CAPPED_POWER=float)
+NO_CLOCK, NO_MEMORY_CLOCK = read(SM_CLOCK=None), read(MEMORY_CLOCK=None)
+ELSEWHERE, UNKNOWN_HOST = where(host="two"), where(host=None)
 MISMATCHES = [
     (where(gpu_name="NVIDIA H100"), "GPU", "NVIDIA H200", "NVIDIA H100"),
     (where(gpu_name="NVIDIA H200 MIG 1g.18gb"), "GPU", "NVIDIA H200", "NVIDIA H200 MIG 1g.18gb"),
@@ -267,17 +265,14 @@ def test_what_must_match_is_one_clause_either_way(other, words, was, now):
     assert tells(here, words, was, now) and here.index(str(now)) < here.rindex(str(was))
 
 
-def test_every_fact_has_a_mismatch_above_and_what_two_records_must_share_but_what_is_tested():
+def test_every_fact_has_a_mismatch_above_but_what_is_tested_and_one_boot_is_known_to_be_one():
     """`records.MUST_MATCH` is of one release; here the release is what is tested."""
     assert {fact.words for fact in changes.FACTS} == {words for _, words, _, _ in MISMATCHES}
     differ = {name for name in records.MUST_MATCH if why_not(ONE, where(**{name: 5}))}
     assert differ == {*records.MUST_MATCH} - {"vllm", "torch"}
-
-
-BLIND, ON_A_CPU = engine_alone(sensed=False), engine_alone(**CPU)
-HELD = read(SM_CLOCK=1830e6, CAPPED_POWER=float)
-NO_CLOCK, NO_MEMORY_CLOCK = read(SM_CLOCK=None), read(MEMORY_CLOCK=None)
-ELSEWHERE, UNKNOWN_HOST = where(host="two"), where(host=None)
+    assert len(why_not(ON_A_CPU, ONE)) == 7
+    pairs = (ONE, where(vllm="0.27.0")), (ONE, ELSEWHERE), (UNKNOWN_HOST, UNKNOWN_HOST), ()
+    assert [changes.one_boot(*pair) for pair in pairs] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(("there", "here", "facts"), [
@@ -322,18 +317,6 @@ def test_another_host_system_or_day_is_a_warning(there, here, facts):
     assert len(told) == bool(facts) and all(tells(each, *facts) for each in told)
 
 
-def test_a_machine_without_a_gpu_is_another_and_one_boot_is_known_to_be_one():
-    assert len(why_not(ON_A_CPU, ONE)) == 7
-    pairs = (ONE, where(vllm="0.27.0")), (ONE, ELSEWHERE), (UNKNOWN_HOST, UNKNOWN_HOST), ()
-    assert [changes.one_boot(*pair) for pair in pairs] == [True, False, False, False]
-
-
-WAITS, DISTURBED = (
-    {"columns": {**BUSY, **seen}} for seen in ({sensors.ENGINE_ACTIVE: 0.64}, {sensors.STOLEN_CORES: 0.5})
-)
-HALF_USED = {n: column for n, column in BUSY.items() if n not in sensors.PROFILED} | {sensors.GPU_UTIL: 0.5}
-
-
 @pytest.mark.parametrize(("facts", "host", "factor", "tolerance", "state", "told"), [
     # Another host may differ by five per cent,
     *(({}, host, factor, 0.03, state, (1.05,)) for host in ("two", None) for factor, state in (
@@ -357,7 +340,7 @@ def test_hosts_may_differ_by_so_much(facts, host, factor, tolerance, state, told
         assert tells(verdict.why, *told) and (verdict.value is None) is (told == ("sensor",))
 
 
-def test_noise_is_of_one_load_on_both_sides_and_one_repeat_elsewhere_is_of_another_host():
+def test_noise_is_of_one_load_on_both_sides_and_what_one_side_alone_has_is_told():
     """A noisy load does not hide what another shows; one repeat against several has their noise."""
     there = [*BASELINE, *repeats([500, 700], 4), *repeats([300], 2)]
     here = [*candidate(1.0)[:1], *repeats([500, 700], 4, environment=NEW), *repeats([300], 2, environment=NEW)]
@@ -367,11 +350,29 @@ def test_noise_is_of_one_load_on_both_sides_and_one_repeat_elsewhere_is_of_anoth
     assert tells(found[0].why, "--slm-repeats 2")
     elsewhere = having(BASELINE[:1], environment={"host": "two"})
     assert states([*BASELINE, *elsewhere], candidate(1.0)) == both("inconclusive")
-
-
-FASTER = candidate(0.5)
-STAMPS = [replace(m.run.samples, first_token_s=(None,) * len(m.run.samples)) for m in FASTER]
-UNSTAMPED = [replace(m, run=replace(m.run, samples=each)) for m, each in zip(FASTER, STAMPS)]
+    once, twice = [repeats([1000.0], load) for load in (64, 128)], repeats([500.0, 501.0], 8)
+    other = repeats([500.0, 501.0], 8, model="opt-2.7b")
+    lone, told, unlike = (
+        {c.metric: c for c in compare(side, side).changes if c.load == "concurrency 64" and c.subject == "opt-1.3b"}
+        for side in ([*once[0], *once[1]], [*once[0], *once[1], *twice], [*once[0], *other])
+    )
+    assert lone["tokens_per_busy_s"].ratio.low is unlike["tokens_per_busy_s"].ratio.low is None
+    assert told["tokens_per_busy_s"].ratio.low < 1 < told["tokens_per_busy_s"].ratio.high
+    assert told[RATE].ratio.low is None, "what was seen is the host's at each load"
+    here = [*candidate(1.0), *repeats([9, 9], 16), *repeats([9, 9], 4)]
+    compared = compare(BASELINE, here)
+    assert {each.load for each in compared.changes} == {"concurrency 8"} and compared.baseline_only == ()
+    assert [tells(each, "opt-1.3b", "4, 16", "5 s", "012345") for each in compared.candidate_only] == [True]
+    for side, sides in (("this run", (BASELINE, here)), ("the baseline", (here, BASELINE))):
+        told = changes.against_stored(*sides, TOLERANCE)[1][0]
+        assert tells(told, side, "opt-1.3b", "4, 16", "5 s", "012345")
+    others = (having(side, workload={"hash": "fedcba987654"}) for side in (BASELINE, candidate(1.1)))
+    found = judged(*([*one, *other] for one, other in zip((BASELINE, candidate(1.0)), others)))
+    assert [(v.subject[-7:-1], v.state.value) for v in found[::2]] == [("012345", "passes"), ("fedcba", "fails")]
+    ways = PART, replace(PART, thread_percentage=50, pinned=True)
+    found = compare(*([replace(ONE, replica=replace(way, index=i)) for i in range(2)] for way in ways))
+    assert found.pairs == () and tells(found.baseline_only[0], "2 x opt-1.3b by mps")
+    assert tells(found.candidate_only[0], "2 x opt-1.3b by mps", "50 %", "pinned")
 
 
 @pytest.mark.parametrize(("there", "here", "facts"), [
@@ -413,28 +414,8 @@ def test_another_model_load_or_workload_is_another_case(there, here):
         assert len(found.baseline_only) == len(found.candidate_only) == 1
 
 
-def test_what_one_side_alone_has_is_told_and_workloads_and_ways_of_sharing_are_told_apart():
-    here = [*candidate(1.0), *repeats([9, 9], 16), *repeats([9, 9], 4)]
-    compared = compare(BASELINE, here)
-    assert {each.load for each in compared.changes} == {"concurrency 8"} and compared.baseline_only == ()
-    assert [tells(each, "opt-1.3b", "4, 16", "5 s", "012345") for each in compared.candidate_only] == [True]
-    for side, sides in (("this run", (BASELINE, here)), ("the baseline", (here, BASELINE))):
-        told = changes.against_stored(*sides, TOLERANCE)[1][0]
-        assert tells(told, side, "opt-1.3b", "4, 16", "5 s", "012345")
-    others = (having(side, workload={"hash": "fedcba987654"}) for side in (BASELINE, candidate(1.1)))
-    found = judged(*([*one, *other] for one, other in zip((BASELINE, candidate(1.0)), others)))
-    assert [(v.subject[-7:-1], v.state.value) for v in found[::2]] == [("012345", "passes"), ("fedcba", "fails")]
-    ways = PART, replace(PART, thread_percentage=50, pinned=True)
-    found = compare(*([replace(ONE, replica=replace(way, index=i)) for i in range(2)] for way in ways))
-    assert found.pairs == () and tells(found.baseline_only[0], "2 x opt-1.3b by mps")
-    assert tells(found.candidate_only[0], "2 x opt-1.3b by mps", "50 %", "pinned")
-
-
-SOME = st.lists(st.floats(900, 1100), min_size=2, max_size=3, unique=True)
-
-
 @given(there=SOME, here=SOME, tolerance=st.floats(0.01, 0.3))
-def test_a_candidate_that_is_slower_is_never_judged_better(there, here, tolerance):
+def test_a_slower_candidate_is_never_judged_better_and_sides_changed_over_turn_the_ratio_round(there, here, tolerance):
     """Direction: what holds for a candidate holds for a faster one, what fails fails for a slower one."""
     rank = ("passes", "inconclusive", "fails").index
     sides = [repeats([rate / factor for rate in here], environment=NEW) for factor in (0.8, 1, 1.25)]
@@ -442,10 +423,6 @@ def test_a_candidate_that_is_slower_is_never_judged_better(there, here, toleranc
     for claim in both(""):
         badness = [rank(each[claim]) for each in found]
         assert badness == sorted(badness)
-
-
-@given(there=SOME, here=SOME)
-def test_the_two_sides_changed_over_turn_the_ratio_round(there, here):
     ahead = judged(repeats(there), repeats(here, environment=NEW))
     back = judged(repeats(here, environment=NEW), repeats(there))
     for one, other in zip(ahead, back, strict=True):
@@ -464,25 +441,36 @@ def history(*releases: list[Measurement]):
     return changes.release_histories([m for each in releases for m in each])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_release_that_is_slower_by_a_tenth_is_marked_and_noise_is_not(seed):
-    chance, slow = random.Random(seed), 1 / 1.1
-    speeds = zip(RELEASES, (1, 1, slow, slow))
-    found = history(*(release(v, [1000 * speed * chance.gauss(1.0, 0.002) for _ in range(5)]) for v, speed in speeds))
-    assert [each.metric for each in found] == [RATE, "tokens_per_busy_s", "tpot_s"]
-    for each, ratio in zip(found, (slow, slow, 1.1)):
-        steps = [(one.release, one.step and one.step.verdict) for one in each.releases]
-        assert steps == [*zip(RELEASES, (None, SAME, WORSE, SAME))]
-        assert all(one.mean.low < one.mean.value < one.mean.high for one in each.releases)
-        assert each.releases[2].step.ratio.value == pytest.approx(ratio, rel=0.005)
-
-
-def test_releases_are_in_the_order_of_versions():
+def test_a_history_is_of_engines_alone_in_the_order_of_versions_and_marks_a_release_slower_by_a_tenth():
+    for seed in range(3):
+        chance, slow = random.Random(seed), 1 / 1.1
+        speeds = zip(RELEASES, (1, 1, slow, slow))
+        drawn = [(v, [1000 * speed * chance.gauss(1.0, 0.002) for _ in range(5)]) for v, speed in speeds]
+        found = history(*(release(*each) for each in drawn))
+        assert [each.metric for each in found] == [RATE, "tokens_per_busy_s", "tpot_s"]
+        for each, ratio in zip(found, (slow, slow, 1.1)):
+            steps = [(one.release, one.step and one.step.verdict) for one in each.releases]
+            assert steps == [*zip(RELEASES, (None, SAME, WORSE, SAME))]
+            assert all(one.mean.low < one.mean.value < one.mean.high for one in each.releases)
+            assert each.releases[2].step.ratio.value == pytest.approx(ratio, rel=0.005)
     wanted = ["0.9.2", "0.10.0.dev3+gabcdef", "0.10.0rc1.dev7", "0.10.0rc1", "0.10.0rc2", "0.10.0rc10", "0.10.0+cu130"]
     wanted += ["0.10.0.post1", "0.10.1", "0.20.0"]
     shuffled = random.Random(1).sample(wanted, len(wanted))
     assert sorted(shuffled, key=changes.release_order) == wanted
     assert [each.release for each in history(*map(release, shuffled))[0].releases] == wanted
+    loads = {"0.24.0": (8, 64), "0.25.0": (8, 64, 128), "0.26.0": (8, 64), "0.27.0": (8, 128)}
+    made = [release(version, concurrency=load) for version, each in loads.items() for load in each]
+    found = [{(each.subject, len(each.releases)) for each in history(*some)} for some in (made, made[:-2])]
+    assert found == [{("opt-1.3b at concurrency 8", 4)}, {("opt-1.3b at concurrency 64", 3)}]
+    for other in (
+        {"paired": GATED}, {"replica": PART}, {"load": OpenLoop(requests=64)}, {"environment": {"vllm": None}},
+    ):  # fmt: skip
+        assert history(having([*FIRST, *SECOND], **other)) == []
+    assert history(FIRST, release("0.25.0", gpu_name="NVIDIA A100")) == [] == history()
+    unseen = having([*FIRST, *SECOND], run={"telemetry": None})
+    assert [each.metric for each in history(unseen)] == [RATE, "tpot_s"], "no kernel is seen without counters"
+    found = history(FIRST, SECOND, *(having(each, spec={"enforce_eager": True}) for each in (FIRST, SECOND)))
+    assert len({each.subject for each in found}) == 2 and {len(each.releases) for each in found} == {2}
 
 
 FIRST, SECOND = map(release, RELEASES[:2])
@@ -516,56 +504,19 @@ def test_what_became_of_a_metric_in_a_word(releases, words):
         assert [each.launches for each in rate.releases] == [LAUNCHES] * 2
 
 
-def test_the_load_is_the_largest_that_most_releases_have():
-    loads = {"0.24.0": (8, 64), "0.25.0": (8, 64, 128), "0.26.0": (8, 64), "0.27.0": (8, 128)}
-    made = [release(version, concurrency=load) for version, each in loads.items() for load in each]
-    found = [{(each.subject, len(each.releases)) for each in history(*some)} for some in (made, made[:-2])]
-    assert found == [{("opt-1.3b at concurrency 8", 4)}, {("opt-1.3b at concurrency 64", 3)}]
-
-
-def test_a_history_is_of_engines_alone_under_a_steady_load_on_one_kind_of_device():
-    for other in (
-        {"paired": GATED}, {"replica": PART}, {"load": OpenLoop(requests=64)}, {"environment": {"vllm": None}},
-    ):  # fmt: skip
-        assert history(having([*FIRST, *SECOND], **other)) == []
-    assert history(FIRST, release("0.25.0", gpu_name="NVIDIA A100")) == [] == history()
-    unseen = having([*FIRST, *SECOND], run={"telemetry": None})
-    assert [each.metric for each in history(unseen)] == [RATE, "tpot_s"], "no kernel is seen without counters"
-    found = history(FIRST, SECOND, *(having(each, spec={"enforce_eager": True}) for each in (FIRST, SECOND)))
-    assert len({each.subject for each in found}) == 2 and {len(each.releases) for each in found} == {2}
-
-
-def test_launches_of_one_host_are_no_regression_of_each_other():
+def test_launches_and_repeats_of_one_host_are_no_regression_and_a_history_says_what_compare_does():
     """Runs of one release, minutes apart: one launch differs from the next, and nothing has changed."""
     launches = grouped(archive("h200-vllm-0.26.0-staggered"), lambda m: m.launch).values()
     found = [each for pair in permutations(launches, 2) for each in compare(*pair).changes]
     assert len(found) > 100 and not [each for each in found if each.verdict in (BETTER, WORSE)]
-
-
-def test_other_loads_of_an_engine_tell_the_noise_of_what_the_gpu_does_at_a_load_measured_once():
-    once, twice = [repeats([1000.0], load) for load in (64, 128)], repeats([500.0, 501.0], 8)
-    other = repeats([500.0, 501.0], 8, model="opt-2.7b")
-    lone, told, unlike = (
-        {c.metric: c for c in compare(side, side).changes if c.load == "concurrency 64" and c.subject == "opt-1.3b"}
-        for side in ([*once[0], *once[1]], [*once[0], *once[1], *twice], [*once[0], *other])
-    )
-    assert lone["tokens_per_busy_s"].ratio.low is unlike["tokens_per_busy_s"].ratio.low is None
-    assert told["tokens_per_busy_s"].ratio.low < 1 < told["tokens_per_busy_s"].ratio.high
-    assert told[RATE].ratio.low is None, "what was seen is the host's at each load"
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_of_what_was_measured_on_one_host_nothing_fails_against_itself(first):
-    """Every other repeat against the rest; some of them are of two launches, 14 % apart."""
+    # Every other repeat against the rest; some of them are of two launches, 14 % apart.
     measured = archive("h200-vllm-0.26.0-sensors")
-    verdicts, _ = changes.against_stored(measured[first::2], measured[1 - first :: 2], TOLERANCE)
-    assert len(verdicts) > 50 and not [v for v in verdicts if v.state is State.FAILS]
-    held = {v.subject for v in verdicts if v.state is State.PASSES}
-    assert {"opt-1.3b at concurrency 512", "opt-2.7b at concurrency 256"} <= held, "where the GPU is busy"
-
-
-def test_each_step_of_a_history_is_what_compare_says_of_the_two_releases():
-    """At the load that it follows: others may tell `compare` the noise of a load that was measured once."""
+    for first in (0, 1):
+        verdicts, _ = changes.against_stored(measured[first::2], measured[1 - first :: 2], TOLERANCE)
+        assert len(verdicts) > 50 and not [v for v in verdicts if v.state is State.FAILS]
+        held = {v.subject for v in verdicts if v.state is State.PASSES}
+        assert {"opt-1.3b at concurrency 512", "opt-2.7b at concurrency 256"} <= held, "where the GPU is busy"
+    # At the load that it follows: others may tell `compare` the noise of a load that was measured once.
     all_loads = [archive(name) for name in names_of("h200-vllm-*-history")]
     ledgers = [[m for m in each if m.load.max_concurrency == 512] for each in all_loads]
     found = changes.release_histories([m for each in ledgers for m in each])

@@ -1,8 +1,6 @@
 """What one engine, one on more GPUs, and replicas serve under one load belongs together if engine, host and requests
 are the same, on simulated engines whose waits are planted; and a load alone and beside neighbours."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 
@@ -10,7 +8,7 @@ import pytest
 from facts import tells
 from gpus import alone, engine, on_gpus, replicas
 from stored_records import having
-from strategies import judge
+from strategies import FAILS, INCONCLUSIVE, PASSES, judge
 from traces import traced
 
 from pytest_slmserve.analysis.claims.table import applies, claim_of
@@ -18,10 +16,8 @@ from pytest_slmserve.analysis.compare import deployments as ways
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
-from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import GIB
 
-PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 LESS_IN_ALL, LOSES_PER_GPU = "tensor-parallel-serves-less-in-all", "tensor-parallel-loses-per-gpu"
 STILL_GAINS, REPLICAS_BEAT = "tensor-parallel-still-gains", "replicas-per-gpu-beat-tensor-parallel"
 
@@ -30,7 +26,7 @@ def degrees(curve):
     return [wide.spec.tensor_parallel_size for wide in curve.wider]
 
 
-def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest():
+def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_and_gains_with_their_memory():
     """A load that waits for memory is no measure of speed."""
     curve = on_gpus()
     assert degrees(curve) == [2, 4] and ways.on_several_gpus(curve)
@@ -40,6 +36,14 @@ def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest()
     waiting = next(d for d in ways.deployments(on_gpus((1, 2), room={1: 4})) if (d.gpus, d.concurrency) == (1, 16))
     assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
     assert [replace(waiting, room=room).fits for room in (None, 16, 15)] == [True, True, False]
+    # Two GPUs run 4 of 16 at once, four all of them: each has its best load.
+    verdict = judge(STILL_GAINS, on_gpus(all_reduce_s=1e-3, room={1: 2, 2: 4}))
+    assert verdict.state is PASSES and verdict.value > 1.5 * 20 / 12 and tells(verdict.why, 1024, 4)
+    claim, whole = claim_of(STILL_GAINS), on_gpus()
+    invalid = replace(whole, wider=tuple(replace(wide, points=()) for wide in whole.wider))
+    of_the_paper = [replace(curve, subject=claim.models[0]) for curve in (on_gpus((1, 2)), whole, invalid)]
+    assert [applies(claim, curve) for curve in of_the_paper] == [False, True, True]
+    assert judge(STILL_GAINS, invalid).state is INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("claim", "gpus", "planted", "parameters", "state", "value"), [
@@ -74,17 +78,6 @@ def test_noise_one_repeat_and_what_was_not_measured_are_inconclusive(claim, curv
     assert verdict.state is INCONCLUSIVE and tells(verdict.why, *facts)
 
 
-def test_the_gain_of_more_gpus_is_with_their_memory_and_asked_where_both_were_measured():
-    """Two GPUs run 4 of 16 at once, four all of them: each has its best load."""
-    verdict = judge(STILL_GAINS, on_gpus(all_reduce_s=1e-3, room={1: 2, 2: 4}))
-    assert verdict.state is PASSES and verdict.value > 1.5 * 20 / 12 and tells(verdict.why, 1024, 4)
-    claim, whole = claim_of(STILL_GAINS), on_gpus()
-    invalid = replace(whole, wider=tuple(replace(wide, points=()) for wide in whole.wider))
-    of_the_paper = [replace(curve, subject=claim.models[0]) for curve in (on_gpus((1, 2)), whole, invalid)]
-    assert [applies(claim, curve) for curve in of_the_paper] == [False, True, True]
-    assert judge(STILL_GAINS, invalid).state is INCONCLUSIVE
-
-
 @pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, FAILS), (8e-3, PASSES)])
 def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(all_reduce_s, state):
     """Two replicas of 8: (16 + 8)/1000 s a step, 667 tokens/s together."""
@@ -99,7 +92,7 @@ def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(
     assert "memory" in cramped.why and tells(cramped.why, 4), "one GPU had no room"
 
 
-def test_engines_of_other_arguments_or_hosts_are_not_compared_and_replicas_with_those_of_as_many_gpus():
+def test_engines_of_other_arguments_or_hosts_are_not_compared_and_loads_of_both_interfaces_are():
     one, other = (curve_of("opt-tiny", alone(engine(n, b_half=8.0 * n))) for n in (1, 2))
     assert [*map(degrees, ways.with_wider([one, other, Curve(subject="nothing")]))] == [[], [], []]
     of = ((4, "b"), (1, "a"), (2, "b"))
@@ -109,10 +102,7 @@ def test_engines_of_other_arguments_or_hosts_are_not_compared_and_replicas_with_
     engines = engine(), engine(2), engine(b_half=8.0), replace(engine(), kv_cache_bytes=GIB, max_num_seqs=64)
     found = with_shared([curve_of("opt-tiny", alone(each)) for each in engines], shared_points(replicas(2)))
     assert [len(curve.shared) for curve in found] == [1, 0, 0, 1]
-
-
-def test_loads_of_both_interfaces_are_held_against_each_other():
-    """What the server serves over what the engine does alone, at the loads that both have."""
+    # What the server serves over what the engine does alone, at the loads that both have.
     made = [
         [traced(idle=None, concurrency=c, decode_s=slower * (0.004 + i / 1e5), repeat=i) for c in loads for i in (0, 1)]
         for slower, loads in ((1.0, (4, 8, 16)), (1.1, (8, 16, 32)))
@@ -147,17 +137,12 @@ def one_slower():
     return curve_of("opt-tiny", mixed)
 
 
-@pytest.mark.parametrize(("curve", "state", "value"), [
-    (neighbours, PASSES, 0.0), (lambda: neighbours(1.1), FAILS, 0.1), (lambda: neighbours(0.9), FAILS, -0.1),
-    (one_slower, FAILS, 0.1),
-])  # fmt: skip
-def test_what_neighbours_slow_or_hasten_fails_with_the_number(curve, state, value):
-    verdict = judge(ways.CLAIM, curve(), margin=0.03)
-    assert verdict.state is state and verdict.n == 6 and verdict.value == pytest.approx(value, abs=0.01)
-    assert tells(verdict.why, 4, 16, "3 %")
-
-
-def test_without_both_there_is_nothing_to_tell():
+def test_what_neighbours_slow_or_hasten_fails_with_the_number_and_without_both_there_is_nothing_to_tell():
+    by = (neighbours(), PASSES, 0.0), (neighbours(1.1), FAILS, 0.1), (neighbours(0.9), FAILS, -0.1)
+    for curve, state, value in (*by, (one_slower(), FAILS, 0.1)):
+        verdict = judge(ways.CLAIM, curve, margin=0.03)
+        assert verdict.state is state and verdict.n == 6 and verdict.value == pytest.approx(value, abs=0.01)
+        assert tells(verdict.why, 4, 16, "3 %")
     assert judge(ways.CLAIM, neighbours(again=()), margin=0.03).state is INCONCLUSIVE
     verdict = judge(ways.CLAIM, neighbours(again=(16,)), margin=0.03)
     assert verdict.state is PASSES and tells(verdict.why, 16) and not tells(verdict.why, 4)

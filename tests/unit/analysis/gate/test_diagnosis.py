@@ -1,8 +1,6 @@
 """Planted parts of a step come out, add up, and change places with the sides; what differs between engines is told
 once, with both values; and the most specific waiver rules, to the end of its last day."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date, timedelta
 from statistics import median
@@ -19,17 +17,22 @@ from traces import traced
 from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, Change, Difference, explaining, splits
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema import sensors, specs
 from pytest_slmserve.schema.records import Replica
-from pytest_slmserve.schema.specs import ClosedLoop
 
 FIGURES = ("total", "steps per request", "step", *BY_STEP, *BY_DEVICE)
 PER_REQUEST = 32 / 8  # steps of a request of 32 tokens among eight
 DECODE_S = st.floats(0.001, 0.1)  # less would be faster than the roofline, and so invalid
 PROMPT_S = st.floats(0.0, 0.1)
-SIDES = st.fixed_dictionaries(
-    {"decode_s": DECODE_S, "prompt_s": PROMPT_S, "lag": st.integers(0, 1), "idle": st.none() | st.floats(0.0, 1.0)}
-)
+IDLE = st.none() | st.floats(0.0, 1.0)
+SIDES = st.fixed_dictionaries({"decode_s": DECODE_S, "prompt_s": PROMPT_S, "lag": st.integers(0, 1), "idle": IDLE})
+UNTIL = date(2027, 1, 31)
+RATE = "requests_per_s"
+WAIVER = diagnosis.Waiver(RATE, "opt-1.3b", "H200", "Ada", "slower attention kernel, fixed upstream", UNTIL)
+OLD = {"async_scheduling": False, "attention_backend": "FLASH_ATTN", "chunked_prefill": None}
+NEW = {"async_scheduling": True, "attention_backend": "FLASHINFER", "chunked_prefill": None}
+EAGER = {"enforce_eager": True, "extra": (("block_size", 32),), "env": (("VLLM_X", "1"),), "python": "elsewhere"}
+ROOM = Difference("max_num_seqs", ("1024",), ("64",))
 
 
 def split(baseline, candidate) -> diagnosis.Split:
@@ -80,57 +83,18 @@ def test_a_planted_slowdown_is_found_whatever_the_lag(planted, lags, concurrency
         assert (found.name, share) == (part, pytest.approx(1, abs=0.05))
 
 
-def test_a_planted_gap_is_the_gap_of_the_measurements_with_sensors():
+def test_a_planted_gap_is_the_gap_with_sensors_the_probe_the_mean_and_start_up_of_launches():
     found = split(traced(idle=0.1), traced(0.005, 0.0075, idle=0.28))  # a quarter longer, kernels as before
     gap, share = explaining(found.known(BY_DEVICE))
     assert (gap.name, share) == ("host gap", pytest.approx(1))
     assert change(found, "kernels").absolute == pytest.approx(0, abs=1e-9)
     (found,) = splits([traced(idle=0.3), traced(idle=None)], [traced(idle=0.5)])
     assert change(found, "host gap").baseline == pytest.approx(0.3 * change(found, "total").baseline)
-
-
-def test_where_nearly_every_step_holds_a_prompt_or_the_trace_names_none_nothing_is_split():
-    for concurrency in (16, 32, 64):
-        found = split(traced(concurrency=concurrency), traced(concurrency=concurrency))
-        assert found.baseline.alone < diagnosis.FEWEST_ALONE
-        assert found.known(BY_STEP) == [] and found.known(BY_DEVICE) != []
-    m = measurement()
-    assert split(m, m).baseline.alone > diagnosis.FEWEST_ALONE
-    assert split(m, m).known(BY_STEP) == split(traced(), m).known(BY_STEP) == []
-
-
-def test_launches_count_together_loads_and_models_by_themselves_and_what_is_invalid_or_shared_not():
-    (found,) = splits([traced(0.004), traced(0.005)], [traced(0.004)])
-    assert (found.baseline.measurements, found.candidate.measurements) == (2, 1)
-    assert change(found, "decode").baseline == pytest.approx(PER_REQUEST * 0.0045)
-    baseline = [traced(concurrency=4), traced(concurrency=8), traced(model="opt-125m")]
-    found = splits(baseline, [*reversed(baseline), traced(concurrency=2)])
-    wanted = [("opt-1.3b", 4), ("opt-1.3b", 8), ("opt-125m", 8)]
-    assert [(s.model, s.load) for s in found] == [(model, ClosedLoop(n)) for model, n in wanted]
-    broken = traced(0.1, preempted=1)
-    (found,) = splits([traced(), broken], [traced()])
-    assert problems(broken) and change(found, "total").absolute == 0 and splits([broken], [traced()]) == ()
-    both = [having([traced()], replica=Replica("group", 0, count, "set", "mps")) for count in (1, 2)]
-    assert [len(splits(each, each)) for each in both] == [1, 0]
-
-
-def test_a_prompt_of_several_steps_holds_up_several_rows():
-    """64 tokens of prompt with 8 requests decoding: 40 a step leave room for 32, so a prompt takes two steps."""
-    whole, chunked = (traced(resolved=replace(RESOLVED, max_num_batched_tokens=n)) for n in (4096, 40))
-    pairs = (whole, whole), (chunked, chunked), (whole, chunked), (chunked, whole)
-    alone = [split(*sides).baseline.alone for sides in pairs]
-    assert alone == [pytest.approx(160, abs=2), *[pytest.approx(80, abs=2)] * 3], "rows 1 and 2 of four, or one"
-
-
-def test_a_part_may_explain_more_than_everything_or_nothing():
     m = traced()
     assert explaining(split(m, m).known(BY_STEP)) is explaining(()) is None
     part, share = explaining(split(traced(0.004, 0.008), traced(0.005, 0.007)).known(BY_STEP))
     assert part.name == "decode" and share > 1
     assert [Change("prefill", was, 1.0).relative for was in (0.0, -1e-4, 2.0)] == [None, None, -0.5]
-
-
-def test_the_probe_is_the_mean_of_the_measurements():
     m, made = traced(), []
     for probe_s in (0.004, 0.004, 0.008):
         columns, until_s = {sensors.PROBE: probe_s, sensors.PROBE_CPU: probe_s / 2}, m.run.window_s[1]
@@ -138,9 +102,6 @@ def test_the_probe_is_the_mean_of_the_measurements():
         made.append(replace(m, run=replace(m.run, telemetry=seen)))
     [wall, cpu] = splits(made, made)[0].known(diagnosis.PROBE)
     assert (wall.baseline, cpu.baseline) == pytest.approx((0.016 / 3, 0.008 / 3))
-
-
-def test_start_up_is_of_launches_not_of_measurements():
     slow, fast = traced(ready_s=60.0, launch="a"), traced(ready_s=20.0, launch="b")
     (found,) = diagnosis.start_ups([slow, slow, slow, fast], [traced(ready_s=50.0)])
     assert (found, found.relative) == (Change("opt-1.3b", 40.0, 50.0), pytest.approx(0.25))
@@ -148,15 +109,38 @@ def test_start_up_is_of_launches_not_of_measurements():
     assert [diagnosis.start_ups(*sides) for sides in others] == [(), ()]
 
 
+def test_a_prompt_of_several_steps_holds_up_several_rows_and_launches_of_a_load_count_together():
+    for concurrency in (16, 32, 64):
+        found = split(traced(concurrency=concurrency), traced(concurrency=concurrency))
+        assert found.baseline.alone < diagnosis.FEWEST_ALONE
+        assert found.known(BY_STEP) == [] and found.known(BY_DEVICE) != []
+    m = measurement()
+    assert split(m, m).baseline.alone > diagnosis.FEWEST_ALONE
+    assert split(m, m).known(BY_STEP) == split(traced(), m).known(BY_STEP) == []
+    # 64 tokens of prompt with 8 requests decoding: 40 a step leave room for 32, so a prompt takes two steps.
+    whole, chunked = (traced(resolved=replace(RESOLVED, max_num_batched_tokens=n)) for n in (4096, 40))
+    pairs = (whole, whole), (chunked, chunked), (whole, chunked), (chunked, whole)
+    alone = [split(*sides).baseline.alone for sides in pairs]
+    assert alone == [pytest.approx(160, abs=2), *[pytest.approx(80, abs=2)] * 3], "rows 1 and 2 of four, or one"
+    (found,) = splits([traced(0.004), traced(0.005)], [traced(0.004)])
+    assert (found.baseline.measurements, found.candidate.measurements) == (2, 1)
+    assert change(found, "decode").baseline == pytest.approx(PER_REQUEST * 0.0045)
+    baseline = [traced(concurrency=4), traced(concurrency=8), traced(model="opt-125m")]
+    found = splits(baseline, [*reversed(baseline), traced(concurrency=2)])
+    wanted = [("opt-1.3b", 4), ("opt-1.3b", 8), ("opt-125m", 8)]
+    assert [(s.model, s.load) for s in found] == [(model, specs.ClosedLoop(n)) for model, n in wanted]
+    broken = traced(0.1, preempted=1)
+    (found,) = splits([traced(), broken], [traced()])
+    assert problems(broken) and change(found, "total").absolute == 0 and splits([broken], [traced()]) == ()
+    both = [having([traced()], replica=Replica("group", 0, count, "set", "mps")) for count in (1, 2)]
+    assert [len(splits(each, each)) for each in both] == [1, 0]
+
+
 def one(part, **facts):
     return having([traced()], **{part: facts})
 
 
 ON_A, ON_B = one("environment", host="a"), one("environment", host="b")
-OLD = {"async_scheduling": False, "attention_backend": "FLASH_ATTN", "chunked_prefill": None}
-NEW = {"async_scheduling": True, "attention_backend": "FLASHINFER", "chunked_prefill": None}
-EAGER = {"enforce_eager": True, "extra": (("block_size", 32),), "env": (("VLLM_X", "1"),), "python": "elsewhere"}
-ROOM = Difference("max_num_seqs", ("1024",), ("64",))
 
 
 @pytest.mark.parametrize(("baseline", "candidate", "wanted"), [
@@ -184,32 +168,24 @@ def test_what_differs_is_told_once_with_both_values(baseline, candidate, wanted)
     assert diagnosis.fact_differences(baseline, candidate) == wanted
 
 
-@pytest.mark.parametrize("concurrency", [64, 128])
-def test_steps_that_only_decode_are_those_of_an_engine_that_decodes_for_seconds(concurrency):
+def test_steps_that_only_decode_are_those_of_an_engine_that_does_and_launches_differ_by_the_gap():
     """OPT-1.3B on an H200, vLLM 0.26.0."""
-    sides = []
-    for kind in ("staggered", "burst"):
-        records = archive(f"h200-vllm-0.26.0-{kind}")
-        chosen = [m for m in records if m.spec.model == "opt-1.3b" and m.load.concurrency == concurrency]
-        sides.append(splits(chosen, chosen)[0].baseline)
-    staggered, burst = sides
-    assert staggered.with_prompt > 0.45 * staggered.alone and burst.with_prompt < burst.alone / 20
-    each = [side.figures["decode"] / side.figures["steps per request"] for side in sides]
-    assert each[0] == pytest.approx(each[1], rel=0.05)
-
-
-def test_what_differs_between_launches_of_one_release_is_the_gap():
-    """Kernels take as long as ever, whatever the host does."""
+    for concurrency in (64, 128):
+        sides = []
+        for kind in ("staggered", "burst"):
+            records = archive(f"h200-vllm-0.26.0-{kind}")
+            chosen = [m for m in records if m.spec.model == "opt-1.3b" and m.load.concurrency == concurrency]
+            sides.append(splits(chosen, chosen)[0].baseline)
+        staggered, burst = sides
+        assert staggered.with_prompt > 0.45 * staggered.alone and burst.with_prompt < burst.alone / 20
+        each = [side.figures["decode"] / side.figures["steps per request"] for side in sides]
+        assert each[0] == pytest.approx(each[1], rel=0.05)
+    # Kernels take as long as ever, whatever the host does.
     records = archive("h200-vllm-0.26.0-sensors")
     pairs = [found.known(BY_DEVICE) for found in splits(records[0::2], records[1::2])]
     gaps, kernels = ([abs(parts[i].absolute) for parts in pairs] for i in (0, 1))
     assert len(pairs) > 20
     assert median(gap / max(kernel, 1e-9) for gap, kernel in zip(gaps, kernels)) > 3
-
-
-UNTIL = date(2027, 1, 31)
-RATE = "requests_per_s"
-WAIVER = diagnosis.Waiver(RATE, "opt-1.3b", "H200", "Ada", "slower attention kernel, fixed upstream", UNTIL)
 
 
 @pytest.mark.parametrize(("waived", "model", "endpoint", "device", "found"), [
@@ -228,22 +204,13 @@ def test_a_waiver_is_found_by_what_the_gate_knows_and_is_of_nothing_else(waived,
     assert diagnosis.waiver_for([waiver], model, endpoint, device) == (waiver if found else None)
 
 
-@given(st.permutations(range(5)))
-def test_the_most_specific_waiver_counts_whatever_the_order(order):
-    ranked = [
-        WAIVER,
-        replace(WAIVER, until=UNTIL - timedelta(days=1)),
-        replace(WAIVER, device="*", until=UNTIL + timedelta(days=1)),
-        replace(WAIVER, model="*", until=UNTIL + timedelta(days=2)),
-        replace(WAIVER, model="*", device="*", until=UNTIL + timedelta(days=3)),
-    ]
+@given(st.permutations(range(5)), st.integers(-400, 400))
+def test_the_most_specific_waiver_counts_tells_who_and_why_and_holds_to_the_end_of_its_last_day(order, days):
+    ways = {}, {}, {"device": "*"}, {"model": "*"}, {"model": "*", "device": "*"}
+    ranked = [replace(WAIVER, **way, until=UNTIL + timedelta(days=d)) for way, d in zip(ways, (0, -1, 1, 2, 3))]
     for best in range(5):
         left = [ranked[i] for i in order if i >= best]
         assert diagnosis.waiver_for(left, "opt-1.3b", RATE, "H200") == ranked[best]
-
-
-@given(st.integers(-400, 400))
-def test_a_waiver_tells_who_and_why_and_holds_to_the_end_of_its_last_day(days):
     told = diagnosis.explained(WAIVER, UNTIL + timedelta(days=days))
     assert tells(told, RATE, "opt-1.3b", "H200", "Ada", UNTIL, WAIVER.reason)
     assert ("expired" in told) is (days > 0)

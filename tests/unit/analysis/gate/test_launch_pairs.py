@@ -1,8 +1,6 @@
 """Which launches make a pair and which pairs count; each endpoint reads its own figure: worse by a tenth it fails, and
 it alone; what one launch does not tell never passes; and what is no matter of chance: KV blocks, memory, tokens."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -31,6 +29,10 @@ OF_DUMMY = [name for name in launch_pairs.ENDPOINTS if name != OUTPUTS]
 ALL_PASS = dict.fromkeys(OF_DUMMY, PASS)
 MIB, MEMORY_USED = 1 << 20, 8.0 * GIB
 TERMS = GateCriteria()
+NOISY = {**BUSY, sensors.SM_CLOCK: lambda at: 1.5e9 if at % 0.2 < 0.1 else 1.98e9}
+CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+TOKENS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple), min_size=1, max_size=4).map(tuple)
+SAME, OTHER = ((1, 2), (3, 4)), ((1, 2), (3, 5))
 
 
 def judged(measurements, criteria=TERMS):
@@ -62,20 +64,16 @@ def records(count: int = 4, **costs: float) -> list[Measurement]:
     return [m for n in numbers for each in (started("baseline", n), started("candidate", n, **costs)) for m in each]
 
 
-def test_pairs_do_not_depend_on_the_order_of_the_records_and_have_their_sides_places_and_loads():
+def test_pairs_have_their_places_and_loads_in_any_order_and_need_both_launches_whole_the_newest_of_each():
     made = pairs(2)
     found = pairs_of(made)
     assert [pair.number for pair in found] == [1, 2]
-    places = [
-        [(its.side, its.second) for launch in pair.launches if (its := launch.measurements[0].paired)] for pair in found
-    ]
+    first = [[launch.measurements[0].paired for launch in pair.launches] for pair in found]
+    places = [[(its.side, its.second) for its in pair] for pair in first]
     assert places == [[*zip(SIDES, (False, True))], [*zip(SIDES, (True, False))]]
     assert tuple(m.load.concurrency for m in found[0].candidate.measurements) == LOADS
     for seed in range(10):
         assert pairs_of(random.Random(seed).sample(made, len(made))) == found
-
-
-def test_a_launch_that_is_missing_or_broken_off_makes_no_pair_and_a_load_measured_again_replaces_the_first():
     for broken, loads in itertools.product(SIDES, ((), LOADS[:1])):
         found = [m for m in pair_of_launches(2) if m.paired.side != broken or m.load.concurrency in loads]
         assert [p.number for p in pairs_of([*pair_of_launches(1), *found])] == [1]
@@ -86,10 +84,6 @@ def test_a_launch_that_is_missing_or_broken_off_makes_no_pair_and_a_load_measure
     for order in ([*made, again], [again, *made], [made[0], bad, again, *made[2:]]):
         [pair] = pairs_of(order)
         assert pair.baseline.measurements == (made[0], again) and pair.baseline.problems == ()
-
-
-NOISY = {**BUSY, sensors.SM_CLOCK: lambda at: 1.5e9 if at % 0.2 < 0.1 else 1.98e9}
-CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +139,7 @@ def test_a_tenth_worse_fails_there_and_nowhere_else_and_a_tenth_better_passes(en
     assert {each.name: each.ratio.value for each in worse.gated} == pytest.approx(wanted, rel=0.01)
 
 
-def test_what_is_only_shown_is_of_its_own_load_and_one_load_is_the_small_and_the_large_one():
+def test_a_verdict_has_its_ratio_interval_margin_and_records_and_what_is_only_shown_its_own_load():
     shown = judged(records(throughput=1.1)).shown
     unseen = {launch_pairs.BUSY.label, launch_pairs.SHARE.label}  # without profiling counters
     assert {each.name for each in shown} == {each.label for each in launch_pairs.SHOWN} - unseen
@@ -156,9 +150,6 @@ def test_what_is_only_shown_is_of_its_own_load_and_one_load_is_the_small_and_the
     assert state(gated, "throughput") is state(gated, "latency") is FAIL
     labels = [each.name for each in gated.compared]
     assert not any("load" in label for label in labels) and len(labels) == len(set(labels)), "nothing is told twice"
-
-
-def test_a_verdict_has_the_ratio_its_interval_its_margin_and_its_records():
     made = having(records(throughput=1.1), paired={"caches": "cold"})
     gated = judged(made, GateCriteria(margin=0.05))
     assert (gated.caches, gated.terms.margin, gated.dropped) == ("cold", 0.05, ())
@@ -190,7 +181,7 @@ def test_a_value_that_one_launch_did_not_report_leaves_it_inconclusive(lost, num
     assert found.outcome is INCONCLUSIVE and found.settled, "a missing value stays missing"
 
 
-def test_where_no_sensor_tells_memory_or_energy_there_is_no_verdict_on_it():
+def test_where_no_sensor_tells_or_answers_are_of_dummy_weights_there_is_no_verdict_and_no_pair_waited_for():
     found = judged([blind(m, sensors.MEMORY_USED) for m in records()])
     assert found.verdict(MEMORY) is None and found.outcome is PASS
     found = judged([m for n in range(1, 5) for side in SIDES for m in launch(side, n, sensed=False)])
@@ -198,28 +189,31 @@ def test_where_no_sensor_tells_memory_or_energy_there_is_no_verdict_on_it():
     for place in (("candidate", load) for load in LOADS):  # it may have needed more at the other
         made = [blind(m, sensors.MEMORY_USED) if (m.paired.side, m.load.concurrency) == place else m for m in records()]
         assert states(judged(made))[MEMORY] is INCONCLUSIVE
+    assert state(judged(scored((0.2, -0.2))), OUTPUTS) is FAIL, "changes both ways do not cancel out"
+    assert judged(scored((1.5,), load_format="dummy")).verdict(OUTPUTS) is None
+    gated = judged(having(scored(), paired={"scores": ()}))
+    assert state(gated, OUTPUTS) is gated.outcome is INCONCLUSIVE
+    for facts in ({}, {"speed": 0.9}, {"kv_blocks": None}, {"sensed": False}, {"ready_s": None}):
+        assert judged(pairs(4, **facts)).settled
+    gated = judged([m for n in range(1, 5) for m in pair_of_launches(n, speed=1.1 if n % 2 else 0.9)])
+    assert gated.outcome is INCONCLUSIVE and not gated.settled, "noise may explain the difference"
 
 
-@pytest.mark.parametrize(("blocks", "wanted"), [(1365, PASS), (2000, PASS), (1352, PASS), (1351, FAIL)])
-def test_fewer_kv_blocks_fail_and_one_in_a_hundred_is_allowed(blocks, wanted):
+def test_fewer_kv_blocks_or_more_memory_fail_and_one_in_a_hundred_or_256_mib_are_allowed():
     """The worst pair decides."""
-    gated = judged([*pairs(3), *pair_of_launches(4, kv_blocks=blocks)])
-    verdict = gated.verdict(BLOCKS)
-    assert verdict.state is gated.outcome is wanted and verdict.n == 4
-    assert (verdict.value, verdict.threshold) == (min(1, blocks / 1365), pytest.approx(0.99))
-
-
-@pytest.mark.parametrize(("before", "more", "wanted"), [
-    (8 * GIB, 256 * MIB, PASS), (8 * GIB, 257 * MIB, FAIL),  # the grain
-    (100 * GIB, 1023 * MIB, PASS), (100 * GIB, 1025 * MIB, FAIL),  # one in a hundred
-])  # fmt: skip
-def test_a_candidate_may_need_one_in_a_hundred_more_or_256_mib(before, more, wanted):
-    used = {place: float(before) for place in ((n, side) for n in range(1, 5) for side in SIDES)}
-    used[2, "candidate"] += more
-    made = [m for (n, side), size in used.items() for m in started(side, n, memory=size / MEMORY_USED)]
-    found = judged(made).verdict(MEMORY)
-    assert found.state is wanted and found.n == 4 and found.value == pytest.approx(1 + more / before)
-    assert found.threshold == pytest.approx(max(1.01, 1 + 256 * MIB / before))
+    for blocks, wanted in ((1365, PASS), (2000, PASS), (1352, PASS), (1351, FAIL)):
+        gated = judged([*pairs(3), *pair_of_launches(4, kv_blocks=blocks)])
+        verdict = gated.verdict(BLOCKS)
+        assert verdict.state is gated.outcome is wanted and verdict.n == 4
+        assert (verdict.value, verdict.threshold) == (min(1, blocks / 1365), pytest.approx(0.99))
+    grain = (8 * GIB, 256 * MIB, PASS), (8 * GIB, 257 * MIB, FAIL)
+    for before, more, wanted in (*grain, (100 * GIB, 1023 * MIB, PASS), (100 * GIB, 1025 * MIB, FAIL)):
+        used = {place: float(before) for place in ((n, side) for n in range(1, 5) for side in SIDES)}
+        used[2, "candidate"] += more
+        made = [m for (n, side), size in used.items() for m in started(side, n, memory=size / MEMORY_USED)]
+        found = judged(made).verdict(MEMORY)
+        assert found.state is wanted and found.n == 4 and found.value == pytest.approx(1 + more / before)
+        assert found.threshold == pytest.approx(max(1.01, 1 + 256 * MIB / before))
 
 
 def scored(changes=(0.0,), between=0.0, load_format="auto"):
@@ -250,37 +244,16 @@ def test_a_candidate_to_which_the_answers_are_not_as_likely_fails(changes, betwe
     assert (verdict.low, verdict.high) == pytest.approx((seen - half, seen + half), abs=1e-6)
 
 
-def test_answers_of_dummy_weights_are_not_judged_and_without_scores_nothing_passes():
-    assert state(judged(scored((0.2, -0.2))), OUTPUTS) is FAIL, "changes both ways do not cancel out"
-    assert judged(scored((1.5,), load_format="dummy")).verdict(OUTPUTS) is None
-    gated = judged(having(scored(), paired={"scores": ()}))
-    assert state(gated, OUTPUTS) is gated.outcome is INCONCLUSIVE
-
-
-def test_what_is_decided_or_missing_waits_for_no_further_pair():
-    for facts in ({}, {"speed": 0.9}, {"kv_blocks": None}, {"sensed": False}, {"ready_s": None}):
-        assert judged(pairs(4, **facts)).settled
-    gated = judged([m for n in range(1, 5) for m in pair_of_launches(n, speed=1.1 if n % 2 else 0.9)])
-    assert gated.outcome is INCONCLUSIVE and not gated.settled, "noise may explain the difference"
-
-
-TOKENS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple), min_size=1, max_size=4).map(tuple)
-
-
 @given(TOKENS, st.data())
 def test_the_first_planted_difference_is_found(tokens, data):
     request = data.draw(st.integers(0, len(tokens) - 1))
     position = data.draw(st.integers(0, len(tokens[request]) - 1))
-    other = tuple(
-        tuple(t + 10 * ((i, at) >= (request, position)) for at, t in enumerate(row)) for i, row in enumerate(tokens)
-    )
+    places = [[(i, at) >= (request, position) for at in range(len(row))] for i, row in enumerate(tokens)]
+    other = tuple(tuple(t + 10 * late for t, late in zip(*each)) for each in zip(tokens, places))
     was = tokens[request][position]
     found = launch_pairs.compare_outputs([tokens], [other])
     assert found.differs == Differs(request + 1, position + 1, was, was + 10)
     assert launch_pairs.compare_outputs([tokens], [tokens]).differs is None
-
-
-SAME, OTHER = ((1, 2), (3, 4)), ((1, 2), (3, 5))
 
 
 @pytest.mark.parametrize(("baseline", "candidate", "answers"), [

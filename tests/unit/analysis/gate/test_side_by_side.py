@@ -1,8 +1,6 @@
 """A gate whose sides live on one GPU at once: its estimate by hand, the boundaries of its looks, how many windows a
 launch needs, what is refused, what is missing, and the committed launches of two equal sides and of a layer more."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, stdev, variance
 
@@ -10,6 +8,7 @@ import pytest
 from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
+from launches import HAPPENS
 from scipy.stats import t as student
 from scripts import CHECKOUT, checkout_script, loaded
 
@@ -20,7 +19,6 @@ from pytest_slmserve.analysis.verdict import State
 
 PASS, FAIL, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 TERMS = GateCriteria().with_both_at_once
-HAPPENS = 1.5, -0.5, 0.25, -1.25, 0.75, -1.0, 1.0, -0.75  # of mean 0
 LAUNCHES = st.lists(st.lists(st.floats(-0.2, 0.2), min_size=8, max_size=24), min_size=1, max_size=5)
 
 
@@ -74,29 +72,27 @@ def test_a_gate_ends_after_two_launches_or_four(means, noise, better, outcome, a
         assert found.why == "1 launch, 2 are wanted at least"
 
 
-@pytest.mark.parametrize("better", ["lower", "higher"])
-def test_the_interval_is_students_with_the_degrees_of_freedom_of_the_estimate(better):
-    each = series(windows(0.01, 0.02, 0.015), better=better)
-    seen, shown = each.estimate(), compare_sides(each, TERMS)
-    assert (seen.df, each.interval) == (10, shown.ratio)
-    reach, sign = student.ppf(0.975, 10) * seen.error, 1 if better == "lower" else -1
-    by_hand = sorted(math.exp(sign * (0.015 + end)) for end in (-reach, reach))
-    assert (shown.ratio.value, shown.ratio.low, shown.ratio.high) == pytest.approx((math.exp(sign * 0.015), *by_hand))
-
-
-def test_noise_that_neighbouring_windows_share_makes_the_error_larger():
+def test_the_interval_is_students_and_what_is_missing_or_strange_or_shared_by_neighbours_widens_it():
+    for better in ("lower", "higher"):
+        each = series(windows(0.01, 0.02, 0.015), better=better)
+        seen, shown = each.estimate(), compare_sides(each, TERMS)
+        assert (seen.df, each.interval) == (10, shown.ratio)
+        reach, sign = student.ppf(0.975, 10) * seen.error, 1 if better == "lower" else -1
+        by_hand = sorted(math.exp(sign * (0.015 + end)) for end in (-reach, reach))
+        found, wanted = (shown.ratio.value, shown.ratio.low, shown.ratio.high), (math.exp(sign * 0.015), *by_hand)
+        assert found == pytest.approx(wanted), better
+    for missing in (None, 0.0, math.nan):
+        whole = series(windows(-0.05, -0.05, noise=0.002))
+        (found,) = gate([whole], TERMS)
+        pairs = [[(1.0, math.exp(cost)) for cost in launch] for launch in windows(-0.05, -0.05, noise=0.002)]
+        pairs[1][3] = (1.0, missing)
+        (lacking,) = gate([WindowSeries.of("seconds", "lower", pairs, 0.03)], TERMS)
+        assert (found.outcome, lacking.outcome, lacking.n) == (PASS, INCONCLUSIVE, 1) and tells(lacking.why, 2)
     wandering = [[0.01 * (-1) ** (i // 4) for i in range(16)]]
     assert side_by_side.variance_of_mean(wandering) > 3 * variance(wandering[0]) / 16
-
-
-@pytest.mark.parametrize("missing", [None, 0.0, math.nan])
-def test_a_launch_without_a_value_never_passes(missing):
-    whole = series(windows(-0.05, -0.05, noise=0.002))
-    (found,) = gate([whole], TERMS)
-    pairs = [[(1.0, math.exp(cost)) for cost in launch] for launch in windows(-0.05, -0.05, noise=0.002)]
-    pairs[1][3] = (1.0, missing)
-    (lacking,) = gate([WindowSeries.of("seconds", "lower", pairs, 0.03)], TERMS)
-    assert (found.outcome, lacking.outcome, lacking.n) == (PASS, INCONCLUSIVE, 1) and tells(lacking.why, 2)
+    calm = COMMITTED.sd * math.sqrt(2) * side_by_side.TOO_FAR
+    assert series(windows(0.0, 0.999 * calm, noise=0.0)).strange == "" == series(windows(0.0)).strange
+    assert tells(series(windows(0.0, 1.05 * calm, noise=0.0)).strange, 4.9, 4.6)
 
 
 @pytest.mark.parametrize(("spread", "margin"), [(0.001, 0.03), (0.015, 0.03), (0.03, 0.03), (0.03, 0.05), (0.2, 0.03)])
@@ -118,12 +114,6 @@ def test_throughput_as_seen_is_refused_where_the_host_decides_it(n, spread, busy
     ratios = [sign * spread * math.sqrt((n - 1) / n) for sign in (1, -1) * (n // 2)]
     told = host_decides(ratios, busy)
     assert bool(told) is bool(facts) and tells(told, *facts)
-
-
-def test_launches_that_no_noise_explains_are_strange_and_as_far_as_it_may_they_are_not():
-    calm = COMMITTED.sd * math.sqrt(2) * side_by_side.TOO_FAR
-    assert series(windows(0.0, 0.999 * calm, noise=0.0)).strange == "" == series(windows(0.0)).strange
-    assert tells(series(windows(0.0, 1.05 * calm, noise=0.0)).strange, 4.9, 4.6)
 
 
 @pytest.mark.parametrize(("means", "sd", "refused"), [

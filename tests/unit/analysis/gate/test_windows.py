@@ -10,26 +10,32 @@ from facts import tells
 from launches import HAPPENS, LOADS, RATES, launch_of_both
 from stored_records import BUSY, engine_alone, having
 
-from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.gate.diagnosis import layers
+from pytest_slmserve.analysis.gate import decision, diagnosis, side_by_side, windows
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, TOGETHER
-from pytest_slmserve.analysis.gate.side_by_side import COMMITTED, Allowance
-from pytest_slmserve.analysis.gate.windows import (
-    beside_an_idle_one,
-    figures_of,
-    judge_windows,
-    judged_with,
-    launches_that_count,
-    wanted,
-    windows_that_count,
-)
+from pytest_slmserve.analysis.gate.windows import judge_windows, launches_that_count, windows_that_count
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import sensors
 
 PASS, FAIL, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
-TERMS = GateCriteria().with_both_at_once
+TERMS = decision.GateCriteria().with_both_at_once
 SMALL_ONES = {"latency": "throughput", "busy-small": "busy"}  # with what they are at the large load
+CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: 1.0, sensors.GPU_PROCESSES: 3.0}
+FOREIGN = engine_alone(RATES[0], LOADS[0], columns=CROWDED).run
+FAILED = engine_alone(RATES[0], LOADS[0], failures=2).run
+PREEMPTED = engine_alone(RATES[0], LOADS[0], preempted=3).run
+SLOWER = [  # facts of the candidate, what fails, and the layers that tell
+    ({}, set(), set()), ({"seconds": 0.9, "kernels": 0.9}, set(), set()),
+    ({"seconds": 1.05, "kernels": 1.05}, {"throughput", "busy"}, {"kernels"}),
+    ({"seconds": 1.05}, {"throughput"}, {"host"}),
+    ({"seconds": 1.05, "kernels": 1.05, "share": None}, {"throughput"}, set()),
+    ({"seconds": 1.5}, {"throughput"}, {"host"}),  # less busy than it may be, but the candidate alone
+]  # fmt: skip
+BY_THE_HOST = [
+    ({"share": 0.6}, (60, 70)), ({"noise": 0.2}, (13,)), ({"noise": 0.11, "windows": 18}, (10,)),
+]  # fmt: skip
+APART, BOTH = {"kernels": [1.0, 1.08], "seconds": [1.0, 1.08]}, ("busy", "throughput")
+WIDE, NARROW = side_by_side.Allowance(0.02, 7, "7 nights"), side_by_side.Allowance(0.012, 7, "")
 
 
 def launches(count=2, **facts):
@@ -52,23 +58,40 @@ def spoilt(made, side, *windows, **facts):
     return [having([m], **facts)[0] if of_it else m for m, of_it in zip(made, chosen)]
 
 
-def numbers(windows):
-    return [m.paired.window for m, _ in windows]
+def numbers(pairs):
+    return [m.paired.window for m, _ in pairs]
 
 
-def test_the_first_two_pairs_of_windows_do_not_count_and_a_window_has_its_other_half():
+def test_windows_without_their_half_or_busy_seconds_and_launches_with_too_few_pairs_do_not_count():
     made = launch_of_both(windows=12, loads=LOADS[:1])
     found, dropped = windows_that_count(made)
     assert numbers(found) == list(range(3, 13)) and dropped == []
     assert {tuple(m.paired.side for m in pair) for pair in found} == {SIDES}
     assert numbers(windows_that_count(made[:-1])[0]) == list(range(3, 12)), "of the last the candidate's alone"
     assert windows_that_count(reversed(made)) == (found, dropped)
-
-
-CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: 1.0, sensors.GPU_PROCESSES: 3.0}
-FOREIGN = engine_alone(RATES[0], LOADS[0], columns=CROWDED).run
-FAILED = engine_alone(RATES[0], LOADS[0], failures=2).run
-PREEMPTED = engine_alone(RATES[0], LOADS[0], preempted=3).run
+    made = launch_of_both(share=None, loads=LOADS[:1])
+    assert [len(windows_that_count(made, counted)[0]) for counted in (None, False, True)] == [8, 8, 0]
+    assert len(windows_that_count(made, True)[1]) == 8
+    one = spoilt(made, "baseline", 1, paired={"busy_s": 0.5})
+    assert windows_that_count(one)[0] == [], "those of one that is thrown away were counted"
+    whole, short = launch_of_both(1), launch_of_both(2)
+    for bad in (short[:-2], spoilt(short, "candidate", 7, run=FAILED), launch_of_both(2, loads=LOADS[:1])):
+        found, dropped = launches_that_count([*whole, *bad])
+        assert [pair.number for pair in found] == [1]
+        assert tells(dropped[-1], 2, 8) and tells(dropped[-1], 0 if len(bad) == 20 else 7)
+    assert [len(gated.pairs) for gated in (judged(), judge_windows([*whole, *short[:-2]], TERMS))] == [2, 1]
+    gated = judge_windows(short[:-2], TERMS)
+    assert gated.pairs == () and not gated.settled and gated.outcome is INCONCLUSIVE
+    assert states(gated) == dict.fromkeys(TOGETHER, INCONCLUSIVE)
+    assert gated.dropped[0] in gated.verdict("busy").why and gated.windows == ()
+    before, again = launch_of_both(2, seconds=2.0, windows=14)[:33], launch_of_both(2, made=1)
+    for made in ([*before, *again], [*again, *before]):
+        gated = judge_windows([*made, *launch_of_both(1)], TERMS)
+        assert [pair.number for pair in gated.pairs] == [1, 2] and gated.dropped == ()
+        assert {m.launch for m in gated.pairs[1].baseline.measurements} == {"2-baseline-1"}
+        assert gated.outcome is PASS
+    one_side = [m for m in launch_of_both(3) if m.paired.side == "baseline"]
+    assert len(judge_windows([*launch_of_both(1), *one_side], TERMS).pairs) == 1
 
 
 @pytest.mark.parametrize(("facts", "told"), [
@@ -84,38 +107,6 @@ def test_a_window_that_cannot_be_trusted_takes_its_pair_with_it(side, facts, tol
     assert len(pair.baseline.figures[0]) == 9 and len(left_out) == 1 and dropped[0] in left_out[0]
 
 
-def test_busy_seconds_are_missing_only_where_they_are_counted():
-    made = launch_of_both(share=None, loads=LOADS[:1])
-    assert [len(windows_that_count(made, counted)[0]) for counted in (None, False, True)] == [8, 8, 0]
-    assert len(windows_that_count(made, True)[1]) == 8
-    one = spoilt(made, "baseline", 1, paired={"busy_s": 0.5})
-    assert windows_that_count(one)[0] == [], "those of one that is thrown away were counted"
-
-
-def test_a_launch_with_too_few_pairs_of_windows_at_one_load_does_not_count():
-    whole, short = launch_of_both(1), launch_of_both(2)
-    for bad in (short[:-2], spoilt(short, "candidate", 7, run=FAILED), launch_of_both(2, loads=LOADS[:1])):
-        found, dropped = launches_that_count([*whole, *bad])
-        assert [pair.number for pair in found] == [1]
-        assert tells(dropped[-1], 2, 8) and tells(dropped[-1], 0 if len(bad) == 20 else 7)
-    assert [len(gated.pairs) for gated in (judged(), judge_windows([*whole, *short[:-2]], TERMS))] == [2, 1]
-    gated = judge_windows(short[:-2], TERMS)
-    assert gated.pairs == () and not gated.settled and gated.outcome is INCONCLUSIVE
-    assert states(gated) == dict.fromkeys(TOGETHER, INCONCLUSIVE)
-    assert gated.dropped[0] in gated.verdict("busy").why and gated.windows == ()
-
-
-def test_of_a_launch_that_was_broken_off_and_made_again_the_newest_counts():
-    before, again = launch_of_both(2, seconds=2.0, windows=14)[:33], launch_of_both(2, made=1)
-    for made in ([*before, *again], [*again, *before]):
-        gated = judge_windows([*made, *launch_of_both(1)], TERMS)
-        assert [pair.number for pair in gated.pairs] == [1, 2] and gated.dropped == ()
-        assert {m.launch for m in gated.pairs[1].baseline.measurements} == {"2-baseline-1"}
-        assert gated.outcome is PASS
-    one_side = [m for m in launch_of_both(3) if m.paired.side == "baseline"]
-    assert len(judge_windows([*launch_of_both(1), *one_side], TERMS).pairs) == 1
-
-
 def test_an_engine_alone_and_beside_an_idle_one_is_no_launch_and_tells_what_that_costs():
     def own(seconds, **facts):
         made = launch_of_both(0, windows=20, loads=LOADS[1:], seconds=seconds, **facts)
@@ -125,37 +116,36 @@ def test_an_engine_alone_and_beside_an_idle_one_is_no_launch_and_tells_what_that
     assert launches_that_count(made) == launches_that_count(launch_of_both(0)) == ((), ())
     gated = judge_windows([*made, *launches()], TERMS)
     assert [pair.number for pair in gated.pairs] == [1, 2] and gated.outcome is PASS and gated.dropped == ()
-    found = beside_an_idle_one([*launches(), *reversed(made)])
+    found = windows.beside_an_idle_one([*launches(), *reversed(made)])
     wanted = {"output tokens/s": 1 / 1.25, "tokens per busy second": 1.0}
     assert {name: ratio.value for name, ratio in found.items()} == pytest.approx(wanted, rel=1e-3)
     assert all(ratio.low <= ratio.value <= ratio.high for ratio in found.values())
     thrown_away = [m if (m.paired.window - 1) % 10 > 1 else replace(m, run=FAILED) for m in made]
     again = [replace(m, launch="again", measured_at=f"2027{m.measured_at[4:]}") for m in made]
-    assert beside_an_idle_one(thrown_away) == beside_an_idle_one([*again, *own(3.0)[:13]]) == found
-    assert beside_an_idle_one(launches()) == beside_an_idle_one(made[:13]) == {}, "broken off"
+    assert windows.beside_an_idle_one(thrown_away) == windows.beside_an_idle_one([*again, *own(3.0)[:13]]) == found
+    assert windows.beside_an_idle_one(launches()) == windows.beside_an_idle_one(made[:13]) == {}, "broken off"
 
 
-def test_busy_seconds_give_figures_and_of_a_simulated_gpu_its_sensors_do():
+def test_busy_seconds_give_figures_and_the_other_side_s_process_on_the_gpu_is_no_finding():
     window = launch_of_both(share=0.8, loads=LOADS[:1])[0]
     seconds = window.run.window_s[1] - window.run.window_s[0]
-    seen = figures_of(window)
+    seen = windows.figures_of(window)
     assert seen.engine_active == pytest.approx(0.8)
     assert seen.tokens_per_busy_s == pytest.approx(seen.output_tokens_per_s / 0.8)
     assert window.paired.busy_s == pytest.approx(0.8 * seconds)
     (uncounted,) = having([window], paired={"busy_s": None})
-    unknown = figures_of(uncounted)
+    unknown = windows.figures_of(uncounted)
     assert unknown == replace(seen, engine_active=None, tokens_per_busy_s=None), "a short window's sensors are wrong"
-    simulated = figures_of(replace(uncounted, environment=replace(window.environment, platform="simulated")))
+    simulated = windows.figures_of(replace(uncounted, environment=replace(window.environment, platform="simulated")))
     assert (simulated.engine_active, simulated.tokens_per_busy_s) == pytest.approx((1.0, seen.output_tokens_per_s))
 
+    def found(processes, beside=True):
+        columns = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: processes}
+        (m, *_) = launch_of_both(columns=columns)
+        return check(m if beside else replace(m, paired=replace(m.paired, window=None)))
 
-SLOWER = [  # facts of the candidate, what fails, and the layers that tell
-    ({}, set(), set()), ({"seconds": 0.9, "kernels": 0.9}, set(), set()),
-    ({"seconds": 1.05, "kernels": 1.05}, {"throughput", "busy"}, {"kernels"}),
-    ({"seconds": 1.05}, {"throughput"}, {"host"}),
-    ({"seconds": 1.05, "kernels": 1.05, "share": None}, {"throughput"}, set()),
-    ({"seconds": 1.5}, {"throughput"}, {"host"}),  # less busy than it may be, but the candidate alone
-]  # fmt: skip
+    assert found(2.0).state == "ok" and found(1.0, beside=False).state == "ok"
+    assert tells(found(3.0).degradations[0], 3, 2) and tells(found(2.0, beside=False).degradations[0], 2, 1)
 
 
 @pytest.mark.parametrize("loads", [LOADS, LOADS[1:]])
@@ -166,12 +156,14 @@ def test_slower_kernels_and_a_slower_host_fail_where_they_are_seen_after_two_lau
     there = [name for name, of in large.items() if of != "busy" or facts.get("share", 1)]
     assert states(gated) == {name: FAIL if large[name] in fails else PASS for name in there}
     assert gated.outcome is (FAIL if fails else PASS) and gated.settled and gated.refused == {}
-    assert {each.decided_at for each in gated.gated} == {2} and {layer for layer, _ in layers(gated.compared)} == told
+    assert {each.decided_at for each in gated.gated} == {2} and {
+        layer for layer, _ in diagnosis.layers(gated.compared)
+    } == told
     assert gated.windows == (8,) * 2 * len(loads) and len(gated.gated) == len(there)
-    assert gated.exact == () and all(each.source == COMMITTED.source for each in gated.allowances.values())
+    assert gated.exact == () and all(each.source == side_by_side.COMMITTED.source for each in gated.allowances.values())
 
 
-def test_one_launch_decides_nothing_and_the_ratio_is_that_of_the_sides():
+def test_one_launch_decides_nothing_the_ratio_is_that_of_the_sides_and_the_first_windows_may_scatter():
     one, two = judged(1, seconds=1.05, kernels=1.04), judged(seconds=1.05, kernels=1.04, windows=14)
     assert set(states(one).values()) == {INCONCLUSIVE} and not one.settled and two.settled
     assert two.windows == (12,) * 4 and two.verdict("busy").n == 2
@@ -182,11 +174,10 @@ def test_one_launch_decides_nothing_and_the_ratio_is_that_of_the_sides():
         assert len(verdict.records) == 2 * 2 * 2 * 12
     with pytest.raises(KeyError):
         two.verdict("energy")
-
-
-BY_THE_HOST = [
-    ({"share": 0.6}, (60, 70)), ({"noise": 0.2}, (13,)), ({"noise": 0.11, "windows": 18}, (10,)),
-]  # fmt: skip
+    for noise, refused in ((0.11, 0), (0.15, 2)):
+        made = [m for m in launch_of_both(noise=noise) if m.paired.window <= 10]
+        more = [m for m in launch_of_both(windows=34) if m.paired.window > 10]
+        assert len(judge_windows([*made, *more], TERMS).refused) == refused
 
 
 @pytest.mark.parametrize(("facts", "told"), BY_THE_HOST)
@@ -207,17 +198,6 @@ def test_where_the_host_decides_busy_seconds_are_judged_and_what_was_seen_is_sho
     assert len(small.refused) == 2 and states(small) == {"busy": PASS, "busy-small": PASS}
 
 
-def test_the_first_windows_may_scatter_more_than_all_of_them_and_not_too_much():
-    for noise, refused in ((0.11, 0), (0.15, 2)):
-        made = [m for m in launch_of_both(noise=noise) if m.paired.window <= 10]
-        more = [m for m in launch_of_both(windows=34) if m.paired.window > 10]
-        assert len(judge_windows([*made, *more], TERMS).refused) == refused
-
-
-APART, BOTH = {"kernels": [1.0, 1.08], "seconds": [1.0, 1.08]}, ("busy", "throughput")
-WIDE, NARROW = Allowance(0.02, 7, "7 nights"), Allowance(0.012, 7, "")
-
-
 @pytest.mark.parametrize(("facts", "allowed", "refused", "outcome"), [
     (APART, {}, BOTH, INCONCLUSIVE), ({"seconds": [1.0, 1.08]}, {}, {"throughput"}, PASS),
     ({}, {"throughput": WIDE}, {"throughput"}, PASS), ({}, {"busy": WIDE}, {"busy"}, INCONCLUSIVE),
@@ -227,7 +207,8 @@ WIDE, NARROW = Allowance(0.02, 7, "7 nights"), Allowance(0.012, 7, "")
 ])  # fmt: skip
 def test_launches_that_differ_too_much_leave_it_to_busy_seconds_or_inconclusive(facts, allowed, refused, outcome):
     labels = {name: TOGETHER[name].label.partition(",")[0] for name in TOGETHER}
-    gated = judged_with(judged(**facts, loads=LOADS[1:]), {labels[name]: each for name, each in allowed.items()})
+    by_label = {labels[name]: each for name, each in allowed.items()}
+    gated = windows.judged_with(judged(**facts, loads=LOADS[1:]), by_label)
     assert gated.refused.keys() == {labels[name] for name in refused} and gated.outcome is outcome
     assert {name: gated.allowances[labels[name]] for name in allowed} == allowed
     for name in refused:
@@ -238,28 +219,17 @@ def test_launches_that_differ_too_much_leave_it_to_busy_seconds_or_inconclusive(
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.01, 0.014, 0.02, 0.05])
-def test_noisy_windows_are_wanted_more_often(noise):
+def test_noisy_windows_are_wanted_more_often_but_for_the_host_only_without_busy_seconds(noise):
     made = windows_that_count(launch_of_both(noise=noise, loads=LOADS[:1]))[0]
     busy = windows_that_count(launch_of_both(busy_noise=noise, loads=LOADS[:1]))[0]
     steady = windows_that_count(launch_of_both(loads=LOADS[:1]))[0]
     needed = (1.2 * stdev([noise * each for each in HAPPENS]) / (TERMS.margin / 4)) ** 2
-    assert wanted(made, TERMS) == wanted(busy, TERMS) == min(40, max(8, 4 * math.ceil(needed / 4)))
-    assert wanted(made[:7], TERMS) == 8 and wanted([*made, *steady], TERMS) == wanted(made, TERMS)
+    assert windows.wanted(made, TERMS) == windows.wanted(busy, TERMS) == min(40, max(8, 4 * math.ceil(needed / 4)))
+    assert windows.wanted(made[:7], TERMS) == 8
+    assert windows.wanted([*made, *steady], TERMS) == windows.wanted(made, TERMS)
 
-
-def test_scatter_of_the_host_is_waited_for_only_without_busy_seconds():
     def asked(**facts):
-        return wanted(windows_that_count(launch_of_both(loads=LOADS[:1], **facts))[0], TERMS)
+        return windows.wanted(windows_that_count(launch_of_both(loads=LOADS[:1], **facts))[0], TERMS)
 
     assert (asked(noise=0.2), asked(noise=0.2, share=None), asked(noise=0.2, busy_noise=0.05)) == (8, 40, 40)
     assert (asked(noise=0.02, share=0.6), asked(noise=0.02)) == (8, 12)
-
-
-def test_the_other_side_s_process_on_the_gpu_is_no_finding_and_a_third_one_is():
-    def found(processes, beside=True):
-        columns = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: processes}
-        (m, *_) = launch_of_both(columns=columns)
-        return check(m if beside else replace(m, paired=replace(m.paired, window=None)))
-
-    assert found(2.0).state == "ok" and found(1.0, beside=False).state == "ok"
-    assert tells(found(3.0).degradations[0], 3, 2) and tells(found(2.0, beside=False).degradations[0], 2, 1)

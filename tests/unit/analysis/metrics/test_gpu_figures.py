@@ -22,20 +22,20 @@ from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.records import Replica, Steps, Telemetry
 from pytest_slmserve.schema.specs import GIB
 
+TICK = 1 / 64
+BLOCK = 16 * 2 * 24 * 2048 * 2  # bytes of 16 tokens' keys and values: 24 layers of 2,048 numbers of OPT-1.3B
+OWN = 3 * GIB + 1000 * BLOCK
+OPENS_S = measurement().run.window_s[0]
+WINDOWS = st.tuples(st.integers(0, 64), st.integers(1, 160)).map(lambda t: (t[0] * TICK, (t[0] + t[1]) * TICK))
+STEPS = st.lists(st.tuples(st.sampled_from([0, 8, 8, 40]), st.integers(0, 9)), min_size=8, max_size=24)
+MEANS = """
+    gpu_util engine_active sm_active sm_occupancy tensor_active dram_active own_cores host_cores stolen_cores
+""".split()  # noqa: SIM905
+LARGEST = {"sm_active_max": of.SM_ACTIVE, "sm_occupancy_max": of.SM_OCCUPANCY, "memory_used_bytes": of.MEMORY_USED}
+
 
 def figures(columns=(), window_s=(2.0, 12.0), **planted):
     return device_figures(run_of(planted_telemetry({**WELL, **dict(columns)}, **planted), window_s))
-
-
-TICK = 1 / 64
-WINDOWS = st.tuples(st.integers(0, 64), st.integers(1, 160)).map(lambda t: (t[0] * TICK, (t[0] + t[1]) * TICK))
-STEPS = st.lists(st.tuples(st.sampled_from([0, 8, 8, 40]), st.integers(0, 9)), min_size=8, max_size=24)
-MEANS = {
-    **{"gpu_util": of.GPU_UTIL, "engine_active": of.ENGINE_ACTIVE, "sm_active": of.SM_ACTIVE},
-    **{"sm_occupancy": of.SM_OCCUPANCY, "tensor_active": of.TENSOR_ACTIVE, "dram_active": of.DRAM_ACTIVE},
-    **{"own_cores": of.OWN_CORES, "host_cores": of.HOST_CORES, "stolen_cores": of.STOLEN_CORES},
-}
-LARGEST = {"sm_active_max": of.SM_ACTIVE, "sm_occupancy_max": of.SM_OCCUPANCY, "memory_used_bytes": of.MEMORY_USED}
 
 
 def rows_of(telemetry, opens, closes):
@@ -89,7 +89,7 @@ def by_hand(telemetry, opens, closes):
     told = zip(telemetry.time_s, telemetry.span_s, zip(*(telemetry.columns[n] for n in of.PROFILED)))
     covered = {tick for at, span, each in told if {*each} != {None} for tick in ticks_of(at, span) if tick in window}
     return {
-        **{name: mean(number) for name, number in MEANS.items()},
+        **{name: mean(getattr(of, name.upper())) for name in MEANS},
         **{name: max(values(number), default=None) for name, number in LARGEST.items()},
         "sm_clock_hz": median(values(of.SM_CLOCK)),
         "power_limit_w": limits.pop() if len(limits) == 1 else None,
@@ -152,15 +152,12 @@ def test_the_energy_of_a_token_of_engines_on_one_gpu_is_that_by_hand(steps, othe
         assert gpu_figures.energy_per_token_j(runs, rate, whole) == (expected and pytest.approx(expected, rel=1e-9))
 
 
-def test_without_readings_in_a_window_there_are_no_figures():
+def test_without_readings_there_are_no_figures_power_adds_up_and_the_slowest_clock_counts():
     nothing = run_of(None), run_of(planted_telemetry(until_s=1.0)), run_of(planted_telemetry(), (5.0, 5.0))
     assert [device_figures(run) for run in nothing] == [DeviceFigures()] * 3
     found = device_figures(run_of(planted_telemetry({of.GPU_UTIL: 0.5})))
     assert asdict(found) == pytest.approx(asdict(DeviceFigures(gpu_util=0.5, coverage=1.0)))
     assert figures(spans=False).coverage is None
-
-
-def test_a_change_is_told_by_the_value_before_the_window_and_what_is_no_number_is_missing():
     for known, told in (((1, 1.5, 3), [1.5, 3]), ((0.25,), [0.25])):
         telemetry = planted_telemetry({of.XID: lambda at, known=known: at if at in known else None})
         watch = gpu_figures.watched(run_of(telemetry))
@@ -169,6 +166,18 @@ def test_a_change_is_told_by_the_value_before_the_window_and_what_is_no_number_i
     watch = gpu_figures.watched(run_of(rows))
     assert [watch.value(of.SM_ACTIVE, row) for row in watch.rows] == [None, 0.5, None]
     assert (watch.values(of.XID), watch.readings(of.SM_ACTIVE)) == ([], ([4.0], [0.5]))
+    first = {**watts(300.0), of.SM_ACTIVE: 0.4, of.SM_CLOCK: 1980e6, of.TEMPERATURE: 50.0, of.MEMORY_USED: 8e9}
+    second = {**watts(200.0), of.SM_ACTIVE: 0.6, of.SM_CLOCK: 1755e6, of.TEMPERATURE: 61.0, of.MEMORY_USED: 9e9}
+    run = run_of(several(first, second, notes=("lost",)))
+    seen, each = device_figures(run), gpu_figures.runs_of_each_gpu(run)
+    found = seen.power_w, seen.sm_active, seen.sm_clock_hz, seen.memory_used_bytes, seen.own_cores
+    assert found == pytest.approx((500.0, 0.5, 1755e6, 17e9, 2.0))
+    assert max(gpu_figures.watched(run).values(of.TEMPERATURE)) == 61.0
+    told = [(device_figures(one).power_w, device_figures(one).own_cores, one.telemetry.notes) for one in each]
+    assert told == [(pytest.approx(300), 2, ("lost",)), (pytest.approx(200), None, ())], "the host is the first one's"
+    powers = [300.0, 200.0], [300.0, 100.0, 200.0], [250.0] * 4, [300.0, 200.0, None], [0.0, 0.0]
+    found = [device_figures(run_of(several(*map(watts, each)))).power_imbalance for each in powers]
+    assert found == pytest.approx([0.4, 1.0, 0.0, None, None]), "the distance over the mean"
 
 
 def later(value, otherwise):
@@ -200,39 +209,16 @@ def watts(power):
     return {of.POWER: power, of.POWER_INSTANT: power, of.ENERGY: power and (lambda at: power * at)}
 
 
-def test_power_adds_up_ratios_are_means_and_the_slowest_clock_counts():
-    first = {**watts(300.0), of.SM_ACTIVE: 0.4, of.SM_CLOCK: 1980e6, of.TEMPERATURE: 50.0, of.MEMORY_USED: 8e9}
-    second = {**watts(200.0), of.SM_ACTIVE: 0.6, of.SM_CLOCK: 1755e6, of.TEMPERATURE: 61.0, of.MEMORY_USED: 9e9}
-    run = run_of(several(first, second, notes=("lost",)))
-    seen, each = device_figures(run), gpu_figures.runs_of_each_gpu(run)
-    found = seen.power_w, seen.sm_active, seen.sm_clock_hz, seen.memory_used_bytes, seen.own_cores
-    assert found == pytest.approx((500.0, 0.5, 1755e6, 17e9, 2.0))
-    assert max(gpu_figures.watched(run).values(of.TEMPERATURE)) == 61.0
-    told = [(device_figures(one).power_w, device_figures(one).own_cores, one.telemetry.notes) for one in each]
-    assert told == [(pytest.approx(300), 2, ("lost",)), (pytest.approx(200), None, ())], "the host is the first one's"
-
-
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=4))
-def test_reasons_of_a_clock_are_joined_bit_by_bit(reasons):
+def test_reasons_of_a_clock_are_joined_bit_by_bit_and_what_one_does_not_say_is_not_known_of_all(reasons):
     made = several(*({of.CLOCK_REASONS: float(each)} for each in reasons))
     [joined] = {*gpu_figures.joined_gpus(made).columns[of.CLOCK_REASONS]}
     assert all(bool(int(joined) & 1 << bit) is any(r & 1 << bit for r in reasons) for bit in range(8))
-
-
-def test_what_one_does_not_say_is_not_known_of_all_and_one_gpu_stays_what_it_is():
     column = gpu_figures.joined_gpus(several({of.POWER: later(None, 300.0)}, {of.POWER: 200.0})).columns[of.POWER]
     assert {*column} == {500.0, None} and column[-1] is None
     one = planted_telemetry()
     assert gpu_figures.joined_gpus(one) is one and device_figures(run_of(one)).power_imbalance is None
     assert gpu_figures.runs_of_each_gpu(run_of(one)) == gpu_figures.runs_of_each_gpu(run_of(None)) == ()
-
-
-@pytest.mark.parametrize(("powers", "imbalance"), [
-    ([300.0, 200.0], 0.4), ([300.0, 100.0, 200.0], 1.0), ([250.0] * 4, 0.0),
-    ([300.0, 200.0, None], None), ([0.0, 0.0], None),
-])  # fmt: skip
-def test_imbalance_is_the_distance_over_the_mean(powers, imbalance):
-    assert device_figures(run_of(several(*map(watts, powers)))).power_imbalance == pytest.approx(imbalance)
 
 
 @given(drawn_readings(0.5, gpus=3), WINDOWS, st.permutations(range(3)))
@@ -248,15 +234,11 @@ def test_the_order_of_gpus_says_nothing_and_two_alike_take_twice_the_power_and_m
     assert two == pytest.approx({**one, **doubled, **balance}, rel=1e-9)
 
 
-def stepping(run, prompt_steps):
-    """The run with steps of a tenth of a second."""
-    n, prompts = 130, [512 if i in prompt_steps else 0 for i in range(130)]
-    ends = [round(0.1 * (i + 1), 6) for i in range(n)]
-    return replace(run, steps=Steps(ends, [8] * n, [0] * n, [8] * n, prompts, [None] * n, [0] * n))
-
-
 def decoding(prompt_steps, **planted):
-    return decode_window(stepping(run_of(planted_telemetry(**planted)), prompt_steps))
+    """Of a run with steps of a tenth of a second."""
+    n, prompts = 130, [512 if i in prompt_steps else 0 for i in range(130)]
+    steps = Steps([round(0.1 * (i + 1), 6) for i in range(n)], [8] * n, [0] * n, [8] * n, prompts, [None] * n, [0] * n)
+    return decode_window(replace(run_of(planted_telemetry(**planted)), steps=steps))
 
 
 @given(st.sets(st.integers(0, 129), max_size=12))
@@ -266,9 +248,7 @@ def test_decoding_is_never_seen_beside_a_prompt(prompt_steps):
     beside = [(0.1 * (i - 1) if i > 1 else -math.inf, 0.1 * min(i + 2, 130)) for i in prompt_steps]
     pure = [i for i, at in ends.items() if not any(a < at - 1e-9 and at - 0.25 + 1e-9 < b for a, b in beside)]
     assert [*decoding(prompt_steps).rows] == pure
-
-
-def test_where_a_prompt_is_in_every_reading_decoding_is_not_known():
+    # where a prompt is in every reading, decoding is not known
     assert decoding(range(0, 130, 3)).rows == () and len(decoding([0, 129]).rows) == 40
     assert decoding([], spans=False).rows == (), "without a span nobody knows what a reading tells of"
     assert decode_window(run_of(None)) is None and decode_window(run_of(planted_telemetry())) is None
@@ -278,9 +258,6 @@ def beside(cpu_s, host="a", python="3.12"):
     """A measurement with a host-speed probe beside it. cpu_s: of its pieces, or a function of the time."""
     made = strategies.sensed(measurement(environment=replace(strategies.H200, host=host)), PROBE=0.01, PROBE_CPU=cpu_s)
     return changed(made, "run", "telemetry", sources=("host", f"host-speed probe (Python {python})"))
-
-
-OPENS_S = measurement().run.window_s[0]
 
 
 @pytest.mark.parametrize(("measured", "speeds", "rel"), [
@@ -304,10 +281,6 @@ def test_the_probe_is_told_as_its_mean_and_as_the_share_without_a_core():
     pairs = [(0.008, 0.004), (0.008, 0.0), (0.004, 0.004001), (None, 0.004), (0.004, None), (0.0, 0.0)]
     waited = [gpu_figures.probe_waiting(*pair) for pair in pairs]
     assert waited == [0.5, 1, 0.0, None, None, None], "two clocks, read one after the other"
-
-
-BLOCK = 16 * 2 * 24 * 2048 * 2  # bytes of 16 tokens' keys and values: 24 layers of 2,048 numbers of OPT-1.3B
-OWN = 3 * GIB + 1000 * BLOCK
 
 
 def engine(used=None, total=140 * GIB, weights=3 * GIB, gpus=1):
@@ -339,15 +312,12 @@ def test_parts_add_up_to_the_memory(group, total, other, left):
     assert other is None or memory.engine_bytes + other + left == total
 
 
-def test_nothing_is_said_where_a_part_is_not_known_and_of_several_runs_the_one_with_most_in_use():
+def test_of_several_runs_the_one_with_most_in_use_is_told_and_committed_replicas_leave_room():
     told, blind = engine(), engine(weights=None)
     groups = [(blind,), (engine(total=None),), (engine(total=GIB),), together("mps", told, blind)]
     groups.append(together("mig", told, told))
     assert [memory_in_use([group]) for group in groups] == [None] * 5
     assert memory_in_use([(blind,), (engine(12.0 * GIB),), (engine(9.0 * GIB),), (told,)]).used_bytes == 12 * GIB
-
-
-def test_committed_replicas_leave_room_and_use_more_than_weights_and_cache():
     groups = [group for group in all_groups(archive("h200-vllm-0.26.0-replicas")) if len(group) > 1]
     seen = [memory_in_use([group]) for group in groups]
     assert {len(memory.engines) for memory in seen} == {2, 3}

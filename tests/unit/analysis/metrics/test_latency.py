@@ -22,6 +22,8 @@ NEVER = 1e15  # stands for "never came", slower than all others
 OPEN = OpenLoop(arrivals="gamma 1", rate=10.0, settle_s=1.0, window_s=2.0)
 LOADS = st.sampled_from([OPEN, ClosedLoop(4)])  # whose requests are judged if they were sent in the window, or ended
 RUNS = drawn_runs(steps=3)
+SLO = Slo(ttft_s=0.2, tpot_s=0.06, e2e_s=5)
+GOOD, SLOW = (1.0, 1.1, 1.6, 11, True), (1.0, 1.3, 1.8, 11, True)  # TTFT 0.1 and 0.3, TPOT 0.05
 GAPS = st.lists(st.floats(1e-4, 100), min_size=1, max_size=100)
 BOUNDS = st.one_of(st.none(), st.integers(1, 10**9).map(lambda microseconds: microseconds / 10**6))
 
@@ -91,12 +93,19 @@ def test_judged_are_the_requests_of_the_window_with_their_tokens_and_failures(ru
     assert window.finished_output_tokens(run) == [n for n, done in zip(s.output_tokens, s.finished) if done]
 
 
-@pytest.mark.parametrize("load", [OpenLoop(requests=9), ClosedLoop(4, requests=9)])
-def test_all_failures_of_a_number_of_requests_count(load):
+def test_all_failures_count_against_and_rates_add_up_over_engines_and_are_means_over_repeats():
     """Also those after the last answer, with which its window ends."""
     failed = Failures((0,) * 3, (0.5, 1.0, 2.9), (0.8, 1.3, 3.2), ("timeout",) * 3)
     run = replace(measurement().run, window_s=(1.0, 2.0), failures=3, failed=failed)
-    assert window.judged_requests(replace(measurement(load=load), run=run)).failures == 3
+    for load in (OpenLoop(requests=9), ClosedLoop(4, requests=9)):
+        assert window.judged_requests(replace(measurement(load=load), run=run)).failures == 3
+    shares = dict.fromkeys(("ttft", "tpot", "e2e"), 0.5)
+    assert goodput_of(SLO, (served(GOOD, GOOD, failed=2),)) == window.Goodput(SLO, 4, 2, 2, 1.0, 0.5, shares)
+    one, other = served(GOOD, SLOW), served(GOOD, GOOD, GOOD, SLOW)
+    both = goodput_of(SLO, (one,), (other,))
+    shares = {"ttft": 4 / 6, "tpot": 1, "e2e": 1}
+    assert both == window.Goodput(SLO, 6, 4, 0, (1 / 2.0 + 3 / 2.0) / 2, 4 / 6, shares)
+    assert goodput_of(SLO, (one, other)) == replace(both, per_s=2 * both.per_s), "engines beside each other"
 
 
 def histogram(gaps, growth=1.01):
@@ -111,25 +120,19 @@ def facts_of(seen):
     return {"growth": seen.growth, "least_s": 1e-4, "counts": seen.counts, "sum_s": seen.sum_s}
 
 
-@given(GAPS, st.floats(0, 1))
-def test_any_percentile_of_gaps_is_known_to_one_per_cent(gaps, share):
+@given(GAPS, st.floats(0, 1), st.lists(GAPS, min_size=1, max_size=3))
+def test_any_percentile_of_gaps_is_known_to_one_per_cent_and_of_several_runs_those_of_all_together(gaps, share, parts):
     exact = sorted(gaps)[max(1, math.ceil(share * len(gaps))) - 1]
     seen = histogram(gaps)
     assert seen.percentile(share) == pytest.approx(exact, rel=0.0051)
     assert (seen.gaps, seen.mean_s) == (len(gaps), pytest.approx(fmean(gaps)))
     facts = facts_of(seen)
     assert window.gap_histogram(json.loads(json.dumps(facts))) == window.gap_histogram(facts) == seen
-
-
-def test_gaps_of_nothing_and_gaps_below_the_least():
     nothing, merged = histogram([]), histogram([0.0, 0.0, 5e-5, 0.5])
     assert (nothing.percentile(0.99), nothing.mean_s) == (None, None)
     assert merged.percentile(0.5) == 1e-4, "tokens that came in one chunk"
     assert merged.percentile(1.0) == pytest.approx(0.5, rel=0.0051)
 
-
-@given(st.lists(GAPS, min_size=1, max_size=3))
-def test_gaps_of_several_runs_are_those_of_all_together(parts):
     def run(gaps, growth=1.01):
         return Run(NO_SAMPLES, NO_STEPS, (0.0, 1.0), stream=Stream(0.1, 0.0, (), facts_of(histogram(gaps, growth))))
 
@@ -150,15 +153,10 @@ def test_an_slo_is_the_same_after_its_words(ttft, tpot, e2e):
         slo = Slo(ttft, tpot, None, e2e)
         assert parse_slo(str(slo)) == slo
         assert slo.bounds == {name: bound for name, bound in told.items() if bound is not None}
-
-
-@pytest.mark.parametrize(("text", "slo", "same"), [
-    ("ttft:200ms,tpot:12.5ms,e2e:5s", Slo(ttft_s=0.2, tpot_s=0.0125, e2e_s=5), True),
-    (" e2e : 1.5 s , ttft:.5s", Slo(ttft_s=0.5, e2e_s=1.5), False),
-    ("TPOT:1500ms", Slo(tpot_s=1.5), False),
-])  # fmt: skip
-def test_words_of_an_slo(text, slo, same):
-    assert parse_slo(text) == slo and (str(slo) == text) is same
+    slo = Slo(ttft_s=0.2, tpot_s=0.0125, e2e_s=5)
+    assert parse_slo(str(slo)) == slo and str(slo) == "ttft:200ms,tpot:12.5ms,e2e:5s"
+    assert parse_slo(" e2e : 1.5 s , ttft:.5s") == Slo(ttft_s=0.5, e2e_s=1.5)
+    assert parse_slo("TPOT:1500ms") == Slo(tpot_s=1.5)
 
 
 @pytest.mark.parametrize(("text", "fact", "hint"), [
@@ -168,16 +166,11 @@ def test_words_of_an_slo(text, slo, same):
     ("ttft:200", "'ttft:200'", "ttft:200ms, or ttft:200s"), ("ttft:0ms", "0.0 s", "ttft:200ms"),
     ("e2el:5s", "'e2el'", "ttft, tpot, itl, e2e"), ("ttft:1s,ttft:2s", "ttft", "ttft:200ms"),
     ("itl:5ms", "", "tpot:50ms"),
+    *((bounds, "", "") for bounds in ({}, {"ttft_s": 0}, {"ttft_s": math.inf}, {"e2e_s": math.nan}, {"itl_s": 1})),
 ])  # fmt: skip
-def test_other_words_say_what_to_type(text, fact, hint):
+def test_other_words_say_what_to_type_and_bounds_of_nothing_that_is_known_are_refused(text, fact, hint):
     with refused(fact, hint=hint):
-        parse_slo(text)
-
-
-@pytest.mark.parametrize("bounds", [{}, {"ttft_s": 0}, {"ttft_s": math.inf}, {"e2e_s": math.nan}, {"itl_s": 1}])
-def test_an_slo_that_bounds_nothing_that_is_known_is_refused(bounds):
-    with refused():
-        Slo(**bounds)
+        parse_slo(text) if isinstance(text, str) else Slo(**text)
 
 
 @given(RUNS, LOADS, *[st.sampled_from([0.0, 0.05, 0.25, 1.0])] * 3)
@@ -197,23 +190,9 @@ def test_goodput_of_any_run_is_that_by_hand(run, load, ttft, tpot, e2e):
         assert seen == window.Goodput(slo, n, good, lost, rate, share, shares) and less.good <= good
 
 
-SLO = Slo(ttft_s=0.2, tpot_s=0.06, e2e_s=5)
-GOOD, SLOW = (1.0, 1.1, 1.6, 11, True), (1.0, 1.3, 1.8, 11, True)  # TTFT 0.1 and 0.3, TPOT 0.05
-
-
 def served(*rows, failed=0):
     """An open loop with these requests in its window, and failed ones whose times are not known. rows: sent, first
     token, last token, output tokens, finished."""
     sent, first, last, tokens, finished = zip(*rows)
     samples = Samples(tuple(range(len(rows))), sent, sent, first, last, (1,) * len(rows), tokens, finished)
     return replace(measurement(load=OPEN), run=Run(samples, NO_STEPS, (1.0, 3.0), failures=failed))
-
-
-def test_failures_without_a_row_count_against_and_rates_add_up_over_engines_and_are_means_over_repeats():
-    shares = dict.fromkeys(("ttft", "tpot", "e2e"), 0.5)
-    assert goodput_of(SLO, (served(GOOD, GOOD, failed=2),)) == window.Goodput(SLO, 4, 2, 2, 1.0, 0.5, shares)
-    one, other = served(GOOD, SLOW), served(GOOD, GOOD, GOOD, SLOW)
-    both = goodput_of(SLO, (one,), (other,))
-    shares = {"ttft": 4 / 6, "tpot": 1, "e2e": 1}
-    assert both == window.Goodput(SLO, 6, 4, 0, (1 / 2.0 + 3 / 2.0) / 2, 4 / 6, shares)
-    assert goodput_of(SLO, (one, other)) == replace(both, per_s=2 * both.per_s), "engines beside each other"

@@ -36,13 +36,12 @@ FAMILIES = {
     "NVIDIA GH200 480GB": "GH200", "NVIDIA GH200 144G HBM3e": "GH200-144", "NVIDIA H100 NVL": "H100-NVL",
     "NVIDIA GeForce RTX 4090 Laptop GPU": None, "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None, "": None, None: None,
 }  # fmt: skip
+SHAPES = [shape for shape in CATALOGUE.values() if shape.windows]
+WORKS = st.builds(work_of_model, st.sampled_from(SHAPES), st.integers(1, 2048), st.integers(1, 2048))
 
 
-def test_a_gpu_is_known_by_all_words_of_its_name_and_a_variant_is_none():
+def test_a_gpu_is_known_by_all_words_of_its_name_with_its_ridge_and_its_rate_in_fp8():
     assert {name: (found := gpu_figures.peaks_of(name)) and found.family for name in FAMILIES} == FAMILIES
-
-
-def test_ridges_are_flops_per_byte_and_fp8_is_twice_as_fast_where_there_is_any():
     ridges = {gpu.family: gpu.ridge for gpu in gpu_figures.GPUS}
     known = {"A100-40": 201, "H100": 295, "H100-64": 606, "H200": 206, "L4": 403, "V100": 139}
     assert {family: ridges[family] for family in known} == pytest.approx(known, abs=0.6)
@@ -69,10 +68,6 @@ def test_an_engine_has_the_rate_of_its_quantization_and_of_all_its_gpus(spec, en
     m = measurement()
     seen = gpu_figures.peaks_of_engine(replace(m.spec, **spec), replace(m.environment, **environment))
     assert (seen.bytes_per_s, seen.flops_per_s) == rates
-
-
-SHAPES = [shape for shape in CATALOGUE.values() if shape.windows]
-WORKS = st.builds(work_of_model, st.sampled_from(SHAPES), st.integers(1, 2048), st.integers(1, 2048))
 
 
 def work_of(model, prompt=512, **facts):
@@ -103,17 +98,14 @@ def test_a_ceiling_is_that_of_its_definition_and_rises_with_the_batch(work, peak
     assert work.intensity == pytest.approx(work.token_flops / (float(context) * work.kv_bytes_per_token))
 
 
-def test_opt_is_bound_by_memory_at_every_batch_and_grouped_queries_at_short_context_by_arithmetic():
+def test_opt_is_bound_by_memory_and_logits_and_weights_are_those_that_are_computed_and_read():
     halves = {"opt-125m": 10.6, "opt-2.7b": 25.3, "opt-13b": 49.0}
     works = {name: work_of(name) for name in halves}
     assert {name: work.b_half for name, work in works.items()} == pytest.approx(halves, abs=0.05)
     assert all(A100.ridge > work.intensity == pytest.approx(work.b_half + 1) for work in works.values())
     grouped = work_of_model(model_from_config("llama-2-70b", LLAMA_70B, parameters=68_976_648_192), 512, 256)
     assert H200.ridge < grouped.intensity == pytest.approx(grouped.b_half + 8)
-
-
-def test_logits_are_of_a_prompts_last_token_and_embeddings_that_are_only_looked_up_are_neither_read_nor_computed():
-    """A seventh of OLMo 2 1B, whose output layer is another; OPT's is the same, and narrower in OPT-350M."""
+    # A seventh of OLMo 2 1B, whose output layer is another; OPT's is the same, and narrower in OPT-350M.
     tied = work_of("opt-125m")
     assert (tied.lm_head, work_of("opt-350m").lm_head) == (50272 * 768, 50272 * 512)
     assert replace(tied, prompt_tokens=1).prefill_flops == 2 * tied.parameters + 2 * tied.heads_width
@@ -122,25 +114,19 @@ def test_logits_are_of_a_prompts_last_token_and_embeddings_that_are_only_looked_
     assert work.weight_bytes == 2 * work.parameters == 2 * (model_of("olmo-2-1b").parameters - lookups)
     quantized = work_of("olmo-2-1b", weight_bytes=2 * 10**9)
     assert (quantized.weight_bytes, quantized.parameters) == (2e9 - 2 * lookups, work.parameters)
-
-
-def test_weights_that_nobody_can_tell_are_those_that_were_measured():
     stranger, lookups = model_from_config("llama-2-70b", LLAMA_70B), 32_000 * 8192
     measured = work_of_model(stranger, 512, 256, weight_bytes=138 * 10**9)
     assert (measured.parameters, measured.weight_bytes) == (69e9 - lookups, 138e9 - 2 * lookups)
     assert work_of_model(stranger, 512, 256) is None is work_of("granite-4.0-h-350m"), "a state in place of a cache"
 
 
-def test_a_step_reads_the_experts_that_one_of_its_tokens_is_sent_to():
+def test_a_step_reads_the_experts_of_its_tokens_and_keys_and_values_up_to_a_window_in_their_own_bytes():
     work, dense, lookups = work_of("olmoe-1b-7b"), work_of("opt-1.3b"), 50_304 * 2048
     assert (work.weight_bytes, work.parameters) == (2 * (6_919_161_856 - lookups), 1_282_017_280 - lookups)
     assert work.weights_read(0) == work.weights_read(1) == pytest.approx(2 * work.parameters)
     assert work.weights_read(2) == pytest.approx(work.weight_bytes * (1 - work.idle_share * 7 / 8)), "8 of 64 experts"
     assert work.weights_read(8) < work.weights_read(64) < work.weight_bytes < work.weights_read(64) / 0.99
     assert dense.weights_read(1) == dense.weights_read(64) == dense.weight_bytes
-
-
-def test_keys_and_values_are_read_up_to_a_window_in_their_own_bytes_and_by_each_gpu():
     short, long = work_of("gemma-3-1b", 128), work_of("gemma-3-1b", 3968)
     assert short.context * short.kv_bytes_per_token == 26 * 256 * 1024
     assert long.context * long.kv_bytes_per_token == (22 * 512 + 4 * 4096) * 1024
@@ -151,7 +137,7 @@ def test_keys_and_values_are_read_up_to_a_window_in_their_own_bytes_and_by_each_
     assert many.kv_bytes_per_token == 2 * few.kv_bytes_per_token, "more of them than heads"
 
 
-def test_the_fraction_of_a_measurement_is_over_its_ceiling_and_of_the_unknown_none():
+def test_the_fraction_is_over_its_ceiling_and_parts_of_a_step_are_all_of_it_where_it_is_known():
     m = measurement(8, 5000.0)
     assert roofline_fraction(m, 5000.0, 8.0) == pytest.approx(5000 / ceiling_tokens_per_s(work(m), H200, 8))
     assert roofline_fraction(m, 5000.0, 8.0, overlap=True) < roofline_fraction(m, 5000.0, 8.0)
@@ -161,14 +147,31 @@ def test_the_fraction_of_a_measurement_is_over_its_ceiling_and_of_the_unknown_no
         (changed(m, "spec", model="/somewhere/else", model_facts=None), 1.0, 8.0),
         (changed(m, "environment", gpu_name=None), 1.0, 8.0),
         (changed(allowed, "spec", prefix_caching=True), 1.0, 8.0),  # prompts that are not computed
-        (
-            changed(m, "spec", extra=(("speculative_config", '{"method": "ngram"}'),)),
-            1.0,
-            8.0,
-        ),  # drafts
+        (changed(m, "spec", extra=(("speculative_config", '{"method": "ngram"}'),)), 1.0, 8.0),  # drafts
         *((m, None, 8.0), (m, 1.0, None)),
     ]
     assert [roofline_fraction(*each) for each in unknown] == [None] * 6
+    for dram, tensor in ((None, 0.1), (0.6, None), (None, None)):
+        slow, fast = (step_time(seen(0.5, dram, tensor, m)).bound for m in (measurement(), measurement(8, 10_000.0)))
+        assert (slow, fast) == (None, "memory"), "shapes fill a small part of the slow step"
+    m = measurement()
+    strange, unshaped = changed(m, "environment", gpu_name="Some GPU"), changed(m, "spec", model="/a", model_facts=None)
+    unknown = (strange, unshaped, changed(m, "run", window_s=(1e6, 1e6 + 1)))
+    assert [step_time(each) for each in unknown] == [StepTime({}, None, None)] * 3
+    step_parts = gpu_figures.step_parts
+    m = seen(engine=0.9)
+    parts, blind = step_parts([m]), step_parts([measurement()])
+    assert [*parts] == ["weights", "kv", "flops", "kernels", "idle"] and sum(parts.values()) == pytest.approx(1)
+    assert parts["weights"] + parts["kv"] == pytest.approx(least(m)[0]) and parts["idle"] == pytest.approx(0.1)
+    assert parts["kernels"] + parts["idle"] == pytest.approx(step_time(m).unexplained)
+    assert [*blind] == ["weights", "kv", "flops", "unsplit"]
+    assert blind["unsplit"] == pytest.approx(step_time(measurement()).unexplained)
+    both = step_parts([seen(engine=0.9, m=each) for each in (measurement(8, 1000.0), measurement(8, 3000.0))])
+    assert both["weights"] == pytest.approx(2 * parts["weights"])
+    strange = [changed(each, "environment", gpu_name="another") for each in (m, seen(0.7))]
+    assert step_parts(strange) == pytest.approx({"kernels": 0.8, "idle": 0.2}), "without a data sheet"
+    assert step_parts([m, measurement()]) == {}, "repeats that differ"
+    assert step_parts([seen(engine=1e-6)]) == {}, "counters below the data sheet"
 
 
 def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):
@@ -197,18 +200,15 @@ def work(m):
     return gpu_figures.work_of_workload(m.spec, m.resolved, m.workload)
 
 
-@pytest.mark.parametrize("prompt_tokens", [64, 1000])
-def test_bytes_of_a_step_are_weights_and_contexts_and_prompts_count_by_length(prompt_tokens):
-    m = with_prompts(measurement(8, 1000.0, steps=320), prompt_tokens)
-    w, decoded, prompts = work(m), 8 * 31 / 32, 8 / 32  # of a request's 32 tokens, the first is the prefill's
-    moved = w.weight_bytes + (decoded * w.context + prompts * prompt_tokens) * w.kv_bytes_per_token
-    computed = decoded * w.token_flops + prompts * replace(w, prompt_tokens=prompt_tokens).prefill_flops
-    assert least(m) == pytest.approx((moved / 4800e9 / 0.008, computed / 989e12 / 0.008))
-    assert step_time(m).unexplained == pytest.approx(1 - max(least(m)))
-
-
-def test_experts_are_read_by_each_step_for_its_own_tokens():
-    """Of 64 steps one has a prompt, and reads all; a step with the mean number of tokens would read twice the mean."""
+def test_bytes_of_a_step_are_weights_contexts_and_experts_of_its_tokens_and_prompts_count_by_length():
+    for prompt_tokens in (64, 1000):
+        m = with_prompts(measurement(8, 1000.0, steps=320), prompt_tokens)
+        w, decoded, prompts = work(m), 8 * 31 / 32, 8 / 32  # of a request's 32 tokens, the first is the prefill's
+        moved = w.weight_bytes + (decoded * w.context + prompts * prompt_tokens) * w.kv_bytes_per_token
+        computed = decoded * w.token_flops + prompts * replace(w, prompt_tokens=prompt_tokens).prefill_flops
+        assert least(m) == pytest.approx((moved / 4800e9 / 0.008, computed / 989e12 / 0.008))
+        assert step_time(m).unexplained == pytest.approx(1 - max(least(m)))
+    # Of 64 steps one has a prompt, and reads all; a step with the mean number of tokens would read twice the mean.
     m = measurement(4, 600.0, model="olmoe-1b-7b", output_tokens=256, resolved=Resolved(dtype="bfloat16"))
     prompts = [0 if i % 64 else 512 for i in range(len(m.run.steps))]
     m = with_prompts(changed(m, "run", "steps", prompt_tokens=prompts), 512)
@@ -228,12 +228,6 @@ def test_the_bound_by_counters(engine, dram, tensor, bound):
     assert step_time(seen(engine, dram, tensor)).bound == bound
 
 
-@pytest.mark.parametrize(("dram", "tensor"), [(None, 0.1), (0.6, None), (None, None)])
-def test_without_both_counters_shapes_tell(dram, tensor):
-    slow, fast = (step_time(seen(0.5, dram, tensor, m)).bound for m in (measurement(), measurement(8, 10_000.0)))
-    assert (slow, fast) == (None, "memory"), "shapes fill a small part of the slow step"
-
-
 @pytest.mark.parametrize(("shares", "bound", "flops"), [
     ((0.6, 0.2), "memory", 0), ((0.2, 0.6), "compute", 0.4), ((0.4, 0.4), None, 0), ((0.3, 0.51), "compute", 0.21),
 ])  # fmt: skip
@@ -246,44 +240,15 @@ def test_the_bound_by_shapes_and_arithmetic_is_a_part_where_it_takes_longer_than
     assert found.parts["kernels"] == pytest.approx(0.9 - max(shares))
 
 
-def test_nothing_known_no_step_time():
-    m = measurement()
-    strange, unshaped = changed(m, "environment", gpu_name="Some GPU"), changed(m, "spec", model="/a", model_facts=None)
-    unknown = (strange, unshaped, changed(m, "run", window_s=(1e6, 1e6 + 1)))
-    assert [step_time(each) for each in unknown] == [StepTime({}, None, None)] * 3
-
-
-@given(st.integers(1, 64), st.floats(0.01, 0.9), st.integers(32, 64))
-def test_no_share_is_above_1_below_the_roofline(batch, fraction, output_tokens):
+@given(st.integers(1, 64), st.floats(0.01, 0.9), st.integers(32, 64), st.floats(0.01, 1), st.floats(0.01, 1))
+def test_no_share_is_above_1_and_a_gap_positive_by_memory(batch, fraction, output_tokens, dram, tensor):
     # the roofline leaves out what a prefill moves: some percent at these lengths, hence 0.9 of it
     m = measurement(batch, 1.0, output_tokens=output_tokens, steps=1)
     limit = ceiling_tokens_per_s(work(m), H200, batch, overlap=True)
     m = measurement(batch, fraction * limit, output_tokens=output_tokens, steps=4 * output_tokens)
     assert 0 <= step_time(m).unexplained <= 1 and max(least(m)) <= 1
     assert step_time(measurement(8, 1e6)).unexplained < 0, "faster than the roofline shows"
-
-
-@given(st.floats(0.01, 1), st.floats(0.01, 1))
-def test_the_gap_is_positive_where_memory_is_nearer_to_its_end(dram, tensor):
-    assert gpu_figures.saturation_gap(dram, tensor) == pytest.approx(
-        math.log((dram / 0.89) / (tensor / 0.94)), abs=1e-9
-    )
+    by_hand = math.log((dram / 0.89) / (tensor / 0.94))
+    assert gpu_figures.saturation_gap(dram, tensor) == pytest.approx(by_hand, abs=1e-9)
     nothing = (None, tensor), (dram, None), (0.0, tensor), (dram, 0.0)
     assert [gpu_figures.saturation_gap(*each) for each in nothing] == [None] * 4
-
-
-def test_parts_of_a_step_are_all_of_it_and_of_repeats_their_means():
-    step_parts = gpu_figures.step_parts
-    m = seen(engine=0.9)
-    parts, blind = step_parts([m]), step_parts([measurement()])
-    assert [*parts] == ["weights", "kv", "flops", "kernels", "idle"] and sum(parts.values()) == pytest.approx(1)
-    assert parts["weights"] + parts["kv"] == pytest.approx(least(m)[0]) and parts["idle"] == pytest.approx(0.1)
-    assert parts["kernels"] + parts["idle"] == pytest.approx(step_time(m).unexplained)
-    assert [*blind] == ["weights", "kv", "flops", "unsplit"]
-    assert blind["unsplit"] == pytest.approx(step_time(measurement()).unexplained)
-    both = step_parts([seen(engine=0.9, m=each) for each in (measurement(8, 1000.0), measurement(8, 3000.0))])
-    assert both["weights"] == pytest.approx(2 * parts["weights"])
-    strange = [changed(each, "environment", gpu_name="another") for each in (m, seen(0.7))]
-    assert step_parts(strange) == pytest.approx({"kernels": 0.8, "idle": 0.2}), "without a data sheet"
-    assert step_parts([m, measurement()]) == {}, "repeats that differ"
-    assert step_parts([seen(engine=1e-6)]) == {}, "counters below the data sheet"

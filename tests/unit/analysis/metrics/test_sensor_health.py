@@ -16,6 +16,10 @@ from pytest_slmserve.schema.records import Environment, Replica
 from pytest_slmserve.workload.arrivals import job
 
 HOST = Environment(cores=16)
+ON_GPU = {number: column for number, column in WELL.items() if number < of.OURS}
+HOT, LOST = {of.CLOCK_REASONS: 64.0}, {"notes": ("nvml failed",)}
+UNSAID = {of.FOREIGN_PROCESSES: None}  # whose the processes are
+SHARED = {**UNSAID, of.GPU_PROCESSES: 3.0}
 
 
 def found(columns=(), window_s=(2.0, 12.0), host=HOST, replica=None, **planted):
@@ -27,19 +31,35 @@ def until(at_s, before, after):
     return lambda at: before if at < at_s else after
 
 
-@pytest.mark.parametrize("how", [{}, {"spans": False}, {"interval_s": 1.0}], ids=str)
-def test_a_gpu_that_is_well(how):
-    assert found(**how) == CheckResult()
-
-
-def test_where_nothing_was_seen_nothing_is_known():
+def test_a_gpu_that_is_well_or_not_seen_and_readings_or_jobs_that_stop_or_change_half_way():
+    assert [found(**how) for how in ({}, {"spans": False}, {"interval_s": 1.0})] == [CheckResult()] * 3
     blind = [health(watched_run(None)), found(until_s=1.0), found(dict.fromkeys(WELL))]
     assert [(one.state, len(one.reasons), one.noise) for one in blind] == [("unknown", 1, ())] * 3
     assert blind[0] == blind[1] != blind[2], "no reading, and readings without a value"
+    # Its prompts come first, and take more power than decoding; a fall without that limit is still told.
+    for columns, told in ((CLOCK_UNDER_THE_LIMIT, 0), ({of.SM_CLOCK: until(11.5, 1965e6, 1580e6)}, 1)):
+        run = watched_run(planted_telemetry({**WELL, **columns}))
+        assert [len(health(run, HOST, even=even).noise) for even in (False, True)] == [told, 1]
+        assert len(check(replace(measurement(load=job(9)), run=run)).noise) == told
+    stopped = found(until_s=9.0)
+    assert ([*map(numbers, stopped.noise)], stopped.state) == ([[70, 95], [3, 2]], "ok")
+    plain = {number: column for number, column in WELL.items() if number not in of.PROFILED}
+    blind = health(watched_run(planted_telemetry(plain, until_s=9.0, spans=False)), HOST)
+    assert blind == CheckResult(noise=stopped.noise[1:])
+    assert [numbers(text)[0] for text in found(until_s=4.5, window_s=(2.0, 4.99)).noise] == [83.6]
+    for interval_s, limit in ((0.25, 2.0), (0.5, 2.5)):
+        telemetry = planted_telemetry({of.GPU_UTIL: 0.5}, interval_s=interval_s, spans=False)
+        for gap in (limit, limit + interval_s):
+            kept = [at for at in telemetry.time_s if not 5 < at < 5 + gap]
+            columns = {of.GPU_UTIL: (0.5,) * len(kept)}
+            cut = replace(telemetry, time_s=kept, span_s=[None] * len(kept), columns=columns)
+            told = [numbers(text) for text in health(watched_run(cut)).noise]
+            assert told == ([] if gap == limit else [[round(gap, 1), limit]])
+        rows = planted_telemetry({of.OWN_CORES: 2.0, of.HOST_CORES: 2.1}, interval_s=4.0)
+        assert health(watched_run(rows)) == CheckResult(), "counters of the host miss nothing in a gap"
 
 
 CLOCK_UNDER_THE_LIMIT = {of.SM_CLOCK: until(7.1, 1965e6, 1755e6), of.CLOCK_REASONS: 4.0}
-UNSAID = {of.FOREIGN_PROCESSES: None}  # whose the processes are
 
 
 @pytest.mark.parametrize(("columns", "kind", "word", "facts"), [  # facts: what was seen and the limit
@@ -91,7 +111,7 @@ def test_a_fault_is_told_with_its_numbers(columns, kind, word, facts):
     assert told == told_as and word in text and facts <= {*numbers(text)}
 
 
-@pytest.mark.parametrize("columns", [
+HARMLESS = (
     {of.CAPPED_BRAKE: until(9, 5.0, 5.05)}, {of.CAPPED_BRAKE: lambda at: 0.0099 * at},  # a moment, told by its counter
     {of.CLOCK_REASONS: 4.0, of.CAPPED_POWER: lambda at: at}, {of.CLOCK_REASONS: until(11, 0.0, 4.0)},  # the power limit
     {of.CLOCK_REASONS: 4.0, of.SM_CLOCK: lambda at: 1980e6 - 150e6 * (at % 1 == 0)},  # under which a clock dithers
@@ -107,12 +127,11 @@ def test_a_fault_is_told_with_its_numbers(columns, kind, word, facts):
     {of.TENSOR_ACTIVE: until(10.1, 0.1, None)},  # missing in 8 of 40 readings
     {of.STOLEN_CORES: 0.0399}, {of.CPU_THROTTLED: 0.0099}, {of.HOST_CORES: 14.3},  # others on a host with room
     {of.OWN_CORES: 13.95, of.HOST_CORES: 15.5}, {of.OWN_CORES: 15.5, of.HOST_CORES: 16.0},  # a full host, all ours
-])  # fmt: skip
-def test_what_is_no_fault(columns):
-    assert found(columns) == CheckResult()
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("columns", "how", "state", "facts"), [
+    *((columns, {}, "ok", ()) for columns in HARMLESS),
     *(({of.POWER: watts}, {"window_s": (2.0, 11.75)}, state, facts)  # 0.6 s of 9.75 may be missing
       for watts, state, facts in ((424.0, "ok", ()), (430.0, "degraded", {7.5}), (376.0, "ok", ()))),
     *(({of.POWER: watts}, {"window_s": (2.0, 4.0)}, state, facts)
@@ -130,45 +149,10 @@ def test_what_is_no_fault(columns):
       for sharing, bound in (("time-slicing", 2.0), ("mps", 3.0), ("mig", 2.0), ("gpus", 1.0))
       for seen, state, facts in ((bound, "ok", ()), (bound + 1, "degraded", {bound, bound + 1}))),
 ])  # fmt: skip
-def test_what_is_a_fault_depends_on_the_window_the_host_and_the_other_engines(columns, how, state, facts):
+def test_what_is_no_fault_and_what_is_one_by_the_window_the_host_and_the_other_engines(columns, how, state, facts):
     seen = found(columns, **how)
     assert seen.state == state and (seen == CheckResult()) is (state == "ok")
     assert {*facts} <= {number for text in seen.reasons for number in numbers(text)}
-
-
-@pytest.mark.parametrize(
-    ("columns", "told"), [(CLOCK_UNDER_THE_LIMIT, 0), ({of.SM_CLOCK: until(11.5, 1965e6, 1580e6)}, 1)]
-)
-def test_the_halves_of_a_job_differ_and_its_clock_with_them(columns, told):
-    """Its prompts come first, and take more power than decoding; a fall without that limit is still told."""
-    run = watched_run(planted_telemetry({**WELL, **columns}))
-    assert [len(health(run, HOST, even=even).noise) for even in (False, True)] == [told, 1]
-    assert len(check(replace(measurement(load=job(9)), run=run)).noise) == told
-
-
-def test_readings_that_stop_are_noise():
-    stopped = found(until_s=9.0)
-    assert ([*map(numbers, stopped.noise)], stopped.state) == ([[70, 95], [3, 2]], "ok")
-    plain = {number: column for number, column in WELL.items() if number not in of.PROFILED}
-    blind = health(watched_run(planted_telemetry(plain, until_s=9.0, spans=False)), HOST)
-    assert blind == CheckResult(noise=stopped.noise[1:])
-    assert [numbers(text)[0] for text in found(until_s=4.5, window_s=(2.0, 4.99)).noise] == [83.6]
-
-
-@pytest.mark.parametrize(("interval_s", "limit"), [(0.25, 2.0), (0.5, 2.5)])
-def test_a_gap_is_told_from_five_intervals_or_two_seconds_on(interval_s, limit):
-    telemetry = planted_telemetry({of.GPU_UTIL: 0.5}, interval_s=interval_s, spans=False)
-    for gap in (limit, limit + interval_s):
-        kept = [at for at in telemetry.time_s if not 5 < at < 5 + gap]
-        columns = {of.GPU_UTIL: (0.5,) * len(kept)}
-        cut = replace(telemetry, time_s=kept, span_s=[None] * len(kept), columns=columns)
-        told = [numbers(text) for text in health(watched_run(cut)).noise]
-        assert told == ([] if gap == limit else [[round(gap, 1), limit]])
-    rows = planted_telemetry({of.OWN_CORES: 2.0, of.HOST_CORES: 2.1}, interval_s=4.0)
-    assert health(watched_run(rows)) == CheckResult(), "counters of the host miss nothing in a gap"
-
-
-ON_GPU = {number: column for number, column in WELL.items() if number < of.OURS}
 
 
 def gpus(*columns, host=(), replica=None, even=True, **planted):
@@ -176,11 +160,6 @@ def gpus(*columns, host=(), replica=None, even=True, **planted):
     beside = planted_telemetry({of.OWN_CORES: 2.0, of.HOST_CORES: 3.0, **dict(host)}, **planted)
     each = tuple(planted_telemetry({**ON_GPU, **one}).columns for one in columns)
     return health(watched_run(replace(beside, gpus=each)), HOST, replica, even)
-
-
-HOT = {of.CLOCK_REASONS: 64.0}
-SHARED = {**UNSAID, of.GPU_PROCESSES: 3.0}
-LOST = {"notes": ("nvml failed",)}
 
 
 @pytest.mark.parametrize(("columns", "how", "state", "told"), [

@@ -16,6 +16,11 @@ from pytest_slmserve.schema.records import Failures, Replica, Samples, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 CLEAN = CheckResult(unknown=())
+PERIOD = 129  # steps of a convoy of 128 tokens a request
+BURST = ClosedLoop(8, ramp_up="burst")
+RUN = planted_run(4, 400.0)
+ENDED = window.finished_in_window(RUN)
+FEWER = {"SM_ACTIVE": lambda at: 0.8 if round(at / 0.01) % 5 == 0 else None}
 PLAIN, LONG = measurement(), measurement(8, steps=400, failures=2)
 SERVER = {"interface": "server"}
 ENDPOINT = {"interface": "endpoint", "platform": "remote", "url": "http://h/v1"}
@@ -33,10 +38,9 @@ def with_stream(m, **facts):
 def waiting(m, count):
     """The measurement with so many requests more that were sent at its beginning and wait to its end."""
     added = {"sent_s": 0.0, "prompt_tokens": 64, "output_tokens": 0, "finished": False, "request": 0}
-    samples = {f.name: getattr(m.run.samples, f.name) for f in fields(Samples)}
-    return changed(m, "run", samples=Samples(**{
-        name: (*column, *(added.get(name),) * count) if column else () for name, column in samples.items()
-    }))  # fmt: skip
+    columns = {f.name: getattr(m.run.samples, f.name) for f in fields(Samples)}
+    more = {name: (*each, *(added.get(name),) * count) if each else () for name, each in columns.items()}
+    return changed(m, "run", samples=Samples(**more))
 
 
 def early_ends(count, extra=(), spec=ENDPOINT, **stream):
@@ -104,9 +108,8 @@ def test_an_honest_measurement_has_no_problem(concurrency, output_tokens, steps)
 FULL = changed(measurement(8), load=ClosedLoop(64))  # of which 8 were sent
 FAST, IDLE = measurement(8, 1e6), measurement(16, idle_steps=8, steps=400)
 LATE = with_stream(PLAIN, scheduled_s=tuple(at - 0.1 for at in PLAIN.run.samples.sent_s))
-IN_SPANS = with_stream(
-    changed(PLAIN, "run", steps=NO_STEPS), bin_s=0.01, begins_s=PLAIN.run.window_s[0], tokens=(1.0,) * 4
-)
+BINS = {"bin_s": 0.01, "begins_s": PLAIN.run.window_s[0], "tokens": (1.0,) * 4}
+IN_SPANS = with_stream(changed(PLAIN, "run", steps=NO_STEPS), **BINS)
 
 
 @pytest.mark.parametrize(("m", "facts"), [
@@ -171,12 +174,25 @@ def test_a_fault_is_the_only_problem_and_its_harmless_side_is_none(m, facts):
     assert facts is None or facts <= {*numbers(found.problems[0])}
 
 
-def test_several_problems_are_all_told():
+def test_several_problems_are_all_told_and_a_part_of_a_convoy_is_one_but_no_other_of_its_parts():
     assert len(problems(changed(measurement(first_early=-0.12, steps=3200), load=ClosedLoop(64)))) == 2
     nowhere = changed(each(PLAIN, finished=False), "run", window_s=(1e6, 1e6 + 1))
     steps, unfinished = problems(nowhere)
     [failed] = problems(changed(nowhere, "run", failures=8, first_failure="Planted"))
     assert (numbers(steps), numbers(failed)) == ([0, 20], [8]) and "window" in unfinished and "Planted" in failed
+    # Its requests end after steps of their own, so no whole number of periods can be told.
+    for steps, periods in ((51, 0.40), (110, 0.85), (190, 1.47), (148, 1.15)):
+        assert periods in [number for text in problems(convoy(steps)) for number in numbers(text)]
+    made = convoy(129)
+    some = tuple(int(i == 3) for i in range(len(made.run.steps)))
+    drafting = changed(made, "run", "steps", drafts=some, accepted=some)
+    assert problems(made) == () and "staggered" in " ".join(problems(drafting))
+    assert "staggered" not in " ".join(problems(changed(drafting, load=ClosedLoop(8))))
+    for periods in (1, 2, 3, 4):
+        made = convoys(periods)
+        slow, staggered = convoys(periods, slow_period=periods - 1), changed(made, load=ClosedLoop(8))
+        found = [len(check(m).noise) for m in (made, slow, staggered)]
+        assert found == [0, periods > 1, periods % 2], "a staggered one is cut in mid-convoy"
 
 
 @pytest.mark.parametrize(("sent_s", "others"), [
@@ -194,10 +210,6 @@ def test_a_share_of_failures_may_be_borne(sent_s, others):
 
 def slowed(factor=1.0, steps=200, **facts):
     return measurement(8, steps=steps, slow_from=steps // 2, slow_factor=factor, **facts)
-
-
-PERIOD = 129  # steps of a convoy of 128 tokens a request
-BURST = ClosedLoop(8, ramp_up="burst")
 
 
 def convoy(steps, load=BURST):
@@ -227,20 +239,6 @@ def test_what_is_noise_leaves_a_measurement_clean(m, facts):
     assert facts == [] or {*facts} <= {*numbers(found.noise[0])}
 
 
-@pytest.mark.parametrize(("steps", "periods"), [(51, 0.40), (110, 0.85), (190, 1.47), (148, 1.15)])
-def test_a_window_that_holds_a_part_of_a_convoy_is_invalid(steps, periods):
-    assert periods in [number for text in problems(convoy(steps)) for number in numbers(text)]
-
-
-def test_a_convoy_whose_requests_draft_is_none():
-    """Its requests end after steps of their own, so no whole number of periods can be told."""
-    made = convoy(129)
-    some = tuple(int(i == 3) for i in range(len(made.run.steps)))
-    drafting = changed(made, "run", "steps", drafts=some, accepted=some)
-    assert problems(made) == () and "staggered" in " ".join(problems(drafting))
-    assert "staggered" not in " ".join(problems(changed(drafting, load=ClosedLoop(8))))
-
-
 def convoys(periods, slow_period=None):
     """Whole convoys, the steps of whose first third take ten times as long; one of the periods can be slower."""
     m = convoy(periods * PERIOD)
@@ -254,14 +252,6 @@ def convoys(periods, slow_period=None):
     stamps = {name: tuple(moved[at] for at in getattr(m.run.samples, name)) for name in names}
     m = changed(changed(m, "run", "samples", **stamps), "run", "steps", time_s=[moved[at] for at in m.run.steps.time_s])
     return changed(m, "run", window_s=[moved[at] for at in m.run.window_s])
-
-
-@pytest.mark.parametrize("periods", [1, 2, 3, 4])
-def test_a_convoy_is_compared_with_another_not_with_its_own_parts(periods):
-    made = convoys(periods)
-    slow, staggered = convoys(periods, slow_period=periods - 1), changed(made, load=ClosedLoop(8))
-    found = [len(check(m).noise) for m in (made, slow, staggered)]
-    assert found == [0, periods > 1, periods % 2], "a staggered one is cut in mid-convoy"
 
 
 def together(*made, began_s=None):
@@ -287,24 +277,17 @@ def test_engines_need_time_in_common_and_each_finding_names_its_engine():
     assert check(*together(PLAIN, PLAIN, began_s=(100.0, 100.1))) == CLEAN
     busy, broken = sensed(PLAIN, CPU_THROTTLED=0.5), measurement(failures=1)
     crowded = sensed(PLAIN, FOREIGN_PROCESSES=None, GPU_PROCESSES=9.0)
-    for members, expected in (
-        ([PLAIN, busy], [[], [], ["replica 2"], False]),
-        ([broken, busy, crowded], [["replica 1"], ["replica 3"], ["replica 2"], False]),
-    ):
+    worst = [["replica 1"], ["replica 3"], ["replica 2"], False]
+    for members, expected in (([PLAIN, busy], [[], [], ["replica 2"], False]), ([broken, busy, crowded], worst)):
         found = check(*together(*members))
         named = [[text.partition(":")[0] for text in texts] for texts in found[:3]]
         assert [*named, found.starved] == expected, "whoever is invalid had its cores"
 
 
-def starved(m, others=13.5):
-    """The measurement on a host of 16 cores, of which others use so many."""
-    return sensed(changed(m, "environment", cores=16), HOST_CORES=2 + others)
-
-
 @pytest.mark.parametrize(("others", "state"), [(0.5, State.FAILS), (13.5, State.INCONCLUSIVE)])
 @pytest.mark.parametrize(("m", "facts"), [(IDLE, {16}), (measurement(16, steps=12), {13, 20})], ids=["load", "steps"])
 def test_what_a_client_without_a_core_causes_is_inconclusive(m, facts, others, state):
-    busy = starved(m, others)
+    busy = sensed(changed(m, "environment", cores=16), HOST_CORES=2 + others)
     verdict = trustworthy("opt-1.3b", [(busy,), (busy,)])
     assert verdict.state is state and facts <= {*numbers(verdict.why)}
     failed = changed(busy, "run", failures=3)
@@ -313,7 +296,7 @@ def test_what_a_client_without_a_core_causes_is_inconclusive(m, facts, others, s
     assert at_once == [state is State.INCONCLUSIVE, False], "each invalid one has to be"
 
 
-def test_trustworthy_counts_the_valid_and_tells_the_reasons():
+def test_trustworthy_counts_the_valid_and_tells_the_reasons_and_the_worst_is_the_state():
     made = [(PLAIN,), (measurement(repeat=1, preempted=1),)]
     verdict = trustworthy("opt-1.3b[8]", made, wanted=2)
     assert trustworthy("opt-1.3b[8]", made) and not verdict
@@ -325,9 +308,9 @@ def test_trustworthy_counts_the_valid_and_tells_the_reasons():
     verdict = trustworthy("two", runs, 2)
     assert trustworthy("two", runs, 1) and verdict.state is State.FAILS
     assert (verdict.value, verdict.n, len(verdict.records)) == (1, 2, 4), "runs of several engines are one"
-
-
-FEWER = {"SM_ACTIVE": lambda at: 0.8 if round(at / 0.01) % 5 == 0 else None}
+    found = [CheckResult(*kinds, unknown=("c",)) for kinds in ((("a",), ("b",)), ((), ("b",)), ((), (), ("d",)))]
+    told = [(each.state, each.reasons) for each in (*found, CheckResult(noise=("d",)))]
+    assert told == [("invalid", ("a",)), ("degraded", ("b",)), ("unknown", ("c",)), ("ok", ())]
 
 
 @pytest.mark.parametrize(("columns", "counts"), [
@@ -344,16 +327,6 @@ def test_what_sensors_say_is_of_one_kind_and_only_a_problem_is_no_ground_to_stan
     assert bool(trustworthy("opt-1.3b[8]", [(made,)])) is (counts[0] == 0)
     broken = check(sensed(measurement(preempted=2), **columns))
     assert len(broken.problems) == 1 and broken[1:3] == found[1:3], "of a broken one the sensors' problems are left out"
-
-
-def test_the_worst_that_was_found_is_the_state_and_has_its_reasons():
-    found = [CheckResult(*kinds, unknown=("c",)) for kinds in ((("a",), ("b",)), ((), ("b",)), ((), (), ("d",)))]
-    told = [(each.state, each.reasons) for each in (*found, CheckResult(noise=("d",)))]
-    assert told == [("invalid", ("a",)), ("degraded", ("b",)), ("unknown", ("c",)), ("ok", ())]
-
-
-RUN = planted_run(4, 400.0)
-ENDED = window.finished_in_window(RUN)
 
 
 def cached(count):

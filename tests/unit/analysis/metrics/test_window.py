@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import NO_SAMPLES, NO_STEPS, drawn_runs, measurement, planted_run
 
-from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.metrics import validity, window
 from pytest_slmserve.analysis.metrics.window import delay_of, late_sends, latencies_of, steps_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
@@ -37,10 +36,6 @@ def span(run):
     """From the first of these to the last."""
     times = [at for at, _ in rows(run)]
     return times[-1] - times[0] if times else 0
-
-
-def tokens_per_s(run):
-    return sum(column(run, "new_tokens")[1:]) / span(run) if span(run) else None
 
 
 def batch(run):
@@ -119,7 +114,7 @@ def ended(run):
 
 
 @pytest.mark.parametrize(("figure", "oracle"), [
-    (window.output_tokens_per_s, tokens_per_s),
+    (window.output_tokens_per_s, lambda run: sum(column(run, "new_tokens")[1:]) / span(run) if span(run) else None),
     (window.mean_batch, batch),
     (window.step_s, lambda run: span(run) / (len(rows(run)) - 1) if span(run) else None),
     (window.requests_in_flight, in_flight),
@@ -152,12 +147,16 @@ def test_tokens_that_drafts_added_are_throughput_and_no_batch(run, further):
     assert window.acceptance_length(run) is None
 
 
-@given(drawn_runs())
-def test_the_most_in_flight_are_found_by_counting_at_each_sending(run):
+@given(drawn_runs(), st.integers(0, 30), st.integers(0, 30))
+def test_the_most_in_flight_are_found_by_counting_and_a_rate_of_some_steps_is_that_of_their_window(run, first, end):
     if run.window_s[0] < run.window_s[1]:
         assert window.most_in_flight(run) == most_at_once(run)
     else:
         assert window.most_in_flight(run) <= len(run.samples)
+    inside, expected = rows(run)[first:end], None
+    if inside and inside[-1][0] > inside[0][0]:
+        expected = sum(run.steps.new_tokens[i] for _, i in inside[1:]) / (inside[-1][0] - inside[0][0])
+    assert window.output_tokens_per_s(run, first, end) == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 1, 2, 9]), st.integers(0, 9)), min_size=14, max_size=40), st.integers())
@@ -170,14 +169,6 @@ def test_the_variance_of_a_window_is_that_of_its_eight_parts(steps, origin):
     expected = variance_by_course(run)
     assert window.relative_variance(run) == (expected and pytest.approx(float(expected), rel=1e-9))
     assert window.relative_variance(planted_run(8, 1000.0)) == 1e-6, "without noise that of the stamps"
-
-
-@given(drawn_runs(), st.integers(0, 30), st.integers(0, 30))
-def test_a_rate_of_some_steps_is_that_of_a_window_which_holds_them(run, first, end):
-    inside, expected = rows(run)[first:end], None
-    if inside and inside[-1][0] > inside[0][0]:
-        expected = sum(run.steps.new_tokens[i] for _, i in inside[1:]) / (inside[-1][0] - inside[0][0])
-    assert window.output_tokens_per_s(run, first, end) == pytest.approx(expected)
 
 
 @given(drawn_runs(), st.integers(1, 9))
@@ -220,7 +211,7 @@ def served(**facts):
     return replace(measurement(), load=RAMP, run=run)
 
 
-def test_each_step_of_a_ramp_has_its_own_figures_and_is_none():
+def test_each_step_of_a_ramp_has_its_own_figures_and_failures_settling_included_and_is_none():
     of_steps = ({"counts": {"462": 90}, "sum_s": 0.9}, {"counts": {"602": 180}, "sum_s": 7.2})
     steps = steps_of(served(step_gaps=tuple({**GAPS, **each} for each in of_steps)))
     assert [m.run.window_s for m in steps] == [(1.0, 4.0), (5.0, 8.0)], "when it has settled"
@@ -238,15 +229,12 @@ def test_each_step_of_a_ramp_has_its_own_figures_and_is_none():
         replace(RAMP, settle_s=4.0)
     assert numbers(error.value.problem) == [4], "a step is longer than it settles"
     assert "steps" not in load_facts(replace(RAMP, steps=())) and load_facts(RAMP)["steps"] == RAMP.steps
-
-
-def test_a_failure_is_of_its_step_settling_included():
     whole, at = served(), (0.0, 6.0, 8.0)
     failed = Failures((0, 1, 2), at, (0.6, 6.1, 8.6), ("timeout",) * 3, at)
     slow, fast = steps_of(replace(whole, run=replace(whole.run, failures=3, failed=failed)))
     assert [m.run.failures for m in (slow, fast)] == [1, 1], "one came after the last step"
     assert list(slow.run.failed.sent_s) == [0.0] and list(fast.run.failed.scheduled_s) == [6.0]
-    assert [latencies_of(m).unfinished for m in (slow, fast)] == [0, 1] and 1 in numbers(problems(slow)[0])
+    assert [latencies_of(m).unfinished for m in (slow, fast)] == [0, 1] and 1 in numbers(validity.problems(slow)[0])
     older = replace(whole, run=replace(whole.run, failures=3))
     assert [m.run.failures for m in steps_of(older)] == [3, 3], "it is not known in which"
 
@@ -293,16 +281,13 @@ def test_five_milliseconds_or_a_tenth_of_the_ttft_are_harmless(delay, ttft):
         assert told is None or {round(delay * 1e3, 1), round(bound * 1e3, 1)} <= set(numbers(told))
 
 
-def test_one_request_in_a_hundred_may_be_late_but_none_of_the_window_may_never_be_sent():
+def test_one_request_in_a_hundred_may_be_late_none_never_sent_and_waiting_is_told_over_all():
     due = [*map(float, range(120))]
     unsent, before = (late_sends(kept(due, [None if at == lost else at for at in due]), 0.015) for lost in (50, 0))
     few, many = (late_sends(kept(due, [at + 0.3 * (at in late) for at in due]), 0.015) for late in ((50,), (50, 51)))
     assert (numbers(unsent), before, few) == ([1], None, None) and 300 in numbers(many)
     nothing = kept([], [])
     assert astuple(nothing) == (0, 0, 0, None, None, None) and late_sends(nothing, 0.015) is None
-
-
-def test_waiting_for_a_turn_is_told_over_all_requests():
     stream = Stream(0.01, 0.0, (), {}, waited_s=(0.0, 0.0, 1.0, 3.0))
     told = (stream, None, replace(stream, waited_s=()))
     seen, *none = (window.held_back(Run(NO_SAMPLES, NO_STEPS, (0.0, 1.0), stream=each)) for each in told)

@@ -10,9 +10,8 @@ from refusals import refused
 from strategies import law, point
 
 from pytest_slmserve.analysis.advice.advisor import ModelSweep, Objectives, decide
-from pytest_slmserve.analysis.sweep import batching
+from pytest_slmserve.analysis.sweep import batching, plateau
 from pytest_slmserve.analysis.sweep.batching import CONCURRENCY, RATE, AbsoluteSlo, RelativeSlo, highest_load, peak
-from pytest_slmserve.analysis.sweep.plateau import ChosenLoad
 from pytest_slmserve.schema.errors import TooFewPoints
 
 PUBLISHED = [point(knob, [total], [ms / 1e3]) for knob, _, total, ms, _ in ROWS]
@@ -21,6 +20,8 @@ GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BATCHES = st.sets(st.integers(2, 1024), min_size=3, max_size=9).map(lambda found: sorted({1, *found}))
 EFFICIENCIES, FACTORS = st.floats(0.02, 0.9), st.floats(1.01, 20)
 HUGE = "9" * 400
+CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
+ATTAINED = [(1, 1.0), (2, 0.97), (4, 0.91), (8, 0.6), (16, 0.95)]
 
 
 def decided(points, slo, threshold=0.1, b_half=None):
@@ -34,24 +35,21 @@ def of_law(batches, *parameters):
 
 @pytest.mark.parametrize(("text", "slo"), [
     ("2x@32", RelativeSlo(2.0, 32)), ("2.5x@1", RelativeSlo(2.5, 1)), ("30ms", AbsoluteSlo(0.03)),
-    ("0.03s", AbsoluteSlo(0.03)), (".5s", AbsoluteSlo(0.5)),
+    ("0.03s", AbsoluteSlo(0.03)), (".5s", AbsoluteSlo(0.5)), ("", None), ("30 ms", None),
+    *((text, None) for text in f"2x x@32 0x@32 2x@0 -2x@32 2x@3.5 30 0ms nans {HUGE}s {HUGE}x@1".split()),
 ])  # fmt: skip
-def test_objectives(text, slo):
-    assert batching.parse_relative_slo(text) == slo
-
-
-@pytest.mark.parametrize(
-    "text", ["", "30 ms", *f"2x x@32 0x@32 2x@0 -2x@32 2x@3.5 30 0ms nans {HUGE}s {HUGE}x@1".split()]
-)
-def test_what_is_no_objective(text):
-    with refused(repr(text), hint="2x@32"):
-        batching.parse_relative_slo(text)
+def test_objectives_and_what_is_none(text, slo):
+    if slo:
+        assert batching.parse_relative_slo(text) == slo
+    else:
+        with refused(repr(text), hint="2x@32"):
+            batching.parse_relative_slo(text)
 
 
 @pytest.mark.parametrize(("factor", "chosen", "cap"), [(2, 96, 105), (4, 256, 250)])
 def test_the_published_choice(factor, chosen, cap):
     seen = decided(PUBLISHED, RelativeSlo(factor, 32))
-    assert (seen.choice, seen.limit.seconds) == (ChosenLoad(chosen), factor * 7.509587e-3)
+    assert (seen.choice, seen.limit.seconds) == (plateau.ChosenLoad(chosen), factor * 7.509587e-3)
     assert (seen.batch, seen.predicted, seen.reason) == (chosen, False, "")
     assert seen.caps.slo == pytest.approx(cap, rel=0.06), "from the latencies alone"
     caps = decided(PUBLISHED, RelativeSlo(factor, 32), b_half=B_HALF_FROM_SHAPES).caps
@@ -72,37 +70,28 @@ def test_the_choice_is_the_last_of_the_grid_before_the_closed_forms(t_inf, b_hal
     assert seen.choice.value in (sure, possible) and seen.choice.value <= looser.choice.value
 
 
-def test_a_latency_at_the_limit_is_within_and_an_efficiency_at_the_threshold_not():
+def test_a_latency_at_the_limit_is_within_an_efficiency_not_and_noise_gives_the_choice_an_interval():
     points = [point(b, [rate], [wait]) for b, rate, wait in ((1, 100.0, 0.1), (2, 150.0, 0.2), (4, 200.0, 0.4))]
     asked = [(RelativeSlo(1, 2), 0.1), (AbsoluteSlo(0.4), 0.1), (AbsoluteSlo(0.4), 0.5), (AbsoluteSlo(0.05), 0.1)]
     found = [decided(points, slo, threshold).choice.value for slo, threshold in asked]
     assert found == [2, 4, 2, None], "200/(4 x 100) is not above one half"
-
-
-@pytest.mark.parametrize(("factor", "found"), [(2, (64, 64, 64)), (1.41, (32, 32, 64)), (1.42, (64, 32, 64))])
-def test_noise_gives_the_choice_an_interval(factor, found):
-    """64 takes 1.416 times as long as 32; 128 is far beyond."""
-    noisy = [point(b, [law(b) * 0.97, law(b) * 1.03]) for b in GRID]
-    assert decided(noisy, RelativeSlo(factor, 32)).choice == ChosenLoad(*found, known=True)
-
-
-def test_an_invalid_point_is_never_chosen_nor_a_reference():
     points = of_law(GRID[:-1])
     assert decided([*points, point(512, ())], None, 0.05).choice.value == 256
     limit = batching.limit_of(RelativeSlo(2, 32), [*points[:5], *points[6:]], None)
     assert limit.at is None and tells(limit.note, 32, 16, 64)
+    # 64 takes 1.416 times as long as 32; 128 is far beyond.
+    for factor, found in ((2, (64, 64, 64)), (1.41, (32, 32, 64)), (1.42, (64, 32, 64))):
+        noisy = [point(b, [law(b) * 0.97, law(b) * 1.03]) for b in GRID]
+        assert decided(noisy, RelativeSlo(factor, 32)).choice == plateau.ChosenLoad(*found, known=True)
 
 
-@pytest.mark.parametrize(("at", "facts"), [(100, (64, 128)), (1024, ()), (64, None)])
-def test_a_latency_that_was_not_measured_is_interpolated_or_by_the_law_and_told(at, facts):
+def test_a_latency_or_the_rate_of_one_alone_is_measured_interpolated_by_the_law_or_not_known():
     """Little's latency of the law is a straight line."""
-    points = of_law(GRID[3:])
-    found = batching.limit_of(RelativeSlo(2, at), points, batching.latency_law(points))
-    assert found.seconds == pytest.approx(2 * 256 * at / law(at))
-    assert (found.at, found.note) == (64, None) if facts is None else tells(found.note, at, *facts)
-
-
-def test_the_rate_of_one_alone_is_measured_by_the_law_or_not_known():
+    for at, facts in ((100, (64, 128)), (1024, ()), (64, None)):
+        points = of_law(GRID[3:])
+        found = batching.limit_of(RelativeSlo(2, at), points, batching.latency_law(points))
+        assert found.seconds == pytest.approx(2 * 256 * at / law(at))
+        assert (found.at, found.note) == (64, None) if facts is None else tells(found.note, at, *facts)
     base = decided(of_law(GRID[3:]), None).base
     assert base.per_s == pytest.approx(law(1)) and base.note
     assert batching.measured_base([point(1, [90.0, 110.0])]).per_s == 100
@@ -113,10 +102,6 @@ def test_the_rate_of_one_alone_is_measured_by_the_law_or_not_known():
     with refused(64, kind=TooFewPoints):
         batching.limit_of(RelativeSlo(2, 64), [point(1, [100.0]), *steep], None)
     assert decided([point(1, [100.0]), *steep], AbsoluteSlo(3.0)).caps == batching.Caps()
-
-
-CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
-ATTAINED = [(1, 1.0), (2, 0.97), (4, 0.91), (8, 0.6), (16, 0.95)]
 
 
 @pytest.mark.parametrize("unit", [RATE, CONCURRENCY])
@@ -137,14 +122,11 @@ def test_a_peak_is_between_loads_that_have_less_or_more_is_not_excluded(points, 
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(0, 100)), min_size=1, max_size=30))
-def test_nothing_measured_is_higher_than_the_peak(points):
+def test_nothing_measured_is_higher_than_the_peak_of_which_there_is_none_where_nothing_is_good(points):
     seen, rates = peak(points), sorted({rate for rate, _ in points})
     by_rate = {rate: [value for at, value in points if at == rate] for rate in rates}
     assert all(sum(values) / len(values) <= seen.per_s + 1e-9 for values in by_rate.values())
     assert (seen.above is None, seen.below is None) == (seen.load == rates[-1], seen.load == rates[0])
-
-
-def test_where_nothing_is_good_there_is_no_peak_to_speak_of():
     nothing, doubtful = peak([(4, 0.0), (8, 0.0)]), peak([(4, 0.0), (8, 0.0)], invalid=[2])
     assert (nothing.per_s, doubtful.per_s, nothing.unknown, doubtful.unknown) == (0, 0, (), (2,))
     assert not tells(nothing.why, 4) and tells(doubtful.why, 2)

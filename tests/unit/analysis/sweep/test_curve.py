@@ -13,21 +13,20 @@ from facts import tells
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
-from strategies import curves, law, measurement, noisy_curve, point, without
+from strategies import FAILS, INCONCLUSIVE, PASSES, curves, law, measurement, noisy_curve, point, without
 
 from pytest_slmserve.analysis.points import Summary, busy_rate
 from pytest_slmserve.analysis.sweep import curve as of_curve
 from pytest_slmserve.analysis.sweep.curve import GPU_PLATEAU, LATENCY, PARETO, PLATEAU, Curve, curve_of, labels
-from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import Adapters, ClosedLoop, EngineSpec, OpenLoop
 
-PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %
 STEEP = {b: law(b) for b in BATCHES[:7]}  # the last doubling gains 41 %
 GPU, WAITS = {32: 10_000.0, 64: 15_000.0, 128: 15_300.0}, {32: 0.3, 64: 0.4, 128: 0.6}
 gain_after_128 = partial(strategies.judge, "marginal-after-128")
 REPEATED = ("repeats", "e2e_repeats", "each")
+ADAPTED = replace(measurement(1).workload.spec, adapters=Adapters(4, 8, "zipf"))
 JUDGES = (Curve.pareto_plateau, Curve.latency_keeps_rising, Curve.pareto_up_to_plateau)
 NAMED = dict(zip(JUDGES, ((PLATEAU, 0.10), (LATENCY, 0.10), (PARETO, 0.03))))
 
@@ -66,10 +65,21 @@ def test_across_a_gap_of_several_doublings_no_plateau_is_refuted(loads, gain, st
     assert (f"{last / 2:g}" in verdict.remedy) is missing and verdict.again == (), "repeats would decide nothing"
 
 
-def test_without_a_plateau_it_is_told_what_ended_the_sweep():
+def test_without_a_plateau_it_is_told_what_ended_the_sweep_and_past_none_there_is_nothing_to_judge():
     curve = noisy_curve(STEEP, noise=0.002)
     assert tells(replace(curve, measurements=(measurement(),)).pareto_plateau().why, 227), "requests in the KV cache"
     assert tells(replace(curve, cut=((128, "over the KV cache"),)).pareto_plateau().why, 128, "over the KV cache")
+    curve = noisy_curve(STEEP)
+    verdict = curve.pareto_up_to_plateau()
+    assert curve.latency_keeps_rising().state is INCONCLUSIVE
+    assert verdict.state is PASSES and tells(verdict.why, *BATCHES[:7])
+    *others, last, largest = curve.points
+    slow = replace(last, repeats=others[-2].repeats, e2e_repeats=largest.e2e_repeats)
+    beaten = replace(curve, points=(*others, slow, largest))
+    assert beaten.plateau().value is None and beaten.pareto_up_to_plateau().state is FAILS
+    # The plateau begins at 256: what is before it is nothing to the doublings past it.
+    plateau, latency, pareto = (judge(without(noisy_curve(FLAT, noise=0.002), 16)) for judge in JUDGES)
+    assert (plateau.state, latency.state, pareto.state) == (PASSES, PASSES, INCONCLUSIVE) and tells(pareto.why, 16)
 
 
 @pytest.mark.parametrize(("rates", "noise", "state", "least"), [
@@ -94,38 +104,39 @@ def on_a_host(of_gpu, busy, noise=0.0005, repeats=3):
     return replace(curve, points=tuple(map(seen, curve.points)))
 
 
-def test_a_gain_is_told_as_its_two_factors_and_the_plateau_of_the_gpu_is_judged_by_its_own():
+def test_a_gain_is_told_as_its_two_factors_and_that_of_the_gpu_allows_for_its_clocks_if_it_is_seen():
     curve = on_a_host(GPU, WAITS)
     assert curve.factors() == {64: pytest.approx((0.5, 1 / 3), abs=2e-3), 128: pytest.approx((0.02, 0.5), abs=2e-3)}
     seen, of_gpu = curve.pareto_plateau(), curve.pareto_plateau(figure=busy_rate)
     assert (seen.state, of_gpu.state) == (FAILS, PASSES) and (seen.claim, of_gpu.claim) == (PLATEAU, GPU_PLATEAU)
     assert of_gpu.value == pytest.approx(0.02, abs=2e-3) and tells(of_gpu.why, 64, "kernel")
     assert "+2 % GPU, +50 % host" in seen.why and "GPU," not in of_gpu.why
-
-
-@pytest.mark.parametrize("before", [0.2, 0.6, 0.9])
-def test_its_interval_allows_for_clocks_that_are_higher_while_a_gpu_rests(before):
-    """A tenth of the change in the logarithm of the busy share, to the side of the load at which it rests more."""
-    same, changed = ([*on_a_host(GPU, {**WAITS, 64: b, 128: 0.6}).gains(busy_rate)][-1] for b in (0.6, before))
-    by = math.exp(0.1 * math.log(0.6 / before))
-    assert 1 + changed.high == pytest.approx((1 + same.high) * max(1, by), rel=1e-9)
-    assert 1 + changed.low == pytest.approx((1 + same.low) * min(1, by), rel=1e-9)
-
-
-@pytest.mark.parametrize(("before", "enough"), [(0.6, True), (0.7, True), (0.5, False)])
-def test_repeats_decide_nothing_where_the_clocks_leave_the_answer_open(before, enough):
-    curve = on_a_host({**GPU, 128: GPU[64] * 1.095}, {**WAITS, 64: before, 128: 0.6}, noise=0.01)
-    verdict = curve.pareto_plateau(figure=busy_rate)
-    assert verdict.state is INCONCLUSIVE and (verdict.more_repeats is not None) is enough
-    assert ("too near" in verdict.remedy) is not enough
-
-
-def test_a_gpu_that_waits_for_its_host_half_of_the_time_is_known_all_the_same():
-    """Rounds on a host whose speed changes: what is seen is too noisy to tell, what the GPU does is not."""
+    # Rounds on a host whose speed changes: what is seen is too noisy to tell, what the GPU does is not.
     curve = on_a_host(GPU, WAITS, noise=0.01)
     noisy = replace(curve, points=tuple(replace(p, repeats=(0.7 * p.repeats[0], *p.repeats[1:])) for p in curve.points))
     assert noisy.pareto_plateau().state is INCONCLUSIVE
     assert noisy.pareto_plateau(figure=busy_rate).state is PASSES
+    # A tenth of the change in the logarithm of the busy share, to the side of the load at which it rests more.
+    for before in (0.2, 0.6, 0.9):
+        same, changed = ([*on_a_host(GPU, {**WAITS, 64: b, 128: 0.6}).gains(busy_rate)][-1] for b in (0.6, before))
+        by = math.exp(0.1 * math.log(0.6 / before))
+        assert 1 + changed.high == pytest.approx((1 + same.high) * max(1, by), rel=1e-9)
+        assert 1 + changed.low == pytest.approx((1 + same.low) * min(1, by), rel=1e-9)
+    for before, enough in ((0.6, True), (0.7, True), (0.5, False)):
+        curve = on_a_host({**GPU, 128: GPU[64] * 1.095}, {**WAITS, 64: before, 128: 0.6}, noise=0.01)
+        verdict = curve.pareto_plateau(figure=busy_rate)
+        assert verdict.state is INCONCLUSIVE and (verdict.more_repeats is not None) is enough
+        assert ("too near" in verdict.remedy) is not enough
+    for load in (64, 128):
+
+        def blind(p, load=load):
+            unseen = tuple(replace(s, tokens_per_busy_s=None) for s in p.each)
+            return replace(p, each=unseen) if p.concurrency == load else p
+
+        curve = on_a_host(GPU, WAITS)
+        verdict = replace(curve, points=tuple(map(blind, curve.points))).pareto_plateau(figure=busy_rate)
+        assert (verdict.state, verdict.why, verdict.value) == (INCONCLUSIVE, of_curve.NO_BUSY, None)
+        assert noisy_curve(GPU).factors() == {} and "GPU" not in noisy_curve(GPU).pareto_plateau().why
 
 
 @pytest.mark.parametrize("judge", JUDGES)
@@ -140,18 +151,6 @@ def test_what_was_seen_is_not_decided_by_repeats_of_two_loads_that_may_agree_by_
     for decided in (third, replace(few, adaptive=True), replace(few, looks=(2,)), replace(whole, looks=(2, 3))):
         assert judge(decided).state is not INCONCLUSIVE
     assert few.pareto_plateau(figure=busy_rate).state is PASSES
-
-
-@pytest.mark.parametrize("load", [64, 128])
-def test_without_counters_at_the_last_two_loads_nothing_is_known_of_the_gpu(load):
-    def blind(p):
-        unseen = tuple(replace(s, tokens_per_busy_s=None) for s in p.each)
-        return replace(p, each=unseen) if p.concurrency == load else p
-
-    curve = on_a_host(GPU, WAITS)
-    verdict = replace(curve, points=tuple(map(blind, curve.points))).pareto_plateau(figure=busy_rate)
-    assert (verdict.state, verdict.why, verdict.value) == (INCONCLUSIVE, of_curve.NO_BUSY, None)
-    assert noisy_curve(GPU).factors() == {} and "GPU" not in noisy_curve(GPU).pareto_plateau().why
 
 
 def with_waits(curve, waits):
@@ -186,17 +185,6 @@ def test_points_up_to_the_plateau_are_worth_having(waits, state):
         assert tells(verdict.why, 4) and verdict.low > 0.03 and not tells(verdict.why, 512)
 
 
-def test_past_no_plateau_there_is_nothing_to_judge_but_each_load_before_it():
-    curve = noisy_curve(STEEP)
-    verdict = curve.pareto_up_to_plateau()
-    assert curve.latency_keeps_rising().state is INCONCLUSIVE
-    assert verdict.state is PASSES and tells(verdict.why, *BATCHES[:7])
-    *others, last, largest = curve.points
-    slow = replace(last, repeats=others[-2].repeats, e2e_repeats=largest.e2e_repeats)
-    beaten = replace(curve, points=(*others, slow, largest))
-    assert beaten.plateau().value is None and beaten.pareto_up_to_plateau().state is FAILS
-
-
 @pytest.mark.parametrize("judge", JUDGES)
 @pytest.mark.parametrize(("curve", "facts"), [
     (Curve(subject="opt-1.3b"), (0, 3)), (noisy_curve({1: 1.0, 2: 1.9}), (2, 3)),
@@ -222,13 +210,7 @@ def test_judgements_are_total_in_any_order_and_never_green_if_the_last_doubling_
         assert judge(spoilt, most).state is INCONCLUSIVE
 
 
-def test_a_claim_depends_on_the_loads_that_it_reads_and_on_no_other():
-    """The plateau begins at 256: what is before it is nothing to the doublings past it."""
-    plateau, latency, pareto = (judge(without(noisy_curve(FLAT, noise=0.002), 16)) for judge in JUDGES)
-    assert (plateau.state, latency.state, pareto.state) == (PASSES, PASSES, INCONCLUSIVE) and tells(pareto.why, 16)
-
-
-def test_curve_of_measurements():
+def test_curve_of_measurements_of_which_preempted_ones_do_not_make_a_plateau():
     made = [measurement(c, law(c), repeat=i, launch=f"launch-{i}") for c in (1, 2, 4, 8) for i in range(2)]
     curve = curve_of("opt-1.3b", made, planned=(1, 2, 4, 8, 16, 32), cut=((32, "over the KV cache"),))
     assert [p.concurrency for p in curve.points] == [1, 2, 4, 8] == [p.concurrency for p in curve.valid]
@@ -243,9 +225,6 @@ def test_curve_of_measurements():
     nothing = curve_of("opt-1.3b", [measurement(load=OpenLoop(requests=8))], planned=(1, 2))
     assert (nothing.points, nothing.missing, nothing.kv_capacity) == ((), (1, 2), None)
     assert tells(of_curve.obstacle(nothing), "1, 2")
-
-
-def test_preempted_measurements_do_not_make_a_plateau():
     made = [measurement(c, law(c), repeat=i, preempted=c == 32) for c in (8, 16, 32) for i in range(2)]
     verdict = curve_of("opt-1.3b", made).pareto_plateau(tolerance=5.0)
     assert verdict.state is INCONCLUSIVE and tells(verdict.why, 32)
@@ -267,7 +246,7 @@ def swept(*loads, adaptive=0.10):
     return curve_of("opt-1.3b", made, planned=BATCHES, adaptive=adaptive)
 
 
-def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing():
+def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing_but_one_that_it_wants_decides_all():
     curve = swept(1, 128, 256, 512)
     assert (curve.missing, curve.unneeded, of_curve.obstacle(curve)) == ((), BATCHES[1:7], None)
     assert tuple(p.concurrency for p in curve.predictions) == BATCHES[1:7]
@@ -277,9 +256,6 @@ def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing():
     verdict = replace(curve, points=noisy).pareto_plateau()
     assert (verdict.state, verdict.again) == (INCONCLUSIVE, (256, 512))
     assert tells(verdict.remedy, "--slm-sweep full", "--slm-resume")
-
-
-def test_as_long_as_a_load_is_wanted_an_adaptive_sweep_decides_nothing():
     curve = swept(1, 128, 512)
     assert (curve.missing, curve.unneeded, curve.predictions) == ((256,), (), ())
     assert all(judge(curve).state is INCONCLUSIVE and tells(judge(curve).why, 256) for judge in JUDGES)
@@ -291,12 +267,9 @@ def test_as_long_as_a_load_is_wanted_an_adaptive_sweep_decides_nothing():
 @pytest.mark.parametrize(("spread", "enough"), [(0.02, True), (0.3, False)])
 def test_what_is_inconclusive_tells_about_how_long_it_would_take(spread, enough):
     """Intervals shrink with the root of the repeats: after so many more they would end at the threshold."""
-    made = [
-        measurement(load, rate * by, repeat=i, resolved=replace(strategies.RESOLVED, ready_s=20.0))
-        for load, rate in {64: 100.0, 128: 150.0, 256: 160.0}.items()
-        for i, by in enumerate((1 - spread, 1 + spread))
-    ]
-    curve = curve_of("opt-1.3b", made)
+    started, rates = replace(strategies.RESOLVED, ready_s=20.0), {64: 100.0, 128: 150.0, 256: 160.0}
+    repeats = [(n, rate * by, i) for n, rate in rates.items() for i, by in enumerate((1 - spread, 1 + spread))]
+    curve = curve_of("opt-1.3b", [measurement(n, rate, repeat=i, resolved=started) for n, rate, i in repeats])
     verdict = curve.pareto_plateau()
     assert (verdict.state, verdict.again) == (INCONCLUSIVE, (128, 256))
     assert tells(verdict.remedy, "128 and 256") and ("--slm-resume" in verdict.remedy) is enough
@@ -318,9 +291,6 @@ def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, ga
     assert (verdict.again, bool(verdict.remedy)) == (again, bool(again)) and tells(verdict.why, "128 to 256", "10 %")
     between = gain_after_128(noisy_curve({64: 1.0, 256: 2.0}))
     assert between.state is INCONCLUSIVE and tells(between.why, 128)
-
-
-ADAPTED = replace(measurement(1).workload.spec, adapters=Adapters(4, 8, "zipf"))
 
 
 def changed(part="spec", **facts):

@@ -5,7 +5,7 @@ import math
 import random
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
 
 import pytest
@@ -27,18 +27,45 @@ from pytest_slmserve.schema.errors import TooFewPoints
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LAWS = st.floats(10, 1e6), st.floats(0.1, 500), st.sets(st.integers(1, 1024), min_size=1, max_size=9)
+PUBLISHED_STEP_MS = {
+    1: 4.0272, 2: 4.3287, 4: 4.3995, 8: 4.5941, 16: 5.268, 32: 6.5227, 64: 9.2927, 96: 11.9048, 128: 14.5958,
+    192: 20.702, 256: 26.3635, 384: 38.3864, 512: 51.0159,
+}  # fmt: skip
+GRID = tuple(1 << i for i in range(11))
+DENTED = dict(zip(GRID, (665, 1247, 2446, 4388, 7695, 12191, 17778, 25677, 27918, 42274, 53466)))
+law_of_20 = partial(law, b_half=20.0)
+NOISY = {load: (law_of_20(load), 0.88 * law_of_20(load)) for load in GRID}
+A_SECOND = {"seconds": lambda load, rate: 1.0}
 
 
 def pareto_front(points):
     return Curve(subject="opt-1.3b", points=tuple(points)).pareto_front()
 
 
-def test_gains_by_hand_pass_over_invalid_points():
+def test_gains_by_hand_pass_over_invalid_points_and_equal_points_are_both_on_the_front():
     seen, last = gains([point(1, [100.0, 102.0]), point(2, [150.0, 150.0]), point(4, ()), point(8, [160.0])])
     # sd of the two groups' logs pooled is 0.0099 with 2 degrees of freedom: half width 4.3027 * 0.0099 * 1
     assert seen.value == pytest.approx(150 / 101 - 1)
     assert (seen.low, seen.high) == pytest.approx((0.4233, 0.5498), abs=1e-3)
     assert (seen.start, seen.end, last.start, last.end) == (1, 2, 2, 8)
+    rates = {1: 100, 2: 101, 4: 102, 8: 150, 16: 152, 32: 153}
+    assert plateau.plateau([point(b, [float(t)]) for b, t in rates.items()]) == ChosenLoad(8)
+    noisy = noisy_curve({b: law(b) for b in (64, 128, 256, 512, 1024)}, noise=0.03, repeats=2, seed=4)
+    seen = noisy.plateau()
+    assert seen.known and (seen.low or 0) <= seen.value <= (seen.high or 10**9) and seen.low != seen.high
+    assert (plateau.plateau([]), gains([]), pareto_front([])) == (ChosenLoad(), (), ())
+    for b_half, tolerance in product((1.1, 5.0, 21.0, 45.0), (0.05, 0.10, 0.2)):  # where the law has it
+        points = [point(b, [law(b, b_half=b_half)] * 2) for b in BATCHES]
+        expected = next(b for b in BATCHES if b > plateau_batch(b_half, tolerance))
+        begins = expected if expected < 512 else None
+        assert plateau.plateau(points, tolerance) == ChosenLoad(begins, begins, begins, known=True), b_half
+    equal = [point(1, [10.0], [1.0]), point(2, [10.0], [1.0]), point(4, [10.0], [2.0])]
+    assert [p.concurrency for p in pareto_front(equal)] == [1, 2]
+    slow, fast = point(1, [100.0, 100.0], [2.0, 2.0]), point(2, [150.0, 150.0], [1.6, 1.6])
+    [(other, by)] = plateau.advantages([slow, fast], slow)
+    assert other is fast and (by.value, by.low, by.high) == pytest.approx((0.25,) * 3)
+    single = [replace(p, repeats=p.repeats[:1], e2e_repeats=p.e2e_repeats[:1]) for p in (slow, fast)]
+    assert plateau.advantages(single, single[0])[0][1].low is None and not point_differences(single).known
 
 
 @given(st.lists(st.floats(10, 1000), min_size=2, max_size=6), st.integers(2, 5))
@@ -49,26 +76,8 @@ def test_a_gain_is_the_growth_per_doubling_whatever_the_loads(values, factor):
         assert (gain.end, gain.low, gain.high) == (factor * gain.start, None, None), "one repeat has no interval"
 
 
-@pytest.mark.parametrize("b_half", [1.1, 5.0, 21.0, 45.0])
-@pytest.mark.parametrize("tolerance", [0.05, 0.10, 0.2])
-def test_plateau_of_the_law_is_where_the_law_has_it(b_half, tolerance):
-    points = [point(b, [law(b, b_half=b_half)] * 2) for b in BATCHES]
-    expected = next(b for b in BATCHES if b > plateau_batch(b_half, tolerance))
-    begins = expected if expected < 512 else None
-    assert plateau.plateau(points, tolerance) == ChosenLoad(begins, begins, begins, known=True)
-
-
-def test_a_flat_stretch_before_a_rise_is_no_plateau_and_noise_widens_one():
-    rates = {1: 100, 2: 101, 4: 102, 8: 150, 16: 152, 32: 153}
-    assert plateau.plateau([point(b, [float(t)]) for b, t in rates.items()]) == ChosenLoad(8)
-    noisy = noisy_curve({b: law(b) for b in (64, 128, 256, 512, 1024)}, noise=0.03, repeats=2, seed=4)
-    seen = noisy.plateau()
-    assert seen.known and (seen.low or 0) <= seen.value <= (seen.high or 10**9) and seen.low != seen.high
-    assert (plateau.plateau([]), gains([]), pareto_front([])) == (ChosenLoad(), (), ())
-
-
 @given(curves(), st.randoms(use_true_random=False))
-def test_the_order_of_points_and_of_the_grid_does_not_matter(curve, chance):
+def test_the_order_of_points_does_not_matter_and_the_pareto_front_is_what_nothing_beats(curve, chance):
     shuffled = chance.sample(curve.points, len(curve.points))
     for ask in (plateau.plateau, pareto_front, gains):
         assert ask(shuffled) == ask(curve.points)
@@ -76,32 +85,6 @@ def test_the_order_of_points_and_of_the_grid_does_not_matter(curve, chance):
     turned, order = replace(grid, loads=grid.loads[::-1]), chance.sample(known, len(known))
     assert plateau.next_load(grid.loads, known, 0.1) == plateau.next_load(grid.loads, order, 0.1)
     assert plateau.next_measurement(grid, known) == plateau.next_measurement(turned, order)
-
-
-@pytest.mark.parametrize(("looks", "repeats"), [((), 3), ((4,), 4), ((2, 4), 1), ((2, 4), 4)])
-def test_intervals_hold_at_all_looks_together(looks, repeats):
-    """With one look each tail is 2.5 %; with several each is less, together as much as one."""
-    own, first, second, third, last, later = (plateau.tail_at(n, looks) for n in (repeats, 1, 2, 3, 4, 9))
-    assert first == second == third and last == later and own in (first, last)
-    if len(looks) < 2:
-        assert first == last == 0.025
-    else:
-        assert max(first, last) < 0.025 < first + last < 0.05
-    begun = {first: plateau.looks_from(first) for first in (2, 5, 20)}
-    assert begun == {2: (2, 3, 4, 6, 8, 12, 16), 5: (5, 6, 8, 12, 16), 20: (20,)}, "with what is measured of each load"
-
-
-def test_the_last_look_of_all_has_what_the_earlier_ones_left():
-    looks = (2, 3, 4, 6, 8, 12, 16)
-    for n, least in ((2, 0.025), (3, 0.017), (8, 0.012)):
-        more = plateau.tail_at(n, looks, over=True)
-        assert least <= more <= 0.025 and more > 2 * plateau.tail_at(n, looks), "an early end wastes nothing"
-    assert plateau.tail_at(16, looks, over=True) == plateau.tail_at(16, looks), "nothing was left"
-    assert plateau.tail_at(5, (5,), over=True) == plateau.tail_at(5) == 0.025
-
-
-@given(curves())
-def test_pareto_front_is_what_nothing_beats_and_only_points_off_it_are_at_a_disadvantage(curve):
     front = pareto_front(curve.points)
     figures = {p: (p.output_tokens_per_s, -p.e2e_s) for p in curve.points}
     assert front, "some point is always the fastest"
@@ -113,20 +96,23 @@ def test_pareto_front_is_what_nothing_beats_and_only_points_off_it_are_at_a_disa
     assert first not in [p.concurrency for p in pareto_front(without(curve, first).points)], "it is invalid now"
 
 
-def test_equal_points_are_both_on_the_front_and_an_advantage_is_the_lesser_of_both_gains():
-    equal = [point(1, [10.0], [1.0]), point(2, [10.0], [1.0]), point(4, [10.0], [2.0])]
-    assert [p.concurrency for p in pareto_front(equal)] == [1, 2]
-    slow, fast = point(1, [100.0, 100.0], [2.0, 2.0]), point(2, [150.0, 150.0], [1.6, 1.6])
-    [(other, by)] = plateau.advantages([slow, fast], slow)
-    assert other is fast and (by.value, by.low, by.high) == pytest.approx((0.25,) * 3)
-    single = [replace(p, repeats=p.repeats[:1], e2e_repeats=p.e2e_repeats[:1]) for p in (slow, fast)]
-    assert plateau.advantages(single, single[0])[0][1].low is None and not point_differences(single).known
-
-
-PUBLISHED_STEP_MS = {
-    1: 4.0272, 2: 4.3287, 4: 4.3995, 8: 4.5941, 16: 5.268, 32: 6.5227, 64: 9.2927, 96: 11.9048, 128: 14.5958,
-    192: 20.702, 256: 26.3635, 384: 38.3864, 512: 51.0159,
-}  # fmt: skip
+def test_intervals_hold_at_all_looks_together_and_the_last_has_what_the_earlier_ones_left():
+    """With one look each tail is 2.5 %; with several each is less, together as much as one."""
+    for looks, repeats in (((), 3), ((4,), 4), ((2, 4), 1), ((2, 4), 4)):
+        own, first, second, third, last, later = (plateau.tail_at(n, looks) for n in (repeats, 1, 2, 3, 4, 9))
+        assert first == second == third and last == later and own in (first, last)
+        if len(looks) < 2:
+            assert first == last == 0.025
+        else:
+            assert max(first, last) < 0.025 < first + last < 0.05
+    begun = {first: plateau.looks_from(first) for first in (2, 5, 20)}
+    assert begun == {2: (2, 3, 4, 6, 8, 12, 16), 5: (5, 6, 8, 12, 16), 20: (20,)}, "with what is measured of each load"
+    looks = (2, 3, 4, 6, 8, 12, 16)
+    for n, least in ((2, 0.025), (3, 0.017), (8, 0.012)):
+        more = plateau.tail_at(n, looks, over=True)
+        assert least <= more <= 0.025 and more > 2 * plateau.tail_at(n, looks), "an early end wastes nothing"
+    assert plateau.tail_at(16, looks, over=True) == plateau.tail_at(16, looks), "nothing was left"
+    assert plateau.tail_at(5, (5,), over=True) == plateau.tail_at(5) == 0.025
 
 
 def test_the_law_on_published_results():
@@ -142,15 +128,23 @@ def test_the_law_on_published_results():
     assert fixed_s == pytest.approx((3.95e-3, 1.61e-3), rel=0.01)
 
 
-@given(*LAWS)
-def test_a_planted_law_is_found_from_three_batches_or_from_one_where_its_half_is_known(t_inf, b_half, batches):
+@given(*LAWS, st.integers(1, 1024))
+def test_a_planted_law_is_found_from_three_batches_or_with_its_half_and_predicted(t_inf, b_half, batches, load):
     rows = [(b, law(b, t_inf, b_half)) for b in batches]
     assert fit_law(rows, b_half) == pytest.approx((t_inf, b_half))
-    if len(rows) > 2:
-        assert fit_law(rows) == pytest.approx((t_inf, b_half), rel=1e-3)
+    if len(rows) < 3:
+        return
+    assert fit_law(rows) == pytest.approx((t_inf, b_half), rel=1e-3)
+    known = {n: law(n, b_half=b_half) for n in batches}
+    load = min(max(load, min(batches)), max(batches))
+    points = [point(n, [rate]) for n, rate in known.items()]
+    (seen,) = plateau.predictions(points, [load])
+    exact = law(load, b_half=b_half)
+    found = plateau.predicted(known, load), seen.tokens_per_s.value, seen.tokens_per_s.low
+    assert found == pytest.approx((exact,) * 3) and plateau.law_error(points)[0] < 1e-9 and seen.concurrency == load
 
 
-def test_fit_of_noiseless_points_of_which_some_lack_a_repeat():
+def test_fit_of_noiseless_points_of_launches_and_of_repeats_whose_interval_covers_the_truth():
     points = [point(b, [law(b), law(b) * 1.01]) for b in BATCHES[:-1]]
     found = fit([point(512, [law(512)]), *points[::-1]])
     once = fit([point(b, [law(b)]) for b in BATCHES])
@@ -158,15 +152,7 @@ def test_fit_of_noiseless_points_of_which_some_lack_a_repeat():
     assert (once.t_inf.value, once.b_half.value, once.fixed_s.value) == pytest.approx((10_000, 45, 0.0045))
     assert (once.n, once.b_half.low) == (1, None) and once.error_max < 1e-9, "one repeat has no interval"
     assert once.tokens_per_s(45) == pytest.approx(5000)
-
-
-def test_interval_from_repeats_covers_the_truth():
-    found = [fit(noisy_curve({b: law(b) for b in BATCHES}, seed=seed).points).b_half for seed in range(300)]
-    assert 0.91 < sum(seen.low <= 45 <= seen.high for seen in found) / 300 < 0.985
-
-
-def test_the_launch_is_what_is_repeated_where_several_measured_equally_often():
-    """Two launches of which the second is 4 % faster: their own repeats say nothing of a third."""
+    # Two launches of which the second is 4 % faster: their own repeats say nothing of a third.
     rates = [(launch, i, 1 + 0.04 * launch + 0.001 * i) for launch in range(2) for i in range(3)]
     points = [
         point_of([(measurement(b, law(b) * by, repeat=3 * on + i, launch=f"launch-{on}"),) for on, i, by in rates])
@@ -174,10 +160,9 @@ def test_the_launch_is_what_is_repeated_where_several_measured_equally_often():
     ]
     found, means = fit(points).t_inf, student_interval([10_010.0, 10_410.0])
     assert (found.low, found.high) == pytest.approx((means.low, means.high), rel=0.01)
-
-
-def test_no_interval_of_the_law_reaches_below_nothing():
-    """As two repeats of a small sweep have it, whose Student interval is 13 standard errors wide."""
+    found = [fit(noisy_curve({b: law(b) for b in BATCHES}, seed=seed).points).b_half for seed in range(300)]
+    assert 0.91 < sum(seen.low <= 45 <= seen.high for seen in found) / 300 < 0.985
+    # As two repeats of a small sweep have it, whose Student interval is 13 standard errors wide.
     repeats = {1: [95.0, 130.0], 4: [420.0, 400.0], 16: [1210.0, 1340.0], 64: [2900.0, 2300.0]}
     found = fit([point(batch, rates) for batch, rates in repeats.items()])
     assert found.b_half.low == found.fixed_s.low == found.t_inf.low == 0.0
@@ -208,11 +193,6 @@ def test_no_law_of_too_few_points_or_of_what_does_not_saturate(rates, b_half, fa
         fit([point(b, each) for b, each in rates.items()], b_half)
 
 
-GRID = tuple(1 << i for i in range(11))
-DENTED = dict(zip(GRID, (665, 1247, 2446, 4388, 7695, 12191, 17778, 25677, 27918, 42274, 53466)))
-law_of_20 = partial(law, b_half=20.0)
-
-
 @st.composite
 def planted(draw):
     """Any curve, sensible or not."""
@@ -224,10 +204,6 @@ def full_plateau(curve, tolerance=0.10):
     return plateau.plateau([point(load, [rate]) for load, rate in curve.items()], tolerance).value
 
 
-def dropping(load):
-    return law(load) * (1 if load <= 256 else 0.8)
-
-
 @pytest.mark.parametrize(("grid", "rate", "loads", "begins"), [
     (GRID[:10], law_of_20, [1, 512, 128, 64], 128),  # the ends, where it begins, before
     (GRID, DENTED.__getitem__, [1, 1024, 512], None),  # 9 % from 128 to 256: half of the throughput is beyond it
@@ -237,7 +213,7 @@ def dropping(load):
     (GRID[:10], lambda load: law_of_20(load) * (load != 128), [1, 512, 128, 256, 64], 256),  # 128 is invalid
     *((GRID, lambda load, at=at: law(load, b_half=2.0) * (1 + 0.2 * (load >= at)), None, at)
       for at in (128, 256, 512)),
-    (GRID, dropping, None, 256),
+    (GRID, lambda load: law(load) * (1 if load <= 256 else 0.8), None, 256),
 ])  # fmt: skip
 def test_loads_in_the_order_that_they_are_asked_for_and_where_the_plateau_begins(grid, rate, loads, begins):
     played = play(grid, rate, repeats=1)
@@ -245,16 +221,18 @@ def test_loads_in_the_order_that_they_are_asked_for_and_where_the_plateau_begins
     assert plateau.plateau(played.points).value == begins == full_plateau({n: rate(n) for n in grid if rate(n)})
 
 
-def test_what_is_known_is_not_asked_for_again_and_loads_beside_the_grid_count_for_nothing():
+def test_what_is_known_is_not_asked_for_again_nor_a_load_with_several_invalid_measurements():
     everything = [point(load, [law_of_20(load), 1.001 * law_of_20(load)]) for load in GRID[:10]]
     assert play(GRID[:10], law_of_20, known=everything).asked == ()
     assert play(GRID[:10], law_of_20, known=everything[::9], repeats=1).loads == [128, 64]
     beside = [point(load, [5.0]) for load in (3, 100, 4096)]
     assert plateau.next_load(GRID, beside, 0.1) == plateau.next_load(GRID, (), 0.1)
-
-
-NOISY = {load: (law_of_20(load), 0.88 * law_of_20(load)) for load in GRID}
-A_SECOND = {"seconds": lambda load, rate: 1.0}
+    once = [replace(point(load, [law_of_20(load)]), left_out=2) for load in (1, 64, 128, 512)]
+    grid = plateau.Grid(GRID[:10], 0.1, 2, h200_seconds)
+    assert plateau.next_measurement(grid, once) is None
+    once[1] = replace(once[1], left_out=1)
+    assert plateau.next_measurement(grid, once).concurrency == 64
+    assert plateau.SECOND_CHANCES == executor.EXTRA_ATTEMPTS, "as often as a run tries again"
 
 
 @pytest.mark.parametrize(("grid", "answer", "facts", "loads"), [
@@ -272,29 +250,16 @@ def test_a_gain_that_noise_hides_is_repeated_while_there_is_time_and_once_in_any
     assert [w.repeats for w in played.asked] == [loads[: i + 1].count(load) for i, load in enumerate(loads)]
 
 
-def test_a_load_with_several_invalid_measurements_is_not_repeated():
-    once = [replace(point(load, [law_of_20(load)]), left_out=2) for load in (1, 64, 128, 512)]
-    grid = plateau.Grid(GRID[:10], 0.1, 2, h200_seconds)
-    assert plateau.next_measurement(grid, once) is None
-    once[1] = replace(once[1], left_out=1)
-    assert plateau.next_measurement(grid, once).concurrency == 64
-    assert plateau.SECOND_CHANCES == executor.EXTRA_ATTEMPTS, "as often as a run tries again"
-
-
 @given(planted(), st.integers(1, 3), st.floats(0.02, 0.5))
-def test_it_ends_and_asks_for_planned_loads_only_each_no_more_often_than_wanted(curve, repeats, tolerance):
+def test_it_ends_asks_for_planned_loads_no_more_often_than_wanted_and_measures_what_decides(curve, repeats, tolerance):
     answers = in_turn({k: (v, 1.1 * v, 0.9 * v) for k, v in curve.items()})
     played = play(tuple(curve), answers, repeats=repeats, tolerance=tolerance)
     assert set(played.loads) <= set(curve)
     for load in set(played.loads):
         own = [w.repeats for w in played.asked if w.concurrency == load]
         assert own == list(range(1, len(own) + 1)) and len(own) <= repeats
-
-
-@given(planted(), st.floats(0.02, 0.5))
-def test_what_decides_is_measured(curve, tolerance):
-    """The plateau of the loads measured begins after a load next to it on the grid that still gains; where there is
-    none, the last doubling of the grid gains."""
+    # The plateau of the loads measured begins after a load next to it on the grid that still gains; where there is
+    # none, the last doubling of the grid gains.
     grid = tuple(curve)
     points = play(grid, curve.__getitem__, repeats=1, tolerance=tolerance).points
     loads = [p.concurrency for p in points]
@@ -319,18 +284,7 @@ def test_a_curve_that_keeps_to_the_law_is_known_from_a_third_of_the_seconds(b_ha
     assert steps_apart([*curve], plateau.plateau(played.points).value, full_plateau(curve)) <= 1
 
 
-@given(st.floats(1, 500), st.sets(st.integers(1, 1024), min_size=3, max_size=9), st.integers(1, 1024))
-def test_the_law_is_predicted_exactly_between_its_points(b_half, loads, load):
-    known = {n: law(n, b_half=b_half) for n in loads}
-    load = min(max(load, min(loads)), max(loads))
-    points = [point(n, [rate]) for n, rate in known.items()]
-    (seen,) = plateau.predictions(points, [load])
-    exact = law(load, b_half=b_half)
-    found = plateau.predicted(known, load), seen.tokens_per_s.value, seen.tokens_per_s.low
-    assert found == pytest.approx((exact,) * 3) and plateau.law_error(points)[0] < 1e-9 and seen.concurrency == load
-
-
-def test_a_prediction_is_as_wide_as_the_law_misses_what_was_measured_and_there_is_none_where_it_misses_all():
+def test_a_prediction_is_as_wide_as_the_law_misses_what_was_measured():
     points = [point(load, [law(load) * (1.05 if load == 64 else 1)]) for load in (1, 64, 512)]
     share, where = plateau.law_error(points)
     assert where == 64 and share == pytest.approx(1 - 1 / 1.05)

@@ -65,12 +65,6 @@ def test_any_percentile_of_the_gaps_to_a_hundredth(values, share):
     assert LEAST_S * GROWTH**index == pytest.approx(sorted(values)[rank], rel=0.0101)
 
 
-def test_gaps_count_where_both_ends_lie_in_the_window():
-    found = gaps([[0.0, 1.0, 2.0, 3.0, 3.00001], [2.5], []], (1.0, 3.5))
-    assert found["counts"] == {-1: 1, 925: 2} and LEAST_S * GROWTH**925 <= 1.0 < LEAST_S * GROWTH**926
-    assert found["sum_s"] == pytest.approx(2.00001)
-
-
 def test_a_request_has_its_row_as_the_worker_has_it():
     rows = [row([5.0, 6.0], (7, 2), sent=2.0), row([4.0], sent=1.0, finished=False), row([], sent=3.0, finished=False)]
     samples = run(rows, began=0.0).samples
@@ -361,9 +355,12 @@ def test_a_rate_with_a_limit_holds_back_what_would_be_too_much(play, most, late_
     assert done.waited == pytest.approx([late_s * i for i in range(20)], abs=1e-3 if late_s else 0)
 
 
-def test_gaps_of_each_step_of_a_ramp_are_apart(play):
+def test_gaps_of_each_step_of_a_ramp_are_apart_and_count_where_both_ends_lie_in_the_window(play):
     done = play(opened([0.1 * i for i in range(20)], (0.5, 2.0), steps=[[0.5, 1.0], [1.0, 2.0]]))
     assert [sum(each["counts"].values()) for each in done.gaps] == [15 * 7, 5 * 7, 10 * 7]
+    found = gaps([[0.0, 1.0, 2.0, 3.0, 3.00001], [2.5], []], (1.0, 3.5))
+    assert found["counts"] == {-1: 1, 925: 2} and LEAST_S * GROWTH**925 <= 1.0 < LEAST_S * GROWTH**926
+    assert found["sum_s"] == pytest.approx(2.00001)
 
 
 def test_a_run_of_several_begins_when_told_and_has_the_window_it_is_given(play):
@@ -438,14 +435,11 @@ def test_each_answer_may_have_the_tokens_of_its_request_or_as_many_as_it_likes_w
         assert {stream.answer._most for stream in done.played.sent} == {most}
 
 
-def test_streams_that_never_end_fail_after_their_time(play):
+def test_streams_that_never_end_fail_after_their_time_and_users_who_hear_nothing_for_as_long_give_up(play):
+    """One has failed, so it is no wait for a slow answer; a schedule goes on, for its requests come whatever is."""
     done = play(closed(3, requests=3), (8,) * 3, fault={1: "hangs", 2: "hangs"}, timeout_s=0.8)
     assert [(row[0], row[4]) for row in done.failed] == [(1, "timeout"), (2, "timeout")] and len(done.samples) == 1
     assert all(0.8 <= ended - sent <= 0.8 + load_run.PROGRESS_S + 0.01 for _, sent, _, ended, _ in done.failed)
-
-
-def test_users_who_hear_nothing_for_as_long_as_a_request_may_last_give_up(play):
-    """One has failed, so it is no wait for a slow answer; a schedule goes on, for its requests come whatever is."""
     hangs = {0: "HTTP 500", **dict.fromkeys(range(1, 200), "hangs")}
     done = play(closed(2, requests=1000), (1,) * 200, fault=hangs, timeout_s=3.0)
     assert len(done.failed) <= 3 and done.played.now - done.began < 7

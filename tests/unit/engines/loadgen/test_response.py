@@ -30,9 +30,7 @@ def fed(parts):
     st.sampled_from([b"", b"X-Sum: 1\r\n", b"A: b\r\nC: d\r\n"]), st.sampled_from([b"", b";name=value", b" ;x"]),
     st.sampled_from([b"", INTERIM]),
 )  # fmt: skip
-def test_a_body_in_chunks_of_any_size_or_of_a_told_length_or_until_the_end(
-    body, sizes, cut, line, trailer, note, before
-):
+def test_a_body_comes_in_chunks_of_any_size_or_until_the_end(body, sizes, cut, line, trailer, note, before):
     for data, closes in (
         (CHUNKED + chunked(body, sizes, line, trailer, note), False),
         (OK + b"CONTENT-LENGTH:  %d\r\n\r\n" % len(body) + body, False),
@@ -286,10 +284,10 @@ def test_what_the_standards_allow_is_read(odd):
 @pytest.mark.parametrize(("body", "why"), [
     (stream(token(), DONE), None), (b"", None), (stream(token()), None), (stream(token("", "length"), DONE), None),
     (stream(told(error={"message": "no model"})), "no model"), (stream(token(), token(finish="abort")), "abort"),
-    (stream(b"{what"), "what"),
+    (stream(b"{what"), "what"), (b'{"data": [{"index": 0}]}', None), (b'{"error": "no such model"}', "no such model"),
 ])  # fmt: skip
-def test_an_error_is_found_in_a_whole_stream(body, why):
-    found = error_in(body)
+def test_an_error_is_found_in_a_whole_stream_or_answer(body, why):
+    found = error_in(body, streamed=not body.startswith(b"{"))
     assert found is None if why is None else why in found
 
 
@@ -315,8 +313,9 @@ def test_an_answer_that_may_be_as_long_as_it_likes_has_a_limit_too(monkeypatch):
 
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-# fmt: off
-FAILURES = [
+
+
+@pytest.mark.parametrize(("data", "closed", "why", "kind"), [
     (b"HTTP/1.1 500 Oops\r\nContent-Length: 5\r\n\r\nwrong", False, "HTTP 500: wrong", "HTTP 500"),
     (b"HTTP/1.1 401 No\r\n\r\nno key", True, "HTTP 401: no key", "HTTP 401"),
     (PLAIN.replace(b"/json", b"/json; x=text/event-stream"), False, "without streaming", "no stream"),
@@ -341,11 +340,7 @@ FAILURES = [
                   {"detail": "gone"}, {"message": "no", "choices": [], "usage": None})),
     *((HEAD + chunked(stream(token()) + b"event: error\n" + stream(what, DONE), []), False, "said in the stream",
        "error in the stream") for what in (b"{}", b"gone", b"")),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("data", "closed", "why", "kind"), FAILURES)
+])  # fmt: skip
 @pytest.mark.parametrize("cut", [(), range(0, 2000)], ids=["whole", "bytes"])
 def test_a_failure_has_a_reason_and_is_of_a_kind(data, closed, why, kind, cut):
     with pytest.raises(RequestFailed, match=why) as caught:
@@ -353,20 +348,16 @@ def test_a_failure_has_a_reason_and_is_of_a_kind(data, closed, why, kind, cut):
     assert caught.value.kind == kind
 
 
-JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-
-
-def result_of(told, status=b"200"):
+def result_of(told, status=b"200 OK"):
     text = json.dumps(told).encode()
-    return JSON.replace(b"200", status) + b"content-length: %d\r\n\r\n" % len(text) + text
+    head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(text)) + text
 
 
 @given(cuts, st.sampled_from(["data", "results"]))
 def test_a_result_is_one_output_at_the_time_of_its_last_piece(cut, name):
-    found = Answer(1, streamed=False)
-    parts = pieces(
-        result_of({name: [{"embedding": "AAAA" * 20}], "usage": {"prompt_tokens": 64, "total_tokens": 64}}), cut
-    )
+    found, counts = Answer(1, streamed=False), {"prompt_tokens": 64, "total_tokens": 64}
+    parts = pieces(result_of({name: [{"embedding": "AAAA" * 20}], "usage": counts}), cut)
     for at, part in enumerate(parts):
         assert not found.complete and not found.times
         found.read(float(at), part)
@@ -389,8 +380,3 @@ def test_what_is_no_result_fails_its_request(answer, kind):
         found.read(1.0, answer)
         found.read(2.0, b"")
     assert caught.value.kind == kind and not found.complete
-
-
-def test_a_whole_answer_of_a_server_is_looked_at_before_anything_is_measured():
-    assert error_in(b'{"data": [{"index": 0}]}', streamed=False) is None
-    assert "no such model" in error_in(b'{"error": "no such model"}', streamed=False)

@@ -34,6 +34,8 @@ def test_a_request_in_bytes(url, line, host, port):
     first, *lines = head.split(b"\r\n")
     assert (first, body.decode(), target.port) == (line, '{"prompt": "\u00e9"}', port)
     assert {b"Host: " + host, b"Authorization: Bearer key1", b"Content-Length: %d" % len(body)} <= {*lines}
+    encrypted = Streams(target, 1.0)._context
+    assert encrypted.check_hostname if url.startswith("https:") else encrypted is None
 
 
 @given(keys, st.text(max_size=30), st.text(max_size=30))
@@ -265,9 +267,7 @@ def test_a_failure_has_a_kind_facts_and_a_time_but_no_key_and_a_good_end_is_none
     (ConnectionRefusedError(111, "refused", "10.0.0.1"), "ConnectionRefusedError: refused"),
     (OSError("alone"), "OSError: alone"),
 ])  # fmt: skip
-def test_without_a_connection_a_load_begins_at_once_and_each_request_says_why_without_the_address(
-    open_line, monkeypatch, error, told
-):
+def test_without_a_connection_each_request_says_why_without_the_address(open_line, monkeypatch, error, told):
     if error:
         monkeypatch.setattr(module.socket, "getaddrinfo", Mock(side_effect=error))
     began, line = time.monotonic(), open_line(listens=False, waiting=4)
@@ -406,11 +406,6 @@ def test_the_first_address_that_accepts_is_taken_else_the_last(open_line, monkey
         asked.assert_called_once_with("host", 80, type=socket.SOCK_STREAM)
 
 
-def test_what_is_asked_for_by_https_is_encrypted_and_by_http_is_not():
-    plain, safe = (Streams(Target(f"{scheme}://127.0.0.1/", {}), 1.0)._context for scheme in ("http", "https"))
-    assert plain is None and safe.check_hostname
-
-
 # Steps
 
 
@@ -470,13 +465,10 @@ def test_the_youngest_that_decodes_leads_and_its_chunks_within_half_a_step_of_th
     assert lead.steps() == pytest.approx(counted)
 
 
-def test_one_that_turns_out_to_have_failed_as_it_is_read_leads_no_more_and_one_without_a_chunk_not_yet():
+def test_one_that_has_failed_leads_no_more_one_without_a_chunk_not_yet_and_after_a_lull_the_next_prefill_is_a_step():
     in_flight, _ = led([0.1, 0.2], [0.15], [])
     _, failed, _ = in_flight
     assert Lead(in_flight, lambda stream: in_flight.pop(failed, None)).steps() == [0.1, 0.2]
-
-
-def test_after_a_lull_the_prefill_of_the_next_is_a_step_and_several_tokens_of_a_chunk_are_several():
     in_flight, lead = led([0.1, 0.2, 0.3])
     assert lead.steps() == [0.1, 0.2, 0.3]
     in_flight.clear()

@@ -43,9 +43,7 @@ def play(loop, lifetime, seconds, limit=2_000):
 
 @given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(RAMPS))
 @example(3, 1, 0.0, 0.05, [0.1], "burst")
-def test_a_loop_ramps_up_and_settles_and_has_a_window_of_its_load(
-    concurrency, lifetime, settle, window_s, seconds, ramp_up
-):
+def test_a_loop_ramps_up_settles_and_has_a_window(concurrency, lifetime, settle, window_s, seconds, ramp_up):
     spread = ramp_up == "staggered"
     played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds)
     assert max(played.in_flight) == concurrency, "never more than asked for, and all of them after one lifetime"
@@ -77,7 +75,7 @@ def test_spread_users_start_evenly_over_one_lifetime(concurrency, lifetime):
 
 
 @given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0), st.sampled_from(RAMPS))
-def test_a_shared_window_ends_as_told_and_that_of_a_convoy_with_its_last_whole_period(
+def test_a_shared_window_ends_as_told_and_a_convoys_with_its_last_period(
     concurrency, lifetime, seconds, wanted, ramp_up
 ):
     loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 0.01, ramp_up=ramp_up, gated=True)

@@ -105,7 +105,7 @@ def rows(answer):
     return [SimpleNamespace(**dict(zip(names, row))) for row in answer["samples"]]
 
 
-def test_a_counted_loop_serves_exactly_so_many_and_shares_nothing_with_the_next(serve):
+def test_a_counted_loop_serves_exactly_so_many_shares_nothing_with_the_next_and_counts_failures(serve):
     first, server = serve(COUNTED)
     for answer in (first, asyncio.run(server.run(COUNTED))):
         assert [row.output for row in rows(answer)] == [LENGTH] * 7
@@ -114,6 +114,10 @@ def test_a_counted_loop_serves_exactly_so_many_and_shares_nothing_with_the_next(
         assert (len(answer["steps"]), sum(row[3] for row in answer["steps"])) == (7 * LENGTH, 7 * LENGTH)
         assert (answer["failed"], answer["first_failure"]) == ([], None)
         assert answer["steps"][0][0] >= answer["began"] and json.dumps(answer)
+    answer, _ = serve(COUNTED, refused=(1, 4))
+    assert answer["first_failure"] == "ValueError: number 1 refused" and len(rows(answer)) == 5
+    assert [(row[0], row[2], row[4]) for row in answer["failed"]] == [(1, None, "ValueError"), (0, None, "ValueError")]
+    assert all(answer["began"] <= sent <= ended for _, sent, _, ended, _ in answer["failed"])
 
 
 @pytest.mark.parametrize(("taken", "has"), [
@@ -184,13 +188,6 @@ def test_of_a_schedule_all_come_at_once_and_one_without_stamps_has_none_and_its_
     assert opened == answer["began"] < closed
 
 
-def test_failures_are_counted_and_the_rest_is_served(serve):
-    answer, _ = serve(COUNTED, refused=(1, 4))
-    assert answer["first_failure"] == "ValueError: number 1 refused" and len(rows(answer)) == 5
-    assert [(row[0], row[2], row[4]) for row in answer["failed"]] == [(1, None, "ValueError"), (0, None, "ValueError")]
-    assert all(answer["began"] <= sent <= ended for _, sent, _, ended, _ in answer["failed"])
-
-
 @pytest.mark.parametrize(("load", "served"), [(WINDOW, 0), (COUNTED, 0), (COUNTED, USERS)])
 def test_a_load_that_only_fails_is_given_up_after_five_and_what_is_in_flight_ends(worker, serve, load, served):
     answer, server = serve(load | {"requests": load["requests"] and 1000}, refused=range(served, 10_000))
@@ -202,11 +199,8 @@ def test_a_load_that_only_fails_is_given_up_after_five_and_what_is_in_flight_end
 @pytest.mark.parametrize("load", [WINDOW, COUNTED, AT_ONCE])
 def test_an_engine_without_steps_is_not_waited_for_and_told_before_the_worker_ends(worker, monkeypatch, load):
     monkeypatch.setattr(worker, "STALL_S", 0.1)
-    given = (
-        {},
-        {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH], "kind": "generate"},
-        {"op": "run", "load": load},
-    )
+    prompts = {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH], "kind": "generate"}
+    given = {}, prompts, {"op": "run", "load": load}
     lines = AsyncMock(side_effect=[json.dumps(line).encode() for line in given])
     server = worker.Server(SimpleNamespace(readline=lines), None)
     server.start, server.say = AsyncMock(return_value={}), AsyncMock()
@@ -237,9 +231,7 @@ THREE = {"num_generation_tokens": 7, "time_to_first_tokens_iter": [0.1], "inter_
     (FULL, {"num_generation_tokens": 0}, []),
     (FULL, None, []),
 ])  # fmt: skip
-def test_the_stat_logger_takes_what_is_there_and_has_all_that_vllm_calls(
-    worker, monkeypatch, scheduler, iteration, rows
-):
+def test_the_stat_logger_takes_what_is_there_and_has_all_calls(worker, monkeypatch, scheduler, iteration, rows):
     monkeypatch.setattr(worker.StepTrace, "rows", [])
     trace = worker.StepTrace("config", 0, unheard_of=1)
     trace.record(scheduler, None if iteration is None else SimpleNamespace(**iteration), "more", engine_idx=0)
@@ -260,7 +252,7 @@ def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, monke
     assert say.call_args.kwargs["tokens_per_s"] == rate
 
 
-def test_limits_that_a_release_does_not_report_are_none(worker):
+def test_limits_that_a_release_does_not_report_are_none_and_an_argument_it_lacks_is_a_variable(worker, monkeypatch):
     told = {
         "cache": {"num_gpu_blocks": 10, "block_size": 16, "enable_prefix_caching": False},
         "model": {"max_model_len": 128, "dtype": "torch.float16"}, "compilation": {"cudagraph_capture_sizes": (1, 2)},
@@ -269,6 +261,12 @@ def test_limits_that_a_release_does_not_report_are_none(worker):
     facts = worker.resolved(SimpleNamespace(**{f"{part}_config": SimpleNamespace(**of) for part, of in told.items()}))
     assert (facts["kv_blocks"], facts["dtype"], facts["capture_sizes"]) == (10, "float16", [1, 2])
     assert (facts["chunked_prefill"], facts["async_scheduling"]) == (None, None)
+    monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", "before")
+    new, old = make_dataclass("New", ["profiler_config"]), make_dataclass("Old", ["model"])
+    given = worker.profiler_arguments(new, "/traces")["profiler_config"]
+    assert (given["profiler"], given["torch_profiler_dir"]) == ("torch", "/traces")
+    assert os.environ["VLLM_TORCH_PROFILER_DIR"] == "before"
+    assert worker.profiler_arguments(old, "/traces") == {} and os.environ["VLLM_TORCH_PROFILER_DIR"] == "/traces"
 
 
 class Profiling(Engine):
@@ -296,7 +294,7 @@ NOT_ENABLED, FULL_DISK = RuntimeError("Profiling is not enabled"), OSError("No s
     (Profiling, {"start": NOT_ENABLED}, f"RuntimeError: {NOT_ENABLED}", []),
     (Profiling, {"stop": FULL_DISK}, f"OSError: {FULL_DISK}", ["start"]),
 ])  # fmt: skip
-def test_the_profiler_is_on_in_a_short_window_of_a_settled_load_and_spoils_nothing(
+def test_the_profiler_is_on_in_a_short_window_and_spoils_nothing(
     worker, serve, monkeypatch, kind, broken, problem, told
 ):
     monkeypatch.setattr(worker, "PROFILED_S", 0.1)
@@ -309,24 +307,13 @@ def test_the_profiler_is_on_in_a_short_window_of_a_settled_load_and_spoils_nothi
         assert ended > began >= LENGTH, "a burst has settled after one cycle"
 
 
-def test_a_release_that_has_the_argument_gets_it_and_an_older_one_the_variable(worker, monkeypatch):
-    monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", "before")
-    new, old = make_dataclass("New", ["profiler_config"]), make_dataclass("Old", ["model"])
-    given = worker.profiler_arguments(new, "/traces")["profiler_config"]
-    assert (given["profiler"], given["torch_profiler_dir"]) == ("torch", "/traces")
-    assert os.environ["VLLM_TORCH_PROFILER_DIR"] == "before"
-    assert worker.profiler_arguments(old, "/traces") == {} and os.environ["VLLM_TORCH_PROFILER_DIR"] == "/traces"
-
-
 @pytest.mark.parametrize(("device", "executor", "chosen", "method"), [
     ("cpu", "mp", None, "fork"),
     ("cpu", "mp", "spawn", "spawn"),
     ("cpu", "uni", None, "spawn"),  # the model is in the core, and OpenMP cannot be forked
     ("cuda", "mp", None, "spawn"),
 ])  # fmt: skip
-def test_the_core_is_forked_on_the_cpu_and_spawns_the_process_of_the_model(
-    worker, monkeypatch, device, executor, chosen, method
-):
+def test_the_core_is_forked_on_the_cpu_and_spawns_the_model(worker, monkeypatch, device, executor, chosen, method):
     in_child = []
     monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: in_child.append(after_in_child))
     monkeypatch.setenv(worker.START_METHOD, "spawn")  # as the configuration leaves it
@@ -358,10 +345,8 @@ def test_a_request_for_a_result_has_one_output_that_comes_at_once(serve, load, a
 @pytest.mark.parametrize(("concurrency", "steps"), [(1, 24), (96, 24), (1000, 250)])
 def test_a_result_is_awaited_while_the_prompts_before_it_are_computed(worker, concurrency, steps):
     server = worker.Server(None, None)
-    server.engine, server.prompts = (
-        Limited(worker.StepTrace()),
-        [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3] * 3}],
-    )
+    server.engine = Limited(worker.StepTrace())
+    server.prompts = [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3] * 3}]
     assert server.steps_of_results(concurrency) == steps, "four prompts of 2.5 tokens in a step of 10"
 
 

@@ -13,9 +13,8 @@ from sections import difference, in_layers, vega_lite
 from stored_records import KNOWN, engine_alone, repeats
 from strategies import WELL, noisy_curve, point
 
+from pytest_slmserve.analysis import estimates, points
 from pytest_slmserve.analysis.compare.changes import release_histories
-from pytest_slmserve.analysis.estimates import Interval, factor
-from pytest_slmserve.analysis.points import output_rate, point_differences
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.schema import sensors
@@ -81,26 +80,40 @@ def test_planted_figures_have_the_charts_that_are_kept():
     assert (history(WIDE)[1], history(CLOSE)[1]) == (["0.9.0"], [])
 
 
-def test_what_is_not_known_is_no_chart():
+def test_what_is_not_known_is_no_chart_series_are_told_apart_and_rows_have_the_interval_of_the_repeats():
     lost = gated(pairs(4, failures=1)).compared
     energy = next(chart.spec for chart in charts.load_charts(SWEEP) if chart.title == "Energy")
     assert charts.forest(VERDICTS[2:]) is charts.gate_forest(lost) is charts.stacked_bars([], {}, "", "") is None
     assert energy is None
+    several = charts.series_looks([f"series {n}" for n in range(12)])
+    looks = list(zip(several["color"]["scale"]["range"], several["shape"]["scale"]["range"]))
+    assert len({*looks[:12]}) == 12 and several["color"]["legend"]["columns"] == 2
+    assert charts.series_looks(["one"])["color"]["legend"] is None
+    assert charts.series_looks(["one", "x" * 41])["color"]["legend"]["columns"] == 1
+    rows = charts.point_rows(SWEEP.valid, "output_tokens_per_s", "a", 2.0, "u", extra=1)
+    seen = [estimates.factor(points.point_differences(SWEEP.valid, points.output_rate).mean(i)) for i in range(5)]
+    for row, one, p in zip(rows, seen, SWEEP.valid, strict=True):
+        assert (row["x"], row["y"], row["extra"]) == (p.concurrency, 2 * p.output_tokens_per_s, 1)
+        assert (row["low"], row["high"]) == pytest.approx((2 * one.low, 2 * one.high)) and row["shown"].endswith(" u")
+    some = [replace(point(1, [9.0]), sm_active=0.5), point(2, [9.0]), replace(point(4, [9.0]), sm_active=math.inf)]
+    (row,) = charts.point_rows(some, "sm_active", "a", 100.0, "%")
+    assert (row["x"], row["y"], row["low"], row["shown"]) == (1, 50.0, None, "50.00 %")
+    (hollow,) = charts.point_rows([replace(point(1, [9.0, 9.1]), degraded=("hot",))], "e2e_s", "a", noise=False)
+    assert (hollow["hollow"], hollow["low"]) == (True, None)
+    unknown = charts.intervals([point(1, [0.0, 1.0], [1.0, 1.0]), point(2, [2.0, 2.1])])  # over nothing
+    assert all(math.isnan(each.value) and each.low is None for each in unknown)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=5), st.lists(st.none() | NUMBERS, max_size=6), st.floats(0.1, 1e6))
-def test_an_axis_reaches_all_estimates_and_of_their_intervals_what_is_near(estimates, ends, reach):
-    low, high = charts.axis_ends(estimates, ends, reach, 0.1)
-    near = [min(max(end, min(estimates) - reach), max(estimates) + reach) for end in ends if end is not None]
-    least, most = min([*estimates, *near]), max([*estimates, *near])
+def test_an_axis_reaches_all_estimates_bounds_and_of_intervals_what_is_near(values, ends, reach):
+    low, high = charts.axis_ends(values, ends, reach, 0.1)
+    near = [min(max(end, min(values) - reach), max(values) + reach) for end in ends if end is not None]
+    least, most = min([*values, *near]), max([*values, *near])
     room = 0.1 * ((most - least) or 1.0)
     assert (low, high) == pytest.approx((least - room, most + room))
-
-
-@given(st.lists(NUMBERS, min_size=1, max_size=4), st.lists(NUMBERS, max_size=3))
-def test_a_chart_of_intervals_reaches_every_estimate_bound_and_further_value(values, others):
+    others = [end for end in ends if end is not None]
     assume(any(values + others))
-    found = [(str(n), Interval(value), None, State.PASSES, "") for n, value in enumerate(values)]
+    found = [(str(n), estimates.Interval(value), None, State.PASSES, "") for n, value in enumerate(values)]
     low, high = charts.interval_chart(found, "", "", others)["layer"][-1]["encoding"]["x"]["scale"]["domain"]
     assert low < min([*values, *others]) and max([*values, *others]) < high
 
@@ -117,26 +130,3 @@ def test_parts_of_a_bar_lie_one_behind_the_other_and_add_up(sizes):
     scale, there = spec["layer"][0]["encoding"]["color"]["scale"], {series for _, series, _ in sizes}
     looks = [(name, color) for name, color in (("x", "red"), ("y", "blue")) if name in there]
     assert list(zip(scale["domain"], scale["range"], strict=True)) == looks, "in its own order"
-
-
-def test_series_are_told_apart_by_color_and_shape_and_named_if_there_are_several():
-    several = charts.series_looks([f"series {n}" for n in range(12)])
-    looks = list(zip(several["color"]["scale"]["range"], several["shape"]["scale"]["range"]))
-    assert len({*looks[:12]}) == 12 and several["color"]["legend"]["columns"] == 2
-    assert charts.series_looks(["one"])["color"]["legend"] is None
-    assert charts.series_looks(["one", "x" * 41])["color"]["legend"]["columns"] == 1
-
-
-def test_rows_have_the_interval_of_the_repeats_and_pass_over_what_is_not_known():
-    rows = charts.point_rows(SWEEP.valid, "output_tokens_per_s", "a", 2.0, "u", extra=1)
-    seen = [factor(point_differences(SWEEP.valid, output_rate).mean(i)) for i in range(5)]
-    for row, one, p in zip(rows, seen, SWEEP.valid, strict=True):
-        assert (row["x"], row["y"], row["extra"]) == (p.concurrency, 2 * p.output_tokens_per_s, 1)
-        assert (row["low"], row["high"]) == pytest.approx((2 * one.low, 2 * one.high)) and row["shown"].endswith(" u")
-    some = [replace(point(1, [9.0]), sm_active=0.5), point(2, [9.0]), replace(point(4, [9.0]), sm_active=math.inf)]
-    (row,) = charts.point_rows(some, "sm_active", "a", 100.0, "%")
-    assert (row["x"], row["y"], row["low"], row["shown"]) == (1, 50.0, None, "50.00 %")
-    (hollow,) = charts.point_rows([replace(point(1, [9.0, 9.1]), degraded=("hot",))], "e2e_s", "a", noise=False)
-    assert (hollow["hollow"], hollow["low"]) == (True, None)
-    unknown = charts.intervals([point(1, [0.0, 1.0], [1.0, 1.0]), point(2, [2.0, 2.1])])  # over nothing
-    assert all(math.isnan(each.value) and each.low is None for each in unknown)

@@ -7,8 +7,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
-from gpus import on_gpus, replicas
+from gpus import PLANTED, on_gpus, replicas
 from launches import pairs
 from planted import gated, lawful
 from refusals import refused
@@ -27,7 +26,6 @@ SENSED = {
     "power_w": 300.0, "energy_per_token_j": 0.02,
 }  # fmt: skip
 LOADS = (1, 4, 16, 64, 256, 512)
-PLANTED = {"all_reduce_s": 1e-3, "imbalance": 0.2}
 
 
 def curve(subject: str, *points: Point, shared=()) -> Curve:
@@ -103,9 +101,8 @@ def test_planted_findings_have_the_pictures_that_are_kept():
     fast, slow = (lawful(LOADS, (1, 1.01), model=name, t_inf=t) for name, t in (("fast", 1e4), ("slow", 10.0)))
     short = noisy_curve({1: 1.0, 2: 2.0})
     found |= {"any speed is on one scale": Findings(curves=[fast, slow, short]), "one": Findings(curves=[fast, short])}
-    found["gates"] = Findings(
-        gates=[one, replace(one, gate="other"), replace(one, model="x"), gated(pairs(4, failures=1))]
-    )
+    others = replace(one, gate="other"), replace(one, model="x"), gated(pairs(4, failures=1))
+    found["gates"] = Findings(gates=[one, *others])
     drawn = {name: list(pictures(each)) for name, each in found.items()}
     specs = [whole_picture(picture) for each in drawn.values() for picture in each if picture.panels]
     assert all(map(vega_lite().is_valid, specs))
@@ -114,22 +111,15 @@ def test_planted_findings_have_the_pictures_that_are_kept():
     assert difference("pictures", shown) == ""
 
 
-@pytest.mark.parametrize(("found", "fact"), [
-    (Findings(), "no sweep"),
-    (Findings(curves=[Curve(subject="x")]), "no valid point"),
-    (Findings(gates=[gated(pairs(4, failures=1))]), "gate-opt-1.3b: no pair"),
-])  # fmt: skip
-def test_without_a_picture_every_reason_is_told_and_no_file_is_made(found, fact, tmp_path):
-    with refused(fact):
-        draw_pictures(found, tmp_path / "out", "png")
-    assert not [*tmp_path.iterdir()]
-
-
 def test_each_picture_is_a_file_of_its_form_or_says_why_not(tmp_path, monkeypatch):
-    drawn = SimpleNamespace(
-        vegalite_to_png=lambda spec, scale: b"png" * scale, vegalite_to_svg=lambda spec: f"svg {spec}"
-    )
-    monkeypatch.setitem(sys.modules, "vl_convert", drawn)
+    nothing = {"no sweep": Findings(), "no valid point": Findings(curves=[Curve(subject="x")])}
+    nothing["gate-opt-1.3b: no pair"] = Findings(gates=[gated(pairs(4, failures=1))])
+    for fact, found in nothing.items():
+        with refused(fact):
+            draw_pictures(found, tmp_path / "out", "png")
+    assert not [*tmp_path.iterdir()], "no file is made"
+    forms = {"vegalite_to_png": lambda spec, scale: b"png" * scale, "vegalite_to_svg": lambda spec: f"svg {spec}"}
+    monkeypatch.setitem(sys.modules, "vl_convert", SimpleNamespace(**forms))
     found = Findings(curves=[lawful(LOADS, (1, 1.01))])
     for form in ("png", "svg"):
         lines = draw_pictures(found, tmp_path / form, form)

@@ -28,13 +28,26 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import writer
 from pytest_slmserve.report.page.writer import GLOSSARY, page_content, rendered, reproduce
-from pytest_slmserve.schema.errors import to_install
-from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema import errors, records
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e&lt;"
 SLO = writer.STARTING_SLO
 RATES, WOBBLES = {1: 100, 2: 180, 4: 300, 8: 310}, (0.99, 1, 1.01)
+SWEEP, LIKE_IT = (sweep(RATES, WOBBLES, model) for model in ("opt-1.3b", "c"))
+OTHER = sweep(RATES, WOBBLES, "b", replace(H200, driver="580"))
+HEADINGS = (
+    "TTFT ms", "concurrent requests", "mean concurrency", "Interim analyses: mean E2E", "batching", "",
+    "throughput-plateau", "opt-1.3b: INCONCLUSIVE after 4 pairs of launches",
+)  # fmt: skip
+NAMES = ("title", "tallies", "status_words", "unexpected", "inconclusive", "facts", "environments", "reproduce")
+STATES = (State.PASSES, State.FAILS, State.INCONCLUSIVE)
+JUDGED = [(Verdict("claim", f"m{n}", state, f"why {n}"), None) for n, state in enumerate(STATES)]
+GATES = [gated(pairs(4, speed=speed)) for speed in (1.0, 0.9)]
+SIMULATED = sweep(RATES, WOBBLES, environment=records.Environment(platform="simulated"))
+FIRST = SWEEP.measurements[0]
+SERVER = replace(FIRST, spec=replace(FIRST.spec, interface="server"), load=ClosedLoop(2, ramp_up="burst"))
+ENDPOINT = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
 
 
 def found_of(*curves: Curve, **more: object) -> Findings:
@@ -42,23 +55,12 @@ def found_of(*curves: Curve, **more: object) -> Findings:
     return Findings(curves=curves, measurements=made, **more)  # type: ignore[arg-type]
 
 
-SWEEP, LIKE_IT = (sweep(RATES, WOBBLES, model) for model in ("opt-1.3b", "c"))
-OTHER = sweep(RATES, WOBBLES, "b", replace(H200, driver="580"))
-
-
 @pytest.fixture(scope="module")
 def page() -> Page:
     return Page(rendered(found_of(SWEEP)))
 
 
-NAMES = ("title", "tallies", "status_words", "unexpected", "inconclusive", "facts", "environments", "reproduce")
-STATES = (State.PASSES, State.FAILS, State.INCONCLUSIVE)
-JUDGED = [(Verdict("claim", f"m{n}", state, f"why {n}"), None) for n, state in enumerate(STATES)]
-GATES = [gated(pairs(4, speed=speed)) for speed in (1.0, 0.9)]
-SIMULATED = sweep(RATES, WOBBLES, environment=Environment(platform="simulated"))
-
-
-def test_planted_findings_have_the_content_that_is_kept():
+def test_planted_findings_have_the_content_that_is_kept_and_a_command_to_reproduce_where_there_is_one():
     found = {
         "a sweep": found_of(SWEEP),
         "three environments": found_of(SWEEP, LIKE_IT, OTHER, Curve(subject="x", points=SWEEP.points)),
@@ -73,14 +75,6 @@ def test_planted_findings_have_the_content_that_is_kept():
         told = {key: content[key] for key in NAMES} | {"sections": [*dict(content["sections"])], "planes": planes}
         shown[name] = "\n".join(f"{key}: {value}" for key, value in told.items())
     assert difference("page", shown) == ""
-
-
-FIRST = SWEEP.measurements[0]
-SERVER = replace(FIRST, spec=replace(FIRST.spec, interface="server"), load=ClosedLoop(2, ramp_up="burst"))
-ENDPOINT = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
-
-
-def test_the_command_to_reproduce_names_models_and_loads_where_there_is_one():
     command = "pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=opt-1.3b --slm-concurrency="
     job = replace(FIRST, load=OpenLoop(requests=40, rate=10.0))
     assert reproduce(SWEEP.measurements) == f"{command}1,2,4,8 --slm-window=5.0"
@@ -88,7 +82,7 @@ def test_the_command_to_reproduce_names_models_and_loads_where_there_is_one():
     assert reproduce([replace(FIRST, spec=ENDPOINT)]) == reproduce([job]) == reproduce(pairs(1)) == reproduce([]) == ""
 
 
-def test_requests_give_the_latencies_of_the_package_again():
+def test_requests_give_the_latencies_of_the_package_again_and_goodput_and_costs_are_of_the_points():
     part = writer.goodput_part([("m", SWEEP)], SLO)
     for point, told in zip(SWEEP.valid, part["requests"], strict=True):
         assert (told["series"], told["x"], len(told["windows"])) == ("m", point.concurrency, 3)
@@ -103,9 +97,6 @@ def test_requests_give_the_latencies_of_the_package_again():
             assert (seen["seconds"], seen["dropped"]) == (closes - opens, 0)
     lost = replace(m, run=replace(m.run, failures=3))
     assert writer._window((lost,))["dropped"] == 3
-
-
-def test_goodput_and_costs_are_of_the_points():
     points = tuple(replace(p, energy_per_token_j=0.05 * p.concurrency) for p in SWEEP.points)
     good, costs = writer.goodput_part([("m", SWEEP)], SLO), writer.cost_part([("m", replace(SWEEP, points=points))])
     shown = {"bounds": f"{good['bounds']}", "goodput": f"{good['table']}", "costs": f"{costs['table']}"}
@@ -114,21 +105,12 @@ def test_goodput_and_costs_are_of_the_points():
     assert writer.goodput_part([], SLO) is None is writer.cost_part([])
 
 
-HEADINGS = (
-    "TTFT ms", "concurrent requests", "mean concurrency", "Interim analyses: mean E2E", "batching", "",
-    "throughput-plateau", "opt-1.3b: INCONCLUSIVE after 4 pairs of launches",
-)  # fmt: skip
-
-
-def test_terms_are_whole_words_in_any_of_their_forms():
+def test_terms_are_whole_words_in_any_of_their_forms_and_have_their_meaning_on_the_page(page):
     terms = ["no term", *(forms[0] for forms in GLOSSARY)]
     parts = {heading: writer.parts(heading) for heading in HEADINGS}
     shown = {name: "\n".join(f"{part}: {terms[number]}" for part, number in each) for name, each in parts.items()}
     assert difference("terms", shown) == ""
     assert ["".join(part for part, _ in each) for each in parts.values()] == [*HEADINGS]
-
-
-def test_each_term_of_a_heading_has_its_meaning_on_the_page(page):
     terms = [attrs["popovertarget"] for _, attrs in page.tags if attrs.get("class") == "term"]
     meanings = {attrs["id"] for _, attrs in page.tags if attrs.get("class") == "meaning"}
     assert set(terms) <= meanings and len(meanings) == len(GLOSSARY)
@@ -147,11 +129,26 @@ def named(name: str) -> Page:
     return Page(rendered(found_of(replace(SWEEP, subject=name, measurements=tuple(made)), **told)))
 
 
-def test_names_of_an_archive_are_text_and_never_markup():
+def test_names_of_an_archive_are_never_markup_only_hashed_scripts_run_and_nothing_is_fetched(page):
     hostile, plain = map(named, (HOSTILE, "name"))
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]
     assert "<img src=x onerror=alert(1)>" in hostile.text
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]|</script><img", hostile.source)
+    (policy,) = (a["content"] or "" for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert {rules[name] for name in ("default-src", "base-uri", "form-action")} == {"'none'"}
+    (script,) = (text for attrs, text in page.scripts if not attrs)
+    (style,) = page.styles
+    assert hashed(script) in rules["script-src"] and rules["style-src"] == hashed(style)
+    assert "unsafe" not in policy and "http" not in policy and rules["script-src"].count("sha256-") == 4
+    attributes = {name for _, attrs in page.tags for name in attrs}
+    assert not {name for name in attributes if name.startswith("on")} | attributes & {"style", "src", "action"}
+    assert all((a.get("href") or "#").startswith(("#", "data:image/svg+xml")) for _, a in page.tags)
+    folder = writer.FOLDER / "vendor"
+    rows = re.findall(r"\| `([\w.-]+)` \|.*\| `([0-9a-f]{64})` \|", (folder / "README.md").read_text("utf-8"))
+    assert {name for name, _ in rows} == {"vega.min.js", "vega-lite.min.js", "vega-interpreter.js"}
+    assert [name for name, told in rows if sha256((folder / name).read_bytes()).hexdigest() != told] == []
+    assert rendered(Findings()) == rendered(Findings()) and writer.shared_parts.cache_info().misses == 1
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=6))
@@ -164,33 +161,6 @@ def test_json_in_a_script_ends_no_tag_and_is_the_value(value):
 
 def hashed(text: str) -> str:
     return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
-
-
-def test_only_hashed_scripts_run_and_nothing_is_fetched(page):
-    (policy,) = (a["content"] or "" for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
-    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    assert {rules[name] for name in ("default-src", "base-uri", "form-action")} == {"'none'"}
-    (script,) = (text for attrs, text in page.scripts if not attrs)
-    (style,) = page.styles
-    assert hashed(script) in rules["script-src"] and rules["style-src"] == hashed(style)
-    assert "unsafe" not in policy and "http" not in policy and rules["script-src"].count("sha256-") == 4
-    attributes = {name for _, attrs in page.tags for name in attrs}
-    assert not {name for name in attributes if name.startswith("on")} | attributes & {"style", "src", "action"}
-    assert all((a.get("href") or "#").startswith(("#", "data:image/svg+xml")) for _, a in page.tags)
-
-
-def test_libraries_are_those_that_their_table_names_and_are_packed_once():
-    folder = writer.FOLDER / "vendor"
-    rows = re.findall(r"\| `([\w.-]+)` \|.*\| `([0-9a-f]{64})` \|", (folder / "README.md").read_text("utf-8"))
-    assert {name for name, _ in rows} == {"vega.min.js", "vega-lite.min.js", "vega-interpreter.js"}
-    assert [name for name, told in rows if sha256((folder / name).read_bytes()).hexdigest() != told] == []
-    assert rendered(Findings()) == rendered(Findings()) and writer.shared_parts.cache_info().misses == 1
-
-
-def test_without_jinja2_a_page_is_a_usage_error(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with refused("Jinja2", hint=to_install("report")):
-        writer.RunPage(tmp_path / "out.html")
 
 
 def test_a_page_is_written_with_its_folder_replaced_by_a_page_and_kept_if_that_breaks_off(tmp_path, monkeypatch):
@@ -221,7 +191,7 @@ def test_a_page_takes_the_place_of_a_page_only(tmp_path, name):
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "pipe").is_fifo()
 
 
-def test_a_run_goes_on_without_its_page_and_waits_as_long_as_the_last_one_took(tmp_path, monkeypatch):
+def test_a_run_goes_on_without_its_page_and_waits_as_long_as_the_last_took_or_needs_jinja2(tmp_path, monkeypatch):
     now = iter([100.0, 100.5, 100.5, 200.0])
     run = writer.RunPage(tmp_path / "out.html")
     monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: next(now)))
@@ -229,3 +199,6 @@ def test_a_run_goes_on_without_its_page_and_waits_as_long_as_the_last_one_took(t
     assert all(words in run.path.read_text("utf-8") for words in ("case 1", "Exit status 10", writer.NOTHING))
     run.path.write_text("no page")
     assert str(run.path) in run.write(Findings()) and run.next_at == float("inf")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with refused("Jinja2", hint=errors.to_install("report")):
+        writer.RunPage(tmp_path / "out.html")
