@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.section import Look
-from pytest_slmserve.report.text_table import counted, hanging
+from pytest_slmserve.report.text_table import counted, hanging, layout
 
 Colour = Literal["green", "red", "yellow"]
 COLOURS: dict[Look, Colour] = {"good": "green", "bad": "red", "open": "yellow"}
@@ -75,7 +75,8 @@ def by_claim(outcomes: Iterable[ClaimOutcome]) -> dict[str, list[ClaimOutcome]]:
 def verdict_lines(outcomes: Sequence[ClaimOutcome]) -> Iterator[tuple[str, Colour | None]]:
     """Yield a line for each verdict below the statement of its claim, and how many of each kind there are; each with
     its colour."""
-    width = max((len(each.verdict.subject) for each in outcomes), default=0)
+    longest = max((len(each.verdict.subject) for each in outcomes), default=0)
+    width = min(longest, layout().width // 3)  # so that a long subject leaves room for its reason
     for claim, group in by_claim(outcomes).items():
         yield f"{claim}: {CLAIMS[claim].statement}" if claim in CLAIMS else claim, None
         for each in group:

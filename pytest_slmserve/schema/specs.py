@@ -235,6 +235,12 @@ class EngineSpec:
         return found if isinstance(found, dict) else {}
 
     @property
+    def drafts(self) -> str:
+        """Who drafts, in words: "by ngram", "by qwen3-0.6b" for a model; empty without speculation."""
+        model, method = (str(self.speculation.get(name) or "") for name in ("model", "method"))
+        return f"by {model.rstrip('/').rpartition('/')[2] or method}" if model or method else ""
+
+    @property
     def plain(self) -> EngineSpec:
         """A copy of this engine without speculation, and with a KV cache of one size, whatever a draft model leaves."""
         return replace(self.without(SPECULATIVE), kv_cache_bytes=GIB)

@@ -428,8 +428,11 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
         # Which finds nothing if the cache is empty.
         first.setdefault(samples.request[row] // turns if turns > 1 else samples.request[row] % spec.prefix_groups, row)
     if turns > 1:
-        length = dict(zip(samples.request, samples.prompt_tokens))
-        before = {row: length.get(n - 1, 0) if (n := samples.request[row]) % turns else 0 for row in rows}
+        length, before = dict(zip(samples.request, samples.prompt_tokens)), {}
+        for row in rows:  # a turn of an archive may have lost the one before it, whose length follows from fixed ones
+            adds = (spec.longest or 0) // turns or samples.prompt_tokens[row]
+            left, number = samples.prompt_tokens[row] - adds, samples.request[row]
+            before[row] = length.get(number - 1, left) if number % turns else 0
         shared = before if serves else dict.fromkeys(rows, 0)
     else:
         shared = {row: spec.shared_of(samples.prompt_tokens[row]) for row in rows}

@@ -37,6 +37,7 @@ from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, series_key
 from pytest_slmserve.schema.specs import (
     GIB,
+    SPECULATIVE,
     UNITS,
     ClosedLoop,
     EngineSpec,
@@ -656,13 +657,15 @@ def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]
     spec = replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1)
     prompt, output = requests.pop("prompt_tokens"), requests.pop("output_tokens")
     engine = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in NAMED_APART}
+    arguments = {name: value for name, value in spec.arguments.items() if name != SPECULATIVE} | {"drafts": spec.drafts}
     of_requests = {"lengths": f"{prompt or 'natural'}/{output} tokens" if output else "natural lengths"}
     of_engine: dict[str, str] = {}
-    for named, values in ((of_requests, requests), (of_engine, engine | dict(spec.env) | spec.arguments)):
+    for named, values in ((of_requests, requests), (of_engine, engine | dict(spec.env) | arguments)):
         for name, value in values.items():
             plain = isinstance(value, bool) or value == ""
             named[name] = (name if value else f"no {name}") if plain else f"{name} {value}"
-    of_engine["kv_cache_bytes"] = f"KV cache {spec.kv_cache_bytes / GIB:.6g} GiB"
+    given = f"{spec.kv_cache_bytes / GIB:.6g} GiB" if spec.kv_cache_bytes else "as vLLM has it"
+    of_engine["kv_cache_bytes"] = f"KV cache {given}"
     return (of_requests, f"workload {measured.workload.hash[:6]}"), (of_engine, f"engine {spec.key[:6]}")
 
 

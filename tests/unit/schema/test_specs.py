@@ -164,6 +164,8 @@ def test_what_follows_from_an_engine_its_further_arguments_and_from_a_set_with_a
     assert server.without_http == with_extra(x=1)
     drafts = with_extra(x=1, speculative_config='{"method": "ngram"}')
     assert drafts.plain == with_extra(x=1).plain == replace(drafts.without("speculative_config"), kv_cache_bytes=GIB)
+    by_a_model = with_extra(speculative_config='{"method": "draft_model", "model": "/a/qwen3-0.6b/"}')
+    assert (drafts.drafts, by_a_model.drafts, PLAIN.drafts) == ("by ngram", "by qwen3-0.6b", "")
     assert EngineSpec("facebook/opt-1.3b").known_model is models.CATALOGUE["opt-1.3b"]
     assert [*replace(PLAIN, gpu=2, tensor_parallel_size=2).gpus] == [2, 3]
     most = {None: (4, 4), ("max_loras", 2): (2, 4), ("max_loras", 6): (6, 6), ("max_cpu_loras", 9): (4, 9)}

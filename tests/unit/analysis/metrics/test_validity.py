@@ -79,6 +79,17 @@ def talks(*cached, think_s=0, **spec):
     return changed(m, "run", "samples", prompt_tokens=tuple(32 + 32 * turn for turn in turns), cached_tokens=told)
 
 
+def second_turns(cached):
+    """A measurement of second turns alone, as in an archive that has lost the first ones, of 16 new and 16 output tokens."""
+    asked = {"prompt_tokens": 16, "output_tokens": 16}
+    m = changed(talks(), "workload", spec=replace(talks().workload.spec, **asked))
+    rows = {"request": tuple(2 * n + 1 for n in m.run.samples.request)}
+    rows |= {
+        name: (tokens,) * len(m.run.samples) for name, tokens in (("prompt_tokens", 64), ("cached_tokens", cached))
+    }
+    return changed(m, "run", "samples", **rows)
+
+
 def by_client(doubt_s, ttft_s=0.0):
     """A server's measurement whose client may be so late with its stamps."""
     m = with_stream(changed(PLAIN, "spec", **SERVER), stamp_uncertainty_s=(doubt_s, 3 * doubt_s))
@@ -160,7 +171,7 @@ IN_SPANS = with_stream(changed(PLAIN, "run", steps=NO_STEPS), **BINS)
     # Conversations: the second turn finds the first one's prompt, a third of all tokens, and none with the cache off
     (talks(0, 32), None), (talks(0, 0), {0, 33.3, 2, 16, 30, 36.7}), (talks(32, 32), {66.7, 33.3, 2}),
     (talks(), set()), (talks(prefix_caching=False), None), (talks(0, 0, prefix_caching=False), None),
-    (talks(0, 32, prefix_caching=False), {33.3, 0, 2}),
+    (talks(0, 32, prefix_caching=False), {33.3, 0, 2}), (second_turns(32), None), (second_turns(0), {0, 50}),
     # Jobs
     (job(), None), (job(finished=39), {39, 40}), (job(asked=41, failures=1), {1}),
     (each(job(), first_token_s=None), set()), (job(steps=33), {1280, 1320}),
