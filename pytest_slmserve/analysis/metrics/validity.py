@@ -439,7 +439,8 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
     tokens = max(1, prompt_tokens(run, rows))
     sizes = (block, block) if block else (LARGEST_BLOCK, 1)
     least, most = (sum(n // size * size for n in shared.values()) / tokens for size in sizes)
-    missed = sum(shared.get(row, 0) for row in first.values()) / tokens
+    users = measurement.load.max_concurrency or 0  # each of whom begins with one of the first conversations
+    missed = sum(shared.get(row, 0) for n, row in first.items() if turns == 1 or n < users) / tokens
     low = max(0.0, least - missed - MOST_CACHED * (1 - least))
     high = most + MOST_CACHED * (1 - most)
     if not low <= cached.share <= high:

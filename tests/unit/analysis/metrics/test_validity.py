@@ -80,14 +80,11 @@ def talks(*cached, think_s=0, **spec):
 
 
 def second_turns(cached):
-    """A measurement of second turns alone, as in an archive that has lost the first ones, of 16 new and 16 output tokens."""
-    asked = {"prompt_tokens": 16, "output_tokens": 16}
-    m = changed(talks(), "workload", spec=replace(talks().workload.spec, **asked))
-    rows = {"request": tuple(2 * n + 1 for n in m.run.samples.request)}
-    rows |= {
-        name: (tokens,) * len(m.run.samples) for name, tokens in (("prompt_tokens", 64), ("cached_tokens", cached))
-    }
-    return changed(m, "run", "samples", **rows)
+    """A measurement of second turns alone, of 16 new and 16 output tokens: an archive has lost the first ones."""
+    m = talks()
+    m = changed(m, "workload", spec=replace(m.workload.spec, prompt_tokens=16, output_tokens=16))
+    count, odd = len(m.run.samples), tuple(2 * n + 1 for n in m.run.samples.request)
+    return changed(m, "run", "samples", request=odd, prompt_tokens=(64,) * count, cached_tokens=(cached,) * count)
 
 
 def by_client(doubt_s, ttft_s=0.0):
