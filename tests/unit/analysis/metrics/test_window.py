@@ -292,3 +292,19 @@ def test_one_request_in_a_hundred_may_be_late_none_never_sent_and_waiting_is_tol
     told = (stream, None, replace(stream, waited_s=()))
     seen, *none = (window.held_back(Run(NO_SAMPLES, NO_STEPS, (0.0, 1.0), stream=each)) for each in told)
     assert astuple(seen) == pytest.approx((2, 1.0, 1 + 2 * 0.97, 3.0)) and none == [None, None]
+
+
+@given(drawn_runs(), st.integers(1, 4), st.sampled_from([0, 0.25, 3.0]), st.integers(1, 50))
+def test_as_many_users_think_as_got_answers_that_are_not_the_last_of_a_conversation(run, turns, think_s, users):
+    """Their think times are exponential, so k of them add up to k means and, at most, three standard deviations."""
+    m = replace(measurement(), run=run, load=ClosedLoop(users, think_s=think_s))
+    m = replace(m, workload=replace(m.workload, spec=replace(m.workload.spec, turns=turns)))
+    ends, samples = [at for at, _ in rows(run)], run.samples
+    answers = [
+        at
+        for number, at, done in zip(samples.request, samples.last_token_s, samples.finished)
+        if done and at is not None and span(run) and ends[0] <= Fraction(at) <= ends[-1] and number % turns != turns - 1
+    ]
+    most = (len(answers) + 3 * len(answers) ** 0.5) * think_s / float(span(run)) if span(run) else 0
+    assert window.thinking_users(m) == pytest.approx(min(most, users), rel=1e-9)
+    assert window.thinking_users(replace(m, load=OpenLoop(requests=3))) == 0
