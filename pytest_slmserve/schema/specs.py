@@ -605,7 +605,10 @@ class ClosedLoop:
     def duration_s(self, lifetime_s: float) -> float:
         """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
         if self.think_s:
-            return self.think_s + max(0, self.think_s - self.window_s) + replace(self, think_s=0).duration_s(lifetime_s)
+            more_s = 2 * self.think_s + max(
+                0, self.think_s - self.window_s
+            )  # of the ramp, until it settles, the window
+            return more_s + replace(self, think_s=0).duration_s(lifetime_s)
         if self.ramp_up == "burst":
             return max(1, self.settle_lifetimes) * lifetime_s + max(self.window_s, 2 * lifetime_s)
         return (0.5 + self.settle_lifetimes) * lifetime_s + max(self.window_s, least_window_s(lifetime_s))

@@ -362,5 +362,5 @@ def test_turns_and_think_times_are_kept_where_there_are_any_and_change_what_is_k
     assert (plain.longest, plain.whole, plain.finds_prefixes) == (512 + 256, 10, False)
     slow, fast = ClosedLoop(8, think_s=2.5), ClosedLoop(8)
     assert specs.load_facts(slow) == {**specs.load_facts(fast), "think_s": 2.5} and "2.5 s" in slow.title
-    assert slow.duration_s(1.0) == fast.duration_s(1.0) + 2.5
+    assert slow.duration_s(1.0) == fast.duration_s(1.0) + 5.0
     assert "4 turns" in specs.Workload(talks, (specs.Request((5,), 2),), "here").reference().each
