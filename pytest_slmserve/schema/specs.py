@@ -605,9 +605,8 @@ class ClosedLoop:
     def duration_s(self, lifetime_s: float) -> float:
         """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
         if self.think_s:
-            more_s = 2 * self.think_s + max(
-                0, self.think_s - self.window_s
-            )  # of the ramp, until it settles, the window
+            # Of the ramp, until it settles, and of a window that is no shorter.
+            more_s = 2 * self.think_s + max(0, self.think_s - self.window_s)
             return more_s + replace(self, think_s=0).duration_s(lifetime_s)
         if self.ramp_up == "burst":
             return max(1, self.settle_lifetimes) * lifetime_s + max(self.window_s, 2 * lifetime_s)

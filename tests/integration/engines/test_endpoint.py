@@ -168,6 +168,10 @@ def test_what_prompts_share_comes_from_the_cache_and_no_more_however_often_they_
             assert len(salts) == 1 and (salts == {None}) is (interface == "engine"), "they were handed over once"
             if interface == "endpoint":  # whose blocks are not known; those of the others are not the stand-in's
                 assert problems_of([first, warm]) == []
+        talks = WorkloadSpec(prompt_tokens=12, output_tokens=4, requests=32, turns=2)
+        talk = measure(engine, build_workload(talks, model_of("opt-tiny")), replace(BURST, think_s=0.01), here)
+        found = {(n % 2, cached) for n, cached in zip(talk.run.samples.request, talk.run.samples.cached_tokens)}
+        assert found == {(0, 0), (1, 0), (1, 8)}, "but for users who begin with a second turn"
     if interface != "endpoint":
         with closing(Pool()) as pool:
             [plain] = measured(pool.engine(replace(stand_in(), interface=interface)), BURST)
