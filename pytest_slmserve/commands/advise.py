@@ -7,7 +7,8 @@ from functools import partial
 
 from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.claims.table import stored_curves
-from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.points import job_points
+from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
 from pytest_slmserve.commands.report import read_all
@@ -58,6 +59,7 @@ def run_advise(given: argparse.Namespace) -> int:
     """Print batch, memory and number of engines. Raises BadUsage if the files are not what the arguments say."""
     slo, model, longest = check_wanted(given), given.model, given.max_model_len
     curves: Sequence[Curve] = ()
+    contents = None
     if results := external_results(given):
         known = model_of(model) if model else None
         spec = EngineSpec(model, dtype=known.dtype, model_facts=known) if model and known else None
@@ -80,6 +82,9 @@ def run_advise(given: argparse.Namespace) -> int:
     )
     found = advisor.plan(measured.subjects, wish)
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
+    if contents and held:
+        names = {curve.subject for curve in mine}
+        mine = with_jobs(mine, [job for job in job_points(contents.measurements) if job.model in names])
     section = in_units(advice_section(found, measured, mine), Findings(curves=mine).unit)
     with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too
         text = section_text(section)

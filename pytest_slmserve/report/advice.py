@@ -240,7 +240,7 @@ def adapters_told(advice: Advice, plan: Plan, curves: Sequence[Curve]) -> Iterat
     yield "adapters", f"{said}: an adapter without a slot waits for one, so max_loras is to be their number"
     for name in ("more-adapters-serve-less", "too-few-slots-starve-requests"):
         verdicts = (judge_row(row_for(name, curve.subject), curve) for curve in curves)
-        yield from (("measured", verdict.why) for verdict in verdicts if verdict.value is not None)
+        yield from dict.fromkeys(("measured", verdict.why) for verdict in verdicts if verdict.value is not None)
 
 
 def batch_text(advice: Advice, plan: Plan) -> str:

@@ -3,16 +3,18 @@ advisor; and its exit status. That any value in a file has an answer, the tests 
 
 import json
 import shlex
+from dataclasses import replace
 from functools import cache
 from unittest.mock import Mock
 
 import pytest
 from command_line import refused, said
 from published import CSV, NAMES, external
+from scripts import BASELINES, needs_checkout
 from swept import archive, measured
 
 from pytest_slmserve.commands import advise
-from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.schema.specs import GIB, Adapters
 
 OUTPUT = ("--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
 MODEL = ("--model", "opt-1.3b", "--gpu-memory", "63.43GiB", "--max-model-len", "632")
@@ -88,6 +90,19 @@ def test_adapters_take_memory_beside_the_batch_and_it_is_told_how_many_have_room
     assert "--enable-lora --max-loras 64 --max-lora-rank 8 --max-cpu-loras 64" in found["starts"][0]["commands"][0]
     text = said(capsys, "advise", swept, "--lora", "64x8").out
     assert "64 slots of rank 8" in text and f"{held['room']:,}" in text
+
+
+def test_adapters_that_the_engine_had_take_no_memory_twice_and_measured_jobs_stand_beside(capsys, tmp_path):
+    needs_checkout()
+    of_an_h200 = [BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("adapters", "today")]
+    seen = said(capsys, "advise", *of_an_h200, "--model", "llama-3.2-1b", "--lora", "64x8")
+    told = [line.split()[1:] for line in seen.out.splitlines() if line.startswith("  measured ")]
+    assert [each[:2] for each in told] == [["64x8", "adapters"], ["8", "slots"]]
+    with_adapters = [replace(m, spec=m.spec.with_adapters(Adapters(16, 8))) for m in SWEEP((1, 16, 32))]
+    path = archive(tmp_path / "b.jsonl", with_adapters)
+    [had], [more] = (advised(capsys, path, *words)["models"] for words in ((), ("--lora", "16x8")))
+    assert had["memory"] == more["memory"] and more["adapters"]["slots"] == 16
+    refused(said(capsys, "advise", external(tmp_path), *NAMES, "--lora", "16x8"), "memory of adapters")
 
 
 def test_what_is_typed_reaches_the_advisor(swept, capsys, monkeypatch):
