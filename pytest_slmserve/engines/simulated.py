@@ -16,8 +16,7 @@ from typing import Any
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Outputs, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, pacer_of, serve_batches
-from pytest_slmserve.schema import kv_cache
-from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.schema import kv_cache, sensors as of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, write_file
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import OF_ADAPTERS, SPECULATIVE, EngineSpec, Workload

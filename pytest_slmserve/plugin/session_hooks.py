@@ -18,8 +18,7 @@ from pytest_slmserve.engines.interrupts import as_interrupts
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import plan_lines, spread_lines
-from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, PLAN, SESSION, is_measured
-from pytest_slmserve.plugin import items as tests
+from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, PLAN, SESSION, is_measured, items as tests
 from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
 from pytest_slmserve.report.screen import summary_lines, write_for_others
 from pytest_slmserve.report.text_table import counted, folded

@@ -1,5 +1,6 @@
 """Commands of `slmserve`, carried out in this process."""
 
+import json
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,6 +24,13 @@ class Said(NamedTuple):
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> Said:
     status = main([str(word) for word in words])
     return Said(status, *capsys.readouterr())
+
+
+def told_in_json(command: str, capsys: pytest.CaptureFixture[str], *words: object, status: int | None = None) -> Any:
+    """What a command tells as JSON, without a word beside it. status: the one that it must end with."""
+    seen = said(capsys, command, *words, "--json")
+    assert seen.err == "" and status in (None, seen.status), seen
+    return json.loads(seen.out)
 
 
 def refused(seen: Said, *facts: str) -> str:

@@ -28,16 +28,17 @@ remembered = lru_cache(maxsize=40)(planner.build_workload)  # requests take long
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens sessions on one archive, one after the other; options go by their names."""
+    """Opens sessions on one archive, one after the other, unless it is named; options go by their names."""
     monkeypatch.setattr(host, "git_commit", lambda root: None)
     monkeypatch.setattr(host.system, "platform", lambda: "Linux")  # which asks uname for the processor
     monkeypatch.setattr(planner, "build_workload", remembered)
     sessions: list[Session] = []
 
-    def open_session(**given: object) -> Session:
+    def open_session(archive: str = "a", **given: object) -> Session:
         for earlier in sessions:
             earlier.close()
-        words = {"simulate": True, "models": MODEL, "concurrency": "8,64,256,512", "records": str(tmp_path / "a.jsonl")}
+        words = {"simulate": True, "models": MODEL, "concurrency": "8,64,256,512"}
+        words["records"] = str(tmp_path / f"{archive}.jsonl")
         sessions.append(Session.from_options(read_options({**words, **given}, {}, {}), tmp_path))
         sessions[-1].open()
         return sessions[-1]

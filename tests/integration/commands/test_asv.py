@@ -145,17 +145,14 @@ def test_a_change_at_a_release_is_found_and_none_without(tmp_path, folder, capsy
     assert capsys.readouterr().out == "0 of 3 series change by 2 % or more\n"
 
 
-def test_without_otava_it_is_told_what_to_install(capsys, changes, monkeypatch):
-    for name in ("otava", "otava.analysis"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert changes.main(CHECKOUT / "benchmarks/asv/results") == 1
-    assert "pip install apache-otava" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("release", "share", "facts"), [
     ("0.25.1", 0.04, ["within 0.25.1", "4.0 % higher (worse)"]),
     ("0.26.0", -0.04, ["to 0.26.0", "4.0 % lower (better)"]),
 ])  # fmt: skip
-def test_a_change_within_a_release_is_the_machine(release, share, facts, changes):
+def test_changes_within_a_release_and_what_is_told_without_otava(release, share, facts, changes, capsys, monkeypatch):
     told = changes.line(changes.Change("x", "0.25.1", release, share, 1e-5))
     assert [fact for fact in (*facts, "p = 1e-05") if fact not in told] == [] and ("machine" in told) is (share > 0)
+    for name in ("otava", "otava.analysis"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert changes.main(CHECKOUT / "benchmarks/asv/results") == 1
+    assert "pip install apache-otava" in capsys.readouterr().err

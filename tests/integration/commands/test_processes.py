@@ -36,7 +36,7 @@ def program(words, *, more=""):
     return done.returncode, lines, imported.split()[1:], done.stderr
 
 
-def test_report_and_compare_import_nothing_heavy(swept, tmp_path):
+def test_no_command_and_no_import_of_the_package_brings_in_what_is_not_asked_for(swept, tmp_path):
     status, lines, imported, err = program(["report", swept])
     assert (imported, err) == ([], "") and status in (1, 10) and "opt-1.3b on NVIDIA H200" in lines[0]
     with Archive.open(tmp_path / "mine.jsonl.xz") as kept:
@@ -44,9 +44,6 @@ def test_report_and_compare_import_nothing_heavy(swept, tmp_path):
             kept.add(m)
     status, lines, imported, err = program(["compare", "--show", "mine", "--folder", tmp_path])
     assert (status, imported, err) == (0, [], "") and "mine: 2 measurements" in lines[0]
-
-
-def test_the_doctor_tells_of_this_host_and_imports_only_what_asks_the_driver():
     status, page, imported, err = program(["doctor", "--python", sys.executable, "--python", "/nowhere/python"])
     problems = sum(line.startswith("problem ") for line in page)
     assert (status, err) == (int(problems > 0), "") and set(imported) <= {"pynvml"}
@@ -54,9 +51,6 @@ def test_the_doctor_tells_of_this_host_and_imports_only_what_asks_the_driver():
     names = [line[9:].split("  ")[0] for line in page]
     assert names.count("vLLM") == 2 and {"GPU", "telemetry", "lock", "cores", "memory"} <= set(names)
     assert "/nowhere/python" in " ".join(page)
-
-
-def test_the_package_and_the_program_import_no_room_that_is_not_asked_for():
     code = "import sys, pytest_slmserve; print(*[m for m in sys.modules if m.startswith('pytest_slmserve.')])\n"
     code += "import pytest_slmserve.__main__\n"
     code += "print(*[m for m in sys.modules if m.startswith(('asv', 'numpy', 'pytest_slmserve.report'))])\n"
@@ -78,7 +72,7 @@ def test_an_output_that_the_caller_has_closed_or_that_nobody_reads_on_is_no_erro
 SENSED = ("sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding")
 
 
-def test_pictures_of_several_archives_are_written_and_named(tmp_path, capsys):
+def test_pictures_of_several_archives_are_written_and_named_and_without_sensors_those_of_sweeps(tmp_path, capsys):
     small, large = measured((1, 512), model="opt-125m"), measured((1, 256))
     paths = [archive(tmp_path / f"{i}.jsonl", watched(m)) for i, m in enumerate((small, large))]
     out = tmp_path / "new" / "pictures"
@@ -89,9 +83,6 @@ def test_pictures_of_several_archives_are_written_and_named(tmp_path, capsys):
     assert {path.name for path in out.iterdir()} == set(names)
     picture = (out / "sm-per-batch.svg").read_text("utf-8")
     assert "opt-125m" in picture and "opt-1.3b" in picture
-
-
-def test_without_sensors_the_sweeps_are_drawn_and_the_rest_is_excused(tmp_path, capsys):
     path, out = archive(tmp_path / "a.jsonl", measured((1, 64))), tmp_path / "out"
     told = said(capsys, "report", path, "--figures", out).out
     assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("sweeps", "latency"))

@@ -52,7 +52,7 @@ def stubborn(child):
     return found
 
 
-def test_lines_go_there_and_come_back_however_long(child):
+def test_lines_go_there_and_come_back_however_long_and_its_process_group_is_killed_with_it(child):
     echo = child("for line in lines: say(**json.loads(line))")
     echo.send(prompts=list(range(300_000)))
     assert echo.receive(20, "echoing") == {"event": "said", "prompts": list(range(300_000))}
@@ -61,6 +61,12 @@ def test_lines_go_there_and_come_back_however_long(child):
     assert [echo.receive(20, "echoing") for _ in "ab"] == [{"event": "a"}, {"event": "b"}]
     with pytest.raises(EngineFailed, match="60 s"):
         converse(echo, event="stalled", cause="no engine step for 60 s")
+    parent = child(f"say(core=subprocess.Popen({SLEEPS}).pid)\nlines.readline()")
+    core = parent.receive(20, "starting")["core"]
+    assert group(parent.process.pid) == sorted([parent.process.pid, core]) and os.getpgrp() != parent.process.pid
+    assert os.getsid(core) == os.getsid(0), "cores may be shared by session"
+    parent.end(within_s=5)
+    assert gone(parent.process.pid)
 
 
 @pytest.mark.parametrize(("code", "fact"), [
@@ -83,14 +89,11 @@ def test_what_is_no_message_and_how_it_ended_is_a_sentence_with_the_end_of_its_l
         child(code).receive(20, "starting")
 
 
-def test_silence_is_reported_and_is_a_failure_after_the_time_given(stubborn):
+def test_silence_and_speaking_to_one_that_is_gone_are_failures_and_a_log_that_was_named_stays(stubborn, child):
     began, heard = time.monotonic(), []
     with pytest.raises(EngineFailed, match=r"1 s (.|\n)*measuring(.|\n)*thinking"):
         stubborn.receive(0.7, "measuring", lambda log: heard.append(log.read_text()))
     assert 0.7 <= time.monotonic() - began < 5 and set(heard) == {"thinking\n"}
-
-
-def test_speaking_to_one_that_is_gone_is_a_failure_and_its_folder_stays_if_an_error_named_its_log(child):
     dead, quiet = child("sys.exit(1)"), child("sys.exit(0)")
     dead.process.wait(20)
     with pytest.raises(EngineFailed, match=r"\b1\b"):
@@ -99,15 +102,6 @@ def test_speaking_to_one_that_is_gone_is_a_failure_and_its_folder_stays_if_an_er
     for each in (quiet, quiet, dead, dead):
         each.end()
     assert (quiet.process.returncode, quiet.folder.exists(), dead.log.exists()) == (0, False, True)
-
-
-def test_its_process_group_is_its_own_and_is_killed_with_it(child):
-    parent = child(f"say(core=subprocess.Popen({SLEEPS}).pid)\nlines.readline()")
-    core = parent.receive(20, "starting")["core"]
-    assert group(parent.process.pid) == sorted([parent.process.pid, core]) and os.getpgrp() != parent.process.pid
-    assert os.getsid(core) == os.getsid(0), "cores may be shared by session"
-    parent.end(within_s=5)
-    assert gone(parent.process.pid)
 
 
 @pytest.mark.parametrize("interrupts", [[], [KeyboardInterrupt]])
@@ -201,26 +195,22 @@ def test_a_guardian_ended_before_it_has_begun_looks_for_its_parent(begin, ended,
         assert late.wait(20) == -signal.SIGKILL, "of its group, which it does not lead: it came too late"
 
 
-def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open(begin, tmp_path):
+def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open_and_is_not_ended_by_them(begin, tmp_path):
     folder, beside, parent = tmp_path / "slm-a", tmp_path / "slm-ab", begin(SLEEPS)
+    env = {**os.environ, "SLM_FOLDER": str(folder)}
     folder.mkdir()
     beside.mkdir()
     with (folder / "log").open("wb") as log, (beside / "log").open("wb") as other:
         theirs, stranger = begin(SLEEPS, stdout=log), begin(SLEEPS, stdout=other)
-        guardian = begin(
-            [*GUARDIAN, str(parent.pid)], env={**os.environ, "SLM_FOLDER": str(folder)}, stdout=log
-        )  # as an engine's has it
+        guardian = begin([*GUARDIAN, str(parent.pid)], env=env, stdout=log)  # as an engine's has it
     parent.kill()
     assert (guardian.wait(20), theirs.wait(20)) == (0, -signal.SIGKILL)
     assert not folder.exists() and beside.exists() and stranger.poll() is None
-
-
-def test_a_guardian_that_removes_a_folder_is_not_ended_by_who_it_guards(begin, tmp_path):
-    """A worker sees that its parent is gone, too, ends, and ends its guardian: the folder stayed then."""
-    folder, parent = tmp_path / "slm-a", begin(SLEEPS)  # a file, which is not removed: so the guardian tries on
+    # A worker sees that its parent is gone, too, ends, and ends its guardian: the folder stayed then.
+    parent = begin(SLEEPS)  # a file, which is not removed: so the guardian tries on
     with folder.open("wb") as file:
         user = begin(SLEEPS, stdout=file)
-    guardian = begin([*GUARDIAN, str(parent.pid)], env={**os.environ, "SLM_FOLDER": str(folder)})
+    guardian = begin([*GUARDIAN, str(parent.pid)], env=env)
     parent.kill()
     assert user.wait(20) == -signal.SIGKILL, "it has begun"
     guardian.terminate()

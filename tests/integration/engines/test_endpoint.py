@@ -44,7 +44,7 @@ def endpoint(there):
         yield found
 
 
-def test_without_a_step_trace_all_tokens_are_in_the_stream_which_tells_the_throughput(endpoint):
+def test_without_a_step_trace_the_stream_tells_the_throughput_and_requests_come_on_schedule(endpoint):
     [found] = measured(endpoint, ClosedLoop(4, window_s=0.6))
     run = found.run
     assert problems_of([found]) == [] and len(run.steps) == 0 and 3 < window.mean_batch(run) <= 4
@@ -57,9 +57,6 @@ def test_without_a_step_trace_all_tokens_are_in_the_stream_which_tells_the_throu
     seconds = run.window_s[1] - run.window_s[0]  # of all its time, and not from the first token on
     for name, of_each in (("requests", 1), ("output_tokens", 8), ("prompt_tokens", 16)):
         assert told[f"{name}_per_s"] == pytest.approx(of_each * 20 / seconds, rel=1e-3)
-
-
-def test_requests_come_when_the_schedule_says(endpoint):
     [scheduled] = measured(endpoint, EVERY_20_MS)
     run = scheduled.run
     assert run.window_s == (0.5, 1.5) and run.stream.scheduled_s == pytest.approx(SCHEDULE, abs=1e-5)

@@ -91,7 +91,7 @@ def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatc
             assert len(str(daemon.pipe / "control_privileged")) < 108
 
 
-def test_a_replica_with_a_process_among_the_clients_is_attached(daemon, told):
+def test_a_replica_among_the_clients_is_attached_and_who_hangs_is_not_waited_for(daemon, told, monkeypatch):
     assert daemon.clients() == set() and of(told, SERVER) == [], "none before the first one"
     looks = [((7,), ("(7)", "(none)")), ((8, 7), ("(7, 8)", "(11, 12)")), ((), ("(none)", "(11, 12)"))]
     for pids, facts in looks:
@@ -103,6 +103,14 @@ def test_a_replica_with_a_process_among_the_clients_is_attached(daemon, told):
         daemon.verify("replica 1", {7, 11})
         daemon.verify("replica 2", [12])
     assert daemon.clients() == {11, 12} and len(of(told, SERVER)) == 1
+    for limit in ("ASK_S", "END_S"):
+        monkeypatch.setattr(mps, limit, 0.5)
+    (told / "deaf").touch()
+    began = time.monotonic()
+    with pytest.raises(EngineFailed, match="get_server_list.* 0.5 s"):
+        daemon.clients()
+    daemon.close()
+    assert time.monotonic() - began < 15 and nothing_left(told, daemon.pipe.parent)
 
 
 def test_a_daemon_that_was_killed_is_noticed(serving, told):
@@ -150,17 +158,6 @@ def test_closing_it_leaves_nothing_and_may_be_done_twice(serving, told):
     serving.close()
     with pytest.raises(EngineFailed, match="closed"):
         serving.check()
-
-
-def test_a_hanging_control_program_is_waited_for_in_vain_but_not_long(daemon, told, monkeypatch):
-    for limit in ("ASK_S", "END_S"):
-        monkeypatch.setattr(mps, limit, 0.5)
-    (told / "deaf").touch()
-    began = time.monotonic()
-    with pytest.raises(EngineFailed, match="get_server_list.* 0.5 s"):
-        daemon.clients()
-    daemon.close()
-    assert time.monotonic() - began < 15 and nothing_left(told, daemon.pipe.parent)
 
 
 @pytest.mark.parametrize("how", ["stubborn", "killed"])

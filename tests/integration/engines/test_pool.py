@@ -136,7 +136,7 @@ def measured(replicas, **load):
     return replicas.run([WORKLOAD] * n, [replace(LOAD, **load)] * n)
 
 
-def test_all_have_one_window_and_begin_together_and_keep_to_their_cores():
+def test_all_have_one_window_begin_together_and_wait_for_a_slow_one_with_whole_convoys():
     with started(stand_in(), stand_in(), pinned=True) as replicas:
         runs, again = measured(replicas), measured(replicas, concurrency=2)
         kept = [os.sched_getaffinity(pid) for pid in pids(replicas.engines)]
@@ -145,9 +145,6 @@ def test_all_have_one_window_and_begin_together_and_keep_to_their_cores():
     assert share_a_window(runs) and not any(run.failures for run in runs)
     assert all(closes - opens >= 0.4 for opens, closes in (run.window_s for run in runs))
     assert [max(run.steps.new_tokens) for run in (*runs, *again)] == [4, 4, 2, 2]
-
-
-def test_a_slow_replica_is_waited_for_and_convoys_are_whole_while_all_are_under_load():
     with started(stand_in(), stand_in(step_s=0.03)) as replicas:
         fast, slow = measured(replicas)
         convoys = measured(replicas, ramp_up="burst", window_s=0.01)
@@ -159,7 +156,7 @@ def test_a_slow_replica_is_waited_for_and_convoys_are_whole_while_all_are_under_
     assert max(closed for closed, _ in ends) <= min(served for _, served in ends) + 0.1
 
 
-def test_one_that_is_killed_while_it_serves_is_named_and_nothing_is_left():
+def test_one_that_is_killed_dies_or_fails_before_it_has_settled_is_named_and_keeps_nobody_waiting():
     with started(stand_in(), stand_in()) as replicas:
         served = pids(replicas.engines)
         members, began = [pid for leader in served for pid in group(leader)], time.monotonic()
@@ -168,9 +165,6 @@ def test_one_that_is_killed_while_it_serves_is_named_and_nothing_is_left():
             measured(replicas, window_s=30.0)
         assert not replicas.ready and all(map(gone, [*served, *members]))
         assert time.monotonic() - began < 15 and not [t for t in threading.enumerate() if t.name.startswith("slm-")]
-
-
-def test_one_that_dies_or_whose_requests_fail_before_it_has_settled_keeps_nobody_waiting():
     began = time.monotonic()
     name = r"^replica 2 of 2 \(opt-tiny\)"
     with started(stand_in(), stand_in(fault="exit", fault_at=3)) as replicas, pytest.raises(EngineFailed, match=name):

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -125,7 +126,7 @@ def adapted(adapters):
     return replace(WORKLOAD, spec=replace(WORKLOAD.spec, adapters=adapters), requests=tuple(requests))
 
 
-def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too_and_closing_is_polite(start):
+def test_a_run_begins_by_the_hosts_clock_a_hidden_end_is_a_failure_and_closing_is_polite(start):
     engine, before = start(), time.monotonic()
     run = engine.run(WORKLOAD, OpenLoop(requests=4))
     assert before < run.began_s < run.began_s + run.window_s[1] <= time.monotonic()
@@ -136,10 +137,7 @@ def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too_an
     engine.close()
     assert engine.child.process.returncode == 0 and gone(engine.child.process.pid) and not engine.ready
     assert not engine.child.folder.exists() and engine.processes() == set()
-
-
-def test_a_hidden_end_of_a_request_is_a_failure_too_and_a_load_that_is_given_up_before_its_window_no_end(start):
-    """The window of several engines is told two seconds after a load has settled."""
+    # The window of several engines is told two seconds after a load has settled.
     engine = start(fault="unanswered", fault_at=60)
     late = SimpleNamespace(begins_s=0.0, settled=lambda: time.sleep(2.0) or (time.monotonic(), time.monotonic() + 0.2))
     for _ in range(2):
@@ -164,12 +162,8 @@ def test_one_that_dies_or_is_killed_is_a_failure_and_leaves_nothing(start, inter
     assert process.returncode == (5 if fault == "exit" else -signal.SIGKILL), "it is not asked politely"
 
 
-def interrupt(progress):
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(("progress", "error", "told"), [
-    (None, EngineFailed, "1 s .*measuring"), (interrupt, KeyboardInterrupt, None)
+    (None, EngineFailed, "1 s .*measuring"), (Mock(side_effect=KeyboardInterrupt), KeyboardInterrupt, None)
 ])  # fmt: skip
 def test_silence_is_a_failure_and_after_it_or_an_interrupt_nobody_waits(start, monkeypatch, progress, error, told):
     engine = start()
@@ -189,26 +183,12 @@ def engine():
         yield pool.engine(replace(stand_in(), interface="server"))
 
 
-def test_limits_and_steps_come_by_the_plugin_that_vllm_finds_on_its_path(engine):
+def test_its_plugin_is_found_on_its_path_and_it_wants_its_key_on_loopback_which_is_told_to_nobody(engine):
     (entry,) = PathDistribution(engine.child.folder / "slm_trace-0.dist-info").entry_points
     assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:TraceWriter")
     run = engine.run(WORKLOAD, OpenLoop(requests=3))
     assert trace_lines(engine.trace)[0]["max_num_seqs"] == 8 == engine.resolved.max_num_seqs
     assert run.steps.time_s[0] <= min(run.samples.first_token_s), "a token is made before it is received"
-
-
-@pytest.mark.parametrize("error", [ConnectionResetError("reset"), BadStatusLine("what?")])
-def test_an_answer_that_does_not_come_is_a_failure(engine, monkeypatch, error):
-    def lost(*_):
-        raise error
-
-    monkeypatch.setattr(server, "ask_once", lost)
-    with pytest.raises(EngineFailed, match=re.escape(str(error))):
-        engine.outputs(WORKLOAD, 1, 3)
-    engine.child.keep_log = False
-
-
-def test_it_listens_on_loopback_and_wants_its_key_which_is_told_to_nobody(engine):
     key, pid = engine._key, engine.child.process.pid
     listening = [c.laddr for c in psutil.net_connections("inet") if (c.pid, c.status) == (pid, psutil.CONN_LISTEN)]
     assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", engine.port)]
@@ -220,6 +200,17 @@ def test_it_listens_on_loopback_and_wants_its_key_which_is_told_to_nobody(engine
     logs = [each.log.read_text("utf-8") for each in children]
     for text in (*seen, *logs, repr(engine.spec), repr(engine.resolved), str(engine.child.failed("says so"))):
         assert key not in text
+    engine.child.keep_log = False
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), BadStatusLine("what?")])
+def test_an_answer_that_does_not_come_is_a_failure(engine, monkeypatch, error):
+    def lost(*_):
+        raise error
+
+    monkeypatch.setattr(server, "ask_once", lost)
+    with pytest.raises(EngineFailed, match=re.escape(str(error))):
+        engine.outputs(WORKLOAD, 1, 3)
     engine.child.keep_log = False
 
 
@@ -237,7 +228,7 @@ def test_two_servers_share_a_device_as_two_engines_do():
     assert spans[0] == pytest.approx(spans[1], abs=0.05 + held_up_s + unread_s), "one window for both"
 
 
-def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(start):
+def test_of_several_front_ends_each_serves_none_tells_whole_steps_and_vllm_has_to_be_installed(start):
     engine = start("server", api_server_count=2)
     assert sum(isinstance(line, dict) for line in trace_lines(engine.trace)) == 2, "it is not ready before all are"
     run = engine.run(WORKLOAD, ClosedLoop(8, requests=32))
@@ -246,9 +237,6 @@ def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(start):
     assert len(group(engine.child.process.pid)) == 6  # their parent, its guardian, and both with a core
     engine.close()
     assert gone(engine.child.process.pid)
-
-
-def test_several_front_ends_want_a_distribution_named_vllm():
     command = [sys.executable, "-S", server.SERVE, server.VLLM_SERVE, "serve", "m", "0", "1"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1

@@ -189,22 +189,28 @@ def test_a_block_is_watched_under_either_name_beside_a_simulated_engine_by_imagi
     off.says("*BadUsage: *", "*--slm-telemetry off*")
 
 
-# The shipped test of an advice: a sweep of the simulated engine, and what it measured on the engine as advised
-
-
 @pytest.fixture
 def in_use(runs):
+    """The shipped test of an advice: a sweep of the simulated engine, and what it measured on the engine as advised."""
     words = "--slm-simulate --slm-models=opt-1.3b --slm-window=2 -rs"
     return lambda loads, more="": runs.anew(shipped("test_advice"), words, f"--slm-concurrency={loads}", more)
 
 
-def test_the_engine_as_advised_serves_what_was_predicted_and_without_enough_loads_nothing_is_decided(in_use):
+def test_the_engine_as_advised_serves_what_was_predicted_and_several_gain_no_more_than_their_bound(in_use, monkeypatch):
     ran = in_use("1,8,32,64")
     assert ran.counts == {"passed": 8, "skipped": 2}
     advised = [m for m in ran.measured() if m.spec.max_num_seqs != 1024]
     [place] = {(m.load.concurrency, m.spec.max_num_seqs, m.spec.max_model_len) for m in advised}
     assert place[0] == place[1] and place[2] == 768 and len(advised) == 2
     assert in_use("32").ret == 10
+    plan = advisor.plan
+    monkeypatch.setattr(advisor, "plan", lambda sweeps, wish: plan(sweeps, replace(wish, gpu_bytes=140 * GIB)))
+    idle = "--slm-engine-arg=dram_active=0.3 --slm-engine-arg=engine_active=0.6 -o slm_pin_cores=1"
+    ran = in_use("1,8,32,64,128", idle)
+    assert ran.counts == {"passed": 11}
+    shared = [m for m in ran.measured() if m.replica]
+    assert [(m.spec.max_num_seqs, m.load.concurrency) for m in shared] == [(32, 32)] * 8, "two of 32, twice, each way"
+    assert all(m.replica.pinned for m in shared)
 
 
 @pytest.mark.parametrize(("words", "failed", "why"), [
@@ -223,14 +229,3 @@ def test_what_two_loads_predict_fails_if_it_preempts_dies_or_is_slower(in_use, m
     ran = in_use("1,8,32,64") if slower else in_use("1,32", f"--slm-engine-arg={words}")
     assert (ran.ret, ran.counts["failed"]) == (1, failed)
     ran.says(why)
-
-
-def test_several_engines_gain_no_more_than_their_bound(in_use, monkeypatch):
-    plan = advisor.plan
-    monkeypatch.setattr(advisor, "plan", lambda sweeps, wish: plan(sweeps, replace(wish, gpu_bytes=140 * GIB)))
-    idle = "--slm-engine-arg=dram_active=0.3 --slm-engine-arg=engine_active=0.6 -o slm_pin_cores=1"
-    ran = in_use("1,8,32,64,128", idle)
-    assert ran.counts == {"passed": 11}
-    shared = [m for m in ran.measured() if m.replica]
-    assert [(m.spec.max_num_seqs, m.load.concurrency) for m in shared] == [(32, 32)] * 8, "two of 32, twice, each way"
-    assert all(m.replica.pinned for m in shared)

@@ -66,6 +66,16 @@ def verdict_of(lines):
     return [*filter(None, takewhile(lambda line: not line.startswith(("written: ", "note: ")), found))]
 
 
+def judged(ran, status, line):
+    """What each endpoint that did not pass says. Run and report must end with this status, and say the same."""
+    assert ran.ret == status
+    ran.says(line)
+    seen, text = ran.report()
+    assert seen == status and verdict_of(text.splitlines()) == verdict_of(ran.lines)
+    assert "no sweep was measured" not in text
+    return {endpoint: state for endpoint, state in states(ran).items() if state != "passed"}
+
+
 @pytest.fixture
 def gate(runs):
     """One gate that is not shared, because something is planted: `gate("--slm-gate-margin=10%")`."""
@@ -98,15 +108,10 @@ def test_status_items_and_report_say_the_same_and_the_archive_says_it_again(runs
         drawn = lambda spec, **_: SimulatedEngine(spec, math.exp(chance.gauss(0, 0.1)))  # noqa: E731
         monkeypatch.setattr(pool, "SimulatedEngine", drawn)
     ran = runs(NO_WORSE, GATE, words)
-    assert ran.ret == status
-    ran.says(line)
+    found = judged(ran, status, line)
     assert [*states(ran)] == [*ENDPOINTS, *(["outputs"] if REAL in words else [])]
-    found = {endpoint: state for endpoint, state in states(ran).items() if state != "passed"}
     assert others.keys() <= found.keys() and (others.keys() == found.keys() or name == "noise-and-failure")
     assert all(fact in found[endpoint] for endpoint, fact in others.items())
-    seen, text = ran.report()
-    assert seen == status and verdict_of(text.splitlines()) == verdict_of(ran.lines)
-    assert "no sweep was measured" not in text
 
 
 AT_ONCE = GATE.replace(" --slm-gate-launches=apart", "")
@@ -129,17 +134,13 @@ AT_ONCE_SCENARIOS = {
 def test_sides_at_once_name_the_layer_and_what_they_cannot_tell_and_the_archive_says_it_again(runs, name):
     words, status, others, line = AT_ONCE_SCENARIOS[name]
     ran = runs(NO_WORSE, AT_ONCE, words)
-    assert ran.ret == status
-    ran.says(line)
-    found = {endpoint: state for endpoint, state in states(ran).items() if state != "passed"}
+    found = judged(ran, status, line)
     assert found.keys() == others.keys() | ALONE.keys() and len(states(ran)) == 8 + (REAL in words)
     assert all(fact in found[endpoint] for endpoint, fact in (others | ALONE).items())
     assert kept(ran)["layers"] == [name.partition("slower-")[2] or "kernels"] * 2 * ("slower" in name)
-    seen, text = ran.report()
-    assert seen == status and verdict_of(text.splitlines()) == verdict_of(ran.lines)
 
 
-def test_a_slower_candidate_is_told_to_others_once(runs, monkeypatch, tmp_path):
+def test_a_slower_candidate_is_told_once_and_without_stored_terms_judged_by_the_defaults(runs, monkeypatch, tmp_path):
     page = tmp_path / "summary.md"
     page.write_text("# Before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
@@ -154,10 +155,6 @@ def test_a_slower_candidate_is_told_to_others_once(runs, monkeypatch, tmp_path):
     assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in summary
     twice = ran.report(f"{ran.folder}/.slm/records.jsonl")[1]
     assert twice.count("opt-125m: FAIL") == 1, "of an archive that is given twice too"
-
-
-def test_an_archive_that_did_not_store_its_terms_is_judged_by_the_defaults(gate):
-    ran = gate(SLOWER)
     path = ran.folder / ".slm/records.jsonl"
     session, *rest = path.read_text("utf-8").split("\n")
     session = json.loads(session)
@@ -223,8 +220,7 @@ def test_an_interrupted_gate_says_how_far_it_came_and_goes_on(gate, monkeypatch)
         ran = gate(no_reraise_ctrlc=True)
     assert (ran.ret, ran.report()[0]) == (2, 10)
     ran.says("opt-125m: speed NOT JUDGED after 3 pairs*", "  next: 1 more pair*--slm-resume*")
-    again = gate("--slm-resume", folder=ran.folder)
-    again.says("opt-125m: PASS after 4 pairs*", "note: *goes on from 3 pairs*")
+    gate("--slm-resume", folder=ran.folder).says("opt-125m: PASS after 4 pairs*", "note: *goes on from 3 pairs*")
 
 
 SKIPPED = """
@@ -237,7 +233,7 @@ SKIPPED = """
 """
 
 
-def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(runs, gate):
+def test_a_gate_that_did_not_come_about_is_no_pass_and_with_one_nothing_else_is_measured_or_priced(runs, gate):
     ran = runs(SKIPPED, GATE, ".")
     assert (ran.ret, ran.counts) == (10, {"passed": 1, "skipped": 6})
     ran.says("note: --slm-gate: nothing was compared*")
@@ -249,12 +245,6 @@ def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(runs, gate)
     assert not (full.folder / ".slm").exists() and not (none.folder / ".slm").exists()
     broken = runs("import nothing_of_that_name", GATE)
     assert broken.ret == pytest.ExitCode.INTERRUPTED and "slm_gate" not in broken.err, "it is not said to have no gate"
-
-
-# Which items run
-
-
-def test_with_a_gate_nothing_else_is_measured_and_without_one_or_a_mode_its_items_are_skipped(runs):
     both = {**NO_WORSE, "test_sweep.py": SWEEP}
     ran = runs(both, GATE, ".")
     assert (ran.ret, ran.counts) == (0, {"passed": 6, "deselected": 3}) and all(m.paired for m in ran.measured())
@@ -264,9 +254,6 @@ def test_with_a_gate_nothing_else_is_measured_and_without_one_or_a_mode_its_item
         ran = runs(NO_WORSE, "-rs", words)
         assert ran.counts.keys() == {"skipped"}
         ran.says(f"*SKIPPED*needs *{why}*")
-
-
-def test_a_plan_prices_a_gate_once_as_a_clear_case(runs):
     plan = runs(NO_WORSE, GATE, "--slm-plan -o slm_gate_pairs=20")
     assert plan.ret == 0 and not (plan.folder / ".slm").exists()
     plan.says("*0:00    test_no_worse?opt-125m-throughput? (2 s)")
@@ -299,8 +286,6 @@ def test_a_user_s_own_test_reads_the_same_gate_and_its_assertion_fails(runs):
     ran.says("opt-125m: PASS after 4 pairs of launches")
     assert runs(OWN, GATE, "-k test_it").ret == 3, "an error before it is none"
 
-
-# Caches
 
 NAMES = {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
@@ -356,9 +341,6 @@ def test_warm_caches_are_those_of_everybody_unless_a_side_may_run_other_code(gat
     assert {m.paired.caches for m in ran.measured()} == {kept(ran)["caches"]} == {"warm"}
 
 
-# A calibration
-
-
 def test_a_calibration_makes_all_pairs_and_a_later_gate_passes_nothing_that_the_noise_hides(runs, gate, monkeypatch):
     """Of a model that is given as a path, and is told what a report knows too."""
     monkeypatch.setattr(decision, "calibrate", partial(decision.calibrate, gates=100))  # of the noise, drawn
@@ -387,14 +369,16 @@ def test_a_calibration_makes_all_pairs_and_a_later_gate_passes_nothing_that_the_
     assert others.ret == 0 and "by 6 pairs" not in others.out, "one of other loads knows nothing of it"
 
 
-# Traces of a gate that failed
-
 TRACES = "-o slm_profile=traces"
 
 
 def note_of_traces(ran):
     (note,) = [line for line in ran.lines if line.startswith("note: traces of")]
     return note
+
+
+def command_on(page):
+    return html.unescape(page.read_text("utf-8").split('aria-labelledby="reproduce">')[1].partition("</code>")[0])
 
 
 def test_a_failed_gate_names_a_new_trace_of_each_side_and_no_other_launch_may_be_profiled(gate, monkeypatch):
@@ -434,9 +418,6 @@ def test_a_trace_that_cannot_be_had_is_said_and_spoils_nothing(gate, monkeypatch
     assert note_of_traces(ran).count("none (") == 2 and "many lines" not in ran.out
 
 
-# Waivers
-
-
 @pytest.mark.parametrize(("waived", "until", "counts"), [
     (3, "2999-12-31", {"passed": 3, "xfailed": 3}),
     (1, "2999-12-31", {"passed": 3, "xfailed": 1, "failed": 2}),
@@ -452,10 +433,7 @@ def test_a_waived_regression_is_an_expected_failure_that_names_its_owner(gate, t
     gate("-o slm_waivers=nowhere.json").refuses("nowhere.json")
 
 
-# Pages, and how to repeat a run
-
-
-def test_a_failure_says_how_to_repeat_it_in_the_terminal_and_on_the_page(runs, gate, monkeypatch):
+def test_a_failure_and_its_page_say_how_to_repeat_it_and_a_sweeps_page_each_option_as_typed(runs, gate, monkeypatch):
     """By the tests, from wherever each option came, and it ends in the same way. Where a summary cannot be written,
     the run goes on."""
     pytest.importorskip("jinja2", reason="a page needs Jinja2")
@@ -475,14 +453,6 @@ def test_a_failure_says_how_to_repeat_it_in_the_terminal_and_on_the_page(runs, g
     monkeypatch.delenv("SLM_GATE_PAIRS")
     again = runs.anew(NO_WORSE, shlex.join(typed))
     assert again.ret == 1 and "\nto repeat it: pytest " in again.out
-
-
-def command_on(page):
-    return html.unescape(page.read_text("utf-8").split('aria-labelledby="reproduce">')[1].partition("</code>")[0])
-
-
-def test_a_sweep_s_page_has_the_path_and_each_option_and_shipped_tests_as_they_were_typed(runs):
-    pytest.importorskip("jinja2", reason="a page needs Jinja2")
     few = {"--slm-concurrency=1,4,16", "--slm-output-len=32"}
     ran = runs(SWEEP, FEW, *sorted(few), "--slm-html=out.html --slm-resume")
     assert ran.report("--html", "again.html")[0] == ran.ret
@@ -492,9 +462,6 @@ def test_a_sweep_s_page_has_the_path_and_each_option_and_shipped_tests_as_they_w
     quick = runs({}, "--pyargs pytest_slmserve.quickstart --slm-simulate --slm-html=out.html -k slo")
     typed = command_on(quick.folder / "out.html")
     assert "pytest --pyargs pytest_slmserve.quickstart -k slo --slm-simulate" in typed
-
-
-# Engines with processes
 
 
 def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(runs, stand_in_here, monkeypatch):

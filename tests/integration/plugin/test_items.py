@@ -153,7 +153,7 @@ def test_all_items_pass_in_an_order_that_starts_each_engine_once_and_reads_what_
     first.says("*none of its models is measured in this run*", "slmserve: 2 tests of opt-1.3b, as the marker has it:*")
 
 
-def test_each_case_is_measured_once_with_the_requests_and_limits_of_its_marker(first):
+def test_each_case_is_measured_once_as_its_marker_says_and_not_again_where_it_is_resumed_or_reported(first, runs):
     loops = [m for m in first.measured() if m.load.max_concurrency]
     usual = [(m.spec.model, m.load.concurrency) for m in loops if m.workload.mean_prompt_tokens == 64]
     planned = [(model, n) for model in ("opt-125m", "opt-350m") for n in (4, 16)]
@@ -165,16 +165,13 @@ def test_each_case_is_measured_once_with_the_requests_and_limits_of_its_marker(f
     assert {m.resolved.kv_blocks for m in jobs if m.workload.mean_prompt_tokens == 32} > {17, 257}
     bound = [m.spec for m in jobs if m.spec.model == "opt-350m"]
     assert {spec.max_num_seqs for spec in bound} == {16, 64} and all(s.kv_cache_bytes < 36 << 30 for s in bound)
-
-
-def test_resumed_or_reported_nothing_is_measured_again_and_all_is_judged_as_it_was(first, runs):
     before, text = len(first.measured()), first.report()[1]
     assert "Jobs on simulated" in text and "longer-outputs-fewer-requests" in text
     again = runs.anew({}, FEW, CHOSEN, ". --slm-resume", folder=first.folder)
     assert (again.ret, again.outcomes, len(again.measured())) == (0, first.outcomes, before)
 
 
-def test_a_plan_has_each_price_and_each_engine_once_and_the_length_of_a_long_run_comes_first(runs, monkeypatch):
+def test_a_plan_has_each_price_and_engine_once_a_long_run_its_length_and_pyargs_name_what_is_shipped(runs, monkeypatch):
     tests = " ".join(f"test_jobs.py::test_{name}" for name in ("job", "job_again", "longer"))
     text = runs({"test_jobs.py": JOBS}, FEW, CHOSEN, tests, "--slm-plan").out
     assert text.count("start opt-125m") == 1 and "test_longer[opt-125m] (measures nothing)" in text
@@ -186,37 +183,25 @@ def test_a_plan_has_each_price_and_each_engine_once_and_the_length_of_a_long_run
     long.says("slmserve: *2 engine starts, 2 models*--slm-plan lists them")
     plan.says("*2 engine starts*")
     assert "lists them" not in plan.out
+    ran = runs({}, "--pyargs pytest_slmserve.benchmarks.test_gate --slm-simulate --slm-gate --slm-plan")
+    ran.says("*test_no_worse?opt-125m-throughput?*")
 
 
-def test_without_a_mode_what_measures_is_skipped_or_where_one_must_be_an_error(runs, monkeypatch):
-    ran = runs(FILES, "-rs test_mixed.py test_jobs.py")
-    assert ran.counts.keys() == {"skipped"}
-    ran.says("SKIPPED*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*")
-    monkeypatch.setenv("SLM_REQUIRE_GPU", "1")
-    runs.anew(FILES, "test_mixed.py").refuses("SLM_REQUIRE_GPU=1")
-
-
-def test_wrong_words_of_a_marker_end_the_run_before_it_begins(runs):
-    marker = "@pytest.mark.slm(model='opt-125m', max_model_len=20)"
-    runs(f"import pytest\n{marker}\ndef test_it(slm_measure): pass", FEW).refuses("test_it", "96", "20")
-
-
-def test_options_come_from_environment_and_ini_too_and_the_header_says_so(runs, monkeypatch):
+def test_options_come_from_everywhere_help_has_all_and_without_a_mode_what_measures_is_skipped(runs, monkeypatch):
     monkeypatch.setenv("SLM_SEED", "2")
     ini = "[pytest]\nslm_seed = 3\nslm_window = 9\n"
     ran = runs.anew({"test_it.py": SWEEP, "pytest.ini": ini}, FEW, "--slm-plan")
     ran.says("slmserve: simulated, *sensors: simulated; *window (command line), *seed (environment)*")
-
-
-def test_help_has_the_options_in_groups_in_few_words_with_their_defaults(runs):
     text = runs.anew({}, "--help", columns=80).out
     groups = re.findall(r"^slmserve: (.+):$", text, re.MULTILINE)
     assert groups == ["what to run", "load", "engine", "replicas", "gate", "telemetry", "records", "cluster"]
     assert all(opt.flag in text for opt in OPTS if not opt.ini_only) and "slm_gate_pairs" in text
     assert max(len(opt.help.split()) for opt in OPTS) <= 25
     assert "share of the GPU's memory that the engine may take; default: 0.9" in " ".join(text.split())
-
-
-def test_pyargs_names_the_shipped_tests_wherever_they_are(runs):
-    ran = runs({}, "--pyargs pytest_slmserve.benchmarks.test_gate --slm-simulate --slm-gate --slm-plan")
-    ran.says("*test_no_worse?opt-125m-throughput?*")
+    marker = "@pytest.mark.slm(model='opt-125m', max_model_len=20)"
+    runs(f"import pytest\n{marker}\ndef test_it(slm_measure): pass", FEW).refuses("test_it", "96", "20")
+    ran = runs(FILES, "-rs test_mixed.py test_jobs.py")
+    assert ran.counts.keys() == {"skipped"}
+    ran.says("SKIPPED*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*")
+    monkeypatch.setenv("SLM_REQUIRE_GPU", "1")
+    runs.anew(FILES, "test_mixed.py").refuses("SLM_REQUIRE_GPU=1")

@@ -101,11 +101,10 @@ def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(at, there):
 
 
 # Prompts from a prefix cache
-
 POINT = "--slm-concurrency=4 --slm-input-len=16 --slm-output-len=8 --slm-window=0.6 -k test_point"
 
 
-def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(runs, monkeypatch):
+def test_an_endpoint_that_caches_gets_own_prompts_and_an_engine_that_does_is_invalid(runs, monkeypatch, stand_in_here):
     with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=True) as server:
         monkeypatch.setenv("SLM_ENDPOINT_KEY", server._key)
         where = f"--slm-endpoint={url_of(server)} --slm-models=slm"
@@ -114,12 +113,8 @@ def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(ru
     found = own.measured()[-1], allowed.measured()[-1]  # before which another one has filled the cache
     assert problems_of(found) == [] and found[0].key != found[1].key
     assert cache_hit_share(found[0].run).share == 0 and cache_hit_share(found[1].run).share > 0.3
-
-
-def test_an_engine_of_ours_that_caches_is_found_out(runs, stand_in_here):
-    """On the command line nothing warms the cache but what was measured before."""
-    caches = "--slm-models=opt-tiny --slm-engine-arg=enable_prefix_caching=true"
-    ran = runs.anew(SWEEP, stand_in_here, caches, POINT)
+    # On the command line nothing warms the cache but what was measured before.
+    ran = runs.anew(SWEEP, stand_in_here, "--slm-models=opt-tiny --slm-engine-arg=enable_prefix_caching=true", POINT)
     assert [text for text in problems_of(ran.measured()) if "from a prefix cache" in text]
     assert ran.counts == {"failed": 1, "deselected": 1}
 
@@ -144,7 +139,15 @@ def refused(at):
     return run
 
 
-def test_what_no_run_could_use_is_told_and_secrets_are_never_repeated(refused, runs, there, monkeypatch):
+def test_what_no_run_could_use_is_told_in_time_and_secrets_are_never_repeated(refused, runs, there, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
+    assert refused(nobody, url=nobody)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and says nothing
+        url, began = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/completions", time.monotonic()
+        assert refused(url, "timed out", words="-o slm_timeout=0.5", url=url)
+        assert time.monotonic() - began < 30
     with lock_device(url_lock(url_of(there))):
         assert refused("another run"), "they would measure each other"
     assert refused("404", "`other`", words="--slm-models=other")
@@ -154,14 +157,3 @@ def test_what_no_run_could_use_is_told_and_secrets_are_never_repeated(refused, r
         monkeypatch.setenv("SLM_ENDPOINT_KEY", wrong)
         assert "hunter" not in refused(fact)
     runs(SWEEP, f"--slm-endpoint={url_of(there)}").refuses("--slm-models NAME")
-
-
-def test_where_nobody_answers_the_url_is_told_and_no_longer_waited_for_than_asked(refused):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
-    assert refused(nobody, url=nobody)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and says nothing
-        url, began = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/completions", time.monotonic()
-        assert refused(url, "timed out", words="-o slm_timeout=0.5", url=url)
-        assert time.monotonic() - began < 30

@@ -27,7 +27,21 @@ def sent_within_a_step(measurement):
     return sum(sent < measurement.run.steps.time_s[0] for sent in measurement.run.samples.sent_s)
 
 
-def test_what_is_typed_is_measured_and_recorded_of_every_model_in_rounds(runs):
+OWN = """
+    import pytest
+
+    @pytest.mark.slm(tensor_parallel_size=4)
+    def test_wide(slm_measure, slm_spec): assert slm_measure(concurrency=4, repeats=1).valid
+
+    @pytest.mark.slm(model="opt-1.3b")
+    def test_other(slm_measure, slm_spec): assert slm_measure(4, repeats=1) and slm_spec.model == "opt-1.3b"
+
+    @pytest.mark.slm(model="facebook/opt-125m")
+    def test_same(slm_measure): assert slm_measure(4, repeats=1)
+"""
+
+
+def test_what_is_typed_is_measured_of_every_model_in_rounds_and_a_marker_chooses_for_its_engine(runs):
     told, [plain] = runs(SWEEP, ALL), runs(SWEEP, PLAIN).measured()
     assert told.counts == {"passed": 4, "deselected": 2}
     rounds = [(model, load) for model in ("opt-125m", "opt-350m") for _ in range(3) for load in (8, 16)]
@@ -47,23 +61,6 @@ def test_what_is_typed_is_measured_and_recorded_of_every_model_in_rounds(runs):
         assert sent_within_a_step(found) == load.concurrency and found.workload.hash != plain.workload.hash
         assert found.environment.gpu_peaks == GpuPeaks(989, 4800) and found.environment.key == plain.environment.key
         assert roofline_fraction(plain, 10.0, 1.0) is None and 0 < roofline_fraction(found, 10.0, 1.0) < 1
-
-
-OWN = """
-    import pytest
-
-    @pytest.mark.slm(tensor_parallel_size=4)
-    def test_wide(slm_measure, slm_spec): assert slm_measure(concurrency=4, repeats=1).valid
-
-    @pytest.mark.slm(model="opt-1.3b")
-    def test_other(slm_measure, slm_spec): assert slm_measure(4, repeats=1) and slm_spec.model == "opt-1.3b"
-
-    @pytest.mark.slm(model="facebook/opt-125m")
-    def test_same(slm_measure): assert slm_measure(4, repeats=1)
-"""
-
-
-def test_a_marker_chooses_for_its_own_engine_and_the_run_says_so(runs):
     ran = runs(OWN, FEW)
     assert ran.counts == {"passed": 3}
     ran.says("slmserve: 1 test of opt-1.3b*--slm-models*")

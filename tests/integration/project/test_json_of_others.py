@@ -240,11 +240,8 @@ def test_other_json_is_read_as_before(text, value):
     assert (repr(found) if isinstance(value, str) else found) == (json.loads(text) if value is None else value)
 
 
-def test_the_value_of_a_text_and_any_other_value_are_handed_over():
+def test_texts_and_other_values_are_handed_over_and_more_bytes_than_the_limit_refused():
     values = ('{"a": 1}', "null", "5", "{bad", "x" * 50, "[" * 1000, 7, None, True)
     assert [*map(handed_over, values)] == [{"a": 1}, None, 5, "{bad", "x" * 50, "[" * 1000, 7, None, True]
-
-
-def test_a_text_of_more_bytes_than_the_limit_is_refused():
     with pytest.raises(ValueError, match="at most 100 MB"):
         json_value(b" " * (LARGEST_JSON + 1))

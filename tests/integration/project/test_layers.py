@@ -227,7 +227,7 @@ def test_functions_are_as_long_as_one_thought_folders_two_deep_and_docstrings_be
 
 
 @in_checkout
-def test_what_benchmarks_and_studies_import_is_there_and_the_quick_start_may_be_copied_as_it_is() -> None:
+def test_what_others_import_is_there_and_rooms_and_the_architecture_page_say_what_lives_where() -> None:
     text = (FOLDER / "quickstart" / "test_quickstart.py").read_text("utf-8")
     assert list(imports({"": ast.parse(text)})) == [("", "pytest")] and len(text.splitlines()) <= 40
     paths = [path for name in ("benchmarks", "studies") for path in (CHECKOUT / name).rglob("*.py")]
@@ -237,10 +237,6 @@ def test_what_benchmarks_and_studies_import_is_there_and_the_quick_start_may_be_
     assert len(wanted) > 50
     without = [pair for pair in wanted if not hasattr(import_module(pair[0]), pair[1])]
     assert [f"{module}.{name}" for module, name in without if find_spec(f"{module}.{name}") is None] == []
-
-
-@in_checkout
-def test_rooms_say_what_lives_there_and_each_answer_of_the_architecture_page_is_a_file() -> None:
     rooms = {name: tree for name, tree in PACKAGE.items() if name and "." not in name and name != "__main__"}
     told = {name: len((ast.get_docstring(tree) or "").split()) for name, tree in rooms.items()}
     assert len(told) == 12 and {name: words for name, words in told.items() if not 10 <= words <= 40} == {}

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from packaging.version import Version
 from scripts import CHECKOUT, checkout_script, loaded
 
@@ -84,7 +83,7 @@ def command(script, tmp_path, capsys):
     return run
 
 
-def test_the_command_writes_outputs_and_takes_versions_by_name_as_they_are(command):
+def test_the_command_writes_outputs_takes_versions_by_name_and_refuses_what_is_no_version(command):
     named = ("--baseline", "0.20.2", "--candidate", "0.33.0rc1")
     for words, done, told in (
         ((), "Another\nvLLM 0.27.0: gate\n", ("0.26.0", "")),
@@ -93,9 +92,6 @@ def test_the_command_writes_outputs_and_takes_versions_by_name_as_they_are(comma
         (("--candidate", "0.25.0"), "", ("0.26.0", "0.25.0")),
     ):
         assert command(*words, done=done) == (0, f"baseline={told[0]}\ncandidate={told[1]}\n", "")
-
-
-def test_names_that_are_no_version_are_refused_and_problems_are_told_and_nothing_is_written(command):
     for name in ("0.27.0;true", "$(true)", "../0.27.0", "0.27.0 --pre", "v0.27.0", "0.27\ncandidate=1"):
         status, out, err = command("--candidate", name)
         assert (status, out) == (2, "") and "is no version such as 0.26.0" in err

@@ -73,7 +73,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     return ZipFile(built("wheel", CHECKOUT, tmp_path_factory.mktemp("dist") / "wheel"))
 
 
-def test_the_wheel_holds_package_data_the_tests_of_users_and_nothing_else(wheel: ZipFile) -> None:
+def test_the_wheel_holds_what_users_need_alone_as_that_of_the_image_does(wheel: ZipFile, tmp_path: Path) -> None:
     names = wheel.namelist()
     files = [path.relative_to(CHECKOUT) for path in (CHECKOUT / "pytest_slmserve").rglob("*") if path.is_file()]
     wanted = {path.as_posix() for path in files if "__pycache__" not in path.parts}
@@ -86,6 +86,19 @@ def test_the_wheel_holds_package_data_the_tests_of_users_and_nothing_else(wheel:
     told = wheel.read(name).decode()
     assert "[pytest11]\nslmserve = pytest_slmserve.plugin.hooks\n" in told
     assert "[console_scripts]\nslmserve = pytest_slmserve.__main__:run\n" in told
+    # Of the image, since no engine of containers is here to build it.
+    lines = [line for line in read("Dockerfile").splitlines() if line and not line.startswith("#")]
+    version = read(".github/vllm-baseline.txt").strip()
+    image = ["ARG VLLM_IMAGE=vllm/vllm-openai", f"ARG VLLM_VERSION=v{version}", "FROM ${VLLM_IMAGE}:${VLLM_VERSION}"]
+    assert lines[:3] == image and "ENTRYPOINT []" in lines, "vLLM's own would start a server"
+    source = tmp_path / "source"
+    for copied in (line.split()[1:] for line in lines if line.startswith("COPY ")):
+        *patterns, target = copied
+        for path in (path for pattern in patterns for path in CHECKOUT.glob(pattern)):
+            into = source / target
+            into.mkdir(parents=True, exist_ok=True) if target.endswith("/") else into.parent.mkdir(exist_ok=True)
+            shutil.copytree(path, into) if path.is_dir() else shutil.copy(path, into)
+    assert {*ZipFile(built("wheel", source, tmp_path / "image")).namelist()} == {*wheel.namelist()}
 
 
 def test_the_source_distribution_holds_what_git_knows(tmp_path: Path) -> None:
@@ -99,22 +112,6 @@ def test_the_source_distribution_holds_what_git_knows(tmp_path: Path) -> None:
         pytest.skip("needs git, and a clone")
     assert names - {*known, "PKG-INFO"} == set()
     assert {"LICENSE", "CITATION.cff", "conftest.py", "tests/conftest.py", "docs/index.md"} <= names
-
-
-def test_the_image_is_vllms_of_the_release_in_use_and_its_copies_give_the_wheel(tmp_path: Path, wheel: ZipFile) -> None:
-    """No engine of containers is here to build it."""
-    lines = [line for line in read("Dockerfile").splitlines() if line and not line.startswith("#")]
-    version = read(".github/vllm-baseline.txt").strip()
-    image = ["ARG VLLM_IMAGE=vllm/vllm-openai", f"ARG VLLM_VERSION=v{version}", "FROM ${VLLM_IMAGE}:${VLLM_VERSION}"]
-    assert lines[:3] == image and "ENTRYPOINT []" in lines, "vLLM's own would start a server"
-    source = tmp_path / "source"
-    for copied in (line.split()[1:] for line in lines if line.startswith("COPY ")):
-        *patterns, target = copied
-        for path in (path for pattern in patterns for path in CHECKOUT.glob(pattern)):
-            into = source / target
-            into.mkdir(parents=True, exist_ok=True) if target.endswith("/") else into.parent.mkdir(exist_ok=True)
-            shutil.copytree(path, into) if path.is_dir() else shutil.copy(path, into)
-    assert {*ZipFile(built("wheel", source, tmp_path / "image")).namelist()} == {*wheel.namelist()}
 
 
 def test_the_index_gets_the_addresses_of_the_repository_that_releases_once(tmp_path, capsys) -> None:

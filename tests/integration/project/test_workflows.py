@@ -84,17 +84,14 @@ def test_who_causes_a_workflow_where_it_runs_and_what_it_may_do(name: str) -> No
         assert all(0 < job["timeout-minutes"] <= 120 for job in workflow["jobs"].values())
 
 
-def test_only_what_is_on_main_starts_by_itself_callers_run_on_our_labels_and_who_writes_fetches_one_text() -> None:
+def test_only_main_starts_by_itself_callers_get_our_labels_and_what_comes_from_others_is_pinned() -> None:
+    """Actions by one commit, which says its version, and what makes a release by hash."""
     assert WORKFLOWS["gpu.yml"]["on"]["push"] == {"branches": ["main"]}
     gate = WORKFLOWS["gate.yml"]
     assert yaml.safe_load(gate["on"]["workflow_call"]["inputs"]["runner"]["default"]) == LABELS
     download, write = gate["jobs"]["report"]["steps"]
     assert download["with"]["name"] == "gate-summary"
     assert re.findall(r"pip|git clone|curl|\bsh\b|bash", yaml.safe_dump(write, width=10_000)) == []
-
-
-def test_what_comes_from_others_is_pinned_and_one_job_stands_for_all_of_ci() -> None:
-    """Actions by one commit, which says its version, and what makes a release by hash."""
     texts = [path.read_text("utf-8") for path in (*FOLDER.glob("*.yml"), ACTION)]
     found = {line for text in texts for line in re.findall(r"uses: (\S+@[0-9a-f]{40}.*)", text)}
     assert all(re.search(r" # v\d+\.\d+\.\d+$", line) for line in found)

@@ -67,14 +67,10 @@ class TestContract(Contract):
         return request.getfixturevalue("engine")
 
 
-def test_vllm_knows_every_variable_that_is_set(engine):
-    log = engine.child.log.read_text("utf-8", errors="replace")
-    assert "(EngineCore" in log
-    assert "Unknown vLLM environment variable" not in log
-
-
-def test_the_engine_core_does_not_import_vllm_once_more(engine):
+def test_vllm_knows_every_variable_that_is_set_and_its_core_does_not_import_it_once_more(engine):
     """It is forked: most of its memory is that of the worker."""
+    log = engine.child.log.read_text("utf-8", errors="replace")
+    assert "(EngineCore" in log and "Unknown vLLM environment variable" not in log
     processes = [Path("/proc", str(pid)) for pid in group(engine.child.process.pid)]
     [core] = [one for one in processes if b"VLLM::EngineCore" in (one / "cmdline").read_bytes()]
     shared = re.search(r"Shared_Dirty: +(\d+) kB", (core / "smaps_rollup").read_text())

@@ -73,7 +73,7 @@ def test_bounds_give_the_goodput_that_the_package_computes(opened, valid, bounds
     assert [row[1:] for row in opened.cells("#goodput-table")] == wanted
 
 
-def test_a_slider_moves_its_bound_and_the_charts_within_100_ms(opened):
+def test_a_slider_moves_its_bound_within_100_ms_and_prices_give_the_cost_of_the_advisor(opened, valid):
     opened.fill(ttft="", tpot="", e2e="")
     before = opened.cells("#goodput-table")
     move = """place => {
@@ -87,9 +87,6 @@ def test_a_slider_moves_its_bound_and_the_charts_within_100_ms(opened):
     assert float(opened.page.input_value("#tpot")) > 0 and opened.cells("#goodput-table") != before
     opened.page.evaluate(move, 1000)
     assert opened.page.input_value("#tpot") == ""
-
-
-def test_prices_give_the_cost_that_the_advisor_computes(opened, valid):
     opened.page.fill("#price-hour", "2.5")
     opened.page.fill("#price-kwh", "0.3")
     for row, point in zip(opened.cells("#cost-table"), valid, strict=True):
@@ -122,17 +119,6 @@ def test_claims_are_filtered_and_the_address_keeps_bounds_prices_what_is_shown_a
     opened.page.click("#theme")
 
 
-def test_the_command_is_copied_and_a_chart_is_saved(opened):
-    opened.page.click("[data-copy]")
-    opened.page.wait_for_selector("[data-copy]:text('Copied')")
-    assert opened.page.evaluate("navigator.clipboard.readText()") == opened.page.text_content(".command code")
-    for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG"), ("csv", b'"x","y"')):
-        with opened.page.expect_download() as download:
-            opened.page.locator(f"#throughput [data-save={kind}]").click()
-        assert download.value.suggested_filename == f"throughput-against-latency.{kind}"
-        assert Path(download.value.path()).read_bytes().startswith(begins)
-
-
 def test_no_text_of_a_saved_table_is_a_formula(browser, written, tmp_path):
     path = tmp_path / "formula.html"
     path.write_text(written.read_text("utf-8").replace('"series":"opt-2.7b"', '"series":"=1+1"'), "utf-8")
@@ -144,11 +130,19 @@ def test_no_text_of_a_saved_table_is_a_formula(browser, written, tmp_path):
     assert all(float(row[head.index("y")]) > 0 for row in rows)
 
 
-def test_axe_finds_no_violation(opened):
+def test_axe_finds_no_violation_the_command_is_copied_and_a_chart_is_saved(opened):
     opened.page.locator("#claims-title .term").click()
     expect(opened.page.locator(".meaning:popover-open")).to_be_visible()
     assert opened.violations() == []
     opened.page.keyboard.press("Escape")
+    opened.page.click("[data-copy]")
+    opened.page.wait_for_selector("[data-copy]:text('Copied')")
+    assert opened.page.evaluate("navigator.clipboard.readText()") == opened.page.text_content(".command code")
+    for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG"), ("csv", b'"x","y"')):
+        with opened.page.expect_download() as download:
+            opened.page.locator(f"#throughput [data-save={kind}]").click()
+        assert download.value.suggested_filename == f"throughput-against-latency.{kind}"
+        assert Path(download.value.path()).read_bytes().startswith(begins)
 
 
 def test_another_page_is_laid_beside_this_one(opened, written, tmp_path):

@@ -99,15 +99,17 @@ def test_charts_show_the_values_of_the_tables(page):
         assert [f"{row['series']} %" for row in bar] == head[2:] and bar[-1]["end"] == pytest.approx(100)
 
 
-def test_a_page_is_read_again_as_the_archive_that_it_was_made_of(page, out, capsys):
+def test_a_page_is_read_again_as_its_archive_and_compare_and_history_have_every_row(page, out, capsys):
     _, _, first = page("report", committed(SWEPT), "--show", "all")
     main(["report", str(out), "--show", "all"])
     assert capsys.readouterr().out == first.replace(f"written: {out}\n", "")
     page("report", out)  # over itself
     assert read(out) == read(committed(SWEPT))
-
-
-def test_a_history_has_the_rows_that_the_terminal_prints(page):
+    one, other = (committed(f"h200-vllm-0.26.0-adaptive{which}") for which in ("", "-next-host"))
+    seen, status, printed = page("compare", one, other)
+    rows = seen.tables["opt-1.3b"][1:]
+    assert f"Exit status {status}" in seen.text and len(rows) == 50 and missing(rows, printed) == []
+    assert len(read(out).measurements) == len(read(one).measurements) + len(read(other).measurements)
     seen, _, printed = page("report", *(committed(f"h200-vllm-{each}-history") for each in RELEASES), "--show", "all")
     rows = [row for caption, each in seen.tables.items() if caption.startswith("History of ") for row in each[1:]]
     specs = [spec for spec in seen.charts.values() if " over releases, " in spec["description"]]
@@ -117,15 +119,7 @@ def test_a_history_has_the_rows_that_the_terminal_prints(page):
     assert "Cut at the edge: 0.24.0." in seen.text, "the interval of OPT-125M goes on to 50,176 tokens/s"
 
 
-def test_compare_has_every_metric_and_both_archives(page, out):
-    one, other = (committed(f"h200-vllm-0.26.0-adaptive{which}") for which in ("", "-next-host"))
-    seen, status, printed = page("compare", one, other)
-    rows = seen.tables["opt-1.3b"][1:]
-    assert f"Exit status {status}" in seen.text and len(rows) == 50 and missing(rows, printed) == []
-    assert len(read(out).measurements) == len(read(one).measurements) + len(read(other).measurements)
-
-
-def test_a_gate_of_anybody_s_pairs_has_each_pair(page, tmp_path):
+def test_pairs_of_anybody_and_external_results_are_drawn_as_they_are_under_their_own_names(page, tmp_path):
     (tmp_path / "pairs.csv").write_text(PAIRS)
     seen, status, printed = page("pairs", tmp_path / "pairs.csv", "--direction", "higher")
     assert "Exit status 1" in seen.text and status == 1
@@ -137,9 +131,6 @@ def test_a_gate_of_anybody_s_pairs_has_each_pair(page, tmp_path):
     (interim,) = seen.tables["Interim analyses"][1:]
     assert interim == ["pairs.csv", "4", *(row["shown"] for row in values_of(looks) if "shown" in row), "fail"]
     assert missing([interim, seen.tables["Endpoints"][1]], printed) == []
-
-
-def test_external_results_are_drawn_under_their_own_names(page, tmp_path):
     (tmp_path / "sweep.csv").write_text(SWEEP)
     words = ("report", tmp_path / "sweep.csv", "--knob", "batch", "--throughput", "tok", "--latency", "lat_ms")
     (seen, status, _), (as_csv, _, printed) = page(*words), page(*words, "--csv")

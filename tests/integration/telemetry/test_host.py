@@ -17,20 +17,11 @@ from pytest_slmserve.telemetry.host import SCRIPT, Reading, SpeedProbeSource
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 
 
-def test_the_variables_of_the_engine_hold_for_the_question_too(tmp_path):
+def test_variables_of_the_engine_hold_for_the_question_and_a_commit_is_named_with_its_change(tmp_path, monkeypatch):
     packages = tmp_path / "vllm-0.26.0.dist-info"
     packages.mkdir()
     (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n", "utf-8")
     assert host.interpreter(sys.executable, {"PYTHONPATH": str(tmp_path)})["vllm"] == "0.26.0"
-
-
-def git(root, *words):
-    command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, check=True, timeout=20)
-    return done.stdout.strip()
-
-
-def test_a_commit_is_named_and_a_change_is_marked(tmp_path, monkeypatch):
     assert host.git_commit(tmp_path) is None
     git(tmp_path, "init", "-q")
     assert host.git_commit(tmp_path) is None, "nothing was committed yet"
@@ -44,6 +35,11 @@ def test_a_commit_is_named_and_a_change_is_marked(tmp_path, monkeypatch):
     assert host.git_commit(tmp_path) == f"{commit}+"
     monkeypatch.setenv("PATH", "/nowhere")
     assert host.git_commit(tmp_path) is None
+
+
+def git(root, *words):
+    command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.run([*command, *words], capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
 
 @pytest.mark.parametrize("looks", [False, True])

@@ -29,8 +29,7 @@ import vl_convert  # noqa: F401
 from pages import ALL_PAGES, DOCS, fences, unfenced
 from scripts import BASELINES, CHECKOUT
 from shipped import PACKAGE
-from workflow_steps import read as read_yaml
-from workflow_steps import yaml
+from workflow_steps import read as read_yaml, yaml
 
 from pytest_slmserve.__main__ import main, parser
 from pytest_slmserve.archive.baselines import read_waivers

@@ -8,11 +8,9 @@ from itertools import pairwise, product
 from statistics import fmean, median_high, variance
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import optimize, special
-from scipy.stats import t as student
-from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
+from scipy.stats import t as student, ttest_1samp, ttest_ind, ttest_rel
 
 from pytest_slmserve.analysis import estimates
 from pytest_slmserve.analysis.estimates import MINUTES, TAIL, Differences, Interval, Prior, Repeat, contrast

@@ -7,11 +7,9 @@ from itertools import pairwise
 from statistics import fmean, quantiles, stdev
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import special
-from scipy.stats import chi2, multivariate_normal, nct, norm
-from scipy.stats import t as student
+from scipy.stats import chi2, multivariate_normal, nct, norm, t as student
 from strategies import NO_STEPS, planted_run
 
 from pytest_slmserve.analysis import estimates

@@ -6,8 +6,7 @@ import pytest
 from facts import tells
 from refusals import refused
 from scipy.stats import binomtest
-from strategies import FAILS, INCONCLUSIVE, PASSES, changed, measurement
-from strategies import point as planted
+from strategies import FAILS, INCONCLUSIVE, PASSES, changed, measurement, point as planted
 
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Inconclusive

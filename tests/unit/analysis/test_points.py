@@ -8,8 +8,7 @@ from statistics import fmean
 
 import pytest
 from facts import numbers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from measured import measure
 from refusals import refused
 from strategies import H200, WELL, changed, job_point, measurement, planted_telemetry, point, sensed, together

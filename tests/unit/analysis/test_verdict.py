@@ -5,8 +5,7 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from stored_records import measurement
 from strategies import FAILS, H200, INCONCLUSIVE, PASSES
 

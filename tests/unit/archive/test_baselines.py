@@ -8,8 +8,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from refusals import refused
 from stored_records import BASELINE, BUSY, KNOWN, engine_alone, repeats
 from strategies import measurement
@@ -101,7 +100,7 @@ def test_engines_that_shared_a_device_are_kept_all_or_none_and_what_is_degraded_
     assert all("replica 2" in why for _, why in left_out[:2]) and "several engines" in left_out[2][1]
 
 
-def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
+def test_a_refused_overwrite_leaves_everything_as_it_was_and_what_cannot_be_written_nothing(tmp_path, monkeypatch):
     accept(BASELINE, tmp_path)
     path = tmp_path / f"{NAME}.jsonl.xz"
     before = path.read_bytes()
@@ -112,9 +111,6 @@ def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
     accept(other, tmp_path, overwrite=True)
     assert [m.load.concurrency for m in baseline(tmp_path, NAME)[1].measurements] == [16]
     assert len(names(tmp_path)) == 2
-
-
-def test_where_it_cannot_be_written_nothing_is_left(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     endless = replace(BASELINE[0], run=replace(BASELINE[0].run, began_s=float("inf")))
     with refused("finite", kind=BadArchive):

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from archives import RUN, example
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jsonschema import Draft202012Validator
 from scripts import CHECKOUT, DATA, in_checkout
 from strategies import NAMES, loads, measurement, measurements, places_in_a_gate, planted_telemetry, replicas
@@ -156,20 +155,6 @@ def test_only_what_is_told_is_written_as_adapters_are_and_a_whole_number_that_st
         read_again(lines_of(made)[0], bad)
 
 
-def test_the_format_of_today_is_read_and_would_be_written_again():
-    """Never adapt the file or these facts to the code: archives like this are kept for years."""
-    path = DATA / "archive-format-3.jsonl"
-    contents = read(path)
-    (session,) = contents.sessions
-    assert (session.format, session.claims, session.plan) == (3, {"plateau": {"tolerance": 0.1}}, {"batches": [1, 2]})
-    assert contents.measurements == (example(1), example(2))
-    assert contents.measurements[1].spec.known_model == CATALOGUE["opt-125m"]
-    engine, first, second = map(json.loads, path.read_text("utf-8").splitlines()[1:])
-    for line in (engine, first, second):
-        del line["crc32"]
-    assert lines_of(example(1)) == [engine | lines_of(example(1))[0], first] and lines_of(example(2))[1] == second
-
-
 def noisy(rng: random.Random, rows: int = 2500, requests: int = 1000):
     """A point as real engines make it: steps vary by the microsecond, requests of one step share their stamps."""
     ends = [0.0, *accumulate(rng.lognormvariate(-6, 0.05) for _ in range(rows + 256))]
@@ -185,7 +170,18 @@ def noisy(rng: random.Random, rows: int = 2500, requests: int = 1000):
     return replace(RUN, samples=samples, steps=steps)
 
 
-def test_a_sweep_of_99_such_points_stays_under_a_megabyte():
+def test_the_format_of_today_is_read_and_written_again_and_99_points_are_under_a_megabyte():
+    """Never adapt the file or these facts to the code: archives like this are kept for years."""
+    path = DATA / "archive-format-3.jsonl"
+    contents = read(path)
+    (session,) = contents.sessions
+    assert (session.format, session.claims, session.plan) == (3, {"plateau": {"tolerance": 0.1}}, {"batches": [1, 2]})
+    assert contents.measurements == (example(1), example(2))
+    assert contents.measurements[1].spec.known_model == CATALOGUE["opt-125m"]
+    engine, first, second = map(json.loads, path.read_text("utf-8").splitlines()[1:])
+    for line in (engine, first, second):
+        del line["crc32"]
+    assert lines_of(example(1)) == [engine | lines_of(example(1))[0], first] and lines_of(example(2))[1] == second
     points = [measurement_line(replace(example(), run=noisy(random.Random(seed)))) for seed in range(2)]
     sizes = [len(zlib.compress(json.dumps(line, separators=(",", ":")).encode())) for line in points]
     assert sum(sizes) / 2 * 99 < 1e6

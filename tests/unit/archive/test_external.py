@@ -10,8 +10,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from published import CSV, ROWS
 from refusals import refused
 from strategies import measurement
@@ -133,13 +132,18 @@ def test_no_row_is_lost_and_a_point_is_the_mean_of_its_rows(pairs, wait_ms):
         assert each == [(rate, pytest.approx(rate * wait_ms / 1e3)) for rate in own]
 
 
-def test_a_knob_may_be_text_and_one_repeat_that_preempted_spoils_its_point():
+def test_a_knob_may_be_text_a_number_has_bounds_and_one_repeat_that_preempted_spoils_its_point():
     found = points(VLLM, result(8), result(4), result("8.0", 110.0))
     assert [(p.concurrency, p.repeats) for p in found] == [(4, (100.0,)), (8, (100.0, 110.0))]
     columns = replace(VLLM, preemptions="lost")
     spoilt, sound = points(columns, result(8, lost="0"), result(8, lost=178), result(9, lost=0))
     assert spoilt.output_tokens_per_s == 100.0 and len(spoilt.each) == spoilt.left_out == 2, "it is shown"
     assert not spoilt.valid and "178" in spoilt.problems[0] and spoilt.repeats == () and sound.valid
+    for length, shown in ((38, f"'{'x' * 38}',"), (39, f"'{'x' * 36}...,")):
+        with refused(f"r: a is {shown}", hint="--where"):
+            external.number_in(Row("r", {"a": "x" * length}), "a")
+    assert [external.number_in(Row("r", {"a": value}), "a") for value in (1e-12, "1e12", " 5 ")] == [1e-12, 1e12, 5.0]
+    assert [external.knob_of(Row("r", {"a": value}), "a") for value in (1, "8.0", 10**9)] == [1, 8, 10**9]
 
 
 @pytest.mark.parametrize(("cells", "facts"), [
@@ -152,14 +156,6 @@ def test_a_knob_may_be_text_and_one_repeat_that_preempted_spoils_its_point():
 def test_values_that_cannot_be(cells, facts):
     with refused("row 2", *facts):
         points(replace(VLLM, preemptions="lost"), result(8, lost=0), result(**{"concurrency": 8, "lost": 0, **cells}))
-
-
-def test_a_number_is_shown_in_forty_characters_and_its_bounds_are_possible():
-    for length, shown in ((38, f"'{'x' * 38}',"), (39, f"'{'x' * 36}...,")):
-        with refused(f"r: a is {shown}", hint="--where"):
-            external.number_in(Row("r", {"a": "x" * length}), "a")
-    assert [external.number_in(Row("r", {"a": value}), "a") for value in (1e-12, "1e12", " 5 ")] == [1e-12, 1e12, 5.0]
-    assert [external.knob_of(Row("r", {"a": value}), "a") for value in (1, "8.0", 10**9)] == [1, 8, 10**9]
 
 
 @pytest.mark.parametrize(("name", "given_unit", "unit"), [

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from archives import PACK, example, write
-from hypothesis import example as case
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import example as case, given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.archive import lines

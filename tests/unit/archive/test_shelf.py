@@ -35,7 +35,7 @@ def put(many: Shelf, *concurrencies: int) -> list[Run]:
     return runs
 
 
-def test_columns_leave_the_memory_and_come_back_the_same_with_the_figures_still_there():
+def test_columns_leave_the_memory_and_come_back_the_same_and_a_file_that_fails_is_told(monkeypatch):
     few, expected = Shelf(1), put(Shelf(), 1, 2, 4)
     runs = put(few, 1)
     rate, trace = window.output_tokens_per_s(runs[0]), window.window_trace(runs[0])
@@ -49,8 +49,6 @@ def test_columns_leave_the_memory_and_come_back_the_same_with_the_figures_still_
         print(runs[0].sample)
     few._file.close()
 
-
-def test_what_cannot_go_to_a_file_stays_in_memory_and_a_file_that_fails_is_told(monkeypatch):
     def full(**how):
         raise OSError(28, "No space left on device")
 

@@ -22,8 +22,7 @@ from types import SimpleNamespace
 
 import pytest
 from archives import CLAIMS, EACH, PACK, RUN, example, write, written
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
 from refusals import refused
 from scripts import DATA
@@ -34,8 +33,6 @@ from pytest_slmserve.archive import store
 from pytest_slmserve.archive.store import Archive, Contents, Merged, RunHeader, chosen, merge, read, runs_of
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica, Resolved
-
-PACKED = pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.xz"])
 
 
 @pytest.fixture
@@ -165,7 +162,7 @@ TestArchives = Archives.TestCase
 TestArchives.settings = settings(stateful_step_count=20)
 
 
-def test_lines_of_an_archive_their_order_and_that_the_last_session_with_claims_tells_them(tmp_path):
+def test_lines_of_an_archive_their_order_its_claims_and_that_what_later_releases_add_is_kept(tmp_path, three):
     path = write(tmp_path / "a.jsonl", example(1), example(2), example(1, launch="9999"))
     session, *others = map(json.loads, path.read_text("utf-8").splitlines())
     assert [line["kind"] for line in others] == ["engine", "measurement", "measurement", "engine", "measurement"]
@@ -180,6 +177,16 @@ def test_lines_of_an_archive_their_order_and_that_the_last_session_with_claims_t
     contents, plans = read(path), ({"batches": [1, 2]}, {"n": 1}, {"claims": []})
     assert contents.claims == {"plateau": {"tolerance": 0.2}}
     assert contents.plans == [(session.started, plan) for session, plan in zip(contents.sessions, plans, strict=True)]
+    lines = [json.loads(line) for line in three.read_text("utf-8").splitlines()]
+    lines[0]["new"] = lines[1]["new"] = 1
+    lines.insert(2, {"kind": "weather", "rain": True})
+    three.write_text("".join(json.dumps(line) + "\n\n" for line in lines), "utf-8")
+    reseal(three)
+    assert read(three).measurements == (example(1), example(2), example(4)) and read(three).notes == ()
+    into = tmp_path / "into.jsonl"
+    merged_into(into, three, DATA / "archive-format-3.jsonl", three)
+    assert into.read_text("utf-8").count("weather") == 1 and len(read(into).sessions) == 2
+    assert concurrencies(into) == [1, 2, 4, 1, 2], "what others wrote with spaces is another line"
 
 
 @EACH
@@ -195,17 +202,6 @@ def test_each_is_on_the_disk_once_added_also_after_a_line_longer_than_is_unpacke
         archive.add(example(4))
     contents = read(archive.path)
     assert contents.measurements == (example(1), example(2), example(4)) and contents.sessions[1].plan == plan
-
-
-def test_a_launch_that_is_described_anew_keeps_what_it_was_when_it_was_measured(tmp_path):
-    was = example(1)
-    now = replace(example(2), environment=replace(was.environment, driver="570"))
-    into = write(tmp_path / "into.jsonl", was)
-    with Archive.open(into) as archive:
-        archive.add(replace(was, measured_at="2025-11-21T11:00:00.000+00:00"))
-        merge([write(tmp_path / "part.jsonl", was, now)], archive)
-        archive.add(replace(was, measured_at="2025-11-21T13:00:00.000+00:00"))
-    assert [m.environment.driver for m in read(into).measurements] == [None, None, "570", None]
 
 
 @pytest.mark.parametrize("bad", [
@@ -235,9 +231,7 @@ def test_a_new_folder_of_ours_is_ignored_by_git_and_an_old_one_or_another_s_is_l
     assert not [*tmp_path.rglob(".gitignore")]
 
 
-def test_the_note_says_what_was_lost_and_where_the_rest_is(
-    three,
-):
+def test_the_note_says_what_was_lost_and_where_the_rest_is(three):
     os.truncate(three, three.stat().st_size - 1)
     before, aside = three.read_bytes(), three.with_name("records.jsonl.torn")
     lost = len(before.splitlines()[-1])
@@ -256,7 +250,7 @@ def test_the_note_says_what_was_lost_and_where_the_rest_is(
     Archive.open(three).close()
 
 
-def test_a_full_disk_leaves_no_half_line(three):
+def test_a_full_disk_leaves_no_half_line_and_what_fits_nowhere_no_file(three, tmp_path, elsewhere, monkeypatch):
     with Archive.open(three) as archive:
         archive.begin({}, {})
         began, (soft, hard) = three.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -269,6 +263,22 @@ def test_a_full_disk_leaves_no_half_line(three):
         assert three.read_bytes() == began
         archive.add(example(16))
     assert concurrencies(three) == [1, 2, 4, 16]
+    part = write(tmp_path / "part.jsonl", example(16))
+    files, before = {*tmp_path.iterdir()}, part.read_bytes()
+    monkeypatch.setattr(Path, "home", lambda: elsewhere)
+    with Archive.open(three, moves=True) as archive:
+        archive.check_writable()
+        no_room(monkeypatch)
+        with refused(three, "No space left on device"):
+            merge([part], archive)
+        for again in (lambda: archive.add(example(8)), archive.check_writable):
+            with refused("No space left on device", "second", hint="--slm-records"):
+                again()
+    with Archive.open(three, moves=True) as archive:
+        monkeypatch.setattr(Archive, "_append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            archive._move("planted", example(8))
+    assert not [*elsewhere.iterdir()] and {*tmp_path.iterdir()} == files and part.read_bytes() == before
 
 
 MEASURED = '{"kind":"measurement"'
@@ -320,7 +330,7 @@ def test_whatever_bytes_change_only_our_errors_come_and_it_is_found_where_no_pac
             assert len(contents.measurements) <= 2 and (contents.notes or path.suffix != ".jsonl")
 
 
-@PACKED
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.xz"])
 def test_damage_inside_a_packed_piece_costs_that_piece(tmp_path, name):
     path, into = write(tmp_path / name, example(1), example(2), example(4)), tmp_path / "into.jsonl"
     raw, magic = bytearray(path.read_bytes()), PACK[path.suffix](b"")[:4]
@@ -331,19 +341,6 @@ def test_damage_inside_a_packed_piece_costs_that_piece(tmp_path, name):
         read(path)
     merged = merged_into(into, path)
     assert concurrencies(path, skip_damaged=True) == concurrencies(into) == [1, 4] and "line 4 " in merged.notes[0]
-
-
-def test_what_later_releases_add_is_passed_over_and_kept(three, tmp_path):
-    lines = [json.loads(line) for line in three.read_text("utf-8").splitlines()]
-    lines[0]["new"] = lines[1]["new"] = 1
-    lines.insert(2, {"kind": "weather", "rain": True})
-    three.write_text("".join(json.dumps(line) + "\n\n" for line in lines), "utf-8")
-    reseal(three)
-    assert read(three).measurements == (example(1), example(2), example(4)) and read(three).notes == ()
-    into = tmp_path / "into.jsonl"
-    merged_into(into, three, DATA / "archive-format-3.jsonl", three)
-    assert into.read_text("utf-8").count("weather") == 1 and len(read(into).sessions) == 2
-    assert concurrencies(into) == [1, 2, 4, 1, 2], "what others wrote with spaces is another line"
 
 
 @pytest.mark.parametrize("told", [
@@ -506,26 +503,7 @@ def test_a_full_disk_loses_no_measurement_and_moves_once(three, elsewhere, monke
     assert read(second).measurements == (example(8), example(16))
 
 
-def test_what_can_be_written_nowhere_is_said_and_leaves_no_file(three, tmp_path, elsewhere, monkeypatch):
-    part = write(tmp_path / "part.jsonl", example(16))
-    files, before = {*tmp_path.iterdir()}, part.read_bytes()
-    monkeypatch.setattr(Path, "home", lambda: elsewhere)
-    with Archive.open(three, moves=True) as archive:
-        archive.check_writable()
-        no_room(monkeypatch)
-        with refused(three, "No space left on device"):
-            merge([part], archive)
-        for again in (lambda: archive.add(example(8)), archive.check_writable):
-            with refused("No space left on device", "second", hint="--slm-records"):
-                again()
-    with Archive.open(three, moves=True) as archive:
-        monkeypatch.setattr(Archive, "_append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            archive._move("planted", example(8))
-    assert not [*elsewhere.iterdir()] and {*tmp_path.iterdir()} == files and part.read_bytes() == before
-
-
-def test_lines_keep_their_bytes_sessions_come_along_and_the_archive_s_own_runs_go_on(three, tmp_path):
+def test_lines_keep_their_bytes_and_what_a_launch_was_and_an_archives_own_runs_go_on(three, tmp_path):
     into = tmp_path / "into.jsonl"
     assert merged_into(into, three) == Merged(3, 0) and into.read_bytes() == three.read_bytes()
     assert merged_into(into, three, three) == Merged(0, 6) and into.read_bytes() == three.read_bytes()
@@ -536,6 +514,14 @@ def test_lines_keep_their_bytes_sessions_come_along_and_the_archive_s_own_runs_g
         archive.add(example(16, "f00d"))
     assert merged_into(into, archive.path) == Merged(3, 3), "replicas of one moment are two measurements"
     assert concurrencies(archive.path) == [1, 8, 8, 2, 4, 16] and concurrencies(into) == [1, 2, 4, 8, 8, 16]
+    was = example(1)
+    now = replace(example(2), environment=replace(was.environment, driver="570"))
+    into = write(tmp_path / "other.jsonl", was)
+    with Archive.open(into) as archive:
+        archive.add(replace(was, measured_at="2025-11-21T11:00:00.000+00:00"))
+        merge([write(tmp_path / "part.jsonl", was, now)], archive)
+        archive.add(replace(was, measured_at="2025-11-21T13:00:00.000+00:00"))
+    assert [m.environment.driver for m in read(into).measurements] == [None, None, "570", None]
 
 
 def at(second: int, concurrency: int = 8, day: int = 1, **facts: object) -> Measurement:

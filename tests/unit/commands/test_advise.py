@@ -1,14 +1,13 @@
 """`advise`: batch, memory and number of engines from archives of ours and from external results; what reaches the
 advisor; and its exit status. That any value in a file has an answer, the tests of `report` look at."""
 
-import json
 import shlex
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from unittest.mock import Mock
 
 import pytest
-from command_line import refused, said
+from command_line import refused, said, told_in_json
 from published import CSV, NAMES, external
 from scripts import BASELINES, needs_checkout
 from swept import archive, measured
@@ -19,18 +18,13 @@ from pytest_slmserve.schema.specs import GIB, Adapters
 OUTPUT = ("--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
 MODEL = ("--model", "opt-1.3b", "--gpu-memory", "63.43GiB", "--max-model-len", "632")
 SWEEP = cache(measured)
+advised = partial(told_in_json, "advise", status=0)
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """Concurrencies 1 to 256, with repeats of 0.1 % noise."""
     return archive(tmp_path_factory.mktemp("swept") / "a.jsonl", SWEEP((1, 16, 32, 64, 128, 256)))
-
-
-def advised(capsys, *words, status=0):
-    seen = said(capsys, "advise", *words, "--json")
-    assert (seen.status, seen.err) == (status, "")
-    return json.loads(seen.out)
 
 
 @pytest.mark.parametrize(("slo", "chosen", "cap"), [("2x@32", 96, 105), ("4x@32", 256, 250)])

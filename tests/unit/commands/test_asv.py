@@ -12,12 +12,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from asv_folders import ROWS as RELEASES
-from asv_folders import folder_of_releases, launches, results
+from asv_folders import ROWS as RELEASES, folder_of_releases, launches, results
 from asv_runner.statistics import compute_stats
 from command_line import refused, said
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scripts import CHECKOUT, in_checkout
 from stored_records import BUSY, engine_alone, stored
 from strategies import H200, RESOLVED, measurement
@@ -54,13 +52,21 @@ def place_of(m: Measurement) -> BenchmarkHost:
     return place
 
 
-def test_planted_costs_come_out():
+def test_planted_costs_come_out_and_samples_are_launches_whose_statistics_are_those_of_asv():
     """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W; 95 % busy."""
     (sensed,) = watched([measurement(8, 1000.0, resolved=READY)])
     planted = {name: (cost,) for name, cost in zip((*COSTS, "seconds_to_start"), (32, 8, 0.95, 400, 40))}
     assert costs(sensed) == {name: pytest.approx(cost, rel=1e-3) for name, cost in planted.items()}
     assert costs(ONE).keys() == {*COSTS} - {*SENSED}, "neither is known without sensors"
     assert [dict(place_of(m).curve)["power limit"] for m in (ONE, sensed)] == ["unknown", "700 W"]
+    rates = {"one": (1000.0, 1100.0), "two": (990.0,), "three": (1010.0, 1030.0, 1050.0)}
+    samples = costs(*(measurement(8, r, launch=n, repeat=i) for n, each in rates.items() for i, r in enumerate(each)))
+    means = [statistics.fmean(32_000 / r for r in each) for each in rates.values()]
+    assert sorted(samples[COSTS[0]]) == pytest.approx(sorted(means), rel=1e-3)
+    facts = asv.asv_facts(listed := [*samples[COSTS[0]]])
+    result, stats = compute_stats(listed, 1)
+    assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == listed
+    assert {name: facts[f"stats_{name}"] for name in stats} == pytest.approx(stats, rel=1e-4)
 
 
 @given(st.integers(1, 64), st.floats(10, 1000), st.floats(1.01, 4), st.floats(1, 500))
@@ -74,17 +80,6 @@ def test_whatever_is_slower_has_the_larger_number_everywhere(concurrency, rate, 
         assert after[name][0] / before[name][0] == pytest.approx(factor, rel=2e-3)
 
 
-def test_samples_are_launches_and_their_statistics_those_of_asv():
-    rates = {"one": (1000.0, 1100.0), "two": (990.0,), "three": (1010.0, 1030.0, 1050.0)}
-    samples = costs(*(measurement(8, r, launch=n, repeat=i) for n, each in rates.items() for i, r in enumerate(each)))
-    means = [statistics.fmean(32_000 / r for r in each) for each in rates.values()]
-    assert sorted(samples[COSTS[0]]) == pytest.approx(sorted(means), rel=1e-3)
-    facts = asv.asv_facts(listed := [*samples[COSTS[0]]])
-    result, stats = compute_stats(listed, 1)
-    assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == listed
-    assert {name: facts[f"stats_{name}"] for name in stats} == pytest.approx(stats, rel=1e-4)
-
-
 @pytest.mark.parametrize("other", [
     measurement(failures=1), measurement(preempted=1),
     measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64)),
@@ -95,13 +90,25 @@ def test_only_valid_measurements_of_a_sweep_of_one_engine_count_and_launches_of_
     assert costs(ONE, other) == costs(replace(ONE, paired=GateLaunch("g", 1, "candidate", second=True))) == costs(ONE)
 
 
-def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one():
+def test_a_degraded_repeat_counts_alone_and_other_requests_and_machines_are_told_apart():
     sound, crowded = engine_alone(1000.0), {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
     degraded = engine_alone(500.0, columns=crowded, launch="two")
     of = [next(iter(asv.values(found).values())) for found in ([sound, degraded], [sound], [degraded])]
     each = [next(value for row in rows.values() for value in row.values()) for rows in of]
     assert each[0].launches == each[1].launches != each[2].launches
     assert [value.degraded for value in each] == [False, False, True]
+    asked = replace(ONE.workload, hash="ffffff", spec=replace(ONE.workload.spec, seed=1))
+    (found,) = values(ONE, measurement(load=ClosedLoop(8, ramp_up="burst")), replace(ONE, workload=asked)).values()
+    groups = {name.partition(".")[0] for name in found if name != START}
+    assert groups == {"64-32-staggered-012345", "64-32-burst-012345", "64-32-staggered-ffffff"}
+    cpu = replace(H200, gpu_name=None, gpu_memory_bytes=None, cpu="Xeon(R) Gold", cores=8)
+    both = asv.steady_measurements([ONE, measurement(environment=cpu)])
+    assert {place.machine for place in asv.values(both)} == {"nvidia-h200", "xeon-r-gold-8-cores"}
+    assert {place.machine for place in asv.values(both[:1], "runner-1")} == {"runner-1"}
+    with pytest.raises(BadUsage, match=r"runner-1 .*nvidia-h200 .*xeon-r-gold-8-cores"):
+        asv.values(both, "runner-1")
+    with pytest.raises(BadUsage):
+        values(measurement(environment=replace(H200, vllm=None)))  # a simulated engine is of no release
 
 
 @pytest.mark.parametrize(("part", "changed", "same_curve", "same_file"), [
@@ -117,21 +124,6 @@ def test_a_new_driver_or_engine_begins_a_new_curve_and_a_new_torch_does_not(part
     here, there = place_of(ONE), place_of(replace(ONE, **{part: replace(getattr(ONE, part), **changed)}))
     seen = here.curve == there.curve, here == there, here.env_name == there.env_name
     assert seen == (same_curve, same_file, same_file)
-
-
-def test_other_requests_and_ways_of_loading_are_other_benchmarks_and_machines_are_called_by_their_gpus_or_as_given():
-    asked = replace(ONE.workload, hash="ffffff", spec=replace(ONE.workload.spec, seed=1))
-    (found,) = values(ONE, measurement(load=ClosedLoop(8, ramp_up="burst")), replace(ONE, workload=asked)).values()
-    groups = {name.partition(".")[0] for name in found if name != START}
-    assert groups == {"64-32-staggered-012345", "64-32-burst-012345", "64-32-staggered-ffffff"}
-    cpu = replace(H200, gpu_name=None, gpu_memory_bytes=None, cpu="Xeon(R) Gold", cores=8)
-    both = asv.steady_measurements([ONE, measurement(environment=cpu)])
-    assert {place.machine for place in asv.values(both)} == {"nvidia-h200", "xeon-r-gold-8-cores"}
-    assert {place.machine for place in asv.values(both[:1], "runner-1")} == {"runner-1"}
-    with pytest.raises(BadUsage, match=r"runner-1 .*nvidia-h200 .*xeon-r-gold-8-cores"):
-        asv.values(both, "runner-1")
-    with pytest.raises(BadUsage):
-        values(measurement(environment=replace(H200, vllm=None)))  # a simulated engine is of no release
 
 
 PLACE = BenchmarkHost("nvidia-h200", "0.26.0", (("gpu", "NVIDIA H200"), ("driver", "1")), "2.11.0")
@@ -243,7 +235,7 @@ def served(folder: Path) -> dict:
     return dict(zip(file["result_columns"], file["results"]["64-32-staggered-012345.seconds_per_1000_requests"]))
 
 
-def test_a_release_a_machine_and_the_list_of_benchmarks_are_written_and_again_nothing_changes(folder, convert):
+def test_a_release_a_machine_and_the_benchmarks_are_written_once_and_what_was_left_out_is_told(folder, convert):
     seen, files = convert(launches()), results(folder)
     (name,) = files.keys() - {"nvidia-h200/machine.json", "benchmarks.json"}
     assert seen == (0, f"written: {folder}/results/{name} (5 values)\n", "")
@@ -253,9 +245,6 @@ def test_a_release_a_machine_and_the_list_of_benchmarks_are_written_and_again_no
     listed = json.loads(files["benchmarks.json"])["64-32-staggered-012345.ms_per_output_token"]
     assert (listed["params"], listed["unit"]) == ([["'opt-1.3b'"], ["8", "64"]], "ms/token")
     assert convert(launches(), launches()).status == 0 and results(folder) == files
-
-
-def test_what_was_left_out_and_what_was_taken_together_is_told(folder, convert):
     elsewhere = launches(name="elsewhere", environment={"host": "two"})
     seen = convert([*launches(), *elsewhere, *launches(failures=1, loads=(16,))])
     assert seen.status == 0 and "2 measurements, invalid" in seen.words and "2 hosts" in seen.words
@@ -333,7 +322,7 @@ def init(capsys, tmp_path):
     return lambda: said(capsys, "asv", "init", "--into", tmp_path / "asv")
 
 
-def test_a_folder_begins_with_its_files_and_stays_as_it_is(tmp_path, init, git):
+def test_a_folder_begins_with_its_files_a_newer_package_adds_its_releases_and_ones_own_stay(tmp_path, init, git):
     assert len(SHIPPED) > 10 and [day for _, day in SHIPPED] == sorted(day for _, day in SHIPPED)
     folder, seen = tmp_path / "asv", init()
     assert (seen.status, seen.err) == (0, "") and f"{len(SHIPPED)} releases, {len(SHIPPED)} added" in seen.out
@@ -343,17 +332,11 @@ def test_a_folder_begins_with_its_files_and_stays_as_it_is(tmp_path, init, git):
     (folder / "asv.conf.json").write_text("{}", "utf-8")
     assert init() == (0, f"{folder}/releases.git: {len(SHIPPED)} releases, 0 added\n", "")
     assert (folder / "asv.conf.json").read_text("utf-8") == "{}"
-
-
-def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, init, git):
-    listed = tmp_path / "asv/releases.json"
-    listed.parent.mkdir()
+    listed = folder / "releases.json"
     listed.write_text(json.dumps(SHIPPED[:-2]), "utf-8")
     assert f"written: {listed}\n" in init().out
     assert listed.read_text("utf-8") == asv.initial_files()["releases.json"], "so that a difference is a row"
     listed.write_text(json.dumps([*SHIPPED, ("99.0", "2030-01-01")]), "utf-8")
-    git.rows = SHIPPED
-    (tmp_path / "asv/releases.git").mkdir()
     assert f"{len(SHIPPED) + 1} releases, 1 added" in init().out and "99.0" in listed.read_text("utf-8")
 
 

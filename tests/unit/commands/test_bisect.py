@@ -86,11 +86,26 @@ def listed(monkeypatch, stdout, stderr=""):
     monkeypatch.setattr(bisect.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=stdout, stderr=stderr))
 
 
-def test_the_index_has_final_releases_in_the_order_of_their_numbers(monkeypatch, capsys):
+def test_the_index_has_final_releases_in_order_and_one_without_an_interpreter_is_installed_once(monkeypatch, tmp_path):
     listed(monkeypatch, "vllm (0.26.0)\nAvailable versions: 0.26.0, 0.25.1, 0.25.0rc1, 0.9.2, 0.10.0, 0.26.0.post1\n")
     asked = {"releases": None, "pytest": ["--slm-gpu"], "good": "0.9.2", "bad": "0.26.0"}
     found = bisect.releases_of(SimpleNamespace(**asked, python="/v/{release}/python"))
     assert found == [Release(name, f"/v/{name}/python") for name in ("0.9.2", "0.10.0", "0.25.1", "0.26.0")]
+    commands = []
+    done = SimpleNamespace(returncode=0, stderr="")
+    monkeypatch.setattr(bisect.subprocess, "run", lambda words, **_: commands.append(words) or done)
+    given, place = SimpleNamespace(folder=tmp_path, releases=None), tmp_path / "0.26.0/venv"
+    place.mkdir(parents=True)
+    wanted = [f"--slm-side=baseline:python={place / 'bin/python'}"]
+    for _ in range(2):
+        assert bisect.side_options(given, Release("0.26.0"), "baseline") == wanted
+    pip = [str(place / "bin/python"), "-m", "pip", "install", "vllm==0.26.0"]
+    assert commands == [[sys.executable, "-m", "venv", str(place)], pip]
+    given.releases = Path("releases.json")
+    assert bisect.side_options(given, Release("0.26.0"), "baseline") == []
+    given.releases, done.returncode, done.stderr = None, 1, "ERROR: no matching distribution"
+    with errors.refused("0.27.0", "no matching distribution", hint="--python"):
+        bisect.side_options(given, Release("0.27.0"), "candidate")
 
 
 @pytest.mark.parametrize(("words", "facts"), [
@@ -180,21 +195,3 @@ def test_a_release_counts_by_its_gates_unless_pytest_says_nothing(status, write,
     given = SimpleNamespace(folder=Path(".slm/bisect"), releases=Path("releases.json"), pytest=[], bad="1.2")
     gates, note = bisect.gated(given, Release("1.0"), Release("1.1"))
     assert (gates, bool(note)) == (["a gate"], status in (3, 4, 5))
-
-
-def test_a_release_without_an_interpreter_is_installed_once(tmp_path, monkeypatch):
-    commands = []
-    done = SimpleNamespace(returncode=0, stderr="")
-    monkeypatch.setattr(bisect.subprocess, "run", lambda words, **_: commands.append(words) or done)
-    given, place = SimpleNamespace(folder=tmp_path, releases=None), tmp_path / "0.26.0/venv"
-    place.mkdir(parents=True)
-    wanted = [f"--slm-side=baseline:python={place / 'bin/python'}"]
-    for _ in range(2):
-        assert bisect.side_options(given, Release("0.26.0"), "baseline") == wanted
-    pip = [str(place / "bin/python"), "-m", "pip", "install", "vllm==0.26.0"]
-    assert commands == [[sys.executable, "-m", "venv", str(place)], pip]
-    given.releases = Path("releases.json")
-    assert bisect.side_options(given, Release("0.26.0"), "baseline") == []
-    given.releases, done.returncode, done.stderr = None, 1, "ERROR: no matching distribution"
-    with errors.refused("0.27.0", "no matching distribution", hint="--python"):
-        bisect.side_options(given, Release("0.27.0"), "candidate")

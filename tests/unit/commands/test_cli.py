@@ -17,13 +17,10 @@ from pytest_slmserve.commands.cli import Parser, did_you_mean
 from pytest_slmserve.options.table import positive
 
 
-def test_the_summaries_are_those_of_all_groups_and_each_has_a_module():
+def test_the_summaries_are_those_of_all_groups_each_has_a_module_and_the_nearest_name_is_found():
     names = [name for group in cli.COMMANDS.values() for name in group]
     assert list(cli.SUMMARIES) == names and len(set(names)) == len(names) == 10
     assert all(callable(getattr(import_module(f"pytest_slmserve.commands.{name}"), f"add_{name}")) for name in names)
-
-
-def test_the_nearest_name_is_the_first_that_begins_so_or_is_written_alike():
     near = {"reprot": "report", "p": "plan", "compar": "compare", "advice": "advise", "xyz": ""}
     for word, name in near.items():
         assert did_you_mean(word, cli.SUMMARIES) == (f", did you mean {name}?" if name else "")
@@ -38,20 +35,6 @@ def parser() -> Parser:
     cli.add_formats(command, "each point")
     command.add_argument("--margin", type=cli.typed(positive), default=0.5)
     return top
-
-
-def test_a_command_has_its_summary_its_statuses_and_what_carries_it_out():
-    top = parser()
-    given = top.parse_args(["report", "a", "b", "--run=last", "--since", "2026-01-31", "--margin", "0.25"])
-    assert given.carry_out(given) == 7 and [str(path) for path in given.paths] == ["a", "b"]
-    assert (given.run, given.since, given.margin) == ("last", "2026-01-31", 0.25)
-    assert not (given.skip_damaged or given.json or given.csv)
-    (action,) = (each for each in top._actions if isinstance(each, argparse._SubParsersAction))
-    told = " ".join(action.choices["report"].format_help().split())
-    summary = cli.SUMMARIES["report"]
-    assert "Exit status: 0 is well" in told and f"{summary[0].upper()}{summary[1:]}." in told
-    init = cli.add_command(Parser("slmserve").add_subparsers(), "init", "0", lambda given: 0, "make a folder")
-    assert init.description == "Make a folder.", "an action of a command has its own"
 
 
 @pytest.mark.parametrize(("words", "facts"), [
@@ -77,7 +60,18 @@ def printed(capsys, **formats):
     return capsys.readouterr()
 
 
-def test_text_is_its_parts_and_the_notes_json_the_facts_and_csv_the_rows(capsys):
+def test_a_command_has_its_summary_and_statuses_and_prints_in_one_format_with_its_notes(capsys):
+    top = parser()
+    given = top.parse_args(["report", "a", "b", "--run=last", "--since", "2026-01-31", "--margin", "0.25"])
+    assert given.carry_out(given) == 7 and [str(path) for path in given.paths] == ["a", "b"]
+    assert (given.run, given.since, given.margin) == ("last", "2026-01-31", 0.25)
+    assert not (given.skip_damaged or given.json or given.csv)
+    (action,) = (each for each in top._actions if isinstance(each, argparse._SubParsersAction))
+    told = " ".join(action.choices["report"].format_help().split())
+    summary = cli.SUMMARIES["report"]
+    assert "Exit status: 0 is well" in told and f"{summary[0].upper()}{summary[1:]}." in told
+    init = cli.add_command(Parser("slmserve").add_subparsers(), "init", "0", lambda given: 0, "make a folder")
+    assert init.description == "Make a folder.", "an action of a command has its own"
     assert printed(capsys) == ("first part\nsecond part\nnote: one\nnote: two\n", "")
     out, err = printed(capsys, json=True)
     assert (json.loads(out), err) == (FACTS, "")
@@ -96,7 +90,7 @@ def options(parser, of="slmserve"):
             yield f"{of} {'/'.join(action.option_strings) or action.dest}", action
 
 
-def test_each_option_of_each_command_says_what_it_does_and_takes_and_its_default():
+def test_each_option_says_what_it_does_and_takes_and_its_default_and_each_command_its_exit_statuses(capsys):
     found, defaults = dict(options(program())), 0
     assert len(found) > 100
     for name, action in found.items():
@@ -107,9 +101,6 @@ def test_each_option_of_each_command_says_what_it_does_and_takes_and_its_default
             assert told[1] in {str(usual), f"{usual:g}" if isinstance(usual, float) else ""}, name
             defaults += 1
     assert defaults > 15
-
-
-def test_each_command_tells_its_exit_statuses_and_ends_after_its_help(capsys):
     for name in cli.SUMMARIES:
         if name not in ("asv", "plan"):  # one has actions, the other hands words on
             with pytest.raises(SystemExit) as end:

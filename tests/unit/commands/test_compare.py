@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import refused, said
+from command_line import refused, said, told_in_json
 from scripts import BASELINES, in_checkout
 from stored_records import BUSY, KNOWN, engine_alone, repeats
 
@@ -44,9 +44,7 @@ def before(tmp_path, monkeypatch):
 
 
 def compared(capsys, *words, status=None):
-    seen = said(capsys, "compare", *words, "--json")
-    assert seen.err == "" and status in (None, seen.status)
-    return json.loads(seen.out)["comparisons"]
+    return told_in_json("compare", capsys, *words, status=status)["comparisons"]
 
 
 def rate_of(capsys, *words):
@@ -86,14 +84,17 @@ def test_the_exit_status_is_the_worst_metric_and_the_ratio_turns_with_the_sides(
     assert rate_of(capsys, before, after) * rate_of(capsys, after, before) == pytest.approx(1)
 
 
-def test_several_candidates_are_each_held_against_the_first(before, capsys):
+def test_each_candidate_is_held_against_the_first_and_without_a_case_in_common_it_is_10(before, capsys, monkeypatch):
     good, bad = written(Path("good.jsonl"), of(1.0)), written(Path("bad.jsonl"), of(1.5))
     found = compared(capsys, before, good, bad, RATE, status=1)
     names = [(each["baseline"]["name"], each["candidate"]["name"]) for each in found]
     assert names == [(str(before), str(good)), (str(before), str(bad))]
-
-
-def test_nothing_in_common_is_inconclusive_and_cases_that_are_called_alike_are_counted(before, capsys, monkeypatch):
+    pages = []
+    monkeypatch.setattr(compare, "write_page", lambda *given, **more: pages.append((*given, more)))
+    status = said(capsys, "compare", before, before, "--html=page.html").status
+    [(path, found, paths, more)] = pages
+    assert (path, paths, more["status"]) == (Path("page.html"), [before, before], status)
+    assert ([*more["sections"]], len(found.measurements)) == (["Comparison"], 2)
     other = written(Path("other.jsonl"), repeats([900, 901], 64))
     [one] = compared(capsys, before, other, status=10)
     [none] = compared(capsys, before, before, "--since=2999-01-01", status=10)
@@ -106,21 +107,12 @@ def test_nothing_in_common_is_inconclusive_and_cases_that_are_called_alike_are_c
     assert "(2 cases)" in said(capsys, "compare", before, written(Path("two.jsonl"), *limits)).words
 
 
-def test_a_page_counts_a_record_of_both_sides_once(before, capsys, monkeypatch):
-    pages = []
-    monkeypatch.setattr(compare, "write_page", lambda *given, **more: pages.append((*given, more)))
-    status = said(capsys, "compare", before, before, "--html=page.html").status
-    [(path, found, paths, more)] = pages
-    assert (path, paths, more["status"]) == (Path("page.html"), [before, before], status)
-    assert ([*more["sections"]], len(found.measurements)) == (["Comparison"], 2)
-
-
 def test_two_runs_of_one_archive_are_compared_and_of_more_two_are_named(tmp_path, capsys):
     path = written(tmp_path / "r.jsonl", repeats([1000, 1001]), of(1.1))
     assert rate_of(capsys, path) == pytest.approx(1 / 1.1, rel=1e-3)
     written(path, of(2.0, launch="c"))
     refused(said(capsys, "compare", path), "3 runs", "--run ID --run ID")
-    runs = json.loads(said(capsys, "report", path, "--list", "--json").out)["runs"]
+    runs = told_in_json("report", capsys, path, "--list")["runs"]
     first, second, third = (run["id"] for run in runs)
     for names, ratio in (((first, "last"), 1 / 2), ((third, first), 2), ((third, second), 2 / 1.1)):
         assert rate_of(capsys, path, *(f"--run={name}" for name in names)) == pytest.approx(ratio, rel=1e-3)
@@ -221,22 +213,7 @@ def test_a_damaged_line_stops_it_unless_it_is_left_out(tmp_path, capsys):
         assert seen.status in (0, 10) and told in seen.out and "2 measurements" in seen.out
 
 
-def test_the_list_has_the_same_facts_as_text_and_json_and_notes(folder, capsys):
-    words = ("compare", "--list", "--folder")
-    [one] = json.loads(said(capsys, *words, folder, "--json").out)
-    assert (one["name"], one["measurements"], one["launches"], one["models"]) == (NAME, 3, 1, ["opt-1.3b"])
-    assert one["measured"] == ["2026-01-01T00:00:00.000+00:00", "2026-01-01T00:00:01.000+00:00"]
-    assert one["environment"]["driver"] == ["580.159.04"] and one["environment"]["vllm"] == ["0.26.0"]
-    (folder / "broken.jsonl.xz").write_text("no gzip")
-    seen = said(capsys, *words, folder)
-    row = next(line.split() for line in seen.out.splitlines() if line.startswith(NAME))
-    assert (seen.status, seen.err) == (0, "") and row == [NAME, "2026-01-01", "3", "1", "opt-1.3b"]
-    assert f"note: {folder / 'broken.jsonl.xz'}" in seen.words and "broken  " not in seen.out
-    assert said(capsys, *words, folder / "none") == (0, f"no baseline in {folder / 'none'}\n", "")
-    assert said(capsys, *words, folder / "none", "--json") == (0, "[]\n", "")
-
-
-def test_a_baseline_is_shown_with_its_environment_and_tables_and_compared_by_its_name(folder, tmp_path, capsys):
+def test_a_baseline_is_shown_compared_by_its_name_and_listed_as_text_and_json(folder, tmp_path, capsys):
     words = ("compare", "--show", NAME, "--folder", folder)
     seen = said(capsys, *words)
     head, device, software, host, _, *table = seen.out.splitlines()
@@ -257,3 +234,15 @@ def test_a_baseline_is_shown_with_its_environment_and_tables_and_compared_by_its
     written(tmp_path / "mine.jsonl.xz", [*repeats([1000, 1004]), SHARED])
     last = said(capsys, "compare", "--show", "mine", "--folder", tmp_path).out.splitlines()[-1]
     assert last.startswith("note: 1 of loads"), "what is no part of a baseline"
+    words = ("compare", "--list", "--folder")
+    [one] = json.loads(said(capsys, *words, folder, "--json").out)
+    assert (one["name"], one["measurements"], one["launches"], one["models"]) == (NAME, 3, 1, ["opt-1.3b"])
+    assert one["measured"] == ["2026-01-01T00:00:00.000+00:00", "2026-01-01T00:00:01.000+00:00"]
+    assert one["environment"]["driver"] == ["580.159.04"] and one["environment"]["vllm"] == ["0.26.0"]
+    (folder / "broken.jsonl.xz").write_text("no gzip")
+    seen = said(capsys, *words, folder)
+    row = next(line.split() for line in seen.out.splitlines() if line.startswith(NAME))
+    assert (seen.status, seen.err) == (0, "") and row == [NAME, "2026-01-01", "3", "1", "opt-1.3b"]
+    assert f"note: {folder / 'broken.jsonl.xz'}" in seen.words and "broken  " not in seen.out
+    assert said(capsys, *words, folder / "none") == (0, f"no baseline in {folder / 'none'}\n", "")
+    assert said(capsys, *words, folder / "none", "--json") == (0, "[]\n", "")

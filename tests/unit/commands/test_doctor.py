@@ -143,13 +143,6 @@ def test_a_card_is_fit_or_not(check, answers, state, words):
     assert tells(finding, words) == (state, True)
 
 
-def test_a_card_that_says_nothing_is_no_warning():
-    findings = card()
-    assert {finding.state for finding in findings} == {"ok"}
-    assert sum(doctor.UNSAID in finding.found for finding in findings) == 5
-    assert {check for check, *_ in CHECKS} == {finding.name for finding in findings}
-
-
 # What the doctor asks beside what a source does, and what NVML then writes into the places that it is given.
 ANSWERS = {
     "Count_v2": lambda gpu: 2,
@@ -195,7 +188,11 @@ def test_the_catalogue_tells_its_age_and_how_to_do_without_it(today, ago):
     assert found.found.startswith(f"{len(CATALOGUE)} are known by name, as of November 2026 ")
 
 
-def test_a_card_is_asked_through_pynvml_and_without_profiling_counters_it_is_a_warning(root, monkeypatch):
+def test_a_card_is_asked_through_pynvml_and_only_the_want_of_profiling_counters_is_a_warning(root, monkeypatch):
+    findings = card()
+    assert {finding.state for finding in findings} == {"ok"}
+    assert sum(doctor.UNSAID in finding.found for finding in findings) == 5
+    assert {check for check, *_ in CHECKS} == {finding.name for finding in findings}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(doctor, "find_spec", lambda name: name == "vl_convert")
@@ -212,7 +209,7 @@ def test_a_card_is_asked_through_pynvml_and_without_profiling_counters_it_is_a_w
     assert tells(telemetry, f"no {SM_ACTIVE}") == ("warning", True) and "nvml-gpm" not in telemetry.found
 
 
-def test_mps_is_a_daemon_that_lives(root, monkeypatch):
+def test_mps_is_a_daemon_that_lives_and_a_held_lock_a_problem_and_nothing_is_changed(root, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(root / "mps"))
     none = Finding("MPS", "ok", f"no control daemon in {root / 'mps'}")
     assert doctor.of_mps() == none
@@ -220,6 +217,14 @@ def test_mps_is_a_daemon_that_lives(root, monkeypatch):
     assert doctor.of_mps() == none, "left behind"
     put(root / "proc/77/stat", "")
     assert tells(doctor.of_mps(), "process 77") == ("warning", True)
+    path = lock_path("cpu", tmp_path)
+    assert doctor.of_lock(path).state == "ok" and not path.exists()
+    with lock_device("cpu", tmp_path):
+        assert tells(doctor.of_lock(path), f"process {os.getpid()}, since") == ("problem", True)
+    assert doctor.of_lock(path).state == "ok" and path.read_text() == ""
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the look has let go
+    assert doctor.of_lock(tmp_path).state == "problem", "a folder cannot be read"
 
 
 @pytest.mark.parametrize(("usable", "total", "physical", "quota", "state", "words"), [
@@ -333,15 +338,6 @@ def test_an_interpreter_fits_the_host_or_not(monkeypatch, has_gpu, cpu, holds, s
     assert run.call_count == (cpu is not None)
 
 
-def test_what_is_no_interpreter_is_a_problem_and_what_is_no_source_a_warning(monkeypatch):
-    monkeypatch.setattr(doctor.host, "interpreter", Mock(side_effect=BadUsage("it does not run", "another")))
-    assert doctor.of_python("/v/python", has_gpu=False) == Finding("vLLM", "problem", "it does not run", "another")
-    monkeypatch.setattr(doctor, "open_sampler", Mock(side_effect=SensorFailed("it is gone", "look for it")))
-    assert doctor.of_telemetry("cpu") == Finding("telemetry", "warning", "it is gone", "look for it")
-    monkeypatch.setattr(doctor, "open_sampler", lambda *_: (None, ["why"]))
-    assert tells(doctor.of_telemetry("cpu"), "-> why") == ("warning", True)
-
-
 HOST = Plain(name="host", unsupported={CPU_PRESSURE: "no such file"})
 
 
@@ -350,20 +346,15 @@ HOST = Plain(name="host", unsupported={CPU_PRESSURE: "no such file"})
     ([Plain(name="nvml", unsupported={SM_ACTIVE: "old"})], [], "warning", f"nvml; no {SM_ACTIVE} (old)"),
     ([HOST], ["telemetry: no NVML"], "warning", "host -> telemetry: no NVML"),
 ])  # fmt: skip
-def test_telemetry_is_what_a_run_would_take(monkeypatch, sources, notes, state, words):
+def test_telemetry_is_that_of_a_run_and_no_interpreter_is_a_problem(monkeypatch, sources, notes, state, words):
     sampler = Plain(name=" + ".join(source.name for source in sources), sources=sources, close=Mock())
     monkeypatch.setattr(doctor, "open_sampler", opened := Mock(return_value=(sampler, notes)))
     finding = doctor.of_telemetry("GPU-1")
     assert finding.state == state and finding_lines([finding])[0].endswith(words)
     assert opened.call_args.args[:2] == ("auto", "GPU-1") and sampler.close.call_count == 1
-
-
-def test_a_held_lock_is_a_problem_and_nothing_is_changed(tmp_path):
-    path = lock_path("cpu", tmp_path)
-    assert doctor.of_lock(path).state == "ok" and not path.exists()
-    with lock_device("cpu", tmp_path):
-        assert tells(doctor.of_lock(path), f"process {os.getpid()}, since") == ("problem", True)
-    assert doctor.of_lock(path).state == "ok" and path.read_text() == ""
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the look has let go
-    assert doctor.of_lock(tmp_path).state == "problem", "a folder cannot be read"
+    monkeypatch.setattr(doctor.host, "interpreter", Mock(side_effect=BadUsage("it does not run", "another")))
+    assert doctor.of_python("/v/python", has_gpu=False) == Finding("vLLM", "problem", "it does not run", "another")
+    monkeypatch.setattr(doctor, "open_sampler", Mock(side_effect=SensorFailed("it is gone", "look for it")))
+    assert doctor.of_telemetry("cpu") == Finding("telemetry", "warning", "it is gone", "look for it")
+    monkeypatch.setattr(doctor, "open_sampler", lambda *_: (None, ["why"]))
+    assert tells(doctor.of_telemetry("cpu"), "-> why") == ("warning", True)

@@ -5,12 +5,12 @@ import csv
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from command_line import answered, refused, said
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from command_line import answered, refused, said, told_in_json
+from hypothesis import HealthCheck, given, settings, strategies as st
 from published import CSV, NAMES, ROWS, external, served
 from scripts import CHECKOUT, in_checkout
 from strategies import law
@@ -34,6 +34,7 @@ PUBLISHED = [
     for knob, output, total, ms, running in ROWS
 ]
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+found = partial(told_in_json, "report", status=0)
 
 
 def planted(knob, *scales, lost=0.0, **facts):
@@ -95,7 +96,7 @@ def test_littles_law_and_what_is_not_known_are_told_in_notes(points, how, facts,
     assert not any(absent in note for note in notes), notes
 
 
-def test_a_point_that_preempted_is_shown_and_never_chosen():
+def test_a_point_that_preempted_is_never_chosen_and_where_no_law_fits_the_other_answers_stay():
     found = told([*WHOLE[:-1], planted(512, 2.0, lost=178.0)])
     assert found.b_opt["value"] == 256 and 512 not in found.sweeps[0]["pareto"]
     assert found.sweeps[0]["plateau"]["value"] is None
@@ -104,9 +105,6 @@ def test_a_point_that_preempted_is_shown_and_never_chosen():
     entry = found.points[-1]
     assert (entry["valid"], entry["output_tokens_per_s"]) == (False, 2 * law(512)) and len(entry["problems"]) == 1
     assert any("n 512" in note and "preempted" in note for note in found.notes)
-
-
-def test_the_law_is_fitted_to_what_is_not_known_and_one_that_cannot_be_leaves_the_other_answers():
     repeated = [planted(b, 0.99, 1.01, 1.0) for b in GRID]
     for b_half in (None, 45.0):
         fitted = told(repeated, b_half=b_half).saturation_law
@@ -116,12 +114,6 @@ def test_the_law_is_fitted_to_what_is_not_known_and_one_that_cannot_be_leaves_th
     found, more = told(steep), told([served(1, [100.0], [0.01]), *steep])
     assert (found.saturation_law, found.b_opt["value"], found.advised, more.b_opt["value"]) == (None, None, None, 8)
     assert told(FALLING).saturation_law is None
-
-
-def found(capsys, *words, command="report"):
-    seen = said(capsys, command, *words, "--json")
-    assert (seen.status, seen.err) == (0, "")
-    return json.loads(seen.out)
 
 
 def vllms(folder, loads, latency="mean_tpot_ms"):
@@ -148,7 +140,8 @@ def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(t
 def test_of_other_results_columns_are_not_guessed_and_one_is_enough_for_advice(tmp_path, capsys):
     refused(said(capsys, "report", external(tmp_path)), "--knob NAME --throughput NAME --latency NAME")
     refused(said(capsys, "report", external(tmp_path), NAMES[0]), "--throughput NAME --latency NAME")
-    assert found(capsys, *vllms(tmp_path, (32, 64, 128, 256)), "--knob=max_concurrency", command="advise")["models"]
+    paths = vllms(tmp_path, (32, 64, 128, 256))
+    assert told_in_json("advise", capsys, *paths, "--knob=max_concurrency", status=0)["models"]
     path = tmp_path / "a.json"
     path.write_text('{"max_concurrency": 1, "output_throughput": 2}', "utf-8")
     refused(said(capsys, "report", path), "a.json", "mean_tpot_ms", "--latency NAME")

@@ -13,8 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 from command_line import refused, said
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import measurement
 
 from pytest_slmserve.__main__ import parser
@@ -89,15 +88,14 @@ def test_rates_settle_by_default_and_have_the_arrivals_of_their_seed_and_shape_a
     )
     assert (one.settle_s, none.settle_s) == (SETTLE_S, 0.0) == (5.0, 0.0)
     assert one.schedule_s == again.schedule_s != other.schedule_s
-    gaps = {round(b - a, 9) for a, b in pairwise(even.schedule_s)}
-    assert gaps == {0.125} and len(even.schedule_s) == 8 * 4
+    assert {round(b - a, 9) for a, b in pairwise(even.schedule_s)} == {0.125} and len(even.schedule_s) == 8 * 4
     (ramp,) = loads_of("--ramp 20,40,60 --step 2s --settle 0.5 --burstiness inf")
     assert (ramp.steps, ramp.settle_s, ramp.window_s, ramp.rate) == (((20, 2), (40, 2), (60, 2)), 0.5, 5.5, 40)
     counts = [sum(a <= at < b for at in ramp.schedule_s) for a, b in ((0, 2), (2, 4), (4, 6), (6, 6.5))]
     assert counts == [40, 80, 120, 30] and max(ramp.schedule_s) < 6.5
 
 
-def test_a_trace_has_its_own_times_and_lengths(tmp_path):
+def test_a_trace_has_its_own_times_and_lengths_and_prompts_that_begin_alike_where_its_blocks_do(tmp_path):
     path = mooncake(tmp_path)
     ((load, workload),) = asked(given_by(f"--trace {path} --speed 2 --settle 0.2 --window 0.79"))
     assert load.schedule_s == pytest.approx([0.025 * i for i in range(48)]), "1.19 s, twice as fast"
@@ -108,6 +106,18 @@ def test_a_trace_has_its_own_times_and_lengths(tmp_path):
         with pytest.raises(BadUsage, match=rf"trace\.jsonl.*{ends}"):  # its last request comes at 2.95 s
             asked(given_by(f"--trace {path} {words}"))
     assert asked(given_by(f"--trace {path} --settle 2.95 --window 1"))
+    path, blocks = tmp_path / "trace.jsonl", [[0, 1], [0, 2], [3, 1], [0, 1]]
+    rows = [{"timestamp": 9 * i, "input_length": 600, "output_length": 3, "hash_ids": b} for i, b in enumerate(blocks)]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    words = f"--trace {path} --settle 0 --window 1 --trace-prefixes"
+    ((_, workload),) = asked(given_by(words))
+    first, second, third, again = (request.prompt for request in workload.requests)
+    assert first == again and first[:512] == second[:512] and first[512] != second[512]
+    assert third[0] != first[0] and third[512:] == first[512:] and len(third) == 600
+    assert f"{(512 + 600) / 2400:.1%}".replace("%", " %") in workload.source
+    path.write_text(json.dumps(rows[0] | {"hash_ids": [0]}), "utf-8")
+    with pytest.raises(BadDataset, match="512"):
+        asked(given_by(words))
 
 
 def test_lengths_are_typed_or_the_usual_or_drawn_and_no_request_is_sent_twice_while_there_are_enough(tmp_path):
@@ -264,18 +274,6 @@ def test_repeats_of_each_load_come_in_rounds_and_have_an_interval(planted, capsy
     refused(measured(capsys, f"{USERS} --repeats 0"), "--repeats")
 
 
-def test_a_load_is_kept_and_each_format_has_its_figures(planted, capsys):
-    text, as_json, as_csv = (measured(capsys, USERS, *words) for words in ((), ("--json",), ("--csv",)))
-    assert text.status == as_json.status == as_csv.status == 0
-    found, (row,) = json.loads(as_json.out), csv.DictReader(io.StringIO(as_csv.out))
-    assert found["valid"] and found["output_tokens_per_s"] == pytest.approx(1000) and row["valid"] == "true"
-    assert float(row["output_tokens_per_s"]) == found["output_tokens_per_s"] and "1,000" in text.out
-    kept = read(KEPT)
-    assert [m.id for m in kept.measurements][1] == found["id"] and len(kept.measurements) == 3
-    assert {session.plan.get("claims") == [] for session in kept.sessions} == {True}
-    assert planted.close.call_count == 3 and all(m.load == ClosedLoop(8, window_s=10.0) for m in kept.measurements)
-
-
 def test_what_is_typed_reaches_the_engine_and_the_only_model_is_measured_if_none_is_named(planted, capsys, monkeypatch):
     body = '{"top_k": 1, "n": null, "stop": ["a"]}'
     words = f"{USERS} --timeout 90s --processes 2 --allow-prefix-cache --extra-body '{body}'"
@@ -340,24 +338,18 @@ def test_the_page_has_the_load_its_records_and_the_status(failures, planted, cap
     assert (section.look, len(found.measurements)) == ("bad" if failures else "good", 1)
 
 
-def test_what_cannot_be_written_is_told_by_the_option_before_anything_is_measured(planted, capsys, tmp_path):
+def test_a_load_is_kept_in_each_format_and_what_cannot_be_written_is_told_before_one(planted, capsys, tmp_path):
     (tmp_path / "there.json").write_text("{}")
     export = "--export vllm-bench=r.json"
     for words, fact in (("--html there.json", "there.json"), (export, export), ("--records .", "--records")):
         told = refused(measured(capsys, f"{USERS} --records r.json {words}"), fact)
         assert "--slm-" not in told and planted.cases == [] and not (tmp_path / "r.json").exists()
-
-
-def test_prompts_of_a_trace_begin_alike_where_its_blocks_do(tmp_path):
-    path, blocks = tmp_path / "trace.jsonl", [[0, 1], [0, 2], [3, 1], [0, 1]]
-    rows = [{"timestamp": 9 * i, "input_length": 600, "output_length": 3, "hash_ids": b} for i, b in enumerate(blocks)]
-    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    words = f"--trace {path} --settle 0 --window 1 --trace-prefixes"
-    ((_, workload),) = asked(given_by(words))
-    first, second, third, again = (request.prompt for request in workload.requests)
-    assert first == again and first[:512] == second[:512] and first[512] != second[512]
-    assert third[0] != first[0] and third[512:] == first[512:] and len(third) == 600
-    assert f"{(512 + 600) / 2400:.1%}".replace("%", " %") in workload.source
-    path.write_text(json.dumps(rows[0] | {"hash_ids": [0]}), "utf-8")
-    with pytest.raises(BadDataset, match="512"):
-        asked(given_by(words))
+    text, as_json, as_csv = (measured(capsys, USERS, *words) for words in ((), ("--json",), ("--csv",)))
+    assert text.status == as_json.status == as_csv.status == 0
+    found, (row,) = json.loads(as_json.out), csv.DictReader(io.StringIO(as_csv.out))
+    assert found["valid"] and found["output_tokens_per_s"] == pytest.approx(1000) and row["valid"] == "true"
+    assert float(row["output_tokens_per_s"]) == found["output_tokens_per_s"] and "1,000" in text.out
+    kept = read(KEPT)
+    assert [m.id for m in kept.measurements][1] == found["id"] and len(kept.measurements) == 3
+    assert {session.plan.get("claims") == [] for session in kept.sessions} == {True}
+    assert planted.close.call_count == 3 and all(m.load == ClosedLoop(8, window_s=10.0) for m in kept.measurements)

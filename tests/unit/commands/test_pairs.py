@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import refused, said
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria, PairSeries, gate
 from pytest_slmserve.analysis.verdict import State
@@ -62,7 +61,7 @@ def test_the_verdict_is_that_of_the_gate(tmp_path, capsys, seed, direction, fact
     assert status == {State.PASSES: 0, State.FAILS: 1, State.INCONCLUSIVE: 10}[expected.outcome]
 
 
-def test_json_has_all_that_is_known_and_the_margin_is_the_users(tmp_path, capsys):
+def test_json_has_all_that_is_known_the_margin_is_the_users_and_other_columns_do_not_matter(tmp_path, capsys):
     path = write(tmp_path, *lines(pairs_of(0.95)))
     (status, found), wide = (asked(capsys, path, "higher", "--margin", margin) for margin in (0.03, 0.2))
     assert (status, found["margin"], wide[0], wide[1]["margin"]) == (1, 0.03, 0, 0.2)
@@ -70,6 +69,10 @@ def test_json_has_all_that_is_known_and_the_margin_is_the_users(tmp_path, capsys
     assert found["worse"] == pytest.approx(1 / 0.95 - 1, rel=0.1)
     assert found["ratio"]["low"] < found["ratio"]["value"] < found["ratio"]["high"]
     assert 0.002 < found["sd"] < 0.01 and 0 < found["detectable"] < 0.03
+    made = pairs_of(0.95, 0.02)
+    rows = [f"{i},{b!r},x,{a!r}" for i, (a, b) in enumerate(made)]
+    mixed = asked(capsys, write(tmp_path, *rows, header="run, candidate ,host,baseline"))
+    assert mixed == asked(capsys, write(tmp_path, *lines(made)))
 
 
 @pytest.mark.parametrize(("factor", "status", "word", "look"), [(0.9, 1, "fail", "bad"), (1.0, 0, "pass", "good")])
@@ -94,13 +97,6 @@ def test_an_empty_cell_never_passes_and_hides_no_failure(tmp_path, capsys, at, c
     assert (status, found["outcome"], found["n"]) == (10, "inconclusive", 11) and f"pair {at + 1} " in found["why"]
     status, found = asked(capsys, write(tmp_path, *lines(pairs_of(0.8)), cells))
     assert (status, found["outcome"], found["n"]) == (1, "fail", 12)
-
-
-def test_other_columns_and_their_order_do_not_matter(tmp_path, capsys):
-    made = pairs_of(0.95, 0.02)
-    rows = [f"{i},{b!r},x,{a!r}" for i, (a, b) in enumerate(made)]
-    mixed = asked(capsys, write(tmp_path, *rows, header="run, candidate ,host,baseline"))
-    assert mixed == asked(capsys, write(tmp_path, *lines(made)))
 
 
 @pytest.mark.parametrize(("header", "cells", "facts"), [

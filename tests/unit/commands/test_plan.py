@@ -6,8 +6,7 @@ from unittest.mock import Mock, call
 
 import pytest
 from command_line import said
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands import plan

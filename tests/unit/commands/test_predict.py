@@ -3,18 +3,19 @@ status."""
 
 import csv
 import io
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import refused, said
+from command_line import refused, said, told_in_json
 from scripts import BASELINES, in_checkout
 from stored_records import stored
 from strategies import H200, law, measurement
 
 H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
 LOADS = (1, 8, 64)
+found = partial(told_in_json, "predict")
 
 
 def sweep(where, rates, model="opt-1.3b"):
@@ -34,13 +35,7 @@ def records(tmp_path, monkeypatch):
     return stored(Path("a.jsonl"), *MEASURED, *there, *sweep(H100, dict(zip(LOADS, (10.0, 900.0, 700.0))), "opt-2.7b"))
 
 
-def found(capsys, *words, status):
-    seen = said(capsys, "predict", *words, "--json")
-    assert (seen.status, seen.err) == (status, "")
-    return json.loads(seen.out)
-
-
-def test_loads_are_predicted_with_their_error_where_the_gpu_was_measured_and_what_comes_true_is_0(records, capsys):
+def test_loads_are_predicted_with_their_error_what_comes_true_is_0_and_nothing_to_predict_from_10(records, capsys):
     seen = found(capsys, records, "--gpu", "H200", status=1)
     (one,) = seen["predictions"]
     assert [row["concurrency"] for row in one["loads"]] == [*LOADS, 96]
@@ -58,6 +53,9 @@ def test_loads_are_predicted_with_their_error_where_the_gpu_was_measured_and_wha
     (again,) = found(capsys, path, "--gpu", "H200", status=0)["predictions"]
     assert {verdict["state"] for verdict in again["verdicts"]} == {"passes"}
     assert all(row["predicted_over_measured"] == pytest.approx(1, abs=0.01) for row in again["loads"])
+    path = stored(Path("one.jsonl"), *sweep(H100, {8: 900.0}), *sweep(H200, {load: law(load) for load in LOADS}))
+    seen = found(capsys, path, "--gpu", "H200", status=10)
+    assert seen["predictions"] == [] and len(seen["notes"]) == 1
 
 
 def test_table_and_csv_tell_the_same(records, monkeypatch, capsys):
@@ -74,16 +72,9 @@ def test_table_and_csv_tell_the_same(records, monkeypatch, capsys):
     assert seen.status == 1 and "opt-2.7b" in seen.err
 
 
-def test_nothing_to_predict_from_is_10(records, capsys):
-    path = stored(Path("one.jsonl"), *sweep(H100, {8: 900.0}), *sweep(H200, {load: law(load) for load in LOADS}))
-    seen = found(capsys, path, "--gpu", "H200", status=10)
-    assert seen["predictions"] == [] and len(seen["notes"]) == 1
-
-
 @in_checkout
 def test_an_fp8_sweep_is_not_predicted_for_the_gpu_that_it_was_measured_on(capsys):
-    path = BASELINES / "h100-vllm-0.26.0-fp8.jsonl.xz"
-    assert found(capsys, path, "--gpu", "H100", status=10)["predictions"] == []
+    assert found(capsys, BASELINES / "h100-vllm-0.26.0-fp8.jsonl.xz", "--gpu", "H100", status=10)["predictions"] == []
 
 
 @pytest.mark.parametrize(("words", "fact"), [(["--gpu", "MI300X"], "V100S"), ([], "--gpu")])

@@ -5,13 +5,12 @@ import csv
 import io
 import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from unittest.mock import Mock
 
 import pytest
-from command_line import answered, refused, said
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from command_line import answered, refused, said, told_in_json
+from hypothesis import HealthCheck, given, settings, strategies as st
 from scripts import BASELINES, in_checkout
 from sealed_lines import reseal
 from stored_records import stored
@@ -30,6 +29,7 @@ from pytest_slmserve.schema.specs import OpenLoop
 SWEEP = cache(measured)
 LOADS = (16, 64, 256)
 ONE = measurement()
+found = partial(told_in_json, "report")
 FAILING = table.ClaimRow("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails")
 
 
@@ -58,13 +58,7 @@ def run_of(path, m, **plan):
     return path
 
 
-def found(capsys, *words, status=None):
-    seen = said(capsys, "report", *words, "--json")
-    assert seen.err == "" and status in (None, seen.status)
-    return json.loads(seen.out)
-
-
-def test_an_archive_gives_the_text_of_the_run(swept, capsys):
+def test_an_archive_gives_the_text_of_the_run_several_are_one_and_a_copy_adds_nothing(swept, capsys, tmp_path):
     curve = curve_of("opt-1.3b", SWEEP(), planned=BATCHES, cut=[(c, why) for c, why in CUT])
     subjects = [(c.name, curve) for c in table.CLAIMS.values() if c.of != "arithmetic" and table.applies(c, curve)]
     arithmetic = [c for c in table.CLAIMS.values() if c.of == "arithmetic"]
@@ -73,6 +67,10 @@ def test_an_archive_gives_the_text_of_the_run(swept, capsys):
     judged = [(table.judge_row(row, c), row) for row, c in rows]
     live = "\n".join(text for text, _ in tables(Findings(curves=[curve], judged=judged)))
     assert said(capsys, "report", swept) == (0, f"{live}\n", "")
+    other = archive(tmp_path / "b.jsonl", measured(launch="launch-2"))
+    copy = archive(tmp_path / "c.jsonl", SWEEP())
+    points = found(capsys, swept, other, copy, status=0)["points"]
+    assert [(each["concurrency"], len(each["repeats"])) for each in points] == [(load, 4) for load in BATCHES]
 
 
 def rewritten(path, swept, change):
@@ -120,13 +118,6 @@ def test_the_table_of_today_rules_and_what_the_run_expected_is_told(rows_today, 
     assert said(capsys, "report", path).words.count("its run expected that it") == 1
 
 
-def test_several_archives_are_one_and_a_copy_adds_nothing(swept, tmp_path, capsys):
-    other = archive(tmp_path / "b.jsonl", measured(launch="launch-2"))
-    copy = archive(tmp_path / "c.jsonl", SWEEP())
-    points = found(capsys, swept, other, copy, status=0)["points"]
-    assert [(each["concurrency"], len(each["repeats"])) for each in points] == [(load, 4) for load in BATCHES]
-
-
 @in_checkout
 def test_a_gate_counts_by_its_outcome_and_is_no_point_and_the_screen_has_the_status_of_the_tables(capsys):
     same = BASELINES / "h200-vllm-0.26.0-gate-same.jsonl.xz"
@@ -138,7 +129,7 @@ def test_a_gate_counts_by_its_outcome_and_is_no_point_and_the_screen_has_the_sta
     assert len(summary.out.splitlines()) < len(shown.out.splitlines())
 
 
-def test_json_has_all_that_the_text_tells_and_each_kind_of_point_the_same_keys(records, capsys):
+def test_json_has_all_that_the_text_tells_and_csv_a_line_for_each_point_and_notes_beside_it(records, capsys, tmp_path):
     seen = found(capsys, records, status=said(capsys, "report", records).status)
     assert {"points", "loads", "sweeps", "verdicts", "gates", "history", "notes"} <= seen.keys()
     by_kind = [(each["kind"], each.get("concurrency")) for each in seen["points"]]
@@ -149,9 +140,6 @@ def test_json_has_all_that_the_text_tells_and_each_kind_of_point_the_same_keys(r
     for each in (broken, several, job):
         assert first.keys() - {"batch_repeats", "concurrency"} <= each.keys(), "one thing, one key"
     assert (first["valid"], broken["valid"], broken["e2e_s"], len(broken["problems"])) == (True, False, None, 1)
-
-
-def test_csv_has_a_line_for_each_point_with_the_keys_of_the_json_and_notes_beside_it(records, tmp_path, capsys):
     points = found(capsys, records, "--goodput", "e2e:1s")["points"]
     seen = said(capsys, "report", records, "--csv", "--goodput", "e2e:1s")
     rows = list(csv.DictReader(io.StringIO(seen.out)))

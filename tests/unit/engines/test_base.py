@@ -22,7 +22,7 @@ WORKLOAD = small_workload()
 # Requests and loads
 
 
-def test_prompt_and_output_together_must_fit_and_no_more_than_the_model_has_positions_for_is_advised():
+def test_prompt_and_output_together_must_fit_and_a_load_as_a_message_has_all_of_its_fields():
     check_fits(SIMULATED, small_workload(1, 240))
     with refused(257, 256, hint="max_model_len=257"):
         check_fits(SIMULATED, small_workload(1, 241))
@@ -30,6 +30,14 @@ def test_prompt_and_output_together_must_fit_and_no_more_than_the_model_has_posi
     with refused() as caught:
         check_fits(replace(SIMULATED, model_facts=shape), small_workload(1, shape.positions))
     assert "max_model_len" not in caught.value.hint
+    counted = {"kind": "closed_loop", "concurrency": 4, "requests": 3}
+    scheduled = OpenLoop(rate=2.0, settle_s=0.5, window_s=1.0, schedule_s=(0.0, 0.5))
+    assert message_of(replace(LOAD, requests=3)).items() >= counted.items()
+    assert message_of(scheduled).items() >= {"window": (0.5, 1.5), "schedule": (0.0, 0.5)}.items()
+    assert message_of(OpenLoop(requests=2))["window"] is None
+    for rate in ({"requests": 3}, {"window_s": 1.0}):
+        with refused():
+            message_of(OpenLoop(rate=10.0, **rate))
 
 
 @pytest.mark.parametrize(("interface", "extra", "fact"), [
@@ -42,17 +50,6 @@ def test_structured_output_needs_vllm_and_its_tokenizer(interface, extra, fact):
     with refused(fact, hint="") if fact else nullcontext():
         check_fits(spec, workload)
     check_fits(spec, small_workload())
-
-
-def test_a_load_as_a_message_has_all_of_its_fields_and_its_window_begins_where_it_has_settled():
-    counted = {"kind": "closed_loop", "concurrency": 4, "requests": 3}
-    scheduled = OpenLoop(rate=2.0, settle_s=0.5, window_s=1.0, schedule_s=(0.0, 0.5))
-    assert message_of(replace(LOAD, requests=3)).items() >= counted.items()
-    assert message_of(scheduled).items() >= {"window": (0.5, 1.5), "schedule": (0.0, 0.5)}.items()
-    assert message_of(OpenLoop(requests=2))["window"] is None
-    for rate in ({"requests": 3}, {"window_s": 1.0}):
-        with refused():
-            message_of(OpenLoop(rate=10.0, **rate))
 
 
 class Told(Engine):
@@ -75,12 +72,7 @@ class Told(Engine):
         return load
 
 
-@pytest.mark.parametrize("broken", [float("nan"), float("-inf"), -1e9])
-def test_a_score_is_the_mean_of_the_tokens_of_which_one_that_is_none_counts_as_impossible(broken):
-    assert Told([[broken, 0.0], [-1.0, -2.0, -6.0]]).scores(WORKLOAD, ()) == (IMPOSSIBLE / 2, -3.0)
-
-
-def test_it_has_each_workload_once_and_is_ready_again_after_a_load_unless_that_was_broken_off():
+def test_it_has_each_workload_once_is_ready_after_a_load_unless_that_was_broken_off_and_refuses_those_for_others():
     engine, other = Told(), small_workload(5)
     for workload in (WORKLOAD, WORKLOAD, other, WORKLOAD):
         engine.run(workload, LOAD)
@@ -91,21 +83,17 @@ def test_it_has_each_workload_once_and_is_ready_again_after_a_load_unless_that_w
     with pytest.raises(EngineFailed):
         engine.run(WORKLOAD, replace(LOAD, requests=13))
     assert not engine.ready
-
-
-@pytest.mark.parametrize(("load", "jobs_only", "hint"), [
-    (OpenLoop(rate=10.0, window_s=1.0, schedule_s=(0.0,)), False, "server"),
-    (OpenLoop(requests=4, max_concurrency=2), False, "server"),
-    (LOAD, True, "slm_job"),  # users who wait for answers
-])  # fmt: skip
-def test_loads_that_are_for_other_engines(load, jobs_only, hint):
     engine = Told()
-    engine.jobs_only = jobs_only
-    with refused(hint=hint):
-        engine.run(WORKLOAD, load)
+    for load in (OpenLoop(rate=10.0, window_s=1.0, schedule_s=(0.0,)), OpenLoop(requests=4, max_concurrency=2)):
+        with refused(hint="server"):
+            engine.run(WORKLOAD, load)
+    engine.jobs_only = True
+    with refused(hint="slm_job"):  # users who wait for answers
+        engine.run(WORKLOAD, LOAD)
 
 
-def test_an_engine_that_is_not_asked_says_so_in_time_and_one_that_never_settles_is_given_up(monkeypatch):
+@pytest.mark.parametrize("broken", [float("nan"), float("-inf"), -1e9])
+def test_an_engine_not_asked_says_so_one_that_never_settles_is_given_up_and_a_score_is_a_mean(monkeypatch, broken):
     engine, barrier = Engine(SIMULATED), WindowBarrier([message_of(LOAD)] * 2)
     monkeypatch.setattr(base, "SETTLE_S", 0.01)
     for asked in (lambda: engine.outputs(WORKLOAD, 1, 1), lambda: engine.scores(WORKLOAD, ((1,),)), barrier.settled):
@@ -114,6 +102,7 @@ def test_an_engine_that_is_not_asked_says_so_in_time_and_one_that_never_settles_
     assert engine.profile(WORKLOAD, LOAD) and engine.processes() == set()
     with refused(hint="batching"):
         _ = engine.batching
+    assert Told([[broken, 0.0], [-1.0, -2.0, -6.0]]).scores(WORKLOAD, ()) == (IMPOSSIBLE / 2, -3.0)
 
 
 @pytest.mark.parametrize(("loads", "after_s", "opens_s", "lasts_s"), [

@@ -39,7 +39,7 @@ MESSAGE = {
 }
 
 
-def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent_with_drafts_if_there_were_any():
+def test_an_answer_becomes_a_run_on_its_own_clock_and_what_the_parts_of_an_engine_say_its_settings():
     run = run_from([MESSAGE])
     assert run.samples.request == (0, 1, 2) and run.samples.finished == (True, True, False)
     assert (run.samples.sent_s, run.samples.admitted_s) == ((0.1, 0.2, 3.0), (0.15, 0.3, None))
@@ -56,9 +56,6 @@ def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent_with_drafts_
     assert (found.drafts, found.accepted, found.preempted) == ((0, 2), (0, 3), (0, 0))
     none = run_from([MESSAGE], steps=[[*row, 0, 0] for row in MESSAGE["steps"]])
     assert none.steps == run_from([MESSAGE]).steps, "a record of it is that of an engine which drafts nothing"
-
-
-def test_the_weights_of_an_engine_are_those_of_all_its_parts():
     part = {"weight_bytes": 5, "attention_backend": "FLASH"}
     parts = [{**part, "kv_windows": [None, 512]}, {**part, "weight_bytes": 6}]
     seen = resolved_from({"event": "ready", "kv_blocks": 9, "parts": parts}, 1.0)

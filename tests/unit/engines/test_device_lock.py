@@ -71,31 +71,7 @@ def test_a_new_lock_can_be_taken_by_every_user_and_one_of_another_user_stays_as_
     assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (mode or 0o666, owner)
 
 
-def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(path, monkeypatch):
-    """It is not there, then it is: nothing that appears is followed, and a plain file is locked."""
-
-    def late(path, flags, *mode, really=os.open):
-        if flags & os.O_CREAT:
-            os.close(really(path, os.O_CREAT | os.O_WRONLY))
-        return really(path, flags, *mode)
-
-    monkeypatch.setattr(os, "open", late)
-    with held(path):
-        monkeypatch.undo()
-        refused(path)
-
-
-def test_a_terminal_does_not_obey_what_a_holder_has_written(path):
-    with held(path):
-        note = {"pid": 1, "since": "\x1b]0;pwned\x07", "folder": "\x1b[2J\u202e/home"}
-        path.write_text(json.dumps(note), "utf-8")
-        told = str(refused(path))
-        assert r"\x1b[2J" in told and not {"\x1b", "\x07", "\u202e"} & {*told, *of_lock(path).found}
-        path.write_text("[" * 100_000, "utf-8")
-        refused(path)
-
-
-def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_it(path):
+def test_a_note_replaces_a_longer_one_is_not_obeyed_by_a_terminal_and_goes_when_the_lock_is_released(path):
     path.write_text("x" * 10_000, "utf-8")
     with held(path):
         note = path.read_text("utf-8")
@@ -105,15 +81,15 @@ def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_
         path.write_text(note, "utf-8")
     assert path.read_text("utf-8") == ""
     with held(path):
-        pass
+        note = {"pid": 1, "since": "\x1b]0;pwned\x07", "folder": "\x1b[2J\u202e/home"}
+        path.write_text(json.dumps(note), "utf-8")
+        told = str(refused(path))
+        assert r"\x1b[2J" in told and not {"\x1b", "\x07", "\u202e"} & {*told, *of_lock(path).found}
+        path.write_text("[" * 100_000, "utf-8")
+        refused(path)
 
 
-def test_a_file_system_without_locks_is_a_sentence(path, monkeypatch):
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
-    assert "TMPDIR" in refused(path, BadUsage, "No locks available").hint
-
-
-def test_a_file_that_may_only_be_read_can_be_locked_and_nothing_is_written_before_the_lock_is_ours(path, monkeypatch):
+def test_a_file_that_may_only_be_read_is_locked_one_that_appears_too_and_no_locks_are_a_sentence(path, monkeypatch):
     path.write_text("the note of somebody", "utf-8")
     path.chmod(0o444)
     if os.geteuid() == 0:  # who may write to every file
@@ -125,3 +101,18 @@ def test_a_file_that_may_only_be_read_can_be_locked_and_nothing_is_written_befor
     monkeypatch.setattr(device_lock, "try_lock", lambda file: False)
     refused(path)
     assert path.read_text("utf-8") == "the note of somebody"
+    monkeypatch.undo()
+    path.unlink()
+    # It is not there, then it is: nothing that appears is followed, and a plain file is locked.
+
+    def late(path, flags, *mode, really=os.open):
+        if flags & os.O_CREAT:
+            os.close(really(path, os.O_CREAT | os.O_WRONLY))
+        return really(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", late)
+    with held(path):
+        monkeypatch.undo()
+        refused(path)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    assert "TMPDIR" in refused(path, BadUsage, "No locks available").hint

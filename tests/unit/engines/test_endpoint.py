@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from interfaces import engine_with
 from refusals import refused
 
@@ -177,7 +176,7 @@ def requests_of(*prompts):
 
 
 @given(st.lists(st.integers(4, 999), min_size=8, max_size=20).map(tuple), st.booleans(), st.integers(0, 12))
-def test_a_prompt_keeps_its_length_its_end_and_what_it_shares(ids, words, shared):
+def test_a_prompt_keeps_its_length_its_end_and_what_it_shares_and_no_two_rounds_are_alike(ids, words, shared):
     own, place = FreshPrompts(requests_of(ids), words), FRESH * (2 if words else 1)
     request = Request(ids, 2, shared=min(shared, len(ids) - place - 2))
     prompt, at = own.prompt(request), request.shared + 1
@@ -186,9 +185,6 @@ def test_a_prompt_keeps_its_length_its_end_and_what_it_shares(ids, words, shared
     assert parts[:at] == (endpoint.prompt_words(ids[:at]).split() if words else [*ids[:at]])
     for text in (own.rounds[0], own.rounds[-1]):
         assert len(text.split() if words else text.split(", ")) == place
-
-
-def test_no_two_rounds_and_no_two_hand_overs_are_alike_and_a_prompt_that_is_too_short_stays():
     workload = requests_of(tuple(range(4, 5000)))
     first, second = (FreshPrompts(workload, words=False) for _ in range(2))
     assert len({*first.rounds, *second.rounds}) == 2 * len(first.rounds)
@@ -200,13 +196,17 @@ def test_no_two_rounds_and_no_two_hand_overs_are_alike_and_a_prompt_that_is_too_
     ((), True), ((("ignore_eos", "null"), ("top_k", "1")), True), ((("max_tokens", "500"),), False),
     ((("n", "2"),), False), ((("options", '{"num_predict": 9}'),), False),
 ])  # fmt: skip
-def test_an_answer_may_be_longer_only_if_a_further_field_can_lengthen_it(answered, monkeypatch, extra, bounded):
+def test_an_answer_may_be_longer_by_a_further_field_and_end_by_its_format(answered, monkeypatch, extra, bounded):
     told = []
     client = SimpleNamespace(load=lambda *_, **words: told.append(words))
     monkeypatch.setattr(endpoint, "LoadClient", lambda *_, **__: client)
     answered(200, "text/event-stream; charset=utf-8", "")
     endpoint.EndpointEngine(replace(spec_of(), extra=extra)).load_requests(requests_of((5, 6, 7)))
     assert told == [{"bounded": bounded}]
+    fields = endpoint.format_fields(WorkloadSpec(response_format='{"type": "object"}'))
+    named = {"name": "slm", "schema": {"type": "object"}}
+    assert fields == {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": named}}
+    assert endpoint.format_fields(WorkloadSpec()) == {}
 
 
 SEVERAL = """vllm:prefix_cache_queries_total{engine="0"} 100.0
@@ -236,7 +236,7 @@ def test_the_counters_of_several_engines_are_added_up(answered, page, found):
     ("/classify", {"input": [5, 6, 7]}),
     ("/v1/rerank", {"query": prompt_words((5,)), "documents": [prompt_words((6, 7))]}),
 ])  # fmt: skip
-def test_a_server_is_asked_for_what_its_path_gives_and_no_text_is_marked(answered, path, wanted):
+def test_a_server_is_asked_for_what_its_path_gives_and_refused_if_it_gives_no_result(answered, path, wanted):
     result = {"data": [{"embedding": "AAAA"}], "usage": {"prompt_tokens": 3}}
     answered(200, "application/json", json.dumps(result))
     engine = engine_with("key", spec_of(path))
@@ -246,17 +246,7 @@ def test_a_server_is_asked_for_what_its_path_gives_and_no_text_is_marked(answere
     engine._hand_over(workload)
     [([body], mark, rounds)] = given
     assert json.loads(body) == {"model": "slm", **wanted} and (mark, rounds) == ("", [])
-
-
-@pytest.mark.parametrize("text", ['{"error": "no such model"}', '{"data": []}', "hello"])
-def test_a_server_that_gives_no_result_is_refused(answered, text):
-    answered(200, "application/json", text)
-    with refused("/v1/embeddings", "esult" if "error" not in text and "data" in text else text[1:6]):
-        engine_with("key", spec_of("/v1/embeddings"))
-
-
-def test_structured_output_is_a_field_of_a_body_whose_text_may_end_where_its_json_does():
-    fields = endpoint.format_fields(WorkloadSpec(response_format='{"type": "object"}'))
-    named = {"name": "slm", "schema": {"type": "object"}}
-    assert fields == {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": named}}
-    assert endpoint.format_fields(WorkloadSpec()) == {}
+    for text, fact in (('{"error": "no such model"}', '"erro'), ('{"data": []}', "esult"), ("hello", "ello")):
+        answered(200, "application/json", text)
+        with refused("/v1/embeddings", fact):
+            engine_with("key", spec_of("/v1/embeddings"))

@@ -20,21 +20,20 @@ def as_a_shell_has_them(monkeypatch):
         signal.signal(number, handler)
 
 
-@pytest.fixture
-def no_burst(monkeypatch):
-    monkeypatch.setattr(interrupts, "BURST_S", 0.0)
-
-
 def handlers():
     return [signal.getsignal(each) for each in ENDINGS]
 
 
-@pytest.mark.usefixtures("no_burst")
 @pytest.mark.parametrize("number", ENDINGS)
-def test_a_signal_is_an_interrupt_and_afterwards_what_it_was(number):
+def test_a_signal_is_an_interrupt_also_of_an_end_that_hangs_and_afterwards_what_it_was(number, monkeypatch):
+    monkeypatch.setattr(interrupts, "BURST_S", 0.0)
     with pytest.raises(KeyboardInterrupt), as_interrupts():
         signal.raise_signal(number)
     assert handlers() == [signal.SIG_DFL] * 3
+    with as_interrupts():
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("number", ENDINGS)
@@ -57,15 +56,7 @@ def test_who_comes_again_hurries_the_end_until_the_process_has_outlived_the_burs
         assert not hurried(), "that was another run"
 
 
-@pytest.mark.usefixtures("no_burst")
-def test_an_end_that_hangs_can_be_interrupted_again():
-    with as_interrupts():
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-
-
-def test_a_signal_waits_for_what_is_not_to_be_broken_off():
+def test_a_signal_waits_for_what_is_not_to_be_broken_off_and_is_the_outer_run_s_and_no_other_thread_s():
     done = []
     with as_interrupts():
         with pytest.raises(KeyboardInterrupt), held():
@@ -78,6 +69,19 @@ def test_a_signal_waits_for_what_is_not_to_be_broken_off():
         with held():
             done.append("held again")
     assert done == [True, "still held", "held again"]
+    with as_interrupts():
+        with as_interrupts():
+            pass
+        assert handlers() == [interrupts.HANDLER] * 3
+    assert handlers() == [signal.SIG_DFL] * 3
+
+    def inside():
+        with as_interrupts(), held():
+            return handlers()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inside).result() == [signal.SIG_DFL] * 3
+    assert not interrupts.HANDLER.held
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
@@ -88,21 +92,3 @@ def test_what_is_ignored_or_handled_stays_so(handler):
         assert signal.getsignal(signal.SIGHUP) is handler
         assert signal.getsignal(signal.SIGTERM) is interrupts.HANDLER
     assert signal.getsignal(signal.SIGHUP) is handler
-
-
-def test_a_run_inside_a_run_leaves_the_handlers_to_the_outer_one():
-    with as_interrupts():
-        with as_interrupts():
-            pass
-        assert handlers() == [interrupts.HANDLER] * 3
-    assert handlers() == [signal.SIG_DFL] * 3
-
-
-def test_another_thread_takes_no_signals():
-    def inside():
-        with as_interrupts(), held():
-            return handlers()
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(inside).result() == [signal.SIG_DFL] * 3
-    assert not interrupts.HANDLER.held

@@ -10,8 +10,7 @@ import pynvml
 import pytest
 from fake_mps import install
 from fake_nvml import NOT_SUPPORTED, UUID, FakeNvml, State, installed
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from interfaces import SIMULATED, small_workload
 
 from pytest_slmserve.engines import pool as pools
@@ -61,7 +60,7 @@ def refuse(spec, **how):
     raise EngineFailed("did not start: no memory; /tmp/x/engine.log ends with\n  | bang", "a smaller model")
 
 
-def test_a_specification_is_started_once_another_stops_it_before_it_starts_and_a_dead_one_is_anew(launching, log):
+def test_a_specification_starts_once_is_heard_of_meanwhile_and_stops_before_another_starts(launching, log, tmp_path):
     pool = Pool(launching())
     first = pool.engine(SIMULATED)
     with pytest.raises(BadUsage):
@@ -83,6 +82,12 @@ def test_a_specification_is_started_once_another_stops_it_before_it_starts_and_a
     second = pool.engine(mortal)
     assert log == [LAUNCH, CLOSE, LAUNCH] and first.launch != second.launch
     assert second.run(WORKLOAD, OpenLoop(requests=3)).failures == 0
+    heard, pool = [], Pool(launching(lambda engine, on_wait: on_wait(tmp_path)))
+    pool.on_wait = lambda spec, log: heard.append((spec, log))
+    pool.on_started = lambda spec, seconds: heard.append((spec, seconds >= 0))
+    pool.engine(SIMULATED)
+    pool.engine(SIMULATED)
+    assert heard == [(SIMULATED, tmp_path), (SIMULATED, True)]
 
 
 @pytest.mark.parametrize(("spec", "name"), [(SIMULATED, ""), (PAIR, r"replica 1 of 2 \(opt-tiny\): ")])
@@ -93,15 +98,6 @@ def test_what_did_not_start_is_not_tried_again_and_says_why(spec, name):
             pool.engine(asked)
         assert ("bang" in caught.value.problem, caught.value.hint) == (bang, "a smaller model")
     assert pool.starts == [spec, OTHER]
-
-
-def test_a_start_is_heard_of_while_it_goes_on_and_when_it_is_ready(launching, tmp_path):
-    heard, pool = [], Pool(launching(lambda engine, on_wait: on_wait(tmp_path)))
-    pool.on_wait = lambda spec, log: heard.append((spec, log))
-    pool.on_started = lambda spec, seconds: heard.append((spec, seconds >= 0))
-    pool.engine(SIMULATED)
-    pool.engine(SIMULATED)
-    assert heard == [(SIMULATED, tmp_path), (SIMULATED, True)]
 
 
 def test_the_platform_and_the_interface_choose_the_engine(monkeypatch):
@@ -131,13 +127,21 @@ def measured(replicas):
     return replicas.run([WORKLOAD] * n, [LOAD] * n)
 
 
-def test_simulated_replicas_share_the_device_and_a_load_of_a_number_is_none_for_them():
+@pytest.mark.parametrize("of", [on_gpus, lambda n, launch: replicas_of(*[SIMULATED] * n, launch=launch)])
+def test_replicas_share_the_device_have_as_many_kv_blocks_and_no_load_of_a_number_is_for_them(launching, of):
     one, two = (replicas_of(*[SIMULATED] * n).start() for n in (1, 2))
     [whole] = measured(one)
     for half in measured(two):
         assert half.steps.time_s[0] == pytest.approx(2 * whole.steps.time_s[0], rel=0.05)
     with pytest.raises(BadUsage):
         two.run([WORKLOAD] * 2, [replace(LOAD, requests=8)] * 2)
+    blocks = iter([100, 99])
+
+    def start(engine, on_wait):
+        engine.resolved = replace(engine.resolved, kv_blocks=next(blocks))
+
+    with pytest.raises(EngineFailed, match=r"\[100, 99\]"):
+        of(2, launching(start)).start()
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -159,17 +163,6 @@ def test_cores_are_in_equal_parts_and_nobody_has_anothers(near):
     parts = equal_parts(near, frozenset(range(8)))
     assert len(parts) == len(near) and len({len(part) for part in parts}) == 1
     assert len({core for part in parts for core in part}) == sum(map(len, parts))
-
-
-@pytest.mark.parametrize("of", [on_gpus, lambda n, launch: replicas_of(*[SIMULATED] * n, launch=launch)])
-def test_different_kv_blocks_are_no_replicas(launching, of):
-    blocks = iter([100, 99])
-
-    def start(engine, on_wait):
-        engine.resolved = replace(engine.resolved, kv_blocks=next(blocks))
-
-    with pytest.raises(EngineFailed, match=r"\[100, 99\]"):
-        of(2, launching(start)).start()
 
 
 @pytest.mark.parametrize(("readings", "read"), [([5, 7, 9, 9, 9], 4), (range(1000), 60)])
@@ -247,20 +240,7 @@ def test_replicas_under_mps_start_in_turn_and_are_verified_and_the_daemon_ends_l
     assert log == [f"daemon {GPU} None", "daemon ends"]
 
 
-def test_where_it_cannot_be_shared_the_reason_is_said(monkeypatch):
-    monkeypatch.setattr(pools, "mps_unable", lambda gpu: f"{gpu} has no MPS")
-    spec = ReplicaSpec((CUDA, CUDA), "mps")
-    assert cannot_share(spec, GPU) == "GPU-1234 has no MPS"
-    with pytest.raises(BadUsage, match=r"GPU-1234 has no MPS\n.* time-slicing"):
-        Pool(refuse, device=GPU).engine(spec)
-    for free in (ReplicaSpec((CUDA, CUDA)), replace(PAIR, sharing="mps")):  # taking turns, and a simulated device
-        assert cannot_share(free, "none") is None
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    assert cannot_share(ReplicaSpec((CPU, CPU)), "cpu") is None
-    assert cannot_share(ReplicaSpec((CPU,) * 3), "cpu").startswith("3 "), "a core each"
-
-
-def test_instances_of_mig_that_are_there_are_used_and_none_is_made(monkeypatch, launching):
+def test_instances_of_mig_are_used_and_where_it_cannot_be_shared_the_reason_is_said(monkeypatch, launching):
     assert pools.mig_instances(GPU) == [], "without NVML"
     on = [1, 1]
 
@@ -279,6 +259,16 @@ def test_instances_of_mig_that_are_there_are_used_and_none_is_made(monkeypatch, 
     assert {"2", "3"} <= {*cannot_share(ReplicaSpec((CUDA,) * 3, "mig"), GPU).split()}
     on[0] = 0
     assert pools.mig_instances(GPU) == []
+    monkeypatch.setattr(pools, "mps_unable", lambda gpu: f"{gpu} has no MPS")
+    spec = ReplicaSpec((CUDA, CUDA), "mps")
+    assert cannot_share(spec, GPU) == "GPU-1234 has no MPS"
+    with pytest.raises(BadUsage, match=r"GPU-1234 has no MPS\n.* time-slicing"):
+        Pool(refuse, device=GPU).engine(spec)
+    for free in (ReplicaSpec((CUDA, CUDA)), replace(PAIR, sharing="mps")):  # taking turns, and a simulated device
+        assert cannot_share(free, "none") is None
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    assert cannot_share(ReplicaSpec((CPU, CPU)), "cpu") is None
+    assert cannot_share(ReplicaSpec((CPU,) * 3), "cpu").startswith("3 "), "a core each"
 
 
 class Gpu(FakeNvml):

@@ -15,13 +15,7 @@ from tokenizers import Tokenizer
 
 from pytest_slmserve.engines import server
 from pytest_slmserve.engines.endpoint import body_of
-from pytest_slmserve.engines.server import (
-    adapter_folder,
-    engine_arguments,
-    engine_environment,
-    model_for,
-    server_command,
-)
+from pytest_slmserve.engines.server import engine_arguments, engine_environment, model_for, server_command
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import GIB, EngineSpec, Request
@@ -77,20 +71,17 @@ def test_variables_are_those_of_the_specification_over_ours(spec, inherited, wan
     (0, 1, "", ""), (0, 1, "3", "3"), (0, 1, "2,3", "2"), (1, 1, "2,3", "3"), (0, 2, "3, 5,7", "3,5"),
     (1, 2, "3,5,7", "5,7"), (0, 1, "GPU-aa,GPU-bb", "GPU-aa"), (1, 1, "GPU-aa,GPU-bb", "GPU-bb"),
 ])  # fmt: skip
-def test_an_engine_sees_its_gpus_of_those_visible_by_the_order_of_the_bus(gpu, gpus, visible, wanted):
+def test_an_engine_sees_its_gpus_and_each_process_on_the_cpu_its_cores(gpu, gpus, visible, wanted, monkeypatch):
     spec = replace(CUDA, gpu=gpu, tensor_parallel_size=gpus)
     seen = engine_environment(spec, {} if visible is None else {VISIBLE: visible})
     assert (seen.get(VISIBLE), seen.get("CUDA_DEVICE_ORDER")) == (wanted, "PCI_BUS_ID" if gpu or gpus > 1 else None)
     assert engine_arguments(spec, "m").get("tensor_parallel_size", 1) == gpus
-
-
-def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch):
     monkeypatch.setattr(server, "own_cores", lambda: {0, 1, 2, 3, 8})
     spec = replace(CPU, tensor_parallel_size=2)
     assert [engine_environment(spec, {}, cores)[THREADS] for cores in ((), (4, 5))] == ["0,1|2,3", "4|5"]
 
 
-def test_a_server_gets_the_limits_of_the_engine_without_http_and_flags_of_each_kind_and_several_front_ends_vllm_serve():
+def test_a_server_gets_the_limits_of_the_engine_and_flags_of_each_kind_and_a_request_asks_for_exactly_its_tokens():
     extra = {"compilation_config": '{"level": 0}', "enable_lora": True, "block_size": 32, "revision": None}
     extra |= {"cudagraph_capture_sizes": [1, 2]}
     module, *given = server_command(replace(SERVED, extra=tuple(extra.items())), "/m", 8000)
@@ -107,18 +98,10 @@ def test_a_server_gets_the_limits_of_the_engine_without_http_and_flags_of_each_k
     command = server_command(replace(SERVED, extra=(("api_server_count", 4),)), "/m", 8000)
     assert command[:3] == ["vllm.entrypoints.cli.main", "serve", "/m"] and "--model" not in command
     assert command[-4:] == ["--host", "127.0.0.1", "--port", "8000"]
-
-
-@pytest.mark.parametrize(("spec", "wanted"), [
-    (replace(stand_in(), prefix_caching=True), True),
-    (stand_in(enable_prefix_caching=True), True),
-    (stand_in(), False),
-])  # fmt: skip
-def test_vllms_server_is_asked_to_count_where_it_caches(spec, wanted):
-    assert ("--enable-prompt-tokens-details" in server_command(replace(spec, interface="server"), "m", 8000)) is wanted
-
-
-def test_a_request_asks_for_exactly_so_many_tokens_a_pair_is_as_many_words_and_an_engine_has_its_key_in_archives():
+    caches = replace(stand_in(), prefix_caching=True), stand_in(enable_prefix_caching=True)
+    for spec in (*caches, stand_in()):
+        command = server_command(replace(spec, interface="server"), "m", 8000)
+        assert ("--enable-prompt-tokens-details" in command) is (spec in caches), spec
     wanted = {"model": "a-model", "prompt": [3, 5], "max_tokens": 7, "ignore_eos": True, "temperature": 0}
     wanted |= {"stream": True, "stream_options": {"include_usage": True}}
     assert body_of(Request((3, 5), 7), "a-model") == wanted
@@ -150,7 +133,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "pytest-slmserve"
 
 
-def test_dummy_weights_come_from_a_folder_that_describes_the_model_and_real_ones_by_name_or_path(cache):
+def test_dummy_weights_come_from_a_folder_that_describes_the_model_whose_tokenizer_can_spell_json(cache):
     """The same at every start; a folder of one name may describe something else."""
     for model, wanted in (("opt-1.3b", "facebook/opt-1.3b"), ("facebook/opt-1.3b", "facebook/opt-1.3b"), ("/m", "/m")):
         assert model_for(EngineSpec(model, load_format="auto")) == wanted and not cache.exists()
@@ -163,9 +146,6 @@ def test_dummy_weights_come_from_a_folder_that_describes_the_model_and_real_ones
     words = Tokenizer.from_file(f"{model_for(CPU)}/tokenizer.json")
     assert words.get_vocab_size() == CATALOGUE["opt-tiny"].vocabulary
     assert (words.encode("t5 t0 t11").ids, words.decode([5, 0, 11])) == ([5, 0, 11], "t5 t0 t11")
-
-
-def test_a_model_that_generates_can_spell_json_and_ends_it_by_a_name_that_grammars_know():
     plain, other = (json.loads(server.tokenizer_files(CATALOGUE[name])["tokenizer.json"])["model"]["vocab"]
                     for name in ("opt-tiny", "bert-tiny"))  # fmt: skip
     text = json.dumps([{"name": "A~!", "count": -1.5e9, "done": None}], separators=(",", ":"))
@@ -196,8 +176,12 @@ def test_a_folder_that_somebody_changed_is_not_measured(put):
     assert caught.value.hint == f"rm -r '{config.parent}'"
 
 
-def test_starts_at_once_make_one_folder(cache):
-    """None ever sees a part of it, and nothing is left beside it."""
+def test_a_cache_that_cannot_be_written_to_is_one_sentence_and_starts_make_one_folder_and_adapters_theirs(cache):
+    cache.write_text("a file is in the way")
+    with pytest.raises(BadUsage, match=r"opt-tiny .*pytest-slmserve: (.|\n)*XDG_CACHE_HOME"):
+        model_for(CPU)
+    cache.unlink()
+    # None ever sees a part of it, and nothing is left beside it.
     together = Barrier(6)
 
     def start(_: int) -> tuple[str, set[str]]:
@@ -208,18 +192,9 @@ def test_starts_at_once_make_one_folder(cache):
         found = [*pool.map(start, range(6))]
     [folder] = cache.iterdir()
     assert found == [(str(folder), {"config.json", "tokenizer.json", "tokenizer_config.json"})] * 6
-
-
-def test_a_cache_that_cannot_be_written_to_is_one_sentence(cache):
-    cache.write_text("a file is in the way")
-    with pytest.raises(BadUsage, match=r"opt-tiny .*pytest-slmserve: (.|\n)*XDG_CACHE_HOME"):
-        model_for(CPU)
-
-
-def test_an_adapter_is_a_folder_as_peft_writes_it_made_once_for_each_rank(cache):
-    folder = Path(adapter_folder(CPU, 8))
-    assert folder.parent == cache and str(folder) == adapter_folder(replace(CPU, interface="server"), 8)
-    assert adapter_folder(CPU, 16) != str(folder)
+    folder = Path(server.adapter_folder(CPU, 8))
+    assert folder.parent == cache and str(folder) == server.adapter_folder(replace(CPU, interface="server"), 8)
+    assert server.adapter_folder(CPU, 16) != str(folder)
     told = json.loads((folder / "adapter_config.json").read_text("utf-8"))
     assert (told["r"], told["target_modules"]) == (8, ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"])
     packed = (folder / "adapter_model.safetensors").read_bytes()
@@ -233,4 +208,4 @@ def test_an_adapter_is_a_folder_as_peft_writes_it_made_once_for_each_rank(cache)
     assert 0.004 < values.std() < 0.008 and len({*map(tuple, values.tolist())}) == 8
     (folder / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(BadUsage, match="lora-8"):
-        adapter_folder(CPU, 8)
+        server.adapter_folder(CPU, 8)

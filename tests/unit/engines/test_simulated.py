@@ -9,8 +9,7 @@ from statistics import fmean, pstdev
 
 import pytest
 from contract import Contract
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from interfaces import SIMULATED, batching_spec, natural_workload, small_workload
 from measured import measure
 
@@ -45,10 +44,14 @@ def rate(run):
     return sum(n for t, n in zip(run.steps.time_s, run.steps.new_tokens) if opened < t <= closed) / (closed - opened)
 
 
-@given(st.integers(1, 300), st.floats(100, 1e5), st.floats(1, 500))
-def test_throughput_is_the_planted_law(concurrency, t_inf, b_half):
+@given(st.integers(1, 300), st.floats(100, 1e5), st.floats(1, 500), st.floats(0, 1e4), st.floats(0.01, 100))
+def test_throughput_is_the_planted_law_and_readings_cover_the_window(concurrency, t_inf, b_half, opens, length):
     run = planted(t_inf=t_inf, b_half=b_half).run(WORKLOAD, ClosedLoop(concurrency, window_s=200 / t_inf))
     assert rate(run) == pytest.approx(t_inf * concurrency / (concurrency + b_half), rel=0.02)
+    found = planted().sensed((opens, opens + length), 8, 1.0)
+    assert found.time_s[0] == pytest.approx(opens - INTERVAL_S, abs=1e-5)
+    assert opens + length - 1e-5 <= found.time_s[-1] <= opens + length + 2 * INTERVAL_S
+    assert {len(column) for column in found.columns.values()} == {len(found)} == {len(found.span_s)}
 
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
@@ -69,16 +72,7 @@ def test_drafts_add_tokens_to_steps_that_cost_more_so_they_gain_at_small_loads_a
     assert {n for n, done in zip(found.run.samples.output_tokens, found.run.samples.finished) if done} == {wanted}
 
 
-def test_a_job_with_drafts_makes_the_tokens_that_were_asked_for_in_fewer_steps():
-    plain, drafting = (planted(**more).run(WORKLOAD, OpenLoop(requests=64)) for more in (
-        {}, {"speculative_config": NGRAM, "acceptance": 0.7},
-    ))  # fmt: skip
-    assert sum(drafting.steps.new_tokens) == sum(plain.steps.new_tokens) == 64 * 32
-    assert len(drafting.steps) == math.ceil((32 + 0.7) / 1.7) < len(plain.steps) == 32
-    assert plain.steps.drafts == () and sum(drafting.steps.accepted) == 64 * (32 - len(drafting.steps))
-
-
-def test_by_default_the_law_is_that_of_the_models_shape_and_a_step_takes_a_tenth_of_a_millisecond_at_least():
+def test_by_default_the_law_is_that_of_the_models_shape_its_clock_virtual_and_faults_at_their_loads():
     shape, per_context = model_of(SIMULATED.model), 16 + 32 / 2
     t_inf, b_half = engine().law(WORKLOAD)
     assert b_half == pytest.approx(shape.weight_bytes() / (per_context * shape.kv_bytes_per_token()))
@@ -88,9 +82,6 @@ def test_by_default_the_law_is_that_of_the_models_shape_and_a_step_takes_a_tenth
     assert 9_000 < len(tiny.run(WORKLOAD, ClosedLoop(1, window_s=1.0)).steps.time_s) < 10_200
     per_sequence = per_context * model_of("opt-125m").kv_bytes_per_token()
     assert larger.law(WORKLOAD)[0] == pytest.approx(1e12 / per_sequence), "at 1 TB/s"
-
-
-def test_its_clock_is_virtual_its_progress_tells_the_rate_and_noise_is_between_runs_seeded_and_of_the_size_planted():
     seen, began = [], time.monotonic()
     run = planted(t_inf=1.0, b_half=1.0).run(WORKLOAD, ClosedLoop(2, window_s=3600.0), seen.append)
     assert run.window_s[1] > 3600 and time.monotonic() - began < 10 and run.began_s is None
@@ -99,9 +90,6 @@ def test_its_clock_is_virtual_its_progress_tells_the_rate_and_noise_is_between_r
     rates = [rate(noisy.run(WORKLOAD, ClosedLoop(8, window_s=1.0))) for _ in range(60)]
     assert [rate(again.run(WORKLOAD, ClosedLoop(8, window_s=1.0))) for _ in range(3)] == rates[:3]
     assert 0.03 < pstdev(rates) / fmean(rates) < 0.07
-
-
-def test_it_dies_fails_and_preempts_from_the_planted_load_on_and_not_below():
     mortal = engine(die_at=16)
     assert mortal.run(WORKLOAD, OpenLoop(requests=15)).failures == 0 and mortal.ready
     with pytest.raises(EngineFailed, match=r"\b16\b"):
@@ -115,22 +103,19 @@ def test_it_dies_fails_and_preempts_from_the_planted_load_on_and_not_below():
 
 
 @pytest.mark.parametrize(("field", "limit"), [("max_num_seqs", 3), ("max_num_batched_tokens", 50)])
-def test_its_limit_makes_the_rest_wait_and_an_argument_that_is_a_field_counts_as_the_field(field, limit):
+def test_its_limit_makes_the_rest_wait_by_an_argument_or_a_field_and_an_unknown_argument_is_refused(field, limit):
     """A prompt has 16 tokens: three of them and a decoding sequence fit into 50."""
     by_argument, by_field = engine(SIMULATED, **{field: limit}), engine(replace(SIMULATED, **{field: limit}))
     assert getattr(by_argument.resolved, field) == limit
     one, other = (each.run(WORKLOAD, OpenLoop(requests=8)) for each in (by_argument, by_field))
     assert one.samples == other.samples and one.steps.new_tokens[0] == 3 and all(one.samples.finished)
     assert field != "max_num_seqs" or ({*one.steps.new_tokens}, max(one.steps.waiting)) == ({3, 2}, 5)
+    for unknown, value in (("max_num_seqs", "many"), ("speed", 3), ("noise", "loud")):
+        with pytest.raises(BadUsage, match=unknown):
+            engine(**{unknown: value})
 
 
-@pytest.mark.parametrize("extra", [{"max_num_seqs": "many"}, {"speed": 3}, {"noise": "loud"}])
-def test_an_argument_it_does_not_know_is_refused(extra):
-    with pytest.raises(BadUsage, match="|".join(extra)):
-        engine(**extra)
-
-
-def test_prompts_of_a_burst_share_the_tokens_of_a_step():
+def test_prompts_of_a_burst_share_the_tokens_of_a_step_and_a_job_with_drafts_takes_fewer_steps():
     """64 prompts of 16 tokens, of which a step takes 512 in less what it decodes, or all; or not even a whole one."""
     slow, fast = (planted(max_num_batched_tokens=n).run(WORKLOAD, OpenLoop(requests=64)) for n in (512, 8192))
     assert (fast.steps.new_tokens[0], slow.steps.new_tokens[:3]) == (64, (32, 62, 64))
@@ -138,6 +123,12 @@ def test_prompts_of_a_burst_share_the_tokens_of_a_step():
     assert all(slow.samples.finished) and sum(slow.steps.new_tokens) == sum(fast.steps.new_tokens)
     tiny = planted(max_num_batched_tokens=5).run(WORKLOAD, OpenLoop(requests=1))
     assert tiny.steps.new_tokens[:4] == (0, 0, 0, 1) and all(tiny.samples.finished)
+    plain, drafting = (planted(**more).run(WORKLOAD, OpenLoop(requests=64)) for more in (
+        {}, {"speculative_config": NGRAM, "acceptance": 0.7},
+    ))  # fmt: skip
+    assert sum(drafting.steps.new_tokens) == sum(plain.steps.new_tokens) == 64 * 32
+    assert len(drafting.steps) == math.ceil((32 + 0.7) / 1.7) < len(plain.steps) == 32
+    assert plain.steps.drafts == () and sum(drafting.steps.accepted) == 64 * (32 - len(drafting.steps))
 
 
 @pytest.mark.parametrize("prompt", [16, 100, 600])
@@ -191,18 +182,10 @@ def test_users_are_in_flight_or_think(think_s):
     assert in_flight + thinking == pytest.approx(users, rel=0.03)
 
 
-@pytest.mark.parametrize(("concurrency", "slower"), [(1, True), (200, False)])
-def test_without_graphs_a_step_waits_for_the_host_where_it_is_short(concurrency, slower):
-    """opt-tiny has two layers: 1 ms a step."""
-    load = ClosedLoop(concurrency, window_s=0.5)
-    eager, captured = (rate(planted(t_inf=40_000.0, enforce_eager=on).run(WORKLOAD, load)) for on in (True, False))
-    assert eager == pytest.approx(concurrency / 1e-3 if slower else captured, rel=0.02)
-
-
 LONG = ClosedLoop(8, window_s=10.0)
 
 
-def test_a_slowdown_is_of_each_step_and_launches_of_a_gate_scatter_by_their_names():
+def test_a_slowdown_structured_output_and_adapters_cost_a_share_of_each_step_and_launches_scatter_by_name():
     usual, slow, began = planted().run(WORKLOAD, LONG), planted(slowdown=0.05).run(WORKLOAD, LONG), time.monotonic()
     assert rate(usual) / rate(slow) == pytest.approx(1.05, rel=0.01)
     assert planted(lasts_s=0.05).run(WORKLOAD, LONG).samples == usual.samples and time.monotonic() - began >= 0.05
@@ -218,32 +201,41 @@ def test_a_slowdown_is_of_each_step_and_launches_of_a_gate_scatter_by_their_name
     assert pstdev(math.log(each.resolved.ready_s / 20) for each in launches) == pytest.approx(0.06, rel=0.15)
     assert drawn("baseline 7").speed == launches[7].speed != launches[8].speed
     assert drawn("baseline 7", scatter=0).speed == 1.0
+    asked = replace(WORKLOAD, spec=replace(WORKLOAD.spec, response_format="json"))
+    free, own, usual = (
+        rate(planted(**more).run(each, ClosedLoop(8, window_s=2.0)))
+        for each, more in ((WORKLOAD, {}), (asked, {"structured_cost": 0.25}), (asked, {}))
+    )
+    assert own == pytest.approx(free / 1.25, rel=0.01) and usual == pytest.approx(free / 1.05, rel=0.01)
+
+    def served(asked, slots, t_inf=1e3):
+        arguments = asked.arguments({"max_loras": slots}) if asked else {}
+        requests = with_adapters(WORKLOAD.requests, asked, 0) if asked else WORKLOAD.requests
+        workload = replace(WORKLOAD, spec=replace(WORKLOAD.spec, adapters=asked), requests=tuple(requests))
+        return rate(planted(t_inf=t_inf, **arguments).run(workload, ClosedLoop(8, window_s=2e3 / t_inf)))
+
+    alone, few, many = served(None, 0), served(Adapters(2, 8), 2), served(Adapters(32, 8), 32)
+    assert alone > few > many > served(Adapters(32, 32), 32) and few == pytest.approx(alone / 1.104, rel=0.02)
+    assert served(Adapters(32, 256), 2, 1e6) < 0.7 * served(Adapters(2, 256), 2, 1e6), "whose steps are as long"
 
 
-@given(st.floats(0, 1e4), st.floats(0.01, 100))
-def test_readings_cover_the_window_and_an_interval_around_it(opens, length):
-    found = planted().sensed((opens, opens + length), 8, 1.0)
-    assert found.time_s[0] == pytest.approx(opens - INTERVAL_S, abs=1e-5)
-    assert opens + length - 1e-5 <= found.time_s[-1] <= opens + length + 2 * INTERVAL_S
-    assert {len(column) for column in found.columns.values()} == {len(found)} == {len(found.span_s)}
-
-
-def test_sensors_say_what_is_planted_if_there_are_any():
+def test_sensors_say_what_is_planted_and_a_gpu_idles_where_its_host_takes_longer_or_has_no_graphs():
     run = planted(dram_active=0.3, tensor_active=0.4, sm_occupancy=0.5, power_w=123.0).run(WORKLOAD, LONG)
     seen = device_figures(run)
     assert (seen.dram_active, seen.tensor_active, seen.sm_occupancy) == pytest.approx((0.3, 0.4, 0.5))
     assert (seen.power_w, seen.coverage) == pytest.approx((123.0, 1.0), rel=1e-3) and abs(seen.energy_deviation) < 1e-3
     assert run.telemetry.sources == ("simulated",) and health(run).state == "ok"
     assert planted(sensors=False).run(WORKLOAD, LONG).telemetry is None
-
-
-@pytest.mark.parametrize(("host_s", "share"), [(0.0, 1.0), (0.001, 1.0), (0.036, 0.5), (0.072, 0.25)])
-def test_a_host_that_takes_longer_than_the_kernels_leaves_the_gpu_idle(host_s, share):
-    """A step of 10 sequences takes 18 ms by the law; counters are as planted, less the time without a kernel."""
-    run = planted(host_s=host_s, dram_active=0.3).run(WORKLOAD, ClosedLoop(10, window_s=10.0))
-    seen = device_figures(run)
-    assert (seen.engine_active, seen.dram_active) == pytest.approx((0.97 * share, 0.3 * share), rel=1e-6)
-    assert step_s(run) == pytest.approx(max(0.018, host_s), rel=1e-6)
+    # A step of 10 sequences takes 18 ms by the law; counters are as planted, less the time without a kernel.
+    for host_s, share in ((0.0, 1.0), (0.001, 1.0), (0.036, 0.5), (0.072, 0.25)):
+        run = planted(host_s=host_s, dram_active=0.3).run(WORKLOAD, ClosedLoop(10, window_s=10.0))
+        seen = device_figures(run)
+        assert (seen.engine_active, seen.dram_active) == pytest.approx((0.97 * share, 0.3 * share), rel=1e-6), host_s
+        assert step_s(run) == pytest.approx(max(0.018, host_s), rel=1e-6)
+    for concurrency, slower in ((1, True), (200, False)):  # opt-tiny has two layers: 1 ms a step
+        load = ClosedLoop(concurrency, window_s=0.5)
+        eager, captured = (rate(planted(t_inf=40_000.0, enforce_eager=on).run(WORKLOAD, load)) for on in (True, False))
+        assert eager == pytest.approx(concurrency / 1e-3 if slower else captured, rel=0.02), concurrency
 
 
 @pytest.mark.parametrize(("fault", "state", "reasons", "noise"), [
@@ -310,24 +302,3 @@ def test_a_result_takes_the_arithmetic_of_its_text(kind):
     seen = summarize(made)
     assert seen.e2e_s == pytest.approx(64 * each_s, rel=0.05) and seen.requests_per_s == seen.output_tokens_per_s
     assert {seen.ttft_s, seen.tpot_s, seen.itl_s, seen.normalized_latency_s, seen.little} == {None}
-
-
-def test_structured_output_costs_the_planted_share_of_each_step():
-    asked = replace(WORKLOAD, spec=replace(WORKLOAD.spec, response_format="json"))
-    free, own, usual = (
-        rate(planted(**more).run(each, ClosedLoop(8, window_s=2.0)))
-        for each, more in ((WORKLOAD, {}), (asked, {"structured_cost": 0.25}), (asked, {}))
-    )
-    assert own == pytest.approx(free / 1.25, rel=0.01) and usual == pytest.approx(free / 1.05, rel=0.01)
-
-
-def test_adapters_cost_a_share_of_each_step_and_those_without_a_slot_a_copy():
-    def served(asked, slots, t_inf=1e3):
-        arguments = asked.arguments({"max_loras": slots}) if asked else {}
-        requests = with_adapters(WORKLOAD.requests, asked, 0) if asked else WORKLOAD.requests
-        workload = replace(WORKLOAD, spec=replace(WORKLOAD.spec, adapters=asked), requests=tuple(requests))
-        return rate(planted(t_inf=t_inf, **arguments).run(workload, ClosedLoop(8, window_s=2e3 / t_inf)))
-
-    alone, few, many = served(None, 0), served(Adapters(2, 8), 2), served(Adapters(32, 8), 32)
-    assert alone > few > many > served(Adapters(32, 32), 32) and few == pytest.approx(alone / 1.104, rel=0.02)
-    assert served(Adapters(32, 256), 2, 1e6) < 0.7 * served(Adapters(2, 256), 2, 1e6), "whose steps are as long"

@@ -4,8 +4,7 @@ Command line before environment before ini before default; what is typed again m
 
 import pytest
 from hidden_texts import ORDINARY_PAIRS, SECRET_PAIRS, SECRET_VALUES, repeats
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.options.read import BESIDE_THE_RECORDS, OF_A_GATE, as_words, near_option, read_options
@@ -88,13 +87,31 @@ def typed(opt: Opt, text: str) -> object:
     return True if opt.is_flag else text.split() if opt.many else text
 
 
-def test_every_option_is_in_the_tables_but_those_whose_texts_may_be_anything():
+def test_every_option_is_in_a_table_and_empty_bare_and_repeated_texts_and_lists_of_toml_are_told_apart():
     assert GOOD.keys() == BY_NAME.keys() == BAD.keys() | {*WORDS, "goodput", "export"}
     assert all(value != BY_NAME[name].default for name, (_, value) in GOOD.items())
+    for name, wanted in (("sweep", "adaptive"), ("gpu_memory", "40GiB")):
+        with refused(BY_NAME[name].flag, hint=wanted):
+            read_options({name: ""}, {}, {})
+    options = read_options({"resume": True}, {}, {})
+    assert (options.resume, options.texts["resume"], BY_NAME["resume"].bare) == (True, (), "1")
+    assert read_options({}, {"slm_env": ["A=x y", "B=1"]}, {}).env == (("A", "x y"), ("B", "1"))
+    for name, of_toml in (("strict", ["a"]), ("window", {"s": 1}), ("env", {"A": "x"})):
+        with refused(f"slm_{name}:"):
+            read_options({}, {f"slm_{name}": of_toml}, {})
+    for name in ("sweep", "ramp_up", "interface", "suite", "kv_cache_dtype"):
+        with refused(*BY_NAME[name].choices, "'WRONG'"):
+            read_options({name: "WRONG"}, {}, {})
+    for name, texts, shown in (
+        ("env", ["A=1", "wrong"], ["'A=...'", "'wrong'"]), ("engine_arg", ["a=1", "wrong"], ["'a=1'", "'wrong'"]),
+        ("side", ["baseline:env=A=hunter2", "both:python=p"], ["'baseline:env=A=...'", "'both:python=p'"]),
+    ):  # fmt: skip
+        with refused(*shown):
+            read_options({name: texts}, {}, {})
 
 
 @EACH
-def test_ini_before_default_environment_before_ini_command_line_before_all(name):
+def test_ini_before_default_environment_before_ini_command_line_before_all_and_empty_is_not_given(name):
     opt, (text, value) = BY_NAME[name], GOOD[name]
     usual = "off" if opt.is_flag else opt.default_text
     ini, env = {opt.key: text}, {opt.variable: text}
@@ -109,26 +126,9 @@ def test_ini_before_default_environment_before_ini_command_line_before_all(name)
         given = {**beside(opt), name: typed(opt, text)}
         over = read_options(given, {opt.key: usual}, {opt.variable: usual})
         assert (getattr(over, name), over.source[name]) == (value, "command line")
-
-
-@EACH
-def test_empty_text_outside_the_command_line_is_not_given(name):
-    opt = BY_NAME[name]
     for nothing in ("", None, []):
         options = read_options({name: None}, {opt.key: nothing}, {opt.variable: ""})
         assert options.source[name] == "default" and options.texts[name] == ()
-
-
-def test_an_empty_text_on_the_command_line_is_given_what_may_stand_bare_is_true_and_a_list_of_toml_may_hold_spaces():
-    for name, wanted in (("sweep", "adaptive"), ("gpu_memory", "40GiB")):
-        with refused(BY_NAME[name].flag, hint=wanted):
-            read_options({name: ""}, {}, {})
-    options = read_options({"resume": True}, {}, {})
-    assert (options.resume, options.texts["resume"], BY_NAME["resume"].bare) == (True, (), "1")
-    assert read_options({}, {"slm_env": ["A=x y", "B=1"]}, {}).env == (("A", "x y"), ("B", "1"))
-    for name, of_toml in (("strict", ["a"]), ("window", {"s": 1}), ("env", {"A": "x"})):
-        with refused(f"slm_{name}:"):
-            read_options({}, {f"slm_{name}": of_toml}, {})
 
 
 @pytest.mark.parametrize(("name", "of_toml", "text"), [
@@ -155,18 +155,6 @@ def test_a_wrong_text_is_told_with_where_it_stood_and_one_that_can_be_typed(name
     if offered:
         offered = {"URL,URL": URL, "ADDRESS": "auto", "[RECORDS]": "RECORDS"}.get(offered, offered)
         assert read_options({**beside(opt), name: typed(opt, offered)}, {}, {}).source[name] == "command line"
-
-
-def test_all_words_to_choose_from_and_every_text_that_is_given_again_are_named():
-    for name in ("sweep", "ramp_up", "interface", "suite", "kv_cache_dtype"):
-        with refused(*BY_NAME[name].choices, "'WRONG'"):
-            read_options({name: "WRONG"}, {}, {})
-    for name, texts, shown in (
-        ("env", ["A=1", "wrong"], ["'A=...'", "'wrong'"]), ("engine_arg", ["a=1", "wrong"], ["'a=1'", "'wrong'"]),
-        ("side", ["baseline:env=A=hunter2", "both:python=p"], ["'baseline:env=A=...'", "'both:python=p'"]),
-    ):  # fmt: skip
-        with refused(*shown):
-            read_options({name: texts}, {}, {})
 
 
 SECRETS = ["HF_TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "db_password", "X_API_KEY", "CREDENTIALS"]

@@ -7,8 +7,7 @@ from functools import partial
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS
@@ -101,16 +100,15 @@ def test_a_url_with_credentials_or_of_another_kind_is_refused_and_not_repeated(u
     assert url not in str(caught.value) and "hunter2/v1/" not in str(caught.value)
 
 
-@given(NAMES, VALUES)
-def test_a_pair_ends_its_name_at_the_first_sign(name, value):
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5)
+
+
+@given(NAMES, VALUES, JSON)
+def test_a_pair_ends_its_name_at_the_first_sign_and_an_argument_is_json_whose_lists_can_be_hashed(name, value, other):
     assert table.pair(f"{name}={value}") == (name, value) == table.variable(f"{name}={value}")
     assert table.pair(f"{name}=") == (name, "") and refuses(table.pair, name, f"={value}")
-
-
-@given(NAMES, st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
-def test_an_argument_is_json_whose_lists_can_be_hashed(name, value):
-    key, read = table.argument(f"{name}={json.dumps(value)}")
-    assert key == name and json.loads(json.dumps(read)) == value and isinstance(hash(read), int)
+    key, read = table.argument(f"{name}={json.dumps(other)}")
+    assert key == name and json.loads(json.dumps(read)) == other and isinstance(hash(read), int)
     for text in ("word", '{"a": 1}', "[1", "x=y"):  # no JSON, or an object
         assert table.argument(f"{name}={text}") == (name, text)
 
@@ -126,13 +124,22 @@ def test_what_gives_an_engine_gpus_is_refused_with_the_way_that_locks_them(name)
     assert table.argument("max_parallel=2") == ("max_parallel", 2)
 
 
-def test_a_side_has_a_known_name_and_entries_of_three_kinds_and_a_comma_in_a_value_ends_none():
+def test_a_side_has_a_name_and_entries_of_three_kinds_and_an_engine_is_the_candidate_in_a_gate_alone():
     text = "candidate:python=p,q,env=A=x,y,arg=a=[1,2],arg=b=true"
     entries = (("python", "p,q"), ("env", ("A", "x,y")), ("arg", ("a", (1, 2))), ("arg", ("b", True)))
     assert table.side(text) == ("candidate", entries)
     assert table.side("baseline:env=PYTHONPATH=/a:/b") == ("baseline", (("env", ("PYTHONPATH", "/a:/b")),))
     bad = "baseline", "candidate:", "both:env=A=1", "baseline:A=1", "baseline:env=A", "candidate:arg=a"
     assert refuses(table.side, *bad, "baseline:python=", "baseline:env", "candidate:arg=data_parallel_size=2")
+    words = ["candidate:python=a,env=A=1", "baseline:arg=x=1", "candidate:python=b,env=B=2,arg=y=[1,2]"]
+    own = {"simulate": True, "python": "p", "env": ["A=0", "C=3"]}
+    options = read_options({**own, "gate": True, "side": words}, {}, {})
+    assert options.side_of("candidate") == ("b", (("A", "1"), ("B", "2")), (("y", (1, 2)),))
+    assert options.side_of("baseline") == ("", (), (("x", 1),))
+    assert options.engine == ("b", (("A", "1"), ("C", "3"), ("B", "2")))
+    plain = "p", (("A", "0"), ("C", "3"))
+    assert read_options({**own, "gate": True}, {}, {}).engine == plain, "of a candidate without an interpreter"
+    assert read_options(own, {"slm_side": ["candidate:python=q"]}, {}).engine == plain, "a side of another run"
 
 
 @given(st.lists(st.tuples(NAMES, st.integers()), max_size=5), st.lists(st.tuples(NAMES, st.integers()), max_size=5))
@@ -143,7 +150,7 @@ def test_of_joined_pairs_the_later_replaces_the_earlier_in_its_place(common, own
     assert all([value for key, value in [*common, *own] if key == name][-1] == value for name, value in found)
 
 
-def test_names_say_where_an_option_is_given_a_default_is_what_its_text_means_and_groups_begin_with_their_names():
+def test_rows_say_where_an_option_is_given_what_its_default_means_and_hold_what_they_are_made_of():
     for opt in OPTS:
         key, text = f"slm_{opt.name}", opt.default_text
         assert (opt.key, opt.variable) == (key, key.upper()) and opt.help and opt.group
@@ -161,9 +168,6 @@ def test_names_say_where_an_option_is_given_a_default_is_what_its_text_means_and
     begun = [Options._field_defaults[opt.name].group for opt in OPTS]
     assert list(dict.fromkeys(groups)) == [group for group in begun if group]
     assert all(group == own for group, own in zip(groups, begun) if own)
-
-
-def test_a_row_holds_what_it_is_made_of():
     assert table._rows() == OPTS, "made once"
     more = {"many": True, "bare": "1", "ini_only": True, "group": "load", "own": True}
     length = table.Opt(table.length, 3, "N", "words", **more)
@@ -182,15 +186,3 @@ def test_a_row_holds_what_it_is_made_of():
 def test_a_mode_is_a_platform_and_ray_on_this_host_no_cluster(given, platform, on_all_gpus):
     options = read_options(given, {}, {})
     assert (options.platform, options.on_all_gpus) == (platform, on_all_gpus)
-
-
-def test_a_side_has_its_entries_and_an_engine_is_the_candidate_in_a_gate_alone():
-    words = ["candidate:python=a,env=A=1", "baseline:arg=x=1", "candidate:python=b,env=B=2,arg=y=[1,2]"]
-    own = {"simulate": True, "python": "p", "env": ["A=0", "C=3"]}
-    options = read_options({**own, "gate": True, "side": words}, {}, {})
-    assert options.side_of("candidate") == ("b", (("A", "1"), ("B", "2")), (("y", (1, 2)),))
-    assert options.side_of("baseline") == ("", (), (("x", 1),))
-    assert options.engine == ("b", (("A", "1"), ("C", "3"), ("B", "2")))
-    plain = "p", (("A", "0"), ("C", "3"))
-    assert read_options({**own, "gate": True}, {}, {}).engine == plain, "of a candidate without an interpreter"
-    assert read_options(own, {"slm_side": ["candidate:python=q"]}, {}).engine == plain, "a side of another run"

@@ -7,16 +7,15 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan.cases import Case, Group, PlannedItem, clock, engines_of_set, plan_lines, spread
+from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.records import Environment, Replica
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, Request, Workload
-from pytest_slmserve.schema.specs import WorkloadSpec as Requests
 
 GPU = EngineSpec("opt-125m", kv_cache_bytes=64 * GIB)
 CPU, SIMULATED = (replace(GPU, platform=platform) for platform in ("cpu", "simulated"))
@@ -38,7 +37,7 @@ def figures(line: str) -> list[str]:
 
 
 def workload(requests: int, prompt: int, output: int) -> Workload:
-    return Workload(Requests(), (Request((7,) * prompt, output),) * requests, "planted")
+    return Workload(specs.WorkloadSpec(), (Request((7,) * prompt, output),) * requests, "planted")
 
 
 def job_s(spec: EngineSpec, requests: int, prompt: int, output: int, rate: float = math.inf) -> float:
@@ -139,7 +138,7 @@ def test_slow_arrivals_take_as_long_as_they_come_and_replicas_start_in_turn_at_t
 @pytest.mark.parametrize("spec, each_s", [(GPU, 0.020), (CPU, 0.012)], ids=["gpu", "cpu"])
 def test_transformers_takes_each_batch_as_long_as_its_longest_output(spec, each_s, batching, tokens):
     spec = replace(spec, interface="transformers", max_num_seqs=2, extra=(("batching", batching),))
-    uneven = Workload(Requests(), tuple(Request((7,), n) for n in (1, 9, 4, 2, 3)), "planted")
+    uneven = Workload(specs.WorkloadSpec(), tuple(Request((7,), n) for n in (1, 9, 4, 2, 3)), "planted")
     price = cases.repeat_estimate_s(spec, uneven, OpenLoop(requests=5))
     assert price == pytest.approx(tokens * each_s)
     assert cases.repeat_estimate_s(spec, uneven, OpenLoop(requests=5, rate=0.5)) == max(price, 10)

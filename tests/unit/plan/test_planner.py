@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 from strategies import H200
 

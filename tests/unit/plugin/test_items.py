@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 from fake_items import FakeItem, items_for
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
-from simulated_sessions import FEW_STEPS
+from simulated_sessions import FEW_STEPS, MODEL
 from stepwise import CountedSource, Stepwise
 
 from pytest_slmserve.analysis.verdict import State
@@ -23,7 +22,6 @@ from pytest_slmserve.schema.sensors import FOREIGN_PROCESSES, SM_ACTIVE
 from pytest_slmserve.telemetry.host import IMAGINED_GPUS
 from pytest_slmserve.telemetry.sampler import Sampler
 
-MODEL = "opt-125m"
 PLATEAU = "throughput-plateau"
 
 
@@ -59,7 +57,7 @@ POINTS = ("slm_point", "points", {})
 # Wrong words are refused, with what to type
 
 
-def test_a_verdict_that_nothing_asserts_is_refused():
+def test_a_verdict_that_nothing_asserts_and_values_without_a_name_are_refused(opened):
     def drops_a_verdict(slm_claim):
         slm_claim()
 
@@ -78,6 +76,14 @@ def test_a_verdict_that_nothing_asserts_is_refused():
             items.check_item(FakeItem("test_it", fixtures, function=function))
     for function, fixtures in (*dropped, (print, claim)):
         assert items.check_item(FakeItem("test_it", fixtures, function=function)) is None
+    with refused("'opt-125m'", hint="model='opt-125m'"):
+        items.check_item(FakeItem("test_it", ["slm_engine"], {"slm": pytest.mark.slm(MODEL).mark}))
+    slm = {"slm": pytest.mark.slm(max_num_seqs=8).mark}
+    assert items.check_item(FakeItem("test_it", ["slm_engine"], slm, {"limit": 8}, function=print)) is None
+    session = opened()
+    [item] = items_for(session, "slm_measure", lengths=(1000, 64), max_model_len=64)
+    item._fixtureinfo.name2fixturedefs["sharegpt"] = [None, None]
+    assert in_running_order(session, [item]) == [item]
 
 
 OF_GPUS = "tensor_parallel_size=2"
@@ -146,17 +152,6 @@ def test_a_word_of_a_marker_that_says_nothing_is_refused(opened, fixtures, words
         ordered(opened(), (fixtures, "test_it", words))
 
 
-def test_values_need_a_name_and_those_of_a_user_s_own_parameter_or_fixture_are_believed(opened):
-    with refused("'opt-125m'", hint="model='opt-125m'"):
-        items.check_item(FakeItem("test_it", ["slm_engine"], {"slm": pytest.mark.slm(MODEL).mark}))
-    slm = {"slm": pytest.mark.slm(max_num_seqs=8).mark}
-    assert items.check_item(FakeItem("test_it", ["slm_engine"], slm, {"limit": 8}, function=print)) is None
-    session = opened()
-    [item] = items_for(session, "slm_measure", lengths=(1000, 64), max_model_len=64)
-    item._fixtureinfo.name2fixturedefs["sharegpt"] = [None, None]
-    assert in_running_order(session, [item]) == [item]
-
-
 # Parameters
 
 REPLICAS = [f"{MODEL}-{load}-x{count}" for count in ("1", "2-mps") for load in (4, 8)]
@@ -202,7 +197,7 @@ def test_parameters_are_what_marker_and_options_say(opened, fixtures, words, giv
     assert any(item.why_skipped for item in made) == skips
 
 
-def test_points_are_shown_by_the_clock_of_the_engine(opened):
+def test_points_have_the_clock_of_the_engine_claims_models_and_what_does_not_fit_a_reason(opened):
     [first, _] = items_for(opened(), "slm_point")
     marker = first.markers["benchmark"].kwargs
     before = marker["timer"]()
@@ -210,18 +205,6 @@ def test_points_are_shown_by_the_clock_of_the_engine(opened):
     assert marker["group"] == MODEL and marker["timer"]() - before == pytest.approx(2.5, abs=1e-6)
     assert "benchmark" not in items_for(opened(), "slm_replica_point")[0].markers
 
-
-@pytest.mark.parametrize(("fixtures", "words", "fact"), [
-    ("slm_job_point", {"jobs": [{"model": "opt-2.7b", "requests": 9, "gpu_memory": "5GiB"}]}, "GiB"),
-    ("slm_point", {"points": [(MODEL, 10**6)]}, "96 tokens"),
-    ("slm_model slm_claim", {"claim": "kv-blocks-as-predicted", "models": ["lfm2-350m"]}, "KV blocks"),
-])  # fmt: skip
-def test_what_does_not_fit_is_skipped_with_the_reason(opened, fixtures, words, fact):
-    [item] = ordered(opened(**ANY), (fixtures, "test_it", words))
-    assert fact in item.why_skipped and item.stash[PLAN].skipped
-
-
-def test_models_of_a_claim_that_can_be_judged_here(opened):
     def left(claim, *named, **given):
         return items.named_models(opened(concurrency=None, **{**ANY, **given}), claim, named)
 
@@ -232,21 +215,16 @@ def test_models_of_a_claim_that_can_be_judged_here(opened):
     assert left(table, "opt-1.3b", "opt-13b", models="opt-125m") == ["opt-1.3b", "opt-13b"], "arithmetic"
     assert left("decode-stays-memory-bound", "opt-13b", gpu_memory_utilization="0.1") == [], "its weights do not fit"
     assert left(None, "opt-13b", "opt-125m", models="opt-125m") == ["opt-125m"]
+    for fixtures, words, fact in (
+        ("slm_job_point", {"jobs": [{"model": "opt-2.7b", "requests": 9, "gpu_memory": "5GiB"}]}, "GiB"),
+        ("slm_point", {"points": [(MODEL, 10**6)]}, "96 tokens"),
+        ("slm_model slm_claim", {"claim": "kv-blocks-as-predicted", "models": ["lfm2-350m"]}, "KV blocks"),
+    ):
+        [item] = ordered(opened(**ANY), (fixtures, "test_it", words))
+        assert fact in item.why_skipped and item.stash[PLAN].skipped, fixtures
 
 
 # Whether an item is part of the run, and whether it can be carried out
-
-
-def test_shipped_tests_of_a_checkout_are_found_by_the_name_that_a_wheel_gives_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(items, "PACKAGE", tmp_path / "pytest_slmserve")
-    shipped = "pytest_slmserve.benchmarks"
-    paths = {"": "", ".test_gate": "/test_gate.py", ".test_gate::test_no_worse": "/test_gate.py::test_no_worse"}
-    found = {arg: items.path_of(f"{shipped}{arg}") for arg in paths}
-    assert found == {arg: f"{tmp_path}/benchmarks{path}" for arg, path in paths.items()}
-    for other in ("pytest_slmserve.quickstart", "my.tests"):
-        assert items.path_of(other) == other
-    (tmp_path / "pytest_slmserve" / "benchmarks").mkdir(parents=True)
-    assert items.path_of(shipped) == shipped, "a wheel has the module"
 
 
 def item_of(fixtures="slm_point", suite=None, path="t.py", args=(), **words):
@@ -301,10 +279,19 @@ def test_an_item_is_left_out_with_the_reason(opened, item, given, named, fact):
     assert why is None if fact is None else fact in why
 
 
-@pytest.mark.parametrize("suite", ["everything", "", "core all"])
-def test_a_suite_that_there_is_not_is_refused(opened, suite):
-    with refused("slm_suite(", hint="core or papers or all"):
-        items.left_out_reason(opened(), item_of(suite=suite), True)
+def test_shipped_tests_have_their_names_of_a_wheel_and_no_other_suite_is_known(opened, tmp_path, monkeypatch):
+    for suite in ("everything", "", "core all"):
+        with refused("slm_suite(", hint="core or papers or all"):
+            items.left_out_reason(opened(), item_of(suite=suite), True)
+    monkeypatch.setattr(items, "PACKAGE", tmp_path / "pytest_slmserve")
+    shipped = "pytest_slmserve.benchmarks"
+    paths = {"": "", ".test_gate": "/test_gate.py", ".test_gate::test_no_worse": "/test_gate.py::test_no_worse"}
+    found = {arg: items.path_of(f"{shipped}{arg}") for arg in paths}
+    assert found == {arg: f"{tmp_path}/benchmarks{path}" for arg, path in paths.items()}
+    for other in ("pytest_slmserve.quickstart", "my.tests"):
+        assert items.path_of(other) == other
+    (tmp_path / "pytest_slmserve" / "benchmarks").mkdir(parents=True)
+    assert items.path_of(shipped) == shipped, "a wheel has the module"
 
 
 @pytest.mark.parametrize(("platform", "fixtures", "words", "given", "fact"), ELSEWHERE)
@@ -333,7 +320,7 @@ def test_each_engine_s_items_are_together_and_what_reads_several_comes_last_also
     assert order == ["point", "point", "alone", "advice"]
 
 
-def test_a_plan_says_what_an_item_measures_and_reads(opened):
+def test_a_plan_says_what_an_item_measures_and_reads_and_cases_and_sweeps_are_those_of_all_once(opened):
     session = opened(**BOTH)
     first, spec, other = session.planner.sweep(MODEL).cases[0], *map(session.planner.spec, TWO)
 
@@ -358,9 +345,6 @@ def test_a_plan_says_what_an_item_measures_and_reads(opened):
     item = item_of(model="opt-350m", max_num_seqs=4)
     item.own_markers = [pytest.mark.slm(max_num_seqs=8).mark, pytest.mark.skip(reason="x").mark]
     assert items.words_of(item) == {"model": "opt-350m", "max_num_seqs": 8}, "a parameter's marker adds its words"
-
-
-def test_cases_and_sweeps_are_those_of_all_items_once(opened):
     session, claim = opened(), ("slm_claim slm_model", "claim", {"claim": PLATEAU})
     burst = ("slm_claim slm_model", "burst", {"claim": PLATEAU, "ramp_up": "burst"})
     found = plans(session, POINTS, ("slm_point", "named", {"points": [(MODEL, 4), (MODEL, 2)]}), claim, burst)
@@ -380,7 +364,7 @@ def measured_sweep(session):
         session.executor.measure(case)
 
 
-def test_what_is_resumed_is_told_and_what_is_not_valid_and_is_not(opened):
+def test_what_is_resumed_and_what_is_not_is_told_and_what_differs_is_that_of_the_case_most_alike(opened):
     opened().begin()
     assert "nothing is resumed" in items.fits(opened(resume=True), [])
     measured_sweep(opened())
@@ -393,6 +377,13 @@ def test_what_is_resumed_is_told_and_what_is_not_valid_and_is_not(opened):
     session = opened(engine_arg=failing, resume=True)
     told = items.fits(session, plans(session, POINTS))
     assert "2 measurements for this run" in told and "3 that are not valid" in told
+    session = opened()
+    cases = session.planner.sweep(MODEL).cases
+    session.executor.measure(cases[0])
+    stored = list(session.results.measurements())
+    assert items.difference(stored, [cases[1]]).startswith("concurrency 4") and items.difference(stored, cases) == ""
+    alike = replace(cases[0], engines=replace(cases[0].engines, max_num_seqs=7, seed=1, max_model_len=99, dtype="a"))
+    assert items.difference(stored, [alike]).endswith("; and 1 more")
 
 
 @pytest.mark.parametrize(("given", "facts"), [
@@ -412,16 +403,6 @@ def test_an_archive_that_answers_nothing_is_told_with_what_differs(opened, tmp_p
     session.options = session.options._replace(resume=str(tmp_path / "a.jsonl"))
     with refused(*facts):
         items.fits(session, asked)
-
-
-def test_what_differs_is_told_of_the_case_that_is_most_alike(opened):
-    session = opened()
-    cases = session.planner.sweep(MODEL).cases
-    session.executor.measure(cases[0])
-    stored = list(session.results.measurements())
-    assert items.difference(stored, [cases[1]]).startswith("concurrency 4") and items.difference(stored, cases) == ""
-    alike = replace(cases[0], engines=replace(cases[0].engines, max_num_seqs=7, seed=1, max_model_len=99, dtype="a"))
-    assert items.difference(stored, [alike]).endswith("; and 1 more")
 
 
 # What fixtures give
@@ -455,7 +436,7 @@ def own(session, properties=None, **changes):
     return OwnEngine(session, spec, session.planner.workload(MODEL), {}, [] if properties is None else properties)
 
 
-def test_a_point_of_a_test_has_its_figures_and_is_measured_once(opened):
+def test_points_and_sweeps_of_a_test_have_their_figures_once_and_tell_them_to_junit_and_to_the_report(opened):
     session = opened()
     point = own(session).measure(concurrency=16)
     assert point.valid and len(point.repeats) == 2
@@ -463,20 +444,13 @@ def test_a_point_of_a_test_has_its_figures_and_is_measured_once(opened):
     assert own(session).measure(16).records == point.records and len(session.results.repeats) == 1
     assert len(own(session).measure(16, repeats=3).records) == 3
     assert own(session).measure(16, ramp_up="burst").records != point.records
-
-
-def test_figures_and_objectives_of_a_test_are_told_to_junit_and_to_the_report(opened):
-    session, properties = opened(), []
-    point = own(session, properties).measure(16)
+    point = own(session, properties := []).measure(16)
     assert dict(properties) == {f"slm_{n} [concurrency 16]": getattr(point, n) for n in items.JUNIT}
     curve = own(session, properties).sweep([4, 16], repeats=2)
     kept, broken = point.meets("e2e:900s", share=0.9), curve.meets("ttft:0.001ms", at=4)
     assert [v for v, row in session.verdicts.judged if row is None] == [kept, broken]
     told = [text for name, text in properties if name.startswith("slm_slo ")]
     assert told == [f"passes: {kept.why}", f"fails: {broken.why}"]
-
-
-def test_a_sweep_of_a_test_goes_on_until_it_is_decided_unless_repeats_are_named(opened):
     session = opened(engine_arg=["t_inf=2000", "b_half=1", "noise=0.03"])
     curve = own(session).sweep([4, 8], repeats=1)
     assert [len(p.records) for p in curve.points] == [1, 1] and curve.subject == MODEL
@@ -484,9 +458,6 @@ def test_a_sweep_of_a_test_goes_on_until_it_is_decided_unless_repeats_are_named(
     assert [p.concurrency for p in curve.points] == [4, 8, 16]
     assert max(len(p.records) for p in curve.points) > 2 and curve.looks == session.looks
     assert [m.load.concurrency for m in session.results.measurements()][:2] == [4, 8]
-
-
-def test_a_load_that_says_nothing_is_refused(opened):
     engine = own(opened())
     for wrong, fact in ((64, "64"), ("64", "'64'"), ([], "[]")):
         with refused(fact):
@@ -495,7 +466,7 @@ def test_a_load_that_says_nothing_is_refused(opened):
         engine.measure(4, requests=9)
 
 
-def test_a_job_of_a_test_is_served_once_with_the_adapters_of_its_marker_on_an_engine_with_slots_for_them(opened):
+def test_jobs_of_a_test_are_served_once_with_their_adapters_and_engines_that_share_are_measured_together(opened):
     session = opened()
     spec = session.planner.spec(MODEL)
     slow, fast = (items.own_job(session, spec, {}, 20, rate, lengths=(16, 8)) for rate in (2, math.inf))
@@ -511,9 +482,6 @@ def test_a_job_of_a_test_is_served_once_with_the_adapters_of_its_marker_on_an_en
     assert found.valid and found.slots == found.workload.spec.adapters.count == 2
     with refused("2 adapters", hint="--slm-lora 2x8"):
         items.own_job(session, spec, words, 20, lengths=(16, 8))
-
-
-def test_engines_that_share_a_device_are_measured_together(opened):
     session = opened(**BOTH)
     two = items.shared_engines(session, sharing="mps", pinned=True)
     found = two.measure(8, repeats=1, ramp_up="burst")
@@ -528,15 +496,12 @@ def test_engines_that_share_a_device_are_measured_together(opened):
         two.measure(7)
 
 
-def test_a_planned_case_is_carried_out_and_shown(opened):
+def test_a_planned_case_is_carried_out_and_shown_and_one_not_needed_or_without_room_is_skipped(opened, monkeypatch):
     session, shown = opened(), []
     case = session.planner.sweep(MODEL).cases[0]
     verdict = PlannedCase(session, case, shown.extend).measure()
     assert (verdict.state, verdict.value, verdict.threshold) == (State.PASSES, 2, 2)
     assert shown == list(session.results.measurements()) and repr(PlannedCase(session, case)) == case.id
-
-
-def test_a_case_that_is_not_needed_or_has_no_room_is_skipped(opened, monkeypatch):
     session = opened(sweep="adaptive", concurrency="1,2,4,8,16,32", engine_arg=["t_inf=2000", "b_half=0.2"])
     cases = session.planner.sweep(MODEL).cases
     sweeps = Sweeps(session, {cases[0].series: {case.concurrency: case for case in cases}}, {})
@@ -570,7 +535,7 @@ def watched(readings=5, **how):
     return found
 
 
-def test_figures_and_the_verdict_are_of_the_block():
+def test_figures_and_the_verdict_are_of_the_block_and_one_within_another_asks_nobody_twice():
     found = watched()
     assert found.figures.sm_active == 0.5 == found.figures.sm_active_max
     assert found.seen.window_s == (0.0, pytest.approx(0.5)) and found.seen.began_s == 100.0
@@ -580,28 +545,23 @@ def test_figures_and_the_verdict_are_of_the_block():
     assert watched(foreign=2.0).health.state == "invalid"
     assert any("planted failed after 2" in why for why in watched(fails_at=3).health.reasons)
     assert watched(0).figures.sm_active is None and watched(0).health.state == "unknown", "too short for a reading"
-
-
-@pytest.mark.parametrize("name", ["seen", "telemetry", "figures", "health"])
-def test_before_its_end_there_is_nothing(name):
-    with items.watching(Stepwise([], 0.1), HERE) as found, refused("block"):
-        getattr(found, name)
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_exception_in_the_block_stops_the_thread_and_is_passed_on(error):
-    with pytest.raises(error), items.watching(Sampler([planted()], 0.1), HERE) as found:
-        assert "slm-telemetry" in {thread.name for thread in threading.enumerate()}
-        raise error
-    assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()}
-    with refused("block"):
-        _ = found.figures
-
-
-def test_a_watch_within_another_asks_nobody_twice_and_has_its_own_rows():
     source = planted(0.9)
     sampler = Sampler([source], 0.1)
     with items.watching(sampler, HERE) as outer, items.watching(sampler, HERE) as inner:
         assert [thread.name for thread in threading.enumerate()].count("slm-telemetry") == 1
     assert source.asked >= len(outer.telemetry.time_s) >= len(inner.telemetry.time_s)
     assert inner.seen.window_s[1] <= outer.seen.window_s[1]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_before_its_end_there_is_nothing_and_an_exception_stops_the_thread_and_is_passed_on(error):
+    with pytest.raises(error), items.watching(Sampler([planted()], 0.1), HERE) as found:
+        assert "slm-telemetry" in {thread.name for thread in threading.enumerate()}
+        raise error
+    assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()}
+    with refused("block"):
+        _ = found.figures
+    with items.watching(Stepwise([], 0.1), HERE) as found:
+        for name in ("seen", "telemetry", "figures", "health"):
+            with refused("block"):
+                getattr(found, name)

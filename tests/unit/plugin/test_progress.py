@@ -77,14 +77,17 @@ def test_a_case_is_priced_by_what_is_missing_of_it_and_once(opened, name):
     assert (more.seconds, more.engine) == (pytest.approx(0.3), engine)
 
 
-def test_an_engine_without_a_case_is_started_unless_the_item_only_reads(opened, as_on_a_device):
+@pytest.mark.parametrize(("given", "repeats"), [({"budget": "0"}, 2), ({"repeats": "3", "budget": "1"}, 3)])
+def test_an_engine_starts_unless_only_read_and_points_are_made_as_options_say(opened, as_on_a_device, given, repeats):
     session = opened()
     spec = session.planner.spec(MODEL)
     rows = plan_rows(session, [ItemPlan("own", engine=spec, starts=True), ItemPlan("reads", engine=spec)])
     assert [(row.engine, row.seconds) for row in rows] == [(spec, 0.0), (None, 0.0)]
+    session = opened(**given)
+    assert [row.seconds for row in plan_rows(session, with_claim(session))] == [repeats * REPEAT_S] * 2 + [0.0]
 
 
-def test_a_gate_is_priced_as_a_clear_case_and_once_and_one_engine_less_where_it_runs(opened, as_on_a_device):
+def test_a_gate_is_priced_as_a_clear_case_and_the_length_of_a_run_has_starts_and_models(opened, as_on_a_device):
     """Four pairs of launches, and one launch that does not count, as the sides are equal; or two of both at once."""
     plan = ItemPlan("gate", gate=MODEL, compares=True, starts=True)
     at_once = opened(gate=True)
@@ -100,12 +103,26 @@ def test_a_gate_is_priced_as_a_clear_case_and_once_and_one_engine_less_where_it_
     assert plan_rows(session, [plan])[0].seconds == 150.0, "what pairs took is known better than what they may take"
     Gates(session).of(MODEL)
     assert plan_rows(session, [plan])[0].seconds == 0
+    session = opened(models="opt-125m,opt-1.3b")
+    seconds, text = told(session, items_for(session, "slm_point"))
+    assert seconds == 2 * START_S + 8 * REPEAT_S and text.startswith("about 1 min, 2 ") and "2 models" in text
+    assert "1 test" in told(session, items_for(session, "slm_sweep"))[1]
+    adaptive = opened(sweep="adaptive")
+    assert told(adaptive, items_for(adaptive, "slm_point"))[1].startswith("up to 32 s, 1 ")
+    session.platform = "remote"
+    assert "start" not in told(session, items_for(session, "slm_point"))[1]
+    gate = opened(gate=True, gate_launches="apart")
+    seconds, text = told(gate, items_for(gate, "slm_gate slm_gates"))
+    assert seconds == 9 * START_S + 16 * REPEAT_S and "9 " in text and "1 model" in text
+    spread, one = opened(models="opt-125m,opt-350m", ray="local:2"), opened(models="opt-125m,opt-350m")
+    both, alone = (told(session, items_for(session, "slm_point"))[0] for session in (spread, one))
+    assert (both, alone) == (START_S + 4 * REPEAT_S, 2 * (START_S + 4 * REPEAT_S))
 
 
 # The time that is left
 
 
-def test_all_that_is_left_counts_the_start_until_the_engine_runs_and_the_rounds_after_this_one(opened, as_on_a_device):
+def test_what_is_left_counts_a_start_until_it_runs_later_rounds_and_what_a_test_asks_for(opened, as_on_a_device):
     session = opened(repeats="2", budget="0")
     items = points(session)
     repeats = 2 * len(items)
@@ -121,9 +138,6 @@ def test_all_that_is_left_counts_the_start_until_the_engine_runs_and_the_rounds_
     session.executor.ask([asked(session, 16)], repeats=3)
     session.executor.measure(asked(session, 16), 1)
     assert time_left(session, items).rest_s == (2 + 2) * REPEAT_S
-
-
-def test_what_a_test_asks_for_counts_when_it_is_asked_and_more_may_come(opened, as_on_a_device):
     session = opened()
     items = [ItemPlan("test", engine=session.planner.spec(MODEL), starts=True, open=True)]
     before = time_left(session, items, START_S)
@@ -162,13 +176,7 @@ def test_points_of_a_claim_are_planned_once_and_again_as_long_as_their_budget_la
     assert time_left(session, items).rest_s == pytest.approx(60 - session.executor.spent_s[first.engine]), "of these"
 
 
-@pytest.mark.parametrize(("given", "repeats"), [({"budget": "0"}, 2), ({"repeats": "3", "budget": "1"}, 3)])
-def test_points_are_planned_as_often_as_the_options_say(opened, as_on_a_device, given, repeats):
-    session = opened(**given)
-    assert [row.seconds for row in plan_rows(session, with_claim(session))] == [repeats * REPEAT_S] * 2 + [0.0]
-
-
-def test_what_a_run_has_seen_of_its_host_corrects_what_is_left(opened, as_on_a_device, monkeypatch):
+def test_what_was_seen_of_the_host_corrects_what_is_left_and_no_step_is_longer(opened, as_on_a_device, monkeypatch):
     monkeypatch.setitem(cases.DEFAULTS, "simulated", replace(cases.DEFAULTS["simulated"], first_s=10.0))
     session = opened(models="opt-125m,opt-350m", budget="0")
     items = points(session)
@@ -177,9 +185,6 @@ def test_what_a_run_has_seen_of_its_host_corrects_what_is_left(opened, as_on_a_d
     session.devices.pool.first_start = items[0].case.engine, 2 * (START_S + 10.0)
     session.executor.took_s, session.executor.estimated_s = 60.0, 20.0
     assert time_left(session, items).rest_s == 2 * 2 * START_S + 3 * 8 * REPEAT_S
-
-
-def test_a_step_is_no_longer_than_what_is_left_and_a_gate_is_one(opened, as_on_a_device):
     session = opened(budget="0")
     items = points(session)[:1]
     session.executor.measure(items[0].case, 1)
@@ -195,23 +200,6 @@ def test_a_step_is_no_longer_than_what_is_left_and_a_gate_is_one(opened, as_on_a
 def told(session, *items):
     plans = plans_of(in_running_order(session, [each for some in items for each in some]))
     return length_of(session, plans, plan_rows(session, plans))
-
-
-def test_the_length_has_the_starts_the_models_what_will_be_asked_for_and_the_last_of_all_gpus(opened, as_on_a_device):
-    session = opened(models="opt-125m,opt-1.3b")
-    seconds, text = told(session, items_for(session, "slm_point"))
-    assert seconds == 2 * START_S + 8 * REPEAT_S and text.startswith("about 1 min, 2 ") and "2 models" in text
-    assert "1 test" in told(session, items_for(session, "slm_sweep"))[1]
-    adaptive = opened(sweep="adaptive")
-    assert told(adaptive, items_for(adaptive, "slm_point"))[1].startswith("up to 32 s, 1 ")
-    session.platform = "remote"
-    assert "start" not in told(session, items_for(session, "slm_point"))[1]
-    gate = opened(gate=True, gate_launches="apart")
-    seconds, text = told(gate, items_for(gate, "slm_gate slm_gates"))
-    assert seconds == 9 * START_S + 16 * REPEAT_S and "9 " in text and "1 model" in text
-    spread, one = opened(models="opt-125m,opt-350m", ray="local:2"), opened(models="opt-125m,opt-350m")
-    both, alone = (told(session, items_for(session, "slm_point"))[0] for session in (spread, one))
-    assert (both, alone) == (START_S + 4 * REPEAT_S, 2 * (START_S + 4 * REPEAT_S))
 
 
 # The line
@@ -273,10 +261,14 @@ def test_an_engine_that_starts_is_shown_with_its_stage_and_then_cleared(started,
 
 
 @pytest.mark.parametrize(("seconds", "verbose", "line"), [(21.3, 0, True), (0.9, 0, False), (21.3, -1, False)])
-def test_a_log_has_the_seconds_of_each_long_start(started, seconds, verbose, line):
+def test_a_log_has_each_long_start_and_what_a_sweep_says_unless_all_is_to_be_quiet(started, seconds, verbose, line):
     run = started("log", verbose=verbose)
     run.slm.devices.pool.on_started(run.slm.planner.spec(MODEL), seconds)
     assert run.log.text == ("\nslmserve: opt-125m started in 21 s" if line else "")
+    for where, verbose, line in (("log", 0, True), ("terminal", 0, True), ("log", -1, False)):
+        run = started(where, verbose=verbose)
+        run.slm.say("it stays open")
+        assert run.log.text == ("\nslmserve: it stays open" if line else "")
 
 
 @pytest.mark.parametrize("where", ["log", "terminal"])
@@ -293,14 +285,7 @@ def test_a_slow_start_corrects_the_promise_at_once_and_once(started, where):
         assert "in all" not in same.log.text, "2 min are 2 min, and a gate has no promise"
 
 
-def test_what_a_sweep_says_is_a_line_of_its_own_unless_all_is_to_be_quiet(started):
-    for where, verbose, line in (("log", 0, True), ("terminal", 0, True), ("log", -1, False)):
-        run = started(where, verbose=verbose)
-        run.slm.say("it stays open")
-        assert run.log.text == ("\nslmserve: it stays open" if line else "")
-
-
-def test_a_log_has_a_line_for_each_case_that_took_long_with_the_time_left(started, as_on_a_device):
+def test_a_log_has_each_long_case_and_a_terminal_each_repeat_with_place_and_time_left(started, as_on_a_device):
     run = started("log", points)
     for case in run.slm.planner.sweep(MODEL).cases:
         for number in (1, 2):
@@ -316,9 +301,6 @@ def test_a_log_has_a_line_for_each_case_that_took_long_with_the_time_left(starte
     assert run.reporter.ended == ["t.py::0"], "pytest's dots have a line of their own"
     run.line.pytest_runtest_logreport(report)
     assert run.reporter.ended == ["t.py::0"] and run.log.text.strip().split("\n") == told
-
-
-def test_a_terminal_has_the_place_and_the_time_left_of_each_repeat(started, as_on_a_device):
     run = started("terminal", points)
     first, second = run.slm.planner.sweep(MODEL).cases
     for case in (first, second):
@@ -329,9 +311,6 @@ def test_a_terminal_has_the_place_and_the_time_left_of_each_repeat(started, as_o
         ["case 2 of 2", "0:32 left", "opt-125m at 8, repeat 1"],
     ]
     assert run.log.text == ""
-
-
-def test_pairs_of_a_gate_have_no_place_among_the_cases_and_its_time_is_one_step(started, as_on_a_device):
     run = started("terminal", lambda slm: [ItemPlan("gate", gate=MODEL, compares=True), *points(slm)])
     case = run.slm.planner.sweep(MODEL).cases[0]
     for number in (1, 2):
@@ -340,7 +319,7 @@ def test_pairs_of_a_gate_have_no_place_among_the_cases_and_its_time_is_one_step(
     assert [line.split(" | ")[:2] for line in shown(run)] == [["8:02 left", "pair 1"], ["7:52 left", "pair 2"]]
 
 
-def test_what_is_measured_elsewhere_has_a_place_and_a_new_test_does_not_wait_for_what_another_asked_for(started):
+def test_what_tests_ask_for_counts_when_it_is_asked_is_looked_up_once_and_may_be_elsewhere(started, monkeypatch):
     run = started("terminal")
     case = asked(run.slm, 8)
     run.slm.executor.ask([case])
@@ -349,18 +328,12 @@ def test_what_is_measured_elsewhere_has_a_place_and_a_new_test_does_not_wait_for
     run.slm.executor.on_progress(case, "opt-125m at 8, repeat 1", Progress("ramp", 0.5, 0, 8, None))
     run.line.pytest_runtest_logstart("t.py::0")
     assert run.slm.executor.awaited() == {} and [*run.slm.results.requested] == [case.key]
-
-
-def test_what_tests_ask_for_as_they_go_counts_from_when_it_is_asked(started):
     run = started("terminal")
     for loads in ((1, 2, 4), (8,)):
         run.slm.executor.ask([asked(run.slm, n) for n in loads])
         for n in loads:
             run.slm.executor.on_progress(asked(run.slm, n), f"at {n}", Progress("ramp", 0.5, 0, 8, None))
     assert [line.partition(" |")[0] for line in shown(run)] == [*(f"case {n} of 3+" for n in (1, 2, 3)), "case 4 of 4+"]
-
-
-def test_what_is_measured_is_looked_up_once_for_a_repeat(started, monkeypatch):
     run, looked, numbers = started("terminal"), [], []
     case = asked(run.slm, 8)
     run.slm.executor.ask([case])
@@ -370,9 +343,6 @@ def test_what_is_measured_is_looked_up_once_for_a_repeat(started, monkeypatch):
         run.slm.executor.on_progress(case, "opt-125m at 8, repeat 1", Progress("ramp", elapsed_s, 0, 8, None))
         numbers.append(len(looked))
     assert numbers[0] > 0 and len(set(numbers)) == 1
-
-
-def test_a_run_goes_through_its_places_as_it_measures(started):
     run = started("terminal", points)
     for case in run.slm.planner.sweep(MODEL).cases:
         run.slm.executor.measure(case)

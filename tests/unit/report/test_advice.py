@@ -10,8 +10,7 @@ from itertools import product
 
 import pytest
 from gpus import PLANTED, on_gpus, replicas
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from planted import lawful
 from sections import difference, in_words, sentences_of
 from strategies import H200, law, point

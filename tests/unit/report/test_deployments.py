@@ -7,11 +7,9 @@ import pytest
 from gpus import PLANTED, on_gpus, replicas
 from html_pages import values_of
 from sections import difference, in_layers, in_words, rows_of, tables_of
-from strategies import H200, measurement, point
-from strategies import shared_point as set_of
+from strategies import H200, measurement, point, shared_point as set_of
 
-from pytest_slmserve.analysis.compare.deployments import at_both_interfaces, with_wider
-from pytest_slmserve.analysis.compare.deployments import deployments as on_several
+from pytest_slmserve.analysis.compare.deployments import at_both_interfaces, deployments as on_several, with_wider
 from pytest_slmserve.analysis.metrics.gpu_figures import EngineMemory, GpuMemory
 from pytest_slmserve.analysis.metrics.window import window_trace
 from pytest_slmserve.analysis.points import ratio

@@ -7,8 +7,7 @@ import pty
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from terminals import Screen, set_columns
 
 from pytest_slmserve.report import live_line

@@ -5,10 +5,9 @@ from sections import difference
 
 from pytest_slmserve.report import section as of
 from pytest_slmserve.report.section import Chart, Details, Legend, Named, Section, Table, Verbatim, in_units
-from pytest_slmserve.report.section import section_markdown as markdown
-from pytest_slmserve.report.section import section_text as text_of
 from pytest_slmserve.report.text_table import Column, laid_out
 
+text_of, markdown = of.section_text, of.section_markdown
 COLUMNS = (Column("\nload", str), Column("tokens\n/s", lambda row: f"{1000 * row:,}"), Column("nothing", lambda _: "-"))
 SHOWN = Section("opt-125m: PASS", [
     "  baseline: vLLM 0.25.0", Table([1, 64], COLUMNS, caption="Endpoints"), Table([], COLUMNS),

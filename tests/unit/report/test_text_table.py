@@ -10,8 +10,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sections import difference
 
 from pytest_slmserve.analysis.estimates import Interval

@@ -48,14 +48,11 @@ def row(name, alive=True, **resources):
     return {"NodeID": name * 8, "NodeName": name, "Alive": alive, "Resources": resources}
 
 
-def test_nodes_that_live_are_read_widest_first_and_a_resource_chooses_among_them():
+def test_nodes_that_live_are_read_widest_first_and_engines_are_measured_where_there_is_what_they_need():
     rows = [row("a", CPU=4.0, quiet=1.0), row("b", CPU=16.0, GPU=2.0, quiet=0.0), row("c", False, quiet=1.0)]
     rows.append({**row("d", GPU=1.0), "NodeName": "", "NodeManagerAddress": "10.0.0.1"})
     a, b = Node("a" * 8, "a (aaaaaaaa)", 0, 4), Node("b" * 8, "b (bbbbbbbb)", 2, 16)
     assert nodes_of(rows) == [b, Node("d" * 8, "10.0.0.1 (dddddddd)", 1, 0), a] and nodes_of(rows, "quiet") == [a]
-
-
-def test_engines_of_gpus_are_measured_where_there_are_some_with_one_cpu_and_on_the_cpu_on_a_whole_node():
     assert measuring([WIDE, NARROW, HEAD], "cuda") == [WIDE, NARROW]
     assert measuring([WIDE, HEAD], "simulated") == [WIDE]
     assert measuring([HEAD], "simulated") == [HEAD]
@@ -75,24 +72,27 @@ def test_engines_of_gpus_are_measured_where_there_are_some_with_one_cpu_and_on_t
         need_of(ON_TWO, [NARROW, NARROW])
 
 
-def test_nodes_of_one_kind_are_one_host_with_the_gpus_of_the_widest():
+@pytest.mark.parametrize(("fact", "other"), [
+    ("gpu_name", "H100"), ("driver", "570"), ("vllm", "0.25.0"), ("cpu", "another"), ("cores", 8),
+])  # fmt: skip
+def test_nodes_of_one_kind_are_one_host_and_what_differs_is_told_of_others(fact, other):
     other = replace(H200, host="another", git_commit="y", python="3.12")
     found = {NARROW: Host(H200, "GPU-0", (), GPUS[:1]), WIDE: Host(other, "GPU-0", ("look twice",), GPUS)}
     host = one_host(found, MINE)
     assert host == Host(replace(other, git_commit="mine"), "GPU-0", ("look twice",), GPUS[:4]), "all that Ray gives"
-
-
-@pytest.mark.parametrize(("fact", "other"), [
-    ("gpu_name", "H100"), ("driver", "570"), ("vllm", "0.25.0"), ("cpu", "another"), ("cores", 8),
-])  # fmt: skip
-def test_nodes_of_different_kinds_and_other_releases_are_refused_with_what_differs(fact, other):
     with refused(f"({fact} ", "on narrow", f"{other} on wide)", hint="slm_ray_resource"):
         one_host({NARROW: Host(H200, "x"), WIDE: Host(replace(H200, **{fact: other}), "y")}, MINE)
     with refused("narrow", "0.0.9", "0.1.0"):
         one_host({NARROW: Host(replace(H200, pytest_slmserve="0.0.9"), "x")}, MINE)
 
 
-def test_gpus_of_different_kinds_do_not_serve_side_by_side(tmp_path, monkeypatch):
+def test_gpus_of_different_kinds_do_not_serve_side_by_side_nor_is_a_task_s_environment_inherited(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+    for own in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):  # the GPU that the task was given
+        os.environ |= own
+        cluster.look_around(read_options({"simulate": True}, {}, {}))
+        assert os.environ == own
+
     def engines(number):
         options = read_options({"simulate": True, "ray": f"local:{number}"}, {}, {})
         return cluster.RayEngines.from_options(options, tmp_path)
@@ -157,7 +157,7 @@ def on_node(opened):
     return made
 
 
-def test_each_call_is_one_repeat_under_the_key_that_it_was_asked_by(on_node, opened):
+def test_each_call_is_one_repeat_and_an_engine_that_dies_or_cannot_begin_ends_its_cases(on_node, opened, monkeypatch):
     engine, keys, measure = on_node(4, 8)
     found = [m for key in (*keys, *keys) for m in unpacked(measure(key).packed)]
     assert [m.key for m in found] == keys * 2
@@ -167,16 +167,10 @@ def test_each_call_is_one_repeat_under_the_key_that_it_was_asked_by(on_node, ope
     _, [key], measure = on_node(session=session, cases=[planner.replicas_case(planner.replicas([MODEL] * 2), 16)])
     pair = unpacked(measure(key).packed)
     assert [m.replica.count for m in pair] == [2, 2] and len({m.replica.set for m in pair}) == 1, "one answer"
-
-
-def test_an_engine_that_dies_ends_its_case_and_no_other(on_node):
     _, keys, measure = on_node(4, 64, 8, engine_arg=["die_at=64"])
     errors = [measure(key).error for key in (*keys, keys[1])]
     assert list(map(type, errors)) == [type(None), EngineFailed, type(None), EngineFailed]
     assert errors[1] is errors[3], "it is not tried again"
-
-
-def test_what_keeps_a_node_from_beginning_is_told_of_every_case(on_node, monkeypatch):
     engine, keys, measure = on_node(4, 8)
     engine.environment = replace(engine.environment, gpu_name="H100")  # the others', if this one came later
     said = "is of another kind (gpu_name H100 on the others, simulated on this one)"
@@ -184,14 +178,6 @@ def test_what_keeps_a_node_from_beginning_is_told_of_every_case(on_node, monkeyp
     _, keys, measure = on_node(4, 8)
     monkeypatch.setattr(Devices, "hold", Mock(side_effect=DeviceBusy("another run measures it", "wait")))
     assert [type(measure(key).error) for key in keys] == [DeviceBusy, DeviceBusy]
-
-
-def test_the_engine_of_a_node_does_not_inherit_what_ray_gives_a_task(monkeypatch):
-    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
-    for own in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):  # the GPU that the task was given
-        os.environ |= own
-        cluster.look_around(read_options({"simulate": True}, {}, {}))
-        assert os.environ == own
 
 
 @given(measurements())
@@ -352,42 +338,27 @@ def test_a_lost_engine_begins_again_and_nothing_is_measured_twice_or_less_often(
     assert len([note for note in notes if note.startswith(said)]) == 1, notes
 
 
-def test_an_unclean_repeat_gets_one_extra_attempt(run):
+def test_an_unclean_repeat_gets_one_extra_attempt_and_an_engine_that_ends_its_third_process_no_fourth(run):
     on_cluster = run(engine_arg=["preempt_from=8"])
     assert on_cluster.failures() == {}
     assert on_cluster.made() == {(model, n): 3 if n == 8 else 2 for model, n in CELLS}
-
-
-def test_an_engine_that_ends_its_third_process_gets_no_fourth_and_what_came_is_resumed(run):
-    on_cluster = run(nodes=9, ends={(MODEL, 2): ["", *[DIES] * 9]})
+    on_cluster = run(nodes=9, archive="ends", ends={(MODEL, 2): ["", *[DIES] * 9]})
     failures = on_cluster.failures()
     assert list(failures) == CELLS[1:4]
     assert "3 cells of opt-125m" in failures[MODEL, 2] and "--slm-resume" in failures[MODEL, 2]
     assert sum(not row["Alive"] for row in on_cluster.ray.rows) == 3
     assert on_cluster.made() == {(MODEL, 1): 2, (MODEL, 2): 1} | {(OTHER, n): 2 for n in LOADS}
-    again = run(resume=True)
+    again = run(archive="ends", resume=True)
     assert again.failures() == {} and again.made() == ALL and again.ray.begun == ["node-0"]
 
 
-def test_an_archive_that_can_be_written_nowhere_stops_all(run, monkeypatch, tmp_path):
-    on_cluster = run()
-    monkeypatch.setattr(store, "_append", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
-    failures = on_cluster.failures()
-    assert list(failures) == CELLS and on_cluster.engines._came == 1, "nothing more was taken"
-    assert len({*failures.values()}) == 1 and str(tmp_path) in failures[MODEL, 1]
-
-
-def test_if_no_other_node_is_left_each_cell_that_is_missing_says_so(run):
+def test_if_no_other_node_or_archive_is_left_each_cell_that_is_missing_says_so(run, monkeypatch, tmp_path):
     on_cluster = run(nodes=1, ends={(OTHER, 2): [DIES]})
     failures = on_cluster.failures()
     assert {(OTHER, n) for n in LOADS[1:]} <= failures.keys() <= {*CELLS} - {(OTHER, 1)}
     assert all(fact in failures[OTHER, 2] for fact in ("node-0 (00000000) died", "1 GPU", "3 cells of opt-1.3b"))
     assert on_cluster.made().keys() == {*CELLS} - failures.keys()
-
-
-def test_if_all_nodes_die_before_an_engine_begins_nobody_waits_for_others(run):
-    """Ray tells nothing of such an actor: it is still to be placed."""
+    # Ray tells nothing of such an actor: it is still to be placed.
     on_cluster = run(nodes=2)
     on_cluster.ray.wait = lambda calls, **words: ([], calls)
     for row in on_cluster.ray.rows:
@@ -396,6 +367,12 @@ def test_if_all_nodes_die_before_an_engine_begins_nobody_waits_for_others(run):
     assert list(failures) == CELLS
     facts = "node-0 (00000000) died", "node-1 (11111111) died", "1 GPU", "opt-125m"
     assert all(fact in failures[MODEL, 1] for fact in facts)
+    on_cluster = run()
+    monkeypatch.setattr(store, "_append", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
+    failures = on_cluster.failures()
+    assert list(failures) == CELLS and on_cluster.engines._came == 1, "nothing more was taken"
+    assert len({*failures.values()}) == 1 and str(tmp_path) in failures[MODEL, 1]
 
 
 # A Ray of our own
@@ -410,15 +387,12 @@ def started(monkeypatch, ray):
         return found
 
 
-def test_ray_that_was_imported_before_is_no_ray_of_our_own(monkeypatch):
+def test_ray_that_was_imported_before_is_not_our_own_and_one_that_does_not_start_leaves_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "_import_own_ray", cluster._import_own_ray.__wrapped__)  # which remembers nothing
     monkeypatch.setitem(sys.modules, "ray", Mock())
     with refused("imported before", hint="conftest"), cluster.start_here(2):
         pass
     assert "RAY_AUTH_TOKEN" not in os.environ
-
-
-def test_ray_that_does_not_start_leaves_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ray = Mock(init=Mock(side_effect=RuntimeError("Failed to start GCS.\nof many lines")))
     with refused("Failed to start GCS.", hint="without --slm-ray"):
@@ -426,7 +400,10 @@ def test_ray_that_does_not_start_leaves_nothing(monkeypatch, tmp_path):
     assert not [*tmp_path.iterdir()] and os.environ["RAY_AUTH_MODE"] == "theirs"
 
 
-def test_ray_works_below_a_folder_of_ours_and_a_signal_waits_for_its_start(monkeypatch, tmp_path):
+def test_ray_works_in_a_folder_of_ours_says_where_it_is_reached_and_a_signal_awaits_its_start(monkeypatch, tmp_path):
+    for address, reachable in (("127.0.0.1", ""), ("192.0.2.2", "192.0.2.2")):
+        nodes = Mock(return_value=[{"NodeManagerAddress": address}])
+        assert cluster.reachable_at(Mock(nodes=nodes)) == reachable
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen = []
 
@@ -441,8 +418,3 @@ def test_ray_works_below_a_folder_of_ours_and_a_signal_waits_for_its_start(monke
     with as_interrupts(), pytest.raises(KeyboardInterrupt):
         started(monkeypatch, ray)
     assert seen == [(0o700, "127.0.0.1"), "started"] and ray.shutdown.called and not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(("address", "reachable"), [("127.0.0.1", ""), ("192.0.2.2", "192.0.2.2")])
-def test_ray_that_others_may_reach_says_where(address, reachable):
-    assert cluster.reachable_at(Mock(nodes=lambda: [{"NodeManagerAddress": address}])) == reachable

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from measured import measure
 from refusals import refused
 from strategies import planted_run
@@ -44,7 +43,7 @@ CASE = Case(STEADY, (REQUESTS,), (ClosedLoop(4, window_s=1),), HERE)
 # One repeat
 
 
-def test_a_record_holds_what_was_asked_for_and_what_came_of_it():
+def test_a_record_holds_what_was_asked_for_and_what_came_of_it_and_replicas_are_one_each_of_a_set():
     """An engine with a clock of its own keeps its own telemetry."""
     engine, before, heard = SimulatedEngine(SPEC), datetime.now(UTC), []
     found = measure(engine, WORKLOAD, LOAD, HERE, heard.append, Sensors())
@@ -54,9 +53,6 @@ def test_a_record_holds_what_was_asked_for_and_what_came_of_it():
     stamp = datetime.fromisoformat(found.measured_at)
     assert before - timedelta(milliseconds=1) <= stamp <= datetime.now(UTC) and stamp.utcoffset() == timedelta(0)
     assert [progress.phase for progress in heard] == ["over"] and found.run.telemetry.sources == ("simulated",)
-
-
-def test_replicas_are_a_record_each_of_one_set_and_none_is_exported():
     spec = ReplicaSpec((STEADY, replace(STEADY, max_num_seqs=8)))
     loads = ClosedLoop(2, window_s=1), ClosedLoop(3, window_s=1)
     running, case = Pool().engine(spec), Case(spec, (REQUESTS,) * 2, loads, HERE)
@@ -165,7 +161,7 @@ def test_what_is_known_cannot_be_stored_or_is_measured_by_another_process_is_not
     assert (waited, engine.loads, executor.awaited()) == ([CASE], [], {CASE: 3})
 
 
-def test_the_largest_number_that_was_asked_for_is_awaited_until_nobody_waits():
+def test_the_largest_number_asked_for_is_awaited_and_measurements_are_those_of_this_run_unless_keys_are_named():
     executor, other = executor_on(Failing([])), replace(CASE, loads=(ClosedLoop(2, window_s=1),))
     executor.ask([CASE], 3)
     executor.ask([CASE, other])
@@ -176,9 +172,6 @@ def test_the_largest_number_that_was_asked_for_is_awaited_until_nobody_waits():
     assert executor.awaited() == {} and list(executor.results.requested) == [CASE.key, other.key]
     assert (executor.count_missing(CASE), executor.count_missing(CASE, 5)) == (1, 4)
     assert executor_on(Failing([])).count_missing(CASE) == 2, "nobody asked"
-
-
-def test_measurements_are_those_of_this_run_unless_keys_are_named_and_those_of_a_gate_are_marked():
     executor, (known,) = executor_on(Failing([]), archive=Store()), measure_case(SimulatedEngine(STEADY), CASE)
     executor.results.repeats["of the archive"] = [(known,)]
     [(mine,), (other,)] = executor.measure(CASE)
@@ -203,7 +196,8 @@ class Roomy(Failing):
         self.spec, self.resolved = spec, replace(self.resolved, kv_blocks=blocks)
 
 
-def test_a_load_that_the_engine_has_no_room_for_is_refused_and_not_measured():
+@pytest.mark.parametrize(("requests", "first"), [(3, 3), (100, 64)])
+def test_a_load_without_room_is_refused_and_the_first_job_of_a_launch_follows_others(requests, first):
     """One block is the engine's own. Where the plan knew the room, it is not looked at again."""
     for roomy in (Roomy(25), Roomy(None), Roomy(2, STEADY)):
         assert executor_on(roomy).measure(replace(CASE, engines=roomy.spec))
@@ -211,10 +205,6 @@ def test_a_load_that_the_engine_has_no_room_for_is_refused_and_not_measured():
     with refused("3 requests of 96 tokens", kind=DoesNotFit, hint="up to 3"):
         executor_on(engine).measure(replace(CASE, engines=UNKNOWN))
     assert engine.loads == []
-
-
-@pytest.mark.parametrize(("requests", "first"), [(3, 3), (100, 64)])
-def test_the_first_job_of_a_launch_follows_some_requests_that_do_not_count(requests, first):
     engine, job = Failing([]), replace(CASE, loads=(OpenLoop(requests=requests),))
     executor = executor_on(engine)
     executor.measure(CASE)
@@ -264,7 +254,20 @@ def devices(monkeypatch):
     made.devices.close()
 
 
-def test_each_gpu_of_an_engine_is_locked_once_until_the_end(devices):
+def test_sensors_of_several_gpus_are_opened_once_for_each_set_and_each_gpu_is_locked_once_until_the_end(devices):
+    held, (one, both) = devices.open(), (EngineSpec("opt-125m", tensor_parallel_size=n) for n in (1, 2))
+
+    def sampler_of(spec):
+        return held.sampler_on(held.planner.devices(spec))
+
+    assert sampler_of(one) is held.sampler
+    assert sampler_of(both) is sampler_of(both) is not held.sampler
+    assert sampler_of(replace(one, gpu=1)) not in (held.sampler, sampler_of(both))
+    assert [each[1::2] for each in devices.read] == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
+    assert held.planner.notes == ["a note"], "each once"
+    assert held.own_sampler() is held.sampler, "engines of this run have one GPU"
+    held.planner.options = held.planner.options._replace(tensor_parallel_size=(2,))
+    assert held.own_sampler() is sampler_of(both)
     held = devices.open(simulate=True)
     held.hold()
     assert held.start(SPEC).spec == SPEC == held.pool.current and held.start(SPEC) and held.pool.starts == [SPEC]
@@ -273,7 +276,6 @@ def test_each_gpu_of_an_engine_is_locked_once_until_the_end(devices):
     held = devices.open()
     held.hold()
     assert held.pool.device == "GPU-0"
-    one, both = EngineSpec("opt-125m"), EngineSpec("opt-125m", tensor_parallel_size=2)
     for spec, locked in ((one, ["GPU-0"]), (both, ["GPU-0", "GPU-1"]), (both, ["GPU-0", "GPU-1"])):
         held.take(spec)
         assert devices.locked == locked
@@ -314,22 +316,6 @@ def test_of_endpoints_each_url_is_locked_and_asked_for_each_model(devices, monke
     assert asked == [(url, model, {"timeout_s": 7.0}) for url in urls for model in "ab"]
     assert held.sampler is None and devices.read == [] and len(held.planner.notes) == 1
     assert held.pool.launch.keywords == {"timeout_s": 7.0}
-
-
-def test_the_sensors_of_several_gpus_are_opened_once_for_each_set(devices):
-    held, (one, both) = devices.open(), (EngineSpec("opt-125m", tensor_parallel_size=n) for n in (1, 2))
-
-    def sampler_of(spec):
-        return held.sampler_on(held.planner.devices(spec))
-
-    assert sampler_of(one) is held.sampler
-    assert sampler_of(both) is sampler_of(both) is not held.sampler
-    assert sampler_of(replace(one, gpu=1)) not in (held.sampler, sampler_of(both))
-    assert [each[1::2] for each in devices.read] == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
-    assert held.planner.notes == ["a note"], "each once"
-    assert held.own_sampler() is held.sampler, "engines of this run have one GPU"
-    held.planner.options = held.planner.options._replace(tensor_parallel_size=(2,))
-    assert held.own_sampler() is sampler_of(both)
 
 
 @pytest.mark.parametrize(("given", "interval_s", "read"), [

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from launches import launch, pairs
 from refusals import refused
-from simulated_sessions import FEW_STEPS, stored
+from simulated_sessions import FEW_STEPS, MODEL, stored
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
@@ -23,8 +23,7 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan import planner as planners
-from pytest_slmserve.run import gate, one_gate
-from pytest_slmserve.run import session as sessions
+from pytest_slmserve.run import gate, one_gate, session as sessions
 from pytest_slmserve.run.executor import Devices, Executor, Results
 from pytest_slmserve.run.gate import Gates, launches_left
 from pytest_slmserve.run.one_gate import MAX_DROPPED, OneGate, is_short, loads_of, order, sides
@@ -33,7 +32,6 @@ from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.host import Host
 
-MODEL = "opt-125m"
 STEADY = [*FEW_STEPS["engine_arg"], "scatter=0"]  # equal launches are equal
 OTHER = {"side": ["candidate:arg=b_half=9"]}
 SLOW = {"side": ["candidate:arg=t_inf=1000"]}
@@ -166,23 +164,17 @@ def test_an_interpreter_of_a_side_is_probed_before_anything_starts_but_not_for_a
     assert [session.planner.environment(both_sides(session)[side]).vllm for side in SIDES] == ["0.25", None]
 
 
-def test_a_waiver_is_of_its_model_endpoint_and_device(opened, tmp_path):
+def test_every_launch_is_fresh_and_in_turns_that_favour_no_side_and_a_waiver_is_of_one_endpoint_there(opened, tmp_path):
+    assert [order(n)[0][0] for n in range(1, 9)] == list("bccbbccb")
+    for first in range(8):
+        when = {side: sum(2 * n + order(n).index(side) for n in range(first, first + 4)) for side in SIDES}
+        assert when["baseline"] == when["candidate"]
     path = tmp_path / "waivers.json"
     path.write_text(json.dumps([WAIVER, {**WAIVER, "endpoint": "latency", "device": "simulated"}]), "utf-8")
     gates = Gates(opened(waivers=str(path)))
     assert gates.waiver(MODEL, "throughput").owner == "me" and gates.waiver(MODEL, "latency").device == "simulated"
     assert gates.waiver(MODEL, "energy") is gates.waiver("opt-350m", "throughput") is None
     assert Gates(opened()).waiver(MODEL, "throughput") is None, "no file, no waiver"
-
-
-def test_launches_take_turns_so_that_neither_the_second_place_nor_a_drift_favours_a_side():
-    assert [order(n)[0][0] for n in range(1, 9)] == list("bccbbccb")
-    for first in range(8):
-        when = {side: sum(2 * n + order(n).index(side) for n in range(first, first + 4)) for side in SIDES}
-        assert when["baseline"] == when["candidate"]
-
-
-def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
     session = opened(**OTHER, concurrency="4,16")
     gated = Gates(session).of(MODEL)
     assert len(gated.pairs) == 4 and session.devices.pool.current is None
@@ -220,16 +212,13 @@ def test_real_weights_are_asked_what_they_say_and_scored_on_the_tokens_of_the_ba
 
 
 @pytest.mark.parametrize(("given", "warm_ups"), [({}, ["baseline"]), (OTHER, ["baseline", "candidate"])])
-def test_a_real_engine_is_launched_once_before_it_counts(opened, given, warm_ups):
+def test_a_real_engine_is_launched_once_before_it_counts_and_is_cold_until_then(opened, given, warm_ups):
     session = real_session(opened(), **given)
     gated = Gates(session).of(MODEL)
     warmed = [both_sides(session)[side] for side in warm_ups]
     assert session.devices.pool.starts == [*warmed, *in_turn(session, range(1, 5))]
     measured = [m for p in gated.pairs for side in p.launches for m in side.measurements]
     assert len(measured) == 8 == len({m.launch for m in measured})
-
-
-def test_a_side_is_cold_until_it_was_launched_since_this_boot(opened):
     session = real_session(opened(), host="booted once")
     spec, load = session.planner.spec(MODEL), session.planner.load(4)
     assert (launches_left(session, MODEL), launches_left(session, MODEL, [spec])) == ((1, 8), (0, 8))
@@ -274,7 +263,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     assert [m.paired.second for m in stored(session)] == [False, True] * 5
 
 
-def test_it_ends_at_planned_looks_when_all_is_settled_or_made_or_too_much_dropped(opened):
+def test_it_ends_at_planned_looks_when_all_is_settled_made_or_dropped_and_is_told_again_when_over(opened):
     def over(there, dropped=0, settled=True):
         terms = GateCriteria(pairs=12)
         one.gated = SimpleNamespace(pairs=range(there), dropped=range(dropped), settled=settled, terms=terms)
@@ -287,6 +276,21 @@ def test_it_ends_at_planned_looks_when_all_is_settled_or_made_or_too_much_droppe
         assert [n for n in range(6) if over(1, n)] == [MAX_DROPPED + 1, MAX_DROPPED + 2]
     one = OneGate(real_session(opened(), gate=None), MODEL)  # a short one ends after two pairs, whatever they tell
     assert [over(*made, settled=False) for made in ((1, 0), (2, 0), (1, 1), (0, 1))] == [False, True, True, False]
+    done = Gates(opened(noisy(0.02), gate_pairs="6")).of(MODEL)
+    session = opened(resume=True, gate_pairs="6")
+    assert session.results.repeats == {} and session.verdicts.curves() == [], "a gate has no points of a sweep"
+    assert launches_left(session, MODEL) == (0, 0)
+    again = Gates(session).of(MODEL)
+    assert session.devices.pool.starts == [] and again.gate == done.gate
+    assert [(c.name, c.n, c.outcome) for c in again.gated] == [(c.name, c.n, c.outcome) for c in done.gated]
+    assert launches_left(session, MODEL) == (0, 0)
+    before = len({m.launch for m in stored(session)})
+    for launches in (1, 1):
+        begun(opened, launches, resume=True)
+    session = opened(resume=True)
+    first = Gates(session).of(MODEL).pairs[0]
+    launched = list(dict.fromkeys(m.launch for m in stored(session)))[before:]
+    assert [m.measurements[0].launch for m in first.launches] == launched[2:4] and first.number == 1
 
 
 class SecondTime(SimulatedEngine):
@@ -341,24 +345,6 @@ def test_a_gate_goes_on_with_its_whole_pairs_and_reads_its_archive_once(opened, 
     assert reads == [] and {*lefts} == {(0, 8 - 2 * there)} and launches_left(session, MODEL) == (0, 0)
 
 
-def test_a_gate_that_is_over_is_told_again_and_of_a_pair_that_was_begun_twice_the_whole_one_counts(opened):
-    done = Gates(opened(noisy(0.02), gate_pairs="6")).of(MODEL)
-    session = opened(resume=True, gate_pairs="6")
-    assert session.results.repeats == {} and session.verdicts.curves() == [], "a gate has no points of a sweep"
-    assert launches_left(session, MODEL) == (0, 0)
-    again = Gates(session).of(MODEL)
-    assert session.devices.pool.starts == [] and again.gate == done.gate
-    assert [(c.name, c.n, c.outcome) for c in again.gated] == [(c.name, c.n, c.outcome) for c in done.gated]
-    assert launches_left(session, MODEL) == (0, 0)
-    before = len({m.launch for m in stored(session)})
-    for launches in (1, 1):
-        begun(opened, launches, resume=True)
-    session = opened(resume=True)
-    first = Gates(session).of(MODEL).pairs[0]
-    launched = list(dict.fromkeys(m.launch for m in stored(session)))[before:]
-    assert [m.measurements[0].launch for m in first.launches] == launched[2:4] and first.number == 1
-
-
 @pytest.mark.parametrize("other", [
     {"gate_pairs": "6"}, {"gate_margin": "0.05"}, {"concurrency": "9"}, {"window": "2"}, {"gate_caches": "cold"},
     {"seed": "1"}, OTHER, {"side": ["candidate:env=PYTHONPATH=/checkout"]},
@@ -385,7 +371,7 @@ def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_
     assert said == [True] * anew
 
 
-def test_a_window_too_short_is_made_longer_for_all_that_follow_and_by_a_gate_that_goes_on(opened):
+def test_a_short_window_is_made_longer_from_then_on_and_a_calibration_goes_on(opened, tmp_path, monkeypatch):
     short = {"window": "0.5", "output_len": "4", "engine_arg": ["t_inf=80", "b_half=8", "scatter=0"]}
     gated, there = Gates(opened(**short)).of(MODEL), {}
     for m in stored(session := opened(**short, resume=True)):
@@ -394,6 +380,13 @@ def test_a_window_too_short_is_made_longer_for_all_that_follow_and_by_a_gate_tha
     assert gated.outcome is State.PASSES and len(gated.pairs) == 4
     assert [load.window_s for load in OneGate(session, MODEL).loads] == [8.0]
     assert launches_left(session, MODEL) == (0, 0)
+    monkeypatch.setattr(gate, "in_view_of_noise", lambda session, gated: gated)
+    monkeypatch.setattr(OneGate, "traced", lambda self, gated: "traced")
+    done = Gates(opened(gate_pairs="6")).of(MODEL)
+    session = opened(**CALIBRATE, resume=True, gate_pairs="6", profile=str(tmp_path / "p"))
+    again = Gates(session).of(MODEL)
+    assert (len(done.pairs), len(again.pairs), again.gate) == (4, 6, done.gate)
+    assert session.devices.pool.starts == in_turn(session, (5, 6)) and "traced" not in session.notes
 
 
 def failed_twice(session, first=EngineFailed):
@@ -410,7 +403,7 @@ def failed_twice(session, first=EngineFailed):
     return (problems[0], session.notes[0]), launched[0]
 
 
-def test_a_gate_that_was_broken_off_or_whose_side_does_not_start_is_not_tried_again_and_says_so(opened):
+def test_a_gate_broken_off_is_not_tried_again_whatever_it_was_and_shows_how_far_it_came(opened, monkeypatch):
     session = opened(side=["candidate:arg=die_at=8"], concurrency="4,8")
     (first, again), launched = failed_twice(session)
     assert "the candidate, pair 1" in first and "concurrency 8" in first and launched == 2
@@ -426,17 +419,6 @@ def test_a_gate_that_was_broken_off_or_whose_side_does_not_start_is_not_tried_ag
     (first, again), launched = failed_twice(real_session(opened(), Refuses, **OTHER))
     assert "the candidate, before the first pair" in first and "lines" in first and launched == 2
     assert "no memory" in again and "lines" not in again, "the log is shown once"
-
-
-@pytest.mark.parametrize(("error", "first"), [(OSError("disk"), OSError), (AssertionError("never"), RuntimeError)])
-def test_what_nobody_foresaw_is_not_tried_again_nor_taken_for_a_verdict_that_fails(opened, monkeypatch, error, first):
-    session = opened()
-    monkeypatch.setattr(session.executor.archive, "add", Mock(side_effect=error))
-    (_, again), launched = failed_twice(session, first)
-    assert f"{type(error).__name__}: {error}" in again and launched == 1
-
-
-def test_an_interrupted_gate_shows_how_far_it_came_and_one_model_s_failure_is_not_another_s(opened):
     session = begun(opened, 6, KeyboardInterrupt)
     assert [len(gated.pairs) for gated in session.gates] == [3] and session.devices.pool.current is None
     starts = chain([Mock(side_effect=ZeroDivisionError)], repeat(SimulatedEngine))
@@ -444,6 +426,12 @@ def test_an_interrupted_gate_shows_how_far_it_came_and_one_model_s_failure_is_no
     with pytest.raises(ZeroDivisionError):
         gates.of(MODEL)
     assert len(gates.of("opt-350m").pairs) == 4 and list(gates.failed) == [MODEL]
+    # What nobody foresaw is not taken for a verdict that fails.
+    for error, kind in ((OSError("disk"), OSError), (AssertionError("never"), RuntimeError)):
+        session = opened()
+        monkeypatch.setattr(session.executor.archive, "add", Mock(side_effect=error))
+        (_, again), launched = failed_twice(session, kind)
+        assert f"{type(error).__name__}: {error}" in again and launched == 1
 
 
 def test_a_calibration_needs_pairs_with_every_figure_is_kept_and_later_gates_are_judged_by_it(opened):
@@ -465,29 +453,16 @@ def test_a_calibration_needs_pairs_with_every_figure_is_kept_and_later_gates_are
     assert ["--slm-calibrate" in note for note in real.notes] == [True]
 
 
-def test_a_calibration_goes_on_to_all_its_pairs_and_is_not_traced(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "in_view_of_noise", lambda session, gated: gated)
-    monkeypatch.setattr(OneGate, "traced", lambda self, gated: "traced")
-    done = Gates(opened(gate_pairs="6")).of(MODEL)
-    session = opened(**CALIBRATE, resume=True, gate_pairs="6", profile=str(tmp_path / "p"))
-    again = Gates(session).of(MODEL)
-    assert (len(done.pairs), len(again.pairs), again.gate) == (4, 6, done.gate)
-    assert session.devices.pool.starts == in_turn(session, (5, 6)) and "traced" not in session.notes
-
-
-@pytest.mark.parametrize(("extra", "traces"), [((), 1), (("profiler=false",), 0)])
-def test_each_side_of_a_gate_that_fails_is_traced_at_the_load_that_fails(opened, tmp_path, extra, traces):
-    session = opened(profile=str(tmp_path / "p"), **SLOW, engine_arg=[*STEADY, *extra])
-    session.devices.pool = Pool()
-    assert Gates(session).of(MODEL).outcome is State.FAILS
-    written = {side: list((tmp_path / "p" / MODEL / side).iterdir()) for side in SIDES}
-    assert {side: len(paths) for side, paths in written.items()} == dict.fromkeys(SIDES, traces)
-    said = session.notes[-1]
-    assert "at 8:" in said and all(str(path) in said for paths in written.values() for path in paths)
-    assert session.devices.pool.starts[8:] == [both_sides(session)[side] for side in SIDES]
-
-
-def test_nothing_is_traced_where_nothing_fails_and_a_folder_that_cannot_be_made_spoils_nothing(opened, tmp_path):
+def test_sides_that_fail_are_traced_at_their_load_and_a_folder_that_cannot_be_made_spoils_nothing(opened, tmp_path):
+    for extra, traces in ((), 1), (("profiler=false",), 0):
+        session = opened(profile=str(tmp_path / f"{traces}"), **SLOW, engine_arg=[*STEADY, *extra])
+        session.devices.pool = Pool()
+        assert Gates(session).of(MODEL).outcome is State.FAILS
+        written = {side: list((tmp_path / f"{traces}" / MODEL / side).iterdir()) for side in SIDES}
+        assert {side: len(paths) for side, paths in written.items()} == dict.fromkeys(SIDES, traces), extra
+        said = session.notes[-1]
+        assert "at 8:" in said and all(str(path) in said for paths in written.values() for path in paths)
+        assert session.devices.pool.starts[8:] == [both_sides(session)[side] for side in SIDES]
     for given, outcome in (({}, State.PASSES), (SLOW, State.FAILS)):
         session = opened(profile=str(tmp_path / "p"), **given)
         assert Gates(session).of(MODEL).outcome is outcome and len(session.devices.pool.starts) == 8

@@ -71,26 +71,22 @@ def test_the_plan_that_an_archive_keeps_has_all_that_was_to_be_measured(opened, 
     assert session.verdicts.plan() == {**plan, "compared": sorted(session.planner.beside)} and session.planner.beside
 
 
-def test_a_case_that_is_awaited_and_never_measured_is_in_no_report(opened):
+def test_a_case_never_measured_is_in_no_report_a_note_is_noted_once_and_arithmetic_needs_no_plan(opened, monkeypatch):
     session = opened()
     session.executor.ask([session.planner.sweep(MODEL).cases[0]], 3)
     found = session.findings()
     assert (found.curves, found.measurements, found.reused) == ([], [], {})
+    session.note("one", "two", "one")
+    session.note("two", "three")
+    assert session.notes == ["one", "two", "three"]
+    # 512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic.
+    assert judged(session, PLATEAU, "opt-13b").state is State.INCONCLUSIVE
+    monkeypatch.setattr(session.planner, "spec", Mock(side_effect=BadUsage("it does not fit", "another")))
+    assert judged(session, "table-1-batch-fits", "opt-13b"), "arithmetic needs no engine that fits the host"
+    assert [row.claim for _, row in session.verdicts.judged] == [PLATEAU, "table-1-batch-fits"]
 
 
-def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
-    session = swept(opened(), (4,))
-    mine = replace(session.planner.spec(MODEL), max_num_seqs=32)
-    for load in (1, 2):
-        records_of(session, mine, ClosedLoop(load, window_s=0.5))
-    for curves in (session.verdicts.curves(), judged_again(read(session.options.records)).curves):
-        assert [(loads_of(each), each.missing, each.cut, each.beside) for each in curves] == [
-            ([4], (16, 64, 128), (), False),
-            ([1, 2], (), (), True),
-        ]
-
-
-def test_a_sweep_that_was_begun_has_what_the_archive_knows_and_a_users_load_on_it_joins_at_once(opened):
+def test_a_sweep_has_what_the_archive_knows_with_users_loads_and_own_engines_have_curves_of_their_own(opened):
     swept(opened())
     session = opened(resume=True)
     case = session.planner.sweep(MODEL).cases[0]
@@ -106,6 +102,22 @@ def test_a_sweep_that_was_begun_has_what_the_archive_knows_and_a_users_load_on_i
     session = opened(concurrency=None, input_len="256", output_len="64", gpu_memory_utilization="0.0303")
     plan, curve = session.planner.sweep(MODEL), session.verdicts.curve(MODEL)
     assert (curve.points, curve.cut) == ((), plan.cut) and plan.cut, "all loads are cut"
+    # So a sweep whose claims are open is not measured again for it.
+    session = swept(opened())
+    ours, other = (session.verdicts.question(PLATEAU, MODEL, words) for words in ({}, {"ramp_up": "burst"}))
+    assert ours.planned and not other.planned and ours.series != other.series
+    assert session.verdicts.verdict(ours).n == 8
+    unseen = session.verdicts.verdict(other)
+    assert (unseen.state, unseen.n or 0, unseen.again) == (State.INCONCLUSIVE, 0, ())
+    session = swept(opened(archive="own"), (4,))
+    mine = replace(session.planner.spec(MODEL), max_num_seqs=32)
+    for load in (1, 2):
+        records_of(session, mine, ClosedLoop(load, window_s=0.5))
+    for curves in (session.verdicts.curves(), judged_again(read(session.options.records)).curves):
+        assert [(loads_of(each), each.missing, each.cut, each.beside) for each in curves] == [
+            ([4], (16, 64, 128), (), False),
+            ([1, 2], (), (), True),
+        ]
 
 
 @pytest.mark.parametrize(("claim", "model", "reads"), [
@@ -116,25 +128,6 @@ def test_a_question_names_the_curve_that_it_reads(opened, claim, model, reads):
     question = opened().verdicts.question(claim, model)
     assert (question.series is not None, question.planned) == reads
     assert (question.row.claim, question.model, question.of) == (claim, model, CLAIMS[claim].of)
-
-
-def test_a_claim_under_another_ramp_up_reads_its_own_curve_and_no_planned_load(opened):
-    """So a sweep whose claims are open is not measured again for it."""
-    session = swept(opened())
-    ours, other = (session.verdicts.question(PLATEAU, MODEL, words) for words in ({}, {"ramp_up": "burst"}))
-    assert ours.planned and not other.planned and ours.series != other.series
-    assert session.verdicts.verdict(ours).n == 8
-    unseen = session.verdicts.verdict(other)
-    assert (unseen.state, unseen.n or 0, unseen.again) == (State.INCONCLUSIVE, 0, ())
-
-
-def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened, monkeypatch):
-    """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
-    session = opened()
-    assert judged(session, PLATEAU, "opt-13b").state is State.INCONCLUSIVE
-    monkeypatch.setattr(session.planner, "spec", Mock(side_effect=BadUsage("it does not fit", "another")))
-    assert judged(session, "table-1-batch-fits", "opt-13b"), "arithmetic needs no engine that fits the host"
-    assert [row.claim for _, row in session.verdicts.judged] == [PLATEAU, "table-1-batch-fits"]
 
 
 @pytest.mark.parametrize(("platform", "option", "word", "facts"), [
@@ -150,7 +143,7 @@ def test_the_interface_and_the_way_of_starting_choose_the_row(opened, monkeypatc
     assert row == (PLATEAU, MODEL, session.host.environment, *facts)
 
 
-def test_a_claim_on_jobs_reads_the_jobs_of_its_model_and_one_on_gpus_the_curve_of_the_fewest(opened):
+def test_claims_on_jobs_and_gpus_read_their_own_and_an_advice_needs_loads_and_a_share_for_its_objective(opened):
     session = opened(models="opt-125m,opt-350m", concurrency="64")
     jobs = [{"model": m, "requests": 200, "lengths": (32, n)} for m in session.planner.models for n in (8, 64)]
     for case in (*job_cases(session.planner, {"jobs": jobs}), *gpus_cases(session.planner, [MODEL])):
@@ -164,9 +157,6 @@ def test_a_claim_on_jobs_reads_the_jobs_of_its_model_and_one_on_gpus_the_curve_o
     assert verdict.state in (State.PASSES, State.FAILS) and verdict.subject.startswith(MODEL)
     [later] = [v for v, _ in judged_again(read(session.options.records)).judged if v.claim == claim]
     assert (later.state, later.value) == (verdict.state, pytest.approx(verdict.value, rel=1e-4))
-
-
-def test_an_advice_needs_two_loads_and_a_share_and_follows_the_objective(opened):
     session = swept(opened(models=f"{MODEL},opt-350m"), (4,))
     for model, facts in ((MODEL, "concurrency 4"), ("opt-350m", "nothing")):
         with pytest.raises(Inconclusive) as caught:
@@ -184,13 +174,6 @@ def test_an_advice_needs_two_loads_and_a_share_and_follows_the_objective(opened)
         session.verdicts.advice(MODEL, "twice", 0.1)
 
 
-def test_a_note_is_noted_once(opened):
-    session = opened()
-    session.note("one", "two", "one")
-    session.note("two", "three")
-    assert session.notes == ["one", "two", "three"]
-
-
 @pytest.fixture
 def held(opened, tmp_path):
     """A run that is held against an archive: `held(t_inf=6000)`, after a sweep with that speed."""
@@ -206,7 +189,7 @@ def held(opened, tmp_path):
     return run
 
 
-def test_an_equal_run_is_no_worse_and_a_slower_one_fails_by_the_cases_that_do(held):
+def test_an_equal_run_is_no_worse_a_slower_one_fails_by_its_cases_and_a_baseline_must_be_there(held, opened, tmp_path):
     session, baseline = held(gate_margin="0.1")
     verdict = baseline.judge(MODEL)
     assert (verdict.claim, verdict.subject, verdict.state, verdict.n) == (NO_WORSE, MODEL, State.PASSES, 8)
@@ -221,9 +204,6 @@ def test_an_equal_run_is_no_worse_and_a_slower_one_fails_by_the_cases_that_do(he
     assert verdict.state is State.FAILS and failing
     assert all(v.subject in verdict.why and v.why in verdict.why for v in failing)
     assert held(t_inf=6000, gate_margin="0.5")[1].judge(MODEL).state is State.PASSES
-
-
-def test_a_baseline_that_is_not_there_or_is_none(opened, tmp_path):
     with refused("--slm-baseline nowhere.jsonl"):
         StoredBaseline.of_run(opened(baseline="nowhere.jsonl").verdicts)
     (tmp_path / "none.jsonl").write_text("nothing of ours\n")

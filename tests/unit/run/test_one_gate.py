@@ -3,13 +3,14 @@ ends and from where it goes on, what a calibration measures more; and where side
 
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
 import pytest
 from refusals import refused
-from simulated_sessions import FEW_STEPS, stored
+from simulated_sessions import FEW_STEPS, MODEL, stored
 
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, SIDES, TOGETHER
 from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
@@ -22,7 +23,6 @@ from pytest_slmserve.run.gate import Gates, check_differ, check_gate, launches_l
 from pytest_slmserve.run.one_gate import CALIBRATING, MAX_DROPPED, OneGate, SideBySide, order, sides
 from pytest_slmserve.schema.errors import EngineFailed
 
-MODEL = "opt-125m"
 STEADY = [*FEW_STEPS["engine_arg"], "scatter=0"]
 LEAST = THROWN_AWAY + FIRST_PAIRS
 UNCLEAR = {"simulate_slowdown": "1.9 %"}  # of a margin of 3 %: too much for a pass, and two launches are too few
@@ -107,7 +107,7 @@ def test_both_sides_live_at_once_in_turn_and_no_third_one(opened):
 @pytest.mark.parametrize(("given", "launches", "outcome"), [
     ({}, 2, State.PASSES), ({"simulate_slowdown": "8 %"}, 2, State.FAILS), (UNCLEAR, 4, State.FAILS),
 ])  # fmt: skip
-def test_it_ends_after_two_launches_if_it_is_clear_and_after_four(opened, given, launches, outcome):
+def test_it_ends_after_two_launches_if_it_is_clear_or_all_refused_and_after_four(opened, given, launches, outcome):
     session = opened(**given)
     assert launches_left(session, MODEL) == (0, 4)
     gated = Gates(session).of(MODEL)
@@ -116,8 +116,6 @@ def test_it_ends_after_two_launches_if_it_is_clear_and_after_four(opened, given,
     assert session.notes[-1].endswith(f"{launches} pairs of launches count")
     assert not one_gate(session, MODEL).cold(), "how long a start takes is not compared"
 
-
-def test_it_ends_at_its_looks_if_all_is_settled_and_at_once_if_all_is_refused(opened):
     def over(there, settled=True, refused=()):
         shown = [SimpleNamespace(name="seconds")]
         one.gated = SimpleNamespace(pairs=range(there), settled=settled, terms=one.terms, gated=shown, refused=refused)
@@ -131,11 +129,30 @@ def test_it_ends_at_its_looks_if_all_is_settled_and_at_once_if_all_is_refused(op
     assert [n for n in range(10) if over(n, refused={"seconds"})] == [8, 9]
 
 
-def test_noisy_windows_are_as_many_in_each_launch(opened):
+def test_noisy_windows_are_as_many_in_each_launch_and_busy_seconds_counted_from_each_to_the_next(opened, monkeypatch):
     gated = Gates(opened(engine_arg=[*STEADY, "noise=0.02"], **UNCLEAR)).of(MODEL)
     assert len(gated.windows) == 4 and FIRST_PAIRS < gated.windows[0] <= 40 and len({*gated.windows}) == 1
     numbers = [m.paired.window for m in gated.measurements("candidate")]
     assert numbers == [*range(THROWN_AWAY + 1, THROWN_AWAY + 1 + gated.windows[0])] * 4
+    session = opened(Device({(start, run) for start in range(99) for run in range(99)}))
+    gated = Gates(session).of(MODEL)
+    assert gated.pairs == () and gated.outcome is State.INCONCLUSIVE
+    assert len(session.devices.pool.starts) == 2 * (4 + MAX_DROPPED)
+    laps = []
+
+    class Clock:
+        def lap(self):
+            laps.append(len(laps))
+            return None if laps[-1] in (0, 1, 9, 10) else float(laps[-1])
+
+    session = opened(archive="busy")
+    monkeypatch.setattr(session.devices, "busy_clock", Clock)
+    Gates(session).of(MODEL)
+    found = stored(session)
+    last = {n: max(m.paired.window for m in found if m.paired.pair == n) for n in (1, 2)}
+    assert last == {1: LEAST + 1, 2: LEAST}, "laps 9 and 10 are the fifth pair of windows'"
+    wanted = [None if lap in (1, 9, 10) else lap for lap in laps if lap not in (0, 1 + 2 * last[1])]
+    assert [m.paired.busy_s for m in found] == wanted, "one lap more at the beginning of each launch"
 
 
 LATER, ALWAYS = {(1, THROWN_AWAY + n) for n in (3, 5)}, {(start, run) for start in (1, 5) for run in range(99)}
@@ -150,31 +167,6 @@ def test_windows_that_cannot_be_trusted_are_made_again_and_so_is_a_launch(opened
     assert [pair.number for pair in gated.pairs] == launches and gated.outcome is State.PASSES
     assert [*Counter(m.paired.pair for m in stored(session)).values()] == [2 * n for n in windows]
     assert told is None or len(gated.dropped) == told
-
-
-def test_a_device_that_can_never_be_trusted_ends_it(opened):
-    session = opened(Device({(start, run) for start in range(99) for run in range(99)}))
-    gated = Gates(session).of(MODEL)
-    assert gated.pairs == () and gated.outcome is State.INCONCLUSIVE
-    assert len(session.devices.pool.starts) == 2 * (4 + MAX_DROPPED)
-
-
-def test_busy_seconds_are_counted_from_window_to_window_and_one_that_is_not_is_made_again(opened, monkeypatch):
-    laps = []
-
-    class Clock:
-        def lap(self):
-            laps.append(len(laps))
-            return None if laps[-1] in (0, 1, 9, 10) else float(laps[-1])
-
-    session = opened()
-    monkeypatch.setattr(session.devices, "busy_clock", Clock)
-    Gates(session).of(MODEL)
-    found = stored(session)
-    last = {n: max(m.paired.window for m in found if m.paired.pair == n) for n in (1, 2)}
-    assert last == {1: LEAST + 1, 2: LEAST}, "laps 9 and 10 are the fifth pair of windows'"
-    wanted = [None if lap in (1, 9, 10) else lap for lap in laps if lap not in (0, 1 + 2 * last[1])]
-    assert [m.paired.busy_s for m in found] == wanted, "one lap more at the beginning of each launch"
 
 
 @pytest.mark.parametrize("breaks", [(1, 5), (3, 1), (4, 7)])
@@ -285,17 +277,12 @@ def pythons(tmp_path, monkeypatch):
     ("arg=b_half=16", "arg=b_half=16.0", ""), ("python={one}", "python={two}", None),
     ("python={one}", "python={link},env=A=1", None), ("env=A=1", "arg=b_half=9", None),
 ])  # fmt: skip
-def test_sides_are_not_the_same_by_another_name(opened, pythons, baseline, candidate, why):
+def test_sides_are_not_the_same_by_another_name_unless_none_was_named(opened, pythons, baseline, candidate, why):
     side = [f"baseline:{baseline.format_map(pythons)}", f"candidate:{candidate.format_map(pythons)}"]
     session = opened(side=side, plan=True)
-    if why is None:
-        return check_gate(session, MODEL)
-    with refused(why):
+    with nullcontext() if why is None else refused(why):
         check_gate(session, MODEL)
     assert session.devices.pool.starts == []
-
-
-def test_equal_sides_may_be_gated_if_none_was_named(opened):
     session = opened()
     check_gate(session, MODEL)
     with refused("the candidate is the baseline", hint="--slm-calibrate"):

@@ -3,7 +3,7 @@ rounds, on until its claims are decided or its budget is spent, and an adaptive 
 
 from collections import Counter
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,8 +17,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.sweeps import skip_note
-from pytest_slmserve.run import executor
-from pytest_slmserve.run import session as module
+from pytest_slmserve.run import executor, session as module
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Rounds, Session, Sweeps
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed
@@ -49,15 +48,13 @@ def broken_at_first(monkeypatch, times):
     monkeypatch.setattr(executor, "measure_case", sometimes)
 
 
-def test_a_noisy_measurement_is_not_repeated_and_is_reused(opened):
+def test_noisy_measurements_and_sets_of_replicas_are_reused_and_invalid_ones_known_to_be_there(opened, monkeypatch):
     noisy = [*FEW_STEPS["engine_arg"], "slow_clock_from=8"]
     found = point(opened(engine_arg=noisy))
     assert [bool(check(m).noise) for m in found] == [True, True]
     again = opened(engine_arg=noisy, resume=True)
     assert [m.id for m in point(again)] == [m.id for m in found] and again.devices.pool.starts == []
 
-
-def test_replicas_are_kept_and_reused_as_a_set(opened):
     def measured(session):
         case = session.planner.replicas_case(session.planner.replicas([MODEL] * 2), 8)
         return [[m.id for m in group] for group in session.executor.measure(case)]
@@ -67,9 +64,14 @@ def test_replicas_are_kept_and_reused_as_a_set(opened):
     assert measured(again) == found and list(map(len, found)) == [2, 2] and again.devices.pool.starts == []
     [(title, reused)] = again.findings().reused.items()
     assert title.startswith("2 x ") and reused == 4 and len(first.findings().shared) == 1
+    broken_at_first(monkeypatch, 1)
+    point(opened(archive="broken"), repeats=1)
+    again = opened(archive="broken", resume=True)
+    assert [len(found) for found in again.results.repeats.values()] == [len(again.reused)] == [1]
+    assert len(again.stored) == 2
 
 
-def test_a_resumed_session_measures_only_what_is_missing(opened):
+def test_a_resumed_session_measures_what_is_missing_and_damage_is_skipped_only_if_asked_for(opened, tmp_path):
     sweep(opened(), (4, 8))
     again = opened(resume=True)
     sweep(again, (4, 8, 16))
@@ -81,40 +83,26 @@ def test_a_resumed_session_measures_only_what_is_missing(opened):
     assert "(4 of another host" in again.findings().reused_from
     anew = opened()
     assert (anew.results.repeats, anew.findings().reused, anew.resumed) == ({}, {}, None)
-
-
-def test_invalid_measurements_are_not_resumed_and_known_to_be_there(opened, monkeypatch):
-    broken_at_first(monkeypatch, 1)
-    point(opened(), repeats=1)
-    again = opened(resume=True)
-    assert [len(found) for found in again.results.repeats.values()] == [len(again.reused)] == [1]
-    assert len(again.stored) == 2
-
-
-def test_another_archive_may_be_resumed_if_it_is_there_and_is_not_written(opened, tmp_path):
     first = str(tmp_path / "first.jsonl")
     with refused("--slm-resume", first):
-        opened(resume=first)
+        opened(archive="mine", resume=first)
     point(opened(records=first, resume=True))  # that of the run may be made
-    again = opened(resume=first)
+    again = opened(archive="mine", resume=first)
     point(again, repeats=3)
     assert len(stored(again)) == 1 and len(read(first).measurements) == 2
-
-
-def test_a_damaged_archive_is_resumed_only_if_that_is_asked_for(opened):
-    first = opened()
+    first = opened(archive="damaged")
     point(first)
     first.close()
     path = Path(first.options.records)
     lines = path.read_text("utf-8").splitlines(keepends=True)
     path.write_text("".join([lines[0], lines[0][:-20] + "\n", *lines[1:]]), "utf-8")
     with pytest.raises(BadArchive):
-        opened(resume=True)
-    session = opened(resume=True, skip_damaged=True)
+        opened(archive="damaged", resume=True)
+    session = opened(archive="damaged", resume=True, skip_damaged=True)
     assert len(session.stored) == 2 and session.notes != []
 
 
-def test_records_of_a_formula_are_kept_only_where_an_archive_was_named(opened, monkeypatch, tmp_path):
+def test_records_of_a_formula_are_kept_only_where_named_and_closing_says_where(opened, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     session = opened(records=None)
     point(session)
@@ -128,6 +116,13 @@ def test_records_of_a_formula_are_kept_only_where_an_archive_was_named(opened, m
     page.close()
     assert not kept.exists()
     assert opened().keeps_records and opened(records=None, resume=True).keeps_records
+    session = opened()
+    point(session)
+    assert session.moved == ""
+    monkeypatch.setattr(session.executor.archive, "moved", "it is in another file")
+    session.close()
+    assert session.devices.pool.current is None and session.notes[-1] == "it is in another file"
+    assert opened().executor.archive.path == session.executor.archive.path
 
 
 @pytest.mark.parametrize(("given", "compares", "sweeps", "pairs", "looks", "budget_s"), [
@@ -151,16 +146,7 @@ def test_the_archive_has_by_what_a_run_is_judged(opened, given, compares, sweeps
     assert session.findings().command == session.command
 
 
-def test_what_a_host_warns_of_and_models_that_it_has_no_room_for_are_noted_once(opened, monkeypatch):
-    small = Environment(platform="simulated", gpu_memory_bytes=9 << 30)
-    monkeypatch.setattr(module, "probe", lambda *_: Host(small, "simulated-small", ("vLLM 99 is too new",)))
-    session = opened(models=None)
-    sweep(session, (4, 8, 16))
-    assert session.planner.models == session.planner.models == (MODEL, "opt-1.3b")
-    assert [note.partition(" ")[0] for note in session.notes] == ["vLLM", "opt-2.7b"]
-
-
-def test_a_plan_needs_no_device(tmp_path, monkeypatch):
+def test_a_plan_needs_no_device_and_what_a_host_warns_of_or_has_no_room_for_is_noted(tmp_path, monkeypatch, opened):
     def session(**given):
         return Session.from_options(read_options(given, {}, {}), tmp_path)
 
@@ -171,24 +157,21 @@ def test_a_plan_needs_no_device(tmp_path, monkeypatch):
     assert session(cpu=True, plan=True).notes == ["no GPU here"]
     with pytest.raises(BadUsage):
         session(gpu=True)
-
-
-def test_closing_frees_device_and_archive_and_says_where_measurements_moved(opened, monkeypatch):
-    session = opened()
-    point(session)
-    assert session.moved == ""
-    monkeypatch.setattr(session.executor.archive, "moved", "it is in another file")
-    session.close()
-    assert session.devices.pool.current is None and session.notes[-1] == "it is in another file"
-    assert opened().executor.archive.path == session.executor.archive.path
+    small = Environment(platform="simulated", gpu_memory_bytes=9 << 30)
+    monkeypatch.setattr(module, "probe", lambda *_: Host(small, "simulated-small", ("vLLM 99 is too new",)))
+    session = opened(models=None)
+    sweep(session, (4, 8, 16))
+    assert session.planner.models == session.planner.models == (MODEL, "opt-1.3b")
+    assert [note.partition(" ")[0] for note in session.notes] == ["vLLM", "opt-2.7b"]
 
 
 @pytest.fixture
 def rounds(opened):
-    """Opens rounds that have begun; the engine dies at a load of 8, or of none."""
+    """Opens rounds that have begun, each on an archive of its own; the engine dies at a load of 8, or of none."""
+    archives = count()
 
     def begun(numbers=(), only=(4, 8, 16), dies=(), **given):
-        session = opened(engine_arg=[*FEW_STEPS["engine_arg"], *dies], **given)
+        session = opened(archive=f"rounds {next(archives)}", engine_arg=[*FEW_STEPS["engine_arg"], *dies], **given)
         found = Rounds(session, {case.concurrency: case for case in session.planner.sweep(MODEL).cases})
         for number in numbers:
             found.round(number, only)
@@ -218,23 +201,17 @@ def inconclusive(*again, claim="c", more=1):
     return Verdict(claim, MODEL, State.INCONCLUSIVE, "", again=again, more_repeats=more)
 
 
-def test_a_round_measures_all_loads_on_one_more_state_of_the_host(rounds):
+def test_a_round_measures_all_loads_once_more_and_those_of_verdicts_up_to_the_next_look_but_none_that_failed(rounds):
     begun = rounds((1, 2), (16, 4, 8))
     assert loads(stored(begun.session)) == [4, 8, 16] * 2
     spent_s = sum(m.run.window_s[1] for m in stored(begun.session))
     assert [*begun.session.executor.spent_s.values()] == [pytest.approx(spent_s, abs=1e-4)]
     begun.round(2, [4])
     assert len(stored(begun.session)) == 6, "nothing was missing"
-
-
-def test_a_load_that_failed_is_not_tried_again_nor_waited_for_and_the_others_are(rounds):
     begun = rounds((1, 2), dies=["die_at=8"])
     begun.until_decided(lambda: [inconclusive(8)])
     assert loads(stored(begun.session)) == [4, 4] and sorted(begun.failed) == [8, 16]
     assert len(begun.session.devices.pool.starts) == 3, "each failure ends an engine"
-
-
-def test_loads_that_a_verdict_depends_on_are_measured_up_to_the_next_look(rounds):
     begun, asked = rounds((1, 2), budget="1000"), []
     begun.session.looks = begun.session.looks[:4]
 
@@ -247,17 +224,25 @@ def test_loads_that_a_verdict_depends_on_are_measured_up_to_the_next_look(rounds
     assert asked == looks, "judged at the looks, and only there; a verdict that passes wants nothing"
 
 
-def test_rounds_end_before_the_budget_is_exceeded(rounds):
+def test_rounds_are_made_for_the_first_open_claim_and_end_before_the_budget_but_the_noise_is_made_known(rounds):
     begun = rounds((1, 2), (4, 8))
     [(engine, spent_s)] = begun.session.executor.spent_s.items()
     begun.session.budget_s = spent_s * (1 + 2.5 / 4)
     begun.until_decided(lambda: [inconclusive(4, 8)])
     assert loads(stored(begun.session)).count(4) == 3
     assert begun.session.executor.spent_s[engine] <= begun.session.budget_s
-
-
-def test_only_what_the_first_open_claim_depends_on_is_measured_again(rounds):
-    """A claim that the budget is far from deciding is given up once that is known, and that is said once."""
+    begun = rounds((1,), budget="1")
+    begun.session.budget_s = 0.1
+    begun.until_decided(lambda: [inconclusive(4, 16)])
+    assert loads(stored(begun.session)) == [4, 8, 16, 4, 16] and begun.asked == {4: 2, 8: 1, 16: 2}
+    begun = rounds((1,), budget="1000")
+    beyond, left_s = begun.cases[16], begun.left_s
+    kept = []
+    for state in (State.INCONCLUSIVE, State.FAILS, State.PASSES):
+        begun.reserve(Verdict("gpu-plateau", MODEL, state, "", value=0.1), beyond)
+        kept.append(left_s - begun.left_s)
+    assert kept[0] == kept[1] > 0 == kept[2], "not twice"
+    # A claim that the budget is far from deciding is given up once that is known, and that is said once.
     begun, said = rounds((1, 2), budget="1000"), []
     begun.session.say = said.append
     hopeless, dear = inconclusive(4, claim="hopeless", more=None), inconclusive(4, 8, claim="dear", more=10**6)
@@ -268,14 +253,7 @@ def test_only_what_the_first_open_claim_depends_on_is_measured_again(rounds):
     assert told == ["hopeless", "dear"]
 
 
-def test_the_noise_is_made_known_whatever_it_costs(rounds):
-    begun = rounds((1,), budget="1")
-    begun.session.budget_s = 0.1
-    begun.until_decided(lambda: [inconclusive(4, 16)])
-    assert loads(stored(begun.session)) == [4, 8, 16, 4, 16] and begun.asked == {4: 2, 8: 1, 16: 2}
-
-
-def test_a_sweep_is_carried_out_once_and_on_where_its_claims_are_open(opened, tmp_path):
+def test_a_sweep_is_carried_out_once_where_claims_are_open_and_curves_share_a_budget(opened, tmp_path):
     """Of what the GPU does the three smallest loads tell the noise, of what was seen a second round of all does, if the
     budget pays for it; then the largest loads are repeated."""
     law = {"concurrency": "1,2,4,16,64", "engine_arg": ["t_inf=2000", "b_half=5", "noise=0.03"]}
@@ -291,20 +269,6 @@ def test_a_sweep_is_carried_out_once_and_on_where_its_claims_are_open(opened, tm
     poor = swept(session, [1, 2, 4, 16, 64], "gpu-plateau", PLATEAU)
     assert [repeats(poor, load) for load in (4, 16, 64)] == [2, 1, 1] and "second round" in said[-1]
     assert judged(session, PLATEAU).state is State.INCONCLUSIVE
-
-
-@pytest.mark.parametrize(("given", "claims", "times"), [
-    ({"repeats": "1"}, [PLATEAU], 1), ({"repeats": "2"}, [PLATEAU], 2),
-    ({"repeats": "3"}, [PLATEAU], 3), ({"budget": "0"}, [PLATEAU], 2), ({}, [], 2),
-])  # fmt: skip
-def test_rounds_are_as_many_as_the_options_name_or_two_if_nothing_decides(opened, given, claims, times):
-    session = opened(**given)
-    sweeps = swept(session, [4, 8, 16], *claims)
-    assert [repeats(sweeps, load) for load in (4, 8, 16)] == [times] * 3
-    assert loads(stored(session)) == [4, 8, 16] * times
-
-
-def test_curves_of_one_engine_share_its_budget_and_what_the_gpu_does_is_decided_first(opened):
     session = opened(engine_arg=[*FEW_STEPS["engine_arg"], "noise=0"])
     first = swept(session, [4, 8, 16], PLATEAU, "gpu-plateau")
     [(series, cases)] = first.cases.items()
@@ -319,6 +283,17 @@ def test_curves_of_one_engine_share_its_budget_and_what_the_gpu_does_is_decided_
     both.carry_out(burst[4].series)
     [together] = session.executor.spent_s.values()
     assert together > alone > 0
+
+
+@pytest.mark.parametrize(("given", "claims", "times"), [
+    ({"repeats": "1"}, [PLATEAU], 1), ({"repeats": "2"}, [PLATEAU], 2),
+    ({"repeats": "3"}, [PLATEAU], 3), ({"budget": "0"}, [PLATEAU], 2), ({}, [], 2),
+])  # fmt: skip
+def test_rounds_are_as_many_as_the_options_name_or_two_if_nothing_decides(opened, given, claims, times):
+    session = opened(**given)
+    sweeps = swept(session, [4, 8, 16], *claims)
+    assert [repeats(sweeps, load) for load in (4, 8, 16)] == [times] * 3
+    assert loads(stored(session)) == [4, 8, 16] * times
 
 
 @pytest.mark.parametrize(("law", "budget", "beyond"), [
@@ -339,16 +314,6 @@ def test_a_curve_without_a_plateau_goes_on_on_an_engine_of_its_own_if_the_budget
     assert (verdict.state is State.PASSES) == (law[1] == "b_half=16")
     [curve] = judged_again(read(session.options.records)).curves
     assert [p.concurrency for p in curve.points][-1] == (2048 if beyond else 1024)
-
-
-def test_seconds_for_a_larger_load_are_kept_as_long_as_no_plateau_is_sure(rounds):
-    begun = rounds((1,), budget="1000")
-    beyond, left_s = begun.cases[16], begun.left_s
-    kept = []
-    for state in (State.INCONCLUSIVE, State.FAILS, State.PASSES):
-        begun.reserve(Verdict("gpu-plateau", MODEL, state, "", value=0.1), beyond)
-        kept.append(left_s - begun.left_s)
-    assert kept[0] == kept[1] > 0 == kept[2], "not twice"
 
 
 # Adaptive sweeps
@@ -375,7 +340,7 @@ def measured(sweeps):
     return loads(stored(sweeps.session))
 
 
-def test_what_is_wanted_is_measured_in_its_order_and_no_more_and_why_is_told_meanwhile(adaptive):
+def test_what_is_wanted_is_measured_in_its_order_and_no_more_and_a_full_sweep_later_judges_by_all(adaptive):
     sweeps, told = adaptive(), []
     sweeps.session.executor.on_progress = lambda case, title, progress: told.append(title)
     rounds = carry_out(sweeps)
@@ -390,25 +355,9 @@ def test_what_is_wanted_is_measured_in_its_order_and_no_more_and_why_is_told_mea
     assert curve.adaptive and curve.missing == () and set(curve.unneeded) == set(GRID) - set(order)
     [later] = judged_again(read(sweeps.session.options.records)).curves
     assert (later.adaptive, later.missing, later.unneeded) == (curve.adaptive, (), curve.unneeded), "in its report too"
-
-
-def test_a_sweep_that_was_interrupted_is_inconclusive_and_goes_on_where_it_ended(adaptive, monkeypatch):
-    breaks = chain([measure_case] * 2, [Mock(side_effect=KeyboardInterrupt)])
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(executor, "measure_case", lambda *arguments: next(breaks)(*arguments))
-        first = adaptive()
-        carry_out(first)
-    verdict, again = judged(first.session, PLATEAU), adaptive(resume=True)
-    rounds = carry_out(again)
-    assert measured(again)[:2] == [1, 256] and measured(again).count(256) == 1
-    assert verdict.state is State.INCONCLUSIVE and f"concurrency {measured(again)[2]}" in verdict.why, "the next one"
-    assert 256 not in rounds.asked and repeats(again, 256) == 1, "known, though this session did not ask for it"
-
-
-def test_a_full_sweep_later_judges_by_all_its_loads(adaptive):
-    first = adaptive()
+    first = adaptive(archive="full")
     carry_out(first)
-    full = adaptive(sweep="full", resume=True).session
+    full = adaptive(archive="full", sweep="full", resume=True).session
     for case in full.planner.sweep(MODEL).cases:
         records_of(full, full.planner.spec(MODEL), case.loads[0])
     curve = full.verdicts.curve(MODEL)
@@ -416,7 +365,7 @@ def test_a_full_sweep_later_judges_by_all_its_loads(adaptive):
     assert len(measured(first)) == 2 * len(GRID)
 
 
-def test_a_failure_ends_the_sweep_and_is_that_of_its_load(adaptive):
+def test_a_sweep_that_was_interrupted_goes_on_where_it_ended_and_a_failure_ends_it(adaptive, monkeypatch):
     sweeps = adaptive(engine_arg=[*FAST["engine_arg"], "die_at=100"])
     assert repeats(sweeps, 1) == 1 and repeats(sweeps, 64) is None
     assert "concurrency 256" in skip_note(sweeps.session.verdicts.curve(MODEL), 64)
@@ -425,14 +374,21 @@ def test_a_failure_ends_the_sweep_and_is_that_of_its_load(adaptive):
     assert measured(sweeps) == [1] and len(sweeps.session.devices.pool.starts) == 1, "not tried again"
     [note] = sweeps.session.notes
     assert MODEL in note and "concurrency 256" in note
-
-
-def test_invalid_measurements_are_made_again_and_it_ends(adaptive, monkeypatch):
     broken_at_first(monkeypatch, 4)
-    sweeps = adaptive()
+    sweeps = adaptive(archive="broken")
     carry_out(sweeps)
     assert measured(sweeps)[:4] == [1, 1, 2, 2], "twice in vain; the next larger load is then the smallest"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points if not p.valid] == [1, 2]
     assert "1, 2" in judged(sweeps.session, "pareto-up-to-plateau").why
     assert not {1, 2} & set(judged(sweeps.session, PLATEAU).again), "which needs neither"
+    breaks = chain([measure_case] * 2, [Mock(side_effect=KeyboardInterrupt)])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(executor, "measure_case", lambda *arguments: next(breaks)(*arguments))
+        first = adaptive(archive="interrupted")
+        carry_out(first)
+    verdict, again = judged(first.session, PLATEAU), adaptive(archive="interrupted", resume=True)
+    rounds = carry_out(again)
+    assert measured(again)[:2] == [1, 256] and measured(again).count(256) == 1
+    assert verdict.state is State.INCONCLUSIVE and f"concurrency {measured(again)[2]}" in verdict.why, "the next one"
+    assert 256 not in rounds.asked and repeats(again, 256) == 1, "known, though this session did not ask for it"

@@ -5,8 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema import kv_cache

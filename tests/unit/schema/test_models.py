@@ -4,8 +4,7 @@ and traffic; and the names by which a model is known."""
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema import models

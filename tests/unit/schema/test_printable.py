@@ -8,8 +8,7 @@ from unicodedata import category
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pytest_slmserve.schema.printable import HIDDEN, hidden, printable, printable_value
 

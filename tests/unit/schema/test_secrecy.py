@@ -8,8 +8,7 @@ import hidden_texts as texts
 import pytest
 from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 from hidden_texts import KEY, ORDINARY_URLS, SECRET_URLS, SECRET_VALUES, WRONG_URLS, repeats
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema.secrecy import is_secret_name, passed_on, secret_in, secret_in_url, seems_drawn, unquoted

@@ -3,8 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.sensors import SENSORS, per_unit, rounded

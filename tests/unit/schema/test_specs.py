@@ -10,8 +10,7 @@ from statistics import fmean
 
 import msgspec
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from refusals import refused
 from strategies import NAMES, loads
 

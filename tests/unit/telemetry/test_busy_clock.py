@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.telemetry import gpu as sources
@@ -128,7 +127,7 @@ def test_a_late_poll_is_made_good_at_the_mark_at_the_first_tick_and_anywhere(clo
 
 
 @pytest.mark.parametrize("rest_s", [0.0, 0.5])  # 0.5: no kernel is seen after the lap's begin
-def test_a_gpu_that_does_not_idle_tells_nothing_for_two_laps_and_then_again(clock_of, rest_s):
+def test_a_gpu_that_does_not_idle_tells_nothing_for_two_laps_and_an_unused_one_is_waited_for_once(clock_of, rest_s):
     gpu = FakeGpm()
     clock, began_s = clock_of(gpu), gpu.now
     gpu.kernels.append((gpu.now, gpu.now + IDLE_WITHIN_S + 0.5))
@@ -140,9 +139,6 @@ def test_a_gpu_that_does_not_idle_tells_nothing_for_two_laps_and_then_again(cloc
         assert gpu.serve(seconds, 0.5, rest_s=rest_s) == pytest.approx(clock.lap(), abs=1e-6)
     clock.close()
     assert not gpu.live
-
-
-def test_a_gpu_that_has_done_nothing_yet_is_waited_for_once(clock_of):
     gpu = FakeGpm()
     sources.time = gpu
     clock = BusyClock(gpu, Lost)

@@ -12,8 +12,7 @@ from types import ModuleType
 import pynvml
 import pytest
 from fake_nvml import BAD_ARGUMENT, BUSY, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, UUID, FakeNvml, State, installed
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema import sensors as of
@@ -80,7 +79,7 @@ def numbers_in(missing) -> list[int]:
     return sorted(int(why.partition(":")[0]) for why in missing)
 
 
-def test_every_number_is_there_in_its_unit():
+def test_every_number_is_there_in_its_unit_by_few_calls_and_no_ratio_if_nobody_asked():
     state = State(
         busy=0.9, sm=0.6, occupancy=0.2, tensor=0.15, dram=0.5, power_w=512.5, power_limit_w=650.0, sm_clock_mhz=1755,
         memory_clock_mhz=3201, temperature_c=61, memory_used_bytes=70 << 30, reasons=0x5, ecc_double_bit=3,
@@ -97,6 +96,17 @@ def test_every_number_is_there_in_its_unit():
         of.FOREIGN_PROCESSES: 1.0,
     }  # fmt: skip
     assert reading.values == pytest.approx(planted) and planted.keys() == EVERYTHING
+    with opened(FakeNvml(State(processes=(OURS,)))) as (gpu, source):
+        assert (source.name, source.unsupported) == ("nvml-gpm", {})
+        for now_s in (0.0, 0.25, 0.5):
+            gpu.calls.clear()
+            at(gpu, source, now_s)
+        once = ("nvmlGpmMetricsGet", "nvmlGpmSampleGet", "nvmlDeviceGetFieldValues")
+        assert gpu.calls.total() <= 16 and [gpu.calls[name] for name in once] == [1, 1, 1]
+    with opened(profile=False) as (gpu, source):
+        assert (source.name, source.unsupported) == ("nvml", {})
+        assert at(gpu, source, 1.0).values.keys() == WITHOUT_GPM
+        assert not [name for name in gpu.calls if "Gpm" in name]
 
 
 ratio = st.floats(0, 1)
@@ -111,16 +121,6 @@ def test_ratios_are_means_over_the_span_that_is_told(busy, sm, occupancy, tensor
     assert reading.span_s == 0.5
     assert [reading.values[number] for number in of.PROFILED] == pytest.approx(means, abs=1e-9)
     assert reading.values[of.POWER_INSTANT] == pytest.approx(power_w, abs=1e-3)
-
-
-def test_a_reading_is_few_calls_and_all_ratios_come_from_one_over_one_pair():
-    with opened(FakeNvml(State(processes=(OURS,)))) as (gpu, source):
-        assert (source.name, source.unsupported) == ("nvml-gpm", {})
-        for now_s in (0.0, 0.25, 0.5):
-            gpu.calls.clear()
-            at(gpu, source, now_s)
-        once = ("nvmlGpmMetricsGet", "nvmlGpmSampleGet", "nvmlDeviceGetFieldValues")
-        assert gpu.calls.total() <= 16 and [gpu.calls[name] for name in once] == [1, 1, 1]
 
 
 @given(st.lists(st.floats(0, 0.35), min_size=1, max_size=60))
@@ -148,13 +148,6 @@ def test_what_fails_when_opened_for_a_reason_that_may_pass_works_later(function,
         assert (source.name, source.unsupported) == ("nvml-gpm", {})
         first, _, last = (at(gpu, source, now_s).values[number] for now_s in (0.05, 0.5, 1.0))
         assert first is None and last == pytest.approx(then)
-
-
-def test_ratios_that_nobody_asked_for_are_not_taken():
-    with opened(profile=False) as (gpu, source):
-        assert (source.name, source.unsupported) == ("nvml", {})
-        assert at(gpu, source, 1.0).values.keys() == WITHOUT_GPM
-        assert not [name for name in gpu.calls if "Gpm" in name]
 
 
 PROCESSES = {of.GPU_PROCESSES, of.FOREIGN_PROCESSES}
@@ -248,16 +241,9 @@ def test_another_field_or_function_for_the_same_number_is_taken(lacks, number, v
         assert source.unsupported == {} and at(gpu, source, 2.0).values[number] == value
 
 
-def test_a_binding_without_a_function_is_like_a_driver_without(monkeypatch):
-    monkeypatch.delattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons")
-    monkeypatch.delattr(pynvml, "nvmlGpmQueryDeviceSupport")
-    with opened(FakeNvml(State(reasons=8))) as (gpu, source):
-        assert source.name == "nvml" and at(gpu, source, 1.0).values[of.CLOCK_REASONS] == 8.0
-
-
 @pytest.mark.parametrize("early_s", [0.0, 0.01, 0.0499])
 @pytest.mark.parametrize("missing", [(), ("nvmlDeviceGetFieldValues",)])
-def test_counters_are_asked_seldom_and_are_not_missing_between(early_s, missing):
+def test_counters_are_asked_seldom_unless_wanted_each_time_and_are_not_missing_between(early_s, missing):
     with opened(FakeNvml(missing=frozenset(missing))) as (gpu, source):
         there = EVERYTHING - source.unsupported.keys()
         for step in range(9):
@@ -268,9 +254,6 @@ def test_counters_are_asked_seldom_and_are_not_missing_between(early_s, missing)
         assert reading.values.keys() == at(gpu, source, 4.0).values.keys()
         later = [at(gpu, source, now_s).values.keys() for now_s in (3.5, 4.44, 4.46)]  # first, a clock that went back
         assert [bool(COUNTERS & numbers) for numbers in later] == [True, False, True]
-
-
-def test_counters_that_are_wanted_in_each_reading_are_not_asked_seldom():
     with opened(each_time={of.ENERGY}) as (gpu, source):
         for step in range(5):
             numbers = at(gpu, source, step / 4).values.keys()
@@ -317,13 +300,18 @@ def test_each_process_counts_once(compute, mps, count, foreign):
 
 
 @pytest.mark.parametrize("profile", [True, False])
-def test_a_lost_gpu_ends_it_and_closing_still_works(profile):
+def test_a_lost_gpu_ends_it_and_closing_works_then_twice_and_beside_another_source(profile):
     gpu = gpu_of(BUSY, (1.0, {"lost": True}))
     with opened(gpu, profile) as (gpu, source):
         assert at(gpu, source, 0.5).values[of.POWER] == 500.0
         for now_s in (1.0, 1.25):
             with pytest.raises(SensorFailed, match="GPU is lost"):
                 at(gpu, source, now_s)
+    with opened() as (gpu, first):
+        second = open_nvml(gpu.uuid, own_pids=set)
+        at(gpu, first, 0.0), at(gpu, second, 0.5)
+        second.close(), second.close()
+        assert at(gpu, first, 1.0).span_s == 1.0 and gpu.calls["nvmlShutdown"] == 1
 
 
 @pytest.mark.parametrize(("gpu", "uuid", "said", "hint"), [
@@ -351,15 +339,11 @@ def test_a_library_that_fails_says_the_first_thing_that_went_wrong(monkeypatch, 
 
 
 @pytest.mark.parametrize("module", [ModuleType("pynvml"), None])
-def test_another_module_of_that_name_or_none_says_what_to_install(monkeypatch, module):
+def test_a_binding_without_a_function_is_like_a_driver_without_and_no_binding_is_to_be_installed(monkeypatch, module):
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons")
+    monkeypatch.delattr(pynvml, "nvmlGpmQueryDeviceSupport")
+    with opened(FakeNvml(State(reasons=8))) as (gpu, source):
+        assert source.name == "nvml" and at(gpu, source, 1.0).values[of.CLOCK_REASONS] == 8.0
     monkeypatch.setitem(sys.modules, "pynvml", module)
     with refused("pynvml", kind=SensorFailed, hint="nvidia-ml-py"):
         open_nvml("GPU-1", own_pids=set)
-
-
-def test_two_sources_live_side_by_side_and_closing_twice_is_closing_once():
-    with opened() as (gpu, first):
-        second = open_nvml(gpu.uuid, own_pids=set)
-        at(gpu, first, 0.0), at(gpu, second, 0.5)
-        second.close(), second.close()
-        assert at(gpu, first, 1.0).span_s == 1.0 and gpu.calls["nvmlShutdown"] == 1

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema import sensors as of
@@ -208,6 +207,11 @@ def test_each_unit_becomes_ours_and_a_release_without_a_field_says_so(engine):
     assert values.keys() == set(THEIRS) - absent == engine.watched
     known = {number: value for number, value in values.items() if value is not None}
     assert known == {number: ours for number, (_, ours) in RAW.items() if number not in absent}
+    source.close()
+    engine.fields = range(1003)  # of an engine older than its client, which is asked what it knows
+    source = engine.open()
+    assert engine.watched == {number for number in THEIRS if number < 1003}
+    assert str(UNKNOWN_FIELD) in source.unsupported[of.DRAM_ACTIVE]
 
 
 @pytest.mark.parametrize(("asked_s", "watched_us"), [(0.01, 100_000), (0.1, 100_000), (0.25, 250_000)])
@@ -303,13 +307,6 @@ def test_what_is_refused_is_absent_says_why_and_costs_no_other(engine, numbers, 
     assert not engine.left
 
 
-def test_an_engine_older_than_its_client_is_asked_what_it_knows(engine):
-    engine.fields = range(1003)
-    source = engine.open()
-    assert engine.watched == {number for number in THEIRS if number < 1003}
-    assert str(UNKNOWN_FIELD) in source.unsupported[of.DRAM_ACTIVE]
-
-
 ALL_REFUSED = dict.fromkeys(of.SENSORS, REQUIRES_ROOT)
 PARAMETERS, AUTO = "c_dcgmConnectV2Params_v2", "--slm-telemetry auto"
 NOT_THERE = {
@@ -351,7 +348,13 @@ def test_missing_or_broken_bindings_are_no_source_and_those_that_warn_are_one(en
 
 
 @pytest.mark.parametrize("end", ["stopped", "closed"])
-def test_after_its_end_a_reading_is_a_failure_and_no_more(engine, end):
+def test_two_sources_do_not_collide_and_after_its_end_a_reading_is_a_failure_and_no_more(engine, end):
+    first, source = engine.open(), engine.open()
+    first.close()
+    engine.on_progress(of.POWER, 300.0, SECOND)
+    assert source.read(0.0).values[of.POWER] == 300.0
+    source.close()
+    assert not engine.left
     source = engine.open()
     source.read(0.0)
     source.close() if end == "closed" else vars(engine).update(running=False)
@@ -359,12 +362,3 @@ def test_after_its_end_a_reading_is_a_failure_and_no_more(engine, end):
         source.read(0.25)
     source.close(), source.close()
     assert bool(engine.left) == (end == "stopped")
-
-
-def test_two_sources_on_one_engine_do_not_collide(engine):
-    first, second = engine.open(), engine.open()
-    first.close()
-    engine.on_progress(of.POWER, 300.0, SECOND)
-    assert second.read(0.0).values[of.POWER] == 300.0
-    second.close()
-    assert not engine.left

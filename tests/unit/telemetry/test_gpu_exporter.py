@@ -11,8 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema import sensors as of
@@ -99,11 +98,20 @@ def read(exporter, source, values, now_s=0.0):
     return source.read(now_s)
 
 
-def test_each_unit_becomes_ours(exporter, source):
+def test_each_unit_becomes_ours_whatever_else_is_on_the_page_and_a_row_may_come_late_or_go(exporter, source):
+    assert of.SM_ACTIVE not in source.read(0.0).values
     found = read(exporter, source, {**DEFAULT, **PROFILING})
     assert found.values == OURS | {of.SM_ACTIVE: 0.875, of.TENSOR_ACTIVE: 0.125, of.DRAM_ACTIVE: 0.5}
     assert (source.name, found.missing, found.span_s) == ("dcgm-exporter", (), None)
+    gone = read(exporter, source, {**DEFAULT, WATTS: 1.0})
+    assert (gone.values[of.POWER], gone.values[of.SM_ACTIVE]) == (1.0, None)
+    assert f"{of.SM_ACTIVE}: not on the page" in gone.missing
     source.close(), source.close()
+    name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+    text = f"\n# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n# EOF\n\n"
+    text += page({**DEFAULT, "DCGM_EXP_XID_ERRORS_COUNT": 3}) + "go_goroutines 12\n"
+    found = values_of_gpu(samples(text, ON_A_PAGE), GPU)
+    assert found.keys() == OURS.keys() and found[of.ENERGY] == 123456789
 
 
 def test_values_are_given_once_any_of_our_gpu_changes(exporter, source):
@@ -126,14 +134,6 @@ def test_the_span_is_the_time_since_the_last_update_of_the_counters(exporter, so
     spans = [read(exporter, source, values, now).span_s for now, values in zip((10.0, 11.0, 40.0, 41.0), pages)]
     spans += [read(exporter, source, {**DEFAULT, WATTS: now}, now).span_s for now in (50.0, 51.0)]
     assert spans == [None, None, 30.0, None, None, None]
-
-
-def test_a_row_that_comes_late_and_one_that_goes(exporter, source):
-    assert of.SM_ACTIVE not in source.read(0.0).values
-    assert read(exporter, source, {**DEFAULT, **PROFILING}).values[of.SM_ACTIVE] == 0.875
-    gone = read(exporter, source, {**DEFAULT, WATTS: 1.0})
-    assert (gone.values[of.POWER], gone.values[of.SM_ACTIVE]) == (1.0, None)
-    assert f"{of.SM_ACTIVE}: not on the page" in gone.missing
 
 
 BLANKS = {
@@ -273,14 +273,6 @@ def test_a_long_answer_is_cut_and_a_slow_one_ends_in_time(exporter, monkeypatch)
     assert ask_once("GET", URL, {}, None, 5.0)[0] == 200
     with pytest.raises(TimeoutError, match="5 s"):
         ask_once("GET", URL, {}, None, 5.0)
-
-
-def test_comments_blank_lines_and_other_metrics_are_skipped_and_a_counter_keeps_its_name():
-    name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
-    text = f"\n# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n# EOF\n\n"
-    text += page({**DEFAULT, "DCGM_EXP_XID_ERRORS_COUNT": 3}) + "go_goroutines 12\n"
-    found = values_of_gpu(samples(text, ON_A_PAGE), GPU)
-    assert found.keys() == OURS.keys() and found[of.ENERGY] == 123456789
 
 
 @pytest.mark.parametrize("text", ["up", 'up{x="1} 1', "up{x=1} 1", r"up{} one", "up{"])

@@ -15,8 +15,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema import sensors as of
@@ -80,12 +79,16 @@ def two_gpus(request, monkeypatch):
 
 
 @pytest.mark.parametrize(("cuda", "told"), [(12080, "12.8"), (13010, "13.1"), (11000, "11.0")])
-def test_a_gpu_is_described(two_gpus, monkeypatch, cuda, told):
+def test_a_gpu_is_described_and_those_of_different_kinds_are_told_apart(two_gpus, monkeypatch, cuda, told):
     two_gpus.nvmlSystemGetCudaDriverVersion_v2.return_value = cuda
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     near = frozenset({0, 63})
     assert visible_gpus()[1] == host.Gpu("GPU-1", "NVIDIA H200 (GPU-1)", 140 << 30, "570.133.20", told, near)
     assert visible_gpus() is visible_gpus() and two_gpus.nvmlInit.call_count == 1
+    one = host.Gpu("a", "NVIDIA H200", 141 << 30, "1", "12.8")
+    assert host.unlike([one, replace(one, uuid="b")]) is None
+    for other in (replace(one, name="NVIDIA L4"), replace(one, memory_bytes=70 << 30)):
+        assert f"NVIDIA H200, 141 GiB; {other.name}, {other.memory_bytes >> 30} GiB" in host.unlike([one, other])
 
 
 @pytest.mark.parametrize(("visible", "cores", "uuids", "near"), [
@@ -111,13 +114,6 @@ def test_without_a_visible_gpu_it_is_said_who_hides_it_and_only_one_there_has_me
         host.memory_used("GPU-9")
 
 
-def test_gpus_of_different_kinds_are_told_apart():
-    one = host.Gpu("a", "NVIDIA H200", 141 << 30, "1", "12.8")
-    assert host.unlike([one, replace(one, uuid="b")]) is None
-    for other in (replace(one, name="NVIDIA L4"), replace(one, memory_bytes=70 << 30)):
-        assert f"NVIDIA H200, 141 GiB; {other.name}, {other.memory_bytes >> 30} GiB" in host.unlike([one, other])
-
-
 @pytest.fixture
 def holds(monkeypatch):
     """Every interpreter holds this vLLM; it is not asked with other variables than those that are given."""
@@ -127,7 +123,7 @@ def holds(monkeypatch):
     return found
 
 
-def test_a_gpu_host_is_probed(two_gpus, holds, tmp_path):
+def test_a_host_is_probed_with_its_gpus_and_one_without_a_gpu_or_an_interpreter_as_such(two_gpus, holds, tmp_path):
     found = probe("cuda", "/v/python", {"A": "1"}, tmp_path)
     holds.assert_called_once_with("/v/python", {"A": "1"})
     assert (found.device, found.warnings, found.gpus) == ("GPU-0", (), visible_gpus())
@@ -136,9 +132,7 @@ def test_a_gpu_host_is_probed(two_gpus, holds, tmp_path):
         driver="570.133.20", cuda="12.8", vllm="0.26.0", torch="2.13.0", python="3.12.1",
     )  # fmt: skip
     assert found.environment.cores == len(os.sched_getaffinity(0))
-
-
-def test_a_host_without_a_gpu_or_an_interpreter_is_probed_as_such(holds, tmp_path):
+    holds.reset_mock()
     holds.return_value = HOLDS | {"vllm": "0.99.0"}
     found = {platform: probe(platform, root=tmp_path) for platform in ("cpu", "simulated", "remote")}
     holds.assert_called_once_with(sys.executable, {})
@@ -151,7 +145,7 @@ def test_a_host_without_a_gpu_or_an_interpreter_is_probed_as_such(holds, tmp_pat
         probe("cpu", root=tmp_path)
 
 
-def test_a_host_is_known_by_its_name_and_boot_and_tells_neither(monkeypatch):
+def test_a_host_is_known_by_name_and_boot_tells_neither_and_what_is_not_said_is_unknown(monkeypatch, tmp_path):
     texts = {"/proc/sys/kernel/random/boot_id": "first\n", "/proc/cpuinfo": "x: y\nmodel name : A: fast one\n"}
     monkeypatch.setattr(Path, "read_text", lambda self, encoding: {"utf-8": texts[str(self)]}[encoding])
     monkeypatch.setattr(host, "git_commit", str)
@@ -165,9 +159,6 @@ def test_a_host_is_known_by_its_name_and_boot_and_tells_neither(monkeypatch):
     after = host.this_host("cpu")
     monkeypatch.setattr(host.system, "node", lambda: "elsewhere")
     assert len({here.host, after.host, host.this_host("cpu").host}) == 3
-
-
-def test_what_the_system_does_not_say_is_unknown(monkeypatch):
     monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))
     monkeypatch.setattr(host, "git_commit", lambda root: None)
     monkeypatch.setattr(host, "version", Mock(side_effect=host.PackageNotFoundError))
@@ -181,9 +172,6 @@ def test_what_the_system_does_not_say_is_unknown(monkeypatch):
     assert host.cpu_model() == "vax"
     monkeypatch.delattr(os, "sched_getaffinity")
     assert host.own_cores() == frozenset()
-
-
-def test_numa_nodes_are_those_with_a_number(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "Path", lambda name: {"/sys/devices/system/node": tmp_path}[name])
     for name, count in (("nodes_online", 1), ("node0", 1), ("node1", 2), ("node12", 3)):
         (tmp_path / name).mkdir()
@@ -197,7 +185,7 @@ def ran(monkeypatch):
     return run
 
 
-def test_an_interpreter_is_asked_with_the_variables_of_the_engine(ran, monkeypatch):
+def test_an_interpreter_is_asked_with_the_engines_variables_and_git_for_ten_seconds_at_most(ran, monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_A", "inherited")
     ran.return_value.stdout = json.dumps({**HOLDS, "vllm": None, "more": 1}).encode()
     assert host.interpreter("/v/python", {"B": "given"}) == HOLDS | {"vllm": None}
@@ -205,6 +193,13 @@ def test_an_interpreter_is_asked_with_the_variables_of_the_engine(ran, monkeypat
     assert words == ["/v/python", str(host.VERSIONS)] and host.VERSIONS.is_file()
     assert (options["env"]["VLLM_A"], options["env"]["B"]) == ("inherited", "given")
     assert options["timeout"] == 60 and options["capture_output"] is True
+    ran.return_value.stdout = "abc+\n"
+    assert host.git_commit(tmp_path) == "abc+"
+    (words,), options = ran.call_args
+    assert words[:3] == ["git", "-C", str(tmp_path)] and {"--always", "--dirty=+"} < set(words)
+    assert options == {"capture_output": True, "text": True, "timeout": 10, "check": True}
+    ran.side_effect = subprocess.CalledProcessError(128, "git"), subprocess.TimeoutExpired("git", 10), OSError()
+    assert [host.git_commit(tmp_path) for _ in range(3)] == [None] * 3
 
 
 @pytest.mark.parametrize("fault", [
@@ -215,16 +210,6 @@ def test_what_does_not_answer_is_no_interpreter(ran, fault):
     ran.return_value.stdout, ran.side_effect = fault, None if isinstance(fault, bytes) else fault
     with refused("/v/python", hint="--slm-python"):
         host.interpreter("/v/python", {})
-
-
-def test_a_commit_is_what_git_says_within_ten_seconds_or_unknown(ran, tmp_path):
-    ran.return_value.stdout = "abc+\n"
-    assert host.git_commit(tmp_path) == "abc+"
-    (words,), options = ran.call_args
-    assert words[:3] == ["git", "-C", str(tmp_path)] and {"--always", "--dirty=+"} < set(words)
-    assert options == {"capture_output": True, "text": True, "timeout": 10, "check": True}
-    ran.side_effect = subprocess.CalledProcessError(128, "git"), subprocess.TimeoutExpired("git", 10), OSError()
-    assert [host.git_commit(tmp_path) for _ in range(3)] == [None] * 3
 
 
 COLUMNS = ("user", "nice", "system", "idle", "waits", "irq", "softirq", "steal", "guest", "guest_nice")

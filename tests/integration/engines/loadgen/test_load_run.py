@@ -86,7 +86,7 @@ def client(url):
         yield lambda at=url, **env: stack.enter_context(closing(Client(at, **env)))
 
 
-def test_a_burst_is_what_the_server_says_it_was_and_one_far_beyond_the_queue_of_connections_is_served(client, url):
+def test_a_burst_is_what_the_server_says_it_was_and_a_client_held_up_says_how_far_it_can_be_off(client, url):
     base, one = url.removesuffix("/v1/completions"), client()
     urlopen(f"{base}/forget").close()
     done = one.burst(40)
@@ -105,9 +105,6 @@ def test_a_burst_is_what_the_server_says_it_was_and_one_far_beyond_the_queue_of_
     many = one.burst(300, tokens=3)
     assert (many["failed"], len(many["samples"])) == ([], 300)
     assert KEY not in json.dumps(one.said) and KEY not in one.child.log.read_text()
-
-
-def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
     held = client()
     held.begin(4, tokens=300)
     assert held.hear()["event"] == "progress"

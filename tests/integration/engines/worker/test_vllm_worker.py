@@ -16,21 +16,6 @@ def start(script, number, **how):
     return subprocess.Popen(command, pass_fds=[number], start_new_session=True, **how)
 
 
-def test_importing_it_brings_in_the_standard_library_only():
-    code = "import sys, vllm_worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    told = subprocess.check_output([sys.executable, "-S", "-c", code], cwd=FOLDER, text=True, timeout=60)
-    assert set(told.split()) - sys.stdlib_module_names == {"vllm_worker", "slm_pacing", "slm_process", "__main__"}
-
-
-def test_it_ends_when_its_parent_closes_the_line():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = start(["-S", str(FOLDER / "vllm_worker.py")], theirs.fileno(), stderr=subprocess.DEVNULL)
-        theirs.close()
-        ours.close()
-        assert process.wait(20) != 0
-
-
 FORKS = """
 import os, sys
 from vllm_worker import run_worker
@@ -53,7 +38,16 @@ run_worker(Forks)
 """
 
 
-def test_what_is_forked_does_not_hold_our_end_open():
+def test_it_needs_the_standard_library_alone_and_ends_with_the_line_which_no_fork_holds_open():
+    code = "import sys, vllm_worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    told = subprocess.check_output([sys.executable, "-S", "-c", code], cwd=FOLDER, text=True, timeout=60)
+    assert set(told.split()) - sys.stdlib_module_names == {"vllm_worker", "slm_pacing", "slm_process", "__main__"}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = start(["-S", str(FOLDER / "vllm_worker.py")], theirs.fileno(), stderr=subprocess.DEVNULL)
+        theirs.close()
+        ours.close()
+        assert process.wait(20) != 0
     ours, theirs = socket.socketpair()
     process = start(["-c", FORKS], theirs.fileno(), env={**os.environ, "PYTHONPATH": str(FOLDER)})
     theirs.close()

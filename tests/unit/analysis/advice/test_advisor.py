@@ -6,8 +6,7 @@ from statistics import fmean
 
 import pytest
 from facts import tells
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from published import ROWS
 from strategies import law, point, work_of_model
 

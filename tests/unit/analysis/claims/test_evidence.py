@@ -9,8 +9,7 @@ from statistics import fmean
 import pytest
 import strategies
 from facts import numbers, tells
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from stored_records import having
 from strategies import FAILS, H200, INCONCLUSIVE, PASSES, at_share, judge, measurement, point, without
 

@@ -12,8 +12,7 @@ from statistics import stdev
 import pytest
 from committed import archive, names_of
 from facts import tells
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.stats import ttest_ind
 from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, having, repeats
 

@@ -12,8 +12,7 @@ from statistics import fmean, median, stdev
 import gate_sessions as made
 import pytest
 from facts import tells
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from refusals import refused
 from scipy.stats import chi2
 

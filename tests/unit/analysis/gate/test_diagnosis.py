@@ -8,8 +8,7 @@ from statistics import median
 import pytest
 from committed import archive
 from facts import tells
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from stored_records import having
 from strategies import RESOLVED, measurement, planted_telemetry
 from traces import traced

@@ -10,8 +10,7 @@ from statistics import fmean
 
 import pytest
 from facts import tells
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from launches import LOADS, launch, pair_of_launches, pairs
 from stored_records import BUSY, having
 

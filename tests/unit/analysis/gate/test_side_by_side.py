@@ -6,8 +6,7 @@ from statistics import fmean, stdev, variance
 
 import pytest
 from facts import tells
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from launches import HAPPENS
 from scipy.stats import t as student
 from scripts import CHECKOUT, checkout_script, loaded

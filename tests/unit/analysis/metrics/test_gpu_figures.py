@@ -10,10 +10,8 @@ from statistics import fmean, median
 import pytest
 import strategies
 from committed import archive
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import WELL, changed, drawn_readings, measurement, planted_telemetry
-from strategies import watched_run as run_of
+from hypothesis import given, strategies as st
+from strategies import WELL, changed, drawn_readings, measurement, planted_telemetry, watched_run as run_of
 
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, decode_window, device_figures, memory_in_use

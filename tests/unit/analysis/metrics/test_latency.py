@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 from statistics import fmean, quantiles
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 from strategies import NO_SAMPLES, NO_STEPS, drawn_runs, measurement
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import changed, measurement, planted_telemetry, work_of_model
 
 from pytest_slmserve.analysis.metrics import gpu_figures, window

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 from facts import numbers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import WELL, any_telemetry, measurement, planted_telemetry, watched_run
 
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures

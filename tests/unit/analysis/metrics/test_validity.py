@@ -5,8 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 from facts import numbers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import NO_STEPS, changed, measurement, planted_run, sensed
 
 from pytest_slmserve.analysis.metrics import validity, window

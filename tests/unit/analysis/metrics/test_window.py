@@ -9,8 +9,7 @@ from statistics import fmean, quantiles, variance
 
 import pytest
 from facts import numbers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import NO_SAMPLES, NO_STEPS, drawn_runs, measurement, planted_run
 
 from pytest_slmserve.analysis.metrics import validity, window

@@ -3,8 +3,7 @@ goodput, honest at the ends of what was measured and beside gaps."""
 
 import pytest
 from facts import tells
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from published import ROWS
 from refusals import refused
 from strategies import law, point

@@ -10,8 +10,7 @@ from statistics import fmean
 import pytest
 import strategies
 from facts import tells
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 from strategies import FAILS, INCONCLUSIVE, PASSES, curves, law, measurement, noisy_curve, point, without
 

@@ -10,8 +10,7 @@ from statistics import fmean
 
 import pytest
 from adaptive import h200_seconds, in_turn, play, steps_apart
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 from strategies import curves, law, measurement, noisy_curve, plateau_batch, point, rates, without, work_of_model
 

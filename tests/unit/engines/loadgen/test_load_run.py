@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from interfaces import small_workload
 
 from pytest_slmserve.engines.endpoint import run_of
@@ -65,15 +64,6 @@ def test_any_percentile_of_the_gaps_to_a_hundredth(values, share):
     assert LEAST_S * GROWTH**index == pytest.approx(sorted(values)[rank], rel=0.0101)
 
 
-def test_a_request_has_its_row_as_the_worker_has_it():
-    rows = [row([5.0, 6.0], (7, 2), sent=2.0), row([4.0], sent=1.0, finished=False), row([], sent=3.0, finished=False)]
-    samples = run(rows, began=0.0).samples
-    stamped = [*zip(samples.sent_s, samples.first_token_s, samples.last_token_s)]
-    assert stamped == [(1.0, 4.0, 4.0), (2.0, 5.0, 6.0), (3.0, None, None)]
-    assert samples.prompt_tokens == (16, 7, 16), "by the workload if it was cut off before the server's count"
-    assert (samples.output_tokens, samples.finished) == ((1, 2, 0), (False, True, False))
-
-
 @pytest.mark.parametrize(("rows", "per_chunk", "outputs"), [
     ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False)], 2.0, (4, 2)),
     ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False, asked=1)], 2.0, (4, 1)),
@@ -100,7 +90,7 @@ def test_parts_together_are_what_one_process_would_have_found(streams, on_schedu
 
 
 @pytest.mark.parametrize(("parts", "on_schedule", "scheduled"), [(1, True, ()), (2, True, ()), (2, False, None)])
-def test_no_requests_are_an_empty_run_and_losses_are_in_the_order_sent(parts, on_schedule, scheduled):
+def test_no_requests_are_an_empty_run_and_each_has_its_row_losses_in_the_order_sent(parts, on_schedule, scheduled):
     found = run(*[[]] * parts, on_schedule=on_schedule)
     assert (len(found.samples), found.stream.tokens, found.stream.gaps["counts"]) == (0, (), {})
     assert found.stream.scheduled_s == scheduled
@@ -108,6 +98,12 @@ def test_no_requests_are_an_empty_run_and_losses_are_in_the_order_sent(parts, on
     told = [{**REST, **results_of([], (0.0, 1.0)), "failed": rows} for rows in (lost[:2], lost[2:])]
     found = run_of(json.loads(json.dumps(told)), WORKLOAD)
     assert (found.failures, found.failed.request, found.failed.scheduled_s) == (5, (4, 3, 2, 1, 0), None)
+    rows = [row([5.0, 6.0], (7, 2), sent=2.0), row([4.0], sent=1.0, finished=False), row([], sent=3.0, finished=False)]
+    samples = run(rows, began=0.0).samples
+    stamped = [*zip(samples.sent_s, samples.first_token_s, samples.last_token_s)]
+    assert stamped == [(1.0, 4.0, 4.0), (2.0, 5.0, 6.0), (3.0, None, None)]
+    assert samples.prompt_tokens == (16, 7, 16), "by the workload if it was cut off before the server's count"
+    assert (samples.output_tokens, samples.finished) == ((1, 2, 0), (False, True, False))
 
 
 # Which request is due
@@ -119,7 +115,9 @@ def of_schedule(schedule, window=None, most=None):
 
 
 @given(schedules, st.none() | st.integers(1, 5), st.lists(st.tuples(st.floats(0, 300), st.booleans()), max_size=60))
-def test_each_request_is_due_once_at_its_time_or_when_another_has_ended_if_it_is_held_back(schedule, most, looks):
+@example([0.0] * 1200, None, [])
+@example([0.0] * 1200, 1100, [])
+def test_each_request_is_due_once_when_it_may_be_sent_and_connections_wait_for_the_most(schedule, most, looks):
     loop, sent, free = of_schedule(schedule, None, most), [], [0.0] * (most or len(schedule))
     for now, one_ends in [*sorted(looks), (300.0, False)]:
         if most and one_ends and len(sent) > len(free) - most:
@@ -132,20 +130,8 @@ def test_each_request_is_due_once_at_its_time_or_when_another_has_ended_if_it_is
     assert sent == [(i, max(schedule[i], free[i])) for i in range(len(sent))]
     assert loop.waited_s == ([at - schedule[number] for number, at in sent] if most else [])
     assert loop.loop.phase == ("over" if len(sent) == len(schedule) else "window")
-
-
-@given(schedules, st.none() | st.integers(1, 5))
-@example([0.0] * 1200, None)
-@example([0.0] * 1200, 1100)
-def test_connections_wait_for_the_most_requests_within_a_second_and_no_more_than_a_thousand(schedule, most):
     busiest = max(sum(at <= other <= at + load_run.AHEAD_S for other in schedule) for at in {*schedule})
     assert of_schedule(schedule, None, most).connections == min(busiest, most or busiest, 1000)
-
-
-def test_the_phases_of_a_schedule():
-    loop, endless = of_schedule([0.0], (2.0, 3.0)), of_schedule([0.0])
-    assert [loop.phase(at) for at in (0.0, 2.0, 3.0)] == ["settle", "window", "over"]
-    assert endless.due(5.0) and endless.phase(5.0) == "window", "until the last has ended"
 
 
 # Parts of a load
@@ -337,33 +323,32 @@ def test_a_window_holds_its_load_and_cuts_off_what_is_in_flight(concurrency, tok
     assert opens - done.began >= 2 * tokens * itl_s * 0.5, "a lifetime of the ramp, and one of settling"
 
 
-@pytest.mark.parametrize("ttft_s", [0.001, 3.0])
-def test_a_schedule_is_kept_whatever_the_server_does(play, ttft_s):
+@pytest.mark.parametrize(("ttft_s", "most", "late_s"), [(0.001, 1, 0.005), (3.0, 2, 0.0)])
+def test_a_schedule_is_kept_whatever_the_server_does_unless_a_limit_holds_it_back(play, ttft_s, most, late_s):
     schedule = [0.002 * i for i in range(100)]
     done = play(opened(schedule, (0.05, 0.15)), ttft_s=ttft_s)
     assert [at - done.began for at in done.sent] == pytest.approx(schedule, abs=1e-4)
     assert [row[-1] - done.began for row in sorted(done.samples, key=lambda row: row[1])] == pytest.approx(schedule)
     assert done.on_schedule and done.window == pytest.approx((done.began + 0.05, done.began + 0.15))
     assert (done.waited, len(done.samples)) == ([], 100), "all are served to their end"
-
-
-@pytest.mark.parametrize(("most", "late_s"), [(1, 0.005), (2, 0.0)])
-def test_a_rate_with_a_limit_holds_back_what_would_be_too_much(play, most, late_s):
-    """Twenty a second, each of which lives for 55 ms: where only one may be in flight it is late by more and more."""
+    # Twenty a second, each of which lives for 55 ms: where only one may be in flight it is late by more and more.
     done = play(opened([0.05 * i for i in range(20)], most=most))
     assert (done.played.most, done.played.opened, done.waited[0]) == (most, most, 0)
     assert done.waited == pytest.approx([late_s * i for i in range(20)], abs=1e-3 if late_s else 0)
 
 
-def test_gaps_of_each_step_of_a_ramp_are_apart_and_count_where_both_ends_lie_in_the_window(play):
+def test_gaps_of_each_step_of_a_ramp_are_apart_and_a_schedule_has_phases(play):
     done = play(opened([0.1 * i for i in range(20)], (0.5, 2.0), steps=[[0.5, 1.0], [1.0, 2.0]]))
     assert [sum(each["counts"].values()) for each in done.gaps] == [15 * 7, 5 * 7, 10 * 7]
     found = gaps([[0.0, 1.0, 2.0, 3.0, 3.00001], [2.5], []], (1.0, 3.5))
     assert found["counts"] == {-1: 1, 925: 2} and LEAST_S * GROWTH**925 <= 1.0 < LEAST_S * GROWTH**926
     assert found["sum_s"] == pytest.approx(2.00001)
+    loop, endless = of_schedule([0.0], (2.0, 3.0)), of_schedule([0.0])
+    assert [loop.phase(at) for at in (0.0, 2.0, 3.0)] == ["settle", "window", "over"]
+    assert endless.due(5.0) and endless.phase(5.0) == "window", "until the last has ended"
 
 
-def test_a_run_of_several_begins_when_told_and_has_the_window_it_is_given(play):
+def test_a_run_of_several_has_the_window_it_is_given_and_an_answer_in_one_piece_as_many_steps_as_asked(play):
     done = play(closed(4), at=60.0, window_s=1.5)
     assert 0 <= done.began - 60.0 < 1e-3
     [(settled, _)] = said_of(done, "settled")
@@ -371,6 +356,10 @@ def test_a_run_of_several_begins_when_told_and_has_the_window_it_is_given(play):
     assert done.window == (pytest.approx(settled + 0.5, abs=0.01), pytest.approx(settled + 1.5, abs=0.01))
     counted = play(closed(4, requests=12), at=60.0)
     assert said_of(counted, "settled") == [] and len(counted.samples) == 12 and counted.began >= 60.0
+    for counts in (None, 0):
+        done = play(closed(4), one_piece=True, counts=counts)
+        opens, closes = done.window
+        assert 0.4 <= closes - opens < 0.6 and 2 * 0.05 < opens - done.began < 1.0, counts
 
 
 @pytest.mark.parametrize("unread", [0, 1])
@@ -391,19 +380,25 @@ def test_progress_is_told_twice_a_second_with_the_rate_since_the_last(play, unre
 # Requests that fail
 
 
-def test_a_load_that_only_fails_is_given_up_soon(play):
+def test_a_load_that_only_fails_or_whose_users_hear_nothing_is_given_up_soon_but_a_twentieth_may_fail(play):
     done = play(closed(3, requests=100_000), fault=dict.fromkeys(range(4), "HTTP 500"))
     assert not any(row[-3] for row in done.samples) and done.first_failure == "HTTP 500 of 0"
     assert [kind for *_, kind in done.failed] == ["HTTP 500"] * 6
     assert all(done.began <= sent < ended for _, sent, _, ended, _ in done.failed)
-
-
-@pytest.mark.parametrize(("requests", "share", "given_up"), [(400, 20, False), (400, 19, True), (40, 8, False)])
-def test_a_twentieth_may_fail_or_five_if_that_is_more(play, requests, share, given_up):
-    """One of `share` fails: of four hundred requests twenty, or one too many; of forty five."""
-    done = play(closed(2, requests=requests), (1,) * share, fault={share - 1: "broke off"})
-    assert (len(done.samples) + len(done.failed) < requests) == given_up
-    assert len(done.failed) == requests // share or given_up
+    # One has failed, so it is no wait for a slow answer; a schedule goes on, for its requests come whatever is.
+    done = play(closed(3, requests=3), (8,) * 3, fault={1: "hangs", 2: "hangs"}, timeout_s=0.8)
+    assert [(row[0], row[4]) for row in done.failed] == [(1, "timeout"), (2, "timeout")] and len(done.samples) == 1
+    assert all(0.8 <= ended - sent <= 0.8 + load_run.PROGRESS_S + 0.01 for _, sent, _, ended, _ in done.failed)
+    hangs = {0: "HTTP 500", **dict.fromkeys(range(1, 200), "hangs")}
+    done = play(closed(2, requests=1000), (1,) * 200, fault=hangs, timeout_s=3.0)
+    assert len(done.failed) <= 3 and done.played.now - done.began < 7
+    done = play(opened([4.0 * i for i in range(4)]), (1,) * 4, fault={0: "HTTP 500", 1: "hangs"}, timeout_s=3.0)
+    assert [row[0] for row in done.failed] == [0, 1] and len(done.samples) == 2
+    # One of `share` fails: of four hundred requests twenty, or one too many; of forty five.
+    for requests, share, given_up in ((400, 20, False), (400, 19, True), (40, 8, False)):
+        done = play(closed(2, requests=requests), (1,) * share, fault={share - 1: "broke off"})
+        assert (len(done.samples) + len(done.failed) < requests) == given_up, (requests, share)
+        assert len(done.failed) == requests // share or given_up, (requests, share)
 
 
 @pytest.mark.parametrize(("number", "faulty", "failed", "served"), [
@@ -422,29 +417,14 @@ def test_each_request_of_a_schedule_is_told_with_the_time_at_which_it_was_due(pl
 
 
 @pytest.mark.parametrize(("asked", "lost"), [(8, 0), (7, 4)])
-def test_more_tokens_than_were_asked_for_are_no_count(play, asked, lost):
+def test_more_tokens_than_were_asked_for_are_no_count_unless_an_answer_may_be_of_any_length(play, asked, lost):
     done = play(closed(2, requests=4), (asked,) * 4, counts=8)
     assert [row[4] for row in done.failed] == ["malformed"] * lost
     assert done.first_failure is None or {"8", "7"} <= set(done.first_failure.split())
     assert all(row[3] == stream.read_until for row, stream in zip(done.failed, done.played.sent))
-
-
-def test_each_answer_may_have_the_tokens_of_its_request_or_as_many_as_it_likes_where_that_is_said(play):
     for bounded, most in ((True, 16 * 8 + 64), (False, 1 << 20)):
         done = play(closed(2, requests=4), (8,) * 4, bounded=bounded)
         assert {stream.answer._most for stream in done.played.sent} == {most}
-
-
-def test_streams_that_never_end_fail_after_their_time_and_users_who_hear_nothing_for_as_long_give_up(play):
-    """One has failed, so it is no wait for a slow answer; a schedule goes on, for its requests come whatever is."""
-    done = play(closed(3, requests=3), (8,) * 3, fault={1: "hangs", 2: "hangs"}, timeout_s=0.8)
-    assert [(row[0], row[4]) for row in done.failed] == [(1, "timeout"), (2, "timeout")] and len(done.samples) == 1
-    assert all(0.8 <= ended - sent <= 0.8 + load_run.PROGRESS_S + 0.01 for _, sent, _, ended, _ in done.failed)
-    hangs = {0: "HTTP 500", **dict.fromkeys(range(1, 200), "hangs")}
-    done = play(closed(2, requests=1000), (1,) * 200, fault=hangs, timeout_s=3.0)
-    assert len(done.failed) <= 3 and done.played.now - done.began < 7
-    done = play(opened([4.0 * i for i in range(4)]), (1,) * 4, fault={0: "HTTP 500", 1: "hangs"}, timeout_s=3.0)
-    assert [row[0] for row in done.failed] == [0, 1] and len(done.samples) == 2
 
 
 @pytest.mark.parametrize("ramp_up", ["staggered", "burst"])
@@ -458,13 +438,6 @@ def test_a_load_without_steps_has_its_window_all_the_same(play, monkeypatch, ram
     passes = 12 if ramp_up == "staggered" else 8
     assert passes <= opens - done.began < passes + 1 and 1.0 + 4.0 <= closes - opens < 1.0 + 4.0 + 1
     assert [row[4] for row in done.samples] == [None, None]
-
-
-@pytest.mark.parametrize("counts", [None, 0])
-def test_an_answer_in_one_piece_is_as_many_steps_as_it_was_asked_for(play, counts):
-    done = play(closed(4), one_piece=True, counts=counts)
-    opens, closes = done.window
-    assert 0.4 <= closes - opens < 0.6 and 2 * 0.05 < opens - done.began < 1.0
 
 
 # Its messages
@@ -491,7 +464,7 @@ def client(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of sockets that end with a process
-def test_loads_are_served_one_after_the_other_until_it_is_closed_or_its_parent_is_gone(client, monkeypatch):
+def test_loads_are_served_in_turn_until_it_is_closed_and_a_client_that_cannot_start_says_why(client, monkeypatch):
     made = []
     monkeypatch.setattr(load_run, "Bodies", lambda to, *given: made.append((to.port, *given)) or Bodies(to, *given))
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -507,9 +480,6 @@ def test_loads_are_served_one_after_the_other_until_it_is_closed_or_its_parent_i
         assert len(done["failed"]) >= 6 and done["failed"][0][-1] == "no connection"
         assert min(sent for _, sent, *_ in done["failed"]) >= done["began"], "when it would have been sent"
     assert client() == [] and [each["event"] for each in client(greeting)] == ["ready"]
-
-
-@pytest.mark.parametrize(("url", "headers"), [("ftp://x/", {}), ("http://h/", {"A": "b\r\nsecret: d"})])
-def test_a_client_that_cannot_start_says_why_and_ends(client, url, headers):
-    [said] = client({"url": url, "headers": headers, "timeout_s": 1.0}, {"op": "close"})
-    assert said["event"] == "failed" and said["cause"] and "secret" not in said["cause"]
+    for url, headers in (("ftp://x/", {}), ("http://h/", {"A": "b\r\nsecret: d"})):
+        [said] = client({"url": url, "headers": headers, "timeout_s": 1.0}, {"op": "close"})
+        assert said["event"] == "failed" and said["cause"] and "secret" not in said["cause"], url

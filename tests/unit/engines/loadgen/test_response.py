@@ -5,8 +5,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from wire import EVENT_STREAM, chunked, cuts, pieces, stream, token, usage
 
 from pytest_slmserve.engines.loadgen import response
@@ -28,9 +27,9 @@ def fed(parts):
 @given(
     contents, st.lists(st.integers(1, 40), max_size=8), cuts, st.sampled_from([b"\r\n", b"\n"]),
     st.sampled_from([b"", b"X-Sum: 1\r\n", b"A: b\r\nC: d\r\n"]), st.sampled_from([b"", b";name=value", b" ;x"]),
-    st.sampled_from([b"", INTERIM]),
+    st.sampled_from([b"", INTERIM]), st.integers(1, 60),
 )  # fmt: skip
-def test_a_body_comes_in_chunks_of_any_size_or_until_the_end(body, sizes, cut, line, trailer, note, before):
+def test_a_body_comes_in_chunks_or_until_the_end_but_not_early(body, sizes, cut, line, trailer, note, before, missing):
     for data, closes in (
         (CHUNKED + chunked(body, sizes, line, trailer, note), False),
         (OK + b"CONTENT-LENGTH:  %d\r\n\r\n" % len(body) + body, False),
@@ -40,10 +39,6 @@ def test_a_body_comes_in_chunks_of_any_size_or_until_the_end(body, sizes, cut, l
         assert (got, found.ended, found.reusable) == (body, not closes, not closes)
         assert (found.status, found.headers["x-one"]) == (200, "1")
         assert not closes or (found.feed(b"") == b"" and found.ended)
-
-
-@given(contents, cuts, st.integers(1, 60))
-def test_it_does_not_end_early_and_a_connection_that_breaks_off_is_no_end(body, cut, missing):
     found, _ = fed(pieces((CHUNKED + chunked(body, [7, 7]))[:-missing], cut))
     assert not found.ended
     with pytest.raises(Malformed, match="broke off|unanswered"):
@@ -95,14 +90,6 @@ def test_what_is_no_response_is_said_to_be_none(data, why):
         fed([data])
 
 
-def test_a_head_and_the_line_of_a_chunks_size_may_be_as_long_as_the_limits_and_a_header_may_have_a_colon():
-    found, got = fed([OK + b"x" * (response.HEAD_LIMIT - len(OK))])
-    assert (found.status, got) == (None, b"")
-    assert fed([CHUNKED + b"1;" + b"x" * (response.LINE_LIMIT - 2), b"\r\na"])[1] == b"a"
-    found, _ = fed([b"HTTP/1.1 200 OK\r\nLink: http://host:80/\r\nContent-Length: 0\r\n\r\n"])
-    assert found.headers == {"link": "http://host:80/", "content-length": "0"}
-
-
 # Events
 
 texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -132,15 +119,7 @@ def test_events_are_lines_of_data_up_to_a_blank_one(told):
     assert [events.feed(piece) for piece in told] == [*told.values()]
 
 
-def test_an_event_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr(response, "EVENT_LIMIT", 100)
-    events = Events()
-    with pytest.raises(ValueError, match="no end"):
-        for _ in range(20):
-            events.feed(b"data: no line end")
-
-
-def test_an_event_of_many_lines_has_the_same_limit_of_bytes_and_the_next_one_its_own():
+def test_an_event_of_one_line_or_many_has_a_limit_of_bytes_and_the_next_one_its_own(monkeypatch):
     events, line, fed = Events(), b"data: " + b"x" * 58 + b"\n", 0
     with pytest.raises(ValueError, match="no end within 16 MiB"):
         while fed < 10 * response.EVENT_LIMIT:
@@ -150,6 +129,11 @@ def test_an_event_of_many_lines_has_the_same_limit_of_bytes_and_the_next_one_its
     events = Events()
     for _ in range(3):
         assert events.feed(b"data: " + b"x" * (response.EVENT_LIMIT - 7) + b"\ndata: y\n\n") != []
+    monkeypatch.setattr(response, "EVENT_LIMIT", 100)
+    events = Events()
+    with pytest.raises(ValueError, match="no end"):
+        for _ in range(20):
+            events.feed(b"data: no line end")
 
 
 # Answers
@@ -241,21 +225,25 @@ def test_a_stream_that_is_well_is_known_by_its_type_in_any_case_and_may_be_creat
     assert (answer.response.ended, answer.complete, len(answer.times)) == (complete, complete, tokens)
 
 
-def test_the_text_of_an_error_is_waited_for_up_to_a_limit():
+def test_heads_lines_of_chunks_texts_of_errors_and_answers_may_be_as_long_as_their_limits(monkeypatch):
     answer = Answer()
     answer.read(0.0, b"HTTP/1.1 500 No\r\n\r\n" + b"x" * ((1 << 16) - 1))
     with pytest.raises(RequestFailed) as caught:
         answer.read(1.0, b"x")
     assert caught.value.kind == "HTTP 500" and len(str(caught.value)) >= 1 << 16
+    monkeypatch.setattr(response, "MOST_CHUNKS", 1000)
+    answer = Answer()
+    answer.read(0.0, EVENT_STREAM + b"\r\n" + stream(token()) * 1000)
+    with pytest.raises(RequestFailed, match="1001 tokens"):
+        answer.read(0.0, stream(token()))
+    found, got = fed([OK + b"x" * (response.HEAD_LIMIT - len(OK))])
+    assert (found.status, got) == (None, b"")
+    assert fed([CHUNKED + b"1;" + b"x" * (response.LINE_LIMIT - 2), b"\r\na"])[1] == b"a"
+    found, _ = fed([b"HTTP/1.1 200 OK\r\nLink: http://host:80/\r\nContent-Length: 0\r\n\r\n"])
+    assert found.headers == {"link": "http://host:80/", "content-length": "0"}
 
 
 NOTHING = told(choices=[{"delta": {"content": ""}}])
-
-
-@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call", "repetition"])
-def test_a_known_reason_completes_and_what_comes_after_it_is_no_token(reason):
-    answer = read(whole(token(), token(finish=reason), token(), usage(3, 2), DONE))
-    assert (answer.complete, list(answer.times), list(answer.tokens)) == (True, [0.0, 0.0], [1, 1])
 
 
 @pytest.mark.parametrize(("events", "counts"), [
@@ -264,10 +252,13 @@ def test_a_known_reason_completes_and_what_comes_after_it_is_no_token(reason):
     ([token(), token(), token("a", "length")], {2: 3, 3: 3}),  # one with a text of its own is a token in any case
     ([token(""), *[token()] * 3], {3: 3, 4: 4}),
 ])  # fmt: skip
-def test_a_last_chunk_that_repeats_the_one_before_and_an_empty_first_one_are_tokens_if_counted(events, counts):
+def test_a_last_chunk_that_repeats_another_is_a_token_if_counted_and_what_follows_a_reason_none(events, counts):
     for counted, tokens in counts.items():
         answer = read(whole(*events, usage(3, counted), DONE), (len(HEAD),))
         assert len(answer.times) == tokens == len(answer.tokens)
+    for reason in ("stop", "length", "tool_calls", "function_call", "repetition"):
+        answer = read(whole(token(), token(finish=reason), token(), usage(3, 2), DONE))
+        assert (answer.complete, list(answer.times), list(answer.tokens)) == (True, [0.0, 0.0], [1, 1]), reason
 
 
 @pytest.mark.parametrize("odd", [
@@ -302,14 +293,6 @@ def test_tokens_without_end_are_refused_once_there_are_more_than_were_asked_for(
         for _ in range(10**6):
             answer.read(0.0, stream(told(choices=[chunk])))
     assert caught.value.kind == "malformed" and most < sum(answer.tokens) <= most + len(chunk.get("token_ids", [1]))
-
-
-def test_an_answer_that_may_be_as_long_as_it_likes_has_a_limit_too(monkeypatch):
-    monkeypatch.setattr(response, "MOST_CHUNKS", 1000)
-    answer = Answer()
-    answer.read(0.0, EVENT_STREAM + b"\r\n" + stream(token()) * 1000)
-    with pytest.raises(RequestFailed, match="1001 tokens"):
-        answer.read(0.0, stream(token()))
 
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"

@@ -8,8 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from wire import EVENT_STREAM, pieces, stream, token, usage
 
 from pytest_slmserve.engines.loadgen import streams as module
@@ -39,14 +38,11 @@ def test_a_request_in_bytes(url, line, host, port):
 
 
 @given(keys, st.text(max_size=30), st.text(max_size=30))
-def test_a_key_is_in_no_text(key, before, after):
+def test_a_key_is_in_no_text_the_longest_goes_first_and_a_long_failure_ends_behind_a_word(key, before, after):
     target = Target("http://host/", {"Authorization": f"Bearer {key}", "X-Api-Key": key})
     for said in (key, f"Bearer {key}"):
         text = target.shown(before + said + after)
         assert key not in text.replace(HIDDEN, "") and HIDDEN in text
-
-
-def test_the_longest_secret_is_hidden_first_and_a_long_failure_ends_behind_a_word():
     open_headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "X-Number": "1"}
     target = Target("http://host/", {"Authorization": "Bearer my-own-key", **open_headers})
     assert target.secrets == ("Bearer my-own-key", "my-own-key")
@@ -202,8 +198,9 @@ def test_a_request_larger_than_any_buffer_is_sent_to_its_end(line):
     assert line.over(one).failure is None
 
 
-def test_connections_are_kept_and_used_again_and_one_that_was_closed_meanwhile_is_replaced(line):
+def test_connections_are_kept_and_used_again_opened_ahead_and_replaced_where_one_was_closed_meanwhile(open_line):
     """The server closed just as it was sent: it has waited since the first time."""
+    line = open_line()
     streams, (one, first), (two, second) = line.streams, line.begin(), line.begin()
     assert list(streams.in_flight) == [one, two]
     for each, there in ((two, second), (one, first)):
@@ -220,9 +217,6 @@ def test_connections_are_kept_and_used_again_and_one_that_was_closed_meanwhile_i
     assert received(anew, 9) == b"once more" and three.sent == at
     anew.sendall(WHOLE)
     assert line.over(three).failure is None and three.answer.usage == (7, 3) and streams._refused == 0
-
-
-def test_a_load_begins_with_as_many_open_connections_as_it_asks_for(open_line):
     line = open_line(waiting=3)
     streams, (first, second, _) = line.streams, [line.accept() for _ in range(3)]
     assert not line.waits
@@ -282,7 +276,7 @@ def test_without_a_connection_each_request_says_why_without_the_address(open_lin
 # Ends
 
 
-def test_those_that_last_too_long_end_in_the_order_sent_and_no_others(open_line):
+def test_those_that_last_too_long_end_in_the_order_sent_and_what_is_cut_off_keeps_what_has_come(open_line):
     line = open_line(timeout_s=5.0)
     streams, ((one, first), (two, _), (three, _)) = line.streams, [line.begin() for _ in range(3)]
     first.sendall(ENDLESS + stream(token(), token()))
@@ -299,9 +293,7 @@ def test_those_that_last_too_long_end_in_the_order_sent_and_no_others(open_line)
         assert kind == "timeout" and all(fact in why for fact in facts) and ("unread" in why) == unread
     assert not two.unread and streams._unread_bytes == 0
     assert first.recv(10) == b"", "its connection is closed"
-
-
-def test_what_is_cut_off_keeps_what_has_come_and_its_connection_ends(line):
+    line = open_line()
     streams, (whole, its), (one, there) = line.streams, line.begin(), line.begin()
     its.sendall(WHOLE)
     there.sendall(ENDLESS + stream(token(), token()))
@@ -316,7 +308,7 @@ def test_what_is_cut_off_keeps_what_has_come_and_its_connection_ends(line):
     assert not two.sent, "it is not sent for another"
 
 
-def test_what_arrives_is_fetched_first_and_read_when_nothing_comes_or_too_much_is_unread(line, monkeypatch):
+def test_a_turn_fetches_first_reads_when_nothing_comes_or_too_much_is_unread_and_waits_no_longer(line, monkeypatch):
     streams, (one, there) = line.streams, line.begin()
     there.sendall(ENDLESS + stream(token()))
     line.until(lambda: streams.pieces)
@@ -329,16 +321,13 @@ def test_what_arrives_is_fetched_first_and_read_when_nothing_comes_or_too_much_i
     there.sendall(stream(token()))
     line.until(lambda: streams.pieces == 2)
     assert (streams.pieces_read, len(one.answer.times)) == (2, 2), "in the same turn"
-
-
-def test_a_turn_waits_as_long_as_it_may_and_no_longer_than_until_something_comes(line):
     _, there = line.begin()
     for wait_s, least_s, sent in ((0.001, 0.0, b""), (0.02, 0.018, b""), (30.0, 0.0, WHOLE)):
         there.sendall(sent)
         began = time.monotonic()
         line.streams.turn(wait_s)
         assert least_s <= time.monotonic() - began < 10, "the last two milliseconds are the next call's"
-    assert line.streams.pieces == 1
+    assert line.streams.pieces == 3
 
 
 def test_a_piece_has_the_time_at_which_it_came_and_not_that_of_its_fetch(line):
@@ -433,21 +422,14 @@ def play(lengths, users, steps, at_once=False):
     return counted
 
 
-@given(st.integers(1, 12), st.integers(3, 20))
-def test_spread_streams_show_every_step_once(users, length):
+@given(st.integers(1, 12), st.integers(3, 20), st.lists(st.integers(5, 30), min_size=40, max_size=40))
+def test_streams_show_every_step_once_and_a_convoy_has_a_step_more_than_its_tokens(users, length, lengths):
     changes = 60 / length + 1
     assert 60 - changes <= len(play([length] * 10_000, users, 60)) <= 60 + changes
-
-
-@given(st.lists(st.integers(5, 30), min_size=40, max_size=40), st.integers(2, 12))
-def test_streams_of_any_length_show_every_step_about_once(lengths, users):
+    users, length = max(users, 2), max(length, 4)
+    assert len(play([length] * 10_000, users, 3 * length, at_once=True)) == 3 * (length + 1) - 1
     counted = play(lengths * 40, users, 60)
     assert len(counted) == pytest.approx(60, rel=0.35) and counted == sorted(counted)
-
-
-@given(st.integers(2, 12), st.integers(4, 20))
-def test_a_convoy_has_a_period_of_one_step_more_than_its_tokens(users, length):
-    assert len(play([length] * 10_000, users, 3 * length, at_once=True)) == 3 * (length + 1) - 1
 
 
 def led(*times):
@@ -457,15 +439,12 @@ def led(*times):
 
 
 @pytest.mark.parametrize(("late_s", "counted"), [(0.04, []), (0.06, [0.36])])
-def test_the_youngest_that_decodes_leads_and_its_chunks_within_half_a_step_of_the_last_were_counted(late_s, counted):
+def test_the_youngest_that_decodes_leads_and_not_one_that_has_failed_or_has_no_chunk_yet(late_s, counted):
     """Steps of 0.1 s: the next leader tells of the last one 0.04 s later, and of the first new one 0.06 s later."""
     in_flight, lead = led([0.0, 0.05 + late_s + 0.25], [0.1, 0.2, 0.3])
     assert lead.steps() == [0.1, 0.2, 0.3]
     in_flight.popitem()
     assert lead.steps() == pytest.approx(counted)
-
-
-def test_one_that_has_failed_leads_no_more_one_without_a_chunk_not_yet_and_after_a_lull_the_next_prefill_is_a_step():
     in_flight, _ = led([0.1, 0.2], [0.15], [])
     _, failed, _ = in_flight
     assert Lead(in_flight, lambda stream: in_flight.pop(failed, None)).steps() == [0.1, 0.2]

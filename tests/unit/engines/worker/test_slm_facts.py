@@ -33,9 +33,6 @@ UNIFORM = group("UniformTypeKVCacheSpecs", kv_cache_specs={"0": FULL.kv_cache_sp
     ([FULL, group("ChunkedLocalAttentionSpec")], None),
     ([], None),
 ])  # fmt: skip
-def test_windows_of_the_groups_of_layers(groups, windows):
+def test_windows_of_the_groups_of_layers_and_none_of_a_release_without_groups(groups, windows):
     assert slm_facts.group_windows(SimpleNamespace(kv_cache_groups=groups)) == windows
-
-
-def test_a_release_without_groups_tells_none():
     assert slm_facts.group_windows(None) is slm_facts.group_windows(SimpleNamespace()) is None

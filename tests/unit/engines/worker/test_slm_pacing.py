@@ -4,8 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, serve_batches
 from pytest_slmserve.schema.specs import LONG_S  # by which loads are planned
@@ -65,13 +64,22 @@ def test_a_loop_ramps_up_settles_and_has_a_window(concurrency, lifetime, settle,
     assert enough - 1e-9 <= closed and played.now[-2] < max(enough, opened + window_s), "as soon as it is long enough"
 
 
-@given(concurrencies, lifetimes)
-def test_spread_users_start_evenly_over_one_lifetime(concurrency, lifetime):
+@given(concurrencies, lifetimes, st.integers(1, 80), st.floats(0, 1.5))
+def test_users_start_evenly_over_a_lifetime_and_counted_requests_at_once(concurrency, lifetime, requests, steps):
     started = play(ClosedLoopPacer(concurrency, lifetime, window_s=0.1), lifetime, [0.1]).started
     assert started[0] == 1
     even = [concurrency * step / lifetime for step in range(lifetime + 1)]
     assert all(abs(count - share) <= 1 for count, share in zip(started, even))
     assert set(started[lifetime:]) == {concurrency}
+    played = play(ClosedLoopPacer(concurrency, lifetime, requests=requests), lifetime, [0.01])
+    assert played.in_flight[0] == max(played.in_flight) == min(concurrency, requests)
+    assert (played.loop.sent, played.loop.window, played.loop.next_request()) == (requests, None, None)
+    loop = ClosedLoopPacer(concurrency, lifetime, requests=requests)
+    assert [loop.next_request() for _ in range(requests + 1)] == [*range(requests), None]
+    loop = ClosedLoopPacer(4, steps, window_s=1.0)
+    assert loop.users_due() == 1
+    loop.stepped(0.1)
+    assert loop.users_due() >= (3 if steps <= 1 else 1), "one shorter than a step lives one"
 
 
 @given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0), st.sampled_from(RAMPS))
@@ -92,23 +100,6 @@ def test_a_shared_window_ends_as_told_and_a_convoys_with_its_last_period(
     periods, rest = divmod(last - first, lifetime + 1)
     assert (periods >= 2, rest) == (True, 0)
     assert len(played.now) - 1 - last <= lifetime + 1, "no other whole period would have fitted"
-
-
-@given(concurrencies, lifetimes, st.integers(1, 80))
-def test_a_fixed_number_of_requests_is_sent_at_once_and_exactly_and_has_no_window(concurrency, lifetime, requests):
-    played = play(ClosedLoopPacer(concurrency, lifetime, requests=requests), lifetime, [0.01])
-    assert played.in_flight[0] == max(played.in_flight) == min(concurrency, requests)
-    assert (played.loop.sent, played.loop.window, played.loop.next_request()) == (requests, None, None)
-    loop = ClosedLoopPacer(concurrency, lifetime, requests=requests)
-    assert [loop.next_request() for _ in range(requests + 1)] == [*range(requests), None]
-
-
-@given(st.floats(0, 1.5))
-def test_requests_shorter_than_a_step_live_one(lifetime):
-    loop = ClosedLoopPacer(4, lifetime, window_s=1.0)
-    assert loop.users_due() == 1
-    loop.stepped(0.1)
-    assert loop.users_due() >= (3 if lifetime <= 1 else 1)
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30).map(sorted), st.lists(st.floats(0.0, 12.0)).map(sorted))
@@ -152,10 +143,12 @@ def test_batches_are_made_of_all_requests_in_order_and_of_none_before_it_comes(b
     samples, steps = serve_batches(way, times, [(5, 1 + row) for row in range(7)], serve)
     assert [(row[0], row[1]) for row in samples] == [(n % 7, at) for n, at in enumerate(times)]
     assert sum(row[3] for row in steps) == sum(row[6] for row in samples)
+    with pytest.raises(ValueError, match="'odd'"):
+        serve_batches({"batching": "odd", "batch": 2, "wait_s": 0.0}, [0.0], [(1, 1)], None)
 
 
 @given(concurrencies, st.integers(1, 9), st.integers(1, 80), st.randoms())
-def test_a_user_goes_through_a_conversation_and_then_begins_the_next(users, turns, requests, chance):
+def test_a_user_thinks_between_the_turns_of_a_conversation_and_then_begins_the_next(users, turns, requests, chance):
     """Whoever ends next; and the users begin at different turns."""
     loop = ClosedLoopPacer(users, 1.0, requests=requests, turns=turns, think_s=2.0)
     last = dict.fromkeys(range(users))
@@ -169,9 +162,6 @@ def test_a_user_goes_through_a_conversation_and_then_begins_the_next(users, turn
     begun = {n // turns: n % turns for n in reversed(dealt) if n - 1 not in dealt or n % turns == 0}
     assert sorted(begun) == list(range(len(begun))), "one after the other"
     assert all(turn == (number % turns if number < users else 0) for number, turn in begun.items())
-
-
-def test_users_think_between_turns_alone_for_as_long_in_the_mean_as_asked():
     loop = ClosedLoopPacer(1, 1.0, turns=4, think_s=2.0)
     rests = [loop.rest_s(number) for number in range(4000)]
     assert set(rests[3::4]) == {0.0} and rests == [loop.rest_s(number) for number in range(4000)]
@@ -179,8 +169,3 @@ def test_users_think_between_turns_alone_for_as_long_in_the_mean_as_asked():
     assert sum(thought) / len(thought) == pytest.approx(2.0, rel=0.05) and min(thought) > 0
     assert sum(rest > 4.0 for rest in thought) / len(thought) == pytest.approx(math.exp(-2), rel=0.15), "exponential"
     assert not any(ClosedLoopPacer(1, 1.0, turns=turns).rest_s(5) for turns in (1, 4))
-
-
-def test_another_way_to_batch_is_an_error():
-    with pytest.raises(ValueError, match="'odd'"):
-        serve_batches({"batching": "odd", "batch": 2, "wait_s": 0.0}, [0.0], [(1, 1)], None)

@@ -105,7 +105,7 @@ def rows(answer):
     return [SimpleNamespace(**dict(zip(names, row))) for row in answer["samples"]]
 
 
-def test_a_counted_loop_serves_exactly_so_many_shares_nothing_with_the_next_and_counts_failures(serve):
+def test_a_counted_loop_serves_exactly_so_many_and_counts_failures_and_a_window_cuts_off_what_is_in_flight(serve):
     first, server = serve(COUNTED)
     for answer in (first, asyncio.run(server.run(COUNTED))):
         assert [row.output for row in rows(answer)] == [LENGTH] * 7
@@ -118,12 +118,19 @@ def test_a_counted_loop_serves_exactly_so_many_shares_nothing_with_the_next_and_
     assert answer["first_failure"] == "ValueError: number 1 refused" and len(rows(answer)) == 5
     assert [(row[0], row[2], row[4]) for row in answer["failed"]] == [(1, None, "ValueError"), (0, None, "ValueError")]
     assert all(answer["began"] <= sent <= ended for _, sent, _, ended, _ in answer["failed"])
+    answer, server = serve(WINDOW, step_s=0.02)
+    cut = [row for row in rows(answer) if not row.finished]
+    assert 1 <= len(cut) <= USERS and len(server.engine.aborted) == len(cut)
+    assert all(row.output < LENGTH and row.admitted == 1.0 for row in cut)
+    opened, closed = answer["window"]
+    assert closed - opened >= 0.1 and answer["began"] < opened
+    assert max(row.sent for row in rows(answer)) <= closed + 0.05
 
 
 @pytest.mark.parametrize(("taken", "has"), [
     ("structured_outputs", "StructuredOutputsParams"), ("guided_decoding", "GuidedDecodingParams"),
 ])  # fmt: skip
-def test_a_schema_is_asked_for_as_the_release_takes_it_and_may_end_the_text(worker, monkeypatch, taken, has):
+def test_a_schema_is_asked_for_as_releases_take_it_and_complete_json_ends(worker, monkeypatch, taken, has, serve):
     module = SimpleNamespace(**{has: lambda json: ("by", json)}, RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
     told = {"SamplingParams": lambda **given: given, "sampling_params": module}
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(**told))
@@ -131,8 +138,6 @@ def test_a_schema_is_asked_for_as_the_release_takes_it_and_may_end_the_text(work
     assert (free["ignore_eos"], asked["ignore_eos"], asked.pop(taken)) == (True, False, ("by", '{"type": "object"}'))
     assert free | {"ignore_eos": False} == asked and free["max_tokens"] == 9
 
-
-def test_a_request_whose_json_is_complete_has_ended_and_one_that_ends_by_an_error_has_failed(serve):
     class Ending(Engine):
         reason = "stop"
 
@@ -149,7 +154,7 @@ def test_a_request_whose_json_is_complete_has_ended_and_one_that_ends_by_an_erro
     assert f"after {LENGTH} tokens" in failed["first_failure"] and not rows(failed)
 
 
-def test_ids_at_the_place_of_a_prompt_are_others_in_each_round_of_each_run(serve):
+def test_prompts_have_other_ids_in_each_round_and_adapters_that_are_loaded_once(serve, worker, monkeypatch):
     """Two prompts, of which the second is too short for a place; seven requests are four rounds of the first."""
     _, server = serve(COUNTED)
     server.places, server.rounds = [1, None], [[90 + n] for n in range(9)]
@@ -165,16 +170,19 @@ def test_ids_at_the_place_of_a_prompt_are_others_in_each_round_of_each_run(serve
         asyncio.run(server.run(COUNTED))
     assert sorted(ids for ids in seen if len(ids) == 3) == [[1, 90 + n, 3] for n in (1, 2, 3, 4, 5, 6, 7, 8)]
     assert [ids for ids in seen if len(ids) == 2] == [[4, 5]] * 6
+    # Of an engine that knows none nothing is asked (`Engine.generate` has no such argument).
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=lambda *facts: facts))
+    server = worker.Server(None, None)
+    server.engine, server.say = Adapting(worker.StepTrace()), AsyncMock()
+    server.prompts, server.output_tokens = [{"prompt_token_ids": [n]} for n in range(3)], [LENGTH] * 3
 
+    async def serve():
+        server.further = await server.with_adapters([2, 1, 2], "slm-rank8", 80_000, "/adapter")
+        return await server.answer({"op": "run", "load": WINDOW | {"requests": 6}})
 
-def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(serve):
-    answer, server = serve(WINDOW, step_s=0.02)
-    cut = [row for row in rows(answer) if not row.finished]
-    assert 1 <= len(cut) <= USERS and len(server.engine.aborted) == len(cut)
-    assert all(row.output < LENGTH and row.admitted == 1.0 for row in cut)
-    opened, closed = answer["window"]
-    assert closed - opened >= 0.1 and answer["began"] < opened
-    assert max(row.sent for row in rows(answer)) <= closed + 0.05
+    assert asyncio.run(asyncio.wait_for(serve(), 20))["failed"] == []
+    assert server.engine.loaded == [("slm-rank8-1", 80_001, "/adapter"), ("slm-rank8-2", 80_002, "/adapter")]
+    assert server.engine.asked == ["slm-rank8-2", "slm-rank8-1", "slm-rank8-2"] * 2
 
 
 @pytest.mark.parametrize(("engine", "row"), [
@@ -333,34 +341,15 @@ class Limited(Engine):
 
 @pytest.mark.parametrize("load", [WINDOW, COUNTED])
 @pytest.mark.parametrize("asks", ["embed", "rerank"])
-def test_a_request_for_a_result_has_one_output_that_comes_at_once(serve, load, asks):
+def test_a_request_for_a_result_has_one_output_at_once_and_awaits_others(serve, load, asks, worker):
     answer, server = serve(load, kind=Limited, asks=asks)
     found = [row for row in rows(answer) if row.finished]
     assert server.engine.asked == f"for {asks}" and len(found) >= USERS
     assert all(row.admitted is None and row.sent < row.first == row.last and row.output == 1 for row in found)
     assert {row.prompt for row in found} == {2, 3} and {row[-1] for row in answer["samples"]} == {2}
     assert {row[3:5] for row in answer["steps"]} == {(1, 3)}, "a result of each request that ends"
-
-
-@pytest.mark.parametrize(("concurrency", "steps"), [(1, 24), (96, 24), (1000, 250)])
-def test_a_result_is_awaited_while_the_prompts_before_it_are_computed(worker, concurrency, steps):
     server = worker.Server(None, None)
     server.engine = Limited(worker.StepTrace())
     server.prompts = [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3] * 3}]
-    assert server.steps_of_results(concurrency) == steps, "four prompts of 2.5 tokens in a step of 10"
-
-
-def test_each_adapter_is_loaded_once_and_goes_with_the_requests_that_ask_for_it(worker, monkeypatch):
-    """Of an engine that knows none nothing is asked (`Engine.generate` has no such argument)."""
-    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=lambda *facts: facts))
-    server = worker.Server(None, None)
-    server.engine, server.say = Adapting(worker.StepTrace()), AsyncMock()
-    server.prompts, server.output_tokens = [{"prompt_token_ids": [n]} for n in range(3)], [LENGTH] * 3
-
-    async def serve():
-        server.further = await server.with_adapters([2, 1, 2], "slm-rank8", 80_000, "/adapter")
-        return await server.answer({"op": "run", "load": WINDOW | {"requests": 6}})
-
-    assert asyncio.run(asyncio.wait_for(serve(), 20))["failed"] == []
-    assert server.engine.loaded == [("slm-rank8-1", 80_001, "/adapter"), ("slm-rank8-2", 80_002, "/adapter")]
-    assert server.engine.asked == ["slm-rank8-2", "slm-rank8-1", "slm-rank8-2"] * 2
+    found = [server.steps_of_results(concurrency) for concurrency in (1, 96, 1000)]
+    assert found == [24, 24, 250], "four prompts of 2.5 tokens in a step of 10"

@@ -5,8 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from launches import pairs
 from planted import gated, lawful, sweep
 from sections import difference, in_layers, vega_lite

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from html_pages import Page, values_of
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from launches import pairs
 from planted import gated, sweep
 from refusals import refused
