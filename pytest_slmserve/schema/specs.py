@@ -236,7 +236,7 @@ class EngineSpec:
 
     @property
     def drafts(self) -> str:
-        """Who drafts, in words: "by ngram", "by qwen3-0.6b" for a model; empty without speculation."""
+        """Words for who drafts, such as "by ngram", or "by qwen3-0.6b" for a model; empty without speculation."""
         model, method = (str(self.speculation.get(name) or "") for name in ("model", "method"))
         return f"by {model.rstrip('/').rpartition('/')[2] or method}" if model or method else ""
 
@@ -499,7 +499,7 @@ class WorkloadSpec:
 
     @property
     def whole(self) -> int:
-        """The number of requests in the set: those of whole conversations."""
+        """The number of requests in the set that are of whole conversations."""
         return self.requests - self.requests % self.turns
 
     @property
@@ -522,7 +522,7 @@ class WorkloadSpec:
 
     @property
     def output(self) -> str:
-        """Words for the outputs: "free text", "JSON", or "JSON by schema 3fa91c"."""
+        """Words for the outputs, such as "free text", "JSON" or "JSON by schema 3fa91c"."""
         own = "" if self.response_format == "json" else f" by schema {short_hash(self.schema)[:6]}"
         return f"JSON{own}" if self.response_format else "free text"
 
