@@ -18,6 +18,9 @@ SPEC = EngineSpec(
     enforce_eager=True,
 )
 
+# Else a function of the sampler is compiled for ten seconds, as it is in `tests/nightly/real/test_engines.py`.
+NOTHING_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
+
 
 def runs_on_cpu() -> bool:
     """Is vLLM's CPU build installed beside these tests? It goes by its own name, or says so in its version."""

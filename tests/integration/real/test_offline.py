@@ -15,6 +15,7 @@ import pytest
 from contract import Contract
 from interfaces import small_workload
 from processes import gone, group
+from real_engine import NOTHING_COMPILED
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.advice.subjects import BLOCK_TOLERANCE
@@ -56,7 +57,8 @@ def traces():
 def engine(vllm_here, traces):
     """As `--slm-cpu` asks for it."""
     spec = engine_spec(read_options(ASKED, {}, {}), "cpu", "opt-tiny", probe("cpu").environment)
-    with closing(OfflineEngine(spec, extra_env={PROFILE_FOLDER: str(traces)}).start()) as found:
+    own = {PROFILE_FOLDER: str(traces), **NOTHING_COMPILED}
+    with closing(OfflineEngine(spec, extra_env=own).start()) as found:
         yield found
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from contract import Contract
 from interfaces import problems_of, url_of
-from real_engine import SPEC
+from real_engine import NOTHING_COMPILED, SPEC
 from runs import POINTS
 
 from pytest_slmserve.__main__ import main
@@ -18,8 +18,7 @@ from pytest_slmserve.engines.server import ServerEngine
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real server")]
 
 
-# A function of its sampler would be compiled for ten seconds, as that of the other real engine is.
-SERVER = replace(SPEC, interface="server", prefix_caching=True, env=(("TORCHDYNAMO_DISABLE", "1"),))
+SERVER = replace(SPEC, interface="server", prefix_caching=True, env=tuple(NOTHING_COMPILED.items()))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ class TestContract(Contract):
 def test_the_suite_at_its_url(there, pytester, monkeypatch):
     pytester.makepyfile(POINTS)
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
-    asked = ("--slm-concurrency=1,8", "--slm-input-len=160", "--slm-output-len=16", "--slm-repeats=1")
+    asked = ("--slm-concurrency=1,8", "--slm-input-len=160", "--slm-output-len=16", "--slm-repeats=1", "--slm-window=2")
     words = ("--slm-models=slm", *asked, "-p", "no:cacheprovider")
     pytester.runpytest_inprocess(f"--slm-endpoint={url_of(there)}", *words)
     found = read(pytester.path / ".slm/records.jsonl").measurements

@@ -56,7 +56,10 @@ def test_prompts_far_above_the_token_budget_are_a_valid_load(interface):
     """A prompt takes 14 steps of its engine, and its request, which is not in the batch meanwhile, a token in 32."""
     spec = replace(SPEC, max_model_len=1024, max_num_batched_tokens=64, interface=interface)
     with closing(launch_engine(spec).start()) as engine:
-        made = measure(engine, workload_of(896, 32, 96), ClosedLoop(8, window_s=4.0), probe("cpu").environment)
+        asked = workload_of(896, 32, 96)
+        made = measure(engine, asked, ClosedLoop(8, window_s=4.0), probe("cpu").environment)
+        [likely] = engine.scores(asked, engine.outputs(asked, 1, 3))
+        assert -100 < likely < 0, "by a function that is compiled here, unlike in the engines of tests/integration"
     sent, batch = window.requests_in_flight(made.run, "sent_s"), window.mean_batch(made.run)
     assert sent > 1.1 * batch, "too few wait for their prompt for this test to tell"
     assert abs(window.littles_law(made.run)) < 0.05 and wrong(made) == []
