@@ -97,7 +97,7 @@ def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(at, there):
     ran.says(f"Jobs on {url_of(there)}")
     kept = ran.measured()
     assert {(m.spec.model, m.spec.interface) for m in kept} == {("slm", "endpoint")} and problems_of(kept) == []
-    assert [len(m.run.samples) for m in kept if is_job(m.load)] == [40]
+    assert {len(m.run.samples) for m in kept if is_job(m.load)} == {40}, "also if a busy machine has it made again"
 
 
 # Prompts from a prefix cache
