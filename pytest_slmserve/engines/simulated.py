@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +126,8 @@ class Faults:
 @dataclass(slots=True)
 class _Sequence:
     """A request on its way. cached: of its prompt, tokens that come from a cache. first_step: the step that makes its
-    first token; None while it waits. steps: those that make its tokens, if it is served to its end. number, after: its
-    own in the load, and that of the user's request before it."""
+    first token; None while it waits. steps: those that make its tokens, if it is served to its end. number: its own in
+    the load."""
 
     request: int
     sent_s: float
@@ -139,7 +138,6 @@ class _Sequence:
     first_step: int | None = None
     steps: int = 0
     number: int = 0
-    after: int | None = None
 
 
 def made_after(steps: int, acceptance: float) -> int:
@@ -288,11 +286,10 @@ class SimulatedEngine(Engine):
             found.failed["simulated"] = f"simulated failed after {len(found.rows)} readings: as it was told to"
         return found.telemetry(0.0)
 
-    def _from_cache(self, workload: Workload, request: int, after: int | None) -> int:
+    def _from_cache(self, workload: Workload, request: int, follows: bool) -> int:
         """Return the tokens of a prompt that come from the cache of prefixes, which keeps what the prompt shares, or in
-        a conversation the prompt of the turn before. after: The user's last request."""
+        a conversation the prompt of the turn before. follows: Whether its user has sent that."""
         if workload.spec.turns > 1:
-            follows = request % workload.spec.turns and after is not None
             return len(workload.requests[request - 1].prompt) // BLOCK_SIZE * BLOCK_SIZE if follows else 0
         group, shared = (workload.hash, request % workload.spec.prefix_groups), workload.requests[request].shared
         kept, self._kept[group] = self._kept.get(group, 0), max(self._kept.get(group, 0), shared)
@@ -330,21 +327,15 @@ class SimulatedEngine(Engine):
         now, admitted, ended, prompted = 0.0, 0, 0, 0  # prompted: tokens done of the prompt that is next
         sent, steps = list[_Sequence](), list[tuple[Any, ...]]()
         ends = defaultdict[int, list[int]](list)  # by step, the numbers of the requests
-        free = list[tuple[float, int]]()  # users: from when on, and the number of their last request, or -1
         for number in range(MAX_STEPS):
             if len(sent) == ended:  # nothing happens until somebody comes
-                coming = loop.next_s if isinstance(loop, SchedulePacer) else free[0][0] if free else None
+                coming = loop.next_s if isinstance(loop, SchedulePacer) else loop.next_free
                 now = max(now, coming or now)
-            for _ in range(loop.users_due(now)):
-                heappush(free, (now, -1))
-            while free and free[0][0] <= now:
-                after = free[0][1] if free[0][1] >= 0 else None
-                if (own := loop.next_request(after)) is None:
-                    break
-                heappop(free)
+            loop.join(now, now)
+            while (own := loop.free_request(now)) is not None:
                 request = workload.requests[index := own % len(workload.requests)]
                 at_s, wanted = loop.sent_s(own, now), request.output_tokens
-                sent.append(_Sequence(index, at_s, len(request.prompt), wanted, number=own, after=after))
+                sent.append(_Sequence(index, at_s, len(request.prompt), wanted, number=own))
             if len(sent) == ended:
                 break
             budget = max(0, limits.max_num_batched_tokens - (admitted - ended))
@@ -352,7 +343,9 @@ class SimulatedEngine(Engine):
             for sequence in sent[admitted : ended + fits]:
                 if left and sequence.admitted_s is None:
                     sequence.admitted_s = now
-                    sequence.cached = self._from_cache(workload, sequence.request, sequence.after) if caches else 0
+                    talk, turn = divmod(sequence.number, loop.turns)
+                    follows = turn > loop.first_turn(talk)
+                    sequence.cached = self._from_cache(workload, sequence.request, follows) if caches else 0
                 if (needed := sequence.prompt - sequence.cached) > left:
                     prompted = left
                     break
@@ -377,8 +370,8 @@ class SimulatedEngine(Engine):
             now += max(kernels_s, (self.faults.host_s + launches_s) / pace)
             over = ends.pop(number, [])
             ended += len(over)
-            for last in () if isinstance(loop, SchedulePacer) else over:
-                heappush(free, (now + loop.rest_s(last), last))
+            for last in over:
+                loop.come_back(now + loop.rest_s(last), last)
             running = min(len(sent) - ended, fits)
             preempted = int(batch >= self.faults.preempt_from)
             steps.append((now, running, len(sent) - ended - running, batch, 0, None, preempted))

@@ -151,8 +151,8 @@ class Verdicts:
     def verdict(self, question: Question) -> Verdict:
         """Return the verdict on a claim from what was measured so far. Of jobs it reads all curves of the model, of
         several GPUs the curve on the fewest, of shares of prompts that of the least, of formats that of free text, of
-        speculation the one with it. A
-        model of which nothing was measured here has no curve: what can be judged of it is arithmetic."""
+        speculation the one with it. A model of which nothing was measured here has no curve: what can be judged of it
+        is arithmetic."""
         curve = self.curve(question.model) if question.planned else None
         by_series, curves = self._known()
         if read := READ.get(question.of):

@@ -156,7 +156,7 @@ def requests_in_blocks(rows: Sequence[TraceRow], vocabulary: int, seed: int) -> 
                 drawn = islice(tokens.draws(seed, "prefix", block), BLOCK_TOKENS)
                 ids[block] = [SPECIAL_IDS + int(draw * usable) for draw in drawn]
         requests.append(Request(tuple(chain.from_iterable(ids[block] for block in row.blocks))[:prompt], output))
-    return requests, known / sum(prompt for prompt, _ in (row.lengths for row in rows))
+    return requests, known / sum(row.lengths[0] for row in rows)
 
 
 def turns_of(ids: Sequence[int], lengths: Sequence[tuple[int, int]], texts: Sequence[str] = ()) -> Iterator[Request]:
@@ -364,8 +364,8 @@ def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) ->
             how += f", {repeats} of them repeats" if repeats else ""
             is_all = True
         else:
-            fixed = spec.prompt_tokens is not None and spec.output_tokens is not None
-            counted = (each[: 2 * turns] for each in read if follows(spec.rule, each, 1 if fixed else turns))
+            own = turns if spec.longest is None else 1  # pairs of a conversation that are needed
+            counted = (each[: 2 * turns] for each in read if follows(spec.rule, each, own))
             picked = tokens.first_in_order(counted, spec.seed, limit)
             made: Iterator[Request]
             if spec.prompt_tokens is not None and spec.output_tokens is not None:

@@ -26,7 +26,6 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -149,8 +148,6 @@ class LoadRun:
         coming = (bisect_right(self.schedule, at + AHEAD_S) - first for first, at in enumerate(self.schedule))
         self.connections = min(AHEAD, most or AHEAD, max(coming)) if self.schedule else self.loop.concurrency
         self._lead = Lead(streams.in_flight, streams.read)
-        # Users who are free: since when, or, if they think, from when on, and the number of their last request, or -1.
-        self._users: list[tuple[float, int]] = []
         self._lived = 0.0  # steps by the answers that have ended
         self._unsettled = gated and self.loop.requests is None
         self._unopened = False
@@ -160,7 +157,7 @@ class LoadRun:
         """The time at which the next request is due; inf if none has a time, or if nobody can know it until another has
         ended."""
         if not self.schedule:
-            return self._users[0][0] if self._users else math.inf
+            return math.inf if self.loop.next_free is None else self.loop.next_free
         if self.loop.sent >= len(self.schedule) or (self._places is not None and not self._places):
             return math.inf
         return self.began + self.schedule[self.loop.sent]
@@ -168,13 +165,8 @@ class LoadRun:
     def due(self, now: float) -> list[tuple[int, float | None]]:
         """The numbers of the requests to send now, with the time at which each was due if there is a schedule."""
         found: list[tuple[int, float | None]] = []
-        for _ in range(self.loop.users_due(now - self.began)):
-            heappush(self._users, (now, -1))
-        while self._users and self._users[0][0] <= now and self._places != deque():
-            after = self._users[0][1]
-            if (number := self.loop.next_request(after if after >= 0 else None)) is None:
-                break
-            heappop(self._users)
+        self.loop.join(now, now - self.began)
+        while self._places != deque() and (number := self.loop.free_request(now)) is not None:
             at = self.began + self.schedule[number] if self.schedule else None
             if self._places is not None and at is not None:
                 free = self._places.popleft()
@@ -186,8 +178,7 @@ class LoadRun:
     def release(self, now: float, number: int = 0, steps: int = 0) -> None:
         """The user of the request of this number, which has ended, is free once he has thought. It lived for `steps`,
         whether the lead saw them or it came in one piece."""
-        if not self.schedule:
-            heappush(self._users, (now + self.loop.rest_s(self._of_all(number)), number))
+        self.loop.come_back(now + self.loop.rest_s(self._of_all(number)), number)
         if self._places is not None:
             self._places.append(now)
         if self.loop.requests is None:

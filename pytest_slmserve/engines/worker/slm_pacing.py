@@ -5,7 +5,8 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 LONG_S = 5.0  # as in `schema.specs`, which a worker cannot import
@@ -49,6 +50,8 @@ class ClosedLoopPacer:
     started: int = 0  # users
     sent: int = 0
     begun: int = 0  # conversations
+    # Users who are free: since when, or, if they think, from when on, and the number of their last request, or -1.
+    free: list[tuple[float, int]] = field(default_factory=list)
     ramped: tuple[int, float] | None = None  # step and time at which all users had started
     rested: bool = True  # a lifetime and a think time have passed since then
     steps: int = 0
@@ -118,8 +121,36 @@ class ClosedLoopPacer:
         self.sent += 1
         if after is not None and (after + 1) % self.turns:
             return after + 1
-        number = self.turns * self.begun + (self.begun % self.turns if self.begun < self.concurrency else 0)
+        number = self.turns * self.begun + self.first_turn(self.begun)
         self.begun += 1
+        return number
+
+    def first_turn(self, conversation: int) -> int:
+        """The turn at which the conversation of this number begins."""
+        return conversation % self.turns if conversation < self.concurrency else 0
+
+    def join(self, now: float, elapsed_s: float) -> None:
+        """Have the users who are due to start be free."""
+        for _ in range(self.users_due(elapsed_s)):
+            heappush(self.free, (now, -1))
+
+    def come_back(self, at: float, number: int) -> None:
+        """Have the user whose request of this number has ended be free from then on."""
+        heappush(self.free, (at, number))
+
+    @property
+    def next_free(self) -> float | None:
+        """The time from which the next user is free; None if each has a request."""
+        return self.free[0][0] if self.free else None
+
+    def free_request(self, now: float) -> int | None:
+        """The number of the request that the user who is free for the longest time sends; None if nobody is free, or
+        sends any more."""
+        if not self.free or self.free[0][0] > now:
+            return None
+        after = self.free[0][1]
+        if (number := self.next_request(after if after >= 0 else None)) is not None:
+            heappop(self.free)
         return number
 
     def rest_s(self, after: int) -> float:
@@ -173,6 +204,9 @@ class SchedulePacer(ClosedLoopPacer):
     def next_request(self, after: int | None = None) -> int | None:
         """The number of the request that a user sends now; None if no request is due."""
         return super().next_request() if self.sent < self.started else None
+
+    def come_back(self, at: float, number: int) -> None:
+        """Let the user of a request that has ended go."""
 
 
 def pacer_of(load: dict[str, Any], output_tokens: Sequence[int], gated: bool = False) -> ClosedLoopPacer:
