@@ -133,6 +133,11 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
     return spec
 
 
+def values_of(given: Any) -> Sequence[Any]:
+    """The values of a word that may have several."""
+    return given if isinstance(given, list | tuple) and given else [given]
+
+
 def check_item(item: Any) -> None:
     """Raise BadUsage if the words of an item's slm marker are wrong, or say nothing, or its body drops a verdict."""
     marker, words = item.get_closest_marker("slm"), words_of(item)
@@ -152,13 +157,11 @@ def check_item(item: Any) -> None:
         planning.checked_lengths(words["lengths"])
     planning.engine_options(words)  # which raises for adapters that are none
     model, ramp_up, gpus, gate, needs = map(words.get, ("model", "ramp_up", "gpus", "gate", "needs"))
-    shares = words.get("prefix_share")
-    some = shares if isinstance(shares, list | tuple) and shares else [shares]
-    is_share = all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 1 for one in some)
-    turns, cached = words.get("turns"), words.get("cached")
-    switches = cached if isinstance(cached, list | tuple) and cached else [cached]
+    shares = values_of(words.get("prefix_share"))
+    is_share = all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 1 for one in shares)
+    turns, switches = words.get("turns"), values_of(words.get("cached"))
     drafts, of_points = words.get("speculation"), "slm_point" in item.fixturenames
-    sides = drafts if isinstance(drafts, list | tuple) and of_points else [drafts]
+    sides = values_of(drafts) if of_points else [drafts]
     checks = {  # of each word: whether its value is one, what the error says if not, and what to type
         "model": (isinstance(model, str), "is no name of a model", 'model="opt-125m"'),
         "prefix_share": (is_share, "is no share of prompts", "prefix_share=0.5; of slm_point also (0, 0.5, 0.9)"),
