@@ -185,17 +185,16 @@ def at_share(
     *,
     hits: float | None = None,
     concurrency: int = 64,
-    response_format: str = "",
+    **asked: Any,
 ) -> Curve:
     """A curve of one point of prompts of 64 tokens that have a share in common. hits: share that came from the cache,
-    if it is another one. TPOT is that of the rate."""
+    if it is another one. asked: other fields of the workload's specification. TPOT is that of the rate."""
     made, cached = [], round(64 * ((share or 0) if hits is None else hits))
     for repeat, rate in enumerate(rates):
         m = measurement(concurrency, rate, repeat=repeat)
         m = changed(m, "run", "samples", cached_tokens=(cached,) * len(m.run.samples))
-        spec = replace(m.workload.spec, prefix_share=share, response_format=response_format)
-        asked = {"hash": f"share {share}{response_format}", "spec": spec}
-        made.append(changed(m, "workload", **asked))
+        spec = replace(m.workload.spec, prefix_share=share, **asked)
+        made.append(changed(m, "workload", hash=f"share {share}{asked}", spec=spec))
     busy = [{"tokens_per_busy_s": 2 * r, "engine_active": 0.5, "tpot_s": concurrency / r} for r in rates]
     each = tuple(Summary(output_tokens_per_s=r, ttft_s=first, **more) for r, first, more in zip(rates, ttft_s, busy))
     seen = replace(point(concurrency, rates), each=each, ttft_s=fmean(ttft_s) if rates else None)

@@ -460,7 +460,7 @@ def at_table_1(curve: Curve) -> Point | None:
     """Return the point at the model's largest batch of the paper's table 1, of one GPU that computes whole prompts and
     makes free text, if its energy was measured."""
     asked = curve.workload and curve.workload.spec
-    other = asked and (asked.prefix_share is not None or asked.response_format)
+    other = asked and (asked.finds_prefixes or asked.response_format)
     if other or (curve.spec and curve.spec.tensor_parallel_size > 1):
         return None
     wanted = PUBLISHED.get(curve.subject)

@@ -507,9 +507,10 @@ def test_curves_are_compared_over_hits_if_their_share_differs_alone_and_none_is_
     once = with_compared([at_share(0.0, (1000.0,), (0.1,)), at_share(0.5, (1500.0,), (0.1,))])[0]
     assert "--slm-repeats 2" in judge(MORE, once).why
     shared = at_share(0.5, (1000.0, 1005.0), concurrency=PUBLISHED["opt-1.3b"])
+    talks = at_share(None, (1000.0, 1005.0), concurrency=PUBLISHED["opt-1.3b"], turns=4)
     spent = tuple(replace(each, energy_per_token_j=0.1) for each in shared.points[0].each)
-    curves = [replace(c, points=(replace(shared.points[0], each=spent),)) for c in (shared, of_points())]
-    assert [bool(evidence.at_table_1(curve)) for curve in curves] == [False, True]
+    curves = [replace(c, points=(replace(shared.points[0], each=spent),)) for c in (shared, talks, of_points())]
+    assert [bool(evidence.at_table_1(curve)) for curve in curves] == [False, False, True]
 
 
 # Structured output
