@@ -15,6 +15,7 @@ JOBS = {
     "gpu": [
         LARGE,
         {**LARGE, "lora": (1, 8), "max_loras": 64},
+        {**LARGE, "lora": (8, 8), "max_loras": 64},
         {**LARGE, "lora": (64, 8), "max_loras": 64},
         {**LARGE, "lora": (64, 64), "max_loras": 64},
         {**LARGE, "lora": (64, 8), "max_loras": 8},
@@ -22,6 +23,7 @@ JOBS = {
     "cpu": [
         SMALL,
         {**SMALL, "lora": (1, 8), "max_loras": 16},
+        {**SMALL, "lora": (4, 8), "max_loras": 16},
         {**SMALL, "lora": (16, 8), "max_loras": 16},
         {**SMALL, "lora": (16, 64), "max_loras": 16},
         {**SMALL, "lora": (16, 8), "max_loras": 2},
