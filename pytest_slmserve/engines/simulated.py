@@ -56,7 +56,7 @@ SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event r
 # and bytes per second of the copy of one into a slot, for which all others wait: a PCI Express 4.0 x16.
 ADAPTED_SHARE, SLOT_SHARE, COPIED_PER_S = 0.1, 0.002, 25e9
 NO_FAULTS = {"batching", "wait_s", "quantization", "kv_cache_dtype", SPECULATIVE, *OF_ADAPTERS}
-NO_FAULTS |= {"skip_tokenizer_init"}
+NO_FAULTS |= {"skip_tokenizer_init", "num_gpu_blocks_override"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,9 @@ class SimulatedEngine(Engine):
         self._kept: dict[tuple[str, int], int] = {}  # tokens of the longest prefix, by workload and group
         self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
         layout = kv_cache.kv_layout(spec)
-        block_bytes = BLOCK_SIZE * (layout.bytes_per_token or LAYOUT_UNKNOWN)
-        blocks = spec.kv_cache_bytes * spec.tensor_parallel_size // block_bytes
+        blocks = kv_cache.predicted_blocks(spec)
+        if blocks is None:
+            blocks = spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * LAYOUT_UNKNOWN)
         self.resolved = Resolved(
             kv_blocks=None if self.jobs_only else blocks,
             block_size=BLOCK_SIZE,

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES, nothing_counts
 from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
-from pytest_slmserve.report import compare, deployments, gate, loads, sweeps
+from pytest_slmserve.report import compare, deployments, gate, ledger, loads, sweeps
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings, first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import (
@@ -255,6 +255,7 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Jobs": [*jobs, Legend(loads.JOB_LEGEND)] if jobs else [],
         "Energy": sweeps.energy_sections(found),
         "History": compare.history_sections(found.history),
+        "Releases": ledger.ledger_sections(found.gates),
         "Gate": map(gate.gate_section, found.gates),
         "Loads": loads.load_sections(found.loads, loads.ValidityCriteria(found.slo)),
     }

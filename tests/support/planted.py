@@ -6,6 +6,7 @@ from strategies import H200, law, measurement
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
+from pytest_slmserve.analysis.gate.windows import judge_windows
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.schema.records import Environment, Measurement
 
@@ -27,4 +28,7 @@ def lawful(loads: Iterable[int], wobbles=WOBBLES, *, t_inf=1e4, b_half=45.0, **m
 
 
 def gated(measured: Sequence[Measurement]) -> Gated:
+    """The gate of launches one after the other, or of both sides at once if they have windows."""
+    if any(m.paired and m.paired.window for m in measured):
+        return judge_windows(measured, GateCriteria().with_both_at_once)
     return judge_gate(measured, GateCriteria())

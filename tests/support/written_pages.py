@@ -1,15 +1,28 @@
-"""Pages that are written from the code: docs/glossary.md, and docs/options.md with its tables.
+"""Pages that are written from the code and the committed records: docs/glossary.md, docs/options.md with its tables,
+and docs/releases.md.
 
-python tests/support/written_pages.py      writes both anew
+python tests/support/written_pages.py      writes them anew
 """
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
+from committed import BASELINES
 from pages import DOCS
+from scripts import CHECKOUT
 
+from pytest_slmserve.analysis.claims.table import stored_gates
+from pytest_slmserve.analysis.gate.diagnosis import layers
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.plan.cases import DEFAULTS
+from pytest_slmserve.report import gate
+from pytest_slmserve.report.ledger import ledger_sections
 from pytest_slmserve.report.page.writer import GLOSSARY
+from pytest_slmserve.report.section import section_markdown
 
 TOP = """# Options
 
@@ -25,6 +38,36 @@ measures is skipped. Modes exclude each other.
 WORDS = """# Glossary
 
 The terms of tables, pages and messages. On [the page](page.md) of a run each term shows its meaning where it stands.
+"""
+RELEASES = """# Releases
+
+What changed between releases of vLLM, by [gates](gate.md) of each two neighbours. This page is written from the
+committed records. To judge them yourself, type:
+
+```sh
+slmserve report benchmarks/baselines/h200-vllm-0.2*-0.2*-gate*.jsonl.xz
+```
+
+A ratio is the candidate over the baseline, with its 95 % interval for further launches on that host. A small model at
+a small load is served as fast as its host allows: then the gate does not judge what users see, but judges tokens per
+busy second, which tell whether the kernels are slower.
+
+For a ledger of your own models, gate each two releases on one GPU, and report all archives together:
+
+```sh
+pytest --slm-gpu --slm-gate --slm-models=opt-1.3b,qwen3-0.6b --slm-concurrency=8,256 --slm-records=a-b.jsonl \\
+  --slm-side=baseline:python=/opt/vllm-a/bin/python --slm-side=candidate:python=/opt/vllm-b/bin/python
+slmserve report a-b.jsonl b-c.jsonl
+```
+
+If one step is slower, [`slmserve bisect`](bisect.md) names the release, and the report says what else differs between
+the two sides.
+"""
+MUSEUM = """## Regressions that people reported
+
+Would a gate have found them? Each row is a public thread. On the simulated engine, a gate fails a side that is slower
+by the reported effect, names the layer, and passes the same side against itself, in less than 15 minutes each. The
+last column says what a real engine did here, or what it would take to meet the regression.
 """
 PER_BACKEND = '\nWhere the default is "by mode":\n'
 
@@ -66,7 +109,46 @@ def glossary_page() -> str:
     return f"{WORDS}\n{table(('term', 'meaning'), sorted(terms, key=lambda term: term[0].lower()))}"
 
 
-WRITTEN = {DOCS / "glossary.md": glossary_page, DOCS / "options.md": options_page}
+@cache
+def gates_of(archive: str) -> list[Gated]:
+    contents = read(BASELINES / f"{archive}.jsonl.xz")
+    return [gated for gated, _ in stored_gates(contents.measurements, contents.plans)]
+
+
+def museum_rows() -> Iterator[tuple[str, ...]]:
+    for row in json.loads((CHECKOUT / "studies" / "museum.json").read_text("utf-8")):
+        told = f"needs {row.get('needs')}"
+        if "run" in row:
+            (slow,), (same,) = (gates_of(row[name]) for name in ("run", "control"))
+            where = ", ".join(layer for layer, _ in layers(slow.compared))
+            told, control = (gate.WORDS[each.outcome] for each in (slow, same))
+            told = f"{row['as']}: {told}, slower in: {where}; the same build: {control}"
+        effect = f"{row['effect']:.3g} times the {row['of']}"
+        number = row["thread"].rpartition("#")[2]
+        yield (
+            f"[#{number}]({row['url']})",
+            row["symptom"],
+            f"{row['model']}, {row['load']}",
+            row["versions"],
+            effect,
+            row["layer"],
+            told,
+        )
+
+
+def releases_page() -> str:
+    """What docs/releases.md should be: gates of two releases each, and the museum of regressions."""
+    of_two = re.compile(r"\d+\.\d+\.\d+-\d+\.\d+\.\d+")
+    names = sorted(path.name.partition(".jsonl")[0] for path in BASELINES.iterdir() if of_two.search(path.name))
+    sections = ledger_sections([gated for name in names for gated in gates_of(name)])
+    ledger = "\n".join(
+        re.sub("^###", "##", section_markdown(each)).replace("\n- what else", "\nWhat else") for each in sections
+    )
+    heads = ("thread", "what was seen", "model and load", "versions", "effect", "layer", "here")
+    return f"{RELEASES}\n{ledger}\n{MUSEUM}\n{table(heads, museum_rows())}"
+
+
+WRITTEN = {DOCS / "releases.md": releases_page, DOCS / "glossary.md": glossary_page, DOCS / "options.md": options_page}
 
 if __name__ == "__main__":
     for path, text in WRITTEN.items():

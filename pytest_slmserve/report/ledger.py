@@ -1,0 +1,96 @@
+"""The ledger of releases: what gates found between each two releases of vLLM, in one table."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_slmserve.analysis.estimates import percent
+from pytest_slmserve.analysis.gate import diagnosis
+from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
+from pytest_slmserve.analysis.verdict import State, all_of
+from pytest_slmserve.report.gate import LOOKS, WORDS
+from pytest_slmserve.report.section import Part, Section, Table
+from pytest_slmserve.report.text_table import ABSENT, Column, interval_text
+from pytest_slmserve.schema.records import release
+
+SET_BY_SIDES = {"vllm", "env.PYTHONPATH"}  # facts that differ in every gate of two releases
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """An endpoint of a gate. model, host: empty if they are those of the row above. endpoint: with its concurrency.
+    said: its verdict, with the layer if it fails, or why it is not judged."""
+
+    model: str
+    host: str
+    endpoint: str
+    compared: Comparison
+    said: str
+
+
+COLUMNS: tuple[Column[LedgerRow], ...] = (
+    Column("model", lambda row: row.model, "left"),
+    Column("host", lambda row: row.host, "left", rank=3),
+    Column("endpoint", lambda row: row.endpoint, "left"),
+    Column(
+        "candidate /\nbaseline", lambda row: ABSENT if (c := row.compared).ratio is None else f"{c.ratio.value:.4f}"
+    ),
+    Column("95 %", lambda row: interval_text(row.compared.ratio, "{:.4f}".format), "left", rank=2),
+    Column("verdict", lambda row: row.said, "left"),
+)
+
+
+def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
+    """Yield a section for each two releases of vLLM that gates compared, the oldest first: what was judged, and what
+    differs between the sides. Nothing if all gates are of the same two, or of one."""
+    found = dict[tuple[str, ...], list[Gated]]()
+    for gated in gates:
+        sides = tuple(f"{gated.measurements(side)[0].environment.vllm}" for side in SIDES if gated.pairs)
+        if len(set(sides)) > 1:
+            found.setdefault(sides, []).append(gated)
+    for sides in sorted(found, key=lambda each: [*map(release, each)]) if len(found) > 1 else ():
+        rows = [row for gated in found[sides] for row in ledger_rows(gated)]
+        outcome, judged = all_of(gated.outcome for gated in found[sides]), [row.compared for row in rows]
+        ends = [end for each in judged if each.gated and (end := most_worse(each)) is not None]
+        title = f"vLLM {sides[0]} -> {sides[1]}: {WORDS[outcome]}"
+        title += f", worse by at most {percent(max(ends))}" if outcome is State.PASSES and ends else ""
+        measured = ([m for gated in found[sides] for m in gated.measurements(side)] for side in SIDES)
+        told = [each for each in diagnosis.fact_differences(*measured) if each.field not in SET_BY_SIDES]
+        values = (f"{each.field} {_either(each.baseline)} -> {_either(each.candidate)}" for each in told)
+        parts: list[Part] = [Table(rows, COLUMNS, caption=title, always=len(COLUMNS))]
+        yield Section(title, [*parts, f"what else differs: {'; '.join(values) or 'nothing'}"], LOOKS[outcome])
+
+
+def _either(values: Iterable[str | None]) -> str:
+    return " or ".join(ABSENT if value is None else value for value in values)
+
+
+def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
+    """Yield what a gate judged, and what it left to other endpoints because the host decides it."""
+    each = gated.pairs[0].baseline.at_each_load
+    ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
+    where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
+    model, host = gated.model, ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
+    for one in gated.compared:
+        name, refused = one.name, gated.refused.get(one.name, "")
+        if not one.gated and not refused:
+            continue
+        for words, at in ends.items():
+            name = name.replace(words, at)
+        if len(each) == 1 and not name.startswith("s to start"):
+            name += ends[", large load"]
+        said = ["not judged: the host decides" if refused else WORDS[one.outcome]]
+        if one.outcome is State.FAILS and one.name in slower:
+            said.append(f"slower in: {slower[one.name]}")
+        elif one.outcome is State.INCONCLUSIVE and one.detectable and not refused:
+            said.append(f"{percent(one.detectable)} worse would have been found")
+        yield LedgerRow(model, host, name, one, ", ".join(said))
+        model = host = ""
+
+
+def most_worse(compared: Comparison) -> float | None:
+    """Return the share by which the candidate may be worse, by the worse end of the 95 % interval; None if unknown."""
+    if not (ratio := compared.ratio):
+        return None
+    end = ratio.low if compared.better == "higher" else ratio.high
+    return None if end is None else (1 / end - 1 if compared.better == "higher" else end - 1)

@@ -1,0 +1,69 @@
+"""The ledger has a section for each two releases, the oldest first, with every endpoint that was judged and why others
+were not."""
+
+import re
+from dataclasses import replace
+
+from launches import launch_of_both, pair_of_launches, pairs
+from planted import gated
+from sections import tables_of
+
+from pytest_slmserve.report.ledger import ledger_sections
+from pytest_slmserve.report.section import section_markdown
+
+
+def between(baseline, candidate, measured):
+    sides = {"baseline": baseline, "candidate": candidate}
+    return gated([replace(m, environment=replace(m.environment, vllm=sides[m.paired.side])) for m in measured])
+
+
+def rows(section):
+    """By endpoint: the model, if it stands there, the ratio and the verdict."""
+    (table,) = tables_of(section.parts)
+    cells = (dict(zip(table.cells.heads, row)) for row in table.cells.rows)
+    return {row["endpoint"]: (row["model"], row["candidate / baseline"], row["verdict"]) for row in cells}
+
+
+def at_once(**planted):
+    return [m for n in (1, 2) for m in launch_of_both(n, **planted)]
+
+
+def test_each_two_releases_have_their_verdicts_in_order():
+    old = between("0.9.2", "0.10.0", pairs(4, speed=0.9))
+    new = between("0.24.0", "0.25.1", pairs(4, speed=0.99))
+    first, second = ledger_sections([new, old])
+    assert (first.title, first.look) == ("vLLM 0.9.2 -> 0.10.0: fail", "bad")
+    assert second.title == "vLLM 0.24.0 -> 0.25.1: pass, worse by at most 1 %"
+    assert second.look == "good" and first.parts[-1] == "what else differs: nothing"
+    assert rows(first)["output tokens/s at 64"] == ("opt-1.3b", "0.9000", "fail")
+    assert rows(first)["mean E2E at 8"] == ("", "1.1111", "fail")
+    assert rows(second)["s to start"][2] == "pass"
+    assert "| output tokens/s at 64 | 0.9000 |" in section_markdown(first)
+
+
+def test_layers_and_what_the_host_decides_stand_in_the_verdict():
+    slow = between("0.24.0", "0.25.1", at_once(seconds=1.1, kernels=1.1))
+    hosted = between("0.25.1", "0.26.0", at_once(share=0.5))
+    noisy = between(
+        "0.26.0", "0.27.0", [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
+    )
+    first, second, third = ledger_sections([slow, hosted, noisy])
+    assert rows(first)["tokens per busy second at 64"][1:] == ("0.9091", "fail, slower in: kernels")
+    assert rows(second)["output tokens/s at 64"][2] == "not judged: the host decides"
+    assert rows(second)["tokens per busy second at 8"][2] == "pass"
+    assert re.fullmatch(r"inconclusive, \d+(\.\d)? % worse would have been found", rows(third)["mean E2E at 8"][2])
+
+
+def test_settings_that_differ_beside_the_release_are_named():
+    steps = [between("0.24.0", "0.25.1", pairs(4)), between("0.25.1", "0.26.0", eager(pairs(4)))]
+    *_, last = ledger_sections(steps)
+    assert last.parts[-1] == "what else differs: enforce_eager False -> True"
+
+
+def eager(measured):
+    return [replace(m, spec=replace(m.spec, enforce_eager=m.paired.side == "candidate")) for m in measured]
+
+
+def test_one_step_is_left_to_the_gate_itself():
+    same = between("0.24.0", "0.25.1", pairs(4))
+    assert not [*ledger_sections([same, same])] and not [*ledger_sections([gated(pairs(4))])]
