@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, 
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.gate.windows import beside_an_idle_one
-from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
@@ -183,9 +183,9 @@ COLUMNS: tuple[Column[Comparison], ...] = (
 Stage = tuple[Change, float]  # and the seconds of the baseline's whole start
 STAGE_COLUMNS: tuple[Column[Stage], ...] = (
     Column("stage", lambda row: row[0].name, "left"),
-    Column("baseline\ns", lambda row: figure(row[0].baseline)),
-    Column("candidate\ns", lambda row: figure(row[0].candidate)),
-    Column("change\ns", lambda row: _difference(row[0])),
+    Column("baseline\ns", lambda row: f"{row[0].baseline:.2f}"),
+    Column("candidate\ns", lambda row: f"{row[0].candidate:.2f}"),
+    Column("change\ns", lambda row: f"{row[0].absolute:+.2f}"),
     Column("% of the\nstart", lambda row: _signed_percents(row[0].absolute / row[1])),
 )
 Step = tuple[str, InterimAnalysis]  # name of the endpoint, and one of its analyses
@@ -219,6 +219,8 @@ def gate_section(gated: Gated) -> Section:
     if gated.outcome is State.FAILS:
         sides = gated.measurements("baseline"), gated.measurements("candidate")
         explained = diagnosis_parts(*sides, starts=not gated.terms.together)
+        if gated.terms.launches == "start":  # whose time is in its stages
+            explained = difference_parts(diagnosis.fact_differences(*sides))
         parts += [Details("Where the time goes, and what differs"), *explained]
     ticks = ["launches of both sides"] if gated.terms.together else []
     return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared, *ticks))
@@ -233,25 +235,21 @@ def stages_by_caches(gated: Gated) -> dict[Caches, tuple[Change, ...]]:
 
 
 def stage_parts(gated: Gated) -> Iterator[Part]:
-    """Yield the stages of the start: a line for each state of the caches if all passes, or a table. A gate of loads
-    shows them only if its start does not pass."""
-    named = {each.name: each.outcome for each in gated.gated}
-    outcome = gated.outcome if gated.terms.launches == "start" else named.get(GATED["start"].label, State.PASSES)
-    found = stages_by_caches(gated)
-    if gated.terms.launches != "start" and outcome is State.PASSES:
-        return
+    """Yield the stages of the start for each state of the caches: a line if the start passes, or a table. A gate of
+    loads shows them only if its start does not pass."""
+    label, starts = GATED["start"].label, gated.terms.launches == "start"
+    outcome = all_of(each.outcome for each in gated.gated if each.name.startswith(label))
+    found = stages_by_caches(gated) if starts or outcome is State.FAILS else {}
     for how, stages in found.items():
         start_s = math.fsum(each.baseline for each in stages)
         if outcome is State.PASSES:
-            each = ", ".join(
-                f"{s.name} {figure(s.baseline)} ({_difference(s)})" for s in stages if s.baseline or s.candidate
-            )
-            yield f"{how} start of the baseline, s (and the change): {each}"
+            told = ", ".join(f"{each.name} {each.baseline:.1f} ({each.absolute:+.1f})" for each in stages)
+            yield f"a {how} start of the baseline, s (and the change): {told}"
             continue
-        whole = Change("s to start", start_s, math.fsum(each.candidate for each in stages))
-        rows = [(each, start_s) for each in (*stages, whole) if each.baseline or each.candidate]
-        yield Table(rows, STAGE_COLUMNS, f"Stages of the start, {how} caches", f"stages of the start, {how} caches:", 5)
-    if found:
+        whole = Change(label, start_s, math.fsum(each.candidate for each in stages))
+        rows = [(each, start_s) for each in (*stages, whole)]
+        yield Table(rows, STAGE_COLUMNS, f"Stages of a {how} start", f"stages of a {how} start:", len(STAGE_COLUMNS))
+    if found and outcome is not State.PASSES:
         yield from ("", Legend(STAGE_LEGEND))
 
 
@@ -287,7 +285,7 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
         "gated": map(comparison_facts, gated.gated),
         "shown": map(comparison_facts, gated.shown),
         "exact": {each.claim: each for each in gated.exact},
-        "stages": stages_by_caches(gated),
+        **({"stages": stages} if (stages := stages_by_caches(gated)) else {}),
     }
 
 
@@ -386,7 +384,7 @@ def told_of(gated: Gated) -> list[str]:
             text = f"{each.name} {percent(abs(change))} {'lower' if change < 0 else 'higher'}"
             how = next((how for how in stages if layer == "start" and (how in each.name or len(stages) == 1)), None)
             if how and (most := diagnosis.explaining(stages[how])):
-                text += f": {most[0].name} {_difference(most[0])} s"
+                text += f": {most[0].name} {most[0].absolute:+.1f} s"
             worse.append(f"{layer} ({text})")
     return [*([f"slower in: {', '.join(worse)}"] if worse else []), *told]
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.gate.decision import GateCriteria, compare_sides, gate
+from pytest_slmserve.analysis.gate.decision import GateCriteria, PairSeries, compare_sides, gate
 from pytest_slmserve.analysis.gate.launch_pairs import (
     SHOWN_OF_STARTS,
     SIDES,
+    START_MARGIN,
     STARTS,
     Gated,
     Launch,
@@ -20,7 +21,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
 )
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import ClosedLoop
+from pytest_slmserve.schema.specs import SLEEP_MODE, ClosedLoop
 
 FIRST = ClosedLoop(1, requests=1)  # the load after a start: one request, which proves that the engine serves
 
@@ -47,6 +48,9 @@ def judge_starts(measurements: Sequence[Measurement], criteria: GateCriteria) ->
         sides = ([m for (of, _), m in last.items() if of == side] for side in SIDES)
         pairs.append(PairOfLaunches(number, *(Launch(tuple(side), (), (), (), ()) for side in sides)))
     judged, shown = (series_of(endpoints, pairs, criteria.margin) for endpoints in (STARTS.values(), SHOWN_OF_STARTS))
+    wake = STARTS["wake"]
+    if all(m.spec.arguments.get(SLEEP_MODE) for m in measurements) and wake.label not in {each.name for each in judged}:
+        judged.append(PairSeries(wake.label, wake.better, ((None, None),) * len(pairs), START_MARGIN))  # never passes
     return Gated(
         model=short_name(first.spec.model),
         gate=first.paired.gate if first.paired else "",

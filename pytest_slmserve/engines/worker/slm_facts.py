@@ -37,7 +37,7 @@ def compiled_s(worker: Any) -> float:
     return sum(getattr(config, f"{of}compilation_time", 0.0) for of in ("", "encoder_"))
 
 
-def timed(method: Callable[..., Any], stage: str) -> Callable[..., Any]:
+def as_stage(method: Callable[..., Any], stage: str) -> Callable[..., Any]:
     """The method of vLLM's worker, whose seconds are added to those of a stage."""
 
     @wraps(method)
@@ -62,7 +62,7 @@ for module, name in WORKERS.items():
     for method, stage in STAGES.items():
         if kind and (own := vars(kind).get(method)):  # a release may have others
             with suppress(Exception):  # whatever a release has in its place, an engine starts
-                setattr(kind, method, timed(own, stage))
+                setattr(kind, method, as_stage(own, stage))
 
 if not gc.isenabled():  # for the imports, by `vllm_worker`
     gc.enable()
