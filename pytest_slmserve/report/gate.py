@@ -185,7 +185,7 @@ STAGE_COLUMNS: tuple[Column[Stage], ...] = (
     Column("stage", lambda row: row[0].name, "left"),
     Column("baseline\ns", lambda row: f"{row[0].baseline:.2f}"),
     Column("candidate\ns", lambda row: f"{row[0].candidate:.2f}"),
-    Column("change\ns", lambda row: f"{row[0].absolute:+.2f}"),
+    Column("change\ns", lambda row: f"{round(row[0].absolute, 2) or 0.0:+.2f}"),
     Column("% of the\nstart", lambda row: _signed_percents(row[0].absolute / row[1])),
 )
 Step = tuple[str, InterimAnalysis]  # name of the endpoint, and one of its analyses
@@ -243,7 +243,7 @@ def stage_parts(gated: Gated) -> Iterator[Part]:
     for how, stages in found.items():
         start_s = math.fsum(each.baseline for each in stages)
         if outcome is State.PASSES:
-            told = ", ".join(f"{each.name} {each.baseline:.1f} ({each.absolute:+.1f})" for each in stages)
+            told = ", ".join(f"{s.name} {s.baseline:.1f} ({round(s.absolute, 1) or 0.0:+.1f})" for s in stages)
             yield f"a {how} start of the baseline, s (and the change): {told}"
             continue
         whole = Change(label, start_s, math.fsum(each.candidate for each in stages))
