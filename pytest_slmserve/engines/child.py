@@ -249,8 +249,8 @@ def resolved_from(ready: Mapping[str, Any], ready_s: float, began_s: float) -> R
     facts = {**ready, **parts[0], "weight_bytes": None if None in weights else sum(weights), "ready_s": ready_s}
     listed = {name: tuple(facts[name]) for name in ("capture_sizes", "kv_windows") if facts.get(name) is not None}
     imported = {"import": facts["imported_s"] - began_s} if "imported_s" in facts else {}
-    stages = {"stages": {**imported, **(facts.get("stages") or {})}}
-    return Resolved(**known_fields(Resolved, {**facts, **listed, **stages}))
+    stages = tuple({**imported, **(facts.get("stages") or {})}.items())
+    return Resolved(**known_fields(Resolved, {**facts, **listed, "stages": stages}))
 
 
 def run_from(parts: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Any]] = ()) -> Run:

@@ -206,7 +206,7 @@ class SimulatedEngine(Engine):
         more_s = pace * COLD_S * cold
         stages["compile"] = start_s - math.fsum(stages.values()) + more_s
         del stages["rest"]  # which is what is left
-        return {"ready_s": start_s + more_s, "stages": stages}
+        return {"ready_s": start_s + more_s, "stages": tuple(stages.items())}
 
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in outputs/s and b_half in sequences, of one GPU. A result takes the arithmetic of its whole text."""

@@ -148,7 +148,7 @@ class Resolved:
     compile_s: float | None = None  # of its start, as vLLM counts it: with warm caches what it takes to read them
     ready_s: float | None = None  # from its process's start until it takes requests, less what it waited for its turn
     # Seconds of `ready_s` by `analysis.gate.diagnosis.STAGES`, in the first of its processes; empty if nobody told.
-    stages: Mapping[str, float] = field(default_factory=dict)
+    stages: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ def test_the_stages_of_a_start_are_told_by_the_model_s_process_and_are_no_more_t
     """Not eager: so compiling is a stage of its own. The release has all the methods that are timed."""
     spec = replace(SPEC, interface=interface, enforce_eager=False)
     with closing(launch_engine(spec).start()) as engine:
-        stages, ready_s = engine.resolved.stages, engine.resolved.ready_s
+        stages, ready_s = dict(engine.resolved.stages), engine.resolved.ready_s
     assert stages.keys() == set(STAGES) and min(stages.values()) >= 0
     assert all(stages[name] > 0 for name in ("import", "device", "weights", "compile", "kv cache", "capture"))
     assert 0.5 * ready_s < sum(stages.values()) <= ready_s and stages["import"] > stages["device"]

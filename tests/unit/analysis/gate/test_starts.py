@@ -33,7 +33,7 @@ def start(side, pair, how="warm", *, failures=0, naps=(), at=0, **stages):
     told = SECONDS | {"compile": 34.0 if how == "cold" else 4.0}
     took = {name: seconds + stages.get(name, 0.0) for name, seconds in told.items()}
     [m] = launch(side, pair, loads=[8], name=f"{pair}-{side}-{how}-{at}", failures=failures)
-    resolved = replace(m.resolved, stages=took, ready_s=sum(took.values()) + 2.0)
+    resolved = replace(m.resolved, stages=tuple(took.items()), ready_s=sum(took.values()) + 2.0)
     paired = replace(m.paired, caches=how, sleep_s=tuple(nap / 2 for nap in naps), wake_s=tuple(naps))
     late = f"2026-01-01T{at:02d}:{pair:02d}:{10 * (how == 'warm') + 20 * (side == 'candidate'):02d}.000+00:00"
     return replace(m, resolved=resolved, paired=paired, load=FIRST, measured_at=late)
@@ -109,7 +109,7 @@ def test_stages_add_up_to_the_start_in_the_mean_over_launches_and_are_none_of_an
         mean = sum(m.resolved.ready_s for m in side) / len(side)
         assert sum(getattr(each, name) for each in changes) == pytest.approx(mean)
     assert changes[-1].baseline == pytest.approx(2) and changes[-1].name == REST
-    untold = replace(sides[1][0], launch="old", resolved=replace(sides[1][0].resolved, stages={}))
+    untold = replace(sides[1][0], launch="old", resolved=replace(sides[1][0].resolved, stages=()))
     assert stage_changes(sides[0], [*sides[1], untold]) == () == stage_changes([], sides[1])
 
 
