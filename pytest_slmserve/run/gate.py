@@ -84,15 +84,19 @@ def check_gate(session: Session, model: str) -> None:
     live_together(session, model)
     for side, spec in both.items():
         with naming(f"the {side}"):
-            if of_start(session) and spec.arguments.get(SLEEP_MODE):
-                check_sleeps(spec)
+            if of_start(session):
+                check_starts(spec)
             check_fits(spec, session.planner.workload(model))
             if not session.options.plan:  # a plan is made without a GPU too
                 session.planner.environment(spec)
 
 
-def check_sleeps(spec: EngineSpec) -> None:
-    """Raise BadUsage for an engine that has the argument of sleep mode and cannot be put to sleep."""
+def check_starts(spec: EngineSpec) -> None:
+    """Raise BadUsage for an engine of which a gate of the start could not measure what it was asked for."""
+    if spec.interface == "transformers":
+        raise BadUsage("an engine of Transformers has no start but its imports", "--slm-interface engine, or server")
+    if not spec.arguments.get(SLEEP_MODE):
+        return
     if spec.platform == "cpu":
         raise BadUsage("vLLM's CPU backend has no sleep mode", f"--slm-gpu, or no {SLEEP_MODE}")
     if spec.interface != "engine":

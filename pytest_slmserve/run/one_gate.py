@@ -78,9 +78,9 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
     for side in SIDES:
         python, env, arguments = options.side_of(side)
         if side == "candidate" and options.simulate and options.simulate_slowdown:
-            slow_start = START_S * (1 + options.simulate_slowdown)
-            slow = ("slowdown", options.simulate_slowdown)
-            arguments = (*arguments, ("start_s", slow_start) if options.gate_launches == "start" else slow)
+            slow = options.simulate_slowdown
+            planted = ("start_s", START_S * (1 + slow)) if options.gate_launches == "start" else ("slowdown", slow)
+            arguments = (*arguments, planted)
         with naming(f"the {side}"):
             own = spec.with_arguments(arguments)
             check_arguments(own)
@@ -389,14 +389,9 @@ class StartGate(OneGate):
                 for how in states:
                     name = f"the {side}, {f'pair {number}, {how} caches' if number else 'before the first pair'}"
                     with abreast(self.session.devices.pool, [(self.specs[side], folders)]) as (start,), naming(name):
-                        engine = start()
-                        found += (
-                            self.started(
-                                engine, GateLaunch(self.id, number, side, side != order(number)[0], caches=how)
-                            )
-                            if number
-                            else ()
-                        )
+                        engine, second = start(), side != order(number)[0]
+                        if number:
+                            found += self.started(engine, GateLaunch(self.id, number, side, second, caches=how))
             yield found
 
     def started(self, engine: Engine, paired: GateLaunch) -> ReplicaGroup:

@@ -148,11 +148,12 @@ def test_an_engine_that_does_not_sleep_leaves_waking_inconclusive_and_one_that_c
     assert [note for note in session.notes if "does not sleep: the engine failed: no sleep" in note]
     on_cpu = EngineSpec(MODEL, platform="cpu", kv_cache_bytes=GIB, extra=(("enable_sleep_mode", True),))
     for spec, told in (
-        (on_cpu, "no sleep mode"), (replace(on_cpu, platform="cuda", interface="server"), "not put to sleep")
+        (on_cpu, "no sleep mode"), (replace(on_cpu, platform="cuda", interface="server"), "not put to sleep"),
+        (replace(on_cpu, interface="transformers", extra=()), "Transformers"),
     ):  # fmt: skip
         session = opened()
         session.planner.spec = lambda *_, spec=spec, **__: spec
-        with refused(told, hint="enable_sleep_mode"):
+        with refused(told, hint="--slm-interface engine" if "sleep mode" not in told else "--slm-gpu"):
             check_gate(session, MODEL)
         assert session.devices.pool.starts == []
 
