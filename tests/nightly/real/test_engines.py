@@ -212,11 +212,9 @@ def test_the_batch_is_that_of_the_sequences_and_steps_and_requests_agree():
 
 @pytest.mark.parametrize("interface", get_args(OwnInterface))
 def test_the_stages_of_a_start_are_told_by_the_model_s_process_and_are_no_more_than_the_start(interface):
-    """Not eager: so compiling is a stage of its own. The release has all the methods that are timed."""
-    spec = replace(SPEC, interface=interface, enforce_eager=False)
-    with closing(launch_engine(spec).start()) as engine:
+    """The release has all the methods that are timed. Its CPU backend counts no compiling."""
+    with closing(launch_engine(replace(SPEC, interface=interface)).start()) as engine:
         stages, ready_s = dict(engine.resolved.stages), engine.resolved.ready_s
-    assert stages.keys() == set(STAGES) and min(stages.values()) >= 0
-    assert all(stages[name] > 0 for name in ("import", "device", "weights", "compile", "kv cache", "capture"))
-    assert 0.5 * ready_s < sum(stages.values()) <= ready_s and stages["import"] > stages["device"]
-    assert stages["compile"] == pytest.approx(engine.resolved.compile_s, rel=0.01)
+    assert stages.keys() == set(STAGES) and stages.pop("compile") == engine.resolved.compile_s == 0
+    assert min(stages.values()) > 0 and stages["import"] > stages["device"]
+    assert 0.5 * ready_s < sum(stages.values()) <= ready_s
