@@ -214,6 +214,11 @@ class Engine:
     def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
         raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
 
+    def nap(self) -> tuple[float, float]:
+        """Put the engine to sleep, so that its weights are on the host and its cache is dropped (vLLM's level 1), and
+        wake it. Returns the seconds of both. Raises EngineFailed."""
+        raise EngineFailed(f"an {self.spec.interface} is not put to sleep", "the engine interface")
+
     def profile(self, workload: Workload, load: Load) -> str | None:
         """Serve a short window of `load` under the engine's profiler, which writes traces into the folder that
         `PROFILE_FOLDER` named when the engine was launched. Returns why there are no traces, or None. Raises
@@ -224,9 +229,9 @@ class Engine:
     def _profile(self, load: Message) -> str | None:
         return "not through this interface"
 
-    def differ(self, launch: str, beside: bool = False) -> None:
+    def differ(self, launch: str, beside: bool = False, cold: bool = False) -> None:
         """Change the speed of a simulated engine by chance, as launches of a gate differ. launch: its name there.
-        beside: the other side lives on the device too. Other engines differ by themselves."""
+        beside: the other side lives on the device too. cold: its caches were. Other engines differ by themselves."""
 
     def processes(self) -> set[int]:
         """Ids of the engine's own processes; none of an engine without a process here."""

@@ -241,14 +241,16 @@ def converse(
                 return answer
 
 
-def resolved_from(ready: Mapping[str, Any], ready_s: float) -> Resolved:
+def resolved_from(ready: Mapping[str, Any], ready_s: float, began_s: float) -> Resolved:
     """The settings of an engine from its message, in which each of its processes has a part with what it knows of the
-    model. ready_s: seconds that its start took."""
+    model, and of the stages of its start. ready_s: seconds that its start took, which began at `began_s`."""
     parts = ready.get("parts") or [{}]
     weights = [part.get("weight_bytes") for part in parts]
     facts = {**ready, **parts[0], "weight_bytes": None if None in weights else sum(weights), "ready_s": ready_s}
     listed = {name: tuple(facts[name]) for name in ("capture_sizes", "kv_windows") if facts.get(name) is not None}
-    return Resolved(**known_fields(Resolved, {**facts, **listed}))
+    imported = {"import": facts["imported_s"] - began_s} if "imported_s" in facts else {}
+    stages = tuple({**imported, **(facts.get("stages") or {})}.items())
+    return Resolved(**known_fields(Resolved, {**facts, **listed, "stages": stages}))
 
 
 def run_from(parts: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Any]] = ()) -> Run:

@@ -142,7 +142,7 @@ class ProcessEngine(Engine):
         self._turn.touch()
         with undone_on_error(self.child.kill):
             facts = self._await_ready(on_wait)
-        self.resolved = resolved_from(facts, time.monotonic() - self._began - waited_s)
+        self.resolved = resolved_from(facts, time.monotonic() - self._began - waited_s, self._began)
         self.ready = True
         return self
 
@@ -216,6 +216,10 @@ class OfflineEngine(ProcessEngine):
         self.load_requests(workload)
         scores: list[list[float]] = self.ask(op="scores", outputs=outputs)["scores"]
         return scores
+
+    def nap(self) -> tuple[float, float]:
+        slept = self.ask(op="nap")
+        return slept["sleep_s"], slept["wake_s"]
 
     def _profile(self, load: Message) -> str | None:
         problem: str | None = self.ask(op="profile", load=load)["problem"]

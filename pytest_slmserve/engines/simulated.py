@@ -18,7 +18,7 @@ from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, ScheduleP
 from pytest_slmserve.schema import kv_cache, sensors as of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, write_file
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
-from pytest_slmserve.schema.specs import OF_ADAPTERS, SPECULATIVE, EngineSpec, Workload
+from pytest_slmserve.schema.specs import OF_ADAPTERS, SLEEP_MODE, SPECULATIVE, EngineSpec, Workload
 from pytest_slmserve.telemetry import sampler
 from pytest_slmserve.telemetry.host import Reading
 
@@ -56,7 +56,10 @@ SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event r
 # and bytes per second of the copy of one into a slot, for which all others wait: a PCI Express 4.0 x16.
 ADAPTED_SHARE, SLOT_SHARE, COPIED_PER_S = 0.1, 0.002, 25e9
 NO_FAULTS = {"batching", "wait_s", "quantization", "kv_cache_dtype", SPECULATIVE, *OF_ADAPTERS}
-NO_FAULTS |= {"skip_tokenizer_init", "num_gpu_blocks_override"}
+NO_FAULTS |= {"skip_tokenizer_init", "num_gpu_blocks_override", SLEEP_MODE}
+START_S, COLD_S = 20.0, 30.0  # of a start with warm caches, and what compiling adds with cold ones
+# Of a start of START_S; a longer one compiles for longer, and a shorter one is shorter in all stages.
+STAGES = {"import": 9.0, "device": 0.5, "weights": 1.5, "profile": 1.0, "kv cache": 0.5, "capture": 2.5, "rest": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ class Faults:
         sensors, profiler: Whether the device has sensors, and the release a profiler.
         engine_active, dram_active, tensor_active, sm_occupancy, power_w, memory_used: Values of the sensors
             (`telemetry.source`). By default the memory in use, in bytes, is not reported.
-        start_s: Seconds that the start took.
+        start_s: Seconds that the start took with warm caches; beyond 20 they are of compiling.
+        wake_s: Seconds from sleep, which takes half of that.
         other_token_at: Position from which its outputs are not those of the formula.
         logprob_drift: Nats by which the tokens of the baseline are less likely.
         slow_clock_from, lost_from, hot_from: Concurrency from which the SM clock sinks at times (noise), a sensor is
@@ -104,7 +108,8 @@ class Faults:
     sm_occupancy: float = sampler.BUSY[of.SM_OCCUPANCY]
     power_w: float = sampler.POWER_W
     memory_used: float | None = None
-    start_s: float = 20.0
+    start_s: float = START_S
+    wake_s: float = 0.4
     other_token_at: float = math.inf
     logprob_drift: float = 0.0
     slow_clock_from: float = math.inf
@@ -191,9 +196,18 @@ class SimulatedEngine(Engine):
             prefix_caching=spec.prefix_caching,
             async_scheduling=False,
             event_loop="simulated",
-            ready_s=self.faults.start_s,
+            **self.start_of(1.0),
             **{name: getattr(self.limits, name) for name in SAME_LIMITS},
         )
+
+    def start_of(self, pace: float, cold: bool = False) -> dict[str, Any]:
+        """The seconds of a start that takes `pace` times as long as by the formula, and of its stages."""
+        start_s = pace * self.faults.start_s
+        stages = {name: seconds * min(1.0, self.faults.start_s / START_S) * pace for name, seconds in STAGES.items()}
+        more_s = pace * COLD_S * cold
+        stages["compile"] = start_s - math.fsum(stages.values()) + more_s
+        del stages["rest"]  # which is what is left
+        return {"ready_s": start_s + more_s, "stages": tuple(stages.items())}
 
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in outputs/s and b_half in sequences, of one GPU. A result takes the arithmetic of its whole text."""
@@ -225,15 +239,21 @@ class SimulatedEngine(Engine):
     def _slots(self) -> int:
         return int(self.spec.arguments.get("max_loras", 0))
 
-    def differ(self, launch: str, beside: bool = False) -> None:
+    def differ(self, launch: str, beside: bool = False, cold: bool = False) -> None:
         """Change the speed and the time of the start by chance, and by the same amount for the same name of a launch in
-        a gate. Little, if both sides live on the device: most of what differs between launches is then common."""
+        a gate. Little, if both sides live on the device: most of what differs between launches is then common. With
+        cold caches it compiles for longer."""
         chance = random.Random(f"{DRAWN} {self.spec.seed} {launch}")
         if beside:  # the windows of two sides have no noise in common
             self.random.seed(f"{self.spec.seed} {launch}")
         self.speed /= math.exp(chance.gauss(0.0, self.faults.scatter * (BESIDE if beside else 1.0)))
-        start_s = self.faults.start_s * math.exp(chance.gauss(0.0, 3 * self.faults.scatter))
-        self.resolved = replace(self.resolved, ready_s=start_s)
+        pace = math.exp(chance.gauss(0.0, 3 * self.faults.scatter))
+        self.resolved = replace(self.resolved, **self.start_of(pace, cold))
+
+    def nap(self) -> tuple[float, float]:
+        """Half of `wake_s`, and `wake_s`, which scatter between launches as starts do."""
+        pace = math.exp(random.Random(f"{self.resolved.ready_s}").gauss(0.0, 3 * self.faults.scatter))
+        return pace * self.faults.wake_s / 2, pace * self.faults.wake_s
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         """Serve the load on the virtual clock, which needs no barrier: engines that are alike have all settled after

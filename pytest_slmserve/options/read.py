@@ -104,6 +104,9 @@ def _check(options: Options) -> None:
     if options.calibrate and given:
         why = f"{given[0]} would make the sides of a calibration differ"
         raise BadUsage(why, f"--slm-calibrate without {given[0]}")
+    if options.calibrate and options.gate_launches == "start":
+        why = "a calibration measures loads, and a gate of the start has none: its own table tells the spread"
+        raise BadUsage(why, "--slm-gate --slm-gate-launches=start")
     # Options of engines that are started here say nothing of a server that runs already.
     if options.endpoint and options.gate:
         why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"

@@ -443,10 +443,12 @@ class Options(NamedTuple):
         "pairs of launches a gate may take, 4 to 1000"
     )
     gate_launches: errors.Launches = opt(errors.Launches, "together", "HOW").described(
-        "sides of a gate: together on one GPU (in minutes; where they fit) or apart (also start, energy, memory)"
+        "sides of a gate: together on one GPU (in minutes; where they fit) or apart (also start, energy, memory); "
+        "start: only their start, with cold and with warm caches"
     )
     gate_caches: errors.Caches = opt(errors.Caches, "warm", "HOW", ini_only=True).described(
-        "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied)"
+        "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied); a gate of "
+        "the start judges both unless one is named"
     )
     profile: str = opt(str, "", "DIR", ini_only=True).described(
         "if a gate fails, repeat the failing load once on each side and write profiler traces to this folder"

@@ -35,7 +35,7 @@ from pytest_slmserve.plan import planner as planning
 from pytest_slmserve.plan.cases import Case, engine_title
 from pytest_slmserve.plugin import PARAMETRISED, PLAN, is_measured
 from pytest_slmserve.report.sweeps import skip_note
-from pytest_slmserve.run.gate import check_gate, not_told
+from pytest_slmserve.run.gate import check_gate, not_told, of_start
 from pytest_slmserve.run.judge import Question
 from pytest_slmserve.run.one_gate import is_short
 from pytest_slmserve.run.session import Rounds, Session, Sweeps
@@ -252,7 +252,8 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
                 reasons = not_told(session, model)
                 for each in endpoints:
                     marks = [pytest.mark.skip(reason=reasons[each])] if each in reasons else []
-                    if each in ENDPOINTS or not marks:  # those of sides at once are none of sides apart
+                    # Those of sides at once are none of sides apart, and a gate of the start is short.
+                    if not marks or (each in ENDPOINTS and not of_start(session)):
                         found.append(pytest.param((model, each), id=f"{short_name(model)}-{each}", marks=marks))
             return found or [NONE_THERE]
         case "slm_model":

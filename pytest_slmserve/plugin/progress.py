@@ -57,7 +57,7 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
                 seconds = starts_s + measured * gate.launch_s
                 if model in session.pair_s:  # up to the pairs of a clear case by what they took
                     made, each_s = session.pair_s[model]
-                    seconds = max(0.0, measured / 2 - made) * each_s
+                    seconds = max(0.0, measured / gate.launches_of_pair - made) * each_s
             paid.add(model)
         rows.append(PlannedItem(plan.name, engine, seconds))
     for engine, after in sorted(last.items(), key=lambda row: -row[1]):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS
+from pytest_slmserve.analysis.gate.decision import STARTS
 from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.engines.interrupts import as_interrupts
 from pytest_slmserve.options.read import as_words
@@ -215,8 +216,9 @@ class SessionHooks:
             budget = f"up to {self.slm.budget_s:g} s a model (--slm-budget)"
             notes.append(f"a sweep goes on until its claims are decided, {budget}")
         if options.gate:
-            clear = f"a gate is estimated as a clear case, {FIRST_LOOKS[0]} pairs"
-            notes.append(f"{clear}; one that is not takes up to {options.gate_pairs}")
+            pairs = (FIRST_LOOKS[0], options.gate_pairs) if options.gate_launches != "start" else STARTS
+            clear = f"a gate is estimated as a clear case, {pairs[0]} pairs"
+            notes.append(f"{clear}; one that is not takes up to {pairs[-1]}")
         if options.endpoint:
             priced = "points of an endpoint are priced by their windows"
             notes.append(f"{priced}: how long its requests take is not known beforehand")

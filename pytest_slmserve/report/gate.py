@@ -9,19 +9,19 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from pytest_slmserve.analysis.estimates import FIRST_LOOKS, percent, percent_interval
+from pytest_slmserve.analysis.estimates import percent, percent_interval
 from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, next_look
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
-from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated, nothing_counts
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.gate.windows import beside_an_idle_one
-from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Details, Legend, Look, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hundredths, interval_text
-from pytest_slmserve.schema.errors import Side
+from pytest_slmserve.schema.errors import Caches, Side
 from pytest_slmserve.schema.records import SIMULATED, Measurement
 from pytest_slmserve.schema.specs import GIB
 
@@ -139,6 +139,16 @@ CACHES = {
     "warm": "compile caches were warm: each side was launched before the first pair",
     "cold": "compile caches were cold: each launch had empty ones",
 }
+STATES = {  # of a gate of the start
+    ("cold", "warm"): "one start at a time: with empty compile caches, and again with what the first had compiled",
+    ("cold",): "one start at a time, with empty compile caches",
+    ("warm",): "one start at a time, with warm compile caches: each side was launched before the first pair",
+}
+STAGE_LEGEND = (
+    "import: until the model's process has imported all. device, weights, kv cache: until it has them. profile: of the "
+    "memory. compile: as vLLM counts it; with warm caches, reading them. capture: warm-up and CUDA graphs. rest: the "
+    "front end. Seconds are means over the pairs."
+)
 LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # as a gate says them
 KEY = (
@@ -170,6 +180,14 @@ COLUMNS: tuple[Column[Comparison], ...] = (
     Column("", lambda c: WORDS[c.outcome] if c.gated else "", "left"),
 )
 
+Stage = tuple[Change, float]  # and the seconds of the baseline's whole start
+STAGE_COLUMNS: tuple[Column[Stage], ...] = (
+    Column("stage", lambda row: row[0].name, "left"),
+    Column("baseline\ns", lambda row: f"{row[0].baseline:.2f}"),
+    Column("candidate\ns", lambda row: f"{row[0].candidate:.2f}"),
+    Column("change\ns", lambda row: f"{round(row[0].absolute, 2) or 0.0:+.2f}"),
+    Column("% of the\nstart", lambda row: _signed_percents(row[0].absolute / row[1])),
+)
 Step = tuple[str, InterimAnalysis]  # name of the endpoint, and one of its analyses
 INTERIM: tuple[Column[Step], ...] = (
     Column("interim analysis", lambda step: step[0], "left"),
@@ -192,6 +210,7 @@ def gate_section(gated: Gated) -> Section:
     for verdict in gated.exact:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
     parts += told_of(gated)
+    parts += stage_parts(gated)
     parts += [f"next: {more}"] if (more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
     parts += [f"left out: {why}" for why in gated.dropped]
@@ -200,9 +219,38 @@ def gate_section(gated: Gated) -> Section:
     if gated.outcome is State.FAILS:
         sides = gated.measurements("baseline"), gated.measurements("candidate")
         explained = diagnosis_parts(*sides, starts=not gated.terms.together)
+        if gated.terms.launches == "start":  # whose time is in its stages
+            explained = difference_parts(diagnosis.fact_differences(*sides))
         parts += [Details("Where the time goes, and what differs"), *explained]
     ticks = ["launches of both sides"] if gated.terms.together else []
     return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared, *ticks))
+
+
+def stages_by_caches(gated: Gated) -> dict[Caches, tuple[Change, ...]]:
+    """Return the stages of the start with each state of the caches, where both sides tell them; none of sides that
+    start at once."""
+    told: Sequence[Caches] = () if gated.terms.together else gated.states
+    sides = {how: (gated.measurements("baseline", how), gated.measurements("candidate", how)) for how in told}
+    return {how: stages for how, both in sides.items() if (stages := diagnosis.stage_changes(*both))}
+
+
+def stage_parts(gated: Gated) -> Iterator[Part]:
+    """Yield the stages of the start for each state of the caches: a line if the start passes, or a table. A gate of
+    loads shows them only if its start does not pass."""
+    label, starts = GATED["start"].label, gated.terms.launches == "start"
+    outcome = all_of(each.outcome for each in gated.gated if each.name.startswith(label))
+    found = stages_by_caches(gated) if starts or outcome is State.FAILS else {}
+    for how, stages in found.items():
+        start_s = math.fsum(each.baseline for each in stages)
+        if outcome is State.PASSES:
+            told = ", ".join(f"{s.name} {s.baseline:.1f} ({round(s.absolute, 1) or 0.0:+.1f})" for s in stages)
+            yield f"a {how} start of the baseline, s (and the change): {told}"
+            continue
+        whole = Change(label, start_s, math.fsum(each.candidate for each in stages))
+        rows = [(each, start_s) for each in (*stages, whole)]
+        yield Table(rows, STAGE_COLUMNS, f"Stages of a {how} start", f"stages of a {how} start:", len(STAGE_COLUMNS))
+    if found and outcome is not State.PASSES:
+        yield from ("", Legend(STAGE_LEGEND))
 
 
 def gate_charts(compared: Sequence[Comparison], ticks: str = "pairs of launches") -> Iterator[Chart]:
@@ -225,7 +273,8 @@ def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Tabl
 def gate_facts(gated: Gated) -> dict[str, Any]:
     """Facts for JSON. exact: verdicts by claim on what is no matter of chance."""
     return {
-        **facts(gated, "model", "dropped", "answers", "caches"),
+        **facts(gated, "model", "dropped", "answers"),
+        "caches": " and ".join(gated.states),
         "outcome": WORDS[gated.outcome],
         "pairs": len(gated.pairs),
         "launches": gated.terms.launches,
@@ -236,6 +285,7 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
         "gated": map(comparison_facts, gated.gated),
         "shown": map(comparison_facts, gated.shown),
         "exact": {each.claim: each for each in gated.exact},
+        **({"stages": stages} if (stages := stages_by_caches(gated)) else {}),
     }
 
 
@@ -245,7 +295,8 @@ def title(gated: Gated) -> str:
         launches = counted(len(gated.pairs), "launch")
         return f"{gated.model}: {WORDS[gated.outcome].upper()} after {launches} of both sides at once"
     if has_few_pairs(gated):
-        return f"{gated.model}: speed NOT JUDGED after {counted(len(gated.pairs), 'pair')} of launches"
+        what = "start" if gated.terms.launches == "start" else "speed"
+        return f"{gated.model}: {what} NOT JUDGED after {counted(len(gated.pairs), 'pair')} of launches"
     return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
 
 
@@ -256,7 +307,7 @@ def is_simulated(gated: Gated) -> bool:
 
 def has_few_pairs(gated: Gated) -> bool:
     """Return whether an inconclusive gate has some pairs, and fewer than its first interim analysis needs."""
-    few = 0 < len(gated.pairs) < FIRST_LOOKS[0]
+    few = 0 < len(gated.pairs) < gated.terms.looks(gated.terms.pairs)[0]
     return few and gated.outcome is State.INCONCLUSIVE and not gated.terms.together
 
 
@@ -271,8 +322,11 @@ def next_step(gated: Gated) -> str:
     if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
         return "repair what is missing (slmserve doctor), and gate again"
     there, most = len(gated.pairs), gated.terms.pairs
+    starts = gated.terms.launches == "start"
     waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
     if not waits or there >= most or gated.dropped:
+        if starts:
+            return "a new gate on a host whose starts scatter less may decide (slmserve doctor)"
         more = f"-o slm_gate_pairs={2 * most}"
         return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
     look = next_look(there, gated.terms) or most
@@ -288,12 +342,15 @@ def next_step(gated: Gated) -> str:
     first = gated.pairs[0].baseline.at_each_load
     mode, loads = first[0].environment.mode, ",".join(f"{m.load.max_concurrency}" for m in first)
     more = f"{counted(look - there, 'more pair')}{takes} can decide{everything}"
-    return f"{more}: {mode} --slm-gate --slm-resume --slm-concurrency={loads}"
+    what = "--slm-gate-launches=start" if starts else f"--slm-concurrency={loads}"
+    return f"{more}: {mode} --slm-gate --slm-resume {what}"
 
 
 def caches_text(gated: Gated) -> str:
     """State of the compilation caches, and the median seconds of a start that compiling or reading took on each side,
     if engines report it. A low number means that the cache was hit."""
+    if gated.terms.launches == "start":
+        return STATES[gated.states]
     seconds = ([s for m in gated.measurements(side) if (s := m.resolved.compile_s) is not None] for side in SIDES)
     took = [figure(median(each), 2) for each in seconds if each]
     told = f"; compiling took {' and '.join(took)} s of a start" if len(took) == len(SIDES) else ""
@@ -320,11 +377,15 @@ def told_of(gated: Gated) -> list[str]:
     left = [each.name for each in gated.shown if each.name in gated.refused]
     told = [f"{name} is not judged: {gated.refused[name]}" for name in left]
     found = diagnosis.layers(gated.compared) if gated.outcome is State.FAILS else []
-    worse = [
-        f"{layer} ({each.name} {percent(abs(change))} {'lower' if change < 0 else 'higher'})"
-        for layer, each in found
-        if each.ratio and (change := each.ratio.value - 1)
-    ]
+    stages = stages_by_caches(gated) if found else {}
+    worse = []
+    for layer, each in found:
+        if each.ratio and (change := each.ratio.value - 1):
+            text = f"{each.name} {percent(abs(change))} {'lower' if change < 0 else 'higher'}"
+            how = next((how for how in stages if layer == "start" and (how in each.name or len(stages) == 1)), None)
+            if how and (most := diagnosis.explaining(stages[how])):
+                text += f": {most[0].name} {most[0].absolute:+.1f} s"
+            worse.append(f"{layer} ({text})")
     return [*([f"slower in: {', '.join(worse)}"] if worse else []), *told]
 
 
@@ -371,7 +432,7 @@ def described_sides(gated: Gated) -> Iterator[tuple[Side, str]]:
         words += [f"max_num_seqs {spec.max_num_seqs:,}", f"max_num_batched_tokens {spec.max_num_batched_tokens:,}"]
         words += ["eager"] if spec.enforce_eager else []
         words += [f"{name}={value}" for name, value in (*spec.env, *spec.extra)]
-        yield side, f"{', '.join(words)}, at concurrency {loads}"
+        yield side, ", ".join([*words, *([] if gated.terms.launches == "start" else [f"at concurrency {loads}"])])
 
 
 def _percents(share: float | None) -> str:

@@ -9,17 +9,25 @@ from functools import cached_property
 from pathlib import Path
 
 from pytest_slmserve.analysis.gate import decision, diagnosis
-from pytest_slmserve.analysis.gate.launch_pairs import EVERY_ENDPOINT, EXACT, GATED, SMALL, TOGETHER, Gated
+from pytest_slmserve.analysis.gate.launch_pairs import (
+    EVERY_ENDPOINT,
+    EXACT,
+    GATED,
+    SMALL,
+    STARTS,
+    TOGETHER,
+    Gated,
+)
 from pytest_slmserve.analysis.gate.windows import series_by_endpoint
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.options.table import FEWEST_PAIRS
 from pytest_slmserve.report.gate import calibration_text
-from pytest_slmserve.run.one_gate import OneGate, SideBySide, halves, is_short, loads_of, sides
+from pytest_slmserve.run.one_gate import OneGate, SideBySide, StartGate, halves, is_short, loads_of, sides
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming
 from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.specs import Engines, EngineSpec
+from pytest_slmserve.schema.specs import SLEEP_MODE, Engines, EngineSpec
 
 
 @dataclass
@@ -68,16 +76,36 @@ class Gates:
 def check_gate(session: Session, model: str) -> None:
     """Raise BadUsage, with the side, if a gate could not be carried out or judged. Starts nothing."""
     _ = Gates(session).waivers, baselines.read_calibrations(session.options.records)
-    loads_of(session, model)
+    if not of_start(session):
+        loads_of(session, model)
     both = sides(session.planner.spec(model), session.options)
     if session.options.side:
         check_differ(both)
     live_together(session, model)
     for side, spec in both.items():
         with naming(f"the {side}"):
+            if of_start(session):
+                check_starts(spec)
             check_fits(spec, session.planner.workload(model))
             if not session.options.plan:  # a plan is made without a GPU too
                 session.planner.environment(spec)
+
+
+def check_starts(spec: EngineSpec) -> None:
+    """Raise BadUsage for an engine of which a gate of the start could not measure what it was asked for."""
+    if spec.interface == "transformers":
+        raise BadUsage("an engine of Transformers has no start but its imports", "--slm-interface engine, or server")
+    if not spec.arguments.get(SLEEP_MODE):
+        return
+    if spec.platform == "cpu":
+        raise BadUsage("vLLM's CPU backend has no sleep mode", f"--slm-gpu, or no {SLEEP_MODE}")
+    if spec.interface != "engine":
+        raise BadUsage(f"a {spec.interface} is not put to sleep by us", f"--slm-interface engine, or no {SLEEP_MODE}")
+
+
+def of_start(session: Session) -> bool:
+    """Return whether nothing but the start is judged."""
+    return session.options.gate_launches == "start" and not is_short(session)
 
 
 def check_differ(both: Mapping[Side, EngineSpec]) -> None:
@@ -97,7 +125,7 @@ def live_together(session: Session, model: str) -> bool:
     """Return whether the sides of a gate live on the device at once, as they do by default if they can. Raises BadUsage
     if they cannot, and the option was given."""
     options, why = session.options, ""
-    if options.gate_launches == "apart" or is_short(session):
+    if options.gate_launches != "together" or is_short(session):
         return False
     spec = session.planner.spec(model)
     if session.platform == "cpu":
@@ -120,10 +148,16 @@ def live_together(session: Session, model: str) -> bool:
 
 def not_told(session: Session, model: str) -> dict[str, str]:
     """Endpoints that a gate with this way of launching does not judge, each with the reason."""
+    if of_start(session):
+        gate = StartGate(session, model)
+        judged = {name for name, each in STARTS.items() if (each.caches in gate.states if each.caches else gate.sleeps)}
+        nothing_else = "a gate of the start judges nothing else: --slm-gate-launches=apart"
+        return {name: nothing_else for name in EVERY_ENDPOINT if name not in judged}
+    of_starts = dict.fromkeys(STARTS.keys() - GATED.keys(), "a gate of the start judges it: --slm-gate-launches=start")
     if not live_together(session, model):
-        return dict.fromkeys(TOGETHER.keys() - GATED.keys(), "seen of both sides at once")
+        return of_starts | dict.fromkeys(TOGETHER.keys() - GATED.keys(), "seen of both sides at once")
     alone = "two engines on one GPU at once cannot tell it: --slm-gate-launches=apart"
-    reasons = dict.fromkeys((*(GATED.keys() - TOGETHER.keys()), *EXACT), alone)
+    reasons = of_starts | dict.fromkeys((*(GATED.keys() - TOGETHER.keys()), *EXACT), alone)
     if len(loads_of(session, model)) == 1:
         small = "it is judged at a small load, and there is one load: --slm-concurrency=8,256"
         reasons |= {name: small for name, endpoint in TOGETHER.items() if endpoint.load == SMALL}
@@ -132,6 +166,8 @@ def not_told(session: Session, model: str) -> dict[str, str]:
 
 def one_gate(session: Session, model: str) -> OneGate:
     """Return a gate that was not begun, or that goes on."""
+    if of_start(session):
+        return StartGate(session, model)
     return SideBySide(session, model) if live_together(session, model) else OneGate(session, model)
 
 
@@ -143,6 +179,8 @@ def launches_left(session: Session, model: str, launched: Collection[Engines] = 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     """The gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
     records = session.options.records
+    if gated.terms.launches == "start":  # which no calibration tells of
+        return gated
     if session.options.calibrate:
         noise = decision.noise_of(gated.gated)
         if len(noise.costs) < FEWEST_PAIRS:

@@ -1,7 +1,7 @@
 """One gate while it is measured: pairs of fresh launches, baseline and candidate in turn, until the outcome is known.
 
 The sides of a pair have the device one after the other (`OneGate`), or live on it at once, and windows of both take
-turns (`SideBySide`).
+turns (`SideBySide`). Or nothing but their starts is measured (`StartGate`).
 """
 
 import math
@@ -16,8 +16,9 @@ from pathlib import Path
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate import decision
-from pytest_slmserve.analysis.gate.launch_pairs import GATED, SIDES, TOGETHER, Gated, judge_gate, pairs_of
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, judge_gate, pairs_of
 from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
+from pytest_slmserve.analysis.gate.starts import FIRST, judge_starts
 from pytest_slmserve.analysis.gate.windows import (
     PairOfWindows,
     judge_windows,
@@ -31,17 +32,18 @@ from pytest_slmserve.archive import baselines
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs
 from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.engines.server import caches
+from pytest_slmserve.engines.simulated import START_S
 from pytest_slmserve.options.table import Options, joined
 from pytest_slmserve.plan import cases
 from pytest_slmserve.report.gate import beside_texts
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, Side, naming
+from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, Caches, EngineFailed, Side, naming
 from pytest_slmserve.schema.kv_cache import check_arguments, no_room
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
-from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, OpenLoop, Workload
+from pytest_slmserve.schema.specs import SLEEP_MODE, ClosedLoop, Engines, EngineSpec, OpenLoop, Workload
 from pytest_slmserve.telemetry.gpu import BusyClock
 
 LONGER = 4  # times a window that was too short
@@ -76,7 +78,9 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
     for side in SIDES:
         python, env, arguments = options.side_of(side)
         if side == "candidate" and options.simulate and options.simulate_slowdown:
-            arguments = (*arguments, ("slowdown", options.simulate_slowdown))
+            slow = options.simulate_slowdown
+            planted = ("start_s", START_S * (1 + slow)) if options.gate_launches == "start" else ("slowdown", slow)
+            arguments = (*arguments, planted)
         with naming(f"the {side}"):
             own = spec.with_arguments(arguments)
             check_arguments(own)
@@ -119,6 +123,7 @@ class OneGate:
         err more often than they say."""
         self.session, self.model, self.title = session, model, f"the gate of {short_name(model)}"
         self.id, self.terms, self.most = uuid.uuid4().hex[:12], session.gate_terms, session.gate_terms.pairs
+        self.states: tuple[Caches, ...] = (session.options.gate_caches,)  # of the caches, at the launches of a side
         self.specs: Mapping[Side, EngineSpec] = {}
         self.loads: tuple[ClosedLoop, ...] = ()
         self.prepare()
@@ -130,16 +135,16 @@ class OneGate:
             if session.options.resume:
                 session.note(f"{self.title} begins anew: there is no archive {session.source} yet")
             return
-        caches_, environment = session.options.gate_caches, session.planner.environment
-        wanted = {side: (spec, environment(spec).key, self.workload.hash, caches_) for side, spec in self.specs.items()}
+        environment, states = session.planner.environment, set(self.states)
+        wanted = {side: (spec, environment(spec).key, self.workload.hash) for side, spec in self.specs.items()}
         for gated, assumed in reversed([*stored_gates(stored.measurements, stored.plans)]):
             parts = [(m, part) for m in stored.measurements if (part := m.paired) and part.gate == gated.gate]
             if (
                 assumed
                 or gated.terms != self.terms
+                or {part.caches for _, part in parts} != states
                 or not all(
-                    wanted[part.side] == (m.spec, m.environment.key, m.workload.hash, part.caches)
-                    and m.load in self.possible
+                    wanted[part.side] == (m.spec, m.environment.key, m.workload.hash) and m.load in self.possible
                     for m, part in parts
                 )
             ):
@@ -245,7 +250,11 @@ class OneGate:
         ended = any(gated.model == short_name(self.model) for gated in self.session.gates)
         if goal is None or self.over or ended:
             return 0, 0
-        return len(self.cold(launched)), 2 * (goal - there)
+        return len(self.cold(launched)), self.launches_of_pair * (goal - there)
+
+    @property
+    def launches_of_pair(self) -> int:
+        return len(SIDES) * len(self.states)
 
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
         """Measurements of each launch, an empty list for a warm-up. If the host has enough cores, two pairs are
@@ -315,8 +324,7 @@ class OneGate:
         """Serve the load of the first failing endpoint with one more launch of each side under its profiler. Returns a
         sentence with the paths of the traces, or why there are none; empty if no endpoint fails that is read at a
         load."""
-        endpoints = TOGETHER if gated.terms.together else GATED
-        verdicts = ((each.load, gated.verdict(name)) for name, each in endpoints.items())
+        verdicts = ((each.load, gated.verdict(name)) for name, each in gated.endpoints.items())
         places = [
             place for place, seen in verdicts if place is not None and seen is not None and seen.state is State.FAILS
         ]
@@ -338,6 +346,66 @@ class OneGate:
             except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
                 written.append(f"{side}: none ({str(error).partition(ENDS_WITH)[0]})")
         return f"traces of {short_name(self.model)} at {load.max_concurrency}: {'; '.join(written)}"
+
+
+BRIEF = 16  # output tokens of the request after a start
+NAPS = 3  # of each launch
+
+
+class StartGate(OneGate):
+    """A gate of nothing but the start. One engine starts at a time, serves one request, and ends: first with empty
+    folders for compiled code, and then again with what is in them. If both sides have a sleep mode, they also sleep and
+    wake."""
+
+    def prepare(self) -> None:
+        session, planner = self.session, self.session.planner
+        self.terms = session.gate_terms.of_starts
+        self.most = self.terms.pairs
+        if session.options.source["gate_caches"] == "default":
+            self.states = "cold", "warm"
+        self.specs = sides(planner.spec(self.model), session.options)
+        usual = planner.workload(self.model)
+        lengths = round(usual.mean_prompt_tokens), min(round(usual.mean_output_tokens), BRIEF)
+        self.workload = planner.workload(self.model, {"lengths": lengths})
+        self.loads = (FIRST,)
+        self.sleeps = all(spec.arguments.get(SLEEP_MODE) for spec in self.specs.values())
+
+    def judge(self) -> Gated:
+        return judge_starts(self.found, self.terms)
+
+    def there(self) -> set[int]:
+        return {pair.number for pair in self.gated.pairs} if self.gated else set()
+
+    @property
+    def launch_s(self) -> float:
+        first_s = cases.DEFAULTS[self.specs["baseline"].platform].first_s  # of one that compiles
+        return first_s * self.states.count("cold") / len(self.states)
+
+    def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
+        """Measurements of each side of a pair, one for each state of the caches."""
+        for side, number in launches:
+            found, states = list[Measurement](), self.states if number else ("warm",)
+            with caches(states[0], side, self.specs) as folders:
+                for how in states:
+                    name = f"the {side}, {f'pair {number}, {how} caches' if number else 'before the first pair'}"
+                    with abreast(self.session.devices.pool, [(self.specs[side], folders)]) as (start,), naming(name):
+                        engine, second = start(), side != order(number)[0]
+                        if number:
+                            found += self.started(engine, GateLaunch(self.id, number, side, second, caches=how))
+            yield found
+
+    def started(self, engine: Engine, paired: GateLaunch) -> ReplicaGroup:
+        """What a launch tells of its start."""
+        engine.differ(f"{paired.side} {paired.pair} {paired.caches}", cold=paired.caches == "cold")
+        try:
+            naps = [engine.nap() for _ in range(NAPS * self.sleeps)]
+        except EngineFailed as error:  # what is missing never passes
+            self.session.note(f"the {paired.side} does not sleep: {error.cause}")
+            naps = []
+        paired = replace(paired, sleep_s=tuple(slept for slept, _ in naps), wake_s=tuple(woke for _, woke in naps))
+        name = f"{short_name(self.model)}, a start with {paired.caches} caches, {paired.side}, pair {paired.pair}"
+        case = self.session.planner.case(engine.spec, [self.workload], [FIRST])
+        return self.session.executor.measure_once(case, name, paired, engine)
 
 
 ANSWER = 128  # output tokens of a request in a window at most: windows of a second or two alternate

@@ -119,7 +119,7 @@ Detail = Literal["summary", "tables", "all"]  # of what is printed of a run
 Side = Literal["baseline", "candidate"]  # of a gate
 Batching = Literal["none", "static", "dynamic"]  # of Transformers; vLLM batches continuously
 Caches = Literal["warm", "cold"]  # of compiled code, at a launch of a gate
-Launches = Literal["together", "apart"]  # of the sides of a gate, on one device
+Launches = Literal["together", "start", "apart"]  # of the sides of a gate, on one device; start: and nothing else
 OwnSharing = Literal["time-slicing", "mps", "mig", "gpus"]  # how several engines share one device; gpus: one for each
 Sharing = Literal["time-slicing", "mps", "mig", "gpus", "urls"]  # urls: of endpoints; what they share is not told
 

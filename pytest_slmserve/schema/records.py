@@ -147,6 +147,8 @@ class Resolved:
     transformers: str | None = None  # its version, where it is the engine
     compile_s: float | None = None  # of its start, as vLLM counts it: with warm caches what it takes to read them
     ready_s: float | None = None  # from its process's start until it takes requests, less what it waited for its turn
+    # Seconds of `ready_s` by `analysis.gate.diagnosis.STAGES`, in the first of its processes; empty if nobody told.
+    stages: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,8 @@ class GateLaunch:
     tokens of its first requests, if they were asked for. scores: with real weights the mean log probability, in nats,
     of the first baseline's tokens of each. caches: "warm" if compiled code was there when it started. window: of a gate
     whose sides live on one GPU at once, the number of this window at its load in this launch, from 1; both sides have
-    one of each number. busy_s: seconds of it in which a kernel ran, counted between idle moments."""
+    one of each number. busy_s: seconds of it in which a kernel ran, counted between idle moments. sleep_s, wake_s: of a
+    gate of the start, seconds of each time that the engine was put to sleep and woken."""
 
     gate: str  # the same in all records of one
     pair: int
@@ -333,6 +336,8 @@ class GateLaunch:
     caches: Caches = "warm"
     window: int | None = None
     busy_s: float | None = None
+    sleep_s: tuple[float, ...] = ()
+    wake_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)  # no slots, as of a workload

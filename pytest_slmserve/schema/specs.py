@@ -85,6 +85,7 @@ def completed(url: str) -> str:
 GIB = 1 << 30
 FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
 SPECULATIVE = "speculative_config"  # an argument of vLLM's engine, an object
+SLEEP_MODE = "enable_sleep_mode"  # likewise, true or false
 # What follows from how the GPUs, their memory and the requests are divided among engines.
 DIVIDED = frozenset({"tensor_parallel_size", "kv_cache_bytes", "gpu_memory_utilization", "max_num_seqs", "url"})
 OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})

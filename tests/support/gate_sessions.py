@@ -34,7 +34,7 @@ def heavy(chance: random.Random) -> float:
 class Planted:
     """What a session is like. sd: of the logarithm of a pair's ratio. worse: by endpoint, as a share of its cost.
     drift: what the host grows worse by over the shortest gate, and goes on to. second: how much worse the second launch
-    of a pair is. common: how far endpoints are correlated."""
+    of a pair is. common: how far endpoints are correlated. margin: of each endpoint."""
 
     sd: float
     worse: tuple[float, ...] = (0.0,)
@@ -42,6 +42,7 @@ class Planted:
     drift: float = 0.0
     second: float = 0.0
     common: float = 0.0
+    margin: float = decision.MARGIN
 
 
 def log_costs(planted: Planted, chance: random.Random, number: int) -> list[tuple[float, float]]:
@@ -68,7 +69,9 @@ def measured(cost: float, better: Better) -> float:
 def session(planted: Planted, chance: random.Random, pairs: int, directions: tuple[Better, ...]) -> list[PairSeries]:
     rows = [log_costs(planted, chance, number) for number in range(1, pairs + 1)]
     columns = [tuple((measured(a, d), measured(b, d)) for a, b in costs) for costs, d in zip(zip(*rows), directions)]
-    return [PairSeries(f"endpoint {i}", d, pairs) for i, (pairs, d) in enumerate(zip(columns, directions))]
+    return [
+        PairSeries(f"endpoint {i}", d, pairs, planted.margin) for i, (pairs, d) in enumerate(zip(columns, directions))
+    ]
 
 
 def first(series: list[PairSeries], n: int) -> list[PairSeries]:

@@ -21,6 +21,7 @@ from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.estimates import grouped, percent, percent_interval, times
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
+from pytest_slmserve.analysis.gate.starts import is_of_start, judge_starts
 from pytest_slmserve.analysis.gate.windows import judge_windows
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import busy_rate, by_series, shared_points
@@ -356,7 +357,12 @@ def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str,
                 facts = plan["gate"]
                 margin, alpha, beta = (float(facts[name]) for name in ("margin", "alpha", "beta"))
                 terms = GateCriteria(margin, alpha, beta, int(facts["pairs"]))
-        gated = judge_windows(members, terms.with_both_at_once) if together else judge_gate(members, terms)
+        if together:
+            gated = judge_windows(members, terms.with_both_at_once)
+        elif is_of_start(members[0]):
+            gated = judge_starts(members, terms.of_starts)
+        else:
+            gated = judge_gate(members, terms)
         assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
         not_stored = f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
         yield gated, "" if "gate" in plan else not_stored

@@ -1,7 +1,7 @@
 """Decision whether a candidate is slower than a baseline, from pairs of launches in the order they were measured.
 
 Each pair gives the logarithm of a cost ratio, candidate over baseline, positive if the candidate is worse. After 4,
-6, 8 and 12 pairs (`estimates.looks_until`) two one-sided tests are made of the mean:
+6, 8 and 12 pairs (`GateCriteria.looks`) two one-sided tests are made of the mean:
 
 - *fails*: the mean is above 0, and above half of the margin, so that a difference that is certain matters too. At most
   `alpha` of all gates of an unchanged candidate end so, whatever the number of endpoints (Holm 1979).
@@ -34,6 +34,7 @@ MARGIN = 0.03  # smallest change that matters, as a share
 MAX_GATED = 4
 POWER = 0.9
 TOGETHER = (2, 4)  # launches of both sides at once: even numbers, so that each side starts first equally often
+STARTS = (3, 5)  # pairs of launches of which only the start is judged, whose margin is five times as large
 RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
 
 
@@ -41,7 +42,8 @@ RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
 class GateCriteria:
     """margin: how much worse a candidate may be, as a share. alpha, beta: largest shares of unchanged candidates that
     fail, and of those worse by the margin that pass. pairs: as many as may be measured. launches: whether the sides of
-    a pair have the device one after the other ("apart") or live on it at once ("together")."""
+    a pair have the device one after the other ("apart"), and only their start is judged ("start"), or live on it at
+    once ("together")."""
 
     margin: float = MARGIN
     alpha: float = 0.01
@@ -66,11 +68,16 @@ class GateCriteria:
         """Return these terms for sides that live on the device at once."""
         return replace(self, pairs=TOGETHER[-1], launches="together")
 
+    @property
+    def of_starts(self) -> GateCriteria:
+        """Return these terms for a gate of nothing but the start."""
+        return replace(self, pairs=STARTS[-1], launches="start")
+
     def looks(self, pairs: int) -> tuple[int, ...]:
         """Return the numbers of pairs, up to `pairs`, after which it is judged."""
-        if self.together:
-            return tuple(n for n in TOGETHER if n <= pairs)
-        return estimates.looks_until(pairs)
+        if self.launches == "apart":
+            return estimates.looks_until(pairs)
+        return tuple(n for n in (TOGETHER if self.together else STARTS) if n <= pairs)
 
 
 @dataclass(frozen=True, slots=True)

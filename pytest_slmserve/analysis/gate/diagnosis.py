@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
+from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known
@@ -31,7 +32,7 @@ from pytest_slmserve.schema.specs import Load
 
 FEWEST_ALONE = 50  # steps that only decode, of a side: if they are few, each varies by a tenth, their mean by 1.4 %
 LEFT_OUT = {  # of what was resolved, because it differs at every start; older records have no kv_windows
-    *((1, name) for name in ("compile_s", "ready_s", "kv_windows")),
+    *((1, name) for name in ("compile_s", "ready_s", "stages", "kv_windows")),
     *((2, name) for name in ("model", "python", "gpu", "interface")),  # what is measured, and where it lies
 }
 
@@ -151,7 +152,12 @@ def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
     return Windows(len(measurements), with_prompt, len(alone_s), known)
 
 
-LAYERS = {"tokens per busy second": "kernels", "share of time with a kernel": "host", "s to start": "start"}
+LAYERS = {
+    "tokens per busy second": "kernels",
+    "share of time with a kernel": "host",
+    "s to start": "start",
+    "s to wake": "wake",
+}
 
 
 def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
@@ -189,6 +195,24 @@ def start_ups(baseline: Sequence[Measurement], candidate: Sequence[Measurement])
         means.append({model: mean for model, mean in found.items() if mean is not None})
     before, after = means
     return tuple(Change(model, old, after[model]) for model, old in before.items() if model in after)
+
+
+STAGES = ("import", "device", "weights", "profile", "compile", "kv cache", "capture")  # of a start, in their order
+REST = "rest"  # of the seconds to start: the front end, and what the processes say to each other
+
+
+def stage_changes(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Change, ...]:
+    """The stages of a start, which add up to the seconds to start, each in the mean over launches of one model; none if
+    an engine did not tell its stages."""
+    means = []
+    for side in (baseline, candidate):
+        launches = [dict(m.resolved.stages) for m in {m.launch: m for m in side}.values()]
+        starts = [m.resolved.ready_s for m in {m.launch: m for m in side}.values()]
+        if not launches or not all(launches) or None in starts:
+            return ()
+        means.append({name: fmean(each.get(name, 0.0) for each in launches) for name in STAGES})
+        means[-1][REST] = fmean(start or 0.0 for start in starts) - math.fsum(means[-1].values())
+    return tuple(Change(name, means[0][name], means[1][name]) for name in (*STAGES, REST))
 
 
 def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:

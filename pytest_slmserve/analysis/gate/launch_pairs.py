@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import zip_longest
 from operator import attrgetter
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, get_args
 
 from pytest_slmserve.analysis.estimates import ends, grouped, possible, student_interval
@@ -95,23 +95,35 @@ class PairOfLaunches:
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A quantity that sides are compared by. label: with its unit. figure: its name in a Summary. load: place of its
-    load among those of a launch; None for the seconds to start. margin: None for that of the gate."""
+    load among those of a launch; None for the seconds to start, or of the start's `figure`. margin: None for that of
+    the gate. caches: of a gate of the start, in which state they were; None: in any."""
 
     label: str
     better: Better
     figure: str = ""
     load: int | None = None
     margin: float | None = None
+    caches: Caches | None = None
 
     def label_in(self, pairs: Sequence[PairOfLaunches]) -> str:
         """The label, without the load if there is only one."""
-        return self.label.partition(",")[0] if has_one_load(pairs) else self.label
+        return self.label if self.load is None or not has_one_load(pairs) else self.label.partition(",")[0]
 
     def read(self, launch: Launch) -> list[float | None]:
         """The values of one launch, of each window at its load; None for what was not measured."""
-        if self.load is None:
-            return [launch.measurements[0].resolved.ready_s]
-        return [getattr(figures, self.figure) for figures in launch.figures[self.load]]
+        if self.load is not None:
+            return [getattr(figures, self.figure) for figures in launch.figures[self.load]]
+        found = [m for m in launch.measurements if not self.caches or (m.paired and m.paired.caches == self.caches)]
+        seconds: list[float | None] = [m.resolved.ready_s for m in found[:1]]
+        if self.figure == "first_token_s":
+            samples = [m.run.samples for m in found[:1]]
+            seconds = [
+                first and first - sent for each in samples for sent, first in zip(each.sent_s, each.first_token_s)
+            ]
+        elif self.figure:
+            naps = [nap for m in found for nap in getattr(m.paired, self.figure)]
+            seconds = [median(naps)] if naps else []
+        return seconds or [None]
 
 
 SMALL, LARGE = 0, -1
@@ -129,6 +141,16 @@ TOGETHER = {  # of sides that live on one GPU at once
     "latency": GATED["latency"],
     "busy-small": replace(BUSY, label="tokens per busy second, small load", load=SMALL),
 }
+STARTS = {  # of a gate of nothing but the start
+    "start": Endpoint("s to start, warm caches", "lower", margin=START_MARGIN, caches="warm"),
+    "start-cold": Endpoint("s to start, cold caches", "lower", margin=START_MARGIN, caches="cold"),
+    "wake": Endpoint("s to wake", "lower", "wake_s", margin=START_MARGIN),
+}
+SHOWN_OF_STARTS = (
+    Endpoint("s to sleep", "lower", "sleep_s"),
+    Endpoint("s to the first token, warm caches", "lower", "first_token_s", caches="warm"),
+    Endpoint("s to the first token, cold caches", "lower", "first_token_s", caches="cold"),
+)
 SHOWN_TOGETHER = (SHARE, replace(SHARE, label="share of time with a kernel, small load", load=SMALL))
 SHOWN = (
     BUSY,
@@ -143,7 +165,7 @@ BLOCKS, MEMORY = "kv-blocks", "memory"
 EXACT = {BLOCKS: "KV blocks", MEMORY: "device memory"}  # labels of what is no matter of chance
 OUTPUTS = "outputs"  # of real weights; those of dummy weights mean nothing
 ENDPOINTS = (*GATED, *EXACT, OUTPUTS)
-EVERY_ENDPOINT = tuple(dict.fromkeys((*TOGETHER, *ENDPOINTS)))
+EVERY_ENDPOINT = tuple(dict.fromkeys((*TOGETHER, *ENDPOINTS, *STARTS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +189,17 @@ class Gated:
     lost: Side | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
+
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """What is judged, but for what is no matter of chance."""
+        return {"together": TOGETHER, "apart": GATED, "start": STARTS}[self.terms.launches]
+
+    @property
+    def states(self) -> tuple[Caches, ...]:
+        """The states of the caches at its launches, in the order of launching."""
+        told = (m.paired.caches for pair in self.pairs for m in pair.baseline.measurements if m.paired)
+        return tuple(dict.fromkeys(told)) or (self.caches,)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -202,7 +235,7 @@ class Gated:
         pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint == OUTPUTS or endpoint in EXACT:
             return next((each for each in self.exact if each.claim == endpoint), None)
-        asked = (TOGETHER if self.terms.together else GATED)[endpoint]
+        asked = self.endpoints[endpoint]
         label = asked.label_in(self.pairs)
         claim = f"no-worse-{endpoint}"
         if not self.pairs:
@@ -218,12 +251,13 @@ class Gated:
 
     def left_out(self, endpoint: str) -> str:
         """Return why there is no verdict on an endpoint: it was refused, or not measured."""
-        name = TOGETHER[endpoint].label_in(self.pairs) if endpoint in TOGETHER else ""
+        name = self.endpoints[endpoint].label_in(self.pairs) if endpoint in self.endpoints else ""
         return self.refused.get(name, f"no launch told its {endpoint}")
 
-    def measurements(self, side: Side) -> list[Measurement]:
-        """Measurements of one side in the pairs that count."""
-        return [m for pair in self.pairs for m in pair.launch(side).measurements]
+    def measurements(self, side: Side, caches: Caches | None = None) -> list[Measurement]:
+        """Measurements of one side in the pairs that count, with any or with this state of the caches."""
+        found = (m for pair in self.pairs for m in pair.launch(side).measurements)
+        return [m for m in found if not caches or (m.paired and m.paired.caches == caches)]
 
 
 def has_one_load(pairs: Sequence[PairOfLaunches]) -> bool:

@@ -1,18 +1,68 @@
 """Facts that only vLLM's model process knows, asked through `worker_extension_cls`.
 
 vLLM imports this module in that process when all else is imported and the device is not yet touched. So this is the
-place for an engine that shares its device to wait for its turn.
+place to have the stages of the start timed, and for an engine that shares its device to wait for its turn.
 """
 
 import gc
 import os
+import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 LOOK_S = 0.05
 # How far caches of a kind look back: None for all tokens, 0 for a state of one size.
 KINDS = {"FullAttentionSpec": None, "MLAAttentionSpec": None, "MambaSpec": 0}
+WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
+STAGES = {  # of a start, by the worker's methods; what compiles in one of them is a stage of its own
+    "init_device": "device",
+    "load_model": "weights",
+    "determine_available_memory": "profile",
+    "initialize_from_config": "kv cache",
+    "compile_or_warm_up_model": "capture",
+}
+imported_s = time.monotonic()  # by the clock that our parent reads
+took_s = defaultdict[str, float](float)  # of each stage
+running: list[str] = []  # the stage that is timed, because a method may call that of its base class
+
+
+def compiled_s(worker: Any) -> float:
+    """The seconds that compiling has taken so far, as vLLM counts them."""
+    config = getattr(worker, "compilation_config", None)
+    return sum(getattr(config, f"{of}compilation_time", 0.0) for of in ("", "encoder_"))
+
+
+def as_stage(method: Callable[..., Any], stage: str) -> Callable[..., Any]:
+    """The method of vLLM's worker, whose seconds are added to those of a stage."""
+
+    @wraps(method)
+    def timed_method(worker: Any, *args: Any, **kwargs: Any) -> Any:
+        if running:
+            return method(worker, *args, **kwargs)
+        began, compiled = time.monotonic(), compiled_s(worker)
+        running.append(stage)
+        try:
+            return method(worker, *args, **kwargs)
+        finally:
+            running.clear()
+            compiling = max(0.0, compiled_s(worker) - compiled)
+            took_s["compile"] += compiling
+            took_s[stage] += max(0.0, time.monotonic() - began - compiling)
+
+    return timed_method
+
+
+for module, name in WORKERS.items():
+    kind = getattr(sys.modules.get(module), name, None)
+    for method, stage in STAGES.items():
+        if kind and (own := vars(kind).get(method)):  # a release may have others
+            with suppress(Exception):  # whatever a release has in its place, an engine starts
+                setattr(kind, method, as_stage(own, stage))
 
 if not gc.isenabled():  # for the imports, by `vllm_worker`
     gc.enable()
@@ -40,6 +90,8 @@ class Facts:
             "attention_backend": ", ".join(sorted(backends)) or None,
             "kv_windows": group_windows(getattr(self.model_runner, "kv_cache_config", None)),  # type: ignore[attr-defined]
             "compile_s": getattr(getattr(self, "compilation_config", None), "compilation_time", None),
+            "imported_s": imported_s,
+            "stages": dict(took_s),
         }
 
 

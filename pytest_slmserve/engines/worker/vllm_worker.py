@@ -3,8 +3,9 @@
     python vllm_worker.py FD PARENT_PID
 
 Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts,
-`run` a load, `tokens` asks for outputs, `scores` how likely outputs are, and `profile` for a trace of a load; `close`
-ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`, `tokens`, `scores`, `profiled`.
+`run` a load, `tokens` asks for outputs, `scores` how likely outputs are, `nap` for a sleep, and `profile` for a trace
+of a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`, `tokens`,
+`scores`, `slept`, `profiled`.
 A run that is one of several at once has a time at which it begins, says `settled`, and is told its window by `open`.
 All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
 """
@@ -185,6 +186,15 @@ class Server:
                     table = (await self.served(longer, parameters, i)).prompt_logprobs
                     scores.append([row[token].logprob for row, token in zip(table[-len(tokens) :], tokens)])
                 return {"event": "scores", "scores": scores}
+            case "nap":
+                began = time.monotonic()
+                try:
+                    await self.engine.sleep(level=1)
+                    slept = time.monotonic()
+                    await self.engine.wake_up()
+                except Exception as error:  # of a release or a model that has no such thing
+                    return {"event": "failed", "cause": f"{type(error).__name__}: {error}"}
+                return {"event": "slept", "sleep_s": slept - began, "wake_s": time.monotonic() - slept}
             case "profile":
                 return await self.run(message["load"], time.monotonic(), profiled=True)
         return await self.run(message["load"], message.get("at"))

@@ -132,7 +132,12 @@ def test_a_run_begins_by_the_hosts_clock_a_hidden_end_is_a_failure_and_closing_i
     assert before < run.began_s < run.began_s + run.window_s[1] <= time.monotonic()
     assert run.telemetry is None, "the engine's process reads no sensors"
     assert engine.profile(WORKLOAD, ClosedLoop(4, window_s=0.2)) == "this vLLM has no profiler by that name"
+    slept, woke = engine.nap()
+    assert 0.01 < slept < 5.0 and 0.03 < woke < 5.0
     assert engine.run(WORKLOAD, ClosedLoop(4, window_s=0.2)).failures == 0, "it goes on serving"
+    assert 0 < dict(engine.resolved.stages)["import"] < engine.resolved.ready_s, (
+        "its process told when it had imported all"
+    )
     engine.close()
     engine.close()
     assert engine.child.process.returncode == 0 and gone(engine.child.process.pid) and not engine.ready

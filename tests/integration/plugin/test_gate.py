@@ -140,6 +140,32 @@ def test_sides_at_once_name_the_layer_and_what_they_cannot_tell_and_the_archive_
     assert kept(ran)["layers"] == [name.partition("slower-")[2] or "kernels"] * 2 * ("slower" in name)
 
 
+OF_STARTS = GATE.replace("launches=apart", "launches=start")
+SLEEPS = "--slm-engine-arg=enable_sleep_mode=true"
+START_SCENARIOS = {
+    "equal": ("", 0, {}, "a warm start of the baseline, s (and the change): import 9.0 (+0.0), *"),
+    "slower": ("--slm-simulate-slowdown=50%", 1, {"start": "50 % higher", "start-cold": "20 % higher"},
+               "slower in: start (s to start, warm caches 50 % higher: compile +10.0 s), *"),
+    "one-state": ("-o slm_gate_caches=warm", 0, {}, "*one start at a time, with warm compile caches*"),
+    "noise": ("--slm-engine-arg=scatter=0.08", 10, {"start": "Inconclusive"}, "*INCONCLUSIVE after 5 pairs*"),
+    "slower-wake": (f"{SLEEPS} --slm-side=candidate:arg=wake_s=0.6", 1, {"wake": "50 % higher"}, "slower in: wake*"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", START_SCENARIOS)
+def test_a_gate_of_the_start_judges_each_state_of_the_caches_and_names_the_stage(runs, name):
+    words, status, others, line = START_SCENARIOS[name]
+    ran = runs(NO_WORSE, OF_STARTS, words)
+    found = judged(ran, status, line)
+    judges = ["start", *(["start-cold"] if name != "one-state" else []), *(["wake"] if SLEEPS in words else [])]
+    assert found.keys() == others.keys() and [*states(ran)] == judges
+    assert all(fact in found[endpoint] for endpoint, fact in others.items())
+    facts = kept(ran)
+    assert facts["launches"] == "start" and facts["caches"] == " and ".join(facts["stages"])
+    warm = {each["name"]: each["baseline"] for each in facts["stages"]["warm"]}
+    assert sum(warm.values()) == pytest.approx(20, rel=0.5) and warm["compile"] > 3
+
+
 def test_a_slower_candidate_is_told_once_and_without_stored_terms_judged_by_the_defaults(runs, monkeypatch, tmp_path):
     page = tmp_path / "summary.md"
     page.write_text("# Before\n")

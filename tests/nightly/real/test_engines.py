@@ -1,7 +1,7 @@
 """Engines of vLLM's CPU backend: prompts of many steps, over two processes as over two GPUs, and two on one host, of
 which none is left when one dies; adapters; vectors, classes and scores of pairs; the prefix cache, whose blocks are of
 128 tokens: what is asked for is what comes from it, and in no later round more; and speculative decoding, whose steps
-make several tokens of a sequence, and are told as such."""
+make several tokens of a sequence, and are told as such; and the stages of a start."""
 
 import os
 import signal
@@ -19,6 +19,7 @@ from real_engine import SPEC
 from traces import share_a_window
 
 from pytest_slmserve.analysis.advice.subjects import kv_blocks_as_predicted
+from pytest_slmserve.analysis.gate.diagnosis import STAGES
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
 from pytest_slmserve.analysis.points import summarize, summary_of
@@ -207,3 +208,13 @@ def test_the_batch_is_that_of_the_sequences_and_steps_and_requests_agree():
     held = [made - further for made, further in zip(steps.new_tokens, steps.accepted, strict=True)]
     assert max(steps.new_tokens) > SPEC.max_num_seqs == max(held)
     assert all(further <= DRAFTED * drafts for further, drafts in zip(steps.accepted, steps.drafts, strict=True))
+
+
+@pytest.mark.parametrize("interface", get_args(OwnInterface))
+def test_the_stages_of_a_start_are_told_by_the_model_s_process_and_are_no_more_than_the_start(interface):
+    """The release has all the methods that are timed. Its CPU backend counts no compiling."""
+    with closing(launch_engine(replace(SPEC, interface=interface)).start()) as engine:
+        stages, ready_s = dict(engine.resolved.stages), engine.resolved.ready_s
+    assert stages.keys() == set(STAGES) and stages.pop("compile") == engine.resolved.compile_s == 0
+    assert min(stages.values()) > 0 and stages["import"] > stages["device"]
+    assert 0.5 * ready_s < sum(stages.values()) <= ready_s

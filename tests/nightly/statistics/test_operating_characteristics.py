@@ -216,3 +216,20 @@ def test_a_look_too_many_would_be_seen(alpha):
     """What the boundaries are there for: four tests at `alpha` each are wrong far more often."""
     looks = looks_until(12)
     assert exceeded(looks, [t_above(alpha, n - 1) for n in looks]) > 1.6 * alpha
+
+
+@pytest.mark.parametrize(("planted", "bounds"), [
+    *(({"sd": sd}, {"fail": shown(ALARMS), "pass": over(0.97)}) for sd in (0.03, 0.05)),
+    *(({"sd": sd}, {"fail": allowed(ALARMS)}) for sd in (0.08, 0.14)),
+    *(({"sd": 0.05, "worse": (0.0, 0.0, 0.0), **host}, {"fail": allowed(ALARMS), "pass": over(0.9)})
+      for host in ({"noise": gates.heavy}, {"drift": 0.05}, {"second": 0.03}, {"second": -0.03}, {"common": 0.7})),
+    *(({"sd": sd, "worse": (0.3, 0.0)}, {"missed": allowed(0.02), "pass": up_to(0)}) for sd in (0.03, 0.05)),
+    *(({"sd": sd, "worse": (0.15, 0.0)}, {"pass": shown(TERMS.beta)}) for sd in (0.03, 0.05, 0.08, 0.14)),
+])  # fmt: skip
+def test_gates_of_the_start_are_wrong_no_more_often_than_they_may_be(planted, bounds):
+    """Of both states of the caches, or of waking too, after three pairs or five: docs/gate-start.md."""
+    number = 4000
+    seen = many(Planted(**{"worse": (0.0, 0.0), "margin": 0.15, **planted}), number, TERMS.of_starts, seed=3)
+    failed = seen.outcomes[FAIL]
+    counts = {"fail": failed, "missed": number - failed, "pass": seen.outcomes[PASS]}
+    assert {name: counts[name] for name in bounds if counts[name] not in bounds[name](number)} == {}

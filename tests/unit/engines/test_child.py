@@ -58,8 +58,10 @@ def test_an_answer_becomes_a_run_on_its_own_clock_and_what_the_parts_of_an_engin
     assert none.steps == run_from([MESSAGE]).steps, "a record of it is that of an engine which drafts nothing"
     part = {"weight_bytes": 5, "attention_backend": "FLASH"}
     parts = [{**part, "kv_windows": [None, 512]}, {**part, "weight_bytes": 6}]
-    seen = resolved_from({"event": "ready", "kv_blocks": 9, "parts": parts}, 1.0)
+    parts[0] |= {"imported_s": 107.5, "stages": {"device": 0.5}}
+    seen = resolved_from({"event": "ready", "kv_blocks": 9, "parts": parts}, 9.0, 100.0)
+    assert seen.stages == (("import", 7.5), ("device", 0.5)) and seen.ready_s == 9.0
     assert (seen.weight_bytes, seen.attention_backend, seen.kv_blocks, seen.kv_windows) == (11, "FLASH", 9, (None, 512))
-    unknown = resolved_from({"parts": [part, {"weight_bytes": None}]}, 1.0)
-    assert (unknown.weight_bytes, unknown.kv_windows) == (None, None)
-    assert resolved_from({"kv_blocks": 9}, 1.0).weight_bytes is None
+    unknown = resolved_from({"parts": [part, {"weight_bytes": None}]}, 1.0, 100.0)
+    assert (unknown.weight_bytes, unknown.kv_windows, unknown.stages) == (None, None, ())
+    assert resolved_from({"kv_blocks": 9}, 1.0, 100.0).weight_bytes is None

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.validity import health, problems
 from pytest_slmserve.analysis.metrics.window import littles_law, requests_in_flight, step_s
 from pytest_slmserve.analysis.points import job_points, summarize
-from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
+from pytest_slmserve.engines.simulated import COLD_S, SimulatedBatches, SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment
@@ -199,6 +199,13 @@ def test_a_slowdown_structured_output_and_adapters_cost_a_share_of_each_step_and
     speeds = [math.log(each.speed) for each in launches]
     assert pstdev(speeds) == pytest.approx(0.02, rel=0.15) and abs(fmean(speeds)) < 0.004
     assert pstdev(math.log(each.resolved.ready_s / 20) for each in launches) == pytest.approx(0.06, rel=0.15)
+    cold, longer = planted(scatter=0.0), dict(planted(start_s=26.0).resolved.stages)
+    warm = cold.resolved
+    usual_stages = dict(warm.stages)
+    cold.differ("any", cold=True)
+    assert sum(usual_stages.values()) == 19.0 and cold.resolved.ready_s - warm.ready_s == 30.0 == COLD_S
+    assert {n for n in longer if longer[n] != usual_stages[n]} == {"compile"} and longer["compile"] == pytest.approx(10)
+    assert dict(planted(start_s=10.0).resolved.stages)["import"] == 4.5 and planted(wake_s=2.0).nap()[1] != 2.0
     assert drawn("baseline 7").speed == launches[7].speed != launches[8].speed
     assert drawn("baseline 7", scatter=0).speed == 1.0
     asked = replace(WORKLOAD, spec=replace(WORKLOAD.spec, response_format="json"))

@@ -103,6 +103,10 @@ def test_a_gate_is_priced_as_a_clear_case_and_the_length_of_a_run_has_starts_and
     assert plan_rows(session, [plan])[0].seconds == 150.0, "what pairs took is known better than what they may take"
     Gates(session).of(MODEL)
     assert plan_rows(session, [plan])[0].seconds == 0
+    session = opened(gate=True, gate_launches="start")
+    assert plan_rows(session, [plan])[0].seconds == 13 * START_S, "two launches of each side in each of three pairs"
+    session.pair_s[MODEL] = 1, 50.0
+    assert plan_rows(session, [plan])[0].seconds == 100.0
     session = opened(models="opt-125m,opt-1.3b")
     seconds, text = told(session, items_for(session, "slm_point"))
     assert seconds == 2 * START_S + 8 * REPEAT_S and text.startswith("about 1 min, 2 ") and "2 models" in text

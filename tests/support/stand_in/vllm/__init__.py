@@ -32,7 +32,7 @@ class AsyncEngineArgs:
 
     step_s: seconds per step. fault: "" or what happens - "raise", "exit" or "sleep" at the start; with
     `fault_at` requests having come "exit", "dead" (every request from then on raises), "refuse" (so many raise, the
-    rest is served), "unanswered".
+    rest is served), "unanswered"; "sleepless": it is not put to sleep.
     """
 
     model: str
@@ -146,7 +146,8 @@ class AsyncLLMEngine:
 
     async def collective_rpc(self, method: str) -> list[dict[str, Any]]:
         assert method == "slm_facts"
-        return [{"weight_bytes": None, "attention_backend": "stand-in"}]
+        stages = {"imported_s": importlib.import_module("slm_facts").imported_s, "stages": {"device": 0.0}}
+        return [{"weight_bytes": None, "attention_backend": "stand-in", **stages}]
 
     def admitted(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Sequence:
         self.came += 1
@@ -188,6 +189,14 @@ class AsyncLLMEngine:
             raise ValueError(f"no slot for an adapter of rank {told['r']}")
         self.adapters.add(request.lora_name)
         return True
+
+    async def sleep(self, level: int) -> None:
+        if self.arguments.fault == "sleepless":
+            raise ValueError("Sleep mode is not enabled in the model config")
+        await asyncio.sleep(0.02 * level)
+
+    async def wake_up(self) -> None:
+        await asyncio.sleep(0.05)
 
     async def generate(
         self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str, lora_request: Any = None
