@@ -141,7 +141,8 @@ def engine_spec(
     if platform == "cpu":
         return spec
     weights = kv_cache.weight_bytes(spec, kv_cache.value_bytes(spec) or 2)
-    if (weights is None or kv_cache.has_draft_weights(spec)) and platform != "simulated":
+    left_to_engine = spec.arguments.get("kv_cache_memory_bytes", 0) is None
+    if (weights is None or left_to_engine or kv_cache.has_draft_weights(spec)) and platform != "simulated":
         return replace(spec, kv_cache_bytes=0)  # the engine knows better what its memory has beside the weights
     there = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
     wanted = options.gpu_memory or there

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.gate import decision, diagnosis
 from pytest_slmserve.analysis.gate.launch_pairs import (
+    BLOCKS,
     EVERY_ENDPOINT,
     EXACT,
     GATED,
@@ -152,7 +153,7 @@ def not_told(session: Session, model: str) -> dict[str, str]:
         gate = StartGate(session, model)
         judged = {name for name, each in STARTS.items() if (each.caches in gate.states if each.caches else gate.sleeps)}
         nothing_else = "a gate of the start judges nothing else: --slm-gate-launches=apart"
-        return {name: nothing_else for name in EVERY_ENDPOINT if name not in judged}
+        return {name: nothing_else for name in EVERY_ENDPOINT if name not in {*judged, BLOCKS}}
     of_starts = dict.fromkeys(STARTS.keys() - GATED.keys(), "a gate of the start judges it: --slm-gate-launches=start")
     if not live_together(session, model):
         return of_starts | dict.fromkeys(TOGETHER.keys() - GATED.keys(), "seen of both sides at once")

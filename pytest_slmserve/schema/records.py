@@ -144,6 +144,8 @@ class Resolved:
     async_scheduling: bool | None = None
     dtype: str | None = None
     event_loop: str | None = None  # of the front end
+    model_runner: str | None = None  # the module of vLLM's that runs the model
+    cudagraph_mode: str | None = None
     transformers: str | None = None  # its version, where it is the engine
     compile_s: float | None = None  # of its start, as vLLM counts it: with warm caches what it takes to read them
     ready_s: float | None = None  # from its process's start until it takes requests, less what it waited for its turn

@@ -339,8 +339,10 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) ->
     the device memory if no launch has a value, because not every device has sensors. nothing: why no pair counts."""
 
     def value(launch: Launch) -> Any:
+        found: list[Any]
         if blocks:
-            return launch.measurements[0].resolved.kv_blocks
+            found = [m.resolved.kv_blocks for m in launch.measurements]
+            return None if None in found else min(found)
         used: list[Any] = [most_memory_used([m]) for m in launch.measurements]
         return None if None in used else max(used)
 

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.decision import GateCriteria, PairSeries, compare_sides, gate
 from pytest_slmserve.analysis.gate.launch_pairs import (
+    BLOCKS,
     SHOWN_OF_STARTS,
     SIDES,
     START_MARGIN,
@@ -17,6 +18,8 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
     Gated,
     Launch,
     PairOfLaunches,
+    exact_verdicts,
+    nothing_counts,
     series_of,
 )
 from pytest_slmserve.schema.models import short_name
@@ -51,14 +54,15 @@ def judge_starts(measurements: Sequence[Measurement], criteria: GateCriteria) ->
     wake = STARTS["wake"]
     if all(m.spec.arguments.get(SLEEP_MODE) for m in measurements) and wake.label not in {each.name for each in judged}:
         judged.append(PairSeries(wake.label, wake.better, ((None, None),) * len(pairs), START_MARGIN))  # never passes
+    model, nothing = short_name(first.spec.model), nothing_counts(dropped, None)
     return Gated(
-        model=short_name(first.spec.model),
+        model=model,
         gate=first.paired.gate if first.paired else "",
         terms=criteria,
         pairs=tuple(pairs),
         dropped=tuple(dropped),
         gated=gate(judged, criteria) if judged else (),
         shown=tuple(compare_sides(each, criteria) for each in shown),
-        exact=(),
+        exact=tuple(each for each in exact_verdicts(model, pairs, nothing) if each.claim == BLOCKS),
         caches=first.paired.caches if first.paired else "warm",
     )

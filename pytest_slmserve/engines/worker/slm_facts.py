@@ -85,11 +85,14 @@ class Facts:
             if type(module).__name__ in ("Attention", "EncoderOnlyAttention") and hasattr(module, "impl"):
                 flash = getattr(module.impl, "vllm_flash_attn_version", None)
                 backends.add(type(module.impl).__name__.removesuffix("Impl") + (f" {flash}" if flash else ""))
+        config = getattr(self, "compilation_config", None)
         return {
             "weight_bytes": None if packed else sum(weights.values()),
             "attention_backend": ", ".join(sorted(backends)) or None,
             "kv_windows": group_windows(getattr(self.model_runner, "kv_cache_config", None)),  # type: ignore[attr-defined]
-            "compile_s": getattr(getattr(self, "compilation_config", None), "compilation_time", None),
+            "compile_s": getattr(config, "compilation_time", None),
+            "model_runner": type(self.model_runner).__module__.removeprefix("vllm.v1.worker."),  # type: ignore[attr-defined]
+            "cudagraph_mode": getattr(getattr(config, "cudagraph_mode", None), "name", None),
             "imported_s": imported_s,
             "stages": dict(took_s),
         }
