@@ -1,10 +1,11 @@
-"""`asv init|convert`: measurements as results of asv (airspeed velocity), to follow releases of vLLM on its page.
+"""`asv init|convert|publish`: results for asv (airspeed velocity), and its page, to follow releases of vLLM.
 
 Files are as asv 0.6 reads them: results and benchmarks 2, machine 1. asv knows one direction, lower is better, so every
 quantity is a cost. A result file is of one release on one machine. In it a benchmark has a row, whose entries are lists
 over the product of the benchmark's parameters. The samples of a value are the launches, each the mean of its repeats,
 because repeats within a launch agree with each other more than with the next one. Beside asv's own entries, which have
-no place for it, the file tells of which launch each sample is.
+no place for it, the file tells of which launch each sample is, by the benchmark's name with the workload's hash. asv's
+own entries have that hash only where one model has several workloads of one name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -23,8 +25,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.compare.changes import METRICS, repeats_by_launch
-from pytest_slmserve.analysis.estimates import grouped
+from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, repeats_by_launch
+from pytest_slmserve.analysis.compare.steps import level_steps
+from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import concurrency_of, point_of
@@ -47,6 +50,7 @@ from pytest_slmserve.schema.specs import load_facts, short_hash
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
 INIT_STATUS = f"{PASSES} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
+PUBLISH_STATUS = f"{PASSES} the page is there; {USAGE} asv is missing or cannot make it, or wrong usage."
 HINT = "--into with another folder"
 
 
@@ -59,7 +63,9 @@ def add_asv(commands: Commands) -> None:
     words = "write results for asv, beside those that other archives gave"
     convert_ = add_command(actions, "convert", STATUS, convert_to_asv, words)
     add_archives(convert_, "RECORDS")
-    for each in (init_, convert_):
+    words = "make asv's page of all results, with its scripts beside it, and name the releases where a cost changes"
+    publish_ = add_command(actions, "publish", PUBLISH_STATUS, publish_asv, words)
+    for each in (init_, convert_, publish_):
         folder = "folder of asv, with the releases and results/ (default: benchmarks/asv)"
         each.add_argument("--into", metavar="FOLDER", type=Path, default=Path("benchmarks/asv"), help=folder)
     name = "name of the machine that was measured on (default: that of its GPU, or CPU)"
@@ -132,17 +138,24 @@ def convert_to_asv(given: argparse.Namespace) -> int:
         folder / place.machine / f"{commits[place.release][0][:8]}-{place.env_name}.json": (place, rows)
         for place, rows in measured.items()
     }
-    listed = folder / "benchmarks.json"
+    listed, path = folder / "benchmarks.json", folder
     try:  # all that is there is read before anything is written
-        there: dict[Path, File] = {}
-        for path in [*(each for each in folder.glob("*/*.json") if each.name != "machine.json"), listed]:
-            if path.exists():
-                there[path] = read_json(path, HINT)
-                if not isinstance(there[path], dict):
-                    raise TypeError("no object")
-        benchmarks = there.pop(listed, None)
+        there = result_files(folder)
+        benchmarks = read_json(listed, HINT) if listed.exists() else None
+        if not isinstance(benchmarks, dict | None):
+            raise TypeError("no object")
+        rows_of = {}
+        for path, file in there.items():
+            if LAUNCHES in file or path in written:
+                rows_of[path] = result_rows(file)
         for path, (place, rows) in written.items():
-            there[path] = files[path] = result_file(place, commits[place.release], rows, there.get(path))
+            rows_of[path] = joined_rows(rows_of.get(path, {}), rows)
+            there[path] = file_head(place, commits[place.release])
+        names = shown_names(rows_of.values())
+        for path, rows in rows_of.items():
+            file = there[path] | rows_as_asv(rows, names)
+            if path in written or file != there[path]:
+                there[path] = files[path] = file
         path = folder
         files[listed] = benchmarks_file(there.values(), benchmarks)
     except UNUSABLE as error:
@@ -159,6 +172,82 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     return PASSES
 
 
+PAGE_FILES = resources.files("pytest_slmserve.commands") / "asv_page"
+LINK = re.compile(
+    r"""(src|href)="(https://[^"]*/([^"/]+\.(?:js|css)))"(?: (?:integrity|crossorigin|referrerpolicy)="[^"]*")*"""
+)
+
+
+def publish_asv(given: argparse.Namespace) -> int:
+    """Make asv's page, put its scripts beside it, and name the releases where a cost changes its level."""
+    folder: Path = given.into
+    hint = f"slmserve asv init --into {folder}"
+    try:
+        page = folder / str(read_json(folder / CONFIGURATION, hint)["html_dir"])
+        command = [sys.executable, "-m", "asv", "publish"]
+        made = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+        if made.returncode:
+            why = " ".join((made.stderr or made.stdout).strip().splitlines()[-1:])
+            raise BadUsage(f"asv cannot publish {folder}: {why}", to_install("asv") if "No module" in why else hint)
+        text, left = with_local_scripts((page / "index.html").read_text("utf-8"))
+        for name in scripts():
+            write_file(page / name, (PAGE_FILES / name).read_bytes())
+        write_file(page / "index.html", text)
+        found = [line for curve in curves(result_files(folder / "results")) for line in curve_steps(*curve)]
+    except UNUSABLE as error:
+        raise BadUsage(f"{folder} does not hold results of asv ({type(error).__name__}: {error})", hint) from None
+    except OSError as error:
+        raise BadUsage(f"cannot write {error.filename}: {error.strerror}", hint) from None
+    print_notes([f"the page needs a network for {url}" for url in left])
+    for line in found:
+        say(line)
+    say(f"written: {page / 'index.html'}; to see it: cd {folder} && asv preview")
+    return PASSES
+
+
+def scripts() -> list[str]:
+    """Return the names of the scripts and style sheets that asv's page needs."""
+    return sorted(file.name for file in PAGE_FILES.iterdir() if file.name.endswith((".js", ".css")))
+
+
+def with_local_scripts(page: str) -> tuple[str, list[str]]:
+    """Return asv's page with links to the scripts beside it in place of those elsewhere, and the addresses that are
+    left. asv's name of a script may have its version, and tell that it is minified."""
+    ours = {name.replace(".min", ""): name for name in scripts()}
+
+    def local(link: re.Match[str]) -> str:
+        name = ours.get(re.sub(r"-[\d.]+\d|\.min", "", link[3]))
+        return f'{link[1]}="{name}"' if name else link[0]
+
+    text = LINK.sub(local, page)
+    return text, [link[2] for link in LINK.finditer(text)]
+
+
+Series = list[tuple[int, str, float]]  # when a release came out in ms, its name, and a cost
+
+
+def curves(files: Mapping[Path, File]) -> Iterator[tuple[str, Series]]:
+    """Yield each curve of asv's page by its name, the oldest release first."""
+    found: dict[str, dict[int, tuple[int, str, float]]] = {}
+    for file in files.values():
+        for benchmark, row in file["results"].items():
+            columns = dict(zip(file["result_columns"], row))
+            for parameters, value in zip(product(*columns["params"]), columns["result"]):
+                name = f"{benchmark}({', '.join(parameters)}) on {', '.join(file['params'].values())}"
+                if value is not None:
+                    found.setdefault(name, {})[file["date"]] = file["date"], file["requirements"]["vllm"], value
+    for name, by_date in sorted(found.items()):
+        yield name, sorted(by_date.values())
+
+
+def curve_steps(name: str, series: Series) -> Iterator[str]:
+    """Yield a line for each release where a curve changes its level by more than the tolerance."""
+    for step in level_steps([value for *_, value in series]):
+        if abs(by := step.ratio.value - 1) > TOLERANCE:
+            way = "dearer" if by > 0 else "cheaper"
+            yield f"{name}: step at {series[step.at][1]}: {percent(abs(by))} {way}; the gate decides whose it is"
+
+
 DIGITS = 6  # of a sample: far finer than any noise, and short in a file
 UNKNOWN = "unknown"
 # The model is a parameter. How much memory the KV cache gets follows from the card, and does not move the speed of a
@@ -171,6 +260,7 @@ COSTS = {  # benchmarks by their last name: the unit, and the compared metric of
     "joules_per_1000_output_tokens": ("J/1000 tokens", "energy_per_token_j"),
 }
 START = "start.seconds_to_start"
+HASH = re.compile(r"-[0-9a-f]{6}(?=\.\w+$)")  # of the workload, in the name of a benchmark
 VERSION = "1"  # of every benchmark: asv passes over results of another
 STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")
 PER_VALUE = ("result", *(f"stats_{name}" for name in STATISTICS), "samples")
@@ -305,21 +395,17 @@ def rounded_value(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def result_file(place: BenchmarkHost, commit: Commit, found: Rows, old: File | None = None) -> File:
-    """Return the result file that asv would have written for these values. old: the existing file; its launches that
-    were not measured now are kept. Raises BadUsage if asv_runner is not installed, and one of UNUSABLE if `old` is no
-    such file."""
-    rows = {} if old is None else result_rows(old)
-    for name, row in found.items():
-        known = rows.setdefault(name, {})
-        known |= {key: value.joined(known.get(key, value)) for key, value in row.items()}
-    results, launches = {}, {}
-    for name, row in sorted(rows.items()):
-        axes, latest = _axes(row), max(value.measured_ms for value in row.values())
-        facts = [asv_facts([*row[key].launches.values()]) if key in row else {} for key in product(*axes)]
-        first, *others = ([each.get(column) for each in facts] for column in PER_VALUE)
-        results[name] = [first, axes, VERSION, latest, None, *others]
-        launches[name] = [(key, [*value.launches], value.degraded) for key, value in sorted(row.items())]
+def result_files(folder: Path) -> dict[Path, File]:
+    """Return the result files below a folder. Raises one of UNUSABLE if one holds no object of JSON."""
+    paths = [path for path in sorted(folder.glob("*/*.json")) if path.name != "machine.json"]
+    found = {path: read_json(path, HINT) for path in paths}
+    if not all(isinstance(file, dict) and "results" in file for file in found.values()):
+        raise TypeError("a file without results")
+    return found
+
+
+def file_head(place: BenchmarkHost, commit: Commit) -> File:
+    """Return what a result file tells besides its values."""
     return {
         "version": 2,
         "commit_hash": commit[0],
@@ -330,33 +416,70 @@ def result_file(place: BenchmarkHost, commit: Commit, found: Rows, old: File | N
         "requirements": {"vllm": place.release, "torch": place.torch},
         "env_vars": {},
         "result_columns": list(COLUMNS),
-        "results": results,
         "durations": {},
-        LAUNCHES: launches,
     }
 
 
+def joined_rows(old: Rows, new: Rows) -> Rows:
+    """Return the values of a result file with those that are measured now; launches that were not are kept."""
+    rows = {name: dict(row) for name, row in old.items()}
+    for name, row in new.items():
+        known = rows.setdefault(name, {})
+        known |= {key: value.joined(known.get(key, value)) for key, value in row.items()}
+    return rows
+
+
+def shown_names(files: Iterable[Rows]) -> dict[str, str]:
+    """Return the name that asv shows of each benchmark: without the hash of the workload, unless a model has several
+    workloads of that name. A hash mostly tells of a model's vocabulary."""
+    names: dict[tuple[str, str], set[str]] = {}  # by name without a hash and model
+    for rows in files:
+        for name, row in rows.items():
+            for model, *_ in row:
+                names.setdefault((HASH.sub("", name), model), set()).add(name)
+    ambiguous = {name for same in names.values() if len(same) > 1 for name in same}
+    return {name: name if name in ambiguous else HASH.sub("", name) for same in names.values() for name in same}
+
+
+def rows_as_asv(rows: Rows, names: Mapping[str, str]) -> File:
+    """Return the values of a result file as asv would have written them. names: see `shown_names`. Raises BadUsage if
+    asv_runner is not installed."""
+    results, launches = {}, {}
+    for shown, alike in grouped(sorted(rows), names.__getitem__).items():
+        row = {key: value for name in alike for key, value in rows[name].items()}
+        axes, latest = _axes(row), max(value.measured_ms for value in row.values())
+        facts = [asv_facts([*row[key].launches.values()]) if key in row else {} for key in product(*axes)]
+        first, *others = ([each.get(column) for each in facts] for column in PER_VALUE)
+        results[shown] = [first, axes, VERSION, latest, None, *others]
+    for name, row in sorted(rows.items()):
+        launches[name] = [[list(key), [*value.launches], value.degraded] for key, value in sorted(row.items())]
+    return {"results": results, LAUNCHES: launches}
+
+
 def asv_facts(samples: list[float]) -> dict[str, Any]:
-    """Return a value, the median, with asv's own statistics. Raises BadUsage if asv_runner is not installed."""
+    """Return a value, the median, with asv's own statistics, of which one launch has none: asv would show them as ±0.
+    Raises BadUsage if asv_runner is not installed."""
     try:
         from asv_runner.statistics import compute_stats
     except ImportError:
         raise BadUsage("asv's statistics need asv_runner", to_install("asv")) from None
     result, stats = compute_stats(samples, 1)
     # Five significant digits, as asv writes statistics.
-    told = {f"stats_{name}": float(f"{v:.4e}") if isinstance(v, float) else v for name, v in stats.items()}
+    known = stats.items() if len(samples) > 1 else ()
+    told = {f"stats_{name}": float(f"{v:.4e}") if isinstance(v, float) else v for name, v in known}
     return {"result": rounded_value(result), "samples": samples, **told}
 
 
 def result_rows(file: File) -> Rows:
-    """Return the values of a result file of ours. Raises one of UNUSABLE if it is none."""
+    """Return the values of a result file of ours by names with a hash. Raises one of UNUSABLE if it is none."""
     rows: Rows = {}
-    for name, row in file["results"].items():
+    for name, listed in file[LAUNCHES].items():
+        row = file["results"].get(name) or file["results"][HASH.sub("", name)]
         columns = dict(zip(file["result_columns"], row, strict=True))
         samples = dict(zip(product(*columns["params"]), columns["samples"], strict=True))
         rows[name] = {
             tuple(key): Value(dict(zip(launches, samples[tuple(key)], strict=True)), columns["started_at"], degraded)
-            for key, launches, degraded in file[LAUNCHES][name]
+            for key, launches, degraded in listed
         }
     return rows
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
@@ -16,9 +16,11 @@ from pytest_slmserve.analysis.compare.changes import (
     Judgement,
     MetricChange,
     ReleaseHistory,
+    ReleaseMean,
     RunComparison,
 )
-from pytest_slmserve.analysis.estimates import grouped, percent
+from pytest_slmserve.analysis.compare.steps import LEAST_VALUES, LEVEL
+from pytest_slmserve.analysis.estimates import Interval, ends, grouped, percent
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.gate import LOOKS, difference_parts
@@ -31,6 +33,7 @@ from pytest_slmserve.report.text_table import (
     command_lines,
     counted,
     figure,
+    hundredths,
     interval_text,
     table,
 )
@@ -48,7 +51,11 @@ HISTORY_NOTE = (
 LEGEND = (
     "value: mean of a release's repeats, with its 95 % interval by the noise of these repeats (of launches, where each "
     "release has four). ratio: to the release before, which is the baseline; its interval counts how launches differ, "
-    "too. The verdicts are those of `slmserve compare`"
+    "too. An interval too wide to show a change of 10 % is not printed. The verdicts are those of `slmserve compare`"
+)
+STEPS = (
+    f"A step is a change of the level over all releases (E-divisive means, arXiv:1306.4933), and is found in "
+    f"{percent(LEVEL)} of the histories that have none, at most."
 )
 DRAWN = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s")
 FOUR = partial(figure, digits=4)
@@ -218,15 +225,60 @@ def change_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) ->
     return {**sides, **facts(found, *names), "counts": counts}
 
 
-HISTORY: tuple[Column[tuple[str, changes.ReleaseMean]], ...] = (
+# A row of a history: the metric, and a release.
+HISTORY: tuple[Column[tuple[str, ReleaseMean]], ...] = (
     Column("\nmetric", lambda row: METRICS[row[0]].heading, "left"),
     Column("\nrelease", lambda row: row[1].release, "left"),
     Column("\nvalue", lambda row: value_text(row[0], row[1].mean.value)),
-    Column("95 %\nof value", lambda row: interval_text(row[1].mean, partial(value_text, row[0])), "left", rank=1),
+    Column("95 %\nof value", lambda row: telling_interval(row[1].mean, partial(value_text, row[0])), "left", rank=1),
     Column("\nratio", lambda row: FOUR(row[1].step.ratio.value) if row[1].step else ""),
-    Column("95 %\nof ratio", lambda row: interval_text(row[1].step.ratio, FOUR) if row[1].step else "", "left"),
-    Column("\nverdict", lambda row: row[1].step_words, "left"),
+    Column("95 %\nof ratio", lambda row: telling_interval(row[1].step.ratio, FOUR) if row[1].step else "", "left"),
+    Column("\nverdict", lambda row: verdict_words(row[1]), "left"),
 )
+
+
+def telling_interval(seen: Interval, show: Callable[[float], str]) -> str:
+    """Return an interval that is narrow enough to show a change of 10 %; one that is not tells nothing."""
+    return interval_text(seen, show) if changes.tells(seen) else ABSENT
+
+
+def verdict_words(release: ReleaseMean) -> str:
+    """Return what became of a metric since the release before: in place of "too few launches" how many there are, as
+    "one launch each"."""
+    if release.step is None or release.step_words != changes.TOO_FEW:
+        return release.step_words
+    one, other = release.step.launches
+    each = "one launch" if other == 1 else f"{other} launches"
+    return f"{each} each" if one == other else f"{one} and {counted(other, 'launch')}"
+
+
+def launches_lines(alike: Sequence[ReleaseHistory]) -> Iterator[str]:
+    """Yield how many launches more would show which change in each metric, and the command that measures them."""
+    lacking = [(each, release) for each in alike for release in each.releases if release.launches_more is not None]
+    texts = {}
+    for (metric, shows), group in grouped(lacking, lambda pair: (pair[0].metric, pair[1].shows or 0.0)).items():
+        more = sorted({release.launches_more or 0 for _, release in group})
+        number = counted(more[0], "launch") if len(more) == 1 else f"{more[0]} to {more[-1]} launches"
+        releases = ", ".join(release.release for _, release in group)
+        texts[metric, shows] = f"{number} more of each release would show a change of {percent(shows)} ({releases}"
+    for text, same in grouped(texts, texts.__getitem__).items():
+        yield f"{text}; {', '.join(METRICS[metric].heading for metric, _ in same)})"
+    if lacking:
+        yield "launches of one host count: a gate measures the last two releases there in turns, until it knows:"
+        yield from command_lines(" ", max(lacking, key=lambda pair: pair[1].launches_more or 0)[0].gate)
+
+
+def step_lines(each: ReleaseHistory) -> Iterator[str]:
+    """Yield each step of a metric's level, and whether the host changed there, too."""
+    for step in each.steps:
+        low, high = (hundredths(end - 1, signed=True) for end in ends(step.ratio))
+        by = hundredths(step.ratio.value - 1, signed=True)
+        release = each.releases[step.at]
+        moved = "; not comparable with the release before, so it may be the machine's"
+        yield (
+            f"step at {release.release}: {METRICS[each.metric].heading} {by} % (95 %: {low} to {high} %)"
+            f"{moved if release.step_words == changes.NOT_COMPARABLE else ''}"
+        )
 
 
 def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section | Legend]:
@@ -235,19 +287,26 @@ def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section | Lege
     for title, alike in grouped(found, lambda each: f"{each.subject}, {each.device}").items():
         rows = [(each.metric, release) for each in alike for release in each.releases]
         steps = [(release.step, release) for _, release in rows if release.step]
-        inconclusive = [pair for pair in steps if pair[0].verdict is Judgement.INCONCLUSIVE]
+        inconclusive = [
+            (step, release)
+            for step, release in steps
+            if step.verdict is Judgement.INCONCLUSIVE and release.step_words != changes.TOO_FEW
+        ]
         reasons = [
             f"{concerned[0][1].step_words}: {why} ({', '.join(dict.fromkeys(each.release for _, each in concerned))})"
             for why, concerned in grouped(inconclusive, lambda pair: pair[0].why).items()
         ]
         look = LOOKS[all_of(step.verdict.state for step, _ in steps)]
         shown = Table(rows, HISTORY, caption=f"History of {title}", always=len(HISTORY))
-        yield Section(f"History: {title}", [shown, *reasons], look, partial(history_charts, alike))
+        below = [*chain.from_iterable(map(step_lines, alike)), *reasons, *launches_lines(alike)]
+        yield Section(f"History: {title}", [shown, *below], look, partial(history_charts, alike))
     if found:
         verdicts = {release.step.verdict for each in found for release in each.releases if release.step}
-        notes = [AT_ANOTHER_TIME, *([BY_CHANCE] if verdicts & {*changes.WORDS} else [])]
+        by_chance = verdicts & {*changes.WORDS} or any(each.steps for each in found)
+        notes = [AT_ANOTHER_TIME, *([BY_CHANCE] if by_chance else [])]
         tolerance = f"by a tolerance of {percent(found[0].tolerance)}."
-        yield Legend(f"{LEGEND}, {tolerance}", [f"note: {note}" for note in notes])
+        stepped = [STEPS] if any(len(each.releases) >= LEAST_VALUES for each in found) else []
+        yield Legend(" ".join([f"{LEGEND}, {tolerance}", *stepped]), [f"note: {note}" for note in notes])
 
 
 def history_charts(alike: Sequence[ReleaseHistory]) -> Iterator[Chart]:

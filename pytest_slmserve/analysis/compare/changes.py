@@ -17,22 +17,41 @@ root of that, beyond the noise of their repeats.
 How far launches differ in TTFT, in percentiles or in energy is bounded by nothing: in those archives two launches on
 one host were up to 1.7 times apart in mean TTFT, and two hosts 2.7 times.
 
+A history tells how many launches of each release, on one host, would show a change: so many that the 95 % interval of
+their ratio reaches no farther than that change, by t with the degrees of freedom that they have. What launches scatter
+by is taken from the rules above, whose largest difference counts as the 95 % limit of that of two launches, and from
+the repeats of the history.
+
 Facts that have to match are of the machine and of what was requested; against a stored baseline of the engine's limits
 too. What may differ is what is tested: vLLM with its torch, CUDA and attention backend, further engine arguments.
 """
 
 import enum
+import json
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise, product
+from itertools import chain, count, product
 from operator import attrgetter
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
-from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Differences, Interval, Repeat, factor, grouped, percent
+from pytest_slmserve.analysis.compare.steps import LevelStep, level_steps
+from pytest_slmserve.analysis.estimates import (
+    FIRST_LOOKS,
+    NORMAL,
+    TAIL,
+    Differences,
+    Interval,
+    Repeat,
+    factor,
+    grouped,
+    percent,
+    t_above,
+)
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, watched
 from pytest_slmserve.analysis.points import Point, all_groups, busy_repeat, engines, point_of
@@ -602,20 +621,48 @@ def against_stored(
 
 
 FOLLOWED = ("output_tokens_per_s", "tokens_per_busy_s", "tpot_s")
-NO_DIFFERENCE, NOT_COMPARABLE = "no difference shown", "not comparable"
+NO_DIFFERENCE, NOT_COMPARABLE, TOO_FEW = "no difference shown", "not comparable", "too few launches"
 WORDS = {Judgement.BETTER: "improved", Judgement.WORSE: "regressed"}  # other decided verdicts by `compare`'s own words
 STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}  # of a release, before and after it (PEP 440)
+WORTH = 0.1  # a change that an interval has to be narrow enough to show, or it tells nothing
+REACH = FIRST_LOOKS[-1]  # launches of each release, up to which the tolerance is aimed at, else `WORTH`
+
+
+def tells(seen: Interval) -> bool:
+    """Return whether an interval of a ratio, or of a mean, is narrow enough to show a change of `WORTH`."""
+    return seen.low is not None and seen.high is not None and seen.high <= seen.low * (1 + WORTH) ** 2
+
+
+def launches_needed(pair: ComparedPair, step: MetricChange, noise: float) -> tuple[int, float] | None:
+    """Return how many launches of each release show a change of a metric, and which change, as a share: the tolerance
+    if that is within reach, else `WORTH`. None if the step is decided, not comparable, or of that many launches.
+    noise: the standard deviation of the mean of a launch's repeats, as a share."""
+    unseen = pair.unseen_of_gpu if METRICS[step.metric].of_gpu else pair.unseen
+    if step.why not in (NOISE, ONE_REPEAT) or unseen is None or min(step.launches) >= LAUNCHES:
+        return None
+    # Of one launch, by the largest difference that is expected between two.
+    sd = math.hypot(unseen / NORMAL.inv_cdf(1 - TAIL) / math.sqrt(2), noise)
+
+    def narrow(launches: int, change: float) -> bool:
+        return t_above(TAIL, 2 * launches - 2) * sd * math.sqrt(2 / launches) <= math.log1p(change)
+
+    shows = TOLERANCE if narrow(REACH, TOLERANCE) else WORTH
+    return next(n for n in count(LAUNCHES) if narrow(n, shows)), shows
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseMean:
     """One release. mean: of its repeats, with its 95 % interval by the noise of the repeats, or of the launches if each
-    release has four. step: what became of the metric since the release before; None of the first."""
+    release has four. step: what became of the metric since the release before; None of the first. launches_more: of
+    each of the two, that would show a change by the share `shows`, if there are too few to tell; None if that cannot be
+    told, or if it is not for want of launches."""
 
     release: str
     mean: Interval
     launches: int
     step: MetricChange | None
+    launches_more: int | None = None
+    shows: float | None = None
 
     @property
     def step_words(self) -> str:
@@ -623,19 +670,25 @@ class ReleaseMean:
         if self.step is None:
             return ""
         if self.step.verdict is Judgement.INCONCLUSIVE:
+            if self.launches_more is not None and not tells(self.step.ratio):
+                return TOO_FEW
             return NO_DIFFERENCE if self.step.why in (NOISE, ONE_REPEAT, FEW_LAUNCHES) else NOT_COMPARABLE
         return WORDS.get(self.step.verdict) or str(self.step.verdict.value)
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHistory:
-    """One metric of one case over releases, the oldest first. metric: name of the field."""
+    """One metric of one case over releases, the oldest first. metric: name of the field. steps: changes of its level by
+    more than the tolerance, where there are releases enough to find any; by index of the release. gate: the command
+    that measures what the last release with too few launches lacks, "" if none does."""
 
     subject: str
     device: str
     metric: str
     tolerance: float
     releases: tuple[ReleaseMean, ...]
+    steps: tuple[LevelStep, ...]
+    gate: str
 
 
 def release_order(version: str) -> tuple[object, ...]:
@@ -699,13 +752,52 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
                     (each, side) for each, point in releases if (side := repeats_by_launch(point, METRICS[metric]))
                 ]
                 noise = repeat_noise([side for _, side in known])
-                steps: list[MetricChange | None] = [None]
-                for (one, _), (other, _) in pairwise(known):
-                    steps.append(change_of(compared_pair(case, case.load, one, other), METRICS[metric], TOLERANCE))
-                means = []
-                for i, ((each, side), step) in enumerate(zip(known, steps)):
+                scatter = noise_of_launches([side for _, side in known])
+                means, gate = list[ReleaseMean](), ""
+                for i, (each, side) in enumerate(known):
                     mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
-                    means.append(ReleaseMean(each[0].environment.vllm or "", mean, len(side), step))
+                    here = ReleaseMean(each[0].environment.vllm or "", mean, len(side), None)
+                    if i:
+                        pair = compared_pair(case, case.load, known[i - 1][0], each)
+                        step = change_of(pair, METRICS[metric], TOLERANCE)
+                        here = replace(here, step=step)
+                        if step and (needed := launches_needed(pair, step, scatter)):
+                            here = replace(here, launches_more=needed[0] - min(step.launches), shows=needed[1])
+                            gate = gate_command(known[i - 1][0][0], each[0], *needed)
+                    means.append(here)
                 if len(means) > 1:
-                    histories.append(ReleaseHistory(subject, device, metric, TOLERANCE, tuple(means)))
+                    levels = level_steps([each.mean.value for each in means])
+                    beyond = tuple(s for s in levels if abs(math.log(s.ratio.value)) > math.log1p(TOLERANCE))
+                    histories.append(ReleaseHistory(subject, device, metric, TOLERANCE, tuple(means), beyond, gate))
     return histories
+
+
+def noise_of_launches(releases: Sequence[Sequence[Sequence[Repeat]]]) -> float:
+    """Return the standard deviation, as a share, of the mean of the repeats of one launch, by what the repeats of all
+    launches scatter by; 0 where each has one."""
+    logs = [[math.log(repeat.value) for repeat in launch] for side in releases for launch in side]
+    several = [each for each in logs if len(each) > 1]
+    if not several:
+        return 0.0
+    df = sum(len(each) - 1 for each in several)
+    return math.sqrt(sum(variance(each) * (len(each) - 1) for each in several) / df / fmean(map(len, logs)))
+
+
+def gate_command(baseline: Measurement, candidate: Measurement, launches: int, shows: float) -> str:
+    """Return the command of a gate that launches two releases in turns, so many times each, with the margin `shows`;
+    "" of an endpoint, which no gate launches. Where a record names no interpreter, a path stands for it."""
+    spec, asked = candidate.spec, candidate.workload.spec
+    if spec.interface == "endpoint":
+        return ""
+    words = ["pytest", "--pyargs", "pytest_slmserve.benchmarks", candidate.environment.mode, "--slm-gate"]
+    words += [f"--slm-models={spec.model}", f"--slm-concurrency={candidate.load.max_concurrency}"]
+    words += [f"--slm-interface={spec.interface}"] if spec.interface != "engine" else []
+    words += [] if asked.prompt_tokens is None else [f"--slm-input-len={asked.prompt_tokens}"]
+    words += ["--slm-gate-launches=apart", "-o", f"slm_gate_pairs={launches}", f"--slm-gate-margin={shows:.0%}"]
+    for side, m in (("baseline", baseline), ("candidate", candidate)):
+        known = [f"env={name}={value}" for name, value in m.spec.env]
+        known += [f"python={m.spec.python}"] if m.spec.python else []
+        known = known or [f"python=/path/to/vllm-{m.environment.vllm}/bin/python"]
+        known += [f"arg={name}={json.dumps(value)}" for name, value in m.spec.extra]
+        words += [f"--slm-side={side}:{option}" for option in known]
+    return shlex.join(words)

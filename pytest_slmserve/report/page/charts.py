@@ -71,6 +71,7 @@ STEP_LOOKS = {  # of a release, by what became of the metric since the one befor
     changes.Judgement.SAME.value: (BLUE, "square"),
     changes.Judgement.NO_WORSE.value: (BLUE, "triangle-down"),
     changes.NO_DIFFERENCE: (GREY, "circle"),
+    changes.TOO_FEW: (GREY, "triangle-right"),
     changes.NOT_COMPARABLE: (GREY, "diamond"),
 }
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart

@@ -1,6 +1,9 @@
 """`asv` with git and asv themselves: the repository's commits are the same everywhere, the page's commands are carried
-out as they stand there, and asv shows releases in order and finds the one slow release; so does our script."""
+out as they stand there, asv shows releases in order and finds the one slow release, and a step is named and drawn on a
+page that needs no network."""
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -8,12 +11,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import asv as asv_package
 import pytest
-from asv_folders import LOADS, ROWS, folder_of_releases, launches
+from asv_folders import LOADS, launches
+from chromium import PATIENCE_MS, launched, needs_browser
 from command_line import said
-from scripts import CHECKOUT, checkout_script, in_checkout, loaded
+from scripts import CHECKOUT, in_checkout
 from stored_records import stored
 from strategies import law
 
@@ -97,7 +105,7 @@ def test_a_history_is_kept_as_the_page_says_and_asv_finds_the_slow_release(tmp_p
             case _:
                 pytest.fail(f"unknown: {words}")
     printed, html = capfd.readouterr().out, Path(".asv/html")
-    assert done == ["publish", "show", "compare"] and (html / "index.html").is_file()
+    assert done == ["show", "compare"] and 'src="jquery.min.js"' in (html / "index.html").read_text("utf-8")
     assert "seconds_per_1000_requests('opt-1.3b', 64)" in printed and "Benchmark (Parameter)" in printed
     known = json.loads((html / "index.json").read_text("utf-8"))["tags"]
     assert [f"v{release}" for release in measured] == sorted({f"v{r}" for r in measured} & known.keys(), key=known.get)
@@ -110,49 +118,72 @@ def test_a_history_is_kept_as_the_page_says_and_asv_finds_the_slow_release(tmp_p
     assert {name.partition("(")[0].partition(".")[2] for name, *_ in regressions} == SERIES
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = folder_of_releases(tmp_path / "asv")
-    asv.make_repository(made / asv.REPOSITORY, ROWS)
-    return made
+# A history with a step, and its page
+
+STEP = 6  # number of the release from which on all costs are a tenth higher
+RELEASES = [release for release, _ in asv.releases_in(asv.initial_files()[asv.RELEASES])][:12]
 
 
 @pytest.fixture(scope="module")
-def changes():
-    with loaded(checkout_script("benchmarks/asv/changes.py")) as module:
-        yield module
+def published(tmp_path_factory) -> Path:
+    """A folder of asv with its page, as `publish` made it."""
+    folder = tmp_path_factory.mktemp("asv") / "asv"
+    assert main(["asv", "init", "--into", str(folder)]) == 0
+    made = [m for i, r in enumerate(RELEASES) for m in launches(r, 1.1 if i >= STEP else 1.0, (8,))]
+    assert main(["asv", "convert", str(stored(folder / "r.jsonl", *made)), "--into", str(folder)]) == 0
+    return folder
 
 
-def history(tmp_path: Path, folder: Path, capsys, slower: float) -> Path:
-    """Results of three releases, eight launches each, the last one slower."""
-    made = [launches(r, slower if r == "0.26.0" else 1.0, (8,), str(i)) for r, _ in ROWS for i in range(4)]
-    path = stored(tmp_path / f"{slower}.jsonl", *(m for each in made for m in each))
-    assert said(capsys, "asv", "convert", path, "--into", folder).status == 0
-    return folder / "results"
+def test_publish_names_each_cost_that_changes_its_level_and_where(published, capsys) -> None:
+    seen = said(capsys, "asv", "publish", "--into", published)
+    assert (seen.status, seen.err) == (0, "")
+    *steps, last = seen.out.splitlines()
+    assert last.startswith(f"written: {published}/.asv/html/index.html")
+    assert {line.partition("(")[0].partition(".")[2] for line in steps} == SERIES
+    assert [line for line in steps if f": step at {RELEASES[STEP]}: 10 % dearer; " not in line] == []
+    assert said(capsys, "asv", "publish", "--into", published.parent).status == 4
 
 
-def test_a_change_at_a_release_is_found_and_none_without(tmp_path, folder, capsys, changes):
-    results = history(tmp_path, folder, capsys, 1.1)
-    found = changes.histories(results)
-    assert {name.partition("(")[0].partition(".")[2] for name in found} == SERIES
-    for series in found.values():
-        assert [release for _, release, _ in series] == [release for release, _ in ROWS for _ in range(8)]
-    pytest.importorskip("otava", reason="needs apache-otava")
-    assert changes.main(results) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 4 and all("0.25.1 to 0.26.0: " in line and "% higher (worse)" in line for line in told[:-1])
-    assert changes.main(history(tmp_path, folder, capsys, 1.0)) == 0
-    assert capsys.readouterr().out == "0 of 3 series change by 2 % or more\n"
+@needs_browser
+def test_the_page_draws_its_curves_and_asks_nobody_but_its_own_folder(published, capsys) -> None:
+    said(capsys, "asv", "publish", "--into", published)
+    asked, wrong = list[str](), list[str]()
+    served = partial(SimpleHTTPRequestHandler, directory=published / ".asv/html")
+    with ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        home = f"http://127.0.0.1:{server.server_port}/"
+        for browser in launched():
+            page = browser.new_page()
+            page.set_default_timeout(PATIENCE_MS)
+            page.on("request", lambda request: asked.append(request.url))
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("requestfailed", lambda request: wrong.append(request.url))
+            page.goto(home)
+            page.wait_for_selector("#summarygrid-display canvas")
+            page.goto(f"{home}#64-32-staggered.ms_per_output_token")
+            page.wait_for_selector("#main-graph canvas.flot-base")
+            page.wait_for_function("$('#main-graph').data('plot').getData().some(curve => curve.data.length == 12)")
+            page.goto(f"{home}#/regressions")
+            page.wait_for_selector("#regressions-display table")
+        server.shutdown()
+    assert len(asked) > 10 and [url for url in asked if not url.startswith(home)] == wrong == []
 
 
-@pytest.mark.parametrize(("release", "share", "facts"), [
-    ("0.25.1", 0.04, ["within 0.25.1", "4.0 % higher (worse)"]),
-    ("0.26.0", -0.04, ["to 0.26.0", "4.0 % lower (better)"]),
-])  # fmt: skip
-def test_changes_within_a_release_and_what_is_told_without_otava(release, share, facts, changes, capsys, monkeypatch):
-    told = changes.line(changes.Change("x", "0.25.1", release, share, 1e-5))
-    assert [fact for fact in (*facts, "p = 1e-05") if fact not in told] == [] and ("machine" in told) is (share > 0)
-    for name in ("otava", "otava.analysis"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert changes.main(CHECKOUT / "benchmarks/asv/results") == 1
-    assert "pip install apache-otava" in capsys.readouterr().err
+def test_each_script_is_the_published_one_and_what_is_not_beside_the_page_is_told() -> None:
+    """Where npm has the very file that asv's page asks for, its integrity says so."""
+    page = (Path(asv_package.__file__).parent / "www/index.html").read_text("utf-8")
+    asked = re.findall(r'(?:src|href)="https://[^"]*/([^"/]+)" integrity="(sha\d+)-([^"]+)"', page)
+    text, left = asv.with_local_scripts(page)
+    assert len(asked) == len(asv.scripts()) == 10 and left == []
+    assert all(f'="{name}"' in text for name in asv.scripts()) and "integrity" not in text
+    kept = [(asv.PAGE_FILES / name).read_bytes() for name in asv.scripts()]
+    same = [
+        name
+        for name, kind, wanted in asked
+        if any(base64.b64encode(hashlib.new(kind, file).digest()).decode() == wanted for file in kept)
+    ]
+    assert len(same) == 5
+    table = (asv.PAGE_FILES / "README.md").read_text("utf-8")
+    assert [name for name, file in zip(asv.scripts(), kept) if hashlib.sha256(file).hexdigest() not in table] == []
+    newer = page.replace("jquery-3.3.1.min.js", "new-4.0.0.min.js")
+    assert asv.with_local_scripts(newer)[1] == ["https://code.jquery.com/new-4.0.0.min.js"]

@@ -63,6 +63,7 @@ def test_planted_costs_come_out_and_samples_are_launches_whose_statistics_are_th
     samples = costs(*(measurement(8, r, launch=n, repeat=i) for n, each in rates.items() for i, r in enumerate(each)))
     means = [statistics.fmean(32_000 / r for r in each) for each in rates.values()]
     assert sorted(samples[COSTS[0]]) == pytest.approx(sorted(means), rel=1e-3)
+    assert asv.asv_facts([2.0]) == {"result": 2.0, "samples": [2.0]}, "of one launch asv would show ±0"
     facts = asv.asv_facts(listed := [*samples[COSTS[0]]])
     result, stats = compute_stats(listed, 1)
     assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == listed
@@ -140,7 +141,9 @@ def file_of(planted: Cells, old: asv.File | None = None, launch: str = "a", degr
     for (name, parameters), samples in planted.items():
         launched = {f"{launch}{i}": sample for i, sample in enumerate(samples)}
         rows.setdefault(name, {})[parameters] = Value(launched, 1_767_225_600_000, degraded)
-    return json.loads(json.dumps(asv.result_file(PLACE, COMMIT, rows, old)))
+    joined = asv.joined_rows({} if old is None else asv.result_rows(old), rows)
+    file = asv.file_head(PLACE, COMMIT) | asv.rows_as_asv(joined, asv.shown_names([joined]))
+    return json.loads(json.dumps(file))
 
 
 def samples_in(file: asv.File) -> Cells:
@@ -205,8 +208,28 @@ def test_a_kept_file_is_written_as_it_was_read(path):
     old = json.loads(path.read_text("utf-8"))
     machine, *curve = old["params"].items()
     place = BenchmarkHost(machine[1], old["requirements"]["vllm"], tuple(curve), old["requirements"]["torch"])
-    commit = old["commit_hash"], old["date"] // 1000
-    assert json.loads(json.dumps(asv.result_file(place, commit, {}, old))) == old
+    head, rows = asv.file_head(place, (old["commit_hash"], old["date"] // 1000)), asv.result_rows(old)
+    assert json.loads(json.dumps(head | asv.rows_as_asv(rows, asv.shown_names([rows])))) == old
+    assert [name for name in old["results"] if asv.HASH.search(name)] == [], "each model has one workload of a name"
+    assert set(old["results"]) <= {asv.HASH.sub("", name) for name in old[asv.LAUNCHES]}
+
+
+def test_a_name_has_the_hash_of_its_workload_only_where_a_model_has_two_and_files_that_have_it_lose_or_get_it(
+    folder, convert
+):
+    """Also of files that were written before: their launches stay."""
+    assert convert(launches("0.25.1")).status == 0
+    (before,) = [name for name in results(folder) if "-vllm-" in name]
+    other = [replace(m, workload=replace(m.workload, hash="abcdef" + 58 * "0")) for m in launches(loads=(8,))]
+    assert convert([replace(m, spec=replace(m.spec, model="opt-125m")) for m in other]).status == 0
+    shown = [set(json.loads(results(folder)[name])["results"]) for name in results(folder) if "-vllm-" in name]
+    assert {name.partition(".")[0] for names in shown for name in names} == {"64-32-staggered", "start"}
+    assert convert(other).status == 0
+    listed = json.loads(results(folder)["benchmarks.json"])
+    hashed = {"64-32-staggered-012345", "64-32-staggered-abcdef", "start"}
+    assert {name.partition(".")[0] for name in listed} == {"version", *hashed}
+    old = json.loads(results(folder)[before])
+    assert set(old["results"]) == set(old[asv.LAUNCHES]) and old["requirements"]["vllm"] == "0.25.1"
 
 
 @pytest.fixture
@@ -232,7 +255,7 @@ def convert(capsys, folder, tmp_path):
 def served(folder: Path) -> dict:
     """Columns of seconds per 1000 requests in the only result file."""
     (file,) = [json.loads(text) for name, text in results(folder).items() if "-vllm-" in name]
-    return dict(zip(file["result_columns"], file["results"]["64-32-staggered-012345.seconds_per_1000_requests"]))
+    return dict(zip(file["result_columns"], file["results"]["64-32-staggered.seconds_per_1000_requests"]))
 
 
 def test_a_release_a_machine_and_the_benchmarks_are_written_once_and_what_was_left_out_is_told(folder, convert):
@@ -242,7 +265,7 @@ def test_a_release_a_machine_and_the_benchmarks_are_written_once_and_what_was_le
     assert name.startswith("nvidia-h200/22222222-vllm")
     machine = json.loads(files["nvidia-h200/machine.json"])
     assert machine == {"machine": "nvidia-h200", "version": 1, "gpu": "NVIDIA H200"}
-    listed = json.loads(files["benchmarks.json"])["64-32-staggered-012345.ms_per_output_token"]
+    listed = json.loads(files["benchmarks.json"])["64-32-staggered.ms_per_output_token"]
     assert (listed["params"], listed["unit"]) == ([["'opt-1.3b'"], ["8", "64"]], "ms/token")
     assert convert(launches(), launches()).status == 0 and results(folder) == files
     elsewhere = launches(name="elsewhere", environment={"host": "two"})

@@ -75,6 +75,8 @@ def two(rate: float, **more):
 def test_planted_runs_and_releases_have_the_sections_and_lines_that_are_kept():
     shown = {name: in_words([report.comparison_section(*compared(*sides))]) for name, sides in SIDES.items()}
     releases = {f"a rate of {rate}": two(rate) for rate in (1200, 800)} | {"steps": history(STEPS)}
+    many = {f"0.{i}.0": (1000.0 if i < 15 else 1120.0, "one" if i < 15 else "two") for i in range(10, 20)}
+    releases |= {"a step at another host": history(many)}
     releases |= {f"repeats at {wobble}": two(1010, wobble=wobble) for wobble in ((0.9, 1.1), (1.0,))}
     shown |= {f"releases: {name}": in_words(found) for name, found in releases.items()}
     assert difference("compare", shown) == ""

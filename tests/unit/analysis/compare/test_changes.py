@@ -4,10 +4,11 @@ verdict tells a run from its twin (all archives and launches of gates: `tests/ni
 
 import math
 import random
+import shlex
 from dataclasses import astuple, replace
 from functools import partial
 from itertools import pairwise, permutations
-from statistics import stdev
+from statistics import median, stdev
 
 import pytest
 from committed import archive, names_of
@@ -17,8 +18,18 @@ from scipy.stats import ttest_ind
 from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, having, repeats
 
 from pytest_slmserve.analysis.compare import changes
-from pytest_slmserve.analysis.compare.changes import LAUNCHES, METRICS, STORED, TOLERANCE, Judgement, why_not
-from pytest_slmserve.analysis.estimates import grouped
+from pytest_slmserve.analysis.compare.changes import (
+    LAUNCHES,
+    METRICS,
+    STORED,
+    TOLERANCE,
+    ComparedPair,
+    Judgement,
+    MetricChange,
+    why_not,
+)
+from pytest_slmserve.analysis.estimates import Interval, Repeat, grouped
+from pytest_slmserve.analysis.points import point_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import records, sensors
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
@@ -480,8 +491,10 @@ ELSEWHERE_TOO = [m for host in ("two", "three") for m in release("0.25.0", [500,
     ([FIRST, SECOND], "same"),
     ([FIRST, release("0.25.0", [500, 501])], "regressed"),
     ([FIRST, release("0.25.0", [2000, 2002])], "improved"),
-    ([FIRST, release("0.25.0", [500, 1500])], changes.NO_DIFFERENCE),
-    ([release("0.24.0", [1000]), release("0.25.0", [1000])], changes.NO_DIFFERENCE),
+    ([FIRST, release("0.25.0", [500, 1500])], changes.TOO_FEW),
+    ([release("0.24.0", [1000]), release("0.25.0", [1000])], changes.TOO_FEW),
+    # An interval that would show a change of a tenth tells something.
+    ([FIRST, release("0.25.0", [1000, 1030])], changes.NO_DIFFERENCE),
     ([FIRST, release("0.25.0", [500, 501], host="two")], changes.NOT_COMPARABLE),
     ([FIRST, release("0.25.0", [500, 501], driver="600.1")], changes.NOT_COMPARABLE),
     # Of several hosts the one counts that most releases share.
@@ -501,6 +514,41 @@ def test_what_became_of_a_metric_in_a_word(releases, words):
         assert rate.releases[1].mean.value == pytest.approx(1000.5)
     if len(releases[0]) == LAUNCHES:
         assert [each.launches for each in rate.releases] == [LAUNCHES] * 2
+
+
+@pytest.mark.parametrize(("waits", "noise", "shows"), [
+    (0.0, 0.0, 0.03), (0.0, 0.02, 0.03), (0.2, 0.0, 0.1), (0.6, 0.02, 0.1),
+])  # fmt: skip
+def test_so_many_launches_as_a_history_names_show_that_change_and_fewer_do_not(waits, noise, shows):
+    """The 95 % interval of launches that scatter as the rules say, by the median of 400 histories."""
+    point = replace(point_of([(each,) for each in FIRST]), engine_active=1 - waits)
+    pair = ComparedPair(None, "", point, point, "", same_boot=True)  # type: ignore[arg-type]
+    step = MetricChange("", "", RATE, 1.0, 1.0, Interval(1.0), Judgement.INCONCLUSIVE, changes.NOISE, (1, 1))
+    launches, shown = changes.launches_needed(pair, step, noise)
+    assert shown == shows and launches >= LAUNCHES
+    assert changes.launches_needed(pair, replace(step, launches=(LAUNCHES, 9)), noise) is None
+    assert changes.launches_needed(pair, replace(step, why=changes.HOSTS), noise) is None
+    chance, sd = random.Random(1), math.hypot(pair.unseen / 1.96 / math.sqrt(2), noise)
+    for n, enough in ((launches, True), (launches // 2, False)):
+        reach = []
+        for _ in range(400):
+            drawn = [[Repeat(chance.lognormvariate(0, sd), launch=f"{i} {j}") for j in range(n)] for i in (0, 1)]
+            seen = changes.repeat_noise([[[each] for each in side] for side in drawn]).between(0, 1)
+            reach.append((seen.high - seen.low) / 2)
+        close = median(reach) < 1.03 * math.log1p(shows)
+        assert close if enough else launches == LAUNCHES or not close
+
+
+def test_the_command_of_a_history_launches_both_releases_and_there_is_none_for_an_endpoint():
+    apart = having(release("0.25.0", [500, 1500]), spec={"env": (("PYTHONPATH", "/x y"),), "extra": (("seed", 1),)})
+    (rate, *_) = history(having(FIRST, spec={"python": "/a/python"}), apart)
+    words = shlex.split(rate.gate)
+    sides = ["baseline:python=/a/python", "candidate:env=PYTHONPATH=/x y", "candidate:arg=seed=1"]
+    assert [word for word in words if word.startswith("--slm-side=")] == [f"--slm-side={side}" for side in sides]
+    assert f"slm_gate_pairs={rate.releases[1].launches_more + 1}" in words
+    assert "python=/path/to/vllm-0.24.0/bin/python" in changes.gate_command(FIRST[0], SECOND[0], 4, 0.1)
+    (served,) = having(SECOND[:1], spec={"interface": "endpoint", "platform": "remote", "url": "http://a/v1"})
+    assert changes.gate_command(FIRST[0], served, 4, 0.1) == history(FIRST, SECOND)[0].gate == ""
 
 
 def test_launches_and_repeats_of_one_host_are_no_regression_and_a_history_says_what_compare_does():
