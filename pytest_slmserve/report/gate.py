@@ -1,7 +1,10 @@
 """Findings of a gate, and comparisons of any two sides: their section and their facts for JSON."""
 
 import math
+import re
+import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -15,11 +18,13 @@ from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, 
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.gate.windows import beside_an_idle_one
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Chart, Details, Legend, Look, Named, Part, Section, Table
+from pytest_slmserve.report.section import Chart, Details, FiveLines, Legend, Look, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hundredths, interval_text
 from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import SIMULATED, Measurement
@@ -192,7 +197,7 @@ def gate_section(gated: Gated) -> Section:
     for verdict in gated.exact:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
     parts += told_of(gated)
-    parts += [f"next: {more}"] if (more := next_step(gated)) else []
+    parts += [f"next: {': '.join(filter(None, more))}"] if any(more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
     parts += [f"left out: {why}" for why in gated.dropped]
     key = KEY_TOGETHER if gated.terms.together else KEY
@@ -222,9 +227,10 @@ def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Tabl
     return endpoints, Named(reasons), Table(steps, INTERIM, caption="Interim analyses")
 
 
-def gate_facts(gated: Gated) -> dict[str, Any]:
-    """Facts for JSON. exact: verdicts by claim on what is no matter of chance."""
+def gate_facts(gated: Gated, found: Findings | None = None) -> dict[str, Any]:
+    """Facts for JSON. exact: verdicts by claim on what is no matter of chance. found: see `five_lines`."""
     return {
+        "five": five_lines([gated], found or Findings()).named,
         **facts(gated, "model", "dropped", "answers", "caches"),
         "outcome": WORDS[gated.outcome],
         "pairs": len(gated.pairs),
@@ -237,6 +243,94 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
         "shown": map(comparison_facts, gated.shown),
         "exact": {each.claim: each for each in gated.exact},
     }
+
+
+FINAL = re.compile(r"\d+(\.\d+)+")  # a release, and no release candidate
+WORST = (State.FAILS, State.INCONCLUSIVE, State.PASSES)
+
+
+def worst_of(gates: Sequence[Gated]) -> Gated:
+    """Return the first gate that fails, else the first inconclusive one, else the first one."""
+    return min(gates, key=lambda gated: WORST.index(gated.outcome))
+
+
+def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
+    """Return what a reader wants to know first of the worst of these gates. found: with the archives, the page and the
+    command of the run, if they are known."""
+    gated, several = worst_of(gates), f"; the worst of {len(gates)} gates" if len(gates) > 1 else ""
+    outcome, first = gated.outcome, [pair.launch(side).at_each_load[-1] for pair in gated.pairs[:1] for side in SIDES]
+    releases = [m.environment.vllm or "" for m in first]
+    named = "" not in releases and len(set(releases)) > 1
+    compared = [replace(e, name=e.name.replace(", ", " at the ")) for e in gated.gated if e.outcome is outcome]
+    exact = {EXACT.get(each.claim, each.claim): each.why for each in gated.exact if each.state is outcome}
+    reasons = [*(f"{each.name}: {each.why}" for each in compared), *(f"{name}: {why}" for name, why in exact.items())]
+    reason = next(iter(reasons), "no endpoint could be judged")
+    answer, seen = f"{gated.model} is not judged", compared[0].ratio if compared else None
+    if not gated.pairs:
+        reason = nothing_counts(gated.dropped, gated.lost)
+    elif has_few_pairs(gated):
+        answer, reason = f"the speed of {gated.model} is not judged yet", compared[0].why if compared else reason
+    elif not compared and exact and outcome is not State.INCONCLUSIVE:
+        counted_ones = "this is counted, and noise has no part in it"
+        answer = f"{gated.model}: {reason}"
+        reason = "the weights or the kernels say something else" if OUTPUTS in [*exact][:1] else counted_ones
+    elif seen and not any(None in pair for pair in compared[0].pairs):
+        name, margin = compared[0].name, 1 + compared[0].margin
+        allowed = f"at least {1 / margin:.3f}" if compared[0].better == "higher" else f"at most {margin:.3f}"
+        sure = interval_text(seen, "{:.3f}".format)
+        baseline, candidate = (f"vLLM {each}" for each in releases) if named else ("the baseline", "the candidate")
+        answer = f"{candidate} serves {gated.model} at {seen.value:.3f} times the {name} of {baseline}"
+        answer += f" ({f'95 %: {sure}; ' if sure != ABSENT else ''}allowed: {allowed})"
+
+    if outcome is State.PASSES:
+        why = f"within their margins: {', '.join([*(each.name for each in compared), *exact])}"
+    else:
+        layers = [text for text in told_of(gated) if text.startswith("slower in: ")]
+        why = "; ".join(layers) or reason
+    why += f"; not judged: {' and '.join(gated.refused)}" if gated.refused else ""
+
+    more, options = next_step(gated)
+    why += f"; {more}" if more else ""
+    final = named and all(map(FINAL.fullmatch, releases))
+    if outcome is State.PASSES:
+        do_this = f"pip install vllm=={releases[1]}" if final else "nothing: the candidate may replace the baseline"
+    elif outcome is State.INCONCLUSIVE and not options:
+        do_this = "slmserve doctor"
+    elif final and outcome is State.FAILS:
+        loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
+        same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}", f"--slm-concurrency={loads}"]
+        own = ("--slm-side=", "--slm-records=")  # bisect has its own
+        typed = [word for word in shlex.split(found.command)[1:] if not word.startswith(own) and word != "--slm-gate"]
+        words = ["slmserve", "bisect", "--good", releases[0], "--bad", releases[1], "--", *(typed or same)]
+        do_this = shlex.join(words)
+    elif outcome is State.FAILS and (not compared or first[0].spec.interface == "server"):
+        do_this = found.shown_again or "compare what differs between the sides, which the tables have"
+    else:
+        options = options or "-o slm_profile=traces"
+        there = [word for word in found.command.split() if word.startswith("--")]
+        further = " ".join(word for word in options.split() if word not in there)
+        do_this = f"{found.command} {further}" if found.command else f"the command of this gate again, with {options}"
+    page = f"page: {found.page}" if found.page else ""
+    where = "; ".join(filter(None, (found.shown_again, page)))
+    return FiveLines(f"{outcome.value.upper()}: {answer}{several}", why, do_this, trust(gated), where, LOOKS[outcome])
+
+
+def trust(gated: Gated) -> str:
+    """Return what a gate rests on: launches, scatter, hosts, disturbed windows, and a calibration."""
+    seen = [m for side in SIDES for m in gated.measurements(side)]
+    if not gated.pairs:
+        return "no pair of launches counts"
+    simulated = [SIMULATED] if is_simulated(gated) else []
+    made = counted(len(gated.pairs), "pair") + " of launches"
+    if gated.terms.together:
+        windows = counted(sum(gated.windows), "pair")
+        made = f"{counted(len(gated.pairs), 'launch')} of both sides at once, with {windows} of windows"
+    spread = next((each.sd for each in gated.gated if each.sd is not None), None)
+    made += "" if spread is None else f" that scatter by {percent(spread)}"
+    hosts = counted(len({m.environment.host for m in seen}), "host")
+    disturbed = f"the host disturbed {sum(bool(check(m).noise) for m in seen)} of {counted(len(seen), 'window')}"
+    known = "this runner is calibrated" if gated.calibrated else "this runner is not calibrated (--slm-calibrate)"
+    return "; ".join([*simulated, f"{made}, on {hosts}", disturbed, known])
 
 
 def title(gated: Gated) -> str:
@@ -260,21 +354,22 @@ def has_few_pairs(gated: Gated) -> bool:
     return few and gated.outcome is State.INCONCLUSIVE and not gated.terms.together
 
 
-def next_step(gated: Gated) -> str:
-    """Return what may decide an inconclusive gate: options that measure up to its next interim analysis, with the time
-    that takes; or a repair, or a new gate. Empty for any other gate, and if no pair counts."""
+def next_step(gated: Gated) -> tuple[str, str]:
+    """Return what may decide an inconclusive gate, and the options that this adds to its command: to measure up to its
+    next interim analysis, with the time that takes; or a repair, or a new gate. Empty texts for any other gate, and if
+    no pair counts."""
     if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
-        return ""
+        return "", ""
     if gated.terms.together and (gated.refused or len(gated.pairs) >= gated.terms.pairs):
-        return "a gate that launches its sides one after the other may decide: --slm-gate-launches=apart"
+        return "a gate that launches its sides one after the other may decide", "--slm-gate-launches=apart"
     unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
     if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
-        return "repair what is missing (slmserve doctor), and gate again"
+        return "repair what is missing (slmserve doctor), and gate again", ""
     there, most = len(gated.pairs), gated.terms.pairs
     waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
     if not waits or there >= most or gated.dropped:
-        more = f"-o slm_gate_pairs={2 * most}"
-        return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
+        more = f"a new gate of up to {2 * most} pairs, a quieter host (slmserve doctor) or a larger margin may decide"
+        return more, f"-o slm_gate_pairs={2 * most}"
     look = next_look(there, gated.terms) or most
     takes = everything = ""
     if there > 1:
@@ -285,10 +380,9 @@ def next_step(gated: Gated) -> str:
         each_s = median((after - before).total_seconds() for before, after in pairwise(times))
         takes = f", about {(look - there + 1) * each_s:.0f} s,"
         everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
-    first = gated.pairs[0].baseline.at_each_load
-    mode, loads = first[0].environment.mode, ",".join(f"{m.load.max_concurrency}" for m in first)
+    loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
     more = f"{counted(look - there, 'more pair')}{takes} can decide{everything}"
-    return f"{more}: {mode} --slm-gate --slm-resume --slm-concurrency={loads}"
+    return more, f"--slm-gate --slm-resume --slm-concurrency={loads}"
 
 
 def caches_text(gated: Gated) -> str:
