@@ -16,9 +16,8 @@ from workflow_steps import FOLDER, INSTALL, REHEARSED, RELEASES, Ran, Step, scri
 
 CATEGORY = "hostile workflows"
 GATED, NOT_GATED = (0, 1, 10), (2, 3, 4, 5)
-OURS = re.compile(
-    r"::notice::passes|::error::(fails|inconclusive|no verdict|no text|.{1,250} is no (release|repository))"
-)
+REFUSED = ".{1,250} is no (release|repository)|a source needs commits"
+OURS = re.compile(rf"::notice::passes|::error::(fails|inconclusive|no verdict|no text|{REFUSED})")
 COMMAND = re.compile(r"^(?:::|##\[).*", re.M)  # what a runner obeys in a log
 VERDICTS = {0: "passes", 1: "fails", 10: "inconclusive"}
 OUTPUTS = ("", *(f"status={number}\nverdict={word}\n" for number, word in VERDICTS.items()))
@@ -83,7 +82,9 @@ def test_each_input(planted: Planted, name: str, payload: str) -> None:
         planted.environments()
         ran = planted.act(INSTALL, {name: payload})
         assert not ran.called, "nothing is installed"
-        planted.judge(ran, (4,), "is no repository" if name == "source" else "is no release such as 0.26.0")
+        planted.judge(
+            ran, (4,), "is no repository|a source needs commits" if name == "source" else "is no release such as 0.26.0"
+        )
         return
     planted.installed({name: payload})
     planted.pytest("echo {} > gate/gate.json")
