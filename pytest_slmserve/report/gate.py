@@ -258,61 +258,69 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     """Return what a reader wants to know first of the worst of these gates. found: with the archives, the page and the
     command of the run, if they are known."""
     gated, several = worst_of(gates), f"; the worst of {len(gates)} gates" if len(gates) > 1 else ""
-    outcome, first = gated.outcome, [pair.launch(side).at_each_load[-1] for pair in gated.pairs[:1] for side in SIDES]
-    releases = [m.environment.vllm or "" for m in first]
-    named = "" not in releases and len(set(releases)) > 1
+    outcome, releases = gated.outcome, releases_of(gated)
     compared = [replace(e, name=e.name.replace(", ", " at the ")) for e in gated.gated if e.outcome is outcome]
     exact = {EXACT.get(each.claim, each.claim): each.why for each in gated.exact if each.state is outcome}
     reasons = [*(f"{each.name}: {each.why}" for each in compared), *(f"{name}: {why}" for name, why in exact.items())]
-    reason = next(iter(reasons), "no endpoint could be judged")
-    answer, seen = f"{gated.model} is not judged", compared[0].ratio if compared else None
+    answer, why = f"{gated.model} is not judged", next(iter(reasons), "no endpoint could be judged")
     if not gated.pairs:
-        reason = nothing_counts(gated.dropped, gated.lost)
+        why = nothing_counts(gated.dropped, gated.lost)
     elif has_few_pairs(gated):
-        answer, reason = f"the speed of {gated.model} is not judged yet", compared[0].why if compared else reason
-    elif not compared and exact and outcome is not State.INCONCLUSIVE:
-        counted_ones = "this is counted, and noise has no part in it"
-        answer = f"{gated.model}: {reason}"
-        reason = "the weights or the kernels say something else" if OUTPUTS in [*exact][:1] else counted_ones
-    elif seen and not any(None in pair for pair in compared[0].pairs):
-        name, margin = compared[0].name, 1 + compared[0].margin
-        allowed = f"at least {1 / margin:.3f}" if compared[0].better == "higher" else f"at most {margin:.3f}"
-        sure = interval_text(seen, "{:.3f}".format)
-        baseline, candidate = (f"vLLM {each}" for each in releases) if named else ("the baseline", "the candidate")
-        answer = f"{candidate} serves {gated.model} at {seen.value:.3f} times the {name} of {baseline}"
+        answer, why = f"the speed of {gated.model} is not judged yet", compared[0].why if compared else why
+    elif compared and (seen := compared[0].ratio) and not any(None in pair for pair in compared[0].pairs):
+        baseline, candidate = (f"vLLM {each}" for each in releases) if releases else ("the baseline", "the candidate")
+        answer = f"{candidate} serves {gated.model} at {seen.value:.3f} times the {compared[0].name} of {baseline}"
+        sure, most = interval_text(seen, "{:.3f}".format), 1 + compared[0].margin
+        allowed = f"at least {1 / most:.3f}" if compared[0].better == "higher" else f"at most {most:.3f}"
         answer += f" ({f'95 %: {sure}; ' if sure != ABSENT else ''}allowed: {allowed})"
+    elif exact and outcome is not State.INCONCLUSIVE:
+        answer, why = f"{gated.model}: {why}", "this is counted, and noise has no part in it"
+        if OUTPUTS in exact:
+            why = "the candidate gives the tokens of the baseline another probability"
 
     if outcome is State.PASSES:
         why = f"within their margins: {', '.join([*(each.name for each in compared), *exact])}"
-    else:
-        layers = [text for text in told_of(gated) if text.startswith("slower in: ")]
-        why = "; ".join(layers) or reason
-    why += f"; not judged: {' and '.join(gated.refused)}" if gated.refused else ""
+    elif layers := [text for text in told_of(gated) if text.startswith("slower in: ")]:
+        why = layers[0]
+    more = [f"not judged: {' and '.join(gated.refused)}"] if gated.refused else []
+    why = "; ".join(filter(None, (why, *more, next_step(gated)[0])))
+    page = f"page: {found.page}" if found.page else ""
+    where = "; ".join(filter(None, (found.shown_again, page)))
+    answer = f"{outcome.value.upper()}: {answer}{several}"
+    return FiveLines(answer, why, command_after(gated, found), trust(gated), where, LOOKS[outcome])
 
-    more, options = next_step(gated)
-    why += f"; {more}" if more else ""
-    final = named and all(map(FINAL.fullmatch, releases))
-    if outcome is State.PASSES:
-        do_this = f"pip install vllm=={releases[1]}" if final else "nothing: the candidate may replace the baseline"
-    elif outcome is State.INCONCLUSIVE and not options:
-        do_this = "slmserve doctor"
-    elif final and outcome is State.FAILS:
-        loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
-        same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}", f"--slm-concurrency={loads}"]
+
+def releases_of(gated: Gated) -> list[str]:
+    """Return the releases of both sides; none if they are the same or not known."""
+    found = [pair.launch(side).measurements[0].environment.vllm or "" for pair in gated.pairs[:1] for side in SIDES]
+    return found if "" not in found and len(set(found)) > 1 else []
+
+
+def command_after(gated: Gated, found: Findings) -> str:
+    """Return the command that follows a gate: install what passes, go on with what is inconclusive, find the first slow
+    release, or trace what fails. If there is none, what else there is to do."""
+    releases, (_, options) = releases_of(gated), next_step(gated)
+    final = bool(releases) and all(map(FINAL.fullmatch, releases))
+    if gated.outcome is State.PASSES:
+        return f"pip install vllm=={releases[1]}" if final else "nothing: the candidate may replace the baseline"
+    if gated.outcome is State.INCONCLUSIVE and not options:
+        return "slmserve doctor"
+    first = gated.pairs[0].baseline.at_each_load
+    if gated.outcome is State.FAILS and final:
+        same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}"]
+        same.append(f"--slm-concurrency={','.join(f'{m.load.max_concurrency}' for m in first)}")
         own = ("--slm-side=", "--slm-records=")  # bisect has its own
         typed = [word for word in shlex.split(found.command)[1:] if not word.startswith(own) and word != "--slm-gate"]
         words = ["slmserve", "bisect", "--good", releases[0], "--bad", releases[1], "--", *(typed or same)]
-        do_this = shlex.join(words)
-    elif outcome is State.FAILS and (not compared or first[0].spec.interface == "server"):
-        do_this = found.shown_again or "compare what differs between the sides, which the tables have"
-    else:
-        options = options or "-o slm_profile=traces"
-        there = [word for word in found.command.split() if word.startswith("--")]
-        further = " ".join(word for word in options.split() if word not in there)
-        do_this = f"{found.command} {further}" if found.command else f"the command of this gate again, with {options}"
-    page = f"page: {found.page}" if found.page else ""
-    where = "; ".join(filter(None, (found.shown_again, page)))
-    return FiveLines(f"{outcome.value.upper()}: {answer}{several}", why, do_this, trust(gated), where, LOOKS[outcome])
+        return shlex.join(words)
+    speed = any(each.outcome is State.FAILS for each in gated.gated)
+    traced = "slm_profile=" in found.command or first[0].spec.interface == "server"
+    if gated.outcome is State.FAILS and (not speed or traced):
+        return found.shown_again or "compare what differs between the sides, which the tables have"
+    options = options or "-o slm_profile=traces"
+    there = [word for word in found.command.split() if word.startswith("--")]
+    further = " ".join(word for word in options.split() if word not in there)
+    return f"{found.command} {further}" if found.command else f"the command of this gate again, with {options}"
 
 
 def trust(gated: Gated) -> str:

@@ -13,7 +13,7 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES, nothing_counts
+from pytest_slmserve.analysis.gate.launch_pairs import nothing_counts
 from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
@@ -170,9 +170,8 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
             entries.append([Words(text, colours[verdict.state], VERDICT, 2)])
         if gated.dropped:
             entries.append([Words(f"left out: {'; '.join(gated.dropped)}", kind=VERDICT)])
-        sides = [pair.launch(side).measurements[0].environment.vllm for pair in gated.pairs[:1] for side in SIDES]
-        releases = f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
-        head = [Words(f"{gate.title(gated)}{releases}", colours[gated.outcome], VERDICT)]
+        releases = " and ".join(gate.releases_of(gated))
+        head = [Words(f"{gate.title(gated)}{releases and f': vLLM {releases}'}", colours[gated.outcome], VERDICT)]
         head += [] if gated.pairs else [Words(f"  {nothing_counts(gated.dropped, gated.lost)}", kind=VERDICT)]
         head += [Words(f"  {text}", kind=VERDICT) for text in gate.told_of(gated) if text not in told_above]
         more, options = gate.next_step(gated)
