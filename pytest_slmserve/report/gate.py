@@ -258,7 +258,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     """Return what a reader wants to know first of the worst of these gates. found: with the archives, the page and the
     command of the run, if they are known."""
     gated, several = worst_of(gates), f"; the worst of {len(gates)} gates" if len(gates) > 1 else ""
-    outcome, releases = gated.outcome, releases_of(gated)
+    outcome, releases = gated.outcome, compared_releases(gated)
     compared = [replace(e, name=e.name.replace(", ", " at the ")) for e in gated.gated if e.outcome is outcome]
     exact = {EXACT.get(each.claim, each.claim): each.why for each in gated.exact if each.state is outcome}
     reasons = [*(f"{each.name}: {each.why}" for each in compared), *(f"{name}: {why}" for name, why in exact.items())]
@@ -290,7 +290,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     return FiveLines(answer, why, command_after(gated, found), trust(gated), where, LOOKS[outcome])
 
 
-def releases_of(gated: Gated) -> list[str]:
+def compared_releases(gated: Gated) -> list[str]:
     """Return the releases of both sides; none if they are the same or not known."""
     found = [pair.launch(side).measurements[0].environment.vllm or "" for pair in gated.pairs[:1] for side in SIDES]
     return found if "" not in found and len(set(found)) > 1 else []
@@ -299,7 +299,7 @@ def releases_of(gated: Gated) -> list[str]:
 def command_after(gated: Gated, found: Findings) -> str:
     """Return the command that follows a gate: install what passes, go on with what is inconclusive, find the first slow
     release, or trace what fails. If there is none, what else there is to do."""
-    releases, (_, options) = releases_of(gated), next_step(gated)
+    releases, (_, options) = compared_releases(gated), next_step(gated)
     final = bool(releases) and all(map(FINAL.fullmatch, releases))
     if gated.outcome is State.PASSES:
         return f"pip install vllm=={releases[1]}" if final else "nothing: the candidate may replace the baseline"

@@ -170,7 +170,7 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
             entries.append([Words(text, colours[verdict.state], VERDICT, 2)])
         if gated.dropped:
             entries.append([Words(f"left out: {'; '.join(gated.dropped)}", kind=VERDICT)])
-        releases = " and ".join(gate.releases_of(gated))
+        releases = " and ".join(gate.compared_releases(gated))
         head = [Words(f"{gate.title(gated)}{releases and f': vLLM {releases}'}", colours[gated.outcome], VERDICT)]
         head += [] if gated.pairs else [Words(f"  {nothing_counts(gated.dropped, gated.lost)}", kind=VERDICT)]
         head += [Words(f"  {text}", kind=VERDICT) for text in gate.told_of(gated) if text not in told_above]
