@@ -197,7 +197,7 @@ def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoi
         return gated, None
     if gated.terms.together:
         gated = judged_with(gated, allowances_of(known.calibration.noise, known.measured_at))
-    return replace(gated, gated=weakened(gated.gated, known.calibration)), known
+    return replace(gated, gated=weakened(gated.gated, known.calibration), calibrated=True), known
 
 
 def allowances_of(noise: PairNoise, measured_at: str) -> dict[str, Allowance]:

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import cli, plan, report
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.gate import gate_facts, title
+from pytest_slmserve.report.gate import FINAL, gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json, single
 
@@ -25,7 +25,6 @@ STATUS = (
     f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
     f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: the same command goes on."
 )
-FINAL = re.compile(r"\d+(\.\d+)+")  # no release candidate
 NOTHING_SAID = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
 
 

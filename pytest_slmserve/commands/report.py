@@ -100,7 +100,7 @@ def run_report(given: argparse.Namespace) -> int:
         "loads": (loads.facts_of_load(m, terms) for m in found.loads),
         "sweeps": sweep_facts(found),
         "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
-        "gates": map(gate.gate_facts, found.gates),
+        "gates": [gate.gate_facts(each, found) for each in found.gates],
         "history": found.history,
         "notes": notes,
     }

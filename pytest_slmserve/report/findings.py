@@ -1,7 +1,9 @@
 """The results of a run, or of archives: everything that a report shows, as one value that `run` or a command makes. And
 what is said of each point: where it was measured, and how far it is valid."""
 
+import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +44,7 @@ class Findings:
     reused: Mapping[str, int] = field(default_factory=dict)  # earlier measurements used again, by configuration
     reused_from: str = ""
     archives: Sequence[str] = ()  # paths of results files, as a reader would name them
+    page: str = ""  # path of the HTML report of a run
     records: Path | None = None  # results file of a run, which may be a temporary one
     written: str = ""  # sentence on other files that were written
     command: str = ""  # that makes the same run again
@@ -68,6 +71,12 @@ class Findings:
         shown += [launch for gated in self.gates for pair in gated.pairs[:1] for launch in pair.baseline.measurements]
         units = {each.workload.unit for each in shown if each.workload}
         return units.pop() if len(units) == 1 else "output" if units else "token"
+
+    @property
+    def shown_again(self) -> str:
+        """The command that shows the archives again; empty without one."""
+        paths = [min(path, os.path.relpath(path), key=len) for path in self.archives]
+        return shlex.join(["slmserve", "report", *paths]) if paths else ""
 
     def tolerance(self, curve: Curve, label: str) -> float:
         """Return the gain per doubling below which throughput counts as flat: that of the claim that was judged."""

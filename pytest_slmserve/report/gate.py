@@ -1,7 +1,10 @@
 """Findings of a gate, and comparisons of any two sides: their section and their facts for JSON."""
 
 import math
+import re
+import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -15,11 +18,13 @@ from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, 
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.gate.windows import beside_an_idle_one
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Chart, Details, Legend, Look, Named, Part, Section, Table
+from pytest_slmserve.report.section import Chart, Details, FiveLines, Legend, Look, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hundredths, interval_text
 from pytest_slmserve.schema.errors import Caches, Side
 from pytest_slmserve.schema.records import SIMULATED, Measurement
@@ -211,7 +216,7 @@ def gate_section(gated: Gated) -> Section:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
     parts += told_of(gated)
     parts += stage_parts(gated)
-    parts += [f"next: {more}"] if (more := next_step(gated)) else []
+    parts += [f"next: {': '.join(filter(None, more))}"] if any(more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
     parts += [f"left out: {why}" for why in gated.dropped]
     key = KEY_TOGETHER if gated.terms.together else KEY
@@ -270,9 +275,10 @@ def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Tabl
     return endpoints, Named(reasons), Table(steps, INTERIM, caption="Interim analyses")
 
 
-def gate_facts(gated: Gated) -> dict[str, Any]:
-    """Facts for JSON. exact: verdicts by claim on what is no matter of chance."""
+def gate_facts(gated: Gated, found: Findings | None = None) -> dict[str, Any]:
+    """Facts for JSON. exact: verdicts by claim on what is no matter of chance. found: see `five_lines`."""
     return {
+        "five": five_lines([gated], found or Findings()).named,
         **facts(gated, "model", "dropped", "answers"),
         "caches": " and ".join(gated.states),
         "outcome": WORDS[gated.outcome],
@@ -287,6 +293,103 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
         "exact": {each.claim: each for each in gated.exact},
         **({"stages": stages} if (stages := stages_by_caches(gated)) else {}),
     }
+
+
+FINAL = re.compile(r"\d+(\.\d+)+")  # a release, and no release candidate
+WORST = (State.FAILS, State.INCONCLUSIVE, State.PASSES)
+
+
+def worst_of(gates: Sequence[Gated]) -> Gated:
+    """Return the first gate that fails, else the first inconclusive one, else the first one."""
+    return min(gates, key=lambda gated: WORST.index(gated.outcome))
+
+
+def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
+    """Return what a reader wants to know first of the worst of these gates. found: with the archives, the page and the
+    command of the run, if they are known."""
+    gated, several = worst_of(gates), f"; the worst of {len(gates)} gates" if len(gates) > 1 else ""
+    outcome, releases = gated.outcome, compared_releases(gated)
+    compared = [replace(e, name=e.name.replace(", ", " at the ")) for e in gated.gated if e.outcome is outcome]
+    exact = {EXACT.get(each.claim, each.claim): each.why for each in gated.exact if each.state is outcome}
+    reasons = [*(f"{each.name}: {each.why}" for each in compared), *(f"{name}: {why}" for name, why in exact.items())]
+    answer, why = f"{gated.model} is not judged", next(iter(reasons), "no endpoint could be judged")
+    if not gated.pairs:
+        why = nothing_counts(gated.dropped, gated.lost)
+    elif has_few_pairs(gated):
+        answer, why = f"the speed of {gated.model} is not judged yet", compared[0].why if compared else why
+    elif compared and (seen := compared[0].ratio) and not any(None in pair for pair in compared[0].pairs):
+        baseline, candidate = (f"vLLM {each}" for each in releases) if releases else ("the baseline", "the candidate")
+        does = "serves {} at" if compared[0].better == "higher" else "of {} takes"
+        answer = f"{candidate} {does.format(gated.model)} {seen.value:.3f} times the {compared[0].name} of {baseline}"
+        sure, most = interval_text(seen, "{:.3f}".format), 1 + compared[0].margin
+        allowed = f"at least {1 / most:.3f}" if compared[0].better == "higher" else f"at most {most:.3f}"
+        answer += f" ({f'95 %: {sure}; ' if sure != ABSENT else ''}allowed: {allowed})"
+    elif exact and outcome is not State.INCONCLUSIVE:
+        answer, why = f"{gated.model}: {why}", "this is counted, and noise has no part in it"
+        if OUTPUTS in exact:
+            why = "the candidate gives the tokens of the baseline another probability"
+
+    if outcome is State.PASSES:
+        why = f"within their margins: {', '.join([*(each.name for each in compared), *exact])}"
+    elif layers := [text for text in told_of(gated) if text.startswith("slower in: ")]:
+        why = layers[0]
+    more = [f"not judged: {' and '.join(gated.refused)}"] if gated.refused else []
+    why = "; ".join(filter(None, (why, *more, next_step(gated)[0])))
+    page = f"page: {found.page}" if found.page else ""
+    where = "; ".join(filter(None, (found.shown_again, page)))
+    answer = f"{outcome.value.upper()}: {answer}{several}"
+    return FiveLines(answer, why, command_after(gated, found), trust(gated), where, LOOKS[outcome])
+
+
+def compared_releases(gated: Gated) -> list[str]:
+    """Return the releases of both sides; none if they are the same or not known."""
+    found = [pair.launch(side).measurements[0].environment.vllm or "" for pair in gated.pairs[:1] for side in SIDES]
+    return found if "" not in found and len(set(found)) > 1 else []
+
+
+def command_after(gated: Gated, found: Findings) -> str:
+    """Return the command that follows a gate: install what passes, go on with what is inconclusive, find the first slow
+    release, or trace what fails. If there is none, what else there is to do."""
+    releases, (_, options) = compared_releases(gated), next_step(gated)
+    final = bool(releases) and all(map(FINAL.fullmatch, releases))
+    if gated.outcome is State.PASSES:
+        return f"pip install vllm=={releases[1]}" if final else "nothing: the candidate may replace the baseline"
+    if gated.outcome is State.INCONCLUSIVE and not options:
+        return "slmserve doctor"
+    first = gated.pairs[0].baseline.at_each_load
+    if gated.outcome is State.FAILS and final:
+        same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}"]
+        same.append(f"--slm-concurrency={','.join(f'{m.load.max_concurrency}' for m in first)}")
+        own = ("--slm-side=", "--slm-records=")  # bisect has its own
+        typed = [word for word in shlex.split(found.command)[1:] if not word.startswith(own) and word != "--slm-gate"]
+        words = ["slmserve", "bisect", "--good", releases[0], "--bad", releases[1], "--", *(typed or same)]
+        return shlex.join(words)
+    speed = any(each.outcome is State.FAILS for each in gated.gated)
+    traced = "slm_profile=" in found.command or first[0].spec.interface == "server"
+    if gated.outcome is State.FAILS and (not speed or traced):
+        return found.shown_again or "compare what differs between the sides, which the tables have"
+    options = options or "-o slm_profile=traces"
+    there = [word for word in found.command.split() if word.startswith("--")]
+    further = " ".join(word for word in options.split() if word not in there)
+    return f"{found.command} {further}" if found.command else f"the command of this gate again, with {options}"
+
+
+def trust(gated: Gated) -> str:
+    """Return what a gate rests on: launches, scatter, hosts, disturbed windows, and a calibration."""
+    seen = [m for side in SIDES for m in gated.measurements(side)]
+    if not gated.pairs:
+        return "no pair of launches counts"
+    simulated = [SIMULATED] if is_simulated(gated) else []
+    made = counted(len(gated.pairs), "pair") + " of launches"
+    if gated.terms.together:
+        windows = counted(sum(gated.windows), "pair")
+        made = f"{counted(len(gated.pairs), 'launch')} of both sides at once, with {windows} of windows"
+    spread = next((each.sd for each in gated.gated if each.sd is not None), None)
+    made += "" if spread is None else f" that scatter by {percent(spread)}"
+    hosts = counted(len({m.environment.host for m in seen}), "host")
+    disturbed = f"the host disturbed {sum(bool(check(m).noise) for m in seen)} of {counted(len(seen), 'window')}"
+    known = "this runner is calibrated" if gated.calibrated else "this runner is not calibrated (--slm-calibrate)"
+    return "; ".join([*simulated, f"{made}, on {hosts}", disturbed, known])
 
 
 def title(gated: Gated) -> str:
@@ -311,24 +414,25 @@ def has_few_pairs(gated: Gated) -> bool:
     return few and gated.outcome is State.INCONCLUSIVE and not gated.terms.together
 
 
-def next_step(gated: Gated) -> str:
-    """Return what may decide an inconclusive gate: options that measure up to its next interim analysis, with the time
-    that takes; or a repair, or a new gate. Empty for any other gate, and if no pair counts."""
+def next_step(gated: Gated) -> tuple[str, str]:
+    """Return what may decide an inconclusive gate, and the options that this adds to its command: to measure up to its
+    next interim analysis, with the time that takes; or a repair, or a new gate. Empty texts for any other gate, and if
+    no pair counts."""
     if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
-        return ""
+        return "", ""
     if gated.terms.together and (gated.refused or len(gated.pairs) >= gated.terms.pairs):
-        return "a gate that launches its sides one after the other may decide: --slm-gate-launches=apart"
+        return "a gate that launches its sides one after the other may decide", "--slm-gate-launches=apart"
     unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
     if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
-        return "repair what is missing (slmserve doctor), and gate again"
+        return "repair what is missing (slmserve doctor), and gate again", ""
     there, most = len(gated.pairs), gated.terms.pairs
     starts = gated.terms.launches == "start"
     waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
     if not waits or there >= most or gated.dropped:
         if starts:
-            return "a new gate on a host whose starts scatter less may decide (slmserve doctor)"
-        more = f"-o slm_gate_pairs={2 * most}"
-        return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
+            return "a new gate on a host whose starts scatter less may decide (slmserve doctor)", ""
+        more = f"a new gate of up to {2 * most} pairs, a quieter host (slmserve doctor) or a larger margin may decide"
+        return more, f"-o slm_gate_pairs={2 * most}"
     look = next_look(there, gated.terms) or most
     takes = everything = ""
     if there > 1:
@@ -339,11 +443,10 @@ def next_step(gated: Gated) -> str:
         each_s = median((after - before).total_seconds() for before, after in pairwise(times))
         takes = f", about {(look - there + 1) * each_s:.0f} s,"
         everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
-    first = gated.pairs[0].baseline.at_each_load
-    mode, loads = first[0].environment.mode, ",".join(f"{m.load.max_concurrency}" for m in first)
+    loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
     more = f"{counted(look - there, 'more pair')}{takes} can decide{everything}"
     what = "--slm-gate-launches=start" if starts else f"--slm-concurrency={loads}"
-    return f"{more}: {mode} --slm-gate --slm-resume {what}"
+    return more, f"--slm-gate --slm-resume {what}"
 
 
 def caches_text(gated: Gated) -> str:

@@ -4,7 +4,6 @@ tables above it if they were asked for, and as Markdown for a workflow."""
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,7 +13,7 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES, nothing_counts
+from pytest_slmserve.analysis.gate.launch_pairs import nothing_counts
 from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
@@ -34,7 +33,6 @@ from pytest_slmserve.report.section import (
 from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.errors import Detail, regular, write_file
-from pytest_slmserve.schema.records import SIMULATED
 
 MOST_LINES = 23  # and the line that pytest puts above them
 # Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.
@@ -147,10 +145,17 @@ def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
 
 
 def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
-    """Yield each gate with its endpoints, the worst first, and why one does not pass. A gate with too few pairs to
-    decide shows only its exact verdicts."""
+    """Yield five lines on the worst gate, and each gate with its endpoints, the worst first, and why one does not pass.
+    A gate with too few pairs to decide shows only its exact verdicts."""
     colours = {state: COLOURS[look] for state, look in gate.LOOKS.items()}
-    worst = [State.FAILS, State.INCONCLUSIVE, State.PASSES]
+    worst, told_above = gate.WORST, ""
+    if found.gates:
+        five = gate.five_lines(found.gates, found)
+        answer = Words(five.answer, COLOURS[five.look], VERDICT, 3)
+        told_above = five.why
+        told = [Words(f"  {text}", kind=VERDICT, least=3) for text in five.below]
+        told[1:2] = [Words(line) for line in command_lines("  do this:", five.do_this)]
+        yield ScreenPart([], "line", [answer, *told])
     for gated in found.gates:
         compared = sorted(() if gate.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
         shown = in_units(Table(compared, gate.COLUMNS), found.unit)
@@ -159,19 +164,19 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
         for each, lines in zip(compared, rows):
             why = [] if each.outcome is State.PASSES else [Words(f"  {each.why}", None, VERDICT, 2)]
             entries.append([*(Words(line, colours[each.outcome]) for line in lines), *why])
-        told = [each for each in gated.exact if gated.pairs or each.state is not State.INCONCLUSIVE]
-        for verdict in sorted(told, key=lambda each: worst.index(each.state)):
+        exact = [each for each in gated.exact if gated.pairs or each.state is not State.INCONCLUSIVE]
+        for verdict in sorted(exact, key=lambda each: worst.index(each.state)):
             text = f"{verdict.claim}: {gate.WORDS[verdict.state]}, {verdict.why}"
             entries.append([Words(text, colours[verdict.state], VERDICT, 2)])
         if gated.dropped:
             entries.append([Words(f"left out: {'; '.join(gated.dropped)}", kind=VERDICT)])
-        sides = [pair.launch(side).measurements[0].environment.vllm for pair in gated.pairs[:1] for side in SIDES]
-        releases = f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
-        head = [Words(f"{gate.title(gated)}{releases}", colours[gated.outcome], VERDICT)]
-        head += [Words(SIMULATED, kind=VERDICT)] if gate.is_simulated(gated) else []
+        releases = " and ".join(gate.compared_releases(gated))
+        head = [Words(f"{gate.title(gated)}{releases and f': vLLM {releases}'}", colours[gated.outcome], VERDICT)]
         head += [] if gated.pairs else [Words(f"  {nothing_counts(gated.dropped, gated.lost)}", kind=VERDICT)]
-        head += [Words(f"  {text}", kind=VERDICT) for text in gate.told_of(gated)]
-        head += [Words(f"  next: {more}", "yellow", least=3)] if (more := gate.next_step(gated)) else []
+        head += [Words(f"  {text}", kind=VERDICT) for text in gate.told_of(gated) if text not in told_above]
+        more, options = gate.next_step(gated)
+        text = f"  next: {more}{options and f': {options}'}"
+        head += [Words(text, "yellow", least=3)] if more and more not in told_above else []
         head += map(Words, above if compared else ())
         yield ScreenPart(entries, "endpoint", head, list(map(Words, below)), weight=4)
 
@@ -199,8 +204,8 @@ def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
     if found.curves or found.jobs or found.shared or found.gates:
         more = ["more: -v"]
         if found.archives:
-            paths = shlex.join(min(path, os.path.relpath(path), key=len) for path in found.archives)
-            more = [f"archive: {paths}", f"more: slmserve report {paths}"]
+            archive = f"archive: {found.shown_again.removeprefix('slmserve report ')}"
+            more = [] if found.gates else [archive, f"more: {found.shown_again}"]  # five lines have it
         if found.command and any(gated.outcome is State.FAILS for gated in found.gates):
             more = [*command_lines("to repeat it:", found.command), *more]
         written = [Words(found.written, kind=OTHER)] if found.written else []
@@ -256,6 +261,7 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Energy": sweeps.energy_sections(found),
         "History": compare.history_sections(found.history),
         "Releases": ledger.ledger_sections(found.gates),
+        "Answer": [gate.five_lines(found.gates, found).section] if found.gates else [],
         "Gate": map(gate.gate_section, found.gates),
         "Loads": loads.load_sections(found.loads, loads.ValidityCriteria(found.slo)),
     }
@@ -282,7 +288,8 @@ def write_for_others(found: Findings, records: str | Path) -> str:
         The paths next to the records, or why nothing was written: the records hold the measurements anyway.
     """
     beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
-    sections = [in_units(gate.gate_section(gated), found.unit) for gated in found.gates]
+    sections = [gate.five_lines(found.gates, found).section] if found.gates else []
+    sections = [in_units(each, found.unit) for each in (*sections, *map(gate.gate_section, found.gates))]
     markdown = "\n".join(map(section_markdown, sections))
     try:
         if page:
@@ -297,7 +304,7 @@ def write_for_others(found: Findings, records: str | Path) -> str:
         if not found.gates:
             return ""
         make_folder(beside.parent)
-        write_file(beside, as_json(map(gate.gate_facts, found.gates)) + "\n")
+        write_file(beside, as_json(gate.gate_facts(each, found) for each in found.gates) + "\n")
         write_file(beside.with_suffix(".md"), markdown)
     except OSError as error:
         return f"not written for others: {error}"

@@ -126,6 +126,35 @@ def renamed(text: str, unit: str) -> str:
     return text if unit == "token" else _OUTPUTS.sub(lambda found: found["kept"] or f"{unit}{found['more']}", text)
 
 
+@dataclass(frozen=True, slots=True)
+class FiveLines:
+    """What a reader wants to know first of a run, a sentence each: the answer with its number, its interval and what is
+    allowed; why it is so; one command to paste, or what else there is to do; what the answer rests on; and where the
+    evidence is."""
+
+    answer: str
+    why: str
+    do_this: str
+    trust: str
+    where: str
+    look: Look = "open"
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The lines by their names in JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "look"}
+
+    @property
+    def below(self) -> list[str]:
+        """All lines but the answer, with their names in words."""
+        return [f"{name.replace('_', ' ')}: {text}" for name, text in self.named.items() if text][1:]
+
+    @property
+    def section(self) -> Section:
+        """The lines as a section whose title is the answer."""
+        return Section(self.answer, self.below, self.look)
+
+
 # A string is one or several lines; an empty one is an empty line.
 Part = str | Legend | Named | Table | Verbatim | Details
 

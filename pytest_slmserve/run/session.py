@@ -191,6 +191,7 @@ class Session:
             reused_from=f"{self.source}{f' ({elsewhere} of another host, or from before a boot)' if elsewhere else ''}",
             archives=[str(shown)] if shown else [],
             records=archive.path if archive else None,
+            page=str(self.page.path) if self.page and self.page.path.exists() else "",
             command=self.command,
         )
 

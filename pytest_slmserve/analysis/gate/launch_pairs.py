@@ -175,7 +175,7 @@ class Gated:
     blocks, and if no pair counts on the device memory. lost: the side whose measurements, and no others, are the reason
     that no pair counts, if it is one side. refused: of sides that live on one GPU at once, why these endpoints cannot
     be judged so; those of them that are not in `gated` are left to the others. allowances: likewise, what launches may
-    differ by."""
+    differ by. calibrated: whether this runner's noise was measured, and the gate judged in view of it."""
 
     model: str
     gate: str
@@ -189,6 +189,7 @@ class Gated:
     lost: Side | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
+    calibrated: bool = False
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:

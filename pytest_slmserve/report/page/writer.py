@@ -86,6 +86,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
     for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
         tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
+    answers = list(others.pop("Answer"))
     subjects = [(heading, [*each]) for heading, each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
     title, measured = _measured(measurements)
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
@@ -93,6 +94,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
         disturbed = screen.disturbances(found)
         content = {
             "title": title or " and ".join(sections) or NOTHING,
+            "answers": answers,
             "tallies": tallies,
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),

@@ -138,6 +138,11 @@ def test_sides_at_once_name_the_layer_and_what_they_cannot_tell_and_the_archive_
     assert found.keys() == others.keys() | ALONE.keys() and len(states(ran)) == 8 + (REAL in words)
     assert all(fact in found[endpoint] for endpoint, fact in (others | ALONE).items())
     assert kept(ran)["layers"] == [name.partition("slower-")[2] or "kernels"] * 2 * ("slower" in name)
+    five = kept(ran)["five"]
+    assert five["answer"].startswith("FAILS: " if status else "PASSES: ") and "both sides at once" in five["trust"]
+    assert five["where"] == "slmserve report .slm/records.jsonl" and ("slm_profile" in five["do_this"]) is (
+        "slower" in name
+    )
 
 
 OF_STARTS = GATE.replace("launches=apart", "launches=start")
@@ -177,7 +182,8 @@ def test_a_slower_candidate_is_told_once_and_without_stored_terms_judged_by_the_
     assert (found["model"], found["pairs"], found["answers"]["differs"]) == ("opt-125m", 4, None)
     assert found["outcome"] == "fail" == speed["outcome"] and speed["ratio"]["value"] == pytest.approx(0.9, abs=0.01)
     summary, markdown = page.read_text("utf-8"), (ran.folder / ".slm/gate.md").read_text("utf-8")
-    assert summary.startswith(f"# Before\n{markdown}\n") and markdown.count("### opt-125m: FAIL after 4 pairs") == 1
+    assert summary.startswith(f"# Before\n{markdown}\n") and markdown.startswith("### FAILS: the candidate serves")
+    assert markdown.count("### opt-125m: FAIL after 4 pairs") == 1
     assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in summary
     twice = ran.report(f"{ran.folder}/.slm/records.jsonl")[1]
     assert twice.count("opt-125m: FAIL") == 1, "of an archive that is given twice too"
@@ -245,7 +251,7 @@ def test_an_interrupted_gate_says_how_far_it_came_and_goes_on(gate, monkeypatch)
         patch.setattr(OneGate, "launch_in_turn", broken_off)
         ran = gate(no_reraise_ctrlc=True)
     assert (ran.ret, ran.report()[0]) == (2, 10)
-    ran.says("opt-125m: speed NOT JUDGED after 3 pairs*", "  next: 1 more pair*--slm-resume*")
+    ran.says("  why: *1 more pair*can decide*", "*--slm-resume*", "opt-125m: speed NOT JUDGED after 3 pairs*")
     gate("--slm-resume", folder=ran.folder).says("opt-125m: PASS after 4 pairs*", "note: *goes on from 3 pairs*")
 
 
@@ -497,7 +503,7 @@ def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(runs, stand_i
     ran = runs.anew(NO_WORSE, words, "--slm-concurrency=2,4")
     assert (ran.ret, ran.counts) == (0, {"passed": 1}) and "output tokens/s" not in ran.out
     goes_on = "--slm-gate --slm-resume --slm-concurrency=4"
-    ran.says("opt-tiny: speed NOT JUDGED after 2 pairs*", f"  next: 2 more pairs*{goes_on}", "kv-blocks: pass, *")
+    ran.says("  why: *2 more pairs*", f"  do this: *{goes_on}", "opt-tiny: speed NOT JUDGED after 2 pairs*", "kv-bl*")
     assert len({m.launch for m in ran.measured()}) == 4
     again = runs.anew(NO_WORSE, words, goes_on, folder=ran.folder)
     again.says("opt-tiny: * after 4 pairs*", "note: *goes on from 2 pairs*")

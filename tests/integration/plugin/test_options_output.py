@@ -8,11 +8,14 @@ import importlib.util
 import json
 import re
 import sys
+from collections import Counter
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 from html_pages import Page
 from inner_runs import FEW, SWEEP
+from shipped import shipped
 
 from pytest_slmserve.analysis.claims.table import ROWS
 from pytest_slmserve.analysis.metrics.window import goodput_of, parse_slo
@@ -231,6 +234,70 @@ def test_what_is_inconclusive_has_a_letter_and_is_a_failure_with_its_state_in_ju
     suite = ElementTree.parse(ran.folder / "out.xml").getroot()[0]
     properties = {p.attrib["name"]: p.attrib["value"] for p in suite.iter("property")}
     assert (suite.attrib["failures"], properties["slm_state"]) == ("1", "inconclusive")
+
+
+WHOLE = {"type": "integer", "minimum": 0}
+TIMES = ("start", "stop")
+COUNTS = ("tests", "passed", "failed", "skipped", "pending", "other")
+# What https://github.com/ctrf-io/ctrf/blob/main/schema/ctrf.schema.json requires.
+CTRF = {
+    "required": ["reportFormat", "specVersion", "results"],
+    "properties": {
+        "reportFormat": {"const": "CTRF"},
+        "specVersion": {"pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
+        "results": {
+            "required": ["tool", "summary", "tests"],
+            "properties": {
+                "tool": {"required": ["name"]},
+                "summary": {"required": [*COUNTS, *TIMES], "properties": dict.fromkeys([*COUNTS, *TIMES], WHOLE)},
+                "tests": {"items": {
+                    "required": ["name", "status", "duration"],
+                    "properties": {"name": {"minLength": 1}, "status": {"enum": [*COUNTS[1:]]}, "duration": WHOLE},
+                }},
+            },
+        },
+    },
+}  # fmt: skip
+IN_CTRF = {"PASSED": "passed", "FAILED": "failed", "INCONCLUSIVE": "failed", "SKIPPED": "skipped"}
+GATED = """--slm-simulate --slm-gate --slm-models=opt-125m --slm-concurrency=16 --slm-input-len=16 --slm-output-len=8
+    --slm-side=candidate:arg=t_inf=9000 --slm-side=baseline:arg=t_inf=10000 --slm-engine-arg=b_half=16"""
+WITH_OTHERS = {
+    "a gate that fails": (shipped("test_gate"), GATED, {"PASSED": 0, "FAILED": 2, "SKIPPED": 5}),
+    "an inconclusive claim": (SWEEP, f"{FEW} {ONCE}", {"PASSED": 5, "INCONCLUSIVE": 1}),
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ctrf") is None, reason="needs pytest-json-ctrf")
+@pytest.mark.parametrize("name", WITH_OTHERS)
+def test_ctrf_and_junit_in_one_run_say_what_pytest_says_and_keep_our_facts(runs, name):
+    source, words, counts = WITH_OTHERS[name]
+    ran = runs.anew(source, words, "-v --junitxml=out.xml --ctrf=out.json")
+    assert Counter(ran.outcomes.values()) == Counter(counts), ran.out
+    told = json.loads((ran.folder / "out.json").read_text("utf-8"))
+    jsonschema.validate(told, CTRF)
+    ends = {each["name"].partition("::")[2]: each for each in told["results"]["tests"]}
+    assert {test: each["status"] for test, each in ends.items()} == {
+        test: IN_CTRF[outcome] for test, outcome in ran.outcomes.items()
+    }
+    summary = Counter(each["status"] for each in ends.values())
+    assert {kind: told["results"]["summary"][kind] for kind in COUNTS} == {
+        **dict.fromkeys(COUNTS, 0),
+        "tests": len(ends),
+        **summary,
+    }
+    cases = {case.attrib["name"]: case for case in ElementTree.parse(ran.folder / "out.xml").iter("testcase")}
+    assert cases.keys() == ends.keys()
+    for test, outcome in ran.outcomes.items():
+        said = {each.tag: each.attrib["message"] for each in cases[test] if "message" in each.attrib}
+        facts = {each.attrib["name"]: each.attrib["value"] for each in cases[test].iter("property")}
+        assert [*said] == {"PASSED": [], "SKIPPED": ["skipped"]}.get(outcome, ["failure"])
+        assert "message" not in ends[test] or " ".join(ends[test]["message"].split()) in " ".join(
+            "".join(said.values()).split()
+        )
+        assert facts.get("slm_state") == ("inconclusive" if outcome == "INCONCLUSIVE" else None)
+        assert ("Inconclusive" in ends[test].get("message", "")) is (outcome == "INCONCLUSIVE")
+        if outcome == "FAILED":
+            assert facts["slm_gate"] == "fails" and float(facts["slm_ratio"]) == pytest.approx(0.9, abs=0.02)
 
 
 @pytest.mark.parametrize(("second", "status", "failed", "inconclusive"), [("True", 10, 0, 2), ("False", 1, 2, 1)])

@@ -1,6 +1,7 @@
 """What the workflows promise beside what zizmor and the schemas of `tox -e lint` hold: causes, places, rights and
 tokens of each job that has to do with our own machines; inputs and outputs that fit; and the scripts of steps, run."""
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ HOSTED = "ubuntu-latest"
 GUARD = "github.repository == vars.SLM_GPU_REPOSITORY"  # which a fork does not have
 NOT_A_FORK = "github.event.pull_request.head.repo.full_name == github.repository"
 NOT_A_FORK = f"(!github.event.pull_request || {NOT_A_FORK})"  # without a pull request, or with one of our own branches
+NO_PULL_REQUEST = f"{GUARD} && !github.event.pull_request"  # somebody who may write names what is run
 LABELS = ["self-hosted", "linux", "gpu"]
 TOKENS = ("secrets", "github.token", "GITHUB_TOKEN", "GH_TOKEN", "id-token", "toJSON(github)", "environment:")
 # Two runs on one GPU would measure each other, and one that measures is not cancelled.
@@ -43,6 +45,22 @@ RIGHTS = {
             "needs": "gate", "if": "${{ !cancelled() && needs.gate.outputs.status != '' }}", "runs-on": HOSTED,
             "timeout-minutes": 10, "permissions": {"issues": "write"}, "tokens": ["github.token", "GH_TOKEN"],
             "uses": ["actions/download-artifact"],
+        },
+    },
+    "check.yml": {
+        "causes": {"workflow_call"},
+        "choose": {
+            "if": NO_PULL_REQUEST, "runs-on": HOSTED, "timeout-minutes": 10, "permissions": READ, "uses": [],
+            "tokens": ["github.token", "GH_TOKEN"],
+        },
+        "gate": {
+            **MEASURES, "needs": "choose", "if": NO_PULL_REQUEST, "runs-on": "${{ fromJSON(inputs.runner) }}",
+            "timeout-minutes": 120, "uses": ["$/.github/actions/gate", *["actions/upload-artifact"] * 2],
+        },
+        "check": {
+            "needs": ["choose", "gate"], "if": "${{ !cancelled() && needs.gate.outputs.status != '' }}",
+            "runs-on": HOSTED, "timeout-minutes": 10, "permissions": {"checks": "write"},
+            "tokens": ["github.token", "GH_TOKEN"], "uses": ["actions/download-artifact"],
         },
     },
     "upgrade-gate.yml": {
@@ -89,9 +107,10 @@ def test_only_main_starts_by_itself_callers_get_our_labels_and_what_comes_from_o
     assert WORKFLOWS["gpu.yml"]["on"]["push"] == {"branches": ["main"]}
     gate = WORKFLOWS["gate.yml"]
     assert yaml.safe_load(gate["on"]["workflow_call"]["inputs"]["runner"]["default"]) == LABELS
-    download, write = gate["jobs"]["report"]["steps"]
-    assert download["with"]["name"] == "gate-summary"
-    assert re.findall(r"pip|git clone|curl|\bsh\b|bash", yaml.safe_dump(write, width=10_000)) == []
+    for steps in (gate["jobs"]["report"]["steps"], WORKFLOWS["check.yml"]["jobs"]["check"]["steps"]):
+        download, write = steps
+        assert download["with"]["name"] == "gate-summary"
+        assert re.findall(r"pip|git clone|curl|\bsh\b|bash", yaml.safe_dump(write, width=10_000)) == []
     texts = [path.read_text("utf-8") for path in (*FOLDER.glob("*.yml"), ACTION)]
     found = {line for text in texts for line in re.findall(r"uses: (\S+@[0-9a-f]{40}.*)", text)}
     assert all(re.search(r" # v\d+\.\d+\.\d+$", line) for line in found)
@@ -115,6 +134,10 @@ def test_the_action_sees_no_token_and_inputs_and_outputs_go_through() -> None:
     assert {each.pop("type") for each in there.values()} == {"string"} and there == action["inputs"]
     (used,) = (step for step in WORKFLOWS["gate.yml"]["jobs"]["gate"]["steps"] if step.get("id") == "gate")
     assert used["with"] == {name: f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
+    called = WORKFLOWS["check.yml"]["on"]["workflow_call"]["inputs"].keys() - {"commit", "runner"}
+    (used,) = (step for step in WORKFLOWS["check.yml"]["jobs"]["gate"]["steps"] if step.get("id") == "gate")
+    chosen = {name: f"${{{{ needs.choose.outputs.{name} }}}}" for name in ("baseline", "candidate", "source")}
+    assert used["with"] == chosen | {name: f"${{{{ inputs.{name} }}}}" for name in called}
     given = WORKFLOWS["upgrade-gate.yml"]["jobs"]["gate"]["with"].keys()
     assert {name for name, each in inputs.items() if each.get("required")} <= given <= inputs.keys()
     assert {name: each["value"] for name, each in action["outputs"].items()} == {
@@ -224,6 +247,124 @@ def test_what_is_no_status_or_a_link_in_place_of_the_text_writes_no_issue(step: 
         (step.folder / "gate/summary.md").symlink_to("/proc/self/environ")
     ran, body = reported(step, "1" if status == "a link" else status, text="")
     assert (ran.status, ran.called, body) == (1, "", "") and "::error::no " in ran.printed
+
+
+HEAD, BASE, SHORT = "a1" * 20, "b2" * 20, "a1a1a1a1a"
+SOURCE = "https://github.com/vllm-project/vllm"
+CHOSEN = f"baseline={BASE}\ncandidate={HEAD}\nsource={SOURCE}\n"
+PYTHON_ONLY = {"merge_base_commit": {"sha": BASE}, "files": [{"filename": "vllm/engine.py"}]}
+ON_MAIN = {"merge_base_commit": {"sha": HEAD, "parents": [{"sha": BASE}]}, "files": []}
+MANY = PYTHON_ONLY | {"files": PYTHON_ONLY["files"] * 300}
+INDEX = [{"version": f"0.27.1rc1.dev14+g{SHORT}", "path": f"../../{HEAD}/vllm-0.27.1rc1.dev14%2Bg{SHORT}-x.whl"}]
+
+
+def compiles(name: str) -> dict[str, Any]:
+    return PYTHON_ONLY | {"files": [{"filename": "README.md"}, {"filename": name}]}
+
+
+@pytest.mark.parametrize(("commit", "compared", "index", "status", "outputs"), [
+    (HEAD, PYTHON_ONLY, [], 0, CHOSEN),
+    (HEAD, ON_MAIN, [], 0, CHOSEN.replace(SOURCE, "")),
+    (HEAD, compiles("csrc/a.cu"), [], 4, ""), (HEAD, compiles("CMakeLists.txt"), [], 4, ""), (HEAD, MANY, [], 4, ""),
+    (HEAD[:9], ON_MAIN, [], 4, ""), ("$(touch harm)", ON_MAIN, [], 4, ""), (f"{HEAD}\nsource=x", ON_MAIN, [], 4, ""),
+    ("", {}, INDEX, 0, f"baseline=0.26.0\ncandidate={HEAD}\nsource=\n"), ("", {}, [], 1, ""),
+])  # fmt: skip
+def test_a_commit_is_compared_with_where_it_left_main_and_the_nightly_wheel_with_the_newest_release(
+    step: Step, commit: str, compared: dict[str, Any], index: list[Any], status: int, outputs: str
+) -> None:
+    """What changes compiled files is refused: there is no wheel of it, and the baseline's files would be measured."""
+    for name, value in {"c.json": compared, "n.json": index, "p.json": {"info": {"version": "0.26.0"}}}.items():
+        (step.temp / name).write_text(json.dumps(value), "utf-8")
+    step.command(
+        step.bin / "gh",
+        f'case $2 in */compare/main...{HEAD}) cat "$RUNNER_TEMP/c.json" ;; */{SHORT}) echo {HEAD} ;; esac',
+    )
+    served = 'case "${@: -1}" in */nightly/vllm/metadata.json) from=n ;; */pypi/vllm/json) from=p ;; esac'
+    step.command(step.bin / "curl", f'{served}\ncp "$RUNNER_TEMP/$from.json" "${{@: -2:1}}"')
+    ran = step.run(script_of("choose", "Choose", "check.yml"), COMMIT=commit, GH_REPO="vllm-project/vllm", FROM=SOURCE)
+    assert (ran.status, ran.outputs) == (status, outputs), ran.printed
+    assert ("::error::" in ran.printed) is (status != 0) and not (step.folder / "harm").exists()
+
+
+def checked(step: Step, status: str, text: bytes) -> tuple[Ran, dict[str, Any]]:
+    """How the step that writes the check run ended, and what it sent."""
+    if not (step.folder / "gate/summary.md").is_symlink():
+        (step.folder / "gate/summary.md").write_bytes(text)
+    step.command(step.bin / "gh", 'cp "$4" sent.json')
+    names = {"GH_REPO": "o/r", "BASELINE": "0.26.0", "CANDIDATE": HEAD, "RUN": "https://example.org/run/1"}
+    ran = step.run(script_of("check", "Write the check run", "check.yml"), STATUS=status, **names)
+    sent = step.folder / "sent.json"
+    return ran, json.loads(sent.read_text("utf-8")) if sent.exists() else {}
+
+
+FIVE = "### FAILS: it serves \\[a\\] at 0.943\n\n- why: kernels\n- do this: it\n- trust: me\n- where: here"
+
+
+@pytest.mark.parametrize(("status", "conclusion"), [("0", "success"), ("1", "failure"), ("10", "neutral")])
+def test_a_verdict_becomes_a_check_run_with_five_lines_above_the_table(
+    step: Step, status: str, conclusion: str
+) -> None:
+    ran, sent = checked(step, status, f"{FIVE}\n\n### opt-1.3b: FAIL\n\n| a |\n\n### To repeat it\n".encode())
+    assert ran.status == 0 and ran.called == "gh api repos/o/r/check-runs --input check.json --jq .html_url\n"
+    output = sent.pop("output")
+    assert sent == {
+        "name": "small-model gate", "head_sha": HEAD, "status": "completed", "conclusion": conclusion,
+        "details_url": "https://example.org/run/1",
+    }  # fmt: skip
+    assert output["title"] == "FAILS: it serves [a] at 0.943"
+    assert output["summary"] == f"vLLM {HEAD} against 0.26.0\n\n{FIVE}"
+    assert output["text"] == "### opt-1.3b: FAIL\n\n| a |\n\n### To repeat it\n"
+
+
+@pytest.mark.parametrize("text", [
+    b"", b"@everyone $(touch harm) `touch harm` '\n" + "\u00e9".encode() * 100_000, b"\xff\x00\x1b[2J\xed\xa0\x80",
+    b"@" * 1_000_000, b"\n\n### " * 50_000, b"{CANDIDATE} {GH_TOKEN} %s\"}, \"conclusion\": \"success\"",
+], ids=range(6))  # fmt: skip
+def test_no_text_of_the_host_decides_the_check_calls_anybody_or_is_too_long(step: Step, text: bytes) -> None:
+    ran, sent = checked(step, "1", text)
+    assert ran.status == 0 and sent["conclusion"] == "failure" and not (step.folder / "harm").exists(), ran.printed
+    for name, part in sent["output"].items():
+        assert part and len(part.encode()) <= 65_535 and not re.search("@(?!\u200b)", part)
+        assert all(each.isprintable() or each in "\n\t\u200b" for each in part) and (
+            name != "title" or "\n" not in part
+        )
+
+
+@pytest.mark.parametrize("status", ["", "4", "0; true", "a link"])
+def test_without_a_verdict_or_with_a_link_there_is_no_check_run(step: Step, status: str) -> None:
+    if status == "a link":
+        (step.folder / "gate/summary.md").symlink_to("/proc/self/environ")
+    ran, sent = checked(step, "1" if status == "a link" else status, b"# Gate\n")
+    assert (ran.status, ran.called, sent) == (1, "", {}) and "::error::no " in ran.printed
+
+
+@pytest.mark.parametrize(
+    ("source", "built"), [(SOURCE, f"vllm @ git+{SOURCE}@{HEAD}"), ("", "{temp}/wheel-{head}/v.whl")]
+)
+def test_commits_come_from_their_own_index_or_with_the_compiled_files_of_the_baseline(
+    step: Step, source, built
+) -> None:
+    told = 'case $1 in download) mkdir -p "${@: -2:1}"; touch "${@: -2:1}/v.whl" ;; esac'
+    step.environments(pip=f'{told}\necho "with $VLLM_USE_PRECOMPILED $VLLM_PRECOMPILED_WHEEL_LOCATION" >> "$CALLED"')
+    ran = step.act(INSTALL, {"baseline": BASE, "candidate": HEAD, "source": source})
+    assert ran.status == 0, ran.printed
+    downloaded = re.findall("pip download .*--index-url (\\S+) --dest", ran.called)
+    commits = [BASE] if source else [BASE, HEAD]
+    assert downloaded == [f"https://wheels.vllm.ai/{commit}" for commit in commits]
+    _, _, baseline, candidate = re.findall("pip install (.*)\nwith (.*)\n", ran.called)
+    wheel = f"{step.temp}/wheel-{BASE}/v.whl"
+    assert baseline == (wheel, " ")
+    assert candidate == (built.format(temp=step.temp, head=HEAD), f"1 {wheel}" if source else " ")
+
+
+@pytest.mark.parametrize("inputs", [
+    {"source": SOURCE}, {"candidate": HEAD[:39]},
+    {"source": "https://x;touch harm", "baseline": BASE, "candidate": HEAD},
+])  # fmt: skip
+def test_what_is_no_commit_or_no_repository_installs_nothing(step: Step, inputs: dict[str, str]) -> None:
+    step.environments()
+    ran = step.act(INSTALL, inputs)
+    assert (ran.status, ran.called) == (4, "") and "::error::" in ran.printed and not (step.folder / "harm").exists()
 
 
 @pytest.mark.parametrize("plugin", ["", "pytest-slmserve @ git+https://example.org/o/r@0123456789abcdef"])

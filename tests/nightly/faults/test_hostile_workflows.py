@@ -16,7 +16,8 @@ from workflow_steps import FOLDER, INSTALL, REHEARSED, RELEASES, Ran, Step, scri
 
 CATEGORY = "hostile workflows"
 GATED, NOT_GATED = (0, 1, 10), (2, 3, 4, 5)
-OURS = re.compile(r"::notice::passes|::error::(fails|inconclusive|no verdict|no text|.{1,250} is no release)")
+REFUSED = ".{1,250} is no (release|repository)|a source needs commits"
+OURS = re.compile(rf"::notice::passes|::error::(fails|inconclusive|no verdict|no text|{REFUSED})")
 COMMAND = re.compile(r"^(?:::|##\[).*", re.M)  # what a runner obeys in a log
 VERDICTS = {0: "passes", 1: "fails", 10: "inconclusive"}
 OUTPUTS = ("", *(f"status={number}\nverdict={word}\n" for number, word in VERDICTS.items()))
@@ -25,7 +26,7 @@ PAYLOADS = (
     "> harm", "../../harm", "--help", "-rharm", "1\n::warning::owned", "1\r::warning::owned", "\x1b]0;owned\x07",
     "*", "~/${IFS}", "é\u202e", "x" * 5000, "9" * 5000, "0.26.0 --index-url=http://harm", "1\nstatus=0", "https://harm/a.whl",
 )  # fmt: skip
-INPUTS = ("baseline", "candidate", "models", "concurrency", "margin", "pairs", "plugin", "tests")
+INPUTS = ("baseline", "candidate", "source", "models", "concurrency", "margin", "pairs", "plugin", "tests")
 MEMORY_KB = 4 << 20
 
 
@@ -77,11 +78,13 @@ def planted(case: Case) -> Planted:
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("name", INPUTS)
 def test_each_input(planted: Planted, name: str, payload: str) -> None:
-    if name in RELEASES:
+    if name in RELEASES or name == "source":
         planted.environments()
         ran = planted.act(INSTALL, {name: payload})
         assert not ran.called, "nothing is installed"
-        planted.judge(ran, (4,), "is no release such as 0.26.0")
+        planted.judge(
+            ran, (4,), "is no repository|a source needs commits" if name == "source" else "is no release such as 0.26.0"
+        )
         return
     planted.installed({name: payload})
     planted.pytest("echo {} > gate/gate.json")

@@ -235,7 +235,7 @@ def test_a_gate_at_a_place_too_noisy_does_not_pass(tmp_path):
     keep(records, KEPT)
     weaker, known = baselines.judged_by_noise(judged, records)
     assert known == KEPT and [each.outcome for each in weaker.gated] == [State.INCONCLUSIVE]
-    assert replace(weaker, gated=judged.gated) == judged
+    assert replace(weaker, gated=judged.gated) == replace(judged, calibrated=True)
     for elsewhere in (gated(seen(8, 256, window_s=1.0)), gated(), replace(judged, caches="cold")):
         assert baselines.judged_by_noise(elsewhere, records) == (elsewhere, None)
     (records.with_name("calibration.json")).write_text("{")

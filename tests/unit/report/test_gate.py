@@ -63,6 +63,46 @@ def test_planted_gates_have_the_sections_that_are_kept():
     assert difference("gates", texts) == ""
 
 
+def of_releases(measured, *releases):
+    sides = dict(zip(("baseline", "candidate"), releases))
+    found = [(m, replace(m.environment, vllm=sides[m.paired.side])) for m in measured]
+    return [replace(m, environment=environment) for m, environment in found]
+
+
+def test_five_lines_of_planted_gates_tell_the_worst_and_one_command_that_goes_on():
+    command = "pytest -k 'a b' --slm-gpu --slm-gate --slm-gate-margin=0.02 '--slm-side=candidate:python=v b' -o a=b"
+    ran = findings.Findings(command=command, archives=["r.jsonl"], page="gate.html")
+    slower = pairs(4, speed=0.95)
+    found = {
+        "fails between releases": (of_releases(slower, "0.25.1", "0.26.0"), ran),
+        "fails between releases by an unknown command": (of_releases(slower, "0.25.1", "0.26.0"), None),
+        "fails between a release and a commit": (of_releases(slower, "0.25.1", "0.26.1.dev3+gabc"), ran),
+        "fails by engine arguments": (slower, ran),
+        "fails by arguments of servers": ([replace(m, spec=replace(m.spec, interface="server")) for m in slower], ran),
+        "fails in its KV blocks": (pairs(4, kv_blocks=1000), ran),
+        "passes between releases": (of_releases(pairs(4), "0.25.1", "0.26.0"), ran),
+        "is not decided yet": (pairs(3), ran),
+        "is not decided at its end": (NOISY, ran),
+        "lacks a value": (pairs(12, ready_s=None), ran),
+        "compared nothing": (pairs(4, failures=1), None),
+    }
+    gates = {name: (gated(measured), told or findings.Findings()) for name, (measured, told) in found.items()}
+    lines = {name: gate.five_lines([each], told) for name, (each, told) in gates.items()}
+    all_of_them = [each for each, _ in gates.values()]
+    lines["several"] = gate.five_lines(all_of_them[::-1], ran)
+    lines["calibrated"] = gate.five_lines([replace(all_of_them[0], calibrated=True)], ran)
+    shown = {name: "\n".join([each.answer, *each.below]) for name, each in lines.items()}
+    assert difference("five-lines", shown) == ""
+    assert (
+        lines["several"].answer.startswith("FAILS: opt-1.3b: KV blocks")
+        and "worst of 11 gates" in lines["several"].answer
+    )
+    facts = gate.gate_facts(all_of_them[0], ran)["five"]
+    assert [*facts] == ["answer", "why", "do_this", "trust", "where"] and facts == lines["fails between releases"].named
+    pages = [page_content(findings.Findings(gates=[all_of_them[n]]), 0, {})["answers"] for n in (5, 6, 7)]
+    assert [five.look for (five,) in pages] == ["bad", "good", "open"]
+
+
 def test_planted_sides_have_the_diagnosis_that_is_kept_and_a_simulated_gate_says_so_everywhere():
     for platform in ("simulated", "cuda"):
         measured = [replace(m, environment=replace(m.environment, platform=platform)) for m in pairs(4)]
