@@ -143,7 +143,9 @@ def alike(path: Path, as_path: Path, window: bool, us: int | None) -> bool:
     for each in (path, as_path):
         with redirect_stdout(io.StringIO()) as out:
             command(["report", str(each)])
-        texts.append(out.getvalue().replace(str(each), ""))
+        # The line "where" has the path, at which it breaks, and a command may have it.
+        text = re.sub(r"where: .*?\n(?=\S|\n)", "", out.getvalue(), flags=re.DOTALL)
+        texts.append(text.replace(str(path), "").replace(str(as_path), ""))
     pairs = [
         (m.id, summarize(m), n.id, summarize(n)) for m, n in zip(one.measurements, other.measurements, strict=True)
     ]

@@ -16,6 +16,7 @@ from scripts import CHECKOUT
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate.diagnosis import layers
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.plan.cases import DEFAULTS
@@ -119,10 +120,12 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
     for row in json.loads((CHECKOUT / "studies" / "museum.json").read_text("utf-8")):
         told = f"needs {row.get('needs')}"
         if "run" in row:
-            (slow,), (same,) = (gates_of(row[name]) for name in ("run", "control"))
-            where = ", ".join(layer for layer, _ in layers(slow.compared))
-            told, control = (gate.WORDS[each.outcome] for each in (slow, same))
-            told = f"{row['as']}: {told}, slower in: {where}; the same build: {control}"
+            (slow,) = gates_of(row["run"])
+            less = [each.claim for each in slow.exact if each.state is State.FAILS]
+            found = ", ".join([*(layer for layer, _ in layers(slow.compared)), *less])
+            told = f"{row['as']}: {gate.WORDS[slow.outcome]}, worse in: {found}"
+            same = [gate.WORDS[each.outcome] for each in gates_of(row["control"])] if "control" in row else []
+            told += f"; the same build: {same[0]}" if same else "; the same build is not gated yet"
         effect = f"{row['effect']:.3g} times the {row['of']}"
         number = row["thread"].rpartition("#")[2]
         yield (

@@ -178,7 +178,7 @@ PARAMETERS = [
     ("slm_gate slm_gates", {"gate": "cpu"}, {"on": "cpu", **BOTH}, [f"{MODEL}-kv-blocks"]),  # a short one
     ("slm_gate slm_gates", {}, BOTH | APART, GATED),
     ("slm_gate slm_gates", {"gate": "simulated"}, BOTH, AT_ONCE),
-    ("slm_gate slm_gates", {}, APART | {"gate_launches": "start"}, [f"{MODEL}-{name}" for name in ("kv-blocks", "start", "start-cold")]),
+    ("slm_gate slm_gates", {}, APART | {"gate_launches": "start"}, [GATED[4], f"{MODEL}-start", f"{MODEL}-start-cold"]),
     ("slm_gate slm_gates", {}, APART | {"load_format": "auto"}, [*GATED[:6], f"{MODEL}-outputs"]),
     ("slm_gpus_point", {"models": ["opt-350m"]}, {}, ["-"]),
     ("slm_replica_point", {}, {"replicas": "2", "sharing": "mps"}, REPLICAS),
