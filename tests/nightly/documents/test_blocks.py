@@ -249,7 +249,7 @@ def desk(folder, pytester, capfd) -> Desk:
 @pytest.mark.parametrize("name", BLOCKS)
 def test_every_block_of_a_page_is_true_and_none_is_hidden(name: str, desk: Desk) -> None:
     text = ALL_PAGES[name].read_text("utf-8")
-    assert len(re.findall(r"^ *(?:```|~~~|:::)", text, re.MULTILINE)) == 2 * len(fences(text)) and len(BLOCKS) > 20
+    assert len(re.findall(r"^ *(?:```|~~~|:::)", text, re.MULTILINE)) == 2 * len(fences(text)) and len(BLOCKS) > 10
     for kind, block in BLOCKS[name]:
         desk.block(kind.split(), block)
 
