@@ -1,9 +1,9 @@
-"""Pages that are written from the code and the committed records: docs/glossary.md, docs/options.md with its tables,
-and docs/releases.md.
+"""Pages that are written from the code and the committed results files.
 
-python tests/support/written_pages.py      writes them anew
+python tests/support/written_pages.py      writes them
 """
 
+import argparse
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +13,7 @@ from committed import BASELINES
 from pages import DOCS
 from scripts import CHECKOUT
 
+from pytest_slmserve.__main__ import parser
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate.diagnosis import layers
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
@@ -70,6 +71,14 @@ Would a gate have found them? Each row is a public thread. On the simulated engi
 by the reported effect, names the layer, and passes the same side against itself, in less than 15 minutes each. The
 last column says what a real engine did here, or what it would take to meet the regression.
 """
+COMMANDS = """# The command line
+
+This page lists every command of `slmserve`, its arguments and its exit codes. Read it if you know which command you
+need. `python -m pytest_slmserve` is the same program. The options of `pytest` are on [their own page](options.md), and
+[Troubleshooting](troubleshooting.md) explains the exit codes of a run.
+
+The page is written from the same descriptions as `slmserve COMMAND --help`.
+"""
 PER_BACKEND = '\nWhere the default is "by mode":\n'
 
 
@@ -108,6 +117,40 @@ def glossary_page() -> str:
     """What docs/glossary.md should be: the terms in the order of the alphabet."""
     terms = [(", ".join(forms), meaning) for forms, meaning in GLOSSARY.items()]
     return f"{WORDS}\n{table(('term', 'meaning'), sorted(terms, key=lambda term: term[0].lower()))}"
+
+
+def argument_row(action: argparse.Action) -> tuple[str, str]:
+    value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    value = " ".join(value) if isinstance(value, tuple) else value
+    if action.nargs == "?" and action.option_strings:
+        value = f"[{value}]"
+    takes_value = action.nargs != 0 and value
+    names = ", ".join(f"`{name}{f' {value}' if takes_value else ''}`" for name in action.option_strings) or f"`{value}`"
+    return names, (action.help or "").replace("%%", "%").replace("|", "\\|")
+
+
+def commands_of(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the commands below a parser, and the actions of each."""
+    for action in top._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield command
+                yield from commands_of(command)
+
+
+def command_line_page() -> str:
+    """What docs/command-line.md should be: a table of arguments for each command."""
+    parts = [COMMANDS]
+    for command in commands_of(parser()):
+        parts.append(f"## {command.prog}\n\n{command.description}\n")
+        for group in command._action_groups:
+            actions = (one for one in group._group_actions if not isinstance(one, argparse._SubParsersAction))
+            rows = [argument_row(one) for one in actions if one.dest != "help" and one.help != argparse.SUPPRESS]
+            if rows:
+                usual = group.title in ("positional arguments", "options")
+                parts.append(table(("argument" if usual else group.title or "", "meaning"), rows))
+        parts.append(f"{command.epilog}\n" if command.epilog else "")
+    return "\n".join(filter(None, parts))
 
 
 @cache
@@ -151,7 +194,12 @@ def releases_page() -> str:
     return f"{RELEASES}\n{ledger}\n{MUSEUM}\n{table(heads, museum_rows())}"
 
 
-WRITTEN = {DOCS / "releases.md": releases_page, DOCS / "glossary.md": glossary_page, DOCS / "options.md": options_page}
+WRITTEN = {
+    DOCS / "command-line.md": command_line_page,
+    DOCS / "options.md": options_page,
+    DOCS / "glossary.md": glossary_page,
+    DOCS / "releases.md": releases_page,
+}
 
 if __name__ == "__main__":
     for path, text in WRITTEN.items():

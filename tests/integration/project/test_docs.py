@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pages import ALL_PAGES, DOCS, PAGES, broken_links, links
 from scripts import CHECKOUT, needs_checkout
+from shipped import PACKAGE
 from written_pages import WRITTEN
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
@@ -48,3 +49,17 @@ def test_page_of_claims_has_each_claim_once() -> None:
     cells = [row.split(" | ") for row in rows]
     assert sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell[2])) == sorted(CLAIMS)
     assert [cell for cell in cells if len(cell) != 4 or not all(cell)] == []
+
+
+def test_messages_of_troubleshooting_are_those_of_the_package() -> None:
+    """Each message stands in the package, in parts between its names and numbers."""
+    source = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
+    source = re.sub(r'\{[^{}]*\}|\\(?=")', "", re.sub(r'"\s*f?"', "", source))
+    text = TEXTS["docs/troubleshooting.md"].partition("## The run does not start")[2]
+    said = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    parts = {part.strip(" :") for one in said for part in one.split("…")} - {
+        "",
+        "s",
+        "no tests ran",
+    }  # the last: pytest's
+    assert len(said) > 30 and sorted(part for part in parts if part not in source) == []
