@@ -6,8 +6,10 @@ python tests/support/written_pages.py      writes them
 import argparse
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 from committed import BASELINES
 from pages import DOCS
@@ -37,9 +39,14 @@ In the environment and the ini file a flag is 1 or 0, and several values are sep
 A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) is what makes anything run: without one, what
 measures is skipped. Modes exclude each other.
 """
-WORDS = """# Glossary
+TERMS = """# Metrics and terms
 
-The terms of tables, pages and messages. On [the page](page.md) of a run each term shows its meaning where it stands.
+Look up a column of a report or a word of a message on this page. It gives the definition, the unit, and the name that
+you use in Python and JSON. Names of metrics are not standard across tools, so compare the formulas before you compare
+numbers.
+
+Values are means over the repeats that count. `-` means "not measured", and 0 is a measured value. Columns that do not
+fit the width of your terminal are named below the table, and `slmserve report --show all` prints them.
 """
 RELEASES = """# Releases
 
@@ -113,10 +120,20 @@ def options_page() -> str:
     return f"{TOP}\n{table(columns, map(option_row, OPTS))}{PER_BACKEND}\n{table(modes, mode_rows())}"
 
 
-def glossary_page() -> str:
-    """What docs/glossary.md should be: the terms in the order of the alphabet."""
+def terms_page() -> str:
+    """What docs/metrics-and-terms.md should be: columns of reports, then terms in the order of the alphabet."""
+    parts = [TERMS]
+    for title, each in tomllib.loads((Path(__file__).parent / "columns.toml").read_text("utf-8")).items():
+        rows = [
+            (head, ", ".join(f"`{one}`" for one in name.split(", ") if one), *rest)
+            for head, name, *rest in each["rows"]
+        ]
+        parts.append(
+            f"## {title}\n\n{each['intro']}\n\n{table(('column', 'name in code', 'unit', 'definition'), rows)}"
+        )
     terms = [(", ".join(forms), meaning) for forms, meaning in GLOSSARY.items()]
-    return f"{WORDS}\n{table(('term', 'meaning'), sorted(terms, key=lambda term: term[0].lower()))}"
+    parts.append(f"## Terms\n\n{table(('term', 'meaning'), sorted(terms, key=lambda term: term[0].lower()))}")
+    return "\n".join(parts)
 
 
 def argument_row(action: argparse.Action) -> tuple[str, str]:
@@ -197,7 +214,7 @@ def releases_page() -> str:
 WRITTEN = {
     DOCS / "command-line.md": command_line_page,
     DOCS / "options.md": options_page,
-    DOCS / "glossary.md": glossary_page,
+    DOCS / "metrics-and-terms.md": terms_page,
     DOCS / "releases.md": releases_page,
 }
 

@@ -1,6 +1,7 @@
 """Pages agree with the code: options, files, claims, links, and pages that are written from the code. Nightly tests run
 the examples of the pages."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from written_pages import WRITTEN
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.report import sweeps
 
 needs_checkout()
 FOLDERS = r"benchmarks|docs|examples|pytest_slmserve|requirements|studies|tests|\.ci|\.github"
@@ -63,3 +65,13 @@ def test_messages_of_troubleshooting_are_those_of_the_package() -> None:
         "no tests ran",
     }  # the last: pytest's
     assert len(said) > 30 and sorted(part for part in parts if part not in source) == []
+
+
+def test_columns_of_reports_are_defined() -> None:
+    functions = (sweeps.point_columns, sweeps.sensor_table)
+    heads = re.findall(r'(?:Column|share)\("((?:[^"])+)"', "".join(map(inspect.getsource, functions)))
+    heads += [column.head for column in (*sweeps.ROWS, *sweeps.STEP)]
+    text = " ".join(re.findall(r"^\| ([^|]+) \|", TEXTS["docs/metrics-and-terms.md"], re.MULTILINE))
+    names = {head.replace("\\n", "\n").replace("-\n", "").replace("/\n", "/").replace("\n/", "/") for head in heads}
+    words = {word for name in names for word in name.split()}
+    assert len(names) > 30 and [word for word in words if word not in text] == []
