@@ -50,33 +50,41 @@ fit the width of your terminal are named below the table, and `slmserve report -
 """
 RELEASES = """# Releases
 
-What changed between releases of vLLM, by [gates](gate.md) of each two neighbours. This page is written from the
-committed records. To judge them yourself, type:
+See on this page which releases of vLLM became slower or faster, according to [gates](gate-an-upgrade.md) between
+neighboring releases. It is for you if you choose a release, or look for the release that caused a slowdown. The page is
+written from the committed results files.
+
+A ratio is the candidate divided by the baseline, with a 95% confidence interval. A small model at a small load is as
+fast as the host allows, so the gate does not judge output tokens/s there. It judges tokens per busy second, which shows
+whether the kernels became slower.
+
+## Your own ledger
+
+Gate each two releases on one GPU, then report all results files together:
 
 ```sh
-slmserve report benchmarks/baselines/h200-vllm-0.2*-0.2*-gate*.jsonl.xz
-```
-
-A ratio is the candidate over the baseline, with its 95 % interval for further launches on that host. A small model at
-a small load is served as fast as its host allows: then the gate does not judge what users see, but judges tokens per
-busy second, which tell whether the kernels are slower.
-
-For a ledger of your own models, gate each two releases on one GPU, and report all archives together:
-
-```sh
-pytest --slm-gpu --slm-gate --slm-models=opt-1.3b,qwen3-0.6b --slm-concurrency=8,256 --slm-records=a-b.jsonl \\
+pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-gate --slm-models=opt-1.3b,qwen3-0.6b \\
+  --slm-concurrency=8,256 --slm-records=a-b.jsonl \\
   --slm-side=baseline:python=/opt/vllm-a/bin/python --slm-side=candidate:python=/opt/vllm-b/bin/python
 slmserve report a-b.jsonl b-c.jsonl
 ```
 
-If one step is slower, [`slmserve bisect`](bisect.md) names the release, and the report says what else differs between
-the two sides.
+The report names the slower layer and lists all other differences between the two sides. To find the first slow release
+between two that are far apart, use [`slmserve bisect`](compare-releases.md).
+
+## From a clone
+
+This command prints the tables below from the committed results files:
+
+```sh
+slmserve report benchmarks/baselines/h200-vllm-0.2*-0.2*-gate*.jsonl.xz
+```
 """
 MUSEUM = """## Regressions that people reported
 
-Would a gate have found them? Each row is a public thread. On the simulated engine, a gate fails a side that is slower
-by the reported effect, names the layer, and passes the same side against itself, in less than 15 minutes each. The
-last column says what a real engine did here, or what it would take to meet the regression.
+Each row is a public thread about a regression of vLLM. On the simulated engine, a gate fails a candidate with the
+reported slowdown, names the layer, and passes the same side against itself, in less than 15 minutes each. The last
+column says whether a real engine reproduced the regression, or which hardware it needs.
 """
 COMMANDS = """# The command line
 
