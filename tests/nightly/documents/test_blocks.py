@@ -68,6 +68,8 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
         (path / f"{name}.jsonl").write_bytes(records)
     for name in ("records", "host-a", "host-b", "old", "h200-0.24.0", "h200-0.25.0", "h200-0.26.0"):
         (path / f"{name}.jsonl.gz").write_bytes(gzip.compress(records, 1))
+    for name in ("a-b", "b-c"):
+        (path / f"{name}.jsonl").write_bytes(records)
     for name, text in RESULTS.items():
         (path / f"{name}.csv").write_text(text)
     (path / "results").mkdir()
