@@ -1,4 +1,4 @@
-"""Headline ratios of the README and of pages: computed again from the archives, with number and interval, and held
+"""Headline ratios of pages: computed again from the archives, with number and interval, and held
 against every committed archive that has the same case on another host.
 
 A headline says what its line has to hold, in these digits. Hosts of one kind differ by up to a factor of two, so a
