@@ -44,16 +44,17 @@ def test_links_lead_somewhere_every_page_is_on_the_map_and_what_is_named_exists(
     assert len(named) > 100 and {pair for pair in named if pair[1] not in known} == set()
 
 
-def test_the_page_of_claims_has_each_once_and_the_readme_begins_with_commands_of_ci_and_a_short_example() -> None:
+def test_the_page_of_claims_has_each_once_and_the_readme_has_the_commands_of_ci_and_a_short_example() -> None:
     rows = re.findall(r"^\| (.+) \|$", TEXTS["docs/claims.md"].partition("## Today")[0], re.MULTILINE)
     cells = [row.split(" | ") for row in rows]
     assert sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell[2])) == sorted(CLAIMS)
     assert [cell for cell in cells if len(cell) != 4 or not all(cell)] == []
-    words, block = fences(TEXTS["README.md"])[0]
-    assert words in ("", "console", "sh") and block == f"{SETUP} slm-cpu\n{SETUP} tests\n"
-    assert block.splitlines()[-1] in (CHECKOUT / ".ci/run").read_text("utf-8").splitlines()
-    example, of_the_guide = (
-        next(text for words, text in fences(TEXTS[name]) if words == "python runs")
-        for name in ("README.md", "docs/writing-tests.md")
+    _, _, section = TEXTS["README.md"].partition("\n## From a clone\n")
+    blocks = [text for words, text in fences(section.partition("\n## ")[0]) if words == "sh"]
+    assert blocks == [f"{SETUP} slm-cpu\n", f"{SETUP} tests\n"]
+    assert blocks[-1].strip() in (CHECKOUT / ".ci/run").read_text("utf-8").splitlines()
+    example, of_the_tutorial = (
+        next(text for words, text in fences(TEXTS[name]) if words.startswith("python "))
+        for name in ("README.md", "docs/first-test.md")
     )
-    assert example == of_the_guide and len([line for line in example.splitlines() if line]) <= 5
+    assert example == of_the_tutorial and len([line for line in example.splitlines() if line]) <= 5

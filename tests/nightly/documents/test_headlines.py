@@ -1,4 +1,4 @@
-"""Headline ratios of the README and of pages: computed again from the archives, with number and interval, and held
+"""Headline ratios of pages: computed again from the archives, with number and interval, and held
 against every committed archive that has the same case on another host.
 
 A headline says what its line has to hold, in these digits. Hosts of one kind differ by up to a factor of two, so a
@@ -165,10 +165,6 @@ def lacks(said: Callable[[], list[str]], text: str) -> list[str]:
 
 
 HEADLINES = [  # the page, how the line begins, and what it has to hold
-    ("README.md", "| Error of the time to first token", clients),
-    ("README.md", "| OPT-1.3B at concurrency 512, vLLM 0.26.0 against 0.20.2", gate_of_two_releases),
-    ("README.md", "| Qwen3-4B at concurrency 256", larger_graphs),
-    ("README.md", "| Two engines under MPS instead of one", two_engines),
     ("docs/todays-models.md", "Archive `h100-vllm-0.26.0-cuda-graphs`", larger_graphs),
     ("docs/results.md", "| Do replicas on one GPU pay?", two_engines_of_today),
     ("docs/results.md", "| And over several GPUs?", four_gpus),
