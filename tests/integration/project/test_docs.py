@@ -54,6 +54,6 @@ def test_the_page_of_claims_has_each_once_and_the_readme_begins_with_commands_of
     assert block.splitlines()[-1] in (CHECKOUT / ".ci/run").read_text("utf-8").splitlines()
     example, of_the_guide = (
         next(text for words, text in fences(TEXTS[name]) if words == "python runs")
-        for name in ("README.md", "docs/writing-tests.md")
+        for name in ("README.md", "docs/write-tests.md")
     )
     assert example == of_the_guide and len([line for line in example.splitlines() if line]) <= 5
