@@ -42,7 +42,7 @@ The terms of tables, pages and messages. On [the page](page.md) of a run each te
 """
 RELEASES = """# Releases
 
-What changed between releases of vLLM, by [gates](gate.md) of each two neighbours. This page is written from the
+What changed between releases of vLLM, by [gates](gate-an-upgrade.md) of each two neighbours. This page is written from the
 committed records. To judge them yourself, type:
 
 ```sh
@@ -61,7 +61,7 @@ pytest --slm-gpu --slm-gate --slm-models=opt-1.3b,qwen3-0.6b --slm-concurrency=8
 slmserve report a-b.jsonl b-c.jsonl
 ```
 
-If one step is slower, [`slmserve bisect`](bisect.md) names the release, and the report says what else differs between
+If one step is slower, [`slmserve bisect`](compare-releases.md) names the release, and the report says what else differs between
 the two sides.
 """
 MUSEUM = """## Regressions that people reported
