@@ -53,7 +53,8 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
         outcome, judged = all_of(gated.outcome for gated in found[sides]), [row.compared for row in rows]
         ends = [end for each in judged if each.gated and (end := most_worse(each)) is not None]
         title = f"vLLM {sides[0]} -> {sides[1]}: {WORDS[outcome]}"
-        title += f", worse by at most {percent(max(ends))}" if outcome is State.PASSES and ends else ""
+        if outcome is State.PASSES and ends:
+            title += f", at most {percent(max(ends))} worse in all that is judged"
         measured = ([m for gated in found[sides] for m in gated.measurements(side)] for side in SIDES)
         told = [each for each in diagnosis.fact_differences(*measured) if each.field not in SET_BY_SIDES]
         values = (f"{each.field} {_either(each.baseline)} -> {_either(each.candidate)}" for each in told)

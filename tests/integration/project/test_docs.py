@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import ALL_PAGES, DOCS, PAGES, broken_links, links
+from pages import ALL_PAGES, DOCS, PAGES, broken_links, fences, links
 from scripts import CHECKOUT, needs_checkout
 from shipped import PACKAGE
 from written_pages import WRITTEN
@@ -16,6 +16,7 @@ from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.report import sweeps
 
 needs_checkout()
+SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
 FOLDERS = r"benchmarks|docs|examples|pytest_slmserve|requirements|studies|tests|\.ci|\.github"
 OF_A_RUNNER = ".github/calibration.json"  # who sets one up commits it
 TEXTS = {name: page.read_text("utf-8") for name, page in ALL_PAGES.items()}
@@ -59,11 +60,7 @@ def test_messages_of_troubleshooting_are_those_of_the_package() -> None:
     source = re.sub(r'\{[^{}]*\}|\\(?=")', "", re.sub(r'"\s*f?"', "", source))
     text = TEXTS["docs/troubleshooting.md"].partition("## The run does not start")[2]
     said = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
-    parts = {part.strip(" :") for one in said for part in one.split("…")} - {
-        "",
-        "s",
-        "no tests ran",
-    }  # the last: pytest's
+    parts = {part.strip(" :") for one in said for part in one.split("…")} - {"", "s", "no tests ran"}
     assert len(said) > 30 and sorted(part for part in parts if part not in source) == []
 
 
@@ -75,3 +72,15 @@ def test_columns_of_reports_are_defined() -> None:
     names = {head.replace("\\n", "\n").replace("-\n", "").replace("/\n", "/").replace("\n/", "/") for head in heads}
     words = {word for name in names for word in name.split()}
     assert len(names) > 30 and [word for word in words if word not in text] == []
+
+
+def test_readme_has_commands_of_ci_and_a_short_example() -> None:
+    _, _, section = TEXTS["README.md"].partition("\n## From a clone\n")
+    blocks = [text for words, text in fences(section.partition("\n## ")[0]) if words == "sh"]
+    assert blocks == [f"{SETUP} slm-cpu\n", f"{SETUP} tests\n"]
+    assert blocks[-1].strip() in (CHECKOUT / ".ci/run").read_text("utf-8").splitlines()
+    example, of_the_tutorial = (
+        next(text for words, text in fences(TEXTS[name]) if words.startswith("python "))
+        for name in ("README.md", "docs/first-test.md")
+    )
+    assert example == of_the_tutorial and len([line for line in example.splitlines() if line]) <= 5

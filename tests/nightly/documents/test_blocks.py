@@ -119,6 +119,10 @@ class Desk:
                 settings = tomllib.loads(text)["tool"]["pytest"]["ini_options"]
                 assert set(settings) <= {opt.key for opt in OPTS}
                 read_options({}, settings, {})
+            case ["json", file] | ["text", "file", file] if "." in file:
+                path = self.pytester.path / file
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
             case ["json", kind]:
                 path = self.pytester.path / "block.json"
                 path.write_text(text)
