@@ -30,14 +30,15 @@ from pytest_slmserve.report.section import section_markdown
 
 TOP = """# Options
 
-Each option may be given on the command line, in the environment, or in the ini file (`pytest.ini`, or
-`[tool.pytest.ini_options]` in `pyproject.toml`), in this order of precedence; the header of a run says which it took
-from where. Options that few people need have no place of their own on the command line: `-o slm_seed=7` sets one there.
-In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces. In TOML
-(`[tool.pytest]` of pytest 9 too) a flag may be `true` or `false`, and several values a list.
+Look up the options of `pytest` on this page. You can give each option on the command line, in the environment, or in
+the ini file (`pytest.ini`, or `[tool.pytest.ini_options]` in `pyproject.toml`). If you give it twice, the earlier place
+in this list wins. The first lines of a run show which options you set, and where.
 
-A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) is what makes anything run: without one, what
-measures is skipped. Modes exclude each other.
+- A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) starts measuring. Without a mode, tests that
+  measure are skipped. You can give only one mode.
+- Some options are for the ini file only. To set such an option for a single run, use `-o`, for example `-o slm_seed=7`.
+- In the environment and the ini file, a flag is 1 or 0, and several values are separated by spaces. In TOML, a flag can
+  be `true` or `false`, and several values can be a list.
 """
 TERMS = """# Metrics and terms
 
@@ -94,7 +95,7 @@ need. `python -m pytest_slmserve` is the same program. The options of `pytest` a
 
 The page is written from the same descriptions as `slmserve COMMAND --help`.
 """
-PER_BACKEND = '\nWhere the default is "by mode":\n'
+PER_BACKEND = '\nIf the default is "by mode", it is the following value:\n'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
