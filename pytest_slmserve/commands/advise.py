@@ -27,7 +27,7 @@ from pytest_slmserve.report.section import Section, in_units, section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.specs import Adapters, ClosedLoop, EngineSpec
+from pytest_slmserve.schema.specs import Adapters, EngineSpec
 
 STATUS = (
     f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that "
@@ -95,7 +95,6 @@ def measured_now(given: argparse.Namespace) -> QuickRun:
         measured_s=sum(m.run.window_s[1] for m in found),
         budget_s=BUDGET_S,
         all_s=time.monotonic() - begun,
-        loads=tuple(m.load.concurrency for m in found if isinstance(m.load, ClosedLoop)),
         records=str(records),
         trial=shlex.join(["pytest", *serving, *words, *trial]),
     )

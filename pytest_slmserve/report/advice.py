@@ -143,15 +143,13 @@ FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickRun:
-    """One engine, measured for a minute. start_s: until it took requests, None if nobody told; measured_s: of all
-    loads, of which `budget_s` were allowed; all_s: of the whole command. loads: concurrency of each window, in order.
-    trial: the command that measures two engines."""
+    """One engine, measured for a minute. start_s: until it took requests, None if nobody told. measured_s: of all
+    windows with their ramps, budget_s at most. all_s: of the command. trial: the command that measures two engines."""
 
     start_s: float | None
     measured_s: float
     budget_s: float
     all_s: float
-    loads: tuple[int, ...]
     records: str
     trial: str
 
@@ -168,34 +166,30 @@ def quick_answer(advice: Advice) -> str:
     if gain := second_engine(advice.gains):
         may = gain.value > 1 and (fit is None or fit.advised > 1)
         worth = ("pays" if (gain.low or 0) > 1 else "may pay") if may else "is not worth it"
-        pays = f"{worth}, {_times(gain)} predicted"
+        pays = f"{worth}, {figure(gain.value)} times ({figure(gain.low)} to {figure(gain.high)}) predicted"
     said = f"max_num_seqs {advice.batch} ({'predicted' if advice.decision.predicted else sure}), memory share {memory}"
     return f"{advice.subject.name}: {said}; a second engine {pays}"
-
-
-def _times(gain: Interval) -> str:
-    return f"{figure(gain.value)} times ({figure(gain.low)} to {figure(gain.high)})"
 
 
 def quick_reasons(advice: Advice, run: QuickRun) -> Iterator[tuple[str, str]]:
     """Yield pairs of a subject and a sentence: the plateau, the second engine, trust, time and what to type next."""
     loads = advice.subject.usable
     if steps := gains(loads):
-        found, last = plateau(loads), steps[-1]
+        found = plateau(loads)
+        last = next((step for step in steps if step.start == found.value), steps[-1])
         begins = f"from {found.value} concurrent requests" if found.value else f"past {last.end}, the most measured"
         yield "plateau", f"{begins}: from {last.start} to {last.end} a doubling gains {percent_interval(last)}"
     if gain := second_engine(advice.gains):
         ends = f"{percent(OF_BOUND.value)} ({percent(OF_BOUND.low or 0)} to {percent(OF_BOUND.high or 0)})"
-        known = f"38 published sets of two had {ends} of the bound above, or of 2 if that is less"
-        yield "second", f"{_times(gain)} what one engine serves; measured: no, one engine only predicts it: {known}"
-    windows = ", ".join(map(str, run.loads))
-    yield "trust", f"one launch on one host: what differs between them is in no interval; windows at {windows}"
+        known = f"38 published sets of two served {ends} of the bound on it, or of 2 if that is less"
+        yield "second", f"{figure(gain.value)} times is predicted; measured: no, for that takes two engines: {known}"
+    windows = ", ".join(f"{len(p.repeats)} at {p.concurrency}" for p in loads)
+    yield "trust", f"one launch on one host: what differs between them is in no interval; windows: {windows}"
     start = "" if run.start_s is None else f"the engine started in {run.start_s:.0f} s, "
     took = f"measuring took {run.measured_s:.0f} s of at most {run.budget_s:.0f}"
     yield "time", f"{start}{took}; the command took {run.all_s:.0f} s"
     yield "records", f"{run.records}, for slmserve report and advise"
-    if advice.batch is not None:
-        yield "next", f"measure two engines: {run.trial}"
+    yield "next", f"measure two engines: {run.trial}"
 
 
 def advice_section(

@@ -165,13 +165,15 @@ def test_a_quick_advice_starts_one_engine_of_the_model_for_a_minute_and_tells_th
     assert commands[0][-3] == "--pyargs" and all("test_pareto_plateau::" in word for word in commands[0][-2:])
     assert seen.status == 0 and seen.words.startswith("opt-1.3b: max_num_seqs 64 (95 %: 64 to below 128), memory share")
     assert "vllm serve facebook/opt-1.3b" in seen.out and "measured: no" in seen.words and "started" not in seen.words
-    assert all(fact in seen.words for fact in ("one launch on one host", "of at most 60", "test_replication_gain"))
+    assert all(
+        fact in seen.words for fact in ("one launch on one host", "of at most 60", "2 at 64", "test_replication_gain")
+    )
     told = said(capsys, "advise", "--quick", "opt-1.3b", "--json")
     found = json.loads(told.out)
     [model], quick = found["models"], found["quick"]
     assert "--slm-gpu" in commands[1] and "--slm-gpu" in quick["trial"] and quick["budget_s"] == 60
     assert model["answer"].startswith("opt-1.3b: max_num_seqs") and model["second_engine"]["value"] > 0
-    assert model["b_opt_least"] <= model["batch"] and len(quick["loads"]) == 12
+    assert model["b_opt_least"] <= model["batch"]
 
 
 @pytest.mark.parametrize(("words", "facts"), [
