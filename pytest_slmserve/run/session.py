@@ -384,9 +384,8 @@ class Sweeps:
             return load.duration_s(workload.mean_output_tokens * concurrency / tokens_per_s)
 
         grid = Grid(sweep.concurrencies, tolerance, session.options.repeats, seconds, session.looks)
-        bounded = session.options.budget is not None
         while not rounds.failed:
-            now = replace(grid, left_s=rounds.left_s) if bounded else grid
+            now = replace(grid, left_s=rounds.left_s) if session.options.budget else grid
             if (wanted := next_measurement(now, session.verdicts.curve(model).points)) is None:
                 break
             rounds.round(wanted.repeats, [wanted.concurrency], wanted.why)
