@@ -273,6 +273,7 @@ def fit_law(points: Iterable[tuple[float, float]], b_half: float | None = None) 
 
 
 SHARE = 1 / 3  # of what the whole grid would take: no repeat is made beyond it
+WIDE = 4.0  # between neighbours: a wider gap is filled before a budget goes to repeats
 SECOND_CHANCES = 1  # a load of which more measurements than these were left out is not repeated
 
 Seconds = Callable[[int, float], float]  # what a measurement takes, by its load and its tokens/s
@@ -328,7 +329,8 @@ def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
     Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on both sides of the
     tolerance: of the loads around and past the plateau the smallest, then of the others. Repeats end when all
     measurements would take more than SHARE of the time of the whole grid. The first repeat is made in any case: without
-    one the noise is unknown, and no verdict is possible. Of a budget, the seconds of that repeat are kept.
+    one the noise is unknown, and no verdict is possible. Of a budget, the seconds of that repeat are kept; and before
+    repeats it goes to loads in the widest gaps, until what rests on a load is known within a factor of WIDE.
     """
     known = [p for p in points if p.concurrency in grid.loads]
     valid = valid_points(known)
@@ -338,10 +340,14 @@ def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
         return wanted
     if len(valid) < 2:
         return None
+    invalid = {p.concurrency for p in known if not p.valid}
+    a, b = max(pairwise(sorted(rates)), key=lambda pair: pair[1] / pair[0])
+    between = [load for load in loads if a < load < b and load not in invalid]
+    if grid.left_s < math.inf and b / a > WIDE and between:
+        return Wanted(between[len(between) // 2], 1, f"nothing is known between concurrency {a} and {b}")
     last = gains(valid, tail_of=partial(tail_at, looks=grid.looks))[-1]
     if below(last, grid.tolerance) is not State.INCONCLUSIVE:
         return None
-    invalid = {p.concurrency for p in known if not p.valid}
     each_s = {load: grid.seconds(load, predicted(rates, load)) for load in sorted({*loads} - invalid)}
     spent_s = sum((len(p.repeats) + p.left_out) * each_s[p.concurrency] for p in valid)
     left_s = min(SHARE * grid.repeats * sum(each_s.values()) - spent_s, grid.left_s)
