@@ -1,4 +1,4 @@
-# The plugin beside a release of vLLM, for a host with NVIDIA GPUs (docs/gpu-host.md, "In a container"):
+# The plugin beside a release of vLLM, for a host with NVIDIA GPUs (docs/set-up-a-host.md, "Run in a container"):
 #
 #   docker build --build-arg VLLM_VERSION=v0.26.0 --tag slmserve .
 #   docker run --rm --gpus all --ipc host --volume "$PWD:/work" slmserve

@@ -1,6 +1,6 @@
-"""Is the candidate slower than the baseline? `--slm-models` says of which model, `--slm-side` what changes."""
+"""Is the candidate slower than the baseline? `--slm-models` names the model, and `--slm-side` the difference."""
 
 
-def test_no_worse(slm_gate):
-    """A test for each endpoint: throughput, latency, energy, time to start, KV blocks, device memory."""
+def test_no_slower(slm_gate):
+    """pytest runs this test for each metric of the gate, for example throughput, latency and energy."""
     assert slm_gate()

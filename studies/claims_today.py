@@ -1,4 +1,4 @@
-"""Write the verdicts of the committed archives into docs/claims.md.
+"""Write the verdicts of the committed archives into benchmarks/baselines/CLAIMS.md.
 
     python studies/claims_today.py
 
@@ -8,7 +8,7 @@ it, and the archives that say otherwise. The value, with its 95 % interval, is h
 
 from __future__ import annotations
 
-from common import BASELINES, CHECKOUT
+from common import BASELINES
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.estimates import Interval
@@ -17,10 +17,15 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.text_table import between, figure
 
-PAGE = CHECKOUT / "docs" / "claims.md"
-BEGINS = "## Today, on an H200"
+PAGE = BASELINES / "CLAIMS.md"
+TOP = """# Verdicts of the committed results files
+
+For each [claim](../../docs/claims.md), this table has the verdict on an H200 with vLLM 0.26.0. A name such as
+`staggered` is the results file `h200-vllm-0.26.0-staggered.jsonl.xz` in this folder. `python studies/claims_today.py`
+writes this page.
+"""
 HEAD = (
-    "| claim | then: what its source has, or what speaks for it | threshold | today, with what was compared with it |",
+    "| claim | evidence before this run | threshold | verdict, value and 95% interval, by model and results file |",
     "|---|---|---:|---|",
 )
 ARCHIVES = (
@@ -64,7 +69,7 @@ def cell(verdict: Verdict, archive: str, *others: tuple[Verdict, str]) -> str:
 
 
 def page() -> str:
-    """The table, a row for each claim that an archive judges."""
+    """Return the page, with a row for each claim that an archive judges."""
     found = verdicts()
     rows = [
         f"| `{claim.name}` | {claim.evidence} | "
@@ -73,14 +78,8 @@ def page() -> str:
         for claim in CLAIMS.values()
         if (told := list(found.get(claim.name, {}).values()))
     ]
-    return "\n".join([*HEAD, *rows])
-
-
-def main() -> None:
-    before, _, _ = PAGE.read_text("utf-8").partition(BEGINS)
-    words = "vLLM 0.26.0. `python studies/claims_today.py` writes this table from the archives that it names."
-    PAGE.write_text(f"{before.rstrip()}\n\n{BEGINS}\n\n{words}\n\n{page()}\n", "utf-8")
+    return "\n".join([TOP, *HEAD, *rows, ""])
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(), "utf-8")

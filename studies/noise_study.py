@@ -4,7 +4,7 @@
 
 Each run is a sweep in virtual time: a closed loop obeys the saturation law, and the host's noise sets its pace. The
 code that measures real engines decides what is measured, and when it is enough. Three truths: the last doubling gains
-5 %, 10 % (the bound) and 16 %. Prints the table of docs/intervals.md.
+5 %, 10 % (the bound) and 16 %. Prints the table of docs/statistics.md.
 """
 
 from __future__ import annotations

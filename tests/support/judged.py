@@ -221,8 +221,8 @@ def pytest_run(words: Sequence[str]) -> Callable[[], int]:
 
 
 def table() -> list[str]:
-    """Planted and answered, by category, as rows of Markdown."""
-    rows = [("faults", "planted", "answered"), ("---", "---:", "---:")]
+    """Faults that were injected and handled, by category, as rows of Markdown."""
+    rows = [("faults", "injected", "handled"), ("---", "---:", "---:")]
     rows += [(name, f"{PLANTED[name]:,}", f"{ANSWERED[name]:,}") for name in sorted(PLANTED)]
     rows.append(("**all**", f"{PLANTED.total():,}", f"{ANSWERED.total():,}"))
     return [f"| {' | '.join(row)} |" for row in rows]

@@ -1,18 +1,21 @@
-"""Pages that are written from the code and the committed records: docs/glossary.md, docs/options.md with its tables,
-and docs/releases.md.
+"""Pages that are written from the code and the committed results files.
 
-python tests/support/written_pages.py      writes them anew
+python tests/support/written_pages.py      writes them
 """
 
+import argparse
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 from committed import BASELINES
 from pages import DOCS
 from scripts import CHECKOUT
 
+from pytest_slmserve.__main__ import parser
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate.diagnosis import layers
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
@@ -27,50 +30,72 @@ from pytest_slmserve.report.section import section_markdown
 
 TOP = """# Options
 
-Each option may be given on the command line, in the environment, or in the ini file (`pytest.ini`, or
-`[tool.pytest.ini_options]` in `pyproject.toml`), in this order of precedence; the header of a run says which it took
-from where. Options that few people need have no place of their own on the command line: `-o slm_seed=7` sets one there.
-In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces. In TOML
-(`[tool.pytest]` of pytest 9 too) a flag may be `true` or `false`, and several values a list.
+Look up the options of `pytest` on this page. You can give each option on the command line, in the environment, or in
+the ini file (`pytest.ini`, or `[tool.pytest.ini_options]` in `pyproject.toml`). If you give it twice, the earlier place
+in this list wins. The first lines of a run show which options you set, and where.
 
-A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) is what makes anything run: without one, what
-measures is skipped. Modes exclude each other.
+- A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) starts measuring. Without a mode, tests that
+  measure are skipped. You can give only one mode.
+- Some options are for the ini file only. To set such an option for a single run, use `-o`, for example `-o slm_seed=7`.
+- In the environment and the ini file, a flag is 1 or 0, and several values are separated by spaces. In TOML, a flag can
+  be `true` or `false`, and several values can be a list.
 """
-WORDS = """# Glossary
+TERMS = """# Metrics and terms
 
-The terms of tables, pages and messages. On [the page](page.md) of a run each term shows its meaning where it stands.
+Look up a column of a report or a word of a message on this page. It gives the definition, the unit, and the name that
+you use in Python and JSON. Names of metrics are not standard across tools, so compare the formulas before you compare
+numbers.
+
+Values are means over the repeats that count. `-` means "not measured", and 0 is a measured value. Columns that do not
+fit the width of your terminal are named below the table, and `slmserve report --show all` prints them.
 """
 RELEASES = """# Releases
 
-What changed between releases of vLLM, by [gates](gate.md) of each two neighbours. This page is written from the
-committed records. To judge them yourself, type:
+See on this page which releases of vLLM became slower or faster, according to [gates](gate-an-upgrade.md) between
+neighboring releases. It is for you if you choose a release, or look for the release that caused a slowdown. The page is
+written from the committed results files.
+
+A ratio is the candidate divided by the baseline, with a 95% confidence interval. A small model at a small load is as
+fast as the host allows, so the gate does not judge output tokens/s there. It judges tokens per busy second, which shows
+whether the kernels became slower.
+
+## Your own ledger
+
+Gate each two releases on one GPU, then report all results files together:
 
 ```sh
-slmserve report benchmarks/baselines/h200-vllm-0.2*-0.2*-gate*.jsonl.xz
-```
-
-A ratio is the candidate over the baseline, with its 95 % interval for further launches on that host. A small model at
-a small load is served as fast as its host allows: then the gate does not judge what users see, but judges tokens per
-busy second, which tell whether the kernels are slower.
-
-For a ledger of your own models, gate each two releases on one GPU, and report all archives together:
-
-```sh
-pytest --slm-gpu --slm-gate --slm-models=opt-1.3b,qwen3-0.6b --slm-concurrency=8,256 --slm-records=a-b.jsonl \\
+pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-gate --slm-models=opt-1.3b,qwen3-0.6b \\
+  --slm-concurrency=8,256 --slm-records=a-b.jsonl \\
   --slm-side=baseline:python=/opt/vllm-a/bin/python --slm-side=candidate:python=/opt/vllm-b/bin/python
 slmserve report a-b.jsonl b-c.jsonl
 ```
 
-If one step is slower, [`slmserve bisect`](bisect.md) names the release, and the report says what else differs between
-the two sides.
+The report names the slower layer and lists all other differences between the two sides. To find the first slow release
+between two that are far apart, use [`slmserve bisect`](compare-releases.md).
+
+## From a clone
+
+This command prints the tables below from the committed results files:
+
+```sh
+slmserve report benchmarks/baselines/h200-vllm-0.2*-0.2*-gate*.jsonl.xz
+```
 """
 MUSEUM = """## Regressions that people reported
 
-Would a gate have found them? Each row is a public thread. On the simulated engine, a gate fails a side that is slower
-by the reported effect, names the layer, and passes the same side against itself, in less than 15 minutes each. The
-last column says what a real engine did here, or what it would take to meet the regression.
+Each row is a public thread about a regression of vLLM. On the simulated engine, a gate fails a candidate with the
+reported slowdown, names the layer, and passes the same side against itself, in less than 15 minutes each. The last
+column says whether a real engine reproduced the regression, or which hardware it needs.
 """
-PER_BACKEND = '\nWhere the default is "by mode":\n'
+COMMANDS = """# The command line
+
+This page lists every command of `slmserve`, its arguments and its exit codes. Read it if you know which command you
+need. `python -m pytest_slmserve` is the same program. The options of `pytest` are on [their own page](options.md), and
+[Troubleshooting](troubleshooting.md) explains the exit codes of a run.
+
+The page is written from the same descriptions as `slmserve COMMAND --help`.
+"""
+PER_BACKEND = '\nIf the default is "by mode", it is the following value:\n'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -104,10 +129,54 @@ def options_page() -> str:
     return f"{TOP}\n{table(columns, map(option_row, OPTS))}{PER_BACKEND}\n{table(modes, mode_rows())}"
 
 
-def glossary_page() -> str:
-    """What docs/glossary.md should be: the terms in the order of the alphabet."""
+def terms_page() -> str:
+    """What docs/metrics-and-terms.md should be: columns of reports, then terms in the order of the alphabet."""
+    parts = [TERMS]
+    for title, each in tomllib.loads((Path(__file__).parent / "columns.toml").read_text("utf-8")).items():
+        rows = [
+            (head, ", ".join(f"`{one}`" for one in name.split(", ") if one), *rest)
+            for head, name, *rest in each["rows"]
+        ]
+        parts.append(
+            f"## {title}\n\n{each['intro']}\n\n{table(('column', 'name in code', 'unit', 'definition'), rows)}"
+        )
     terms = [(", ".join(forms), meaning) for forms, meaning in GLOSSARY.items()]
-    return f"{WORDS}\n{table(('term', 'meaning'), sorted(terms, key=lambda term: term[0].lower()))}"
+    parts.append(f"## Terms\n\n{table(('term', 'meaning'), sorted(terms, key=lambda term: term[0].lower()))}")
+    return "\n".join(parts)
+
+
+def argument_row(action: argparse.Action) -> tuple[str, str]:
+    value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    value = " ".join(value) if isinstance(value, tuple) else value
+    if action.nargs == "?" and action.option_strings:
+        value = f"[{value}]"
+    takes_value = action.nargs != 0 and value
+    names = ", ".join(f"`{name}{f' {value}' if takes_value else ''}`" for name in action.option_strings) or f"`{value}`"
+    return names, (action.help or "").replace("%%", "%").replace("|", "\\|")
+
+
+def commands_of(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the commands below a parser, and the actions of each."""
+    for action in top._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield command
+                yield from commands_of(command)
+
+
+def command_line_page() -> str:
+    """What docs/command-line.md should be: a table of arguments for each command."""
+    parts = [COMMANDS]
+    for command in commands_of(parser()):
+        parts.append(f"## {command.prog}\n\n{command.description}\n")
+        for group in command._action_groups:
+            actions = (one for one in group._group_actions if not isinstance(one, argparse._SubParsersAction))
+            rows = [argument_row(one) for one in actions if one.dest != "help" and one.help != argparse.SUPPRESS]
+            if rows:
+                usual = group.title in ("positional arguments", "options")
+                parts.append(table(("argument" if usual else group.title or "", "meaning"), rows))
+        parts.append(f"{command.epilog}\n" if command.epilog else "")
+    return "\n".join(filter(None, parts))
 
 
 @cache
@@ -151,7 +220,12 @@ def releases_page() -> str:
     return f"{RELEASES}\n{ledger}\n{MUSEUM}\n{table(heads, museum_rows())}"
 
 
-WRITTEN = {DOCS / "releases.md": releases_page, DOCS / "glossary.md": glossary_page, DOCS / "options.md": options_page}
+WRITTEN = {
+    DOCS / "command-line.md": command_line_page,
+    DOCS / "options.md": options_page,
+    DOCS / "metrics-and-terms.md": terms_page,
+    DOCS / "releases.md": releases_page,
+}
 
 if __name__ == "__main__":
     for path, text in WRITTEN.items():

@@ -11,7 +11,7 @@ ran on the GPU, by its counters.
 A step only decodes if neither its own row of the trace names a prompt nor the next one does: with asynchronous
 scheduling, the launch of a prompt's kernels holds up the row before the one that names the prompt. A prompt that takes
 several steps is named by the last of them, so as many more rows before it are left out as the longest prompt can fill.
-The measurements behind this rule are in docs/gate-decision.md.
+docs/roofline.md gives the reason.
 """
 
 import math

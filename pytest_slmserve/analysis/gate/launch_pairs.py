@@ -29,7 +29,7 @@ START_MARGIN = 0.15  # a start is imports and compilation, and serves no request
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
 MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
 MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them
-OUTPUTS_MARGIN = 0.05  # nats a token: bfloat16 for float32 changes 0.013, wrong engines more (docs/gate-decision.md)
+OUTPUTS_MARGIN = 0.05  # nats a token: bfloat16 for float32 changes 0.013, wrong engines more (docs/results.md)
 
 Outputs = tuple[tuple[int, ...], ...]
 

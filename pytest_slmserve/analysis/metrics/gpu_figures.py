@@ -572,7 +572,7 @@ Bound = Literal["memory", "compute", "host", "mixed"]
 
 # What a counter reads where its unit can do no more: on an H200, 0.89 in plain copies (4.28 of the 4.8 TB/s of the data
 # sheet) and 0.94 in fp16 matrix products of 8192 (0.64 of 0.99 PFLOP/s: the power limit lowers the clock, and the ratio
-# is of the cycles that are left). On an H100 0.90 (3.01 of 3.35 TB/s) and 0.94. docs/sensors.md has more.
+# is of the cycles that are left). On an H100 0.90 (3.01 of 3.35 TB/s) and 0.94. docs/accuracy.md has more.
 REACHABLE_DRAM = 0.89
 REACHABLE_TENSOR = 0.94
 SATURATED = 0.5  # a unit that is busy for less than half of what it can be leaves most of the step to something else

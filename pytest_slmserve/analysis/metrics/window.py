@@ -103,7 +103,7 @@ def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> flo
 @once_for_all
 def relative_variance(run: Run) -> float | None:
     """Return the relative variance of the window's throughput by its own course, from the means of equal parts
-    (docs/intervals.md). None if a part has no tokens, or the window too few steps."""
+    (docs/statistics.md). None if a part has no tokens, or the window too few steps."""
     trace = window_trace(run)
     if len(trace.steps) < 2 * BATCHES or not trace.seconds:
         return None

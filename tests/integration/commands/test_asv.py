@@ -73,7 +73,9 @@ def test_every_result_that_is_kept_is_of_a_release_of_the_list(tmp_path) -> None
 
 def commands(heading: str) -> list[list[str]]:
     """Words of each command in the blocks of a section; the shell's own substitution is one file."""
-    section = (CHECKOUT / "docs/asv.md").read_text("utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    section = (
+        (CHECKOUT / "docs/compare-releases.md").read_text("utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    )
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
     lines = re.sub(r"\$\(.*\)", "records.jsonl", blocks).splitlines()
     return [shlex.split(command, comments=True) for line in lines for command in line.split(" && ")]
@@ -87,11 +89,11 @@ def test_a_history_is_kept_as_the_page_says_and_asv_finds_the_slow_release(tmp_p
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.chdir(tmp_path)
     done, measured = [], []
-    for words in commands("## Keep a history"):
+    for words in commands("## Follow releases with asv"):
         match words:
             case ["pip", "install", "asv>=0.6.4"] | ["asv", "preview"]:
                 pass
-            case ["pytest", "--slm-gpu", _, records]:
+            case ["pytest", "--pyargs", _, "--slm-gpu", _, records]:
                 path = Path(records.removeprefix("--slm-records="))
                 measured.append(path.name.removeprefix("h200-").removesuffix(".jsonl.gz"))
                 stored(path, *launches(measured[-1], SLOWER.get(measured[-1], 1.0)))

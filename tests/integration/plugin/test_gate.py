@@ -162,7 +162,12 @@ def test_a_gate_of_the_start_judges_each_state_of_the_caches_and_names_the_stage
     words, status, others, line = START_SCENARIOS[name]
     ran = runs(NO_WORSE, OF_STARTS, words)
     found = judged(ran, status, line)
-    judges = ["start", *(["start-cold"] if name != "one-state" else []), *(["wake"] if SLEEPS in words else [])]
+    judges = [
+        "start",
+        "kv-blocks",
+        *(["start-cold"] if name != "one-state" else []),
+        *(["wake"] if SLEEPS in words else []),
+    ]
     assert found.keys() == others.keys() and [*states(ran)] == judges
     assert all(fact in found[endpoint] for endpoint, fact in others.items())
     facts = kept(ran)

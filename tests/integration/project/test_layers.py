@@ -227,7 +227,7 @@ def test_functions_are_as_long_as_one_thought_folders_two_deep_and_docstrings_be
 
 
 @in_checkout
-def test_what_others_import_is_there_and_rooms_and_the_architecture_page_say_what_lives_where() -> None:
+def test_what_others_import_is_there_and_rooms_and_the_contributing_page_say_what_lives_where() -> None:
     text = (FOLDER / "quickstart" / "test_quickstart.py").read_text("utf-8")
     assert list(imports({"": ast.parse(text)})) == [("", "pytest")] and len(text.splitlines()) <= 40
     paths = [path for name in ("benchmarks", "studies") for path in (CHECKOUT / name).rglob("*.py")]
@@ -240,7 +240,7 @@ def test_what_others_import_is_there_and_rooms_and_the_architecture_page_say_wha
     rooms = {name: tree for name, tree in PACKAGE.items() if name and "." not in name and name != "__main__"}
     told = {name: len((ast.get_docstring(tree) or "").split()) for name, tree in rooms.items()}
     assert len(told) == 12 and {name: words for name, words in told.items() if not 10 <= words <= 40} == {}
-    _, _, table = (CHECKOUT / "docs/architecture.md").read_text("utf-8").partition("## Where to look")
+    _, _, table = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8").partition("## Where to look")
     rows = [line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ") and "?" in line]
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert len(rows) >= 20 and [name for name in named if not (FOLDER / name).exists()] == []

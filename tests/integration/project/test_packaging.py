@@ -129,7 +129,7 @@ def test_the_index_gets_the_addresses_of_the_repository_that_releases_once(tmp_p
     assert urls["Source"] == URL and urls.keys() >= {"Changelog", "Documentation", "Issues"}
     assert all(address.startswith(URL) for address in urls.values())
     targets = re.findall(r"\]\(([^)\s]+)\)", (tmp_path / "README.md").read_text("utf-8"))
-    assert f"{URL}/blob/{TAG}/docs/gate.md" in targets and [t for t in targets if ":" not in t] == []
+    assert f"{URL}/blob/{TAG}/docs/options.md" in targets and [t for t in targets if ":" not in t] == []
     assert changed == (  # pictures are files, and other links stay
         f"![p]({URL}/raw/{TAG}/docs/p.png) [d]({URL}/blob/{TAG}/docs/d.md#part) [a](#here) [w](https://example.org/w) "
         f"code[0]({URL}/blob/{TAG}/x)"

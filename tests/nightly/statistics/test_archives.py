@@ -170,7 +170,7 @@ def test_of_the_gpu_the_noise_of_the_smallest_loads_tells_that_of_the_largest():
 ])  # fmt: skip
 def test_how_many_last_doublings_are_decided_and_hosts_agree(kind, sweeps, seen, of_gpu, at_any_clock, monkeypatch):
     """By throughput as seen, and by tokens per busy second with and without the allowance for clocks: the numbers that
-    docs/intervals.md tells."""
+    docs/statistics.md tells."""
     contents = [read(BASELINES / f"{name}.jsonl.xz") for name in names_of(f"h[12]00-*-{kind}*")]
     curves = [c for each in contents for c in stored_curves(each.measurements, each.plans) if is_main_sweep(c)]
     alike = grouped(curves, lambda c: (c.spec.key, c.environment.gpu_name)).values()

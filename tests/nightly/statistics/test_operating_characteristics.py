@@ -227,7 +227,7 @@ def test_a_look_too_many_would_be_seen(alpha):
     *(({"sd": sd, "worse": (0.15, 0.0)}, {"pass": shown(TERMS.beta)}) for sd in (0.03, 0.05, 0.08, 0.14)),
 ])  # fmt: skip
 def test_gates_of_the_start_are_wrong_no_more_often_than_they_may_be(planted, bounds):
-    """Of both states of the caches, or of waking too, after three pairs or five: docs/gate-start.md."""
+    """Of both states of the caches, or of waking too, after three pairs or five: docs/statistics.md."""
     number = 4000
     seen = many(Planted(**{"worse": (0.0, 0.0), "margin": 0.15, **planted}), number, TERMS.of_starts, seed=3)
     failed = seen.outcomes[FAIL]

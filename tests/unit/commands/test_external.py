@@ -201,7 +201,7 @@ def test_the_csv_has_the_points_of_the_json_and_notes_beside_it_and_the_page_one
 @in_checkout
 def test_every_key_of_external_results_is_documented(capsys, tmp_path):
     keys = found(capsys, external(tmp_path), *NAMES)
-    page = (CHECKOUT / "docs/external-json.md").read_text("utf-8")
+    page = (CHECKOUT / "docs/file-formats.md").read_text("utf-8")
     assert len(keys) > 8 and [key for key in keys if f"`{key}`" not in page] == []
 
 

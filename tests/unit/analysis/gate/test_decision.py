@@ -1,6 +1,6 @@
 """What decides a gate: each boundary at each look, Holm's steps over the endpoints, what is missing, what must change
 nothing; the interval that is shown; the noise of a calibration; the release that a bisection names; how often a gate is
-right (in 300; `tests/nightly/statistics` has thousands), within the binomial bounds of docs/gate-decision.md."""
+right (in 300; `tests/nightly/statistics` has thousands), within the binomial bounds of docs/statistics.md."""
 
 import itertools
 import math
