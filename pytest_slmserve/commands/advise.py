@@ -1,25 +1,31 @@
 """`advise`: the batch, the memory and the number of engines to serve a model with."""
 
 import argparse
+import shlex
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.points import job_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
-from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands import cli, plan
+from pytest_slmserve.commands.external import NEEDED, add_columns, check_wanted, external_results
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.options.table import adapters, memory_size, positive, share, whole_number
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.report.advice import advice_facts, advice_section
+from pytest_slmserve.report.advice import QuickRun, advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Section, in_units, section_text
 from pytest_slmserve.report.text_table import laid_out
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import Adapters, EngineSpec
 
@@ -27,11 +33,20 @@ STATUS = (
     f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that "
     "cannot be read. With --knob, --throughput and --latency the files are external results, as `report` reads them."
 )
+BUDGET_S = 60  # of `--quick`, for all loads of its engine
+FOLDER = Path(".slm/quick")
+SWEEP = "pytest_slmserve.benchmarks.test_pareto_plateau"
+TESTS = (f"{SWEEP}::test_point", f"{SWEEP}::test_throughput_reaches_a_plateau")
 
 
 def add_advise(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "advise", STATUS, run_advise)
-    cli.add_archives(command, "PATH", "an archive that --slm-records wrote, or results of another tool")
+    files = "an archive that --slm-records wrote, or results of another tool; none with --quick"
+    cli.add_archives(command, "PATH", files, number="*")
+    minute = (
+        "measure this model now: one engine, loads for a minute at most; options for pytest follow --: -- --slm-cpu"
+    )
+    command.add_argument("--quick", metavar="MODEL", help=minute)
     add_columns(command)
     alone = "advise on this model alone; tells the shape of external results"
     command.add_argument("--model", metavar="NAME", help=alone)
@@ -55,9 +70,44 @@ def add_advise(commands: cli.Commands) -> None:
     cli.add_html(command)
 
 
+def measured_now(given: argparse.Namespace) -> QuickRun:
+    """Measure the model by an adaptive sweep of one engine, for a minute at most; its archive is that to advise on.
+    Raises BadUsage if nothing was measured."""
+    words = given.typed[given.typed.index("--") + 1 :] if "--" in given.typed else []
+    if len(given.paths) > len(words) or given.model or any(getattr(given, name) for name in NEEDED):
+        raise BadUsage("--quick measures a model, and reads no files", f"slmserve advise --quick {given.quick}")
+    begun, mode = time.monotonic(), [] if plan.has_mode(words) else [plan.MODES[0]]
+    name = f"{short_name(given.quick)}-{time.strftime('%Y-%m-%dT%H-%M-%S')}"
+    records, log = FOLDER / f"{name}.jsonl", FOLDER / f"{name}.txt"
+    serving = [*mode, f"--slm-models={given.quick}"]
+    budget = ["--slm-sweep=adaptive", f"--slm-budget={BUDGET_S}", f"--slm-records={records}"]
+    cli.say(f"starting one engine of {given.quick}, then measuring for {BUDGET_S} s at most ...", sys.stderr)
+    command = [*plan.QUIET, *serving, *budget, *words, "--pyargs", *TESTS]
+    _, told, hint = plan.run_pytest(command, log, "another folder to work in")
+    found = read(records).measurements if records.exists() else []
+    if not found:
+        other = f"slmserve advise --quick {given.quick} -- --slm-cpu" if mode else hint or f"see {log}"
+        raise BadUsage(f"{given.quick} was not measured: {told.removeprefix('ERROR: slmserve: ')}", other)
+    given.paths, given.model = [records], given.quick
+    trial = ["--slm-suite=papers", "--slm-replicas=2", "--pyargs", "pytest_slmserve.benchmarks.test_replication_gain"]
+    return QuickRun(
+        start_s=found[0].resolved.ready_s,
+        measured_s=sum(m.run.window_s[1] for m in found),
+        budget_s=BUDGET_S,
+        all_s=time.monotonic() - begun,
+        records=str(records),
+        trial=shlex.join(["pytest", *serving, *words, *trial]),
+    )
+
+
 def run_advise(given: argparse.Namespace) -> int:
     """Print batch, memory and number of engines. Raises BadUsage if the files are not what the arguments say."""
-    slo, model, longest = check_wanted(given), given.model, given.max_model_len
+    slo, quick = check_wanted(given), None
+    if given.quick:
+        quick = measured_now(given)
+    elif not given.paths:
+        raise BadUsage("no archive was named", "slmserve advise .slm/records.jsonl, or slmserve advise --quick MODEL")
+    model, longest = given.model, given.max_model_len
     curves: Sequence[Curve] = ()
     contents = None
     if results := external_results(given):
@@ -85,10 +135,10 @@ def run_advise(given: argparse.Namespace) -> int:
     if contents and held:
         names = {curve.subject for curve in mine}
         mine = with_jobs(mine, [job for job in job_points(contents.measurements) if job.model in names])
-    section = in_units(advice_section(found, measured, mine), Findings(curves=mine).unit)
+    section = in_units(advice_section(found, measured, mine, quick), Findings(curves=mine).unit)
     with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too
         text = section_text(section)
-    cli.say(as_json(advice_facts(found, measured, mine)) if given.json else text)
+    cli.say(as_json(advice_facts(found, measured, mine, quick)) if given.json else text)
     if given.html:
         shown = Section("What to deploy", [text], section.look)
         measurements = [m for curve in mine for m in curve.measurements]

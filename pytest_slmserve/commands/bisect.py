@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pytest_slmserve.commands import cli, plan, report
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import FINAL, gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
-from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json, single
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json
 
 STATUS = (
     f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
@@ -95,22 +94,11 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
     records, log = place / "records.jsonl", place / "pytest.txt"
     words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else [])]
     words += [*side_options(given, good, "baseline"), *side_options(given, candidate, "candidate")]
-    command = [sys.executable, "-m", "pytest", *words, *plan.with_tests(given.pytest)]
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        out = open(log, "w", encoding="utf-8", opener=single)  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise BadUsage(f"cannot write {error.filename}: {error.strerror}", "--folder with another folder") from None
-    with out:
-        status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
-    if status == 2:
-        raise KeyboardInterrupt
+    words += plan.with_tests(given.pytest)
+    status, told, _ = plan.run_pytest(words, log, "--folder with another folder")
     gates = report.gates_of([(records, read(records))])[0] if records.exists() else []
     if gates and status not in NOTHING_SAID:
         return gates, ""
-    # The first error in the output of pytest, else its last line.
-    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
     note = f"pytest ended with {status}: {told}"
     if candidate.release == given.bad:
         raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
@@ -123,8 +111,7 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
             raise BadUsage("the simulated engine is of no release of vLLM", "--slm-gpu, or --releases FILE")
-        named = {word.partition("=")[0] for word in given.pytest} & {*plan.MODES}
-        if not named and not any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in plan.MODES):
+        if not plan.has_mode(given.pytest):
             why = "no option says on which engine to gate, and every release would be installed first"
             raise BadUsage(why, f"slmserve bisect --good {given.good} --bad {given.bad} -- --slm-gpu")
         pip = [sys.executable, "-m", "pip", "index", "versions", "vllm"]

@@ -81,8 +81,11 @@ def add_command(
     return command
 
 
-def add_archives(command: Parser, metavar: str, files: str = "an archive that --slm-records wrote") -> None:
-    command.add_argument("paths", metavar=metavar, nargs="+", type=Path, help=files)
+def add_archives(
+    command: Parser, metavar: str, files: str = "an archive that --slm-records wrote", number: str = "+"
+) -> None:
+    """number: how many have to be named, as argparse has it."""
+    command.add_argument("paths", metavar=metavar, nargs=number, type=Path, help=files)
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
     run = "ID, last or all: a run as `report --list` names it (default: of each case the last run that measured it)"
     command.add_argument("--run", metavar="ID", default="", help=run)

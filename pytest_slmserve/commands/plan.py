@@ -1,6 +1,7 @@
 """`plan`: what a run would measure, in which order, on how many GPUs and for how long, before anything starts."""
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, Parser, say
 from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.schema.errors import BadUsage, single
 
 MODES = ("--slm-gpu", "--slm-cpu", "--slm-simulate")
 SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
@@ -36,13 +38,39 @@ def run_plan(command: Parser, given: argparse.Namespace) -> int:
         command.print_help()
         return PASSES
     words = with_tests(given.words)
-    mode = [] if any(word in MODES for word in words) else [MODES[0]]
+    mode = [] if has_mode(words) else [MODES[0]]
     command_line = [sys.executable, "-m", "pytest", *QUIET, *mode, "--slm-plan", *words]
     if sys.stdout.isatty():
         return subprocess.run(command_line, check=False).returncode
     done = subprocess.run(command_line, check=False, stdout=subprocess.PIPE, text=True)  # which pytest writes or fails
     say(done.stdout.removesuffix("\n"), sys.stdout)
     return done.returncode
+
+
+def has_mode(words: Sequence[str]) -> bool:
+    """Return whether these words for pytest, or a variable, say on which engine to measure."""
+    named = any(word.partition("=")[0] in MODES for word in words)
+    return named or any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in MODES)
+
+
+def run_pytest(words: Sequence[str], log: Path, option: str) -> tuple[int, str, str]:
+    """Run pytest, which prints into the file `log`. Return its exit status, its first error, else its last line, and
+    what it says to type; "" without. option: which names the folder. Raises BadUsage if nothing can be written there,
+    and KeyboardInterrupt if pytest was interrupted."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        out = open(log, "w", encoding="utf-8", opener=single)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise BadUsage(f"cannot write {error.filename}: {error.strerror}", option) from None
+    command = [sys.executable, "-m", "pytest", *words]
+    with out:
+        status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+    if status == 2:
+        raise KeyboardInterrupt
+    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()] or [""]
+    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR")), len(lines) - 1)
+    hint = "".join(lines[first + 1 : first + 2]).partition("try: ")[2]
+    return status, lines[first] or "it printed nothing", hint
 
 
 def with_tests(words: Sequence[str]) -> list[str]:

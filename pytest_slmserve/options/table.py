@@ -329,7 +329,8 @@ class Options(NamedTuple):
         "measurements of each point; not given: one, and more where a claim is open; one alone has no interval"
     )
     budget: int | None = opt(whole_number, None, "S").described(
-        "seconds after which a model's points are not measured again although a claim is open; default: by mode"
+        "seconds after which a model's points are not measured again although a claim is open; an adaptive sweep also "
+        "leaves out loads beyond one that is given and not 0; default: by mode"
     )
     input_len: int | Literal["natural"] | None = opt(length, None, "N").described(
         "prompt tokens of each request, or natural: as in conversations; default: by mode"

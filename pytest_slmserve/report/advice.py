@@ -6,14 +6,25 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import Advice, Decision, Plan, ServedEngine, conditions, utilization
+from pytest_slmserve.analysis.advice.advisor import (
+    OF_BOUND,
+    Advice,
+    Decision,
+    Plan,
+    ServedEngine,
+    batch_ends,
+    conditions,
+    second_engine,
+    utilization,
+)
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ADVISED, ResultSource
 from pytest_slmserve.analysis.claims.table import judge_row, row_for
-from pytest_slmserve.analysis.estimates import Interval, percent
+from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.plateau import gains, plateau
 from pytest_slmserve.report import text_table
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.deployments import answers, best_on_several, deployment_name, several_gpus
@@ -130,24 +141,79 @@ MPS_FIRST = "start the MPS daemon before them (nvidia-cuda-mps-control -d), else
 FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowance_seen")
 
 
-def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = ()) -> Section:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickRun:
+    """One engine, measured for a minute. start_s: until it took requests, None if nobody told. measured_s: of all
+    windows with their ramps, budget_s at most. all_s: of the command. trial: the command that measures two engines."""
+
+    start_s: float | None
+    measured_s: float
+    budget_s: float
+    all_s: float
+    records: str
+    trial: str
+
+
+def quick_answer(advice: Advice) -> str:
+    """Return batch, share of the memory, and whether a second engine pays, in one sentence."""
+    if advice.batch is None:
+        return f"{advice.subject.name}: no batch can be advised: {advice.decision.reason or 'the memory holds none'}"
+    (least, above), choice, fit = batch_ends(advice), advice.decision.choice, advice.replicas
+    sure = f"{'95 %: ' if choice.known else ''}{least or 1} {f'to below {above}' if above else 'or more'}"
+    share = advice.needs and advice.needs.utilization
+    memory = "unknown" if share is None else f"{share:.3f}"
+    pays = "cannot be told to pay: no sensor says what one leaves"
+    if gain := second_engine(advice.gains):
+        may = gain.value > 1 and (fit is None or fit.advised > 1)
+        worth = ("pays" if (gain.low or 0) > 1 else "may pay") if may else "is not worth it"
+        pays = f"{worth}, {figure(gain.value)} times ({figure(gain.low)} to {figure(gain.high)}) predicted"
+    said = f"max_num_seqs {advice.batch} ({'predicted' if advice.decision.predicted else sure}), memory share {memory}"
+    return f"{advice.subject.name}: {said}; a second engine {pays}"
+
+
+def quick_reasons(advice: Advice, run: QuickRun) -> Iterator[tuple[str, str]]:
+    """Yield pairs of a subject and a sentence: the plateau, the second engine, trust, time and what to type next."""
+    loads = advice.subject.usable
+    if steps := gains(loads):
+        found = plateau(loads)
+        last = next((step for step in steps if step.start == found.value), steps[-1])
+        begins = f"from {found.value} concurrent requests" if found.value else f"past {last.end}, the most measured"
+        yield "plateau", f"{begins}: from {last.start} to {last.end} a doubling gains {percent_interval(last)}"
+    if gain := second_engine(advice.gains):
+        ends = f"{percent(OF_BOUND.value)} ({percent(OF_BOUND.low or 0)} to {percent(OF_BOUND.high or 0)})"
+        known = f"38 published sets of two served {ends} of the bound on it, or of 2 if that is less"
+        yield "second", f"{figure(gain.value)} times is predicted; measured: no, for that takes two engines: {known}"
+    windows = ", ".join(f"{len(p.repeats)} at {p.concurrency}" for p in loads)
+    yield "trust", f"one launch on one host: what differs between them is in no interval; windows: {windows}"
+    start = "" if run.start_s is None else f"the engine started in {run.start_s:.0f} s, "
+    took = f"measuring took {run.measured_s:.0f} s of at most {run.budget_s:.0f}"
+    yield "time", f"{start}{took}; the command took {run.all_s:.0f} s"
+    yield "records", f"{run.records}, for slmserve report and advise"
+    yield "next", f"measure two engines: {run.trial}"
+
+
+def advice_section(
+    plan: Plan, source: ResultSource, curves: Sequence[Curve] = (), quick: QuickRun | None = None
+) -> Section:
     """Return the commands, the table, the reasons, notes on all models, and which deployment to choose of those on
-    several numbers of GPUs."""
+    several numbers of GPUs. quick: how the model was measured just now; then the answer stands first, and no table."""
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
         most = percent(wish.gpu_memory_utilization)
         memory = f", {gib(wish.gpu_bytes)} GiB of memory, of which engines may take {most}"
     slo = "" if wish.slo is None else f", and {objective(wish.slo)} ({source.latency})"
-    heading = f"{source.device}{memory}\nwanted: an efficiency above {percent(wish.threshold)}{slo}"
+    answers_first = "".join(f"{text_table.folded(quick_answer(advice))}\n" for advice in plan.advices if quick)
+    heading = f"{answers_first}{source.device}{memory}\nwanted: an efficiency above {percent(wish.threshold)}{slo}"
     parts: list[Part] = []
     width = text_table.layout().width
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
         parts += ["", "; ".join(sentences), *(shell_lines(words, width) for words in start.commands)]
-    parts += [Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
+    parts += [Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible and not quick else []
     for advice in plan.advices:
         own = [curve for curve in curves if curve.subject == advice.subject.name]
         told = (*advice_reasons(advice, plan), *adapters_told(advice, plan, own))
+        told += tuple(quick_reasons(advice, quick)) if quick else ()
         pairs = [(f"  {name}", said) for name, said in told]
         parts += ["", f"{advice.subject.name}\n{text_table.named_lines(pairs)}"]
     if remarks := list(general(plan, source)):
@@ -321,9 +387,11 @@ def general(plan: Plan, source: ResultSource) -> Iterator[str]:
         yield f"together: these {many} models take {total} of the {budget} GiB that engines may take{each}. {ALONE}"
 
 
-def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> dict[str, Any]:
+def advice_facts(
+    plan: Plan, source: ResultSource, curves: Sequence[Curve], quick: QuickRun | None = None
+) -> dict[str, Any]:
     """Return a plan and each of its models for JSON. curves: of these models, on any number of GPUs, of which the best
-    deployments are told if there is a choice."""
+    deployments are told if there is a choice. quick: how the model was measured just now."""
     wish, models, several = plan.wish, [], []
     for advice in plan.advices:
         seen, footprint = advice.decision, advice.subject.footprint
@@ -339,6 +407,9 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
             **({"adapters": held} if (held := adapter_slots(advice, plan)) else {}),
             "notes": (*seen.notes, *advice.subject.notes),
         }
+        if quick:
+            model["answer"], model["second_engine"] = quick_answer(advice), second_engine(advice.gains)
+            model["b_opt_least"], model["b_opt_below"] = batch_ends(advice)
         models.append(model)
     for curve, found in several_gpus(curves):
         for gpus, load, best in best_on_several(curve, found):
@@ -356,6 +427,7 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
         "several_gpus": several,
         "starts": [{**facts(way, "what", "mps"), "commands": map(shlex.join, way.commands)} for way in starts(plan)],
         "notes": general(plan, source),
+        **({"quick": quick} if quick else {}),
     }
 
 

@@ -128,9 +128,9 @@ def renamed(text: str, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FiveLines:
-    """What a reader wants to know first of a run, a sentence each: the answer with its number, its interval and what is
-    allowed; why it is so; one command to paste, or what else there is to do; what the answer rests on; and where the
-    evidence is."""
+    """The first that a reader wants to know of a run, a sentence each: the answer with its number, its interval and
+    what is allowed; why it is so; one command to paste, or what else there is to do; what the answer rests on; and
+    where the evidence is."""
 
     answer: str
     why: str

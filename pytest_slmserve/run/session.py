@@ -384,7 +384,10 @@ class Sweeps:
             return load.duration_s(workload.mean_output_tokens * concurrency / tokens_per_s)
 
         grid = Grid(sweep.concurrencies, tolerance, session.options.repeats, seconds, session.looks)
-        while not rounds.failed and (wanted := next_measurement(grid, session.verdicts.curve(model).points)):
+        while not rounds.failed:
+            now = replace(grid, left_s=rounds.left_s) if session.options.budget else grid
+            if (wanted := next_measurement(now, session.verdicts.curve(model).points)) is None:
+                break
             rounds.round(wanted.repeats, [wanted.concurrency], wanted.why)
         for load, error in rounds.failed.items():
             where = f"{short_name(model)}: the adaptive sweep ended at concurrency {load}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -35,15 +36,24 @@ def h200_seconds(concurrency: int, tokens_per_s: float) -> float:
 
 
 def play(
-    grid: Sequence[int], answer: Answer, *, repeats=2, tolerance=0.10, seconds: Seconds = h200_seconds, known=()
+    grid: Sequence[int],
+    answer: Answer,
+    *,
+    repeats=2,
+    tolerance=0.10,
+    seconds: Seconds = h200_seconds,
+    known=(),
+    budget_s=math.inf,
 ) -> Played:
     """Until nothing is asked for. Each answer is a throughput; 0 stands for an invalid measurement."""
     points = {p.concurrency: p for p in known}
     asked: list[Wanted] = []
-    while wanted := next_measurement(Grid(grid, tolerance, repeats, seconds), points.values()):
+    left_s = budget_s
+    while wanted := next_measurement(Grid(grid, tolerance, repeats, seconds, left_s=left_s), points.values()):
         assert len(asked) < len(grid) * repeats, "it goes on for ever"
         asked.append(wanted)
         load, rate = wanted.concurrency, answer(wanted.concurrency)
+        left_s -= seconds(load, rate) if rate else 0.0
         before = points[load].repeats if load in points else ()
         points[load] = point(load, [*before, *([rate] if rate else [])])
     return Played(tuple(asked), tuple(sorted(points.values(), key=lambda p: p.concurrency)))

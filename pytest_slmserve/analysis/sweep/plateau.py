@@ -16,7 +16,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import mul
 from statistics import fmean
 
@@ -273,6 +273,7 @@ def fit_law(points: Iterable[tuple[float, float]], b_half: float | None = None) 
 
 
 SHARE = 1 / 3  # of what the whole grid would take: no repeat is made beyond it
+WIDE = 4.0  # between neighbours: a wider gap is filled before a budget goes to repeats
 SECOND_CHANCES = 1  # a load of which more measurements than these were left out is not repeated
 
 Seconds = Callable[[int, float], float]  # what a measurement takes, by its load and its tokens/s
@@ -299,13 +300,26 @@ class Prediction:
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The planned loads of a sweep. tolerance: per doubling, for the plateau. repeats: the most of a load. looks: those
-    that intervals are made for."""
+    that intervals are made for. left_s: seconds for all that is still to be measured; infinity without a budget."""
 
     loads: Sequence[int]
     tolerance: float
     repeats: int
     seconds: Seconds
     looks: Sequence[int] = ()
+    left_s: float = math.inf
+
+    def paid(self, rates: Mapping[int, float]) -> list[int]:
+        """The loads that the budget pays for, ascending, if tokens/s are known at these, beside a repeat of the
+        smallest by which the noise is known. Of those above the largest known all have to be paid for together, even if
+        throughput grows no more: with more known, more may be."""
+        if not rates:
+            return [*self.loads]
+        first, top = min(rates), max(rates)
+        left_s, above = self.left_s - self.seconds(first, rates[first]), [n for n in self.loads if n > top]
+        between = {n: self.seconds(n, predicted(rates, max(n, first))) for n in self.loads if n <= top}
+        costs = {**between, **dict(zip(above, accumulate(self.seconds(n, rates[top]) for n in above)))}
+        return [n for n in self.loads if n in rates or costs[n] <= left_s]
 
 
 def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
@@ -315,27 +329,34 @@ def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
     Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on both sides of the
     tolerance: of the loads around and past the plateau the smallest, then of the others. Repeats end when all
     measurements would take more than SHARE of the time of the whole grid. The first repeat is made in any case: without
-    one the noise is unknown, and no verdict is possible.
+    one the noise is unknown, and no verdict is possible. Of a budget, the seconds of that repeat are kept; and before
+    repeats it goes to loads in the widest gaps, until what rests on a load is known within a factor of WIDE.
     """
     known = [p for p in points if p.concurrency in grid.loads]
-    if wanted := next_load(grid.loads, known, grid.tolerance):
-        return wanted
     valid = valid_points(known)
+    rates = _rates(valid)
+    loads = grid.paid(rates)
+    if wanted := next_load(loads, known, grid.tolerance):
+        return wanted
     if len(valid) < 2:
         return None
+    invalid = {p.concurrency for p in known if not p.valid}
+    a, b = max(pairwise(sorted(rates)), key=lambda pair: pair[1] / pair[0])
+    between = [load for load in loads if a < load < b and load not in invalid]
+    if grid.left_s < math.inf and b / a > WIDE and between:
+        return Wanted(between[len(between) // 2], 1, f"nothing is known between concurrency {a} and {b}")
     last = gains(valid, tail_of=partial(tail_at, looks=grid.looks))[-1]
     if below(last, grid.tolerance) is not State.INCONCLUSIVE:
         return None
-    rates, invalid = _rates(valid), {p.concurrency for p in known if not p.valid}
-    each_s = {load: grid.seconds(load, predicted(rates, load)) for load in sorted(set(grid.loads) - invalid)}
+    each_s = {load: grid.seconds(load, predicted(rates, load)) for load in sorted({*loads} - invalid)}
     spent_s = sum((len(p.repeats) + p.left_out) * each_s[p.concurrency] for p in valid)
-    left_s = SHARE * grid.repeats * sum(each_s.values()) - spent_s
+    left_s = min(SHARE * grid.repeats * sum(each_s.values()) - spent_s, grid.left_s)
     may = [p for p in valid if len(p.repeats) < grid.repeats and p.left_out <= SECOND_CHANCES]
     noise_known, why = point_differences(valid).known, "the noise is not known yet"
     candidates = [p for p in may if each_s[p.concurrency] <= left_s]
-    loads = [p.concurrency for p in valid]
+    measured = [p.concurrency for p in valid]
     begins = plateau(valid, grid.tolerance).value
-    start = loads[max(loads.index(loads[-1] if begins is None else begins) - 1, 0)]
+    start = measured[max(measured.index(measured[-1] if begins is None else begins) - 1, 0)]
     if noise_known:
         why = f"noise hides the gain from {last.start} to {last.end}"
     elif not candidates:

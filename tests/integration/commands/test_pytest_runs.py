@@ -1,10 +1,12 @@
-"""`bisect` and `plan` with pytest itself, on the simulated engine: it gates releases of which some are slow, and prices
-what it would run. pytest runs in this process, so that no interpreter starts."""
+"""`bisect`, `plan` and `advise --quick` with pytest itself, on the simulated engine: it gates releases of which some
+are slow, prices what it would run, and measures for an answer. pytest runs in this process, and starts no interpreter.
+"""
 
 import io
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,6 +18,7 @@ from command_line import said
 from scripts import CHECKOUT, in_checkout
 from shipped import BENCHMARKS
 
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import bisect, plan
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plugin import session_hooks  # noqa: F401 - before pytester, which takes back what is imported by it
@@ -82,3 +85,31 @@ def test_the_core_suite_is_planned_to_take_15_minutes_on_a_gpu_at_most_as_is_sai
     told = f"planned for {math.ceil(int(minutes) + int(seconds) / 60)} minutes"
     [suite] = [opt for opt in OPTS if opt.name == "suite"]
     assert told in suite.help and told in (CHECKOUT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("b_half", "words"), [(8.5, []), (44.9, []), (44.9, ["--slo-itl=2x@32"])])
+def test_a_quick_advice_of_one_simulated_engine_has_the_planted_batch_in_its_interval_within_a_minute(
+    in_process, capsys, b_half, words
+):
+    law = f"--slm-engine-arg=b_half={b_half}"
+    asked = ("--quick=opt-1.3b", "--gpu-memory=140GiB", *words, "--", "--slm-simulate", law, "--slm-window=2")
+    seen = said(capsys, "advise", *asked[:-4], "--json", *asked[-4:])
+    assert seen.status == 0, seen
+    found = json.loads(seen.out)
+    [model], quick = found["models"], found["quick"]
+    [records] = Path(".slm/quick").glob("*.jsonl")
+    measured = read(records).measurements
+    assert len({m.launch for m in measured}) == 1 and quick["measured_s"] == sum(m.run.window_s[1] for m in measured)
+    loads = [m.load.concurrency for m in measured]
+    assert quick["measured_s"] <= 60 and len({*loads}) < len(loads), "noise is known by a repeat"
+    efficient = (1 + b_half) / 0.1 - b_half
+    truth = min(efficient, 2 * (32 + b_half) - b_half) if words else efficient
+    above = model["b_opt_below"]
+    assert model["b_opt_least"] <= truth and (truth <= above if above else model["batch"] == max(loads))
+    for start in found["starts"]:
+        for command in start["commands"]:
+            serve = shlex.split(command)
+            given = dict(zip(serve[3::2], serve[4::2]))
+            assert serve[:3] == ["vllm", "serve", "facebook/opt-1.3b"] and all(name.startswith("--") for name in given)
+            assert start["mps"] or int(given["--max-num-seqs"]) == model["batch"]
+            assert 0 < float(given["--gpu-memory-utilization"]) < 1

@@ -156,7 +156,9 @@ class Desk:
         """Runs it, or parses it, or fails where no rule knows it."""
         self.printed = None
         match [command[0].rpartition("/bin/")[2], *command[1:]]:
-            case ["slmserve", name, *arguments] if name in OFFLINE:
+            case ["slmserve", name, *arguments] if name in OFFLINE and (
+                "--quick" not in arguments or "--slm-simulate" in arguments
+            ):
                 self.capfd.readouterr()
                 paths = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in arguments]
                 assert main([name, *chain(*paths)]) in status

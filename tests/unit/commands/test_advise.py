@@ -1,9 +1,12 @@
 """`advise`: batch, memory and number of engines from archives of ours and from external results; what reaches the
 advisor; and its exit status. That any value in a file has an answer, the tests of `report` look at."""
 
+import json
 import shlex
+import shutil
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -141,3 +144,53 @@ def test_the_page_has_the_advice_and_the_records_of_ours(of_ours, swept, tmp_pat
 def test_wrong_usage_names_the_option(swept, tmp_path, capsys, words, facts):
     refused(said(capsys, "advise", swept, *words.split()), *facts)
     refused(said(capsys, "advise", external(tmp_path), *NAMES, "--model", "no-such-model"), "'no-such-model'")
+
+
+def test_a_quick_advice_starts_one_engine_of_the_model_for_a_minute_and_tells_the_answer_first(
+    swept, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        [records] = [word.partition("=")[2] for word in command if word.startswith("--slm-records=")]
+        shutil.copy(swept, records)
+        return SimpleNamespace(returncode=10)
+
+    monkeypatch.setattr(advise.plan.subprocess, "run", run)
+    seen = said(capsys, "advise", "--quick", "opt-1.3b", "--slo-itl", "2x@32", "--", "--slm-cpu", "--slm-window=1")
+    words = ["--slm-models=opt-1.3b", "--slm-sweep=adaptive", "--slm-budget=60", "--slm-cpu", "--slm-window=1"]
+    assert [word for word in commands[0] if word.startswith("--slm-") and "records" not in word] == words
+    assert commands[0][-3] == "--pyargs" and all("test_pareto_plateau::" in word for word in commands[0][-2:])
+    assert seen.status == 0 and seen.words.startswith("opt-1.3b: max_num_seqs 64 (95 %: 64 to below 128), memory share")
+    assert "vllm serve facebook/opt-1.3b" in seen.out and "measured: no" in seen.words and "started" not in seen.words
+    assert all(
+        fact in seen.words for fact in ("one launch on one host", "of at most 60", "2 at 64", "test_replication_gain")
+    )
+    told = said(capsys, "advise", "--quick", "opt-1.3b", "--json")
+    found = json.loads(told.out)
+    [model], quick = found["models"], found["quick"]
+    assert "--slm-gpu" in commands[1] and "--slm-gpu" in quick["trial"] and quick["budget_s"] == 60
+    assert model["answer"].startswith("opt-1.3b: max_num_seqs") and model["second_engine"]["value"] > 0
+    assert model["b_opt_least"] <= model["batch"]
+
+
+@pytest.mark.parametrize(("words", "facts"), [
+    ([], ["--quick MODEL"]), (["--quick", "opt-1.3b", "a.jsonl"], ["--quick", "reads no files"]),
+    (["--quick", "opt-1.3b", "a.jsonl", "--", "--slm-cpu"], ["reads no files"]),
+    (["--quick", "opt-1.3b", "--model", "opt-1.3b"], ["reads no files"]),
+    (["--quick", "opt-1.3b"], ["no GPU here", "slmserve advise --quick opt-1.3b -- --slm-cpu"]),
+    (["--quick", "opt-1.3b", "--", "--slm-simulate"], ["no GPU here", "a host"]),
+])  # fmt: skip
+def test_a_quick_advice_that_cannot_be_measured_is_refused_in_one_sentence(words, facts, tmp_path, capsys, monkeypatch):
+    for mode in ("SLM_GPU", "SLM_CPU", "SLM_SIMULATE"):
+        monkeypatch.delenv(mode, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, stdout, **_):
+        stdout.write("ERROR: slmserve: no GPU here\n  try: a host with one\n")
+        return SimpleNamespace(returncode=4)
+
+    monkeypatch.setattr(advise.plan.subprocess, "run", run)
+    refused(said(capsys, "advise", *words), *facts)

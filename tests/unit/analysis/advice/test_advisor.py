@@ -326,3 +326,23 @@ def test_the_figures_and_the_cost_of_each_choice(output):
     assert (seen.cost.low, seen.cost.high) == pytest.approx((1e3 / seen.tokens_per_s.high, 1e3 / seen.tokens_per_s.low))
     assert seen.tokens_per_s.low < law(256) < seen.tokens_per_s.high and seen.latency_s.low is not None
     assert fmean((seen.tokens_per_s.low, seen.tokens_per_s.high)) == pytest.approx(law(256), rel=0.01)
+
+
+def test_two_engines_get_a_part_of_their_bound_that_published_sets_got_and_nothing_is_told_without_sensors():
+    sensed = advisor.gains_at(subject(planted(**SENSED)), 64)
+    busy = advisor.gains_at(subject(planted(**{**SENSED, "engine_active": 0.1, "dram_active": 0.1})), 64)
+    gain, most = advisor.second_engine(sensed), advisor.second_engine(busy)
+    assert gain.value == pytest.approx(0.86 / 0.64) and (gain.low, gain.high) == pytest.approx(
+        (0.71 / 0.64, 1.07 / 0.64)
+    )
+    assert most.value == pytest.approx(2 * 0.86), "two engines are taken to do twice what one does at most"
+    assert advisor.second_engine(None) is advisor.second_engine(advisor.gains_at(subject(planted()), 64)) is None
+
+
+@given(st.sampled_from([0.1, 0.3, 0.5]), st.floats(2, 100), LOADS)
+def test_the_ends_of_a_batch_have_the_planted_one_between_them_whichever_loads_were_measured(threshold, b_half, loads):
+    advice = plan([subject(planted(sorted({1, 600, *loads}), b_half))], Objectives(threshold=threshold)).advices[0]
+    truth = (1 + b_half) / threshold - b_half
+    least, above = advisor.batch_ends(advice)
+    if not advice.decision.predicted and advice.batch is not None:
+        assert least <= truth * (1 + 1e-9) and (above is None or truth <= above * (1 + 1e-9))

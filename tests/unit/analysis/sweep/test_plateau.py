@@ -359,3 +359,17 @@ def test_two_loads_tell_no_bend_so_a_crossing_may_be_anywhere_between_and_withou
     assert crossing({2: Interval(2.0, 1.9, 2.1), 8: Interval(0.5, 0.4, 0.6)}).mapped(round) == Interval(4, 2, 8)
     seen = crossing({load: Interval(ratio) for load, ratio in ((1, 2.0), (4, 1.0), (16, 0.5))})
     assert (seen.value, seen.low, seen.high) == (pytest.approx(4), 0, math.inf)
+
+
+@given(st.floats(200, 40_000), st.floats(0.5, 300), st.floats(30, 200))
+def test_an_adaptive_sweep_stays_within_its_budget_whatever_the_law_and_knows_its_noise(t_inf, b_half, budget_s):
+    """The smallest load is measured in any case; a second one only if a repeat of the smallest is paid for as well."""
+    rate = lambda load: t_inf * load / (load + b_half)  # noqa: E731
+    played = play(GRID, rate, budget_s=budget_s)
+    spent_s = sum(h200_seconds(load, rate(load)) for load in played.loads)
+    assert played.loads[0] == 1 and spent_s <= max(budget_s, h200_seconds(1, rate(1)))
+    if len({*played.loads}) > 1:
+        assert len(played.loads) > len({*played.loads})
+    paid = play(GRID, rate, budget_s=1e9).loads
+    known = sorted({*paid})
+    assert {*play(GRID, rate).loads} <= {*paid} and all(b <= 4 * a for a, b in pairwise(known)), "no wide gap is left"

@@ -1,0 +1,31 @@
+"""What two engines on one GPU served, of the bound on their gain, in all archives that have such sets."""
+
+from dataclasses import replace
+from statistics import median, quantiles
+
+import pytest
+from committed import names_of
+from scripts import BASELINES
+
+from pytest_slmserve.analysis.advice import advisor, subjects
+from pytest_slmserve.analysis.claims.table import stored_curves
+from pytest_slmserve.analysis.points import ratio
+from pytest_slmserve.archive.store import read
+
+
+def test_the_prediction_for_a_second_engine_is_that_of_the_published_sets():
+    found = []
+    for name in names_of("h[12]00-vllm-0.26.0-*"):
+        contents = read(BASELINES / f"{name}.jsonl.xz")
+        for curve in stored_curves(contents.measurements, contents.plans):
+            for pair in curve.shared:
+                one = curve.one_engine(pair.concurrency, pair)
+                alike = pair.sharing != "gpus" and pair.model and len(pair.models) == 2
+                if alike and pair.valid and one and one.valid:
+                    alone = replace(subjects.of_curve(curve, None), points=(one,))
+                    bound = advisor.gains_at(alone, one.concurrency).time_slicing
+                    found.append(ratio(pair, one, [pair, one]).value / min(bound.factor, advisor.REPLICAS))
+    ends = quantiles(found, n=20)
+    assert len(found) == 38
+    expected = advisor.OF_BOUND
+    assert (median(found), ends[0], ends[-1]) == pytest.approx((expected.value, expected.low, expected.high), abs=0.005)
