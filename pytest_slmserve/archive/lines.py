@@ -27,7 +27,7 @@ SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
 # Packed archives by their suffix: the name of the packing, and how each piece begins.
 PACKINGS = {".gz": ("gzip", b"\x1f\x8b\x08"), ".xz": ("xz", b"\xfd7zXZ\x00")}
 BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
-HINT = "the file that --slm-records named"
+HINT = "Pass the results file that --slm-records named (default: .slm/records.jsonl)."
 LONGEST_LINE = 1 << 28  # bytes: a million requests are some 20 million
 HELD = 1 << 24  # bytes of a piece that wait for its end
 _CHUNK = 1 << 12  # bytes that are read at once: a piece is about as large
@@ -116,7 +116,7 @@ class ArchiveLines:
         name, magic = PACKINGS[self.path.suffix]
         if not magic.startswith(self._file.read(len(magic))):
             wrong = f"{self.path} ends in {self.path.suffix} but is not {name}"
-            raise BadArchive(wrong, f"a name without {self.path.suffix}, or the file as it was written")
+            raise BadArchive(wrong, f"Remove {self.path.suffix} from its name, or pass the file as it was written.")
         start = 0
         while 0 <= start < self.size:
             piece, held, waiting = _Piece(self.path.suffix, self._file, start), list[bytes | None](), 0
@@ -189,12 +189,14 @@ def archives_in(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
     except OSError as error:
         raise unreadable(path, error) from None
     if is_page and not found:
-        raise BadArchive(f"{path} is a page without records", "a page that slmserve wrote, or an archive")
+        raise BadArchive(
+            f"{path} is a page without records", "Pass an HTML report that slmserve wrote, or a results file."
+        )
     for name, data in found:
         try:
             inside, raw = path / Path(html.unescape(name.decode())).name, b64decode(data)
         except ValueError:
-            raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
+            raise BadArchive(f"the records in {path} are damaged", "Pass the HTML report as it was written.") from None
         yield inside, io.BytesIO(raw)
 
 
@@ -203,5 +205,5 @@ def unreadable(path: Path, error: OSError) -> BadArchive:
 
 
 def not_an_archive(path: Path, *why: str) -> BadArchive:
-    hint = f"{HINT}; for results of another tool: --knob, --throughput and --latency NAME"
+    hint = f"{HINT} For results of another tool add --knob, --throughput, and --latency NAME."
     return BadArchive(": ".join([f"{path} is not an archive of pytest-slmserve", *why]), hint)

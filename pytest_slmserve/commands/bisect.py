@@ -100,7 +100,9 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
         place.mkdir(parents=True, exist_ok=True)
         out = open(log, "w", encoding="utf-8", opener=single)  # noqa: SIM115 - closed below
     except OSError as error:
-        raise BadUsage(f"cannot write {error.filename}: {error.strerror}", "--folder with another folder") from None
+        raise BadUsage(
+            f"cannot write {error.filename}: {error.strerror}", "Choose another folder with --folder."
+        ) from None
     with out:
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
     if status == 2:
@@ -113,7 +115,7 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
     told = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
     note = f"pytest ended with {status}: {told}"
     if candidate.release == given.bad:
-        raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
+        raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"Read {log}.")
     return gates, note
 
 
@@ -122,7 +124,10 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
     one is missing, if they stand the other way, and if the file or the index holds no releases."""
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
-            raise BadUsage("the simulated engine is of no release of vLLM", "--slm-gpu, or --releases FILE")
+            raise BadUsage(
+                "the simulated engine is of no release of vLLM",
+                "Run with --slm-gpu, or name simulated releases with --releases FILE.",
+            )
         named = {word.partition("=")[0] for word in given.pytest} & {*plan.MODES}
         if not named and not any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in plan.MODES):
             why = "no option says on which engine to gate, and every release would be installed first"
@@ -136,16 +141,16 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
         final.sort(key=lambda name: tuple(map(int, name.split("."))))
         releases = [Release(name, given.python.format(release=name)) for name in final]
     else:
-        hint = '[{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...]'
+        hint = 'Write a list such as [{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...].'
         rows = read_json(given.releases, hint)
         try:
             releases = [Release(**({"python": given.python.format(release=row["release"])} | row)) for row in rows]
         except UNUSABLE as error:
-            why = f"{given.releases} is no list of releases ({type(error).__name__}: {error})"
+            why = f"{given.releases} is not a list of releases ({type(error).__name__}: {error})"
             raise BadUsage(why, hint) from None
     names = [each.release for each in releases]
     if missing := [name for name in (given.good, given.bad) if name not in names]:
-        raise BadUsage(f"{missing[0]} is none of the releases", f"one of {', '.join(names[-12:])}")
+        raise BadUsage(f"{missing[0]} is none of the releases", f"Use one of {', '.join(names[-12:])}.")
     first, last = names.index(given.good), names.index(given.bad)
     if first >= last or len(set(names)) < len(names):
         raise BadUsage(f"{given.bad} does not come after {given.good}", f"--good {given.bad} --bad {given.good}")
@@ -157,7 +162,7 @@ def side_options(given: argparse.Namespace, release: Release, side: str) -> list
     it is not there."""
     python = release.python
     if python and not Path(python).exists():
-        raise BadUsage(f"there is no interpreter {python}", "--python with {release} in its path")
+        raise BadUsage(f"there is no interpreter {python}", "Pass --python with {release} in its path.")
     if not python and given.releases is None:
         place = given.folder / release.release / "venv"
         python = str(place.absolute() / "bin" / "python")

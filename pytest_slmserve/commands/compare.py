@@ -75,7 +75,7 @@ def run_compare(given: argparse.Namespace) -> int:
     if given.save:
         return save_baselines(given)
     if unknown := [name for name in given.metric if name not in METRICS]:
-        raise BadUsage(f"--metric {unknown[0]} is not compared", f"one of {', '.join(METRICS)}")
+        raise BadUsage(f"--metric {unknown[0]} is not compared", f"Use one of {', '.join(METRICS)}.")
     baseline, *candidates = sides_of(given)
     found = [
         (baseline, each, compare(baseline.measurements, each.measurements, given.tolerance, given.metric or METRICS))
@@ -106,7 +106,7 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
     if len(archives) > 1:
         if given.run not in ([], ["all"]):
             problem = "--run chooses among the runs of one archive, and there are several"
-            raise BadUsage(problem, "one archive, or --run all, which takes all runs of each")
+            raise BadUsage(problem, "Pass one results file, or --run all to take all runs of each.")
         chosen = (store.chosen(each, "".join(given.run), given.since) for each in archives)
         return [
             report.RunSide(str(path), each.measurements, command_of(each)) for path, each in zip(given.paths, chosen)
@@ -115,9 +115,15 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
     there = [run for run in store.runs_of(contents) if run.measurements or run.header.resumes]
     wanted = [store.run_named(there, name) for name in given.run] or there
     if len(wanted) < 2:
-        raise BadUsage(f"{path} has one run to compare, and two are needed", "compare BASELINE CANDIDATE")
+        raise BadUsage(
+            f"{path} has one run to compare, and two are needed",
+            "Pass two results files: slmserve compare BASELINE CANDIDATE.",
+        )
     if len(wanted) > 2 and not given.run:
-        raise BadUsage(f"{path} has {len(wanted)} runs: which two?", "--run ID --run ID, as `report --list` names them")
+        raise BadUsage(
+            f"{path} has {len(wanted)} runs: which two?",
+            "Pass --run ID --run ID, as `slmserve report --list` names them.",
+        )
     return [
         report.RunSide(f"{path} run {run.header.id}", store.chosen(contents, run.header.id).measurements)
         for run in wanted

@@ -158,10 +158,10 @@ def check_usage(given: argparse.Namespace) -> None:
     users, number, sent, ramp = given.max_concurrency, given.num_prompts, given.request_rate or (), given.ramp or ()
     counted = number is not None
     if not typed:
-        raise BadUsage("no load is given", "--max-concurrency 64, or --request-rate 10")
+        raise BadUsage("no load is given", "Pass --max-concurrency 64 or --request-rate 10.")
     if len(typed) > 1 and typed != HELD_BACK:
         words = " and ".join(f"--{name.replace('_', '-')}" for name in typed)
-        raise BadUsage(f"{words} cannot be combined", "only one of them")
+        raise BadUsage(f"{words} cannot be combined", "Use only one of them.")
     if typed == HELD_BACK and not counted:
         raise BadUsage("--request-rate with --max-concurrency also needs --num-prompts", "--num-prompts 512")
     if given.step is not None and not ramp:
@@ -185,7 +185,7 @@ def check_usage(given: argparse.Namespace) -> None:
     if ramp and (given.step is None or given.window is not None):
         raise BadUsage("a ramp is judged in steps", f"--step 30{' instead of --window' if given.window else ''}")
     if counted and given.window is not None:
-        raise BadUsage("--num-prompts and --window cannot be combined", "only one of them")
+        raise BadUsage("--num-prompts and --window cannot be combined", "Use only one of them.")
     if given.turns > 1 and typed != ["max_concurrency"]:
         problem = "a turn of a conversation follows an answer, and a schedule waits for none"
         raise BadUsage(problem, "--max-concurrency 64")
@@ -202,22 +202,28 @@ def check_usage(given: argparse.Namespace) -> None:
     fixed = (given.input_len, given.output_len) != (None, None)
     talk, most = given.sharegpt, given.max_model_len
     if given.trace and given.lengths_from:
-        raise BadUsage("--trace has lengths of its own", "no --lengths-from, or arrivals other than those of a trace")
+        raise BadUsage(
+            "--trace has lengths of its own", "Remove --lengths-from, or use arrivals that are not from a trace."
+        )
     if of_a_trace and (talk is not None or fixed):
-        raise BadUsage("a trace has lengths of its own", "no other lengths beside it")
+        raise BadUsage("a trace has lengths of its own", "Remove the other options for lengths.")
     if most is not None and not of_a_trace:
-        raise BadUsage("--max-model-len requires --trace or --lengths-from", "--lengths-from PATH, or --trace PATH")
+        raise BadUsage("--max-model-len requires --trace or --lengths-from", "Add --lengths-from PATH or --trace PATH.")
     if most is not None and most < 2:
         raise BadUsage(f"no request has up to {most} tokens", f"--max-model-len {LONGEST}")
     if given.tokenizer and not talk:
         raise BadUsage("--tokenizer cuts the text of conversations, and there is none", "--sharegpt FILE")
     if talk and not given.tokenizer:
-        hint = "--tokenizer with a folder that holds one, or its name on the Hub; --sharegpt without a file needs none"
+        hint = (
+            "Pass --tokenizer with a folder that holds one, or its name on the Hub, or use --sharegpt without a file."
+        )
         raise BadUsage("the lengths of conversations need the tokenizer of the server's model", hint)
     if talk is not None and given.input_len is not None:
-        raise BadUsage("the prompts of ShareGPT have lengths of their own", "no --input-len")
+        raise BadUsage("the prompts of ShareGPT have lengths of their own", "Remove --input-len.")
     if talk is not None and given.output_len is not None and not (talk and given.sharegpt_rule == "vllm"):
-        raise BadUsage("the replies of ShareGPT have lengths of their own", "no --output-len, or --sharegpt-rule vllm")
+        raise BadUsage(
+            "the replies of ShareGPT have lengths of their own", "Remove --output-len, or use --sharegpt-rule vllm."
+        )
 
 
 def asked(given: argparse.Namespace) -> Asked:
@@ -258,16 +264,16 @@ def asked(given: argparse.Namespace) -> Asked:
 def times_of(given: argparse.Namespace, steps: Sequence[tuple[float, float]], within_s: float) -> tuple[float, ...]:
     """When the requests of these steps are sent, in seconds. Raises BadUsage if there are none, or too many."""
     if sum(rate * seconds for rate, seconds in steps) > MOST:
-        raise BadUsage(f"more than {MOST:,} requests come within {within_s:g} s", "fewer seconds, or a lower rate")
+        raise BadUsage(f"more than {MOST:,} requests come within {within_s:g} s", "Use fewer seconds, or a lower rate.")
     times = schedule(steps, given.burstiness, given.seed)
     if not times:
-        raise BadUsage(f"no request comes within {within_s:g} s", "more seconds, or a higher rate")
+        raise BadUsage(f"no request comes within {within_s:g} s", "Use more seconds, or a higher rate.")
     return times
 
 
 def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_s: float) -> tuple[Load, Workload]:
     """A trace's own times and lengths, from its beginning. Raises BadDataset if no request of it counts."""
-    hint, most = "more --max-model-len, or --window", given.max_model_len or LONGEST
+    hint, most = "Raise --max-model-len, or shorten --window.", given.max_model_len or LONGEST
     trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length_s * given.speed)
     words = f"trace {trace.source} {short_hash(trace.times())}, speed {given.speed:g}"
     times = trace.times(given.speed)
@@ -275,7 +281,7 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
     ends_s = load.settle_s + (load.window_s or 0.0)
     if not any(load.settle_s <= at < ends_s for at in times):
         judged = f"{load.settle_s:g} s and {ends_s:g} s"
-        raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
+        raise BadUsage(f"{given.trace} has no request between {judged}", "Change --settle, --window, or --speed.")
     lengths = [row.lengths for row in trace.rows]  # of synthetic requests
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
     spec = spec.of_kind(specs.kind_of(given.endpoint))
@@ -331,7 +337,7 @@ def run_measure(given: argparse.Namespace) -> int:
     terms = loads.ValidityCriteria(parse_slo(given.goodput) if given.goodput else None, enough, failed)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
-        raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
+        raise BadUsage(f"--export {given.export} would write into the records", "Choose another path with --export.")
     if given.html:  # before anything is measured
         check_replaceable(given.html)
     given.model = given.model or only_model(specs.completed(given.endpoint), given.timeout)

@@ -40,7 +40,9 @@ def run_pairs(given: argparse.Namespace) -> int:
     """Print the verdict, and return its exit status."""
     rows = external.read_results(given.path)
     if not rows:
-        raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
+        raise BadUsage(
+            f"{given.path.name}: there are no pairs in it", "Pass a CSV file with the columns baseline and candidate."
+        )
     external.check_columns(rows, SIDES)
     sides = ([external.number_in(row, side) if row.text(side) else None for row in rows] for side in SIDES)
     series = decision.PairSeries(given.path.name, given.direction, tuple(zip(*sides)), given.margin)

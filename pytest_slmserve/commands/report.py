@@ -75,7 +75,7 @@ def run_report(given: argparse.Namespace) -> int:
         return merge_archives(given)
     if results := external_results(given):
         if given.figures is not None:
-            raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
+            raise BadUsage("--figures draws archives of ours, and these are external results", "Remove --figures.")
         return report_external(given, results)
     archives = read_archives(given)
     contents, (gates, remarks) = store.as_one([each for _, each in archives]), gates_of(archives)
@@ -119,10 +119,10 @@ def run_report(given: argparse.Namespace) -> int:
 def merge_archives(given: argparse.Namespace) -> int:
     """Add the records of all archives to one, and print how many were new."""
     if given.run or given.since:
-        raise BadUsage("--merge takes whole archives", "--merge without --run and --since")
+        raise BadUsage("--merge takes whole archives", "Use --merge without --run and --since.")
     for path in given.paths:
         if not is_file(path):  # or OUT would be made for nothing
-            raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
+            raise BadUsage(f"{path} is not there", "Pass results files that --slm-records wrote.")
     with of_a_command(BadUsage, records="--merge"), store.Archive.open(given.merge) as into:
         merged = store.merge(given.paths, into)
     cli.print_notes((*into.notes, *merged.notes))

@@ -66,14 +66,14 @@ TOLD = 200  # characters of an answer that is not a stream
 SHOWN = 8  # models of a list of many
 OTHER_FILES = 16  # of a process of the load generator that are no connections, at most
 LENGTHENS = {"max_tokens", "max_completion_tokens", "n", "best_of", "echo"}  # an answer, beyond what we ask for
-A_SERVER = "the URL of a server that runs"
+A_SERVER = "Check that the server is running, and check host and port."
 HINTS = {  # by the status of an answer, or its first digit
-    3: "the URL that it leads to: requests do not follow",
-    5: "the server's own log",
-    401: f"{KEY}=... in the environment",
-    403: f"{KEY}=... in the environment",
-    404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
-    429: "again later, or with a key that may send more: the server limits how much you ask",
+    3: "Use the URL that it leads to, because requests do not follow it.",
+    5: "Read the server's log.",
+    401: f"Set {KEY}=... in the environment.",
+    403: f"Set {KEY}=... in the environment.",
+    404: "Use a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it.",
+    429: "Wait, or use a key that may send more: the server limits the rate of requests.",
 }
 
 
@@ -131,7 +131,7 @@ class LoadClient:
         needed, (_, most) = max(part.get("concurrency") or 0 for part in parts), getrlimit(RLIMIT_NOFILE)
         if needed and needed + OTHER_FILES > most != RLIM_INFINITY:
             problem = f"a process may have {most:,} files open, and {needed:,} connections are needed"
-            raise BadUsage(problem, f"`ulimit -n {needed + OTHER_FILES}` before, or fewer concurrent requests")
+            raise BadUsage(problem, f"Run `ulimit -n {needed + OTHER_FILES}` first, or use fewer concurrent requests.")
         if len(parts) == 1:
             return [converse(self.children[0], on_progress, barrier, op="run", load=load)]
         assert barrier is None, "one engine of several has one process"
@@ -339,16 +339,16 @@ class EndpointEngine(Engine):
         except (OSError, http.client.HTTPException) as error:
             why = told_by_server(f"{error}", self._key)
             certificate = isinstance(error, ssl.SSLCertVerificationError)
-            hint = "SSL_CERT_FILE=PATH, of the certificates that sign it" if certificate else A_SERVER
+            hint = "Set SSL_CERT_FILE=PATH to the certificates that sign it." if certificate else A_SERVER
             raise BadUsage(f"{spec.url} does not answer: {why}", hint) from None
         if status not in STREAMS:
-            hint = HINTS.get(status) or HINTS.get(status // 100, "--extra-body with what this server wants otherwise")
+            hint = HINTS.get(status) or HINTS.get(status // 100, "Change the request with --extra-body.")
             raise BadUsage(f"{spec.url} answered {status}: {told_by_server(text, self._key)}", hint)
         if self._kind == "generate" and not is_stream(kind):
             told = told_by_server(kind, self._key) or "something"
-            raise BadUsage(f"{spec.url} does not stream: it answered {told}", "a server that does")
+            raise BadUsage(f"{spec.url} does not stream: it answered {told}", "Use a server that streams.")
         if failed := error_in(text.encode(), streamed=self._kind == "generate"):
-            raise BadUsage(f"{spec.url}: {told_by_server(failed, self._key)}", "its log")
+            raise BadUsage(f"{spec.url}: {told_by_server(failed, self._key)}", "Read the server's log.")
         self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
     def body(self, request: Request) -> str:
@@ -406,7 +406,7 @@ def own_headers() -> tuple[str, dict[str, str]]:
     Raises BadUsage, which does not repeat the key, if no header could hold it."""
     key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise BadUsage(f"{KEY} holds what no header may hold", "the key alone, in one line of ASCII")
+        raise BadUsage(f"{KEY} holds what no header may hold", "Set it to the key only, in one line of ASCII.")
     return key, {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 

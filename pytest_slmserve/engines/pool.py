@@ -143,7 +143,7 @@ class ReplicaEngines:
                 blocks = [e.resolved.kv_blocks for e, s in zip(self.engines, specs) if s == spec]
                 if len(set(blocks)) > 1:
                     problem = f"replicas of {short_name(spec.model)} got different numbers of KV blocks: {blocks}"
-                    raise EngineFailed(problem, "a fixed kv_cache_bytes, and nobody else on the device")
+                    raise EngineFailed(problem, "Fix kv_cache_bytes, and let no other program use the device.")
         return self
 
     def _start(self, index: int, on_wait: StartCallback | None = None) -> None:
@@ -175,7 +175,10 @@ class ReplicaEngines:
         stopped."""
         engines = self.engines
         if any(load.requests is not None for load in loads):
-            raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
+            raise BadUsage(
+                "a load of a fixed number of requests has no window to measure",
+                "Use a ClosedLoop without a number of requests.",
+            )
         for index, (engine, workload) in enumerate(zip(engines, workloads, strict=True)):
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
@@ -283,7 +286,9 @@ class MpsDaemon(Child):
         """Start the daemon of the GPU of that UUID. Raises BadUsage if there is no control program, and EngineFailed if
         the daemon does not come up. thread_percentage: Percentage of the SMs that each client may use."""
         if not (found := mps_program()):
-            raise BadUsage(f"{PROGRAM} is not on the PATH", "the programs of NVIDIA's driver, or time slicing")
+            raise BadUsage(
+                f"{PROGRAM} is not on the PATH", "Install the programs of NVIDIA's driver, or use time slicing."
+            )
         self._program = found
         temporary = tempfile.gettempdir()
         short = temporary if len(os.fsencode(temporary)) + LONGEST < SOCKET_BYTES else "/tmp"
@@ -436,7 +441,7 @@ class Pool:
         if isinstance(spec, EngineSpec):
             return self.start(spec, partial(self.launch, spec))
         if why := cannot_share(spec, self.device):
-            raise BadUsage(why, "another way of sharing: time-slicing")
+            raise BadUsage(why, "Choose another way of sharing, for example --slm-sharing=time-slicing.")
         return self.start(spec, partial(ReplicaEngines, spec, self.launch, self.device))
 
     def start(self, spec: Engines, launch: Callable[[], Launched], beside: bool = False) -> Launched:

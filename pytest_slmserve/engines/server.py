@@ -247,7 +247,7 @@ class BatchedEngine(OfflineEngine):
         return {"model": model, "device": device, **same, **self.batching}
 
     def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
-        raise EngineFailed("Transformers' generate() is not asked how likely tokens are", "the engine interface")
+        raise EngineFailed("Transformers' generate() is not asked how likely tokens are", "Use the engine interface.")
 
 
 class ServerEngine(ProcessEngine):
@@ -432,7 +432,9 @@ def free_port() -> int:
         with suppress(OSError), socket.socket() as probe:
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
-    raise EngineFailed("no port is free", "an end to what holds them: ss -tan")
+    raise EngineFailed(
+        "no port is free", "List the sockets in use with `ss -tan`, and end the programs that hold them."
+    )
 
 
 def trace_lines(trace: Path, after: int = 0) -> list[Any]:
@@ -563,7 +565,7 @@ def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
                     raise
     except OSError as error:
         why = f"cannot describe {name} in {folder.parent}: {error.strerror}"
-        raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
+        raise BadUsage(why, "Set XDG_CACHE_HOME to a folder that you can write to.") from None
     with suppress(OSError, ValueError):
         if all((folder / file).read_bytes() == data for file, data in files.items()):
             return str(folder)

@@ -168,11 +168,14 @@ class SimulatedEngine(Engine):
         self.limits = spec.with_arguments(())
         given = {name: value for name, value in self.limits.extra if name not in NO_FAULTS}
         if name := next((name for name, value in given.items() if isinstance(value, str)), ""):
-            raise BadUsage(f"{name}={given[name]}, which is no number", f"--slm-engine-arg {name}=0.1")
+            raise BadUsage(f"{name}={given[name]}, which is not a number", f"--slm-engine-arg {name}=0.1")
         try:
             self.faults = Faults(**given)
         except TypeError as error:
-            raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
+            raise BadUsage(
+                f"the simulated engine has no such argument: {error}",
+                "Use one of t_inf, b_half, noise, and the other arguments of the simulated engine.",
+            ) from None
         self.speed, self.extra_env = speed, dict(extra_env or {})
         self.gpus = gpus or spec.tensor_parallel_size
         self.model = spec.known_model

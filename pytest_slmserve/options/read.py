@@ -84,9 +84,14 @@ def _check(options: Options) -> None:
     other runs. Raises BadUsage."""
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     if options.gpu + options.cpu + options.simulate + bool(options.endpoint) > 1:
-        raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint cannot be combined", "only one of them")
+        raise BadUsage(
+            "--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint cannot be combined", "Use only one of them."
+        )
     if (name := Path(options.records).name) in BESIDE_THE_RECORDS:
-        raise BadUsage(f"--slm-records={options.records}: a gate writes {name} beside its records", "a name in .jsonl")
+        raise BadUsage(
+            f"--slm-records={options.records}: a gate writes {name} beside its records",
+            "Choose a name that ends in .jsonl.",
+        )
     if options.export and Path(options.export.partition("=")[2]) == Path(options.records):
         raise BadUsage(f"slm_export={options.export} would write into the records", "-o slm_export=WHAT=ELSEWHERE")
     own = [opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)]
@@ -97,34 +102,34 @@ def _check(options: Options) -> None:
         raise BadUsage(why, f"--slm-records={options.resume} --slm-resume")
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.platform is None:
-        raise BadUsage(f"--slm-{flag} needs an engine to measure", f"--slm-{flag} with {OWN_MODES}")
+        raise BadUsage(f"--slm-{flag} needs an engine to measure", f"Add {OWN_MODES} to --slm-{flag}.")
     if options.simulate_slowdown and not options.simulate and options.source["simulate_slowdown"] == "command line":
-        raise BadUsage("--slm-simulate-slowdown slows a simulated candidate, and no other", "it with --slm-simulate")
+        raise BadUsage("--slm-simulate-slowdown slows a simulated candidate, and no other", "Add --slm-simulate.")
     given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
     if options.calibrate and given:
         why = f"{given[0]} would make the sides of a calibration differ"
-        raise BadUsage(why, f"--slm-calibrate without {given[0]}")
+        raise BadUsage(why, f"Run --slm-calibrate without {given[0]}.")
     if options.calibrate and options.gate_launches == "start":
         why = "a calibration measures loads, and a gate of the start has none: its own table tells the spread"
         raise BadUsage(why, "--slm-gate --slm-gate-launches=start")
     # Options of engines that are started here say nothing of a server that runs already.
     if options.endpoint and options.gate:
         why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"
-        raise BadUsage(f"--slm-{flag} {why}", f"{OWN_MODES} in place of --slm-endpoint")
+        raise BadUsage(f"--slm-{flag} {why}", f"Replace --slm-endpoint with {OWN_MODES}.")
     if options.endpoint and options.baseline:
         why = "a server does not tell the limits it works under, so two days of it cannot be held against each other"
-        raise BadUsage(f"--slm-baseline: {why}", "--slm-endpoint without it")
+        raise BadUsage(f"--slm-baseline: {why}", "Use --slm-endpoint without --slm-baseline.")
     lost = next((opt.flag for opt in typed if opt.own and getattr(options, opt.name) != "off"), None)
     if options.endpoint and lost:
         why = f"{lost} is for engines that are started here, and an endpoint runs already"
-        raise BadUsage(why, f"no {lost} with an endpoint")
+        raise BadUsage(why, f"Remove {lost}.")
     if options.ray and options.platform is None and options.source["ray"] == "command line":
-        raise BadUsage("--slm-ray needs an engine to measure", f"--slm-ray with {OWN_MODES}")
+        raise BadUsage("--slm-ray needs an engine to measure", f"Add {OWN_MODES}.")
     if options.ray and options.endpoint:
-        raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "only one of them")
+        raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "Use only one of them.")
     if options.ray and options.gate:  # what decides as it goes cannot be sent beforehand
         why = "its pairs of launches decide as they go, and belong on one GPU"
-        raise BadUsage(f"--slm-gate is not sent to Ray: {why}", "--slm-gate without --slm-ray, on a GPU host")
+        raise BadUsage(f"--slm-gate is not sent to Ray: {why}", "Run --slm-gate without --slm-ray, on a GPU host.")
     if options.ray and options.sweep == "adaptive":
         why = "it decides as it goes what to measure next, and a task is told beforehand"
         raise BadUsage(f"--slm-sweep adaptive is not sent to Ray: {why}", "--slm-sweep full")

@@ -233,7 +233,7 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     sensors."""
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
-        raise BadUsage("no sensors are read in this run", "not --slm-telemetry off")
+        raise BadUsage("no sensors are read in this run", "Remove --slm-telemetry off.")
     return lambda: plugin.items.watching(sampler, environment)
 
 

@@ -135,14 +135,16 @@ class SessionHooks:
             counts = Counter(filter(None, reasons))
             if counts:
                 self.config.hook.pytest_deselected(items=[item for item, why in zip(items, reasons) if why])
-            self.collected += [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
+            self.collected += [f"slmserve: deselected {counted(n, 'test')}: {why}" for why, n in counts.items()]
+            built_in = shlex.join(["pytest", *as_words(options), "--pyargs", "pytest_slmserve.benchmarks"])
             kept = [item for item, why in zip(items, reasons) if not why]
             measured = list(filter(is_measured, kept))
             gates = [item for item in measured if "slm_gates" in item.fixturenames]  # type: ignore[attr-defined]
             if options.gate and not gates and not session.testsfailed:
                 flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
-                hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
-                raise BadUsage(f"{flag}: no test uses slm_gate", hint)
+                raise BadUsage(f"{flag}: no test uses slm_gate", built_in)
+            if not any(map(is_measured, items)) and not session.testsfailed:
+                self.collected.append(f"slmserve: no test here uses a fixture of slmserve; try: {built_in}")
             tests.check_judged(gates)
             ordered = tests.in_running_order(self.slm, measured)
             self.slm.claims = {plan.claim.row.claim for plan in tests.plans_of(ordered) if plan.claim}

@@ -281,7 +281,7 @@ class Executor:
                 room = kv_capacity(engine.spec, workload.longest, engine.resolved)
                 if room is not None and room < load.concurrency:
                     problem = f"the engine says that its KV cache holds {room} requests of {workload.longest} tokens"
-                    raise DoesNotFit(problem, f"--slm-concurrency up to {room}, or shorter requests")
+                    raise DoesNotFit(problem, f"Use --slm-concurrency up to {room}, or shorter requests.")
             if is_job(load) and engine.launch != self._warmed:
                 # A job has no ramp-up, and the first requests of a fresh engine are slow.
                 engine.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))

@@ -100,7 +100,7 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
     for load in loads:
         if why := no_room(planner.spec(model), planner.workload(model).longest, load.concurrency):
             raise BadUsage(
-                f"{short_name(model)} at concurrency {load.concurrency}: {why}", "--slm-concurrency with less"
+                f"{short_name(model)} at concurrency {load.concurrency}: {why}", "Use a smaller --slm-concurrency."
             )
     return loads
 

@@ -77,7 +77,10 @@ class Session:
         self.source = Path(options.resume if isinstance(options.resume, str) else options.records)
         self.resumes = bool(options.resume) and is_file(self.source)  # the archive of this run may be made later
         if isinstance(options.resume, str) and not self.resumes:
-            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
+            raise BadUsage(
+                f"--slm-resume: no archive is at {self.source}",
+                "Pass --slm-resume RECORDS with the results file of an earlier run.",
+            )
         self.gate_terms = GateCriteria(options.gate_margin, options.gate_alpha, pairs=options.gate_pairs)
         self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
         goes_on = self.budget_s and options.repeats > 1 and not options.ray

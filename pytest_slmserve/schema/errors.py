@@ -15,6 +15,11 @@ from typing import IO, Any, ClassVar, Literal
 ENDS_WITH = " ends with\n"  # between the path of a log and its last lines
 
 
+def printed_hint(hint: str) -> str:
+    """Return a hint as it is printed: a sentence as it is, and a command, an option or a value after "try:"."""
+    return hint if hint[:1].isupper() and hint.endswith(".") else f"try: {hint}"
+
+
 class SlmError(Exception):
     """A problem that the user can act on, in one sentence, and what to do about it. Both may repeat what a server, a
     file or a log says: a terminal shall not obey that."""
@@ -25,7 +30,7 @@ class SlmError(Exception):
         from pytest_slmserve.schema.printable import printable  # its patterns cost an idle run more than this module
 
         problem, hint = printable(problem, self.layout), printable(hint, self.layout)
-        super().__init__(f"{problem}\n  try: {hint}" if hint else problem)
+        super().__init__(f"{problem}\n  {printed_hint(hint)}" if hint else problem)
         self.problem = problem
         self.hint = hint
 

@@ -49,10 +49,10 @@ def check_quantization(spec: EngineSpec) -> None:
     plain = str(asked).replace("_marlin", "")
     if asked and own and own not in (asked, plain):
         problem = f"{spec.model}: its weights are quantized by {own}, not {asked}"
-        raise BadUsage(problem, f"--slm-quantization {own}, or none")
+        raise BadUsage(problem, f"Use --slm-quantization {own}, or none.")
     if asked and not own and plain in LOADED:
         problem = f"{spec.model}: {asked} weights are loaded, not made, and these are not quantized"
-        raise BadUsage(problem, "a model that was quantized so, or --slm-quantization fp8")
+        raise BadUsage(problem, "Choose a model that was quantized so, or use --slm-quantization fp8.")
 
 
 def check_arguments(spec: EngineSpec) -> None:
@@ -60,7 +60,7 @@ def check_arguments(spec: EngineSpec) -> None:
     tokens, sequences = given_limit(spec, "max_num_batched_tokens"), given_limit(spec, "max_num_seqs")
     if tokens < sequences:
         problem = f"max_num_batched_tokens {tokens} is below max_num_seqs {sequences}, and vLLM does not start so"
-        raise BadUsage(problem, f"--slm-max-num-seqs={tokens}, and no larger --slm-concurrency")
+        raise BadUsage(problem, f"Use --slm-max-num-seqs={tokens}, and no larger --slm-concurrency.")
     if spec.arguments.get(SPECULATIVE) is not None:
         check_speculation(spec)
 
@@ -79,14 +79,16 @@ def check_speculation(spec: EngineSpec) -> None:
     if spec.interface == "transformers":
         raise BadUsage("Transformers' generate() gets no speculative_config from here", "--slm-interface engine")
     if not asked:
-        raise BadUsage(f"speculative_config {spec.arguments[SPECULATIVE]!r} is no object with entries", hint)
+        raise BadUsage(f"speculative_config {spec.arguments[SPECULATIVE]!r} is not an object with entries", hint)
     if not (method or asked.get("model")):
         raise BadUsage("speculative_config has neither a method nor the model that drafts", hint)
     if (drafted is None and method in NGRAMS) or (drafted is not None and (type(drafted) is not int or drafted < 1)):
         problem = f"speculative_config has num_speculative_tokens {drafted!r}, and 1 or more are drafted at a time"
         raise BadUsage(problem, hint)
     if spec.platform == "cpu" and asked.get("rejection_sample_method") == AS_TOLD:
-        raise BadUsage(f'vLLM\'s CPU backend has no "rejection_sample_method": "{AS_TOLD}"', "a GPU, or without it")
+        raise BadUsage(
+            f'vLLM\'s CPU backend has no "rejection_sample_method": "{AS_TOLD}"', "Use a GPU, or remove the entry."
+        )
     least, most = asked.get("prompt_lookup_min"), asked.get("prompt_lookup_max")
     if type(least) is type(most) is int and least > most:
         problem = f"speculative_config has prompt_lookup_min {least}, above prompt_lookup_max {most}"
@@ -131,7 +133,7 @@ def beside_adapters(spec: EngineSpec, budget: int) -> int:
         slots = spec.arguments["max_loras"]
         fit = max(0, budget - least) * slots // taken
         problem = f"{slots} slots for adapters take {taken / GIB:.1f} GiB, and {budget / GIB:.1f} GiB are left for"
-        hint = f"--slm-engine-arg max_loras={fit}" if fit else "a larger --slm-gpu-memory-utilization"
+        hint = f"--slm-engine-arg max_loras={fit}" if fit else "Raise --slm-gpu-memory-utilization."
         raise BadUsage(f"{spec.model}: {problem} them and the KV cache", hint)
     return budget - taken
 
@@ -144,17 +146,21 @@ def check_adapters(spec: EngineSpec, adapters: Adapters) -> None:
         who = (
             "Transformers' generate()" if spec.interface == "transformers" else "an endpoint, whose adapters have names"
         )
-        raise BadUsage(f"{who} gets no adapters from here", "--slm-interface engine or server, without --slm-endpoint")
+        raise BadUsage(
+            f"{who} gets no adapters from here", "Use --slm-interface engine or server, without --slm-endpoint."
+        )
     if not given.get("enable_lora"):
         raise BadUsage(
             f"{adapters.title}, and the engine is not to serve any",
-            f"enable_lora=true, as --slm-lora {adapters.words} has it",
+            f"Pass enable_lora=true, as --slm-lora {adapters.words} does.",
         )
     if model is None or not model.adapted:
         named = model.architecture if model else "this model"
-        raise BadUsage(f"{spec.model}: no adapters are made here for {named}", f"a model of {', '.join(ADAPTED)}")
+        raise BadUsage(
+            f"{spec.model}: no adapters are made here for {named}", f"Choose a model of {', '.join(ADAPTED)}."
+        )
     if not all(type(each) is int and each > 0 for each in (slots, held, rank)):
-        raise BadUsage(f"max_loras {slots}, max_cpu_loras {held}, max_lora_rank {rank}", "positive whole numbers")
+        raise BadUsage(f"max_loras {slots}, max_cpu_loras {held}, max_lora_rank {rank}", "Use positive whole numbers.")
     if rank < adapters.rank or rank not in RANKS:
         raise BadUsage(
             f"max_lora_rank {rank} has no room for {adapters.title}", f"--slm-engine-arg max_lora_rank={adapters.rank}"
@@ -290,7 +296,7 @@ def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight
     if left <= 0:
         need, have = (weight_bytes + RESERVE_BYTES) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
         problem = f"weights and reserve take {need:.1f} GiB of the {have:.1f} GiB allowed: no room for a KV cache"
-        raise BadUsage(problem, "a smaller model, or a larger --slm-gpu-memory-utilization")
+        raise BadUsage(problem, "Choose a smaller model, or a larger --slm-gpu-memory-utilization.")
     return left
 
 
@@ -299,5 +305,5 @@ def parse_memory(text: str) -> int:
     found = MEMORY.fullmatch(text)
     size = int(float(found[1]) * (GIB if found[2] else 1)) if found and len(text) < 30 else 0
     if not SMALLEST_GPU <= size <= LARGEST_GPU:
-        raise BadUsage(f"{text!r} is no memory of a GPU", "80GiB, or 85899345920 (bytes)")
+        raise BadUsage(f"{text!r} is not a memory of a GPU", "Write 80GiB, or 85899345920 (bytes).")
     return size

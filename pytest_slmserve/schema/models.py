@@ -244,7 +244,7 @@ def model_from_config(
         other_head = OTHER_HEADS.fullmatch(architecture) and not SCORES.fullmatch(architecture)
         if other_head or config.get("is_encoder_decoder"):
             problem = f"{name}: {architecture} neither generates text nor embeds or classifies it"
-            raise BadUsage(problem, "a model that does one of these")
+            raise BadUsage(problem, "Choose a model that does one of these.")
         layers, hidden = (_number(entries, word) for word in ("num_hidden_layers", "hidden_size"))
         no_heads = bool(HAVE_STATE & entries.keys()) and not _told(entries, "num_attention_heads")
         heads = 0 if no_heads else _number(entries, "num_attention_heads")
@@ -280,7 +280,7 @@ def model_from_config(
             config=tuple(config.items()),
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as missing:
-        raise BadUsage(f"{name}: its config.json has no usable {missing}", "a decoder-only model") from None
+        raise BadUsage(f"{name}: its config.json has no usable {missing}", "Choose a decoder-only model.") from None
 
 
 def _positions_before(config: Mapping[str, Any]) -> int:
@@ -328,7 +328,7 @@ def _number_if_any(entries: Mapping[str, Any], word: str) -> int:
 def _within(word: str, value: Any, most: int, least: int = 0) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or value != value // 1 or not least <= value <= most:
-        raise ValueError(f"'{word}': {value!r:.40} is no number of a model")
+        raise ValueError(f"'{word}': {value!r:.40} is not a number of a model")
     return int(value)
 
 

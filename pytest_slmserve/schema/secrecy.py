@@ -91,8 +91,8 @@ PAIR = re.compile(
     re.IGNORECASE,
 )
 FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*+)\s+(?=[^\s-])")
-EXPORTED = "export it before pytest: engines with real weights inherit HF_TOKEN"  # in place of typing it
-WITH_A_KEY = "SLM_ENDPOINT_KEY=... in the environment"
+EXPORTED = "Export it before you start pytest: engines with real weights inherit HF_TOKEN."  # in place of typing it
+WITH_A_KEY = "Set SLM_ENDPOINT_KEY=... in the environment."
 NAME = re.compile(r"\b([A-Za-z]\w{,40})=")
 UNREAD = 4  # how often a text may have been encoded for a URL
 

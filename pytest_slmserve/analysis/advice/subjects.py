@@ -60,17 +60,20 @@ def of_curves(
         there = dict.fromkeys(curve.subject for curve in curves)
         named = [(curve, label) for curve, label in named if curve.subject == short_name(model)]
         if curves and not named:
-            raise BadUsage(f"there are no records of {model}", f"--model with one of {', '.join(there)}")
+            raise BadUsage(f"there are no records of {model}", f"Pass --model with one of {', '.join(there)}.")
     # Only these show what a GPU holds, and when another engine pays.
     on_one = [row for row in named if row[0].spec is None or row[0].spec.tensor_parallel_size == 1]
     if named and not on_one:
         problem = f"{named[0][0].subject} was measured on several GPUs at once, and advice is for one"
-        raise BadUsage(problem, "records of --slm-tensor-parallel-size 1")
+        raise BadUsage(problem, "Pass records that were measured with --slm-tensor-parallel-size 1.")
     environments = [curve.environment for curve, _ in on_one if curve.environment]
     devices = {(e.platform, e.gpu_name, e.gpu_memory_bytes, e.url): e for e in environments}
     if len(devices) > 1:
         names = ", ".join(e.url or e.gpu_name or e.platform or "unknown" for e in devices.values())
-        raise BadUsage(f"the records are of several devices ({names})", "records of one, or --model")
+        raise BadUsage(
+            f"the records are of several devices ({names})",
+            "Pass records of one device, or choose a model with --model.",
+        )
     subjects = []
     for rows in grouped(on_one, lambda row: row[0].subject).values():
         drafts = (bool(curve.spec and kv_cache.made_up_acceptance(curve.spec)) for curve, _ in rows)
@@ -108,7 +111,9 @@ def holding(subject: ModelSweep, adapters: Adapters) -> ModelSweep:
     BadUsage if no adapters are made for it, or nobody knows their size."""
     engine = subject.engine
     if engine is None or engine.footprint is None:
-        raise BadUsage(f"{subject.name}: the memory of adapters cannot be planned", "records of an engine on a GPU")
+        raise BadUsage(
+            f"{subject.name}: the memory of adapters cannot be planned", "Pass records of an engine on a GPU."
+        )
     spec = engine.spec.with_adapters(adapters)
     kv_cache.check_adapters(spec, adapters)
     more = kv_cache.adapter_bytes(spec) - kv_cache.adapter_bytes(engine.spec)

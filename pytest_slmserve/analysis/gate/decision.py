@@ -53,11 +53,11 @@ class GateCriteria:
 
     def __post_init__(self) -> None:
         if not 0 < self.margin < 1:
-            raise BadUsage(f"a margin of {self.margin:g}", "a share between 0 and 1, such as 0.03 for 3 %")
+            raise BadUsage(f"a margin of {self.margin:g}", "Pass a share between 0 and 1, for example 0.03 for 3%.")
         if not 0 < self.alpha <= 0.5 or not 0 < self.beta <= 0.5:
-            raise BadUsage(f"alpha {self.alpha:g} and beta {self.beta:g}", "each above 0 and at most 0.5")
+            raise BadUsage(f"alpha {self.alpha:g} and beta {self.beta:g}", "Pass shares above 0 and at most 0.5.")
         if self.pairs < FIRST_LOOKS[0]:
-            raise BadUsage(f"a gate of {self.pairs} pairs", f"at least {FIRST_LOOKS[0]} pairs")
+            raise BadUsage(f"a gate of {self.pairs} pairs", f"Allow at least {FIRST_LOOKS[0]} pairs.")
 
     @property
     def together(self) -> bool:
@@ -187,12 +187,13 @@ def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparis
     numbers of pairs."""
     if not 1 <= len(series) <= MAX_GATED:
         raise BadUsage(
-            f"{len(series)} gated endpoints", f"1 to {MAX_GATED}: the more are gated, the less each can show"
+            f"{len(series)} gated endpoints",
+            f"Gate 1 to {MAX_GATED} endpoints: with more of them, each is harder to detect.",
         )
     if len({each.name for each in series}) < len(series):
-        raise BadUsage("two gated endpoints of one name", "a name of its own for each")
+        raise BadUsage("two gated endpoints of one name", "Give each endpoint its own name.")
     if len(lengths := sorted({len(each.pairs) for each in series})) > 1:
-        raise BadUsage(f"endpoints of {lengths[0]} and of {lengths[-1]} pairs", "None for a value that is missing")
+        raise BadUsage(f"endpoints of {lengths[0]} and of {lengths[-1]} pairs", "Pass None for each missing value.")
     found = interim_analyses(series, criteria)
     return tuple(compare_sides(each, criteria, found[each.name], len(series)) for each in series)
 

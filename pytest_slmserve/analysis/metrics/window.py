@@ -610,12 +610,12 @@ def parse_slo(text: str) -> Slo:
     for part in text.split(","):
         match = BOUND.fullmatch(part.lower())
         if match is None:
-            raise BadUsage(f"{part.strip()!r} is no SLO", EXAMPLE)
+            raise BadUsage(f"{part.strip()!r} is not an SLO", EXAMPLE)
         name, number, unit = match.groups()
         if name not in known:
-            raise BadUsage(f"no latency is called {name!r}", f"one of {', '.join(known)}: {EXAMPLE}")
+            raise BadUsage(f"no latency is called {name!r}", f"Use one of {', '.join(known)}, for example {EXAMPLE}.")
         if unit is None:
-            raise BadUsage(f"the SLO {part.strip()!r} has no unit", f"{name}:{number}ms, or {name}:{number}s")
+            raise BadUsage(f"the SLO {part.strip()!r} has no unit", f"Write {name}:{number}ms or {name}:{number}s.")
         if f"{name}_s" in bounds:
             raise BadUsage(f"{name} twice in the SLO {text!r}", EXAMPLE)
         bounds[f"{name}_s"] = float(number + EXPONENT[unit])

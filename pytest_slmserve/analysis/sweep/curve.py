@@ -369,7 +369,7 @@ def curve_of(
         raise BadUsage(
             f"{subject}: measurements of {len(series)} different engines, workloads, environments or ways of loading "
             "are not one curve",
-            "one model, one workload, one way of loading and one machine at a time",
+            "Build each curve from one model, one workload, one way of loading, and one machine.",
         )
     loaded = tuple(m for group in series.values() for m in group)
     points = points_of(loaded)

@@ -299,7 +299,7 @@ class Answer:
         try:
             told = json.loads(text)
         except ValueError:
-            raise RequestFailed("malformed", f"the answer is no JSON: {text}") from None
+            raise RequestFailed("malformed", f"the answer is not JSON: {text}") from None
         if not any(map(told.get, RESULTS)):
             raise RequestFailed("error in the answer" if told.get("error") else "no result", f"no result: {text}")
         usage = told.get("usage") or {}

@@ -173,7 +173,7 @@ def draw_pictures(found: Findings, folder: Path, form: Literal["png", "svg"]) ->
             why = f"no picture can be drawn: {reasons}"
         elif found.curves or found.jobs:
             why = "there is no valid point to draw"
-        raise BadUsage(why, "slmserve report without --figures")
+        raise BadUsage(why, "Run slmserve report without --figures.")
     try:
         import vl_convert
     except ImportError:
@@ -191,7 +191,7 @@ def draw_pictures(found: Findings, folder: Path, form: Literal["png", "svg"]) ->
     except OSError as error:
         doing = "write" if folder.is_dir() else "make the folder"
         why = f"cannot {doing} {error.filename}: {error.strerror}"
-        raise BadUsage(why, "--figures with another folder") from None
+        raise BadUsage(why, "Choose another folder with --figures.") from None
     return lines
 
 

@@ -235,7 +235,7 @@ def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **mor
         make_folder(path.parent)
         write_file(path, page)
     except OSError as error:
-        raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
+        raise BadUsage(f"cannot write {path}: {error.strerror}", "Choose another path with --html.") from None
 
 
 def check_replaceable(path: Path, option: str = "--html") -> None:
@@ -248,9 +248,9 @@ def check_replaceable(path: Path, option: str = "--html") -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise BadUsage(f"cannot write {path}: {error.strerror}", f"{option} with another path") from None
+        raise BadUsage(f"cannot write {path}: {error.strerror}", f"Choose another path with {option}.") from None
     if begins and begins.lower() != BEGINS:
-        raise BadUsage(f"{path} is there, and is no page", f"{option} with another path")
+        raise BadUsage(f"{path} is there, and is not a page", f"Choose another path with {option}.")
 
 
 def rendered(
