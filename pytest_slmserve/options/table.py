@@ -433,8 +433,8 @@ class Options(NamedTuple):
         "gate identical sides to measure the noise of this host and the smallest slowdown that a gate can detect here"
     )
     gate_margin: float = opt(percentage, 0.03, "SHARE").described(
-        "largest accepted slowdown: less for certain passes; slower for certain, by over half of it, fails; "
-        "start-up has its own"
+        "largest accepted slowdown: the gate passes if the candidate is shown to be less than this much worse, and "
+        "fails if it is shown to be worse and the estimate exceeds half of this (start-up has a margin of 15%)"
     )
     gate_alpha: float = opt(error_rate, 0.01, "SHARE", ini_only=True).described(
         "share of unchanged candidates that a gate may fail, at most 0.5"

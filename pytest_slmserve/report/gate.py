@@ -168,20 +168,20 @@ KEY_TOGETHER = (
     "not pass, the smallest worsening of it alone that so many launches find with a power of 90 %. Without a margin: "
     "shown, not gated."
 )
-COLUMNS: tuple[Column[Comparison], ...] = (
+COLUMNS: tuple[Column[Comparison], ...] = (  # at 80 columns the outcome, the estimate and the margin are shown
     Column("endpoint", lambda c: c.name, "left"),
-    Column("better", lambda c: c.better, "left", rank=5),
-    Column("pairs", lambda c: str(c.n), rank=3),
+    Column("better", lambda c: c.better, "left", rank=6),
+    Column("pairs", lambda c: str(c.n), rank=4),
     Column("candidate /\nbaseline", lambda c: ABSENT if c.ratio is None else f"{c.ratio.value:.4f}"),
     Column("95 %", lambda c: interval_text(c.ratio, "{:.4f}".format), "left", rank=1),
-    Column("spread\n%", lambda c: _percents(c.sd), rank=4),
+    Column("spread\n%", lambda c: _percents(c.sd), rank=5),
     # Of what passes the noise was small enough.
     Column(
         "detectable\n% worse",
         lambda c: _percents(None if c.gated and c.outcome is State.PASSES else c.detectable),
-        rank=2,
+        rank=3,
     ),
-    Column("margin\n%", lambda c: f"{100 * c.margin:.3g}" if c.gated else ABSENT, rank=3),
+    Column("margin\n%", lambda c: f"{100 * c.margin:.3g}" if c.gated else ABSENT),
     Column("", lambda c: WORDS[c.outcome] if c.gated else "", "left"),
 )
 
@@ -211,7 +211,7 @@ def gate_section(gated: Gated) -> Section:
     parts += [*(f"  {side}: {words}" for side, words in described_sides(gated))]
     parts += [f"  {together_text(gated) if gated.terms.together else caches_text(gated)}"] if gated.pairs else []
     nothing = f"nothing was compared: {nothing_counts(gated.dropped, gated.lost)}"
-    parts += [endpoints, reasons] if gated.gated else ["", nothing]
+    parts += [endpoints, f"  {thresholds_text(gated)}", reasons] if gated.gated else ["", nothing]
     for verdict in gated.exact:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
     parts += told_of(gated)
@@ -256,6 +256,15 @@ def stage_parts(gated: Gated) -> Iterator[Part]:
         yield Table(rows, STAGE_COLUMNS, f"Stages of a {how} start", f"stages of a {how} start:", len(STAGE_COLUMNS))
     if found and outcome is not State.PASSES:
         yield from ("", Legend(STAGE_LEGEND))
+
+
+def thresholds_text(gated: Gated) -> str:
+    """Return both thresholds of a gate in a sentence: where an endpoint passes, and where it fails."""
+    margins = sorted({each.margin for each in gated.gated})
+    shown = " and ".join(map(percent, margins))
+    half = f" ({' and '.join(percent(margin / 2) for margin in margins)})"
+    less = f"less than the margin ({shown}) worse"
+    return f"passes: shown to be {less}; fails: shown to be worse, by more than half the margin{half}"
 
 
 def gate_charts(compared: Sequence[Comparison], ticks: str = "pairs of launches") -> Iterator[Chart]:

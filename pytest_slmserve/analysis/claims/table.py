@@ -335,7 +335,7 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
                 row = row_for(*where, rows)
                 then = row_for(*where, stored) if stored else row
                 verdict = judge_row(row, curve, curves)
-            changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
+            changed = f"; expected result when recorded: {then.expected}" if then.expected != row.expected else ""
             judged.append((replace(verdict, subject=label, why=verdict.why + changed), row))
     return judged
 
