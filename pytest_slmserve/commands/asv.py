@@ -68,7 +68,7 @@ def add_asv(commands: Commands) -> None:
     for each in (init_, convert_, publish_):
         folder = "folder of asv, with the releases and results/ (default: benchmarks/asv)"
         each.add_argument("--into", metavar="FOLDER", type=Path, default=Path("benchmarks/asv"), help=folder)
-    name = "name of the machine that was measured on (default: that of its GPU, or CPU)"
+    name = "name of the measured machine (default: the name of its GPU or CPU)"
     convert_.add_argument("--machine", metavar="NAME", help=name)
 
 

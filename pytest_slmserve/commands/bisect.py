@@ -45,13 +45,17 @@ def add_bisect(commands: cli.Commands) -> None:
     command.add_argument("--bad", metavar="RELEASE", required=True, help="a later release that is slow")
     rows = "JSON list of releases, in order: release, and optionally python, env, engine_arg (default: those of PyPI)"
     command.add_argument("--releases", metavar="FILE", type=Path, help=rows)
-    where = "interpreter of each, with {release} in it (default: a new environment with that vLLM, in the folder)"
+    where = (
+        "path of the Python interpreter of each release, with {release} in it (default: install that vLLM in "
+        "the folder)"
+    )
     command.add_argument("--python", metavar="PATTERN", default="", help=where)
-    folder = "for the archives, by which it goes on (default: .slm/bisect)"
+    folder = "folder of the results files, from which an interrupted bisection continues (default: .slm/bisect)"
     command.add_argument("--folder", metavar="PATH", type=Path, default=Path(".slm/bisect"), help=folder)
     cli.add_formats(command)
     options = (
-        "needed, after --: options for pytest, for example -- --slm-gpu --slm-models opt-1.3b, and tests of your own"
+        "required, after --: options for pytest, for example -- --slm-gpu --slm-models opt-1.3b, and paths "
+        "of your tests"
     )
     command.add_argument("pytest", metavar="OPTION", nargs="*", help=options)
 

@@ -41,24 +41,24 @@ def add_compare(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "compare", STATUS, run_compare)
     archives = "an archive, or the name of a stored baseline: the baseline, then candidates; of one alone its runs"
     command.add_argument("paths", metavar="RECORDS", nargs="*", type=Path, help=archives)
-    run = "a run of one archive, as `report --list` names it; the baseline first, then each candidate"
+    run = "a run of one results file, as `slmserve report --list` names it: first the baseline, then each candidate"
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
     cli.add_since(command)
     tolerance = f"smallest change that matters (default: {TOLERANCE:g}, which is {100 * TOLERANCE:g} %%)"
     command.add_argument("--tolerance", metavar="SHARE", type=cli.typed(percentage), default=TOLERANCE, help=tolerance)
-    metric = "compare this metric alone, by its name in the JSON: output_tokens_per_s; may be given again"
+    metric = "compare only this metric, by its JSON name, for example output_tokens_per_s; can be given several times"
     command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)
-    command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
+    command.add_argument("--skip-damaged", action="store_true", help="skip damaged lines, and name them")
     cli.add_formats(command, "each metric of each case")
     cli.add_html(command)
     stored = command.add_argument_group("stored baselines, each of one device and release of vLLM")
     action = stored.add_mutually_exclusive_group()
-    kept = "only keep the valid measurements of the archives as baselines for later comparisons"
+    kept = "save the valid measurements of the results files as baselines, and stop"
     action.add_argument("--save", action="store_true", help=kept)
-    action.add_argument("--list", action="store_true", help="only name the baselines that are kept")
-    action.add_argument("--show", metavar="NAME", help="only print what one baseline holds")
+    action.add_argument("--list", action="store_true", help="list the saved baselines, and stop")
+    action.add_argument("--show", metavar="NAME", help="print one saved baseline, and stop")
     stored.add_argument("--replace", action="store_true", help="with --save: overwrite a baseline of the same name")
-    where = f"where baselines are kept (default: {baselines.FOLDER})"
+    where = f"folder of the saved baselines (default: {baselines.FOLDER})"
     stored.add_argument("--folder", metavar="FOLDER", type=Path, default=baselines.FOLDER, help=where)
 
 

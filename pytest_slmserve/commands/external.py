@@ -46,13 +46,13 @@ def add_columns(command: cli.Taker) -> None:
         command.add_argument(f"--{name}", metavar="NAME", help=meaning)
     unit = "unit of that column, if its name does not end in _ms or _s"
     command.add_argument("--latency-unit", choices=[*external.SECONDS], help=unit)
-    where = "only rows with this value; may be given again"
+    where = "use only rows with this value; can be given several times"
     command.add_argument("--where", metavar="NAME=VALUE", action="append", default=[], help=where)
     objective = "2x@32: at most twice the latency at 32; or 30ms, 0.03s"
     command.add_argument("--slo-itl", metavar="LIMIT", help=objective)
     share = "smallest batching efficiency T(B)/(B T(1)) of B_opt (default: 0.1)"
     command.add_argument("--efficiency", metavar="SHARE", type=cli.typed(percentage), default=0.1, help=share)
-    half = "half-saturation batch where it is known, from shapes: then T_inf alone is fitted"
+    half = "half-saturation batch if it is known from the model configuration: then only T_inf is fitted"
     command.add_argument("--b-half", metavar="BATCH", type=float, help=half)
 
 

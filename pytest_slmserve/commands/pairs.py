@@ -27,9 +27,12 @@ def add_pairs(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "pairs", STATUS, run_pairs)
     columns = "a CSV with the columns baseline and candidate, one row per pair in the order measured"
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
-    better = "direction in which the figure is better: higher for throughput, lower for latency"
+    better = "which values are better: higher for throughput, lower for latency"
     command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
-    margin = "largest accepted change: less for certain passes; worse for certain, by over half of it, fails"
+    margin = (
+        "largest accepted slowdown: passes if shown to be less than this much worse; fails if shown to be "
+        "worse by more than half of this"
+    )
     margin += f" (default: {MARGIN})"
     command.add_argument("--margin", metavar="SHARE", type=cli.typed(percentage), default=MARGIN, help=margin)
     cli.add_formats(command)

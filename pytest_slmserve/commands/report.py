@@ -48,18 +48,20 @@ MERGE_STATUS = (
 def add_report(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "report", f"{REPORT_STATUS} {MERGE_STATUS}", run_report)
     cli.add_archives(command, "PATH", "an archive that --slm-records wrote, or results of another tool")
-    command.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
+    command.add_argument(
+        "--list", action="store_true", help="list the runs with id, date, models, release and number of measurements"
+    )
     how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
     command.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
-    pictures_of = "also draw what the archives have, each picture as a file in this folder (needs vl-convert-python)"
+    pictures_of = "also write each chart as a file in this folder (needs vl-convert-python)"
     command.add_argument("--figures", metavar="FOLDER", type=Path, help=pictures_of)
     formats = "format of the pictures (default: png)"
     command.add_argument("--format", choices=("png", "svg"), default="png", help=formats)
     cli.add_html(command)
-    command.add_argument("--strict", action="store_true", help="expect every claim to hold, as published")
+    command.add_argument("--strict", action="store_true", help="expect every claim to pass, as published")
     cli.add_goodput(command)
     cli.add_formats(command, "each point, job and load")
-    out = "only add the records of all archives to this one, each once; packed if it ends in .gz or .xz"
+    out = "merge all results files into this one without duplicates, and stop; compressed if it ends in .gz or .xz"
     command.add_argument("--merge", metavar="OUT", type=Path, help=out)
     external = command.add_argument_group("external results: a CSV, or the JSON of `vllm bench serve`")
     add_columns(external)
