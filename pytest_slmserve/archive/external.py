@@ -208,7 +208,10 @@ def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[
         if empty == "max_concurrency":
             hint = "Run `vllm bench serve --max-concurrency N` once for each N."
         raise BadUsage(f"the column {empty!r} has no value in any result", hint)
-    notes = [f"left out, without a value of {name}: {some([r.place for r in each])}" for name, each in by_empty.items()]
+    notes = [
+        f"skipped, because they have no value of {name}: {some([r.place for r in each])}"
+        for name, each in by_empty.items()
+    ]
     of_vllm = (row for row in left if "completed" in row.cells)
     if failed := [row.place for row in of_vllm if (number_of(row.text("failed")) or 0) > 0]:
         notes.append(f"requests failed, so the load was less than it says: {some(failed)}")
@@ -285,7 +288,7 @@ def read_results(path: Path) -> list[Row]:
         raw = content(path, LARGEST_FILE)
         if raw.startswith((FIRST, *(magic for _, magic in PACKINGS.values()))):
             hint = f"Run slmserve report {shlex.quote(str(path))}, without --knob, --throughput and --latency."
-            raise BadUsage(f"{path} is an archive of pytest-slmserve", hint)
+            raise BadUsage(f"{path} is a results file of pytest-slmserve", hint)
         text = raw.decode("utf-8-sig")
     except OSError as error:
         raise BadUsage(f"cannot read {path}: {error.strerror}", "Pass the CSV or JSON file with the results.") from None

@@ -93,7 +93,7 @@ class ArchiveLines:
         except OSError as error:
             raise unreadable(self.path, error) from None
         except MemoryError:
-            raise BadArchive(f"{self.path} needs more memory than an archive may take", HINT) from None
+            raise BadArchive(f"{self.path} needs more memory than a results file may take", HINT) from None
         if not self.count and not FIRST.startswith(self._begins):
             raise not_an_archive(self.path)
 
@@ -206,4 +206,4 @@ def unreadable(path: Path, error: OSError) -> BadArchive:
 
 def not_an_archive(path: Path, *why: str) -> BadArchive:
     hint = f"{HINT} For results of another tool add --knob, --throughput, and --latency NAME."
-    return BadArchive(": ".join([f"{path} is not an archive of pytest-slmserve", *why]), hint)
+    return BadArchive(": ".join([f"{path} is not a results file of pytest-slmserve", *why]), hint)

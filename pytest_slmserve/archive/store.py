@@ -531,7 +531,7 @@ LEFT_OUT = (
     "pools them"
 )
 POOLED = (
-    "several runs measured the same cases and are pooled: this older archive does not tell which resumed; "
+    "several runs measured the same cases and are pooled: this older results file does not say which resumed; "
     "`report --list` names them, --run ID separates"
 )
 

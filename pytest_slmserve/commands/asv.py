@@ -60,7 +60,7 @@ def add_asv(commands: Commands) -> None:
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
     words = "make a folder for asv, or bring it up to date: its configuration and the releases of vLLM"
     init_ = add_command(actions, "init", INIT_STATUS, init_asv, words)
-    words = "write results for asv, beside those that other archives gave"
+    words = "write results for asv, next to those of other results files"
     convert_ = add_command(actions, "convert", STATUS, convert_to_asv, words)
     add_archives(convert_, "RECORDS")
     words = "make asv's page of all results, with its scripts beside it, and name the releases where a cost changes"
@@ -127,7 +127,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
         raise BadUsage(f"vLLM {release} is not in the repository of releases", hint)
     notes, folder = list(contents.notes), given.into / "results"
     if invalid := sum(concurrency_of(m) is not None for m in contents.measurements) - len(found):
-        notes.append(f"left out: {counted(invalid, 'measurement')}, invalid")
+        notes.append(f"skipped: {counted(invalid, 'measurement')}, invalid")
     files: dict[Path, File] = {}  # to be written
     for place, alike in grouped(found, lambda m: _place(m, name)).items():
         if (hosts := len(hosts_of(alike))) > 1:
@@ -543,7 +543,7 @@ def releases_in(text: str | bytes) -> list[Release]:
 
 
 def git(repository: Path, *arguments: str, given: str = "") -> str:
-    """Return the output of git. The user's settings and a hook's variables are left out: both would change hashes, or
+    """Return the output of git. The user's settings and a hook's variables are skipped: both would change hashes, or
     the repository meant."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}

@@ -23,7 +23,7 @@ from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json, single
 
 STATUS = (
     f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
-    f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: the same command goes on."
+    f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: run the same command again to continue."
 )
 NOTHING_SAID = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
 

@@ -27,7 +27,7 @@ from pytest_slmserve.schema.specs import GIB
 
 STATUS = (
     f"{cli.PASSES} no metric is worse; {cli.FAILS} one is; {cli.INCONCLUSIVE} none is for certain but one is "
-    f"inconclusive, or nothing could be compared; {cli.USAGE} wrong usage or an archive that cannot be read."
+    f"inconclusive, or nothing could be compared; {cli.USAGE} wrong usage or an unreadable results file."
 )
 # What of the environment is shown, by the line it stands in.
 LINES = {
@@ -39,7 +39,7 @@ LINES = {
 
 def add_compare(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "compare", STATUS, run_compare)
-    archives = "an archive, or the name of a stored baseline: the baseline, then candidates; of one alone its runs"
+    archives = "results files or names of saved baselines: first the baseline, then candidates; with one file, its runs"
     command.add_argument("paths", metavar="RECORDS", nargs="*", type=Path, help=archives)
     run = "a run of one results file, as `slmserve report --list` names it: first the baseline, then each candidate"
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
@@ -105,7 +105,7 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
     archives = [store.read(path, skip_damaged=given.skip_damaged) for path in paths]
     if len(archives) > 1:
         if given.run not in ([], ["all"]):
-            problem = "--run chooses among the runs of one archive, and there are several"
+            problem = "--run chooses among the runs of one results file, and there are several files"
             raise BadUsage(problem, "Pass one results file, or --run all to take all runs of each.")
         chosen = (store.chosen(each, "".join(given.run), given.since) for each in archives)
         return [
@@ -154,7 +154,7 @@ def save_baselines(given: argparse.Namespace) -> int:
         models = ", ".join(report.measured_facts(measurements)["models"])
         cli.say(f"kept: {path}: {counted(len(measurements), 'measurement')} of {models}")
         doubts = ((m, "; ".join(check(m).degradations)) for m in measurements)
-        print_reasons("note: degraded, kept", (pair for pair in doubts if pair[1]))
+        print_reasons("note: questionable (included)", (pair for pair in doubts if pair[1]))
     print_reasons("left out", left_out)
     cli.print_notes(contents.notes)
     return cli.PASSES

@@ -52,8 +52,8 @@ LOADS = ("max_concurrency", "request_rate", "ramp", "trace")
 HELD_BACK = ["max_concurrency", "request_rate"]
 SHOWN = 100  # characters of JSON that cannot be read
 STATUS = (
-    f"{cli.PASSES} measured, and all of it valid; {cli.FAILS} measured, but not all valid or not all in the archive, "
-    f"or broken off; {cli.USAGE} wrong usage, or no server that streams."
+    f"{cli.PASSES} measured, and all of it valid; {cli.FAILS} measured, but something is invalid, was not saved, "
+    f"or was interrupted; {cli.USAGE} wrong usage, or no server that streams."
 )
 
 Asked = list[tuple[Load, Workload]]
@@ -202,11 +202,11 @@ def check_usage(given: argparse.Namespace) -> None:
         problem = "a turn of a conversation follows an answer, and a schedule waits for none"
         raise BadUsage(problem, "--max-concurrency 64")
     if given.think and given.turns == 1:
-        raise BadUsage("a user thinks between the turns of a conversation, and there is one", "--turns 4")
+        raise BadUsage("--think needs conversations of several turns", "--turns 4")
     if counted and not sent and number < users:
         raise BadUsage(f"--num-prompts {number} cannot keep {users} concurrent requests", f"--num-prompts {users}")
     if counted and len(sent) > 1:
-        raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
+        raise BadUsage("several rates need --window, not --num-prompts", "--window 60")
     if not counted and math.inf in sent:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
 
@@ -215,7 +215,7 @@ def check_usage(given: argparse.Namespace) -> None:
     talk, most = given.sharegpt, given.max_model_len
     if given.trace and given.lengths_from:
         raise BadUsage(
-            "--trace has lengths of its own", "Remove --lengths-from, or use arrivals that are not from a trace."
+            "--trace already has its own lengths", "Remove --lengths-from, or use arrivals that are not from a trace."
         )
     if of_a_trace and (talk is not None or fixed):
         raise BadUsage("a trace has lengths of its own", "Remove the other options for lengths.")
@@ -301,7 +301,7 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
         lengths = [(prompt, 1) for prompt, _ in lengths]
     known = known_model(given.model)
     vocabulary = known.vocabulary if known else VOCABULARY
-    source = f"{trace.source}, {trace.left_out} requests left out as too long"
+    source = f"{trace.source}, {trace.left_out} requests skipped as too long"
     if not given.trace_prefixes:
         return load, Workload(spec, tuple(synthetic_requests(lengths, vocabulary, given.seed)), source)
     requests, known_share = requests_in_blocks(trace.rows, vocabulary, given.seed)

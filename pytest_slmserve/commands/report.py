@@ -36,18 +36,19 @@ from pytest_slmserve.schema.printable import printable
 
 REPORT_STATUS = (
     f"{cli.PASSES} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.INCONCLUSIVE} "
-    f"none is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an unreadable archive."
+    f"none is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an unreadable results "
+    "file."
 )
-NOT_JUDGED = "claims that no test of these runs judges are left out; --strict judges all"
+NOT_JUDGED = "claims that no test of these runs judges are skipped; --strict judges all"
 MERGE_STATUS = (
-    f"With --merge: {cli.PASSES} everything is in OUT; {cli.FAILS} all but what the notes name; {cli.USAGE} an archive "
-    "cannot be read."
+    f"With --merge: {cli.PASSES} everything is in OUT; {cli.FAILS} all but what the notes name; {cli.USAGE} a results "
+    "file cannot be read."
 )
 
 
 def add_report(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "report", f"{REPORT_STATUS} {MERGE_STATUS}", run_report)
-    cli.add_archives(command, "PATH", "an archive that --slm-records wrote, or results of another tool")
+    cli.add_archives(command, "PATH", "a results file that --slm-records wrote, or results of another tool")
     command.add_argument(
         "--list", action="store_true", help="list the runs with id, date, models, release and number of measurements"
     )
@@ -77,7 +78,9 @@ def run_report(given: argparse.Namespace) -> int:
         return merge_archives(given)
     if results := external_results(given):
         if given.figures is not None:
-            raise BadUsage("--figures draws archives of ours, and these are external results", "Remove --figures.")
+            raise BadUsage(
+                "--figures draws results files of pytest-slmserve, not external results", "Remove --figures."
+            )
         return report_external(given, results)
     archives = read_archives(given)
     contents, (gates, remarks) = store.as_one([each for _, each in archives]), gates_of(archives)
@@ -121,7 +124,7 @@ def run_report(given: argparse.Namespace) -> int:
 def merge_archives(given: argparse.Namespace) -> int:
     """Add the records of all archives to one, and print how many were new."""
     if given.run or given.since:
-        raise BadUsage("--merge takes whole archives", "Use --merge without --run and --since.")
+        raise BadUsage("--merge takes whole results files", "Use --merge without --run and --since.")
     for path in given.paths:
         if not is_file(path):  # or OUT would be made for nothing
             raise BadUsage(f"{path} is not there", "Pass results files that --slm-records wrote.")

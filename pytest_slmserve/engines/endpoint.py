@@ -425,7 +425,7 @@ def only_model(url: str, timeout_s: float) -> str:
         _, _, text = ask_once("GET", listed, headers, None, min(ANSWER_S, timeout_s))
         found = [each["id"] for each in json_value(text)["data"]]
     except ConnectionRefusedError as error:
-        raise BadUsage(f"{url} does not answer: {error}", A_SERVER) from None
+        raise BadUsage(f"cannot connect to {url}: {error}", A_SERVER) from None
     except (OSError, http.client.HTTPException, *UNUSABLE):
         found = []
     names = [told_by_server(str(name), key) for name in found[:SHOWN]]

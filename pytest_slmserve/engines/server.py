@@ -433,7 +433,7 @@ def free_port() -> int:
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
     raise EngineFailed(
-        "no port is free", "List the sockets in use with `ss -tan`, and end the programs that hold them."
+        "no TCP port is free", "List the sockets in use with `ss -tan`, and end the programs that hold them."
     )
 
 

@@ -96,32 +96,32 @@ def _check(options: Options) -> None:
         raise BadUsage(f"slm_export={options.export} would write into the records", "-o slm_export=WHAT=ELSEWHERE")
     own = [opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)]
     if own and not options.gate and not (options.baseline and own[0] == "--slm-gate-margin"):
-        raise BadUsage(f"{own[0]} says what a gate compares, and there is no gate", f"--slm-gate {own[0]} ...")
+        raise BadUsage(f"{own[0]} applies only to a gate", f"--slm-gate {own[0]} ...")
     if options.gate and isinstance(options.resume, str):
-        why = "--slm-gate: a gate stays in one archive, so it goes on only in that which has its pairs"
+        why = "--slm-gate: a gate resumes only in the results file that has its pairs"
         raise BadUsage(why, f"--slm-records={options.resume} --slm-resume")
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.platform is None:
         raise BadUsage(f"--slm-{flag} needs an engine to measure", f"Add {OWN_MODES} to --slm-{flag}.")
     if options.simulate_slowdown and not options.simulate and options.source["simulate_slowdown"] == "command line":
-        raise BadUsage("--slm-simulate-slowdown slows a simulated candidate, and no other", "Add --slm-simulate.")
+        raise BadUsage("--slm-simulate-slowdown slows only a simulated candidate", "Add --slm-simulate.")
     given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
     if options.calibrate and given:
         why = f"{given[0]} would make the sides of a calibration differ"
         raise BadUsage(why, f"Run --slm-calibrate without {given[0]}.")
     if options.calibrate and options.gate_launches == "start":
-        why = "a calibration measures loads, and a gate of the start has none: its own table tells the spread"
+        why = "a calibration measures loads, and a gate of start-up has none"
         raise BadUsage(why, "--slm-gate --slm-gate-launches=start")
     # Options of engines that are started here say nothing of a server that runs already.
     if options.endpoint and options.gate:
-        why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"
+        why = "needs to launch engines, and an endpoint runs already"
         raise BadUsage(f"--slm-{flag} {why}", f"Replace --slm-endpoint with {OWN_MODES}.")
     if options.endpoint and options.baseline:
-        why = "a server does not tell the limits it works under, so two days of it cannot be held against each other"
+        why = "a server does not report its limits, so two runs of it cannot be compared"
         raise BadUsage(f"--slm-baseline: {why}", "Use --slm-endpoint without --slm-baseline.")
     lost = next((opt.flag for opt in typed if opt.own and getattr(options, opt.name) != "off"), None)
     if options.endpoint and lost:
-        why = f"{lost} is for engines that are started here, and an endpoint runs already"
+        why = f"{lost} applies only to engines that are started here, not to an endpoint"
         raise BadUsage(why, f"Remove {lost}.")
     if options.ray and options.platform is None and options.source["ray"] == "command line":
         raise BadUsage("--slm-ray needs an engine to measure", f"Add {OWN_MODES}.")

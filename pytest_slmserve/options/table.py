@@ -30,7 +30,7 @@ def truth(text: str) -> bool:
 def archive(text: str) -> bool | str:
     """One that is resumed; true: that of --slm-records. What follows may have been meant as a path of tests."""
     if not text or text.endswith((".py", os.sep)) or "::" in text:
-        raise ValueError("an archive; a path of tests has to stand before a --slm-resume without one")
+        raise ValueError("a results file (put paths of tests before a --slm-resume without a value)")
     return TRUTHS.get(text.lower(), text)
 
 

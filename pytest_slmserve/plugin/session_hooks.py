@@ -216,7 +216,7 @@ class SessionHooks:
             notes.append(f"{most}: it skips those that do not decide where the plateau is")
         if len(self.slm.looks) > 1 and not options.gate:
             budget = f"up to {self.slm.budget_s:g} s a model (--slm-budget)"
-            notes.append(f"a sweep goes on until its claims are decided, {budget}")
+            notes.append(f"a sweep continues until its claims are conclusive, {budget}")
         if options.gate:
             pairs = (FIRST_LOOKS[0], options.gate_pairs) if options.gate_launches != "start" else STARTS
             clear = f"a gate is estimated as a clear case, {pairs[0]} pairs"
@@ -283,7 +283,7 @@ class SessionHooks:
         if slm.page and time.monotonic() >= slm.page.next_at and is_measured(item):
             items = item.session.items
             ended = f"{items.index(item) + 1} of {len(items)} tests have ended."
-            self._write_page(progress=f"{ended} The run goes on: reload this page for more.")
+            self._write_page(progress=f"{ended} The run continues: reload this page for updates.")
         current = slm.devices.pool.current
         if current is not None and (nextitem is None or tests.plans_of([nextitem])[0].engine != current):
             slm.devices.pool.close()
@@ -318,7 +318,7 @@ class SessionHooks:
             session.exitstatus = EXIT_BROKEN_OFF if slm.options.gate else pytest.ExitCode.TESTS_FAILED
         asked = slm.options.gate and not slm.options.plan and not self.config.option.collectonly
         if asked and not slm.gates and session.exitstatus == ok:
-            slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
+            slm.notes.append("--slm-gate: nothing was compared, so nothing passes")
             session.exitstatus = EXIT_INCONCLUSIVE
         for report in (*stats.get("failed", ()), *stats.get("error", ())):
             crash = getattr(report.longrepr, "reprcrash", None)

@@ -417,5 +417,5 @@ def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curv
     checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
     parts: list[Part] = [Table(rows, columns) for rows in tables]
     parts += [f"law: here {here_law}; on {gpu} {there_law}"]
-    parts += checked or [f"not checked: no archive has this sweep on {gpu}"]
+    parts += checked or [f"not checked: no results file has this sweep on {gpu}"]
     return told, Section(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", parts)

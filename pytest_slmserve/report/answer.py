@@ -17,6 +17,7 @@ from pytest_slmserve.report.verdicts import SURPRISES, by_outcome, inconclusive,
 from pytest_slmserve.schema.records import SIMULATED
 
 VERDICT = re.compile(r"<fails: (.*)>")  # in the message of an assertion
+ERROR = re.compile(r"(\w+): ")
 OPEN = "inconclusive"
 
 
@@ -54,7 +55,9 @@ def rest_lines(found: Findings) -> FiveLines | None:
         first = next(iter([*unexpected(kinds), *map(failure_text, found.failed)])).removeprefix("failed: ")
         surprises = sum(len(kinds[words]) for words in SURPRISES)
         count = max(len(found.failed), surprises)
-        answer = f"FAILS: {first}{f'; the first of {count} failures' if count > 1 else ''}"
+        broken = "unexpected" not in {each.outcome for each in found.outcomes} and all(map(is_error, found.failed))
+        word = "ERROR" if broken else "FAILS"  # what broke off is no verdict
+        answer = f"{word}: {first}{f'; the first of {count} failures' if count > 1 else ''}"
     elif state is State.INCONCLUSIVE:
         first = next(iter([*found.inconclusive, *inconclusive(kinds, found.curves)]))
         answer = f"INCONCLUSIVE: {first.replace(': inconclusive, ', ': ')}"
@@ -65,6 +68,12 @@ def rest_lines(found: Findings) -> FiveLines | None:
     where = "; ".join(filter(None, (found.shown_again, page)))
     look = gate.LOOKS[state] if state else "open"
     return FiveLines(answer, why, next_command(found, state), trust_text(found, points), where, look)
+
+
+def is_error(failed: str) -> bool:
+    """Return whether a failed test ended with an error in place of a verdict or an assertion."""
+    kind = ERROR.match(failed.partition(": ")[2])
+    return kind is not None and kind[1] not in ("AssertionError", "Failed")
 
 
 def failure_text(failed: str) -> str:

@@ -157,14 +157,14 @@ STAGE_LEGEND = (
 LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # as a gate says them
 KEY = (
-    "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
+    "candidate / baseline: Hodges-Lehmann estimate over the pairs. SD: standard deviation of a pair. detectable: "
     "of what does not pass, the smallest worsening of it alone that so many pairs find with a power of 90 %. "
     "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests; both ends "
     "allow for the noise of so many pairs."
 )
 KEY_TOGETHER = (
     "candidate / baseline: geometric mean over the launches, with an interval that holds for other launches on this "
-    "host. pairs: launches of both sides. spread: standard deviation of a pair of windows. detectable: of what does "
+    "host. pairs: launches of both sides. SD: standard deviation of a pair of windows. detectable: of what does "
     "not pass, the smallest worsening of it alone that so many launches find with a power of 90 %. Without a margin: "
     "shown, not gated."
 )
@@ -174,7 +174,7 @@ COLUMNS: tuple[Column[Comparison], ...] = (  # at 80 columns the outcome, the es
     Column("pairs", lambda c: str(c.n), rank=4),
     Column("candidate /\nbaseline", lambda c: ABSENT if c.ratio is None else f"{c.ratio.value:.4f}"),
     Column("95 %", lambda c: interval_text(c.ratio, "{:.4f}".format), "left", rank=1),
-    Column("spread\n%", lambda c: _percents(c.sd), rank=5),
+    Column("SD\n%", lambda c: _percents(c.sd), rank=5),
     # Of what passes the noise was small enough.
     Column(
         "detectable\n% worse",
@@ -218,7 +218,7 @@ def gate_section(gated: Gated) -> Section:
     parts += stage_parts(gated)
     parts += [f"next: {': '.join(filter(None, more))}"] if any(more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
-    parts += [f"left out: {why}" for why in gated.dropped]
+    parts += [f"excluded: {why}" for why in gated.dropped]
     key = KEY_TOGETHER if gated.terms.together else KEY
     parts += [Details("How it was decided, and what the columns mean"), interim, "", Legend(key)]
     if gated.outcome is State.FAILS:

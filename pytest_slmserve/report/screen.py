@@ -173,7 +173,7 @@ def _gate_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPart]
             text = f"{verdict.claim}: {gate.WORDS[verdict.state]}, {verdict.why}"
             entries.append([Words(text, colours[verdict.state], VERDICT, 2)])
         if gated.dropped:
-            entries.append([Words(f"left out: {'; '.join(gated.dropped)}", kind=VERDICT)])
+            entries.append([Words(f"excluded: {'; '.join(gated.dropped)}", kind=VERDICT)])
         releases = " and ".join(gate.compared_releases(gated))
         head = [Words(f"{gate.title(gated)}{releases and f': vLLM {releases}'}", colours[gated.outcome], VERDICT)]
         head += [] if gated.pairs else [Words(f"  {nothing_counts(gated.dropped, gated.lost)}", kind=VERDICT)]
@@ -218,7 +218,12 @@ def _judged_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPar
         yield ScreenPart([], "path", [*written, *map(Words, more)])
 
 
-STANDINGS = {"NO": "INVALID", "degraded": "degraded", "partly": "some left out", "noisy": "noisy, kept"}  # worst first
+STANDINGS = {
+    "invalid": "invalid",
+    "questionable": "questionable",
+    "partial": "partial",
+    "noisy": "noisy (included)",
+}  # worst first
 
 
 def disturbances(found: Findings) -> tuple[str, list[str]]:

@@ -133,7 +133,7 @@ class OneGate:
         self.gated: Gated | None = None
         if (stored := session.resumed) is None:
             if session.options.resume:
-                session.note(f"{self.title} begins anew: there is no archive {session.source} yet")
+                session.note(f"{self.title} starts again: there is no results file {session.source} yet")
             return
         environment, states = session.planner.environment, set(self.states)
         wanted = {side: (spec, environment(spec).key, self.workload.hash) for side, spec in self.specs.items()}
@@ -156,9 +156,9 @@ class OneGate:
             measured: dict[int, ClosedLoop] = {load.concurrency: load for load in self.possible if load in loads}
             self.loads = tuple(measured.values())
             there = f"{counted(len(self.there()), 'pair')} of launches in {session.source}"
-            session.note(f"{self.title} goes on from {there}")
+            session.note(f"{self.title} continues from {there}")
             return
-        session.note(f"{self.title} begins anew: {session.source} has none of the same sides, loads, caches and terms")
+        session.note(f"{self.title} starts again: {session.source} has none of the same sides, loads, caches and terms")
 
     def prepare(self) -> None:
         """Find the engine of each side, the requests and the loads. Raises BadUsage if they do not go together."""

@@ -78,7 +78,7 @@ class Session:
         self.resumes = bool(options.resume) and is_file(self.source)  # the archive of this run may be made later
         if isinstance(options.resume, str) and not self.resumes:
             raise BadUsage(
-                f"--slm-resume: no archive is at {self.source}",
+                f"--slm-resume: there is no results file at {self.source}",
                 "Pass --slm-resume RECORDS with the results file of an earlier run.",
             )
         self.gate_terms = GateCriteria(options.gate_margin, options.gate_alpha, pairs=options.gate_pairs)

@@ -178,7 +178,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
             raise
         if not gpus:
             raise BadUsage(
-                f"no GPU here: NVML says {error}", "Install the NVIDIA driver, or run with --slm-cpu."
+                f"no NVIDIA GPU found: NVML says {error}", "Install the NVIDIA driver, or run with --slm-cpu."
             ) from None
     return tuple(gpus)
 

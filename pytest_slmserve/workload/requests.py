@@ -87,7 +87,7 @@ def requests_of(
             hint = "Use a trace of shorter requests, or raise --max-model-len of slmserve measure."
             trace = load_trace(Path(spec.path), max_model_len=longest, hint=hint)
             lengths = sample_lengths(trace, FIRST_GUESS * spec.requests if spec.turns > 1 else spec.requests, spec.seed)
-            source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} left out as too long"
+            source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} skipped as too long"
         case "lengths" if spec.prompt_tokens and spec.output_tokens:
             lengths, source = [(spec.prompt_tokens, spec.output_tokens)] * spec.requests, "synthetic token ids"
         case "lengths":
@@ -194,7 +194,7 @@ class DamagedDataset(BadDataset):
 
     def __init__(self, path: Path, byte: int, conversations: int, *, ends: bool) -> None:
         where = f"{path} {'ends early, at' if ends else 'is not JSON from'} byte {byte}"
-        go_on = f"-o slm_accept_truncated=1, to go on with those {conversations}, or a whole copy of the file"
+        go_on = f"-o slm_accept_truncated=1, to continue with those {conversations}, or a whole copy of the file"
         super().__init__(f"{where}, after {conversations} whole conversations", go_on if conversations else FORMAT)
         self.byte = byte
         self.conversations = conversations

@@ -235,7 +235,7 @@ def _usable(what: str) -> Iterator[None]:
         yield
     except (SlmError, *UNUSABLE) as error:
         reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-        why = f"{what} in the archive cannot be used ({reason})"
+        why = f"{what} in the results file cannot be used ({reason})"
         raise BadArchive(why, "Pass a results file as --slm-records wrote it.") from None
 
 

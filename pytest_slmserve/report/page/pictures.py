@@ -273,7 +273,7 @@ def _energy(sweeps: Named) -> Picture:
         by_limit = grouped(known, lambda s: None if s.power_limit_w is None else round(s.power_limit_w))
         for limit in sorted(by_limit, key=lambda limit: -(limit or 0)):
             told = "power limit not known" if limit is None else f"power limit {limit} W"
-            label = f"{name}, {point.concurrency}{' (degraded)' if point.degraded else ''}" if point else name
+            label = f"{name}, {point.concurrency}{' (questionable)' if point.degraded else ''}" if point else name
             seen.append((name, curve))
             for field, rows in bars.items():
                 values = [getattr(s, field) for s in by_limit[limit]]

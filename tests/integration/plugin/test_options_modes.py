@@ -25,7 +25,7 @@ def test_without_a_gpu_a_run_is_refused_and_a_plan_imagines_one_and_hidden_ones_
     runs.anew(SWEEP, "--slm-gpu").refuses("Driver Not Loaded", "--slm-cpu")
     plan = runs.anew(SWEEP, "--slm-gpu --slm-plan --slm-models=opt-1.3b")
     assert plan.ret == 0
-    plan.says("*start opt-1.3b (cuda, 90 s)*", "*note: no GPU here*140 GiB*")
+    plan.says("*start opt-1.3b (cuda, 90 s)*", "*note: no NVIDIA GPU found*140 GiB*")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     without.nvmlInit.side_effect = None
     host.visible_gpus.cache_clear()
