@@ -452,7 +452,6 @@ def launch_means(values: Iterable[tuple[object, float]]) -> list[float]:
 
 
 def _spread(sample: Sequence[Repeat]) -> tuple[float, int]:
-    """Variance of one repeat over what its course tells, and its degrees of freedom."""
     units = launch_means((r.launch, math.log(r.value)) for r in sample)
     if len(units) < 2:
         return 0.0, 0

@@ -56,7 +56,6 @@ def keeps(slo: Slo, share: float, subject: str, repeats: Sequence[ReplicaGroup],
 
 
 def _share_kept(good: int, requests: int) -> Interval:
-    """Return a share of independent requests with its interval (Wilson 1927)."""
     z = NORMAL.inv_cdf(1 - TAIL)
     share, weight = good / requests, z**2 / requests
     centre = (share + weight / 2) / (1 + weight)

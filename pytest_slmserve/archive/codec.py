@@ -319,7 +319,6 @@ def _in_units(values: Iterable[int | None], units: float) -> tuple[Any, ...]:
 
 
 def running_sums(differences: Sequence[int | None]) -> list[int | None]:
-    """The inverse of `deltas`."""
     if None not in differences:  # most columns, and a report reads millions of values
         return list(accumulate(differences))
     values: list[int | None] = []

@@ -368,8 +368,6 @@ def _value(launches: Mapping[str, Sequence[float]], latest: str, degraded: bool 
 
 
 def _benchmark(m: Measurement) -> tuple[str, str, int]:
-    """Return the group of benchmarks, the model and the concurrency. Values of different requests are no history of
-    each other."""
     requested, starts = m.workload.spec, load_facts(m.load).get("ramp_up", "")
     natural = requested.prompt_tokens is None
     lengths = "natural" if natural else f"{requested.prompt_tokens}-{requested.output_tokens}"

@@ -215,7 +215,6 @@ class Child:
             self.kill()
 
     def _discard(self) -> None:
-        """Close our end, and remove the folder, but for a log that is kept."""
         self.socket.close()
         shutil.rmtree(self._temporary if self.keep_log else self.folder, ignore_errors=True)
 

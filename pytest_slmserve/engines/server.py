@@ -282,7 +282,6 @@ class ServerEngine(ProcessEngine):
         return self
 
     def _speak(self, kind: Kind) -> None:
-        """Have a client that sends requests of this kind."""
         if self._path != PATHS[kind]:
             if self.client:
                 self.client.kill()
@@ -514,7 +513,6 @@ def asked_for(request: Request, workload: Workload) -> str:
 
 
 def adapter_name(rank: int) -> str:
-    """The first part of the names of adapters of one rank."""
     return f"{NAME}-rank{rank}"
 
 

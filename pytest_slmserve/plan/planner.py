@@ -183,7 +183,6 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
 
 
 def _shared(options: Options, share: float | None) -> dict[str, Any]:
-    """Return fields of the requests that have a share of their prompts in common, if one is asked for."""
     return {} if share is None else {"prefix_share": share, "prefix_groups": options.prefix_groups}
 
 

@@ -214,7 +214,6 @@ class ProgressLine:
         return f"case {self.places[case.key]} of {number}" if case else f"{number} cases"
 
     def _measures(self, case: Case, title: str) -> None:
-        """Note a repeat when it begins, and print a line on the case before it."""
         if self.measured == (case, title):
             return
         if self.measured and self.measured[0].key != case.key and self.measured[1] != title:

@@ -290,7 +290,6 @@ def _memory(advice: Advice) -> str:
 
 
 def no_memory(advice: Advice) -> str:
-    """Return why the memory that a model needs is unknown."""
     return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
 
 

@@ -77,7 +77,6 @@ def is_error(failed: str) -> bool:
 
 
 def failure_text(failed: str) -> str:
-    """Return a failed test with its verdict, without the assertion around it."""
     name, _, message = failed.partition(": ")
     verdict = VERDICT.search(message)
     return f"{name.rpartition('::')[2]}: {verdict[1] if verdict else message}"

@@ -134,7 +134,6 @@ def sweep_facts(found: Findings) -> Iterator[dict[str, Any]]:
 
 
 def _figures(point: Point | JobPoint, slo: Slo | None) -> dict[str, Any]:
-    """Return all figures of a point, by name, null for those that such a point never has."""
     bulk = BULK if type(point) is Point else {*BULK, "batch_repeats"}
     names = [field.name for field in fields(point) if field.name not in bulk]
     figures = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}

@@ -129,7 +129,6 @@ def difference_parts(differences: Sequence[Difference]) -> Iterator[Part]:
 
 
 def _difference(seen: Change) -> str:
-    """A signed difference with as many decimals as the baseline is shown with."""
     decimals = len(figure(seen.baseline).partition(".")[2])
     text = f"{seen.absolute:+,.{decimals}f}"
     return text if text.strip("+-0.,") else text[1:]
@@ -413,7 +412,6 @@ def title(gated: Gated) -> str:
 
 
 def is_simulated(gated: Gated) -> bool:
-    """Return whether its numbers come from a formula."""
     return any(pair.baseline.measurements[0].environment.platform == "simulated" for pair in gated.pairs)
 
 
@@ -535,7 +533,6 @@ def calibration_text(kept: StoredNoise) -> str:
 
 
 def described_sides(gated: Gated) -> Iterator[tuple[Side, str]]:
-    """Description of each side, from its first launch that counts."""
     for side in SIDES if gated.pairs else ():
         each = gated.pairs[0].launch(side).at_each_load
         loads = " and ".join(str(m.load.max_concurrency) for m in each)

@@ -365,7 +365,7 @@ def repeats_section(
     if max(map(len, loads)) == 1:
         return section
     wrong = [
-        f"INVALID: {m.load.title}, repeat {number} of {len(repeats)}: {why}"
+        f"invalid: {m.load.title}, repeat {number} of {len(repeats)}: {why}"
         for repeats, middle in zip(loads, shown)
         for number, m in enumerate(repeats, 1)
         if m is not middle  # whose section tells it

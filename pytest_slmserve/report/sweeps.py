@@ -266,7 +266,6 @@ STEP: tuple[Column[StepRow], ...] = (
 
 
 def step_rows(curve: Curve) -> list[StepRow]:
-    """Return the valid points of which the parts of a step are known."""
     each = ((point, step_parts([m for group in point.used for m in group])) for point in curve.valid)
     return [(point, parts) for point, parts in each if parts]
 

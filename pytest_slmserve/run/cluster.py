@@ -331,7 +331,6 @@ def _ray_at(address: str, alone: Executor, **words: Any) -> Any:
 
 
 def shut_down(ray: Any) -> None:
-    """End Ray, or leave its cluster."""
     with ThreadPoolExecutor(1) as alone:
         _aside(alone, ray.shutdown)
 
@@ -410,7 +409,6 @@ def _import_own_ray() -> None:
 
 
 def _kill_servers(folder: str) -> None:
-    """Kill the servers of Ray that work in this folder, and their children."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(folder in word for word in child.cmdline()):
@@ -716,7 +714,6 @@ class RayEngines:
                 )
 
     def _beside(self, engine: RunningEngine) -> int:
-        """Slots on which other engines run."""
         return sum(len(other.at) for other in self._engines if other is not engine)
 
     def _name(self, engine: RunningEngine) -> str:

@@ -284,13 +284,11 @@ class Rounds:
         return {}
 
     def _give_up(self, what: str, subject: str, why: str) -> None:
-        """Tell the user once that the budget does not pay for a claim or a load."""
         if (what, subject) not in self.given_up:
             self.given_up.add((what, subject))
             self._say(f"{subject}: {why}")
 
     def _say(self, text: str) -> None:
-        """Tell the user what the budget does not pay for."""
         self.session.say(f"{text}, and --slm-budget leaves {max(0.0, self.left_s):.0f} s")
 
     @property
@@ -368,7 +366,6 @@ class Sweeps:
         return rounds
 
     def _go_beyond(self, case: Case) -> None:
-        """Measure a larger load than those of a curve, on an engine of its own."""
         self.session.say(f"{point_title(case.each[0], case.loads[0])} follows: the GPU has no plateau for sure before")
         further = Rounds(self.session, {case.concurrency: case})
         for number in (1, 2):

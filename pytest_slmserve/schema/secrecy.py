@@ -170,7 +170,6 @@ def seems_drawn(path: str) -> bool:
 
 
 def _is_mixed(part: str) -> bool:
-    """Tell whether capitals, small letters and digits change places as often as they do by chance."""
     kinds = ["A" if kind.isupper() else "a" if kind.islower() else "0" for kind in KIND.findall(part)]
     return len(set(kinds)) == 3 and sum(a != b for a, b in pairwise(kinds)) >= 10
 

@@ -144,7 +144,6 @@ def _clock_mhz(measurement: Measurement, number: int) -> Any:
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:
-    """Return the tokens that the KV cache holds. A release that changes the size of a block changes no limit."""
     blocks, size = measurement.resolved.kv_blocks, measurement.resolved.block_size
     return None if blocks is None or size is None else blocks * size
 

@@ -263,7 +263,6 @@ def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _unknown(
     below: float | None, above: float | None, known: Sequence[tuple[float, float]], invalid: Sequence[float]
 ) -> tuple[tuple[float, ...], str]:
-    """Return the invalid loads between these two that have no valid measurement, and a clause that says so."""
     valid, low, high = {load for load, _ in known}, below or 0.0, math.inf if above is None else above
     loads = tuple(load for load in sorted({*invalid}) if low < load < high and load not in valid)
     named = ", ".join(f"{load:g}" for load in loads)

@@ -305,7 +305,6 @@ class LoadRun:
             self.streams.send(stream)
 
     def _of_all(self, number: int) -> int:
-        """The number, among the requests of all processes, of a request of this one. Conversations stay whole."""
         (first, stride), (conversation, turn) = self.load.get("part", (0, 1)), divmod(number, self.loop.turns)
         return (first + stride * conversation) * self.loop.turns + turn  # type: ignore[no-any-return]
 

@@ -371,7 +371,6 @@ class Streams:
             self._lose(connection, system_error_text(error))
 
     def _use(self, connection: Connection) -> None:
-        """Give a free connection to the stream that waits, or keep it for the next one."""
         if self._without_connection:
             self._send_on(connection, self._without_connection.popleft())
         else:
@@ -476,7 +475,6 @@ class Streams:
 
 
 def system_error_text(error: Exception) -> str:
-    """An error of the system, without the address that some of them repeat."""
     text = getattr(error, "strerror", None) or str(error)
     return f"{type(error).__name__}: {text}"
 

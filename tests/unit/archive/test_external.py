@@ -91,7 +91,7 @@ def test_a_row_knows_where_it_stands_an_empty_line_is_none_and_names_and_values_
     (b"b,a,a,b\n1,2,3,4\n", ("'a'",)), (b'a,b\n"1,2\n', ("line 2",)),
     (b'{"a": 1', ("line 1",)), (b'{"a": 1}\n\n{"a": }', ("line 3",)), (b"[" * 100_000, ("line 1",)),
     (b"[1, 2]", ("result 1 ",)), (b'[{}, "a"]', ("result 2 ",)),
-    (b'{"kind":"session"', ("is an archive",)), (lzma.compress(b""), ("is an archive",)),
+    (b'{"kind":"session"', ("is a results file",)), (lzma.compress(b""), ("is a results file",)),
     (b"\xff\xfe\x00", ("UTF-8",)), (None, ("No such file",)),
 ])  # fmt: skip
 def test_damaged_files_are_named_with_the_line(tmp_path, text, facts):
