@@ -51,7 +51,8 @@ def baseline_name(environment: Environment) -> str | None:
     known. The simulated engine has no release."""
 
     def slug(text: str | None) -> str:
-        """Text of a file's name: lower case, "-" for all but letters, digits, "." and "+", no "nvidia-" first."""
+        """Return the text of a file's name: lower case, "-" for all but letters, digits, "." and "+", no "nvidia-"
+        first."""
         plain = re.sub(r"[^a-z0-9.+]+", "-", (text or "").lower()).strip("-.")
         return plain.removeprefix("nvidia-")
 
@@ -178,7 +179,7 @@ class StoredNoise:
 
 
 def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches = "warm") -> NoiseKey:
-    """The place of a gate. seen: what one of its launches measured, at each load."""
+    """Return the place of a gate. seen: what one of its launches measured, at each load."""
     where, spec = seen[0].environment, seen[0].spec
     loads = tuple(m.load.max_concurrency or 0 for m in seen)
     asked = short_hash([spec.interface, *([m.workload.hash, load_facts(m.load)] for m in seen)])

@@ -54,7 +54,7 @@ class Row:
     cells: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """Text of a cell without surrounding spaces; empty if there is no cell."""
+        """Return the text of a cell without surrounding spaces; empty if there is no cell."""
         cell = self.cells.get(name)
         return "" if cell is None else str(cell).strip()
 
@@ -432,7 +432,7 @@ class Export:
 
 
 def export_to(text: str, slo: Slo | None = None) -> Export:
-    """The export that an option's text names: `vllm-bench=PATH`. Raises BadUsage for any other text."""
+    """Return the export that an option's text names: `vllm-bench=PATH`. Raises BadUsage for any other text."""
     name, _, path = text.partition("=")
     if name != FORMAT or not path:
         raise BadUsage(f"{text!r} is not an export", f"Write {EXAMPLE}.")

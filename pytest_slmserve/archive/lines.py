@@ -42,12 +42,13 @@ def line_of(facts: Mapping[str, Any]) -> bytes:
 
 
 def sealed(body: bytes) -> bytes:
-    """A JSON object with its checksum as the last entry: the CRC-32 of the object without it."""
+    """Return a JSON object with its checksum as the last entry: the CRC-32 of the object without it."""
     return b'%b,"crc32":"%08x"}' % (body[:-1], zlib.crc32(body))
 
 
 def unsealed(line: bytes) -> bytes:
-    """The JSON object of a line without its checksum. Raises ValueError if that is missing or of something else."""
+    """Return the JSON object of a line without its checksum. Raises ValueError if that is missing or of something
+    else."""
     seal = SEAL.search(line)
     if seal is None:
         facts_of(line)["kind"]  # of a line that is none of ours there is more to say
@@ -59,7 +60,7 @@ def unsealed(line: bytes) -> bytes:
 
 
 def facts_of(line: bytes) -> dict[str, Any]:
-    """The object that a line holds, without its checksum; an empty line has no kind. Raises ValueError."""
+    """Return the object that a line holds, without its checksum; an empty line has no kind. Raises ValueError."""
     if not line.strip():
         return {"kind": None}
     import msgspec  # here, for an idle run reads no records
@@ -98,8 +99,8 @@ class ArchiveLines:
             raise not_an_archive(self.path)
 
     def _of(self, text: io.BufferedIOBase | BinaryIO, *, packed: bool = False) -> Iterator[bytes]:
-        """The whole lines of a text; of a packed piece the last one too if it has no end. Raises MemoryError for a line
-        that is too long."""
+        """Yield the whole lines of a text; of a packed piece the last one too if it has no end. Raises MemoryError for
+        a line that is too long."""
         while line := text.readline(LONGEST_LINE):
             self._begins = self._begins or line[: len(FIRST)]
             if not line.endswith(b"\n"):
@@ -112,7 +113,7 @@ class ArchiveLines:
             yield line.removesuffix(b"\n")
 
     def _of_pieces(self) -> Iterator[bytes | None]:
-        """The lines of all pieces, with a None where some could not be read."""
+        """Yield the lines of all pieces, with a None where some could not be read."""
         name, magic = PACKINGS[self.path.suffix]
         if not magic.startswith(self._file.read(len(magic))):
             wrong = f"{self.path} ends in {self.path.suffix} but is not {name}"

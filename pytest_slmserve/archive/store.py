@@ -339,7 +339,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
 
 
 def embedded(path: Path) -> list[tuple[str, str]]:
-    """The archive at a path, or those inside a page, as a page holds them: its file name, whose suffix tells the
+    """Return the archive at a path, or those inside a page, as a page holds them: its file name, whose suffix tells the
     packing, and its bytes in base64. Of an archive that is not packed the whole lines are kept. Raises BadArchive if it
     cannot be read."""
     found = []
@@ -579,7 +579,8 @@ def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
 
 
 def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
-    """The run whose id begins so; "last" is the last that measured or resumed something. Raises BadUsage if not one."""
+    """Return the run whose id begins so; "last" is the last that measured or resumed something. Raises BadUsage if not
+    one."""
     if name == "last":
         return next((run for run in reversed(runs) if run.measurements or run.header.resumes), runs[-1])
     found = [run for run in runs if run.header.id.startswith(name)]
@@ -591,8 +592,9 @@ def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
 
 
 def _last_of_each_case(runs: Sequence[RecordedRun]) -> tuple[list[Measurement], list[str]]:
-    """The measurements of each case in the last group of runs that measured it, and notes for the reader. A gate is a
-    case of its own. A run that resumes is in one group with all runs before it, and so are neighbours without ids."""
+    """Return the measurements of each case in the last group of runs that measured it, and notes for the reader. A
+    gate is a case of its own. A run that resumes is in one group with all runs before it, and so are neighbours
+    without ids."""
     groups: list[list[RecordedRun]] = []
     for run in runs:
         if run.header.resumes:

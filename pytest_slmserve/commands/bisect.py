@@ -124,8 +124,8 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:
-    """Releases from the good one to the slow one, of the file, else the final ones that pip finds. Raises BadUsage if
-    one is missing, if they stand the other way, and if the file or the index holds no releases."""
+    """Return releases from the good one to the slow one, of the file, else the final ones that pip finds. Raises
+    BadUsage if one is missing, if they stand the other way, and if the file or the index holds no releases."""
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
             raise BadUsage(
@@ -162,8 +162,8 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
 
 
 def side_options(given: argparse.Namespace, release: Release, side: str) -> list[str]:
-    """Options of pytest for one side of a gate. If no interpreter is named, pip makes one, else BadUsage is raised if
-    it is not there."""
+    """Return the options of pytest for one side of a gate. If no interpreter is named, pip makes one, else BadUsage is
+    raised if it is not there."""
     python = release.python
     if python and not Path(python).exists():
         raise BadUsage(f"there is no interpreter {python}", "Pass --python with {release} in its path.")

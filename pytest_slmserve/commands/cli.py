@@ -37,7 +37,8 @@ SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in g
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of the error about a word that is none of these: the nearest of them, or the first that begins so."""
+    """Return the end of the error about a word that is none of these: the nearest of them, or the first that begins
+    so."""
     near = [name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)
     return f", did you mean {near[0]}?" if near else ""
 

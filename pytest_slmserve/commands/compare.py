@@ -131,7 +131,7 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
 
 
 def command_of(contents: store.Contents) -> str:
-    """The command of `slmserve measure` by which an archive was last measured; empty if it was none."""
+    """Return the command of `slmserve measure` by which an archive was last measured; empty if it was none."""
     commands = [str(plan.get("command", "")) for _, plan in contents.plans]
     return commands[-1] if commands and commands[-1].startswith("slmserve measure ") else ""
 

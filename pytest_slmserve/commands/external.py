@@ -215,7 +215,7 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
 
 
 def check_wanted(given: argparse.Namespace) -> Slo | None:
-    """The latency objective, if any. Raises BadUsage where a number is out of range."""
+    """Return the latency objective, if any. Raises BadUsage where a number is out of range."""
     if given.b_half is not None and not 0 < given.b_half < 1e9:
         raise BadUsage(f"--b-half {given.b_half:g} is not a batch", "Pass a number above 0.")
     return parse_relative_slo(given.slo_itl) if given.slo_itl is not None else None

@@ -149,7 +149,7 @@ def rates(text: str) -> tuple[float, ...]:
 
 
 def seconds(text: str, zero: bool = False) -> float:
-    """A duration, 30 or 30s. zero: whether it may be 0."""
+    """Return a duration, 30 or 30s. zero: whether it may be 0."""
     return positive(text.strip().removesuffix("s"), zero)
 
 
@@ -239,7 +239,7 @@ def check_usage(given: argparse.Namespace) -> None:
 
 
 def asked(given: argparse.Namespace) -> Asked:
-    """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
+    """Return each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
     given.seed = given.seed or 0
     check_usage(given)
     settle_s = SETTLE_S if given.settle is None else given.settle
@@ -284,7 +284,7 @@ def times_of(given: argparse.Namespace, steps: Sequence[tuple[float, float]], wi
 
 
 def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_s: float) -> tuple[Load, Workload]:
-    """A trace's own times and lengths, from its beginning. Raises BadDataset if no request of it counts."""
+    """Return a trace's own times and lengths, from its beginning. Raises BadDataset if no request of it counts."""
     hint, most = "Raise --max-model-len, or shorten --window.", given.max_model_len or LONGEST
     trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length_s * given.speed)
     words = f"trace {trace.source} {short_hash(trace.times())}, speed {given.speed:g}"
@@ -334,7 +334,7 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 
 def least_seconds(load: Load) -> float:
-    """Seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
+    """Return seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
     if load.requests is not None:
         return load.requests / load.rate if isinstance(load, OpenLoop) else 0.0
     return (load.window_s or 0.0) + (2 * load.settle_s if isinstance(load, OpenLoop) else 0.0)
@@ -383,7 +383,7 @@ def run_measure(given: argparse.Namespace) -> int:
 def measured(
     given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool
 ) -> tuple[list[Measurement], str]:
-    """The measurements, each in the archive when the next begins; and the reason if they are in another file.
+    """Return the measurements, each in the archive when the next begins; and the reason if they are in another file.
     own_prompts: no two requests begin alike."""
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=specs.completed(given.endpoint))
@@ -394,7 +394,7 @@ def measured(
     least_s = [least_seconds(load) for load, _ in wanted]
 
     def status(elapsed_s: float = 0.0) -> Status:
-        """The load under way; the time left is what all loads take at least."""
+        """Return the load under way; the time left is what all loads take at least."""
         number = len(found)
         place = f"load {number + 1} of {len(wanted)}" if len(wanted) > 1 else ""
         left_s = max(0.0, least_s[number] - elapsed_s) + sum(least_s[number + 1 :])

@@ -49,8 +49,8 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
 
 
 def message_of(load: Load, turns: int = 1) -> Message:
-    """The load as a message to the process that sends it. turns: Of each conversation. Raises BadUsage for an open loop
-    without its schedule, or of conversations."""
+    """Return the load as a message to the process that sends it. turns: Of each conversation. Raises BadUsage for an
+    open loop without its schedule, or of conversations."""
     if not isinstance(load, OpenLoop):
         return {**asdict(load), "kind": "closed_loop", "turns": turns}
     if turns > 1:
@@ -203,13 +203,14 @@ class Engine:
         return {"batching": extra["batching"], "batch": self.spec.max_num_seqs, "wait_s": extra.get("wait_s", 0.0)}
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        """The first `length` greedy tokens of the first requests, served one after the other. Raises EngineFailed."""
+        """Return the first `length` greedy tokens of the first requests, served one after the other. Raises
+        EngineFailed."""
         raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "Use the server interface.")
 
     def scores(self, workload: Workload, outputs: Outputs) -> tuple[float, ...]:
-        """The mean log probability, in nats, of these tokens after the prompts of the first requests. A value that is
-        not a number, or is below IMPOSSIBLE, counts as IMPOSSIBLE, because a record must be able to hold the outputs of
-        a broken engine. Raises EngineFailed."""
+        """Return the mean log probability, in nats, of these tokens after the prompts of the first requests. A value
+        that is not a number, or is below IMPOSSIBLE, counts as IMPOSSIBLE, because a record must be able to hold the
+        outputs of a broken engine. Raises EngineFailed."""
         found = self._logprobs(workload, outputs)
         return tuple(fmean(one if one > IMPOSSIBLE else IMPOSSIBLE for one in each) for each in found)
 

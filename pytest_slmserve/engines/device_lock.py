@@ -40,7 +40,7 @@ def open_lock(path: Path, *, make: bool = True) -> IO[str]:
 
 
 def lock_path(device: str, folder: Path | None = None) -> Path:
-    """The file of a device's lock. folder: Defaults to that of temporary files."""
+    """Return the file of a device's lock. folder: Defaults to that of temporary files."""
     return (folder or Path(tempfile.gettempdir())) / f"pytest-slmserve-{device}.lock"
 
 
@@ -73,7 +73,7 @@ def lock_device(device: str, folder: Path | None = None) -> Iterator[None]:
 
 
 def holder_of(text: str) -> str:
-    """The process that holds a lock, by the note in its file, which any user may have written."""
+    """Return the process that holds a lock, by the note in its file, which any user may have written."""
     try:
         facts = json_value(text)
         return printable(f"process {facts['pid']}, since {facts['since']}, in {facts['folder']}", layout="")

@@ -53,8 +53,8 @@ def read_options(
 
 
 def _value(opt: Opt, given: Any, where: str) -> tuple[Any, Sequence[str]]:
-    """The value of what was given, and its texts: a text, a value of TOML, or a list of them if an option may be given
-    again. Raises BadUsage, also for a secret, which is not repeated: all options may go into the records."""
+    """Return the value of what was given, and its texts: a text, a value of TOML, or a list of them if an option may be
+    given again. Raises BadUsage, also for a secret, which is not repeated: all options may go into the records."""
     parts = [str(part) for part in given] if isinstance(given, list) else None
     if opt.many:
         texts = str(given).split() if parts is None else parts
@@ -146,8 +146,8 @@ def near_option(flag: str) -> str:
 
 
 def _to_type(opt: Opt, text: str) -> str:
-    """The option as it may be typed in place of a wrong value: of several words the one that is near, or the last one,
-    which is no default; of others the default, or an example."""
+    """Return the option as it may be typed in place of a wrong value: of several words the one that is near, or the
+    last one, which is no default; of others the default, or an example."""
     if opt.choices:
         near = get_close_matches(text, opt.choices, 1)
         return f"{opt.flag}={near[0] if near else opt.choices[-1]}"
@@ -156,7 +156,8 @@ def _to_type(opt: Opt, text: str) -> str:
 
 
 def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
-    """Words of a command line that gives these options: all that are not their default, wherever they came from."""
+    """Return words of a command line that gives these options: all that are not their default, wherever they came
+    from."""
     words: list[str] = []
     for opt in OPTS:
         value = getattr(options, opt.name)

@@ -92,7 +92,7 @@ def error_rate(text: str) -> float:
 
 
 def memory_size(text: str) -> int:
-    """Bytes of a size such as 40GiB."""
+    """Return bytes of a size such as 40GiB."""
     from pytest_slmserve.schema.kv_cache import parse_memory
 
     try:
@@ -102,7 +102,7 @@ def memory_size(text: str) -> int:
 
 
 def percentage(text: str, zero: bool = False) -> float:
-    """The share that is written as 5% or 0.05."""
+    """Return the share that is written as 5% or 0.05."""
     number = positive(text.removesuffix("%"), zero)
     number = number / 100 if text.endswith("%") else number
     if number >= 1:
@@ -123,7 +123,7 @@ def gpu_peaks(text: str) -> "GpuPeaks":
 
 
 def length(text: str) -> int | Literal["natural"]:
-    """Tokens of every request, or "natural": those of each conversation."""
+    """Return tokens of every request, or "natural": those of each conversation."""
     if text == "natural":
         return "natural"
     if not text.isdecimal() or int(text) < 1:
@@ -132,7 +132,7 @@ def length(text: str) -> int | Literal["natural"]:
 
 
 def adapters(text: str) -> tuple[int, int]:
-    """Number and rank of LoRA adapters, of 16x8."""
+    """Return the number and rank of LoRA adapters, of 16x8."""
     from pytest_slmserve.schema.specs import Adapters
 
     count, _, rank = text.partition("x")
@@ -162,7 +162,8 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def argument(text: str) -> tuple[str, Any]:
-    """A value as JSON gives it, or the text itself; an object stays text, because a specification must be hashable."""
+    """Return a value as JSON gives it, or the text itself; an object stays text, because a specification must be
+    hashable."""
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(
@@ -191,7 +192,8 @@ def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def takes_gpus(name: str) -> bool:
-    """Whether an engine's argument, or variable, of this name gives it GPUs that locks and sensors do not know of."""
+    """Return whether an engine's argument, or variable, of this name gives it GPUs that locks and sensors do not know
+    of."""
     return name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
 
 
@@ -259,7 +261,7 @@ class Opt(NamedTuple):
     key: str = ""  # in the ini file, and in pytest's own parsed command line
 
     def described(self, help: str) -> Any:
-        """The same row with its help."""
+        """Return the same row with its help."""
         return self._replace(help=help)
 
     @property
@@ -539,5 +541,5 @@ OPTS = _rows()
 
 
 def joined(common: Sequence[tuple[str, Any]], own: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    """Pairs of both; a later entry replaces an earlier one of its name."""
+    """Return pairs of both; a later entry replaces an earlier one of its name."""
     return tuple((dict(common) | dict(own)).items())

@@ -102,12 +102,12 @@ class ItemPlan:
 
 
 def plans_of(items: Sequence[Any]) -> list[ItemPlan]:
-    """The plans of items, in their order; an empty plan for an item that measures nothing."""
+    """Return the plans of items, in their order; an empty plan for an item that measures nothing."""
     return [item.stash[PLAN] if PLAN in item.stash else ItemPlan(item.name) for item in items]
 
 
 def cases_of_items(plans: Sequence[ItemPlan]) -> list[Case]:
-    """The distinct cases of items, in the order of the items."""
+    """Return the distinct cases of items, in the order of the items."""
     return list({plan.case.key: plan.case for plan in plans if plan.case}.values())
 
 
@@ -115,7 +115,7 @@ def cases_of_items(plans: Sequence[ItemPlan]) -> list[Case]:
 
 
 def words_of(item: Any) -> dict[str, Any]:
-    """Words of the item's slm marker and of those that its parameters have."""
+    """Return words of the item's slm marker and of those that its parameters have."""
     words: dict[str, Any] = {}
     for mark in (item.get_closest_marker("slm"), *getattr(item, "own_markers", ())):
         words |= mark.kwargs if mark and mark.name == "slm" else {}
@@ -123,7 +123,7 @@ def words_of(item: Any) -> dict[str, Any]:
 
 
 def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
-    """The engine that a marker asks for. Raises BadUsage for an impossible one."""
+    """Return the engine that a marker asks for. Raises BadUsage for an impossible one."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
     model = words.get("model") or session.planner.models[0]
     options = planning.engine_options(words, session.options.engine_arg)
@@ -134,7 +134,7 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
 
 
 def values_of(given: Any) -> Sequence[Any]:
-    """The values of a word that may have several."""
+    """Return the values of a word that may have several."""
     return given if isinstance(given, list | tuple) and given else [given]
 
 

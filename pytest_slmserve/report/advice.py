@@ -62,7 +62,7 @@ def starts(plan: Plan) -> Iterator[Start]:
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
-    """The words of one command. What is unknown of the engine is left to vLLM."""
+    """Return the words of one command. What is unknown of the engine is left to vLLM."""
     spec = engine.spec
     variables = [f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"]
     words = ["env", *variables] if variables else []
@@ -265,7 +265,7 @@ def batch_text(advice: Advice, plan: Plan) -> str:
 
 
 def caps_text(seen: Decision) -> str:
-    """The largest batches that the laws allow; empty without a law."""
+    """Return the largest batches that the laws allow; empty without a law."""
     pairs = (("efficiency", seen.caps.efficiency), ("latency", seen.caps.slo))
     said = [f"{figure(cap)} by {name}" for name, cap in pairs if cap is not None]
     return f"by the saturation law alone the batch could be up to {', '.join(said)}" if said else ""

@@ -84,7 +84,7 @@ def diagnosis_parts(
 
 
 def split_findings(split: Split) -> Iterator[str]:
-    """The part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
+    """Yield the part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
     sides = dict(zip(SIDES, (split.baseline, split.candidate)))
     by_step, by_device, probe = map(split.known, (BY_STEP, BY_DEVICE, PROBE))
     change, count, step = (each.relative for each in split.known(("total", "steps per request", "step")))
@@ -284,7 +284,7 @@ def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Tabl
 
 
 def gate_facts(gated: Gated, found: Findings | None = None) -> dict[str, Any]:
-    """Facts for JSON. exact: verdicts by claim on what is no matter of chance. found: see `five_lines`."""
+    """Return facts for JSON. exact: verdicts by claim on what is no matter of chance. found: see `five_lines`."""
     return {
         "five": five_lines([gated], found or Findings()).named,
         **facts(gated, "model", "dropped", "answers"),
@@ -401,7 +401,7 @@ def trust(gated: Gated) -> str:
 
 
 def title(gated: Gated) -> str:
-    """The outcome, or that speed is not judged by so few pairs."""
+    """Return the outcome, or that speed is not judged by so few pairs."""
     if gated.terms.together:
         launches = counted(len(gated.pairs), "launch")
         return f"{gated.model}: {WORDS[gated.outcome].upper()} after {launches} of both sides at once"
@@ -457,8 +457,8 @@ def next_step(gated: Gated) -> tuple[str, str]:
 
 
 def caches_text(gated: Gated) -> str:
-    """State of the compilation caches, and the median seconds of a start that compiling or reading took on each side,
-    if engines report it. A low number means that the cache was hit."""
+    """Return the state of the compilation caches, and the median seconds of a start that compiling or reading took on
+    each side, if engines report it. A low number means that the cache was hit."""
     if gated.terms.launches == "start":
         return STATES[gated.states]
     seconds = ([s for m in gated.measurements(side) if (s := m.resolved.compile_s) is not None] for side in SIDES)
@@ -507,8 +507,8 @@ def beside_texts(model: str, measurements: Sequence[Measurement]) -> list[str]:
 
 
 def outputs_text(gated: Gated) -> str:
-    """Comparison of both sides' tokens, with dummy weights, which prove nothing. Empty if no tokens were requested, and
-    for real weights, which have a verdict."""
+    """Return the comparison of both sides' tokens, with dummy weights, which prove nothing. Empty if no tokens were
+    requested, and for real weights, which have a verdict."""
     if (seen := gated.answers) is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
         return ""
     differ = "are the same"
@@ -520,7 +520,7 @@ def outputs_text(gated: Gated) -> str:
 
 
 def calibration_text(kept: StoredNoise) -> str:
-    """The noise of a model's pairs on this runner, and the detection rates of its gates, from a calibration."""
+    """Return the noise of a model's pairs on this runner, and the detection rates of its gates, from a calibration."""
     place, seen, pairs = kept.place, kept.calibration.unchanged, len(kept.calibration.noise.costs)
     spread = ", ".join(f"{name} {percent_interval(sd)}" for name, sd in kept.calibration.noise.spread.items())
     worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in kept.calibration.worse.items())
@@ -549,7 +549,8 @@ def _percents(share: float | None) -> str:
 
 
 def comparison_facts(seen: Comparison) -> dict[str, Any]:
-    """Facts for JSON. worse, margin, detectable: shares, negative if better. Only a gated endpoint has an outcome."""
+    """Return facts for JSON. worse, margin, detectable: shares, negative if better. Only a gated endpoint has an
+    outcome."""
     found = facts(seen, "name", "better", "n", "decided_at", "ratio", "sd", "detectable")
     found["worse"] = None if seen.worse is None else math.expm1(seen.worse)
     return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if seen.gated else found

@@ -417,7 +417,7 @@ def _kill_servers(folder: str) -> None:
 
 
 def reachable_at(ray: Any) -> str:
-    """The address of a Ray on this host by which others may reach it; "" if it is that of the host itself."""
+    """Return the address of a Ray on this host by which others may reach it; "" if it is that of the host itself."""
     [address] = {row["NodeManagerAddress"] for row in ray.nodes()}
     return "" if address == LOOPBACK else str(address)
 
@@ -457,7 +457,7 @@ class RunningEngine:
         return engine_title(self.spec)
 
     def cells(self) -> str:
-        """The number of its open cases, for a sentence: "2 cells of opt-125m were"."""
+        """Return the number of its open cases, for a sentence: "2 cells of opt-125m were"."""
         return f"{counted(len(self.open), 'cell')} of {self.name} {'was' if len(self.open) == 1 else 'were'}"
 
 

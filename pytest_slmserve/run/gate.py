@@ -52,12 +52,14 @@ class Gates:
         return found
 
     def waiver(self, model: str, endpoint: str) -> diagnosis.Waiver | None:
-        """The waiver of a regression of this model's endpoint on this device, valid or expired; None without one."""
+        """Return the waiver of a regression of this model's endpoint on this device, valid or expired; None without
+        one."""
         device = self.session.host.environment.gpu_name or self.session.platform
         return diagnosis.waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
-        """The gate of a model, run at the first request. Raises the error that ended it, for example EngineFailed."""
+        """Return the gate of a model, run at the first request. Raises the error that ended it, for example
+        EngineFailed."""
         if error := self.failed.get(model):  # which the first of its tests has told
             raise type(error)(f"the gate of {short_name(model)} was broken off")
         if model not in self.found:
@@ -127,7 +129,8 @@ def check_differ(both: Mapping[Side, EngineSpec]) -> None:
 
 
 def folder_of(python: str) -> str:
-    """The folder of an interpreter, whichever way it was named; that of an environment has links to another one's."""
+    """Return the folder of an interpreter, whichever way it was named; that of an environment has links to another
+    one's."""
     return str(Path(shutil.which(python or sys.executable) or python).parent.resolve())
 
 
@@ -182,12 +185,12 @@ def one_gate(session: Session, model: str) -> OneGate:
 
 
 def launches_left(session: Session, model: str, launched: Collection[Engines] = ()) -> tuple[int, int]:
-    """The number of launches of a gate, as `OneGate.launches_left` has it."""
+    """Return the number of launches of a gate, as `OneGate.launches_left` has it."""
     return one_gate(session, model).launches_left(launched)
 
 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
-    """The gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
+    """Return the gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
     records = session.options.records
     if gated.terms.launches == "start":  # which no calibration tells of
         return gated

@@ -92,8 +92,8 @@ class Session:
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None, is_run: bool = True) -> Session:
-        """A session on `host`; None: on this one, which is probed. Raises BadUsage if the platform cannot run, or the
-        options fit neither host nor archive; a plan assumes a host instead. is_run: whether tests will run."""
+        """Return a session on `host`; None: on this one, which is probed. Raises BadUsage if the platform cannot run,
+        or the options fit neither host nor archive; a plan assumes a host instead. is_run: whether tests will run."""
         platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
@@ -305,7 +305,7 @@ class Rounds:
         return self.session.results.repeats.get(self.cases[load].key, ())
 
     def repeat_s(self, load: int) -> float:
-        """Seconds of the last repeat of a load, from its first request to the end of its window."""
+        """Return seconds of the last repeat of a load, from its first request to the end of its window."""
         return self._repeats(load)[-1][0].run.window_s[1]
 
 

@@ -68,14 +68,14 @@ PATHS: dict[Kind, str] = {
 
 
 def kind_of(url: str) -> Kind:
-    """The kind of requests to a URL, by the end of its path."""
+    """Return the kind of requests to a URL, by the end of its path."""
     path = urlsplit(url).path.rstrip("/")
     return next((kind for kind, end in PATHS.items() if path.endswith(end.removeprefix("/v1"))), "generate")
 
 
 def completed(url: str) -> str:
-    """The URL that requests go to, if that of the server or its /v1 is given. Raises BadUsage as `check_url` does, and
-    for what seems to be a key in path or query: records that have such a URL are read all the same."""
+    """Return the URL that requests go to, if that of the server or its /v1 is given. Raises BadUsage as `check_url`
+    does, and for what seems to be a key in path or query: records that have such a URL are read all the same."""
     check_url(url)
     parts = urlsplit(url)
     if seems_drawn(urlunsplit(parts._replace(scheme="", netloc=""))):
@@ -187,7 +187,7 @@ class EngineSpec:
             )
 
     def with_arguments(self, arguments: Sequence[tuple[str, Any]]) -> EngineSpec:
-        """A copy with further arguments of the engine; one that is a field of the specification sets that field.
+        """Return a copy with further arguments of the engine; one that is a field of the specification sets that field.
         Raises BadUsage for a value of another type."""
         given = self.arguments | dict(arguments)
         own = {name: _typed(name, value, getattr(self, name)) for name, value in given.items() if name in OWN_FIELDS}
@@ -195,7 +195,7 @@ class EngineSpec:
         return replace(self, extra=extra, **own)
 
     def with_adapters(self, adapters: Adapters) -> EngineSpec:
-        """A copy that holds these adapters, in slots for all unless its arguments say another number."""
+        """Return a copy that holds these adapters, in slots for all unless its arguments say another number."""
         return self.with_arguments([*adapters.arguments(self.arguments).items()])
 
     @property
@@ -262,7 +262,7 @@ class EngineSpec:
         return asked if isinstance(asked, int) else 1
 
     def without(self, *names: str) -> EngineSpec:
-        """A copy of this engine without these further arguments."""
+        """Return a copy of this engine without these further arguments."""
         return replace(self, extra=tuple(pair for pair in self.extra if pair[0] not in names))
 
     @property
@@ -277,7 +277,7 @@ class EngineSpec:
 
 
 def handed_over(value: Any) -> Any:
-    """A value of `EngineSpec.extra` as an engine or a body gets it: that of JSON text, any other as it is."""
+    """Return a value of `EngineSpec.extra` as an engine or a body gets it: that of JSON text, any other as it is."""
     try:
         return json_value(value)
     except (ValueError, TypeError):  # a record may hold anything
@@ -498,14 +498,15 @@ class WorkloadSpec:
             raise BadUsage(problem, "Use --slm-prefix-share without --slm-dataset, or with a trace.")
 
     def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
-        """A copy with these lengths in tokens, None for natural ones. Fixed ones make "lengths" of the source
+        """Return a copy with these lengths in tokens, None for natural ones. Fixed ones make "lengths" of the source
         "trace-lengths", because a trace has nothing but lengths."""
         needless = self.source == "trace-lengths" and prompt_tokens is not None
         spec = replace(self, source="lengths", path="") if needless else self
         return replace(spec, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     def of_kind(self, kind: Kind) -> WorkloadSpec:
-        """A copy whose requests ask for this; all but "generate" for one result each, whatever output was asked for."""
+        """Return a copy whose requests ask for this; all but "generate" for one result each, whatever output was asked
+        for."""
         output = self.output_tokens if kind == "generate" or self.prompt_tokens is None else 1
         return replace(self, kind=kind, output_tokens=output)
 
@@ -551,8 +552,8 @@ class WorkloadSpec:
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None and self.turns == 1
 
     def shared_of(self, prompt_tokens: int) -> int:
-        """The tokens that a prompt of this length has in common with the others of its group. Their number is even: the
-        token that is its own and stays follows, and the two must not end a block of a cache that is kept."""
+        """Return the tokens that a prompt of this length has in common with the others of its group. Their number is
+        even: the token that is its own and stays follows, and the two must not end a block of a cache that is kept."""
         return 2 * max(0, min(round((self.prefix_share or 0) * prompt_tokens / 2), (prompt_tokens - OWN) // 2))
 
 
@@ -563,7 +564,8 @@ ADDED = {"kind", "prefix_share", "prefix_groups", "adapters", "turns", "response
 
 
 def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
-    """The fields of a workload's specification; those that were added to the format only if they are not the usual."""
+    """Return the fields of a workload's specification; those that were added to the format only if they are not the
+    usual."""
     usual = WorkloadSpec()
     return {n: value for n, value in asdict(spec).items() if n not in ADDED or value != getattr(usual, n)}
 
@@ -575,7 +577,8 @@ LONG_S = 5.0  # a window need not last longer, if half a lifetime of a request d
 
 
 def least_window_s(lifetime_s: float) -> float:
-    """Seconds that a window of staggered requests lasts at least: a whole lifetime, or half of one if it is long."""
+    """Return seconds that a window of staggered requests lasts at least: a whole lifetime, or half of one if it is
+    long."""
     return min(lifetime_s, max(LONG_S, lifetime_s / 2))
 
 
@@ -625,7 +628,7 @@ class ClosedLoop:
         return self.concurrency
 
     def duration_s(self, lifetime_s: float) -> float:
-        """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
+        """Return seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
         if self.think_s:
             # Of the ramp, until it settles, and of a window that is no shorter.
             more_s = 2 * self.think_s + max(0, self.think_s - self.window_s)
@@ -764,8 +767,8 @@ def check_told(engine: EngineSpec) -> None:
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """Facts of a load as a record keeps them: all fields of a closed loop but a think time of 0; of an open loop those
-    that its kind always had, and each other that is not the default."""
+    """Return facts of a load as a record keeps them: all fields of a closed loop but a think time of 0; of an open loop
+    those that its kind always had, and each other that is not the default."""
     if isinstance(load, ClosedLoop):
         return {n: value for n, value in asdict(load).items() if n != "think_s" or value} | {"kind": "closed_loop"}
     always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}
@@ -776,7 +779,7 @@ def load_facts(load: Load) -> dict[str, Any]:
 
 
 def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
-    """The load that a record keeps. convert: makes a value of a class from those entries that it has."""
+    """Return the load that a record keeps. convert: makes a value of a class from those entries that it has."""
     match facts["kind"]:
         case "closed_loop":
             closed: ClosedLoop = convert(ClosedLoop, facts)
@@ -835,7 +838,7 @@ class Workload:
         return max(len(r.prompt) + r.output_tokens * outputs for r in self.requests)
 
     def reference(self) -> WorkloadReference:
-        """The part of it that a record keeps."""
+        """Return the part of it that a record keeps."""
         means = self.mean_prompt_tokens, self.mean_output_tokens
         spec = self.spec
         return WorkloadReference(self.hash, spec, len(self.requests), *means, self.longest, self.source, spec.kind)

