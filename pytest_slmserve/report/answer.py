@@ -52,7 +52,9 @@ def rest_lines(found: Findings) -> FiveLines | None:
     best = measured_text(found)
     judged = f"claims: {tally(kinds)}" if found.judged else ""
     if state is State.FAILS:
-        first = next(iter([*unexpected(kinds), *map(failure_text, found.failed)])).removeprefix("failed: ")
+        first = next(iter([*unexpected(kinds), *map(failure_text, sorted(found.failed, key=is_error))])).removeprefix(
+            "failed: "
+        )
         surprises = sum(len(kinds[words]) for words in SURPRISES)
         count = max(len(found.failed), surprises)
         broken = "unexpected" not in {each.outcome for each in found.outcomes} and all(map(is_error, found.failed))

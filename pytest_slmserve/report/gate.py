@@ -156,16 +156,16 @@ STAGE_LEGEND = (
 LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # as a gate says them
 KEY = (
-    "candidate / baseline: Hodges-Lehmann estimate over the pairs. SD: standard deviation of a pair. detectable: "
-    "of what does not pass, the smallest worsening of it alone that so many pairs find with a power of 90 %. "
-    "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests; both ends "
-    "allow for the noise of so many pairs."
+    "candidate / baseline: Hodges-Lehmann estimate over the pairs. SD: standard deviation of a pair. detectable: the "
+    "smallest slowdown that this number of pairs finds with a power of 90 %, for endpoints that do not pass. Endpoints "
+    "without a margin are shown only for information. mean ratio: the geometric mean, which an interim analysis tests; "
+    "both limits allow for the noise of that many pairs."
 )
 KEY_TOGETHER = (
     "candidate / baseline: geometric mean over the launches, with an interval that holds for other launches on this "
-    "host. pairs: launches of both sides. SD: standard deviation of a pair of windows. detectable: of what does "
-    "not pass, the smallest worsening of it alone that so many launches find with a power of 90 %. Without a margin: "
-    "shown, not gated."
+    "host. pairs: launches of both sides. SD: standard deviation of a pair of windows. detectable: the "
+    "smallest slowdown that this number of launches finds with a power of 90 %, for endpoints that do not pass. "
+    "Endpoints without a margin are shown only for information."
 )
 COLUMNS: tuple[Column[Comparison], ...] = (  # at 80 columns the outcome, the estimate and the margin are shown
     Column("endpoint", lambda c: c.name, "left"),

@@ -279,8 +279,8 @@ def compare_sides(
     elif not looks:
         why = f"{n} {unit[n != 1]}, {criteria.looks(criteria.pairs)[0]} are wanted at least"
     else:
-        why = f"neither worse for certain nor within {share}"
-        why += "" if detectable is None else f"; detectable: {percent(detectable)} worse"
+        why = f"not shown to be worse, and not shown to be within {share}"
+        why += "" if detectable is None else f"; this gate can detect a slowdown of {percent(detectable)}"
     return Comparison(
         name=series.name,
         better=series.better,
